@@ -1,0 +1,18 @@
+// Files read whole and written whole: a partial output never replaces a whole one.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "base/diagnostic.h"
+
+namespace hotbunk {
+
+/// The whole file; E101 when it cannot be read, E102 when it is larger than max_bytes.
+Result<std::string> read_file(const std::filesystem::path&, std::int64_t max_bytes = std::int64_t{1} << 30);
+
+/// Writes beside the target, fsyncs, renames over it, fsyncs the folder. Creates missing parent folders. E103 on
+/// failure.
+Status write_file_atomic(const std::filesystem::path&, std::string_view content);
+
+}  // namespace hotbunk

@@ -1,0 +1,50 @@
+# One way to declare a library, a test and a benchmark, so that each folder's CMakeLists.txt is a few lines.
+
+add_library(hotbunk_options INTERFACE)
+target_include_directories(hotbunk_options INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(hotbunk_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -fno-omit-frame-pointer)
+if(HOTBUNK_WERROR)
+  target_compile_options(hotbunk_options INTERFACE -Werror)
+endif()
+if(HOTBUNK_SANITIZE)
+  target_compile_options(hotbunk_options INTERFACE -fsanitize=${HOTBUNK_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(hotbunk_options INTERFACE -fsanitize=${HOTBUNK_SANITIZE})
+endif()
+target_compile_definitions(hotbunk_options INTERFACE HOTBUNK_VERSION="${PROJECT_VERSION}")
+target_link_libraries(hotbunk_options INTERFACE fmt::fmt Threads::Threads)
+
+# hotbunk_library(name [DEPS ...]): every *.cc of this folder (not of its subfolders) becomes hotbunk_<name>.
+function(hotbunk_library name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  if(NOT sources)  # headers only
+    add_library(hotbunk_${name} INTERFACE)
+    target_link_libraries(hotbunk_${name} INTERFACE hotbunk_options ${ARG_DEPS})
+    return()
+  endif()
+  add_library(hotbunk_${name} STATIC ${sources})
+  target_link_libraries(hotbunk_${name} PUBLIC hotbunk_options ${ARG_DEPS})
+endfunction()
+
+# hotbunk_test(folder [DEPS ...]): every *_test.cc of tests/<folder> becomes one Catch2 program and one CTest per program.
+function(hotbunk_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*_test.cc)
+  string(REPLACE "/" "_" target ${name})
+  add_executable(${target}_test ${sources} ${PROJECT_SOURCE_DIR}/tests/main.cc)
+  target_link_libraries(${target}_test PRIVATE hotbunk_options Catch2::Catch2 rapidcheck ${ARG_DEPS})
+  target_compile_definitions(${target}_test PRIVATE
+    HOTBUNK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTBUNK_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_test(NAME ${name} COMMAND ${target}_test)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+endfunction()
+
+# hotbunk_bench(name [DEPS ...]): bench/<name>.cc with Google Benchmark.
+function(hotbunk_bench name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  add_executable(bench_${name} ${name}.cc)
+  target_link_libraries(bench_${name} PRIVATE hotbunk_options benchmark::benchmark ${ARG_DEPS})
+endfunction()

@@ -1,0 +1,77 @@
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "base/check.h"
+#include "base/diagnostic.h"
+#include "base/dtype.h"
+#include "base/file.h"
+#include "base/format.h"
+#include "base/hash.h"
+#include "base/rng.h"
+
+using namespace hotbunk;
+
+TEST_CASE("philox matches the published known-answer vectors") {
+  // Random123 kat_vectors, philox4x32-10: all-zero and all-one inputs.
+  CHECK(philox({0, 0}, {0, 0, 0, 0}) == Philox4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  const std::uint32_t f = 0xffffffff;
+  CHECK(philox({f, f}, {f, f, f, f}) == Philox4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+}
+
+TEST_CASE("normals have mean 0 and variance 1") {
+  double sum = 0, squares = 0;
+  const int n = 20000;
+  for (int i = 0; i < n; ++i)
+    for (double x : normal2(7, RngPurpose::test, static_cast<std::uint64_t>(i), 0)) sum += x, squares += x * x;
+  CHECK(std::abs(sum / (2 * n)) < 0.02);  // 4 sigma: 4 / sqrt(40000)
+  CHECK(std::abs(squares / (2 * n) - 1) < 0.03);
+}
+
+TEST_CASE("bf16 rounds to nearest even and keeps NaN") {
+  CHECK(to_bf16(1.0f).bits == 0x3f80);
+  CHECK(to_bf16(std::bit_cast<float>(0x3f808000u)).bits == 0x3f80);  // tie, even below
+  CHECK(to_bf16(std::bit_cast<float>(0x3f818000u)).bits == 0x3f82);  // tie, even above
+  CHECK(std::isnan(to_f32(to_bf16(std::bit_cast<float>(0x7f800001u)))));
+  CHECK(to_f32(to_bf16(3.4e38f)) == std::bit_cast<float>(0x7f800000u));  // overflows to infinity
+}
+
+TEST_CASE("a diagnostic prints place, arithmetic and remedy") {
+  const Diagnostic d{.code = "E203",
+                     .message = "mesh does not cover the cluster",
+                     .where = {"a.yaml", 23, 3},
+                     .notes = {"dp 2 x tp 8 = 16 ranks"},
+                     .help = "set tp to 4"};
+  CHECK(render(d) ==
+        "error[E203]: mesh does not cover the cluster\n  --> a.yaml:23:3\n   = note: dp 2 x tp 8 = 16 ranks\n"
+        "   = help: set tp to 4\n");
+  CHECK(nearest_name("rolout", {"train", "rollout", "sync"}) == "rollout");
+  CHECK(nearest_name("zzzzzzzz", {"train", "rollout"}) == "");
+}
+
+TEST_CASE("atomic write replaces the whole file, and a failed one leaves it") {
+  const auto folder = std::filesystem::temp_directory_path() / "hotbunk_file_test";
+  std::filesystem::remove_all(folder);
+  REQUIRE(write_file_atomic(folder / "deep" / "a.txt", "one"));
+  REQUIRE(write_file_atomic(folder / "deep" / "a.txt", "two"));
+  CHECK(read_file(folder / "deep" / "a.txt").value() == "two");
+  CHECK(!read_file(folder / "none"));
+  CHECK(read_file(folder / "deep" / "a.txt", 2).error()[0].code == "E102");
+  CHECK(!write_file_atomic(folder / "deep", "over a folder"));
+  CHECK(read_file(folder / "deep" / "a.txt").value() == "two");
+}
+
+TEST_CASE("numbers print with units") {
+  CHECK(format_bytes(13.0 * gib) == "13.00 GiB");
+  CHECK(format_bytes(17) == "17 B");
+  CHECK(format_seconds(0.0123) == "12.30 ms");
+  CHECK(format_count(1234567) == "1,234,567");
+  CHECK(format_count(-123) == "-123");
+}
+
+TEST_CASE("hashes separate fields") {
+  Hasher a, b;
+  a.add(std::string_view("ab")), a.add(std::string_view("c"));
+  b.add(std::string_view("a")), b.add(std::string_view("bc"));
+  CHECK(a.hex() != b.hex());
+  CHECK(a.hex().size() == 32);
+}
