@@ -1,0 +1,21 @@
+// Causal self-attention of packed variable-length sequences, in tiles: nothing of size T×T is stored.
+#pragma once
+#include <span>
+
+#include "backends/cpu_gloo/kernels/context.h"
+#include "backends/cpu_gloo/kernels/heads.h"
+
+namespace hotbunk::kernels {
+
+/// o[t, head] = Σ_s softmax_s(scale · q[t]·k[s]) v[s] over s ≤ t of t's sequence; query head i reads kv head
+/// i / (a/k). qkv: [T, (a+2k)·d] with T = cu_seqlens.back(); o: [T, a·d]; lse: fp32 [T, a], log Σ exp(scale · q·k).
+/// cu_seqlens: S+1 non-decreasing offsets from 0; empty sequences are allowed. d ≤ 256.
+/// Result bits do not depend on the number of threads nor on the other sequences.
+void attention_forward(KernelContext&, ConstMatrix qkv, HeadShape, std::span<const std::int32_t> cu_seqlens,
+                       float scale, Matrix o, float* lse);
+
+/// dqkv[T, (a+2k)·d], overwritten whole, from d_o[T, a·d] and what forward saved (o, lse). dqkv must not overlap qkv.
+void attention_backward(KernelContext&, ConstMatrix qkv, ConstMatrix o, ConstMatrix d_o, const float* lse, HeadShape,
+                        std::span<const std::int32_t> cu_seqlens, float scale, Matrix dqkv);
+
+}  // namespace hotbunk::kernels

@@ -1,0 +1,51 @@
+// Elementwise kernels and strided copies; all at memory bandwidth, all independent of the number of threads.
+#pragma once
+#include <span>
+
+#include "backends/cpu_gloo/kernels/context.h"
+
+namespace hotbunk::kernels {
+
+/// act[t,j] = silu(gate[t,j]) · up[t,j];  gate_up: [T, 2i] with gate in columns [0,i), up in [i,2i); act: [T, i].
+void swiglu_forward(KernelContext&, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i);
+/// dgate_up[T, 2i] from dact[T, i]; may be gate_up itself.
+void swiglu_backward(KernelContext&, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                     std::int64_t i);
+
+/// dst[r,c] += src[r,c], each of its own dtype (residual add, gradient accumulation).
+void add(KernelContext&, Matrix dst, ConstMatrix src, std::int64_t rows, std::int64_t cols);
+/// dst[r,c] += bias[c].
+void add_bias(KernelContext&, Matrix dst, ConstVector bias, std::int64_t rows, std::int64_t cols);
+/// data[i] *= factor, fp32 or bf16.
+void scale(KernelContext&, void* data, DType, std::int64_t n, float factor);
+void zero(KernelContext&, void* data, std::int64_t bytes);
+/// Plain copy; ranges must not overlap.
+void copy(KernelContext&, const void* src, void* dst, std::int64_t bytes);
+/// Element by element between fp32 and bf16 (round to nearest even), or a copy where the dtypes are equal.
+void cast(KernelContext&, ConstVector src, void* dst, DType dst_dtype, std::int64_t n);
+
+/// A rectangle of `rows` × `cols` elements: row r starts at src_off + r·src_pitch and dst_off + r·dst_pitch (elements).
+struct Box {
+  std::int64_t src_off = 0;
+  std::int64_t src_pitch = 0;
+  std::int64_t dst_off = 0;
+  std::int64_t dst_pitch = 0;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+};
+
+/// Copies every box from src to dst, cast to dst_dtype. Destinations of different boxes must not overlap; neither must
+/// src and dst. Equal dtypes may be any (also integers); otherwise fp32 and bf16.
+void copy_boxes(KernelContext&, ConstVector src, void* dst, DType dst_dtype, std::span<const Box> boxes);
+
+/// Number of elements whose bits in dst differ from those of src cast to dst's dtype (P5: sync is exact).
+std::int64_t count_box_mismatches(KernelContext&, ConstVector src, ConstVector dst, std::span<const Box> boxes);
+
+struct NonFinite {
+  std::int64_t count = 0;
+  std::int64_t first = -1;  // smallest index of a NaN or infinity; −1 = none
+};
+/// NaN and infinity in n elements of fp32 or bf16.
+NonFinite find_nonfinite(KernelContext&, ConstVector x, std::int64_t n);
+
+}  // namespace hotbunk::kernels

@@ -1,0 +1,22 @@
+// Token embedding over a range of the vocabulary (vocabulary-parallel).
+#pragma once
+#include "backends/cpu_gloo/kernels/context.h"
+
+namespace hotbunk::kernels {
+
+/// The rows [v0, v1) of the vocabulary that this rank's table holds.
+struct VocabRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// out[t] = table[ids[t] − v0], or zeros where ids[t] is outside the range. table: [v1−v0, h]; out: [T, h].
+void embedding_forward(KernelContext&, const std::int32_t* ids, ConstMatrix table, VocabRange, Matrix out,
+                       std::int64_t T, std::int64_t h);
+
+/// dtable[ids[t] − v0] += dy[t] for ids in the range; fp32 [v1−v0, h], in token order: same bits for every number of
+/// threads. Rows of absent ids are not touched: zero the table first where it is new.
+void embedding_backward(KernelContext&, const std::int32_t* ids, ConstMatrix dy, VocabRange, float* dtable,
+                        std::int64_t T, std::int64_t h);
+
+}  // namespace hotbunk::kernels

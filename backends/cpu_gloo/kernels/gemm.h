@@ -1,0 +1,37 @@
+// Linear layers: one GEMM interface for forward, input gradient and weight gradient, fp32 or bf16 operands.
+//
+// Weights are row-major [N, K] (out_features, in_features) as Hugging Face stores them; T = number of tokens (rows).
+// Both operands have the same dtype; the output is fp32 or bf16 whatever theirs. Sums are formed in fp32 and rounded
+// once. All of T, N, K may be 0 (K = 0 with `overwrite` writes zeros, or the bias).
+//
+// Which path runs (choose_path in gemm.cc; measured in bench/kernels.cc):
+//   forward, T ≤ kSkinnyRows        own streaming kernel. *Batch-invariant*: row t's result has the same bits whatever
+//                                   T is, which other rows there are, and however many threads run.
+//   otherwise fp32                  OpenBLAS (OpenMP build). Not batch-invariant: blocking depends on T and threads.
+//   otherwise bf16                  oneDNN (AMX where the CPU has it, else AVX-512/AVX2 bf16 emulation). Not invariant.
+#pragma once
+#include "backends/cpu_gloo/kernels/context.h"
+
+namespace hotbunk::kernels {
+
+inline constexpr std::int64_t kSkinnyRows = 16;
+
+/// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype.
+void linear_forward(KernelContext&, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
+                    std::int64_t N, std::int64_t K, Write = Write::overwrite);
+
+/// dx[T,K] (+)= dy[T,N] · w[N,K].
+void linear_dgrad(KernelContext&, ConstMatrix dy, ConstMatrix w, Matrix dx, std::int64_t T, std::int64_t N,
+                  std::int64_t K, Write);
+
+/// dw[N,K] (+)= dy[T,N]ᵀ · x[T,K].
+void linear_wgrad(KernelContext&, ConstMatrix dy, ConstMatrix x, Matrix dw, std::int64_t T, std::int64_t N,
+                  std::int64_t K, Write);
+
+/// db[N] (+)= Σ_t dy[t, N], fp32. Same bits for every number of threads.
+void bias_grad(KernelContext&, ConstMatrix dy, float* db, std::int64_t T, std::int64_t N, Write);
+
+/// True where bf16 GEMM runs on AMX tiles (the CPU has them and the kernel grants them).
+bool has_amx_bf16();
+
+}  // namespace hotbunk::kernels

@@ -1,0 +1,40 @@
+// Attention of rollout over a paged KV pool: writing new keys and values, decode, and prefill with context.
+#pragma once
+#include <span>
+
+#include "backends/cpu_gloo/kernels/context.h"
+#include "backends/cpu_gloo/kernels/heads.h"
+
+namespace hotbunk::kernels {
+
+/// One layer's KV pool [num_blocks][2][block_size][kv_heads][d]: in a block first all keys, then all values.
+/// Slot s of the pool = position s % block_size of block s / block_size.
+struct KvPool {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t num_blocks = 0;
+  std::int64_t block_size = 0;
+};
+
+/// Which blocks hold a sequence's context: position p of sequence s lies in block_table[s·max_blocks + p/block_size].
+struct PagedContext {
+  const std::int32_t* block_table = nullptr;  // [S, max_blocks]; entries beyond the context are not read
+  std::int64_t max_blocks = 0;
+  const std::int32_t* context_len = nullptr;  // [S] tokens in the pool, those of this call included; 0 = idle slot
+};
+
+/// Copies k and v of qkv[T, (a+2k)·d] to slots[t] of the pool (cast to its dtype); slots[t] == −1: skipped.
+void kv_write(KernelContext&, ConstMatrix qkv, const std::int32_t* slots, std::int64_t T, HeadShape, const KvPool&);
+
+/// One query token per sequence, at position context_len − 1, its own k and v already written. Rows of idle slots
+/// (context_len 0) become zero. qkv: [S, (a+2k)·d] (only q is read); o: [S, a·d].
+/// Batch-invariant: a row's bits do not depend on the other rows or on the number of threads.
+void paged_decode_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
+                            std::int64_t S, float scale, Matrix o);
+
+/// Sequence s has cu_seqlens[s+1] − cu_seqlens[s] new tokens in qkv, the last of its context_len (chunked prefill and
+/// shared prefixes included); their k and v are already written. o: [T, a·d]. Same bits per token as the decode kernel.
+void paged_prefill_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
+                             std::span<const std::int32_t> cu_seqlens, float scale, Matrix o);
+
+}  // namespace hotbunk::kernels
