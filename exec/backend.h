@@ -1,0 +1,64 @@
+// The interface that every interpreter of a plan meets. A device is one rank. Every call enqueues on a stream of the
+// plan and returns; only `sync` waits. Calls come from one thread per device, in the plan's total program order.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "exec/driver.h"
+#include "graph/plan.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual Rank rank() const = 0;
+  /// What follows belongs to this step and phase (spans, counters, error messages).
+  virtual void enter(std::int32_t step, std::int16_t phase) = 0;
+  virtual void leave() = 0;
+
+  virtual Status alloc(StreamId, const Op&, const Buffer&) = 0;  // at the offset the plan gives
+  virtual Status free(StreamId, const Op&, const Buffer&) = 0;
+  virtual Status map(StreamId, const Op&) = 0;  // chunks [map_begin, map_end) of op.section
+  virtual Status unmap(StreamId, const Op&) = 0;
+  virtual Status compute(StreamId, const Op&, const Args&) = 0;  // kernels, and zero, cast, copy_boxes, compare_boxes
+  virtual Status copy(StreamId, const Op&, const Args&) = 0;     // copy (D2D, H2D, D2H), peer_copy, feed, fetch
+  virtual Status collective(StreamId, const Op&, const Args&) = 0;
+  virtual Status record(StreamId, EventId) = 0;
+  virtual Status wait(StreamId, EventId) = 0;  // for the most recent record of that event
+  /// Waits until everything enqueued is done; the first failure of any op comes back here.
+  virtual Status sync() = 0;
+};
+
+struct Capability {
+  bool supported = true;
+  std::string why;  // not
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual Capability supports(const Op&) const = 0;
+  /// Devices for the ranks this process plays; the plan outlives them.
+  virtual Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) = 0;
+  /// What the devices did so far, all ranks this process can see. Called once, after the last sync.
+  virtual Result<Trace> take_trace() = 0;
+};
+
+struct RunOptions {
+  std::int32_t steps = 1;
+  std::vector<Rank> local_ranks;  // the ranks this process plays
+};
+
+/// The only walk over a plan: prologue, `steps` iterations, epilogue; asks the Driver for blocks and sizes, turns each
+/// op into one Device call. A failure carries rank, phase and op. Refuses (E601) ops the backend does not support.
+Result<Trace> execute(const Plan&, Backend&, Driver&, const RunOptions&);
+
+/// One op, dispatched to the Device call that its kind means; shared by execute and the tests.
+Status dispatch(Device&, const Program&, const Op&, const Args&);
+
+}  // namespace hotbunk

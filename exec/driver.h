@@ -1,0 +1,44 @@
+// Driver: decides at run time what a driven phase does next, and exchanges data with it.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "graph/plan.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+/// Data that a Driver keeps alive from next() until completed(); its own type.
+struct Payload {
+  virtual ~Payload() = default;
+};
+
+/// One run of one block.
+struct Args {
+  std::int32_t block = 0;
+  std::int32_t step = 0;
+  Sizes sizes;
+  std::shared_ptr<Payload> payload;
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  /// The next block of a driven phase on this rank, or nothing when the phase is done. For a phase that is not driven
+  /// it is called once and must return block 0. `phase` indexes Plan::phases.
+  virtual std::optional<Args> next(Rank, std::int32_t step, std::int16_t phase) = 0;
+  /// Fills a feed op's destination (real backends only; on a stream's thread, after next() and before completed()).
+  virtual void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) = 0;
+  /// Takes a fetch op's data.
+  virtual void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) = 0;
+  /// The block ran to its end and its fetches have arrived. Called when wants_results(), else at once after enqueueing.
+  virtual void completed(Rank, const Args&, std::int16_t phase) = 0;
+  /// True: a block with fetch ops is synced before the next decision. The simulator's drivers say false.
+  virtual bool wants_results() const = 0;
+  /// Figures per step, and the trained tokens, for the trace.
+  virtual void report(Trace&) const = 0;
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,171 @@
+// Op: one node of the plan graph. Plain data; what a kind means is in the op catalogue (catalogue.h).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "graph/tensor.h"
+
+namespace hotbunk {
+
+using Rank = std::int32_t;
+using GroupId = std::int32_t;  // index into Plan::groups, a family of groups; a rank is in one group of each family
+using EventId = std::int32_t;
+
+/// Runs in order with itself and in parallel with the others.
+enum class StreamId : std::uint8_t { compute, gather, reduce, tensor, control, h2d, d2h, host };
+inline constexpr int num_streams = 8;
+std::string_view name_of(StreamId);
+
+enum class OpKind : std::uint8_t {
+  // memory and order
+  alloc,
+  free,
+  map,
+  unmap,
+  record,
+  wait,
+  // data
+  feed,
+  fetch,
+  copy,
+  copy_boxes,
+  compare_boxes,
+  zero,
+  cast,
+  // communication
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  broadcast,
+  all_to_all,
+  send,
+  recv,
+  barrier,
+  peer_copy,
+  // compute
+  embedding,
+  embedding_backward,
+  linear,
+  linear_dgrad,
+  linear_wgrad,
+  rms_norm,
+  rms_norm_backward,
+  qk_norm,
+  qk_norm_backward,
+  rope,
+  rope_backward,
+  attention,
+  attention_backward,
+  kv_write,
+  paged_attention,
+  swiglu,
+  swiglu_backward,
+  add,
+  gather_rows,
+  log_prob,
+  log_prob_backward,
+  token_loss,
+  sum_squares,
+  clip_coefficient,
+  adamw,
+  sample,
+};
+inline constexpr int num_op_kinds = static_cast<int>(OpKind::sample) + 1;
+std::string_view name_of(OpKind);
+
+/// Named attributes; the catalogue says which kind has which.
+enum class Attr : std::uint8_t {
+  heads,
+  kv_heads,
+  head_dim,
+  eps,
+  rope_theta,
+  rope_factor,
+  rope_low,
+  rope_high,
+  rope_original,
+  vocab,
+  vocab_begin,
+  vocab_end,
+  accumulate,
+  temperature,
+  top_k,
+  top_p,
+  clip_low,
+  clip_high,
+  kl_coef,
+  lr_slot,
+  beta1,
+  beta2,
+  weight_decay,
+  max_norm,
+  padding_bytes,
+  peer,
+  block_tokens,
+  tp,
+  reduce_max,
+  slot,
+  src_rank,
+  max_blocks,
+  layer,
+  sft,
+  residual,
+};
+std::string_view name_of(Attr);
+using AttrValue = std::variant<std::int64_t, double>;
+
+/// A strided 2-D copy between two tensors' buffers, in elements of each side's dtype:
+///   dst[dst_offset + i*dst_pitch + j] = cast(src[src_offset + i*src_pitch + j]),  0 <= i < rows, 0 <= j < cols.
+/// `peer`: for peer_copy, the index within the group of the rank whose tensor is read; else -1.
+struct Box {
+  std::int64_t src_offset = 0, src_pitch = 0, dst_offset = 0, dst_pitch = 0, rows = 0, cols = 0;
+  std::int32_t peer = -1;
+  std::int32_t input = 0, output = 0;  // which of the op's inputs and outputs
+  friend bool operator==(const Box&, const Box&) = default;
+};
+
+enum class Section : std::uint8_t {
+  train_params,
+  train_optimizer,
+  train_reference,
+  train_grads,
+  rollout_weights,
+  kv_cache,
+  transient,
+  host_params,
+  host_optimizer,
+  host_reference,
+  host_weights,
+};
+inline constexpr int num_sections = 11;
+std::string_view name_of(Section);
+
+struct Op {
+  OpKind kind = OpKind::alloc;
+  StreamId stream = StreamId::compute;
+  std::string name;  // "layers.3.attention", unique enough to find it
+  std::vector<Tensor> inputs, outputs;
+  std::vector<std::pair<Attr, AttrValue>> attrs;
+  std::vector<Box> boxes;                // copy_boxes, compare_boxes, peer_copy
+  GroupId group = -1;                    // communication
+  BufferId buffer = -1;                  // alloc, free
+  EventId event = -1;                    // record, wait
+  Section section = Section::transient;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
+  std::int64_t map_begin = 0, map_end = 0;
+
+  bool has(Attr) const;
+  std::int64_t integer(Attr) const;  // internal fault when absent
+  std::int64_t integer(Attr, std::int64_t otherwise) const;
+  double real(Attr) const;
+  double real(Attr, double otherwise) const;
+  friend bool operator==(const Op&, const Op&) = default;
+};
+
+bool is_communication(OpKind);
+bool is_compute(OpKind);
+
+}  // namespace hotbunk

@@ -1,0 +1,106 @@
+#include "graph/plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/hash.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr std::array<std::string_view, num_categories> category_names = {
+    "params", "grads", "optimizer", "activations", "kv_cache", "communication", "workspace", "overhead"};
+
+void add(Hasher& h, const Tensor& t) {
+  h.add(static_cast<std::int64_t>(t.buffer));
+  h.add(t.offset_bytes);
+  h.add(static_cast<std::int64_t>(t.dtype));
+  h.add(static_cast<std::int64_t>(t.rank));
+  for (int d = 0; d < t.rank; ++d) {
+    const Dim& dim = t.shape[static_cast<std::size_t>(d)];
+    h.add(dim.size), h.add(static_cast<std::int64_t>(dim.sym)), h.add(dim.begin);
+  }
+}
+
+void add(Hasher& h, const Op& op) {
+  for (std::int64_t v :
+       {static_cast<std::int64_t>(op.kind), static_cast<std::int64_t>(op.stream), static_cast<std::int64_t>(op.group),
+        static_cast<std::int64_t>(op.buffer), static_cast<std::int64_t>(op.event),
+        static_cast<std::int64_t>(op.section), op.map_begin, op.map_end, static_cast<std::int64_t>(op.inputs.size()),
+        static_cast<std::int64_t>(op.outputs.size()), static_cast<std::int64_t>(op.attrs.size()),
+        static_cast<std::int64_t>(op.boxes.size())})
+    h.add(v);
+  h.add(std::string_view(op.name));
+  for (const Tensor& t : op.inputs) add(h, t);
+  for (const Tensor& t : op.outputs) add(h, t);
+  for (const auto& [key, value] : op.attrs) {
+    h.add(static_cast<std::int64_t>(key) * 2 + static_cast<std::int64_t>(value.index()));
+    std::visit([&](auto v) { h.add(v); }, value);
+  }
+  for (const Box& b : op.boxes)
+    for (std::int64_t v : {b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols, std::int64_t{b.peer},
+                           std::int64_t{b.input}, std::int64_t{b.output}})
+      h.add(v);
+}
+
+void add(Hasher& h, const Program& p) {
+  h.add(static_cast<std::int64_t>(p.buffers.size()));
+  for (const Buffer& b : p.buffers) {
+    h.add(std::string_view(b.name));
+    for (std::int64_t v : {static_cast<std::int64_t>(b.dtype), b.elements, static_cast<std::int64_t>(b.category),
+                           static_cast<std::int64_t>(b.section), b.offset})
+      h.add(v);
+  }
+  for (std::int64_t bytes : p.section_bytes) h.add(bytes);
+  h.add(static_cast<std::int64_t>(p.num_events));
+  for (const auto& blocks : p.phases) {
+    h.add(static_cast<std::int64_t>(blocks.size()));
+    for (const Block& block : blocks) {
+      h.add(std::string_view(block.name));
+      h.add(static_cast<std::int64_t>(block.ops.size()));
+      for (const Op& op : block.ops) add(h, op);
+    }
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Category c) { return category_names[static_cast<std::size_t>(c)]; }
+std::string_view name_of(Space s) { return s == Space::device ? "device" : "host"; }
+Space space_of(Section s) { return s >= Section::host_params ? Space::host : Space::device; }
+
+const std::vector<Rank>& Plan::group_of(GroupId family, Rank r) const {
+  static const std::vector<Rank> none;
+  for (const auto& members : groups[static_cast<std::size_t>(family)].groups)
+    if (std::find(members.begin(), members.end(), r) != members.end()) return members;
+  return none;
+}
+
+std::int32_t Plan::phase_index(std::string_view name) const {
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    if (phases[i].name == name) return static_cast<std::int32_t>(i);
+  return -1;
+}
+
+std::string plan_hash(const Plan& plan) {
+  Hasher h;
+  h.add(std::string_view(plan.scenario));
+  for (std::int64_t v : {plan.chunk_bytes, plan.device_capacity_bytes, plan.host_capacity_bytes, plan.overhead_bytes})
+    h.add(v);
+  for (const GroupFamily& family : plan.groups) {
+    h.add(std::string_view(family.name));
+    for (const auto& members : family.groups) {
+      h.add(static_cast<std::int64_t>(members.size()));
+      for (Rank r : members) h.add(std::int64_t{r});
+    }
+  }
+  for (const PhaseInfo& phase : plan.phases) {
+    h.add(std::string_view(phase.name));
+    h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
+  }
+  for (const Program& p : plan.programs) add(h, p);
+  for (std::int32_t c : plan.program_of_rank) h.add(std::int64_t{c});
+  return h.hex();
+}
+
+}  // namespace hotbunk

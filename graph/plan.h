@@ -1,0 +1,103 @@
+// Plan: everything one RL iteration does, on every rank, as data. The simulator and the backends interpret it.
+//
+//   Plan ── phases (names and order, the same for all ranks)
+//     └── programs, one per rank class ── buffers, and per phase: blocks ── ops in one total order
+//
+// A phase has one or more blocks; the Driver picks the next block and its actual sizes until it says done
+// (exec/driver.h). Allocation, mapping and cross-stream order are ops too, so that live bytes are the walk of the ops,
+// for everybody.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "graph/op.h"
+
+namespace hotbunk {
+
+enum class Space : std::uint8_t { device, host };
+enum class Category : std::uint8_t {
+  params,
+  grads,
+  optimizer,
+  activations,
+  kv_cache,
+  communication,
+  workspace,
+  overhead
+};
+inline constexpr int num_categories = 8;
+std::string_view name_of(Category);
+std::string_view name_of(Space);
+Space space_of(Section);
+
+/// A tensor's memory on one rank. `offset` counts from the base of its section and is fixed by the plan.
+struct Buffer {
+  std::string name;
+  DType dtype = DType::f32;
+  std::int64_t elements = 0;  // capacity
+  Category category = Category::activations;
+  Section section = Section::transient;
+  std::int64_t offset = 0;  // bytes, a multiple of 64
+  std::int64_t bytes() const { return elements * size_of(dtype); }
+  friend bool operator==(const Buffer&, const Buffer&) = default;
+};
+
+struct Block {
+  std::string name;
+  std::vector<Op> ops;
+  friend bool operator==(const Block&, const Block&) = default;
+};
+
+/// When a phase runs: once before the first iteration, in every iteration, or once after the last.
+enum class When : std::uint8_t { prologue, iteration, epilogue };
+
+struct PhaseInfo {
+  std::string name;
+  When when = When::iteration;
+  bool driven = false;  // false: block 0 once; true: the Driver picks blocks until done
+  friend bool operator==(const PhaseInfo&, const PhaseInfo&) = default;
+};
+
+/// The work of one class of ranks: blocks[phase][block].
+struct Program {
+  std::vector<Buffer> buffers;
+  std::vector<std::vector<Block>> phases;
+  std::array<std::int64_t, num_sections> section_bytes{};  // virtual extent of each section, chunk-aligned
+  std::int32_t num_events = 0;
+  friend bool operator==(const Program&, const Program&) = default;
+};
+
+/// A partition of (some of) the ranks into groups that communicate: "fsdp", "tp", "world".
+struct GroupFamily {
+  std::string name;
+  std::vector<std::vector<Rank>> groups;
+  friend bool operator==(const GroupFamily&, const GroupFamily&) = default;
+};
+
+struct Plan {
+  std::string scenario;                                             // its name
+  std::int64_t chunk_bytes = 4096;                                  // of the arenas
+  std::int64_t device_capacity_bytes = 0, host_capacity_bytes = 0;  // of one rank; 0: unlimited
+  std::int64_t overhead_bytes = 0;                                  // of one rank, outside the arena (profile)
+  std::vector<GroupFamily> groups;
+  std::vector<PhaseInfo> phases;
+  std::vector<Program> programs;
+  std::vector<std::int32_t> program_of_rank;
+
+  Rank num_ranks() const { return static_cast<Rank>(program_of_rank.size()); }
+  const Program& program(Rank r) const {
+    return programs[static_cast<std::size_t>(program_of_rank[static_cast<std::size_t>(r)])];
+  }
+  /// The members of r's group in a family, in order; empty when r takes no part.
+  const std::vector<Rank>& group_of(GroupId, Rank r) const;
+  /// Index of a phase by name, or -1.
+  std::int32_t phase_index(std::string_view name) const;
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+/// Content hash over ops, bytes, order (P7). Measured times are never part of a plan.
+std::string plan_hash(const Plan&);
+
+}  // namespace hotbunk

@@ -1,0 +1,57 @@
+// The data that a Driver exchanges with a plan: Attr::slot of feed and fetch ops.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace hotbunk {
+
+enum class Slot : std::int64_t {
+  // feeds of every pass over tokens
+  token_ids,   // i32 [tokens]
+  positions,   // i32 [tokens]
+  cu_seqlens,  // i32 [seqs + 1] (capacity + 1; the rest repeats the last)
+  // feeds of the rollout
+  kv_slots,         // i32 [tokens]: where each token's K and V go: block * block_tokens + offset
+  block_tables,     // i32 [seqs, max_blocks]
+  context_lengths,  // i32 [seqs]: keys visible to the sequence's last token of this step
+  last_rows,        // i32 [seqs]: row of each sequence's last token
+  uniforms,         // f32 [seqs]: one uniform of the counter-based generator per sampled token
+  // fetches of the rollout
+  sampled_ids,    // i32 [seqs]
+  sampled_logps,  // f32 [seqs]
+  // exchange of finished samples
+  sample_rows,   // i32 [rows, row_ints] of this rank
+  sample_logps,  // f32 [rows, max_response] of this rank
+  all_sample_rows,
+  all_sample_logps,  // the same of all ranks, gathered
+  // training and log-prob passes
+  targets,        // i32 [tokens], -1 = not predicted
+  old_logps,      // f32 [tokens]
+  ref_logps,      // f32 [tokens]
+  advantages,     // f32 [tokens]
+  loss_weights,   // f32 [tokens], already divided by the mini-batch's tokens over all ranks
+  logps,          // f32 [tokens] fetched
+  learning_rate,  // f32 [2]: lr, optimizer step (from 1)
+  metrics,        // f32 [16] fetched after an optimizer step, summed over ranks
+  // weights in and out
+  parameter,        // f32 elements that the op's boxes name, of the logical tensor op.name
+  exported,         // f32 likewise, out
+  sync_mismatches,  // i32 [1] fetched: elements that differ after a verified sync
+};
+
+/// Indices into Slot::metrics: sums over ranks of per-token sums.
+enum class Metric : std::int32_t {
+  loss,
+  policy_loss,
+  kl_ref,
+  kl_old,
+  clipped,
+  tokens,
+  entropy,
+  max_logp_gap,
+  grad_norm,
+  clip_coefficient,
+  count = 16
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,49 @@
+// ClusterSpec: GPUs, nodes, links and host memory, from the catalogue or spelled out. Rates in bytes/s and FLOP/s.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace hotbunk {
+
+/// A number and where it comes from: "datasheet …", "measured …", "fitted on …".
+struct Sourced {
+  double value = 0.0;
+  std::string source;
+};
+
+struct GpuSpec {
+  std::string name;
+  std::int64_t memory_bytes = 0;  // what a process can allocate in total on an empty device
+  Sourced memory_bandwidth;       // bytes/s
+  std::map<std::string, Sourced>
+      flops;                  // dense peak by precision name: "fp32", "tf32", "bf16", "fp8", "nvfp4"…, FLOP/s
+  Sourced nvlink_bandwidth;   // bytes/s one way, per GPU, 0: none
+  Sourced pcie_bandwidth;     // bytes/s one way, per GPU (pinned)
+  bool nvlink_sharp = false;  // NVLS in the switch
+  bool is_cpu = false;        // the local machine's cores as a device
+  Sourced price_per_hour;     // money per GPU-hour, 0: unknown
+
+  double peak_flops(const std::string& precision) const;  // 0 when unknown
+};
+
+struct ClusterSpec {
+  GpuSpec gpu;
+  std::int64_t nodes = 1, gpus_per_node = 1;
+  std::int64_t ranks_per_device = 1;     // > 1: several ranks share one physical device
+  std::int64_t device_memory_bytes = 0;  // capacity of one rank; default gpu.memory_bytes / ranks_per_device
+  std::int64_t host_memory_bytes = 0;    // per node
+  Sourced network_bandwidth;             // bytes/s one way, per GPU, between nodes
+  Sourced network_latency;               // seconds, between nodes
+  Sourced nvlink_latency;                // seconds, inside a node
+  double oversubscription = 1.0;         // of the spine
+  std::string calibration;               // catalogue name or path of a calibration profile; "" = datasheet efficiencies
+
+  std::int64_t ranks() const { return nodes * gpus_per_node * ranks_per_device; }
+  std::int64_t ranks_per_node() const { return gpus_per_node * ranks_per_device; }
+};
+
+}  // namespace hotbunk

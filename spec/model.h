@@ -1,0 +1,125 @@
+// ModelSpec: a decoder-only architecture, as a Hugging Face config.json or the catalogue states it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace hotbunk {
+
+enum class ModelFamily : std::uint8_t { llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v3, gpt2 };
+std::string_view name_of(ModelFamily);
+
+/// What a parameter is for: decides its unit, its packing and how rollout and tensor parallelism split it.
+enum class ParamRole : std::uint8_t {
+  embedding,
+  lm_head,
+  final_norm,
+  final_norm_bias,
+  position_embedding,
+  input_norm,
+  post_norm,
+  input_norm_bias,
+  post_norm_bias,
+  q_proj,
+  k_proj,
+  v_proj,
+  o_proj,
+  q_bias,
+  k_bias,
+  v_bias,
+  o_bias,
+  q_norm,
+  k_norm,
+  gate_proj,
+  up_proj,
+  down_proj,
+  up_bias,
+  down_bias,
+  router,
+  router_bias,
+  expert_gate,
+  expert_up,
+  expert_down,
+  shared_gate,
+  shared_up,
+  shared_down,
+  q_a_proj,
+  q_a_norm,
+  q_b_proj,
+  kv_a_proj,
+  kv_a_norm,
+  kv_b_proj,  // multi-head latent attention
+};
+
+/// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
+struct ParamSpec {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  ParamRole role;
+  int layer = -1;   // -1: embedding, final norm, head
+  int expert = -1;  // routed expert, else -1
+
+  std::int64_t numel() const {
+    std::int64_t n = 1;
+    for (std::int64_t extent : shape) n *= extent;
+    return n;
+  }
+};
+
+/// Llama-3 rotary scaling (rope_type "llama3").
+struct RopeScaling {
+  double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
+  std::int64_t original_max_position = 8192;
+};
+
+struct MoeSpec {
+  std::int64_t experts = 0;            // routed experts; 0 = dense
+  std::int64_t experts_per_token = 0;  // top-k
+  std::int64_t expert_intermediate = 0;
+  std::int64_t shared_experts = 0;      // each of expert_intermediate width
+  std::int64_t first_dense_layers = 0;  // layers before the first MoE layer (DeepSeek-V3: 3)
+  std::int64_t groups = 1, topk_groups = 1;
+  bool sigmoid_scores = false, norm_topk = true, router_bias = false;
+  double routed_scaling = 1.0;
+};
+
+struct MlaSpec {
+  std::int64_t q_lora_rank = 0;  // 0: q is a plain projection
+  std::int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+};
+
+struct ModelSpec {
+  std::string name;
+  ModelFamily family = ModelFamily::llama;
+  std::int64_t hidden = 0, intermediate = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  std::int64_t max_position = 0;
+  double rope_theta = 10000.0;
+  std::optional<RopeScaling> rope_scaling;
+  double norm_eps = 1e-6;
+  double init_range = 0.02;  // standard deviation of random initialisation
+  bool tie_embeddings = false, qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false;
+  bool gated_mlp = true;                               // SwiGLU (gate, up, down); GPT: up, down with GELU
+  bool learned_positions = false, layer_norm = false;  // GPT family
+  std::int64_t sliding_window = 0;                     // 0: full attention
+  std::optional<MoeSpec> moe;
+  std::optional<MlaSpec> mla;
+  std::int64_t eos_token = -1, bos_token = -1;  // -1: none
+  std::string weights_path;                     // folder with safetensors; empty: random initialisation
+
+  std::int64_t q_rows() const { return heads * head_dim; }
+  std::int64_t kv_rows() const { return kv_heads * head_dim; }
+  bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
+};
+
+/// Every parameter in Hugging Face order (embedding, layers, final norm, head). Tied heads have no entry of their own.
+std::vector<ParamSpec> parameters_of(const ModelSpec&);
+
+/// Sum over parameters_of, without building the list (any size of model).
+std::int64_t parameter_count(const ModelSpec&);
+/// Parameters that one token touches (routed experts counted experts_per_token times).
+std::int64_t active_parameter_count(const ModelSpec&);
+
+}  // namespace hotbunk

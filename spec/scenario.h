@@ -1,0 +1,135 @@
+// Scenario: the typed form of a scenario file. Every key, its default and its unit is here; docs/scenario.md is
+// generated from the same table by `hotbunk plan --resolved`.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "spec/cluster.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+enum class PlacementMode : std::uint8_t { colocated, disaggregated };
+enum class TrainEngine : std::uint8_t { ddp, zero1, zero2, fsdp1, fsdp2, megatron };
+enum class Recompute : std::uint8_t { none, selective, full };
+enum class Offload : std::uint8_t { none, sleep, layerwise };
+enum class RolloutEngine : std::uint8_t { hotbunk, sglang, vllm };
+enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
+enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
+enum class SyncTransport : std::uint8_t { ipc, collective };
+enum class AlgorithmName : std::uint8_t { grpo, ppo, sft };
+enum class LengthDistribution : std::uint8_t { fixed, uniform, lognormal };
+
+/// Parallel dimensions of training. Ranks = dp * cp * ulysses * tp * pp; fsdp is the shard group's size within
+/// dp*cp*ulysses.
+struct TrainLayout {
+  std::int64_t dp = 1, fsdp = -1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
+  bool sp = false;
+  std::string order = "tp-cp-ep-dp-pp";  // fastest first (Megatron's default)
+  std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
+};
+
+struct Precision {
+  DType params = DType::bf16;  // compute and gathered dtype
+  DType grads = DType::f32;    // reduction and accumulation
+  DType master = DType::f32;
+  DType moments = DType::f32;
+};
+
+struct TrainSpec {
+  TrainEngine engine = TrainEngine::fsdp2;
+  TrainLayout layout;
+  std::int64_t micro_batch_tokens = 4096;  // tokens of one micro-batch on one rank (after cp/ulysses, before SP)
+  Recompute recompute = Recompute::none;
+  Precision precision;
+  Offload offload = Offload::sleep;
+  bool reshard_after_forward = true;
+  std::int64_t prefetch = 1;           // units gathered ahead of the one computed: 0 or 1
+  std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
+  std::string pipeline_schedule = "1f1b";
+  std::vector<std::int64_t> pipeline_split;  // layers per stage; empty = even
+};
+
+struct OptimizerSpec {
+  double lr = 1e-6, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  double max_grad_norm = 1.0;     // 0 = no clipping
+  std::int64_t warmup_steps = 0;  // linear
+};
+
+struct RolloutLayout {
+  std::int64_t tp = 1, dp = 1, ep = 1, cp = 1, pp = 1, attention_dp = 1;
+  RankOrder order = RankOrder::contiguous;
+  std::int64_t ranks() const { return tp * pp * cp * dp; }
+};
+
+struct RolloutSpec {
+  RolloutEngine engine = RolloutEngine::hotbunk;
+  RolloutLayout layout;
+  DType dtype = DType::bf16;     // weights, activations and KV of the engine; default = train.precision.params
+  double memory_fraction = 0.8;  // of the device, for weights + KV (SGLang's mem_fraction_static)
+  std::int64_t max_running_requests = 256;  // slots of one engine
+  std::int64_t max_prefill_tokens = 8192;   // capacity of one prefill step
+  std::int64_t block_tokens = 16;           // tokens of one KV block
+  std::int64_t kv_cache_tokens = 0;  // pool of one engine in tokens; 0 = what memory_fraction leaves, capped by need
+  double temperature = 1.0, top_p = 1.0;
+  std::int64_t top_k = 0;  // 0 = off
+  bool sleep = true;       // give weights and KV back while training runs
+  std::int64_t sleep_level =
+      2;  // 1: weights to the host, KV dropped; 2: both dropped (the next sync brings the weights)
+};
+
+struct SyncSpec {
+  SyncMode mode = SyncMode::bucketed;
+  std::int64_t bucket_bytes = std::int64_t{512} << 20;  // key: bucket_mib
+  SyncTransport transport = SyncTransport::ipc;
+  bool verify = false;  // hash every tensor on both sides after each sync (P5)
+};
+
+struct AlgorithmSpec {
+  AlgorithmName name = AlgorithmName::grpo;
+  std::int64_t prompts = 128, samples_per_prompt = 8;  // per iteration
+  std::int64_t mini_batches = 1;                       // optimizer steps per iteration
+  bool reference = false;                              // reference log-probs by a frozen copy of the initial weights
+  bool old_logprobs = true;  // recompute the sampling policy's log-probs with the training engine
+  double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0;
+  bool normalize_std = true;  // group advantages divided by the group's standard deviation
+};
+
+struct LengthSpec {
+  double mean = 512, max = 1024;  // tokens
+  LengthDistribution distribution = LengthDistribution::lognormal;
+  double cv = 0.5;  // coefficient of variation of the lognormal before truncation
+};
+
+struct WorkloadSpec {
+  LengthSpec prompt_tokens, response_tokens;
+};
+
+/// What a real run learns from: a built-in verifiable task, or token ids from a JSONL file (SFT).
+struct TaskSpec {
+  std::string name;         // "": none (simulation only); digit_sum | sort | reverse | add …
+  std::int64_t digits = 4;  // size of a problem
+  std::string data;         // SFT: path of JSONL, one array of token ids per line
+};
+
+struct Scenario {
+  std::string name = "scenario";
+  ModelSpec model;
+  ClusterSpec cluster;
+  PlacementMode placement = PlacementMode::colocated;
+  TrainSpec train;
+  OptimizerSpec optimizer;
+  RolloutSpec rollout;
+  SyncSpec sync;
+  AlgorithmSpec algorithm;
+  WorkloadSpec workload;
+  TaskSpec task;
+  std::string profile = "hotbunk";  // framework profile
+  std::int64_t seed = 0;
+  std::int64_t steps = 1;             // RL iterations of `simulate` and `run`
+  std::int64_t checkpoint_every = 0;  // iterations; 0 = only at the end of a run
+};
+
+}  // namespace hotbunk

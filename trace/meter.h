@@ -1,0 +1,35 @@
+// Counts live and mapped bytes of one rank as they change. Every interpreter feeds one from its own allocator.
+#pragma once
+#include <cstdint>
+
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+class MemoryMeter {
+ public:
+  /// What follows belongs to this step and phase; a phase's peak starts from what is live when it is entered.
+  void enter(std::int32_t step, std::int16_t phase);
+  void add_live(Space, Category, std::int64_t delta_bytes);
+  void add_mapped(Space, std::int64_t delta_bytes);
+  std::int64_t live(Space s) const { return side(s).live_total; }
+  std::int64_t mapped(Space s) const { return side(s).mapped; }
+  RankMemory result() const;
+
+ private:
+  struct Side {
+    SpaceMemory memory;
+    CategoryBytes live{};
+    std::int64_t live_total = 0, mapped = 0;
+    SpaceMemory::PhasePeak* phase = nullptr;
+  };
+  Side& side(Space s) { return s == Space::device ? device_ : host_; }
+  const Side& side(Space s) const { return s == Space::device ? device_ : host_; }
+  void note_peak(Side&);
+
+  Side device_, host_;
+  std::int32_t step_ = 0;
+  std::int16_t phase_ = -1;
+};
+
+}  // namespace hotbunk

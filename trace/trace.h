@@ -1,0 +1,105 @@
+// Trace: what one execution of a plan did, simulated or measured, in one shape (DESIGN: nouns).
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// One op on one stream of one rank. Times in nanoseconds since the execution's start.
+struct Span {
+  Rank rank = 0;
+  StreamId stream = StreamId::compute;
+  OpKind kind = OpKind::alloc;
+  std::int16_t phase = 0;  // index into Plan::phases
+  std::int32_t step = 0;   // iteration, from 1; 0 = prologue
+  std::int32_t name = 0;   // index into Trace::names
+  std::int64_t start_ns = 0, end_ns = 0;
+  std::int64_t bytes = 0;  // payload for communication, else read + written
+  double flops = 0.0;
+};
+
+/// A change of live bytes, in program order of its rank.
+struct MemoryEvent {
+  Rank rank = 0;
+  Space space = Space::device;
+  Category category = Category::params;
+  std::int16_t phase = 0;
+  std::int32_t step = 0;
+  std::int32_t name = 0;  // the buffer's
+  std::int64_t time_ns = 0;
+  std::int64_t delta_bytes = 0;
+};
+
+using CategoryBytes = std::array<std::int64_t, num_categories>;
+
+/// Peaks of one rank in one space. `at_peak` is the composition when the live total was highest (first time it was).
+struct SpaceMemory {
+  std::int64_t peak_bytes = 0;         // live bytes asked for
+  std::int64_t mapped_peak_bytes = 0;  // mapped chunks
+  std::int32_t peak_step = 0;
+  std::int16_t peak_phase = -1;
+  CategoryBytes at_peak{}, category_peaks{};
+  struct PhasePeak {
+    std::int64_t peak_bytes = 0, mapped_peak_bytes = 0;
+    CategoryBytes by_category{};  // composition at the phase's peak
+    friend bool operator==(const PhasePeak&, const PhasePeak&) = default;
+  };
+  std::map<std::int16_t, PhasePeak> phase_peaks;  // by phase index, over all steps
+  std::int64_t end_live_bytes = 0, end_mapped_bytes = 0;
+  friend bool operator==(const SpaceMemory&, const SpaceMemory&) = default;
+};
+
+struct RankMemory {
+  SpaceMemory device, host;
+  friend bool operator==(const RankMemory&, const RankMemory&) = default;
+};
+
+/// One line of the traffic table, per rank: key (step, phase, group family, op kind).
+struct TrafficKey {
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  std::int16_t group = 0;  // family
+  OpKind op = OpKind::all_gather;
+  friend auto operator<=>(const TrafficKey&, const TrafficKey&) = default;
+};
+/// Definitions of payload, padding and wire: DESIGN, contracts.
+struct TrafficCount {
+  std::int64_t calls = 0, payload_bytes = 0, padding_bytes = 0, wire_bytes = 0;
+  friend bool operator==(const TrafficCount&, const TrafficCount&) = default;
+};
+using RankTraffic = std::map<TrafficKey, TrafficCount>;
+
+/// One rank's stay in one phase.
+struct PhaseSpan {
+  Rank rank = 0;
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  std::int64_t start_ns = 0, end_ns = 0;
+  std::int64_t blocks = 0;  // blocks run
+};
+
+/// Named figures of one step, from the Driver: "reward", "actor/kl_loss", ….
+struct StepMetrics {
+  std::int32_t step = 0;
+  std::map<std::string, double> values;
+};
+
+struct Trace {
+  std::string source = "simulated";  // or "measured"
+  std::vector<std::string> names;
+  std::vector<Span> spans;                 // may cover only some steps (RunOptions::span_steps)
+  std::vector<MemoryEvent> memory_events;  // likewise
+  std::vector<PhaseSpan> phases;
+  std::vector<RankMemory> memory;    // by rank
+  std::vector<RankTraffic> traffic;  // by rank
+  std::vector<StepMetrics> metrics;
+  std::int64_t trained_tokens = 0;  // prompt + response tokens trained, all steps and ranks
+  double model_flops = 0.0;         // of training: 6 N per token + attention, no recompute, all steps and ranks
+};
+
+}  // namespace hotbunk
