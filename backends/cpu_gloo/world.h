@@ -1,0 +1,84 @@
+// All ranks of a run, how they meet, and the communicators between them.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/cpu_gloo/communicator.h"
+#include "backends/cpu_gloo/death_watch.h"
+#include "backends/cpu_gloo/launch.h"
+
+namespace hotbunk {
+
+class Arena;
+class SharedRegions;
+class TcpStore;
+class TcpStoreServer;
+
+struct WorldOptions {
+  double connect_seconds = 60.0;   // how long ranks may take to show up
+  double timeout_seconds = 600.0;  // longest wait inside one collective
+  double unwind_seconds = 5.0;     // see DeathWatchOptions
+  bool check_collectives = false;  // over gloo too: compare op, count and dtype across the group before each collective
+};
+
+class World {
+ public:
+  /// A world of one rank: no sockets, no threads.
+  explicit World(const WorldOptions& = {});
+  /// Meets the other ranks; every rank calls it. Throws RuntimeFailure when they do not show up.
+  explicit World(const LaunchEnv&, const WorldOptions& = {});
+  /// Without leave() before, the others take this rank for dead: that is what an exception should look like to them.
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Rank's process runs on this host and may share memory with us.
+  bool same_host(int rank) const;
+  DeathWatch& watch() { return *watch_; }
+
+  /// Makes a shared arena readable by the ranks of this host. Every rank of the world calls it, in the same order;
+  /// returns the region's index (0, 1, …, the same everywhere) for Communicator::peer_pointer. Pointers into it travel
+  /// without staging in the shm transport. The arena must outlive the world. Throws RuntimeFailure with the reason when
+  /// a peer's memory cannot be opened.
+  int share(const Arena&);
+  /// A region of shared index `region` of a rank of this host (nullptr for others).
+  const std::byte* peer_pointer(int rank, int region, std::int64_t offset) const;
+
+  /// A communicator of `ranks` (world ranks, in group order; this rank is one of them). Every one of them calls it,
+  /// with the same name; a name is used once per group. Automatic choice: solo for one rank, shm where all are on one
+  /// host, else gloo.
+  std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name);
+  std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name, Transport);
+
+  /// Small values for set-up: set once, get waits for it (timeout: connect_seconds).
+  void set(std::string_view key, std::string_view value);
+  std::string get(std::string_view key);
+  void barrier(std::string_view name);  // a name is used once
+
+  /// A goodbye: returns when every rank has said it.
+  void leave();
+
+ private:
+  void find_hosts();
+  void share_status();
+
+  WorldOptions options_;
+  int rank_ = 0, size_ = 1;
+  std::string job_;         // random, the same on every rank
+  std::string local_addr_;  // our address as seen by rank 0
+  std::vector<int> pids_;
+  std::vector<std::string> hosts_;  // boot id + pid namespace, by rank
+  std::unique_ptr<TcpStoreServer> server_;
+  std::unique_ptr<TcpStore> store_;
+  std::unique_ptr<DeathWatch> watch_;
+  std::unique_ptr<SharedRegions> regions_;
+  std::shared_ptr<void> gloo_device_;
+};
+
+}  // namespace hotbunk
