@@ -1,0 +1,226 @@
+#include "graph/catalogue.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace hotbunk {
+namespace {
+
+/// How an op's FLOPs follow from its tensors.
+enum class FlopRule : std::uint8_t { none, gemm, attention, attention_backward, per_element };
+
+struct Entry {
+  OpKind kind;
+  int min_inputs, max_inputs, min_outputs, max_outputs;  // -1: any number
+  FlopRule rule;
+  double flops_per_element;  // of the first output, per_element only
+};
+
+constexpr int any = -1;
+// Per-element counts are arithmetic operations in the formulas of the kernels (transcendentals counted as one).
+constexpr std::array<Entry, num_op_kinds> entries = {{
+    {OpKind::alloc, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::free, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::map, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::unmap, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::record, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::wait, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::feed, 0, 0, 1, 1, FlopRule::none, 0},
+    {OpKind::fetch, 1, 1, 0, 0, FlopRule::none, 0},
+    {OpKind::copy, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::copy_boxes, 1, any, 1, any, FlopRule::none, 0},
+    {OpKind::compare_boxes, 2, any, 1, 1, FlopRule::none, 0},
+    {OpKind::zero, 0, 0, 1, 1, FlopRule::none, 0},
+    {OpKind::cast, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::all_gather, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::reduce_scatter, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::all_reduce, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::broadcast, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::all_to_all, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::send, 1, 1, 0, 0, FlopRule::none, 0},
+    {OpKind::recv, 0, 0, 1, 1, FlopRule::none, 0},
+    {OpKind::barrier, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::peer_copy, 1, 1, 1, any, FlopRule::none, 0},
+    {OpKind::embedding, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::embedding_backward, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::linear, 2, 3, 1, 1, FlopRule::gemm, 0},
+    {OpKind::linear_dgrad, 2, 2, 1, 1, FlopRule::gemm, 0},
+    {OpKind::linear_wgrad, 2, 2, 1, 2, FlopRule::gemm, 0},
+    {OpKind::rms_norm, 2, 3, 2, 3, FlopRule::per_element, 5},
+    {OpKind::rms_norm_backward, 4, 4, 2, 2, FlopRule::per_element, 10},
+    {OpKind::qk_norm, 3, 3, 2, 2, FlopRule::per_element, 5},
+    {OpKind::qk_norm_backward, 5, 5, 3, 3, FlopRule::per_element, 10},
+    {OpKind::rope, 2, 2, 1, 1, FlopRule::per_element, 3},
+    {OpKind::rope_backward, 2, 2, 1, 1, FlopRule::per_element, 3},
+    {OpKind::attention, 2, 2, 2, 2, FlopRule::attention, 4},
+    {OpKind::attention_backward, 5, 5, 1, 1, FlopRule::attention_backward, 10},
+    {OpKind::kv_write, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::paged_attention, 5, 5, 1, 1, FlopRule::attention, 4},
+    {OpKind::swiglu, 1, 1, 1, 1, FlopRule::per_element, 4},
+    {OpKind::swiglu_backward, 2, 2, 1, 1, FlopRule::per_element, 5},
+    {OpKind::add, 2, 2, 1, 1, FlopRule::per_element, 1},
+    {OpKind::gather_rows, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::log_prob, 2, 2, 3, 3, FlopRule::none, 0},
+    {OpKind::log_prob_backward, 4, 4, 1, 1, FlopRule::per_element, 4},
+    {OpKind::token_loss, 6, 6, 2, 2, FlopRule::per_element, 20},
+    {OpKind::sum_squares, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::clip_coefficient, 1, 1, 2, 2, FlopRule::none, 0},
+    {OpKind::adamw, 3, 3, 3, 3, FlopRule::per_element, 14},
+    {OpKind::sample, 2, 2, 2, 2, FlopRule::none, 0},
+}};
+
+constexpr bool in_order() {
+  for (int i = 0; i < num_op_kinds; ++i)
+    if (static_cast<int>(entries[static_cast<std::size_t>(i)].kind) != i) return false;
+  return true;
+}
+static_assert(in_order(), "one entry per kind, in the order of OpKind");
+
+const Entry& entry(OpKind k) { return entries[static_cast<std::size_t>(k)]; }
+
+std::int64_t head_width(const Op& op) { return op.integer(Attr::heads) * op.integer(Attr::head_dim); }
+
+/// Bytes of the K and V rows that paged attention reads: every sequence's context once. A decode step sees one query
+/// per sequence, so the visible pairs are the context; for a prefill chunk pairs / tokens is the mean context of a
+/// query.
+std::int64_t paged_kv_bytes(const Op& op, const Sizes& s) {
+  const std::int64_t row = 2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[1].dtype);
+  if (s.tokens <= s.seqs || s.tokens == 0) return s.attention_pairs * row;
+  return s.attention_pairs / s.tokens * s.seqs * row;
+}
+
+std::int64_t boxes_bytes(const Op& op) {
+  std::int64_t bytes = 0;
+  for (const Box& b : op.boxes) {
+    const DType from = op.inputs[static_cast<std::size_t>(b.input)].dtype;
+    const auto& to = op.kind == OpKind::compare_boxes ? op.inputs : op.outputs;
+    bytes += b.rows * b.cols * (size_of(from) + size_of(to[static_cast<std::size_t>(b.output)].dtype));
+  }
+  return bytes;
+}
+
+std::string count_error(const char* what, std::size_t found, int least, int most) {
+  if (static_cast<int>(found) >= least && (most == any || static_cast<int>(found) <= most)) return "";
+  return fmt::format("has {} {}, expected {}{}", found, what, least,
+                     most == any ? " or more" : (most == least ? "" : fmt::format(" to {}", most)));
+}
+
+std::string check_tensor(const Program& program, const Op& op, const Tensor& t) {
+  if (op.kind == OpKind::peer_copy && t.buffer < 0) return "";
+  if (t.buffer < 0 || static_cast<std::size_t>(t.buffer) >= program.buffers.size())
+    return fmt::format("names buffer {} of {}", t.buffer, program.buffers.size());
+  const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
+  for (int d = 0; d < t.rank; ++d)
+    if (t.shape[static_cast<std::size_t>(d)].size < 0) return fmt::format("has a negative extent in '{}'", b.name);
+  if (t.offset_bytes < 0 || t.offset_bytes % size_of(t.dtype) != 0 || t.offset_bytes + t.capacity_bytes() > b.bytes())
+    return fmt::format("takes bytes {}..{} of '{}', which has {}", t.offset_bytes, t.offset_bytes + t.capacity_bytes(),
+                       b.name, b.bytes());
+  return "";
+}
+
+std::string check_gemm(const Op& op) {
+  const Tensor& a = op.inputs[0];
+  const Tensor& b = op.inputs[1];
+  const Tensor& c = op.outputs[0];
+  if (a.rank != 2 || b.rank != 2 || c.rank != 2) return "needs matrices";
+  const bool fits = op.kind == OpKind::linear
+                        ? a.shape[1] == b.shape[1] && c.shape[0] == a.shape[0] && c.shape[1] == b.shape[0]
+                    : op.kind == OpKind::linear_dgrad
+                        ? a.shape[1] == b.shape[0] && c.shape[0] == a.shape[0] && c.shape[1] == b.shape[1]
+                        : a.shape[0] == b.shape[0] && c.shape[0] == a.shape[1] && c.shape[1] == b.shape[1];
+  return fits ? ""
+              : fmt::format("shapes do not multiply: {}x{}, {}x{} -> {}x{}", a.shape[0].size, a.shape[1].size,
+                            b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
+}
+
+}  // namespace
+
+double op_flops(const Op& op, const Sizes& s) {
+  const Entry& e = entry(op.kind);
+  switch (e.rule) {
+    case FlopRule::none:
+      return 0;
+    case FlopRule::gemm: {
+      const Tensor& a = op.inputs[0];
+      const Tensor& b = op.inputs[1];
+      // linear, dgrad: [T,K] x [N,K] or [T,N] x [N,K]; wgrad: [T,N]^T x [T,K]: every product of the three extents.
+      const double third = static_cast<double>(op.kind == OpKind::linear ? b.shape[0].actual(s) : b.shape[1].actual(s));
+      return 2.0 * static_cast<double>(a.elements(s)) * third;
+    }
+    case FlopRule::attention:
+    case FlopRule::attention_backward:
+      return e.flops_per_element * static_cast<double>(s.attention_pairs) * static_cast<double>(head_width(op));
+    case FlopRule::per_element:
+      return e.flops_per_element * static_cast<double>(op.outputs[0].elements(s));
+  }
+  return 0;
+}
+
+std::int64_t payload_bytes(const Op& op, const Sizes& s) {
+  const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
+  switch (op.kind) {
+    case OpKind::all_gather:
+      return op.outputs[0].bytes(s) - padding;
+    case OpKind::reduce_scatter:
+    case OpKind::all_reduce:
+    case OpKind::broadcast:
+    case OpKind::all_to_all:
+    case OpKind::send:
+      return op.inputs[0].bytes(s) - padding;
+    case OpKind::peer_copy: {
+      std::int64_t bytes = 0;
+      for (const Box& b : op.boxes)
+        if (b.peer >= 0) bytes += b.rows * b.cols * size_of(op.inputs[0].dtype);
+      return bytes;
+    }
+    default:
+      return 0;
+  }
+}
+
+std::int64_t op_bytes(const Op& op, const Sizes& s) {
+  if (is_communication(op.kind)) return payload_bytes(op, s);
+  switch (op.kind) {
+    case OpKind::copy_boxes:
+    case OpKind::compare_boxes:
+      return boxes_bytes(op);
+    case OpKind::embedding:
+      return 2 * op.outputs[0].bytes(s) + op.inputs[1].bytes(s);
+    case OpKind::embedding_backward:
+      return op.inputs[0].bytes(s) + 3 * op.inputs[1].bytes(s);
+    case OpKind::gather_rows:
+      return 2 * op.outputs[0].bytes(s) + op.inputs[1].bytes(s);
+    case OpKind::kv_write: {
+      const std::int64_t row =
+          2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[0].dtype);
+      return 2 * row * s.tokens + op.inputs[1].bytes(s);
+    }
+    case OpKind::paged_attention:
+      return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + paged_kv_bytes(op, s);
+    default:
+      break;
+  }
+  std::int64_t bytes = 0;
+  for (const Tensor& t : op.inputs) bytes += t.bytes(s);
+  for (const Tensor& t : op.outputs) bytes += t.bytes(s);
+  return bytes;
+}
+
+std::string check_op(const Program& program, const Op& op) {
+  const Entry& e = entry(op.kind);
+  if (auto bad = count_error("inputs", op.inputs.size(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;
+  if (auto bad = count_error("outputs", op.outputs.size(), e.min_outputs, e.max_outputs); !bad.empty()) return bad;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      if (auto bad = check_tensor(program, op, t); !bad.empty()) return bad;
+  if (is_communication(op.kind) && op.group < 0) return "has no group";
+  if (e.rule == FlopRule::gemm) return check_gemm(op);
+  if (e.rule == FlopRule::attention || e.rule == FlopRule::attention_backward)
+    for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})
+      if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
+  if ((op.kind == OpKind::feed || op.kind == OpKind::fetch) && !op.has(Attr::slot)) return "has no slot";
+  return "";
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,68 @@
+// The op catalogue: for each kind, once, what its tensors are, its FLOPs and its bytes. Backends register kernels
+// against it; the cost model, the simulator and the reports read it.
+//
+// Shape legend: T packed tokens, S sequences or slots, H hidden, a query heads, k KV heads, d head dim, Q = (a + 2k) d,
+// I MLP intermediate, V vocabulary rows held here, W ranks of the group, n elements.
+//
+//   kind               inputs -> outputs                                                   attributes
+//   feed               -> x                                                                slot
+//   fetch              x ->                                                                slot
+//   copy               x -> y                    same bytes; device or host on either side
+//   copy_boxes         x... -> y...              boxes; casts between dtypes
+//   compare_boxes      x..., z... -> count[1]    box.input vs inputs[box.output]; count += elements whose cast differs
+//   zero               -> x
+//   cast               x -> y
+//   all_gather         x[n] -> y[W n]            part r of y is rank r's x                 padding_bytes
+//   reduce_scatter     x[W n] -> y[n]            sum in rank order, fp32                   padding_bytes
+//   all_reduce         x -> x                    in place, sum in rank order               reduce_max, padding_bytes
+//   broadcast          x -> x                                                              src_rank (index in group)
+//   barrier            ->
+//   peer_copy          x[remote] -> y            boxes; box.peer's tensor of the same buffer name
+//   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows
+//   embedding_backward ids[T], dy[T,H] -> dtable[V,H]  scatter-add                          accumulate, vocab_begin/end
+//   linear             x[T,K], w[N,K], (b[N]) -> y[T,N]
+//   linear_dgrad       dy[T,N], w[N,K] -> dx[T,K]                                          accumulate
+//   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
+//   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps
+//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H]                    residual: dx +=; accumulate:
+//   dw += qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied          eps, heads, kv_heads,
+//   head_dim qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), dqw[d], dkw[d]  accumulate,
+//   heads, … rope               x[T,Q], positions[T] -> x                                           heads, kv_heads,
+//   head_dim, rope_* rope_backward      dx[T,Q], positions[T] -> dx attention          x[T,Q], cu_seqlens[S+1] ->
+//   o[T,ad], lse[T,a]                        heads, kv_heads, head_dim attention_backward do[T,ad], x[T,Q], o, lse,
+//   cu_seqlens -> dx[T,Q] kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d] block_tokens,
+//   heads, … paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad] swiglu
+//   gate_up[T,2I] -> act[T,I] swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I] add                x, y ->
+//   z                 z may be x gather_rows        x[T,H], rows[S] -> y[S,H] log_prob           logits[T,V],
+//   targets[T] -> logp[T], lse[T], entropy[T]              vocab, temperature log_prob_backward  logits[T,V], lse[T],
+//   targets[T], dlogp[T] -> dlogits[T,V]           vocab, temperature token_loss         new[T], old[T], ref[T],
+//   advantage[T], weight[T], entropy[T] -> dlogp[T], metrics[16] +=
+//                                                                                          clip_low, clip_high,
+//                                                                                          kl_coef, sft
+//   sum_squares        x[n] -> s[1]                                                        accumulate
+//   clip_coefficient   s[1] -> c[1], metrics[16]                                           max_norm
+//   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place                     beta1, beta2, eps,
+//   weight_decay sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                    vocab, tp,
+//   temperature, top_k, top_p
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// Floating point operations of one run; multiply and add count as two. Attention counts visible pairs only; its
+/// backward counts five products (scores again, dV, dP, dQ, dK).
+double op_flops(const Op&, const Sizes&);
+
+/// Bytes read plus written, each tensor once; for communication the payload (DESIGN, contracts).
+std::int64_t op_bytes(const Op&, const Sizes&);
+
+/// Payload of a communication op, padding excluded; 0 for other kinds. W: ranks of the group.
+std::int64_t payload_bytes(const Op&, const Sizes&);
+
+/// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
+std::string check_op(const Program&, const Op&);
+
+}  // namespace hotbunk
