@@ -24,7 +24,7 @@ std::string format_seconds(double seconds) {
 std::string format_count(std::int64_t count) {
   std::string digits = fmt::format("{}", count);
   for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (count < 0 ? 1 : 0); at -= 3)
-    digits.insert(static_cast<std::size_t>(at), ",");
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
   return digits;
 }
 

@@ -69,8 +69,9 @@ struct ParamSpec {
   }
 };
 
-/// Llama-3 rotary scaling (rope_type "llama3").
+/// Rotary scaling. `type` is Hugging Face's rope_type: "llama3" is executed; "yarn", "linear", "dynamic", … plan only.
 struct RopeScaling {
+  std::string type = "llama3";
   double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
   std::int64_t original_max_position = 8192;
 };
@@ -119,6 +120,8 @@ std::vector<ParamSpec> parameters_of(const ModelSpec&);
 
 /// Sum over parameters_of, without building the list (any size of model).
 std::int64_t parameter_count(const ModelSpec&);
+/// The same sum in floating point (exact below 2^63): judges sizes read from a file before integers overflow.
+long double approximate_parameter_count(const ModelSpec&);
 /// Parameters that one token touches (routed experts counted experts_per_token times).
 std::int64_t active_parameter_count(const ModelSpec&);
 

@@ -1,0 +1,536 @@
+#include "spec/model_config.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/file.h"
+#include "base/format.h"
+#include "spec/json_read.h"
+
+namespace hotbunk {
+namespace {
+
+using nlohmann::json;
+using std::int64_t;
+
+// Far above any published model, far below what overflows 64-bit byte counts.
+constexpr int64_t max_width = int64_t{1} << 22, max_layers = 1 << 14, max_heads = 1 << 14, max_vocab = int64_t{1} << 28,
+                  max_experts = 1 << 16, max_tokens = int64_t{1} << 32;
+constexpr long double max_parameters = 1e15L;
+
+struct Architecture {
+  std::string_view class_name, model_type;
+  ModelFamily family;
+};
+constexpr Architecture architectures[] = {
+    {"LlamaForCausalLM", "llama", ModelFamily::llama},
+    {"Qwen2ForCausalLM", "qwen2", ModelFamily::qwen2},
+    {"Qwen3ForCausalLM", "qwen3", ModelFamily::qwen3},
+    {"MistralForCausalLM", "mistral", ModelFamily::mistral},
+    {"MixtralForCausalLM", "mixtral", ModelFamily::mixtral},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", ModelFamily::qwen3_moe},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", ModelFamily::deepseek_v3},
+    {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v3},
+    {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
+};
+
+class ConfigReader {
+ public:
+  ConfigReader(const json& config, const KeyLocator& locate) : json_(config), locate_(locate) {}
+
+  Result<ModelSpec> read(const std::string& name) {
+    ModelSpec m;
+    m.name = name;
+    if (!json_.is_object()) {
+      report("E411", "", fmt::format("the config is {}, expected an object", describe_json(json_)));
+      return fail(std::move(problems_));
+    }
+    if (!read_family(m)) return fail(std::move(problems_));
+    if (m.family == ModelFamily::gpt2) read_gpt2(m);
+    else read_llama_like(m);
+    m.eos_token = token("eos_token_id");
+    m.bos_token = token("bos_token_id");
+    m.init_range = real("initializer_range", 0.02, 0.0, 1e3);
+    if (problems_.empty()) check_sizes(m);
+    if (!problems_.empty()) return fail(std::move(problems_));
+    return m;
+  }
+
+ private:
+  void report(const char* code, std::string_view key, std::string message, std::vector<std::string> notes = {},
+              std::string help = {}) {
+    problems_.push_back({.code = code,
+                         .message = std::move(message),
+                         .where = locate_(key),
+                         .notes = std::move(notes),
+                         .help = std::move(help)});
+  }
+
+  /// nullptr when the key is absent or null, which Hugging Face configs use alike.
+  const json* find(std::string_view key) const {
+    const auto at = json_.find(std::string(key));
+    return at == json_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+  int64_t integer(std::string_view key, std::optional<int64_t> fallback, int64_t low, int64_t high) {
+    const json* value = find(key);
+    if (value == nullptr) {
+      if (!fallback) report("E410", key, fmt::format("config key \"{}\" is missing", key));
+      return fallback.value_or(low);
+    }
+    const bool whole = value->is_number_integer() &&
+                       !(value->is_number_unsigned() &&
+                         value->get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<int64_t>::max()));
+    if (!whole || value->get<int64_t>() < low || value->get<int64_t>() > high) {
+      report("E411", key,
+             fmt::format("config key \"{}\" is {}, expected an integer from {} to {}", key, describe_json(*value), low,
+                         high));
+      return low;
+    }
+    return value->get<int64_t>();
+  }
+
+  double real(std::string_view key, double fallback, double low, double high) {
+    const json* value = find(key);
+    if (value == nullptr) return fallback;
+    return checked_real(*value, key, fallback, low, high);
+  }
+  double checked_real(const json& value, std::string_view key, double fallback, double low, double high) {
+    if (value.is_number()) {
+      const double x = value.get<double>();
+      if (x >= low && x <= high) return x;
+    }
+    report(
+        "E411", key,
+        fmt::format("config key \"{}\" is {}, expected a number from {} to {}", key, describe_json(value), low, high));
+    return fallback;
+  }
+
+  bool boolean(std::string_view key, bool fallback) {
+    const json* value = find(key);
+    if (value == nullptr) return fallback;
+    if (value->is_boolean()) return value->get<bool>();
+    report("E411", key, fmt::format("config key \"{}\" is {}, expected true or false", key, describe_json(*value)));
+    return fallback;
+  }
+
+  std::string text(std::string_view key, const std::string& fallback) {
+    const json* value = find(key);
+    if (value == nullptr) return fallback;
+    if (value->is_string()) return value->get<std::string>();
+    report("E411", key, fmt::format("config key \"{}\" is {}, expected a string", key, describe_json(*value)));
+    return fallback;
+  }
+
+  /// An id, or the first of a list of ids (Llama 3.1 lists several ends of text); -1 when there is none.
+  int64_t token(std::string_view key) {
+    const json* value = find(key);
+    if (value == nullptr) return -1;
+    const json& first = value->is_array() && !value->empty() ? value->front() : *value;
+    if (first.is_number_integer() && first.get<int64_t>() >= -1 && first.get<int64_t>() <= max_vocab)
+      return first.get<int64_t>();
+    report("E411", key,
+           fmt::format("config key \"{}\" is {}, expected a token id or a list of them", key, describe_json(*value)));
+    return -1;
+  }
+
+  bool read_family(ModelSpec& m) {
+    std::string key = "model_type", found = text("model_type", "");
+    if (const json* list = find("architectures");
+        list != nullptr && list->is_array() && !list->empty() && list->front().is_string()) {
+      key = "architectures";
+      found = list->front().get<std::string>();
+    }
+    if (found.empty()) {
+      report("E410", key, "config names neither \"architectures\" nor \"model_type\"");
+      return false;
+    }
+    std::vector<std::string> names;
+    for (const auto& known : architectures) {
+      if (found == known.class_name || found == known.model_type) {
+        m.family = known.family;
+        deepseek_v2_ = known.model_type == "deepseek_v2";
+        return true;
+      }
+      names.emplace_back(key == "architectures" ? known.class_name : known.model_type);
+    }
+    std::string all;
+    for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
+    const std::string nearest = nearest_name(found, names);
+    report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), {"known: " + all},
+           nearest.empty() ? "" : fmt::format("did you mean \"{}\"?", nearest));
+    return false;
+  }
+
+  void read_llama_like(ModelSpec& m) {
+    m.hidden = integer("hidden_size", {}, 1, max_width);
+    m.layers = integer("num_hidden_layers", {}, 1, max_layers);
+    m.heads = integer("num_attention_heads", {}, 1, max_heads);
+    m.vocab = integer("vocab_size", {}, 1, max_vocab);
+    m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
+    m.max_position = integer("max_position_embeddings", 2048, 1, max_tokens);
+    m.norm_eps = real("rms_norm_eps", 1e-6, 0.0, 1.0);
+    m.tie_embeddings = boolean("tie_word_embeddings", false);
+    const bool has_head_dim = find("head_dim") != nullptr;
+    const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
+    m.head_dim =
+        integer("head_dim", qwen3 ? 128 : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)), 1, max_width);
+    if (!has_head_dim && !qwen3 && m.family != ModelFamily::deepseek_v3 && m.heads > 0 && m.hidden % m.heads != 0)
+      report("E413", "num_attention_heads", "hidden size is no multiple of the attention heads",
+             {fmt::format("hidden_size {} % num_attention_heads {} = {}", m.hidden, m.heads, m.hidden % m.heads)},
+             "set head_dim, or a divisor of hidden_size");
+    const bool bias = boolean("attention_bias", false);
+    m.qkv_bias = m.family == ModelFamily::qwen2 || bias;
+    m.o_bias = m.family != ModelFamily::qwen2 && bias;
+    m.qk_norm = qwen3;
+    if (boolean("mlp_bias", false))
+      report("E412", "mlp_bias", "a gated MLP with biases is not known", {},
+             "no published model of this family has them");
+    const std::string activation = text("hidden_act", "silu");
+    if (activation != "silu")
+      report("E412", "hidden_act",
+             fmt::format("activation \"{}\" is not known for this architecture", activation.substr(0, 50)), {},
+             "the gated MLP of this family uses silu");
+    read_window(m);
+    read_rope(m);
+    m.intermediate = integer("intermediate_size", {}, 1, max_width);
+    if (m.family == ModelFamily::mixtral) read_mixtral(m);
+    if (m.family == ModelFamily::qwen3_moe) read_qwen3_moe(m);
+    if (m.family == ModelFamily::deepseek_v3) read_deepseek(m);
+  }
+
+  void read_window(ModelSpec& m) {
+    const bool qwen =
+        m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
+    if (qwen && !boolean("use_sliding_window", false)) return;
+    m.sliding_window = integer("sliding_window", 0, 0, max_tokens);
+  }
+
+  /// rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
+  void read_rope(ModelSpec& m) {
+    constexpr double max_theta = 1e12;
+    m.rope_theta = real("rope_theta", 10000.0, 1e-6, max_theta);
+    const std::string_view key = find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
+    const json* rope = find(key);
+    if (rope == nullptr) return;
+    if (!rope->is_object()) {
+      report("E411", key, fmt::format("config key \"{}\" is {}, expected an object", key, describe_json(*rope)));
+      return;
+    }
+    const auto number = [&](const char* name, double fallback) {
+      const auto at = rope->find(name);
+      return at == rope->end() || at->is_null() ? fallback : checked_real(*at, name, fallback, 0.0, max_theta);
+    };
+    m.rope_theta = number("rope_theta", m.rope_theta);
+    if (!(m.rope_theta > 0)) report("E411", key, "rope_theta must be greater than 0");
+    std::string type = "default";
+    for (const char* spelling : {"type", "rope_type"})
+      if (rope->contains(spelling) && (*rope)[spelling].is_string()) type = (*rope)[spelling].get<std::string>();
+    if (type == "default") return;
+    if (type.size() > 32) {
+      report("E412", key, "rope_type is not known");
+      return;
+    }
+    RopeScaling scaling;
+    scaling.type = type;
+    scaling.factor = number("factor", 1.0);
+    scaling.low_freq_factor = number("low_freq_factor", 1.0);
+    scaling.high_freq_factor = number("high_freq_factor", 4.0);
+    scaling.original_max_position = static_cast<int64_t>(
+        std::min(number("original_max_position_embeddings", 8192.0), static_cast<double>(max_tokens)));
+    m.rope_scaling = scaling;
+  }
+
+  void read_mixtral(ModelSpec& m) {
+    MoeSpec e;
+    e.experts = integer("num_local_experts", 8, 1, max_experts);
+    e.experts_per_token = integer("num_experts_per_tok", 2, 1, max_experts);
+    e.expert_intermediate = m.intermediate;
+    m.moe = e;
+  }
+
+  void read_qwen3_moe(ModelSpec& m) {
+    MoeSpec e;
+    e.experts =
+        integer(find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts", 128, 1, max_experts);
+    e.experts_per_token = integer("num_experts_per_tok", 8, 1, max_experts);
+    e.expert_intermediate = integer("moe_intermediate_size", 768, 1, max_width);
+    e.norm_topk = boolean("norm_topk_prob", false);
+    if (integer("decoder_sparse_step", 1, 1, max_layers) != 1 ||
+        (find("mlp_only_layers") != nullptr &&
+         !(find("mlp_only_layers")->is_array() && find("mlp_only_layers")->empty())))
+      report("E412", "decoder_sparse_step", "dense layers between MoE layers are not known", {},
+             "decoder_sparse_step must be 1 and mlp_only_layers empty");
+    m.moe = e;
+  }
+
+  void read_deepseek(ModelSpec& m) {
+    MlaSpec a;
+    a.q_lora_rank = integer("q_lora_rank", 0, 0, max_width);
+    a.kv_lora_rank = integer("kv_lora_rank", 512, 1, max_width);
+    a.qk_nope_head_dim = integer("qk_nope_head_dim", 128, 1, max_width);
+    a.qk_rope_head_dim = integer("qk_rope_head_dim", 64, 1, max_width);
+    a.v_head_dim = integer("v_head_dim", 128, 1, max_width);
+    m.head_dim = a.qk_nope_head_dim + a.qk_rope_head_dim;
+    m.mla = a;
+
+    MoeSpec e;
+    e.experts = integer("n_routed_experts", 0, 0, max_experts);
+    e.experts_per_token = integer("num_experts_per_tok", 1, 1, max_experts);
+    e.expert_intermediate = integer("moe_intermediate_size", 1407, 1, max_width);
+    e.shared_experts = integer("n_shared_experts", 0, 0, max_experts);
+    e.first_dense_layers = integer("first_k_dense_replace", 0, 0, max_layers);
+    e.groups = integer("n_group", 1, 1, max_experts);
+    e.topk_groups = integer("topk_group", 1, 1, max_experts);
+    e.norm_topk = boolean("norm_topk_prob", !deepseek_v2_);
+    e.routed_scaling = real("routed_scaling_factor", 1.0, 0.0, 1e6);
+    e.sigmoid_scores = text("scoring_func", deepseek_v2_ ? "softmax" : "sigmoid") == "sigmoid";
+    e.router_bias = text("topk_method", deepseek_v2_ ? "group_limited_greedy" : "noaux_tc") == "noaux_tc";
+    if (integer("moe_layer_freq", 1, 1, max_layers) != 1)
+      report("E412", "moe_layer_freq", "dense layers between MoE layers are not known", {}, "moe_layer_freq must be 1");
+    if (e.experts > 0) m.moe = e;
+  }
+
+  void read_gpt2(ModelSpec& m) {
+    m.hidden = integer("n_embd", 768, 1, max_width);
+    m.layers = integer("n_layer", 12, 1, max_layers);
+    m.heads = integer("n_head", 12, 1, max_heads);
+    m.vocab = integer("vocab_size", 50257, 1, max_vocab);
+    m.max_position = integer("n_positions", 1024, 1, max_tokens);
+    m.intermediate = integer("n_inner", 4 * m.hidden, 1, 4 * max_width);
+    m.norm_eps = real("layer_norm_epsilon", 1e-5, 0.0, 1.0);
+    m.tie_embeddings = boolean("tie_word_embeddings", true);
+    m.kv_heads = m.heads;
+    m.head_dim = std::max<int64_t>(1, m.hidden / m.heads);
+    m.qkv_bias = m.o_bias = m.mlp_bias = true;
+    m.gated_mlp = false;
+    m.learned_positions = m.layer_norm = true;
+    if (m.hidden % m.heads != 0)
+      report("E413", "n_head", "hidden size is no multiple of the attention heads",
+             {fmt::format("n_embd {} % n_head {} = {}", m.hidden, m.heads, m.hidden % m.heads)});
+  }
+
+  void check_sizes(const ModelSpec& m) {
+    if (m.heads % m.kv_heads != 0)
+      report("E413", "num_key_value_heads", "query heads are no multiple of the key-value heads",
+             {fmt::format("num_attention_heads {} % num_key_value_heads {} = {}", m.heads, m.kv_heads,
+                          m.heads % m.kv_heads)});
+    if (m.head_dim % 2 != 0 && !m.learned_positions)
+      report("E413", "head_dim", fmt::format("head_dim {} is odd; rotary embedding turns pairs", m.head_dim));
+    if (m.moe && m.moe->experts_per_token > m.moe->experts)
+      report("E413", "num_experts_per_tok",
+             fmt::format("{} experts per token of {} experts", m.moe->experts_per_token, m.moe->experts));
+    if (m.moe && m.moe->groups > 1 && m.moe->experts % m.moe->groups != 0)
+      report("E413", "n_group", fmt::format("{} experts do not divide into {} groups", m.moe->experts, m.moe->groups));
+    if (m.eos_token >= m.vocab)
+      report("E413", "eos_token_id",
+             fmt::format("eos_token_id {} lies outside the vocabulary of {}", m.eos_token, m.vocab));
+    const long double n = approximate_parameter_count(m);
+    if (n > max_parameters)
+      report("E413", "hidden_size", fmt::format("the model has {:.3g} parameters", static_cast<double>(n)),
+             {fmt::format("more than {:.0e} is taken for a mistake", static_cast<double>(max_parameters))});
+  }
+
+  const json& json_;
+  const KeyLocator& locate_;
+  Diagnostics problems_;
+  bool deepseek_v2_ = false;
+};
+
+std::string_view class_of(const ModelSpec& m) {
+  for (const auto& known : architectures)
+    if (known.family == m.family) return known.class_name;
+  return "";
+}
+
+std::string_view torch_name(DType t) {
+  return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : t == DType::f64 ? "float64" : "float32";
+}
+
+json gpt2_config(const ModelSpec& m) {
+  return {{"n_embd", m.hidden},
+          {"n_layer", m.layers},
+          {"n_head", m.heads},
+          {"n_positions", m.max_position},
+          {"n_inner", m.intermediate},
+          {"layer_norm_epsilon", m.norm_eps},
+          {"activation_function", "gelu_new"}};
+}
+
+void add_moe(json& c, const ModelSpec& m) {
+  const MoeSpec& e = *m.moe;
+  c["num_experts_per_tok"] = e.experts_per_token;
+  if (m.family == ModelFamily::mixtral) {
+    c["num_local_experts"] = e.experts;
+    return;
+  }
+  c["moe_intermediate_size"] = e.expert_intermediate;
+  c["norm_topk_prob"] = e.norm_topk;
+  if (m.family == ModelFamily::qwen3_moe) {
+    c["num_experts"] = e.experts;
+    return;
+  }
+  c["n_routed_experts"] = e.experts;
+  c["n_shared_experts"] = e.shared_experts;
+  c["first_k_dense_replace"] = e.first_dense_layers;
+  c["n_group"] = e.groups;
+  c["topk_group"] = e.topk_groups;
+  c["routed_scaling_factor"] = e.routed_scaling;
+  c["scoring_func"] = e.sigmoid_scores ? "sigmoid" : "softmax";
+  c["topk_method"] = e.router_bias ? "noaux_tc" : "group_limited_greedy";
+}
+
+json rope_config(const ModelSpec& m) {
+  json rope = {{"rope_type", "default"}, {"rope_theta", m.rope_theta}};
+  if (!m.rope_scaling) return rope;
+  rope["rope_type"] = m.rope_scaling->type;
+  rope["factor"] = m.rope_scaling->factor;
+  rope["original_max_position_embeddings"] = m.rope_scaling->original_max_position;
+  if (m.rope_scaling->type == "llama3") {
+    rope["low_freq_factor"] = m.rope_scaling->low_freq_factor;
+    rope["high_freq_factor"] = m.rope_scaling->high_freq_factor;
+  }
+  return rope;
+}
+
+json llama_config(const ModelSpec& m) {
+  json c = {{"hidden_size", m.hidden},
+            {"intermediate_size", m.intermediate},
+            {"num_hidden_layers", m.layers},
+            {"num_attention_heads", m.heads},
+            {"num_key_value_heads", m.kv_heads},
+            {"max_position_embeddings", m.max_position},
+            {"rms_norm_eps", m.norm_eps},
+            {"rope_parameters", rope_config(m)},
+            {"hidden_act", "silu"}};
+  if (!m.mla) c["head_dim"] = m.head_dim;
+  if (m.family != ModelFamily::qwen2 && m.family != ModelFamily::mistral && m.family != ModelFamily::mixtral)
+    c["attention_bias"] = m.qkv_bias;
+  if (m.sliding_window > 0) c["sliding_window"] = m.sliding_window, c["use_sliding_window"] = true;
+  if (m.mla) {
+    c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
+    c["kv_lora_rank"] = m.mla->kv_lora_rank;
+    c["qk_nope_head_dim"] = m.mla->qk_nope_head_dim;
+    c["qk_rope_head_dim"] = m.mla->qk_rope_head_dim;
+    c["v_head_dim"] = m.mla->v_head_dim;
+  }
+  if (m.moe) add_moe(c, m);
+  return c;
+}
+
+}  // namespace
+
+Result<ModelSpec> model_from_json(const json& config, const std::string& name, const KeyLocator& locate) {
+  return ConfigReader(config, locate).read(name);
+}
+
+Result<ModelSpec> model_from_text(std::string_view text, const std::string& file, const std::string& name) {
+  auto config = parse_json(text, file);
+  if (!config) return fail(config.error());
+  return model_from_json(*config, name, [&](std::string_view key) { return locate_json_key(text, file, key); });
+}
+
+Result<ModelSpec> load_model(const std::filesystem::path& path) {
+  std::error_code ec;
+  const bool is_folder = std::filesystem::is_directory(path, ec);
+  const std::filesystem::path file = is_folder ? path / "config.json" : path;
+  auto text = read_file(file, std::int64_t{16} << 20);
+  if (!text) return fail(text.error());
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+  std::filesystem::path titled = is_folder || file.filename() == "config.json" ? folder : file.stem();
+  if (titled.filename().empty()) titled = titled.parent_path();  // "folder/"
+  std::string name = titled.filename().string();
+  if (name.empty() || name == "." || name == "..") name = "model";
+  auto model = model_from_text(*text, file.string(), name);
+  if (model && (std::filesystem::exists(folder / "model.safetensors", ec) ||
+                std::filesystem::exists(folder / "model.safetensors.index.json", ec)))
+    model->weights_path = folder.string();
+  return model;
+}
+
+json config_of(const ModelSpec& m, DType dtype) {
+  json c = m.family == ModelFamily::gpt2 ? gpt2_config(m) : llama_config(m);
+  const std::string class_name(class_of(m));
+  c["architectures"] = {class_name};
+  for (const auto& known : architectures)
+    if (known.class_name == class_name) c["model_type"] = known.model_type;
+  c["vocab_size"] = m.vocab;
+  c["tie_word_embeddings"] = m.tie_embeddings;
+  c["initializer_range"] = m.init_range;
+  c["dtype"] = torch_name(dtype);
+  c["bos_token_id"] = m.bos_token < 0 ? json(nullptr) : json(m.bos_token);
+  c["eos_token_id"] = m.eos_token < 0 ? json(nullptr) : json(m.eos_token);
+  return c;
+}
+
+std::string config_text(const ModelSpec& m, DType dtype) { return config_of(m, dtype).dump(2) + "\n"; }
+
+const std::vector<std::string>& config_keys() {
+  static const std::vector<std::string> keys = {"architectures",
+                                                "model_type",
+                                                "hidden_size",
+                                                "intermediate_size",
+                                                "num_hidden_layers",
+                                                "num_attention_heads",
+                                                "num_key_value_heads",
+                                                "head_dim",
+                                                "vocab_size",
+                                                "max_position_embeddings",
+                                                "rms_norm_eps",
+                                                "rope_theta",
+                                                "rope_scaling",
+                                                "rope_parameters",
+                                                "tie_word_embeddings",
+                                                "attention_bias",
+                                                "mlp_bias",
+                                                "hidden_act",
+                                                "sliding_window",
+                                                "use_sliding_window",
+                                                "max_window_layers",
+                                                "layer_types",
+                                                "eos_token_id",
+                                                "bos_token_id",
+                                                "pad_token_id",
+                                                "initializer_range",
+                                                "num_local_experts",
+                                                "num_experts",
+                                                "num_experts_per_tok",
+                                                "moe_intermediate_size",
+                                                "norm_topk_prob",
+                                                "decoder_sparse_step",
+                                                "mlp_only_layers",
+                                                "q_lora_rank",
+                                                "kv_lora_rank",
+                                                "qk_nope_head_dim",
+                                                "qk_rope_head_dim",
+                                                "v_head_dim",
+                                                "n_routed_experts",
+                                                "n_shared_experts",
+                                                "first_k_dense_replace",
+                                                "n_group",
+                                                "topk_group",
+                                                "routed_scaling_factor",
+                                                "scoring_func",
+                                                "topk_method",
+                                                "moe_layer_freq",
+                                                "n_embd",
+                                                "n_layer",
+                                                "n_head",
+                                                "n_positions",
+                                                "n_inner",
+                                                "layer_norm_epsilon",
+                                                "activation_function",
+                                                "torch_dtype",
+                                                "dtype",
+                                                "use_cache",
+                                                "attention_dropout",
+                                                "transformers_version",
+                                                "pretraining_tp"};
+  return keys;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,101 @@
+// safetensors in and out. Reading maps the file; nothing is believed before it is checked: header length, JSON, dtypes,
+// shapes, offsets (no overlap, no hole, nothing outside the file). Writing streams and replaces files atomically.
+// Format: https://github.com/huggingface/safetensors (8-byte little-endian header length, JSON header, data).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "base/dtype.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+/// A tensor inside a mapped file. `data` may be unaligned: use copy_as_f32 or memcpy.
+struct TensorView {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;          // () is a scalar of one element
+  std::span<const std::byte> data;          // row-major, numel * size_of(dtype) bytes
+  std::shared_ptr<const std::string> file;  // where it stands, for messages
+
+  std::int64_t numel() const { return static_cast<std::int64_t>(data.size()) / size_of(dtype); }
+};
+
+/// The header of one file: tensors with `data` inside `bytes`. Errors E401 (length), E402 (JSON), E403 (dtype), E404
+/// (shape), E405 (offsets), all with the tensor's name. This is the whole trust boundary, and what the fuzzer drives.
+Result<std::vector<TensorView>> parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
+
+/// One file, or the shards that a `model.safetensors.index.json` names, as one set of tensors. Views stay valid while
+/// the Checkpoint (or a copy of it) lives.
+class Checkpoint {
+ public:
+  /// `path`: a .safetensors file, an index file, or a folder that holds model.safetensors(.index.json).
+  static Result<Checkpoint> open(const std::filesystem::path& path);
+
+  const std::vector<TensorView>& tensors() const { return tensors_; }  // sorted by name
+  const TensorView* find(std::string_view name) const;                 // nullptr: not there
+
+  /// The tensor, or E406 (missing, with the nearest name) or E407 (another shape).
+  Result<TensorView> require(std::string_view name, std::span<const std::int64_t> shape) const;
+
+  /// A whole parameter converted to fp32; also E403 (integers are no weights) and E408 (NaN or infinite: which
+  /// element).
+  Result<std::vector<float>> load_parameter(std::string_view name, std::span<const std::int64_t> shape) const;
+
+  /// Names and shapes of every parameter of the model (E406, E407), all of them collected. Tied heads may be present.
+  Status check_against(const ModelSpec&) const;
+
+ private:
+  class Mapping;
+  std::vector<std::shared_ptr<const Mapping>> mappings_;
+  std::vector<TensorView> tensors_;
+  std::string path_;
+};
+
+/// Elements [first, first + out.size()) converted to fp32 (from fp32, bf16, fp16 or fp64). The range must lie inside.
+void copy_as_f32(const TensorView&, std::int64_t first, std::span<float> out);
+
+/// E408 naming the tensor and the first element that is NaN or infinite; integers always pass.
+Status check_finite(const TensorView&);
+
+/// What a writer is told beforehand: the header stands before the data.
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+};
+
+/// Streams tensors in the order of `entries`. The target appears only when finish() has succeeded: every file is
+/// written beside its target, fsynced and renamed, the index last. A writer that dies leaves the old files.
+class SafetensorsWriter {
+ public:
+  /// `target`: a path ending in .safetensors gives that one file; any other path is a folder, in which
+  /// model.safetensors, or shards of at most `max_shard_bytes` plus model.safetensors.index.json, are written.
+  /// E103 when a file cannot be made; E409 when names repeat.
+  static Result<SafetensorsWriter> create(const std::filesystem::path& target, std::vector<TensorEntry> entries,
+                                          std::int64_t max_shard_bytes = std::int64_t{5} << 30,
+                                          const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
+  ~SafetensorsWriter();  // unfinished: removes its temporary files
+
+  /// The next bytes of the data, in any pieces; more than the entries hold is an internal fault.
+  Status write(std::span<const std::byte> bytes);
+  /// Every byte must have been written.
+  Status finish();
+
+ private:
+  struct State;
+  explicit SafetensorsWriter(std::unique_ptr<State>);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hotbunk

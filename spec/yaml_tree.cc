@@ -1,0 +1,181 @@
+#include "spec/yaml_tree.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <map>
+#include <sstream>
+
+namespace hotbunk {
+namespace {
+
+constexpr std::size_t max_depth = 64;
+constexpr std::size_t max_nodes = 100'000;
+
+/// Stops the parser from inside a callback; caught by parse_yaml.
+struct Refused {
+  std::string why;
+  SourceLocation where;
+};
+
+std::size_t count_nodes(const YamlNode& node) {
+  std::size_t n = 1;
+  for (const auto& item : node.items) n += count_nodes(item);
+  for (const auto& entry : node.entries) n += count_nodes(entry.value);
+  return n;
+}
+
+class TreeBuilder final : public YAML::EventHandler {
+ public:
+  explicit TreeBuilder(std::string file) : file_(std::move(file)) {}
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    leaf(make(mark, YamlNode::Kind::null), anchor);
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto known = anchors_.find(anchor);
+    if (known == anchors_.end()) throw Refused{"an alias refers to a node that contains it", at(mark)};
+    YamlNode copy = known->second;
+    nodes_ += count_nodes(copy);
+    check_size(mark);
+    leaf(std::move(copy), 0);
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    YamlNode node = make(mark, YamlNode::Kind::scalar);
+    node.quoted = tag == "!";
+    if (!node.quoted && (value == "null" || value == "~" || value == "Null" || value == "NULL"))
+      node.kind = YamlNode::Kind::null;
+    node.text = value;
+    leaf(std::move(node), anchor);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(make(mark, YamlNode::Kind::sequence), anchor, mark);
+  }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(make(mark, YamlNode::Kind::map), anchor, mark);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapEnd() override { close(); }
+
+  YamlNode root;
+
+ private:
+  struct Open {
+    YamlNode node;
+    YAML::anchor_t anchor;
+    bool has_key = false;
+    std::string key;
+    SourceLocation key_where;
+  };
+
+  SourceLocation at(const YAML::Mark& mark) const { return {file_, mark.line + 1, mark.column + 1}; }
+  YamlNode make(const YAML::Mark& mark, YamlNode::Kind kind) {
+    ++nodes_;
+    check_size(mark);
+    YamlNode node;
+    node.kind = kind;
+    node.where = at(mark);
+    return node;
+  }
+  void check_size(const YAML::Mark& mark) const {
+    if (nodes_ > max_nodes) throw Refused{fmt::format("more than {} values", max_nodes), at(mark)};
+  }
+  void open(YamlNode node, YAML::anchor_t anchor, const YAML::Mark& mark) {
+    if (stack_.size() >= max_depth) throw Refused{fmt::format("nested deeper than {} levels", max_depth), at(mark)};
+    if (!stack_.empty() && stack_.back().node.kind == YamlNode::Kind::map && !stack_.back().has_key)
+      throw Refused{"a key must be a plain name, not a map or a list", node.where};
+    stack_.push_back({std::move(node), anchor, false, {}, {}});
+  }
+  void close() {
+    Open done = std::move(stack_.back());
+    stack_.pop_back();
+    leaf(std::move(done.node), done.anchor);
+  }
+  void leaf(YamlNode node, YAML::anchor_t anchor) {
+    if (anchor != 0) anchors_[anchor] = node;
+    if (stack_.empty()) {
+      root = std::move(node);
+      return;
+    }
+    Open& parent = stack_.back();
+    if (parent.node.kind == YamlNode::Kind::sequence) {
+      parent.node.items.push_back(std::move(node));
+    } else if (!parent.has_key) {
+      if (node.kind != YamlNode::Kind::scalar)
+        throw Refused{fmt::format("a key must be a plain name, found {}", node.describe()), node.where};
+      parent.has_key = true;
+      parent.key = std::move(node.text);
+      parent.key_where = node.where;
+    } else {
+      parent.has_key = false;
+      parent.node.entries.push_back({std::move(parent.key), parent.key_where, std::move(node)});
+    }
+  }
+
+  std::string file_;
+  std::vector<Open> stack_;
+  std::map<YAML::anchor_t, YamlNode> anchors_;
+  std::size_t nodes_ = 0;
+};
+
+auto syntax_error(std::string message, SourceLocation where) {
+  return fail(
+      Diagnostic{.code = "E201", .message = std::move(message), .where = std::move(where), .notes = {}, .help = {}});
+}
+
+}  // namespace
+
+Result<YamlNode> parse_yaml(const std::string& text, const std::string& file) {
+  // yaml-cpp ends a document at a NUL; a file with one is no text.
+  if (text.find('\0') != std::string::npos) return syntax_error("the file holds a NUL byte: it is not text", {file});
+  TreeBuilder builder(file);
+  try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    parser.HandleNextDocument(builder);
+    TreeBuilder more(file);
+    if (parser.HandleNextDocument(more)) return syntax_error("more than one YAML document", more.root.where);
+  } catch (const Refused& refused) {
+    return syntax_error(refused.why, refused.where);
+  } catch (const YAML::Exception& e) {
+    SourceLocation where{file};
+    if (!e.mark.is_null()) where = {file, e.mark.line + 1, e.mark.column + 1};
+    return syntax_error(fmt::format("invalid YAML: {}", e.msg), where);
+  } catch (const std::exception& e) {
+    return syntax_error(fmt::format("invalid YAML: {}", e.what()), {file});
+  }
+  return std::move(builder.root);
+}
+
+const YamlNode* YamlNode::find(std::string_view key) const {
+  for (const auto& entry : entries)
+    if (entry.key == key) return &entry.value;
+  return nullptr;
+}
+
+YamlNode* YamlNode::find(std::string_view key) { return const_cast<YamlNode*>(std::as_const(*this).find(key)); }
+
+std::string YamlNode::describe() const {
+  switch (kind) {
+    case Kind::null:
+      return "nothing";
+    case Kind::sequence:
+      return "a list";
+    case Kind::map:
+      return "a map";
+    case Kind::scalar:
+      break;
+  }
+  const std::string shown = text.size() > 40 ? text.substr(0, 40) + "…" : text;
+  const bool numeric = !quoted && !text.empty() && text.find_first_not_of("+-.0123456789eE_") == std::string::npos &&
+                       text.find_first_of("0123456789") != std::string::npos;
+  return numeric ? fmt::format("the number {}", shown) : fmt::format("the text '{}'", shown);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,38 @@
+// A YAML document as plain data, every key and value with its file, line and column. yaml-cpp stays behind it.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/diagnostic.h"
+
+namespace hotbunk {
+
+struct YamlEntry;
+
+struct YamlNode {
+  enum class Kind { null, scalar, sequence, map };
+  Kind kind = Kind::null;
+  std::string text;     // of a scalar
+  bool quoted = false;  // "8" is text, 8 a number
+  SourceLocation where;
+  std::vector<YamlNode> items;     // of a sequence
+  std::vector<YamlEntry> entries;  // of a map, in file order; duplicates are kept for the reader to report
+
+  YamlNode* find(std::string_view key);
+  const YamlNode* find(std::string_view key) const;
+  /// "a map", "the text 'abc'", "the number 8": for messages that say what was found.
+  std::string describe() const;
+};
+
+struct YamlEntry {
+  std::string key;
+  SourceLocation where;
+  YamlNode value;
+};
+
+/// One document; E201 on syntax errors, more than one document, keys that are no scalars, too deep or too large trees
+/// (aliases are expanded against that limit, so that a "billion laughs" file stops here).
+Result<YamlNode> parse_yaml(const std::string& text, const std::string& file);
+
+}  // namespace hotbunk
