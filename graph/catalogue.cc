@@ -40,7 +40,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::all_to_all, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::send, 1, 1, 0, 0, FlopRule::none, 0},
     {OpKind::recv, 0, 0, 1, 1, FlopRule::none, 0},
-    {OpKind::barrier, 0, 0, 0, 0, FlopRule::none, 0},
+    {OpKind::barrier, 0, any, 0, any, FlopRule::none, 0},
     {OpKind::peer_copy, 1, 1, 1, any, FlopRule::none, 0},
     {OpKind::embedding, 2, 2, 1, 1, FlopRule::none, 0},
     {OpKind::embedding_backward, 2, 2, 1, 1, FlopRule::none, 0},

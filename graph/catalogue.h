@@ -16,7 +16,7 @@
 //   reduce_scatter     x[W n] -> y[n]            sum in rank order, fp32                   padding_bytes
 //   all_reduce         x -> x                    in place, sum in rank order               reduce_max, padding_bytes
 //   broadcast          x -> x                                                              src_rank (index in group)
-//   barrier            ->
+//   barrier            (x) -> (x)               no bytes; x names what it orders
 //   peer_copy          x[remote] -> y            boxes; box.peer's tensor of the same buffer name
 //   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows
 //   embedding_backward ids[T], dy[T,H] -> dtable[V,H]  scatter-add                          accumulate, vocab_begin/end

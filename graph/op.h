@@ -115,6 +115,7 @@ enum class Attr : std::uint8_t {
   sft,
   residual,
 };
+inline constexpr int num_attrs = static_cast<int>(Attr::residual) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

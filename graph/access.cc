@@ -1,0 +1,51 @@
+#include "graph/access.h"
+
+#include <map>
+
+namespace hotbunk {
+namespace {
+
+Access of_tensor(const Program& program, const Tensor& t, bool write) {
+  const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
+  const std::int64_t begin = b.offset + t.offset_bytes;
+  return {b.section, begin, begin + t.capacity_bytes(), write};
+}
+
+bool leaves_buffers(const Block& block) {
+  std::map<BufferId, int> live;
+  for (const Op& op : block.ops) {
+    if (op.kind == OpKind::alloc) ++live[op.buffer];
+    if (op.kind == OpKind::free) --live[op.buffer];
+  }
+  for (const auto& [id, count] : live)
+    if (count != 0) return true;
+  return false;
+}
+
+}  // namespace
+
+std::vector<Access> accesses(const Program& program, const Op& op) {
+  std::vector<Access> out;
+  if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
+    out.push_back({op.section, op.map_begin, op.map_end, true});
+    return out;
+  }
+  for (const Tensor& t : op.inputs) out.push_back(of_tensor(program, t, false));
+  for (const Tensor& t : op.outputs) out.push_back(of_tensor(program, t, true));
+  return out;
+}
+
+std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, When when) {
+  std::vector<BlockVisit> out;
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    if (plan.phases[p].when != when) continue;
+    for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
+      const BlockVisit visit{static_cast<std::int16_t>(p), static_cast<std::int32_t>(b)};
+      out.push_back(visit);
+      if (plan.phases[p].driven && !leaves_buffers(program.phases[p][b])) out.push_back(visit);
+    }
+  }
+  return out;
+}
+
+}  // namespace hotbunk

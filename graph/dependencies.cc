@@ -1,0 +1,134 @@
+// insert_dependencies: events between streams, from the bytes that ops touch. A vector clock per stream says which ops
+// of the other streams are already known to be done, so that only the missing order is added.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+#include "graph/conflicts.h"
+#include "graph/passes.h"
+
+namespace hotbunk {
+namespace {
+
+using Clock = std::array<std::int32_t, num_streams>;  // per stream: the last op index known to be done; -1 = none
+
+constexpr std::size_t at(StreamId s) { return static_cast<std::size_t>(s); }
+
+void merge(Clock& into, const Clock& from) {
+  for (std::size_t s = 0; s < into.size(); ++s) into[s] = std::max(into[s], from[s]);
+}
+
+class BlockPass {
+ public:
+  BlockPass(Program& program, Block& block) : program_(program), block_(block) {
+    known_.fill(filled(-1));
+    last_.fill(-1);
+    after_.resize(block.ops.size(), -1);
+    before_.resize(block.ops.size());
+    clock_at_.resize(block.ops.size(), filled(-1));
+  }
+
+  void run() {
+    for (std::size_t i = 0; i < block_.ops.size(); ++i) order(static_cast<std::int32_t>(i));
+    rebuild();
+  }
+
+ private:
+  static Clock filled(std::int32_t v) {
+    Clock c;
+    c.fill(v);
+    return c;
+  }
+
+  /// Makes stream `s`, before op `i`, wait for op `dependency` of stream `t`.
+  void add_wait(StreamId s, std::int32_t i, StreamId t, std::int32_t dependency) {
+    if (s == t || known_[at(s)][at(t)] >= dependency) return;
+    auto& event = after_[static_cast<std::size_t>(dependency)];
+    if (event < 0) event = program_.num_events++;
+    before_[static_cast<std::size_t>(i)].push_back({s, event});
+    merge(known_[at(s)], clock_at_[static_cast<std::size_t>(dependency)]);
+    known_[at(s)][at(t)] = std::max(known_[at(s)][at(t)], dependency);
+  }
+
+  void order(std::int32_t i) {
+    const Op& op = block_.ops[static_cast<std::size_t>(i)];
+    if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
+    Clock needed = filled(-1);
+    for (const Access& a : accesses(program_, op))
+      conflicts_.touch(a, op.stream, i, [&](StreamId t, std::int32_t index) {
+        if (index != i) needed[at(t)] = std::max(needed[at(t)], index);
+      });
+    // Latest dependency first: its clock may imply the others.
+    std::array<std::size_t, num_streams> by_recency;
+    for (std::size_t s = 0; s < by_recency.size(); ++s) by_recency[s] = s;
+    std::sort(by_recency.begin(), by_recency.end(), [&](auto a, auto b) { return needed[a] > needed[b]; });
+    for (std::size_t t : by_recency)
+      if (needed[t] >= 0) add_wait(op.stream, i, static_cast<StreamId>(t), needed[t]);
+    known_[at(op.stream)][at(op.stream)] = i;
+    clock_at_[static_cast<std::size_t>(i)] = known_[at(op.stream)];
+    last_[at(op.stream)] = i;
+    used_[at(op.stream)] = true;
+  }
+
+  static Op event_op(OpKind kind, StreamId stream, EventId event) {
+    Op op;
+    op.kind = kind;
+    op.stream = stream;
+    op.event = event;
+    return op;
+  }
+
+  void rebuild() {
+    std::vector<Op> ops;
+    ops.reserve(block_.ops.size() * 5 / 4 + 16);
+    const auto other = [&](auto&& visit) {
+      for (std::size_t s = 0; s < used_.size(); ++s)
+        if (used_[s] && s != at(StreamId::compute)) visit(static_cast<StreamId>(s));
+    };
+    bool several = false;
+    other([&](StreamId) { several = true; });
+    if (several) {  // begin joined
+      const EventId start = program_.num_events++;
+      ops.push_back(event_op(OpKind::record, StreamId::compute, start));
+      other([&](StreamId s) { ops.push_back(event_op(OpKind::wait, s, start)); });
+    }
+    for (std::size_t i = 0; i < block_.ops.size(); ++i) {
+      const StreamId stream = block_.ops[i].stream;
+      for (const auto& [s, event] : before_[i]) ops.push_back(event_op(OpKind::wait, s, event));
+      ops.push_back(std::move(block_.ops[i]));
+      if (after_[i] >= 0) ops.push_back(event_op(OpKind::record, stream, after_[i]));
+    }
+    other([&](StreamId s) {  // end joined
+      if (known_[at(StreamId::compute)][at(s)] >= last_[at(s)]) return;
+      const EventId end = program_.num_events++;
+      ops.push_back(event_op(OpKind::record, s, end));
+      ops.push_back(event_op(OpKind::wait, StreamId::compute, end));
+    });
+    block_.ops = std::move(ops);
+  }
+
+  struct Wait {
+    StreamId stream;
+    EventId event;
+  };
+
+  Program& program_;
+  Block& block_;
+  ConflictMap conflicts_;
+  std::array<Clock, num_streams> known_;
+  std::array<std::int32_t, num_streams> last_;
+  std::array<bool, num_streams> used_{};
+  std::vector<Clock> clock_at_;
+  std::vector<EventId> after_;
+  std::vector<std::vector<Wait>> before_;
+};
+
+}  // namespace
+
+void insert_dependencies(Program& program) {
+  for (auto& blocks : program.phases)
+    for (Block& block : blocks) BlockPass(program, block).run();
+}
+
+}  // namespace hotbunk

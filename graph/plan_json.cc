@@ -1,0 +1,151 @@
+#include "graph/plan_json.h"
+
+#include "graph/json_text.h"
+
+namespace hotbunk {
+namespace {
+
+template <class Range, class Append>
+void append_array(std::string& out, const Range& range, Append append) {
+  out += '[';
+  Commas commas;
+  for (const auto& element : range) commas.before(out), append(element);
+  out += ']';
+}
+
+void append_key(std::string& out, std::string_view key) {
+  append_json(out, key);
+  out += ':';
+}
+
+void append(std::string& out, const Tensor& t) {
+  out += '[';
+  append_json(out, t.buffer), out += ',';
+  append_json(out, t.offset_bytes), out += ',';
+  append_json(out, name_of(t.dtype));
+  for (int d = 0; d < t.rank; ++d) {
+    const Dim& dim = t.shape[static_cast<std::size_t>(d)];
+    out += ',';
+    if (dim.sym == Sym::fixed && dim.begin == 0) {
+      append_json(out, dim.size);
+      continue;
+    }
+    out += '[';
+    append_json(out, dim.size), out += ',';
+    append_json(out, dim.sym == Sym::fixed ? "fixed" : dim.sym == Sym::tokens ? "tokens" : "seqs"), out += ',';
+    append_json(out, dim.begin);
+    out += ']';
+  }
+  out += ']';
+}
+
+void append(std::string& out, const Box& b) {
+  append_array(out,
+               std::initializer_list<std::int64_t>{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols,
+                                                   b.peer, b.input, b.output},
+               [&](std::int64_t v) { append_json(out, v); });
+}
+
+/// What an op has beyond kind, stream, name and tensors; nothing when all of it is default.
+void append_rest(std::string& out, const Op& op) {
+  const Op otherwise;
+  std::string rest;
+  Commas commas;
+  const auto key = [&](std::string_view name) { commas.before(rest), append_key(rest, name); };
+  const auto index = [&](std::string_view name, std::int32_t value, std::int32_t usual) {
+    if (value != usual) key(name), append_json(rest, value);
+  };
+  if (!op.attrs.empty()) {
+    key("attrs");
+    append_array(rest, op.attrs, [&](const auto& attr) {
+      rest += '[';
+      append_json(rest, name_of(attr.first)), rest += ',';
+      std::visit([&](auto value) { append_json(rest, value); }, attr.second);
+      rest += ']';
+    });
+  }
+  if (!op.boxes.empty()) key("boxes"), append_array(rest, op.boxes, [&](const Box& b) { append(rest, b); });
+  index("group", op.group, otherwise.group);
+  index("buffer", op.buffer, otherwise.buffer);
+  index("event", op.event, otherwise.event);
+  if (op.section != otherwise.section) key("section"), append_json(rest, name_of(op.section));
+  if (op.map_begin != 0 || op.map_end != 0) {
+    key("map");
+    append_array(rest, std::initializer_list<std::int64_t>{op.map_begin, op.map_end},
+                 [&](std::int64_t v) { append_json(rest, v); });
+  }
+  if (!rest.empty()) out += ",{", out += rest, out += '}';
+}
+
+void append(std::string& out, const Op& op) {
+  out += '[';
+  append_json(out, name_of(op.kind)), out += ',';
+  append_json(out, name_of(op.stream)), out += ',';
+  append_json(out, op.name), out += ',';
+  append_array(out, op.inputs, [&](const Tensor& t) { append(out, t); }), out += ',';
+  append_array(out, op.outputs, [&](const Tensor& t) { append(out, t); });
+  append_rest(out, op);
+  out += ']';
+}
+
+void append(std::string& out, const Buffer& b) {
+  out += '[';
+  append_json(out, b.name), out += ',';
+  append_json(out, name_of(b.dtype)), out += ',';
+  append_json(out, b.elements), out += ',';
+  append_json(out, name_of(b.category)), out += ',';
+  append_json(out, name_of(b.section)), out += ',';
+  append_json(out, b.offset);
+  out += ']';
+}
+
+void append(std::string& out, const Program& p) {
+  out += '{';
+  append_key(out, "section_bytes");
+  append_array(out, p.section_bytes, [&](std::int64_t v) { append_json(out, v); });
+  out += ",\"num_events\":", append_json(out, p.num_events);
+  out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, b); });
+  out += ",\"phases\":";
+  append_array(out, p.phases, [&](const std::vector<Block>& blocks) {
+    append_array(out, blocks, [&](const Block& block) {
+      out += "{\"name\":", append_json(out, block.name);
+      out += ",\"ops\":", append_array(out, block.ops, [&](const Op& op) { append(out, op); });
+      out += '}';
+    });
+  });
+  out += '}';
+}
+
+std::string_view name_of_when(When when) {
+  return when == When::prologue ? "prologue" : when == When::iteration ? "iteration" : "epilogue";
+}
+
+}  // namespace
+
+std::string plan_to_json(const Plan& plan) {
+  std::string out = "{\"schema\":\"hotbunk.plan-file/1\"";
+  out += ",\"hash\":", append_json(out, plan_hash(plan));
+  out += ",\"scenario\":", append_json(out, plan.scenario);
+  out += ",\"chunk_bytes\":", append_json(out, plan.chunk_bytes);
+  out += ",\"device_capacity_bytes\":", append_json(out, plan.device_capacity_bytes);
+  out += ",\"host_capacity_bytes\":", append_json(out, plan.host_capacity_bytes);
+  out += ",\"overhead_bytes\":", append_json(out, plan.overhead_bytes);
+  out += ",\"groups\":", append_array(out, plan.groups, [&](const GroupFamily& family) {
+    out += "{\"name\":", append_json(out, family.name);
+    out += ",\"groups\":", append_array(out, family.groups, [&](const std::vector<Rank>& members) {
+      append_array(out, members, [&](Rank r) { append_json(out, r); });
+    });
+    out += '}';
+  });
+  out += ",\"phases\":", append_array(out, plan.phases, [&](const PhaseInfo& phase) {
+    out += "{\"name\":", append_json(out, phase.name);
+    out += ",\"when\":", append_json(out, name_of_when(phase.when));
+    out += phase.driven ? ",\"driven\":true}" : ",\"driven\":false}";
+  });
+  out += ",\"program_of_rank\":", append_array(out, plan.program_of_rank, [&](auto c) { append_json(out, c); });
+  out += ",\"programs\":", append_array(out, plan.programs, [&](const Program& p) { append(out, p); });
+  out += "}\n";
+  return out;
+}
+
+}  // namespace hotbunk

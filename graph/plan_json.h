@@ -1,0 +1,29 @@
+// Plan files: a plan as JSON (schema "hotbunk.plan-file/1") and back, the same plan bit for bit.
+//
+// The document is an object: schema, hash, scenario, chunk_bytes, device_capacity_bytes, host_capacity_bytes,
+// overhead_bytes, groups, phases, program_of_rank, programs. What there are many of are arrays:
+//   buffer  [name, dtype, elements, category, section, offset]
+//   op      [kind, stream, name, inputs, outputs, {attrs, boxes, group, buffer, event, section, map}]
+//           (the object holds what differs from Op's defaults and is left out when empty)
+//   tensor  [buffer, offset_bytes, dtype, dim…]      dim: size | [size, sym, begin]
+//   box     [src_offset, src_pitch, dst_offset, dst_pitch, rows, cols, peer, input, output]
+// Enumerators are written by name, so that a file outlives their renumbering.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "base/diagnostic.h"
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// One line of JSON. The hash in it is plan_hash(plan).
+std::string plan_to_json(const Plan&);
+
+/// The plan, or why the text is none: E501 not JSON (truncated), E502 a missing or wrongly typed value, E503 a value
+/// out of range (an index that points nowhere, a window outside its buffer, a name that is no enumerator), E504 the
+/// content does not have the hash that the file states, E505 another schema. Safe on any input: what it returns may be
+/// indexed without further checks; whether it is a sensible plan is the verifier's question. `file` is for messages.
+Result<Plan> plan_from_json(std::string_view text, const std::string& file);
+
+}  // namespace hotbunk

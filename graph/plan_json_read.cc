@@ -1,0 +1,262 @@
+// Plan files, read: each function takes one kind of value and checks whatever could later be used as an index or
+// multiplied.
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "graph/json_decode.h"
+#include "graph/plan_json.h"
+#include "spec/json_read.h"
+
+namespace hotbunk {
+namespace {
+
+using decode::Value;
+
+constexpr decode::Codes codes{"E502", "E503"};
+constexpr std::int64_t largest = std::int64_t{1} << 60;        // bytes or elements: sums of two still fit 64 bits
+constexpr std::int64_t most_ranks = std::int64_t{1} << 20;     // of a plan
+constexpr std::int64_t most_events = std::int64_t{1} << 24;    // of a program; interpreters allocate them all
+constexpr JsonLimits limits{.max_depth = 16, .max_values = 100'000'000};
+
+/// What the values of one program may refer to.
+struct Scope {
+  const Plan& plan;
+  const Program& program;
+};
+
+/// a*b for a, b in [0, largest], or a fault.
+std::int64_t product(const Value& v, std::int64_t a, std::int64_t b) {
+  if (a != 0 && b > largest / a) v.out_of_range("more than 2^60 bytes");
+  return a * b;
+}
+
+DType read_dtype(const Value& v) {
+  const auto dtype = dtype_from(v.text());
+  if (!dtype) v.out_of_range(fmt::format("unknown dtype \"{}\"", v.text().substr(0, 60)));
+  return *dtype;
+}
+
+Dim read_dim(const Value& v) {
+  if (v.is_integer()) return {.size = v.integer(0, largest)};
+  v.array(3, 3);
+  const Value sym = v.at(1);
+  Dim dim{.size = v.at(0).integer(0, largest), .sym = Sym::fixed, .begin = v.at(2).integer(0, largest)};
+  if (sym.text() == "tokens")
+    dim.sym = Sym::tokens;
+  else if (sym.text() == "seqs")
+    dim.sym = Sym::seqs;
+  else if (sym.text() != "fixed")
+    sym.out_of_range("should be \"fixed\", \"tokens\" or \"seqs\"");
+  return dim;
+}
+
+Tensor read_tensor(const Value& v, const Scope& scope) {
+  const std::size_t n = v.array(3, 6);
+  Tensor t;
+  t.buffer = v.at(0).int32(0, static_cast<std::int64_t>(scope.program.buffers.size()) - 1);
+  t.offset_bytes = v.at(1).integer(0, largest);
+  t.dtype = read_dtype(v.at(2));
+  t.rank = static_cast<std::uint8_t>(n - 3);
+  std::int64_t bytes = size_of(t.dtype);
+  for (std::size_t d = 0; d < t.rank; ++d) {
+    t.shape[d] = read_dim(v.at(d + 3));
+    bytes = product(v, bytes, t.shape[d].size);
+  }
+  const Buffer& buffer = scope.program.buffers[static_cast<std::size_t>(t.buffer)];
+  if (t.offset_bytes + bytes > buffer.bytes())
+    v.out_of_range(fmt::format("bytes {} to {} of buffer \"{}\", which has {}", t.offset_bytes, t.offset_bytes + bytes,
+                               buffer.name.substr(0, 60), buffer.bytes()));
+  return t;
+}
+
+std::vector<Tensor> read_tensors(const Value& v, const Scope& scope) {
+  std::vector<Tensor> tensors(v.array());
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i] = read_tensor(v.at(i), scope);
+  return tensors;
+}
+
+/// An operand's number. A box of a feed or fetch has its other side outside the plan, so 0 needs no operand.
+std::int32_t read_operand(const Value& v, const std::vector<Tensor>& operands) {
+  return v.int32(0, std::max<std::int64_t>(static_cast<std::int64_t>(operands.size()) - 1, 0));
+}
+
+Box read_box(const Value& v, const Op& op) {
+  v.array(9, 9);
+  Box b;
+  std::int64_t* const fields[] = {&b.src_offset, &b.src_pitch, &b.dst_offset, &b.dst_pitch, &b.rows, &b.cols};
+  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i).integer(0, largest);
+  for (const std::int64_t pitch : {b.src_pitch, b.dst_pitch, b.cols}) product(v, pitch, b.rows);
+  b.peer = v.at(6).int32(-1, most_ranks);
+  b.input = read_operand(v.at(7), op.inputs);
+  b.output = read_operand(v.at(8), op.outputs);
+  return b;
+}
+
+std::pair<Attr, AttrValue> read_attr(const Value& v) {
+  v.array(2, 2);
+  const auto attr = v.at(0).name<Attr>(num_attrs);
+  const Value value = v.at(1);
+  if (value.is_integer())
+    return {attr, value.integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max())};
+  return {attr, value.real()};
+}
+
+void read_rest(const Value& v, const Scope& scope, Op& op) {
+  const auto index = [&](std::string_view key, std::int64_t count, std::int32_t& to) {
+    if (v.has(key)) to = v[key].int32(0, count - 1);
+  };
+  if (v.has("attrs")) {
+    const Value attrs = v["attrs"];
+    for (std::size_t i = 0; i < attrs.array(); ++i) op.attrs.push_back(read_attr(attrs.at(i)));
+  }
+  if (v.has("boxes")) {
+    const Value boxes = v["boxes"];
+    for (std::size_t i = 0; i < boxes.array(); ++i) op.boxes.push_back(read_box(boxes.at(i), op));
+  }
+  index("group", static_cast<std::int64_t>(scope.plan.groups.size()), op.group);
+  index("buffer", static_cast<std::int64_t>(scope.program.buffers.size()), op.buffer);
+  index("event", scope.program.num_events, op.event);
+  if (v.has("section")) op.section = v["section"].name<Section>(num_sections);
+  if (v.has("map")) {
+    const Value map = v["map"];
+    map.array(2, 2);
+    op.map_begin = map.at(0).integer(0, largest);
+    op.map_end = map.at(1).integer(op.map_begin, scope.program.section_bytes[static_cast<std::size_t>(op.section)]);
+  }
+}
+
+/// An op without the index that its kind cannot do without would be used as one.
+void check_indices(const Value& v, const Op& op) {
+  const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
+  const bool event = op.kind == OpKind::record || op.kind == OpKind::wait;
+  if (memory && op.buffer < 0) v.out_of_range(fmt::format("{} without a buffer", name_of(op.kind)));
+  if (event && op.event < 0) v.out_of_range(fmt::format("{} without an event", name_of(op.kind)));
+  if (is_communication(op.kind) && op.group < 0) v.out_of_range(fmt::format("{} without a group", name_of(op.kind)));
+}
+
+Op read_op(const Value& v, const Scope& scope) {
+  const std::size_t n = v.array(5, 6);
+  Op op;
+  op.kind = v.at(0).name<OpKind>(num_op_kinds);
+  op.stream = v.at(1).name<StreamId>(num_streams);
+  op.name = v.at(2).text();
+  op.inputs = read_tensors(v.at(3), scope);
+  op.outputs = read_tensors(v.at(4), scope);
+  if (n == 6) read_rest(v.at(5), scope, op);
+  check_indices(v, op);
+  return op;
+}
+
+Buffer read_buffer(const Value& v) {
+  v.array(6, 6);
+  Buffer b;
+  b.name = v.at(0).text();
+  b.dtype = read_dtype(v.at(1));
+  b.elements = v.at(2).integer(0, largest / size_of(b.dtype));
+  b.category = v.at(3).name<Category>(num_categories);
+  b.section = v.at(4).name<Section>(num_sections);
+  b.offset = v.at(5).integer(0, largest);
+  return b;
+}
+
+std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
+  std::vector<Block> blocks(v.array());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const Value block = v.at(i);
+    const Value ops = block["ops"];
+    blocks[i].name = block["name"].text();
+    blocks[i].ops.reserve(ops.array());
+    for (std::size_t k = 0; k < ops.size(); ++k) blocks[i].ops.push_back(read_op(ops.at(k), scope));
+  }
+  return blocks;
+}
+
+Program read_program(const Value& v, const Plan& plan) {
+  Program p;
+  const Value sections = v["section_bytes"], buffers = v["buffers"], phases = v["phases"];
+  sections.array(num_sections, num_sections);
+  for (std::size_t s = 0; s < p.section_bytes.size(); ++s) p.section_bytes[s] = sections.at(s).integer(0, largest);
+  p.num_events = v["num_events"].int32(0, most_events);
+  p.buffers.reserve(buffers.array());
+  for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
+  phases.array(plan.phases.size(), plan.phases.size());
+  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), {plan, p}));
+  return p;
+}
+
+GroupFamily read_family(const Value& v, Rank num_ranks) {
+  const Value groups = v["groups"];
+  GroupFamily family{v["name"].text(), std::vector<std::vector<Rank>>(groups.array())};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const Value members = groups.at(g);
+    for (std::size_t i = 0; i < members.array(); ++i)
+      family.groups[g].push_back(members.at(i).int32(0, num_ranks - 1));
+  }
+  return family;
+}
+
+PhaseInfo read_phase(const Value& v) {
+  const Value when = v["when"];
+  PhaseInfo phase{v["name"].text(), When::iteration, v["driven"].boolean()};
+  if (when.text() == "prologue")
+    phase.when = When::prologue;
+  else if (when.text() == "epilogue")
+    phase.when = When::epilogue;
+  else if (when.text() != "iteration")
+    when.out_of_range("should be \"prologue\", \"iteration\" or \"epilogue\"");
+  return phase;
+}
+
+Plan read_plan(const Value& v) {
+  Plan plan;
+  plan.scenario = v["scenario"].text();
+  plan.chunk_bytes = v["chunk_bytes"].integer(1, largest);
+  plan.device_capacity_bytes = v["device_capacity_bytes"].integer(0, largest);
+  plan.host_capacity_bytes = v["host_capacity_bytes"].integer(0, largest);
+  plan.overhead_bytes = v["overhead_bytes"].integer(0, largest);
+  const Value groups = v["groups"], phases = v["phases"], ranks = v["program_of_rank"], programs = v["programs"];
+  const auto num_programs = static_cast<std::int64_t>(programs.array());
+  ranks.array(0, most_ranks);
+  for (std::size_t r = 0; r < ranks.size(); ++r) plan.program_of_rank.push_back(ranks.at(r).int32(0, num_programs - 1));
+  for (std::size_t g = 0; g < groups.array(0, std::numeric_limits<std::int16_t>::max()); ++g)
+    plan.groups.push_back(read_family(groups.at(g), plan.num_ranks()));
+  for (std::size_t i = 0; i < phases.array(0, std::numeric_limits<std::int16_t>::max()); ++i)
+    plan.phases.push_back(read_phase(phases.at(i)));
+  for (std::size_t i = 0; i < programs.size(); ++i) plan.programs.push_back(read_program(programs.at(i), plan));
+  return plan;
+}
+
+}  // namespace
+
+Result<Plan> plan_from_json(std::string_view text, const std::string& file) {
+  auto json = parse_json(text, file, limits, "E501");
+  if (!json) {
+    json.error().front().help = "the file is damaged or cut short: save the plan again";
+    return fail(json.error());
+  }
+  try {
+    const Value document(*json, file, codes);
+    const std::string schema = document["schema"].text();
+    if (schema != "hotbunk.plan-file/1")
+      return fail(Diagnostic{.code = "E505",
+                             .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/1\"", schema.substr(0, 60)),
+                             .where = {file},
+                             .notes = {},
+                             .help = "give the plan.json that `hotbunk plan --save` wrote"});
+    const std::string stated = document["hash"].text();
+    Plan plan = read_plan(document);
+    if (const std::string actual = plan_hash(plan); actual != stated)
+      return fail(Diagnostic{.code = "E504",
+                             .message = "the plan is not the one that was saved: its hash differs",
+                             .where = {file},
+                             .notes = {fmt::format("the file states {}", stated.substr(0, 60)),
+                                       fmt::format("its content has {}", actual)},
+                             .help = "save the plan again; a plan file is not to be edited"});
+    return plan;
+  } catch (const decode::Fault& fault) {
+    return fail(fault.diagnostic);
+  }
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,288 @@
+#include "graph/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "graph/catalogue.h"
+#include "graph/conflicts.h"
+
+namespace hotbunk {
+namespace {
+
+class Faults {
+ public:
+  explicit Faults(std::size_t limit) : limit_(limit) {}
+  bool full() const { return lines_.size() >= limit_; }
+  void add(std::string line) {
+    if (!full()) lines_.push_back(std::move(line));
+  }
+  std::vector<std::string> take() { return std::move(lines_); }
+
+ private:
+  std::size_t limit_;
+  std::vector<std::string> lines_;
+};
+
+/// Walks one program as a rank would: prologue, two iterations (the second sees what the first left), epilogue.
+class ProgramCheck {
+ public:
+  ProgramCheck(const Plan& plan, std::size_t index, Faults& faults)
+      : plan_(plan),
+        program_(plan.programs[index]),
+        index_(index),
+        faults_(faults),
+        live_(program_.buffers.size(), false) {}
+
+  void run() {
+    if (!check_shape()) return;
+    for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue}) {
+      const std::set<BufferId> before = live_set();
+      for (const BlockVisit& visit : block_visits(plan_, program_, when)) {
+        if (faults_.full()) return;
+        check_block(visit);
+      }
+      if (when != When::iteration) continue;
+      const std::set<BufferId> after = live_set();
+      for (BufferId id : after)
+        if (!before.contains(id))
+          fault(fmt::format("buffer '{}' is still alive after an iteration that allocated it", buffer(id).name));
+      for (BufferId id : before)
+        if (!after.contains(id))
+          fault(fmt::format("buffer '{}' was alive before an iteration that freed it", buffer(id).name));
+    }
+  }
+
+ private:
+  const Buffer& buffer(BufferId id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
+  void fault(const std::string& text) { faults_.add(fmt::format("program {}: {}{}", index_, where_, text)); }
+
+  std::set<BufferId> live_set() const {
+    std::set<BufferId> out;
+    for (std::size_t i = 0; i < live_.size(); ++i)
+      if (live_[i]) out.insert(static_cast<BufferId>(i));
+    return out;
+  }
+
+  bool check_shape() {
+    if (program_.phases.size() != plan_.phases.size()) {
+      fault(fmt::format("has {} phases, the plan {}", program_.phases.size(), plan_.phases.size()));
+      return false;
+    }
+    bool good = true;
+    for (const Buffer& b : program_.buffers) {
+      const std::int64_t end = program_.section_bytes[static_cast<std::size_t>(b.section)];
+      if (b.elements < 0 || b.offset < 0 || b.offset + b.bytes() > end) {
+        fault(fmt::format("buffer '{}' takes bytes {}..{} of section {}, which has {}", b.name, b.offset,
+                          b.offset + b.bytes(), name_of(b.section), end));
+        good = false;
+      }
+    }
+    for (std::size_t p = 0; p < plan_.phases.size(); ++p)
+      for (const Block& block : program_.phases[p])
+        for (const Op& op : block.ops) {
+          std::string bad = check_op(program_, op);
+          if (bad.empty() && op.group >= static_cast<GroupId>(plan_.groups.size()))
+            bad = fmt::format("names group {}", op.group);
+          const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
+          if (bad.empty() && memory &&
+              (op.buffer < 0 || static_cast<std::size_t>(op.buffer) >= program_.buffers.size()))
+            bad = fmt::format("names buffer {}", op.buffer);
+          const bool event = op.kind == OpKind::record || op.kind == OpKind::wait;
+          if (bad.empty() && event && (op.event < 0 || op.event >= program_.num_events))
+            bad = fmt::format("names event {}", op.event);
+          if (bad.empty()) continue;
+          fault(fmt::format("phase {}, block {}: {} '{}' {}", plan_.phases[p].name, block.name, name_of(op.kind),
+                            op.name, bad));
+          good = false;
+        }
+    return good;
+  }
+
+  void check_block(const BlockVisit& visit) {
+    const Block& block = program_.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
+    // Streams are joined at block borders (dependencies.cc); the check proves that too, through the clocks below.
+    for (std::size_t i = 0; i < block.ops.size() && !faults_.full(); ++i) {
+      const Op& op = block.ops[i];
+      where_ =
+          fmt::format("phase {}, block {}, op {} ({} '{}'): ", plan_.phases[static_cast<std::size_t>(visit.phase)].name,
+                      block.name, i, name_of(op.kind), op.name);
+      check_memory(op);
+      check_order(op);
+    }
+    where_.clear();
+  }
+
+  void check_memory(const Op& op) {
+    switch (op.kind) {
+      case OpKind::alloc:
+        return check_alloc(op.buffer);
+      case OpKind::free:
+        if (!live_[static_cast<std::size_t>(op.buffer)])
+          fault(fmt::format("frees '{}', which is not alive", buffer(op.buffer).name));
+        else {
+          live_[static_cast<std::size_t>(op.buffer)] = false;
+          alive_by_offset_[static_cast<std::size_t>(buffer(op.buffer).section)].erase(buffer(op.buffer).offset);
+        }
+        return;
+      case OpKind::map:
+        return check_map(op, true);
+      case OpKind::unmap:
+        return check_map(op, false);
+      default:
+        break;
+    }
+    for (const auto* side : {&op.inputs, &op.outputs})
+      for (const Tensor& t : *side)
+        if (t.buffer >= 0 && !live_[static_cast<std::size_t>(t.buffer)])
+          fault(fmt::format("touches '{}', which is not alive", buffer(t.buffer).name));
+  }
+
+  void check_alloc(BufferId id) {
+    const Buffer& b = buffer(id);
+    if (live_[static_cast<std::size_t>(id)]) return fault(fmt::format("allocates '{}', which is alive", b.name));
+    live_[static_cast<std::size_t>(id)] = true;
+    if (b.bytes() == 0) return;
+    auto& alive = alive_by_offset_[static_cast<std::size_t>(b.section)];
+    auto next = alive.lower_bound(b.offset);
+    if (next != alive.end() && next->first < b.offset + b.bytes())
+      fault(fmt::format("'{}' overlaps '{}'", b.name, buffer(next->second).name));
+    if (next != alive.begin()) {
+      const Buffer& before = buffer(std::prev(next)->second);
+      if (before.offset + before.bytes() > b.offset) fault(fmt::format("'{}' overlaps '{}'", b.name, before.name));
+    }
+    alive.emplace(b.offset, id);
+    const auto& mapped = mapped_[static_cast<std::size_t>(b.section)];
+    auto it = mapped.upper_bound(b.offset);
+    if (it == mapped.begin() || std::prev(it)->second < b.offset + b.bytes())
+      fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name, name_of(b.section)));
+  }
+
+  void check_map(const Op& op, bool map) {
+    auto& mapped = mapped_[static_cast<std::size_t>(op.section)];
+    if (op.map_begin % plan_.chunk_bytes != 0 || op.map_end % plan_.chunk_bytes != 0 || op.map_begin > op.map_end)
+      return fault(
+          fmt::format("range {}..{} is not made of chunks of {}", op.map_begin, op.map_end, plan_.chunk_bytes));
+    if (op.map_begin == op.map_end) return;
+    auto it = mapped.upper_bound(op.map_begin);
+    if (map) {
+      const bool hit = (it != mapped.end() && it->first < op.map_end) ||
+                       (it != mapped.begin() && std::prev(it)->second > op.map_begin);
+      if (hit)
+        return fault(
+            fmt::format("maps {}..{} of {}, part of which is mapped", op.map_begin, op.map_end, name_of(op.section)));
+      auto [added, ok] = mapped.emplace(op.map_begin, op.map_end);
+      merge_neighbours(mapped, added);
+      return;
+    }
+    if (it == mapped.begin() || std::prev(it)->second < op.map_end)
+      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", op.map_begin, op.map_end,
+                               name_of(op.section)));
+    for (const auto& [offset, id] : alive_by_offset_[static_cast<std::size_t>(op.section)])
+      if (offset < op.map_end && offset + buffer(id).bytes() > op.map_begin)
+        fault(fmt::format("unmaps '{}', which is alive", buffer(id).name));
+    auto holder = std::prev(it);
+    const auto [begin, end] = *holder;
+    mapped.erase(holder);
+    if (begin < op.map_begin) mapped.emplace(begin, op.map_begin);
+    if (op.map_end < end) mapped.emplace(op.map_end, end);
+  }
+
+  static void merge_neighbours(std::map<std::int64_t, std::int64_t>& ranges,
+                               std::map<std::int64_t, std::int64_t>::iterator it) {
+    if (auto next = std::next(it); next != ranges.end() && next->first == it->second)
+      it->second = next->second, ranges.erase(next);
+    if (it != ranges.begin())
+      if (auto before = std::prev(it); before->second == it->first) before->second = it->second, ranges.erase(it);
+  }
+
+  using Clock = std::array<std::int32_t, num_streams>;
+
+  /// Happens-before as the devices implement it: clocks travel only through record and wait.
+  void check_order(const Op& op) {
+    const auto s = static_cast<std::size_t>(op.stream);
+    if (op.kind == OpKind::record) {
+      recorded_[op.event] = clocks_[s];
+      return;
+    }
+    if (op.kind == OpKind::wait) {
+      auto it = recorded_.find(op.event);
+      if (it == recorded_.end()) return fault(fmt::format("waits for event {}, which nobody recorded", op.event));
+      for (std::size_t t = 0; t < num_streams; ++t) clocks_[s][t] = std::max(clocks_[s][t], it->second[t]);
+      return;
+    }
+    if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
+    const std::int32_t index = ++sequence_;
+    for (const Access& a : accesses(program_, op))
+      conflicts_.touch(a, op.stream, index, [&](StreamId t, std::int32_t earlier) {
+        if (earlier != index && clocks_[s][static_cast<std::size_t>(t)] < earlier)
+          fault(fmt::format("bytes {}..{} of {} are also touched on stream {} with no event between", a.begin, a.end,
+                            name_of(a.section), name_of(t)));
+      });
+    clocks_[s][s] = index;
+  }
+
+  const Plan& plan_;
+  const Program& program_;
+  std::size_t index_;
+  Faults& faults_;
+  std::string where_;
+  std::vector<bool> live_;
+  std::array<std::map<std::int64_t, BufferId>, num_sections> alive_by_offset_;
+  std::array<std::map<std::int64_t, std::int64_t>, num_sections> mapped_;  // begin -> end
+  ConflictMap conflicts_;
+  std::array<Clock, num_streams> clocks_{};
+  std::map<EventId, Clock> recorded_;
+  std::int32_t sequence_ = 0;
+};
+
+/// What a rank says to a group in one block, per stream: kind and bytes in order.
+using Conversation = std::vector<std::string>;
+
+void check_conversations(const Plan& plan, Faults& faults) {
+  for (std::size_t f = 0; f < plan.groups.size(); ++f)
+    for (const auto& members : plan.groups[f].groups) {
+      std::optional<std::map<std::string, Conversation>> first;
+      Rank first_rank = -1;
+      std::set<std::int32_t> seen;
+      for (Rank r : members) {
+        const std::int32_t which = plan.program_of_rank[static_cast<std::size_t>(r)];
+        if (!seen.insert(which).second) continue;
+        std::map<std::string, Conversation> said;
+        const Program& program = plan.programs[static_cast<std::size_t>(which)];
+        for (std::size_t p = 0; p < program.phases.size(); ++p)
+          for (const Block& block : program.phases[p])
+            for (const Op& op : block.ops)
+              if (is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group == static_cast<GroupId>(f))
+                said[fmt::format("{}/{} on {}", plan.phases[p].name, block.name, name_of(op.stream))].push_back(
+                    fmt::format("{} of {} bytes", name_of(op.kind),
+                                op.inputs.empty() ? 0 : op.inputs[0].capacity_bytes()));
+        if (!first) first = said, first_rank = r;
+        else if (*first != said)
+          faults.add(fmt::format("group {}: ranks {} and {} do not issue the same collectives in the same order",
+                                 plan.groups[f].name, first_rank, r));
+      }
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
+  Faults faults(limit);
+  for (std::int32_t p : plan.program_of_rank)
+    if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
+      faults.add(fmt::format("a rank names program {}", p));
+  if (faults.full()) return faults.take();
+  for (std::size_t i = 0; i < plan.programs.size() && !faults.full(); ++i) ProgramCheck(plan, i, faults).run();
+  auto found = faults.take();
+  if (!found.empty()) return found;
+  Faults conversations(limit);
+  check_conversations(plan, conversations);
+  return conversations.take();
+}
+
+}  // namespace hotbunk

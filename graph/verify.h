@@ -1,0 +1,20 @@
+// The verifier: run after every pass and on every plan that is read from a file.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// What is wrong with a plan, one line each ("" lines never), at most `limit` of them. It proves, per program:
+///  - every op has the tensors and attributes of its kind (catalogue), and its group exists;
+///  - buffers alive together do not overlap, and lie inside their sections;
+///  - an op touches only buffers that are alive and mapped: a step while asleep is found here;
+///  - alloc and free balance over an iteration; driven blocks that loop leave nothing behind;
+///  - conflicting accesses on different streams are ordered by events, for buffers and for reused ranges;
+///  - waits name events that were recorded;
+///  - all ranks of a group issue the same communication in the same order on each stream, per block.
+std::vector<std::string> verify(const Plan&, std::size_t limit = 20);
+
+}  // namespace hotbunk
