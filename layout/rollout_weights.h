@@ -1,0 +1,52 @@
+// How one rollout tensor-parallel rank holds a dense decoder (Llama, Mistral, Qwen2, Qwen3): which buffers, and which
+// rectangles of which Hugging Face parameters fill them. Weight sync and the rollout graph both read this list.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/shard.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+/// One weight buffer of one rollout rank, row-major (rows, cols); a vector is (n, 1).
+/// Names: "embedding", "final_norm", "lm_head" and, per layer N, "layers.N." +
+///   input_norm                (hidden, 1)                replicated
+///   qkv                       (q + 2 kv rows, hidden)    [query heads; key heads; value heads of this rank]
+///   qkv_bias                  (q + 2 kv rows, 1)         where the model has it
+///   q_norm, k_norm            (head_dim, 1)              where the model has them; replicated
+///   o                         (hidden, q rows)           column slice
+///   post_norm                 (hidden, 1)                replicated
+///   gate_up                   (2 intermediate / tp, hidden)  [gate rows; up rows of this rank]
+///   down                      (hidden, intermediate / tp)    column slice
+struct LocalWeight {
+  std::string name;
+  std::int64_t rows = 0, cols = 0;
+  int layer = -1;  // -1: embedding, final norm, head
+  struct Source {
+    std::string parameter;  // Hugging Face name
+    Piece piece;            // rectangle of that parameter, and where it lies in this buffer
+  };
+  std::vector<Source> sources;  // they fill the buffer, except the padded rows of the vocabulary
+
+  std::int64_t elements() const { return rows * cols; }
+};
+
+/// The query heads and key/value heads of one tensor-parallel rank under grouped-query attention.
+/// kv_heads >= tp: both are cut into tp equal parts. kv_heads < tp: each KV head is held by tp / kv_heads ranks.
+struct HeadRanges {
+  Range query, key_value;
+};
+HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
+
+/// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
+///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; dense, gated MLP.
+std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp);
+
+/// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
+/// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source.
+/// Throws InternalError where why_not_rollout_tp gives a reason.
+std::vector<LocalWeight> rollout_weights(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
+
+}  // namespace hotbunk

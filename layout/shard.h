@@ -1,0 +1,39 @@
+// Shard arithmetic: which part of a dimension a rank holds.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace hotbunk {
+
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+
+/// Rows of part `index` when `extent` rows are cut into `parts` as torch.chunk and FSDP2's Shard(0) do: every part
+/// holds ceil(extent / parts) rows, the last ones fewer, possibly none. For collectives each part is padded to that
+/// size.
+constexpr Range chunk_range(std::int64_t extent, std::int64_t parts, std::int64_t index) {
+  const std::int64_t size = ceil_div(extent, parts);
+  return {std::min(extent, index * size), std::min(extent, (index + 1) * size)};
+}
+
+/// Equal parts; the caller has checked that parts divides extent (validation, E2xx).
+constexpr Range even_range(std::int64_t extent, std::int64_t parts, std::int64_t index) {
+  return {extent / parts * index, extent / parts * (index + 1)};
+}
+
+/// A rectangle of a logical (rows, cols) tensor and where it lies in one rank's buffer. 1-D tensors have cols = 1.
+/// Element (r, c) of the rectangle is at offset + (r - row_begin) * pitch + (c - col_begin), in elements.
+struct Piece {
+  std::int64_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;
+  std::int64_t offset = 0, pitch = 0;
+  std::int64_t elements() const { return (row_end - row_begin) * (col_end - col_begin); }
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
+}  // namespace hotbunk

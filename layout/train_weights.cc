@@ -1,0 +1,84 @@
+#include "layout/train_weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+using R = ParamRole;
+
+// Inside its unit a parameter stands in the order of use, with what is multiplied as one packed matrix adjacent.
+// clang-format off
+constexpr std::array order_in_unit = {
+    R::embedding, R::position_embedding, R::final_norm, R::final_norm_bias, R::lm_head,
+    R::input_norm, R::input_norm_bias,
+    R::q_a_proj, R::q_a_norm, R::q_b_proj, R::kv_a_proj, R::kv_a_norm, R::kv_b_proj,
+    R::q_proj, R::k_proj, R::v_proj, R::q_bias, R::k_bias, R::v_bias, R::q_norm, R::k_norm, R::o_proj, R::o_bias,
+    R::post_norm, R::post_norm_bias,
+    R::gate_proj, R::up_proj, R::up_bias, R::down_proj, R::down_bias,
+    R::router, R::router_bias, R::shared_gate, R::shared_up, R::shared_down,
+    R::expert_gate, R::expert_up, R::expert_down,
+};
+// clang-format on
+
+constexpr std::size_t position_in_unit(ParamRole role) {
+  return static_cast<std::size_t>(std::find(order_in_unit.begin(), order_in_unit.end(), role) - order_in_unit.begin());
+}
+// The enumeration ends with kv_b_proj: every role has its place in the order.
+static_assert(order_in_unit.size() == static_cast<std::size_t>(R::kv_b_proj) + 1);
+
+// Experts follow one another whole (gate, up, down of expert 0, then of expert 1, …).
+bool stands_before(const ParamSpec& a, const ParamSpec& b) {
+  return std::tuple(a.layer, a.expert, position_in_unit(a.role)) <
+         std::tuple(b.layer, b.expert, position_in_unit(b.role));
+}
+
+UnitParam shard_of(const ParamSpec& spec, std::int64_t world, std::int64_t rank) {
+  HB_CHECK(spec.shape.size() == 1 || spec.shape.size() == 2, "{} has {} dimensions", spec.name, spec.shape.size());
+  UnitParam param;
+  param.parameter = spec.name;
+  param.rows = spec.shape[0];
+  param.cols = spec.shape.size() == 2 ? spec.shape[1] : 1;
+  param.shard = chunk_range(param.rows, world, rank);
+  param.padded_rows = ceil_div(param.rows, world);
+  param.role = spec.role;
+  return param;
+}
+
+void append(ShardedUnit& unit, UnitParam param) {
+  param.shard_offset = unit.shard_elements;
+  param.full_offset = unit.full_elements;
+  unit.shard_elements += param.padded_elements();
+  unit.full_elements += param.elements();
+  unit.params.push_back(std::move(param));
+}
+
+}  // namespace
+
+std::vector<ShardedUnit> fsdp_units(const ModelSpec& model, std::int64_t world, std::int64_t rank) {
+  HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
+  std::vector<ParamSpec> parameters = parameters_of(model);
+  std::stable_sort(parameters.begin(), parameters.end(), stands_before);
+
+  std::vector<ShardedUnit> units;
+  for (const ParamSpec& parameter : parameters) {
+    if (units.empty() || units.back().layer != parameter.layer) {
+      ShardedUnit unit;
+      unit.name = parameter.layer < 0 ? "root" : fmt::format("layers.{}", parameter.layer);
+      unit.layer = parameter.layer;
+      units.push_back(std::move(unit));
+    }
+    append(units.back(), shard_of(parameter, world, rank));
+  }
+  for (ShardedUnit& unit : units) unit.padding_elements = world * unit.shard_elements - unit.full_elements;
+  return units;
+}
+
+}  // namespace hotbunk

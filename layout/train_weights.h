@@ -1,0 +1,45 @@
+// How one training rank holds the model under FSDP2: units, their parameters, and where each parameter's rows lie.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/shard.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+/// One parameter of a unit on one rank. Every parameter is Shard(0): rank w of W owns rows
+/// [w * padded_rows, (w + 1) * padded_rows) of it, cut off at `rows`; the last ranks own fewer, possibly none.
+struct UnitParam {
+  std::string parameter;            // Hugging Face name
+  std::int64_t rows = 0, cols = 0;  // logical shape; a 1-D parameter of n elements is (n, 1)
+  Range shard;                      // the rows this rank owns
+  std::int64_t padded_rows = 0;     // ceil(rows / W): the rows every rank's shard has room for
+  std::int64_t shard_offset = 0;    // elements into this rank's flat unit shard
+  std::int64_t full_offset = 0;     // elements into the unsharded unit buffer
+  ParamRole role = ParamRole::embedding;
+
+  std::int64_t elements() const { return rows * cols; }
+  std::int64_t owned_elements() const { return shard.size() * cols; }
+  std::int64_t padded_elements() const { return padded_rows * cols; }
+};
+
+/// What one all-gather makes whole: the parameters of one decoder layer, or of everything outside the layers ("root").
+/// The unsharded buffer holds the parameters back to back without padding, so neighbours of equal width form one
+/// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block.
+struct ShardedUnit {
+  std::string name;  // "root", "layers.3"
+  int layer = -1;    // -1: root
+  std::vector<UnitParam> params;
+  std::int64_t shard_elements = 0;    // what one rank contributes to the all-gather: sum of padded shards
+  std::int64_t full_elements = 0;     // sum of rows * cols
+  std::int64_t padding_elements = 0;  // world * shard_elements - full_elements
+};
+
+/// The units of a model sharded over `world` ranks, as `rank` holds them: root, layers.0, layers.1, …
+/// Throws InternalError when rank is outside [0, world).
+/// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
+std::vector<ShardedUnit> fsdp_units(const ModelSpec&, std::int64_t world, std::int64_t rank);
+
+}  // namespace hotbunk

@@ -1,0 +1,121 @@
+#include "layout/train_weights.h"
+
+#include <rapidcheck.h>
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "base/check.h"
+#include "models.h"
+
+using namespace hotbunk;
+
+namespace {
+
+const UnitParam& param(const ShardedUnit& unit, ParamRole role) {
+  for (const UnitParam& p : unit.params)
+    if (p.role == role) return p;
+  throw InternalError("no such parameter");
+}
+
+}  // namespace
+
+TEST_CASE("FSDP units of a small Llama, by hand") {
+  // World 4, rank 3. Embedding 37 x 24: ceil(37/4) = 10 rows each, rank 3 owns rows 30..37 (7 of 10).
+  const std::vector<ShardedUnit> units = fsdp_units(test::tiny_llama(), 4, 3);
+  REQUIRE(units.size() == 3);
+  CHECK(units[0].name == "root");
+  CHECK(units[0].layer == -1);
+  CHECK(units[1].name == "layers.0");
+  CHECK(units[2].layer == 1);
+
+  const UnitParam& embedding = param(units[0], ParamRole::embedding);
+  CHECK(embedding.shard == Range{30, 37});
+  CHECK(embedding.padded_rows == 10);
+  // Root: embedding, final norm (24 rows -> 6 each), head. 10*24 + 6 + 10*24 = 486 per rank, 37*24*2 + 24 = 1800 whole.
+  CHECK(units[0].shard_elements == 486);
+  CHECK(units[0].full_elements == 1800);
+  CHECK(units[0].padding_elements == 4 * 486 - 1800);
+  CHECK(param(units[0], ParamRole::final_norm).shard_offset == 240);
+  CHECK(param(units[0], ParamRole::final_norm).cols == 1);
+  CHECK(param(units[0], ParamRole::lm_head).full_offset == 37 * 24 + 24);
+
+  // Layer: norm 24, q 32 x 24, k 8 x 24, v 8 x 24, o 24 x 32, norm 24, gate 40 x 24, up 40 x 24, down 24 x 40: all
+  // extents divide by 4, so nothing is padded.
+  CHECK(units[1].full_elements == 2 * 24 + 48 * 24 + 24 * 32 + 3 * 24 * 40);
+  CHECK(units[1].padding_elements == 0);
+  CHECK(param(units[1], ParamRole::k_proj).shard == Range{6, 8});
+}
+
+TEST_CASE("A rank beyond the rows owns nothing of a parameter but keeps its padded space") {
+  // k_proj of 8 rows over 5 ranks: 2 rows each, rank 4 owns none.
+  const std::vector<ShardedUnit> units = fsdp_units(test::tiny_llama(), 5, 4);
+  const UnitParam& k = param(units[1], ParamRole::k_proj);
+  CHECK(k.shard.size() == 0);
+  CHECK(k.padded_rows == 2);
+  CHECK(param(units[1], ParamRole::v_proj).shard_offset == k.shard_offset + 2 * 24);
+}
+
+TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [gate; up]") {
+  ModelSpec model = test::tiny_qwen3();
+  model.qkv_bias = true;
+  for (const ShardedUnit& unit : fsdp_units(model, 3, 0)) {
+    if (unit.layer < 0) continue;
+    const auto follows = [&](ParamRole first, ParamRole second) {
+      const UnitParam& a = param(unit, first);
+      return a.full_offset + a.elements() == param(unit, second).full_offset && a.cols == param(unit, second).cols;
+    };
+    CHECK(follows(ParamRole::q_proj, ParamRole::k_proj));
+    CHECK(follows(ParamRole::k_proj, ParamRole::v_proj));
+    CHECK(follows(ParamRole::q_bias, ParamRole::k_bias));
+    CHECK(follows(ParamRole::k_bias, ParamRole::v_bias));
+    CHECK(follows(ParamRole::gate_proj, ParamRole::up_proj));
+  }
+}
+
+TEST_CASE("Sizes of Qwen2.5-7B units") {
+  // BACKGROUND I: 7,615,616,512 parameters; a layer unit is 0.47 GB and the root unit 2.2 GB in bf16.
+  const std::vector<ShardedUnit> units = fsdp_units(test::qwen2_5_7b(), 8, 0);
+  std::int64_t total = 0;
+  for (const ShardedUnit& unit : units) total += unit.full_elements;
+  CHECK(total == 7'615'616'512);
+  CHECK(units[1].full_elements * 2 / 1e9 == Approx(0.47).epsilon(0.01));
+  CHECK(units[0].full_elements * 2 / 1e9 == Approx(2.18).epsilon(0.01));
+}
+
+TEST_CASE("FSDP shards tile every parameter exactly, whatever the world size") {
+  REQUIRE(rc::check("tiling", [] {
+    ModelSpec model = *rc::gen::element(test::tiny_llama(), test::tiny_qwen3());
+    model.vocab = *rc::gen::inRange(1, 60);
+    model.intermediate = *rc::gen::inRange(1, 50);
+    const std::int64_t world = *rc::gen::inRange(1, 70);  // beyond every extent: empty shards too
+    std::map<std::string, std::int64_t> next_row;
+    std::map<std::string, std::int64_t> rows;
+    for (std::int64_t rank = 0; rank < world; ++rank) {
+      for (const ShardedUnit& unit : fsdp_units(model, world, rank)) {
+        std::int64_t shard = 0, full = 0;
+        for (const UnitParam& p : unit.params) {
+          RC_ASSERT(p.shard.begin == next_row[p.parameter]);  // ranks own consecutive rows
+          next_row[p.parameter] = p.shard.end;
+          rows[p.parameter] = p.rows;
+          RC_ASSERT(p.shard.size() <= p.padded_rows);
+          RC_ASSERT(p.shard_offset == shard);
+          RC_ASSERT(p.full_offset == full);
+          shard += p.padded_elements();
+          full += p.elements();
+        }
+        RC_ASSERT(unit.shard_elements == shard);
+        RC_ASSERT(unit.full_elements == full);
+        RC_ASSERT(unit.padding_elements == world * shard - full);
+        RC_ASSERT(unit.padding_elements >= 0);
+      }
+    }
+    RC_ASSERT(next_row == rows);
+    std::int64_t listed = 0;
+    for (const ParamSpec& p : parameters_of(model)) {
+      RC_ASSERT(rows.at(p.name) == p.shape[0]);
+      ++listed;
+    }
+    RC_ASSERT(listed == static_cast<std::int64_t>(rows.size()));
+  }));
+}
