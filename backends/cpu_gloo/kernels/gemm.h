@@ -4,11 +4,12 @@
 // Both operands have the same dtype; the output is fp32 or bf16 whatever theirs. Sums are formed in fp32 and rounded
 // once. All of T, N, K may be 0 (K = 0 with `overwrite` writes zeros, or the bias).
 //
-// Which path runs (choose_path in gemm.cc; measured in bench/kernels.cc):
-//   forward, T ≤ kSkinnyRows        own streaming kernel. *Batch-invariant*: row t's result has the same bits whatever
-//                                   T is, which other rows there are, and however many threads run.
-//   otherwise fp32                  OpenBLAS (OpenMP build). Not batch-invariant: blocking depends on T and threads.
-//   otherwise bf16                  oneDNN (AMX where the CPU has it, else AVX-512/AVX2 bf16 emulation). Not invariant.
+// Which path runs (gemm.cc; measured in bench/kernels.cc):
+//   forward, T ≤ kSkinnyRows   own streaming kernel. *Batch-invariant*: row t's result has the same bits whatever T is,
+//                              whichever other rows there are, and however many threads run.
+//   everything else            oneDNN: AMX for bf16 where the CPU has it, AVX-512 or AVX2 for fp32. Not
+//                              batch-invariant: its blocking depends on T and on the number of threads. bf16 on a CPU
+//                              that oneDNN has no bf16 kernel for is widened to fp32 first (same results to rounding).
 #pragma once
 #include "backends/cpu_gloo/kernels/context.h"
 

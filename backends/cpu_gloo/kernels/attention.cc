@@ -1,0 +1,144 @@
+// Forward: the online softmax of FlashAttention (Dao et al., 2022; Milakov & Gimelshein, 2018) on fp32 tiles.
+#include "backends/cpu_gloo/kernels/attention.h"
+
+#include <cmath>
+#include <vector>
+
+#include "backends/cpu_gloo/kernels/attention_tiles.h"
+#include "backends/cpu_gloo/kernels/parallel.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+constexpr int kScratchSlot = 3;
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+/// The query tiles [first_block, last_block) of one sequence and one kv head.
+struct Task {
+  std::int64_t begin = 0;   // first token of the sequence
+  std::int64_t length = 0;  // of the sequence
+  std::int64_t kv_head = 0;
+  std::int64_t first_block = 0;
+  std::int64_t last_block = 0;
+};
+
+std::vector<Task> make_tasks(const HeadShape& shape, std::span<const std::int32_t> cu_seqlens, int num_threads) {
+  std::int64_t pairs = 0;
+  for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s)
+    pairs += (cu_seqlens[s + 1] > cu_seqlens[s]) * shape.num_kv_heads;
+  std::vector<Task> tasks;
+  if (pairs == 0) return tasks;
+  // Few long sequences: cut their queries, at the price of packing the same keys more than once.
+  const std::int64_t pieces = (4 * num_threads + pairs - 1) / pairs;
+  for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    const std::int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
+    const std::int64_t blocks = (length + kBlock - 1) / kBlock;
+    const std::int64_t step = std::max<std::int64_t>(1, (blocks + pieces - 1) / pieces);
+    for (std::int64_t k = 0; k < shape.num_kv_heads; ++k)
+      for (std::int64_t b = 0; b < blocks; b += step)
+        tasks.push_back({cu_seqlens[s], length, k, b, std::min(blocks, b + step)});
+  }
+  return tasks;
+}
+
+/// One thread's tiles, carved from its share of the scratch memory.
+struct Tiles {
+  float *k_t, *v, *q, *s, *o, *row_max, *row_sum;
+  static std::int64_t floats(std::int64_t max_length, std::int64_t d, std::int64_t dp) {
+    return round_up(max_length, kBlock) * (d + dp) + kBlock * (d + kBlock + dp + 2);
+  }
+  Tiles(float* base, std::int64_t max_length, std::int64_t d, std::int64_t dp) {
+    const std::int64_t length = round_up(max_length, kBlock);
+    const auto take = [&](std::int64_t n) { return std::exchange(base, base + n); };
+    k_t = take(length * d), v = take(length * dp), o = take(kBlock * dp), s = take(kBlock * kBlock);
+    q = take(kBlock * d), row_max = take(kBlock), row_sum = take(kBlock);
+  }
+};
+
+/// Masks what lies after the row, updates the row's running maximum and sum, and turns scores into weights; returns
+/// the factor by which what was summed so far shrinks.
+HB_INLINE float softmax_row(float* s, std::int64_t visible, std::int64_t width, float& m, float& sum) {
+  for (std::int64_t c = visible; c < width; ++c) s[c] = kNegInf;
+  Vf best = splat(m);
+  for (std::int64_t c = 0; c < width; c += kLanes) best = max(best, load(s + c));
+  const float new_m = max_lanes(best);
+  Vf total{};
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    const Vf p = exp(load(s + c) - new_m);
+    store(s + c, p);
+    total += p;
+  }
+  const float shrink = new_m == m ? 1.0f : std::exp(m - new_m);
+  sum = sum * shrink + sum_lanes(total);
+  m = new_m;
+  return shrink;
+}
+
+/// One tile of queries (packed in t.q, scaled) against all keys they see; leaves Σ p·v in t.o.
+void query_tile(const Tiles& t, std::int64_t block, std::int64_t rows, std::int64_t d, std::int64_t dp) {
+  std::fill_n(t.row_max, kBlock, kNegInf);
+  std::fill_n(t.row_sum, kBlock, 0.0f);
+  std::fill_n(t.o, kBlock * dp, 0.0f);
+  for (std::int64_t j = 0; j <= block; ++j) {
+    const bool diagonal = j == block;
+    for_row_groups(rows, diagonal, [&](std::int64_t r0, std::int64_t n, std::int64_t keys) {
+      const std::int64_t width = round_up(keys, kLanes);
+      float* s = t.s + r0 * kBlock;
+      gemm_small(n, width, d, t.q + r0 * d, d, 1, t.k_t + j * kBlock * d, kBlock, s, kBlock, false);
+      for (std::int64_t r = 0; r < n; ++r) {
+        const std::int64_t visible = diagonal ? r0 + r + 1 : width;
+        float* o = t.o + (r0 + r) * dp;
+        const float shrink = softmax_row(s + r * kBlock, visible, width, t.row_max[r0 + r], t.row_sum[r0 + r]);
+        if (shrink != 1.0f)
+          for (std::int64_t c = 0; c < dp; c += kLanes) store(o + c, load(o + c) * shrink);
+      }
+      gemm_small(n, dp, keys, s, kBlock, 1, t.v + j * kBlock * dp, dp, t.o + r0 * dp, dp, true);
+    });
+  }
+}
+
+template <class E>
+void run_task(const Task& task, const Tiles& t, ConstMatrix qkv, HeadShape shape, float scale, Matrix o, float* lse) {
+  const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
+  const std::int64_t group = shape.num_heads / shape.num_kv_heads;
+  const std::int64_t keys = std::min(task.length, task.last_block * kBlock);
+  const E* first = row<E>(qkv, task.begin);
+  pack_transposed(first + shape.k_offset() + task.kv_head * d, qkv.ld, keys, d, t.k_t);
+  pack_rows(first + shape.v_offset() + task.kv_head * d, qkv.ld, keys, d, 1.0f, t.v, dp);
+  for (std::int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head) {
+    for (std::int64_t block = task.first_block; block < task.last_block; ++block) {
+      const std::int64_t token = task.begin + block * kBlock;
+      const std::int64_t rows = std::min(kBlock, task.length - block * kBlock);
+      pack_rows(row<E>(qkv, token) + head * d, qkv.ld, rows, d, scale, t.q, d);
+      query_tile(t, block, rows, d, dp);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.row_sum[r], row<E>(o, token + r) + head * d, o.ld);
+        lse[(token + r) * shape.num_heads + head] = t.row_max[r] + std::log(t.row_sum[r]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std::span<const std::int32_t> cu_seqlens,
+                       float scale, Matrix o, float* lse) {
+  HB_CHECK(qkv.dtype == o.dtype, "attention: {} to {}", name_of(qkv.dtype), name_of(o.dtype));
+  HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
+           shape.num_heads, shape.num_kv_heads);
+  const std::vector<Task> tasks = make_tasks(shape, cu_seqlens, ctx.num_threads());
+  std::int64_t longest = 0, work = 0;
+  for (const Task& t : tasks) longest = std::max(longest, t.length), work += t.length * t.length;
+  const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
+  const std::int64_t share = round_up(Tiles::floats(longest, d, dp), 1024);
+  auto* scratch =
+      static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
+  with_float_type(qkv.dtype, [&](auto tag) {
+    parallel_tasks(ctx, std::ssize(tasks), work > 256, [&](std::int64_t i, int thread) {
+      const Tiles tiles(scratch + thread * share, longest, d, dp);
+      run_task<decltype(tag)>(tasks[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
+    });
+  });
+}
+
+}  // namespace hotbunk::kernels

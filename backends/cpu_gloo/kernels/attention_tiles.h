@@ -1,0 +1,66 @@
+// What attention's forward and backward share: tile sizes, packing of heads to fp32 tiles, the shape of a diagonal
+// tile. Internal to the kernels.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cpu_gloo/kernels/microkernel.h"
+
+namespace hotbunk::kernels {
+
+inline constexpr std::int64_t kBlock = 64;  // tokens per tile, of queries and of keys: three tiles of d = 64 fit L1
+/// In a tile on the diagonal, rows are taken in groups, each as wide as its last row sees: half a tile is skipped.
+inline constexpr std::int64_t kGroup = 16;
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+/// dst[n][width] = factor · src rows (stride ld), columns [d, width) zero.
+template <class E>
+void pack_rows(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, float factor, float* dst,
+               std::int64_t width) {
+  for (std::int64_t r = 0; r < n; ++r) {
+    const E* s = src + r * ld;
+    float* t = dst + r * width;
+    std::int64_t c = 0;
+    for (; c + kLanes <= d; c += kLanes) store(t + c, load(s + c) * factor);
+    for (; c < d; ++c) t[c] = as_f32(s[c]) * factor;
+    for (; c < width; ++c) t[c] = 0.0f;
+  }
+}
+
+/// Transposed tiles: token p of src (stride ld) becomes column p % kBlock of tile p / kBlock, each tile [d][kBlock];
+/// columns past n are zero.
+template <class E>
+void pack_transposed(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, float* dst) {
+  for (std::int64_t p0 = 0; p0 < n; p0 += kBlock, dst += d * kBlock) {
+    const std::int64_t rows = std::min(kBlock, n - p0);
+    for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {  // a narrow strip of columns: the writes stay in L1
+      const std::int64_t c1 = std::min(d, c0 + kLanes);
+      for (std::int64_t p = 0; p < rows; ++p)
+        for (std::int64_t c = c0; c < c1; ++c) dst[c * kBlock + p] = as_f32(src[(p0 + p) * ld + c]);
+      for (std::int64_t c = c0; c < c1; ++c)
+        for (std::int64_t p = rows; p < kBlock; ++p) dst[c * kBlock + p] = 0.0f;
+    }
+  }
+}
+
+template <class E>
+void unpack_rows(const float* src, std::int64_t width, std::int64_t n, std::int64_t d, float factor, E* dst,
+                 std::int64_t ld) {
+  for (std::int64_t r = 0; r < n; ++r)
+    for_vectors(d, [&](std::int64_t c, auto load_at, auto store_at)
+                       HB_FORCE_INLINE { store_at(dst + r * ld + c, load_at(src + r * width + c) * factor); });
+}
+
+/// f(first row, number of rows, number of keys they see) for the row groups of a tile of `rows` queries: one group
+/// that sees all kBlock keys, or, on the diagonal, groups of kGroup that see the keys up to their last row.
+template <class F>
+HB_INLINE void for_row_groups(std::int64_t rows, bool diagonal, F&& f) {
+  if (!diagonal) return f(std::int64_t{0}, rows, kBlock);
+  for (std::int64_t r0 = 0; r0 < rows; r0 += kGroup) {
+    const std::int64_t n = std::min(kGroup, rows - r0);
+    f(r0, n, r0 + n);
+  }
+}
+
+}  // namespace hotbunk::kernels

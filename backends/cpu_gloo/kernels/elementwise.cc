@@ -1,0 +1,265 @@
+#include "backends/cpu_gloo/kernels/elementwise.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+constexpr std::int64_t kGrain = 16384;  // elements; see rows_grain
+
+template <class S, class D>
+HB_INLINE void convert(const S* src, D* dst, std::int64_t n) {
+  if constexpr (std::is_same_v<S, D>)
+    std::memcpy(static_cast<void*>(dst), src, static_cast<std::size_t>(n) * sizeof(S));
+  else for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE { st(dst + i, ld(src + i)); });
+}
+
+/// The rows of all boxes as one range [0, total): so that many small boxes and few large ones split evenly.
+class BoxRows {
+ public:
+  explicit BoxRows(std::span<const Box> boxes) : boxes_(boxes), first_(boxes.size() + 1) {
+    for (std::size_t b = 0; b < boxes.size(); ++b) {
+      const bool empty = boxes[b].rows <= 0 || boxes[b].cols <= 0;
+      first_[b + 1] = first_[b] + (empty ? 0 : boxes[b].rows);
+      elements_ += empty ? 0 : boxes[b].rows * boxes[b].cols;
+    }
+  }
+  std::int64_t total() const { return first_.back(); }
+  std::int64_t elements() const { return elements_; }
+  /// f(box, row of box) for rows [begin, end) of the range.
+  template <class F>
+  void visit(std::int64_t begin, std::int64_t end, F&& f) const {
+    auto b = static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end(), begin) - first_.begin() - 1);
+    for (; begin < end; ++b)
+      for (; begin < std::min(end, first_[b + 1]); ++begin) f(boxes_[b], begin - first_[b]);
+  }
+
+ private:
+  std::span<const Box> boxes_;
+  std::vector<std::int64_t> first_;
+  std::int64_t elements_ = 0;
+};
+
+/// A single row (a flat copy) is worth splitting too: cuts wide rows into pieces of at most kGrain columns.
+std::vector<Box> split_wide(std::span<const Box> boxes) {
+  std::vector<Box> out;
+  for (const Box& b : boxes) {
+    if (b.rows > 16 || b.cols <= 2 * kGrain) {
+      out.push_back(b);
+      continue;
+    }
+    for (std::int64_t c = 0; c < b.cols; c += kGrain) {
+      Box piece = b;
+      piece.src_off += c;
+      piece.dst_off += c;
+      piece.cols = std::min(kGrain, b.cols - c);
+      out.push_back(piece);
+    }
+  }
+  return out;
+}
+
+std::int64_t box_grain(const BoxRows& rows) {
+  return rows.total() == 0 ? 1 : rows_grain(std::max<std::int64_t>(1, rows.elements() / rows.total()));
+}
+
+template <class T>
+bool is_nonfinite(T x) {
+  if constexpr (sizeof(T) == 4) return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) == 0x7f800000u;
+  else return (x.bits & 0x7f80u) == 0x7f80u;
+}
+
+}  // namespace
+
+void swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
+  HB_CHECK(gate_up.dtype == act.dtype, "swiglu: {} to {}", name_of(gate_up.dtype), name_of(act.dtype));
+  with_float_type(act.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(3 * i), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const E* gate = row<E>(gate_up, t);
+        const E* up = gate + i;
+        E* out = row<E>(act, t);
+        for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+          const Vf g = ld(gate + j);
+          st(out + j, g * sigmoid(g) * ld(up + j));
+        });
+      }
+    });
+  });
+}
+
+void swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                     std::int64_t i) {
+  HB_CHECK(gate_up.dtype == dact.dtype && gate_up.dtype == dgate_up.dtype, "swiglu_backward: mixed dtypes");
+  with_float_type(dact.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(5 * i), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const E* d = row<E>(dact, t);
+        const E* gate = row<E>(gate_up, t);
+        E* dgate = row<E>(dgate_up, t);
+        for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+          const Vf dy = ld(d + j), g = ld(gate + j), u = ld(gate + i + j);
+          const Vf s = sigmoid(g);
+          const Vf silu = g * s;
+          st(dgate + j, dy * u * (s + silu * (1.0f - s)));  // silu' = s + g·s·(1 − s)
+          st(dgate + i + j, dy * silu);
+        });
+      }
+    });
+  });
+}
+
+void add(KernelContext& ctx, Matrix dst, ConstMatrix src, std::int64_t rows, std::int64_t cols) {
+  if (dst.ld == cols && src.ld == cols && rows > 0) {  // dense: as one long row, cut below
+    const std::int64_t n = rows * cols;
+    rows = (n + kGrain - 1) / kGrain;
+    with_float_type(dst.dtype, [&](auto d_tag) {
+      with_float_type(src.dtype, [&](auto s_tag) {
+        auto* d = static_cast<decltype(d_tag)*>(dst.data);
+        const auto* s = static_cast<const decltype(s_tag)*>(src.data);
+        parallel_for(ctx, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+          const std::int64_t first = begin * kGrain;
+          for_vectors(std::min(n, end * kGrain) - first, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
+            st(d + first + i, ld(d + first + i) + ld(s + first + i));
+          });
+        });
+      });
+    });
+    return;
+  }
+  with_float_type(dst.dtype, [&](auto d_tag) {
+    with_float_type(src.dtype, [&](auto s_tag) {
+      parallel_for(ctx, rows, rows_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) {
+          auto* d = row<decltype(d_tag)>(dst, r);
+          const auto* s = row<decltype(s_tag)>(src, r);
+          for_vectors(cols,
+                      [&](std::int64_t c, auto ld, auto st) HB_FORCE_INLINE { st(d + c, ld(d + c) + ld(s + c)); });
+        }
+      });
+    });
+  });
+}
+
+void add_bias(KernelContext& ctx, Matrix dst, ConstVector bias, std::int64_t rows, std::int64_t cols) {
+  add(ctx, dst, {bias.data, bias.dtype, 0}, rows, cols);  // a matrix whose rows are all the same
+}
+
+void scale(KernelContext& ctx, void* data, DType dtype, std::int64_t n, float factor) {
+  with_float_type(dtype, [&](auto tag) {
+    auto* x = static_cast<decltype(tag)*>(data);
+    parallel_for(ctx, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      auto* p = x + begin;
+      for_vectors(end - begin,
+                  [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE { st(p + i, ld(p + i) * factor); });
+    });
+  });
+}
+
+void zero(KernelContext& ctx, void* data, std::int64_t bytes) {
+  parallel_for(ctx, bytes, 4 * kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::memset(static_cast<char*>(data) + begin, 0, static_cast<std::size_t>(end - begin));
+  });
+}
+
+void copy(KernelContext& ctx, const void* src, void* dst, std::int64_t bytes) {
+  parallel_for(ctx, bytes, 4 * kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::memcpy(static_cast<char*>(dst) + begin, static_cast<const char*>(src) + begin,
+                static_cast<std::size_t>(end - begin));
+  });
+}
+
+void cast(KernelContext& ctx, ConstVector src, void* dst, DType dst_dtype, std::int64_t n) {
+  if (src.dtype == dst_dtype) return copy(ctx, src.data, dst, n * size_of(dst_dtype));
+  with_float_type(src.dtype, [&](auto s_tag) {
+    with_float_type(dst_dtype, [&](auto d_tag) {
+      const auto* s = static_cast<const decltype(s_tag)*>(src.data);
+      auto* d = static_cast<decltype(d_tag)*>(dst);
+      parallel_for(ctx, n, kGrain,
+                   [&](std::int64_t begin, std::int64_t end) { convert(s + begin, d + begin, end - begin); });
+    });
+  });
+}
+
+void copy_boxes(KernelContext& ctx, ConstVector src, void* dst, DType dst_dtype, std::span<const Box> boxes) {
+  const std::vector<Box> pieces = split_wide(boxes);
+  const BoxRows rows(pieces);
+  if (src.dtype == dst_dtype) {
+    const std::int64_t size = size_of(dst_dtype);
+    parallel_for(ctx, rows.total(), box_grain(rows), [&](std::int64_t begin, std::int64_t end) {
+      rows.visit(begin, end, [&](const Box& b, std::int64_t r) {
+        std::memcpy(static_cast<char*>(dst) + (b.dst_off + r * b.dst_pitch) * size,
+                    static_cast<const char*>(src.data) + (b.src_off + r * b.src_pitch) * size,
+                    static_cast<std::size_t>(b.cols * size));
+      });
+    });
+    return;
+  }
+  with_float_type(src.dtype, [&](auto s_tag) {
+    with_float_type(dst_dtype, [&](auto d_tag) {
+      const auto* s = static_cast<const decltype(s_tag)*>(src.data);
+      auto* d = static_cast<decltype(d_tag)*>(dst);
+      parallel_for(ctx, rows.total(), box_grain(rows), [&](std::int64_t begin, std::int64_t end) {
+        rows.visit(begin, end, [&](const Box& b, std::int64_t r) {
+          convert(s + b.src_off + r * b.src_pitch, d + b.dst_off + r * b.dst_pitch, b.cols);
+        });
+      });
+    });
+  });
+}
+
+std::int64_t count_box_mismatches(KernelContext& ctx, ConstVector src, ConstVector dst, std::span<const Box> boxes) {
+  const std::vector<Box> pieces = split_wide(boxes);
+  const BoxRows rows(pieces);
+  std::int64_t mismatches = 0;
+  with_float_type(src.dtype, [&](auto s_tag) {
+    with_float_type(dst.dtype, [&](auto d_tag) {
+      using D = decltype(d_tag);
+      const auto* s = static_cast<const decltype(s_tag)*>(src.data);
+      const auto* d = static_cast<const D*>(dst.data);
+      parallel_for(ctx, rows.total(), box_grain(rows), [&](std::int64_t begin, std::int64_t end) {
+        std::int64_t mine = 0;
+        rows.visit(begin, end, [&](const Box& b, std::int64_t r) {
+          const auto* sr = s + b.src_off + r * b.src_pitch;
+          const D* dr = d + b.dst_off + r * b.dst_pitch;
+          for (std::int64_t c = 0; c < b.cols; ++c) {
+            // Same dtypes compare as they are: widening and narrowing again would quiet NaNs.
+            if constexpr (std::is_same_v<D, decltype(s_tag)>) mine += std::memcmp(&sr[c], &dr[c], sizeof(D)) != 0;
+            else mine += std::memcmp(std::array{from_f32<D>(as_f32(sr[c]))}.data(), &dr[c], sizeof(D)) != 0;
+          }
+        });
+#pragma omp atomic
+        mismatches += mine;
+      });
+    });
+  });
+  return mismatches;
+}
+
+NonFinite find_nonfinite(KernelContext& ctx, ConstVector x, std::int64_t n) {
+  NonFinite found;
+  with_float_type(x.dtype, [&](auto tag) {
+    const auto* p = static_cast<const decltype(tag)*>(x.data);
+    parallel_for(ctx, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      NonFinite mine;
+      for (std::int64_t i = begin; i < end; ++i) mine.count += is_nonfinite(p[i]);
+      if (mine.count == 0) return;
+      mine.first = begin;
+      while (!is_nonfinite(p[mine.first])) ++mine.first;
+#pragma omp critical(hotbunk_find_nonfinite)
+      {
+        found.first = found.count == 0 ? mine.first : std::min(found.first, mine.first);
+        found.count += mine.count;
+      }
+    });
+  });
+  return found;
+}
+
+}  // namespace hotbunk::kernels

@@ -1,0 +1,46 @@
+#include "backends/cpu_gloo/kernels/embedding.h"
+
+#include <algorithm>
+
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+
+namespace hotbunk::kernels {
+
+void embedding_forward(KernelContext& ctx, const std::int32_t* ids, ConstMatrix table, VocabRange range, Matrix out,
+                       std::int64_t T, std::int64_t h) {
+  with_float_type(table.dtype, [&](auto in_tag) {
+    with_float_type(out.dtype, [&](auto out_tag) {
+      parallel_for(ctx, T, rows_grain(2 * h), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          auto* y = row<decltype(out_tag)>(out, t);
+          const bool mine = ids[t] >= range.begin && ids[t] < range.end;
+          if (!mine) {
+            std::fill_n(y, h, decltype(out_tag){});
+            continue;
+          }
+          const auto* x = row<decltype(in_tag)>(table, ids[t] - range.begin);
+          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j)); });
+        }
+      });
+    });
+  });
+}
+
+void embedding_backward(KernelContext& ctx, const std::int32_t* ids, ConstMatrix dy, VocabRange range, float* dtable,
+                        std::int64_t T, std::int64_t h) {
+  with_float_type(dy.dtype, [&](auto tag) {
+    // Columns are split over threads, each walks all tokens in order: no two threads share an element.
+    parallel_for(ctx, h, T > 0 ? 16384 / T : h, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = 0; t < T; ++t) {
+        if (ids[t] < range.begin || ids[t] >= range.end) continue;
+        const auto* g = row<decltype(tag)>(dy, t) + begin;
+        float* w = dtable + (ids[t] - range.begin) * h + begin;
+        for_vectors(end - begin,
+                    [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(w + j, ld(w + j) + ld(g + j)); });
+      }
+    });
+  });
+}
+
+}  // namespace hotbunk::kernels

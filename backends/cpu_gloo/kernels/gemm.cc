@@ -1,0 +1,113 @@
+#include "backends/cpu_gloo/kernels/gemm.h"
+
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "backends/cpu_gloo/kernels/elementwise.h"
+#include "backends/cpu_gloo/kernels/onednn.h"
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+#include "backends/cpu_gloo/kernels/skinny.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+std::array<std::int64_t, 2> rows_of(ConstMatrix m) { return {m.ld, 1}; }
+std::array<std::int64_t, 2> columns_of(ConstMatrix m) { return {1, m.ld}; }
+
+void write_zeros(KernelContext& ctx, Matrix c, std::int64_t rows, std::int64_t cols) {
+  parallel_for(ctx, rows, rows_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      std::memset(static_cast<char*>(c.data) + r * c.ld * size_of(c.dtype), 0,
+                  static_cast<std::size_t>(cols * size_of(c.dtype)));
+  });
+}
+
+void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMatrix b, const float* bias, Matrix c) {
+  HB_CHECK(a.dtype == b.dtype, "GEMM operands are {} and {}", name_of(a.dtype), name_of(b.dtype));
+  if (shape.M == 0 || shape.N == 0) return;
+  if (shape.K == 0) {
+    if (!shape.accumulate) write_zeros(ctx, c, shape.M, shape.N);
+    if (bias) add_bias(ctx, c, {bias, DType::f32}, shape.M, shape.N);
+    return;
+  }
+  if (!try_matmul(ctx, shape, a.data, b.data, bias, c.data)) matmul_widened(ctx, shape, a.data, b.data, bias, c.data);
+}
+
+}  // namespace
+
+void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
+                    std::int64_t N, std::int64_t K, Write write) {
+  std::vector<float> wide_bias;
+  const auto* bias_f32 = static_cast<const float*>(bias.data);
+  if (bias.data && bias.dtype != DType::f32) {
+    wide_bias.resize(static_cast<std::size_t>(N));
+    cast(ctx, bias, wide_bias.data(), DType::f32, N);
+    bias_f32 = wide_bias.data();
+  }
+  if (T <= kSkinnyRows && K > 0) {
+    HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
+    skinny_forward(ctx, x, w, bias_f32, y, T, N, K, write);
+    return;
+  }
+  const MatmulShape shape{.M = T,
+                          .N = N,
+                          .K = K,
+                          .a_strides = rows_of(x),
+                          .b_strides = columns_of(w),
+                          .ldc = y.ld,
+                          .in = x.dtype,
+                          .out = y.dtype,
+                          .accumulate = write == Write::accumulate,
+                          .bias = bias_f32 != nullptr};
+  matmul(ctx, shape, x, w, bias_f32, y);
+}
+
+void linear_dgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix w, Matrix dx, std::int64_t T, std::int64_t N,
+                  std::int64_t K, Write write) {
+  const MatmulShape shape{.M = T,
+                          .N = K,
+                          .K = N,
+                          .a_strides = rows_of(dy),
+                          .b_strides = rows_of(w),
+                          .ldc = dx.ld,
+                          .in = dy.dtype,
+                          .out = dx.dtype,
+                          .accumulate = write == Write::accumulate};
+  matmul(ctx, shape, dy, w, nullptr, dx);
+}
+
+void linear_wgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix x, Matrix dw, std::int64_t T, std::int64_t N,
+                  std::int64_t K, Write write) {
+  const MatmulShape shape{.M = N,
+                          .N = K,
+                          .K = T,
+                          .a_strides = columns_of(dy),
+                          .b_strides = rows_of(x),
+                          .ldc = dw.ld,
+                          .in = dy.dtype,
+                          .out = dw.dtype,
+                          .accumulate = write == Write::accumulate};
+  matmul(ctx, shape, dy, x, nullptr, dw);
+}
+
+void bias_grad(KernelContext& ctx, ConstMatrix dy, float* db, std::int64_t T, std::int64_t N, Write write) {
+  // Columns are split over threads, tokens are not: the order of every sum is the order of the tokens.
+  parallel_for(ctx, N, T > 0 ? 16384 / T : N, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t n = end - begin;
+    std::vector<double> sum(static_cast<std::size_t>(n));
+    with_float_type(dy.dtype, [&](auto tag) {
+      for (std::int64_t t = 0; t < T; ++t) {
+        const auto* d = row<decltype(tag)>(dy, t) + begin;
+        for (std::int64_t c = 0; c < n; ++c) sum[static_cast<std::size_t>(c)] += as_f32(d[c]);
+      }
+    });
+    for (std::int64_t c = 0; c < n; ++c) {
+      const double old = write == Write::accumulate ? db[begin + c] : 0.0;
+      db[begin + c] = static_cast<float>(old + sum[static_cast<std::size_t>(c)]);
+    }
+  });
+}
+
+bool has_amx_bf16() { return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_amx; }
+
+}  // namespace hotbunk::kernels

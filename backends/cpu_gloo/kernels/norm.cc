@@ -1,0 +1,192 @@
+#include "backends/cpu_gloo/kernels/norm.h"
+
+#include <algorithm>
+
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+constexpr int kScratchSlot = 3;
+
+/// 1/√(mean(x²) + eps) of one row.
+template <class E>
+HB_INLINE float inverse_rms(const E* x, std::int64_t n, float eps) {
+  Vf sum{};
+  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE {
+    const Vf v = ld(x + j);
+    sum += v * v;
+  });
+  return 1.0f / std::sqrt(sum_lanes(sum) / static_cast<float>(n) + eps);
+}
+
+template <class E, class W>
+HB_INLINE void normalize(const E* x, const W* w, float rstd, E* y, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j) * rstd * ld(w + j)); });
+}
+
+/// dx (+)= rstd·(dy·w − x·rstd²·mean(dy·w·x)); dw += dy·x·rstd unless dw is null. One row.
+template <class E, class W>
+HB_INLINE void backward_row(const E* x, const W* w, float rstd, const E* dy, E* dx, bool accumulate, float* dw,
+                            std::int64_t n) {
+  Vf dot{};
+  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { dot += ld(dy + j) * ld(w + j) * ld(x + j); });
+  const float c = sum_lanes(dot) / static_cast<float>(n) * rstd * rstd * rstd;
+  for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+    const Vf xv = ld(x + j), dv = ld(dy + j);
+    if (dw) st(dw + j, ld(dw + j) + dv * xv * rstd);
+    Vf g = dv * ld(w + j) * rstd - xv * c;
+    if (accumulate) g += ld(dx + j);
+    st(dx + j, g);
+  });
+}
+
+/// Sums of weight gradients over tokens, the same for every number of threads: tokens are cut into at most kBlocks
+/// blocks (by T alone), each summed in token order into its own row; the rows are then added in order.
+class BlockedWeightGrad {
+ public:
+  static constexpr std::int64_t kBlocks = 32;
+  BlockedWeightGrad(KernelContext& ctx, std::int64_t T, std::int64_t width)
+      : block_((T + kBlocks - 1) / kBlocks), width_(width) {
+    num_blocks_ = block_ == 0 ? 0 : (T + block_ - 1) / block_;
+    partial_ = static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(num_blocks_ * width) * 4));
+  }
+  /// rows(begin, end, partial sums of the block, already zero) for every block.
+  template <class F>
+  void run(KernelContext& ctx, std::int64_t T, F&& rows) {
+    parallel_for(ctx, num_blocks_, T * width_ > 16384 ? 1 : num_blocks_, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t b = begin; b < end; ++b) {
+        float* sum = partial_ + b * width_;
+        std::fill_n(sum, width_, 0.0f);
+        rows(b * block_, std::min(T, (b + 1) * block_), sum);
+      }
+    });
+  }
+  /// dw[j] (+)= Σ_b partial[b, offset + j].
+  void finish(float* dw, Write write, std::int64_t offset, std::int64_t n) const {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = write == Write::accumulate ? dw[j] : 0.0;
+      for (std::int64_t b = 0; b < num_blocks_; ++b) sum += partial_[b * width_ + offset + j];
+      dw[j] = static_cast<float>(sum);
+    }
+  }
+
+ private:
+  std::int64_t block_, width_, num_blocks_ = 0;
+  float* partial_ = nullptr;
+};
+
+}  // namespace
+
+void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y, float* rstd, std::int64_t T,
+                     std::int64_t h, float eps) {
+  HB_CHECK(x.dtype == y.dtype, "rmsnorm: {} to {}", name_of(x.dtype), name_of(y.dtype));
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(w.dtype, [&](auto w_tag) {
+      const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
+      parallel_for(ctx, T, rows_grain(2 * h), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          rstd[t] = inverse_rms(row<E>(x, t), h, eps);
+          normalize(row<E>(x, t), weight, rstd[t], row<E>(y, t), h);
+        }
+      });
+    });
+  });
+}
+
+void add_rmsnorm_forward(KernelContext& ctx, Matrix hidden, ConstMatrix delta, ConstVector w, Matrix y, float* rstd,
+                         std::int64_t T, std::int64_t h, float eps) {
+  HB_CHECK(hidden.dtype == y.dtype && hidden.dtype == delta.dtype, "add_rmsnorm: mixed dtypes");
+  with_float_type(hidden.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(w.dtype, [&](auto w_tag) {
+      const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
+      parallel_for(ctx, T, rows_grain(4 * h), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          E* x = row<E>(hidden, t);
+          const E* d = row<E>(delta, t);
+          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(x + j, ld(x + j) + ld(d + j)); });
+          rstd[t] = inverse_rms(x, h, eps);
+          normalize(x, weight, rstd[t], row<E>(y, t), h);
+        }
+      });
+    });
+  });
+}
+
+void rmsnorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const float* rstd, ConstMatrix dy, Matrix dx,
+                      Write dx_write, float* dw, Write dw_write, std::int64_t T, std::int64_t h) {
+  HB_CHECK(x.dtype == dy.dtype && x.dtype == dx.dtype, "rmsnorm_backward: mixed dtypes");
+  BlockedWeightGrad grad(ctx, T, h);
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(w.dtype, [&](auto w_tag) {
+      const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
+      grad.run(ctx, T, [&](std::int64_t begin, std::int64_t end, float* sum) {
+        for (std::int64_t t = begin; t < end; ++t)
+          backward_row(row<E>(x, t), weight, rstd[t], row<E>(dy, t), row<E>(dx, t), dx_write == Write::accumulate,
+                       dw ? sum : nullptr, h);
+      });
+    });
+  });
+  if (dw) grad.finish(dw, dw_write, 0, h);
+}
+
+void qk_norm_forward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, Matrix out,
+                     float* rstd, std::int64_t T, HeadShape shape, float eps) {
+  HB_CHECK(qkv.dtype == out.dtype && q_norm.dtype == k_norm.dtype, "qk_norm: mixed dtypes");
+  const std::int64_t d = shape.head_dim, heads = shape.num_heads + shape.num_kv_heads;
+  with_float_type(qkv.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(q_norm.dtype, [&](auto w_tag) {
+      using W = decltype(w_tag);
+      parallel_for(ctx, T, rows_grain(2 * shape.width()), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          const E* x = row<E>(qkv, t);
+          E* y = row<E>(out, t);
+          for (std::int64_t i = 0; i < heads; ++i) {
+            const auto* w = static_cast<const W*>(i < shape.num_heads ? q_norm.data : k_norm.data);
+            float& r = rstd[t * heads + i];
+            r = inverse_rms(x + i * d, d, eps);
+            normalize(x + i * d, w, r, y + i * d, d);
+          }
+          if (x != y) std::copy_n(x + shape.v_offset(), shape.num_kv_heads * d, y + shape.v_offset());
+        }
+      });
+    });
+  });
+}
+
+void qk_norm_backward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, const float* rstd,
+                      ConstMatrix dout, Matrix dqkv, float* dq_norm, float* dk_norm, Write dw_write, std::int64_t T,
+                      HeadShape shape) {
+  HB_CHECK(qkv.dtype == dout.dtype && qkv.dtype == dqkv.dtype && q_norm.dtype == k_norm.dtype,
+           "qk_norm_backward: mixed dtypes");
+  const std::int64_t d = shape.head_dim, heads = shape.num_heads + shape.num_kv_heads;
+  BlockedWeightGrad grad(ctx, T, 2 * d);
+  with_float_type(qkv.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(q_norm.dtype, [&](auto w_tag) {
+      using W = decltype(w_tag);
+      grad.run(ctx, T, [&](std::int64_t begin, std::int64_t end, float* sum) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          const E* x = row<E>(qkv, t);
+          const E* dy = row<E>(dout, t);
+          E* dx = row<E>(dqkv, t);
+          for (std::int64_t i = 0; i < heads; ++i) {
+            const bool is_q = i < shape.num_heads;
+            const auto* w = static_cast<const W*>(is_q ? q_norm.data : k_norm.data);
+            backward_row(x + i * d, w, rstd[t * heads + i], dy + i * d, dx + i * d, false, is_q ? sum : sum + d, d);
+          }
+          if (dy != dx) std::copy_n(dy + shape.v_offset(), shape.num_kv_heads * d, dx + shape.v_offset());
+        }
+      });
+    });
+  });
+  grad.finish(dq_norm, dw_write, 0, d);
+  grad.finish(dk_norm, dw_write, d, d);
+}
+
+}  // namespace hotbunk::kernels

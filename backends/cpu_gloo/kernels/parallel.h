@@ -1,0 +1,65 @@
+// How the kernels split work: contiguous, static ranges over one OpenMP team. Internal to the kernels.
+#pragma once
+#include <omp.h>
+
+#include "backends/cpu_gloo/kernels/context.h"
+#include "base/check.h"
+
+namespace hotbunk::kernels {
+
+/// body(begin, end) over [0, n), one contiguous range per thread; on the calling thread alone when n ≤ grain, because
+/// waking a team costs several µs. The team is all or nothing: OpenMP runtimes rebuild their pool when its size
+/// changes.
+template <class Body>
+void parallel_for(const KernelContext& ctx, std::int64_t n, std::int64_t grain, Body&& body) {
+  if (n <= 0) return;
+  if (ctx.num_threads() == 1 || n <= grain) {
+    body(std::int64_t{0}, n);
+    return;
+  }
+#pragma omp parallel num_threads(ctx.num_threads())
+  {
+    const std::int64_t t = omp_get_thread_num();
+    const std::int64_t team = omp_get_num_threads();
+    const std::int64_t begin = n * t / team;
+    const std::int64_t end = n * (t + 1) / team;
+    if (begin < end) body(begin, end);
+  }
+}
+
+/// task(i, thread) for i in [0, n), each on whichever thread is free: for tasks of uneven size that write disjoint
+/// results. `worth_team` = false runs them in order on the calling thread.
+template <class Task>
+void parallel_tasks(const KernelContext& ctx, std::int64_t n, bool worth_team, Task&& task) {
+  if (ctx.num_threads() == 1 || n <= 1 || !worth_team) {
+    for (std::int64_t i = 0; i < n; ++i) task(i, 0);
+    return;
+  }
+#pragma omp parallel for num_threads(ctx.num_threads()) schedule(dynamic, 1)
+  for (std::int64_t i = 0; i < n; ++i) task(i, omp_get_thread_num());
+}
+
+/// Rows per thread below which a team is not worth waking, for kernels that touch `elements_per_row` per row.
+inline std::int64_t rows_grain(std::int64_t elements_per_row) {
+  constexpr std::int64_t kElements = 16384;  // ~5 µs of streaming, what waking a team costs
+  return elements_per_row <= 0 ? kElements : kElements / elements_per_row;
+}
+
+/// f(T{}) with T = float or bf16.
+template <class F>
+decltype(auto) with_float_type(DType t, F&& f) {
+  if (t == DType::bf16) return f(bf16{});
+  HB_CHECK(t == DType::f32, "kernel got {}, wants fp32 or bf16", name_of(t));
+  return f(float{});
+}
+
+template <class T>
+const T* row(ConstMatrix m, std::int64_t r) {
+  return static_cast<const T*>(m.data) + r * m.ld;
+}
+template <class T>
+T* row(Matrix m, std::int64_t r) {
+  return static_cast<T*>(m.data) + r * m.ld;
+}
+
+}  // namespace hotbunk::kernels

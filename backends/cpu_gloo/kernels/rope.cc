@@ -1,0 +1,87 @@
+#include "backends/cpu_gloo/kernels/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+constexpr int kScratchSlot = 3;
+
+/// cos and ±sin of one position: [half] cosines, then [half] sines. The angle is fp32 as transformers forms it.
+void fill_angles(float position, const float* inv_freq, std::int64_t half, float sign, float* table) {
+  for (std::int64_t j = 0; j < half; ++j) {
+    const float angle = position * inv_freq[j];
+    table[j] = std::cos(angle);
+    table[half + j] = sign * std::sin(angle);
+  }
+}
+
+template <class E>
+HB_INLINE void rotate_heads(E* heads, std::int64_t num, std::int64_t half, const float* table) {
+  for (std::int64_t i = 0; i < num; ++i) {
+    E* lo = heads + i * 2 * half;
+    E* hi = lo + half;
+    for_vectors(half, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+      const Vf a = ld(lo + j), b = ld(hi + j), c = ld(table + j), s = ld(table + half + j);
+      st(lo + j, a * c - b * s);
+      st(hi + j, b * c + a * s);
+    });
+  }
+}
+
+}  // namespace
+
+std::vector<float> rope_inv_freq(std::int64_t head_dim, double theta, const std::optional<Llama3RopeScaling>& scaling) {
+  HB_CHECK(head_dim % 2 == 0, "head_dim {} is odd", head_dim);
+  std::vector<float> inv_freq(static_cast<std::size_t>(head_dim / 2));
+  for (std::size_t j = 0; j < inv_freq.size(); ++j) {
+    double f = 1.0 / std::pow(theta, 2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
+    if (scaling) {
+      const double wavelength = 2.0 * std::numbers::pi / f;
+      const double low = scaling->original_max_position / scaling->low_freq_factor;
+      const double high = scaling->original_max_position / scaling->high_freq_factor;
+      if (wavelength > low) {
+        f /= scaling->factor;
+      } else if (wavelength >= high) {
+        const double smooth = (scaling->original_max_position / wavelength - scaling->low_freq_factor) /
+                              (scaling->high_freq_factor - scaling->low_freq_factor);
+        f = (1.0 - smooth) * f / scaling->factor + smooth * f;
+      }
+    }
+    inv_freq[j] = static_cast<float>(f);
+  }
+  return inv_freq;
+}
+
+void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
+          HeadShape shape, RopeDirection direction) {
+  if (T == 0) return;
+  HB_CHECK(shape.head_dim % 2 == 0, "head_dim {} is odd", shape.head_dim);
+  const std::int64_t half = shape.head_dim / 2;
+  const std::int64_t heads = shape.num_heads + shape.num_kv_heads;
+  const float sign = direction == RopeDirection::forward ? 1.0f : -1.0f;
+  // Packed sequences repeat positions: where the largest is below T, one table of all positions costs fewer sines than
+  // one per token. Either way the values are the same.
+  const std::int64_t num_positions = std::int64_t{*std::max_element(positions, positions + T)} + 1;
+  const bool shared = num_positions <= T;
+  const std::int64_t rows = shared ? num_positions : T;
+  auto* table = static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(rows * 2 * half) * 4));
+  parallel_for(ctx, rows, 256 / half, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      fill_angles(static_cast<float>(shared ? r : positions[r]), inv_freq, half, sign, table + r * 2 * half);
+  });
+  with_float_type(qkv.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(2 * heads * half), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t)
+        rotate_heads(row<E>(qkv, t), heads, half, table + (shared ? positions[t] : t) * 2 * half);
+    });
+  });
+}
+
+}  // namespace hotbunk::kernels

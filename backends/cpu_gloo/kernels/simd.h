@@ -1,0 +1,154 @@
+// Vectors of fp32 in GCC's and clang's portable vector extension: the widest the build's instruction set has, with the
+// same source everywhere. Internal to the kernels.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "base/dtype.h"
+
+namespace hotbunk::kernels {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#else
+inline constexpr int kLanes = 8;
+#endif
+
+using Vf = float __attribute__((vector_size(4 * kLanes)));
+using Vi = std::int32_t __attribute__((vector_size(4 * kLanes)));
+using Vu = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+using Vh = std::uint16_t __attribute__((vector_size(2 * kLanes)));
+
+#define HB_INLINE inline __attribute__((always_inline))
+#define HB_FORCE_INLINE __attribute__((always_inline))
+
+HB_INLINE Vf splat(float x) { return Vf{} + x; }
+
+HB_INLINE Vf widen(Vh bits) { return std::bit_cast<Vf>(__builtin_convertvector(bits, Vu) << 16); }
+/// to_bf16 of every lane.
+HB_INLINE Vh narrow(Vf x) {
+  const Vu u = std::bit_cast<Vu>(x);
+  const Vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const Vu quiet = (u >> 16) | 0x40u;
+  return __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, Vh);
+}
+
+HB_INLINE Vf load(const float* p) {
+  Vf v;
+  std::memcpy(&v, static_cast<const void*>(p), sizeof v);
+  return v;
+}
+HB_INLINE Vf load(const bf16* p) {
+  Vh v;
+  std::memcpy(&v, static_cast<const void*>(p), sizeof v);
+  return widen(v);
+}
+HB_INLINE void store(float* p, Vf v) { std::memcpy(p, &v, sizeof v); }
+HB_INLINE void store(bf16* p, Vf v) {
+  const Vh h = narrow(v);
+  std::memcpy(static_cast<void*>(p), &h, sizeof h);
+}
+
+HB_INLINE float as_f32(float x) { return x; }
+HB_INLINE float as_f32(bf16 x) { return to_f32(x); }
+template <class T>
+HB_INLINE T from_f32(float x) {
+  if constexpr (sizeof(T) == 4) return x;
+  else return to_bf16(x);
+}
+
+/// The first n < kLanes elements; the other lanes are `fill` / not written.
+template <class T>
+HB_INLINE Vf load_n(const T* p, std::int64_t n, float fill = 0.0f) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return std::bit_cast<Vf>(_mm512_mask_loadu_ps(_mm512_set1_ps(fill), static_cast<__mmask16>((1u << n) - 1u), p));
+#endif
+  Vf v = splat(fill);
+  for (std::int64_t i = 0; i < n; ++i) v[i] = as_f32(p[i]);
+  return v;
+}
+template <class T>
+HB_INLINE void store_n(T* p, Vf v, std::int64_t n) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1u), std::bit_cast<__m512>(v));
+    return;
+  }
+#endif
+  for (std::int64_t i = 0; i < n; ++i) p[i] = from_f32<T>(v[i]);
+}
+
+/// Calls body(i, ld, st) for i = 0, kLanes, 2·kLanes, … < n: whole vectors, then the tail, with the same code.
+/// Write the body as `[&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {…}`. `ld(p)` loads and `st(p, v)` stores
+/// one vector at p (already offset by i).
+template <class Body>
+HB_INLINE void for_vectors(std::int64_t n, Body&& body) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    body(
+        i, [](const auto* p) HB_FORCE_INLINE { return load(p); }, [](auto* p, Vf v) HB_FORCE_INLINE { store(p, v); });
+  if (i < n) {
+    const std::int64_t rest = n - i;
+    body(
+        i, [rest](const auto* p) HB_FORCE_INLINE { return load_n(p, rest); },
+        [rest](auto* p, Vf v) HB_FORCE_INLINE { store_n(p, v, rest); });
+  }
+}
+
+HB_INLINE Vf max(Vf a, Vf b) { return a > b ? a : b; }
+HB_INLINE Vf min(Vf a, Vf b) { return a < b ? a : b; }
+
+/// Sum of the lanes as a tree: upper half onto lower half, always in the same order.
+HB_INLINE float sum_lanes(Vf v) {
+#if defined(__AVX512F__)
+  const auto h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  const auto h = v;
+#endif
+  const auto q = __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
+  const auto d = q + __builtin_shufflevector(q, q, 2, 3, 2, 3);
+  return d[0] + d[1];
+}
+HB_INLINE float max_lanes(Vf v) {
+  float m = v[0];
+  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+/// e^x with at most 2 ulp (checked in tests/cpu_kernels/simd_test.cc), 0 for −∞ and what underflows, ∞ for what
+/// overflows, NaN for NaN. Cody-Waite reduction by ln 2 in two parts, then a degree-6 polynomial on [−ln2/2, ln2/2]
+/// (Taylor to the accuracy of fp32), then 2^n in two factors so that neither leaves the range of fp32.
+HB_INLINE Vf exp(Vf x) {
+  constexpr float kLog2e = 1.44269504088896341f;
+  constexpr float kLn2Hi = 0.693359375f;                         // 355/512: n·kLn2Hi is exact for |n| < 2^15
+  constexpr float kLn2Lo = -2.12194440e-4f;                      // ln 2 − kLn2Hi
+  constexpr float kRound = 12582912.0f;                          // 1.5·2^23: adding it rounds to an integer
+  const Vf clamped = min(max(x, splat(-104.0f)), splat(89.0f));  // NaN becomes a bound here and is put back below
+  const Vf shifted = clamped * kLog2e + kRound;
+  const Vf n = shifted - kRound;
+  const Vf r = clamped - n * kLn2Hi - n * kLn2Lo;
+  Vf p = splat(1.0f / 720.0f);
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r * r + (r + 1.0f);
+  const Vi ni = __builtin_convertvector(n, Vi);
+  const Vi half = ni >> 1;
+  const Vf s1 = std::bit_cast<Vf>((half + 127) << 23);
+  const Vf s2 = std::bit_cast<Vf>((ni - half + 127) << 23);
+  const Vf y = p * s1 * s2;
+  return x == x ? y : x;
+}
+
+HB_INLINE Vf sigmoid(Vf x) { return 1.0f / (1.0f + exp(-x)); }
+
+}  // namespace hotbunk::kernels
