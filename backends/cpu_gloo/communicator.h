@@ -141,6 +141,10 @@ class Communicator {
   };
   /// "all_gather #17 of group fsdp (ranks 0, 1)"
   std::string describe(const Call&) const;
+  /// RuntimeFailure, naming what each rank asked for, unless all calls (by group rank) agree with ours.
+  void compare(const Call& ours, std::span<const Call> all) const;
+  /// RuntimeFailure unless `peer` sends this rank as many bytes as it expects.
+  void check_part(const Call&, int peer, std::int64_t sent, std::int64_t expected) const;
 
   virtual void do_all_gather(const Call&, const std::byte* send, std::byte* recv, std::int64_t bytes) = 0;
   virtual void do_reduce_scatter(const Call&, const std::byte* send, std::byte* recv) = 0;

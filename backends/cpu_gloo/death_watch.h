@@ -16,6 +16,8 @@
 
 namespace hotbunk {
 
+struct Frame;
+
 /// What each rank of this host is doing, in shared memory, so that it can be read when its writer is dead.
 struct RankStatus {
   static constexpr int text_words = 8;
@@ -68,8 +70,9 @@ class DeathWatch {
 
  private:
   void run();
-  void handle_line(std::string_view line);
+  void handle(const Frame&);
   void note_death(std::string message);
+  std::string watcher_died() const;
   void stop();
 
   DeathWatchOptions options_;

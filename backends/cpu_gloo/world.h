@@ -11,6 +11,10 @@
 #include "backends/cpu_gloo/death_watch.h"
 #include "backends/cpu_gloo/launch.h"
 
+namespace gloo::transport {
+class Device;
+}
+
 namespace hotbunk {
 
 class Arena;
@@ -65,20 +69,26 @@ class World {
   void leave();
 
  private:
-  void find_hosts();
-  void share_status();
+  struct Status;
+
+  void meet_hosts();
+  /// Everyone in `ranks` says `value`; returns what they said, in that order.
+  std::vector<std::string> gather(const std::string& key, const std::string& value, std::span<const int> ranks);
+  void meet(const std::string& key, int num_ranks);
+  /// "" when these ranks can share memory; the same answer on every rank of this host.
+  std::string why_no_sharing(std::span<const int> ranks) const;
 
   WorldOptions options_;
   int rank_ = 0, size_ = 1;
-  std::string job_;         // random, the same on every rank
-  std::string local_addr_;  // our address as seen by rank 0
-  std::vector<int> pids_;
-  std::vector<std::string> hosts_;  // boot id + pid namespace, by rank
+  std::vector<std::string> hosts_;       // identity of each rank's host
+  std::vector<std::string> no_sharing_;  // why a rank cannot open its host's memory; "" when it can
+  std::unique_ptr<Status> status_;
   std::unique_ptr<TcpStoreServer> server_;
   std::unique_ptr<TcpStore> store_;
   std::unique_ptr<DeathWatch> watch_;
   std::unique_ptr<SharedRegions> regions_;
-  std::shared_ptr<void> gloo_device_;
+  int num_regions_ = 0;
+  std::shared_ptr<gloo::transport::Device> gloo_device_;
 };
 
 }  // namespace hotbunk

@@ -1,0 +1,82 @@
+#include "backends/cpu_gloo/communicator_reduce.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr std::int64_t block = 2048;  // accumulators: 8 KiB, stay in L1 while the sources stream through
+
+struct F32 {
+  using Element = float;
+  using Wide = float;
+  static Wide widen(Element x) { return x; }
+  static Element narrow(Wide x) { return x; }
+};
+struct Bf16 {
+  using Element = bf16;
+  using Wide = float;
+  static Wide widen(Element x) { return to_f32(x); }
+  static Element narrow(Wide x) { return to_bf16(x); }
+};
+struct I32 {  // unsigned inside, so that overflow wraps instead of being undefined
+  using Element = std::int32_t;
+  using Wide = std::uint32_t;
+  static Wide widen(Element x) { return static_cast<Wide>(x); }
+  static Element narrow(Wide x) { return static_cast<Element>(x); }
+};
+
+template <class T>
+struct Add {
+  static auto apply(typename T::Wide a, typename T::Wide b) { return a + b; }
+};
+template <class T>
+struct Max {
+  static auto apply(typename T::Wide a, typename T::Wide b) {
+    if constexpr (std::is_same_v<T, I32>) return static_cast<std::int32_t>(a) < static_cast<std::int32_t>(b) ? b : a;
+    else return (a < b || b != b) ? b : a;  // a NaN on either side wins
+  }
+};
+
+template <class T, class Op>
+void reduce(std::byte* dst_bytes, std::span<const std::byte* const> sources, std::int64_t count) {
+  using Element = typename T::Element;
+  typename T::Wide sum[block];
+  auto* dst = reinterpret_cast<Element*>(dst_bytes);
+  for (std::int64_t begin = 0; begin < count; begin += block) {
+    const std::int64_t n = std::min(block, count - begin);
+    const auto* first = reinterpret_cast<const Element*>(sources[0]) + begin;
+    for (std::int64_t i = 0; i < n; ++i) sum[i] = T::widen(first[i]);
+    for (std::size_t r = 1; r < sources.size(); ++r) {
+      const auto* next = reinterpret_cast<const Element*>(sources[r]) + begin;
+      for (std::int64_t i = 0; i < n; ++i) sum[i] = Op::apply(sum[i], T::widen(next[i]));
+    }
+    for (std::int64_t i = 0; i < n; ++i) dst[begin + i] = T::narrow(sum[i]);
+  }
+}
+
+template <class T>
+void reduce_as(std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count, ReduceOp op) {
+  op == ReduceOp::sum ? reduce<T, Add<T>>(dst, sources, count) : reduce<T, Max<T>>(dst, sources, count);
+}
+
+}  // namespace
+
+void reduce_in_rank_order(std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count, DType dtype,
+                          ReduceOp op) {
+  switch (dtype) {
+    case DType::f32:
+      return reduce_as<F32>(dst, sources, count, op);
+    case DType::bf16:
+      return reduce_as<Bf16>(dst, sources, count, op);
+    case DType::i32:
+      return reduce_as<I32>(dst, sources, count, op);
+    default:
+      HB_CHECK(false, "no reduction of {}", name_of(dtype));
+  }
+}
+
+}  // namespace hotbunk

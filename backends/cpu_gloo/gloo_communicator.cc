@@ -1,0 +1,363 @@
+#include "backends/cpu_gloo/gloo_communicator.h"
+
+#include <gloo/common/error.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "backends/cpu_gloo/communicator_reduce.h"
+#include "backends/cpu_gloo/death_watch.h"
+#include "backends/cpu_gloo/tcp_store.h"
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+using UnboundBuffer = gloo::transport::UnboundBuffer;
+
+/// Point-to-point messages of a pair come in order, so one slot number serves them all; collectives count from 1.
+constexpr std::uint64_t p2p_slot = std::uint64_t{1} << 62;
+constexpr std::int64_t piece_bytes =
+    1 << 20;  // of reductions and broadcasts: what is in flight while the last piece is summed
+constexpr std::int64_t warm_up_bytes = 4 << 20;
+
+/// gloo's rendezvous over our store, under a prefix.
+class GlooStore final : public gloo::rendezvous::Store {
+ public:
+  GlooStore(TcpStore& store, std::string prefix, double timeout_seconds)
+      : store_(store), prefix_(std::move(prefix)), timeout_seconds_(timeout_seconds) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_.set(prefix_ + key, std::string_view(data.data(), data.size()));
+  }
+  std::vector<char> get(const std::string& key) override {
+    const std::string value = store_.get(prefix_ + key, timeout_seconds_);
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) get(key);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
+
+ private:
+  TcpStore& store_;
+  std::string prefix_;
+  double timeout_seconds_;
+};
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+}  // namespace
+
+std::shared_ptr<gloo::transport::Device> make_gloo_device(const std::string& address) {
+  try {
+    return gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
+  } catch (const std::exception& e) {
+    throw RuntimeFailure(fmt::format("gloo cannot listen on {}: {}", address, e.what()));
+  }
+}
+
+/// One buffer with operations under way; known to abort_waits while it lives.
+class GlooCommunicator::Pending {
+ public:
+  Pending(GlooCommunicator& owner, std::string what, const void* data, std::int64_t bytes)
+      : owner_(owner), what_(std::move(what)) {
+    buffer_ = owner_.context_->createUnboundBuffer(const_cast<void*>(data), static_cast<std::size_t>(bytes));
+    std::lock_guard lock(owner_.waits_mutex_);
+    owner_.waits_.push_back(buffer_.get());
+  }
+  ~Pending() {
+    std::lock_guard lock(owner_.waits_mutex_);
+    std::erase(owner_.waits_, buffer_.get());
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  void send(int peer, std::uint64_t slot, std::int64_t offset, std::int64_t bytes) {
+    guarded([&] { buffer_->send(peer, slot, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)); });
+    ++sends_;
+  }
+  void recv(int peer, std::uint64_t slot, std::int64_t offset, std::int64_t bytes) {
+    guarded([&] { buffer_->recv(peer, slot, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)); });
+    ++recvs_;
+  }
+  /// Waits for `count` receives, or all that are under way.
+  void wait_recv(int count = -1) {
+    for (int left = count < 0 ? recvs_ : count; left > 0; --left, --recvs_)
+      guarded([&] { return buffer_->waitRecv(milliseconds_of(owner_.options_.timeout_seconds)); });
+  }
+  void wait_send() {
+    for (; sends_ > 0; --sends_)
+      guarded([&] { return buffer_->waitSend(milliseconds_of(owner_.options_.timeout_seconds)); });
+  }
+
+ private:
+  /// gloo's exceptions stop here. A broken connection is most often a dead rank: the watch knows a moment later.
+  template <class Work>
+  void guarded(const Work& work) {
+    if (owner_.watch_.any_dead()) owner_.watch_.check(what_);
+    try {
+      if constexpr (std::is_same_v<decltype(work()), bool>) {
+        if (work()) return;
+      } else {
+        return work();
+      }
+    } catch (const std::exception& e) {
+      owner_.fail(what_, e.what());
+    }
+    owner_.fail(what_, "aborted");
+  }
+
+  GlooCommunicator& owner_;
+  std::string what_;
+  std::unique_ptr<UnboundBuffer> buffer_;
+  int sends_ = 0, recvs_ = 0;
+};
+
+GlooCommunicator::GlooCommunicator(std::string name, std::vector<int> ranks, int rank,
+                                   std::shared_ptr<gloo::transport::Device> device, TcpStore& store, DeathWatch& watch,
+                                   const GlooOptions& options)
+    : Communicator(std::move(name), std::move(ranks), rank), options_(options), watch_(watch) {
+  const std::string what =
+      fmt::format("connecting group {} (ranks {}) over gloo", this->name(), fmt::join(this->ranks(), ", "));
+  try {
+    auto context = std::make_shared<gloo::rendezvous::Context>(this->rank(), size());
+    context->setTimeout(milliseconds_of(options_.timeout_seconds));
+    GlooStore gloo_store(store, fmt::format("gloo/{}/{}/", this->name(), fmt::join(this->ranks(), ",")),
+                         options_.timeout_seconds);
+    context->connectFullMesh(gloo_store, device);
+    context_ = std::move(context);
+  } catch (const std::exception& e) {
+    fail(what, e.what());
+  }
+  death_token_ = watch_.on_death([this] { abort_waits(); });
+  try {
+    warm_up();
+  } catch (...) {
+    watch_.remove_on_death(death_token_);
+    throw;
+  }
+}
+
+GlooCommunicator::~GlooCommunicator() { watch_.remove_on_death(death_token_); }
+
+void GlooCommunicator::abort_waits() {
+  std::lock_guard lock(waits_mutex_);
+  for (UnboundBuffer* b : waits_) {
+    b->abortWaitRecv();
+    b->abortWaitSend();
+  }
+}
+
+void GlooCommunicator::fail(const std::string& what, const std::string& why) {
+  if (watch_.wait_for_death(2.0)) watch_.check(what);
+  throw RuntimeFailure(fmt::format("{}: {}", what, why));
+}
+
+/// Debian's gloo stalls for tens of ms at the first larger messages after many small ones (TCP's windows are small
+/// then); one exchange of a few MiB per pair right after connecting avoids it.
+void GlooCommunicator::warm_up() {
+  std::vector<std::byte> memory(2 * warm_up_bytes);
+  for (int distance = 1; distance < size(); ++distance) {
+    const Transfer to = {(rank() + distance) % size(), 0, warm_up_bytes};
+    const Transfer from = {(rank() - distance + size()) % size(), warm_up_bytes, warm_up_bytes};
+    transfer(fmt::format("warming up group {}", name()), next_slot(), memory.data(), {&to, 1}, memory.data(),
+             {&from, 1});
+  }
+}
+
+void GlooCommunicator::transfer(const std::string& what, std::uint64_t slot, const std::byte* send,
+                                std::span<const Transfer> sends, std::byte* recv, std::span<const Transfer> recvs) {
+  const auto extent = [](std::span<const Transfer> all) {
+    std::int64_t end = 0;
+    for (const Transfer& t : all) end = std::max(end, t.offset + t.bytes);
+    return end;
+  };
+  Pending in(*this, what, recv, extent(recvs)), out(*this, what, send, extent(sends));
+  for (const Transfer& t : recvs)
+    if (t.bytes > 0) in.recv(t.peer, slot, t.offset, t.bytes);
+  for (const Transfer& t : sends)
+    if (t.bytes > 0) out.send(t.peer, slot, t.offset, t.bytes);
+  in.wait_recv();
+  out.wait_send();
+}
+
+void GlooCommunicator::check_agreement(const Call& call) {
+  if (!options_.check_collectives) return;
+  static_assert(std::is_trivially_copyable_v<Call>);
+  std::vector<Call> calls(static_cast<std::size_t>(size()), call);
+  constexpr auto bytes = static_cast<std::int64_t>(sizeof(Call));
+  std::vector<Transfer> sends, recvs;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    sends.push_back({r, rank() * bytes, bytes});
+    recvs.push_back({r, r * bytes, bytes});
+  }
+  auto* memory = reinterpret_cast<std::byte*>(calls.data());
+  transfer(describe(call) + ", comparing arguments", next_slot(), memory, sends, memory, recvs);
+  compare(call, calls);
+}
+
+void GlooCommunicator::do_all_gather(const Call& call, const std::byte* send, std::byte* recv, std::int64_t bytes) {
+  check_agreement(call);
+  std::byte* own = recv + rank() * bytes;
+  if (own != send && bytes > 0) std::memcpy(own, send, static_cast<std::size_t>(bytes));
+  std::vector<Transfer> sends, recvs;
+  for (int i = 1; i < size(); ++i) {
+    sends.push_back({(rank() + i) % size(), 0, bytes});
+    const int from = (rank() - i + size()) % size();
+    recvs.push_back({from, from * bytes, bytes});
+  }
+  transfer(describe(call), next_slot(), send, sends, recv, recvs);
+}
+
+void GlooCommunicator::reduce_chunks(const Call& call, const std::byte* send, std::span<const ChunkRange> chunks,
+                                     std::byte* own) {
+  const std::int64_t element = size_of(call.dtype);
+  const ChunkRange mine = chunks[rank()];
+  const std::string what = describe(call);
+  const std::uint64_t slot = next_slot();
+  const int peers = size() - 1;
+  std::int64_t end = 0, longest = 0;
+  for (const ChunkRange& c : chunks) {
+    end = std::max(end, c.end * element);
+    longest = std::max(longest, c.end - c.begin);
+  }
+  const std::int64_t step = piece_bytes / element;
+  staging_.resize(static_cast<std::size_t>(2 * peers * std::min(piece_bytes, (mine.end - mine.begin) * element)));
+  const std::int64_t stride = std::ssize(staging_) / std::max(2 * peers, 1);
+  const auto staged = [&](std::int64_t piece, int r) {  // r's elements, in the half of this piece
+    return ((piece % 2) * peers + (r < rank() ? r : r - 1)) * stride;
+  };
+  const auto length = [&](const ChunkRange& c, std::int64_t piece) {
+    return std::clamp<std::int64_t>(c.end - c.begin - piece * step, 0, step);
+  };
+
+  Pending in(*this, what, staging_.data(), std::ssize(staging_)), out(*this, what, send, end);
+  const auto start = [&](std::int64_t piece) {
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      if (const auto n = length(mine, piece); n > 0) in.recv(r, slot, staged(piece, r), n * element);
+      if (const auto n = length(chunks[r], piece); n > 0)
+        out.send(r, slot, (chunks[r].begin + piece * step) * element, n * element);
+    }
+  };
+  const std::int64_t num_pieces = (longest + step - 1) / step;
+  std::vector<const std::byte*> sources(static_cast<std::size_t>(size()));
+  if (num_pieces > 0) start(0);
+  for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
+    if (const auto n = length(mine, piece); n > 0) {
+      in.wait_recv(peers);  // before the next piece is asked for: completions do not say which piece they are of
+      if (piece + 1 < num_pieces) start(piece + 1);
+      for (int r = 0; r < size(); ++r)
+        sources[r] = r == rank() ? send + (mine.begin + piece * step) * element : staging_.data() + staged(piece, r);
+      reduce_in_rank_order(own + piece * step * element, sources, n, call.dtype, call.reduce);
+    } else if (piece + 1 < num_pieces) {
+      start(piece + 1);
+    }
+  }
+  out.wait_send();
+}
+
+void GlooCommunicator::do_reduce_scatter(const Call& call, const std::byte* send, std::byte* recv) {
+  check_agreement(call);
+  std::vector<ChunkRange> chunks;
+  for (int r = 0; r < size(); ++r) chunks.push_back({r * call.count, (r + 1) * call.count});
+  reduce_chunks(call, send, chunks, recv);
+}
+
+void GlooCommunicator::do_all_reduce(const Call& call, const std::byte* send, std::byte* recv) {
+  check_agreement(call);
+  const std::int64_t element = size_of(call.dtype);
+  std::vector<ChunkRange> chunks;
+  for (int r = 0; r < size(); ++r) chunks.push_back(all_reduce_chunk(size(), r, call.count));
+  const std::int64_t own_at = chunks[rank()].begin * element, own_bytes = (chunks[rank()].end * element) - own_at;
+  reduce_chunks(call, send, chunks, recv + own_at);  // in place is safe: a rank's own chunk of `send` goes nowhere
+  std::vector<Transfer> sends, recvs;
+  for (int i = 1; i < size(); ++i) {
+    const int to = (rank() + i) % size(), from = (rank() - i + size()) % size();
+    sends.push_back({to, own_at, own_bytes});
+    recvs.push_back({from, chunks[from].begin * element, (chunks[from].end - chunks[from].begin) * element});
+  }
+  transfer(describe(call), next_slot(), recv, sends, recv, recvs);
+}
+
+void GlooCommunicator::do_broadcast(const Call& call, std::byte* data, std::int64_t bytes) {
+  check_agreement(call);
+  const std::uint64_t slot = next_slot();
+  const int place = (rank() - call.root + size()) % size();
+  const int previous = place > 0 ? (rank() - 1 + size()) % size() : -1;
+  const int next = place + 1 < size() ? (rank() + 1) % size() : -1;
+  Pending in(*this, describe(call), data, bytes), out(*this, describe(call), data, bytes);
+  const auto length = [&](std::int64_t at) { return std::min(piece_bytes, bytes - at); };
+  if (previous >= 0 && bytes > 0) in.recv(previous, slot, 0, length(0));
+  for (std::int64_t at = 0; at < bytes; at += piece_bytes) {
+    if (previous >= 0) {
+      in.wait_recv(1);
+      if (at + piece_bytes < bytes) in.recv(previous, slot, at + piece_bytes, length(at + piece_bytes));
+    }
+    if (next >= 0) out.send(next, slot, at, length(at));
+  }
+  out.wait_send();
+}
+
+void GlooCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const std::int64_t> send_bytes,
+                                     std::byte* recv, std::span<const std::int64_t> recv_bytes) {
+  check_agreement(call);
+  std::vector<Transfer> sends, recvs;
+  std::int64_t from = 0, at = 0;
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank()) {
+      sends.push_back({r, from, send_bytes[r]});
+      recvs.push_back({r, at, recv_bytes[r]});
+    } else if (send_bytes[r] > 0) {
+      std::memcpy(recv + at, send + from, static_cast<std::size_t>(send_bytes[r]));
+    }
+    from += send_bytes[r];
+    at += recv_bytes[r];
+  }
+  if (options_.check_collectives) check_parts(call, send_bytes, recv_bytes);
+  transfer(describe(call), next_slot(), send, sends, recv, recvs);
+}
+
+void GlooCommunicator::check_parts(const Call& call, std::span<const std::int64_t> send_bytes,
+                                   std::span<const std::int64_t> recv_bytes) {
+  std::vector<std::int64_t> theirs(recv_bytes.begin(), recv_bytes.end());
+  std::vector<Transfer> each;
+  for (int r = 0; r < size(); ++r)
+    if (r != rank()) each.push_back({r, r * 8, 8});
+  transfer(describe(call) + ", comparing sizes", next_slot(), reinterpret_cast<const std::byte*>(send_bytes.data()),
+           each, reinterpret_cast<std::byte*>(theirs.data()), each);
+  for (int r = 0; r < size(); ++r) check_part(call, r, theirs[r], recv_bytes[r]);
+}
+
+void GlooCommunicator::do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from,
+                                    std::byte* recv_data, std::int64_t recv_bytes) {
+  const Transfer send = {to, 0, send_bytes}, recv = {from, 0, recv_bytes};
+  const std::string what =
+      to < 0     ? fmt::format("recv of {} B from rank {} in group {}", recv_bytes, ranks()[from], name())
+      : from < 0 ? fmt::format("send of {} B to rank {} in group {}", send_bytes, ranks()[to], name())
+                 : fmt::format("send_recv to rank {} and from rank {} in group {}", ranks()[to], ranks()[from], name());
+  transfer(what, p2p_slot, send_data, {&send, to >= 0 ? 1u : 0u}, recv_data, {&recv, from >= 0 ? 1u : 0u});
+}
+
+void GlooCommunicator::do_barrier(const Call& call) {
+  check_agreement(call);
+  std::vector<std::byte> tokens(static_cast<std::size_t>(size()));
+  std::vector<Transfer> sends, recvs;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    sends.push_back({r, rank(), 1});
+    recvs.push_back({r, r, 1});
+  }
+  transfer(describe(call), next_slot(), tokens.data(), sends, tokens.data(), recvs);
+}
+
+}  // namespace hotbunk

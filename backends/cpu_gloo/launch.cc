@@ -1,0 +1,210 @@
+#include "backends/cpu_gloo/launch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Listener {
+  int fd = -1;
+  int port = 0;
+};
+
+Listener listen_on_loopback() {
+  Listener l;
+  l.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  if (l.fd < 0 || bind(l.fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(l.fd, 1024) != 0 ||
+      getsockname(l.fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    throw RuntimeFailure(fmt::format("cannot listen on 127.0.0.1 for the local ranks: {}", std::strerror(errno)));
+  l.port = ntohs(address.sin_port);
+  return l;
+}
+
+[[noreturn]] void run_child(const LaunchEnv& env, int parent_pid, const sigset_t& signals,
+                            const std::function<int(const LaunchEnv&)>& body) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent_pid) _exit(3);  // the parent died before prctl
+  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+  int code = 3;
+  try {
+    code = body(env);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "rank %d: %s\n", env.rank, e.what());
+  }
+  std::fflush(nullptr);
+  _exit(code);  // not exit(): the parent's atexit handlers and static destructors are not ours to run
+}
+
+std::string describe(const RankExit& e) {
+  if (e.signal != 0)
+    return fmt::format("rank {} (pid {}) was killed by signal {} ({})", e.rank, e.pid, e.signal, strsignal(e.signal));
+  return fmt::format("rank {} (pid {}) ended with exit code {}", e.rank, e.pid, e.exit_code);
+}
+
+/// The children of one launch, and what became of them.
+class Children {
+ public:
+  explicit Children(int n) : running_(n) { result_.ranks.resize(n); }
+
+  void add(int rank, int pid) { result_.ranks[rank] = {rank, pid, 0, 0}; }
+
+  void kill_all(int signal) const {
+    for (const RankExit& e : result_.ranks)
+      if (e.pid > 0 && !ended(e)) kill(e.pid, signal);
+  }
+
+  /// Collects whoever ended. True when nobody is left.
+  bool reap() {
+    for (RankExit& e : result_.ranks) {
+      int status = 0;
+      if (e.pid <= 0 || ended(e) || waitpid(e.pid, &status, WNOHANG) != e.pid) continue;
+      ended_.push_back(e.rank);
+      --running_;
+      if (WIFSIGNALED(status)) e.signal = WTERMSIG(status);
+      if (WIFEXITED(status)) e.exit_code = WEXITSTATUS(status);
+      if (e.signal != 0 || e.exit_code != 0) note_failure(e);
+    }
+    return running_ == 0;
+  }
+
+  bool failed() const { return result_.first_failure.has_value(); }
+
+  LaunchResult finish() {
+    if (failed()) {
+      const RankExit& f = *result_.first_failure;
+      result_.exit_code = f.signal == 0 && (f.exit_code == 1 || f.exit_code == 2) ? f.exit_code : 3;
+      result_.message = describe(f);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  bool ended(const RankExit& e) const {
+    for (int r : ended_)
+      if (r == e.rank) return true;
+    return false;
+  }
+
+  void note_failure(const RankExit& e) {
+    // Several may be found in one pass: exit code 3 is what a rank says that saw another one die, so any other end is
+    // nearer the cause.
+    const bool consequence = e.signal == 0 && e.exit_code == 3;
+    const bool have_cause = failed() && (result_.first_failure->signal != 0 || result_.first_failure->exit_code != 3);
+    if (!failed() || (!consequence && !have_cause && !killing_)) result_.first_failure = e;
+  }
+
+ public:
+  bool killing_ = false;  // we kill the rest ourselves: their ends explain nothing
+
+ private:
+  int running_;
+  LaunchResult result_;
+  std::vector<int> ended_;
+};
+
+LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchOptions& options) {
+  std::optional<Clock::time_point> kill_at;
+  const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
+  while (!children.reap()) {
+    if (children.failed() && !kill_at) kill_at = Clock::now() + grace;
+    if (kill_at && Clock::now() >= *kill_at) {
+      children.killing_ = true;
+      children.kill_all(SIGKILL);
+    }
+    const timespec slice{0, 200'000'000};  // only as long as a lost SIGCHLD (taken by another thread) may cost
+    const int signal = sigtimedwait(&watched, nullptr, &slice);
+    if (signal == SIGINT || signal == SIGTERM) {
+      children.kill_all(signal);
+      if (!kill_at) kill_at = Clock::now() + grace;
+    }
+  }
+  return children.finish();
+}
+
+}  // namespace
+
+LaunchResult fork_ranks(int n, const std::function<int(const LaunchEnv&)>& body, const LaunchOptions& options) {
+  HB_CHECK(n >= 1, "{} ranks", n);
+  const Listener listener = listen_on_loopback();
+  sigset_t watched, before;
+  sigemptyset(&watched);
+  for (int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&watched, s);
+  pthread_sigmask(SIG_BLOCK, &watched, &before);
+  std::fflush(nullptr);  // or the children print our buffers again
+
+  Children children(n);
+  const int parent = getpid();
+  for (int rank = 0; rank < n; ++rank) {
+    const int pid = fork();
+    if (pid < 0) {
+      const int error = errno;
+      children.kill_all(SIGKILL);
+      close(listener.fd);
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw RuntimeFailure(fmt::format("cannot start rank {} of {}: {}", rank, n, std::strerror(error)));
+    }
+    if (pid == 0) {
+      LaunchEnv env;
+      env.rank = env.local_rank = rank;
+      env.world_size = n;
+      env.master_port = listener.port;
+      env.source = "local";
+      if (rank == 0) env.listen_fd = listener.fd;
+      else close(listener.fd);
+      run_child(env, parent, before, body);
+    }
+    children.add(rank, pid);
+  }
+  close(listener.fd);
+  LaunchResult result = wait_for(children, watched, options);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return result;
+}
+
+LaunchResult spawn_local(int n, const std::vector<std::string>& argv, const LaunchOptions& options) {
+  HB_CHECK(!argv.empty(), "no program to start");
+  const auto run_program = [&argv](const LaunchEnv& env) -> int {
+    const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+    set("RANK", std::to_string(env.rank));
+    set("WORLD_SIZE", std::to_string(env.world_size));
+    set("LOCAL_RANK", std::to_string(env.local_rank));
+    set("MASTER_ADDR", env.master_addr);
+    set("MASTER_PORT", std::to_string(env.master_port));
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    unsetenv("HOTBUNK_LISTEN_FD");
+    if (env.listen_fd >= 0) {
+      set("HOTBUNK_LISTEN_FD", std::to_string(env.listen_fd));
+      fcntl(env.listen_fd, F_SETFD, 0);  // survives exec
+    }
+    std::vector<char*> args;
+    for (const std::string& a : argv) args.push_back(const_cast<char*>(a.c_str()));
+    args.push_back(nullptr);
+    execv(args[0], args.data());
+    std::fprintf(stderr, "cannot start %s: %s\n", args[0], std::strerror(errno));
+    return 3;
+  };
+  return fork_ranks(n, run_program, options);
+}
+
+}  // namespace hotbunk
