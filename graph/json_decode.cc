@@ -51,6 +51,13 @@ bool Value::has(std::string_view key) const {
   return json_->find(std::string(key)) != json_->end();
 }
 
+std::vector<std::string> Value::keys() const {
+  if (!json_->is_object()) wrong_type("an object");
+  std::vector<std::string> keys;
+  for (const auto& item : json_->items()) keys.push_back(item.key());
+  return keys;
+}
+
 Value Value::at(std::size_t index) const {
   if (!json_->is_array()) wrong_type("an array");
   if (index >= json_->size()) wrong_type(fmt::format("an array of at least {} values", index + 1));

@@ -35,6 +35,7 @@ class Value {
 
   Value operator[](std::string_view key) const;  // of an object; fault when absent
   bool has(std::string_view key) const;          // fault when not an object
+  std::vector<std::string> keys() const;         // of an object
   Value at(std::size_t index) const;             // of an array; fault when absent
   /// The size of an array, between the bounds.
   std::size_t array(std::size_t least = 0, std::size_t most = SIZE_MAX) const;

@@ -14,9 +14,9 @@ namespace {
 using decode::Value;
 
 constexpr decode::Codes codes{"E502", "E503"};
-constexpr std::int64_t largest = std::int64_t{1} << 60;        // bytes or elements: sums of two still fit 64 bits
-constexpr std::int64_t most_ranks = std::int64_t{1} << 20;     // of a plan
-constexpr std::int64_t most_events = std::int64_t{1} << 24;    // of a program; interpreters allocate them all
+constexpr std::int64_t largest = std::int64_t{1} << 60;      // bytes or elements: sums of two still fit 64 bits
+constexpr std::int64_t most_ranks = std::int64_t{1} << 20;   // of a plan
+constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
 constexpr JsonLimits limits{.max_depth = 16, .max_values = 100'000'000};
 
 /// What the values of one program may refer to.
@@ -42,12 +42,9 @@ Dim read_dim(const Value& v) {
   v.array(3, 3);
   const Value sym = v.at(1);
   Dim dim{.size = v.at(0).integer(0, largest), .sym = Sym::fixed, .begin = v.at(2).integer(0, largest)};
-  if (sym.text() == "tokens")
-    dim.sym = Sym::tokens;
-  else if (sym.text() == "seqs")
-    dim.sym = Sym::seqs;
-  else if (sym.text() != "fixed")
-    sym.out_of_range("should be \"fixed\", \"tokens\" or \"seqs\"");
+  if (sym.text() == "tokens") dim.sym = Sym::tokens;
+  else if (sym.text() == "seqs") dim.sym = Sym::seqs;
+  else if (sym.text() != "fixed") sym.out_of_range("should be \"fixed\", \"tokens\" or \"seqs\"");
   return dim;
 }
 
@@ -190,8 +187,7 @@ GroupFamily read_family(const Value& v, Rank num_ranks) {
   GroupFamily family{v["name"].text(), std::vector<std::vector<Rank>>(groups.array())};
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const Value members = groups.at(g);
-    for (std::size_t i = 0; i < members.array(); ++i)
-      family.groups[g].push_back(members.at(i).int32(0, num_ranks - 1));
+    for (std::size_t i = 0; i < members.array(); ++i) family.groups[g].push_back(members.at(i).int32(0, num_ranks - 1));
   }
   return family;
 }
@@ -199,12 +195,9 @@ GroupFamily read_family(const Value& v, Rank num_ranks) {
 PhaseInfo read_phase(const Value& v) {
   const Value when = v["when"];
   PhaseInfo phase{v["name"].text(), When::iteration, v["driven"].boolean()};
-  if (when.text() == "prologue")
-    phase.when = When::prologue;
-  else if (when.text() == "epilogue")
-    phase.when = When::epilogue;
-  else if (when.text() != "iteration")
-    when.out_of_range("should be \"prologue\", \"iteration\" or \"epilogue\"");
+  if (when.text() == "prologue") phase.when = When::prologue;
+  else if (when.text() == "epilogue") phase.when = When::epilogue;
+  else if (when.text() != "iteration") when.out_of_range("should be \"prologue\", \"iteration\" or \"epilogue\"");
   return phase;
 }
 
@@ -239,20 +232,21 @@ Result<Plan> plan_from_json(std::string_view text, const std::string& file) {
     const Value document(*json, file, codes);
     const std::string schema = document["schema"].text();
     if (schema != "hotbunk.plan-file/1")
-      return fail(Diagnostic{.code = "E505",
-                             .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/1\"", schema.substr(0, 60)),
-                             .where = {file},
-                             .notes = {},
-                             .help = "give the plan.json that `hotbunk plan --save` wrote"});
+      return fail(
+          Diagnostic{.code = "E505",
+                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/1\"", schema.substr(0, 60)),
+                     .where = {file},
+                     .notes = {},
+                     .help = "give the plan.json that `hotbunk plan --save` wrote"});
     const std::string stated = document["hash"].text();
     Plan plan = read_plan(document);
     if (const std::string actual = plan_hash(plan); actual != stated)
-      return fail(Diagnostic{.code = "E504",
-                             .message = "the plan is not the one that was saved: its hash differs",
-                             .where = {file},
-                             .notes = {fmt::format("the file states {}", stated.substr(0, 60)),
-                                       fmt::format("its content has {}", actual)},
-                             .help = "save the plan again; a plan file is not to be edited"});
+      return fail(Diagnostic{
+          .code = "E504",
+          .message = "the plan is not the one that was saved: its hash differs",
+          .where = {file},
+          .notes = {fmt::format("the file states {}", stated.substr(0, 60)), fmt::format("its content has {}", actual)},
+          .help = "save the plan again; a plan file is not to be edited"});
     return plan;
   } catch (const decode::Fault& fault) {
     return fail(fault.diagnostic);

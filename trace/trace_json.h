@@ -1,0 +1,39 @@
+// trace.json of a run folder: a Trace as compact JSON (schema "hotbunk.trace/1") and back, and the union of the traces
+// that the processes of one run wrote.
+//
+// Rows are arrays, in the order of the structs' fields (trace.h); streams, op kinds, spaces and categories are written
+// as indices into tables of names that the file itself carries.
+#pragma once
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/diagnostic.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+/// A trace and the plan it came from: phases and groups in a trace are indices into that plan.
+struct TraceFile {
+  std::string plan_hash;
+  Trace trace;
+};
+
+/// One line of JSON.
+std::string trace_to_json(const Trace&, std::string_view plan_hash);
+
+/// The trace, or why the text is none: E111 not JSON (truncated), E112 a missing or wrongly typed value, E113 a value
+/// out of range, E114 another schema. Safe on any input: indices into Trace::names are checked; phases and groups are
+/// the plan's to check (see trace_fits_plan). `file` is for messages.
+Result<TraceFile> trace_from_json(std::string_view text, const std::string& file);
+
+/// E115 when the trace's ranks, phases or groups are not the plan's.
+Status trace_fits_plan(const Trace&, const Plan&, const std::string& file);
+
+/// The trace of all ranks from the parts that processes saw: spans, events, phases and metrics are joined (names
+/// renumbered, rows in the order rank, start), a rank's memory and traffic come from the part that has them, trained
+/// tokens and model FLOPs are taken from the first part that has any, as every process's Driver reports those of all
+/// ranks. Internal fault when two parts claim the same rank.
+Trace merge_traces(std::span<const Trace> parts);
+
+}  // namespace hotbunk

@@ -1,0 +1,225 @@
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "graph/json_decode.h"
+#include "spec/json_read.h"
+#include "trace/trace_json.h"
+
+namespace hotbunk {
+namespace {
+
+using decode::Value;
+
+constexpr decode::Codes codes{"E112", "E113"};
+constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t most_ranks = std::int64_t{1} << 20;
+constexpr std::int64_t most_phases = std::numeric_limits<std::int16_t>::max();
+constexpr JsonLimits limits{.max_depth = 12, .max_values = 1'000'000'000};
+
+/// The enumerators that the file's own table of names stands for.
+template <class Enum>
+std::vector<Enum> read_names(const Value& v, int count) {
+  std::vector<Enum> table;
+  for (std::size_t i = 0; i < v.array(); ++i) table.push_back(v.at(i).name<Enum>(count));
+  return table;
+}
+
+template <class Enum>
+Enum pick(const Value& v, const std::vector<Enum>& table) {
+  return table[static_cast<std::size_t>(v.integer(0, static_cast<std::int64_t>(table.size()) - 1))];
+}
+
+struct Tables {
+  std::vector<StreamId> streams;
+  std::vector<OpKind> kinds;
+  std::vector<Category> categories;
+  std::int64_t num_names = 0, num_ranks = 0;
+};
+
+std::int16_t read_phase(const Value& v, std::int64_t least = 0) {
+  return static_cast<std::int16_t>(v.integer(least, most_phases));
+}
+
+std::int32_t read_step(const Value& v) { return v.int32(0, std::numeric_limits<std::int32_t>::max()); }
+
+/// All names are written even when the trace has rows of none, so a name index is always checked against them.
+std::int32_t read_name(const Value& v, const Tables& t) { return v.int32(0, t.num_names - 1); }
+
+Span read_span(const Value& v, const Tables& t) {
+  v.array(10, 10);
+  Span s;
+  s.rank = v.at(0).int32(0, t.num_ranks - 1);
+  s.stream = pick(v.at(1), t.streams);
+  s.kind = pick(v.at(2), t.kinds);
+  s.phase = read_phase(v.at(3));
+  s.step = read_step(v.at(4));
+  s.name = read_name(v.at(5), t);
+  s.start_ns = v.at(6).integer(0, largest);
+  s.end_ns = v.at(7).integer(s.start_ns, largest);
+  s.bytes = v.at(8).integer(0, largest);
+  s.flops = v.at(9).real();
+  return s;
+}
+
+MemoryEvent read_event(const Value& v, const Tables& t) {
+  v.array(8, 8);
+  MemoryEvent e;
+  e.rank = v.at(0).int32(0, t.num_ranks - 1);
+  e.space = v.at(1).integer(0, 1) == 0 ? Space::device : Space::host;
+  e.category = pick(v.at(2), t.categories);
+  e.phase = read_phase(v.at(3));
+  e.step = read_step(v.at(4));
+  e.name = read_name(v.at(5), t);
+  e.time_ns = v.at(6).integer(0, largest);
+  e.delta_bytes = v.at(7).integer(-largest, largest);
+  return e;
+}
+
+PhaseSpan read_phase_span(const Value& v, const Tables& t) {
+  v.array(6, 6);
+  PhaseSpan p;
+  p.rank = v.at(0).int32(0, t.num_ranks - 1);
+  p.step = read_step(v.at(1));
+  p.phase = read_phase(v.at(2));
+  p.start_ns = v.at(3).integer(0, largest);
+  p.end_ns = v.at(4).integer(p.start_ns, largest);
+  p.blocks = v.at(5).integer(0, largest);
+  return p;
+}
+
+CategoryBytes read_categories(const Value& v, const Tables& t) {
+  v.array(t.categories.size(), t.categories.size());
+  CategoryBytes bytes{};
+  for (std::size_t i = 0; i < t.categories.size(); ++i)
+    bytes[static_cast<std::size_t>(t.categories[i])] = v.at(i).integer(-largest, largest);
+  return bytes;
+}
+
+SpaceMemory read_space(const Value& v, const Tables& t) {
+  v.array(9, 9);
+  SpaceMemory m;
+  m.peak_bytes = v.at(0).integer(0, largest);
+  m.mapped_peak_bytes = v.at(1).integer(0, largest);
+  m.peak_step = read_step(v.at(2));
+  m.peak_phase = read_phase(v.at(3), -1);
+  m.at_peak = read_categories(v.at(4), t);
+  m.category_peaks = read_categories(v.at(5), t);
+  m.end_live_bytes = v.at(6).integer(-largest, largest);
+  m.end_mapped_bytes = v.at(7).integer(-largest, largest);
+  const Value peaks = v.at(8);
+  for (std::size_t i = 0; i < peaks.array(); ++i) {
+    const Value row = peaks.at(i);
+    row.array(4, 4);
+    m.phase_peaks[read_phase(row.at(0))] = {row.at(1).integer(0, largest), row.at(2).integer(0, largest),
+                                            read_categories(row.at(3), t)};
+  }
+  return m;
+}
+
+RankTraffic read_traffic(const Value& v, const Tables& t) {
+  RankTraffic rows;
+  for (std::size_t i = 0; i < v.array(); ++i) {
+    const Value row = v.at(i);
+    row.array(8, 8);
+    const TrafficKey key{read_step(row.at(0)), read_phase(row.at(1)), read_phase(row.at(2)), pick(row.at(3), t.kinds)};
+    rows[key] = {row.at(4).integer(0, largest), row.at(5).integer(0, largest), row.at(6).integer(0, largest),
+                 row.at(7).integer(0, largest)};
+  }
+  return rows;
+}
+
+StepMetrics read_metrics(const Value& v) {
+  StepMetrics m;
+  m.step = read_step(v["step"]);
+  const Value values = v["values"];
+  for (const std::string& key : values.keys()) m.values[key] = values[key].real();
+  return m;
+}
+
+template <class Row, class Read>
+std::vector<Row> read_rows(const Value& v, Read read) {
+  std::vector<Row> rows;
+  rows.reserve(v.array());
+  for (std::size_t i = 0; i < v.size(); ++i) rows.push_back(read(v.at(i)));
+  return rows;
+}
+
+Trace read_trace(const Value& v) {
+  Trace trace;
+  trace.source = v["source"].text();
+  trace.trained_tokens = v["trained_tokens"].integer(0, largest);
+  trace.model_flops = v["model_flops"].real();
+  trace.names = read_rows<std::string>(v["names"], [](const Value& row) { return row.text(); });
+  const Tables t{read_names<StreamId>(v["streams"], num_streams), read_names<OpKind>(v["kinds"], num_op_kinds),
+                 read_names<Category>(v["categories"], num_categories), static_cast<std::int64_t>(trace.names.size()),
+                 static_cast<std::int64_t>(v["memory"].array(0, most_ranks))};
+  trace.spans = read_rows<Span>(v["spans"], [&](const Value& row) { return read_span(row, t); });
+  trace.memory_events =
+      read_rows<MemoryEvent>(v["memory_events"], [&](const Value& row) { return read_event(row, t); });
+  trace.phases = read_rows<PhaseSpan>(v["phases"], [&](const Value& row) { return read_phase_span(row, t); });
+  trace.memory = read_rows<RankMemory>(v["memory"], [&](const Value& row) {
+    row.array(2, 2);
+    return RankMemory{read_space(row.at(0), t), read_space(row.at(1), t)};
+  });
+  v["traffic"].array(0, most_ranks);
+  trace.traffic = read_rows<RankTraffic>(v["traffic"], [&](const Value& row) { return read_traffic(row, t); });
+  trace.metrics = read_rows<StepMetrics>(v["metrics"], read_metrics);
+  return trace;
+}
+
+}  // namespace
+
+Result<TraceFile> trace_from_json(std::string_view text, const std::string& file) {
+  auto json = parse_json(text, file, limits, "E111");
+  if (!json) {
+    json.error().front().help = "the file is damaged or cut short: simulate or run again";
+    return fail(json.error());
+  }
+  try {
+    const Value document(*json, file, codes);
+    const std::string schema = document["schema"].text();
+    if (schema != "hotbunk.trace/1")
+      return fail(Diagnostic{.code = "E114",
+                             .message = fmt::format("schema is \"{}\", not \"hotbunk.trace/1\"", schema.substr(0, 60)),
+                             .where = {file},
+                             .notes = {},
+                             .help = "give the trace.json of a run folder"});
+    return TraceFile{document["plan_hash"].text(), read_trace(document)};
+  } catch (const decode::Fault& fault) {
+    return fail(fault.diagnostic);
+  }
+}
+
+Status trace_fits_plan(const Trace& trace, const Plan& plan, const std::string& file) {
+  const auto ranks = static_cast<std::size_t>(plan.num_ranks());
+  std::string why;
+  const auto phase = [&](int index) {
+    if (index >= static_cast<int>(plan.phases.size()))
+      why = fmt::format("it has phase {}, the plan has {} phases", index, plan.phases.size());
+  };
+  if (trace.memory.size() != ranks || trace.traffic.size() != ranks)
+    why = fmt::format("it has {} ranks, the plan has {}", trace.memory.size(), ranks);
+  for (const Span& s : trace.spans) phase(s.phase);
+  for (const MemoryEvent& e : trace.memory_events) phase(e.phase);
+  for (const PhaseSpan& p : trace.phases) phase(p.phase);
+  for (const RankMemory& m : trace.memory)
+    for (const SpaceMemory* s : {&m.device, &m.host}) {
+      phase(s->peak_phase);
+      for (const auto& [index, peak] : s->phase_peaks) phase(index);
+    }
+  for (const RankTraffic& rows : trace.traffic)
+    for (const auto& [key, count] : rows) {
+      phase(key.phase);
+      if (key.group >= static_cast<int>(plan.groups.size()))
+        why = fmt::format("it has group {}, the plan has {} groups", key.group, plan.groups.size());
+    }
+  if (why.empty()) return {};
+  return fail(Diagnostic{.code = "E115",
+                         .message = "the trace is not of this plan: " + why,
+                         .where = {file},
+                         .notes = {},
+                         .help = "give the plan.json and trace.json of one run folder"});
+}
+
+}  // namespace hotbunk
