@@ -1,0 +1,310 @@
+#include "planner/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include "graph/catalogue.h"
+
+namespace hotbunk {
+namespace {
+
+bool is_gemm(OpKind k) { return k == OpKind::linear || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
+bool is_attention(OpKind k) {
+  return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::paged_attention;
+}
+
+/// Output tiles that GEMM libraries choose among and the fraction of the large tile's rate that each sustains: a
+/// smaller tile reads each operand more often. Rates are stated, after CUTLASS's published tile sweeps.
+struct Tile {
+  double rows, cols, rate;
+};
+constexpr Tile tiles[] = {{256, 128, 1.0}, {128, 128, 0.95}, {128, 64, 0.82}, {64, 64, 0.60}};
+
+/// Fraction of the peak rate that an m x n output gets from `units` SMs: whole waves of the best tile.
+double tile_fill(double m, double n, double units) {
+  double best = 0.0;
+  for (const Tile& t : tiles) {
+    const double waves = std::ceil(m / t.rows) * std::ceil(n / t.cols) / units;
+    const double useful = (m * n) / (std::ceil(m / t.rows) * t.rows * std::ceil(n / t.cols) * t.cols);
+    best = std::max(best, t.rate * useful * waves / std::ceil(waves));
+  }
+  return best;
+}
+
+/// Steps one after the other in a collective: a ring's, or for all-reduce across nodes a tree's.
+struct Hops {
+  double intra, inter;
+};
+Hops hops_of(OpKind kind, const GroupShape& g) {
+  const auto local = static_cast<double>(g.per_node - 1), nodes = static_cast<double>(g.nodes);
+  const double levels = std::ceil(std::log2(std::max(nodes, 1.0)));
+  switch (kind) {
+    case OpKind::all_reduce:
+      return {2.0 * local, 2.0 * levels};
+    case OpKind::broadcast:
+    case OpKind::barrier:
+      return {local, levels};
+    case OpKind::send:
+    case OpKind::recv:
+    case OpKind::peer_copy:
+      return {g.nodes > 1 ? 0.0 : 1.0, g.nodes > 1 ? 1.0 : 0.0};
+    default:
+      return {local, nodes - 1.0};
+  }
+}
+
+}  // namespace
+
+GroupShape GroupShape::strided(std::int64_t ranks, std::int64_t stride, std::int64_t node) {
+  const std::int64_t per_node = std::clamp<std::int64_t>(node / std::max<std::int64_t>(stride, 1), 1, ranks);
+  return {ranks, (ranks + per_node - 1) / per_node, per_node};
+}
+
+void Correction::add(std::array<double, 3> at, double ratio) {
+  Point p{{}, std::log(ratio)};
+  for (std::size_t i = 0; i < 3; ++i) p.log_at[i] = std::log(std::max(at[i], 1e-30));
+  points_.push_back(p);
+}
+
+double Correction::at(std::array<double, 3> where) const {
+  if (points_.empty()) return 1.0;
+  double weights = 0.0, sum = 0.0;
+  for (const Point& p : points_) {
+    double d2 = 0.0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const double d = std::log(std::max(where[i], 1e-30)) - p.log_at[i];
+      d2 += d * d;
+    }
+    if (d2 < 1e-18) return std::exp(p.log_ratio);
+    const double w = 1.0 / (d2 * d2);
+    weights += w;
+    sum += w * p.log_ratio;
+  }
+  return std::exp(sum / weights);
+}
+
+CostModel::CostModel(Hardware hardware, const ClusterSpec& cluster)
+    : hardware_(std::move(hardware)), ranks_per_node_(std::max<std::int64_t>(cluster.ranks_per_node(), 1)) {
+  load_measurements(cluster);
+}
+
+double CostModel::peak_flops(DType t) const { return hardware_.peak_flops(std::string(name_of(t))); }
+
+double CostModel::gemm_seconds(double m, double n, double k, DType dtype) const {
+  const auto size = static_cast<double>(size_of(dtype));
+  return gemm_seconds(m, n, k, peak_flops(dtype), size * (m * k + n * k + m * n)) *
+         correction(OpKind::linear, dtype, {m, n, k});
+}
+
+double CostModel::gemm_seconds(double m, double n, double k, double peak, double bytes) const {
+  if (m <= 0.0 || n <= 0.0 || k <= 0.0) return 0.0;
+  const GemmModel& g = hardware_.gemm;
+  const double fill = g.units.value > 0.0 ? tile_fill(m, n, g.units.value) : 1.0;
+  const double rate = std::max(peak, 1.0) * g.efficiency.value * fill * k / (k + g.half_k.value);
+  return std::max(2.0 * m * n * k / rate * share_, memory_seconds(bytes));
+}
+
+double CostModel::attention_seconds(double flops, double keys, double bytes, bool backward, double peak) const {
+  const AttentionModel& a = hardware_.attention;
+  const double efficiency = (backward ? a.backward : a.forward).value * keys / (keys + a.half_keys.value);
+  if (flops <= 0.0) return memory_seconds(bytes);
+  return std::max(flops / (std::max(peak, 1.0) * std::max(efficiency, 1e-6)) * share_, memory_seconds(bytes));
+}
+
+double CostModel::memory_seconds(double bytes) const {
+  return bytes / (std::max(hardware_.memory_bandwidth, 1.0) * hardware_.memory_efficiency.value) * share_;
+}
+
+double CostModel::host_copy_seconds(double bytes) const {
+  const double formula = hardware_.host_latency.value + bytes / std::max(hardware_.host_bandwidth.value, 1.0) * share_;
+  return formula * host_.at({bytes, 1.0, 1.0});
+}
+
+double CostModel::wire_bytes(OpKind kind, std::int64_t ranks, double payload) {
+  const auto w = static_cast<double>(std::max<std::int64_t>(ranks, 1));
+  switch (kind) {
+    case OpKind::all_reduce:
+      return 2.0 * (w - 1.0) / w * payload;
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::broadcast:
+      return (w - 1.0) / w * payload;
+    case OpKind::barrier:
+      return 0.0;
+    default:
+      return payload;  // all-to-all and P2P: the payload is what leaves the rank
+  }
+}
+
+double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double payload) const {
+  if (g.ranks <= 1) return 0.0;
+  const double wire = wire_bytes(kind, g.ranks, payload);
+  const Hops hops = hops_of(kind, g);
+  const LinkModel& intra = hardware_.intra;
+  const bool point_to_point = kind == OpKind::send || kind == OpKind::recv || kind == OpKind::peer_copy;
+  // Through host memory every rank of the node copies over the same bus.
+  double inside = wire / intra.bandwidth.value * (hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0);
+  if (kind == OpKind::all_reduce && g.nodes == 1) inside /= hardware_.nvls_gain.value;
+  if (g.nodes <= 1) {
+    const double formula = intra.latency.value + hops.intra * intra.hop_latency.value + inside;
+    return formula * correction(kind, DType::u8, {static_cast<double>(g.ranks), 1.0, std::max(payload, 1.0)});
+  }
+  // Across nodes the rings of a group leave the node through the network ports of all its members there; what
+  // all-to-all sends to the own node stays on the fast links.
+  double outside = wire / hardware_.inter.bandwidth.value;
+  if (kind == OpKind::all_to_all) {
+    const double away = static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1);
+    outside *= away;
+    inside *= 1.0 - away;
+  } else if (!point_to_point) {
+    outside /= static_cast<double>(g.per_node);
+  } else {
+    inside = 0.0;
+  }
+  const double formula = hardware_.inter.latency.value + hops.intra * intra.hop_latency.value +
+                         hops.inter * hardware_.inter.hop_latency.value + std::max(inside, outside);
+  return formula * correction(kind, DType::u8,
+                              {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(payload, 1.0)});
+}
+
+GroupShape CostModel::shape_of(const std::vector<Rank>& members) const {
+  GroupShape shape{static_cast<std::int64_t>(members.size()), 0, 0};
+  std::vector<std::int64_t> nodes;
+  nodes.reserve(members.size());
+  for (Rank r : members) nodes.push_back(r / ranks_per_node_);
+  std::sort(nodes.begin(), nodes.end());
+  std::int64_t run = 0;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const bool fresh = i == 0 || nodes[i] != nodes[i - 1];
+    shape.nodes += fresh ? 1 : 0;
+    run = fresh ? 1 : run + 1;
+    shape.per_node = std::max(shape.per_node, run);
+  }
+  return shape;
+}
+
+double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
+  const double flops = op_flops(op, s);
+  const auto bytes = static_cast<double>(op_bytes(op, s));
+  if (is_gemm(op.kind)) {
+    const Tensor& a = op.inputs[0];
+    const Tensor& b = op.inputs[1];
+    const auto m = static_cast<double>(a.shape[0].actual(s));
+    const auto first = static_cast<double>(a.shape[1].actual(s));
+    const auto other = static_cast<double>((op.kind == OpKind::linear ? b.shape[0] : b.shape[1]).actual(s));
+    // The product's rows, columns and depth: dgrad contracts N, wgrad contracts the tokens.
+    const std::array<double, 3> size =
+        op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
+    return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
+  }
+  const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
+  if (is_attention(op.kind)) {
+    const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
+    const double keys = std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0);
+    return attention_seconds(flops, keys, bytes, op.kind == OpKind::attention_backward, peak_flops(dtype)) *
+           correction(op.kind, dtype, {tokens, keys, static_cast<double>(op.integer(Attr::heads))});
+  }
+  return std::max(memory_seconds(bytes), flops / std::max(peak_flops(DType::f32), 1.0) * share_) *
+         correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
+}
+
+std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op, const Sizes& s) const {
+  double seconds = 0.0;
+  switch (op.kind) {
+    case OpKind::alloc:
+    case OpKind::free:
+    case OpKind::record:
+    case OpKind::wait:
+      return 0;
+    case OpKind::map:
+    case OpKind::unmap:
+      seconds = static_cast<double>(op.map_end - op.map_begin) / hardware_.map_bandwidth.value *
+                correction(op.kind, DType::u8, {std::max(static_cast<double>(op.map_end - op.map_begin), 1.0), 1, 1});
+      break;
+    case OpKind::feed:
+    case OpKind::fetch:
+      seconds = host_copy_seconds(static_cast<double>(op_bytes(op, s)));
+      break;
+    default:
+      if (is_communication(op.kind)) {
+        const std::vector<Rank>& members = plan.group_of(op.group, rank);
+        seconds = collective_seconds(op.kind, shape_of(members), static_cast<double>(payload_bytes(op, s)));
+      } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
+        seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
+      } else {
+        seconds = hardware_.kernel_overhead.value + compute_seconds(op, s);
+      }
+  }
+  HB_CHECK(std::isfinite(seconds) && seconds >= 0.0, "{} '{}' costs {} s", name_of(op.kind), op.name, seconds);
+  return std::llround(std::min(seconds, 9e9) * 1e9);
+}
+
+double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at) const {
+  return corrections_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(dtype)].at(at);
+}
+
+double CostModel::formula_seconds(const Measurement& m) const {
+  const double size = static_cast<double>(size_of(m.dtype)), peak = peak_flops(m.dtype);
+  const auto& at = m.at;
+  if (m.op.starts_with("linear"))
+    return gemm_seconds(at[0], at[1], at[2], peak, size * (at[0] * at[2] + at[1] * at[2] + at[0] * at[1]));
+  if (m.op == "h2d" || m.op == "d2h") return host_copy_seconds(at[0]);
+  if (m.op == "map" || m.op == "unmap") return at[0] / hardware_.map_bandwidth.value;
+  for (int k = 0; k < num_op_kinds; ++k) {
+    const auto kind = static_cast<OpKind>(k);
+    if (m.op != name_of(kind)) continue;
+    if (is_communication(kind)) {
+      const auto ranks = static_cast<std::int64_t>(at[0]),
+                 nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(at[1]));
+      return collective_seconds(kind, {ranks, nodes, (ranks + nodes - 1) / nodes}, at[2]);
+    }
+    if (is_attention(kind)) {
+      // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention).
+      const double pairs = at[0] * at[1], factor = kind == OpKind::attention_backward ? 10.0 : 4.0;
+      return attention_seconds(factor * pairs * at[2] * 128.0, at[1], size * at[0] * at[2] * 128.0 * 2.5,
+                               kind == OpKind::attention_backward, peak);
+    }
+  }
+  return memory_seconds(at[0]);
+}
+
+/// Turns measurements into corrections of the formulas. Compute kernels are measured with their start-up, which the
+/// plan's ops pay on top of the formula, so it is taken off first.
+void CostModel::load_measurements(const ClusterSpec& cluster) {
+  std::array<std::array<Correction, num_dtypes>, num_op_kinds> loaded;
+  Correction host;
+  for (const Measurement& m : hardware_.measurements) {
+    if (m.op == "launch") {
+      hardware_.kernel_overhead = {m.seconds, "measured: " + hardware_.source};
+      continue;
+    }
+    const double formula = formula_seconds(m);
+    if (formula <= 0.0) continue;
+    if (m.op == "h2d" || m.op == "d2h") {
+      host.add({m.at[0], 1.0, 1.0}, m.seconds / formula);
+      continue;
+    }
+    for (int k = 0; k < num_op_kinds; ++k) {
+      const auto kind = static_cast<OpKind>(k);
+      if (m.op != name_of(kind)) continue;
+      const bool moves = is_communication(kind) || kind == OpKind::map || kind == OpKind::unmap;
+      const double seconds =
+          moves ? m.seconds : std::max(m.seconds - hardware_.kernel_overhead.value, m.seconds * 0.05);
+      const DType dtype = moves ? DType::u8 : m.dtype;
+      loaded[static_cast<std::size_t>(k)][static_cast<std::size_t>(dtype)].add(m.at, seconds / formula);
+    }
+  }
+  // The backward products of a linear layer run the same kernels: without measurements of their own they take its.
+  const auto linear = static_cast<std::size_t>(OpKind::linear);
+  for (OpKind kind : {OpKind::linear_dgrad, OpKind::linear_wgrad})
+    for (std::size_t t = 0; t < num_dtypes; ++t)
+      if (auto& own = loaded[static_cast<std::size_t>(kind)][t]; own.empty()) own = loaded[linear][t];
+  corrections_ = std::move(loaded);
+  host_ = std::move(host);
+  share_ = std::max(1.0, static_cast<double>(cluster.ranks_per_device) /
+                             static_cast<double>(std::max<std::int64_t>(hardware_.measured_ranks_per_device, 1)));
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,101 @@
+#include "planner/hardware.h"
+
+#include <algorithm>
+
+namespace hotbunk {
+namespace {
+
+Sourced stated(double value, const char* why) { return {value, why}; }
+
+/// The local machine's cores, shared memory and TCP as a "GPU" and its links.
+void cpu_defaults(Hardware& h, const ClusterSpec& c) {
+  h.memory_efficiency = stated(0.8, "stated: streaming kernels on cores");
+  h.gemm = {stated(0.85, "stated: packed fp32 GEMM against the FMA peak"), stated(16, "stated"),
+            stated(0, "no waves on cores")};
+  h.attention = {stated(0.25, "stated"), stated(0.25, "stated"), stated(16, "stated")};
+  h.shared_transport = true;
+  h.nvlink = false;
+  h.nvls_gain = stated(1.0, "no switch");
+  // 256 MiB all-gather over 4 ranks through shared memory moved 11.2 GB/s in total on a machine that reads 33 GB/s.
+  h.intra = {
+      stated(c.gpu.memory_bandwidth.value / 3.0, "stated: a copy in and a copy out, a third of memory bandwidth"),
+      stated(20e-6, "stated: wake-up of a waiting thread"), stated(10e-6, "stated")};
+  h.inter = {stated(std::max(c.network_bandwidth.value, 1e6) * 0.8, "stated: 80 % of the network"),
+             stated(100e-6, "stated: TCP round trip"), stated(50e-6, "stated")};
+  h.host_bandwidth = stated(c.gpu.memory_bandwidth.value / 2.5, "stated: memcpy reads, writes and fetches its target");
+  h.host_latency = stated(2e-6, "stated");
+  h.map_bandwidth = stated(16e9, "stated: a quarter of a microsecond per 4 KiB page");
+  h.launch = stated(1e-6, "stated");
+  h.kernel_overhead = stated(3e-6, "stated: fork and join of the cores");
+  h.overlap_slowdown = stated(0.5, "stated: communication runs on the same cores");
+}
+
+void gpu_defaults(Hardware& h, const ClusterSpec& c) {
+  h.memory_efficiency = stated(0.78, "RMSNorm on H200: 3.7-3.8 of 4.8 TB/s");
+  h.gemm = {stated(0.80, "bf16 GEMM on H100/H200: 780-795 of 989 TF/s"), stated(128, "stated: about two tile steps"),
+            stated(0, "unknown")};
+  h.attention = {stated(0.69, "cuDNN SDPA forward, H200, 16-32k: 673-688 of 989 TF/s"),
+                 stated(0.58, "cuDNN SDPA backward, H200, 16-32k: 579-581 of 989 TF/s"),
+                 stated(400, "cuDNN SDPA, H200, 2k: 484 of 688 TF/s at 1k visible keys")};
+  h.nvlink = c.gpu.nvlink_bandwidth.value > 0.0;
+  const double wire = h.nvlink ? c.gpu.nvlink_bandwidth.value : c.gpu.pcie_bandwidth.value;
+  h.intra = {stated(wire * 0.80, "NCCL ring on 8 H200: 361-367 of 450 GB/s"),
+             stated(12e-6, "small NCCL all-reduce on 8 H200: 20-25 us"),
+             stated(0.8e-6, "small NCCL all-reduce on 8 H200: 20-25 us over 14 steps")};
+  h.nvls_gain =
+      c.gpu.nvlink_sharp ? stated(1.31, "NCCL all-reduce 8 H200: NVLS 480, ring 367 GB/s") : stated(1.0, "no NVLS");
+  h.inter = {stated(std::max(c.network_bandwidth.value, 1e6) * 0.90 / std::max(c.oversubscription, 1.0),
+                    "NCCL all-reduce, 4 nodes: 365 of 400 GB/s"),
+             stated(20e-6, "stated"),
+             c.network_latency.value > 0.0 ? c.network_latency : stated(5e-6, "stated: one InfiniBand hop with NCCL")};
+  h.host_bandwidth = stated(c.gpu.pcie_bandwidth.value, "pinned copies run at the link's usable rate");
+  h.host_latency = stated(10e-6, "stated");
+  h.map_bandwidth = stated(130e9, "stated: 15 us to create and map a 2 MiB chunk");
+  h.launch = stated(4.5e-6, "stated: eager launch of one kernel with its framework overhead");
+  h.kernel_overhead = stated(2e-6, "stated: start, drain and the gap to the next kernel");
+  h.overlap_slowdown = stated(0.08, "stated: SMs and bandwidth taken by NCCL");
+}
+
+}  // namespace
+
+double Hardware::peak_flops(const std::string& precision) const {
+  // Wider formats that can stand in when the device lacks the asked one.
+  static const std::map<std::string, std::vector<std::string>> wider = {
+      {"nvfp4", {"mxfp8", "fp8", "bf16", "fp16", "fp32"}},
+      {"mxfp8", {"fp8", "bf16", "fp16", "fp32"}},
+      {"fp8", {"mxfp8", "bf16", "fp16", "fp32"}},
+      {"bf16", {"fp16", "fp32"}},
+      {"fp16", {"bf16", "fp32"}},
+      {"tf32", {"fp32"}},
+  };
+  if (const auto it = peak.find(precision); it != peak.end()) return it->second;
+  if (const auto it = wider.find(precision); it != wider.end())
+    for (const std::string& other : it->second)
+      if (const auto found = peak.find(other); found != peak.end()) return found->second;
+  return 0.0;
+}
+
+Hardware hardware_from_datasheet(const ClusterSpec& c) {
+  Hardware h;
+  h.name = c.gpu.name;
+  h.source = "datasheet of " + c.gpu.name + " with stated efficiencies, uncalibrated";
+  for (const auto& [precision, flops] : c.gpu.flops) h.peak[precision] = flops.value;
+  h.memory_bandwidth = c.gpu.memory_bandwidth.value;
+  if (c.gpu.is_cpu) cpu_defaults(h, c);
+  else gpu_defaults(h, c);
+  return h;
+}
+
+Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path& catalogue) {
+  const std::filesystem::path profiles = catalogue / "profiles";
+  std::error_code ignored;
+  if (!c.calibration.empty()) {
+    const std::filesystem::path named = profiles / (c.calibration + ".yaml");
+    return read_hardware(std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration), c);
+  }
+  const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");
+  if (!c.gpu.name.empty() && std::filesystem::exists(own, ignored)) return read_hardware(own, c);
+  return hardware_from_datasheet(c);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,128 @@
+#include "planner/cost_model.h"
+
+#include <rapidcheck.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+namespace hotbunk {
+namespace {
+
+/// One node of 8 round-numbered GPUs: 1e15 FLOP/s, 4e12 bytes/s, 4e11 bytes/s of NVLink; 5e10 bytes/s of network each.
+ClusterSpec cluster_of(std::int64_t nodes) {
+  ClusterSpec c;
+  c.gpu.name = "test-gpu";
+  c.gpu.memory_bandwidth = {4e12, "test"};
+  c.gpu.flops = {{"bf16", {1e15, "test"}}, {"fp32", {1e14, "test"}}};
+  c.gpu.nvlink_bandwidth = {4e11, "test"};
+  c.gpu.pcie_bandwidth = {5e10, "test"};
+  c.network_bandwidth = {5e10, "test"};
+  c.nodes = nodes;
+  c.gpus_per_node = 8;
+  return c;
+}
+
+CostModel model_of(const ClusterSpec& c) { return {hardware_from_datasheet(c), c}; }
+
+}  // namespace
+
+TEST_CASE("a group's shape follows its stride") {
+  // tp 8 in a node of 8; dp 4 over ranks 8 apart: one per node; ep 16 contiguous: two nodes of 8.
+  CHECK(GroupShape::strided(8, 1, 8).nodes == 1);
+  CHECK(GroupShape::strided(4, 8, 8).nodes == 4);
+  CHECK(GroupShape::strided(4, 8, 8).per_node == 1);
+  CHECK(GroupShape::strided(16, 1, 8).nodes == 2);
+  CHECK(GroupShape::strided(4, 2, 8).nodes == 1);
+  CHECK(GroupShape::strided(8, 2, 8).per_node == 4);
+}
+
+TEST_CASE("large operations run at the stated rates") {
+  const ClusterSpec c = cluster_of(4);
+  const CostModel cost = model_of(c);
+  // 2 * 16384^3 FLOPs at 80 % of 1e15 and K fill 16384 / (16384 + 128).
+  const double flops = 2.0 * std::pow(16384.0, 3);
+  CHECK(cost.gemm_seconds(16384, 16384, 16384, DType::bf16) == Approx(flops / 0.8e15 * (16512.0 / 16384.0)));
+  // A product with one row reads the weight once: 2 bytes * 8192^2 at 78 % of 4e12.
+  CHECK(cost.gemm_seconds(1, 8192, 8192, DType::bf16) == Approx(2.0 * 8192 * 8192 / (0.78 * 4e12)).epsilon(1e-3));
+  // 8 GB all-gather in a node: 7/8 of it at 80 % of 4e11, latencies negligible.
+  CHECK(cost.collective_seconds(OpKind::all_gather, {8, 1, 8}, 8e9) == Approx(7e9 / 3.2e11).epsilon(1e-2));
+  // The same over 4 nodes x 8: leaves each node through 8 ports of 0.9 * 5e10.
+  CHECK(cost.collective_seconds(OpKind::all_gather, {32, 4, 8}, 8e9) ==
+        Approx(std::max(8e9 * 31 / 32 / 3.6e11, 8e9 * 31 / 32 / 3.2e11)).epsilon(1e-2));
+  CHECK(cost.collective_seconds(OpKind::all_reduce, {1, 1, 1}, 8e9) == 0.0);
+}
+
+TEST_CASE("wire bytes follow DESIGN") {
+  CHECK(CostModel::wire_bytes(OpKind::all_reduce, 4, 100) == 150.0);
+  CHECK(CostModel::wire_bytes(OpKind::all_gather, 4, 100) == 75.0);
+  CHECK(CostModel::wire_bytes(OpKind::send, 2, 100) == 100.0);
+}
+
+TEST_CASE("a measurement is reproduced where it was taken and fades into its neighbours") {
+  const ClusterSpec c = cluster_of(1);
+  Hardware h = hardware_from_datasheet(c);
+  h.kernel_overhead.value = 0.0;
+  h.measurements = {{"linear", DType::bf16, {1024, 4096, 4096}, 1e-3},
+                    {"linear", DType::bf16, {64, 4096, 4096}, 2e-4},
+                    {"all_reduce", DType::u8, {8, 1, 1e6}, 5e-5}};
+  const CostModel cost(h, c);
+  CHECK(cost.gemm_seconds(1024, 4096, 4096, DType::bf16) == Approx(1e-3));
+  CHECK(cost.gemm_seconds(64, 4096, 4096, DType::bf16) == Approx(2e-4));
+  const double between = cost.gemm_seconds(256, 4096, 4096, DType::bf16);
+  CHECK(between > 2e-4);
+  CHECK(between < 1e-3);
+  CHECK(cost.collective_seconds(OpKind::all_reduce, {8, 1, 8}, 1e6) == Approx(5e-5));
+  // Two ranks that share the device take twice as long; the profile was measured with one.
+  ClusterSpec shared = c;
+  shared.ranks_per_device = 2;
+  CHECK(CostModel(h, shared).gemm_seconds(1024, 4096, 4096, DType::bf16) == Approx(2e-3));
+}
+
+TEST_CASE("a profile survives writing and reading") {
+  const ClusterSpec c = cluster_of(1);
+  Hardware h = hardware_from_datasheet(c);
+  h.source = "calibrated \"here\"";
+  h.gemm.efficiency = {0.71, "measured: 16384^3"};
+  h.measurements = {{"swiglu", DType::bf16, {1e8, 1, 1}, 3e-5}, {"all_gather", DType::f32, {4, 2, 1e7}, 1e-4}};
+  const auto back = parse_hardware(to_yaml(h), "profile.yaml", c);
+  REQUIRE(back.has_value());
+  CHECK(back->source == h.source);
+  CHECK(back->gemm.efficiency.value == 0.71);
+  CHECK(back->gemm.efficiency.source == "measured: 16384^3");
+  REQUIRE(back->measurements.size() == 2);
+  CHECK(back->measurements[1].at == h.measurements[1].at);
+  CHECK(to_yaml(*back) == to_yaml(h));
+}
+
+TEST_CASE("a profile's mistakes name the key and the line") {
+  const auto wrong = [](const std::string& body) {
+    const auto h = parse_hardware("schema: hotbunk.hardware/1\n" + body, "p.yaml", cluster_of(1));
+    REQUIRE(!h.has_value());
+    CHECK(h.error()[0].code == "E205");
+    CHECK(h.error()[0].where.line >= 2);
+    return h.error()[0].message;
+  };
+  CHECK_THAT(wrong("gemm:\n  efficiency: {value: 1.5, source: x}\n"), Catch::Contains("outside of"));
+  CHECK_THAT(wrong("gemm:\n  efficiency: {value: 0.5}\n"), Catch::Contains("no source"));
+  CHECK_THAT(wrong("gemm:\n  eficiency: {value: 0.5, source: x}\n"), Catch::Contains("gemm.eficiency"));
+  CHECK_THAT(wrong("measurements:\n  - {op: liner, m: 1, n: 1, k: 1, seconds: 1}\n"), Catch::Contains("no known op"));
+  CHECK_THAT(wrong("measurements:\n  - {op: linear, m: 1, n: 1, k: 1}\n"), Catch::Contains("no seconds"));
+}
+
+TEST_CASE("more bandwidth is never slower, more bytes never faster") {
+  CHECK(rc::check("collectives", [] {
+    const auto kind = *rc::gen::element(OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce,
+                                        OpKind::all_to_all, OpKind::send, OpKind::broadcast);
+    const auto nodes = *rc::gen::inRange<std::int64_t>(1, 9), per_node = *rc::gen::inRange<std::int64_t>(1, 9);
+    const double bytes = *rc::gen::inRange<std::int64_t>(1, 1'000'000'000);
+    const GroupShape shape{nodes * per_node, nodes, per_node};
+    ClusterSpec slow = cluster_of(nodes), fast = slow;
+    fast.network_bandwidth.value *= 2;
+    fast.gpu.nvlink_bandwidth.value *= 2;
+    const double before = model_of(slow).collective_seconds(kind, shape, bytes);
+    RC_ASSERT(model_of(fast).collective_seconds(kind, shape, bytes) <= before);
+    RC_ASSERT(model_of(slow).collective_seconds(kind, shape, bytes * 2) >= before);
+  }));
+}
+
+}  // namespace hotbunk
