@@ -1,0 +1,151 @@
+#include "graph/plan_json.h"
+
+#include <rapidcheck.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/graph_io/random_plan.h"
+
+namespace hotbunk {
+namespace {
+
+Plan small_plan() {
+  Plan p;
+  p.scenario = "demo";
+  p.groups = {{"fsdp", {{0, 1}}}};
+  p.phases = {{"train", When::iteration, true}};
+  p.program_of_rank = {0, 0};
+  Program program;
+  program.section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
+  program.num_events = 1;
+  program.buffers = {{"x", DType::f32, 16, Category::activations, Section::transient, 0}};
+  Op alloc;
+  alloc.name = "x", alloc.buffer = 0;
+  Op gather;
+  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "unit.0";
+  gather.inputs = {{0, 0, DType::f32, 1, {Dim{8}}}};
+  gather.outputs = {{0, 0, DType::f32, 1, {Dim{16, Sym::tokens, 4}}}};
+  gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}, {Attr::eps, 1.0}};
+  gather.group = 0;
+  program.phases = {{{"micro", {alloc, gather}}}};
+  p.programs = {program};
+  return p;
+}
+
+/// The document with one value replaced, its hash made right again where the plan still reads.
+std::string with(const Plan& plan, const char* pointer, nlohmann::json value) {
+  auto doc = nlohmann::json::parse(plan_to_json(plan));
+  doc[nlohmann::json::json_pointer(pointer)] = std::move(value);
+  return doc.dump();
+}
+
+std::string code_of(const std::string& text) {
+  const auto plan = plan_from_json(text, "plan.json");
+  return plan ? "" : plan.error().front().code;
+}
+
+}  // namespace
+
+TEST_CASE("a plan file is what its description says") {
+  CHECK(
+      plan_to_json(small_plan()) ==
+      R"({"schema":"hotbunk.plan-file/1","hash":")" + plan_hash(small_plan()) +
+          R"(","scenario":"demo","chunk_bytes":4096,"device_capacity_bytes":0,"host_capacity_bytes":0,"overhead_bytes":0,)"
+          R"("groups":[{"name":"fsdp","groups":[[0,1]]}],"phases":[{"name":"train","when":"iteration","driven":true}],)"
+          R"("program_of_rank":[0,0],"programs":[{"section_bytes":[0,0,0,0,0,0,4096,0,0,0,0],"num_events":1,)"
+          R"("buffers":[["x","fp32",16,"activations","transient",0]],"phases":[[{"name":"micro","ops":[)"
+          R"(["alloc","compute","x",[],[],{"buffer":0}],)"
+          R"(["all_gather","gather","unit.0",[[0,0,"fp32",8]],[[0,0,"fp32",[16,"tokens",4]]],)"
+          R"({"attrs":[["padding_bytes",8],["eps",1.0]],"group":0}]]}]]}]})"
+          "\n");
+}
+
+TEST_CASE("any plan comes back from its file unchanged") {
+  rc::check("plan -> JSON -> plan", [](std::uint64_t seed) {
+    const Plan plan = test::random_plan(seed);
+    const std::string text = plan_to_json(plan);
+    const auto back = plan_from_json(text, "plan.json");
+    if (!back) RC_FAIL(render(back.error()));
+    RC_ASSERT(*back == plan);
+    RC_ASSERT(plan_hash(*back) == plan_hash(plan));
+    RC_ASSERT(plan_to_json(*back) == text);
+  });
+}
+
+TEST_CASE("a plan file that was edited is refused") {
+  const auto plan = plan_from_json(with(small_plan(), "/overhead_bytes", 1), "plan.json");
+  REQUIRE(!plan);
+  CHECK(plan.error().front().code == "E504");
+  CHECK(plan.error().front().notes.at(0) == "the file states " + plan_hash(small_plan()));
+}
+
+TEST_CASE("what would be used as an index is checked") {
+  const Plan plan = small_plan();
+  const std::string op = "/programs/0/phases/0/0/ops/1", alloc = "/programs/0/phases/0/0/ops/0";
+  const auto refused = [&](const std::string& pointer, nlohmann::json value, const char* code) {
+    INFO(pointer << " = " << value.dump());
+    CHECK(code_of(with(plan, pointer.c_str(), std::move(value))) == code);
+  };
+  refused("/schema", "hotbunk.plan/1", "E505");
+  refused("/hash", 7, "E502");
+  refused("/chunk_bytes", 0, "E503");
+  refused("/chunk_bytes", "4096", "E502");
+  refused("/device_capacity_bytes", -1, "E503");
+  refused("/device_capacity_bytes", 1.5, "E502");
+  refused("/overhead_bytes", std::numeric_limits<std::uint64_t>::max(), "E503");
+  refused("/groups/0/groups/0/1", 2, "E503");
+  refused("/phases/0/when", "sometimes", "E503");
+  refused("/phases/0/driven", 1, "E502");
+  refused("/program_of_rank/1", 1, "E503");
+  refused("/program_of_rank/1", -1, "E503");
+  refused("/programs/0/section_bytes", {0}, "E503");
+  refused("/programs/0/num_events", 1 << 30, "E503");
+  refused("/programs/0/phases", nlohmann::json::array(), "E503");
+  refused("/programs/0/buffers/0/1", "fp12", "E503");
+  refused("/programs/0/buffers/0/2", -16, "E503");
+  refused("/programs/0/buffers/0/2", std::int64_t{1} << 60, "E503");
+  refused("/programs/0/buffers/0/3", "parameters", "E503");
+  refused("/programs/0/buffers/0/4", 6, "E502");
+  refused(op, nlohmann::json::array({"alloc"}), "E503");
+  refused(op + "/0", "all_gathr", "E503");
+  refused(op + "/1", "compute2", "E503");
+  refused(op + "/2", nullptr, "E502");
+  refused(op + "/3/0/0", 1, "E503");                        // no such buffer
+  refused(op + "/3/0/1", 36, "E503");                       // 36 + 8*4 > 64
+  refused(op + "/4/0/3/0", 17, "E503");                     // 17*4 > 64
+  refused(op + "/4/0/3/0", std::int64_t{1} << 60, "E503");  // *4 overflows the bound
+  refused(op + "/4/0/3/1", "sequences", "E503");
+  refused(op + "/5/group", 1, "E503");
+  refused(op + "/5/group", -1, "E503");
+  refused(op + "/5/attrs/0/0", "padding", "E503");
+  refused(op + "/5/attrs/0/1", nlohmann::json::object(), "E502");
+  refused(op + "/5/event", 1, "E503");
+  refused(op + "/5/map", {8, 4}, "E503");
+  refused(op + "/5/map", {0, 4097}, "E503");
+  refused(op + "/5/boxes", {{0, std::int64_t{1} << 40, 0, 0, std::int64_t{1} << 40, 1, -1, 0, 0}}, "E503");
+  refused(op + "/5/boxes", {{0, 0, 0, 0, 1, 1, -1, 1, 0}}, "E503");
+  refused(op + "/5", nlohmann::json::object(), "E503");     // a collective without a group
+  refused(alloc + "/5", nlohmann::json::object(), "E503");  // an alloc without a buffer
+}
+
+TEST_CASE("a message names the value by its path") {
+  const auto plan = plan_from_json(with(small_plan(), "/programs/0/phases/0/0/ops/1/3/0/0", 9), "p.json");
+  REQUIRE(!plan);
+  CHECK(plan.error().front().message == "programs[0].phases[0][0].ops[1][3][0][0]: 9 is not between 0 and 0");
+  CHECK(code_of(R"({"hash":1})") == "E502");
+  CHECK(plan_from_json("[]", "p.json").error().front().message == "the document should be an object, not an array");
+}
+
+TEST_CASE("every truncation of a plan file is refused") {
+  const std::string text = plan_to_json(small_plan());
+  for (std::size_t n = 0; n + 2 < text.size(); ++n) {
+    INFO("first " << n << " bytes");
+    REQUIRE(code_of(text.substr(0, n)) == "E501");
+  }
+  CHECK(code_of(std::string(100'000, '[')) == "E501");
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,140 @@
+// Random plans for property tests: structurally whole (every index points somewhere), otherwise anything goes.
+#pragma once
+#include <string>
+
+#include "base/rng.h"
+#include "graph/plan.h"
+
+namespace hotbunk::test {
+
+class PlanMaker {
+ public:
+  explicit PlanMaker(std::uint64_t seed) : seed_(seed) {}
+
+  Plan plan() {
+    Plan p;
+    p.scenario = name();
+    p.chunk_bytes = std::int64_t{1} << below(22);
+    p.device_capacity_bytes = below(std::int64_t{1} << 40);
+    p.host_capacity_bytes = below(std::int64_t{1} << 40);
+    p.overhead_bytes = below(std::int64_t{1} << 32);
+    const Rank ranks = static_cast<Rank>(1 + below(6));
+    const auto programs = 1 + below(3);
+    for (Rank r = 0; r < ranks; ++r) p.program_of_rank.push_back(static_cast<std::int32_t>(below(programs)));
+    for (int f = 0, n = static_cast<int>(1 + below(3)); f < n; ++f) p.groups.push_back(family(ranks));
+    for (int i = 0, n = static_cast<int>(1 + below(4)); i < n; ++i)
+      p.phases.push_back({name(), static_cast<When>(below(3)), below(2) == 1});
+    for (int i = 0; i < programs; ++i) p.programs.push_back(program(p));
+    return p;
+  }
+
+ private:
+  std::int64_t below(std::int64_t n) {
+    const Philox4 words = random_words(seed_, RngPurpose::test, counter_++, 0);
+    return static_cast<std::int64_t>(((std::uint64_t{words[0]} << 32 | words[1]) >> 1) % static_cast<std::uint64_t>(n));
+  }
+
+  std::string name() {
+    static const char* const pieces[] = {"layers.", "q_proj", "\"",   "\\",        "\n", "é",
+                                         "漢",      "🚢",      "\x01", "</script>", "/",  " "};
+    std::string out;
+    for (std::int64_t i = 0, n = below(5); i < n; ++i) out += pieces[below(std::size(pieces))];
+    return out;
+  }
+
+  GroupFamily family(Rank ranks) {
+    GroupFamily f{name(), {}};
+    for (Rank r = 0; r < ranks; ++r) {
+      if (f.groups.empty() || below(2)) f.groups.emplace_back();
+      f.groups.back().push_back(r);
+    }
+    return f;
+  }
+
+  Program program(const Plan& p) {
+    Program out;
+    out.num_events = static_cast<std::int32_t>(1 + below(4));
+    for (auto& bytes : out.section_bytes) bytes = below(std::int64_t{1} << 36);
+    for (std::int64_t i = 0, n = 1 + below(5); i < n; ++i)
+      out.buffers.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 30),
+                             static_cast<Category>(below(num_categories)), static_cast<Section>(below(num_sections)),
+                             64 * below(1 << 20)});
+    for (std::size_t i = 0; i < p.phases.size(); ++i) {
+      std::vector<Block> blocks;
+      for (std::int64_t b = 0, n = below(3); b < n; ++b) {
+        Block block{name(), {}};
+        for (std::int64_t k = 0, m = below(6); k < m; ++k) block.ops.push_back(op(p, out));
+        blocks.push_back(std::move(block));
+      }
+      out.phases.push_back(std::move(blocks));
+    }
+    return out;
+  }
+
+  Op op(const Plan& p, const Program& program) {
+    Op out;
+    out.kind = static_cast<OpKind>(below(num_op_kinds));
+    out.stream = static_cast<StreamId>(below(num_streams));
+    out.name = name();
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.inputs.push_back(tensor(program));
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.outputs.push_back(tensor(program));
+    for (std::int64_t i = 0, n = below(4); i < n; ++i) out.attrs.push_back(attr());
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.boxes.push_back(box(out));
+    out.group = static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size())));
+    out.buffer = static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size())));
+    out.event = static_cast<EventId>(below(program.num_events));
+    if (below(2)) {
+      out.section = static_cast<Section>(below(num_sections));
+      out.map_end = below(program.section_bytes[static_cast<std::size_t>(out.section)] + 1);
+      out.map_begin = below(out.map_end + 1);
+    }
+    return out;
+  }
+
+  Tensor tensor(const Program& program) {
+    Tensor t;
+    t.buffer = static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size())));
+    t.dtype = static_cast<DType>(below(7));
+    t.rank = static_cast<std::uint8_t>(below(4));
+    std::int64_t room = program.buffers[static_cast<std::size_t>(t.buffer)].bytes() / size_of(t.dtype);
+    if (room == 0 && t.rank == 0) t.rank = 1;
+    for (std::size_t d = 0; d < t.rank; ++d) {
+      t.shape[d] = {below(room + 1), static_cast<Sym>(below(3)), below(3) * below(1000)};
+      room = t.shape[d].size == 0 ? room : room / t.shape[d].size;
+    }
+    const std::int64_t slack = program.buffers[static_cast<std::size_t>(t.buffer)].bytes() - t.capacity_bytes();
+    t.offset_bytes = below(slack + 1);
+    return t;
+  }
+
+  std::pair<Attr, AttrValue> attr() {
+    const auto key = static_cast<Attr>(below(num_attrs));
+    switch (below(4)) {
+      case 0:
+        return {key, below(std::int64_t{1} << 62) * (below(2) ? 1 : -1)};
+      case 1:
+        return {key, std::numeric_limits<double>::infinity()};
+      case 2:
+        return {key, static_cast<double>(below(7)) - 3.0};  // whole: must come back as a double
+      default:
+        return {key, static_cast<double>(below(std::int64_t{1} << 62)) * 1e-23};
+    }
+  }
+
+  Box box(const Op& op) {
+    const auto operand = [&](const std::vector<Tensor>& tensors) {
+      return tensors.empty() ? 0 : static_cast<std::int32_t>(below(static_cast<std::int64_t>(tensors.size())));
+    };
+    const std::int64_t most = std::int64_t{1} << 29;
+    Box b{below(most), below(most), below(most), below(most), below(most), below(most)};
+    b.peer = static_cast<std::int32_t>(below(4)) - 1;
+    b.input = operand(op.inputs), b.output = operand(op.outputs);
+    return b;
+  }
+
+  std::uint64_t seed_, counter_ = 0;
+};
+
+inline Plan random_plan(std::uint64_t seed) { return PlanMaker(seed).plan(); }
+
+}  // namespace hotbunk::test
