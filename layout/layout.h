@@ -1,0 +1,41 @@
+// Layout: the complete answer to "who holds what" of a model's weights.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/mesh.h"
+#include "layout/pipeline.h"
+#include "layout/placement.h"
+
+namespace hotbunk {
+
+/// Two meshes over the same ranks (equal where there are no experts; check_expert_mesh has passed), and what they do:
+///   axis "pp"    the layers of `stages` (embedding on the first, final norm and head on the last, a tied embedding on
+///                both); without it every rank has all layers
+///   axis "ep"    routed experts, E / ep consecutive ones per rank (expert mesh)
+///   axis "tp"    tensor parallelism by role (tensor_parallel), "etp" that of experts
+///   axis "fsdp"  Shard(0) of what the others left: FSDP2; beside an axis "replicate" or "dp" HSDP
+/// Every other axis replicates.
+struct Layout {
+  Mesh dense, expert;
+  std::vector<StageChunk> stages;
+  std::int64_t vocab_multiple = 1;  // see tensor_parallel
+};
+
+/// FSDP2 over `shard` consecutive ranks, repeated `replicas` times (HSDP; 1 = plain FSDP).
+Layout fsdp_layout(std::int64_t shard, std::int64_t replicas = 1);
+
+/// Rollout engines of `tp` ranks each.
+///   contiguous: engine = rank / tp, tp index = rank % tp; strided: engine = rank % engines, tp index = rank / engines.
+enum class EngineOrder : std::uint8_t { contiguous, strided };
+Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder order = EngineOrder::contiguous);
+
+/// The rectangle of one parameter on one rank; empty where the rank has none of it.
+/// Throws InternalError where the layout does not fit the model (validation comes first).
+Box held_by(const Layout&, const ModelSpec&, const ParamSpec&, std::int64_t rank);
+
+/// held_by for every rank of the layout, each in a list of at most one rectangle: the input of reshard().
+std::vector<std::vector<Box>> holdings(const Layout&, const ModelSpec&, const ParamSpec&);
+
+}  // namespace hotbunk

@@ -1,0 +1,73 @@
+#include "layout/placement.h"
+
+#include "base/check.h"
+
+namespace hotbunk {
+
+Box whole(const ParamSpec& parameter) {
+  HB_CHECK(parameter.shape.size() == 1 || parameter.shape.size() == 2, "{} has {} dimensions", parameter.name,
+           parameter.shape.size());
+  return {{0, parameter.shape[0]}, {0, parameter.shape.size() == 2 ? parameter.shape[1] : 1}};
+}
+
+Range part_of(Range range, const Placement& placement, std::int64_t parts, std::int64_t index) {
+  if (placement.kind == Placement::Kind::shard) {
+    const std::int64_t size = round_up(ceil_div(range.size(), parts), placement.block);
+    return {std::min(range.end, range.begin + index * size), std::min(range.end, range.begin + (index + 1) * size)};
+  }
+  if (placement.kind == Placement::Kind::shard_blocks) {
+    const std::int64_t blocks = range.size() / placement.block;
+    HB_CHECK(range.size() % placement.block == 0 && blocks > 0 && (blocks % parts == 0 || parts % blocks == 0),
+             "{} rows in blocks of {} over {} ranks", range.size(), placement.block, parts);
+    const std::int64_t held = std::max<std::int64_t>(1, blocks / parts);
+    const std::int64_t first = index * blocks / parts;
+    return {range.begin + first * placement.block, range.begin + (first + held) * placement.block};
+  }
+  return range;
+}
+
+Box place(Box box, const TensorPlacement& axes, const Mesh& mesh, std::int64_t rank) {
+  for (const auto& [axis, placement] : axes) {
+    Range& cut = placement.dim == 0 ? box.rows : box.cols;
+    cut = part_of(cut, placement, mesh.extent(axis), mesh.coordinate(rank, axis));
+  }
+  return box;
+}
+
+TensorPlacement tensor_parallel(const ParamSpec& parameter, const ModelSpec& model, std::int64_t vocab_multiple) {
+  switch (parameter.role) {
+    case ParamRole::embedding:
+    case ParamRole::lm_head:
+      return {{"tp", Placement::shard(0, vocab_multiple)}};
+    case ParamRole::q_proj:
+    case ParamRole::q_bias:
+    case ParamRole::q_b_proj:
+    case ParamRole::kv_b_proj:
+      return {{"tp", Placement::shard_blocks(0, parameter.shape[0] / model.heads)}};
+    case ParamRole::k_proj:
+    case ParamRole::v_proj:
+    case ParamRole::k_bias:
+    case ParamRole::v_bias:
+      return {{"tp", Placement::shard_blocks(0, model.head_dim)}};
+    case ParamRole::o_proj:
+      return {{"tp", Placement::shard_blocks(1, parameter.shape[1] / model.heads)}};
+    case ParamRole::gate_proj:
+    case ParamRole::up_proj:
+    case ParamRole::up_bias:
+    case ParamRole::shared_gate:
+    case ParamRole::shared_up:
+      return {{"tp", Placement::shard(0)}};
+    case ParamRole::down_proj:
+    case ParamRole::shared_down:
+      return {{"tp", Placement::shard(1)}};
+    case ParamRole::expert_gate:
+    case ParamRole::expert_up:
+      return {{"etp", Placement::shard(0)}};
+    case ParamRole::expert_down:
+      return {{"etp", Placement::shard(1)}};
+    default:
+      return {};  // norms, biases after a sum, routers, MLA's a-projections, learned positions
+  }
+}
+
+}  // namespace hotbunk
