@@ -13,6 +13,7 @@ namespace hotbunk {
 struct Sourced {
   double value = 0.0;
   std::string source;
+  bool operator==(const Sourced&) const = default;
 };
 
 struct GpuSpec {
@@ -28,6 +29,7 @@ struct GpuSpec {
   Sourced price_per_hour;     // money per GPU-hour, 0: unknown
 
   double peak_flops(const std::string& precision) const;  // 0 when unknown
+  bool operator==(const GpuSpec&) const = default;
 };
 
 struct ClusterSpec {
@@ -44,6 +46,7 @@ struct ClusterSpec {
 
   std::int64_t ranks() const { return nodes * gpus_per_node * ranks_per_device; }
   std::int64_t ranks_per_node() const { return gpus_per_node * ranks_per_device; }
+  bool operator==(const ClusterSpec&) const = default;
 };
 
 }  // namespace hotbunk

@@ -74,6 +74,7 @@ struct RopeScaling {
   std::string type = "llama3";
   double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
   std::int64_t original_max_position = 8192;
+  bool operator==(const RopeScaling&) const = default;
 };
 
 struct MoeSpec {
@@ -85,11 +86,13 @@ struct MoeSpec {
   std::int64_t groups = 1, topk_groups = 1;
   bool sigmoid_scores = false, norm_topk = true, router_bias = false;
   double routed_scaling = 1.0;
+  bool operator==(const MoeSpec&) const = default;
 };
 
 struct MlaSpec {
   std::int64_t q_lora_rank = 0;  // 0: q is a plain projection
   std::int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  bool operator==(const MlaSpec&) const = default;
 };
 
 struct ModelSpec {
@@ -113,6 +116,7 @@ struct ModelSpec {
   std::int64_t q_rows() const { return heads * head_dim; }
   std::int64_t kv_rows() const { return kv_heads * head_dim; }
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
+  bool operator==(const ModelSpec&) const = default;
 };
 
 /// Every parameter in Hugging Face order (embedding, layers, final norm, head). Tied heads have no entry of their own.

@@ -29,6 +29,7 @@ struct TrainLayout {
   bool sp = false;
   std::string order = "tp-cp-ep-dp-pp";  // fastest first (Megatron's default)
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
+  bool operator==(const TrainLayout&) const = default;
 };
 
 struct Precision {
@@ -36,6 +37,7 @@ struct Precision {
   DType grads = DType::f32;    // reduction and accumulation
   DType master = DType::f32;
   DType moments = DType::f32;
+  bool operator==(const Precision&) const = default;
 };
 
 struct TrainSpec {
@@ -50,18 +52,21 @@ struct TrainSpec {
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
   std::string pipeline_schedule = "1f1b";
   std::vector<std::int64_t> pipeline_split;  // layers per stage; empty = even
+  bool operator==(const TrainSpec&) const = default;
 };
 
 struct OptimizerSpec {
   double lr = 1e-6, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   double max_grad_norm = 1.0;     // 0 = no clipping
   std::int64_t warmup_steps = 0;  // linear
+  bool operator==(const OptimizerSpec&) const = default;
 };
 
 struct RolloutLayout {
   std::int64_t tp = 1, dp = 1, ep = 1, cp = 1, pp = 1, attention_dp = 1;
   RankOrder order = RankOrder::contiguous;
   std::int64_t ranks() const { return tp * pp * cp * dp; }
+  bool operator==(const RolloutLayout&) const = default;
 };
 
 struct RolloutSpec {
@@ -78,6 +83,7 @@ struct RolloutSpec {
   bool sleep = true;       // give weights and KV back while training runs
   std::int64_t sleep_level =
       2;  // 1: weights to the host, KV dropped; 2: both dropped (the next sync brings the weights)
+  bool operator==(const RolloutSpec&) const = default;
 };
 
 struct SyncSpec {
@@ -85,6 +91,7 @@ struct SyncSpec {
   std::int64_t bucket_bytes = std::int64_t{512} << 20;  // key: bucket_mib
   SyncTransport transport = SyncTransport::ipc;
   bool verify = false;  // hash every tensor on both sides after each sync (P5)
+  bool operator==(const SyncSpec&) const = default;
 };
 
 struct AlgorithmSpec {
@@ -95,16 +102,19 @@ struct AlgorithmSpec {
   bool old_logprobs = true;  // recompute the sampling policy's log-probs with the training engine
   double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0;
   bool normalize_std = true;  // group advantages divided by the group's standard deviation
+  bool operator==(const AlgorithmSpec&) const = default;
 };
 
 struct LengthSpec {
   double mean = 512, max = 1024;  // tokens
   LengthDistribution distribution = LengthDistribution::lognormal;
   double cv = 0.5;  // coefficient of variation of the lognormal before truncation
+  bool operator==(const LengthSpec&) const = default;
 };
 
 struct WorkloadSpec {
   LengthSpec prompt_tokens, response_tokens;
+  bool operator==(const WorkloadSpec&) const = default;
 };
 
 /// What a real run learns from: a built-in verifiable task, or token ids from a JSONL file (SFT).
@@ -112,6 +122,7 @@ struct TaskSpec {
   std::string name;         // "": none (simulation only); digit_sum | sort | reverse | add …
   std::int64_t digits = 4;  // size of a problem
   std::string data;         // SFT: path of JSONL, one array of token ids per line
+  bool operator==(const TaskSpec&) const = default;
 };
 
 struct Scenario {
@@ -130,6 +141,7 @@ struct Scenario {
   std::int64_t seed = 0;
   std::int64_t steps = 1;             // RL iterations of `simulate` and `run`
   std::int64_t checkpoint_every = 0;  // iterations; 0 = only at the end of a run
+  bool operator==(const Scenario&) const = default;
 };
 
 }  // namespace hotbunk

@@ -1,0 +1,406 @@
+#include "spec/loader.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/file.h"
+#include "base/format.h"
+#include "spec/catalog.h"
+#include "spec/model_source.h"
+#include "spec/scenario_keys.h"
+#include "spec/validate.h"
+#include "spec/yaml_tree.h"
+
+namespace hotbunk {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t max_file_bytes = 4 << 20;
+
+template <class T>
+bool parse_whole(const std::string& text, T& value) {
+  const char* begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0);
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(begin, end, value);
+  return error == std::errc() && at == end;
+}
+
+bool parse_number(const YamlNode& node, double& value) {
+  if (node.kind != YamlNode::Kind::scalar || node.quoted) return false;
+  if (node.text == ".inf" || node.text == "-.inf" || node.text == ".nan" || node.text == ".NaN") {
+    value = std::nan("");
+    return true;
+  }
+  return parse_whole(node.text, value);
+}
+
+/// "an integer from 1 to 64", "one of none, full": what a key takes.
+std::string expectation(const ScenarioKey& key) {
+  const std::string range = fmt::format(" from {} to {}{}{}", key.low, key.high, key.unit.empty() ? "" : " ", key.unit);
+  switch (key.type) {
+    case KeyType::integer:
+      return "an integer" + range;
+    case KeyType::real:
+      return "a number" + range;
+    case KeyType::boolean:
+      return "true or false";
+    case KeyType::text:
+      return "text";
+    case KeyType::choice:
+      return fmt::format("one of {}", fmt::join(key.choices, ", "));
+    case KeyType::integers:
+      return "a list of integers" + range;
+    case KeyType::sourced:
+      return "a number" + range + ", or {value: …, source: …}";
+  }
+  return "";
+}
+
+class Loader {
+ public:
+  explicit Loader(std::string file) : file_(std::move(file)), folder_(fs::path(file_).parent_path()) {}
+
+  Result<Scenario> load(YamlNode root, const std::vector<std::string>& overrides) {
+    if (root.kind == YamlNode::Kind::null) root.kind = YamlNode::Kind::map, root.where = {file_};
+    if (root.kind != YamlNode::Kind::map) {
+      report("E205", fmt::format("the scenario is {}, expected a map of keys", root.describe()), root.where);
+      return fail(std::move(problems_));
+    }
+    for (const auto& text : overrides) apply_override(root, text);
+    load_gpu_base(root);
+    walk(root, "");
+    if (root.find("model") == nullptr && !problems_have("E202"))
+      report("E208", "the scenario names no model", {file_}, {},
+             "add `model: ` with a catalogue name, a config.json or a model folder");
+    fill_derived();
+    if (problems_.empty()) problems_ = validate(scenario_, [this](std::string_view path) { return locate(path); });
+    if (!problems_.empty()) return fail(std::move(problems_));
+    return std::move(scenario_);
+  }
+
+ private:
+  void report(const char* code, std::string message, SourceLocation where, std::vector<std::string> notes = {},
+              std::string help = {}) {
+    problems_.push_back({.code = code,
+                         .message = std::move(message),
+                         .where = std::move(where),
+                         .notes = std::move(notes),
+                         .help = std::move(help)});
+  }
+  void report(const Diagnostics& more) { problems_.insert(problems_.end(), more.begin(), more.end()); }
+  bool problems_have(std::string_view code) const {
+    return std::any_of(problems_.begin(), problems_.end(), [&](const Diagnostic& d) { return d.code == code; });
+  }
+
+  SourceLocation locate(std::string_view path) const {
+    for (;;) {
+      if (const auto at = where_.find(path); at != where_.end()) return at->second;
+      const auto dot = path.rfind('.');
+      if (dot == std::string_view::npos) return {file_};
+      path = path.substr(0, dot);
+    }
+  }
+
+  // ---- --set -------------------------------------------------------------------------------------------------------
+
+  void apply_override(YamlNode& root, const std::string& text) {
+    const SourceLocation where{fmt::format("--set {}", text)};
+    const auto equals = text.find('=');
+    const std::string path = text.substr(0, equals);
+    if (equals == std::string::npos || path.empty() || path.front() == '.' || path.back() == '.' ||
+        path.find("..") != std::string::npos || std::count(path.begin(), path.end(), '.') > 8)
+      return report("E210", "--set needs the form a.b.c=value", where, {}, "for example --set train.layout.tp=2");
+    auto value = parse_yaml(text.substr(equals + 1), where.file);
+    if (!value) return report(value.error());
+    move_to(*value, where);
+    YamlNode* map = &root;
+    for (std::size_t from = 0;;) {
+      const auto dot = path.find('.', from);
+      const std::string key = path.substr(from, dot == std::string::npos ? dot : dot - from);
+      YamlNode* child = map->find(key);
+      if (child == nullptr) {
+        map->entries.push_back({key, where, {}});
+        child = &map->entries.back().value;
+        child->where = where;
+      }
+      if (dot == std::string::npos) {
+        *child = std::move(*value);
+        for (auto& entry : map->entries)
+          if (entry.key == key) entry.where = where;
+        return;
+      }
+      const std::string here = path.substr(0, dot);
+      if (child->kind == YamlNode::Kind::null) child->kind = YamlNode::Kind::map;
+      if (child->kind == YamlNode::Kind::scalar && (here == "model" || here == "cluster.gpu")) {
+        // `gpu: NAME` is short for `gpu: {base: NAME}`: one key of a catalogue entry may be changed.
+        YamlNode base = *child;
+        *child = {};
+        child->kind = YamlNode::Kind::map;
+        child->where = base.where;
+        const SourceLocation base_where = base.where;
+        child->entries.push_back({"base", base_where, std::move(base)});
+      }
+      if (child->kind != YamlNode::Kind::map)
+        return report(
+            "E205", fmt::format("{} is {}, so it has no key {}", here, child->describe(), path.substr(dot + 1)), where);
+      map = child;
+      from = dot + 1;
+    }
+  }
+
+  static void move_to(YamlNode& node, const SourceLocation& where) {
+    node.where = where;
+    for (auto& item : node.items) move_to(item, where);
+    for (auto& entry : node.entries) {
+      entry.where = where;
+      move_to(entry.value, where);
+    }
+  }
+
+  // ---- the GPU before every other key ------------------------------------------------------------------------------
+
+  void load_gpu_base(YamlNode& root) {
+    YamlNode* cluster = root.find("cluster");
+    YamlNode* gpu = cluster == nullptr ? nullptr : cluster->find("gpu");
+    if (gpu == nullptr || gpu->kind == YamlNode::Kind::null) return load_gpu("local-cpu", {file_});
+    if (gpu->kind == YamlNode::Kind::scalar) return load_gpu(gpu->text, gpu->where);
+    if (const YamlNode* base = gpu->find("base"); base != nullptr && base->kind == YamlNode::Kind::scalar)
+      return load_gpu(base->text, base->where);
+    if (gpu->kind == YamlNode::Kind::map)
+      for (const char* needed : {"name", "memory_gib"})
+        if (gpu->find(needed) == nullptr)
+          report("E208", fmt::format("cluster.gpu spells a device out but has no {}", needed), gpu->where, {},
+                 "add it, or name a catalogue GPU with `base`");
+  }
+
+  void load_gpu(const std::string& name, const SourceLocation& where) {
+    const fs::path file = catalog_file("gpus", name);
+    if (file.empty()) {
+      const auto names = catalog_names("gpus");
+      const std::string nearest = nearest_name(name, names);
+      return report(
+          "E209", fmt::format("no GPU '{}' in the catalogue", name), where,
+          {fmt::format("catalogue: {}", fmt::join(names, ", "))},
+          nearest.empty() ? "spell it out: gpu: {name: …, memory_gib: …}" : fmt::format("did you mean {}?", nearest));
+    }
+    auto text = read_file(file, max_file_bytes);
+    auto tree = text ? parse_yaml(*text, file.string()) : fail(text.error());
+    if (!tree) return report(tree.error());
+    for (const auto& [key, key_where, value] : tree->entries) {
+      if (key == "gpu") walk(value, "cluster.gpu");
+      else if (key == "node") walk(value, "cluster");
+      else report("E202", fmt::format("unknown key {}", key), key_where, {}, "a GPU file has gpu and node");
+    }
+    where_.clear();  // an error about a default should point at the scenario, not into the catalogue
+    if (scenario_.cluster.gpu.is_cpu && name == "local-cpu") scale_to_local_machine();
+  }
+
+  /// The catalogue states one core; the machine says how many there are and how much memory.
+  void scale_to_local_machine() {
+    const LocalMachine machine = local_machine();
+    GpuSpec& cpu = scenario_.cluster.gpu;
+    const auto scale = [&](Sourced& s) {
+      s.value *= static_cast<double>(machine.cores);
+      s.source += fmt::format("; x {} cores", machine.cores);
+    };
+    for (auto& [precision, flops] : cpu.flops) scale(flops);
+    scale(cpu.memory_bandwidth);
+    scale(cpu.pcie_bandwidth);
+    cpu.memory_bytes = scenario_.cluster.host_memory_bytes = machine.memory_bytes;
+  }
+
+  // ---- keys --------------------------------------------------------------------------------------------------------
+
+  void walk(const YamlNode& map, const std::string& section) {
+    std::set<std::string> seen;
+    for (const auto& entry : map.entries) {
+      const std::string path = section.empty() ? entry.key : section + "." + entry.key;
+      if (!seen.insert(entry.key).second) {
+        report("E204", fmt::format("key {} appears twice", path), entry.where, {}, "keep one of the two");
+        continue;
+      }
+      where_[path] = entry.where;
+      if (path == "model") set_model(entry.value);
+      else if (const ScenarioKey* key = find_scenario_key(path)) set_key(*key, entry.value);
+      else if (is_scenario_section(path)) enter(entry, path);
+      else report_unknown(entry, section);
+    }
+  }
+
+  void enter(const YamlEntry& entry, const std::string& path) {
+    const bool named_gpu = path == "cluster.gpu" && entry.value.kind == YamlNode::Kind::scalar;
+    if (entry.value.kind == YamlNode::Kind::map) return walk(entry.value, path);
+    if (entry.value.kind == YamlNode::Kind::null || named_gpu) return;
+    report("E205", fmt::format("{} is {}, expected a map", path, entry.value.describe()), entry.value.where,
+           {fmt::format("its keys: {}", fmt::join(names_under(path), ", "))});
+  }
+
+  void report_unknown(const YamlEntry& entry, const std::string& section) {
+    const auto names = names_under(section);
+    const std::string where = section.empty() ? "" : section + ".";
+    std::string help = nearest_name(entry.key, names);
+    if (!help.empty()) {
+      help = fmt::format("did you mean {}{}?", where, help);
+    } else {
+      for (const auto& key : scenario_keys())  // the right name in the wrong map
+        if (key.path.ends_with("." + entry.key)) help = fmt::format("did you mean {}?", key.path);
+    }
+    report("E202", fmt::format("unknown key {}{}", where, entry.key.substr(0, 100)), entry.where,
+           {fmt::format("keys of {}: {}", section.empty() ? "a scenario" : section, fmt::join(names, ", "))}, help);
+  }
+
+  void set_model(const YamlNode& node) {
+    auto model = read_model(node, folder_);
+    if (model) scenario_.model = std::move(*model);
+    else report(model.error());
+  }
+
+  void set_key(const ScenarioKey& key, const YamlNode& node) {
+    KeyValue value = convert(key, node);
+    if (!std::holds_alternative<std::monostate>(value)) key.set(scenario_, value);
+  }
+
+  KeyValue wrong_type(const ScenarioKey& key, const YamlNode& node) {
+    if (key.path == "train.offload" && node.kind == YamlNode::Kind::sequence) {
+      report("E214", "layer-wise offload and whole-state sleep exclude each other", node.where,
+             {"layerwise keeps the optimizer state on the host for ever; sleep moves it back before each step"},
+             "set train.offload to one of none, sleep, layerwise");
+      return {};
+    }
+    std::string help;
+    if (key.type == KeyType::choice && node.kind == YamlNode::Kind::scalar) {
+      const std::string nearest = nearest_name(node.text, key.choices);
+      if (!nearest.empty()) help = fmt::format("did you mean {}?", nearest);
+    }
+    if (node.quoted && key.type != KeyType::text && key.type != KeyType::choice) help = "remove the quotes";
+    report(key.type == KeyType::choice && node.kind == YamlNode::Kind::scalar ? "E207" : "E205",
+           fmt::format("{} is {}, expected {}", key.path, node.describe(), expectation(key)), node.where, {}, help);
+    return {};
+  }
+
+  KeyValue convert(const ScenarioKey& key, const YamlNode& node) {
+    const bool scalar = node.kind == YamlNode::Kind::scalar;
+    switch (key.type) {
+      case KeyType::boolean:
+        if (scalar && !node.quoted && (node.text == "true" || node.text == "True")) return true;
+        if (scalar && !node.quoted && (node.text == "false" || node.text == "False")) return false;
+        return wrong_type(key, node);
+      case KeyType::text:
+        return scalar ? KeyValue(node.text) : wrong_type(key, node);
+      case KeyType::choice:
+        if (scalar && std::find(key.choices.begin(), key.choices.end(), node.text) != key.choices.end())
+          return node.text;
+        return wrong_type(key, node);
+      case KeyType::integer:
+        return integer(key, node);
+      case KeyType::real:
+        return real(key, node);
+      case KeyType::integers:
+        return integers(key, node);
+      case KeyType::sourced:
+        return sourced(key, node);
+    }
+    return {};
+  }
+
+  KeyValue out_of_range(const ScenarioKey& key, const YamlNode& node) {
+    report("E206", fmt::format("{} is {}, expected {}", key.path, node.text, expectation(key)), node.where);
+    return {};
+  }
+
+  KeyValue integer(const ScenarioKey& key, const YamlNode& node) {
+    double number = 0;
+    if (!parse_number(node, number)) return wrong_type(key, node);
+    std::int64_t value = 0;
+    if (!parse_whole(node.text, value))  // "1e400", "99999999999999999999" or "3.5"
+      return std::isfinite(number) && std::abs(number) < 9e18 ? wrong_type(key, node) : out_of_range(key, node);
+    if (static_cast<double>(value) < key.low || static_cast<double>(value) > key.high) return out_of_range(key, node);
+    return value;
+  }
+
+  KeyValue real(const ScenarioKey& key, const YamlNode& node) {
+    double value = 0;
+    if (!parse_number(node, value)) return wrong_type(key, node);
+    if (!std::isfinite(value) || value < key.low || value > key.high) return out_of_range(key, node);
+    return value;
+  }
+
+  KeyValue integers(const ScenarioKey& key, const YamlNode& node) {
+    if (node.kind != YamlNode::Kind::sequence) return wrong_type(key, node);
+    std::vector<std::int64_t> values;
+    for (const auto& item : node.items) {
+      const KeyValue value = integer(key, item);
+      if (const auto* n = std::get_if<std::int64_t>(&value)) values.push_back(*n);
+    }
+    return values;
+  }
+
+  KeyValue sourced(const ScenarioKey& key, const YamlNode& node) {
+    if (node.kind != YamlNode::Kind::map) {
+      const KeyValue value = real(key, node);
+      if (const auto* x = std::get_if<double>(&value)) return Sourced{*x, "scenario"};
+      return {};
+    }
+    Sourced result;
+    for (const auto& entry : node.entries) {
+      if (entry.key == "source" && entry.value.kind == YamlNode::Kind::scalar) {
+        result.source = entry.value.text;
+      } else if (entry.key == "value") {
+        const KeyValue value = real(key, entry.value);
+        if (const auto* x = std::get_if<double>(&value)) result.value = *x;
+      } else {
+        report("E202", fmt::format("unknown key {}.{}", key.path, entry.key.substr(0, 100)), entry.where, {},
+               "a number with its source is {value: …, source: …}");
+      }
+    }
+    if (node.find("value") == nullptr) return wrong_type(key, node);
+    return result;
+  }
+
+  // ---- defaults that depend on other keys (ScenarioKey::derived) ---------------------------------------------------
+
+  bool given(std::string_view path) const { return where_.contains(path); }
+
+  void fill_derived() {
+    ClusterSpec& cluster = scenario_.cluster;
+    if (given("cluster.device_memory_gib") && given("cluster.device_memory_mib"))
+      report("E204", "cluster.device_memory_gib and cluster.device_memory_mib are one key in two units",
+             locate("cluster.device_memory_mib"), {}, "keep one of the two");
+    if (!given("cluster.device_memory_gib") && !given("cluster.device_memory_mib"))
+      cluster.device_memory_bytes = cluster.gpu.memory_bytes / cluster.ranks_per_device;
+    if (!given("rollout.dtype")) scenario_.rollout.dtype = scenario_.train.precision.params;
+    if (!given("name")) {
+      const std::string stem = fs::path(file_).stem().string();
+      if (!stem.empty()) scenario_.name = stem;
+    }
+  }
+
+  std::string file_;
+  fs::path folder_;
+  Scenario scenario_;
+  Diagnostics problems_;
+  std::map<std::string, SourceLocation, std::less<>> where_;
+};
+
+}  // namespace
+
+Result<Scenario> load_scenario_text(const std::string& text, const std::string& file,
+                                    const std::vector<std::string>& overrides) {
+  auto tree = parse_yaml(text, file);
+  if (!tree) return fail(tree.error());
+  return Loader(file).load(std::move(*tree), overrides);
+}
+
+Result<Scenario> load_scenario(const fs::path& path, const std::vector<std::string>& overrides) {
+  auto text = read_file(path, max_file_bytes);
+  if (!text) return fail(text.error());
+  return load_scenario_text(*text, path.string(), overrides);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,456 @@
+#include "spec/scenario_keys.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/format.h"
+#include "spec/names.h"
+
+namespace hotbunk {
+namespace {
+
+using std::int64_t;
+
+// Limits of plausibility: far above any cluster or job, far below what overflows 64-bit byte counts.
+constexpr double max_ranks = 1 << 20, max_tokens = 1LL << 32, max_gib = 1 << 24, max_rate = 1e9;
+
+/// An accessor that serves const and non-const scenarios alike.
+#define HB_FIELD(member) \
+  [](auto& s) -> auto& { return s.member; }
+
+struct Text {
+  std::string unit, doc, derived = {};
+};
+
+template <class Get, class Set>
+ScenarioKey make(std::string path, KeyType type, double low, double high, Text text, Get get, Set set) {
+  return {.path = std::move(path),
+          .type = type,
+          .unit = std::move(text.unit),
+          .doc = std::move(text.doc),
+          .low = low,
+          .high = high,
+          .choices = {},
+          .derived = std::move(text.derived),
+          .in_resolved = true,
+          .get = std::move(get),
+          .set = std::move(set)};
+}
+
+template <class F>
+ScenarioKey integer(std::string path, F field, double low, double high, Text text) {
+  return make(
+      std::move(path), KeyType::integer, low, high, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return static_cast<int64_t>(field(s)); },
+      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<int64_t>(v); });
+}
+
+template <class F>
+ScenarioKey real(std::string path, F field, double low, double high, Text text) {
+  return make(
+      std::move(path), KeyType::real, low, high, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return field(s); },
+      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<double>(v); });
+}
+
+template <class F>
+ScenarioKey boolean(std::string path, F field, Text text) {
+  return make(
+      std::move(path), KeyType::boolean, 0, 1, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return field(s); },
+      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<bool>(v); });
+}
+
+template <class F>
+ScenarioKey string(std::string path, F field, Text text) {
+  return make(
+      std::move(path), KeyType::text, 0, 0, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return field(s); },
+      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<std::string>(v); });
+}
+
+template <class F>
+ScenarioKey choice(std::string path, F field, Text text) {
+  using E = std::remove_reference_t<decltype(field(std::declval<Scenario&>()))>;
+  ScenarioKey key = make(
+      std::move(path), KeyType::choice, 0, 0, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return std::string(name_of(field(s))); },
+      [field](Scenario& s, const KeyValue& v) {
+        const auto& names = EnumNames<E>::names;
+        field(s) = static_cast<E>(std::find(names.begin(), names.end(), std::get<std::string>(v)) - names.begin());
+      });
+  for (const auto name : EnumNames<E>::names) key.choices.emplace_back(name);
+  return key;
+}
+
+/// A word that the scenario keeps as text.
+template <class F>
+ScenarioKey word(std::string path, F field, std::vector<std::string> choices, Text text) {
+  ScenarioKey key = string(std::move(path), field, std::move(text));
+  key.type = KeyType::choice;
+  key.choices = std::move(choices);
+  return key;
+}
+
+template <class F>
+ScenarioKey floating_type(std::string path, F field, Text text) {
+  ScenarioKey key = make(
+      std::move(path), KeyType::choice, 0, 0, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return std::string(name_of(field(s))); },
+      [field](Scenario& s, const KeyValue& v) { field(s) = *dtype_from(std::get<std::string>(v)); });
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) key.choices.emplace_back(name_of(t));
+  return key;
+}
+
+/// A size in bytes that files give in a binary unit; fractions are fine ("0.25").
+template <class F>
+ScenarioKey bytes(std::string path, F field, double unit_bytes, double low, double high, Text text) {
+  return make(
+      std::move(path), KeyType::real, low, high, std::move(text),
+      [field, unit_bytes](const Scenario& s) -> KeyValue { return static_cast<double>(field(s)) / unit_bytes; },
+      [field, unit_bytes](Scenario& s, const KeyValue& v) {
+        field(s) = std::llround(std::get<double>(v) * unit_bytes);
+      });
+}
+
+/// A rate or time with its source. Files give it in `unit` (GB/s = 1e9 bytes/s), kept to a millionth of it: so the same
+/// double comes back from what was printed.
+template <class F>
+ScenarioKey sourced(std::string path, F field, double unit, double high, Text text) {
+  return make(
+      std::move(path), KeyType::sourced, 0, high, std::move(text),
+      [field, unit](const Scenario& s) -> KeyValue {
+        const Sourced& value = field(s);
+        return Sourced{std::round(value.value / unit * 1e6) / 1e6, value.source};
+      },
+      [field, unit](Scenario& s, const KeyValue& v) {
+        const auto& given = std::get<Sourced>(v);
+        const double millionths = std::round(given.value * 1e6);
+        field(s) = Sourced{unit >= 1 ? millionths * (unit / 1e6) : millionths / (1e6 / unit), given.source};
+      });
+}
+
+ScenarioKey peak_flops(const std::string& precision) {
+  constexpr double unit = 1e12;
+  return make(
+      "cluster.gpu.tflops." + precision, KeyType::sourced, 0, 1e9,
+      {"TFLOP/s", fmt::format("dense {} peak", precision), "from the GPU"},
+      [precision](const Scenario& s) -> KeyValue {
+        const auto at = s.cluster.gpu.flops.find(precision);
+        if (at == s.cluster.gpu.flops.end()) return std::monostate{};
+        return Sourced{std::round(at->second.value / unit * 1e6) / 1e6, at->second.source};
+      },
+      [precision](Scenario& s, const KeyValue& v) {
+        const auto& given = std::get<Sourced>(v);
+        s.cluster.gpu.flops[precision] = {std::round(given.value * 1e6) * (unit / 1e6), given.source};
+      });
+}
+
+void add_cluster(std::vector<ScenarioKey>& keys) {
+  const std::string from_gpu = "from the GPU";
+  ScenarioKey base = string("cluster.gpu.base", HB_FIELD(cluster.gpu.name),
+                            {"", "catalogue GPU that the other keys of this map change; `gpu: NAME` is short for it",
+                             "local-cpu when there is no gpu key; none when the map spells the GPU out"});
+  base.in_resolved = false;
+  base.set = [](Scenario&, const KeyValue&) {};  // the loader reads the catalogue before any other key
+  keys.push_back(std::move(base));
+  keys.push_back(string("cluster.gpu.name", HB_FIELD(cluster.gpu.name), {"", "name in reports", from_gpu}));
+  keys.push_back(bytes("cluster.gpu.memory_gib", HB_FIELD(cluster.gpu.memory_bytes), gib, 1.0 / 1024, max_gib,
+                       {"GiB", "what a process can allocate on an empty device", from_gpu}));
+  keys.push_back(sourced("cluster.gpu.memory_gb_per_s", HB_FIELD(cluster.gpu.memory_bandwidth), 1e9, max_rate,
+                         {"GB/s", "device memory bandwidth", from_gpu}));
+  for (const char* precision : {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "nvfp4"})
+    keys.push_back(peak_flops(precision));
+  keys.push_back(sourced("cluster.gpu.nvlink_gb_per_s", HB_FIELD(cluster.gpu.nvlink_bandwidth), 1e9, max_rate,
+                         {"GB/s", "NVLink bandwidth of one GPU, one way; 0 = none", from_gpu}));
+  keys.push_back(sourced("cluster.gpu.pcie_gb_per_s", HB_FIELD(cluster.gpu.pcie_bandwidth), 1e9, max_rate,
+                         {"GB/s", "host link bandwidth of one GPU, one way, pinned memory", from_gpu}));
+  keys.push_back(boolean("cluster.gpu.nvlink_sharp", HB_FIELD(cluster.gpu.nvlink_sharp),
+                         {"", "reductions inside the NVLink switch (NVLS)", from_gpu}));
+  keys.push_back(boolean("cluster.gpu.cpu", HB_FIELD(cluster.gpu.is_cpu),
+                         {"", "the device is a machine's cores and memory, not a GPU", from_gpu}));
+  keys.push_back(sourced("cluster.gpu.price_per_hour", HB_FIELD(cluster.gpu.price_per_hour), 1.0, 1e6,
+                         {"money/h", "price of one GPU; 0 = unknown", from_gpu}));
+
+  keys.push_back(integer("cluster.nodes", HB_FIELD(cluster.nodes), 1, max_ranks, {"", "number of nodes"}));
+  keys.push_back(integer("cluster.gpus_per_node", HB_FIELD(cluster.gpus_per_node), 1, 4096,
+                         {"", "devices of one node, all on one NVLink domain where the GPU has NVLink", from_gpu}));
+  keys.push_back(integer("cluster.ranks_per_device", HB_FIELD(cluster.ranks_per_device), 1, 4096,
+                         {"", "ranks that share one physical device, its memory, compute and links"}));
+  const std::string share = "cluster.gpu.memory_gib / cluster.ranks_per_device";
+  keys.push_back(bytes("cluster.device_memory_gib", HB_FIELD(cluster.device_memory_bytes), gib, 1.0 / (1 << 20),
+                       max_gib, {"GiB", "hard capacity of one rank; a plan that needs more is refused", share}));
+  ScenarioKey in_mib = bytes("cluster.device_memory_mib", HB_FIELD(cluster.device_memory_bytes), mib, 1.0 / 1024,
+                             max_gib * 1024, {"MiB", "the same in MiB; give one of the two", share});
+  in_mib.in_resolved = false;
+  keys.push_back(std::move(in_mib));
+  keys.push_back(bytes("cluster.host_memory_gib", HB_FIELD(cluster.host_memory_bytes), gib, 0, max_gib,
+                       {"GiB", "host memory of one node", from_gpu}));
+  keys.push_back(sourced("cluster.network_gb_per_s", HB_FIELD(cluster.network_bandwidth), 1e9, max_rate,
+                         {"GB/s", "bandwidth of one GPU between nodes, one way (400 Gb/s = 50 GB/s)", from_gpu}));
+  keys.push_back(sourced("cluster.network_latency_us", HB_FIELD(cluster.network_latency), 1e-6, 1e9,
+                         {"us", "latency between nodes", from_gpu}));
+  keys.push_back(sourced("cluster.nvlink_latency_us", HB_FIELD(cluster.nvlink_latency), 1e-6, 1e9,
+                         {"us", "latency inside a node", from_gpu}));
+  keys.push_back(real("cluster.oversubscription", HB_FIELD(cluster.oversubscription), 1, 1000,
+                      {"", "of the network's spine; 1 = full bisection"}));
+  keys.push_back(string("cluster.calibration", HB_FIELD(cluster.calibration),
+                        {"", "calibration profile: catalogue name or path; empty = datasheet efficiencies"}));
+}
+
+void add_train(std::vector<ScenarioKey>& keys) {
+  keys.push_back(choice("train.engine", HB_FIELD(train.engine), {"", "how training is distributed"}));
+  const std::string rank_rule = "train ranks = dp x cp x ulysses x tp x pp";
+  keys.push_back(
+      integer("train.layout.dp", HB_FIELD(train.layout.dp), 1, max_ranks, {"ranks", "data parallel; " + rank_rule}));
+  keys.push_back(integer("train.layout.fsdp", HB_FIELD(train.layout.fsdp), -1, max_ranks,
+                         {"ranks", "shard group inside dp x cp x ulysses; -1 = all of it, smaller = HSDP"}));
+  keys.push_back(integer("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
+                         {"ranks", "context parallel (ring attention)"}));
+  keys.push_back(integer("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,
+                         {"ranks", "sequence parallel by all-to-all; divides the attention heads"}));
+  keys.push_back(integer("train.layout.tp", HB_FIELD(train.layout.tp), 1, max_ranks, {"ranks", "tensor parallel"}));
+  keys.push_back(
+      boolean("train.layout.sp", HB_FIELD(train.layout.sp), {"", "Megatron sequence parallel over the tp group"}));
+  keys.push_back(integer("train.layout.pp", HB_FIELD(train.layout.pp), 1, max_ranks, {"ranks", "pipeline stages"}));
+  keys.push_back(
+      integer("train.layout.vpp", HB_FIELD(train.layout.vpp), 1, 1024, {"", "model chunks per pipeline stage"}));
+  keys.push_back(integer("train.layout.ep", HB_FIELD(train.layout.ep), 1, max_ranks, {"ranks", "expert parallel"}));
+  keys.push_back(integer("train.layout.etp", HB_FIELD(train.layout.etp), 1, max_ranks,
+                         {"ranks", "tensor parallel inside an expert"}));
+  keys.push_back(string("train.layout.order", HB_FIELD(train.layout.order),
+                        {"", "order of the dimensions over ranks, fastest first (Megatron's default)"}));
+  keys.push_back(integer("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
+                         {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
+  keys.push_back(
+      choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
+  keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
+                               {"", "compute and gathered parameters"}));
+  keys.push_back(floating_type("train.precision.grads", HB_FIELD(train.precision.grads),
+                               {"", "gradient reduction and accumulation"}));
+  keys.push_back(floating_type("train.precision.master", HB_FIELD(train.precision.master),
+                               {"", "the copy the optimizer updates"}));
+  keys.push_back(
+      floating_type("train.precision.moments", HB_FIELD(train.precision.moments), {"", "AdamW's two moments"}));
+  keys.push_back(choice("train.offload", HB_FIELD(train.offload),
+                        {"", "sleep: the whole state to the host while rollout runs; layerwise: FSDP2's CPU offload"}));
+  keys.push_back(boolean("train.reshard_after_forward", HB_FIELD(train.reshard_after_forward),
+                         {"", "free a unit's gathered parameters after its forward and gather again for backward"}));
+  keys.push_back(
+      integer("train.prefetch", HB_FIELD(train.prefetch), 0, 1, {"units", "gathered ahead of the one computed"}));
+  keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,
+                         {"tokens", "of one chunk of logits; 0 = the whole micro-batch at once"}));
+  keys.push_back(word("train.pipeline_schedule", HB_FIELD(train.pipeline_schedule),
+                      {"gpipe", "1f1b", "interleaved", "zero-bubble"}, {"", "order of micro-batches in the pipeline"}));
+  keys.push_back(make(
+      "train.pipeline_split", KeyType::integers, 0, 1 << 14, {"layers", "of each stage, first to last; empty = even"},
+      [](const Scenario& s) -> KeyValue { return s.train.pipeline_split; },
+      [](Scenario& s, const KeyValue& v) { s.train.pipeline_split = std::get<std::vector<int64_t>>(v); }));
+
+  keys.push_back(real("optimizer.lr", HB_FIELD(optimizer.lr), 0, 1e3, {"", "AdamW's learning rate after warm-up"}));
+  keys.push_back(real("optimizer.beta1", HB_FIELD(optimizer.beta1), 0, 1, {"", "decay of the first moment"}));
+  keys.push_back(real("optimizer.beta2", HB_FIELD(optimizer.beta2), 0, 1, {"", "decay of the second moment"}));
+  keys.push_back(real("optimizer.eps", HB_FIELD(optimizer.eps), 0, 1, {"", "added to the root of the second moment"}));
+  keys.push_back(
+      real("optimizer.weight_decay", HB_FIELD(optimizer.weight_decay), 0, 1e3, {"", "decoupled weight decay"}));
+  keys.push_back(real("optimizer.max_grad_norm", HB_FIELD(optimizer.max_grad_norm), 0, 1e9,
+                      {"", "global gradient norm is clipped to it; 0 = no clipping"}));
+  keys.push_back(integer("optimizer.warmup_steps", HB_FIELD(optimizer.warmup_steps), 0, 1e9,
+                         {"optimizer steps", "linear warm-up from 0"}));
+}
+
+void add_rollout(std::vector<ScenarioKey>& keys) {
+  keys.push_back(choice("rollout.engine", HB_FIELD(rollout.engine), {"", "whose memory rules the engine follows"}));
+  keys.push_back(integer("rollout.layout.tp", HB_FIELD(rollout.layout.tp), 1, max_ranks,
+                         {"ranks", "tensor parallel of one engine; rollout ranks = tp x pp x cp x dp"}));
+  keys.push_back(
+      integer("rollout.layout.dp", HB_FIELD(rollout.layout.dp), 1, max_ranks, {"engines", "number of engines"}));
+  keys.push_back(integer("rollout.layout.ep", HB_FIELD(rollout.layout.ep), 1, max_ranks, {"ranks", "expert parallel"}));
+  keys.push_back(
+      integer("rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks, {"ranks", "context parallel"}));
+  keys.push_back(integer("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks, {"ranks", "pipeline stages"}));
+  keys.push_back(integer("rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
+                         {"", "attention data parallel inside an engine; divides tp"}));
+  keys.push_back(
+      choice("rollout.layout.order", HB_FIELD(rollout.layout.order),
+             {"", "ranks of one engine: contiguous (0 1), strided (0 2) or what moves the fewest bytes in a sync"}));
+  keys.push_back(floating_type("rollout.dtype", HB_FIELD(rollout.dtype),
+                               {"", "weights, activations and KV cache of the engine", "train.precision.params"}));
+  keys.push_back(real("rollout.memory_fraction", HB_FIELD(rollout.memory_fraction), 0.01, 1,
+                      {"", "of the device, for weights and KV cache"}));
+  keys.push_back(integer("rollout.max_running_requests", HB_FIELD(rollout.max_running_requests), 1, 1 << 20,
+                         {"requests", "decoded together by one engine"}));
+  keys.push_back(integer("rollout.max_prefill_tokens", HB_FIELD(rollout.max_prefill_tokens), 1, max_tokens,
+                         {"tokens", "capacity of one prefill step of an engine"}));
+  keys.push_back(integer("rollout.block_tokens", HB_FIELD(rollout.block_tokens), 1, 4096,
+                         {"tokens", "of one block of the KV cache"}));
+  keys.push_back(
+      integer("rollout.kv_cache_tokens", HB_FIELD(rollout.kv_cache_tokens), 0, max_tokens,
+              {"tokens", "KV pool of one engine; 0 = what memory_fraction leaves, at most what the requests need"}));
+  keys.push_back(real("rollout.temperature", HB_FIELD(rollout.temperature), 0, 100, {"", "of sampling; 0 = greedy"}));
+  keys.push_back(real("rollout.top_p", HB_FIELD(rollout.top_p), 0, 1, {"", "probability mass sampled from; 1 = all"}));
+  keys.push_back(integer("rollout.top_k", HB_FIELD(rollout.top_k), 0, 1 << 28,
+                         {"tokens", "most probable ones sampled from; 0 = all"}));
+  keys.push_back(
+      boolean("rollout.sleep", HB_FIELD(rollout.sleep), {"", "give weights and KV cache back while training runs"}));
+
+  keys.push_back(choice("sync.mode", HB_FIELD(sync.mode), {"", "how weights travel from training to rollout"}));
+  keys.push_back(bytes("sync.bucket_mib", HB_FIELD(sync.bucket_bytes), mib, 1.0 / 1024, 1 << 20,
+                       {"MiB", "of one bucket of gathered weights"}));
+  keys.push_back(choice("sync.transport", HB_FIELD(sync.transport),
+                        {"", "ipc: shared memory between processes of one host; collective: broadcast"}));
+  keys.push_back(
+      boolean("sync.verify", HB_FIELD(sync.verify), {"", "hash every tensor on both sides after each sync"}));
+}
+
+void add_rest(std::vector<ScenarioKey>& keys) {
+  keys.push_back(choice("algorithm.name", HB_FIELD(algorithm.name), {"", "what is optimised"}));
+  keys.push_back(integer("algorithm.prompts", HB_FIELD(algorithm.prompts), 1, 1 << 24,
+                         {"prompts", "per iteration, all ranks together"}));
+  keys.push_back(integer("algorithm.samples_per_prompt", HB_FIELD(algorithm.samples_per_prompt), 1, 1 << 16,
+                         {"samples", "the group of GRPO"}));
+  keys.push_back(integer("algorithm.mini_batches", HB_FIELD(algorithm.mini_batches), 1, 1 << 20,
+                         {"", "optimizer steps per iteration"}));
+  keys.push_back(boolean("algorithm.reference", HB_FIELD(algorithm.reference),
+                         {"", "log-probs of a frozen copy of the initial weights"}));
+  keys.push_back(boolean("algorithm.old_logprobs", HB_FIELD(algorithm.old_logprobs),
+                         {"", "recompute the sampling policy's log-probs with the training engine"}));
+  keys.push_back(real("algorithm.clip_low", HB_FIELD(algorithm.clip_low), 0, 1,
+                      {"", "the ratio is clipped to at least 1 - clip_low"}));
+  keys.push_back(real("algorithm.clip_high", HB_FIELD(algorithm.clip_high), 0, 1e3,
+                      {"", "the ratio is clipped to at most 1 + clip_high"}));
+  keys.push_back(real("algorithm.kl_coef", HB_FIELD(algorithm.kl_coef), 0, 1e3,
+                      {"", "weight of the KL term to the reference; needs reference"}));
+  keys.push_back(boolean("algorithm.normalize_std", HB_FIELD(algorithm.normalize_std),
+                         {"", "divide group advantages by the group's standard deviation"}));
+
+  const auto lengths = [&](const std::string& prefix, auto field, const std::string& what) {
+    keys.push_back(real(prefix + ".mean", [field](auto& s) -> auto& { return field(s).mean; }, 1, max_tokens,
+                        {"tokens", "mean length of " + what}));
+    keys.push_back(real(prefix + ".max", [field](auto& s) -> auto& { return field(s).max; }, 1, max_tokens,
+                        {"tokens", "longest " + what}));
+    keys.push_back(choice(prefix + ".distribution", [field](auto& s) -> auto& { return field(s).distribution; },
+                          {"", "fixed: all of length mean; uniform: 1 to 2 mean - 1; lognormal"}));
+    keys.push_back(real(prefix + ".cv", [field](auto& s) -> auto& { return field(s).cv; }, 0, 100,
+                        {"", "standard deviation / mean of the lognormal, before it is cut at max"}));
+  };
+  lengths("workload.prompt_tokens", HB_FIELD(workload.prompt_tokens), "prompts");
+  lengths("workload.response_tokens", HB_FIELD(workload.response_tokens), "responses");
+
+  keys.push_back(
+      string("task.name", HB_FIELD(task.name), {"", "built-in verifiable task of `run`; empty = simulation only"}));
+  keys.push_back(integer("task.digits", HB_FIELD(task.digits), 1, 1024, {"", "size of one problem"}));
+  keys.push_back(string("task.data", HB_FIELD(task.data), {"", "sft: JSONL file, one array of token ids per line"}));
+}
+
+std::vector<ScenarioKey> build() {
+  std::vector<ScenarioKey> keys;
+  keys.push_back(string("name", HB_FIELD(name), {"", "title in reports and run folders", "the file's name"}));
+  keys.push_back(integer("seed", HB_FIELD(seed), 0, 9.0e15, {"", "key of every random number"}));
+  keys.push_back(integer("steps", HB_FIELD(steps), 1, 1e9, {"iterations", "of `simulate` and `run`"}));
+  keys.push_back(integer("checkpoint_every", HB_FIELD(checkpoint_every), 0, 1e9,
+                         {"iterations", "between checkpoints; 0 = only at the end"}));
+  keys.push_back(word("profile", HB_FIELD(profile),
+                      {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "torchtitan"},
+                      {"", "framework whose memory and order rules are followed"}));
+  keys.push_back(
+      choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
+  add_cluster(keys);
+  add_train(keys);
+  add_rollout(keys);
+  add_rest(keys);
+  return keys;
+}
+
+const std::map<std::string, std::string, std::less<>>& sections() {
+  static const std::map<std::string, std::string, std::less<>> docs = {
+      {"cluster", "the machines"},
+      {"cluster.gpu", "one device: a catalogue name, or a map"},
+      {"cluster.gpu.tflops", "dense peak by precision; leave out what the device lacks"},
+      {"train", "the training engine"},
+      {"train.layout", "parallel dimensions of training"},
+      {"train.precision", "dtypes: fp32, bf16 or fp16"},
+      {"optimizer", "AdamW"},
+      {"rollout", "the generation engines"},
+      {"rollout.layout", "parallel dimensions of rollout"},
+      {"sync", "weights from training to rollout"},
+      {"algorithm", "what one iteration does"},
+      {"workload", "lengths that simulation draws and plans provide for"},
+      {"workload.prompt_tokens", ""},
+      {"workload.response_tokens", ""},
+      {"task", "what a real run learns"},
+  };
+  return docs;
+}
+
+}  // namespace
+
+const std::vector<ScenarioKey>& scenario_keys() {
+  static const std::vector<ScenarioKey> keys = build();
+  return keys;
+}
+
+const ScenarioKey* find_scenario_key(std::string_view path) {
+  for (const auto& key : scenario_keys())
+    if (key.path == path) return &key;
+  return nullptr;
+}
+
+bool is_scenario_section(std::string_view path) { return sections().contains(path); }
+
+std::string_view scenario_section_doc(std::string_view path) {
+  const auto at = sections().find(path);
+  return at == sections().end() ? std::string_view{} : at->second;
+}
+
+std::vector<std::string> names_under(const std::string& section) {
+  const std::string prefix = section.empty() ? "" : section + ".";
+  std::vector<std::string> names;
+  if (section.empty()) names.emplace_back("model");
+  for (const auto& key : scenario_keys()) {
+    if (!key.path.starts_with(prefix)) continue;
+    const std::string rest = key.path.substr(prefix.size());
+    const std::string name = rest.substr(0, rest.find('.'));
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+std::string yaml_text(const std::string& text) {
+  const bool plain = !text.empty() && text.size() < 200 &&
+                     std::isalpha(static_cast<unsigned char>(text.front())) != 0 &&
+                     std::all_of(text.begin(), text.end(), [](unsigned char c) {
+                       return c < 128 && (std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.' || c == '/');
+                     });
+  static const std::vector<std::string> reserved = {"true", "false", "null", "yes", "no", "on",
+                                                    "off",  "inf",   "nan",  "y",   "n"};
+  std::string lower = text;
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (plain && std::find(reserved.begin(), reserved.end(), lower) == reserved.end()) return text;
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string yaml_of(const KeyValue& value) {
+  struct Printer {
+    std::string operator()(std::monostate) const { return "null"; }
+    std::string operator()(int64_t x) const { return fmt::format("{}", x); }
+    std::string operator()(double x) const { return fmt::format("{}", x); }
+    std::string operator()(bool x) const { return x ? "true" : "false"; }
+    std::string operator()(const std::string& x) const { return yaml_text(x); }
+    std::string operator()(const std::vector<int64_t>& x) const { return fmt::format("[{}]", fmt::join(x, ", ")); }
+    std::string operator()(const Sourced& x) const {
+      return fmt::format("{{value: {}, source: {}}}", x.value,
+                         nlohmann::json(x.source).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
+  };
+  return std::visit(Printer{}, value);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,371 @@
+#include "spec/validate.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+#include "base/format.h"
+#include "spec/names.h"
+
+namespace hotbunk {
+namespace {
+
+using std::int64_t;
+
+struct Factor {
+  const char* name;
+  int64_t value;
+};
+
+/// Product that stops at the largest integer instead of overflowing: files may hold any number.
+int64_t product(const std::vector<Factor>& factors) {
+  int64_t n = 1;
+  for (const auto& f : factors)
+    if (__builtin_mul_overflow(n, f.value, &n)) return std::numeric_limits<int64_t>::max();
+  return n;
+}
+
+/// "dp 2 x tp 8 = 16": factors of 1 say nothing and are left out.
+std::string equation(const std::vector<Factor>& factors) {
+  std::vector<std::string> parts;
+  for (const auto& f : factors)
+    if (f.value != 1) parts.push_back(fmt::format("{} {}", f.name, f.value));
+  if (parts.empty()) parts.push_back(fmt::format("{} 1", factors.front().name));
+  const int64_t n = product(factors);
+  if (n == std::numeric_limits<int64_t>::max()) return fmt::format("{} = more than 2^63", fmt::join(parts, " x "));
+  return parts.size() == 1 ? parts.front() : fmt::format("{} = {}", fmt::join(parts, " x "), n);
+}
+
+class Validator {
+ public:
+  Validator(const Scenario& s, const ScenarioLocator& locate) : s_(s), locate_(locate) {}
+
+  Diagnostics run() {
+    capacity();
+    ranks();
+    shard_group();
+    heads("train.layout", s_.train.layout.tp, s_.train.layout.ulysses);
+    pipeline();
+    experts();
+    order();
+    options();
+    if (uses_rollout()) rollout();
+    batches();
+    lengths();
+    return std::move(problems_);
+  }
+
+ private:
+  bool uses_rollout() const { return s_.algorithm.name != AlgorithmName::sft; }
+
+  void report(const char* code, std::string_view key, std::string message, std::vector<std::string> notes = {},
+              std::string help = {}) {
+    problems_.push_back({.code = code,
+                         .message = std::move(message),
+                         .where = locate_(key),
+                         .notes = std::move(notes),
+                         .help = std::move(help)});
+  }
+
+  /// E211 unless `whole` % `part` == 0.
+  void divides(std::string_view key, const char* what, int64_t whole, const char* by, int64_t part, std::string help) {
+    if (whole % part == 0) return;
+    report("E211", key, fmt::format("{} do not divide by {}", what, by),
+           {fmt::format("{} {} % {} {} = {}", whole, what, by, part, whole % part)}, std::move(help));
+  }
+
+  void capacity() {
+    const ClusterSpec& c = s_.cluster;
+    if (c.gpu.is_cpu) return;  // a CPU rank's capacity is a budget of its own, not a part of a device
+    const double all = static_cast<double>(c.device_memory_bytes) * static_cast<double>(c.ranks_per_device);
+    if (all > static_cast<double>(c.gpu.memory_bytes))
+      report("E220", "cluster.device_memory_gib", "the ranks of one device have more memory than the device",
+             {fmt::format("{} ranks x {} = {}, {} has {}", c.ranks_per_device,
+                          format_bytes(static_cast<double>(c.device_memory_bytes)), format_bytes(all), c.gpu.name,
+                          format_bytes(static_cast<double>(c.gpu.memory_bytes)))},
+             "leave the key out for an even share of the device");
+  }
+
+  // ---- ranks -------------------------------------------------------------------------------------------------------
+
+  std::string cluster_equation() const {
+    const ClusterSpec& c = s_.cluster;
+    const std::string shared = c.ranks_per_device == 1 ? "" : fmt::format(" x {} ranks per device", c.ranks_per_device);
+    return fmt::format("{} node{} x {} GPU{}{} = {}", c.nodes, c.nodes == 1 ? "" : "s", c.gpus_per_node,
+                       c.gpus_per_node == 1 ? "" : "s", shared, c.ranks());
+  }
+
+  /// E203 when a layout does not use exactly the ranks of the cluster.
+  void covers(std::string_view key, const std::string& title, const std::vector<Factor>& factors) {
+    const int64_t found = product(factors), expected = s_.cluster.ranks();
+    if (found == expected) return;
+    std::vector<std::string> ways;
+    for (const auto& f : factors) {
+      if (found == std::numeric_limits<int64_t>::max()) break;
+      const int64_t others = found / f.value;
+      if (expected % others == 0 && ways.empty()) ways.push_back(fmt::format("{} to {}", f.name, expected / others));
+    }
+    if (found % s_.cluster.ranks_per_node() == 0 && found != std::numeric_limits<int64_t>::max())
+      ways.push_back(fmt::format("nodes to {}", found / s_.cluster.ranks_per_node()));
+    report("E203", key, title, {fmt::format("{} ranks, but the cluster has {}", equation(factors), cluster_equation())},
+           ways.empty() ? "" : fmt::format("set {}", fmt::join(ways, ", or ")));
+  }
+
+  void ranks() {
+    const TrainLayout& t = s_.train.layout;
+    const RolloutLayout& r = s_.rollout.layout;
+    const std::vector<Factor> train = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}, {"tp", t.tp}, {"pp", t.pp}};
+    const std::vector<Factor> rollout = {{"dp", r.dp}, {"tp", r.tp}, {"pp", r.pp}, {"cp", r.cp}};
+    if (s_.placement == PlacementMode::disaggregated && uses_rollout()) {
+      int64_t sum = 0;
+      if (__builtin_add_overflow(product(train), product(rollout), &sum) || sum != s_.cluster.ranks())
+        report(
+            "E203", "train.layout", "training and rollout together do not cover the cluster",
+            {"training: " + equation(train), "rollout: " + equation(rollout), "the cluster has " + cluster_equation()},
+            "the ranks of both must add up to the cluster's when they are disaggregated");
+      return;
+    }
+    covers("train.layout", "mesh does not cover the cluster", train);
+    if (uses_rollout()) covers("rollout.layout", "rollout engines do not cover the cluster", rollout);
+  }
+
+  void shard_group() {
+    const TrainLayout& t = s_.train.layout;
+    const std::vector<Factor> factors = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}};
+    const int64_t group = product(factors);
+    if (t.fsdp == -1 || (t.fsdp > 0 && group % t.fsdp == 0)) return;
+    report("E215", "train.layout.fsdp", "the shard group does not divide the data ranks",
+           {fmt::format("fsdp {}, {}", t.fsdp, equation(factors))},
+           fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
+  }
+
+  // ---- the model's dimensions --------------------------------------------------------------------------------------
+
+  void heads(const std::string& layout, int64_t tp, int64_t ulysses) {
+    const ModelSpec& m = s_.model;
+    const std::string tp_key = layout + ".tp";
+    divides(tp_key, "attention heads", m.heads, "tp", tp, fmt::format("set {} to a divisor of {}", tp_key, m.heads));
+    if (!m.moe)
+      divides(tp_key, "MLP columns", m.intermediate, "tp", tp,
+              fmt::format("set {} to a divisor of {}", tp_key, m.intermediate));
+    // B2: k >= tp splits whole KV heads, k < tp holds each on tp / k ranks. MLA has none to split.
+    if (!m.mla && m.kv_heads % tp != 0 && tp % m.kv_heads != 0)
+      report("E211", tp_key, "KV heads neither divide by tp nor tp by them",
+             {fmt::format("{} KV heads, tp {}", m.kv_heads, tp)},
+             fmt::format("set {} to a divisor or a multiple of {}", tp_key, m.kv_heads));
+    if (ulysses == 1) return;
+    // C1: needs a % P == 0; KV heads are repeated P / k times when k < P.
+    const std::string key = layout + ".ulysses";
+    const int64_t local = std::max<int64_t>(1, m.heads / tp);
+    divides(key, "attention heads of one tp rank", local, "ulysses", ulysses,
+            fmt::format("set {} to a divisor of {}", key, local));
+    if (!m.mla && m.kv_heads % ulysses != 0 && ulysses % m.kv_heads != 0)
+      report("E211", key, "KV heads neither divide by ulysses nor ulysses by them",
+             {fmt::format("{} KV heads, ulysses {}", m.kv_heads, ulysses)});
+  }
+
+  void pipeline() {
+    const TrainLayout& t = s_.train.layout;
+    const int64_t chunks = product({{"pp", t.pp}, {"vpp", t.vpp}}), layers = s_.model.layers;
+    if (t.vpp > 1 && t.pp == 1)
+      report("E212", "train.layout.vpp", "virtual stages need a pipeline", {fmt::format("vpp {}, pp 1", t.vpp)},
+             "set vpp to 1, or pp above 1");
+    const auto& split = s_.train.pipeline_split;
+    if (split.empty()) {
+      if (layers % chunks == 0) return;
+      report("E212", "train.layout.pp", "layers do not divide into the pipeline's stages",
+             {fmt::format("{} layers % ({}) = {}", layers, equation({{"pp", t.pp}, {"vpp", t.vpp}}), layers % chunks)},
+             "give the layers of every stage in train.pipeline_split, or another pp");
+      return;
+    }
+    const int64_t sum = std::accumulate(split.begin(), split.end(), int64_t{0});
+    if (static_cast<int64_t>(split.size()) != chunks || sum != layers)
+      report("E212", "train.pipeline_split", "the pipeline split does not hold the model's layers",
+             {fmt::format("{} stages with {} layers; the layout has {} stages, the model {} layers", split.size(), sum,
+                          chunks, layers)},
+             "one number per stage (pp x vpp of them) that add up to the layers");
+  }
+
+  void experts() {
+    const TrainLayout& t = s_.train.layout;
+    const RolloutLayout& r = s_.rollout.layout;
+    expert_parallel("train.layout.ep", t.ep);
+    if (t.etp > 1 && s_.model.moe)
+      divides("train.layout.etp", "expert columns", s_.model.moe->expert_intermediate, "etp", t.etp, "");
+    // B9: the expert mesh etp x ep x edp x pp lies over the same ranks as the dense one.
+    const std::vector<Factor> dense = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}, {"tp", t.tp}};
+    const std::vector<Factor> expert = {{"ep", t.ep}, {"etp", t.etp}};
+    if (product(dense) % product(expert) != 0)
+      report("E213", "train.layout.ep", "the expert mesh does not fit over the dense mesh",
+             {fmt::format("{} ranks per pipeline stage % ({}) = {}", product(dense), equation(expert),
+                          product(dense) % product(expert))},
+             "ep x etp must divide dp x cp x ulysses x tp");
+    if (!uses_rollout()) return;
+    expert_parallel("rollout.layout.ep", r.ep);
+    const int64_t engine = product({{"tp", r.tp}, {"cp", r.cp}});
+    if (engine % r.ep != 0)
+      report("E213", "rollout.layout.ep", "expert parallel does not divide an engine's ranks",
+             {fmt::format("{} % ep {} = {}", equation({{"tp", r.tp}, {"cp", r.cp}}), r.ep, engine % r.ep)});
+  }
+
+  void expert_parallel(const std::string& key, int64_t ep) {
+    if (ep == 1) return;
+    if (!s_.model.moe)
+      report("E213", key, "a dense model has no experts to spread",
+             {fmt::format("ep {}, {} is dense", ep, s_.model.name)}, fmt::format("set {} to 1", key));
+    else if (s_.model.moe->experts % ep != 0)
+      report("E213", key, "experts do not divide by ep",
+             {fmt::format("{} experts % ep {} = {}", s_.model.moe->experts, ep, s_.model.moe->experts % ep)},
+             fmt::format("set {} to a divisor of {}", key, s_.model.moe->experts));
+  }
+
+  void order() {
+    std::vector<std::string> parts;
+    std::istringstream in(s_.train.layout.order);
+    for (std::string part; std::getline(in, part, '-');) parts.push_back(part);
+    std::vector<std::string> sorted = parts, all = {"cp", "dp", "ep", "pp", "tp"}, with_ulysses = all;
+    with_ulysses.emplace_back("ulysses");
+    std::sort(sorted.begin(), sorted.end());
+    if (sorted != all && sorted != with_ulysses)
+      report("E221", "train.layout.order",
+             fmt::format("'{}' is no order of the dimensions", s_.train.layout.order.substr(0, 100)),
+             {"it names tp, cp, ep, dp and pp (and ulysses, next to cp when left out) once each, joined by -"},
+             "for example tp-cp-ep-dp-pp");
+  }
+
+  // ---- options -----------------------------------------------------------------------------------------------------
+
+  void options() {
+    const TrainSpec& t = s_.train;
+    if (t.layout.sp && t.layout.tp == 1)
+      report("E218", "train.layout.sp", "sequence parallel splits over the tp group, which has one rank",
+             {"sp true, tp 1"}, "set train.layout.tp above 1, or sp to false");
+    const bool fsdp = t.engine == TrainEngine::fsdp1 || t.engine == TrainEngine::fsdp2;
+    if (t.offload == Offload::layerwise && !fsdp)
+      report("E214", "train.offload", fmt::format("layer-wise offload belongs to FSDP, not to {}", name_of(t.engine)),
+             {}, "set train.offload to sleep, or train.engine to fsdp2");
+    const OptimizerSpec& o = s_.optimizer;
+    if (o.beta1 >= 1 || o.beta2 >= 1)
+      report("E206", o.beta1 >= 1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
+             {fmt::format("beta1 {}, beta2 {}: bias correction divides by 1 - beta^step", o.beta1, o.beta2)},
+             "betas lie below 1");
+    if (s_.algorithm.kl_coef > 0 && !s_.algorithm.reference)
+      report("E219", "algorithm.kl_coef", "the KL term needs a reference model",
+             {fmt::format("kl_coef {}, reference false", s_.algorithm.kl_coef)},
+             "set algorithm.reference to true, or kl_coef to 0");
+  }
+
+  void rollout() {
+    const RolloutSpec& r = s_.rollout;
+    if (r.layout.tp % r.layout.attention_dp != 0)
+      report("E211", "rollout.layout.attention_dp", "attention data parallel does not divide tp",
+             {fmt::format("tp {} % attention_dp {} = {}", r.layout.tp, r.layout.attention_dp,
+                          r.layout.tp % r.layout.attention_dp)});
+    else heads("rollout.layout", r.layout.tp / r.layout.attention_dp, 1);
+    if (s_.model.layers % r.layout.pp != 0)
+      report("E212", "rollout.layout.pp", "layers do not divide into the engine's pipeline stages",
+             {fmt::format("{} layers % pp {} = {}", s_.model.layers, r.layout.pp, s_.model.layers % r.layout.pp)});
+    if (r.top_p <= 0)
+      report("E206", "rollout.top_p", "top_p 0 leaves no token to sample", {},
+             "greedy is temperature 0; 1 samples from all");
+  }
+
+  void batches() {
+    const AlgorithmSpec& a = s_.algorithm;
+    const int64_t samples = a.prompts * a.samples_per_prompt;
+    if (samples % a.mini_batches != 0)
+      report("E216", "algorithm.mini_batches", "samples do not divide into mini-batches",
+             {fmt::format("{} prompts x {} samples = {}; % mini_batches {} = {}", a.prompts, a.samples_per_prompt,
+                          samples, a.mini_batches, samples % a.mini_batches)},
+             "change mini_batches, prompts or samples_per_prompt");
+  }
+
+  // ---- lengths -----------------------------------------------------------------------------------------------------
+
+  void length(const std::string& key, const LengthSpec& l) {
+    if (l.mean > l.max)
+      report("E217", key + ".mean", "the mean length exceeds the longest",
+             {fmt::format("mean {}, max {}", l.mean, l.max)});
+    if (l.max != std::floor(l.max))
+      report("E206", key + ".max", fmt::format("{}.max is {}, not a whole number of tokens", key, l.max));
+  }
+
+  void lengths() {
+    const LengthSpec &prompt = s_.workload.prompt_tokens, &response = s_.workload.response_tokens;
+    length("workload.prompt_tokens", prompt);
+    length("workload.response_tokens", response);
+    const double longest = prompt.max + response.max;
+    const std::string sum = fmt::format("prompt {} + response {} = {} tokens", prompt.max, response.max, longest);
+    if (longest > static_cast<double>(s_.model.max_position))
+      report("E217", "workload.response_tokens.max", "the longest sequence exceeds the model's positions",
+             {sum, fmt::format("{} has max_position_embeddings {}", s_.model.name, s_.model.max_position)},
+             "lower workload.response_tokens.max");
+    const TrainLayout& t = s_.train.layout;
+    const std::vector<Factor> split = {
+        {"micro_batch_tokens", s_.train.micro_batch_tokens}, {"cp", t.cp}, {"ulysses", t.ulysses}};
+    if (longest > static_cast<double>(product(split)))
+      report("E217", "train.micro_batch_tokens", "the longest sequence does not fit a micro-batch",
+             {sum, equation(split) + (t.cp * t.ulysses == 1 ? "" : " tokens")},
+             fmt::format("set train.micro_batch_tokens to {:.0f}",
+                         std::ceil(longest / static_cast<double>(t.cp) / static_cast<double>(t.ulysses))));
+    if (!uses_rollout()) return;
+    if (prompt.max > static_cast<double>(s_.rollout.max_prefill_tokens))
+      report("E217", "rollout.max_prefill_tokens", "the longest prompt does not fit a prefill step",
+             {fmt::format("prompt {} tokens, max_prefill_tokens {}", prompt.max, s_.rollout.max_prefill_tokens)},
+             fmt::format("set rollout.max_prefill_tokens to {:.0f}", prompt.max));
+    const int64_t pool = s_.rollout.kv_cache_tokens;
+    if (pool > 0 && longest > static_cast<double>(pool / s_.rollout.block_tokens * s_.rollout.block_tokens))
+      report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
+             {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, s_.rollout.block_tokens)},
+             "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");
+  }
+
+  const Scenario& s_;
+  const ScenarioLocator& locate_;
+  Diagnostics problems_;
+};
+
+}  // namespace
+
+Diagnostics validate(const Scenario& scenario, const ScenarioLocator& locate) {
+  return Validator(scenario, locate).run();
+}
+
+std::vector<std::string> unsupported_to_execute(const Scenario& s) {
+  std::vector<std::string> reasons;
+  const auto need = [&](bool ok, std::string why) {
+    if (!ok) reasons.push_back(std::move(why));
+  };
+  const ModelSpec& m = s.model;
+  const TrainLayout& t = s.train.layout;
+  const RolloutLayout& r = s.rollout.layout;
+  const bool sft = s.algorithm.name == AlgorithmName::sft;
+  need(m.family == ModelFamily::llama || m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3,
+       fmt::format("model family {}: llama, qwen2 and qwen3 are executed", name_of(m.family)));
+  need(!m.o_bias, "a bias on the attention output");
+  need(m.sliding_window == 0 || m.sliding_window >= m.max_position, "sliding-window attention");
+  need(!m.rope_scaling || m.rope_scaling->type == "llama3",
+       fmt::format("rotary scaling {}", m.rope_scaling ? m.rope_scaling->type : ""));
+  need(s.train.engine == TrainEngine::fsdp2,
+       fmt::format("train.engine {}: fsdp2 is executed", name_of(s.train.engine)));
+  need(std::max({t.cp, t.ulysses, t.tp, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp");
+  need(t.fsdp == -1 || t.fsdp == t.dp, "hybrid sharding (fsdp smaller than dp)");
+  need(s.train.offload != Offload::layerwise, "layer-wise offload");
+  need(s.placement == PlacementMode::colocated, "disaggregated placement");
+  need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
+  if (!sft) {
+    need(s.rollout.engine == RolloutEngine::hotbunk,
+         fmt::format("rollout.engine {}: hotbunk is executed", name_of(s.rollout.engine)));
+    need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
+    need(s.sync.mode == SyncMode::bucketed, fmt::format("sync.mode {}: bucketed is executed", name_of(s.sync.mode)));
+  }
+  need(s.profile == "hotbunk", fmt::format("profile {}: other frameworks' rules are simulated only", s.profile));
+  return reasons;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,225 @@
+// Scenario files: DESIGN's example means what it says, every default is there, --set reaches every key, and the
+// resolved form loads back to the identical scenario.
+#include <rapidcheck.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "base/file.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+#include "spec/names.h"
+#include "spec/scenario_keys.h"
+#include "spec/validate.h"
+
+namespace hotbunk {
+namespace {
+
+const char* const design_example = R"(name: qwen2.5-7b-colocated
+model: qwen2.5-7b                  # catalogue name, or path of a Hugging Face config.json / model folder
+cluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}
+placement: colocated               # colocated | disaggregated
+train:
+  engine: fsdp2                    # ddp | zero1 | zero2 | fsdp1 | fsdp2 | megatron
+  layout: {dp: 4, fsdp: -1, cp: 2, ulysses: 1, tp: 1, sp: false, pp: 1, vpp: 1, ep: 1, etp: 1}
+  micro_batch_tokens: 16384
+  recompute: full                  # none | selective | full
+  precision: {params: bf16, grads: fp32, master: fp32, moments: fp32}
+  offload: sleep                   # none | sleep | layerwise
+rollout:
+  engine: sglang                   # hotbunk | sglang | vllm
+  layout: {tp: 4, dp: 2, ep: 1, cp: 1}
+  memory_fraction: 0.8
+  max_running_requests: 256
+sync: {mode: bucketed, bucket_mib: 512, transport: ipc}   # bucketed | stream | broadcast | direct
+algorithm: {name: grpo, prompts: 128, samples_per_prompt: 8, mini_batches: 1, reference: true}   # grpo | ppo | sft | ...
+workload:
+  prompt_tokens: {mean: 512, max: 1024}
+  response_tokens: {mean: 2048, max: 8192, distribution: lognormal}
+)";
+
+/// Valid on its own: one CPU rank, a tiny model.
+const char* const tiny = R"(
+model: {architectures: [LlamaForCausalLM], hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+        num_attention_heads: 4, vocab_size: 64, max_position_embeddings: 256}
+workload: {prompt_tokens: {mean: 8, max: 16}, response_tokens: {mean: 8, max: 16}}
+)";
+
+Scenario loaded(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  auto scenario = load_scenario_text(text, "test.yaml", overrides);
+  INFO((scenario ? "" : render(scenario.error())));
+  REQUIRE(scenario);
+  return std::move(*scenario);
+}
+
+}  // namespace
+
+TEST_CASE("DESIGN's example means what it says") {
+  const Scenario s = loaded(design_example);
+  CHECK(s.name == "qwen2.5-7b-colocated");
+  CHECK(parameter_count(s.model) == 7615616512);
+  CHECK(s.cluster.ranks() == 8);
+  CHECK(s.cluster.gpu.memory_bandwidth.value == 3350e9);
+  CHECK(s.cluster.gpu.peak_flops("bf16") == 989.4e12);
+  CHECK(s.cluster.gpu.peak_flops("no such precision") == 0);
+  CHECK(s.cluster.device_memory_bytes == s.cluster.gpu.memory_bytes);
+  CHECK(s.train.layout.cp == 2);
+  CHECK(s.train.recompute == Recompute::full);
+  CHECK(s.train.offload == Offload::sleep);
+  CHECK(s.rollout.engine == RolloutEngine::sglang);
+  CHECK(s.rollout.layout.ranks() == 8);
+  CHECK(s.sync.bucket_bytes == std::int64_t{512} << 20);
+  CHECK(s.algorithm.reference);
+  CHECK(s.workload.response_tokens.max == 8192);
+  CHECK(s.rollout.dtype == DType::bf16);
+}
+
+TEST_CASE("defaults that depend on other keys") {
+  CHECK(loaded(tiny).name == "test");
+  CHECK(loaded(tiny, {"train.precision.params=fp32"}).rollout.dtype == DType::f32);
+  CHECK(loaded(tiny, {"train.precision.params=fp32", "rollout.dtype=bf16"}).rollout.dtype == DType::bf16);
+  const Scenario two = loaded(tiny, {"cluster.ranks_per_device=2", "train.layout.dp=2", "rollout.layout.dp=2"});
+  CHECK(two.cluster.device_memory_bytes == two.cluster.gpu.memory_bytes / 2);
+  CHECK(two.cluster.gpu.is_cpu);
+  CHECK(two.cluster.gpu.memory_bytes == local_machine().memory_bytes);
+  CHECK(loaded(tiny, {"cluster.device_memory_mib=64"}).cluster.device_memory_bytes == 64 << 20);
+  CHECK(loaded(tiny, {"sync.bucket_mib=0.25"}).sync.bucket_bytes == 1 << 18);
+}
+
+TEST_CASE("--set changes one key of a catalogue entry, makes missing maps, and the last one wins") {
+  const Scenario s =
+      loaded(design_example, {"cluster.gpu.memory_gib=40", "model.num_hidden_layers=2", "optimizer.lr=1e-4",
+                              "optimizer.lr=2e-4", "cluster.gpu.tflops.bf16={value: 700, source: mine}"});
+  CHECK(s.cluster.gpu.memory_bytes == std::int64_t{40} << 30);
+  CHECK(s.cluster.gpu.nvlink_bandwidth.value == 450e9);
+  CHECK(s.cluster.gpu.flops.at("bf16") == Sourced{700e12, "mine"});
+  CHECK(s.model.layers == 2);
+  CHECK(s.model.hidden == 3584);
+  CHECK(s.optimizer.lr == 2e-4);
+  CHECK(loaded(design_example, {"cluster.gpu=b200-sxm-180gb"}).cluster.gpu.name == "b200-sxm-180gb");
+}
+
+TEST_CASE("every GPU of the catalogue loads and says where each number comes from") {
+  REQUIRE(catalog_names("gpus").size() >= 11);
+  for (const auto& name : catalog_names("gpus")) {
+    INFO(name);
+    const Scenario s = loaded(design_example, {"cluster.gpu=" + name, "cluster.gpus_per_node=8"});
+    CHECK(s.cluster.gpu.name == name);
+    CHECK(s.cluster.gpu.memory_bytes > 0);
+    CHECK_FALSE(s.cluster.gpu.memory_bandwidth.source.empty());
+    CHECK_FALSE(s.cluster.network_bandwidth.source.empty());
+    REQUIRE(s.cluster.gpu.peak_flops("bf16") > 0);
+    for (const auto& [precision, flops] : s.cluster.gpu.flops) CHECK_FALSE(flops.source.empty());
+  }
+}
+
+TEST_CASE("BACKGROUND's worked configurations are valid scenarios") {
+  loaded(design_example, {"train.layout={dp: 2, ulysses: 4}", "rollout.layout={tp: 2, dp: 4}"});
+  const std::string common = "algorithm: {prompts: 128}\ntrain: {engine: megatron, micro_batch_tokens: 16384}\n";
+  loaded("model: qwen2.5-32b\ncluster: {gpu: h100-sxm-80gb, nodes: 4}\n" + common,
+         {"train.layout={tp: 4, pp: 2, dp: 4, sp: true}", "rollout.layout={tp: 4, dp: 8}"});
+  loaded("model: llama-3.1-70b\ncluster: {gpu: h100-sxm-80gb, nodes: 4}\n" + common,
+         {"train.layout={tp: 4, pp: 2, dp: 4, sp: true}", "rollout.layout={tp: 4, dp: 8}"});
+  loaded("model: deepseek-v3\ncluster: {gpu: h800-sxm-80gb, nodes: 16}\n" + common,
+         {"train.layout={tp: 8, pp: 4, cp: 4, ep: 32, etp: 1}", "train.pipeline_split=[16, 15, 15, 15]",
+          "rollout.layout={tp: 64, ep: 64, dp: 2, attention_dp: 8}"});
+}
+
+TEST_CASE("the resolved scenario loads back to the identical one") {
+  for (const Scenario& s :
+       {loaded(design_example), loaded(tiny), loaded(design_example, {"cluster.gpu=local-cpu"}),
+        loaded(design_example, {"model=deepseek-v3", "train.layout={dp: 8}", "rollout.layout={tp: 8}"})}) {
+    const std::string text = resolved_yaml(s);
+    INFO(text);
+    const Scenario again = loaded(text);
+    CHECK(again == s);
+    CHECK(resolved_yaml(again) == text);
+  }
+}
+
+namespace {
+
+/// A random legal value of a key, as --set text; empty: leave it alone (keys whose values other keys must match).
+std::string random_value(const ScenarioKey& key) {
+  if (key.path.starts_with("train.layout") || key.path.starts_with("rollout.layout") ||
+      key.path.starts_with("workload") || key.path.ends_with("tokens") || key.path == "train.pipeline_split" ||
+      key.path == "algorithm.mini_batches" || key.path == "algorithm.kl_coef" || key.path == "cluster.gpu.base" ||
+      key.path.starts_with("cluster.device_memory") || key.path.starts_with("optimizer.beta") ||
+      key.path == "rollout.top_p" || key.path == "cluster.nodes" || key.path == "cluster.gpus_per_node" ||
+      key.path == "cluster.ranks_per_device" || key.path == "placement" || key.path == "train.offload")
+    return "";
+  const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
+  const double number = key.low + unit * unit * unit * (key.high - key.low);
+  switch (key.type) {
+    case KeyType::integer:
+      return std::to_string(static_cast<std::int64_t>(number));
+    case KeyType::real:
+      return yaml_of(number);
+    case KeyType::boolean:
+      return *rc::gen::arbitrary<bool>() ? "true" : "false";
+    case KeyType::choice:
+      return *rc::gen::elementOf(key.choices);
+    case KeyType::text:
+      return yaml_text(*rc::gen::string<std::string>());
+    case KeyType::sourced:
+      return yaml_of(Sourced{number, "a \"source\": 5% # not a comment"});
+    case KeyType::integers:
+      break;
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("property: any legal values survive the resolved form") {
+  CHECK(rc::check([] {
+    std::vector<std::string> overrides;
+    for (const auto& key : scenario_keys())
+      if (const std::string value = random_value(key); !value.empty() && *rc::gen::inRange(0, 3) == 0)
+        overrides.push_back(key.path + "=" + value);
+    const auto s = load_scenario_text(design_example, "test.yaml", overrides);
+    if (!s) RC_LOG() << render(s.error());
+    RC_ASSERT(s.has_value());
+    const std::string text = resolved_yaml(*s);
+    RC_LOG() << text;
+    const auto again = load_scenario_text(text, "test.yaml");
+    if (!again) RC_LOG() << render(again.error());
+    RC_ASSERT(again.has_value());
+    RC_ASSERT(*again == *s);
+  }));
+}
+
+TEST_CASE("every problem of a file is reported, not only the first") {
+  const auto s = load_scenario_text("model: qwen2.5-7b\nseeed: 1\nsteps: many\ntrain: {offload: sleepy}\n", "x.yaml");
+  REQUIRE_FALSE(s);
+  CHECK(s.error().size() == 3);
+}
+
+TEST_CASE("what today's backends execute, and why not") {
+  CHECK(unsupported_to_execute(loaded(tiny)).empty());
+  const auto reasons = unsupported_to_execute(loaded(design_example));
+  CHECK(reasons.size() == 2);  // cp 2; rollout.engine sglang
+  for (const char* change : {"train.engine=megatron", "train.offload=layerwise", "sync.mode=direct",
+                             "algorithm.name=ppo", "profile=verl-fsdp", "rollout.engine=vllm"}) {
+    INFO(change);
+    CHECK(unsupported_to_execute(loaded(tiny, {change})).size() == 1);
+  }
+}
+
+TEST_CASE("docs/scenario.md holds the table of keys") {
+  const std::filesystem::path page = std::filesystem::path(HOTBUNK_SOURCE_DIR) / "docs/scenario.md";
+  const auto text = read_file(page);
+  REQUIRE(text);
+  const std::string begin = "<!-- keys: begin -->\n", end = "<!-- keys: end -->\n";
+  const auto from = text->find(begin), to = text->find(end);
+  REQUIRE(from != std::string::npos);
+  REQUIRE(to != std::string::npos);
+  const std::string expected = text->substr(0, from) + begin + scenario_reference() + "\n" + text->substr(to);
+  if (std::getenv("HOTBUNK_UPDATE") != nullptr) REQUIRE(write_file_atomic(page, expected));
+  INFO("HOTBUNK_UPDATE=1 writes the page from the table");
+  CHECK((std::getenv("HOTBUNK_UPDATE") != nullptr || *text == expected));
+}
+
+}  // namespace hotbunk
