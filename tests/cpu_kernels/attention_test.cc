@@ -1,0 +1,307 @@
+#include "backends/cpu_gloo/kernels/attention.h"
+
+#include <rapidcheck.h>
+
+#include "backends/cpu_gloo/kernels/paged_attention.h"
+#include "tests/cpu_kernels/oracle.h"
+
+using namespace hotbunk;
+using namespace hotbunk::kernels;
+using namespace hotbunk::kernels::test;
+
+namespace {
+
+/// Attention by its definition, one query row and head at a time, in double.
+struct NaiveAttention {
+  const Tensor& qkv;
+  HeadShape shape;
+  std::vector<std::int32_t> cu;
+  double scale;
+
+  std::int64_t start_of(std::int64_t t) const {
+    std::int64_t start = 0;
+    for (std::int32_t c : cu)
+      if (c <= t) start = c;
+    return start;
+  }
+  std::int64_t kv_head(std::int64_t head) const { return head / (shape.num_heads / shape.num_kv_heads); }
+  double q(std::int64_t t, std::int64_t head, std::int64_t j) const { return qkv.at(t, head * shape.head_dim + j); }
+  double k(std::int64_t t, std::int64_t head, std::int64_t j) const {
+    return qkv.at(t, shape.k_offset() + kv_head(head) * shape.head_dim + j);
+  }
+  double v(std::int64_t t, std::int64_t head, std::int64_t j) const {
+    return qkv.at(t, shape.v_offset() + kv_head(head) * shape.head_dim + j);
+  }
+  double score(std::int64_t t, std::int64_t s, std::int64_t head) const {
+    double sum = 0.0;
+    for (std::int64_t j = 0; j < shape.head_dim; ++j) sum += q(t, head, j) * k(s, head, j);
+    return sum * scale;
+  }
+  double lse(std::int64_t t, std::int64_t head) const {
+    double sum = 0.0;
+    for (std::int64_t s = start_of(t); s <= t; ++s) sum += std::exp(score(t, s, head));
+    return std::log(sum);
+  }
+  /// All outputs [T][a·d] and log-sum-exps [T][a].
+  std::pair<std::vector<std::vector<double>>, std::vector<std::vector<double>>> forward() const {
+    const std::int64_t T = cu.back(), d = shape.head_dim;
+    std::vector<std::vector<double>> o(static_cast<std::size_t>(T),
+                                       std::vector<double>(static_cast<std::size_t>(shape.num_heads * d)));
+    std::vector<std::vector<double>> l(static_cast<std::size_t>(T),
+                                       std::vector<double>(static_cast<std::size_t>(shape.num_heads)));
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
+        const double z = l[t][h] = lse(t, h);
+        for (std::int64_t s = start_of(t); s <= t; ++s) {
+          const double p = std::exp(score(t, s, h) - z);
+          for (std::int64_t j = 0; j < d; ++j) o[t][h * d + j] += p * v(s, h, j);
+        }
+      }
+    return {o, l};
+  }
+  /// dqkv [T][width] by the chain rule on the definition.
+  std::vector<std::vector<double>> backward(const Tensor& d_o) const {
+    const std::int64_t T = cu.back(), d = shape.head_dim;
+    std::vector<std::vector<double>> g(static_cast<std::size_t>(T),
+                                       std::vector<double>(static_cast<std::size_t>(shape.width())));
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
+        const double z = lse(t, h);
+        const std::int64_t first = start_of(t), n = t - first + 1;
+        std::vector<double> p(static_cast<std::size_t>(n)), dp(static_cast<std::size_t>(n));
+        double mean = 0.0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          p[i] = std::exp(score(t, first + i, h) - z);
+          for (std::int64_t j = 0; j < d; ++j) {
+            dp[i] += d_o.at(t, h * d + j) * v(first + i, h, j);
+            g[first + i][shape.v_offset() + kv_head(h) * d + j] += p[i] * d_o.at(t, h * d + j);
+          }
+          mean += p[i] * dp[i];
+        }
+        for (std::int64_t i = 0; i < n; ++i) {
+          const double ds = p[i] * (dp[i] - mean) * scale;
+          for (std::int64_t j = 0; j < d; ++j) {
+            g[t][h * d + j] += ds * k(first + i, h, j);
+            g[first + i][shape.k_offset() + kv_head(h) * d + j] += ds * q(t, h, j);
+          }
+        }
+      }
+    return g;
+  }
+};
+
+struct Case {
+  HeadShape shape;
+  std::vector<std::int32_t> cu;
+};
+
+/// bf16: the inputs are exact, but backward reads an o that was rounded to bf16: each of the d terms of D = Σ dO·O
+/// carries up to 2⁻⁹ of |O|.
+double backward_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 8e-3; }
+
+/// Errors of forward (o, lse) and backward against the definition; checks that padding is intact.
+std::array<double, 3> errors(const Case& c, DType dtype, int threads, std::uint64_t seed) {
+  Random rng(seed);
+  KernelContext ctx(threads);
+  const std::int64_t T = c.cu.back(), width = c.shape.width(), out = c.shape.num_heads * c.shape.head_dim;
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.shape.head_dim)));
+  const Tensor qkv = Tensor::random(dtype, T, width, width + 3, rng, 1.5);
+  const Tensor d_o = Tensor::random(dtype, T, out, out + 2, rng);
+  Tensor o(dtype, T, out, out + 5), lse(DType::f32, T, c.shape.num_heads), dqkv(dtype, T, width, width + 1);
+  attention_forward(ctx, qkv.matrix(), c.shape, c.cu, scale, o.matrix(), lse.f32());
+  attention_backward(ctx, qkv.matrix(), o.matrix(), d_o.matrix(), lse.f32(), c.shape, c.cu, scale, dqkv.matrix());
+  const NaiveAttention naive{qkv, c.shape, c.cu, scale};
+  const auto [want_o, want_lse] = naive.forward();
+  const auto want_g = naive.backward(d_o);
+  CHECK(o.padding_intact());
+  CHECK(lse.padding_intact());
+  CHECK(dqkv.padding_intact());
+  return {error_of(o, [&](auto t, auto j) { return want_o[t][j]; }),
+          error_of(lse, [&](auto t, auto h) { return want_lse[t][h]; }),
+          error_of(dqkv, [&](auto t, auto j) { return want_g[t][j]; })};
+}
+
+}  // namespace
+
+TEST_CASE("causal attention of packed sequences and its gradient equal the definition") {
+  const Case cases[] = {
+      {{2, 2, 64}, {0, 1}},              // one token
+      {{4, 2, 16}, {0, 64, 128}},        // whole tiles
+      {{3, 1, 20}, {0, 5, 5, 70, 201}},  // odd head, an empty sequence, tails
+      {{2, 1, 128}, {0, 150}},           // wide heads, one long sequence: queries are cut
+      {{2, 2, 8}, {0}},                  // no sequence
+      {{1, 1, 24}, {0, 0}},              // only an empty one
+  };
+  for (const Case& c : cases)
+    for (DType dtype : kFloatTypes) {
+      CAPTURE(name_of(dtype), c.shape.head_dim, c.cu);
+      const auto [o, lse, g] = errors(c, dtype, 2, 21);
+      CHECK(o <= kF32Tolerance);
+      CHECK(lse <= kF32Tolerance);
+      CHECK(g <= backward_tolerance(dtype));
+    }
+}
+
+TEST_CASE("attention: random shapes and lengths") {
+  rc::check("forward and backward equal the definition", [] {
+    Case c;
+    c.shape.num_kv_heads = *rc::gen::inRange(1, 4);
+    c.shape.num_heads = c.shape.num_kv_heads * *rc::gen::inRange(1, 4);
+    c.shape.head_dim = *rc::gen::inRange(1, 41);
+    c.cu = {0};
+    for (int length : *rc::gen::container<std::vector<int>>(3, rc::gen::inRange(0, 100)))
+      c.cu.push_back(c.cu.back() + length);
+    const auto [o, lse, g] = errors(c, DType::f32, 1 + *rc::gen::inRange(0, 2), 22);
+    RC_ASSERT(o <= kF32Tolerance);
+    RC_ASSERT(lse <= kF32Tolerance);
+    RC_ASSERT(g <= backward_tolerance(DType::f32));
+  });
+}
+
+TEST_CASE("attention's gradient equals finite differences of the definition") {
+  Random rng(23);
+  const HeadShape shape{2, 1, 6};
+  const std::vector<std::int32_t> cu{0, 4, 9};
+  Tensor qkv = Tensor::random(DType::f32, 9, shape.width(), 0, rng);
+  const Tensor d_o = Tensor::random(DType::f32, 9, 12, 0, rng);
+  const auto objective = [&] {
+    const auto [o, lse] = NaiveAttention{qkv, shape, cu, 0.5}.forward();
+    double sum = 0.0;
+    for (std::int64_t t = 0; t < 9; ++t)
+      for (std::int64_t j = 0; j < 12; ++j) sum += o[t][j] * d_o.at(t, j);
+    return sum;
+  };
+  KernelContext ctx(2);
+  Tensor o(DType::f32, 9, 12), lse(DType::f32, 9, 2), g(DType::f32, 9, shape.width());
+  attention_forward(ctx, qkv.matrix(), shape, cu, 0.5f, o.matrix(), lse.f32());
+  attention_backward(ctx, qkv.matrix(), o.matrix(), d_o.matrix(), lse.f32(), shape, cu, 0.5f, g.matrix());
+  for (std::int64_t t = 0; t < 9; ++t)
+    for (std::int64_t j = 0; j < shape.width(); ++j) {
+      const double x = qkv.at(t, j), h = 1.0 / 1024;  // exact in fp32 next to values of unit size, up to 2⁻²⁴
+      qkv.set(t, j, x + h);
+      const double up_at = qkv.at(t, j), up = objective();
+      qkv.set(t, j, x - h);
+      const double down_at = qkv.at(t, j), down = objective();
+      qkv.set(t, j, x);
+      CHECK(g.at(t, j) == Approx((up - down) / (up_at - down_at)).margin(2e-5));
+    }
+}
+
+TEST_CASE("a sequence's attention does not depend on its neighbours or on the number of threads") {
+  Random rng(24);
+  const HeadShape shape{4, 2, 32};
+  const std::int64_t width = shape.width(), out = 128, n = 150;
+  const Tensor qkv = Tensor::random(DType::f32, 300, width, 0, rng);
+  KernelContext c1(1), c2(2);
+  Tensor both(DType::f32, 300, out), alone(DType::f32, n, out), lse(DType::f32, 300, 4), lse_alone(DType::f32, n, 4);
+  attention_forward(c2, qkv.matrix(), shape, std::vector<std::int32_t>{0, 150, 300}, 0.2f, both.matrix(), lse.f32());
+  const ConstMatrix second{qkv.f32() + n * width, DType::f32, width};
+  attention_forward(c1, second, shape, std::vector<std::int32_t>{0, 150}, 0.2f, alone.matrix(), lse_alone.f32());
+  CHECK(std::memcmp(alone.f32(), both.f32() + n * out, static_cast<std::size_t>(n * out) * 4) == 0);
+  CHECK(std::memcmp(lse_alone.f32(), lse.f32() + n * 4, static_cast<std::size_t>(n) * 16) == 0);
+}
+
+namespace {
+
+/// Two sequences whose tokens lie in scattered blocks of a pool.
+struct Paged {
+  static constexpr std::int64_t kBlockSize = 8, kMaxBlocks = 20;
+  HeadShape shape{6, 2, 40};
+  std::vector<std::int32_t> cu{0, 130, 137};  // lengths 130 and 7
+  std::vector<std::int32_t> table;
+  Tensor qkv, pool;
+  Paged(DType dtype, DType pool_type, Random& rng)
+      : qkv(Tensor::random(dtype, 137, shape.width(), shape.width() + 4, rng)),
+        pool(Tensor::filled(pool_type, 2 * kMaxBlocks, 2 * kBlockSize * 2 * 40, 0, NAN)) {
+    for (std::int32_t b = 0; b < 2 * kMaxBlocks; ++b) table.push_back((b * 7 + 3) % (2 * kMaxBlocks));  // a permutation
+  }
+  KvPool view() { return {pool.data(), pool.dtype(), 2 * kMaxBlocks, kBlockSize}; }
+  std::vector<std::int32_t> slots() const {
+    std::vector<std::int32_t> s;
+    for (std::size_t i = 0; i + 1 < cu.size(); ++i)
+      for (std::int32_t p = 0; p < cu[i + 1] - cu[i]; ++p)
+        s.push_back(table[i * kMaxBlocks + p / kBlockSize] * kBlockSize + p % kBlockSize);
+    return s;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill and decode equal full attention") {
+  KernelContext ctx(2);
+  for (DType dtype : kFloatTypes)
+    for (DType pool_type : kFloatTypes) {
+      CAPTURE(name_of(dtype), name_of(pool_type));
+      Random rng(31);
+      Paged p(dtype, pool_type, rng);
+      const std::int64_t width = p.shape.width(), out = 240;
+      std::vector<std::int32_t> slots = p.slots();
+      kv_write(ctx, p.qkv.matrix(), slots.data(), 137, p.shape, p.view());
+
+      Tensor seen = p.qkv;  // what the pool holds, in its dtype
+      for (std::int64_t t = 0; t < 137; ++t)
+        for (std::int64_t c = p.shape.k_offset(); c < width; ++c) {
+          Tensor one(pool_type, 1, 1);
+          one.set(0, 0, p.qkv.at(t, c));
+          if (dtype == DType::f32) seen.set(t, c, one.at(0, 0));
+        }
+      const float scale = 0.16f;
+      const auto [want, lse] = NaiveAttention{seen, p.shape, p.cu, scale}.forward();
+
+      Tensor o(dtype, 137, out, out + 3);
+      const std::vector<std::int32_t> full{130, 7};
+      paged_prefill_attention(ctx, p.qkv.matrix(), p.shape, p.view(), {p.table.data(), Paged::kMaxBlocks, full.data()},
+                              p.cu, scale, o.matrix());
+      check_close(
+          o, [&](auto t, auto j) { return want[t][j]; }, kF32Tolerance);
+
+      // The second chunk of sequence 0 only: tokens 90..129.
+      Tensor chunk(dtype, 40, out, out + 3);
+      const Matrix rows{static_cast<char*>(p.qkv.data()) + 90 * (width + 4) * size_of(dtype), dtype, width + 4};
+      paged_prefill_attention(ctx, rows, p.shape, p.view(), {p.table.data(), Paged::kMaxBlocks, full.data()},
+                              std::vector<std::int32_t>{0, 40}, scale, chunk.matrix());
+      CHECK(error_of(chunk, [&](auto t, auto j) { return o.at(t + 90, j); }) == 0.0);
+
+      // Decode of the last token of both sequences and an idle slot between: the same bits as prefill's.
+      Tensor q(dtype, 3, width), decoded(dtype, 3, out);
+      for (std::int64_t c = 0; c < width; ++c) {
+        q.set(0, c, p.qkv.at(129, c));
+        q.set(1, c, 0.5);
+        q.set(2, c, p.qkv.at(136, c));
+      }
+      std::vector<std::int32_t> table3(p.table.begin(), p.table.begin() + Paged::kMaxBlocks);
+      table3.insert(table3.end(), Paged::kMaxBlocks, -7);  // an idle slot's table is not read
+      table3.insert(table3.end(), p.table.begin() + Paged::kMaxBlocks, p.table.end());
+      const std::vector<std::int32_t> context{130, 0, 7};
+      paged_decode_attention(ctx, q.matrix(), p.shape, p.view(), {table3.data(), Paged::kMaxBlocks, context.data()}, 3,
+                             scale, decoded.matrix());
+      CHECK(error_of(decoded, [&](auto s, auto j) { return s == 1 ? 0.0 : o.at(s == 0 ? 129 : 136, j); }) == 0.0);
+      CHECK(decoded.padding_intact());
+    }
+}
+
+TEST_CASE("kv_write skips slot -1, touches nothing else, and refuses slots outside the pool") {
+  KernelContext ctx(2);
+  const HeadShape shape{1, 1, 2};
+  Random rng(32);
+  const Tensor qkv = Tensor::random(DType::f32, 3, shape.width(), 0, rng);
+  Tensor pool = Tensor::filled(DType::f32, 1, 2 * 2 * 4 * 2, 0, 9.0);  // 2 blocks × (k, v) × 4 tokens × 2
+  const KvPool view{pool.data(), DType::f32, 2, 4};
+  const std::int32_t slots[] = {5, -1, 2};
+  kv_write(ctx, qkv.matrix(), slots, 3, shape, view);
+  // Slot 5 = block 1, offset 1: key at (1·2·4 + 1)·2 = 18, value 4·2 = 8 later. Slot 2: key at 4, value at 12.
+  check_close(
+      pool,
+      [&](auto, auto i) {
+        for (const auto& [token, at] : {std::pair{0, 18}, {2, 4}})
+          for (int j = 0; j < 2; ++j) {
+            if (i == at + j) return qkv.at(token, 2 + j);
+            if (i == at + 8 + j) return qkv.at(token, 4 + j);
+          }
+        return 9.0;
+      },
+      0.0);
+  const std::int32_t bad[] = {8, 0, 0};
+  CHECK_THROWS(kv_write(ctx, qkv.matrix(), bad, 3, shape, view));
+  kv_write(ctx, qkv.matrix(), slots, 0, shape, view);
+}

@@ -1,0 +1,178 @@
+#include "backends/cpu_gloo/kernels/elementwise.h"
+
+#include <rapidcheck.h>
+
+#include <numeric>
+
+#include "tests/cpu_kernels/oracle.h"
+
+using namespace hotbunk;
+using namespace hotbunk::kernels;
+using namespace hotbunk::kernels::test;
+
+namespace {
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+}  // namespace
+
+TEST_CASE("swiglu forward and backward, odd widths, backward in place") {
+  KernelContext ctx(2);
+  Random rng(41);
+  for (DType dtype : kFloatTypes)
+    for (std::int64_t T : {0, 1, 33})
+      for (std::int64_t i : {1, 31, 200}) {
+        CAPTURE(name_of(dtype), T, i);
+        const Tensor gu = Tensor::random(dtype, T, 2 * i, 2 * i + 3, rng, 4.0);
+        const Tensor dact = Tensor::random(dtype, T, i, i + 1, rng);
+        Tensor act(dtype, T, i, i + 2), in_place = gu;
+        swiglu_forward(ctx, gu.matrix(), act.matrix(), T, i);
+        check_close(
+            act, [&](auto t, auto j) { return gu.at(t, j) * sigmoid(gu.at(t, j)) * gu.at(t, i + j); }, kF32Tolerance);
+        swiglu_backward(ctx, dact.matrix(), in_place.matrix(), in_place.matrix(), T, i);
+        check_close(
+            in_place,
+            [&](auto t, auto c) {
+              const std::int64_t j = c % i;
+              const double dy = dact.at(t, j), u = gu.at(t, i + j);
+              const auto silu = [&](double x) { return x * sigmoid(x); };
+              if (c >= i) return dy * silu(gu.at(t, j));
+              const double h = 1e-5;  // finite difference of silu
+              return dy * u * (silu(gu.at(t, j) + h) - silu(gu.at(t, j) - h)) / (2 * h);
+            },
+            kF32Tolerance);
+      }
+  Tensor extreme(DType::f32, 1, 4);  // saturated gates are exact, not NaN
+  for (int c = 0; c < 4; ++c) extreme.set(0, c, c == 0 ? 200.0 : c == 1 ? -200.0 : 3.0);
+  Tensor act(DType::f32, 1, 2);
+  swiglu_forward(ctx, extreme.matrix(), act.matrix(), 1, 2);
+  CHECK(act.at(0, 0) == 600.0);
+  CHECK(act.at(0, 1) == 0.0);
+}
+
+TEST_CASE("add and add_bias over dense and strided matrices of either dtype") {
+  KernelContext ctx(2);
+  Random rng(42);
+  for (DType d_type : kFloatTypes)
+    for (DType s_type : kFloatTypes)
+      for (std::int64_t rows : {0, 1, 129})
+        for (std::int64_t cols : {1, 17, 300})
+          for (std::int64_t pad : {0, 3}) {
+            CAPTURE(name_of(d_type), name_of(s_type), rows, cols, pad);
+            const Tensor old = Tensor::random(d_type, rows, cols, cols + pad, rng);
+            const Tensor src = Tensor::random(s_type, rows, cols, cols + pad, rng);
+            const Tensor bias = Tensor::random(s_type, 1, cols, cols, rng);
+            Tensor sum = old, biased = old;
+            add(ctx, sum.matrix(), src.matrix(), rows, cols);
+            check_close(
+                sum, [&](auto r, auto c) { return old.at(r, c) + src.at(r, c); }, 1e-7);
+            add_bias(ctx, biased.matrix(), bias.vector(), rows, cols);
+            check_close(
+                biased, [&](auto r, auto c) { return old.at(r, c) + bias.at(0, c); }, 1e-7);
+          }
+}
+
+TEST_CASE("scale, zero, copy") {
+  KernelContext ctx(2);
+  Random rng(43);
+  for (DType dtype : kFloatTypes)
+    for (std::int64_t n : {0, 1, 50001}) {
+      const Tensor x = Tensor::random(dtype, 1, n, n, rng);
+      Tensor scaled = x, zeroed = x, copied(dtype, 1, n);
+      scale(ctx, scaled.data(), dtype, n, -0.3f);
+      check_close(
+          scaled, [&](auto, auto c) { return x.at(0, c) * -0.3f; }, 1e-7);
+      zero(ctx, zeroed.data(), n * size_of(dtype));
+      check_close(
+          zeroed, [](auto, auto) { return 0.0; }, 0.0);
+      copy(ctx, x.bytes().data(), copied.data(), n * size_of(dtype));
+      CHECK(copied.bytes() == x.bytes());
+    }
+}
+
+TEST_CASE("cast rounds every fp32 bit pattern class as base/dtype.h does, and widens exactly") {
+  KernelContext ctx(2);
+  std::vector<float> x;
+  Random rng(44);
+  for (std::uint32_t high = 0; high < 0x10000; high += 7)  // signs, exponents, denormals, infinities, NaNs
+    for (std::uint32_t low : {0x0000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      x.push_back(std::bit_cast<float>(high << 16 | low));
+  std::vector<std::uint16_t> narrow(x.size());
+  cast(ctx, {x.data(), DType::f32}, narrow.data(), DType::bf16, std::ssize(x));
+  std::int64_t wrong = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) wrong += narrow[i] != to_bf16(x[i]).bits;
+  CHECK(wrong == 0);
+  std::vector<float> wide(x.size());
+  cast(ctx, {narrow.data(), DType::bf16}, wide.data(), DType::f32, std::ssize(x));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    wrong += std::bit_cast<std::uint32_t>(wide[i]) != std::bit_cast<std::uint32_t>(to_f32(bf16{narrow[i]}));
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("box copy and comparison: random non-overlapping boxes, with and without a cast") {
+  rc::check("equals element by element, touches nothing else, and the comparison finds every change", [] {
+    KernelContext ctx(1 + *rc::gen::inRange(0, 2));
+    const DType s_type = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
+    const DType d_type = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
+    Random rng(45);
+    const std::int64_t num = *rc::gen::inRange(0, 6), ld = 64;
+    std::vector<Box> boxes;  // box b owns the destination rows [10 b, 10 b + 10) and lies anywhere in them
+    for (std::int64_t b = 0; b < num; ++b) {
+      const std::int64_t rows = *rc::gen::inRange(0, 11), cols = *rc::gen::inRange(0, 40);
+      boxes.push_back({.src_off = *rc::gen::inRange(0, 300),
+                       .src_pitch = *rc::gen::inRange(0, 90),
+                       .dst_off = 10 * b * ld + *rc::gen::inRange(0, 24),
+                       .dst_pitch = ld,
+                       .rows = rows,
+                       .cols = cols});
+    }
+    const Tensor src = Tensor::random(s_type, 1, 1500, 0, rng);
+    const Tensor old = Tensor::random(d_type, 1, 10 * num * ld, 0, rng);
+    Tensor want = old, dst = old;
+    std::int64_t elements = 0;
+    for (const Box& b : boxes)
+      for (std::int64_t r = 0; r < b.rows; ++r)
+        for (std::int64_t c = 0; c < b.cols; ++c, ++elements)
+          want.set(0, b.dst_off + r * b.dst_pitch + c, src.at(0, b.src_off + r * b.src_pitch + c));
+    copy_boxes(ctx, src.vector(), dst.data(), d_type, boxes);
+    RC_ASSERT(dst.bytes() == want.bytes());
+    RC_ASSERT(count_box_mismatches(ctx, src.vector(), dst.vector(), boxes) == 0);
+    // Flip one bit of the first element of every non-empty box.
+    std::int64_t changed = 0;
+    for (const Box& b : boxes) {
+      if (b.rows == 0 || b.cols == 0) continue;
+      static_cast<unsigned char*>(dst.data())[b.dst_off * size_of(d_type)] ^= 1;
+      ++changed;
+    }
+    RC_ASSERT(count_box_mismatches(ctx, src.vector(), dst.vector(), boxes) == changed);
+  });
+}
+
+TEST_CASE("box copy moves integers, splits one long row over threads, and compares NaN by bits") {
+  KernelContext ctx(2);
+  std::vector<std::int64_t> src(200'000), dst(200'000, -1);
+  std::iota(src.begin(), src.end(), 0);
+  const Box whole{.rows = 1, .cols = 200'000};
+  copy_boxes(ctx, {src.data(), DType::i64}, dst.data(), DType::i64, {&whole, 1});
+  CHECK(src == dst);
+  const float nan_a = std::bit_cast<float>(0x7fc00001u), nan_b = std::bit_cast<float>(0x7fc00002u);
+  const Box one{.rows = 1, .cols = 1};
+  CHECK(count_box_mismatches(ctx, {&nan_a, DType::f32}, {&nan_a, DType::f32}, {&one, 1}) == 0);
+  CHECK(count_box_mismatches(ctx, {&nan_a, DType::f32}, {&nan_b, DType::f32}, {&one, 1}) == 1);
+}
+
+TEST_CASE("find_nonfinite counts NaN and infinity and names the first") {
+  KernelContext ctx(2);
+  for (DType dtype : kFloatTypes) {
+    Tensor x = Tensor::filled(dtype, 1, 50000, 0, 1e38);
+    CHECK(find_nonfinite(ctx, x.vector(), 50000).count == 0);
+    CHECK(find_nonfinite(ctx, x.vector(), 50000).first == -1);
+    x.set(0, 49999, NAN);
+    x.set(0, 12345, -INFINITY);
+    x.set(0, 30000, INFINITY);
+    const NonFinite found = find_nonfinite(ctx, x.vector(), 50000);
+    CHECK(found.count == 3);
+    CHECK(found.first == 12345);
+    CHECK(find_nonfinite(ctx, x.vector(), 0).count == 0);
+  }
+}

@@ -1,0 +1,156 @@
+#include "backends/cpu_gloo/kernels/gemm.h"
+
+#include "backends/cpu_gloo/kernels/onednn.h"
+#include "tests/cpu_kernels/oracle.h"
+
+using namespace hotbunk;
+using namespace hotbunk::kernels;
+using namespace hotbunk::kernels::test;
+
+namespace {
+
+struct Size {
+  std::int64_t T, N, K;
+};
+// Decode (skinny), its edge, odd sizes, and one that fills tiles; and none at all of each.
+const Size kSizes[] = {{1, 37, 65},   {3, 16, 64}, {16, 65, 130}, {17, 65, 130}, {33, 7, 5}, {70, 129, 67},
+                       {128, 64, 96}, {0, 8, 8},   {5, 0, 8},     {20, 9, 0},    {2, 3, 0}};
+
+double dot(std::int64_t n, const std::function<double(std::int64_t)>& term) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < n; ++i) sum += term(i);
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("linear forward, input gradient and weight gradient equal the definition") {
+  KernelContext ctx(2);
+  Random rng(1);
+  for (DType in : kFloatTypes)
+    for (DType out : kFloatTypes)
+      for (Write write : {Write::overwrite, Write::accumulate})
+        for (const auto& [T, N, K] : kSizes) {
+          CAPTURE(name_of(in), name_of(out), T, N, K, write == Write::accumulate);
+          const Tensor x = Tensor::random(in, T, K, K + 3, rng), w = Tensor::random(in, N, K, K + 5, rng);
+          const Tensor dy = Tensor::random(in, T, N, N + 7, rng);
+          const double keep = write == Write::accumulate ? 1.0 : 0.0;
+          const auto start = [&](std::int64_t rows, std::int64_t cols) {  // NaN proves that overwrite reads nothing
+            return keep ? Tensor::random(out, rows, cols, cols + 2, rng)
+                        : Tensor::filled(out, rows, cols, cols + 2, NAN);
+          };
+          const auto old = [&](const Tensor& t, std::int64_t r, std::int64_t c) { return keep ? t.at(r, c) : 0.0; };
+
+          const Tensor y0 = start(T, N), dx0 = start(T, K), dw0 = start(N, K);
+          Tensor y = y0, dx = dx0, dw = dw0;
+          linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, N, K, write);
+          check_close(
+              y,
+              [&](auto t, auto n) { return old(y0, t, n) + dot(K, [&](auto k) { return x.at(t, k) * w.at(n, k); }); },
+              kF32Tolerance);
+          linear_dgrad(ctx, dy.matrix(), w.matrix(), dx.matrix(), T, N, K, write);
+          check_close(
+              dx,
+              [&](auto t, auto k) { return old(dx0, t, k) + dot(N, [&](auto n) { return dy.at(t, n) * w.at(n, k); }); },
+              kF32Tolerance);
+          linear_wgrad(ctx, dy.matrix(), x.matrix(), dw.matrix(), T, N, K, write);
+          check_close(
+              dw,
+              [&](auto n, auto k) { return old(dw0, n, k) + dot(T, [&](auto t) { return dy.at(t, n) * x.at(t, k); }); },
+              kF32Tolerance);
+        }
+}
+
+TEST_CASE("linear forward adds a bias of either dtype") {
+  KernelContext ctx(2);
+  Random rng(2);
+  for (DType in : kFloatTypes)
+    for (DType bias_type : kFloatTypes)
+      for (std::int64_t T : {1, 5, 40})
+        for (std::int64_t K : {0, 24}) {
+          const std::int64_t N = 19;
+          CAPTURE(name_of(in), name_of(bias_type), T, K);
+          const Tensor x = Tensor::random(in, T, K, K + 1, rng), w = Tensor::random(in, N, K, K + 1, rng);
+          const Tensor bias = Tensor::random(bias_type, 1, N, N, rng);
+          Tensor y = Tensor::filled(in, T, N, N, NAN);
+          linear_forward(ctx, x.matrix(), w.matrix(), bias.vector(), y.matrix(), T, N, K);
+          check_close(
+              y,
+              [&](auto t, auto n) { return bias.at(0, n) + dot(K, [&](auto k) { return x.at(t, k) * w.at(n, k); }); },
+              kF32Tolerance);
+        }
+}
+
+TEST_CASE("bias gradient is the column sum, in fp32, the same for every number of threads") {
+  Random rng(3);
+  for (DType in : kFloatTypes)
+    for (std::int64_t T : {0, 1, 300}) {
+      const std::int64_t N = 130;
+      const Tensor dy = Tensor::random(in, T, N, N + 6, rng);
+      const Tensor db0 = Tensor::random(DType::f32, 1, N, N, rng);
+      Tensor one = db0, two = db0, fresh = Tensor::filled(DType::f32, 1, N, N, NAN);
+      KernelContext c1(1), c2(2);
+      bias_grad(c1, dy.matrix(), one.f32(), T, N, Write::accumulate);
+      bias_grad(c2, dy.matrix(), two.f32(), T, N, Write::accumulate);
+      bias_grad(c2, dy.matrix(), fresh.f32(), T, N, Write::overwrite);
+      const auto sum = [&](std::int64_t n) { return dot(T, [&](auto t) { return dy.at(t, n); }); };
+      check_close(
+          one, [&](auto, auto n) { return db0.at(0, n) + sum(n); }, kF32Tolerance);
+      check_close(
+          fresh, [&](auto, auto n) { return sum(n); }, kF32Tolerance);
+      CHECK(one.bytes() == two.bytes());
+    }
+}
+
+TEST_CASE("the skinny path is batch-invariant: a row alone, among others, on one thread or two, has the same bits") {
+  Random rng(4);
+  const std::int64_t N = 301, K = 517;
+  for (DType in : kFloatTypes) {
+    const Tensor x = Tensor::random(in, kSkinnyRows, K, K, rng), w = Tensor::random(in, N, K, K, rng);
+    KernelContext c1(1), c2(2);
+    Tensor all(DType::f32, kSkinnyRows, N);
+    linear_forward(c2, x.matrix(), w.matrix(), {}, all.matrix(), kSkinnyRows, N, K);
+    for (std::int64_t first : {0, 3, 15})
+      for (std::int64_t T = 1; first + T <= kSkinnyRows; ++T) {
+        Tensor part(DType::f32, T, N);
+        const ConstMatrix rows{x.bytes().data() + first * K * size_of(in), in, K};
+        linear_forward(T % 2 ? c1 : c2, rows, w.matrix(), {}, part.matrix(), T, N, K);
+        CHECK(std::memcmp(part.f32(), all.f32() + first * N, static_cast<std::size_t>(T * N) * 4) == 0);
+      }
+  }
+}
+
+TEST_CASE("bf16 without a bf16 oneDNN kernel: widened to fp32, same results to rounding") {
+  KernelContext ctx(2);
+  Random rng(5);
+  const std::int64_t M = 21, N = 33, K = 45;
+  for (DType out : kFloatTypes)
+    for (bool accumulate : {false, true})
+      for (bool transposed : {false, true}) {
+        CAPTURE(name_of(out), accumulate, transposed);
+        const Tensor a = Tensor::random(DType::bf16, transposed ? K : M, transposed ? M : K, 64, rng);
+        const Tensor b = Tensor::random(DType::bf16, transposed ? N : K, transposed ? K : N, 70, rng);
+        const Tensor c0 = Tensor::random(out, M, N, N + 4, rng);
+        const Tensor bias = Tensor::random(DType::f32, 1, N, N, rng);
+        Tensor c = c0;
+        MatmulShape shape{.M = M,
+                          .N = N,
+                          .K = K,
+                          .a_strides = {64, 1},
+                          .b_strides = {70, 1},
+                          .ldc = N + 4,
+                          .in = DType::bf16,
+                          .out = out,
+                          .accumulate = accumulate,
+                          .bias = true};
+        if (transposed) shape.a_strides = {1, 64}, shape.b_strides = {1, 70};
+        matmul_widened(ctx, shape, a.bytes().data(), b.bytes().data(), bias.f32(), c.data());
+        check_close(
+            c,
+            [&](auto m, auto n) {
+              return (accumulate ? c0.at(m, n) : 0.0) + bias.at(0, n) +
+                     dot(K, [&](auto k) { return transposed ? a.at(k, m) * b.at(n, k) : a.at(m, k) * b.at(k, n); });
+            },
+            kF32Tolerance);
+      }
+}
