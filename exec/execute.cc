@@ -1,0 +1,155 @@
+#include <fmt/format.h>
+
+#include <map>
+
+#include "base/check.h"
+#include "exec/backend.h"
+
+namespace hotbunk {
+namespace {
+
+/// Adds where it happened to the first failure of a call; keeps what the backend said.
+Diagnostics located(Diagnostics found, const Plan& plan, Rank rank, std::int16_t phase, const std::string& block) {
+  if (!found.empty()) {
+    Diagnostic& first = found.front();
+    first.notes.insert(first.notes.begin(),
+                       fmt::format("rank {}, phase {}{}", rank, plan.phases[static_cast<std::size_t>(phase)].name,
+                                   block.empty() ? "" : ", block " + block));
+  }
+  return found;
+}
+
+bool has_fetch(const Block& block) {
+  for (const Op& op : block.ops)
+    if (op.kind == OpKind::fetch) return true;
+  return false;
+}
+
+class Walk {
+ public:
+  Walk(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<Device>>& devices)
+      : plan_(plan), driver_(driver), devices_(devices) {
+    for (const Program& program : plan.programs) {
+      auto& phases = fetches_.emplace_back();
+      for (const auto& blocks : program.phases) {
+        auto& flags = phases.emplace_back();
+        for (const Block& block : blocks) flags.push_back(has_fetch(block));
+      }
+    }
+  }
+
+  Status run(const RunOptions& options) {
+    if (auto s = all(When::prologue, 0); !s) return s;
+    for (std::int32_t step = 1; step <= options.steps; ++step)
+      if (auto s = all(When::iteration, step); !s) return s;
+    return all(When::epilogue, options.steps + 1);
+  }
+
+ private:
+  Status all(When when, std::int32_t step) {
+    for (std::size_t p = 0; p < plan_.phases.size(); ++p)
+      if (plan_.phases[p].when == when)
+        if (auto s = phase(static_cast<std::int16_t>(p), step); !s) return s;
+    return {};
+  }
+
+  /// All local ranks take turns, a block each, so that a simulator's ranks advance together.
+  Status phase(std::int16_t p, std::int32_t step) {
+    for (auto& device : devices_) device->enter(step, p);
+    std::vector<bool> done(devices_.size(), false);
+    for (std::size_t left = devices_.size(); left > 0;)
+      for (std::size_t d = 0; d < devices_.size(); ++d) {
+        if (done[d]) continue;
+        const Rank rank = devices_[d]->rank();
+        const std::optional<Args> args = driver_.next(rank, step, p);
+        if (args)
+          if (auto s = block(*devices_[d], *args, p); !s) return s;
+        if (!args || !plan_.phases[static_cast<std::size_t>(p)].driven) done[d] = true, --left;
+      }
+    for (auto& device : devices_) {
+      if (auto s = device->sync(); !s) return fail(located(s.error(), plan_, device->rank(), p, ""));
+      device->leave();
+    }
+    return {};
+  }
+
+  Status block(Device& device, const Args& args, std::int16_t p) {
+    const Rank rank = device.rank();
+    const Program& program = plan_.program(rank);
+    const auto& blocks = program.phases[static_cast<std::size_t>(p)];
+    HB_CHECK(args.block >= 0 && static_cast<std::size_t>(args.block) < blocks.size(),
+             "the driver asks for block {} of {} in phase {}", args.block, blocks.size(),
+             plan_.phases[static_cast<std::size_t>(p)].name);
+    const Block& b = blocks[static_cast<std::size_t>(args.block)];
+    for (const Op& op : b.ops)
+      if (auto s = dispatch(device, program, op, args); !s) return fail(located(s.error(), plan_, rank, p, b.name));
+    const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
+    if (driver_.wants_results() && fetches_[which][static_cast<std::size_t>(p)][static_cast<std::size_t>(args.block)])
+      if (auto s = device.sync(); !s) return fail(located(s.error(), plan_, rank, p, b.name));
+    driver_.completed(rank, args, p);
+    return {};
+  }
+
+  const Plan& plan_;
+  Driver& driver_;
+  std::vector<std::unique_ptr<Device>>& devices_;
+  std::vector<std::vector<std::vector<bool>>> fetches_;  // [program][phase][block]
+};
+
+Status check_supported(const Plan& plan, const Backend& backend) {
+  std::map<OpKind, bool> asked;
+  for (const Program& program : plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        for (const Op& op : block.ops) {
+          if (!asked.emplace(op.kind, true).second) continue;
+          if (const Capability c = backend.supports(op); !c.supported)
+            return fail(
+                Diagnostic{.code = "E601",
+                           .message = fmt::format("this backend does not execute {}: {}", name_of(op.kind), c.why),
+                           .where = {},
+                           .notes = {fmt::format("first asked for by '{}'", op.name)},
+                           .help = "choose another backend, or a layout without this op"});
+        }
+  return {};
+}
+
+}  // namespace
+
+Status dispatch(Device& device, const Program& program, const Op& op, const Args& args) {
+  switch (op.kind) {
+    case OpKind::alloc:
+      return device.alloc(op.stream, op, program.buffers[static_cast<std::size_t>(op.buffer)]);
+    case OpKind::free:
+      return device.free(op.stream, op, program.buffers[static_cast<std::size_t>(op.buffer)]);
+    case OpKind::map:
+      return device.map(op.stream, op);
+    case OpKind::unmap:
+      return device.unmap(op.stream, op);
+    case OpKind::record:
+      return device.record(op.stream, op.event);
+    case OpKind::wait:
+      return device.wait(op.stream, op.event);
+    case OpKind::feed:
+    case OpKind::fetch:
+    case OpKind::copy:
+    case OpKind::peer_copy:
+      return device.copy(op.stream, op, args);
+    default:
+      break;
+  }
+  if (is_communication(op.kind)) return device.collective(op.stream, op, args);
+  return device.compute(op.stream, op, args);
+}
+
+Result<Trace> execute(const Plan& plan, Backend& backend, Driver& driver, const RunOptions& options) {
+  if (auto s = check_supported(plan, backend); !s) return tl::unexpected(s.error());
+  auto devices = backend.open(plan, options.local_ranks);
+  if (!devices) return tl::unexpected(devices.error());
+  if (auto s = Walk(plan, driver, *devices).run(options); !s) return tl::unexpected(s.error());
+  auto trace = backend.take_trace();
+  if (trace) driver.report(*trace);
+  return trace;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,165 @@
+#include "lowering/lower.h"
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/format.h"
+#include "base/hash.h"
+#include "graph/verify.h"
+#include "lowering/rollout.h"
+#include "lowering/sample_rows.h"
+#include "spec/validate.h"
+
+namespace hotbunk {
+namespace {
+
+/// The phases of a scenario, in order. Names are a contract (docs/plan.md).
+class PhaseList {
+ public:
+  explicit PhaseList(const Scenario& s) {
+    const bool rl = s.algorithm.name != AlgorithmName::sft;
+    const bool train_sleeps = rl && s.train.offload == Offload::sleep, rollout_sleeps = rl && s.rollout.sleep;
+    add("load", When::prologue, false);
+    if (rl && (!rollout_sleeps || s.rollout.sleep_level == 1)) add("start_rollout", When::prologue, false);
+    if (train_sleeps) add("sleep_optimizer", When::iteration, false);
+    if (rollout_sleeps) add("wake_rollout", When::iteration, false);
+    if (rl) add("sync", When::iteration, false);
+    if (train_sleeps) add("sleep_train", When::iteration, false);
+    if (rollout_sleeps) add("wake_kv", When::iteration, false);
+    if (rl) add("rollout", When::iteration, true);
+    if (rollout_sleeps) add("sleep_rollout", When::iteration, false);
+    if (rl) add("exchange", When::iteration, true);
+    if (train_sleeps) add("wake_train", When::iteration, false);
+    if (rl && s.algorithm.reference) add("reference", When::iteration, true);
+    if (rl && s.algorithm.old_logprobs) add("old_logprobs", When::iteration, true);
+    add("train", When::iteration, true);
+    add("checkpoint", When::iteration, true);
+    add("export", When::epilogue, true);
+  }
+
+  std::vector<PhaseInfo> take() { return std::move(phases_); }
+
+ private:
+  void add(const char* name, When when, bool driven) { phases_.push_back({name, when, driven}); }
+  std::vector<PhaseInfo> phases_;
+};
+
+std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world) {
+  std::vector<Rank> all;
+  for (std::int64_t r = 0; r < world; ++r) all.push_back(static_cast<Rank>(r));
+  GroupFamily tp{"tp", {}};
+  if (s.algorithm.name != AlgorithmName::sft)
+    for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e) {
+      std::vector<Rank> members;
+      for (std::int64_t t = 0; t < s.rollout.layout.tp; ++t)
+        members.push_back(static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t})));
+      tp.groups.push_back(std::move(members));
+    }
+  return {{"fsdp", {all}}, std::move(tp), {"world", {all}}};
+}
+
+Program lower_rank(const Scenario& s, const Plan& plan, std::int64_t rank, std::int64_t kv_blocks) {
+  const std::int64_t world = plan.num_ranks();
+  ProgramBuilder b(plan.phases.size());
+  const auto on = [&](const char* name, auto&& emit) {
+    if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
+  };
+  const TrainState train(s, b, world, rank);
+  on("load", [&](auto p) { lower_load(b, train, p); });
+  on("train", [&](auto p) { lower_train(s, b, train, p); });
+  on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
+  on("old_logprobs", [&](auto p) { lower_log_probs(s, b, train, p, Weights::trained, "old."); });
+  on("checkpoint", [&](auto p) { lower_export(b, train, p, "checkpoint."); });
+  on("export", [&](auto p) { lower_export(b, train, p, "export."); });
+  on("sleep_optimizer", [&](auto p) { lower_sleep_optimizer(b, train, p); });
+  on("sleep_train", [&](auto p) { lower_sleep_params(b, train, p); });
+  on("wake_train", [&](auto p) { lower_wake_train(b, train, p); });
+  if (s.algorithm.name != AlgorithmName::sft) {
+    const RolloutState rollout(s, b, rank, kv_blocks);
+    on("start_rollout", [&](auto p) { lower_start_rollout(s, b, rollout, p); });
+    on("wake_rollout", [&](auto p) { lower_wake_rollout(s, b, rollout, p); });
+    on("sync", [&](auto p) { lower_sync(s, b, train, rollout, rank, p); });
+    on("wake_kv", [&](auto p) { lower_wake_kv(b, rollout, p); });
+    on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
+    on("sleep_rollout", [&](auto p) { lower_sleep_rollout(s, b, rollout, p); });
+    on("exchange", [&](auto p) { lower_exchange(s, b, world, p); });
+  }
+  const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
+  return finish(plan, std::move(b), nothing_sleeps);
+}
+
+std::int64_t rollout_weight_bytes(const Scenario& s) {
+  std::int64_t bytes = 0;
+  for (const LocalWeight& w : rollout_weights(s.model, s.rollout.layout.tp, 0))
+    bytes += w.elements() * size_of(s.rollout.dtype);
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
+  const std::int64_t block = s.rollout.block_tokens;
+  const std::int64_t longest = max_blocks_per_seq(s);
+  const std::int64_t useful = s.rollout.max_running_requests * longest;
+  if (s.rollout.kv_cache_tokens > 0) return s.rollout.kv_cache_tokens / block;
+  if (s.cluster.device_memory_bytes <= 0) return useful;
+  const std::int64_t kv_heads = heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size();
+  const std::int64_t block_bytes = 2 * block * kv_heads * s.model.head_dim * s.model.layers * size_of(s.rollout.dtype);
+  const auto pool =
+      static_cast<std::int64_t>(s.rollout.memory_fraction * static_cast<double>(s.cluster.device_memory_bytes)) -
+      rollout_weight_bytes(s);
+  const std::int64_t blocks = std::min(useful, pool / block_bytes);
+  if (pool > 0 && blocks >= longest) return blocks;
+  return fail(Diagnostic{
+      .code = "E302",
+      .message = "rollout.memory_fraction leaves no room for one sequence's KV cache",
+      .where = {},
+      .notes = {fmt::format("memory_fraction {} x {} - weights {} = {}, but {} tokens need {} blocks x {} = {}",
+                            s.rollout.memory_fraction, format_bytes(static_cast<double>(s.cluster.device_memory_bytes)),
+                            format_bytes(static_cast<double>(rollout_weight_bytes(s))),
+                            format_bytes(static_cast<double>(pool)), max_sample_tokens(s), longest,
+                            format_bytes(static_cast<double>(block_bytes)),
+                            format_bytes(static_cast<double>(longest * block_bytes)))},
+      .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
+}
+
+Result<Plan> lower(const Scenario& s) {
+  if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) {
+    Diagnostics all;
+    for (const std::string& why : reasons)
+      all.push_back({.code = "E250",
+                     .message = "this scenario is priced but not lowered to a plan yet: " + why,
+                     .where = {},
+                     .notes = {},
+                     .help = "change the setting named, or ask `hotbunk plan` for prices only"});
+    return fail(std::move(all));
+  }
+  const bool rl = s.algorithm.name != AlgorithmName::sft;
+  std::int64_t kv_blocks = 0;
+  if (rl) {
+    auto blocks = kv_pool_blocks(s);
+    if (!blocks) return tl::unexpected(blocks.error());
+    kv_blocks = *blocks;
+  }
+  const std::int64_t world = s.train.layout.ranks();
+  Plan plan;
+  plan.scenario = s.name;
+  plan.chunk_bytes = s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20;
+  plan.device_capacity_bytes = s.cluster.device_memory_bytes;
+  plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
+  plan.groups = group_families(s, world);
+  plan.phases = PhaseList(s).take();
+  plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
+  for (std::int64_t rank = 0; rank < world; ++rank) {
+    Program program = lower_rank(s, plan, rank, kv_blocks);
+    std::size_t which = 0;
+    while (which < plan.programs.size() && !(plan.programs[which] == program)) ++which;
+    if (which == plan.programs.size()) plan.programs.push_back(std::move(program));
+    plan.program_of_rank[static_cast<std::size_t>(rank)] = static_cast<std::int32_t>(which);
+  }
+  const std::vector<std::string> faults = verify(plan);
+  HB_CHECK(faults.empty(), "the lowering wrote a plan that does not verify: {}", fmt::join(faults, "; "));
+  return plan;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,17 @@
+// Scenario -> Plan: the whole RL iteration of a colocated job, or SFT, as phases of ops for every rank.
+#pragma once
+#include "base/diagnostic.h"
+#include "graph/plan.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// Errors: E250 what nothing lowers yet (with the reason); E302 no room for a KV pool. The plan returned is verified.
+/// It may not fit: see fits() in trace/static_memory.h.
+Result<Plan> lower(const Scenario&);
+
+/// KV blocks of one engine's pool: rollout.kv_cache_tokens, or what rollout.memory_fraction of the device leaves beside
+/// the weights, but no more than max_running_requests of the longest sequences can use.
+Result<std::int64_t> kv_pool_blocks(const Scenario&);
+
+}  // namespace hotbunk

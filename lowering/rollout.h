@@ -1,0 +1,66 @@
+// The rollout side of a colocated plan: the engine's weights and KV pool on one tensor-parallel rank, its prefill and
+// decode steps, weight sync into it, and sleep and wake of both sides.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "layout/rollout_weights.h"
+#include "lowering/train_state.h"
+
+namespace hotbunk {
+
+/// Which engine a rank serves and as which tensor-parallel rank.
+struct EngineSeat {
+  std::int64_t engine = 0, tp_rank = 0;
+};
+EngineSeat engine_seat(const RolloutLayout&, std::int64_t rank);
+/// The rank that sits there; inverse of engine_seat.
+std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
+
+class RolloutState {
+ public:
+  RolloutState(const Scenario&, ProgramBuilder&, std::int64_t rank, std::int64_t kv_blocks);
+
+  const std::vector<LocalWeight>& weights() const { return weights_; }
+  /// Index into weights(); internal fault when absent.
+  std::size_t index(const std::string& name) const;
+  bool has(const std::string& name) const { return by_name_.contains(name); }
+  BufferId buffer(std::size_t weight) const { return buffers_[weight]; }
+  BufferId host_buffer(std::size_t weight) const { return host_buffers_[weight]; }
+  Tensor matrix(const ProgramBuilder&, const std::string& name) const;
+  Tensor vector(const ProgramBuilder&, const std::string& name) const;
+  BufferId kv() const { return kv_; }
+  /// [blocks, 2 block_tokens, kv heads * head dim] of one layer.
+  Tensor kv_layer(const ProgramBuilder&, std::int64_t layer) const;
+  std::int64_t heads() const { return heads_; }
+  std::int64_t kv_heads() const { return kv_heads_; }
+
+ private:
+  const Scenario& scenario_;
+  std::vector<LocalWeight> weights_;
+  std::map<std::string, std::size_t> by_name_;
+  std::vector<BufferId> buffers_, host_buffers_;
+  BufferId kv_ = -1;
+  std::int64_t kv_blocks_ = 0, heads_ = 0, kv_heads_ = 0;
+};
+
+/// Blocks 0 "prefill" and 1 "decode".
+void lower_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
+/// FSDP shards -> buckets -> rollout weights (sync.cc).
+void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const RolloutState&, std::int64_t rank,
+                std::int32_t phase);
+/// All ranks learn all finished samples.
+void lower_exchange(const Scenario&, ProgramBuilder&, std::int64_t world, std::int32_t phase);
+
+// sleep.cc
+void lower_wake_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
+void lower_wake_kv(ProgramBuilder&, const RolloutState&, std::int32_t phase);
+void lower_sleep_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
+/// Before the first iteration: without sleep everything is mapped for good; with level 1 the host copies exist.
+void lower_start_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
+void lower_sleep_optimizer(ProgramBuilder&, const TrainState&, std::int32_t phase);
+void lower_sleep_params(ProgramBuilder&, const TrainState&, std::int32_t phase);
+void lower_wake_train(ProgramBuilder&, const TrainState&, std::int32_t phase);
+
+}  // namespace hotbunk

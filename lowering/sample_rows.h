@@ -1,0 +1,44 @@
+// How finished samples travel between ranks: fixed-capacity rows, so that the exchange is one all-gather of a size the
+// plan knows. The lowering sizes the buffers of the `exchange` phase with these functions and the Driver fills them.
+#pragma once
+#include <cstdint>
+
+#include "layout/shard.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// Longest prompt and response of the scenario, in tokens: the capacities of a row.
+inline std::int64_t max_prompt_tokens(const Scenario& s) {
+  return static_cast<std::int64_t>(s.workload.prompt_tokens.max);
+}
+inline std::int64_t max_response_tokens(const Scenario& s) {
+  return static_cast<std::int64_t>(s.workload.response_tokens.max);
+}
+inline std::int64_t max_sample_tokens(const Scenario& s) { return max_prompt_tokens(s) + max_response_tokens(s); }
+
+/// Samples of one iteration. SFT has one per prompt.
+inline std::int64_t num_samples(const Scenario& s) {
+  return s.algorithm.prompts * (s.algorithm.name == AlgorithmName::sft ? 1 : s.algorithm.samples_per_prompt);
+}
+
+/// A row of Slot::sample_rows: [sample index or -1, prompt tokens, response tokens, the tokens…], int32.
+inline constexpr std::int64_t row_header_ints = 3;
+inline std::int64_t row_ints(const Scenario& s) { return row_header_ints + max_sample_tokens(s); }
+
+/// Samples that the router gives one engine at most, and rows that one rank contributes at most: the finished samples
+/// of an engine are dealt round-robin over its tp ranks.
+inline std::int64_t samples_per_engine(const Scenario& s) { return ceil_div(num_samples(s), s.rollout.layout.dp); }
+inline std::int64_t rows_per_rank(const Scenario& s) { return ceil_div(samples_per_engine(s), s.rollout.layout.tp); }
+
+/// Sequences that one training micro-batch holds at most: the capacity of its cu_seqlens.
+inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
+  return std::min(s.train.micro_batch_tokens, num_samples(s));
+}
+
+/// Blocks of one sequence's block table: its longest context.
+inline std::int64_t max_blocks_per_seq(const Scenario& s) {
+  return ceil_div(max_sample_tokens(s), s.rollout.block_tokens);
+}
+
+}  // namespace hotbunk

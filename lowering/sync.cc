@@ -1,0 +1,217 @@
+// Weight sync in flattened buckets (BACKGROUND F1, F2): FSDP2 shards, cast to the rollout dtype, into the packed and
+// tensor-parallel rollout weights of the same rank.
+//
+//   collective  each rank casts its part of the bucket, all-gathers it, and copies its slices out of the whole bucket
+//   ipc         each rank casts its part and shows it to its peers, who read exactly the slices they need: no bytes
+//   through a
+//               socket and never a whole bucket anywhere; barriers order writers before readers before the next writers
+//
+// A bucket holds whole rows of padded shards. A parameter larger than the bucket spreads over several.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lowering/rollout.h"
+
+namespace hotbunk {
+namespace {
+
+/// Rows [begin, end) of every rank's padded shard of one parameter.
+struct Entry {
+  const UnitState* unit = nullptr;
+  const UnitParam* param = nullptr;
+  std::int64_t begin = 0, end = 0;
+  std::int64_t offset = 0;  // elements into a rank's part of the bucket
+  std::int64_t elements() const { return (end - begin) * param->cols; }
+};
+
+struct Bucket {
+  std::vector<Entry> entries;
+  std::int64_t elements = 0;  // of one rank's part
+  /// Elements of all parts that are padding: rows past the parameter's end.
+  std::int64_t padding(std::int64_t world) const {
+    std::int64_t n = 0;
+    for (const Entry& e : entries)
+      for (std::int64_t w = 0; w < world; ++w) {
+        const std::int64_t real =
+            std::clamp<std::int64_t>(e.param->rows - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
+        n += (e.end - e.begin - real) * e.param->cols;
+      }
+    return n;
+  }
+};
+
+/// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is.
+std::vector<Bucket> fill_buckets(const TrainState& state, std::int64_t bucket_bytes, DType dtype) {
+  std::vector<Bucket> buckets(1);
+  const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / state.world());
+  for (const UnitState& u : state.units())
+    for (const UnitParam& p : u.unit.params)
+      for (std::int64_t row = 0; row < p.padded_rows;) {
+        std::int64_t rows = std::min(p.padded_rows - row, (capacity - buckets.back().elements) / p.cols);
+        if (rows <= 0 && buckets.back().elements > 0) {
+          buckets.emplace_back();
+          continue;
+        }
+        rows = std::max<std::int64_t>(rows, 1);
+        Bucket& b = buckets.back();
+        b.entries.push_back({&u, &p, row, row + rows, b.elements});
+        b.elements += rows * p.cols;
+        row += rows;
+      }
+  return buckets;
+}
+
+/// Where a parameter's rectangles go on this rank.
+using Destinations = std::map<std::string, std::vector<std::pair<std::size_t, const Piece*>>>;
+
+Destinations destinations_of(const RolloutState& r) {
+  Destinations out;
+  for (std::size_t i = 0; i < r.weights().size(); ++i)
+    for (const auto& source : r.weights()[i].sources) out[source.parameter].emplace_back(i, &source.piece);
+  return out;
+}
+
+class SyncLowering {
+ public:
+  SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int64_t rank)
+      : s_(s), b_(b), t_(t), r_(r), rank_(rank), to_(destinations_of(r)) {}
+
+  void lower() {
+    const std::vector<Bucket> buckets = fill_buckets(t_, s_.sync.bucket_bytes, s_.rollout.dtype);
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      const std::string name = fmt::format("sync.bucket{}.", i);
+      if (s_.sync.transport == SyncTransport::ipc || t_.world() == 1) through_peers(buckets[i], name);
+      else through_gather(buckets[i], name, s_.rollout.dtype, false, {});
+    }
+    if (s_.sync.verify) verify();
+  }
+
+ private:
+  Tensor pack(const Bucket& bucket, const std::string& name, DType dtype) {
+    const Tensor part = b_.transient(name + "part", dtype, {fixed(bucket.elements)}, Category::communication);
+    std::vector<Tensor> shards;
+    std::vector<Box> boxes;
+    for (const Entry& e : bucket.entries) {
+      shards.push_back(b_.whole(e.unit->shard));
+      boxes.push_back({.src_offset = e.param->shard_offset + e.begin * e.param->cols,
+                       .src_pitch = e.elements(),
+                       .dst_offset = e.offset,
+                       .dst_pitch = e.elements(),
+                       .rows = 1,
+                       .cols = e.elements(),
+                       .peer = -1,
+                       .input = static_cast<std::int32_t>(shards.size()) - 1,
+                       .output = 0});
+    }
+    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "pack", std::move(shards), {part}).boxes = std::move(boxes);
+    return part;
+  }
+
+  /// The slices of this bucket that this rank's rollout weights want, as copies out of per-rank parts that lie
+  /// `part_pitch` elements apart (0: each in its own rank's memory). Outputs are numbered in the order of `used`.
+  std::vector<Box> slices(const Bucket& bucket, std::int64_t part_pitch, bool from_peers,
+                          std::vector<std::size_t>& used) {
+    std::vector<Box> boxes;
+    const auto output = [&](std::size_t weight) {
+      auto it = std::find(used.begin(), used.end(), weight);
+      if (it == used.end()) it = used.insert(used.end(), weight);
+      return static_cast<std::int32_t>(it - used.begin());
+    };
+    for (const Entry& e : bucket.entries) {
+      const auto found = to_.find(e.param->parameter);
+      if (found == to_.end()) continue;
+      for (const auto& [weight, piece] : found->second)
+        for (std::int64_t w = 0; w < t_.world(); ++w) {
+          const std::int64_t first = w * e.param->padded_rows + e.begin;  // global row of the entry on rank w
+          const std::int64_t begin = std::max(first, piece->row_begin);
+          const std::int64_t end = std::min({first + e.end - e.begin, piece->row_end, e.param->rows});
+          if (begin >= end) continue;
+          boxes.push_back({.src_offset = w * part_pitch + e.offset + (begin - first) * e.param->cols + piece->col_begin,
+                           .src_pitch = e.param->cols,
+                           .dst_offset = piece->offset + (begin - piece->row_begin) * piece->pitch,
+                           .dst_pitch = piece->pitch,
+                           .rows = end - begin,
+                           .cols = piece->col_end - piece->col_begin,
+                           .peer = from_peers && w != rank_ ? static_cast<std::int32_t>(w) : -1,
+                           .input = 0,
+                           .output = output(weight)});
+        }
+    }
+    return boxes;
+  }
+
+  std::vector<Tensor> weights(const std::vector<std::size_t>& used) const {
+    std::vector<Tensor> out;
+    for (std::size_t weight : used) out.push_back(b_.whole(r_.buffer(weight)));
+    return out;
+  }
+
+  void through_peers(const Bucket& bucket, const std::string& name) {
+    const Tensor part = pack(bucket, name, s_.rollout.dtype);
+    const auto barrier = [&](const char* what) {
+      if (t_.world() > 1) b_.communicate(OpKind::barrier, StreamId::control, Family::fsdp, name + what, {part}, {part});
+    };
+    barrier("ready");
+    std::vector<std::size_t> used;
+    std::vector<Box> boxes = slices(bucket, 0, true, used);
+    if (!boxes.empty()) {
+      Op& op = b_.communicate(OpKind::peer_copy, StreamId::compute, Family::fsdp, name + "read", {part}, weights(used));
+      op.boxes = std::move(boxes);
+    }
+    barrier("done");
+  }
+
+  /// All-gather, then copy the slices out; or, to verify, compare them with what lies there already.
+  void through_gather(const Bucket& bucket, const std::string& name, DType dtype, bool compare,
+                      const Tensor& mismatches) {
+    Tensor whole = pack(bucket, name, dtype);
+    if (t_.world() > 1) {
+      const Tensor part = whole;
+      whole = b_.transient(name + "whole", dtype, {fixed(t_.world() * bucket.elements)}, Category::communication);
+      Op& op = b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + "all_gather", {part}, {whole});
+      with(op, Attr::padding_bytes, bucket.padding(t_.world()) * size_of(dtype));
+    }
+    std::vector<std::size_t> used;
+    std::vector<Box> boxes = slices(bucket, bucket.elements, false, used);
+    if (boxes.empty()) return;
+    std::vector<Tensor> local = weights(used);
+    if (!compare) {
+      b_.emit(OpKind::copy_boxes, StreamId::compute, name + "unpack", {whole}, std::move(local)).boxes =
+          std::move(boxes);
+      return;
+    }
+    for (Box& box : boxes) box.output += 1;  // references stand behind the gathered tensor among the inputs
+    local.insert(local.begin(), whole);
+    b_.emit(OpKind::compare_boxes, StreamId::compute, name + "compare", std::move(local), {mismatches}).boxes =
+        std::move(boxes);
+  }
+
+  /// P5 at run time, by another path: gathers the master weights and casts at the destination.
+  void verify() {
+    const Tensor mismatches = b_.transient("sync.mismatches", DType::i32, {fixed(1)}, Category::workspace);
+    b_.emit(OpKind::zero, StreamId::compute, "sync.mismatches.zero", {}, {mismatches});
+    const DType master = s_.train.precision.master;
+    const std::vector<Bucket> buckets = fill_buckets(t_, s_.sync.bucket_bytes, master);
+    for (std::size_t i = 0; i < buckets.size(); ++i)
+      through_gather(buckets[i], fmt::format("sync.verify{}.", i), master, true, mismatches);
+    b_.fetch(mismatches, Slot::sync_mismatches);
+  }
+
+  const Scenario& s_;
+  ProgramBuilder& b_;
+  const TrainState& t_;
+  const RolloutState& r_;
+  std::int64_t rank_;
+  Destinations to_;
+};
+
+}  // namespace
+
+void lower_sync(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int64_t rank,
+                std::int32_t phase) {
+  b.begin_block(phase, "sync");
+  SyncLowering(s, b, t, r, rank).lower();
+}
+
+}  // namespace hotbunk

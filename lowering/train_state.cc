@@ -1,0 +1,217 @@
+#include "lowering/train_state.h"
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+struct Span2 {
+  std::int64_t offset = 0, rows = 0, cols = 0;
+};
+
+/// Parameters [first, last] in unit order as one block of rows.
+std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamRole last) {
+  std::optional<Span2> out;
+  bool inside = false;
+  for (const UnitParam& p : unit.params) {
+    if (p.role == first) inside = true, out = Span2{p.full_offset, 0, p.cols};
+    if (inside) {
+      HB_CHECK(p.cols == out->cols, "{} is not as wide as its neighbours", p.parameter);
+      out->rows += p.rows;
+    }
+    if (p.role == last) break;
+  }
+  return out;
+}
+
+/// Boxes between the gathered layout [W][shard] (padded) and the whole layout (unpadded).
+/// Row block w of parameter p: gathered at w * shard_elements + p.shard_offset, whole at p.full_offset + w * padded
+/// rows.
+std::vector<Box> shard_boxes(const ShardedUnit& unit, std::int64_t world, bool to_whole) {
+  std::vector<Box> boxes;
+  for (std::int64_t w = 0; w < world; ++w)
+    for (const UnitParam& p : unit.params) {
+      const Range rows = chunk_range(p.rows, world, w);
+      if (rows.size() == 0) continue;
+      // Contiguous on both sides: one row of the box holds all of it.
+      const std::int64_t n = rows.size() * p.cols;
+      const std::int64_t gathered = w * unit.shard_elements + p.shard_offset;
+      const std::int64_t whole = p.full_offset + rows.begin * p.cols;
+      boxes.push_back({.src_offset = to_whole ? gathered : whole,
+                       .src_pitch = n,
+                       .dst_offset = to_whole ? whole : gathered,
+                       .dst_pitch = n,
+                       .rows = 1,
+                       .cols = n});
+    }
+  return boxes;
+}
+
+}  // namespace
+
+std::int64_t padding_bytes(const ShardedUnit& unit, DType dtype) { return unit.padding_elements * size_of(dtype); }
+
+Tensor WholeUnit::matrix(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
+  const auto block = find_block(*unit, first, last);
+  HB_CHECK(block, "unit {} lacks the parameter asked for", unit->name);
+  return b.view(buffer, dtype, {fixed(block->rows), fixed(block->cols)}, block->offset);
+}
+
+Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
+  const auto block = find_block(*unit, first, last);
+  HB_CHECK(block, "unit {} lacks the parameter asked for", unit->name);
+  return b.view(buffer, dtype, {fixed(block->rows * block->cols)}, block->offset);
+}
+
+bool WholeUnit::has(ParamRole role) const { return find_block(*unit, role, role).has_value(); }
+
+TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, std::int64_t rank)
+    : scenario_(s), world_(world), rank_(rank) {
+  const Precision& precision = s.train.precision;
+  const bool sleeps = s.train.offload == Offload::sleep;
+  for (ShardedUnit& unit : fsdp_units(s.model, world, rank)) {
+    UnitState state;
+    const std::int64_t n = unit.shard_elements;
+    const std::string name = "train." + unit.name;
+    state.shard = b.managed(name + ".shard", precision.master, n, Category::params, Section::train_params);
+    state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, Section::train_optimizer);
+    state.exp_avg_sq =
+        b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::train_optimizer);
+    state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, Section::transient);
+    if (s.algorithm.reference)
+      state.reference = b.managed("reference." + unit.name + ".shard", precision.params, n, Category::params,
+                                  Section::train_reference);
+    if (sleeps) {
+      state.host_shard =
+          b.managed("host." + name + ".shard", precision.master, n, Category::params, Section::host_params);
+      state.host_exp_avg =
+          b.managed("host." + name + ".exp_avg", precision.moments, n, Category::optimizer, Section::host_optimizer);
+      state.host_exp_avg_sq =
+          b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::host_optimizer);
+      if (state.reference >= 0)
+        state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n,
+                                         Category::params, Section::host_reference);
+    }
+    state.unit = std::move(unit);
+    units_.push_back(std::move(state));
+  }
+}
+
+WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix) const {
+  const UnitState& state = units_[u];
+  const BufferId source = which == Weights::trained ? state.shard : state.reference;
+  const DType compute = scenario_.train.precision.params;
+  const std::string name = prefix + state.unit.name;
+  const Tensor shard = b.whole(source);
+  if (world_ == 1 && shard.dtype == compute) return {&state.unit, source, compute};
+
+  const std::int64_t n = state.unit.shard_elements;
+  const BufferId whole = b.transient(name + ".params", compute, state.unit.full_elements, Category::params);
+  if (world_ == 1) {
+    b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {b.whole(whole)});
+    return {&state.unit, whole, compute};
+  }
+  Tensor send = shard;
+  if (shard.dtype != compute) {
+    send = b.transient(name + ".gather_in", compute, {fixed(n)}, Category::communication);
+    b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {send});
+  }
+  const Tensor gathered = b.transient(name + ".gather_out", compute, {fixed(world_ * n)}, Category::communication);
+  Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
+  with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
+  Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {b.whole(whole)});
+  copy.boxes = shard_boxes(state.unit, world_, true);
+  return {&state.unit, whole, compute};
+}
+
+WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+  const UnitState& state = units_[u];
+  const DType dtype = scenario_.train.precision.grads;
+  if (world_ == 1) return {&state.unit, state.grad, dtype};
+  const BufferId whole =
+      b.transient(prefix + state.unit.name + ".grads", dtype, state.unit.full_elements, Category::grads);
+  return {&state.unit, whole, dtype};
+}
+
+void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const {
+  if (world_ == 1) return;
+  const UnitState& state = units_[u];
+  const DType dtype = gradients.dtype;
+  const std::int64_t n = state.unit.shard_elements;
+  const std::string name = prefix + state.unit.name;
+  const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(world_ * n)}, Category::communication);
+  const Tensor out = b.transient(name + ".reduce_out", dtype, {fixed(n)}, Category::communication);
+  // Padding takes part in the sum and in the gradient norm: it must be zero.
+  if (state.unit.padding_elements > 0) b.emit(OpKind::zero, StreamId::reduce, name + ".zero_padding", {}, {in});
+  Op& copy = b.emit(OpKind::copy_boxes, StreamId::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
+  copy.boxes = shard_boxes(state.unit, world_, false);
+  Op& op = b.communicate(OpKind::reduce_scatter, StreamId::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
+  with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
+  const Tensor shard = b.whole(state.grad);
+  b.emit(OpKind::add, StreamId::reduce, name + ".accumulate", {shard, out}, {shard});
+}
+
+void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
+  b.begin_block(phase, "load");
+  b.map(Section::train_params);
+  b.map(Section::train_optimizer);
+  b.map(Section::train_reference);
+  const auto load = [&](const ShardedUnit& unit, BufferId id) {
+    b.alloc(id);
+    const DType dtype = b.buffer(id).dtype;
+    for (const UnitParam& p : unit.params) {
+      const Tensor part = b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
+      Op& op = b.feed(part, Slot::parameter);
+      op.name = p.parameter;
+      if (p.shard.size() > 0)
+        op.boxes.push_back({.src_offset = p.shard.begin * p.cols,
+                            .src_pitch = p.cols,
+                            .dst_offset = 0,
+                            .dst_pitch = p.cols,
+                            .rows = p.shard.size(),
+                            .cols = p.cols});
+    }
+  };
+  for (const UnitState& u : state.units()) {
+    load(u.unit, u.shard);
+    if (u.reference >= 0) load(u.unit, u.reference);
+    for (BufferId moment : {u.exp_avg, u.exp_avg_sq}) {
+      b.alloc(moment);
+      b.emit(OpKind::zero, StreamId::compute, b.buffer(moment).name, {}, {b.whole(moment)});
+    }
+  }
+}
+
+void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix) {
+  b.begin_block(phase, "export");
+  for (const UnitState& u : state.units()) {
+    const DType dtype = b.buffer(u.shard).dtype;
+    const std::int64_t n = u.unit.shard_elements;
+    Tensor gathered = b.whole(u.shard);
+    if (state.world() > 1) {
+      gathered =
+          b.transient(prefix + u.unit.name + ".gathered", dtype, {fixed(state.world() * n)}, Category::communication);
+      Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, prefix + u.unit.name + ".all_gather",
+                             {b.whole(u.shard)}, {gathered});
+      with(op, Attr::padding_bytes, padding_bytes(u.unit, dtype));
+    }
+    for (const UnitParam& p : u.unit.params) {
+      Op& op = b.fetch(gathered, Slot::exported);
+      op.name = p.parameter;
+      for (std::int64_t w = 0; w < state.world(); ++w) {
+        const Range rows = chunk_range(p.rows, state.world(), w);
+        if (rows.size() > 0)
+          op.boxes.push_back({.src_offset = w * n + p.shard_offset,
+                              .src_pitch = p.cols,
+                              .dst_offset = rows.begin * p.cols,
+                              .dst_pitch = p.cols,
+                              .rows = rows.size(),
+                              .cols = p.cols});
+      }
+    }
+  }
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,95 @@
+#include "trace/static_memory.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "graph/access.h"
+#include "trace/meter.h"
+
+namespace hotbunk {
+namespace {
+
+using Observer = std::function<void(const MemoryMeter&, const Op&)>;
+
+RankMemory walk(const Plan& plan, const Program& program, const Observer& after_op) {
+  MemoryMeter meter;
+  for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue}) {
+    std::int16_t phase = -1;
+    for (const BlockVisit& visit : block_visits(plan, program, when)) {
+      if (visit.phase != phase) meter.enter(0, phase = visit.phase);
+      for (const Op& op :
+           program.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)].ops) {
+        if (op.kind == OpKind::alloc || op.kind == OpKind::free) {
+          const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
+          meter.add_live(space_of(b.section), b.category, op.kind == OpKind::alloc ? b.bytes() : -b.bytes());
+        } else if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
+          const std::int64_t bytes = op.map_end - op.map_begin;
+          meter.add_mapped(space_of(op.section), op.kind == OpKind::map ? bytes : -bytes);
+        } else {
+          continue;
+        }
+        if (after_op) after_op(meter, op);
+      }
+    }
+  }
+  return meter.result();
+}
+
+}  // namespace
+
+RankMemory static_memory(const Plan& plan, Rank rank) { return walk(plan, plan.program(rank), nullptr); }
+
+std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank) {
+  const Program& program = plan.program(rank);
+  const std::int64_t peak = static_memory(plan, rank).device.peak_bytes;
+  std::set<BufferId> live, at_peak;
+  walk(plan, program, [&](const MemoryMeter& meter, const Op& op) {
+    if (op.kind == OpKind::alloc) live.insert(op.buffer);
+    if (op.kind == OpKind::free) live.erase(op.buffer);
+    if (at_peak.empty() && meter.live(Space::device) == peak) at_peak = live;
+  });
+  std::vector<LiveBuffer> out;
+  for (BufferId id : at_peak) {
+    const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
+    if (space_of(b.section) == Space::device) out.push_back({b.name, b.category, b.bytes()});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const LiveBuffer& a, const LiveBuffer& b) { return a.bytes > b.bytes; });
+  return out;
+}
+
+FitReport check_fit(const Plan& plan) {
+  FitReport report{.capacity_bytes = plan.device_capacity_bytes, .overhead_bytes = plan.overhead_bytes};
+  std::vector<RankMemory> by_program;
+  for (const Program& program : plan.programs) by_program.push_back(walk(plan, program, nullptr));
+  const auto phase_of = [](const SpaceMemory& m) {
+    for (const auto& [phase, peak] : m.phase_peaks)
+      if (peak.mapped_peak_bytes == m.mapped_peak_bytes) return phase;
+    return std::int16_t{-1};
+  };
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    const RankMemory& m = by_program[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])];
+    if (m.device.mapped_peak_bytes > report.mapped_peak_bytes) {
+      report.worst_rank = r;
+      report.mapped_peak_bytes = m.device.mapped_peak_bytes;
+      report.phase = phase_of(m.device);
+    }
+  }
+  if (plan.device_capacity_bytes > 0 && report.mapped_peak_bytes + plan.overhead_bytes > plan.device_capacity_bytes)
+    report.fits = false;
+  for (Rank r = 0; report.fits && r < plan.num_ranks(); ++r) {
+    const SpaceMemory& host =
+        by_program[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])].host;
+    if (plan.host_capacity_bytes > 0 && host.mapped_peak_bytes > plan.host_capacity_bytes)
+      report = {.fits = false,
+                .worst_rank = r,
+                .space = Space::host,
+                .mapped_peak_bytes = host.mapped_peak_bytes,
+                .capacity_bytes = plan.host_capacity_bytes,
+                .overhead_bytes = 0,
+                .phase = phase_of(host)};
+  }
+  return report;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,31 @@
+// Peaks of a plan without running it: the walk of alloc, free, map and unmap over one iteration.
+#pragma once
+#include <vector>
+
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+/// Memory of one rank over prologue, two iterations (the steady state) and epilogue.
+RankMemory static_memory(const Plan&, Rank);
+
+/// Which buffers were alive when the device's live bytes peaked, largest first.
+struct LiveBuffer {
+  std::string name;
+  Category category = Category::params;
+  std::int64_t bytes = 0;
+};
+std::vector<LiveBuffer> live_at_peak(const Plan&, Rank);
+
+/// The rank that maps most, and whether every rank's mapped bytes plus overhead stay within its capacity, on both
+/// sides.
+struct FitReport {
+  bool fits = true;
+  Rank worst_rank = 0;
+  Space space = Space::device;  // of what does not fit
+  std::int64_t mapped_peak_bytes = 0, capacity_bytes = 0, overhead_bytes = 0;
+  std::int16_t phase = -1;  // where the worst rank's mapped bytes peak
+};
+FitReport check_fit(const Plan&);
+
+}  // namespace hotbunk
