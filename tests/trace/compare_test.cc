@@ -1,0 +1,137 @@
+#include "trace/compare.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tests/trace/sample.h"
+
+namespace hotbunk {
+namespace {
+
+Trace measured() {
+  Trace t = test::sample_trace();
+  t.source = "measured";
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("a trace equals itself") {
+  const Comparison c = compare_traces(test::sample_plan(), test::sample_trace(), measured());
+  CHECK(c.equal);
+  CHECK(c.differences.empty());
+  // Per rank: the device 6 + 14, its three phases 3 + 7 each; the host 6 + 14; traffic 4 rows of 4; 5 visits.
+  CHECK(c.numbers_compared == 2 * (20 + 30 + 20 + 16 + 5));
+  CHECK(c.mean_error == 0.0);
+}
+
+TEST_CASE("one byte or one call anywhere is seen") {
+  const Plan plan = test::sample_plan();
+  using Mutation = std::function<void(Trace&)>;
+  const std::vector<std::pair<std::string, Mutation>> mutations = {
+      {"device: live peak", [](Trace& t) { ++t.memory[1].device.peak_bytes; }},
+      {"device: mapped peak", [](Trace& t) { ++t.memory[1].device.mapped_peak_bytes; }},
+      {"device: live at the end", [](Trace& t) { ++t.memory[1].device.end_live_bytes; }},
+      {"device: mapped at the end", [](Trace& t) { ++t.memory[1].device.end_mapped_bytes; }},
+      {"device: phase of the peak", [](Trace& t) { t.memory[1].device.peak_phase = 1; }},
+      {"device: share of the peak of kv_cache", [](Trace& t) { ++t.memory[1].device.at_peak[4]; }},
+      {"device: live peak of params", [](Trace& t) { --t.memory[1].device.category_peaks[0]; }},
+      {"device: live peak", [](Trace& t) { ++t.memory[1].device.phase_peaks[1].peak_bytes; }},
+      {"device: mapped peak", [](Trace& t) { ++t.memory[1].device.phase_peaks[1].mapped_peak_bytes; }},
+      {"device: share of the phase's peak of workspace",
+       [](Trace& t) { ++t.memory[1].device.phase_peaks[1].by_category[6]; }},
+      {"host: live peak of optimizer", [](Trace& t) { ++t.memory[1].host.category_peaks[2]; }},
+      {"host: visited", [](Trace& t) { t.memory[1].host.phase_peaks[2]; }},
+      {"all_gather over fsdp: calls",
+       [](Trace& t) {
+         ++t.traffic[1][{2, 2, 0, OpKind::all_gather}].calls;
+       }},
+      {"all_gather over fsdp: payload bytes",
+       [](Trace& t) {
+         ++t.traffic[1][{2, 2, 0, OpKind::all_gather}].payload_bytes;
+       }},
+      {"all_gather over fsdp: padding bytes",
+       [](Trace& t) {
+         ++t.traffic[1][{2, 2, 0, OpKind::all_gather}].padding_bytes;
+       }},
+      {"all_reduce over tp: wire bytes",
+       [](Trace& t) {
+         ++t.traffic[1][{1, 2, 1, OpKind::all_reduce}].wire_bytes;
+       }},
+      {"broadcast over tp: calls",
+       [](Trace& t) {
+         t.traffic[1][{1, 1, 1, OpKind::broadcast}] = {1, 0, 0, 0};
+       }},
+      {"blocks run (-1: phase not entered)", [](Trace& t) { ++t.phases.back().blocks; }},
+      {"blocks run (-1: phase not entered)", [](Trace& t) { t.phases.pop_back(); }},
+  };
+  for (const auto& [what, mutate] : mutations) {
+    Trace other = measured();
+    mutate(other);
+    const Comparison c = compare_traces(plan, test::sample_trace(), other);
+    INFO(what);
+    CHECK_FALSE(c.equal);
+    REQUIRE(c.differences.size() == 1);
+    CHECK(c.differences[0].what == what);
+    CHECK(c.differences[0].rank == 1);
+    CHECK_FALSE(compare_traces(plan, other, test::sample_trace()).equal);
+  }
+}
+
+TEST_CASE("overhead is outside the promise") {
+  Trace other = measured();
+  other.memory[0].device.at_peak[static_cast<std::size_t>(Category::overhead)] = 12345;
+  CHECK(compare_traces(test::sample_plan(), test::sample_trace(), other).equal);
+}
+
+TEST_CASE("a dropped collective is named with rank, phase and both numbers") {
+  Trace other = measured();
+  other.traffic[0].erase({1, 2, 0, OpKind::all_gather});
+  const Comparison c = compare_traces(test::sample_plan(), test::sample_trace(), other);
+  REQUIRE(c.differences.size() == 4);
+  const Difference& d = c.differences[1];
+  CHECK(d.rank == 0);
+  CHECK(d.step == 1);
+  CHECK(d.phase == "train");
+  CHECK(d.what == "all_gather over fsdp: payload bytes");
+  CHECK(d.a == 6000);
+  CHECK(d.b == 0);
+  const auto json = comparison_to_json(c);
+  CHECK(json["schema"] == "hotbunk.compare/1");
+  CHECK(json["equal"] == false);
+  CHECK(json["differences"][1] == nlohmann::ordered_json({{"rank", 0},
+                                                          {"step", 1},
+                                                          {"phase", "train"},
+                                                          {"what", "all_gather over fsdp: payload bytes"},
+                                                          {"a", 6000},
+                                                          {"b", 0}}));
+}
+
+TEST_CASE("times are compared, not judged") {
+  Trace other = measured();
+  // Training of step 1 really took 18 ms (both ranks, 9 ms more), everything after it is as long as predicted.
+  for (PhaseSpan& p : other.phases)
+    if (p.step == 1 && p.phase == 2) p.end_ns += 9 * test::ms;
+  const Comparison c = compare_traces(test::sample_plan(), test::sample_trace(), other);
+  CHECK(c.equal);
+  REQUIRE(c.times.size() == 5);
+  CHECK(c.times[2].phase == "train");
+  CHECK(c.times[2].error == Approx(-0.5));
+  CHECK(c.max_error == Approx(0.5));
+  // 2 + 10 + 18 + 10 + 9 = 49 ms measured, 40 predicted; the error is all in those 18 ms.
+  CHECK(c.mean_error == Approx(0.5 * 18 / 49));
+  CHECK(c.iteration_error == Approx(-9.0 / 49));
+  CHECK(render_comparison(c, false) ==
+        R"(equal  memory and traffic: all 182 numbers are the same in simulated and measured
+
+Time by phase, mean over steps
+  phase    times  simulated  measured    error
+  load         1    2.00 ms   2.00 ms   +0.0 %
+  rollout      2   10.00 ms  10.00 ms   +0.0 %
+  train        2    9.00 ms  13.50 ms  -33.3 %
+error of simulated against measured: mean 18.4 % (weighted by time), max 50.0 % (phases over 1 %), total -18.4 %
+)");
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,159 @@
+#include "trace/summary.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "tests/trace/sample.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The eight categories in DESIGN's order.
+Json categories(int params, int activations, int overhead, int optimizer = 0) {
+  return {{"params", params}, {"grads", 0},         {"optimizer", optimizer}, {"activations", activations},
+          {"kv_cache", 0},    {"communication", 0}, {"workspace", 0},         {"overhead", overhead}};
+}
+
+Json rank_memory(int rank, int activations) {
+  return {{"rank", rank},
+          {"peak_bytes", 2000 + activations},
+          {"mapped_peak_bytes", 4096},
+          {"at_peak", categories(2000, activations, 100)},
+          {"category_peaks", categories(2000, activations, 100)},
+          {"phase_peaks",
+           {{"load", {{"peak_bytes", 2000}, {"mapped_peak_bytes", 4096}, {"by_category", categories(2000, 0, 100)}}},
+            {"rollout", {{"peak_bytes", 2000}, {"mapped_peak_bytes", 4096}, {"by_category", categories(2000, 0, 100)}}},
+            {"train",
+             {{"peak_bytes", 2000 + activations},
+              {"mapped_peak_bytes", 4096},
+              {"by_category", categories(2000, activations, 100)}}}}},
+          {"host", {{"peak_bytes", 64}, {"mapped_peak_bytes", 4096}, {"category_peaks", categories(0, 0, 0, 64)}}}};
+}
+
+Json traffic(int step, const char* group, const char* op, std::vector<int> ranks, int calls, int payload, int padding,
+             int wire) {
+  return {{"step", step},
+          {"phase", "train"},
+          {"group", group},
+          {"op", op},
+          {"ranks", std::move(ranks)},
+          {"calls_per_rank", calls},
+          {"payload_bytes_per_rank", payload},
+          {"padding_bytes_per_rank", padding},
+          {"wire_bytes_per_rank", wire}};
+}
+
+}  // namespace
+
+TEST_CASE("the summary is DESIGN's document, key by key") {
+  const Plan plan = test::sample_plan();
+  const Json s = summarize(plan, test::sample_scenario(), test::sample_trace());
+  std::vector<std::string> keys;
+  for (const auto& item : s.items()) keys.push_back(item.key());
+  CHECK(keys == std::vector<std::string>{"schema", "source", "scenario", "plan_hash", "fits", "steps",
+                                         "iteration_seconds", "tokens_per_second", "mfu", "phases", "memory", "traffic",
+                                         "metrics"});
+  CHECK(s["schema"] == "hotbunk.trace-summary/1");
+  CHECK(s["source"] == "simulated");
+  CHECK(s["scenario"] == "sample");
+  CHECK(s["plan_hash"] == plan_hash(plan));
+  CHECK(s["fits"] == true);  // 4096 + 100 <= 8192
+  CHECK(s["steps"] == 2);
+  // An iteration goes from rank 0's rollout at 0 ms to rank 1's end of training at 19 ms.
+  CHECK(s["iteration_seconds"].get<double>() == Approx(0.019));
+  CHECK(s["tokens_per_second"].get<double>() == Approx(380 / 0.038));
+  // Training takes 9 ms per step over both ranks: 7200 / (0.018 s * 1e6 FLOP/s * 2 devices).
+  CHECK(s["mfu"].get<double>() == Approx(0.2));
+
+  REQUIRE(s["phases"].size() == 5);
+  CHECK(s["phases"][0] == Json({{"step", 0}, {"name", "load"}, {"start", 0.0}, {"seconds", 0.002}}));
+  CHECK(s["phases"][2]["name"] == "train");
+  CHECK(s["phases"][2]["start"].get<double>() == Approx(0.012));
+  CHECK(s["phases"][2]["seconds"].get<double>() == Approx(0.009));
+
+  CHECK(s["memory"] == Json({{"capacity_bytes", 8192},
+                             {"peak_bytes", 3200},
+                             {"mapped_peak_bytes", 4096},
+                             {"peak_rank", 1},
+                             {"peak_phase", "train"},
+                             {"by_rank", {rank_memory(0, 1000), rank_memory(1, 1200)}}}));
+  CHECK(s["traffic"] ==
+        Json({traffic(1, "fsdp", "all_gather", {0, 1}, 3, 6000, 16, 3000),
+              traffic(1, "tp", "all_reduce", {0}, 1, 40, 0, 0), traffic(1, "tp", "all_reduce", {1}, 1, 44, 0, 0),
+              traffic(2, "fsdp", "all_gather", {0, 1}, 3, 6000, 16, 3000),
+              traffic(2, "tp", "all_reduce", {0}, 1, 40, 0, 0), traffic(2, "tp", "all_reduce", {1}, 1, 44, 0, 0)}));
+  CHECK(s["metrics"] == Json({{{"step", 1}, {"actor/loss", 0.5}, {"reward", 0.25}},
+                              {{"step", 2}, {"actor/loss", 0.25}, {"reward", 0.5}}}));
+}
+
+TEST_CASE("overhead, the host and one byte decide whether it fits") {
+  Plan plan = test::sample_plan();
+  const Trace trace = test::sample_trace();
+  const auto fits = [&] { return summarize(plan, test::sample_scenario(), trace)["fits"].get<bool>(); };
+  plan.device_capacity_bytes = 4196;
+  CHECK(fits());
+  plan.device_capacity_bytes = 4195;
+  CHECK_FALSE(fits());
+  plan.device_capacity_bytes = 0;  // unlimited
+  CHECK(fits());
+  plan.host_capacity_bytes = 4095;
+  CHECK_FALSE(fits());
+}
+
+TEST_CASE("ranks of one group with different counts have rows of their own") {
+  Trace trace = test::sample_trace();
+  trace.traffic[1][{1, 2, 0, OpKind::all_gather}].calls = 4;
+  const Json s = summarize(test::sample_plan(), test::sample_scenario(), trace);
+  CHECK(s["traffic"].size() == 7);
+  CHECK(s["traffic"][0]["ranks"] == Json({0}));
+  CHECK(s["traffic"][1]["ranks"] == Json({1}));
+  CHECK(s["traffic"][1]["calls_per_rank"] == 4);
+}
+
+TEST_CASE("an empty trace has a summary too") {
+  const Json s = summarize(test::sample_plan(), test::sample_scenario(), Trace{});
+  CHECK(s["steps"] == 0);
+  CHECK(s["mfu"] == 0.0);
+  CHECK(render_summary(s, false).find("fits") == 0);
+}
+
+TEST_CASE("the summary as text") {
+  const Plan plan = test::sample_plan();
+  const std::string text = render_summary(summarize(plan, test::sample_scenario(), test::sample_trace()), false);
+  CHECK(text ==
+        R"(fits  4.1 KiB mapped with overhead of 8.0 KiB; 3.1 KiB live at the peak: rank 1, phase train
+simulated over 2 steps: 19.00 ms per iteration, 1e+04 tokens/s, train MFU 20.0 %
+
+Time by phase
+  phase    times      mean  share of all
+  load         1   2.00 ms         5.0 %
+  rollout      2  10.00 ms        50.0 %
+  train        2   9.00 ms        45.0 %
+
+Memory of rank 1 (composition at each phase's peak)
+  phase      live peak   mapped   params  activations  overhead
+  load         2.0 KiB  4.0 KiB  2.0 KiB            -     100 B
+  rollout      2.0 KiB  4.0 KiB  2.0 KiB            -     100 B
+  train        3.1 KiB  4.0 KiB  2.0 KiB      1.2 KiB     100 B
+  whole run    3.1 KiB  4.0 KiB  2.0 KiB      1.2 KiB     100 B
+
+Traffic per rank, all steps
+  phase  group  op          ranks  calls   payload  padding     wire
+  train  fsdp   all_gather  0-1        6  11.7 KiB     32 B  5.9 KiB
+  train  tp     all_reduce  0          2      80 B        -        -
+  train  tp     all_reduce  1          2      88 B        -        -
+
+Metrics
+  step  actor/loss  reward
+     1         0.5    0.25
+     2        0.25     0.5
+
+plan )" + plan_hash(plan) +
+            "\n");
+  CHECK(render_summary(summarize(plan, test::sample_scenario(), test::sample_trace()), true)
+            .find("\x1b[1;32mfits\x1b[0m") == 0);
+}
+
+}  // namespace hotbunk

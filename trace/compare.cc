@@ -1,0 +1,179 @@
+#include "trace/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+/// Collects the differences of one rank.
+class Comparer {
+ public:
+  Comparer(const Plan& plan, Comparison& out) : plan_(plan), out_(out) {}
+
+  void memory(Rank rank, const RankMemory& a, const RankMemory& b) {
+    rank_ = rank;
+    space("device", a.device, b.device);
+    space("host", a.host, b.host);
+  }
+
+  void traffic(Rank rank, const RankTraffic& a, const RankTraffic& b) {
+    rank_ = rank;
+    std::set<TrafficKey> keys;
+    for (const auto* side : {&a, &b})
+      for (const auto& row : *side) keys.insert(row.first);
+    for (const TrafficKey& key : keys) {
+      step_ = key.step;
+      phase_ = name_of_phase(key.phase);
+      const auto find = [&](const RankTraffic& side) {
+        const auto it = side.find(key);
+        return it == side.end() ? TrafficCount{} : it->second;
+      };
+      const TrafficCount x = find(a), y = find(b);
+      const std::string& group = plan_.groups[static_cast<std::size_t>(key.group)].name;
+      const auto line = [&](const char* unit, std::int64_t va, std::int64_t vb) {
+        same([&] { return fmt::format("{} over {}: {}", name_of(key.op), group, unit); }, va, vb);
+      };
+      line("calls", x.calls, y.calls);
+      line("payload bytes", x.payload_bytes, y.payload_bytes);
+      line("padding bytes", x.padding_bytes, y.padding_bytes);
+      line("wire bytes", x.wire_bytes, y.wire_bytes);
+    }
+  }
+
+ private:
+  std::string name_of_phase(std::int16_t phase) const {
+    return phase < 0 ? "" : plan_.phases[static_cast<std::size_t>(phase)].name;
+  }
+
+  template <class What>
+  void same(What what, std::int64_t a, std::int64_t b) {
+    ++out_.numbers_compared;
+    if (a != b) out_.differences.push_back({rank_, step_, phase_, what(), a, b});
+  }
+
+  void categories(const char* where, const char* what, const CategoryBytes& a, const CategoryBytes& b) {
+    for (int c = 0; c < num_categories; ++c) {
+      const auto category = static_cast<Category>(c);
+      if (category == Category::overhead) continue;  // measured or from a profile: outside P1
+      same([&] { return fmt::format("{}: {} of {}", where, what, name_of(category)); }, a[static_cast<std::size_t>(c)],
+           b[static_cast<std::size_t>(c)]);
+    }
+  }
+
+  void space(const char* where, const SpaceMemory& a, const SpaceMemory& b) {
+    step_ = -1;
+    phase_ = "";
+    const auto line = [&](const char* what, std::int64_t va, std::int64_t vb) {
+      same([&] { return fmt::format("{}: {}", where, what); }, va, vb);
+    };
+    line("live peak", a.peak_bytes, b.peak_bytes);
+    line("mapped peak", a.mapped_peak_bytes, b.mapped_peak_bytes);
+    line("live at the end", a.end_live_bytes, b.end_live_bytes);
+    line("mapped at the end", a.end_mapped_bytes, b.end_mapped_bytes);
+    line("step of the peak", a.peak_step, b.peak_step);
+    line("phase of the peak", a.peak_phase, b.peak_phase);
+    categories(where, "share of the peak", a.at_peak, b.at_peak);
+    categories(where, "live peak", a.category_peaks, b.category_peaks);
+    std::set<std::int16_t> phases;
+    for (const auto* side : {&a, &b})
+      for (const auto& row : side->phase_peaks) phases.insert(row.first);
+    for (const std::int16_t phase : phases) {
+      phase_ = name_of_phase(phase);
+      const auto find = [&](const SpaceMemory& side) {
+        const auto it = side.phase_peaks.find(phase);
+        return it == side.phase_peaks.end() ? SpaceMemory::PhasePeak{} : it->second;
+      };
+      const auto x = find(a), y = find(b);
+      line("visited", a.phase_peaks.count(phase) ? 1 : 0, b.phase_peaks.count(phase) ? 1 : 0);
+      line("live peak", x.peak_bytes, y.peak_bytes);
+      line("mapped peak", x.mapped_peak_bytes, y.mapped_peak_bytes);
+      categories(where, "share of the phase's peak", x.by_category, y.by_category);
+    }
+  }
+
+  const Plan& plan_;
+  Comparison& out_;
+  Rank rank_ = 0;
+  std::int32_t step_ = -1;
+  std::string phase_;
+};
+
+struct Extent {
+  std::int64_t start_ns = INT64_MAX, end_ns = INT64_MIN;
+  double seconds() const { return end_ns < start_ns ? 0.0 : static_cast<double>(end_ns - start_ns) * 1e-9; }
+};
+using Extents = std::map<std::pair<std::int32_t, std::int16_t>, Extent>;  // by step and phase
+
+Extents extents_of(const Trace& trace) {
+  Extents out;
+  for (const PhaseSpan& p : trace.phases) {
+    Extent& e = out[{p.step, p.phase}];
+    e.start_ns = std::min(e.start_ns, p.start_ns), e.end_ns = std::max(e.end_ns, p.end_ns);
+  }
+  return out;
+}
+
+void compare_times(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
+  const Extents in_a = extents_of(a);
+  const Extents in_b = extents_of(b);
+  double a_s = 0.0, b_s = 0.0, weighted = 0.0;
+  std::vector<std::pair<std::int64_t, TimeRow>> rows;
+  for (const auto& [key, extent] : in_b) {
+    const auto other = in_a.find(key);
+    if (other == in_a.end()) continue;
+    TimeRow row{key.first, plan.phases[static_cast<std::size_t>(key.second)].name, other->second.seconds(),
+                extent.seconds(), 0.0};
+    if (row.b_s > 0.0) row.error = (row.a_s - row.b_s) / row.b_s;
+    a_s += row.a_s, b_s += row.b_s, weighted += std::abs(row.error) * row.b_s;
+    rows.emplace_back(extent.start_ns, std::move(row));
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  for (auto& [start, row] : rows) {
+    if (row.b_s >= 0.01 * b_s) out.max_error = std::max(out.max_error, std::abs(row.error));
+    out.times.push_back(std::move(row));
+  }
+  if (b_s > 0.0) out.mean_error = weighted / b_s, out.iteration_error = (a_s - b_s) / b_s;
+}
+
+/// A phase that only one side ran cannot go unnoticed, even when it moved no byte.
+void compare_visits(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
+  std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::pair<std::int64_t, std::int64_t>> blocks;
+  for (const PhaseSpan& p : a.phases) blocks[{p.rank, p.step, p.phase}].first += p.blocks + 1;
+  for (const PhaseSpan& p : b.phases) blocks[{p.rank, p.step, p.phase}].second += p.blocks + 1;
+  for (const auto& [key, count] : blocks) {
+    ++out.numbers_compared;
+    if (count.first != count.second)
+      out.differences.push_back({std::get<0>(key), std::get<1>(key),
+                                 plan.phases[static_cast<std::size_t>(std::get<2>(key))].name,
+                                 "blocks run (-1: phase not entered)", count.first - 1, count.second - 1});
+  }
+}
+
+}  // namespace
+
+Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
+  const auto ranks = static_cast<std::size_t>(plan.num_ranks());
+  HB_CHECK(
+      a.memory.size() == ranks && b.memory.size() == ranks && a.traffic.size() == ranks && b.traffic.size() == ranks,
+      "traces of {} and {} ranks, plan of {}", a.memory.size(), b.memory.size(), ranks);
+  Comparison out;
+  out.a_source = a.source, out.b_source = b.source;
+  Comparer comparer(plan, out);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    comparer.memory(static_cast<Rank>(r), a.memory[r], b.memory[r]);
+    comparer.traffic(static_cast<Rank>(r), a.traffic[r], b.traffic[r]);
+  }
+  compare_visits(plan, a, b, out);
+  compare_times(plan, a, b, out);
+  out.equal = out.differences.empty();
+  return out;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,51 @@
+// Two traces of one plan side by side: bytes and calls must be equal (P1, P2), times come with their error (P6).
+#pragma once
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+/// One number that differs. `what` says which: "live peak of params", "all_gather over fsdp: calls".
+struct Difference {
+  Rank rank = 0;
+  std::int32_t step = -1;  // -1: over all steps
+  std::string phase;       // "": over all phases
+  std::string what;
+  std::int64_t a = 0, b = 0;
+};
+
+/// One phase of one step; seconds from the first rank's start to the last rank's end.
+struct TimeRow {
+  std::int32_t step = 0;
+  std::string phase;
+  double a_s = 0.0, b_s = 0.0;
+  double error = 0.0;  // (a - b) / b: positive when a says longer; 0 when b is 0
+};
+
+struct Comparison {
+  std::string a_source, b_source;  // "simulated", "measured"
+  bool equal = false;              // no differences: every byte and every call
+  std::int64_t numbers_compared = 0;
+  std::vector<Difference> differences;
+  std::vector<TimeRow> times;
+  double mean_error = 0.0;       // of |error| over the rows, each weighted by its b_s
+  double max_error = 0.0;        // of |error|, over phases that take at least 1 % of b's time
+  double iteration_error = 0.0;  // of the sum of all phases' seconds, signed
+};
+
+/// Memory: for every rank and space, the live and mapped peaks and what stays at the end; per category except overhead
+/// the peak and its share at the peak; the same per phase. Traffic: for every rank, step, phase, group and op the
+/// calls, payload, padding and wire bytes. Both traces must be of `plan` (trace_fits_plan).
+Comparison compare_traces(const Plan&, const Trace& a, const Trace& b);
+
+/// Schema "hotbunk.compare/1".
+nlohmann::ordered_json comparison_to_json(const Comparison&);
+
+/// Verdict, differences (the first 40, then how many more) and the table of times.
+std::string render_comparison(const Comparison&, bool colour);
+
+}  // namespace hotbunk
