@@ -117,7 +117,10 @@ class Loader {
         path.find("..") != std::string::npos || std::count(path.begin(), path.end(), '.') > 8)
       return report("E210", "--set needs the form a.b.c=value", where, {}, "for example --set train.layout.tp=2");
     auto value = parse_yaml(text.substr(equals + 1), where.file);
-    if (!value) return report(value.error());
+    if (!value) {
+      for (auto problem : value.error()) report(problem.code.c_str(), problem.message, where);
+      return;
+    }
     move_to(*value, where);
     YamlNode* map = &root;
     for (std::size_t from = 0;;) {

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "spec/architectures.h"
 #include "spec/json_read.h"
 
 namespace hotbunk {
@@ -21,22 +22,6 @@ using std::int64_t;
 constexpr int64_t max_width = int64_t{1} << 22, max_layers = 1 << 14, max_heads = 1 << 14, max_vocab = int64_t{1} << 28,
                   max_experts = 1 << 16, max_tokens = int64_t{1} << 32;
 constexpr long double max_parameters = 1e15L;
-
-struct Architecture {
-  std::string_view class_name, model_type;
-  ModelFamily family;
-};
-constexpr Architecture architectures[] = {
-    {"LlamaForCausalLM", "llama", ModelFamily::llama},
-    {"Qwen2ForCausalLM", "qwen2", ModelFamily::qwen2},
-    {"Qwen3ForCausalLM", "qwen3", ModelFamily::qwen3},
-    {"MistralForCausalLM", "mistral", ModelFamily::mistral},
-    {"MixtralForCausalLM", "mixtral", ModelFamily::mixtral},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", ModelFamily::qwen3_moe},
-    {"DeepseekV3ForCausalLM", "deepseek_v3", ModelFamily::deepseek_v3},
-    {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v3},
-    {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
-};
 
 class ConfigReader {
  public:
@@ -179,7 +164,8 @@ class ConfigReader {
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
     m.head_dim =
         integer("head_dim", qwen3 ? 128 : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)), 1, max_width);
-    if (!has_head_dim && !qwen3 && m.family != ModelFamily::deepseek_v3 && m.heads > 0 && m.hidden % m.heads != 0)
+    if (problems_.empty() && !has_head_dim && !qwen3 && m.family != ModelFamily::deepseek_v3 && m.heads > 0 &&
+        m.hidden % m.heads != 0)
       report("E413", "num_attention_heads", "hidden size is no multiple of the attention heads",
              {fmt::format("hidden_size {} % num_attention_heads {} = {}", m.hidden, m.heads, m.hidden % m.heads)},
              "set head_dim, or a divisor of hidden_size");
@@ -341,87 +327,6 @@ class ConfigReader {
   bool deepseek_v2_ = false;
 };
 
-std::string_view class_of(const ModelSpec& m) {
-  for (const auto& known : architectures)
-    if (known.family == m.family) return known.class_name;
-  return "";
-}
-
-std::string_view torch_name(DType t) {
-  return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : t == DType::f64 ? "float64" : "float32";
-}
-
-json gpt2_config(const ModelSpec& m) {
-  return {{"n_embd", m.hidden},
-          {"n_layer", m.layers},
-          {"n_head", m.heads},
-          {"n_positions", m.max_position},
-          {"n_inner", m.intermediate},
-          {"layer_norm_epsilon", m.norm_eps},
-          {"activation_function", "gelu_new"}};
-}
-
-void add_moe(json& c, const ModelSpec& m) {
-  const MoeSpec& e = *m.moe;
-  c["num_experts_per_tok"] = e.experts_per_token;
-  if (m.family == ModelFamily::mixtral) {
-    c["num_local_experts"] = e.experts;
-    return;
-  }
-  c["moe_intermediate_size"] = e.expert_intermediate;
-  c["norm_topk_prob"] = e.norm_topk;
-  if (m.family == ModelFamily::qwen3_moe) {
-    c["num_experts"] = e.experts;
-    return;
-  }
-  c["n_routed_experts"] = e.experts;
-  c["n_shared_experts"] = e.shared_experts;
-  c["first_k_dense_replace"] = e.first_dense_layers;
-  c["n_group"] = e.groups;
-  c["topk_group"] = e.topk_groups;
-  c["routed_scaling_factor"] = e.routed_scaling;
-  c["scoring_func"] = e.sigmoid_scores ? "sigmoid" : "softmax";
-  c["topk_method"] = e.router_bias ? "noaux_tc" : "group_limited_greedy";
-}
-
-json rope_config(const ModelSpec& m) {
-  json rope = {{"rope_type", "default"}, {"rope_theta", m.rope_theta}};
-  if (!m.rope_scaling) return rope;
-  rope["rope_type"] = m.rope_scaling->type;
-  rope["factor"] = m.rope_scaling->factor;
-  rope["original_max_position_embeddings"] = m.rope_scaling->original_max_position;
-  if (m.rope_scaling->type == "llama3") {
-    rope["low_freq_factor"] = m.rope_scaling->low_freq_factor;
-    rope["high_freq_factor"] = m.rope_scaling->high_freq_factor;
-  }
-  return rope;
-}
-
-json llama_config(const ModelSpec& m) {
-  json c = {{"hidden_size", m.hidden},
-            {"intermediate_size", m.intermediate},
-            {"num_hidden_layers", m.layers},
-            {"num_attention_heads", m.heads},
-            {"num_key_value_heads", m.kv_heads},
-            {"max_position_embeddings", m.max_position},
-            {"rms_norm_eps", m.norm_eps},
-            {"rope_parameters", rope_config(m)},
-            {"hidden_act", "silu"}};
-  if (!m.mla) c["head_dim"] = m.head_dim;
-  if (m.family != ModelFamily::qwen2 && m.family != ModelFamily::mistral && m.family != ModelFamily::mixtral)
-    c["attention_bias"] = m.qkv_bias;
-  if (m.sliding_window > 0) c["sliding_window"] = m.sliding_window, c["use_sliding_window"] = true;
-  if (m.mla) {
-    c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
-    c["kv_lora_rank"] = m.mla->kv_lora_rank;
-    c["qk_nope_head_dim"] = m.mla->qk_nope_head_dim;
-    c["qk_rope_head_dim"] = m.mla->qk_rope_head_dim;
-    c["v_head_dim"] = m.mla->v_head_dim;
-  }
-  if (m.moe) add_moe(c, m);
-  return c;
-}
-
 }  // namespace
 
 Result<ModelSpec> model_from_json(const json& config, const std::string& name, const KeyLocator& locate) {
@@ -451,23 +356,6 @@ Result<ModelSpec> load_model(const std::filesystem::path& path) {
     model->weights_path = folder.string();
   return model;
 }
-
-json config_of(const ModelSpec& m, DType dtype) {
-  json c = m.family == ModelFamily::gpt2 ? gpt2_config(m) : llama_config(m);
-  const std::string class_name(class_of(m));
-  c["architectures"] = {class_name};
-  for (const auto& known : architectures)
-    if (known.class_name == class_name) c["model_type"] = known.model_type;
-  c["vocab_size"] = m.vocab;
-  c["tie_word_embeddings"] = m.tie_embeddings;
-  c["initializer_range"] = m.init_range;
-  c["dtype"] = torch_name(dtype);
-  c["bos_token_id"] = m.bos_token < 0 ? json(nullptr) : json(m.bos_token);
-  c["eos_token_id"] = m.eos_token < 0 ? json(nullptr) : json(m.eos_token);
-  return c;
-}
-
-std::string config_text(const ModelSpec& m, DType dtype) { return config_of(m, dtype).dump(2) + "\n"; }
 
 const std::vector<std::string>& config_keys() {
   static const std::vector<std::string> keys = {"architectures",

@@ -10,199 +10,13 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "spec/names.h"
+#include "spec/key_makers.h"
 
 namespace hotbunk {
 namespace {
 
+using namespace key_makers;
 using std::int64_t;
-
-// Limits of plausibility: far above any cluster or job, far below what overflows 64-bit byte counts.
-constexpr double max_ranks = 1 << 20, max_tokens = 1LL << 32, max_gib = 1 << 24, max_rate = 1e9;
-
-/// An accessor that serves const and non-const scenarios alike.
-#define HB_FIELD(member) \
-  [](auto& s) -> auto& { return s.member; }
-
-struct Text {
-  std::string unit, doc, derived = {};
-};
-
-template <class Get, class Set>
-ScenarioKey make(std::string path, KeyType type, double low, double high, Text text, Get get, Set set) {
-  return {.path = std::move(path),
-          .type = type,
-          .unit = std::move(text.unit),
-          .doc = std::move(text.doc),
-          .low = low,
-          .high = high,
-          .choices = {},
-          .derived = std::move(text.derived),
-          .in_resolved = true,
-          .get = std::move(get),
-          .set = std::move(set)};
-}
-
-template <class F>
-ScenarioKey integer(std::string path, F field, double low, double high, Text text) {
-  return make(
-      std::move(path), KeyType::integer, low, high, std::move(text),
-      [field](const Scenario& s) -> KeyValue { return static_cast<int64_t>(field(s)); },
-      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<int64_t>(v); });
-}
-
-template <class F>
-ScenarioKey real(std::string path, F field, double low, double high, Text text) {
-  return make(
-      std::move(path), KeyType::real, low, high, std::move(text),
-      [field](const Scenario& s) -> KeyValue { return field(s); },
-      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<double>(v); });
-}
-
-template <class F>
-ScenarioKey boolean(std::string path, F field, Text text) {
-  return make(
-      std::move(path), KeyType::boolean, 0, 1, std::move(text),
-      [field](const Scenario& s) -> KeyValue { return field(s); },
-      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<bool>(v); });
-}
-
-template <class F>
-ScenarioKey string(std::string path, F field, Text text) {
-  return make(
-      std::move(path), KeyType::text, 0, 0, std::move(text),
-      [field](const Scenario& s) -> KeyValue { return field(s); },
-      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<std::string>(v); });
-}
-
-template <class F>
-ScenarioKey choice(std::string path, F field, Text text) {
-  using E = std::remove_reference_t<decltype(field(std::declval<Scenario&>()))>;
-  ScenarioKey key = make(
-      std::move(path), KeyType::choice, 0, 0, std::move(text),
-      [field](const Scenario& s) -> KeyValue { return std::string(name_of(field(s))); },
-      [field](Scenario& s, const KeyValue& v) {
-        const auto& names = EnumNames<E>::names;
-        field(s) = static_cast<E>(std::find(names.begin(), names.end(), std::get<std::string>(v)) - names.begin());
-      });
-  for (const auto name : EnumNames<E>::names) key.choices.emplace_back(name);
-  return key;
-}
-
-/// A word that the scenario keeps as text.
-template <class F>
-ScenarioKey word(std::string path, F field, std::vector<std::string> choices, Text text) {
-  ScenarioKey key = string(std::move(path), field, std::move(text));
-  key.type = KeyType::choice;
-  key.choices = std::move(choices);
-  return key;
-}
-
-template <class F>
-ScenarioKey floating_type(std::string path, F field, Text text) {
-  ScenarioKey key = make(
-      std::move(path), KeyType::choice, 0, 0, std::move(text),
-      [field](const Scenario& s) -> KeyValue { return std::string(name_of(field(s))); },
-      [field](Scenario& s, const KeyValue& v) { field(s) = *dtype_from(std::get<std::string>(v)); });
-  for (const DType t : {DType::f32, DType::bf16, DType::f16}) key.choices.emplace_back(name_of(t));
-  return key;
-}
-
-/// A size in bytes that files give in a binary unit; fractions are fine ("0.25").
-template <class F>
-ScenarioKey bytes(std::string path, F field, double unit_bytes, double low, double high, Text text) {
-  return make(
-      std::move(path), KeyType::real, low, high, std::move(text),
-      [field, unit_bytes](const Scenario& s) -> KeyValue { return static_cast<double>(field(s)) / unit_bytes; },
-      [field, unit_bytes](Scenario& s, const KeyValue& v) {
-        field(s) = std::llround(std::get<double>(v) * unit_bytes);
-      });
-}
-
-/// A rate or time with its source. Files give it in `unit` (GB/s = 1e9 bytes/s), kept to a millionth of it: so the same
-/// double comes back from what was printed.
-template <class F>
-ScenarioKey sourced(std::string path, F field, double unit, double high, Text text) {
-  return make(
-      std::move(path), KeyType::sourced, 0, high, std::move(text),
-      [field, unit](const Scenario& s) -> KeyValue {
-        const Sourced& value = field(s);
-        return Sourced{std::round(value.value / unit * 1e6) / 1e6, value.source};
-      },
-      [field, unit](Scenario& s, const KeyValue& v) {
-        const auto& given = std::get<Sourced>(v);
-        const double millionths = std::round(given.value * 1e6);
-        field(s) = Sourced{unit >= 1 ? millionths * (unit / 1e6) : millionths / (1e6 / unit), given.source};
-      });
-}
-
-ScenarioKey peak_flops(const std::string& precision) {
-  constexpr double unit = 1e12;
-  return make(
-      "cluster.gpu.tflops." + precision, KeyType::sourced, 0, 1e9,
-      {"TFLOP/s", fmt::format("dense {} peak", precision), "from the GPU"},
-      [precision](const Scenario& s) -> KeyValue {
-        const auto at = s.cluster.gpu.flops.find(precision);
-        if (at == s.cluster.gpu.flops.end()) return std::monostate{};
-        return Sourced{std::round(at->second.value / unit * 1e6) / 1e6, at->second.source};
-      },
-      [precision](Scenario& s, const KeyValue& v) {
-        const auto& given = std::get<Sourced>(v);
-        s.cluster.gpu.flops[precision] = {std::round(given.value * 1e6) * (unit / 1e6), given.source};
-      });
-}
-
-void add_cluster(std::vector<ScenarioKey>& keys) {
-  const std::string from_gpu = "from the GPU";
-  ScenarioKey base = string("cluster.gpu.base", HB_FIELD(cluster.gpu.name),
-                            {"", "catalogue GPU that the other keys of this map change; `gpu: NAME` is short for it",
-                             "local-cpu when there is no gpu key; none when the map spells the GPU out"});
-  base.in_resolved = false;
-  base.set = [](Scenario&, const KeyValue&) {};  // the loader reads the catalogue before any other key
-  keys.push_back(std::move(base));
-  keys.push_back(string("cluster.gpu.name", HB_FIELD(cluster.gpu.name), {"", "name in reports", from_gpu}));
-  keys.push_back(bytes("cluster.gpu.memory_gib", HB_FIELD(cluster.gpu.memory_bytes), gib, 1.0 / 1024, max_gib,
-                       {"GiB", "what a process can allocate on an empty device", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.memory_gb_per_s", HB_FIELD(cluster.gpu.memory_bandwidth), 1e9, max_rate,
-                         {"GB/s", "device memory bandwidth", from_gpu}));
-  for (const char* precision : {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "nvfp4"})
-    keys.push_back(peak_flops(precision));
-  keys.push_back(sourced("cluster.gpu.nvlink_gb_per_s", HB_FIELD(cluster.gpu.nvlink_bandwidth), 1e9, max_rate,
-                         {"GB/s", "NVLink bandwidth of one GPU, one way; 0 = none", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.pcie_gb_per_s", HB_FIELD(cluster.gpu.pcie_bandwidth), 1e9, max_rate,
-                         {"GB/s", "host link bandwidth of one GPU, one way, pinned memory", from_gpu}));
-  keys.push_back(boolean("cluster.gpu.nvlink_sharp", HB_FIELD(cluster.gpu.nvlink_sharp),
-                         {"", "reductions inside the NVLink switch (NVLS)", from_gpu}));
-  keys.push_back(boolean("cluster.gpu.cpu", HB_FIELD(cluster.gpu.is_cpu),
-                         {"", "the device is a machine's cores and memory, not a GPU", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.price_per_hour", HB_FIELD(cluster.gpu.price_per_hour), 1.0, 1e6,
-                         {"money/h", "price of one GPU; 0 = unknown", from_gpu}));
-
-  keys.push_back(integer("cluster.nodes", HB_FIELD(cluster.nodes), 1, max_ranks, {"", "number of nodes"}));
-  keys.push_back(integer("cluster.gpus_per_node", HB_FIELD(cluster.gpus_per_node), 1, 4096,
-                         {"", "devices of one node, all on one NVLink domain where the GPU has NVLink", from_gpu}));
-  keys.push_back(integer("cluster.ranks_per_device", HB_FIELD(cluster.ranks_per_device), 1, 4096,
-                         {"", "ranks that share one physical device, its memory, compute and links"}));
-  const std::string share = "cluster.gpu.memory_gib / cluster.ranks_per_device";
-  keys.push_back(bytes("cluster.device_memory_gib", HB_FIELD(cluster.device_memory_bytes), gib, 1.0 / (1 << 20),
-                       max_gib, {"GiB", "hard capacity of one rank; a plan that needs more is refused", share}));
-  ScenarioKey in_mib = bytes("cluster.device_memory_mib", HB_FIELD(cluster.device_memory_bytes), mib, 1.0 / 1024,
-                             max_gib * 1024, {"MiB", "the same in MiB; give one of the two", share});
-  in_mib.in_resolved = false;
-  keys.push_back(std::move(in_mib));
-  keys.push_back(bytes("cluster.host_memory_gib", HB_FIELD(cluster.host_memory_bytes), gib, 0, max_gib,
-                       {"GiB", "host memory of one node", from_gpu}));
-  keys.push_back(sourced("cluster.network_gb_per_s", HB_FIELD(cluster.network_bandwidth), 1e9, max_rate,
-                         {"GB/s", "bandwidth of one GPU between nodes, one way (400 Gb/s = 50 GB/s)", from_gpu}));
-  keys.push_back(sourced("cluster.network_latency_us", HB_FIELD(cluster.network_latency), 1e-6, 1e9,
-                         {"us", "latency between nodes", from_gpu}));
-  keys.push_back(sourced("cluster.nvlink_latency_us", HB_FIELD(cluster.nvlink_latency), 1e-6, 1e9,
-                         {"us", "latency inside a node", from_gpu}));
-  keys.push_back(real("cluster.oversubscription", HB_FIELD(cluster.oversubscription), 1, 1000,
-                      {"", "of the network's spine; 1 = full bisection"}));
-  keys.push_back(string("cluster.calibration", HB_FIELD(cluster.calibration),
-                        {"", "calibration profile: catalogue name or path; empty = datasheet efficiencies"}));
-}
 
 void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("train.engine", HB_FIELD(train.engine), {"", "how training is distributed"}));
@@ -361,7 +175,7 @@ std::vector<ScenarioKey> build() {
                       {"", "framework whose memory and order rules are followed"}));
   keys.push_back(
       choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
-  add_cluster(keys);
+  add_cluster_keys(keys);
   add_train(keys);
   add_rollout(keys);
   add_rest(keys);

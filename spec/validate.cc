@@ -84,7 +84,7 @@ class Validator {
     if (c.gpu.is_cpu) return;  // a CPU rank's capacity is a budget of its own, not a part of a device
     const double all = static_cast<double>(c.device_memory_bytes) * static_cast<double>(c.ranks_per_device);
     if (all > static_cast<double>(c.gpu.memory_bytes))
-      report("E220", "cluster.device_memory_gib", "the ranks of one device have more memory than the device",
+      report("E223", "cluster.device_memory_gib", "the ranks of one device have more memory than the device",
              {fmt::format("{} ranks x {} = {}, {} has {}", c.ranks_per_device,
                           format_bytes(static_cast<double>(c.device_memory_bytes)), format_bytes(all), c.gpu.name,
                           format_bytes(static_cast<double>(c.gpu.memory_bytes)))},
@@ -232,7 +232,7 @@ class Validator {
     with_ulysses.emplace_back("ulysses");
     std::sort(sorted.begin(), sorted.end());
     if (sorted != all && sorted != with_ulysses)
-      report("E221", "train.layout.order",
+      report("E224", "train.layout.order",
              fmt::format("'{}' is no order of the dimensions", s_.train.layout.order.substr(0, 100)),
              {"it names tp, cp, ep, dp and pp (and ulysses, next to cp when left out) once each, joined by -"},
              "for example tp-cp-ep-dp-pp");

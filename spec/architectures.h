@@ -1,0 +1,25 @@
+// The architectures that config.json may name, and the family each one is. Of two with one family the first is written.
+#pragma once
+#include <string_view>
+
+#include "spec/model.h"
+
+namespace hotbunk {
+
+struct Architecture {
+  std::string_view class_name, model_type;
+  ModelFamily family;
+};
+inline constexpr Architecture architectures[] = {
+    {"LlamaForCausalLM", "llama", ModelFamily::llama},
+    {"Qwen2ForCausalLM", "qwen2", ModelFamily::qwen2},
+    {"Qwen3ForCausalLM", "qwen3", ModelFamily::qwen3},
+    {"MistralForCausalLM", "mistral", ModelFamily::mistral},
+    {"MixtralForCausalLM", "mixtral", ModelFamily::mixtral},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", ModelFamily::qwen3_moe},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", ModelFamily::deepseek_v3},
+    {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v3},
+    {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
+};
+
+}  // namespace hotbunk

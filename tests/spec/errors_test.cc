@@ -1,0 +1,184 @@
+// Error goldens: tests/spec/errors/*.test hold a bad input, `----`, and exactly what a user reads on stderr.
+// HOTBUNK_UPDATE=1 writes the second half; read the difference before you commit it.
+//
+// The first line of the input says what reads it:
+//   scenario [--set k=v]...   the rest is scenario.yaml
+//   open PATH                 load_scenario of a path
+//   config                    the rest is config.json
+//   safetensors               the rest describes a file, see write_safetensors; it is opened as a checkpoint
+//   weights                   the same, then every parameter of the first line's model config is loaded
+//   index                     the rest is model.safetensors.index.json in an otherwise empty folder
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "base/file.h"
+#include "spec/loader.h"
+#include "spec/model_config.h"
+#include "spec/safetensors.h"
+
+namespace hotbunk {
+namespace fs = std::filesystem;
+namespace {
+
+const fs::path folder = fs::path(HOTBUNK_SOURCE_DIR) / "tests/spec/errors";
+
+/// A folder of its own as working directory, so that messages hold the same relative paths everywhere.
+class Scratch {
+ public:
+  Scratch()
+      : home_(fs::current_path()), here_(fs::temp_directory_path() / ("hotbunk-errors-" + std::to_string(::getpid()))) {
+    fs::create_directories(here_);
+    fs::current_path(here_);
+  }
+  ~Scratch() {
+    fs::current_path(home_);
+    fs::remove_all(here_);
+  }
+
+ private:
+  fs::path home_, here_;
+};
+
+/// Lines of: `header JSON`, `length N` (what the file claims; default: the truth), `data N` (zero bytes),
+/// `f32 x y …` (values), `cut N` (bytes that remain of the file).
+std::string safetensors_of(std::istream& lines) {
+  std::string header, data, word;
+  std::uint64_t length = 0, cut = ~std::uint64_t{0};
+  bool lies = false;
+  while (lines >> word) {
+    if (word == "header") {
+      std::getline(lines >> std::ws, header);
+    } else if (word == "length") {
+      lines >> length;
+      lies = true;
+    } else if (word == "data") {
+      std::size_t n = 0;
+      lines >> n;
+      data.append(n, '\0');
+    } else if (word == "cut") {
+      lines >> cut;
+    } else if (word == "f32") {
+      std::string rest;
+      std::getline(lines, rest);
+      std::istringstream values(rest);
+      for (std::string text; values >> text;) {
+        const float value = std::strtof(text.c_str(), nullptr);
+        data.append(reinterpret_cast<const char*>(&value), sizeof value);
+      }
+    } else {
+      FAIL("unknown line " << word);
+    }
+  }
+  if (!lies) length = header.size();
+  std::string file(reinterpret_cast<const char*>(&length), 8);
+  file += header + data;
+  return file.substr(0, cut);
+}
+
+template <class T>
+std::string rendered(const Result<T>& result) {
+  return result ? "no error\n" : render(result.error());
+}
+
+std::string run_weights(std::istream& in) {
+  std::string config;
+  std::getline(in, config);
+  REQUIRE(write_file_atomic("model/config.json", config));
+  REQUIRE(write_file_atomic("model/model.safetensors", safetensors_of(in)));
+  const auto model = load_model("model");
+  REQUIRE(model);
+  const auto checkpoint = Checkpoint::open(model->weights_path);
+  if (!checkpoint) return render(checkpoint.error());
+  if (const auto status = checkpoint->check_against(*model); !status) return render(status.error());
+  std::string all;
+  for (const auto& p : parameters_of(*model)) {
+    const auto values = checkpoint->load_parameter(p.name, p.shape);
+    if (!values) all += render(values.error());
+  }
+  return all;
+}
+
+std::string run_case(const std::string& input) {
+  std::istringstream in(input);
+  std::string first, command;
+  std::getline(in, first);
+  std::istringstream words(first);
+  words >> command;
+  const std::string rest = input.substr(std::min(input.size(), first.size() + 1));
+  if (command == "scenario") {
+    std::vector<std::string> overrides;
+    for (std::string flag, value; words >> flag >> value;) overrides.push_back(value);
+    return rendered(load_scenario_text(rest, "scenario.yaml", overrides));
+  }
+  if (command == "open") {
+    std::string path;
+    words >> path;
+    return rendered(load_scenario(path));
+  }
+  if (command == "config") return rendered(model_from_text(rest, "config.json", "model"));
+  if (command == "safetensors") {
+    REQUIRE(write_file_atomic("model.safetensors", safetensors_of(in)));
+    return rendered(Checkpoint::open("model.safetensors"));
+  }
+  if (command == "weights") return run_weights(in);
+  if (command == "index") {
+    REQUIRE(write_file_atomic("sharded/model.safetensors.index.json", rest));
+    return rendered(Checkpoint::open("sharded"));
+  }
+  FAIL("unknown command " << command);
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("error goldens") {
+  const Scratch scratch;
+  std::set<std::string> seen;
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  for (const auto& path : files) {
+    INFO(path.filename().string());
+    const auto text = read_file(path);
+    REQUIRE(text);
+    const auto bar = text->find("----\n");
+    REQUIRE(bar != std::string::npos);
+    const std::string input = text->substr(0, bar), found = run_case(input);
+    if (std::getenv("HOTBUNK_UPDATE") != nullptr) {
+      REQUIRE(write_file_atomic(path, input + "----\n" + found));
+    } else {
+      CHECK(found == text->substr(bar + 5));
+    }
+    CHECK(found != "no error\n");
+    CHECK(seen.insert(found).second);  // every golden shows a message of its own
+  }
+  CHECK(files.size() >= 40);
+}
+
+TEST_CASE("docs/errors.md lists every code that a reader can report") {
+  const auto page = read_file(fs::path(HOTBUNK_SOURCE_DIR) / "docs/errors.md");
+  REQUIRE(page);
+  int codes = 0;
+  for (const char* part : {"spec", "base"}) {
+    for (const auto& entry : fs::directory_iterator(fs::path(HOTBUNK_SOURCE_DIR) / part)) {
+      const auto source = read_file(entry.path());
+      REQUIRE(source);
+      for (auto at = source->find("\"E"); at != std::string::npos; at = source->find("\"E", at + 1)) {
+        const std::string code = source->substr(at + 1, 4);
+        if (code.find_first_not_of("E0123456789") != std::string::npos || (*source)[at + 5] != '"') continue;
+        INFO(entry.path().filename().string() << " " << code);
+        CHECK(page->find("| " + code + " |") != std::string::npos);
+        ++codes;
+      }
+    }
+  }
+  CHECK(codes > 40);
+}
+
+}  // namespace hotbunk
