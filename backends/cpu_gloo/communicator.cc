@@ -73,11 +73,14 @@ void Communicator::compare(const Call& ours, std::span<const Call> all) const {
   throw RuntimeFailure(text);
 }
 
-void Communicator::check_part(const Call& call, int peer, std::int64_t sent, std::int64_t expected) const {
-  if (sent != expected)
-    throw RuntimeFailure(
-        fmt::format("rank {}: {} does not agree across the group: rank {} sends {} B to rank {}, which expects {}",
-                    ranks_[rank_], describe(call), ranks_[peer], sent, ranks_[rank_], expected));
+void Communicator::compare_parts(const Call& call, std::span<const std::int64_t> sent,
+                                 std::span<const std::int64_t> expected) const {
+  for (int from = 0; from < size(); ++from)
+    for (int to = 0; to < size(); ++to)
+      if (const std::int64_t s = sent[from * size() + to], e = expected[to * size() + from]; s != e)
+        throw RuntimeFailure(
+            fmt::format("rank {}: {} does not agree across the group: rank {} sends {} B to rank {}, which expects {}",
+                        ranks_[rank_], describe(call), ranks_[from], s, ranks_[to], e));
 }
 
 Communicator::Call Communicator::next_call(CommOp op, DType dtype, std::int64_t count) {
@@ -99,9 +102,9 @@ void Communicator::count(CommOp op, std::int64_t payload, std::int64_t padding, 
   cell.wire += wire;
 }
 
-std::vector<TrafficCount> Communicator::traffic() const {
+std::vector<CommTraffic> Communicator::traffic() const {
   std::lock_guard lock(counters_mutex_);
-  std::vector<TrafficCount> rows;
+  std::vector<CommTraffic> rows;
   for (const auto& [tag, cells] : counters_)
     for (int op = 0; op < num_comm_ops; ++op)
       if (const Cell& c = cells[op]; c.calls > 0)

@@ -55,14 +55,14 @@ enum class Transport : std::uint8_t { solo, shm, gloo };
 std::string_view name_of(Transport);
 
 /// One row of the traffic table: one operation under one tag (phase id), summed over calls.
-struct TrafficCount {
+struct CommTraffic {
   int tag = 0;
   CommOp op = CommOp::barrier;
   std::int64_t calls = 0;
   std::int64_t payload_bytes = 0;
   std::int64_t padding_bytes = 0;
   std::int64_t wire_bytes = 0;
-  bool operator==(const TrafficCount&) const = default;
+  bool operator==(const CommTraffic&) const = default;
 };
 
 /// Bytes that `rank` of `size` sends in an all-reduce of count elements of element_bytes (table above).
@@ -121,11 +121,13 @@ class Communicator {
   virtual const std::byte* peer_pointer(int peer, int region, std::int64_t offset) const;
   /// Copies from there; RuntimeFailure where no memory is shared.
   void peer_read(int peer, int region, std::int64_t offset, void* dst, std::int64_t bytes);
+  /// Counts one peer_read of `bytes` that the caller made itself through peer_pointer (strided reads).
+  void note_peer_read(std::int64_t bytes) { count(CommOp::peer_read, bytes, 0, bytes); }
 
   /// Calls from now on count under this tag (a phase id of the caller).
   void set_tag(int tag) { tag_.store(tag, std::memory_order_relaxed); }
   /// Rows in order of (tag, op). From any thread.
-  std::vector<TrafficCount> traffic() const;
+  std::vector<CommTraffic> traffic() const;
 
  protected:
   Communicator(std::string name, std::vector<int> ranks, int rank);
@@ -143,8 +145,9 @@ class Communicator {
   std::string describe(const Call&) const;
   /// RuntimeFailure, naming what each rank asked for, unless all calls (by group rank) agree with ours.
   void compare(const Call& ours, std::span<const Call> all) const;
-  /// RuntimeFailure unless `peer` sends this rank as many bytes as it expects.
-  void check_part(const Call&, int peer, std::int64_t sent, std::int64_t expected) const;
+  /// RuntimeFailure unless every rank is sent what it expects: W * W bytes each, sent [from][to] and expected
+  /// [to][from].
+  void compare_parts(const Call&, std::span<const std::int64_t> sent, std::span<const std::int64_t> expected) const;
 
   virtual void do_all_gather(const Call&, const std::byte* send, std::byte* recv, std::int64_t bytes) = 0;
   virtual void do_reduce_scatter(const Call&, const std::byte* send, std::byte* recv) = 0;

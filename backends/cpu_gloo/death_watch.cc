@@ -191,8 +191,9 @@ void DeathWatch::run() {
         stuck_at =
             now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(seconds_of(options_.unwind_seconds));
       if (now >= stuck_at) {
-        std::fprintf(stderr, "hotbunk: %s; rank %d is stuck in %s and ends\n", message().c_str(), options_.rank,
-                     status_of(options_.rank).c_str());
+        const std::string status = status_of(options_.rank);
+        std::fprintf(stderr, "hotbunk: %s; rank %d does not come back%s%s and ends\n", message().c_str(), options_.rank,
+                     status.empty() ? "" : " from ", status.c_str());
         _exit(3);
       }
     }

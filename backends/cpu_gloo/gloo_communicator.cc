@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -57,6 +58,9 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
 }  // namespace
 
 std::shared_ptr<gloo::transport::Device> make_gloo_device(const std::string& address) {
+  // gloo writes to sockets without MSG_NOSIGNAL: when a peer dies, an error is wanted here, not a signal that ends us
+  // too.
+  std::signal(SIGPIPE, SIG_IGN);
   try {
     return gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
   } catch (const std::exception& e) {
@@ -329,13 +333,23 @@ void GlooCommunicator::do_all_to_all(const Call& call, const std::byte* send, st
 
 void GlooCommunicator::check_parts(const Call& call, std::span<const std::int64_t> send_bytes,
                                    std::span<const std::int64_t> recv_bytes) {
-  std::vector<std::int64_t> theirs(recv_bytes.begin(), recv_bytes.end());
-  std::vector<Transfer> each;
-  for (int r = 0; r < size(); ++r)
-    if (r != rank()) each.push_back({r, r * 8, 8});
-  transfer(describe(call) + ", comparing sizes", next_slot(), reinterpret_cast<const std::byte*>(send_bytes.data()),
-           each, reinterpret_cast<std::byte*>(theirs.data()), each);
-  for (int r = 0; r < size(); ++r) check_part(call, r, theirs[r], recv_bytes[r]);
+  const std::string what = describe(call) + ", comparing sizes";
+  const auto gather_rows = [&](std::span<const std::int64_t> row) {
+    const std::int64_t bytes = size() * static_cast<std::int64_t>(sizeof(std::int64_t));
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(size() * size()));
+    std::copy(row.begin(), row.end(), rows.begin() + rank() * size());
+    std::vector<Transfer> sends, recvs;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      sends.push_back({r, rank() * bytes, bytes});
+      recvs.push_back({r, r * bytes, bytes});
+    }
+    auto* memory = reinterpret_cast<std::byte*>(rows.data());
+    transfer(what, next_slot(), memory, sends, memory, recvs);
+    return rows;
+  };
+  const auto sent = gather_rows(send_bytes), expected = gather_rows(recv_bytes);
+  compare_parts(call, sent, expected);
 }
 
 void GlooCommunicator::do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from,

@@ -44,7 +44,8 @@ Listener listen_on_loopback() {
 [[noreturn]] void run_child(const LaunchEnv& env, int parent_pid, const sigset_t& signals,
                             const std::function<int(const LaunchEnv&)>& body) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent_pid) _exit(3);  // the parent died before prctl
+  if (getppid() != parent_pid) _exit(3);                    // the parent died before prctl
+  for (int s : {SIGINT, SIGTERM}) std::signal(s, SIG_DFL);  // a handler of the parent is not ours
   pthread_sigmask(SIG_SETMASK, &signals, nullptr);
   int code = 3;
   try {

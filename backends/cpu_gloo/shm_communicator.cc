@@ -135,10 +135,18 @@ void ShmCommunicator::check_agreement(const Call& call) const {
   std::vector<Call> calls;
   for (int r = 0; r < size(); ++r) calls.push_back(segment(r).posting(meetings_).call);
   compare(call, calls);
+  if (call.op != CommOp::all_to_all) return;
+  std::vector<std::int64_t> sent, expected;
+  for (int r = 0; r < size(); ++r)
+    for (const Part& p : std::span(segment(r).parts(meetings_), static_cast<std::size_t>(size()))) {
+      sent.push_back(p.bytes);
+      expected.push_back(p.expected);
+    }
+  compare_parts(call, sent, expected);
 }
 
 void ShmCommunicator::exchange(const Call& call, const std::byte* base, std::span<const Part> parts,
-                               const Consume& consume, std::span<const std::int64_t> expected) {
+                               const Consume& consume) {
   const std::int64_t piece_bytes = staging_bytes / std::ssize(parts) / line * line;
   const Mode mode = post(call, base, parts);
   if (mode == Mode::staged) stage(base, parts, 0, piece_bytes);
@@ -162,7 +170,6 @@ void ShmCommunicator::exchange(const Call& call, const std::byte* base, std::spa
       HB_CHECK(s.data != nullptr, "{}: region {} of rank {} is not open here", describe(call), p.region, ranks()[r]);
       s.data += s.part.offset;
     }
-    if (!expected.empty()) check_part(call, r, s.part.bytes, expected[r]);
   }
 
   // One round when all is read in place; as many pieces as the longest part needs when anything is staged.
@@ -250,20 +257,17 @@ void ShmCommunicator::do_all_to_all(const Call& call, const std::byte* send, std
   std::vector<std::int64_t> to;
   std::int64_t from = 0, at = 0;
   for (int r = 0; r < size(); ++r) {
-    parts.push_back({from, send_bytes[r]});
+    parts.push_back({from, send_bytes[r], recv_bytes[r]});
     to.push_back(at);
     from += send_bytes[r];
     at += recv_bytes[r];
   }
-  exchange(
-      call, send, parts,
-      [&](std::int64_t begin, const Pieces& pieces) {
-        for (int i = 0; i < size(); ++i) {
-          const int r = (rank() + i) % size();
-          copy(recv + to[r] + begin, pieces[r].data(), std::ssize(pieces[r]));
-        }
-      },
-      recv_bytes);
+  exchange(call, send, parts, [&](std::int64_t begin, const Pieces& pieces) {
+    for (int i = 0; i < size(); ++i) {
+      const int r = (rank() + i) % size();
+      copy(recv + to[r] + begin, pieces[r].data(), std::ssize(pieces[r]));
+    }
+  });
 }
 
 void ShmCommunicator::do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from,

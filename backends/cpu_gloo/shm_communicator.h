@@ -34,9 +34,10 @@ class ShmCommunicator final : public Communicator {
   const std::byte* peer_pointer(int peer, int region, std::int64_t offset) const override;
 
  private:
-  /// Bytes of the send buffer that one peer (or, when there is one part only, every peer) reads.
+  /// Bytes of the send buffer that one peer (or, when there is one part only, every peer) reads; all_to_all also says
+  /// how many bytes it expects from that peer.
   struct Part {
-    std::int64_t offset, bytes;
+    std::int64_t offset, bytes, expected = 0;
   };
   enum class Mode : std::uint8_t { nothing, staged, direct };
   struct Posting {
@@ -64,9 +65,7 @@ class ShmCommunicator final : public Communicator {
   void stage(const std::byte* base, std::span<const Part>, std::int64_t begin, std::int64_t piece_bytes);
   void check_agreement(const Call&) const;
   /// Makes parts[r] of my buffer readable for rank r (parts[0] for everyone if it is the only one) and consumes theirs.
-  /// expected: bytes that each rank should have for me (all_to_all), or empty.
-  void exchange(const Call&, const std::byte* base, std::span<const Part> parts, const Consume&,
-                std::span<const std::int64_t> expected = {});
+  void exchange(const Call&, const std::byte* base, std::span<const Part> parts, const Consume&);
   void reduce_pieces(std::byte* dst, const Pieces&, const Call&) const;
 
   void do_all_gather(const Call&, const std::byte* send, std::byte* recv, std::int64_t bytes) override;

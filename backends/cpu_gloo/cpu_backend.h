@@ -1,0 +1,52 @@
+// The CPU backend: executes a plan in real time, one process per rank, streams as threads, arenas with a hard capacity.
+#pragma once
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "backends/cpu_gloo/world.h"
+#include "exec/backend.h"
+
+namespace hotbunk {
+
+struct CpuOptions {
+  int compute_threads = 1;       // OpenMP team of the compute stream
+  bool enforce_capacity = true;  // false only in tests of what happens then: the arena enforces it either way
+  std::int32_t span_steps = 2;   // iterations whose spans and memory events are kept
+  bool check_resident = false;   // P4: after every phase, resident bytes of the arena == mapped bytes to one chunk
+  bool poison = false;           // fill buffers with NaN when they are allocated
+  bool check_finite =
+      false;  // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
+  std::optional<Transport> transport;  // default: shared memory on one host, else gloo
+};
+
+/// Plays one rank of `world` (the plan's ranks are the world's).
+class CpuBackend final : public Backend {
+ public:
+  /// The driver fills feeds and takes fetches; all three outlive the devices.
+  CpuBackend(World&, Driver&, CpuOptions);
+  ~CpuBackend() override;
+
+  Capability supports(const Op&) const override;
+  /// `local` is this process's rank. Creates arenas and communicators: every rank of the world calls it.
+  /// E602 when memory or a peer cannot be had.
+  Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;
+  /// Of this rank; other ranks' parts are empty (merge_traces joins them).
+  Result<Trace> take_trace() override;
+
+  /// Reads a buffer of this rank's arena, for tests: empty when its range is not mapped.
+  std::span<const std::byte> peek(std::string_view buffer_name) const;
+  /// Resident bytes of the device arena as the kernel counts them, and what is mapped.
+  std::int64_t resident_bytes() const;
+  std::int64_t mapped_bytes() const;
+
+ private:
+  World& world_;
+  Driver& driver_;
+  CpuOptions options_;
+  class CpuDevice* device_ = nullptr;  // owned by the caller of open()
+};
+
+}  // namespace hotbunk

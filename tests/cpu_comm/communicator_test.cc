@@ -1,0 +1,450 @@
+// Collectives against the naive definition, both transports bit for bit, counters against closed forms.
+#include "backends/cpu_gloo/communicator.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "backends/cpu_gloo/arena.h"
+#include "base/check.h"
+#include "base/rng.h"
+#include "tests/cpu_comm/ranks.h"
+
+namespace hotbunk {
+namespace {
+
+using test::with_ranks;
+
+/// Element i of what rank r contributes: fp32 of 20 binary orders of magnitude, so that the sum depends on the order.
+float contribution(int rank, std::int64_t i) {
+  const std::uint64_t h =
+      (static_cast<std::uint64_t>(i) * 4 + static_cast<std::uint64_t>(rank) + 1) * 0x9E3779B97F4A7C15ull;
+  return (uniform24(static_cast<std::uint32_t>(h >> 32)) - 0.5f) * static_cast<float>(1u << (h >> 20) % 20);
+}
+
+template <class T>
+T convert(float x) {
+  if constexpr (std::is_same_v<T, bf16>) return to_bf16(x);
+  else return static_cast<T>(x);
+}
+
+template <class T>
+std::vector<T> contributions(int rank, std::int64_t n) {
+  std::vector<T> v(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) v[i] = convert<T>(contribution(rank, i));
+  return v;
+}
+
+/// The slow obvious sum: rank 0 first.
+template <class T>
+T naive(int world, std::int64_t i, ReduceOp op) {
+  const auto widen = [](T x) {
+    if constexpr (std::is_same_v<T, bf16>) return to_f32(x);
+    else return x;
+  };
+  auto sum = widen(convert<T>(contribution(0, i)));
+  for (int r = 1; r < world; ++r) {
+    const auto x = widen(convert<T>(contribution(r, i)));
+    sum = op == ReduceOp::sum ? sum + x : std::max(sum, x);
+  }
+  if constexpr (std::is_same_v<T, bf16>) return to_bf16(sum);
+  else return sum;
+}
+
+template <class T>
+constexpr DType dtype_of = std::is_same_v<T, float>  ? DType::f32
+                           : std::is_same_v<T, bf16> ? DType::bf16
+                                                     : DType::i32;
+
+template <class T>
+bool same_bits(const T& a, const T& b) {
+  return std::memcmp(&a, &b, sizeof(T)) == 0;
+}
+
+/// Buffers either in a shared arena (peers read them in place) or in ordinary memory (staged in pieces).
+class Memory {
+ public:
+  Memory(World& world, bool in_arena) : arena_({"test", size, size, true}) {
+    if (!in_arena) return;
+    arena_.map(0, size, "test");
+    world.share(arena_);
+    next_ = arena_.base();
+  }
+  template <class T>
+  T* take(std::int64_t n) {
+    const std::int64_t bytes = (n * static_cast<std::int64_t>(sizeof(T)) + 127) / 64 * 64;  // a gap behind each buffer
+    if (next_ == nullptr) {
+      heap_.emplace_back(static_cast<std::size_t>(bytes));
+      return reinterpret_cast<T*>(heap_.back().data());
+    }
+    T* p = reinterpret_cast<T*>(next_);
+    next_ += bytes;
+    RANK_REQUIRE(arena_.contains(next_));
+    return p;
+  }
+  template <class T>
+  T* copy_of(const std::vector<T>& v) {
+    T* p = take<T>(std::ssize(v));
+    std::copy(v.begin(), v.end(), p);
+    return p;
+  }
+
+ private:
+  static constexpr std::int64_t size = 64 << 20;
+  Arena arena_;
+  std::byte* next_ = nullptr;
+  std::vector<std::vector<std::byte>> heap_;
+};
+
+std::vector<int> everyone(const World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+template <class T>
+void check_reductions(Communicator& c, Memory& memory, std::int64_t n) {
+  const int w = c.size(), me = c.rank();
+  for (ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+    const T* send = memory.copy_of(contributions<T>(me, n));
+    T* recv = memory.take<T>(n);
+    c.all_reduce(send, recv, n, dtype_of<T>, op);
+    T* in_place = memory.copy_of(contributions<T>(me, n));
+    c.all_reduce(in_place, in_place, n, dtype_of<T>, op);
+    for (std::int64_t i = 0; i < n; ++i) {
+      RANK_REQUIRE(same_bits(recv[i], naive<T>(w, i, op)), "all_reduce [{}] of {}", i, n);
+      RANK_REQUIRE(same_bits(in_place[i], recv[i]), "in place [{}] of {}", i, n);
+    }
+  }
+  const T* send = memory.copy_of(contributions<T>(me, w * n));
+  T* recv = memory.take<T>(n);
+  c.reduce_scatter(send, recv, n, dtype_of<T>);
+  T* in_place = memory.copy_of(contributions<T>(me, w * n));
+  c.reduce_scatter(in_place, in_place + me * n, n, dtype_of<T>);
+  for (std::int64_t i = 0; i < n; ++i) {
+    RANK_REQUIRE(same_bits(recv[i], naive<T>(w, me * n + i, ReduceOp::sum)), "reduce_scatter [{}] of {}", i, n);
+    RANK_REQUIRE(same_bits(in_place[me * n + i], recv[i]), "in place [{}] of {}", i, n);
+  }
+}
+
+void check_copies(Communicator& c, Memory& memory, std::int64_t n) {
+  using T = std::int32_t;
+  const int w = c.size(), me = c.rank();
+  const auto value = [](int rank, std::int64_t i) { return static_cast<T>(rank * 1'000'003 + i); };
+  T* send = memory.take<T>(w * n);
+  for (std::int64_t i = 0; i < w * n; ++i) send[i] = value(me, i);
+  T* recv = memory.take<T>(w * n);
+
+  c.all_gather(send, recv, n * 4);
+  for (int r = 0; r < w; ++r)
+    for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[r * n + i] == value(r, i), "all_gather of {}", n);
+  for (std::int64_t i = 0; i < n; ++i) recv[me * n + i] = value(me, 5 * i);
+  c.all_gather(recv + me * n, recv, n * 4);  // in place
+  for (int r = 0; r < w; ++r)
+    for (std::int64_t i = 0; i < n; ++i)
+      RANK_REQUIRE(recv[r * n + i] == value(r, 5 * i), "in-place all_gather of {}", n);
+
+  c.all_to_all(send, recv, n * 4);
+  for (int r = 0; r < w; ++r)
+    for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[r * n + i] == value(r, me * n + i), "all_to_all of {}", n);
+
+  for (int root = 0; root < w; ++root) {
+    for (std::int64_t i = 0; i < n; ++i) recv[i] = me == root ? value(root, 3 * i) : -1;
+    c.broadcast(recv, n * 4, root);
+    for (std::int64_t i = 0; i < n; ++i)
+      RANK_REQUIRE(recv[i] == value(root, 3 * i), "broadcast of {} from {}", n, root);
+  }
+
+  // Rank s sends (s + 2 d) mod 5 elements to rank d, some of them none.
+  const auto elements = [](int s, int d) { return std::int64_t{(s + 2 * d) % 5}; };
+  std::vector<std::int64_t> out, in;
+  for (int r = 0; r < w; ++r) {
+    out.push_back(elements(me, r) * n * 4 / 5 / 4 * 4);
+    in.push_back(elements(r, me) * n * 4 / 5 / 4 * 4);
+  }
+  c.all_to_all_v(send, out, recv, in);
+  for (int r = 0, at = 0; r < w; ++r) {
+    std::int64_t theirs = 0;
+    for (int d = 0; d < me; ++d) theirs += elements(r, d) * n * 4 / 5 / 4;
+    for (std::int64_t i = 0; i < in[r] / 4; ++i)
+      RANK_REQUIRE(recv[at + i] == value(r, theirs + i), "all_to_all_v from {}", r);
+    at += static_cast<int>(in[r] / 4);
+  }
+
+  if (w > 1) {
+    const int next = (me + 1) % w, previous = (me + w - 1) % w;
+    c.send_recv(next, send, n * 4, previous, recv, n * 4);
+    for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[i] == value(previous, i), "send_recv of {}", n);
+    for (int from = 0; from + 1 < w; ++from) {
+      if (me == from) c.send(from + 1, send + n, n * 4);
+      if (me == from + 1) c.recv(from, recv, n * 4);
+      if (me == from + 1)
+        for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[i] == value(from, n + i), "send of {}", n);
+    }
+  }
+}
+
+void check_everything(World& world, Transport transport, bool in_arena) {
+  Memory memory(world, in_arena);
+  const auto c = world.communicator(everyone(world), fmt::format("{}{}", name_of(transport), in_arena), transport);
+  RANK_REQUIRE(c->transport() == (world.size() == 1 ? Transport::solo : transport));
+  // 0; odd; below and above the limit of copying eagerly (64 KiB); many staging pieces of 1 MiB, the last one partial.
+  for (std::int64_t n : {0, 1, 7, 4097, 20'011, 300'007}) {
+    check_reductions<float>(*c, memory, n);
+    if (n > 30'000) continue;  // one dtype is enough for the long way through the pieces
+    check_reductions<bf16>(*c, memory, n);
+    check_reductions<std::int32_t>(*c, memory, n);
+    check_copies(*c, memory, n);
+  }
+  check_copies(*c, memory, 300'007);
+  c->barrier();
+}
+
+TEST_CASE("collectives equal their definition, bit for bit, over both transports", "[comm]") {
+  const int w = GENERATE(1, 2, 3, 4);
+  const auto result = with_ranks(w, [](World& world) {
+    if (world.size() <= 3) check_everything(world, Transport::shm, false);
+    check_everything(world, Transport::shm, true);
+    check_everything(world, Transport::gloo, false);
+  });
+  INFO(result.message);
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("an arena buffer here, ordinary memory there: transports mix", "[comm]") {
+  const auto result = with_ranks(3, [](World& world) {
+    Arena arena({"test", 16 << 20, 16 << 20, true});
+    arena.map(0, 16 << 20, "test");
+    world.share(arena);
+    const auto c = world.communicator(everyone(world), "mixed");
+    const std::int64_t n = 700'001;  // 2.8 MB: three pieces where staged
+    std::vector<float> heap = contributions<float>(world.rank(), n), summed(n);
+    float* send = heap.data();
+    if (world.rank() == 1) {
+      send = reinterpret_cast<float*>(arena.base());
+      std::copy(heap.begin(), heap.end(), send);
+    }
+    c->all_reduce(send, summed.data(), n, DType::f32);
+    for (std::int64_t i = 0; i < n; ++i)
+      RANK_REQUIRE(same_bits(summed[i], naive<float>(3, i, ReduceOp::sum)), "[{}]", i);
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("two communicators of one group on two streams do not interfere", "[comm]") {
+  const Transport transport = GENERATE(Transport::shm, Transport::gloo);
+  const auto result = with_ranks(2, [&](World& world) {
+    const auto a = world.communicator(everyone(world), "a", transport),
+               b = world.communicator(everyone(world), "b", transport);
+    const auto work = [&](Communicator& c, int rounds, std::int64_t n) {
+      const std::vector<float> send = contributions<float>(world.rank(), n);
+      std::vector<float> recv(static_cast<std::size_t>(n));
+      for (int i = 0; i < rounds; ++i) {
+        c.all_reduce(send.data(), recv.data(), n, DType::f32);
+        for (std::int64_t k = 0; k < n; k += 101) RANK_REQUIRE(same_bits(recv[k], naive<float>(2, k, ReduceOp::sum)));
+      }
+    };
+    std::exception_ptr other;
+    std::thread t([&] {  // different counts and sizes, in an order that is nobody's
+      try {
+        work(*a, 40, 3'001);
+      } catch (...) {
+        other = std::current_exception();
+      }
+    });
+    work(*b, 7, 100'003);
+    t.join();
+    if (other) std::rethrow_exception(other);
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("subgroups, in an order of their own", "[comm]") {
+  const auto result = with_ranks(4, [](World& world) {
+    const std::vector<int> group = world.rank() % 2 == 0 ? std::vector{2, 0} : std::vector{1, 3};
+    const auto c = world.communicator(group, "pair");
+    RANK_REQUIRE(c->rank() == (group[0] == world.rank() ? 0 : 1));
+    int got[2];
+    const int me = world.rank();
+    c->all_gather(&me, got, sizeof me);
+    RANK_REQUIRE(got[0] == group[0] && got[1] == group[1]);
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
+  const Transport transport = GENERATE(Transport::shm, Transport::gloo);
+  const auto result = with_ranks(3, [&](World& world) {
+    const auto c = world.communicator(everyone(world), "counted", transport);
+    std::vector<float> a(3000), b(3000);
+    c->set_tag(5);
+    c->all_gather(a.data(), b.data(), 400, 30);  // n = 1200, of which 30 padding; wire 2/3 n = 800
+    c->all_gather(a.data(), b.data(), 400);
+    c->reduce_scatter(a.data(), b.data(), 100, DType::f32, 8);  // n = 3 * 400 = 1200; wire 800
+    c->set_tag(6);
+    c->all_reduce(a.data(), b.data(), 300, DType::bf16);  // n = 600; wire 2 * 2/3 * 600 = 800
+    c->all_reduce(a.data(), b.data(), 10, DType::f32);  // chunks 4, 4, 2 elements: wire (10 - k + 2 k) * 4 = 56, 56, 48
+    c->broadcast(a.data(), 100, 1);                     // chain 1, 2, 0: rank 0 passes nothing on
+    c->all_to_all(a.data(), b.data(), 50);              // 150 sent, 50 of them to itself
+    c->barrier();
+    if (c->rank() == 0) c->send(2, a.data(), 77);
+    if (c->rank() == 2) c->recv(0, a.data(), 77);
+    const int r = c->rank();
+    std::vector<CommTraffic> expected = {
+        {5, CommOp::all_gather, 2, 2370, 30, 1600},
+        {5, CommOp::reduce_scatter, 1, 1192, 8, 800},
+        {6, CommOp::all_reduce, 2, 640, 0, 800 + (r == 2 ? 48 : 56)},
+        {6, CommOp::broadcast, 1, 100, 0, r == 0 ? 0 : 100},
+        {6, CommOp::all_to_all, 1, 150, 0, 100},
+    };
+    if (r == 0) expected.push_back({6, CommOp::send, 1, 77, 0, 77});
+    if (r == 2) expected.push_back({6, CommOp::recv, 1, 0, 0, 0});
+    expected.push_back({6, CommOp::barrier, 1, 0, 0, 0});
+    RANK_REQUIRE(c->traffic() == expected);
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("wire volume of an all-reduce is the ring's where the chunks are equal", "[comm]") {
+  for (int w : {2, 3, 4, 8})
+    for (int r = 0; r < w; ++r) CHECK(all_reduce_wire_bytes(w, r, 24 * 5, 4) == 2 * (w - 1) * 24 * 5 * 4 / w);
+  CHECK(all_reduce_wire_bytes(1, 0, 100, 4) == 0);
+  // 5 elements over 4 ranks: chunks 2, 2, 1, 0.
+  CHECK(all_reduce_wire_bytes(4, 3, 5, 4) == 20);
+  CHECK(all_reduce_wire_bytes(4, 0, 5, 4) == (3 + 3 * 2) * 4);
+}
+
+TEST_CASE("ranks that disagree are told apart before memory is touched", "[comm]") {
+  const Transport transport = GENERATE(Transport::shm, Transport::gloo);
+  const int mistake = GENERATE(range(0, 5));
+  WorldOptions options;
+  options.check_collectives = true;
+  const auto result = with_ranks(
+      2,
+      [&](World& world) {
+        const auto c = world.communicator(everyone(world), "fsdp", transport);
+        std::vector<float> a(2000, 1.0f), b(2000, 2.0f);
+        c->barrier();
+        std::string message;
+        const bool odd = world.rank() == 1;
+        try {
+          if (mistake == 0) c->all_gather(a.data(), b.data(), odd ? 404 : 400);
+          if (mistake == 1) odd ? c->all_gather(a.data(), b.data(), 400) : c->broadcast(a.data(), 400, 0);
+          if (mistake == 2) c->all_reduce(a.data(), b.data(), 100, odd ? DType::bf16 : DType::f32);
+          if (mistake == 3) c->broadcast(b.data(), 400, world.rank());
+          if (mistake == 4) {
+            const std::int64_t out[2] = {40, 40}, in[2] = {odd ? 44 : 40, 40};
+            c->all_to_all_v(a.data(), out, b.data(), in);
+          }
+        } catch (const RuntimeFailure& e) {
+          message = e.what();
+        }
+        if (mistake < 4) {
+          RANK_REQUIRE(
+              message.find("#2 of group fsdp (ranks 0, 1) does not agree across the group") != std::string::npos, "{}",
+              message);
+          RANK_REQUIRE(message.find("rank 0 calls ") != std::string::npos &&
+                           message.find("; rank 1 calls ") != std::string::npos,
+                       "{}", message);
+        }
+        if (mistake == 0)
+          RANK_REQUIRE(message.find("rank 1 calls all_gather #2 of 404 uint8") != std::string::npos, "{}", message);
+        if (mistake == 4)
+          RANK_REQUIRE(message.find("rank 0 sends 40 B to rank 1, which expects 44") != std::string::npos, "{}",
+                       message);
+        for (int i = 202; i < 2000; ++i) RANK_REQUIRE(b[i] == 2.0f, "[{}]", i);  // beyond what was legal to write
+      },
+      options);
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("a message of another size is refused by the receiver", "[comm]") {
+  const auto result = with_ranks(2, [](World& world) {
+    const auto c = world.communicator(everyone(world), "pair", Transport::shm);
+    std::vector<char> data(100, 'x');
+    if (c->rank() == 0) {
+      c->send(1, data.data(), 90);
+    } else {
+      std::string message;
+      try {
+        c->recv(0, data.data(), 100);
+      } catch (const RuntimeFailure& e) {
+        message = e.what();
+      }
+      RANK_REQUIRE(message == "recv of 100 B from rank 0 in group pair: 100 B expected, but 90 B are sent", "{}",
+                   message);
+    }
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("peers read shared memory without its owner's help", "[comm]") {
+  const auto result = with_ranks(2, [](World& world) {
+    Arena first({"first", 1 << 20, 1 << 20, true}), second({"second", 1 << 20, 1 << 20, true});
+    for (Arena* a : {&first, &second}) a->map(0, 8192, "test");
+    RANK_REQUIRE(world.share(first) == 0);
+    RANK_REQUIRE(world.share(second) == 1);
+    const auto c = world.communicator(everyone(world), "peers");
+    std::memset(second.at(4096), 'a' + world.rank(), 100);
+    c->barrier();
+    const int peer = 1 - world.rank();
+    const std::byte expected{static_cast<unsigned char>('a' + peer)};
+    RANK_REQUIRE(*c->peer_pointer(peer, 1, 4096) == expected);
+    RANK_REQUIRE(*world.peer_pointer(peer, 1, 4195) == expected);
+    RANK_REQUIRE(*c->peer_pointer(peer, 0, 4096) == std::byte{0});
+    RANK_REQUIRE(c->peer_pointer(peer, 2, 0) == nullptr);
+    std::byte got[100];
+    c->peer_read(peer, 1, 4096, got, 100);
+    RANK_REQUIRE(got[99] == expected);
+    RANK_REQUIRE(c->traffic().at(0) == (CommTraffic{0, CommOp::peer_read, 1, 100, 0, 0}));
+    c->barrier();
+    // Unmapped and mapped again by its owner: the peer sees the new contents at the same place.
+    second.unmap(4096, 8192);
+    second.map(4096, 8192, "again");
+    std::memset(second.at(4096), 'x', 1);
+    c->barrier();
+    RANK_REQUIRE(*c->peer_pointer(peer, 1, 4096) == std::byte{'x'});
+    RANK_REQUIRE(*c->peer_pointer(peer, 1, 4097) == std::byte{0});
+    RANK_REQUIRE(second.resident_bytes() == 8192);
+    c->barrier();
+    const auto tcp = world.communicator(everyone(world), "tcp", Transport::gloo);
+    bool refused = false;
+    try {
+      tcp->peer_read(peer, 0, 0, got, 1);
+    } catch (const RuntimeFailure&) {
+      refused = true;
+    }
+    RANK_REQUIRE(refused);
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("a wait that takes too long says for whom", "[comm]") {
+  WorldOptions options;
+  options.timeout_seconds = 0.3;
+  const auto result = with_ranks(
+      3,
+      [](World& world) {
+        const auto c = world.communicator(everyone(world), "fsdp", Transport::shm);
+        std::string message;
+        if (world.rank() != 2) {
+          try {
+            c->barrier();
+          } catch (const RuntimeFailure& e) {
+            message = e.what();
+          }
+          RANK_REQUIRE(
+              message.find(
+                  "barrier #1 of group fsdp (ranks 0, 1, 2), waiting for ranks 2: nothing happened for 0.3 s") == 0,
+              "{}", message);
+        }
+        world.barrier("end");
+      },
+      options);
+  CHECK(result.exit_code == 0);
+}
+
+}  // namespace
+}  // namespace hotbunk

@@ -1,0 +1,134 @@
+// A rank dies: the others stop within seconds and say who it was, in which phase and operation.
+#include "backends/cpu_gloo/death_watch.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <csignal>
+#include <thread>
+#include <vector>
+
+#include "backends/cpu_gloo/communicator.h"
+#include "base/check.h"
+#include "tests/cpu_comm/ranks.h"
+
+namespace hotbunk {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+/// Exit code 5: the rank noticed, with a message that contains every part; 6: noticed late or with another message.
+int expect_death(const LaunchEnv& env, const std::function<void(World&)>& work, const std::vector<std::string>& parts) {
+  const auto start = Clock::now();
+  try {
+    World world(env);
+    work(world);
+    return 0;
+  } catch (const RuntimeFailure& e) {
+    const std::string message = e.what();
+    bool ok = seconds_since(start) < 10.0;
+    for (const std::string& part : parts) ok &= message.find(part) != std::string::npos;
+    if (!ok) std::fprintf(stderr, "rank %d after %.1f s: %s\n", env.rank, seconds_since(start), message.c_str());
+    return ok ? 5 : 6;
+  }
+}
+
+TEST_CASE("kill -9 in the middle of collectives: the others throw and name the dead rank", "[death]") {
+  const Transport transport = GENERATE(Transport::shm, Transport::gloo);
+  const int victim = GENERATE(0, 2);
+  const auto result = fork_ranks(4, [&](const LaunchEnv& env) {
+    const auto work = [&](World& world) {
+      const std::vector<int> all = {0, 1, 2, 3};
+      const auto c = world.communicator(all, "fsdp", transport);
+      std::vector<float> data(100'000);
+      for (int i = 0;; ++i) {
+        world.watch().set_phase(i < 3 ? "rollout" : "train");
+        world.watch().set_op("all_reduce grads");
+        c->all_reduce(data.data(), data.data(), std::ssize(data), DType::f32);
+        if (i == 5 && world.rank() == victim) {
+          world.watch().set_op("adamw layers.1");
+          kill(getpid(), SIGKILL);
+        }
+      }
+    };
+    return expect_death(env, work,
+                        {fmt::format("rank {} (pid ", victim), "died while in phase train, op adamw layers.1",
+                         "noticed it in all_reduce #"});
+  });
+  CHECK(result.first_failure->rank == victim);
+  CHECK(result.first_failure->signal == SIGKILL);
+  CHECK(result.exit_code == 3);
+  for (const RankExit& e : result.ranks)
+    if (e.rank != victim) {
+      INFO("rank " << e.rank << ", signal " << e.signal);
+      CHECK(e.exit_code == 5);
+    }
+}
+
+TEST_CASE("a rank that leaves without goodbye, or fails, ends the others with its reason", "[death]") {
+  const bool announced = GENERATE(false, true);
+  const auto result = fork_ranks(3, [&](const LaunchEnv& env) {
+    return expect_death(env,
+                        [&](World& world) {
+                          world.watch().set_phase("wake");
+                          world.barrier("together");  // so that the phase was published everywhere
+                          if (world.rank() == 1) {
+                            if (announced) world.watch().announce_failure("arena full");
+                            throw RuntimeFailure("rank 1 (pid in phase wake itself: failed died arena full");
+                          }
+                          world.get("never set");
+                        },
+                        {"rank 1 (pid ", announced ? "failed" : "died", "phase wake", announced ? "arena full" : ""});
+  });
+  for (const RankExit& e : result.ranks) CHECK(e.exit_code == 5);
+}
+
+TEST_CASE("groups without the dead rank are told as well", "[death]") {
+  const auto result = fork_ranks(3, [&](const LaunchEnv& env) {
+    return expect_death(
+        env,
+        [&](World& world) {
+          const auto pair = world.rank() < 2 ? world.communicator(std::vector{0, 1}, "tp", Transport::gloo) : nullptr;
+          world.barrier("connected");
+          if (world.rank() == 2) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others are on their way by then
+            _exit(7);
+          }
+          if (world.rank() == 1)
+            std::this_thread::sleep_for(std::chrono::seconds(60));  // computes; ended by the unwinding limit
+          float x = 0;
+          pair->all_reduce(&x, &x, 1, DType::f32);
+        },
+        {"rank 2 (pid "});
+  });
+  CHECK(result.ranks[0].exit_code == 5);  // out of a gloo wait for rank 1, because rank 2 died
+  CHECK(result.ranks[1].exit_code == 3);  // could not unwind
+  CHECK(result.ranks[2].exit_code == 7);
+}
+
+TEST_CASE("leave waits for everybody, and nobody is taken for dead", "[death]") {
+  const auto result = test::with_ranks(3, [](World& world) {
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const auto start = Clock::now();
+    world.leave();
+    if (world.rank() == 0) RANK_REQUIRE(seconds_since(start) > 0.1);
+    RANK_REQUIRE(!world.watch().any_dead());
+  });
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("status texts are cut, not spilled", "[death]") {
+  DeathWatch watch(DeathWatchOptions{});
+  watch.set_phase(std::string(100, 'p'));
+  watch.set_op(std::string(100, 'o'));
+  CHECK(watch.status_of(0) == "phase " + std::string(63, 'p') + ", op " + std::string(63, 'o'));
+  CHECK(watch.status_of(1) == "");
+  watch.leave();  // of a world of one: nothing to wait for
+}
+
+}  // namespace
+}  // namespace hotbunk
