@@ -1,0 +1,301 @@
+#include "exec/iteration_driver.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "lowering/sample_rows.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr std::size_t iterations_kept = 3;  // ranks of one process are never further apart
+
+/// A result that was checked beforehand (check_lengths): a failure now is a fault of ours.
+template <class T>
+T checked(Result<T> result) {
+  HB_CHECK(result.has_value(), "{}", render(result.error()));
+  return std::move(*result);
+}
+
+SchedulerConfig scheduler_config(const RolloutSpec& r, std::int64_t num_kv_blocks) {
+  return {r.max_running_requests, r.max_prefill_tokens, r.block_tokens, num_kv_blocks};
+}
+
+StepMetrics& metrics_of(Trace& trace, std::int32_t step) {
+  auto found = std::ranges::find(trace.metrics, step, &StepMetrics::step);
+  if (found == trace.metrics.end()) found = trace.metrics.insert(found, StepMetrics{step, {}});
+  return *found;
+}
+
+double mean(const std::vector<std::int64_t>& values) {
+  const auto sum = std::accumulate(values.begin(), values.end(), std::int64_t{0});
+  return values.empty() ? 0.0 : static_cast<double>(sum) / static_cast<double>(values.size());
+}
+
+}  // namespace
+
+PhaseRole role_of_phase(std::string_view name) {
+  if (name == "load") return PhaseRole::load;
+  if (name == "rollout") return PhaseRole::rollout;
+  if (name == "exchange") return PhaseRole::exchange;
+  if (name == "reference") return PhaseRole::reference;
+  if (name == "old_logprobs") return PhaseRole::old_logprobs;
+  if (name == "train") return PhaseRole::train;
+  if (name == "checkpoint") return PhaseRole::checkpoint;
+  if (name == "export") return PhaseRole::export_weights;
+  return PhaseRole::other;
+}
+
+std::int64_t kv_blocks_of(const Plan& plan) {
+  const std::int32_t rollout = plan.phase_index("rollout");
+  if (rollout < 0) return 0;
+  for (const Program& program : plan.programs)
+    for (const Block& block : program.phases[static_cast<std::size_t>(rollout)])
+      for (const Op& op : block.ops)
+        if (op.kind == OpKind::kv_write) return op.outputs[0].shape[0].size;  // pool[blocks, 2 block_tokens, k d]
+  return 0;
+}
+
+Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
+  Diagnostics problems;
+  const std::int64_t longest = max_sample_tokens(s);
+  if (longest > s.train.micro_batch_tokens)
+    problems.push_back(
+        {.code = "E312",
+         .message = "the longest sample does not fit a training micro-batch",
+         .where = {},
+         .notes = {fmt::format("prompt {} + response {} = {} tokens, train.micro_batch_tokens is {}",
+                               max_prompt_tokens(s), max_response_tokens(s), longest, s.train.micro_batch_tokens)},
+         .help = fmt::format("set train.micro_batch_tokens to at least {}", longest)});
+  if (s.algorithm.name == AlgorithmName::sft) return problems;
+  auto fits = Scheduler::create(scheduler_config(s.rollout, num_kv_blocks),
+                                {{0, max_prompt_tokens(s), max_response_tokens(s)}});
+  if (!fits) problems.insert(problems.end(), fits.error().begin(), fits.error().end());
+  return problems;
+}
+
+double training_flops(const ModelSpec& m, std::int64_t tokens, std::int64_t attention_pairs) {
+  const std::int64_t lookup_only = m.tie_embeddings ? 0 : m.vocab * m.hidden;
+  const auto multiplied = static_cast<double>(active_parameter_count(m) - lookup_only);
+  return 6.0 * multiplied * static_cast<double>(tokens) +
+         12.0 * static_cast<double>(m.heads * m.head_dim * m.layers) * static_cast<double>(attention_pairs);
+}
+
+IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
+    : plan_(plan),
+      scenario_(scenario),
+      num_kv_blocks_(kv_blocks_of(plan)),
+      cursors_(static_cast<std::size_t>(plan.num_ranks())) {
+  for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
+}
+
+std::int64_t IterationDriver::engine_of(Rank r) const {
+  const RolloutLayout& l = scenario_.rollout.layout;
+  return l.order == RankOrder::strided ? r % l.dp : r / l.tp;
+}
+
+std::int64_t IterationDriver::tp_index_of(Rank r) const {
+  const RolloutLayout& l = scenario_.rollout.layout;
+  return l.order == RankOrder::strided ? r / l.dp : r % l.tp;
+}
+
+IterationDriver::Iteration& IterationDriver::iteration(std::int32_t step) {
+  auto& slot = iterations_[step];
+  if (!slot) {
+    slot = std::make_unique<Iteration>();
+    slot->step = step;
+    if (iterations_.size() > iterations_kept) iterations_.erase(iterations_.begin());
+  }
+  return *iterations_.at(step);
+}
+
+Scheduler IterationDriver::make_scheduler(std::span<const std::int64_t> samples, const SampleLengths& lengths) const {
+  std::vector<RolloutRequest> requests;
+  for (std::int64_t i : samples)
+    requests.push_back(
+        {i, lengths.prompt_tokens[static_cast<std::size_t>(i)], lengths.response_tokens[static_cast<std::size_t>(i)]});
+  return checked(Scheduler::create(scheduler_config(scenario_.rollout, num_kv_blocks_), std::move(requests)));
+}
+
+void IterationDriver::start_rollout(Iteration& it) {
+  const std::int64_t per_prompt = scenario_.algorithm.samples_per_prompt;
+  const std::vector<std::int64_t> prompts = prompt_tokens(it.step);
+  SampleLengths lengths{{}, response_caps(it.step)};
+  for (std::int64_t prompt : prompts)
+    lengths.prompt_tokens.insert(lengths.prompt_tokens.end(), static_cast<std::size_t>(per_prompt), prompt);
+  HB_CHECK(lengths.prompt_tokens.size() == lengths.response_tokens.size(), "{} prompts, {} caps",
+           lengths.prompt_tokens.size(), lengths.response_tokens.size());
+  for (const auto& samples : route_samples(prompts, per_prompt, scenario_.rollout.layout.dp))
+    it.engines.push_back({make_scheduler(samples, lengths), {}, {}, false});
+}
+
+std::optional<Args> IterationDriver::rollout_decision(Iteration& it, Rank rank, std::int64_t index) {
+  if (it.engines.empty()) start_rollout(it);
+  const std::int64_t number = engine_of(rank);
+  Engine& engine = it.engines[static_cast<std::size_t>(number)];
+  while (!engine.done && static_cast<std::int64_t>(engine.decisions.size()) <= index) {
+    if (engine.open) {
+      engine.scheduler.completed(*engine.open, ended(it, number, *engine.open, engine.decisions.back()));
+      engine.open.reset();
+    }
+    engine.open = engine.scheduler.next();
+    engine.done = !engine.open;
+    if (engine.done) break;
+    engine.decisions.push_back({.block = engine.open->prefill ? 0 : 1,
+                                .step = it.step,
+                                .sizes = engine.open->sizes,
+                                .payload = rollout_payload(it, number, *engine.open)});
+  }
+  if (static_cast<std::int64_t>(engine.decisions.size()) <= index) return std::nullopt;
+  return engine.decisions[static_cast<std::size_t>(index)];
+}
+
+const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step) {
+  Iteration& it = iteration(step);
+  if (!it.batches) {
+    const SampleLengths lengths = sample_lengths(step);
+    std::vector<std::int64_t> tokens;
+    for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i)
+      tokens.push_back(lengths.prompt_tokens[i] + lengths.response_tokens[i]);
+    it.batches = checked(make_mini_batches(tokens, {.ranks = plan_.num_ranks(),
+                                                    .mini_batches = scenario_.algorithm.mini_batches,
+                                                    .micro_batch_tokens = scenario_.train.micro_batch_tokens,
+                                                    .max_seqs = max_micro_batch_seqs(scenario_)}));
+    note_trained(step, lengths, *it.batches);
+  }
+  return *it.batches;
+}
+
+void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengths,
+                                   const std::vector<MiniBatch>& mini_batches) {
+  Trained& trained = trained_[step];
+  trained = {0, 0, lengths};
+  for (const MiniBatch& mini : mini_batches)
+    for (const auto& rank : mini.ranks)
+      for (const MicroBatch& micro : rank) {
+        trained.tokens += micro.sizes.tokens;
+        trained.attention_pairs += micro.sizes.attention_pairs;
+      }
+}
+
+std::vector<SampleLengths> IterationDriver::trained_lengths() const {
+  std::vector<SampleLengths> lengths;
+  for (const auto& [step, trained] : trained_) lengths.push_back(trained.lengths);
+  return lengths;
+}
+
+std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, PhaseRole role, std::int64_t index) {
+  const auto& minis = batches(it.step);
+  for (std::size_t mini = 0; mini < minis.size(); index -= minis[mini++].micro_batches()) {
+    if (index >= minis[mini].micro_batches()) continue;
+    const MicroBatch& micro = minis[mini].ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index)];
+    const MicroId id{rank, role, static_cast<std::int64_t>(mini), index};
+    return Args{.block = 0, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, std::int64_t index) {
+  const auto& minis = batches(it.step);
+  for (std::size_t mini = 0; mini < minis.size(); ++mini) {
+    const std::int64_t blocks = minis[mini].micro_batches() + 2;
+    if (index >= blocks) {
+      index -= blocks;
+      continue;
+    }
+    const auto number = static_cast<std::int64_t>(mini);
+    if (index == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = {}};
+    if (index == blocks - 1)
+      return Args{.block = 2, .step = it.step, .sizes = {}, .payload = step_payload(it, rank, number)};
+    const MicroBatch& micro = minis[mini].ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index - 1)];
+    const MicroId id{rank, PhaseRole::train, number, index - 1};
+    return Args{.block = 1, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Args> IterationDriver::decide(Rank rank, std::int32_t step, std::int16_t phase, std::int64_t index) {
+  const Args once{.block = 0, .step = step, .sizes = {}, .payload = {}};
+  const bool driven = plan_.phases[static_cast<std::size_t>(phase)].driven;
+  if (driven) {
+    switch (role(phase)) {
+      case PhaseRole::rollout:
+        return rollout_decision(iteration(step), rank, index);
+      case PhaseRole::reference:
+      case PhaseRole::old_logprobs:
+        return micro_decision(iteration(step), rank, role(phase), index);
+      case PhaseRole::train:
+        return train_decision(iteration(step), rank, index);
+      case PhaseRole::checkpoint:
+        if (scenario_.checkpoint_every < 1 || step % scenario_.checkpoint_every != 0) return std::nullopt;
+        break;
+      default:
+        break;
+    }
+    if (index > 0) return std::nullopt;
+  }
+  Args args = once;
+  switch (role(phase)) {
+    case PhaseRole::exchange:
+      args.payload = exchange_payload(iteration(step), rank);
+      break;
+    case PhaseRole::load:
+    case PhaseRole::checkpoint:
+    case PhaseRole::export_weights:
+      args.payload = weights_payload(role(phase), step, rank);
+      break;
+    default:
+      break;
+  }
+  return args;
+}
+
+std::optional<Args> IterationDriver::next(Rank rank, std::int32_t step, std::int16_t phase) {
+  Cursor& cursor = cursors_[static_cast<std::size_t>(rank)];
+  if (cursor.step != step || cursor.phase != phase) cursor = {step, phase, 0};
+  return decide(rank, step, phase, cursor.index++);
+}
+
+SchedulerStatistics IterationDriver::replay(const SampleLengths& lengths) const {
+  SchedulerStatistics total;
+  std::vector<std::int64_t> prompts;
+  const auto per_prompt = static_cast<std::size_t>(scenario_.algorithm.samples_per_prompt);
+  for (std::size_t i = 0; i < lengths.prompt_tokens.size(); i += per_prompt)
+    prompts.push_back(lengths.prompt_tokens[i]);
+  for (const auto& samples :
+       route_samples(prompts, scenario_.algorithm.samples_per_prompt, scenario_.rollout.layout.dp)) {
+    Scheduler scheduler = make_scheduler(samples, lengths);
+    while (const auto step = scheduler.next()) scheduler.completed(*step);
+    const SchedulerStatistics& s = scheduler.statistics();
+    total.prefill_steps += s.prefill_steps;
+    total.decode_steps += s.decode_steps;
+    total.preemptions += s.preemptions;
+    total.recomputed_tokens += s.recomputed_tokens;
+    total.max_blocks_used = std::max(total.max_blocks_used, s.max_blocks_used);
+  }
+  return total;
+}
+
+void IterationDriver::report(Trace& trace) const {
+  trace.trained_tokens = 0;
+  trace.model_flops = 0.0;
+  for (const auto& [step, trained] : trained_) {
+    trace.trained_tokens += trained.tokens;
+    trace.model_flops += training_flops(scenario_.model, trained.tokens, trained.attention_pairs);
+    auto& values = metrics_of(trace, step).values;
+    values["prompt_length/mean"] = mean(trained.lengths.prompt_tokens);
+    values["response_length/mean"] = mean(trained.lengths.response_tokens);
+    values["response_length/max"] = static_cast<double>(std::ranges::max(trained.lengths.response_tokens));
+    if (num_kv_blocks_ == 0) continue;
+    const SchedulerStatistics s = replay(trained.lengths);
+    values["rollout/prefill_steps"] = static_cast<double>(s.prefill_steps);
+    values["rollout/decode_steps"] = static_cast<double>(s.decode_steps);
+    values["rollout/preemptions"] = static_cast<double>(s.preemptions);
+    values["rollout/max_kv_blocks"] = static_cast<double>(s.max_blocks_used);
+  }
+}
+
+}  // namespace hotbunk

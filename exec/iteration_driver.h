@@ -1,0 +1,136 @@
+// IterationDriver: the order of blocks in every driven phase of an RL iteration, for every rank (DESIGN: Driver).
+// What differs between a simulation and a real run (lengths, end of sequence, data) are the hooks of derived classes.
+//
+// Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
+// once. reference, old_logprobs: all micro-batches of the iteration. train: per mini-batch "begin", its "micro"s,
+// "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration. All others: block 0.
+//
+// Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
+// micro-batch has 0 of both); all other blocks 0.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "exec/batching.h"
+#include "exec/driver.h"
+#include "exec/lengths.h"
+#include "exec/scheduler.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+enum class PhaseRole : std::uint8_t {
+  other,
+  load,
+  rollout,
+  exchange,
+  reference,
+  old_logprobs,
+  train,
+  checkpoint,
+  export_weights
+};
+PhaseRole role_of_phase(std::string_view name);
+
+/// KV blocks of one engine: the pool that the plan's kv_write ops write to; 0 when the plan has none.
+std::int64_t kv_blocks_of(const Plan&);
+
+/// What is wrong with a scenario's lengths before anything runs: E310 a longest sample that the KV pool cannot hold,
+/// E312 a longest sample that a micro-batch cannot hold.
+Diagnostics check_lengths(const Scenario&, std::int64_t num_kv_blocks);
+
+/// 6 FLOPs per parameter and token (2 forward, 4 backward) over the parameters that multiply activations: all but an
+/// untied embedding table, which is only looked up (a tied one is the head). Attention: 12 * heads * head_dim * layers
+/// per (query, key) pair: QK^T and PV are 2 FLOPs per multiply-add each, backward twice that. No recompute.
+double training_flops(const ModelSpec&, std::int64_t tokens, std::int64_t attention_pairs);
+
+class IterationDriver : public Driver {
+ public:
+  IterationDriver(const Plan&, const Scenario&);
+
+  std::optional<Args> next(Rank, std::int32_t step, std::int16_t phase) final;
+  void completed(Rank, const Args&, std::int16_t) override {}
+  void report(Trace&) const override;
+
+  /// Where a rank stands in the rollout.
+  std::int64_t engine_of(Rank) const;
+  std::int64_t tp_index_of(Rank) const;
+
+ protected:
+  /// One engine's rollout of one iteration.
+  struct Engine {
+    Scheduler scheduler;
+    std::optional<EngineStep> open;  // the step that the last decision was about
+    std::vector<Args> decisions;     // the same for all ranks of the engine
+    bool done = false;
+  };
+  /// One iteration, shared by the ranks of this process.
+  struct Iteration {
+    std::int32_t step = 0;
+    std::vector<Engine> engines;  // empty until the rollout
+    std::optional<std::vector<MiniBatch>> batches;
+  };
+  /// The position of one pass over a micro-batch.
+  struct MicroId {
+    Rank rank = 0;
+    PhaseRole role = PhaseRole::train;
+    std::int64_t mini = 0, micro = 0;
+  };
+
+  const Plan& plan() const { return plan_; }
+  const Scenario& scenario() const { return scenario_; }
+  PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
+  Iteration& iteration(std::int32_t step);
+  const std::vector<MiniBatch>& batches(std::int32_t step);
+  /// Lengths of the iterations trained so far, for lengths.jsonl.
+  std::vector<SampleLengths> trained_lengths() const;
+
+  // Hooks. Payloads stay alive from next() to completed(), and are immutable but for what fetch() stores.
+  virtual std::vector<std::int64_t> prompt_tokens(std::int32_t step) = 0;  // per prompt, before the rollout
+  virtual std::vector<std::int64_t> response_caps(std::int32_t step) = 0;  // per sample, before the rollout
+  virtual SampleLengths sample_lengths(std::int32_t step) = 0;             // after the exchange
+  virtual std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t /*engine*/, const EngineStep&) {
+    return {};
+  }
+  /// Which of the step's sampled tokens ended their sequence; empty: none.
+  virtual std::vector<std::uint8_t> ended(Iteration&, std::int64_t, const EngineStep&, const Args&) { return {}; }
+  virtual std::shared_ptr<Payload> exchange_payload(Iteration&, Rank) { return {}; }
+  virtual std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) { return {}; }
+  virtual std::shared_ptr<Payload> step_payload(Iteration&, Rank, std::int64_t /*mini*/) { return {}; }
+  /// For load, checkpoint and export.
+  virtual std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t /*step*/, Rank) { return {}; }
+
+ private:
+  struct Cursor {
+    std::int32_t step = -1;
+    std::int16_t phase = -1;
+    std::int64_t index = 0;
+  };
+  std::optional<Args> rollout_decision(Iteration&, Rank, std::int64_t index);
+  std::optional<Args> micro_decision(Iteration&, Rank, PhaseRole, std::int64_t index);
+  std::optional<Args> train_decision(Iteration&, Rank, std::int64_t index);
+  std::optional<Args> decide(Rank, std::int32_t step, std::int16_t phase, std::int64_t index);
+  void start_rollout(Iteration&);
+  void note_trained(std::int32_t step, const SampleLengths&, const std::vector<MiniBatch>&);
+  SchedulerStatistics replay(const SampleLengths&) const;
+  Scheduler make_scheduler(std::span<const std::int64_t> samples, const SampleLengths&) const;
+
+  struct Trained {
+    std::int64_t tokens = 0, attention_pairs = 0;
+    SampleLengths lengths;
+  };
+  const Plan& plan_;
+  const Scenario scenario_;
+  std::int64_t num_kv_blocks_ = 0;
+  std::vector<PhaseRole> roles_;  // by phase
+  std::vector<Cursor> cursors_;   // by rank
+  std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;
+  std::map<std::int32_t, Trained> trained_;
+};
+
+}  // namespace hotbunk

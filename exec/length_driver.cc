@@ -1,0 +1,41 @@
+#include "exec/length_driver.h"
+
+#include <algorithm>
+
+namespace hotbunk {
+
+Result<std::unique_ptr<LengthDriver>> LengthDriver::create(const Plan& plan, const Scenario& scenario,
+                                                           std::optional<std::vector<SampleLengths>> recorded) {
+  if (Diagnostics problems = check_lengths(scenario, kv_blocks_of(plan)); !problems.empty())
+    return fail(std::move(problems));
+  if (recorded)
+    if (Status ok = check_recorded(scenario, *recorded); !ok) return fail(std::move(ok.error()));
+  return std::unique_ptr<LengthDriver>(new LengthDriver(plan, scenario, std::move(recorded)));
+}
+
+LengthDriver::LengthDriver(const Plan& plan, const Scenario& scenario,
+                           std::optional<std::vector<SampleLengths>> recorded)
+    : IterationDriver(plan, scenario), recorded_(std::move(recorded)) {}
+
+const SampleLengths& LengthDriver::lengths(std::int32_t step) {
+  if (recorded_) return (*recorded_)[static_cast<std::size_t>(step - 1)];
+  if (drawn_step_ != step) {
+    drawn_ = draw_lengths(scenario(), step);
+    drawn_step_ = step;
+  }
+  return drawn_;
+}
+
+std::vector<std::int64_t> LengthDriver::prompt_tokens(std::int32_t step) {
+  const auto& by_sample = lengths(step).prompt_tokens;
+  const auto per_prompt = by_sample.size() / static_cast<std::size_t>(scenario().algorithm.prompts);
+  std::vector<std::int64_t> by_prompt;
+  for (std::size_t i = 0; i < by_sample.size(); i += per_prompt) by_prompt.push_back(by_sample[i]);
+  return by_prompt;
+}
+
+void LengthDriver::feed(Rank, const Op&, const Args&, std::span<std::byte> destination) {
+  std::ranges::fill(destination, std::byte{0});
+}
+
+}  // namespace hotbunk

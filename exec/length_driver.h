@@ -1,0 +1,33 @@
+// LengthDriver: drives a plan by lengths alone, drawn or recorded. What the simulator runs with.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "exec/iteration_driver.h"
+
+namespace hotbunk {
+
+class LengthDriver final : public IterationDriver {
+ public:
+  /// The plan must outlive it. E310, E312: a longest sample fits nowhere; E121: `recorded` is of another scenario.
+  static Result<std::unique_ptr<LengthDriver>> create(const Plan&, const Scenario&,
+                                                      std::optional<std::vector<SampleLengths>> recorded = {});
+
+  void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) override;  // zeros
+  void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}
+  bool wants_results() const override { return false; }
+
+ private:
+  LengthDriver(const Plan&, const Scenario&, std::optional<std::vector<SampleLengths>>);
+  const SampleLengths& lengths(std::int32_t step);
+  std::vector<std::int64_t> prompt_tokens(std::int32_t step) override;
+  std::vector<std::int64_t> response_caps(std::int32_t step) override { return lengths(step).response_tokens; }
+  SampleLengths sample_lengths(std::int32_t step) override { return lengths(step); }
+
+  std::optional<std::vector<SampleLengths>> recorded_;
+  std::int32_t drawn_step_ = -1;  // what drawn_ is of
+  SampleLengths drawn_;
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,40 @@
+// Lengths of an iteration's samples: drawn from the scenario's distributions, or recorded by a run and replayed, so
+// that a simulation of a finished run makes the very same decisions.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// Lengths of all samples of one iteration, by sample index.
+struct SampleLengths {
+  std::vector<std::int64_t> prompt_tokens, response_tokens;
+  friend bool operator==(const SampleLengths&, const SampleLengths&) = default;
+};
+
+/// Tokens of prompt or response `index` of iteration `step`, in [1, max]; a pure function of (seed, step, index).
+///   fixed      mean, rounded
+///   uniform    integers of [max(1, 2 mean - max), max], whose mean is `mean`
+///   lognormal  of the given mean and coefficient of variation; what would be longer than max ends there, as a
+///              response does at its cap
+enum class LengthOf : std::uint8_t { prompt = 0, response = 1 };
+std::int64_t draw_length(const LengthSpec&, std::int64_t seed, std::int32_t step, LengthOf, std::int64_t index);
+
+/// All samples of one iteration; the samples of one prompt share its length.
+SampleLengths draw_lengths(const Scenario&, std::int32_t step);
+
+/// One line per iteration: {"step": 1, "prompt_tokens": [...], "response_tokens": [...]}, the arrays by sample index.
+/// E103 when it cannot be written.
+Status write_lengths(const std::filesystem::path&, const std::vector<SampleLengths>&);
+/// E101 unreadable, E120 a line that is not of that form, with its line.
+Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path&);
+
+/// E121 when recorded lengths are not of this scenario: too few iterations, another number of samples, longer ones than
+/// its maxima, or a prompt whose samples differ.
+Status check_recorded(const Scenario&, const std::vector<SampleLengths>&);
+
+}  // namespace hotbunk

@@ -1,0 +1,152 @@
+#include "rl/passes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "lowering/sample_rows.h"
+
+namespace hotbunk {
+namespace {
+
+template <class T>
+bool put(const std::vector<T>& values, T fill, std::span<std::byte> destination) {
+  const std::size_t capacity = destination.size() / sizeof(T);
+  HB_CHECK(values.size() <= capacity, "{} values for a tensor of {}", values.size(), capacity);
+  if (!values.empty()) std::memcpy(destination.data(), values.data(), values.size() * sizeof(T));
+  for (std::size_t i = values.size(); i < capacity; ++i)
+    std::memcpy(destination.data() + i * sizeof(T), &fill, sizeof(T));
+  return true;
+}
+
+/// The first `count` values.
+template <class T>
+bool get(std::span<const std::byte> source, std::size_t count, std::vector<T>& values) {
+  HB_CHECK(source.size() >= count * sizeof(T), "{} bytes fetched for {} values", source.size(), count);
+  values.resize(count);
+  if (count > 0) std::memcpy(values.data(), source.data(), count * sizeof(T));
+  return true;
+}
+
+}  // namespace
+
+bool RolloutPayload::feed(Slot slot, std::span<std::byte> d) const {
+  switch (slot) {
+    case Slot::token_ids:
+      return put(token_ids, 0, d);
+    case Slot::positions:
+      return put(tables.positions, 0, d);
+    case Slot::cu_seqlens:
+      return put(tables.cu_seqlens, tables.cu_seqlens.back(), d);
+    case Slot::kv_slots:
+      return put(tables.kv_slots, -1, d);
+    case Slot::block_tables:
+      return put(tables.block_tables, 0, d);
+    case Slot::context_lengths:
+      return put(tables.context_lengths, 0, d);
+    case Slot::last_rows:
+      return put(tables.last_rows, 0, d);
+    case Slot::uniforms:
+      return put(uniforms, 0.0f, d);
+    default:
+      return false;
+  }
+}
+
+bool RolloutPayload::fetch(Slot slot, std::span<const std::byte> s) {
+  if (slot == Slot::sampled_ids) return get(s, uniforms.size(), sampled_ids);
+  if (slot == Slot::sampled_logps) return get(s, uniforms.size(), sampled_logps);
+  return false;
+}
+
+bool ExchangePayload::feed(Slot slot, std::span<std::byte> d) const {
+  if (slot == Slot::sample_rows) return put(rows, -1, d);
+  if (slot == Slot::sample_logps) return put(logps, 0.0f, d);
+  return false;
+}
+
+bool ExchangePayload::fetch(Slot slot, std::span<const std::byte> s) {
+  if (slot == Slot::all_sample_rows) return get(s, s.size() / sizeof(std::int32_t), all_rows);
+  if (slot == Slot::all_sample_logps) return get(s, s.size() / sizeof(float), all_logps);
+  return false;
+}
+
+void MicroPayload::append(const TokenSequence& sequence, float weight, float advantage) {
+  const auto length = static_cast<std::int64_t>(sequence.tokens.size());
+  for (std::int64_t t = 0; t < length; ++t) {
+    const bool predicts = t + 1 >= sequence.prompt_tokens && t + 1 < length;
+    const auto response = static_cast<std::size_t>(t + 1 - sequence.prompt_tokens);
+    token_ids.push_back(sequence.tokens[static_cast<std::size_t>(t)]);
+    positions.push_back(static_cast<std::int32_t>(t));
+    targets.push_back(predicts ? sequence.tokens[static_cast<std::size_t>(t + 1)] : -1);
+    loss_weights.push_back(predicts ? weight : 0.0f);
+    advantages.push_back(predicts ? advantage : 0.0f);
+    old_logps.push_back(predicts && !sequence.rollout_logps.empty() ? sequence.rollout_logps[response] : 0.0f);
+  }
+  cu_seqlens.push_back(static_cast<std::int32_t>(token_ids.size()));
+}
+
+bool MicroPayload::feed(Slot slot, std::span<std::byte> d) const {
+  switch (slot) {
+    case Slot::token_ids:
+      return put(token_ids, 0, d);
+    case Slot::positions:
+      return put(positions, 0, d);
+    case Slot::cu_seqlens:
+      return put(cu_seqlens, cu_seqlens.back(), d);
+    case Slot::targets:
+      return put(targets, -1, d);
+    case Slot::old_logps:
+      return put(old_logps, 0.0f, d);
+    case Slot::ref_logps:
+      return put(ref_logps, 0.0f, d);
+    case Slot::advantages:
+      return put(advantages, 0.0f, d);
+    case Slot::loss_weights:
+      return put(loss_weights, 0.0f, d);
+    default:
+      return false;
+  }
+}
+
+bool MicroPayload::fetch(Slot slot, std::span<const std::byte> s) {
+  return slot == Slot::logps && get(s, token_ids.size(), logps);
+}
+
+bool StepPayload::feed(Slot slot, std::span<std::byte> d) const {
+  return slot == Slot::learning_rate &&
+         put(std::vector<float>{learning_rate, static_cast<float>(optimizer_step)}, 0.0f, d);
+}
+
+bool StepPayload::fetch(Slot slot, std::span<const std::byte> s) {
+  return slot == Slot::metrics && get(s, static_cast<std::size_t>(Metric::count), metrics);
+}
+
+void write_row(const TokenSequence& sequence, std::int64_t sample, std::span<std::int32_t> row,
+               std::span<float> logps) {
+  std::ranges::fill(row, -1);
+  std::ranges::fill(logps, 0.0f);
+  HB_CHECK(
+      static_cast<std::int64_t>(sequence.tokens.size()) + row_header_ints <= static_cast<std::int64_t>(row.size()) &&
+          sequence.rollout_logps.size() <= logps.size(),
+      "sample {} of {} tokens does not fit its row", sample, sequence.tokens.size());
+  row[0] = static_cast<std::int32_t>(sample);
+  row[1] = static_cast<std::int32_t>(sequence.prompt_tokens);
+  row[2] = static_cast<std::int32_t>(sequence.response_tokens());
+  std::ranges::copy(sequence.tokens, row.begin() + row_header_ints);
+  std::ranges::copy(sequence.rollout_logps, logps.begin());
+}
+
+std::int64_t read_row(std::span<const std::int32_t> row, std::span<const float> logps, TokenSequence& sequence) {
+  if (row[0] < 0) return -1;
+  const std::int64_t length = std::int64_t{row[1]} + row[2];
+  HB_CHECK(row[1] >= 1 && row[2] >= 1 && length + row_header_ints <= static_cast<std::int64_t>(row.size()) &&
+               row[2] <= static_cast<std::int64_t>(logps.size()),
+           "row of sample {} holds {} + {} tokens", row[0], row[1], row[2]);
+  sequence.prompt_tokens = row[1];
+  sequence.tokens.assign(row.begin() + row_header_ints, row.begin() + row_header_ints + length);
+  sequence.rollout_logps.assign(logps.begin(), logps.begin() + row[2]);
+  return row[0];
+}
+
+}  // namespace hotbunk

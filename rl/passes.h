@@ -1,0 +1,76 @@
+// What the feeds of one block hold, and what its fetches brought: the payloads that RL drivers attach to Args.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "exec/driver.h"
+#include "exec/scheduler.h"
+#include "graph/slots.h"
+
+namespace hotbunk {
+
+/// A prompt and its response as one sequence of token ids.
+struct TokenSequence {
+  std::vector<std::int32_t> tokens;
+  std::int64_t prompt_tokens = 0;
+  std::vector<float> rollout_logps;  // [response tokens], as sampled; empty for SFT
+  std::int64_t response_tokens() const { return static_cast<std::int64_t>(tokens.size()) - prompt_tokens; }
+};
+
+/// Data that is fed and fetched by slot. A feed's tensor may be longer than its data: `fill` says what the rest is.
+struct SlotPayload : Payload {
+  /// False when this payload has nothing for the slot.
+  virtual bool feed(Slot, std::span<std::byte> destination) const = 0;
+  virtual bool fetch(Slot, std::span<const std::byte> source) = 0;
+};
+
+/// One step of an engine.
+struct RolloutPayload final : SlotPayload {
+  StepTables tables;
+  std::vector<std::int32_t> token_ids;  // [tokens]
+  std::vector<float> uniforms;          // [seqs]
+  std::vector<std::int32_t> sampled_ids;
+  std::vector<float> sampled_logps;  // [seqs], fetched
+  bool feed(Slot, std::span<std::byte> destination) const override;
+  bool fetch(Slot, std::span<const std::byte> source) override;
+};
+
+/// This rank's finished samples, and everybody's.
+struct ExchangePayload final : SlotPayload {
+  std::vector<std::int32_t> rows, all_rows;
+  std::vector<float> logps, all_logps;
+  bool feed(Slot, std::span<std::byte> destination) const override;
+  bool fetch(Slot, std::span<const std::byte> source) override;
+};
+
+/// One packed micro-batch. Row t of a sequence predicts its token t + 1: targets[t] = tokens[t + 1] where that is a
+/// response token, else -1; per-token data of a response token stands in the row that predicts it.
+struct MicroPayload final : SlotPayload {
+  std::int64_t mini = 0, micro = 0;
+  std::vector<std::int32_t> token_ids, positions, targets;            // [tokens]
+  std::vector<std::int32_t> cu_seqlens{0};                            // [seqs + 1]
+  std::vector<float> loss_weights, advantages, old_logps, ref_logps;  // [tokens]
+  std::vector<float> logps;                                           // [tokens], fetched
+  /// Appends a sequence; each predicting row gets the weight and the advantage, others 0.
+  void append(const TokenSequence&, float weight, float advantage);
+  bool feed(Slot, std::span<std::byte> destination) const override;
+  bool fetch(Slot, std::span<const std::byte> source) override;
+};
+
+/// One optimizer step.
+struct StepPayload final : SlotPayload {
+  std::int64_t mini = 0;
+  float learning_rate = 0.0f;
+  std::int64_t optimizer_step = 1;
+  std::vector<float> metrics;  // fetched
+  bool feed(Slot, std::span<std::byte> destination) const override;
+  bool fetch(Slot, std::span<const std::byte> source) override;
+};
+
+/// Rows of the exchange (lowering/sample_rows.h): header, tokens, the rest -1; log-probs beside them.
+void write_row(const TokenSequence&, std::int64_t sample, std::span<std::int32_t> row, std::span<float> logps);
+/// The sample's index, or -1 for an empty row.
+std::int64_t read_row(std::span<const std::int32_t> row, std::span<const float> logps, TokenSequence&);
+
+}  // namespace hotbunk

@@ -1,0 +1,20 @@
+// Supervised data: JSONL of token ids.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "rl/passes.h"
+
+namespace hotbunk {
+
+/// One sequence per line: [1, 5, 9, 2], all of whose tokens but the first are learnt, or
+/// {"tokens": [1, 5, 9, 2], "prompt_length": 2}, of which the tokens after the prompt are. Blank lines are skipped.
+/// Errors, all of them collected (at most 20): E101 unreadable, E122 not of that form, E123 a token outside the
+/// vocabulary, E124 fewer than 2 tokens, more than max_tokens, or a prompt length outside [1, tokens - 1]; E125 no
+/// line.
+Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path&, std::int64_t vocab,
+                                                 std::int64_t max_tokens);
+
+}  // namespace hotbunk

@@ -1,0 +1,81 @@
+// What every real run shares: parameters in and out, feeds and fetches by slot, packed micro-batches, the learning
+// rate, metrics. RlDriver and SftDriver add where the sequences come from.
+#pragma once
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/iteration_driver.h"
+#include "rl/passes.h"
+#include "rl/weights.h"
+
+namespace hotbunk {
+
+struct DriverOptions {
+  /// Where rank 0 writes Hugging Face folders: "step_N" at checkpoints, "final" at the end. Empty: nowhere.
+  std::filesystem::path checkpoints;
+  /// Called on the driver's thread when a step's last optimizer step is done; may be empty.
+  std::function<void(const StepMetrics&)> on_step;
+};
+
+class TrainingDriver : public IterationDriver {
+ public:
+  bool wants_results() const final { return true; }
+  void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) final;
+  void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) final;
+  /// Throws RuntimeFailure when a checkpoint could not be written (E103) or a verified sync found differences.
+  void completed(Rank, const Args&, std::int16_t phase) override;
+  void report(Trace&) const final;
+  /// What lengths.jsonl holds.
+  using IterationDriver::trained_lengths;
+
+ protected:
+  TrainingDriver(const Plan&, const Scenario&, ParameterSource, DriverOptions);
+
+  /// One iteration's sequences, complete before training starts.
+  struct Samples {
+    std::vector<TokenSequence> sequences;
+    std::vector<float> advantages;  // per sequence
+  };
+  virtual const Samples& samples(std::int32_t step) = 0;
+
+  SampleLengths sample_lengths(std::int32_t step) final;
+  std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) final;
+  std::shared_ptr<Payload> step_payload(Iteration&, Rank, std::int64_t mini) final;
+  std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t step, Rank) final;
+
+  /// A figure of this step, for metrics.jsonl.
+  void note(std::int32_t step, const std::string& name, double value) { metrics_[step][name] = value; }
+
+ private:
+  struct PassKey {
+    Rank rank = 0;
+    PhaseRole role = PhaseRole::reference;
+    std::int64_t mini = 0, micro = 0;
+    friend auto operator<=>(const PassKey&, const PassKey&) = default;
+  };
+  struct Gap {
+    double sum = 0.0, max = 0.0;
+    std::int64_t tokens = 0;
+  };
+  void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
+  void add_step_metrics(std::int32_t step, const StepPayload&);
+  void finish_step(std::int32_t step);
+
+  const ParameterSource source_;
+  const DriverOptions options_;
+  std::int32_t logps_step_ = -1;                  // what logps_ and gap_ are of
+  std::map<PassKey, std::vector<float>> logps_;   // fetched by the log-prob passes, fed to training
+  Gap gap_;                                       // rollout against training log-probs
+  std::vector<std::vector<float>> step_metrics_;  // of the mini-batches of this step so far
+  std::map<std::int32_t, std::map<std::string, double>> metrics_;
+  std::atomic<std::int64_t> sync_mismatches_{0};
+};
+
+}  // namespace hotbunk
