@@ -32,14 +32,19 @@ void pack_rows(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, fl
 /// columns past n are zero.
 template <class E>
 void pack_transposed(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, float* dst) {
-  for (std::int64_t p0 = 0; p0 < n; p0 += kBlock, dst += d * kBlock) {
-    const std::int64_t rows = std::min(kBlock, n - p0);
-    for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {  // a narrow strip of columns: the writes stay in L1
-      const std::int64_t c1 = std::min(d, c0 + kLanes);
-      for (std::int64_t p = 0; p < rows; ++p)
-        for (std::int64_t c = c0; c < c1; ++c) dst[c * kBlock + p] = as_f32(src[(p0 + p) * ld + c]);
-      for (std::int64_t c = c0; c < c1; ++c)
-        for (std::int64_t p = rows; p < kBlock; ++p) dst[c * kBlock + p] = 0.0f;
+  static_assert(kBlock % kLanes == 0);
+  for (std::int64_t p0 = 0; p0 < round_up(n, kBlock); p0 += kLanes) {
+    const std::int64_t tokens = std::min<std::int64_t>(kLanes, n - p0);  // ≤ 0 in the tail of the last tile
+    float* tile = dst + p0 / kBlock * d * kBlock + p0 % kBlock;
+    for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {
+      const std::int64_t columns = std::min<std::int64_t>(kLanes, d - c0);
+      Vf rows[kLanes] = {};
+      for (std::int64_t p = 0; p < tokens; ++p) {
+        const E* s = src + (p0 + p) * ld + c0;
+        rows[p] = columns == kLanes ? load(s) : load_n(s, columns);
+      }
+      transpose(rows);
+      for (std::int64_t c = 0; c < columns; ++c) store(tile + (c0 + c) * kBlock, rows[c]);
     }
   }
 }

@@ -28,7 +28,8 @@ using Vh = std::uint16_t __attribute__((vector_size(2 * kLanes)));
 #define HB_INLINE inline __attribute__((always_inline))
 #define HB_FORCE_INLINE __attribute__((always_inline))
 
-HB_INLINE Vf splat(float x) { return Vf{} + x; }
+/// x − 0 is x for every x (x + 0 is not, for −0), so that this compiles to one broadcast.
+HB_INLINE Vf splat(float x) { return x - Vf{}; }
 
 HB_INLINE Vf widen(Vh bits) { return std::bit_cast<Vf>(__builtin_convertvector(bits, Vu) << 16); }
 /// to_bf16 of every lane.
@@ -118,9 +119,48 @@ HB_INLINE float sum_lanes(Vf v) {
   return d[0] + d[1];
 }
 HB_INLINE float max_lanes(Vf v) {
-  float m = v[0];
-  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+#if defined(__AVX512F__)
+  v = max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+#else
+  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  v = max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+#endif
+  return v[0];
+}
+
+/// Lanes of a and b alternating: the first half of both, and the second.
+HB_INLINE Vf interleave_low(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#else
+  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#endif
+}
+HB_INLINE Vf interleave_high(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#endif
+}
+
+/// Transposes kLanes × kLanes: log2(kLanes) perfect shuffles of the rows with themselves.
+HB_INLINE void transpose(Vf (&rows)[kLanes]) {
+#pragma GCC unroll 4
+  for (int round = 1; round < kLanes; round *= 2) {
+    Vf next[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
+      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
 }
 
 /// e^x with at most 2 ulp (checked in tests/cpu_kernels/optimizer_test.cc), 0 for −∞ and what underflows, ∞ for what
