@@ -113,6 +113,7 @@ enum class Attr : std::uint8_t {
   max_blocks,
   layer,
   sft,
+  reference,
   residual,
 };
 inline constexpr int num_attrs = static_cast<int>(Attr::residual) + 1;

@@ -163,6 +163,7 @@ class MicroBatch {
       with(with(with(l, Attr::clip_low, s_.algorithm.clip_low), Attr::clip_high, s_.algorithm.clip_high), Attr::kl_coef,
            s_.algorithm.reference ? s_.algorithm.kl_coef : 0.0);
       with(l, Attr::sft, std::int64_t{s_.algorithm.name == AlgorithmName::sft ? 1 : 0});
+      with(l, Attr::reference, std::int64_t{s_.algorithm.reference ? 1 : 0});
       const Tensor d_logits = compute == DType::f32 ? logits : make("d_logits", {T, V}, compute);
       Op& d = b_.emit(OpKind::log_prob_backward, StreamId::compute, name + "log_prob.backward",
                       {logits, lse, part(targets_), d_logp}, {d_logits});

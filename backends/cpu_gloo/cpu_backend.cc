@@ -1,0 +1,65 @@
+#include "backends/cpu_gloo/cpu_backend.h"
+
+#include <fmt/format.h>
+
+#include "backends/cpu_gloo/cpu_device.h"
+#include "base/check.h"
+
+namespace hotbunk {
+
+CpuBackend::CpuBackend(World& world, Driver& driver, CpuOptions options)
+    : world_(world), driver_(driver), options_(options) {}
+CpuBackend::~CpuBackend() = default;
+
+Capability CpuBackend::supports(const Op& op) const {
+  if (is_communication(op.kind)) {
+    const bool later = op.kind == OpKind::all_to_all || op.kind == OpKind::send || op.kind == OpKind::recv;
+    return later ? Capability{false, "no lowering uses it yet, so its kernel is not registered"} : Capability{};
+  }
+  const bool built_in = op.kind <= OpKind::copy;  // memory, order, feed, fetch, copy
+  if (!built_in && !op_kernel(op.kind)) return {false, "no CPU kernel is registered for it"};
+  std::string why = why_unsupported(op);
+  return {why.empty(), std::move(why)};
+}
+
+Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, std::span<const Rank> local) {
+  HB_CHECK(local.size() == 1 && local[0] == world_.rank(), "a CPU process plays one rank, its own");
+  if (world_.size() != plan.num_ranks())
+    return fail(Diagnostic{.code = "E704",
+                           .message = fmt::format("the plan has {} ranks, but {} processes were launched",
+                                                  plan.num_ranks(), world_.size()),
+                           .where = {},
+                           .notes = {},
+                           .help = fmt::format("launch {} processes, or change train.layout", plan.num_ranks())});
+  try {
+    auto device = std::make_unique<CpuDevice>(plan, local[0], world_, &driver_, options_);
+    device_ = device.get();
+    std::vector<std::unique_ptr<Device>> out;
+    out.push_back(std::move(device));
+    return out;
+  } catch (const RuntimeFailure& e) {
+    return fail(Diagnostic{.code = "E602",
+                           .message = e.what(),
+                           .where = {},
+                           .notes = {"while opening the plan's arenas and communicators"},
+                           .help = ""});
+  }
+}
+
+Result<Trace> CpuBackend::take_trace() {
+  HB_CHECK(device_, "open() comes first");
+  return device_->take_trace();
+}
+
+std::span<const std::byte> CpuBackend::peek(std::string_view name) const {
+  HB_CHECK(device_, "open() comes first");
+  for (const Buffer& b : device_->program().buffers)
+    if (b.name == name && device_->is_mapped(b))
+      return {device_->buffer_address(b), static_cast<std::size_t>(b.bytes())};
+  return {};
+}
+
+std::int64_t CpuBackend::resident_bytes() const { return device_->device_arena().resident_bytes(); }
+std::int64_t CpuBackend::mapped_bytes() const { return device_->device_arena().counters().mapped; }
+
+}  // namespace hotbunk

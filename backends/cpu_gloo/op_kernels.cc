@@ -1,0 +1,355 @@
+#include "backends/cpu_gloo/op_kernels.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/cpu_gloo/kernels/attention.h"
+#include "backends/cpu_gloo/kernels/elementwise.h"
+#include "backends/cpu_gloo/kernels/embedding.h"
+#include "backends/cpu_gloo/kernels/gemm.h"
+#include "backends/cpu_gloo/kernels/loss.h"
+#include "backends/cpu_gloo/kernels/norm.h"
+#include "backends/cpu_gloo/kernels/optimizer.h"
+#include "backends/cpu_gloo/kernels/paged_attention.h"
+#include "backends/cpu_gloo/kernels/rope.h"
+#include "backends/cpu_gloo/kernels/sampling.h"
+#include "base/check.h"
+#include "graph/slots.h"
+
+namespace hotbunk {
+namespace {
+
+using namespace kernels;
+using CallBox = kernels::Box;
+
+// --- operands -------------------------------------------------------------------------------------------------------
+
+std::int64_t extent(const KernelCall& c, const Tensor& t, int dim) {
+  return t.shape[static_cast<std::size_t>(dim)].actual(c.sizes);
+}
+
+const Tensor& in(const KernelCall& c, std::size_t i) { return c.op.inputs[i]; }
+const Tensor& out(const KernelCall& c, std::size_t i) { return c.op.outputs[i]; }
+
+template <class T = void>
+T* data(const KernelCall& c, const Tensor& t) {
+  return reinterpret_cast<T*>(c.addresses.address(t));
+}
+template <>
+void* data<void>(const KernelCall& c, const Tensor& t) {
+  return c.addresses.address(t);
+}
+
+/// Row-major with the actual extents; the leading dimension is the last extent.
+Matrix matrix(const KernelCall& c, const Tensor& t) { return {data(c, t), t.dtype, extent(c, t, t.rank - 1)}; }
+ConstVector vec(const KernelCall& c, const Tensor& t) { return {data(c, t), t.dtype}; }
+
+Write write_mode(const KernelCall& c, Attr a = Attr::accumulate) {
+  return c.op.integer(a, 0) != 0 ? Write::accumulate : Write::overwrite;
+}
+
+HeadShape heads(const KernelCall& c) {
+  return {c.op.integer(Attr::heads), c.op.integer(Attr::kv_heads), c.op.integer(Attr::head_dim)};
+}
+float attention_scale(const KernelCall& c) {
+  return 1.0f / std::sqrt(static_cast<float>(c.op.integer(Attr::head_dim)));
+}
+float eps(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
+
+/// The offsets of this run's sequences: the buffer's capacity may be larger.
+std::span<const std::int32_t> sequences(const KernelCall& c, const Tensor& t) {
+  return {data<const std::int32_t>(c, t), static_cast<std::size_t>(c.sizes.seqs) + 1};
+}
+
+// --- data -----------------------------------------------------------------------------------------------------------
+
+void run_zero(const KernelCall& c) { zero(c.context, data(c, out(c, 0)), out(c, 0).bytes(c.sizes)); }
+void run_cast(const KernelCall& c) {
+  cast(c.context, vec(c, in(c, 0)), data(c, out(c, 0)), out(c, 0).dtype, in(c, 0).elements(c.sizes));
+}
+
+/// Boxes with the same input and output go to the kernel together, which shares them among its threads.
+template <class F>
+void for_box_runs(const Op& op, F&& run) {
+  std::vector<CallBox> boxes;
+  for (std::size_t i = 0; i < op.boxes.size();) {
+    boxes.clear();
+    const auto& first = op.boxes[i];
+    for (; i < op.boxes.size() && op.boxes[i].input == first.input && op.boxes[i].output == first.output; ++i) {
+      const auto& b = op.boxes[i];
+      boxes.push_back({b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols});
+    }
+    run(static_cast<std::size_t>(first.input), static_cast<std::size_t>(first.output), boxes);
+  }
+}
+
+void run_copy_boxes(const KernelCall& c) {
+  for_box_runs(c.op, [&](std::size_t i, std::size_t o, const std::vector<CallBox>& boxes) {
+    copy_boxes(c.context, vec(c, in(c, i)), data(c, out(c, o)), out(c, o).dtype, boxes);
+  });
+}
+
+void run_compare_boxes(const KernelCall& c) {
+  std::int64_t mismatches = 0;
+  for_box_runs(c.op, [&](std::size_t i, std::size_t o, const std::vector<CallBox>& boxes) {
+    mismatches += count_box_mismatches(c.context, vec(c, in(c, i)), vec(c, in(c, o)), boxes);
+  });
+  auto* count = data<std::int32_t>(c, out(c, 0));
+  const std::int64_t total = *count + mismatches;
+  *count = static_cast<std::int32_t>(std::min<std::int64_t>(total, std::numeric_limits<std::int32_t>::max()));
+}
+
+// --- linear ---------------------------------------------------------------------------------------------------------
+
+void run_linear(const KernelCall& c) {
+  const ConstVector bias = c.op.inputs.size() > 2 ? vec(c, in(c, 2)) : ConstVector{};
+  linear_forward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), bias, matrix(c, out(c, 0)),
+                 extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+}
+void run_linear_dgrad(const KernelCall& c) {
+  linear_dgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), extent(c, in(c, 0), 0),
+               extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), write_mode(c));
+}
+void run_linear_wgrad(const KernelCall& c) {
+  const std::int64_t T = extent(c, in(c, 0), 0), N = extent(c, in(c, 0), 1);
+  linear_wgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), T, N, extent(c, in(c, 1), 1),
+               write_mode(c));
+  if (c.op.outputs.size() > 1)
+    bias_grad(c.context, matrix(c, in(c, 0)), data<float>(c, out(c, 1)), T, N, write_mode(c));
+}
+
+// --- norms, rope, attention -----------------------------------------------------------------------------------------
+
+void run_rms_norm(const KernelCall& c) {
+  const std::int64_t T = extent(c, in(c, 0), 0), H = extent(c, in(c, 0), 1);
+  Matrix x = matrix(c, in(c, 0));
+  if (c.op.inputs.size() < 3) {
+    rmsnorm_forward(c.context, x, vec(c, in(c, 1)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), T, H, eps(c));
+    return;
+  }
+  // sum = x + r, then the norm of the sum: the kernel adds in place, so the sum starts as x.
+  const Matrix sum = matrix(c, out(c, 2));
+  copy(c.context, x.data, sum.data, in(c, 0).bytes(c.sizes));
+  add_rmsnorm_forward(c.context, sum, matrix(c, in(c, 2)), vec(c, in(c, 1)), matrix(c, out(c, 0)),
+                      data<float>(c, out(c, 1)), T, H, eps(c));
+}
+void run_rms_norm_backward(const KernelCall& c) {
+  rmsnorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),
+                   matrix(c, out(c, 0)), write_mode(c, Attr::residual), data<float>(c, out(c, 1)), write_mode(c),
+                   extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+}
+void run_qk_norm(const KernelCall& c) {
+  qk_norm_forward(c.context, matrix(c, in(c, 0)), vec(c, in(c, 1)), vec(c, in(c, 2)), matrix(c, out(c, 0)),
+                  data<float>(c, out(c, 1)), extent(c, in(c, 0), 0), heads(c), eps(c));
+}
+void run_qk_norm_backward(const KernelCall& c) {
+  qk_norm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), vec(c, in(c, 3)), data<float>(c, in(c, 4)),
+                   matrix(c, in(c, 0)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), data<float>(c, out(c, 2)),
+                   write_mode(c), extent(c, in(c, 1), 0), heads(c));
+}
+
+void run_rope_in(const KernelCall& c, RopeDirection direction) {
+  std::optional<Llama3RopeScaling> scaling;
+  if (c.op.has(Attr::rope_factor))
+    scaling = Llama3RopeScaling{c.op.real(Attr::rope_factor), c.op.real(Attr::rope_low), c.op.real(Attr::rope_high),
+                                c.op.real(Attr::rope_original)};
+  // d/2 numbers: cheaper to form again than to keep per op.
+  const std::vector<float> inv_freq = rope_inv_freq(c.op.integer(Attr::head_dim), c.op.real(Attr::rope_theta), scaling);
+  rope(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(), extent(c, out(c, 0), 0),
+       heads(c), direction);
+}
+void run_rope(const KernelCall& c) { run_rope_in(c, RopeDirection::forward); }
+void run_rope_backward(const KernelCall& c) { run_rope_in(c, RopeDirection::backward); }
+
+void run_attention(const KernelCall& c) {
+  attention_forward(c.context, matrix(c, in(c, 0)), heads(c), sequences(c, in(c, 1)), attention_scale(c),
+                    matrix(c, out(c, 0)), data<float>(c, out(c, 1)));
+}
+void run_attention_backward(const KernelCall& c) {
+  kernels::attention_backward(c.context, matrix(c, in(c, 1)), matrix(c, in(c, 2)), matrix(c, in(c, 0)),
+                              data<float>(c, in(c, 3)), heads(c), sequences(c, in(c, 4)), attention_scale(c),
+                              matrix(c, out(c, 0)));
+}
+
+KvPool pool(const KernelCall& c, const Tensor& t) {
+  return {data(c, t), t.dtype, t.shape[0].size, c.op.integer(Attr::block_tokens)};
+}
+void run_kv_write(const KernelCall& c) {
+  kv_write(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, in(c, 1)), extent(c, in(c, 0), 0), heads(c),
+           pool(c, out(c, 0)));
+}
+void run_paged_attention(const KernelCall& c) {
+  const PagedContext context{data<const std::int32_t>(c, in(c, 3)), extent(c, in(c, 3), 1),
+                             data<const std::int32_t>(c, in(c, 4))};
+  // The prefill kernel gives the same bits per token as the decode kernel; one query per sequence is the latter's case.
+  if (c.sizes.tokens == c.sizes.seqs)
+    paged_decode_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context, c.sizes.seqs,
+                           attention_scale(c), matrix(c, out(c, 0)));
+  else
+    paged_prefill_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context,
+                            sequences(c, in(c, 2)), attention_scale(c), matrix(c, out(c, 0)));
+}
+
+// --- elementwise, embedding -----------------------------------------------------------------------------------------
+
+void run_swiglu(const KernelCall& c) {
+  swiglu_forward(c.context, matrix(c, in(c, 0)), matrix(c, out(c, 0)), extent(c, out(c, 0), 0),
+                 extent(c, out(c, 0), 1));
+}
+void run_swiglu_backward(const KernelCall& c) {
+  kernels::swiglu_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
+                           extent(c, in(c, 0), 0), extent(c, in(c, 0), 1));
+}
+void run_add(const KernelCall& c) {
+  const std::int64_t n = out(c, 0).elements(c.sizes);
+  const Matrix z{data(c, out(c, 0)), out(c, 0).dtype, n};
+  if (!(in(c, 0) == out(c, 0))) copy(c.context, data(c, in(c, 0)), z.data, out(c, 0).bytes(c.sizes));
+  add(c.context, z, {data(c, in(c, 1)), in(c, 1).dtype, n}, 1, n);
+}
+void run_gather_rows(const KernelCall& c) {
+  const auto* rows = data<const std::int32_t>(c, in(c, 1));
+  const std::int64_t width = extent(c, in(c, 0), 1) * size_of(in(c, 0).dtype);
+  const auto* from = data<const std::byte>(c, in(c, 0));
+  auto* to = data<std::byte>(c, out(c, 0));
+  for (std::int64_t s = 0; s < extent(c, out(c, 0), 0); ++s)
+    std::memcpy(to + s * width, from + rows[s] * width, static_cast<std::size_t>(width));
+}
+VocabRange vocab(const KernelCall& c) { return {c.op.integer(Attr::vocab_begin), c.op.integer(Attr::vocab_end)}; }
+void run_embedding(const KernelCall& c) {
+  embedding_forward(c.context, data<const std::int32_t>(c, in(c, 1)), matrix(c, in(c, 0)), vocab(c),
+                    matrix(c, out(c, 0)), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1));
+}
+void run_embedding_backward(const KernelCall& c) {
+  kernels::embedding_backward(c.context, data<const std::int32_t>(c, in(c, 0)), matrix(c, in(c, 1)), vocab(c),
+                              data<float>(c, out(c, 0)), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+}
+
+// --- loss, optimizer, sampling --------------------------------------------------------------------------------------
+
+Logits logits(const KernelCall& c) {
+  return {data<const float>(c, in(c, 0)), extent(c, in(c, 0), 1), c.op.integer(Attr::vocab)};
+}
+float temperature(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::temperature)); }
+
+void run_log_prob(const KernelCall& c) {
+  token_logprobs(c.context, logits(c), data<const std::int32_t>(c, in(c, 1)), temperature(c), data<float>(c, out(c, 0)),
+                 data<float>(c, out(c, 1)), data<float>(c, out(c, 2)), extent(c, in(c, 0), 0));
+}
+void run_log_prob_backward(const KernelCall& c) {
+  token_logprobs_backward(c.context, logits(c), data<const std::int32_t>(c, in(c, 2)), temperature(c),
+                          data<float>(c, in(c, 1)), data<float>(c, in(c, 3)), matrix(c, out(c, 0)),
+                          extent(c, out(c, 0), 1), extent(c, in(c, 0), 0));
+}
+void run_token_loss(const KernelCall& c) {
+  const bool sft = c.op.integer(Attr::sft) != 0;
+  const float kl = static_cast<float>(c.op.real(Attr::kl_coef));
+  const PolicyLossInputs inputs{
+      .logp_new = data<float>(c, in(c, 0)),
+      .logp_old = sft ? nullptr : data<float>(c, in(c, 1)),
+      .logp_ref = sft || c.op.integer(Attr::reference, 0) == 0 ? nullptr : data<float>(c, in(c, 2)),
+      .advantage = data<float>(c, in(c, 3)),
+      .weight = data<float>(c, in(c, 4)),
+      .entropy = data<float>(c, in(c, 5))};
+  const PolicyLossConfig config{static_cast<float>(c.op.real(Attr::clip_low)),
+                                static_cast<float>(c.op.real(Attr::clip_high)), kl};
+  policy_loss(c.context, inputs, config, data<float>(c, out(c, 0)), data<float>(c, out(c, 1)), extent(c, in(c, 0), 0));
+}
+void run_sum_squares(const KernelCall& c) {
+  auto* sum = data<float>(c, out(c, 0));
+  const double here = sum_of_squares(c.context, data<const float>(c, in(c, 0)), in(c, 0).elements(c.sizes));
+  *sum = static_cast<float>((c.op.integer(Attr::accumulate, 0) != 0 ? static_cast<double>(*sum) : 0.0) + here);
+}
+void run_clip(const KernelCall& c) {
+  const double norm = std::sqrt(static_cast<double>(*data<const float>(c, in(c, 0))));
+  const double max_norm = c.op.real(Attr::max_norm);
+  const float coefficient = max_norm > 0 ? clip_coefficient(norm, max_norm) : 1.0f;
+  *data<float>(c, out(c, 0)) = coefficient;
+  auto* metrics = data<float>(c, out(c, 1));
+  metrics[static_cast<std::size_t>(Metric::grad_norm)] = static_cast<float>(norm);
+  metrics[static_cast<std::size_t>(Metric::clip_coefficient)] = coefficient;
+}
+void run_adamw(const KernelCall& c) {
+  const auto* rate = data<const float>(c, in(c, 1));
+  AdamWConfig config;
+  config.lr = rate[0];
+  config.step = static_cast<std::int64_t>(rate[1]);
+  config.beta1 = static_cast<float>(c.op.real(Attr::beta1));
+  config.beta2 = static_cast<float>(c.op.real(Attr::beta2));
+  config.eps = eps(c);
+  config.weight_decay = static_cast<float>(c.op.real(Attr::weight_decay));
+  adamw_step(c.context, config, data<float>(c, out(c, 0)), data<const float>(c, in(c, 0)), data<float>(c, out(c, 1)),
+             data<float>(c, out(c, 2)), in(c, 0).elements(c.sizes), data<const float>(c, in(c, 2)), nullptr);
+}
+void run_sample(const KernelCall& c) {
+  const LogitBlocks blocks{data<const float>(c, in(c, 0)), extent(c, in(c, 0), 0), extent(c, in(c, 0), 2),
+                           c.op.integer(Attr::vocab)};
+  const SamplingParams params{temperature(c), static_cast<std::int32_t>(c.op.integer(Attr::top_k)),
+                              static_cast<float>(c.op.real(Attr::top_p))};
+  sample_tokens(c.context, blocks, params, data<const float>(c, in(c, 1)), data<std::int32_t>(c, out(c, 0)),
+                data<float>(c, out(c, 1)), extent(c, in(c, 0), 1));
+}
+
+struct Registration {
+  OpKind kind;
+  OpKernel kernel;
+};
+constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
+                                      Registration{OpKind::cast, run_cast},
+                                      Registration{OpKind::copy_boxes, run_copy_boxes},
+                                      Registration{OpKind::compare_boxes, run_compare_boxes},
+                                      Registration{OpKind::linear, run_linear},
+                                      Registration{OpKind::linear_dgrad, run_linear_dgrad},
+                                      Registration{OpKind::linear_wgrad, run_linear_wgrad},
+                                      Registration{OpKind::rms_norm, run_rms_norm},
+                                      Registration{OpKind::rms_norm_backward, run_rms_norm_backward},
+                                      Registration{OpKind::qk_norm, run_qk_norm},
+                                      Registration{OpKind::qk_norm_backward, run_qk_norm_backward},
+                                      Registration{OpKind::rope, run_rope},
+                                      Registration{OpKind::rope_backward, run_rope_backward},
+                                      Registration{OpKind::attention, run_attention},
+                                      Registration{OpKind::attention_backward, run_attention_backward},
+                                      Registration{OpKind::kv_write, run_kv_write},
+                                      Registration{OpKind::paged_attention, run_paged_attention},
+                                      Registration{OpKind::swiglu, run_swiglu},
+                                      Registration{OpKind::swiglu_backward, run_swiglu_backward},
+                                      Registration{OpKind::add, run_add},
+                                      Registration{OpKind::gather_rows, run_gather_rows},
+                                      Registration{OpKind::embedding, run_embedding},
+                                      Registration{OpKind::embedding_backward, run_embedding_backward},
+                                      Registration{OpKind::log_prob, run_log_prob},
+                                      Registration{OpKind::log_prob_backward, run_log_prob_backward},
+                                      Registration{OpKind::token_loss, run_token_loss},
+                                      Registration{OpKind::sum_squares, run_sum_squares},
+                                      Registration{OpKind::clip_coefficient, run_clip},
+                                      Registration{OpKind::adamw, run_adamw},
+                                      Registration{OpKind::sample, run_sample}};
+
+}  // namespace
+
+OpKernel op_kernel(OpKind kind) {
+  for (const Registration& r : registrations)
+    if (r.kind == kind) return r.kernel;
+  return nullptr;
+}
+
+std::string why_unsupported(const Op& op) {
+  const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
+                               op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side) {
+      if (t.dtype == DType::f16 || t.dtype == DType::f64)
+        return fmt::format("the CPU kernels compute in fp32 and bf16, not {}", name_of(t.dtype));
+      if (weight_gradient && side == &op.outputs && t.dtype != DType::f32)
+        return "gradients, masters and moments are fp32 on the CPU";
+    }
+  return "";
+}
+
+}  // namespace hotbunk
