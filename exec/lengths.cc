@@ -59,9 +59,8 @@ std::int64_t draw_length(const LengthSpec& spec, std::int64_t seed, std::int32_t
   const double max = std::max(1.0, std::floor(spec.max));
   double length = spec.mean;
   if (spec.distribution == LengthDistribution::uniform) {
-    const double low = std::clamp(std::ceil(2.0 * spec.mean - max), 1.0, max);
     const Philox4 words = random_words(key, RngPurpose::lengths, a, b);
-    length = low + std::floor(uniform53(words[0], words[1]) * (max - low + 1.0));
+    length = 1.0 + std::floor(uniform53(words[0], words[1]) * std::max(1.0, 2.0 * spec.mean - 1.0));
   } else if (spec.distribution == LengthDistribution::lognormal) {
     const double variance = std::log1p(spec.cv * spec.cv);  // of the logarithm
     length = std::exp(std::log(spec.mean) - 0.5 * variance +

@@ -18,9 +18,9 @@ struct SampleLengths {
 
 /// Tokens of prompt or response `index` of iteration `step`, in [1, max]; a pure function of (seed, step, index).
 ///   fixed      mean, rounded
-///   uniform    integers of [max(1, 2 mean - max), max], whose mean is `mean`
-///   lognormal  of the given mean and coefficient of variation; what would be longer than max ends there, as a
-///              response does at its cap
+///   uniform    integers of [1, 2 mean - 1], whose mean is `mean`
+///   lognormal  of the given mean and coefficient of variation
+/// What would be longer than max ends there, as a response does at its cap.
 enum class LengthOf : std::uint8_t { prompt = 0, response = 1 };
 std::int64_t draw_length(const LengthSpec&, std::int64_t seed, std::int32_t step, LengthOf, std::int64_t index);
 
