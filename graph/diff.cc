@@ -1,0 +1,155 @@
+#include <fmt/format.h>
+
+#include <map>
+
+#include "base/format.h"
+#include "graph/print.h"
+
+namespace hotbunk {
+namespace {
+
+class Differ {
+ public:
+  Differ(const Plan& a, const Plan& b) : a_(a), b_(b) {}
+
+  std::string run() {
+    scalar("scenario", a_.scenario, b_.scenario);
+    scalar("chunk_bytes", a_.chunk_bytes, b_.chunk_bytes);
+    scalar("device_capacity_bytes", a_.device_capacity_bytes, b_.device_capacity_bytes);
+    scalar("host_capacity_bytes", a_.host_capacity_bytes, b_.host_capacity_bytes);
+    scalar("overhead_bytes", a_.overhead_bytes, b_.overhead_bytes);
+    scalar("ranks", a_.num_ranks(), b_.num_ranks());
+    groups();
+    phases();
+    scalar("programs", a_.programs.size(), b_.programs.size());
+    if (a_.program_of_rank != b_.program_of_rank) line('~', "which rank runs which program");
+    for (std::size_t i = 0; i < std::min(a_.programs.size(), b_.programs.size()); ++i) program(i);
+    return std::move(out_);
+  }
+
+ private:
+  void line(char sign, const std::string& text) { out_ += fmt::format("{} {}{}\n", sign, where_, text); }
+
+  template <class T>
+  void scalar(const char* what, const T& a, const T& b) {
+    if (a != b) line('~', fmt::format("{}: {} -> {}", what, a, b));
+  }
+
+  void groups() {
+    // Ops refer to families by number: same names in another order is a change too.
+    for (std::size_t i = 0; i < std::max(a_.groups.size(), b_.groups.size()); ++i) {
+      if (i >= b_.groups.size()) line('-', fmt::format("group {}", a_.groups[i].name));
+      else if (i >= a_.groups.size()) line('+', fmt::format("group {}", b_.groups[i].name));
+      else if (!(a_.groups[i] == b_.groups[i]))
+        line('~', fmt::format("group {}: {} -> {}, {} -> {} groups", i, a_.groups[i].name, b_.groups[i].name,
+                              a_.groups[i].groups.size(), b_.groups[i].groups.size()));
+    }
+  }
+
+  void phases() {
+    const std::size_t before = out_.size();
+    for (const PhaseInfo& phase : a_.phases) {
+      const std::int32_t in_b = b_.phase_index(phase.name);
+      if (in_b < 0) line('-', fmt::format("phase {}", phase.name));
+      else if (!(b_.phases[static_cast<std::size_t>(in_b)] == phase))
+        line('~', fmt::format("phase {}: when it runs or who drives it", phase.name));
+    }
+    for (const PhaseInfo& phase : b_.phases)
+      if (a_.phase_index(phase.name) < 0) line('+', fmt::format("phase {}", phase.name));
+    if (out_.size() == before && a_.phases != b_.phases) line('~', "order of phases");
+  }
+
+  void program(std::size_t index) {
+    const Program &a = a_.programs[index], &b = b_.programs[index];
+    if (a == b) return;
+    where_ = fmt::format("program {}: ", index);
+    scalar("events", a.num_events, b.num_events);
+    for (int s = 0; s < num_sections; ++s) {
+      const auto i = static_cast<std::size_t>(s);
+      if (a.section_bytes[i] != b.section_bytes[i])
+        line('~', fmt::format("section {}: {} -> {} bytes", name_of(static_cast<Section>(s)), a.section_bytes[i],
+                              b.section_bytes[i]));
+    }
+    buffers(a, b);
+    for (std::size_t p = 0; p < a_.phases.size(); ++p) {
+      const std::int32_t in_b = b_.phase_index(a_.phases[p].name);
+      if (in_b >= 0) blocks(a_.phases[p].name, a, a.phases[p], b, b.phases[static_cast<std::size_t>(in_b)]);
+    }
+    where_.clear();
+  }
+
+  static std::string describe(const Buffer& b) {
+    return fmt::format("{} {} {} at {}+{}", format_bytes(static_cast<double>(b.bytes())), name_of(b.dtype),
+                       name_of(b.category), name_of(b.section), b.offset);
+  }
+
+  void buffers(const Program& a, const Program& b) {
+    std::multimap<std::string, const Buffer*> in_b;
+    for (const Buffer& buffer : b.buffers) in_b.emplace(buffer.name, &buffer);
+    for (const Buffer& buffer : a.buffers) {
+      const auto it = in_b.find(buffer.name);
+      if (it == in_b.end()) {
+        line('-', fmt::format("buffer {}: {}", buffer.name, describe(buffer)));
+        continue;
+      }
+      if (!(*it->second == buffer))
+        line('~', fmt::format("buffer {}: {} -> {}", buffer.name, describe(buffer), describe(*it->second)));
+      in_b.erase(it);
+    }
+    for (const auto& [name, buffer] : in_b) line('+', fmt::format("buffer {}: {}", name, describe(*buffer)));
+  }
+
+  void blocks(const std::string& phase, const Program& pa, const std::vector<Block>& a, const Program& pb,
+              const std::vector<Block>& b) {
+    const std::string outer = where_;
+    for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+      where_ = fmt::format("{}{}[{}] ", outer, phase, i);
+      if (i >= b.size()) line('-', fmt::format("block {} of {} ops", a[i].name, a[i].ops.size()));
+      else if (i >= a.size()) line('+', fmt::format("block {} of {} ops", b[i].name, b[i].ops.size()));
+      else ops(pa, a[i], pb, b[i]);
+    }
+    where_ = outer;
+  }
+
+  /// Ops are matched by kind and name, the n-th with the n-th; then by their text, so that a buffer that only has
+  /// another number is no change; then exactly.
+  void ops(const Program& pa, const Block& a, const Program& pb, const Block& b) {
+    if (a == b && pa.buffers == pb.buffers) return;
+    scalar("name of the block", a.name, b.name);
+    std::multimap<std::pair<OpKind, std::string>, const Op*> in_b;
+    for (const Op& op : b.ops) in_b.emplace(std::pair(op.kind, op.name), &op);
+    bool same_set = true;
+    for (const Op& op : a.ops) {
+      const auto it = in_b.find({op.kind, op.name});
+      const std::string text = print_op(a_, pa, op);
+      if (it == in_b.end()) {
+        line('-', text), same_set = false;
+        continue;
+      }
+      if (const std::string other = print_op(b_, pb, *it->second); other != text)
+        line('-', text), line('+', other), same_set = false;
+      else if (op.boxes != it->second->boxes) line('~', fmt::format("{}: other boxes", text)), same_set = false;
+      in_b.erase(it);
+    }
+    for (const auto& [key, op] : in_b) line('+', print_op(b_, pb, *op)), same_set = false;
+    if (!same_set) return;
+    for (std::size_t i = 0; i < a.ops.size(); ++i)
+      if (a.ops[i].kind != b.ops[i].kind || a.ops[i].name != b.ops[i].name)
+        return line('~', fmt::format("order of ops from number {}: {} '{}' -> {} '{}'", i, name_of(a.ops[i].kind),
+                                     a.ops[i].name, name_of(b.ops[i].kind), b.ops[i].name));
+  }
+
+  const Plan &a_, &b_;
+  std::string where_, out_;
+};
+
+}  // namespace
+
+std::string diff_plans(const Plan& a, const Plan& b) {
+  if (a == b) return "";
+  const std::string out = Differ(a, b).run();
+  // Whatever the lines above do not name (numbering of buffers or events) still is a difference.
+  return out.empty() ? fmt::format("~ numbering only: hash {} -> {}\n", plan_hash(a), plan_hash(b)) : out;
+}
+
+}  // namespace hotbunk

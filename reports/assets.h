@@ -1,0 +1,11 @@
+// reports/assets/*, compiled in (reports/CMakeLists.txt).
+#pragma once
+#include <string_view>
+
+namespace hotbunk::assets {
+
+std::string_view style_css();
+std::string_view charts_js();
+std::string_view report_js();
+
+}  // namespace hotbunk::assets

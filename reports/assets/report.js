@@ -1,0 +1,419 @@
+// The report: verdict first, then one section per question. All numbers come from the JSON beside this script.
+'use strict';
+(() => {
+const D = JSON.parse(document.getElementById('data').textContent);
+const S = D.summary, M = S.memory, main = document.getElementById('report');
+const W = 1160, left = 78, right = 14;
+const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
+const ranks = M.by_rank.map(r => r.rank);
+const steps = [...new Set(D.visits.map(v => v[1]))].sort((a, b) => a - b);
+const end = Math.max(1e-9, ...D.visits.map(v => v[4]));
+const firstStep = D.visits.filter(v => v[1] === 1);
+const view = new TimeWindow(0, end);
+document.body.append(tip);
+main.replaceChildren();
+
+function section(title, subtitle, ...children) {
+  return el('section', {}, el('h2', {}, title), el('p', {class: 'sub'}, subtitle), ...children);
+}
+
+function verdict() {
+  const need = M.mapped_peak_bytes + D.overhead_bytes, room = M.capacity_bytes - need;
+  const parts = D.at_peak.rows.slice(0, 3).map(r => `${r.name}${r.buffers > 1 ? ` × ${r.buffers}` : ''} (${bytes(r.bytes)})`).join(', ');
+  const by = M.by_rank.length ? Object.entries(M.by_rank[M.peak_rank].at_peak).filter(c => c[1] > 0 && c[0] !== 'overhead')
+    .sort((a, b) => b[1] - a[1]).slice(0, 3).map(([c, b]) => `${c} ${bytes(b)} (${percent(b / M.peak_bytes)})`).join(', ') : '';
+  const word = S.fits ? 'Fits' : 'Does not fit';
+  const hostRefuses = !S.fits && room >= 0;
+  const how = hostRefuses ? 'the host memory of a rank is too small' : M.capacity_bytes === 0 ? 'no capacity is set'
+    : room >= 0 ? `${bytes(room)} to spare (${percent(room / M.capacity_bytes)})` : `${bytes(-room)} too much`;
+  return el('section', {class: 'verdict' + (S.fits ? '' : ' no')}, el('span', {class: 'word'}, word), el('div', {},
+    el('p', {}, el('b', {}, how + '. '), `The fullest GPU maps ${bytes(need)}` +
+      (D.overhead_bytes ? ` with ${bytes(D.overhead_bytes)} overhead` : '') +
+      (M.capacity_bytes ? ` of ${bytes(M.capacity_bytes)}.` : '.')),
+    el('p', {class: 'sub'}, `Live bytes peak at ${bytes(M.peak_bytes)} on rank ${M.peak_rank} in phase ${M.peak_phase || '(none)'}: ${by}.` +
+      (parts ? ` Largest buffers there: ${parts}.` : ''))));
+}
+
+function tiles() {
+  const c = D.comparison, last = S.metrics[S.metrics.length - 1] || {};
+  const reward = Object.keys(last).find(k => /reward/.test(k));
+  const tile = (value, label) => el('div', {class: 'tile'}, el('b', {}, value), el('span', {}, label));
+  return el('div', {class: 'tiles'},
+    tile(seconds(S.iteration_seconds), `per iteration, ${S.source}, mean of ${S.steps}`),
+    tile(number(S.tokens_per_second), 'tokens trained per second'),
+    S.mfu > 0 ? tile(percent(S.mfu), 'MFU of the train phase') : null,
+    tile(String(ranks.length), 'ranks'),
+    reward ? tile(number(last[reward]), `${reward} at step ${last.step}`) : null,
+    c ? tile(c.equal ? 'equal' : 'not equal', `bytes and calls, ${c.a} and ${c.b}`) : null,
+    c ? tile(percent(c.time_error.mean), 'mean error of predicted times') : null);
+}
+
+// Memory --------------------------------------------------------------------------------------------------------------
+
+/// Index of the last point at or before t, or -1.
+function pointAt(series, t) {
+  let lo = -1, hi = series.t.length;
+  while (hi - lo > 1) { const mid = (lo + hi) >> 1; if (series.t[mid] <= t) lo = mid; else hi = mid; }
+  return lo;
+}
+/// One step-shaped band per category, bottom first; overhead lies below all.
+function bands(series, x, y, lo, hi) {
+  const from = Math.max(0, pointAt(series, lo)), points = [];
+  for (let i = from; i < series.t.length && series.t[i] <= hi; ++i) points.push(i);
+  if (!points.length) return [];
+  const base = points.map(() => D.overhead_bytes);
+  return D.categories.map((category, c) => {
+    let upper = '', lower = '';
+    points.forEach((p, k) => {
+      const x0 = x(Math.max(lo, series.t[p])).toFixed(1);
+      const x1 = x(k + 1 < points.length ? series.t[points[k + 1]] : Math.min(hi, end)).toFixed(1);
+      const y0 = y(base[k]).toFixed(1);
+      base[k] += series.bytes[p][c];
+      const y1 = y(base[k]).toFixed(1);
+      upper += `${k ? 'L' : 'M'}${x0},${y1}L${x1},${y1}`;
+      lower = `L${x1},${y0}L${x0},${y0}` + lower;
+    });
+    return el('path', {d: upper + lower + 'Z', fill: category.colour});
+  });
+}
+const top_ = Math.max(M.peak_bytes + D.overhead_bytes, M.mapped_peak_bytes + D.overhead_bytes,
+  M.capacity_bytes < 1.7 * (M.mapped_peak_bytes + D.overhead_bytes) ? M.capacity_bytes : 0, 1) * 1.06;
+
+function memoryChart(rank) {
+  const H = 330, up = 24, bottom = H - 26, series = D.timeline[rank];
+  const x = t => left + (t - view.lo) / (view.hi - view.lo) * (W - left - right);
+  const y = b => bottom - b / top_ * (bottom - up);
+  const inWindow = D.visits.filter(v => v[0] === rank && v[4] > view.lo && v[3] < view.hi);
+  const g = [];
+  inWindow.forEach((v, i) => {
+    const a = x(Math.max(v[3], view.lo)), b = x(Math.min(v[4], view.hi));
+    if (i % 2) g.push(el('rect', {x: a, y: up, width: b - a, height: bottom - up, fill: 'var(--band)'}));
+    const label = fitText(D.phases[v[2]], b - a);
+    if (label) g.push(text((a + b) / 2, up - 8, label, {'text-anchor': 'middle'}));
+  });
+  for (const [v, label] of axisBytes(top_)) g.push(
+    el('line', {class: 'grid', x1: left, x2: W - right, y1: y(v), y2: y(v)}),
+    text(left - 8, y(v) + 4, label, {'text-anchor': 'end'}));
+  for (const [t, label] of axisSeconds(view.lo, view.hi)) g.push(text(x(t), H - 8, label, {'text-anchor': 'middle'}));
+  if (D.overhead_bytes) g.push(el('rect', {x: left, width: W - left - right, y: y(D.overhead_bytes), height: bottom - y(D.overhead_bytes), fill: colourOf.overhead}));
+  g.push(...bands(series, x, y, view.lo, view.hi));
+  const level = (b, label, colour, dash) => b && b < top_ ? g.push(
+    el('line', {x1: left, x2: W - right, y1: y(b), y2: y(b), stroke: colour, 'stroke-width': 1.5, 'stroke-dasharray': dash}),
+    text(W - right - 4, y(b) - 5, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
+  level(M.capacity_bytes, 'capacity ' + bytes(M.capacity_bytes), 'var(--bad)', null);
+  if (M.capacity_bytes >= top_) g.push(text(W - right - 4, up + 12, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink', 'text-anchor': 'end'}));
+  const mapped = M.by_rank[rank].mapped_peak_bytes + D.overhead_bytes;
+  level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4');
+  const cursor = el('line', {y1: up, y2: bottom, stroke: 'var(--ink)', opacity: 0});
+  const selection = el('rect', {y: up, height: bottom - up, fill: 'var(--select)', width: 0});
+  const surface = el('rect', {x: left, y: up, width: W - left - right, height: bottom - up, fill: 'transparent'});
+  const picture = svg(W, H, ...g, cursor, selection, surface);
+  const time = e => {
+    const box = picture.getBoundingClientRect();
+    const px = (e.clientX - box.left) / box.width * W;
+    return view.lo + Math.min(1, Math.max(0, (px - left) / (W - left - right))) * (view.hi - view.lo);
+  };
+  surface.addEventListener('mousemove', e => {
+    const t = time(e), p = pointAt(series, t), v = inWindow.find(w => w[3] <= t && t < w[4]);
+    cursor.setAttribute('opacity', 0.5); cursor.setAttribute('x1', x(t)); cursor.setAttribute('x2', x(t));
+    const now = p < 0 ? [] : D.categories.map((c, i) => [c.name, series.bytes[p][i]]).filter(c => c[1] > 0);
+    showTip(e, [`${seconds(t)}${v ? `, ${D.phases[v[2]]}, step ${v[1]}` : ''}`, ...now.reverse().map(([n, b]) => `${n}: ${bytes(b)}`),
+      `live: ${bytes(now.reduce((a, c) => a + c[1], 0))}`].join('\n'));
+  });
+  surface.addEventListener('mouseleave', () => { hideTip(); cursor.setAttribute('opacity', 0); });
+  view.attach(surface, time, (a, b) => {
+    selection.setAttribute('width', a === null ? 0 : Math.abs(x(b) - x(a)));
+    if (a !== null) selection.setAttribute('x', Math.min(x(a), x(b)));
+  });
+  return picture;
+}
+
+function thumbnails(select) {
+  const shown = ranks.length <= 16 ? ranks : [...new Set([...ranks.slice(0, 15), M.peak_rank])];
+  const w = 260, h = 74;
+  const grid = el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:10px;margin-bottom:12px'});
+  const marks = [];
+  for (const rank of shown) {
+    const series = D.timeline[rank], x = t => t / end * w, y = b => h - b / top_ * h;
+    const frame = el('rect', {x: 0.5, y: 0.5, width: w - 1, height: h - 1, rx: 4, fill: 'none', stroke: 'var(--line)'});
+    const r = M.by_rank[rank];
+    const button = el('div', {style: 'cursor:pointer', onclick: () => { mark(rank); select(rank); }},
+      svg(w, h, ...bands(series, x, y, 0, end), M.capacity_bytes && M.capacity_bytes < top_ ?
+        el('line', {x1: 0, x2: w, y1: y(M.capacity_bytes), y2: y(M.capacity_bytes), stroke: 'var(--bad)'}) : null, frame),
+      el('span', {class: 'note'}, `rank ${rank}: ${bytes(r.peak_bytes)} live, ${bytes(r.mapped_peak_bytes)} mapped`));
+    marks.push([rank, frame]);
+    grid.append(button);
+  }
+  const mark = rank => marks.forEach(([r, f]) => { f.setAttribute('stroke', r === rank ? 'var(--accent)' : 'var(--line)'); f.setAttribute('stroke-width', r === rank ? 2 : 1); });
+  mark(M.peak_rank);
+  return grid;
+}
+
+function zoomControls() {
+  const buttons = [el('span', {}, 'Show'), el('button', {onclick: () => view.reset()}, 'everything')];
+  for (const step of steps.filter(s => s > 0).slice(0, 12)) {
+    const visits = D.visits.filter(v => v[1] === step);
+    buttons.push(el('button', {onclick: () => view.set(Math.min(...visits.map(v => v[3])), Math.max(...visits.map(v => v[4])))}, 'step ' + step));
+  }
+  return el('div', {class: 'controls'}, ...buttons, el('span', {}, 'or drag over a chart; double click to go back'));
+}
+
+function memory() {
+  let rank = M.peak_rank;
+  const figure = el('figure', {});
+  const draw = () => { if (D.timeline.length) figure.replaceChildren(memoryChart(rank)); };
+  view.onchange(draw);
+  const used = D.categories.filter(c => M.by_rank.some(r => r.category_peaks[c.name] > 0));
+  const rows = [];
+  for (const r of M.by_rank) for (const [phase, p] of Object.entries(r.phase_peaks))
+    rows.push([r.rank, phase, bytes(p.peak_bytes), bytes(p.mapped_peak_bytes), ...used.map(c => p.by_category[c.name] ? bytes(p.by_category[c.name]) : '–')]);
+  const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
+    Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
+  return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.',
+    zoomControls(), thumbnails(r => { rank = r; draw(); }), figure, legend(used.map(c => [c.name, c.colour])),
+    withTable('peak by rank and phase, with its composition', [['rank'], ['phase', 1], ['live'], ['mapped'], ...used.map(c => [c.name])], rows),
+    host.length ? withTable('host memory', [['rank'], ['peak'], ['highest by category', 1]], host) : null);
+}
+
+function peak() {
+  const w = 560, row = 22, label = 250, hi = Math.max(1, ...D.at_peak.rows.map(r => r.bytes)), g = [];
+  D.at_peak.rows.forEach((r, i) => {
+    const name = r.name + (r.buffers > 1 ? ` × ${r.buffers}` : ''), width = Math.max(1, r.bytes / hi * (w - label - 84));
+    g.push(text(label - 8, i * row + 15, fitText(name, label), {class: 'ink', 'text-anchor': 'end'}),
+      el('rect', {x: label, y: i * row + 4, width, height: row - 8, rx: 2, fill: colourOf[r.category], ...hover(`${name}\n${r.category}: ${bytes(r.bytes)}`)}),
+      text(label + width + 6, i * row + 15, bytes(r.bytes)));
+  });
+  const rows = D.at_peak.rows.map(r => [el('span', {}, dot(colourOf[r.category]), r.name), count(r.buffers), r.category, bytes(r.bytes), percent(r.bytes / M.peak_bytes)]);
+  if (D.at_peak.others) rows.push([`${count(D.at_peak.others)} others`, '', '', bytes(D.at_peak.other_bytes), percent(D.at_peak.other_bytes / M.peak_bytes)]);
+  return section('What makes the peak', `Alive when rank ${M.peak_rank} holds most, in phase ${M.peak_phase || '(none)'}; * stands for a number.`,
+    el('figure', {}, svg(w, D.at_peak.rows.length * row + 4, ...g)),
+    withTable('buffers at the peak', [['buffer', 1], ['count'], ['category', 1], ['size'], ['share']], rows));
+}
+
+/// Live bytes by category at the peak of each rank, side by side.
+function composition() {
+  const list = M.by_rank.slice(0, 16), w = 560, row = 26, label = 60, g = [], hi = top_ / 1.06;
+  const x = b => label + b / hi * (w - label - 80);
+  list.forEach((r, i) => {
+    let at = 0;
+    g.push(text(label - 8, i * row + 17, 'rank ' + r.rank, {'text-anchor': 'end'}));
+    for (const c of D.categories) {
+      const b = r.at_peak[c.name];
+      if (b) g.push(el('rect', {x: x(at), y: i * row + 4, width: x(at + b) - x(at), height: row - 8, fill: c.colour, ...hover(`rank ${r.rank}, ${c.name}: ${bytes(b)}`)}));
+      at += b;
+    }
+    g.push(text(x(at) + 6, i * row + 17, bytes(at)));
+  });
+  if (M.capacity_bytes && M.capacity_bytes <= hi) g.push(el('line', {x1: x(M.capacity_bytes), x2: x(M.capacity_bytes), y1: 0, y2: list.length * row, stroke: 'var(--bad)', 'stroke-width': 1.5}));
+  const used = D.categories.filter(c => M.by_rank.some(r => r.at_peak[c.name] > 0));
+  return section('The peak of each rank', 'Composition when the live total is highest, with overhead; the red line is the capacity.',
+    el('figure', {}, svg(w, list.length * row + 4, ...g)), legend(used.map(c => [c.name, c.colour])),
+    withTable('composition at the peak', [['rank'], ...used.map(c => [c.name])], M.by_rank.map(r => [r.rank, ...used.map(c => r.at_peak[c.name] ? bytes(r.at_peak[c.name]) : '–')])));
+}
+
+// Time ----------------------------------------------------------------------------------------------------------------
+
+function gantt() {
+  const rows = D.spans.rows, shownRanks = ranks.slice(0, 8), lanes = [];
+  for (const r of shownRanks) for (let s = 0; s < D.streams.length; ++s)
+    if (rows.some(p => p[0] === r && p[1] === s)) lanes.push([r, s]);
+  if (!lanes.length) return null;
+  const lane = 15, gap = 8, laneY = [];
+  let y = 8;
+  lanes.forEach(([r], i) => { if (i && lanes[i - 1][0] !== r) y += gap; laneY.push(y); y += lane; });
+  const height = y + 26, canvas = el('canvas', {style: 'width:100%;display:block'}), number = new Map(lanes.map((l, i) => [l + '', i]));
+  const cells = rows.filter(p => number.has([p[0], p[1]] + '')).map(p => [number.get([p[0], p[1]] + ''), p]);
+  let selecting = null, scale = 1;
+  const x = t => left + 34 + (t - view.lo) / (view.hi - view.lo) * (W - left - 34 - right);
+  const draw = () => {
+    const style = getComputedStyle(document.documentElement), ink = style.getPropertyValue('--ink'), soft = style.getPropertyValue('--soft');
+    const dpr = Math.max(1, devicePixelRatio || 1);
+    scale = (canvas.clientWidth || W) / W;
+    canvas.width = W * scale * dpr; canvas.height = height * scale * dpr; canvas.style.height = height * scale + 'px';
+    const c = canvas.getContext('2d');
+    c.setTransform(scale * dpr, 0, 0, scale * dpr, 0, 0);
+    c.font = '11.5px system-ui, sans-serif'; c.textBaseline = 'middle';
+    lanes.forEach(([r, s], i) => {
+      c.fillStyle = style.getPropertyValue('--band').trim(); c.fillRect(x(view.lo), laneY[i] + 1, x(view.hi) - x(view.lo), lane - 2);
+      if (!i || lanes[i - 1][0] !== r) { c.fillStyle = ink; c.textAlign = 'left'; c.fillText('rank ' + r, 0, laneY[i] + lane / 2); }
+      c.fillStyle = soft; c.textAlign = 'right'; c.fillText(D.streams[s].name, left + 28, laneY[i] + lane / 2);
+    });
+    for (const [i, p] of cells) {
+      if (p[7] < view.lo || p[6] > view.hi) continue;
+      const a = Math.max(x(p[6]), x(view.lo)), b = Math.min(x(p[7]), x(view.hi));
+      c.fillStyle = D.streams[p[1]].colour; c.fillRect(a, laneY[i] + 1.5, Math.max(0.6, b - a - (b - a > 3 ? 0.5 : 0)), lane - 3);
+      const label = fitText(D.spans.names[p[5]], b - a);
+      if (label) { c.fillStyle = '#fff'; c.textAlign = 'left'; c.fillText(label, a + 3, laneY[i] + lane / 2 + 0.5); }
+    }
+    c.fillStyle = soft; c.textAlign = 'center';
+    for (const [t, label] of axisSeconds(view.lo, view.hi)) c.fillText(label, x(t), height - 10);
+    if (selecting) { c.fillStyle = style.getPropertyValue('--select').trim(); c.fillRect(x(selecting[0]), 0, x(selecting[1]) - x(selecting[0]), y); }
+  };
+  const place = e => { const box = canvas.getBoundingClientRect(); return [(e.clientX - box.left) / scale, (e.clientY - box.top) / scale]; };
+  const time = e => view.lo + Math.min(1, Math.max(0, (place(e)[0] - x(view.lo)) / (x(view.hi) - x(view.lo)))) * (view.hi - view.lo);
+  canvas.addEventListener('mousemove', e => {
+    const [, py] = place(e), t = time(e), slack = (view.hi - view.lo) / W;
+    const i = laneY.findIndex(top => py >= top && py < top + lane);
+    const hit = cells.find(([l, p]) => l === i && p[6] - slack <= t && t <= p[7] + slack);
+    if (!hit) return hideTip();
+    const p = hit[1], s = p[7] - p[6];
+    showTip(e, [D.spans.names[p[5]], `${D.spans.kinds[p[2]]} on ${D.streams[p[1]].name}, rank ${p[0]}, ${D.phases[p[3]]}, step ${p[4]}`,
+      seconds(s) + (p[8] ? `, ${bytes(p[8])}` + (s > 0 ? `, ${(p[8] / s / 1e9).toPrecision(3)} GB/s` : '') : '')].join('\n'));
+  });
+  canvas.addEventListener('mouseleave', hideTip);
+  view.attach(canvas, time, (a, b) => { selecting = a === null ? null : [a, b]; draw(); });
+  addEventListener('resize', draw);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+  requestAnimationFrame(() => view.onchange(draw));
+  const busy = lanes.map(([r, s], i) => [r, D.streams[s].name, cells.filter(c => c[0] === i)]).map(([r, s, mine]) => {
+    const total = mine.reduce((a, [, p]) => a + p[7] - p[6], 0);
+    return [r, s, count(mine.length), seconds(total), percent(total / end)];
+  });
+  const kept = D.spans.rows.length < D.spans.of ? ` ${count(D.spans.rows.length)} of ${count(D.spans.of)} operations, up to step ${D.spans.last_step}.` : '';
+  const few = shownRanks.length < ranks.length ? ` Ranks 0 to ${shownRanks.length - 1} of ${ranks.length}.` : '';
+  return section('Who does what, when', `Operations by rank and stream; same window of time as above.${kept}${few}`, el('figure', {}, canvas),
+    legend(D.streams.filter((s, i) => lanes.some(l => l[1] === i)).map(s => [s.name, s.colour])),
+    withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the run']], busy));
+}
+
+/// Mean start (from the iteration's start) and length of each phase, over the steps it ran in.
+function meanPhases(summary) {
+  const origin = {};
+  for (const p of summary.phases) if (p.step > 0) origin[p.step] = Math.min(origin[p.step] ?? Infinity, p.start);
+  const sums = new Map();
+  for (const p of summary.phases) {
+    if (!(p.step in origin)) continue;
+    const s = sums.get(p.name) || {name: p.name, n: 0, start: 0, seconds: 0};
+    s.n += 1; s.start += p.start - origin[p.step]; s.seconds += p.seconds;
+    sums.set(p.name, s);
+  }
+  return [...sums.values()].map(s => ({...s, start: s.start / s.n, seconds: s.seconds / s.n}));
+}
+function waterfall() {
+  const phases = meanPhases(S), before = D.predicted ? new Map(meanPhases(D.predicted).map(p => [p.name, p])) : new Map();
+  if (!phases.length) return null;
+  const row = 24, label = 112, w = 560, hi = Math.max(...phases.map(p => p.start + p.seconds), ...[...before.values()].map(p => p.start + p.seconds));
+  const total = phases.reduce((a, p) => a + p.seconds, 0), x = t => label + t / hi * (w - label - 76);
+  const g = [];
+  phases.forEach((p, i) => {
+    const y = i * row, b = before.get(p.name);
+    g.push(text(label - 8, y + 16, p.name, {class: 'ink', 'text-anchor': 'end'}));
+    g.push(el('rect', {x: x(p.start), y: y + 4, width: Math.max(1, x(p.seconds) - label), height: row - 8, rx: 2, fill: '#0072B2',
+      ...hover(`${p.name}: ${seconds(p.seconds)}, ${percent(p.seconds / total)}`)}));
+    if (b) g.push(el('rect', {x: x(b.start), y: y + 4, width: Math.max(1, x(b.seconds) - label), height: row - 8, rx: 2, fill: 'none', stroke: '#E69F00', 'stroke-width': 2}));
+    const ends = Math.max(x(p.start + p.seconds), b ? x(b.start + b.seconds) : 0);
+    g.push(text(ends + 6, y + 16, seconds(p.seconds)));
+  });
+  for (const [t, name] of axisSeconds(0, hi, 5)) g.unshift(el('line', {class: 'grid', x1: x(t), x2: x(t), y1: 0, y2: phases.length * row}),
+    text(x(t), phases.length * row + 14, name, {'text-anchor': 'middle'}));
+  return section('One iteration, phase by phase', `Mean over steps; from the first rank's start to the last rank's end.`,
+    el('figure', {}, svg(w, phases.length * row + 20, ...g)),
+    D.predicted ? legend([[S.source, '#0072B2'], [D.predicted.source + ' (outline)', '#E69F00']]) : null,
+    withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share']],
+      phases.map(p => [p.name, p.n, seconds(p.start), seconds(p.seconds), percent(p.seconds / total)])));
+}
+
+function rollout() {
+  if (!D.rollout.length) return null;
+  const row = 20, label = 60, w = 560, list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
+  const x = t => label + t / hi * (w - label - 10), g = [];
+  list.forEach((r, i) => g.push(text(label - 8, i * row + 14, 'rank ' + r.rank, {'text-anchor': 'end'}),
+    el('rect', {x: label, y: i * row + 3, width: x(r.busy_s) - label, height: row - 6, rx: 2, fill: colourOf.kv_cache, ...hover(`rank ${r.rank} generates for ${seconds(r.busy_s)}`)}),
+    el('rect', {x: x(r.busy_s), y: i * row + 3, width: Math.max(0, x(r.busy_s + r.idle_s) - x(r.busy_s)), height: row - 6, rx: 2, fill: colourOf.overhead, opacity: 0.55, ...hover(`rank ${r.rank} waits for ${seconds(r.idle_s)}`)})));
+  const idle = D.rollout.reduce((a, r) => a + r.idle_s, 0), all = D.rollout.reduce((a, r) => a + r.busy_s + r.idle_s, 0);
+  const lengths = S.metrics.filter(m => 'response_length/mean' in m);
+  const last = lengths[lengths.length - 1];
+  return section('Rollout and its idle tail', `${percent(all ? idle / all : 0)} of the GPUs' rollout time is waiting for the last engine.` +
+    (last ? ` Responses of the last step: ${number(last['response_length/mean'])} tokens on average, ${number(last['response_length/max'])} at most.` : ''),
+    el('figure', {}, svg(w, list.length * row + 2, ...g)), legend([['generating', colourOf.kv_cache], ['waiting', colourOf.overhead]]),
+    withTable('rollout by rank, mean over steps', [['rank'], ['generating'], ['waiting'], ['idle share']],
+      D.rollout.map(r => [r.rank, seconds(r.busy_s), seconds(r.idle_s), percent(r.idle_s / (r.busy_s + r.idle_s || 1))])),
+    lengths.length ? withTable('response lengths', [['step'], ['prompt mean'], ['response mean'], ['response max']],
+      lengths.map(m => [m.step, number(m['prompt_length/mean'] ?? null), number(m['response_length/mean']), number(m['response_length/max'] ?? null)])) : null);
+}
+
+// Traffic -------------------------------------------------------------------------------------------------------------
+
+function traffic() {
+  const sums = new Map();
+  for (const t of S.traffic) {
+    const key = [t.phase, t.group, t.op, t.ranks.join(' ')].join('|');
+    const s = sums.get(key) || {...t, calls_per_rank: 0, payload_bytes_per_rank: 0, padding_bytes_per_rank: 0, wire_bytes_per_rank: 0};
+    for (const k of ['calls_per_rank', 'payload_bytes_per_rank', 'padding_bytes_per_rank', 'wire_bytes_per_rank']) s[k] += t[k];
+    sums.set(key, s);
+  }
+  if (!sums.size) return null;
+  const n = Math.min(D.matrix.length, 64), cell = Math.min(44, 420 / n), hi = Math.max(1, ...D.matrix.flat()), o = 46, g = [];
+  for (let r = 0; r < n; ++r) {
+    if (n <= 16 || r % 8 === 0) g.push(text(o - 6, o + r * cell + cell / 2 + 4, r, {'text-anchor': 'end'}), text(o + r * cell + cell / 2, o - 6, r, {'text-anchor': 'middle'}));
+    for (let c = 0; c < n; ++c) {
+      const b = D.matrix[r][c], strong = b / hi;
+      g.push(el('rect', {x: o + c * cell, y: o + r * cell, width: cell - 1.5, height: cell - 1.5, rx: 2, fill: b ? colourOf.communication : 'var(--band)', 'fill-opacity': b ? 0.15 + 0.85 * strong : 1,
+        ...hover(`rank ${r} to rank ${c}: ${bytes(b)}`)}));
+      if (b && cell >= 40) g.push(text(o + c * cell + cell / 2, o + r * cell + cell / 2 + 4, bytes(b, 0), {class: strong > 0.5 ? 'on' : 'ink', 'text-anchor': 'middle', style: 'font-size:9.5px'}));
+    }
+  }
+  g.push(text(o, 14, 'to rank →'), text(12, o + 4, '↓ from', {}));
+  const rows = [...sums.values()].map(t => [t.phase, t.group, t.op, t.ranks.join(' '), count(t.calls_per_rank), bytes(t.payload_bytes_per_rank), bytes(t.padding_bytes_per_rank), bytes(t.wire_bytes_per_rank)]);
+  const columns = [['phase', 1], ['group', 1], ['op', 1], ['ranks', 1], ['calls'], ['payload'], ['padding'], ['wire']];
+  return section('Traffic', 'Per rank, all steps together. Payload is the whole tensor (what one rank sends for all-to-all and point to point); wire is what a rank sends.',
+    el('div', {style: 'display:grid;grid-template-columns:minmax(0,1fr) minmax(220px,340px);gap:24px;align-items:start'}, table(columns, rows),
+      el('figure', {}, svg(o + n * cell, o + n * cell, ...g), el('figcaption', {}, 'Wire bytes from rank to rank; rings send to the next rank of the group, all others evenly.'))),
+    withTable('rank by rank', [['from'], ['to'], ['bytes']], D.matrix.flatMap((line, r) => line.map((b, c) => [r, c, b]).filter(e => e[2] > 0)).slice(0, 512).map(([r, c, b]) => [r, c, bytes(b)])));
+}
+
+// Learning, prediction, provenance ------------------------------------------------------------------------------------
+
+function lineChart(name, points) {
+  const w = 360, h = 132, l = 52, b = h - 22, lo = Math.min(...points.map(p => p[1])), hi = Math.max(...points.map(p => p[1]));
+  const pad = (hi - lo || Math.abs(hi) || 1) * 0.08, y0 = lo - pad, y1 = hi + pad, s0 = points[0][0], s1 = points[points.length - 1][0];
+  const x = s => l + (s - s0) / (s1 - s0 || 1) * (w - l - 10), y = v => b - (v - y0) / (y1 - y0) * (b - 26), g = [text(0, 13, name, {class: 'ink'})];
+  for (const v of ticks(y0, y1, 3)) g.push(el('line', {class: 'grid', x1: l, x2: w - 10, y1: y(v), y2: y(v)}), text(l - 6, y(v) + 4, number(Number(v.toPrecision(6))), {'text-anchor': 'end'}));
+  for (const s of [...new Set(ticks(s0, s1, 4).map(Math.round))].filter(s => s >= s0 && s <= s1)) g.push(text(x(s), h - 6, s, {'text-anchor': 'middle'}));
+  g.push(el('path', {d: points.map((p, i) => `${i ? 'L' : 'M'}${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(''), fill: 'none', stroke: /reward/.test(name) ? '#009E73' : '#0072B2', 'stroke-width': 2}));
+  const last = points[points.length - 1];
+  g.push(el('circle', {cx: x(last[0]), cy: y(last[1]), r: 3, fill: 'var(--ink)', ...hover(`step ${last[0]}: ${number(last[1])}`)}));
+  return svg(w, h, ...g);
+}
+function learning() {
+  if (!S.metrics.length) return null;
+  const names = [...new Set(S.metrics.flatMap(m => Object.keys(m)))].filter(k => k !== 'step')
+    .sort((a, b) => /reward/.test(b) - /reward/.test(a) || /loss/.test(b) - /loss/.test(a) || a.localeCompare(b));
+  const charts = S.metrics.length < 2 ? [] : names.map(k => [k, S.metrics.filter(m => typeof m[k] === 'number').map(m => [m.step, m[k]])])
+    .filter(c => c[1].length > 1).slice(0, 12).map(c => lineChart(...c));
+  return section('Learning', `The driver's figures, step by step.`,
+    el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(310px,1fr));gap:14px 22px'}, ...charts),
+    withTable('metrics', [['step'], ...names.map(k => [k])], S.metrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
+}
+
+function predicted() {
+  const c = D.comparison;
+  if (!c) return null;
+  const order = [], sums = {};
+  for (const t of c.times) {
+    if (!sums[t.phase]) { sums[t.phase] = {a: 0, b: 0, n: 0}; order.push(t.phase); }
+    sums[t.phase].a += t.a_seconds; sums[t.phase].b += t.b_seconds; sums[t.phase].n += 1;
+  }
+  const verdictLine = c.equal
+    ? el('p', {}, el('span', {class: 'equal'}, 'Bytes and calls are equal: '), `all ${count(c.numbers_compared)} numbers of memory (every rank, category and phase) and traffic (every rank, group, operation and phase) are the same in both.`)
+    : el('p', {}, el('span', {class: 'differs'}, `${count(c.differences.length)} of ${count(c.numbers_compared)} numbers differ.`));
+  const e = c.time_error;
+  return section(`Predicted over measured`, `${c.a} beside ${c.b}. Bytes are held to equality; times are shown with their error.`, verdictLine,
+    c.equal ? null : table([['rank'], ['step'], ['phase', 1], ['what', 1], [c.a], [c.b]], c.differences.slice(0, 100).map(d => [d.rank, d.step ?? 'all', d.phase ?? 'all', d.what, count(d.a), count(d.b)])),
+    el('p', {}, `Error of phase times: mean ${percent(e.mean)} (weighted by time), max ${percent(e.max)} (phases over 1 %), total ${percent(e.total, true)}.`),
+    table([['phase', 1], ['times'], [c.a], [c.b], ['error']], order.map(p => { const s = sums[p]; return [p, s.n, seconds(s.a / s.n), seconds(s.b / s.n), s.b > 0 ? percent((s.a - s.b) / s.b, true) : '–']; })));
+}
+
+function provenance() {
+  return section('Provenance', 'What this report was made from.',
+    table([['', 1], ['', 1]], D.provenance.map(([k, v]) => [k, k === 'plan hash' ? el('code', {}, v) : v])));
+}
+
+const pair = (a, b) => a && b ? el('div', {class: 'columns'}, a, b) : a || b;
+for (const part of [
+  el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${S.steps} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)))),
+  verdict(), tiles(), memory(), gantt(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), provenance(),
+]) if (part) main.append(part);
+if (firstStep.length) view.set(Math.min(...firstStep.map(v => v[3])), Math.max(...firstStep.map(v => v[4])));
+view.set(view.lo, view.hi);
+})();

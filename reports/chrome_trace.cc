@@ -1,0 +1,166 @@
+#include "reports/chrome_trace.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <tuple>
+#include <unordered_map>
+
+#include "graph/json_text.h"
+
+namespace hotbunk {
+namespace {
+
+class Writer {
+ public:
+  explicit Writer(const Plan& plan, const Trace& trace) : plan_(plan), trace_(trace) {}
+
+  std::string write() {
+    out_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":";
+    append_json(out_, trace_.source);
+    out_ += ",\"scenario\":", append_json(out_, plan_.scenario);
+    out_ += ",\"plan_hash\":", append_json(out_, plan_hash(plan_));
+    out_ += "},\"traceEvents\":[";
+    names();
+    phases();
+    spans();
+    counters();
+    flows();
+    out_ += "\n]}\n";
+    return std::move(out_);
+  }
+
+ private:
+  /// Opens an event; what follows are its other keys, then end().
+  void begin(char type, std::string_view name, Rank pid, int tid) {
+    commas_.before(out_);
+    fmt::format_to(std::back_inserter(out_), "\n{{\"ph\":\"{}\",\"pid\":{},\"tid\":{},\"name\":", type, pid, tid);
+    append_json(out_, name);
+  }
+  void end() { out_ += '}'; }
+  /// Microseconds with the nanoseconds behind the point.
+  void time(const char* key, std::int64_t ns) {
+    fmt::format_to(std::back_inserter(out_), ",\"{}\":{}.{:03}", key, ns / 1000, ns % 1000);
+  }
+  template <class... T>
+  void raw(fmt::format_string<T...> format, T&&... values) {
+    fmt::format_to(std::back_inserter(out_), format, std::forward<T>(values)...);
+  }
+  static int tid_of(StreamId stream) { return 1 + static_cast<int>(stream); }
+  const std::string& phase_name(std::int16_t phase) const { return plan_.phases[static_cast<std::size_t>(phase)].name; }
+
+  void metadata(const char* what, Rank pid, int tid, std::string_view value) {
+    begin('M', what, pid, tid);
+    out_ += ",\"args\":{\"name\":", append_json(out_, value), out_ += '}';
+    end();
+  }
+
+  void names() {
+    for (Rank r = 0; r < plan_.num_ranks(); ++r) {
+      metadata("process_name", r, 0, fmt::format("rank {}", r));
+      begin('M', "process_sort_index", r, 0), raw(",\"args\":{{\"sort_index\":{}}}", r), end();
+      metadata("thread_name", r, 0, "phases");
+      for (int s = 0; s < num_streams; ++s) metadata("thread_name", r, 1 + s, name_of(static_cast<StreamId>(s)));
+    }
+  }
+
+  void phases() {
+    for (const PhaseSpan& p : trace_.phases) {
+      begin('X', phase_name(p.phase), p.rank, 0);
+      time("ts", p.start_ns), time("dur", p.end_ns - p.start_ns);
+      raw(",\"cat\":\"phase\",\"args\":{{\"step\":{},\"blocks\":{}}}", p.step, p.blocks);
+      end();
+    }
+  }
+
+  void spans() {
+    for (const Span& s : trace_.spans) {
+      begin('X', trace_.names[static_cast<std::size_t>(s.name)], s.rank, tid_of(s.stream));
+      time("ts", s.start_ns), time("dur", s.end_ns - s.start_ns);
+      raw(",\"cat\":\"{}\",\"args\":{{\"step\":{},\"phase\":", name_of(s.kind), s.step);
+      append_json(out_, phase_name(s.phase));
+      const auto ns = static_cast<double>(s.end_ns - s.start_ns);
+      if (s.bytes > 0) raw(",\"bytes\":{}", s.bytes);
+      if (s.bytes > 0 && ns > 0) raw(",\"GB/s\":{:.3f}", static_cast<double>(s.bytes) / ns);
+      if (s.flops > 0) raw(",\"flops\":{:.0f}", s.flops);
+      if (s.flops > 0 && ns > 0) raw(",\"GFLOP/s\":{:.3f}", s.flops / ns);
+      out_ += '}';
+      end();
+    }
+  }
+
+  void counters() {
+    std::map<std::pair<Rank, Space>, CategoryBytes> live;
+    for (const MemoryEvent& e : trace_.memory_events) {
+      CategoryBytes& bytes = live[{e.rank, e.space}];
+      bytes[static_cast<std::size_t>(e.category)] += e.delta_bytes;
+      begin('C', fmt::format("{} memory (bytes)", name_of(e.space)), e.rank, 0);
+      time("ts", e.time_ns);
+      out_ += ",\"args\":{";
+      Commas commas;
+      for (int c = 0; c < num_categories; ++c) {
+        if (static_cast<Category>(c) == Category::overhead) continue;
+        commas.before(out_);
+        raw("\"{}\":{}", name_of(static_cast<Category>(c)), bytes[static_cast<std::size_t>(c)]);
+      }
+      out_ += '}';
+      end();
+    }
+  }
+
+  /// The group family of each collective, by phase and the op's name (a trace does not repeat what the plan knows).
+  std::map<std::pair<std::int16_t, std::string>, GroupId> families() const {
+    std::map<std::pair<std::int16_t, std::string>, GroupId> out;
+    for (const Program& program : plan_.programs)
+      for (std::size_t phase = 0; phase < program.phases.size(); ++phase)
+        for (const Block& block : program.phases[phase])
+          for (const Op& op : block.ops)
+            if (is_communication(op.kind)) out[{static_cast<std::int16_t>(phase), op.name}] = op.group;
+    return out;
+  }
+
+  void flows() {
+    // The n-th time a rank runs an op meets the n-th time of the others in its group.
+    using Meeting = std::tuple<std::int32_t, std::int16_t, std::int32_t, Rank, std::int64_t>;
+    const auto family_of = families();
+    std::map<Meeting, std::vector<const Span*>> meetings;
+    std::map<std::tuple<Rank, std::int32_t, std::int16_t, std::int32_t>, std::int64_t> times;
+    for (const Span& s : trace_.spans) {
+      if (!is_communication(s.kind) || s.kind == OpKind::send || s.kind == OpKind::recv) continue;
+      const auto family = family_of.find({s.phase, trace_.names[static_cast<std::size_t>(s.name)]});
+      if (family == family_of.end()) continue;
+      const auto& members = plan_.group_of(family->second, s.rank);
+      if (members.size() < 2) continue;
+      const std::int64_t n = times[{s.rank, s.step, s.phase, s.name}]++;
+      meetings[{s.step, s.phase, s.name, members.front(), n}].push_back(&s);
+    }
+    std::int64_t id = 0;
+    for (const auto& [key, spans] : meetings) {
+      const Span* last = spans.front();
+      for (const Span* s : spans)
+        if (s->start_ns > last->start_ns) last = s;
+      for (const Span* s : spans)
+        if (s != last) arrow(*last, *s, ++id);
+    }
+  }
+
+  void arrow(const Span& from, const Span& to, std::int64_t id) {
+    const std::string& name = trace_.names[static_cast<std::size_t>(from.name)];
+    begin('s', name, from.rank, tid_of(from.stream));
+    time("ts", from.start_ns), raw(",\"cat\":\"collective\",\"id\":{}", id), end();
+    begin('f', name, to.rank, tid_of(to.stream));
+    // Inside the waiting span, which the viewers need to tie the arrow to it.
+    time("ts", std::max(to.start_ns, to.end_ns - 1)), raw(",\"bp\":\"e\",\"cat\":\"collective\",\"id\":{}", id), end();
+  }
+
+  const Plan& plan_;
+  const Trace& trace_;
+  std::string out_;
+  Commas commas_;
+};
+
+}  // namespace
+
+std::string chrome_trace(const Plan& plan, const Trace& trace) { return Writer(plan, trace).write(); }
+
+}  // namespace hotbunk

@@ -1,0 +1,22 @@
+// The HTML report: one file that needs no network.
+#pragma once
+#include <string>
+
+#include "spec/scenario.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+struct ReportInput {
+  const Plan& plan;
+  const Scenario& scenario;
+  const Trace& trace;                // what the report is about
+  const Trace* predicted = nullptr;  // of the same plan; drawn beside `trace` and compared with it
+  std::string calibration;           // the profile that the simulated times come from; "" = datasheet efficiencies
+};
+
+/// Verdict; memory over time; Gantt; waterfall; traffic; rollout tail; metrics; predicted over measured; provenance.
+/// Every chart has its table. Traces must be of `plan` (trace_fits_plan).
+std::string html_report(const ReportInput&);
+
+}  // namespace hotbunk

@@ -1,0 +1,121 @@
+#include "reports/memory_snapshot.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t arena_base = 0x7f00'0000'0000;  // any: far from 0, below 2^47
+constexpr std::int64_t section_alignment = std::int64_t{1} << 21;
+
+/// Where a program's buffers stand in one rank's address space.
+class Addresses {
+ public:
+  explicit Addresses(const Program& program) {
+    std::int64_t next = arena_base;
+    for (int s = 0; s < num_sections; ++s) {
+      const auto i = static_cast<std::size_t>(s);
+      base_[i] = next;
+      if (space_of(static_cast<Section>(s)) != Space::device) continue;
+      next += (program.section_bytes[i] + section_alignment - 1) / section_alignment * section_alignment;
+    }
+    for (const Buffer& b : program.buffers) buffers_.try_emplace(b.name, &b);
+  }
+  std::int64_t base(int section) const { return base_[static_cast<std::size_t>(section)]; }
+  std::int64_t of(const std::string& buffer) const {
+    const auto it = buffers_.find(buffer);
+    HB_CHECK(it != buffers_.end(), "a memory event names '{}', which the plan has not", buffer);
+    return base(static_cast<int>(it->second->section)) + it->second->offset;
+  }
+
+ private:
+  std::array<std::int64_t, num_sections> base_{};
+  std::unordered_map<std::string, const Buffer*> buffers_;
+};
+
+struct LiveBlock {
+  std::int64_t bytes = 0;
+  Json frames;
+};
+using LiveBlocks = std::map<std::int64_t, LiveBlock>;  // by address
+
+Json entry(const char* action, std::int64_t address, std::int64_t bytes, std::int64_t time_ns, const Json& frames) {
+  return {{"action", action}, {"addr", address},           {"size", bytes},
+          {"stream", 0},      {"time_us", time_ns / 1000}, {"frames", frames}};
+}
+
+Json events_of(const Plan& plan, const Trace& trace, Rank rank, const Addresses& addresses, LiveBlocks& live) {
+  Json out = Json::array();
+  for (const MemoryEvent& e : trace.memory_events) {
+    if (e.rank != rank || e.space != Space::device || e.delta_bytes == 0) continue;
+    const std::string& name = trace.names[static_cast<std::size_t>(e.name)];
+    const std::int64_t address = addresses.of(name);
+    const Json frames = Json::array({{{"filename", plan.phases[static_cast<std::size_t>(e.phase)].name},
+                                      {"line", e.step},
+                                      {"name", fmt::format("{} [{}]", name, name_of(e.category))}}});
+    if (e.delta_bytes > 0) {
+      out.push_back(entry("alloc", address, e.delta_bytes, e.time_ns, frames));
+      live[address] = {e.delta_bytes, frames};
+    } else {
+      out.push_back(entry("free_requested", address, -e.delta_bytes, e.time_ns, frames));
+      out.push_back(entry("free_completed", address, -e.delta_bytes, e.time_ns, frames));
+      live.erase(address);
+    }
+  }
+  return out;
+}
+
+Json block(std::int64_t address, std::int64_t bytes, const char* state, const Json& frames) {
+  return {{"address", address}, {"size", bytes}, {"requested_size", bytes}, {"state", state}, {"frames", frames}};
+}
+
+Json segment_of(Rank rank, std::int64_t base, std::int64_t bytes, const LiveBlocks& live) {
+  Json blocks = Json::array();
+  std::int64_t at = base, allocated = 0;
+  for (auto it = live.lower_bound(base); it != live.end() && it->first < base + bytes; ++it) {
+    if (it->first > at) blocks.push_back(block(at, it->first - at, "inactive", Json::array()));
+    blocks.push_back(block(it->first, it->second.bytes, "active_allocated", it->second.frames));
+    allocated += it->second.bytes;
+    at = it->first + it->second.bytes;
+  }
+  if (at < base + bytes) blocks.push_back(block(at, base + bytes - at, "inactive", Json::array()));
+  return {{"device", rank},
+          {"address", base},
+          {"total_size", bytes},
+          {"allocated_size", allocated},
+          {"active_size", allocated},
+          {"requested_size", allocated},
+          {"stream", 0},
+          {"segment_type", "large"},
+          {"segment_pool_id", {0, 0}},
+          {"is_expandable", true},
+          {"frames", Json::array()},
+          {"blocks", blocks}};
+}
+
+}  // namespace
+
+Json memory_snapshot(const Plan& plan, const Trace& trace) {
+  Json segments = Json::array(), traces = Json::array();
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    const Program& program = plan.program(r);
+    const Addresses addresses(program);
+    LiveBlocks live;
+    traces.push_back(events_of(plan, trace, r, addresses, live));
+    for (int s = 0; s < num_sections; ++s) {
+      const std::int64_t bytes = program.section_bytes[static_cast<std::size_t>(s)];
+      if (bytes > 0 && space_of(static_cast<Section>(s)) == Space::device)
+        segments.push_back(segment_of(r, addresses.base(s), bytes, live));
+    }
+  }
+  return {{"segments", segments}, {"device_traces", traces}};
+}
+
+}  // namespace hotbunk

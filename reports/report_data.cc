@@ -1,0 +1,262 @@
+#include "reports/report_data.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "reports/palette.h"
+#include "trace/compare.h"
+#include "trace/summary.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int timeline_points = 1200;       // per rank: about one per pixel
+constexpr std::size_t most_spans = 40'000;  // embedded; about 2 MB
+constexpr std::size_t most_buffers = 14;    // listed at the peak
+
+constexpr double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+std::int64_t end_of(const Trace& trace) {
+  std::int64_t end = 0;
+  for (const PhaseSpan& p : trace.phases) end = std::max(end, p.end_ns);
+  for (const MemoryEvent& e : trace.memory_events) end = std::max(end, e.time_ns);
+  for (const Span& s : trace.spans) end = std::max(end, s.end_ns);
+  return end;
+}
+
+std::int64_t total(const CategoryBytes& bytes) {
+  std::int64_t sum = 0;
+  for (const std::int64_t b : bytes) sum += b;
+  return sum;
+}
+
+/// Live bytes of one rank over time, at most two points per bucket of time: the highest and the last, so that no peak
+/// is lost however much is left out.
+class Timeline {
+ public:
+  explicit Timeline(std::int64_t end_ns) : bucket_ns_(std::max<std::int64_t>(1, end_ns / timeline_points)) {}
+
+  void add(const MemoryEvent& e) {
+    if (e.time_ns / bucket_ns_ != bucket_) flush(), bucket_ = e.time_ns / bucket_ns_;
+    live_[static_cast<std::size_t>(e.category)] += e.delta_bytes;
+    last_ns_ = e.time_ns;
+    if (!pending_ || total(live_) > total(highest_)) highest_ = live_, highest_ns_ = e.time_ns;
+    pending_ = true;
+  }
+
+  /// {"t": [seconds], "bytes": [[per category] per point]}; a value holds until the next point.
+  Json finish() {
+    flush();
+    return {{"t", std::move(t_)}, {"bytes", std::move(bytes_)}};
+  }
+
+ private:
+  void point(std::int64_t time_ns, const CategoryBytes& bytes) {
+    t_.push_back(seconds(time_ns));
+    bytes_.push_back(bytes);
+  }
+  void flush() {
+    if (!pending_) return;
+    point(highest_ns_, highest_);
+    if (highest_ != live_) point(last_ns_, live_);
+    pending_ = false;
+  }
+
+  std::int64_t bucket_ns_, bucket_ = -1, last_ns_ = 0, highest_ns_ = 0;
+  bool pending_ = false;
+  CategoryBytes live_{}, highest_{};
+  Json t_ = Json::array(), bytes_ = Json::array();
+};
+
+Json timelines(const Plan& plan, const Trace& trace) {
+  std::vector<Timeline> by_rank(static_cast<std::size_t>(plan.num_ranks()), Timeline(end_of(trace)));
+  for (const MemoryEvent& e : trace.memory_events)
+    if (e.space == Space::device) by_rank[static_cast<std::size_t>(e.rank)].add(e);
+  Json out = Json::array();
+  for (Timeline& t : by_rank) out.push_back(t.finish());
+  return out;
+}
+
+/// "layers.17.q_proj" -> "layers.*.q_proj": buffers of all layers are one line.
+std::string pattern_of(const std::string& name) {
+  std::string out;
+  bool in_number = false;
+  for (const char c : name) {
+    const bool digit = c >= '0' && c <= '9';
+    const bool starts = digit && (out.empty() || out.back() == '.' || out.back() == '[');  // not the 4 of "fp4"
+    if (starts || (digit && in_number)) {
+      if (!in_number) out += '*';
+      in_number = true;
+    } else {
+      out += c, in_number = false;
+    }
+  }
+  return out;
+}
+
+/// The largest groups of like-named buffers that were alive when a rank's live bytes first were highest.
+Json buffers_at_peak(const Trace& trace, Rank rank) {
+  using Live = std::map<std::int32_t, std::pair<std::int64_t, Category>>;  // by name
+  const auto replay = [&](std::size_t until, Live& live) {
+    std::int64_t sum = 0, highest = -1;
+    std::size_t where = 0;
+    for (std::size_t i = 0; i < until; ++i) {
+      const MemoryEvent& e = trace.memory_events[i];
+      if (e.rank != rank || e.space != Space::device) continue;
+      auto& [bytes, category] = live[e.name];
+      bytes += e.delta_bytes, category = e.category;
+      sum += e.delta_bytes;
+      if (sum > highest) highest = sum, where = i + 1;
+    }
+    return where;
+  };
+  Live live;
+  const std::size_t peak = replay(trace.memory_events.size(), live);
+  live.clear();
+  replay(peak, live);
+  std::map<std::pair<std::string, Category>, std::pair<std::int64_t, std::int64_t>> alike;  // bytes, buffers
+  for (const auto& [name, what] : live) {
+    if (what.first <= 0) continue;
+    auto& [bytes, buffers] = alike[{pattern_of(trace.names[static_cast<std::size_t>(name)]), what.second}];
+    bytes += what.first, ++buffers;
+  }
+  std::vector<std::pair<std::int64_t, Json>> order;
+  for (const auto& [key, sum] : alike)
+    order.emplace_back(
+        sum.first,
+        Json{{"name", key.first}, {"category", name_of(key.second)}, {"buffers", sum.second}, {"bytes", sum.first}});
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  Json rows = Json::array();
+  std::int64_t others = 0, other_bytes = 0;
+  for (auto& [bytes, row] : order)
+    if (rows.size() < most_buffers) rows.push_back(std::move(row));
+    else others += row["buffers"].get<std::int64_t>(), other_bytes += bytes;
+  return {{"rows", rows}, {"others", others}, {"other_bytes", other_bytes}};
+}
+
+/// Spans of the prologue and of as many first steps as there is room for; rows are
+/// [rank, stream, kind, phase, step, name, start_s, end_s, bytes].
+Json spans_json(const Trace& trace) {
+  std::map<std::int32_t, std::size_t> per_step;
+  for (const Span& s : trace.spans) ++per_step[s.step];
+  std::int32_t last_step = 0;
+  std::size_t sum = 0;
+  for (const auto& [step, count] : per_step) {
+    if (step > 1 && sum + count > most_spans) break;
+    sum += count;
+    last_step = step;
+  }
+  Json rows = Json::array(), names = Json::array(), kinds = Json::array();
+  std::map<std::int32_t, std::size_t> number;
+  for (const Span& s : trace.spans) {
+    if (s.step > last_step || rows.size() >= most_spans) continue;
+    const auto [it, is_new] = number.try_emplace(s.name, names.size());
+    if (is_new) names.push_back(trace.names[static_cast<std::size_t>(s.name)]);
+    rows.push_back({s.rank, static_cast<int>(s.stream), static_cast<int>(s.kind), s.phase, s.step, it->second,
+                    seconds(s.start_ns), seconds(s.end_ns), s.bytes});
+  }
+  for (int k = 0; k < num_op_kinds; ++k) kinds.push_back(name_of(static_cast<OpKind>(k)));
+  return {{"rows", rows}, {"names", names}, {"kinds", kinds}, {"last_step", last_step}, {"of", trace.spans.size()}};
+}
+
+/// Bytes that rank r sent to rank c in all steps. Ring collectives send to the next member of the group; what has no
+/// fixed peer is spread evenly over the others.
+Json matrix_json(const Plan& plan, const Trace& trace) {
+  const auto n = static_cast<std::size_t>(plan.num_ranks());
+  std::vector<std::vector<double>> sent(n, std::vector<double>(n, 0.0));
+  for (std::size_t r = 0; r < trace.traffic.size(); ++r)
+    for (const auto& [key, count] : trace.traffic[r]) {
+      const auto& members = plan.group_of(key.group, static_cast<Rank>(r));
+      const auto me = std::find(members.begin(), members.end(), static_cast<Rank>(r));
+      if (me == members.end() || members.size() < 2) continue;
+      const bool ring =
+          key.op == OpKind::all_gather || key.op == OpKind::reduce_scatter || key.op == OpKind::all_reduce;
+      const auto next = std::next(me) == members.end() ? members.begin() : std::next(me);
+      const double each =
+          static_cast<double>(count.wire_bytes) / (ring ? 1.0 : static_cast<double>(members.size() - 1));
+      for (const Rank to : members)
+        if (ring ? to == *next : to != static_cast<Rank>(r)) sent[r][static_cast<std::size_t>(to)] += each;
+    }
+  return sent;
+}
+
+/// How long each rank was busy in a rollout and waited for the others at its end: means over the steps.
+Json rollout_json(const Plan& plan, const Trace& trace) {
+  const std::int32_t rollout = plan.phase_index("rollout");
+  std::map<std::int32_t, std::int64_t> end_of_step;
+  for (const PhaseSpan& p : trace.phases)
+    if (p.phase == rollout) end_of_step[p.step] = std::max(end_of_step[p.step], p.end_ns);
+  std::map<Rank, std::array<double, 2>> sums;
+  for (const PhaseSpan& p : trace.phases) {
+    if (p.phase != rollout) continue;
+    auto& [busy, idle] = sums[p.rank];
+    busy += seconds(p.end_ns - p.start_ns), idle += seconds(end_of_step[p.step] - p.end_ns);
+  }
+  Json rows = Json::array();
+  const auto steps = static_cast<double>(std::max<std::size_t>(1, end_of_step.size()));
+  for (const auto& [rank, sum] : sums)
+    rows.push_back({{"rank", rank}, {"busy_s", sum[0] / steps}, {"idle_s", sum[1] / steps}});
+  return rows;
+}
+
+Json named(const auto& colours, auto name) {
+  Json out = Json::array();
+  for (std::size_t i = 0; i < colours.size(); ++i) out.push_back({{"name", name(i)}, {"colour", colours[i]}});
+  return out;
+}
+
+Json provenance(const ReportInput& in) {
+  const Scenario& s = in.scenario;
+  const auto text = [](auto... parts) { return fmt::format("{}{}{}", parts...); };
+  Json rows = Json::array();
+  const auto row = [&](const char* key, const std::string& value) { rows.push_back({key, value}); };
+  row("scenario", s.name);
+  row("model", s.model.name);
+  row("device", s.cluster.gpu.name);
+  row("ranks",
+      fmt::format("{} ({} node{} x {} device{} x {} rank{})", in.plan.num_ranks(), s.cluster.nodes,
+                  s.cluster.nodes == 1 ? "" : "s", s.cluster.gpus_per_node, s.cluster.gpus_per_node == 1 ? "" : "s",
+                  s.cluster.ranks_per_device, s.cluster.ranks_per_device == 1 ? "" : "s"));
+  row("plan hash", plan_hash(in.plan));
+  row("times are", in.trace.source);
+  if (in.trace.source == "simulated" || in.predicted != nullptr)
+    row("calibration", in.calibration.empty() ? "none: datasheet rates" : in.calibration);
+  row("framework profile", s.profile);
+  row("seed", fmt::format("{}", s.seed));
+  row("hotbunk", text("version ", HOTBUNK_VERSION, ""));
+  return rows;
+}
+
+}  // namespace
+
+Json report_data(const ReportInput& in) {
+  Json phases = Json::array(), visits = Json::array();
+  for (const PhaseInfo& p : in.plan.phases) phases.push_back(p.name);
+  for (const PhaseSpan& p : in.trace.phases)
+    visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
+  Json summary = summarize(in.plan, in.scenario, in.trace);
+  const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
+  Json out = {{"summary", std::move(summary)}, {"predicted", nullptr}, {"comparison", nullptr}};
+  if (in.predicted != nullptr) {
+    out["predicted"] = summarize(in.plan, in.scenario, *in.predicted);
+    out["comparison"] = comparison_to_json(compare_traces(in.plan, *in.predicted, in.trace));
+  }
+  out["overhead_bytes"] = in.plan.overhead_bytes;
+  out["phases"] = std::move(phases);
+  out["categories"] = named(category_colours, [](std::size_t i) { return name_of(static_cast<Category>(i)); });
+  out["streams"] = named(stream_colours, [](std::size_t i) { return name_of(static_cast<StreamId>(i)); });
+  out["timeline"] = timelines(in.plan, in.trace);
+  out["at_peak"] = buffers_at_peak(in.trace, peak_rank);
+  out["spans"] = spans_json(in.trace);
+  out["visits"] = std::move(visits);
+  out["matrix"] = matrix_json(in.plan, in.trace);
+  out["rollout"] = rollout_json(in.plan, in.trace);
+  out["provenance"] = provenance(in);
+  return out;
+}
+
+}  // namespace hotbunk

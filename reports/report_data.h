@@ -1,0 +1,15 @@
+// What the HTML report draws, computed once and embedded in it as JSON: numbers here, pictures in assets/*.js.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+
+#include "reports/html.h"
+
+namespace hotbunk {
+
+/// Keys: summary, predicted (summary or null), comparison (or null), phases (names), categories and streams (names and
+/// colours), timeline (live device bytes by category over time, per rank), at_peak (the largest buffers when the peak
+/// rank was at its peak), spans, matrix (bytes sent from rank to rank), rollout (busy and idle seconds by rank),
+/// visits (each rank's stay in each phase), provenance.
+nlohmann::ordered_json report_data(const ReportInput&);
+
+}  // namespace hotbunk

@@ -1,0 +1,202 @@
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/file.h"
+#include "reports/chrome_trace.h"
+#include "reports/html.h"
+#include "reports/memory_snapshot.h"
+#include "reports/metrics_jsonl.h"
+#include "reports/palette.h"
+#include "reports/report_data.h"
+#include "tests/trace/sample.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The sample plan, with the collective of the sample trace in it.
+Plan plan_with_collective() {
+  Plan p = test::sample_plan();
+  Op gather;
+  gather.kind = OpKind::all_gather;
+  gather.stream = StreamId::gather;
+  gather.name = "layers.0.all_gather";
+  gather.group = 0;
+  p.programs[0].phases[2] = {{"micro", {gather}}};
+  p.programs[0].section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
+  p.programs[0].buffers[1].offset = 64;
+  return p;
+}
+
+std::vector<Json> events_where(const Json& document, const char* key, const Json& value) {
+  std::vector<Json> out;
+  for (const Json& e : document["traceEvents"])
+    if (e.contains(key) && e[key] == value) out.push_back(e);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("categories have colours of their own") {
+  CHECK(std::set(category_colours.begin(), category_colours.end()).size() == num_categories);
+  CHECK(std::set(stream_colours.begin(), stream_colours.end()).size() == num_streams);
+}
+
+TEST_CASE("metrics.jsonl has verl's names, a line per step") {
+  Trace trace = test::sample_trace();
+  trace.metrics[0].values["prompt_length/mean"] = 10;
+  trace.metrics[0].values["response_length/mean"] = 9;
+  Scenario scenario = test::sample_scenario();
+  scenario.algorithm.prompts = 5, scenario.algorithm.samples_per_prompt = 2;
+  const std::string text = metrics_jsonl(test::sample_plan(), scenario, trace);
+  const auto newline = text.find('\n');
+  const Json first = Json::parse(text.substr(0, newline)), second = Json::parse(text.substr(newline + 1));
+  CHECK(first["step"] == 1);
+  CHECK(first["actor/loss"] == 0.5);
+  CHECK(first["timing_s/gen"].get<double>() == Approx(0.010));
+  CHECK(first["timing_s/update_actor"].get<double>() == Approx(0.009));
+  CHECK(first["timing_s/step"].get<double>() == Approx(0.019));
+  CHECK(first["perf/total_num_tokens"] == 190.0);
+  CHECK(first["perf/throughput"].get<double>() == Approx(190 / 0.019 / 2));
+  CHECK(first["perf/max_memory_allocated_gb"].get<double>() == Approx(3200.0 / (1 << 30)));
+  CHECK(second["step"] == 2);
+  CHECK_FALSE(second.contains("perf/throughput"));  // its lengths were not reported
+}
+
+TEST_CASE("the Chrome trace: rank is process, stream is thread") {
+  const Plan plan = plan_with_collective();
+  const Json doc = Json::parse(chrome_trace(plan, test::sample_trace()));
+  CHECK(doc["otherData"]["plan_hash"] == plan_hash(plan));
+  CHECK(events_where(doc, "name", "process_name")[1] ==
+        Json({{"ph", "M"}, {"pid", 1}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", "rank 1"}}}}));
+  CHECK(
+      events_where(doc, "name", "layers.0.linear")[0] ==
+      Json({{"ph", "X"},
+            {"pid", 0},
+            {"tid", 1},
+            {"name", "layers.0.linear"},
+            {"ts", 15000.0},
+            {"dur", 4000.0},
+            {"cat", "linear"},
+            {"args",
+             {{"step", 1}, {"phase", "train"}, {"bytes", 300}, {"GB/s", 0.0}, {"flops", 5000}, {"GFLOP/s", 0.001}}}}));
+  CHECK(events_where(doc, "cat", "phase").size() == 10);
+}
+
+TEST_CASE("the Chrome trace counts live bytes by category") {
+  const auto counters =
+      events_where(Json::parse(chrome_trace(plan_with_collective(), test::sample_trace())), "ph", "C");
+  REQUIRE(counters.size() == 10);
+  CHECK(counters[1]["ts"] == 14000.0);
+  CHECK(counters[1]["args"]["params"] == 2000);
+  CHECK(counters[1]["args"]["activations"] == 1000);
+  CHECK(counters[2]["args"]["activations"] == 0);
+}
+
+TEST_CASE("a flow arrow goes from the last arrival of a collective to those who waited") {
+  Trace trace = test::sample_trace();
+  for (Span& s : trace.spans)
+    if (s.rank == 1 && s.kind == OpKind::all_gather) s.start_ns += 1;
+  const Json doc = Json::parse(chrome_trace(plan_with_collective(), trace));
+  const auto from = events_where(doc, "ph", "s"), to = events_where(doc, "ph", "f");
+  REQUIRE(from.size() == 2);  // one per step
+  REQUIRE(to.size() == 2);
+  CHECK(from[0]["pid"] == 1);
+  CHECK(from[0]["ts"] == 13000.001);
+  CHECK(to[0]["pid"] == 0);
+  CHECK(to[0]["id"] == from[0]["id"]);
+  CHECK(to[0]["ts"] == 14999.999);
+}
+
+TEST_CASE("the memory snapshot tiles every segment and pairs every event") {
+  const Json doc = memory_snapshot(plan_with_collective(), test::sample_trace());
+  REQUIRE(doc["device_traces"].size() == 2);
+  const Json& events = doc["device_traces"][0];
+  REQUIRE(events.size() == 1 + 2 * 3);
+  const auto base = doc["segments"][0]["address"].get<std::int64_t>();
+  CHECK(events[0] ==
+        Json({{"action", "alloc"},
+              {"addr", base},
+              {"size", 2000},
+              {"stream", 0},
+              {"time_us", 1000},
+              {"frames", Json::array({{{"filename", "load"}, {"line", 0}, {"name", "weights [params]"}}})}}));
+  CHECK(events[2]["action"] == "free_requested");
+  CHECK(events[3]["action"] == "free_completed");
+  REQUIRE(doc["segments"].size() == 4);  // two sections on each of two ranks
+  for (const Json& segment : doc["segments"]) {
+    std::int64_t at = segment["address"].get<std::int64_t>();
+    for (const Json& block : segment["blocks"]) {
+      CHECK(block["address"] == at);
+      at += block["size"].get<std::int64_t>();
+    }
+    CHECK(at == segment["address"].get<std::int64_t>() + segment["total_size"].get<std::int64_t>());
+  }
+  CHECK(doc["segments"][0]["allocated_size"] == 2000);
+  CHECK(doc["segments"][0]["blocks"][0]["state"] == "active_allocated");
+  CHECK(doc["segments"][1]["allocated_size"] == 0);  // the logits were freed
+}
+
+TEST_CASE("a pickle, opcode by opcode") {
+  const std::string small = to_pickle({{"a", {1, -2, 1099511627776}}, {"b", nullptr}, {"c", true}});
+  using namespace std::string_literals;
+  CHECK(small == "\x80\x02}(X\1\0\0\0a](K\1J\xfe\xff\xff\xff\x8a\x08\0\0\0\0\0\1\0\0eX\1\0\0\0bNX\1\0\0\0c\x88u."s);
+}
+
+TEST_CASE("the report's data: peak buffers, matrix, tail") {
+  const Plan plan = plan_with_collective();
+  const Scenario scenario = test::sample_scenario();
+  const Trace trace = test::sample_trace();
+  const Json data = report_data({plan, scenario, trace, nullptr, ""});
+  CHECK(data["at_peak"]["rows"] ==
+        Json({{{"name", "weights"}, {"category", "params"}, {"buffers", 1}, {"bytes", 2000}},
+              {{"name", "logits"}, {"category", "activations"}, {"buffers", 1}, {"bytes", 1200}}}));
+  // 3000 wire bytes of all_gather in each of two steps, to the next in the ring of two.
+  CHECK(data["matrix"] == Json({{0.0, 6000.0}, {6000.0, 0.0}}));
+  // Rank 1 comes 1 ms later to the rollout and leaves it with rank 0.
+  CHECK(data["rollout"][0]["busy_s"].get<double>() == Approx(0.010));
+  CHECK(data["rollout"][1]["busy_s"].get<double>() == Approx(0.009));
+  CHECK(data["rollout"][0]["idle_s"] == 0.0);
+  const Json& points = data["timeline"][1]["bytes"];
+  std::int64_t highest = 0;
+  for (const Json& point : points)
+    highest = std::max(highest, point[0].get<std::int64_t>() + point[3].get<std::int64_t>());
+  CHECK(highest == 3200);
+  CHECK(data["predicted"].is_null());
+  CHECK(report_data({plan, scenario, trace, &trace, ""})["comparison"]["equal"] == true);
+}
+
+TEST_CASE("a timeline keeps the peak however little of it is drawn") {
+  Trace trace = test::sample_trace();
+  trace.memory_events.clear();
+  for (int i = 0; i < 100'000; ++i)
+    trace.memory_events.push_back(
+        {0, Space::device, Category::activations, 2, 1, 3, i * 400, i == 77'777 ? 500'000 : 1});
+  const Plan plan = test::sample_plan();
+  const Scenario scenario = test::sample_scenario();
+  const Json series = report_data({plan, scenario, trace, nullptr, ""})["timeline"][0];
+  CHECK(series["t"].size() < 3000);
+  std::int64_t highest = 0;
+  for (const Json& point : series["bytes"]) highest = std::max(highest, point[3].get<std::int64_t>());
+  CHECK(highest == 599'999);
+}
+
+TEST_CASE("the report is one file that loads nothing") {
+  const Plan plan = plan_with_collective();
+  Scenario scenario = test::sample_scenario();
+  scenario.name = "</script><b>odd";
+  const Trace trace = test::sample_trace();
+  const std::string html = html_report({plan, scenario, trace, nullptr, ""});
+  CHECK(html.find("<title>hotbunk: &lt;/script&gt;&lt;b&gt;odd</title>") != std::string::npos);
+  CHECK(html.find("<b>odd") == std::string::npos);
+  for (const char* outside : {"src=", "href=", "@import", "url(", "fetch(", "import "})
+    CHECK(html.find(outside) == std::string::npos);
+  const std::string open = "id=\"data\">";
+  const auto from = html.find(open) + open.size();
+  CHECK(Json::parse(html.substr(from, html.find("</script>", from) - from))["summary"]["scenario"] == scenario.name);
+}
+
+}  // namespace hotbunk
