@@ -11,7 +11,8 @@ namespace hotbunk::kernels {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-constexpr std::int64_t kMaxHeadDim = 256;
+constexpr int kScratchSlot = 3;
+constexpr std::int64_t kMaxGroup = 128;  // query heads per kv head (multi-query attention of the largest models: 128)
 /// Positions whose scores are formed before their values are read: one online-softmax step. Counted from position 0,
 /// so that the order of sums depends on the query's position only.
 constexpr std::int64_t kStep = 64;
@@ -34,41 +35,67 @@ HB_INLINE float dot(const float* q, const P* k, std::int64_t d) {
   return sum_lanes(sum);
 }
 
-/// o[d] of one query (scaled, fp32) over positions [0, context).
+/// Where the keys of positions [p0, p0 + n) lie.
 template <class P>
-void attend(const float* q, const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t context,
-            std::int64_t kv_head, float* o) {
+void find_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
+               std::int64_t kv_head, const P** keys) {
+  std::int64_t block = p0 / pool.block_size, offset = p0 % pool.block_size;
+  for (std::int64_t i = 0; i < n; ++i) {
+    keys[i] = pool.key(blocks[block], offset, kv_head);
+    if (++offset == pool.block_size) ++block, offset = 0;
+  }
+}
+
+/// One online-softmax step of one query head; o stays unnormalised.
+struct Running {
+  float max = kNegInf;
+  float sum = 0.0f;
+};
+template <class P>
+HB_INLINE void attend_step(const float* q, const P* const* keys, std::int64_t n, std::int64_t d,
+                           std::int64_t value_distance, Running& run, float* o) {
+  alignas(64) std::array<float, kStep> s;
+  for (std::int64_t i = 0; i < n; ++i) s[static_cast<std::size_t>(i)] = dot(q, keys[i], d);
+  std::fill(s.begin() + n, s.end(), kNegInf);  // weight 0
+  Vf best = splat(run.max);
+  for (std::int64_t i = 0; i < kStep; i += kLanes) best = max(best, load(s.data() + i));
+  const float new_max = max_lanes(best);
+  Vf total{};
+  for (std::int64_t i = 0; i < kStep; i += kLanes) {
+    const Vf p = exp(load(s.data() + i) - new_max);
+    store(s.data() + i, p);
+    total += p;
+  }
+  const float shrink = std::exp(run.max - new_max);
+  run.sum = run.sum * shrink + sum_lanes(total);
+  run.max = new_max;
+  for_vectors(d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+    Vf acc = ld(o + j) * shrink;
+    for (std::int64_t i = 0; i < n; ++i) acc += ld(keys[i] + value_distance + j) * s[static_cast<std::size_t>(i)];
+    st(o + j, acc);
+  });
+}
+
+/// o[group][d] of the query heads of one kv head (scaled, fp32, [group][d]) over positions [0, context): the heads go
+/// step by step together, so that keys and values come from L1 after the first.
+template <class P>
+void attend(const float* q, std::int64_t group, const PoolView<P>& pool, const std::int32_t* blocks,
+            std::int64_t context, std::int64_t kv_head, float* o) {
   const std::int64_t d = pool.d;
-  std::array<float, kStep> s;
   std::array<const P*, kStep> keys;
-  float m = kNegInf, sum = 0.0f;
-  std::fill_n(o, d, 0.0f);
+  std::array<Running, kMaxGroup> run;
+  std::fill_n(o, group * d, 0.0f);
   for (std::int64_t p0 = 0; p0 < context; p0 += kStep) {
     const std::int64_t n = std::min(kStep, context - p0);
-    float new_m = m;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t p = p0 + i;
-      const auto at = static_cast<std::size_t>(i);
-      keys[at] = pool.key(blocks[p / pool.block_size], p % pool.block_size, kv_head);
-      s[at] = dot(q, keys[at], d);
-      new_m = std::max(new_m, s[at]);
-    }
-    Vf step_sum{};
-    for_vectors(n,
-                [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE { st(&s[0] + i, exp(ld(&s[0] + i) - new_m)); });
-    for (std::int64_t i = 0; i < n; ++i) step_sum[i % kLanes] += s[static_cast<std::size_t>(i)];
-    const float shrink = std::exp(m - new_m);
-    sum = sum * shrink + sum_lanes(step_sum);
-    m = new_m;
-    for_vectors(d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-      Vf acc = ld(o + j) * shrink;
-      for (std::int64_t i = 0; i < n; ++i)
-        acc += ld(keys[static_cast<std::size_t>(i)] + pool.value_distance() + j) * s[static_cast<std::size_t>(i)];
-      st(o + j, acc);
-    });
+    find_keys(pool, blocks, p0, n, kv_head, keys.data());
+    for (std::int64_t h = 0; h < group; ++h)
+      attend_step(q + h * d, keys.data(), n, d, pool.value_distance(), run[static_cast<std::size_t>(h)], o + h * d);
   }
-  const float norm = sum > 0.0f ? 1.0f / sum : 0.0f;
-  for (std::int64_t j = 0; j < d; ++j) o[j] *= norm;
+  for (std::int64_t h = 0; h < group; ++h) {
+    const float sum = run[static_cast<std::size_t>(h)].sum;
+    const float norm = sum > 0.0f ? 1.0f / sum : 0.0f;
+    for (std::int64_t j = 0; j < d; ++j) o[h * d + j] *= norm;
+  }
 }
 
 /// Sequence and context length of one query row.
@@ -80,11 +107,13 @@ struct Query {
 template <class QueryOf>
 void attend_rows(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool, const PagedContext& paged,
                  std::int64_t rows, float scale, Matrix o, QueryOf&& query_of) {
-  HB_CHECK(shape.head_dim <= kMaxHeadDim, "head_dim {} > {}", shape.head_dim, kMaxHeadDim);
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
   HB_CHECK(qkv.dtype == o.dtype, "paged attention: {} to {}", name_of(qkv.dtype), name_of(o.dtype));
   const std::int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  HB_CHECK(group <= kMaxGroup, "{} query heads per kv head, at most {}", group, kMaxGroup);
+  auto* scratch = static_cast<float*>(
+      ctx.scratch(kScratchSlot, static_cast<std::size_t>(ctx.num_threads() * 2 * group * d) * sizeof(float)));
   with_float_type(qkv.dtype, [&](auto q_tag) {
     using E = decltype(q_tag);
     with_float_type(pool.dtype, [&](auto p_tag) {
@@ -94,18 +123,17 @@ void attend_rows(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvP
       for (std::int64_t r = 0; r < rows; ++r) longest = std::max(longest, query_of(r).context);
       // A task is one row and kv head: its query heads read the same keys, from L1 after the first.
       const bool worth_team = rows * longest * shape.num_heads * d > 65536;
-      parallel_tasks(ctx, rows * shape.num_kv_heads, worth_team, [&](std::int64_t i, int) {
+      parallel_tasks(ctx, rows * shape.num_kv_heads, worth_team, [&](std::int64_t i, int thread) {
         const std::int64_t r = i / shape.num_kv_heads, kv_head = i % shape.num_kv_heads;
         const Query query = query_of(r);
-        alignas(64) std::array<float, kMaxHeadDim> q, out;
-        for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          const E* src = row<E>(qkv, r) + head * d;
-          E* dst = row<E>(o, r) + head * d;
-          for_vectors(d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(&q[0] + j, ld(src + j) * scale); });
-          attend(q.data(), view, paged.block_table + query.sequence * paged.max_blocks, query.context, kv_head,
-                 out.data());
-          for_vectors(d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(dst + j, ld(&out[0] + j)); });
-        }
+        float* q = scratch + thread * 2 * group * d;
+        float* out = q + group * d;
+        const E* src = row<E>(qkv, r) + kv_head * group * d;  // the group's heads lie side by side
+        E* dst = row<E>(o, r) + kv_head * group * d;
+        for_vectors(group * d,
+                    [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(q + j, ld(src + j) * scale); });
+        attend(q, group, view, paged.block_table + query.sequence * paged.max_blocks, query.context, kv_head, out);
+        for_vectors(group * d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(dst + j, ld(out + j)); });
       });
     });
   });

@@ -10,8 +10,8 @@ namespace hotbunk::kernels {
 namespace {
 
 constexpr int kScratchSlot = 3;
-constexpr std::int64_t kRowBlock = 4;    // weight rows per tile
-constexpr std::int64_t kTokenBlock = 4;  // tokens per tile: 16 accumulators, 8 loads for 16 FMAs
+constexpr std::int64_t kRowBlock = 3;                       // weight rows per tile
+constexpr std::int64_t kTokenBlock = kLanes == 16 ? 8 : 4;  // tokens per tile: 24 (12) accumulators in registers
 
 /// sums[n][t] = w[n] · x[t] for NB weight rows and TB tokens.
 template <int NB, int TB, class W>
@@ -30,19 +30,12 @@ HB_INLINE void dot_tile(const W* w, std::int64_t ldw, const float* x, std::int64
     for (int t = 0; t < TB; ++t) sums[n][t] = sum_lanes(acc[n][t]);
 }
 
-template <int NB, class W>
+/// The tile for exactly `tokens` ≤ TB tokens.
+template <int NB, int TB, class W>
 void dot_tile_tokens(std::int64_t tokens, const W* w, std::int64_t ldw, const float* x, std::int64_t ldx,
                      std::int64_t K, float (&sums)[kRowBlock][kTokenBlock]) {
-  switch (tokens) {
-    case 1:
-      return dot_tile<NB, 1>(w, ldw, x, ldx, K, sums);
-    case 2:
-      return dot_tile<NB, 2>(w, ldw, x, ldx, K, sums);
-    case 3:
-      return dot_tile<NB, 3>(w, ldw, x, ldx, K, sums);
-    default:
-      return dot_tile<NB, 4>(w, ldw, x, ldx, K, sums);
-  }
+  if (tokens == TB) return dot_tile<NB, TB>(w, ldw, x, ldx, K, sums);
+  if constexpr (TB > 1) dot_tile_tokens<NB, TB - 1>(tokens, w, ldw, x, ldx, K, sums);
 }
 
 }  // namespace
@@ -71,11 +64,11 @@ void skinny_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const floa
           const std::int64_t tokens = std::min(kTokenBlock, T - t0);
           float sums[kRowBlock][kTokenBlock];
           if (rows == kRowBlock) {
-            dot_tile_tokens<kRowBlock>(tokens, row<W>(w, n0), w.ld, xf + t0 * ldx, ldx, K, sums);
+            dot_tile_tokens<kRowBlock, kTokenBlock>(tokens, row<W>(w, n0), w.ld, xf + t0 * ldx, ldx, K, sums);
           } else {
             for (std::int64_t n = 0; n < rows; ++n) {
               float one[kRowBlock][kTokenBlock];
-              dot_tile_tokens<1>(tokens, row<W>(w, n0 + n), w.ld, xf + t0 * ldx, ldx, K, one);
+              dot_tile_tokens<1, kTokenBlock>(tokens, row<W>(w, n0 + n), w.ld, xf + t0 * ldx, ldx, K, one);
               std::copy_n(one[0], kTokenBlock, sums[n]);
             }
           }
