@@ -122,6 +122,7 @@ TEST_CASE("what would be used as an index is checked") {
   refused(op + "/5/group", -1, "E503");
   refused(op + "/5/attrs/0/0", "padding", "E503");
   refused(op + "/5/attrs/0/1", nlohmann::json::object(), "E502");
+  refused(op + "/5/attrs/1/1", "nan", "E503");
   refused(op + "/5/event", 1, "E503");
   refused(op + "/5/map", {8, 4}, "E503");
   refused(op + "/5/map", {0, 4097}, "E503");
