@@ -4,7 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "backends/cpu_gloo/kernels/attention_tiles.h"
+#include "backends/cpu_gloo/kernels/attention_amx.h"
+#include "backends/cpu_gloo/kernels/attention_tasks.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 
 namespace hotbunk::kernels {
@@ -12,34 +13,6 @@ namespace {
 
 constexpr int kScratchSlot = 3;
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-
-/// The query tiles [first_block, last_block) of one sequence and one kv head.
-struct Task {
-  std::int64_t begin = 0;   // first token of the sequence
-  std::int64_t length = 0;  // of the sequence
-  std::int64_t kv_head = 0;
-  std::int64_t first_block = 0;
-  std::int64_t last_block = 0;
-};
-
-std::vector<Task> make_tasks(const HeadShape& shape, std::span<const std::int32_t> cu_seqlens, int num_threads) {
-  std::int64_t pairs = 0;
-  for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s)
-    pairs += (cu_seqlens[s + 1] > cu_seqlens[s]) * shape.num_kv_heads;
-  std::vector<Task> tasks;
-  if (pairs == 0) return tasks;
-  // Few long sequences: cut their queries, at the price of packing the same keys more than once.
-  const std::int64_t pieces = (4 * num_threads + pairs - 1) / pairs;
-  for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-    const std::int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
-    const std::int64_t blocks = (length + kBlock - 1) / kBlock;
-    const std::int64_t step = std::max<std::int64_t>(1, (blocks + pieces - 1) / pieces);
-    for (std::int64_t k = 0; k < shape.num_kv_heads; ++k)
-      for (std::int64_t b = 0; b < blocks; b += step)
-        tasks.push_back({cu_seqlens[s], length, k, b, std::min(blocks, b + step)});
-  }
-  return tasks;
-}
 
 /// One thread's tiles, carved from its share of the scratch memory.
 struct Tiles {
@@ -98,7 +71,8 @@ void query_tile(const Tiles& t, std::int64_t block, std::int64_t rows, std::int6
 }
 
 template <class E>
-void run_task(const Task& task, const Tiles& t, ConstMatrix qkv, HeadShape shape, float scale, Matrix o, float* lse) {
+void run_task(const AttentionTask& task, const Tiles& t, ConstMatrix qkv, HeadShape shape, float scale, Matrix o,
+              float* lse) {
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t group = shape.num_heads / shape.num_kv_heads;
   const std::int64_t keys = std::min(task.length, task.last_block * kBlock);
@@ -126,17 +100,16 @@ void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std
   HB_CHECK(qkv.dtype == o.dtype, "attention: {} to {}", name_of(qkv.dtype), name_of(o.dtype));
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
-  const std::vector<Task> tasks = make_tasks(shape, cu_seqlens, ctx.num_threads());
-  std::int64_t longest = 0, work = 0;
-  for (const Task& t : tasks) longest = std::max(longest, t.length), work += t.length * t.length;
+  if (attention_forward_amx(ctx, qkv, shape, cu_seqlens, scale, o, lse)) return;
+  const auto [tasks, longest, worth_team] = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), true);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t share = round_up(Tiles::floats(longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
   with_float_type(qkv.dtype, [&](auto tag) {
-    parallel_tasks(ctx, std::ssize(tasks), work > 256, [&](std::int64_t i, int thread) {
-      const Tiles tiles(scratch + thread * share, longest, d, dp);
-      run_task<decltype(tag)>(tasks[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
+    parallel_tasks(ctx, std::ssize(tasks), worth_team, [&, &all = tasks, length = longest](std::int64_t i, int thread) {
+      const Tiles tiles(scratch + thread * share, length, d, dp);
+      run_task<decltype(tag)>(all[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
     });
   });
 }

@@ -9,8 +9,9 @@ namespace hotbunk::kernels {
 
 /// o[t, head] = Σ_s softmax_s(scale · q[t]·k[s]) v[s] over s ≤ t of t's sequence; query head i reads kv head
 /// i / (a/k). qkv: [T, (a+2k)·d] with T = cu_seqlens.back(); o: [T, a·d]; lse: fp32 [T, a], log Σ exp(scale · q·k).
-/// cu_seqlens: S+1 non-decreasing offsets from 0; empty sequences are allowed. d ≤ 256.
-/// Result bits do not depend on the number of threads nor on the other sequences.
+/// cu_seqlens: S+1 non-decreasing offsets from 0; empty sequences are allowed.
+/// Result bits do not depend on the number of threads nor on the other sequences. Products are fp32, or bf16 on AMX
+/// (attention_amx.h).
 void attention_forward(KernelContext&, ConstMatrix qkv, HeadShape, std::span<const std::int32_t> cu_seqlens,
                        float scale, Matrix o, float* lse);
 

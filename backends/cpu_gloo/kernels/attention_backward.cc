@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/attention.h"
-#include "backends/cpu_gloo/kernels/attention_tiles.h"
+#include "backends/cpu_gloo/kernels/attention_amx.h"
+#include "backends/cpu_gloo/kernels/attention_tasks.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 
 namespace hotbunk::kernels {
@@ -129,26 +130,18 @@ void attention_backward(KernelContext& ctx, ConstMatrix qkv, ConstMatrix o, Cons
            "attention_backward: mixed dtypes");
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
-  if (cu_seqlens.size() < 2) return;
-  std::int64_t longest = 0, work = 0;
-  for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-    const std::int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
-    longest = std::max(longest, length);
-    work += length * length;
-  }
+  if (attention_backward_amx(ctx, qkv, o, d_o, lse, shape, cu_seqlens, scale, dqkv)) return;
+  const auto [tasks, longest, worth_team] = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), false);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t share = round_up(Tiles::floats(longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
   const Operands operands{qkv, o, d_o, lse, dqkv, shape, scale};
-  const std::int64_t pairs = (std::ssize(cu_seqlens) - 1) * shape.num_kv_heads;
   with_float_type(qkv.dtype, [&](auto tag) {
-    parallel_tasks(ctx, pairs, work > 256, [&](std::int64_t i, int thread) {
-      const auto s = static_cast<std::size_t>(i / shape.num_kv_heads);
-      const std::int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
-      if (length == 0) return;
-      const Tiles tiles(scratch + thread * share, longest, d, dp);
-      run_pair<decltype(tag)>(operands, tiles, cu_seqlens[s], length, i % shape.num_kv_heads);
+    parallel_tasks(ctx, std::ssize(tasks), worth_team, [&, &all = tasks, length = longest](std::int64_t i, int thread) {
+      const AttentionTask& task = all[static_cast<std::size_t>(i)];
+      const Tiles tiles(scratch + thread * share, length, d, dp);
+      run_pair<decltype(tag)>(operands, tiles, task.begin, task.length, task.kv_head);
     });
   });
 }
