@@ -1,0 +1,327 @@
+#include "sim/engine.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "trace/traffic_rules.h"
+
+namespace hotbunk {
+namespace {
+
+// Upper bits of SimEvent::what: what is done.
+constexpr std::uint32_t tag_stream = 0u << 30, tag_meeting = 1u << 30, tag_resource = 2u << 30, tag_pair = 3u << 30;
+constexpr std::uint32_t tag_bits = 3u << 30;
+constexpr std::uint32_t resources_per_device = 3;  // compute, h2d, d2h
+
+/// Do all members of a meeting have to name the same number of bytes? In an all-to-all each sends what it has.
+bool must_agree(OpKind k) { return k != OpKind::all_to_all && k != OpKind::barrier; }
+
+}  // namespace
+
+Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timeline& timeline,
+               const EngineOptions& options)
+    : plan_(plan),
+      index_(index),
+      timeline_(timeline),
+      options_(options),
+      streams_(static_cast<std::size_t>(plan.num_ranks()) * num_streams),
+      hosts_(static_cast<std::size_t>(plan.num_ranks())),
+      group_of_(plan.groups.size() * hosts_.size(), -1) {
+  HB_CHECK(
+      options.ranks_per_device > 0 && options.device_slots > 0 && options.link_slots > 0 && options.queue_depth > 0,
+      "shares and depths must be positive");
+  for (const ProgramIndex& program : index)
+    HB_CHECK(program.size() < num_codes, "{} ops in one program", program.size());
+  for (std::size_t f = 0; f < plan.groups.size(); ++f) {
+    const auto& groups = plan.groups[f].groups;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      for (Rank r : groups[g])
+        group_of_[f * hosts_.size() + static_cast<std::size_t>(r)] = static_cast<std::int32_t>(groups_.size());
+      groups_.push_back({static_cast<GroupId>(f), static_cast<std::int32_t>(g), &groups[g]});
+    }
+  }
+  meetings_.resize(groups_.size() * num_streams);
+  const auto devices = (plan.num_ranks() + options.ranks_per_device - 1) / options.ranks_per_device;
+  for (std::int64_t d = 0; d < devices; ++d)
+    for (std::int64_t slots : {options.device_slots, options.link_slots, options.link_slots})
+      resources_.push_back({SharedResource(slots)});
+  for (std::size_t r = 0; r < hosts_.size(); ++r)
+    hosts_[r].last_ticket.resize(static_cast<std::size_t>(plan.program(static_cast<Rank>(r)).num_events));
+}
+
+void Engine::Fifo::pop() {
+  ++head;
+  if (head == items.size()) {
+    items.clear();
+    head = 0;
+  } else if (head >= 4096 && head * 2 >= items.size()) {  // amortised: at most one move per pop
+    items.erase(items.begin(), items.begin() + static_cast<std::ptrdiff_t>(head));
+    head = 0;
+  }
+}
+
+void Engine::enqueue(Rank r, const Entry& e) {
+  hosts_[static_cast<std::size_t>(r)].calls.push(e);
+  peak_entries_ = std::max(peak_entries_, ++num_entries_);
+}
+
+void Engine::enqueue_op(Rank r, StreamId s, std::uint32_t op, std::uint32_t run, std::int64_t duration_ns) {
+  enqueue(r, {static_cast<std::uint32_t>(s), op, run, duration_ns});
+}
+
+void Engine::enqueue_record(Rank r, StreamId s, EventId event) {
+  Host& host = hosts_[static_cast<std::size_t>(r)];
+  const std::uint32_t ticket = host.next_ticket++;
+  host.last_ticket.at(static_cast<std::size_t>(event)) = ticket;
+  host.fired.push_back(false);
+  enqueue(r, {static_cast<std::uint32_t>(s), mark_record, static_cast<std::uint32_t>(event), ticket});
+}
+
+void Engine::enqueue_wait(Rank r, StreamId s, EventId event) {
+  const std::uint32_t ticket = hosts_[static_cast<std::size_t>(r)].last_ticket.at(static_cast<std::size_t>(event));
+  if (ticket == 0) return;
+  enqueue(r, {static_cast<std::uint32_t>(s), mark_wait, static_cast<std::uint32_t>(event), ticket});
+}
+
+void Engine::enqueue_memory(Rank r, StreamId s, std::int64_t memory_event) {
+  enqueue(r, {static_cast<std::uint32_t>(s), mark_memory, 0, memory_event});
+}
+
+void Engine::enqueue_sync(Rank r) { enqueue(r, {0, mark_sync, 0, 0}); }
+
+bool Engine::has_fired(const Host& host, std::uint32_t ticket) const {
+  return ticket < host.first_ticket || host.fired[ticket - host.first_ticket];
+}
+
+void Engine::fire(Rank r, std::uint32_t ticket) {
+  Host& host = hosts_[static_cast<std::size_t>(r)];
+  host.fired[ticket - host.first_ticket] = true;
+  const QueueId first = static_cast<QueueId>(r) * num_streams;
+  for (QueueId q = first; q < first + num_streams; ++q)
+    if (streams_[q].at == At::event && streams_[q].queue.front().value == ticket) ready_.push_back(q);
+}
+
+/// Moves calls from the host to the streams, as far as the queue depth and the next sync allow.
+void Engine::admit(Rank r) {
+  Host& host = hosts_[static_cast<std::size_t>(r)];
+  while (!host.calls.empty()) {
+    const Entry e = host.calls.front();
+    if (e.code == mark_sync) {
+      if (host.outstanding > 0) break;
+      host.calls.pop();
+      --num_entries_;
+      continue;
+    }
+    if (e.code != mark_memory) {  // memory events are notes of ours, and must not change the order of things
+      if (host.outstanding >= options_.queue_depth) break;
+      ++host.outstanding;
+    }
+    const QueueId q = static_cast<QueueId>(r) * num_streams + e.stream;
+    if (streams_[q].queue.empty()) ready_.push_back(q);
+    streams_[q].queue.push(e);
+    host.calls.pop();
+  }
+  if (host.outstanding == 0 && host.calls.empty()) {  // nobody waits for an old ticket any more
+    host.first_ticket = host.next_ticket;
+    host.fired.clear();
+  }
+  const bool dry = host.calls.empty() && host.outstanding < options_.queue_depth;
+  num_dry_ += static_cast<int>(dry) - static_cast<int>(host.dry);
+  host.dry = dry;
+}
+
+void Engine::retire(Rank r) {
+  ++num_done_;
+  --num_entries_;
+  --hosts_[static_cast<std::size_t>(r)].outstanding;
+  admit(r);
+}
+
+/// Moves a stream on until its head takes time or waits.
+void Engine::step(QueueId q) {
+  Stream& s = streams_[q];
+  while ((s.at == At::idle || s.at == At::event) && !s.queue.empty() && failure_.empty()) {
+    const Entry e = s.queue.front();
+    if (e.code == mark_wait &&
+        !has_fired(hosts_[static_cast<std::size_t>(rank_of(q))], static_cast<std::uint32_t>(e.value))) {
+      s.at = At::event;
+      return;
+    }
+    s.at = At::idle;
+    if (e.code == mark_memory) {
+      timeline_.set_memory_time(rank_of(q), e.value, now_);
+      s.queue.pop();
+      --num_entries_;
+    } else if (e.code == mark_wait || e.code == mark_record) {
+      s.queue.pop();
+      if (e.code == mark_record) fire(rank_of(q), static_cast<std::uint32_t>(e.value));
+      retire(rank_of(q));
+    } else if (!start(q)) {
+      return;
+    }
+  }
+}
+
+/// True when the op at the head took no time and is done.
+bool Engine::start(QueueId q) {
+  const Entry e = streams_[q].queue.front();
+  const OpInfo& op = info(q, e);
+  if (op.occupies == Occupies::meeting) return arrive(q), false;
+  if (op.occupies == Occupies::sender || op.occupies == Occupies::receiver)
+    return post(q, op.occupies == Occupies::sender), false;
+  streams_[q].start = now_;
+  if (e.value > 0) return begin_timed(q, e.value, op.occupies), false;
+  timeline_.finished(rank_of(q), stream_of(q), *op.op, e.run, now_, now_);
+  streams_[q].queue.pop();
+  retire(rank_of(q));
+  return true;
+}
+
+void Engine::begin_timed(QueueId q, std::int64_t duration, Occupies occupies) {
+  streams_[q].at = At::running;
+  if (occupies == Occupies::stream) {
+    events_.push(now_ + duration, tag_stream | q);
+    return;
+  }
+  const auto device = static_cast<std::uint32_t>(rank_of(q) / options_.ranks_per_device);
+  const std::uint32_t kind = occupies == Occupies::device ? 0 : occupies == Occupies::link_h2d ? 1 : 2;
+  const std::uint32_t resource = device * resources_per_device + kind;
+  resources_[resource].sharing.join(now_, q, duration);
+  reschedule(resource);
+}
+
+void Engine::reschedule(std::uint32_t index) {
+  Resource& resource = resources_[index];
+  const auto next = resource.sharing.next_done_ns();
+  if (!next) {
+    resource.due = -1;
+  } else if (*next != resource.due) {
+    resource.due = *next;
+    resource.due_sequence = events_.push(*next, tag_resource | index);
+  }
+}
+
+void Engine::arrive(QueueId q) {
+  const Entry e = streams_[q].queue.front();
+  const Op& op = *info(q, e).op;
+  const std::int32_t g = group_at(op.group, rank_of(q));
+  const auto id = static_cast<std::uint32_t>(g) * num_streams + q % num_streams;
+  Meeting& meeting = meetings_[id];
+  const Group& group = groups_[static_cast<std::size_t>(g)];
+  streams_[q].at = At::meeting;
+
+  const std::int64_t bytes = must_agree(op.kind) ? communication_bytes(op, sizes(q, e), 0) : 0;
+  if (meeting.arrived == 0) {
+    meeting.first = q;
+    meeting.bytes = bytes;
+    meeting.longest = 0;
+  } else {
+    const Op& first = *info(meeting.first, streams_[meeting.first].queue.front()).op;
+    if (first.kind != op.kind || meeting.bytes != bytes) {
+      failure_ = {mismatch(group, meeting, meeting.first, q)};
+      return;
+    }
+  }
+  meeting.longest = std::max(meeting.longest, e.value);
+  if (++meeting.arrived < static_cast<std::int32_t>(group.members->size())) return;
+  for (Rank member : *group.members) {
+    Stream& s = streams_[static_cast<QueueId>(member) * num_streams + q % num_streams];
+    s.at = At::running;
+    s.start = now_;
+  }
+  events_.push(now_ + meeting.longest, tag_meeting | id);
+}
+
+Rank Engine::partner_of(QueueId q, const Op& op) const {
+  const Group& group = groups_[static_cast<std::size_t>(group_at(op.group, rank_of(q)))];
+  return group.members->at(static_cast<std::size_t>(op.integer(Attr::peer)));
+}
+
+/// send and recv of one pair of ranks match in the order in which they come to the head of their streams.
+void Engine::post(QueueId q, bool sends) {
+  const Op& op = *info(q, streams_[q].queue.front()).op;
+  const Rank partner = partner_of(q, op), me = rank_of(q);
+  Postbox& box = postboxes_[sends ? Pair{op.group, me, partner} : Pair{op.group, partner, me}];
+  (sends ? box.senders : box.receivers).push_back(q);
+  streams_[q].at = At::partner;
+  if (box.senders.empty() || box.receivers.empty()) return;
+  const QueueId from = box.senders.front(), to = box.receivers.front();
+  box.senders.pop_front(), box.receivers.pop_front();
+  const Entry sent = streams_[from].queue.front(), received = streams_[to].queue.front();
+  if (communication_bytes(*info(from, sent).op, sizes(from, sent), 0) !=
+      info(to, received).op->outputs.at(0).bytes(sizes(to, received))) {
+    failure_ = {mismatch(groups_[static_cast<std::size_t>(group_at(op.group, me))], {}, from, to)};
+    return;
+  }
+  streams_[from].partner = to;
+  for (QueueId each : {from, to}) {
+    streams_[each].at = At::running;
+    streams_[each].start = now_;
+  }
+  events_.push(now_ + std::max(sent.value, received.value), tag_pair | from);
+}
+
+/// The op at the head of a stream is done.
+void Engine::complete(QueueId q) {
+  Stream& s = streams_[q];
+  const Entry e = s.queue.front();
+  timeline_.finished(rank_of(q), stream_of(q), *info(q, e).op, e.run, s.start, now_);
+  s.queue.pop();
+  s.at = At::idle;
+  if (!s.queue.empty()) ready_.push_back(q);
+  retire(rank_of(q));
+}
+
+void Engine::handle(const SimEvent& event) {
+  const std::uint32_t index = event.what & ~tag_bits;
+  if ((event.what & tag_bits) == tag_resource &&
+      (resources_[index].due != event.time_ns || resources_[index].due_sequence != event.sequence))
+    return;  // somebody joined or left since: another event stands for this one
+  now_ = event.time_ns;
+  switch (event.what & tag_bits) {
+    case tag_stream:
+      return complete(index);
+    case tag_resource:
+      resources_[index].due = -1;
+      while (const auto job = resources_[index].sharing.take_done(now_)) complete(*job);
+      return reschedule(index);
+    case tag_pair: {
+      const QueueId partner = streams_[index].partner;
+      complete(index);
+      return complete(partner);
+    }
+    case tag_meeting: {
+      Meeting& meeting = meetings_[index];
+      meeting.arrived = 0;
+      ++meeting.sequence;
+      for (Rank member : *groups_[index / num_streams].members)
+        complete(static_cast<QueueId>(member) * num_streams + index % num_streams);
+      return;
+    }
+  }
+}
+
+bool Engine::work_left() const {
+  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) { return !s.queue.empty(); }) ||
+         std::any_of(hosts_.begin(), hosts_.end(), [](const Host& h) { return !h.calls.empty(); });
+}
+
+Status Engine::run(bool final) {
+  if (!failure_.empty()) return fail(failure_);
+  for (Rank r = 0; r < plan_.num_ranks(); ++r) admit(r);
+  for (;;) {
+    while (!ready_.empty() && failure_.empty()) {
+      const QueueId q = ready_.back();
+      ready_.pop_back();
+      step(q);
+    }
+    if (!failure_.empty()) return fail(failure_);
+    if (!final && num_dry_ > 0) return {};
+    if (events_.empty()) break;
+    handle(events_.pop());
+  }
+  if (work_left()) failure_ = {deadlock()};
+  return failure_.empty() ? Status{} : fail(failure_);
+}
+
+}  // namespace hotbunk

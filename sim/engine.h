@@ -1,0 +1,168 @@
+// The discrete-event engine: streams of all ranks in virtual time. It knows durations, order and who meets whom, and
+// nothing else of what an op means.
+//
+// A rank's host is a program that enqueues in its total order, at most `queue_depth` ops ahead of what has finished
+// (as every real queue is bounded). That bound is part of the semantics: it tells the engine how far it may advance
+// while a rank has not said yet what it does next, so that the result does not depend on how the walk interleaves its
+// calls, and it keeps the memory of a long run small.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "sim/event_queue.h"
+#include "sim/program_index.h"
+#include "sim/sharing.h"
+#include "sim/timeline.h"
+
+namespace hotbunk {
+
+struct EngineOptions {
+  std::int64_t ranks_per_device = 1;
+  std::int64_t device_slots = 1;  // ops that run at their full rate on one device at the same time
+  std::int64_t link_slots = 1;    // copies, per direction of a device's link
+  std::int64_t queue_depth = std::int64_t{1} << 14;
+};
+
+class Engine {
+ public:
+  Engine(const Plan&, const std::vector<ProgramIndex>&, Timeline&, const EngineOptions&);
+
+  void enqueue_op(Rank, StreamId, std::uint32_t op, std::uint32_t run, std::int64_t duration_ns);
+  void enqueue_record(Rank, StreamId, EventId);
+  /// For the most recent record of the event; nothing when there was none.
+  void enqueue_wait(Rank, StreamId, EventId);
+  /// The open memory event gets the time when the stream has come here.
+  void enqueue_memory(Rank, StreamId, std::int64_t memory_event);
+  /// What the rank enqueues later starts when all that it enqueued so far is done.
+  void enqueue_sync(Rank);
+
+  /// Runs as far as what is enqueued determines. E610 mismatch, E611 deadlock; then nothing moves any more.
+  Status advance() { return run(false); }
+  /// Runs to the end: nothing more will come.
+  Status finish() { return run(true); }
+
+  std::int64_t now_ns() const { return now_; }
+  /// Ops that have been completed.
+  std::int64_t num_done() const { return num_done_; }
+  /// Entries held at most at the same time, all ranks: what bounds the engine's memory.
+  std::int64_t peak_entries() const { return peak_entries_; }
+
+ private:
+  using QueueId = std::uint32_t;  // rank * num_streams + stream
+
+  /// One call. `code`: an op's number in its program, or one of the marks below.
+  struct Entry {
+    std::uint32_t stream : 3, code : 29;
+    std::uint32_t run;   // op: block run; record, wait: event
+    std::int64_t value;  // op: duration; record, wait: ticket; memory: event index
+  };
+  static_assert(sizeof(Entry) == 16);
+  static constexpr std::uint32_t mark_record = (1u << 29) - 1, mark_wait = mark_record - 1, mark_memory = mark_wait - 1,
+                                 mark_sync = mark_memory - 1, num_codes = mark_sync;
+
+  /// First in, first out; storage is reused.
+  struct Fifo {
+    std::vector<Entry> items;
+    std::size_t head = 0;
+    bool empty() const { return head == items.size(); }
+    const Entry& front() const { return items[head]; }
+    void push(const Entry& e) { items.push_back(e); }
+    void pop();
+  };
+  enum class At : std::uint8_t { idle, running, event, meeting, partner };
+  struct Stream {
+    Fifo queue;
+    At at = At::idle;  // what its head does
+    std::int64_t start = 0;
+    QueueId partner = 0;  // of a running send: the receiver
+  };
+  struct Host {
+    Fifo calls;  // not yet on a stream
+    std::int64_t outstanding = 0;
+    bool dry = false;                        // the engine may not pass, the rank has not said what comes next
+    std::vector<std::uint32_t> last_ticket;  // by event, 0: never recorded
+    std::vector<bool> fired;                 // by ticket - first_ticket
+    std::uint32_t first_ticket = 1, next_ticket = 1;
+  };
+  /// Where a group meets, one per stream: members come here in the order of their stream, so one meeting is open at
+  /// a time.
+  struct Meeting {
+    std::int32_t arrived = 0;
+    std::int64_t sequence = 1;
+    std::int64_t longest = 0;
+    std::int64_t bytes = 0;  // of the first; all must agree
+    QueueId first = 0;       // who came first
+  };
+  struct Group {
+    GroupId family = 0;
+    std::int32_t index = 0;  // within the family
+    const std::vector<Rank>* members = nullptr;
+  };
+  using Pair = std::tuple<GroupId, Rank, Rank>;  // family, from, to
+  struct Postbox {
+    std::deque<QueueId> senders, receivers;
+  };
+  struct Resource {
+    SharedResource sharing;
+    std::int64_t due = -1;           // time of the event that is valid
+    std::uint32_t due_sequence = 0;  // its number
+  };
+
+  Status run(bool final);
+  void enqueue(Rank, const Entry&);
+  void admit(Rank);
+  void step(QueueId);
+  bool start(QueueId);
+  void begin_timed(QueueId, std::int64_t duration, Occupies);
+  void arrive(QueueId);
+  void post(QueueId, bool sends);
+  void complete(QueueId);
+  void retire(Rank);
+  void fire(Rank, std::uint32_t ticket);
+  bool has_fired(const Host&, std::uint32_t ticket) const;
+  void handle(const SimEvent&);
+  void reschedule(std::uint32_t resource);
+  bool work_left() const;
+
+  Rank rank_of(QueueId q) const { return static_cast<Rank>(q / num_streams); }
+  StreamId stream_of(QueueId q) const { return static_cast<StreamId>(q % num_streams); }
+  const OpInfo& info(QueueId q, const Entry& e) const {
+    return index_[static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank_of(q))])][e.code];
+  }
+  const Sizes& sizes(QueueId q, const Entry& e) const { return timeline_.run(rank_of(q), e.run).sizes; }
+  std::int32_t group_at(GroupId family, Rank r) const {
+    return group_of_[static_cast<std::size_t>(family) * hosts_.size() + static_cast<std::size_t>(r)];
+  }
+  Rank partner_of(QueueId, const Op&) const;
+
+  // engine_report.cc: only when something is wrong
+  std::string where(QueueId) const;
+  std::string describe(QueueId) const;
+  /// The queue that `q` waits for; false when there is none left that could end the wait, with the reason.
+  bool waits_for(QueueId q, QueueId& next, std::string& why) const;
+  Diagnostic deadlock() const;
+  Diagnostic mismatch(const Group&, const Meeting&, QueueId a, QueueId b) const;
+
+  const Plan& plan_;
+  const std::vector<ProgramIndex>& index_;
+  Timeline& timeline_;
+  EngineOptions options_;
+  std::vector<Stream> streams_;
+  std::vector<Host> hosts_;
+  std::vector<Group> groups_;           // all groups of all families
+  std::vector<std::int32_t> group_of_;  // [family][rank] -> groups_, -1: none
+  std::vector<Meeting> meetings_;       // [group][stream]
+  std::map<Pair, Postbox> postboxes_;
+  std::vector<Resource> resources_;  // [device][compute, h2d, d2h]
+  EventQueue events_;
+  std::vector<QueueId> ready_;  // streams whose head may be able to move
+  std::int64_t now_ = 0, num_dry_ = 0, num_done_ = 0, num_entries_ = 0, peak_entries_ = 0;
+  Diagnostics failure_;
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,46 @@
+// A program as dense arrays: what the engine needs of an op in its hot loop, by a number.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// What an op occupies while it runs.
+enum class Occupies : std::uint8_t {
+  stream,    // nothing but its stream
+  device,    // the device's compute, shared by all ranks and streams on it
+  link_h2d,  // the device's link, one direction
+  link_d2h,
+  meeting,  // all members of its group, together
+  sender,
+  receiver,
+};
+
+/// Which actual sizes an op's cost, bytes and FLOPs can depend on.
+enum class DependsOn : std::uint8_t { nothing, shapes, pairs };
+
+struct OpInfo {
+  const Op* op = nullptr;
+  Occupies occupies = Occupies::stream;
+  DependsOn depends_on = DependsOn::nothing;
+  std::int32_t block = 0;  // within its phase
+};
+
+class ProgramIndex {
+ public:
+  explicit ProgramIndex(const Program&);
+  const Program& program() const { return *program_; }
+  const OpInfo& operator[](std::uint32_t op) const { return ops_[op]; }
+  std::uint32_t size() const { return static_cast<std::uint32_t>(ops_.size()); }
+  /// The number of an op of this phase, by its address. `hint`: index of the block to try first, updated.
+  std::uint32_t find(const Op&, std::int16_t phase, std::int32_t& hint) const;
+
+ private:
+  const Program* program_;
+  std::vector<OpInfo> ops_;
+  std::vector<std::vector<std::uint32_t>> first_;  // [phase][block]
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,47 @@
+#include "sim/sharing.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace hotbunk {
+
+void SharedResource::advance(std::int64_t now_ns) {
+  HB_CHECK(now_ns >= now_ns_, "time runs backwards: {} after {}", now_ns, now_ns_);
+  const std::int64_t elapsed = (now_ns - now_ns_) * units_per_ns;
+  service_ += running() > slots_ ? elapsed * slots_ / running() : elapsed;
+  now_ns_ = now_ns;
+}
+
+void SharedResource::join(std::int64_t now_ns, std::uint32_t job, std::int64_t work_ns) {
+  advance(now_ns);
+  if (jobs_.empty()) service_ = 0;  // keeps the count far from its range
+  jobs_.push_back({service_ + work_ns * units_per_ns, job});
+}
+
+std::size_t SharedResource::earliest() const {
+  const auto at =
+      std::min_element(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.done_at < b.done_at; });
+  return static_cast<std::size_t>(at - jobs_.begin());
+}
+
+std::optional<std::uint32_t> SharedResource::take_done(std::int64_t now_ns) {
+  advance(now_ns);
+  if (jobs_.empty()) return std::nullopt;
+  const std::size_t i = earliest();
+  if (jobs_[i].done_at > service_) return std::nullopt;
+  const std::uint32_t job = jobs_[i].job;
+  jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
+  return job;
+}
+
+std::optional<std::int64_t> SharedResource::next_done_ns() const {
+  if (jobs_.empty()) return std::nullopt;
+  const std::int64_t left = std::max<std::int64_t>(0, jobs_[earliest()].done_at - service_);
+  // Rounded up: then the service reached at that time, rounded down, covers what is left.
+  const std::int64_t per_ns = running() > slots_ ? slots_ * units_per_ns : units_per_ns;
+  const std::int64_t scaled = running() > slots_ ? left * running() : left;
+  return now_ns_ + (scaled + per_ns - 1) / per_ns;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,68 @@
+// What the engine tells the trace: spans, memory events and stays in phases, of the steps that were asked for.
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "sim/program_index.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+struct TimelineOptions {
+  std::int32_t first_step = 1, last_step = 2;      // spans and memory events of these steps only
+  std::int64_t max_spans = std::int64_t{1} << 20;  // then recording stops, so that a long run cannot fill the memory
+  std::int64_t max_memory_events = std::int64_t{1} << 20;
+};
+
+/// One run of one block on one rank, with its actual sizes.
+struct BlockRun {
+  Sizes sizes;
+  std::int32_t step = 0;
+  std::int32_t block = 0;
+  std::uint32_t visit = 0;  // index into the rank's phase visits
+};
+
+class Timeline {
+ public:
+  Timeline(const Plan&, const TimelineOptions&);
+
+  void enter(Rank, std::int32_t step, std::int16_t phase);
+  /// A new run of a block of the current phase; its number on this rank.
+  std::uint32_t begin_run(Rank, const Sizes&, std::int32_t block);
+  /// The sizes of a run that began with ops that have none (map, unmap).
+  void set_sizes(Rank r, std::uint32_t run, const Sizes& sizes) {
+    ranks_[static_cast<std::size_t>(r)].runs[run].sizes = sizes;
+  }
+  const BlockRun& run(Rank r, std::uint32_t run) const { return ranks_[static_cast<std::size_t>(r)].runs[run]; }
+  /// Index of a memory event whose time is still open, or -1 when this step is not recorded.
+  std::int64_t open_memory_event(Rank, const Buffer&, std::int64_t delta_bytes);
+  void set_memory_time(Rank r, std::int64_t event, std::int64_t now_ns) {
+    ranks_[static_cast<std::size_t>(r)].memory_events[static_cast<std::size_t>(event)].time_ns = now_ns;
+  }
+  /// An op is done. Ops of no duration leave no span.
+  void finished(Rank, StreamId, const Op&, std::uint32_t run, std::int64_t start_ns, std::int64_t end_ns);
+
+  /// Into names, spans (by rank, start, stream), memory events (by rank, in program order) and phases. A phase of a
+  /// rank starts where the one before ended: waiting for a slower rank belongs to the phase that waits.
+  void write(Trace&);
+
+ private:
+  struct RankLine {
+    std::vector<PhaseSpan> visits;
+    std::vector<BlockRun> runs;
+    std::vector<MemoryEvent> memory_events;
+  };
+  std::int32_t intern(std::string_view name);
+  bool recorded(std::int32_t step) const { return step >= options_.first_step && step <= options_.last_step; }
+
+  TimelineOptions options_;
+  std::vector<RankLine> ranks_;
+  std::vector<Span> spans_;
+  std::int64_t num_memory_events_ = 0;
+  std::vector<std::string_view> names_;  // of ops and buffers of the plan, which outlives this
+  std::unordered_map<std::string_view, std::int32_t> name_index_;
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,212 @@
+#include <catch2/catch.hpp>
+
+#include "base/hash.h"
+#include "tests/sim/toy.h"
+#include "trace/trace_json.h"
+
+using namespace hotbunk;
+using namespace hotbunk::toy;
+
+TEST_CASE("a gather overlaps with compute, and compute waits for what it needs") {
+  // gather: g1 [0,30), g2 [30,60). compute: a [0,50) needs nothing; b needs g2: [60,70).
+  Plan plan = plan_of({{all_gather("g1", {4}, {4}), all_gather("g2", {4}, {4}), record(0, StreamId::gather),
+                        kernel("a"), wait(0, StreamId::compute), kernel("b")}});
+  const Prices cost{{"g1", 30}, {"g2", 30}, {"a", 50}, {"b", 10}};
+  const auto trace = simulate(plan, cost);
+  REQUIRE(trace);
+  CHECK(times(*trace, "g1") == Times{{0, 30}});
+  CHECK(times(*trace, "g2") == Times{{30, 60}});
+  CHECK(times(*trace, "a") == Times{{0, 50}});
+  CHECK(times(*trace, "b") == Times{{60, 70}});
+  REQUIRE(trace->phases.size() == 1);
+  CHECK(trace->phases[0].end_ns == 70);
+  CHECK(trace->phases[0].blocks == 1);
+}
+
+TEST_CASE("waits chain over three streams") {
+  // a [0,10) -> d2h copy [10,15) -> h2d copy [15,22) -> c [22,23); b runs on compute meanwhile, [10,16).
+  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), wait(0, StreamId::d2h), kernel("out", StreamId::d2h),
+                        record(1, StreamId::d2h), wait(1, StreamId::h2d), kernel("in", StreamId::h2d),
+                        record(2, StreamId::h2d), kernel("b"), wait(2, StreamId::compute), kernel("c")}});
+  const auto trace = simulate(plan, Prices{{"a", 10}, {"out", 5}, {"in", 7}, {"b", 6}, {"c", 1}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "out") == Times{{10, 15}});
+  CHECK(times(*trace, "in") == Times{{15, 22}});
+  CHECK(times(*trace, "b") == Times{{10, 16}});
+  CHECK(times(*trace, "c") == Times{{22, 23}});
+}
+
+TEST_CASE("a collective starts with its last participant and lasts as long as its slowest one says") {
+  // Rank 1 comes at 40. The price is asked of both: 5 and 9 -> [40,49) on both.
+  struct Uneven final : OpCost {
+    std::int64_t nanoseconds(const Plan&, Rank r, const Op& o, const Args&) const override {
+      if (o.kind == OpKind::all_reduce) return r == 0 ? 9 : 5;
+      return o.name == "slow" ? 40 : 10;
+    }
+  };
+  Plan plan = plan_of({{kernel("fast", StreamId::reduce), all_reduce("r", {8}), kernel("after", StreamId::reduce)},
+                       {kernel("slow", StreamId::reduce), all_reduce("r", {8})}});
+  const auto trace = simulate(plan, Uneven{});
+  REQUIRE(trace);
+  CHECK(times(*trace, "r") == Times{{40, 49}, {40, 49}});
+  CHECK(times(*trace, "after") == Times{{49, 59}});
+}
+
+TEST_CASE("the same family on two streams meets apart") {
+  // On rank 0 the gather comes first, on rank 1 the reduce: no deadlock, since the streams do not mix.
+  Plan plan =
+      plan_of({{all_gather("g", {4}, {8}), all_reduce("r", {8})}, {all_reduce("r", {8}), all_gather("g", {4}, {8})}});
+  const auto trace = simulate(plan, Prices{{"g", 3}, {"r", 4}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "g") == Times{{0, 3}, {0, 3}});
+  CHECK(times(*trace, "r") == Times{{0, 4}, {0, 4}});
+}
+
+TEST_CASE("send and recv of a pair match in order; both take the slower side's time") {
+  // Rank 0 sends x at 0 and y after it; rank 1 receives from 20 on: x [20,25), y [25,32).
+  Plan plan = plan_of(
+      {{transfer(OpKind::send, "x", {4}, 1), transfer(OpKind::send, "y", {6}, 1)},
+       {kernel("busy", StreamId::control), transfer(OpKind::recv, "x", {4}, 0), transfer(OpKind::recv, "y", {6}, 0)}});
+  const auto trace = simulate(plan, Prices{{"x", 5}, {"y", 7}, {"busy", 20}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "x") == Times{{20, 25}, {20, 25}});
+  CHECK(times(*trace, "y") == Times{{25, 32}, {25, 32}});
+}
+
+TEST_CASE("ranks on one device share its compute; ranks on another do not") {
+  // Ranks 0 and 1 on device 0, rank 2 alone on device 1. a: work 100, b: work 30, on one slot.
+  // Both at half rate until b has had its 30 at t = 60; a has had 30 then, its last 70 run alone: done at 130.
+  Plan plan = plan_of({{kernel("a")}, {kernel("b")}, {kernel("a")}});
+  ClusterSpec cluster;
+  cluster.ranks_per_device = 2;
+  SimOptions options;
+  options.device_slots = 1;
+  const Prices cost{{"a", 100}, {"b", 30}};
+  const auto trace = simulate(plan, cost, 1, 1, options, cluster);
+  REQUIRE(trace);
+  CHECK(times(*trace, "a") == Times{{0, 130}, {0, 100}});
+  CHECK(times(*trace, "b") == Times{{0, 60}});
+  // By default prices are those of a rank's share: as many ops as ranks run at their price.
+  const auto shares = simulate(plan, cost, 1, 1, {}, cluster);
+  CHECK(times(*shares, "a") == Times{{0, 100}, {0, 100}});
+}
+
+TEST_CASE("kernels on two streams of one rank share the device; copies share only their own direction") {
+  Plan plan = plan_of({{kernel("a"), kernel("b", StreamId::gather), kernel("in", StreamId::h2d),
+                        kernel("out", StreamId::d2h), kernel("h", StreamId::host)}});
+  const auto trace = simulate(plan, Prices{{"a", 10}, {"b", 10}, {"in", 10}, {"out", 10}, {"h", 10}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "a") == Times{{0, 20}});
+  CHECK(times(*trace, "b") == Times{{0, 20}});
+  for (const char* copy : {"in", "out", "h"}) CHECK(times(*trace, copy) == Times{{0, 10}});
+}
+
+TEST_CASE("a wait is for the record before it, not for the next run's") {
+  // Each run: compute waits for the event of the *previous* run (none in the first), then the gather is recorded.
+  // run 1: x [0,5) (no wait), g [0,20). run 2: x waits for g#1: [20,25), g [20,40). run 3: x [40,45).
+  Plan plan =
+      plan_of({{wait(0, StreamId::compute), kernel("x"), all_gather("g", {4}, {4}), record(0, StreamId::gather)}});
+  const auto trace = simulate(plan, Prices{{"x", 5}, {"g", 20}}, 3);
+  REQUIRE(trace);
+  CHECK(times(*trace, "x") == Times{{0, 5}, {20, 25}, {40, 45}});
+  CHECK(trace->phases[0].blocks == 3);
+}
+
+TEST_CASE("an event recorded twice before it fires: the wait is for the second") {
+  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), kernel("b"), record(0, StreamId::compute),
+                        wait(0, StreamId::h2d), kernel("c", StreamId::h2d)}});
+  const auto trace = simulate(plan, Prices{{"a", 10}, {"b", 10}, {"c", 1}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "c") == Times{{20, 21}});
+}
+
+TEST_CASE("phases follow each other on a rank; waiting belongs to the phase that waits") {
+  // Phase one: rank 0 10, rank 1 30. Phase two meets: [30,34) on both; rank 0's stay in it began at 10.
+  Plan plan =
+      plan_of({"one", "two"}, {{{kernel("a")}, {all_reduce("r", {8})}}, {{kernel("b")}, {all_reduce("r", {8})}}});
+  const auto trace = simulate(plan, Prices{{"a", 10}, {"b", 30}, {"r", 4}}, 1, 2);
+  REQUIRE(trace);
+  std::vector<std::array<std::int64_t, 5>> seen;
+  for (const PhaseSpan& p : trace->phases) seen.push_back({p.rank, p.step, p.phase, p.start_ns, p.end_ns});
+  CHECK(seen == std::vector<std::array<std::int64_t, 5>>{{0, 1, 0, 0, 10},
+                                                         {0, 1, 1, 10, 34},
+                                                         {0, 2, 0, 34, 44},
+                                                         {0, 2, 1, 44, 68},
+                                                         {1, 1, 0, 0, 30},
+                                                         {1, 1, 1, 30, 34},
+                                                         {1, 2, 0, 34, 64},
+                                                         {1, 2, 1, 64, 68}});
+}
+
+TEST_CASE("what follows a sync starts when all streams are done") {
+  Plan plan = plan_of({"one", "two"}, {{{kernel("a"), kernel("in", StreamId::h2d)}, {kernel("b")}}});
+  const auto trace = simulate(plan, Prices{{"a", 10}, {"in", 25}, {"b", 1}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "b") == Times{{25, 26}});
+}
+
+TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for, not more than asked for") {
+  Op linear = op(OpKind::linear, StreamId::compute, "mm");
+  Tensor x = tensor(0, {8, Sym::tokens}), w = tensor(0, {4}), y = x;
+  x.rank = w.rank = y.rank = 2;
+  x.shape[1] = {16};
+  w.shape[1] = {16};
+  y.shape[1] = {4};
+  linear.inputs = {x, w};
+  linear.outputs = {y};
+  Plan plan = plan_of({{linear}});
+  Sizes sizes;
+  sizes.tokens = 3;
+  SimOptions options;
+  options.timeline.first_step = 2;
+  options.timeline.last_step = 3;
+  const auto trace = simulate(plan, Prices{{"mm", 7}}, 1, 4, options, {}, sizes);
+  REQUIRE(trace);
+  REQUIRE(trace->spans.size() == 2);
+  CHECK(trace->spans[0].step == 2);
+  CHECK(trace->spans[0].start_ns == 7);
+  CHECK(trace->spans[0].flops == 2.0 * 3 * 16 * 4);
+  CHECK(trace->spans[0].bytes == 4 * (3 * 16 + 4 * 16 + 3 * 4));
+  options.timeline.max_spans = 1;
+  CHECK(simulate(plan, Prices{{"mm", 7}}, 1, 4, options, {}, sizes)->spans.size() == 1);
+}
+
+TEST_CASE("a long run is simulated in little memory, and its times do not depend on how far it is ahead") {
+  // 30,000 runs of 4 calls on 2 ranks: 240,000 calls. Held at most: what came since the last advance, and per rank the
+  // queue's depth and as much again by which the slower rank may be behind the other.
+  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), wait(0, StreamId::reduce), all_reduce("r", {8})},
+                       {kernel("b"), record(0, StreamId::compute), wait(0, StreamId::reduce), all_reduce("r", {8})}});
+  plan.phases[0].driven = true;
+  const Prices cost{{"a", 3}, {"b", 4}, {"r", 2}};
+  std::vector<std::int64_t> ends;
+  for (std::int64_t depth : {64, 1 << 14}) {
+    SimOptions options;
+    options.queue_depth = depth;
+    SimBackend backend({}, cost, options);
+    Fixed driver;
+    driver.runs = 30'000;
+    const auto trace = execute(plan, backend, driver, {1, {0, 1}});
+    REQUIRE(trace);
+    ends.push_back(trace->phases[0].end_ns);
+    CHECK(backend.engine().num_done() == 240'000);
+    CHECK(backend.engine().peak_entries() <= 2 * 2 * depth + (1 << 14) + 8);
+  }
+  // Rank 1 needs 4 per run, its all-reduces keep up: the last starts at 120,000.
+  CHECK(ends == std::vector<std::int64_t>{120'002, 120'002});
+}
+
+TEST_CASE("two simulations give the same trace, bit for bit") {
+  Plan plan = plan_of({{kernel("a"), kernel("c", StreamId::gather), all_reduce("r", {8})},
+                       {kernel("b"), all_reduce("r", {8}), kernel("in", StreamId::h2d)}});
+  ClusterSpec cluster;
+  cluster.ranks_per_device = 2;
+  SimOptions options;
+  options.device_slots = 1;
+  const Prices cost{{"a", 101}, {"b", 37}, {"c", 53}, {"r", 11}, {"in", 5}};
+  const auto text = [&](const OpCost& prices) {
+    const auto trace = simulate(plan, prices, 5, 2, options, cluster);
+    return hash_text(trace_to_json(*trace, "plan"));
+  };
+  CHECK(text(cost) == text(cost));
+  CHECK(text(cost) != text(Prices{{"a", 102}, {"b", 37}, {"c", 53}, {"r", 11}, {"in", 5}}));
+}

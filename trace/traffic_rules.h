@@ -1,0 +1,81 @@
+// What one call of a communication op counts on one rank: payload, padding, wire (DESIGN, contracts).
+//
+// n = bytes of the full tensor of this call (actual sizes, padding included), W = ranks of the group.
+//   kind             n                      wire: bytes this rank sends, direct or ring (the same volume)
+//   all_gather       output                 n / W * (W-1)
+//   reduce_scatter   input                  n / W * (W-1)
+//   all_reduce       input                  n + (W-2) * own chunk; chunks of ⌈elements / W⌉, the last ones shorter:
+//                                           2(W-1)/W n where W divides the elements; 0 for W = 1
+//   broadcast        input                  n; 0 for the last of the chain root, root+1, …
+//   all_to_all       what this rank sends,  n / W * (W-1)
+//                    own part included
+//   send             what it sends          n
+//   recv, barrier    0                      0
+//   peer_copy        bytes read from        0: the owner does nothing
+//                    other ranks
+// payload = n - Attr::padding_bytes. n / W is exact where the op's shapes hold (the catalogue asks for [W n]).
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "base/check.h"
+#include "graph/op.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+/// Bytes of the full tensor, n of the table above. index: this rank's place in the group.
+inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes, std::int64_t index) {
+  switch (op.kind) {
+    case OpKind::all_gather:
+      return op.outputs.at(0).bytes(sizes);
+    case OpKind::reduce_scatter:
+    case OpKind::all_reduce:
+    case OpKind::broadcast:
+    case OpKind::all_to_all:
+    case OpKind::send:
+      return op.inputs.at(0).bytes(sizes);
+    case OpKind::peer_copy: {
+      std::int64_t bytes = 0;
+      for (const Box& b : op.boxes)
+        if (b.peer != index) bytes += b.rows * b.cols * size_of(op.inputs.at(static_cast<std::size_t>(b.input)).dtype);
+      return bytes;
+    }
+    default:
+      return 0;
+  }
+}
+
+/// Bytes that this rank sends of those n.
+inline std::int64_t wire_bytes(const Op& op, std::int64_t n, std::int64_t ranks, std::int64_t index) {
+  switch (op.kind) {
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_to_all:
+      return n % ranks == 0 ? n / ranks * (ranks - 1) : n * (ranks - 1) / ranks;
+    case OpKind::all_reduce: {
+      const std::int64_t element = size_of(op.inputs.at(0).dtype), count = n / element;
+      const std::int64_t chunk = (count + ranks - 1) / ranks;
+      const std::int64_t own = std::min(count, (index + 1) * chunk) - std::min(count, index * chunk);
+      return n + (ranks - 2) * own * element;
+    }
+    case OpKind::broadcast: {
+      const std::int64_t root = op.integer(Attr::src_rank);
+      return (index + 1) % ranks == root ? 0 : n;
+    }
+    case OpKind::send:
+      return n;
+    default:
+      return 0;
+  }
+}
+
+/// One call.
+inline TrafficCount traffic_of(const Op& op, const Sizes& sizes, std::int64_t ranks, std::int64_t index) {
+  const std::int64_t n = communication_bytes(op, sizes, index);
+  const std::int64_t padding = n > 0 ? op.integer(Attr::padding_bytes, 0) : 0;
+  HB_CHECK(padding >= 0 && padding <= n, "{} '{}' has {} B of padding in {} B", name_of(op.kind), op.name, padding, n);
+  return {1, n - padding, padding, wire_bytes(op, n, ranks, index)};
+}
+
+}  // namespace hotbunk
