@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <tuple>
 
 #include "base/check.h"
 #include "exec/backend.h"
@@ -45,6 +46,13 @@ class Walk {
     return all(When::epilogue, options.steps + 1);
   }
 
+  /// Devices do not see blocks; the walk does.
+  void note_blocks(Trace& trace) const {
+    for (PhaseSpan& span : trace.phases)
+      if (const auto it = blocks_run_.find({span.rank, span.step, span.phase}); it != blocks_run_.end())
+        span.blocks = it->second;
+  }
+
  private:
   Status all(When when, std::int32_t step) {
     for (std::size_t p = 0; p < plan_.phases.size(); ++p)
@@ -75,6 +83,7 @@ class Walk {
 
   Status block(Device& device, const Args& args, std::int16_t p) {
     const Rank rank = device.rank();
+    ++blocks_run_[{rank, args.step, p}];
     const Program& program = plan_.program(rank);
     const auto& blocks = program.phases[static_cast<std::size_t>(p)];
     HB_CHECK(args.block >= 0 && static_cast<std::size_t>(args.block) < blocks.size(),
@@ -94,6 +103,7 @@ class Walk {
   Driver& driver_;
   std::vector<std::unique_ptr<Device>>& devices_;
   std::vector<std::vector<std::vector<bool>>> fetches_;  // [program][phase][block]
+  std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::int64_t> blocks_run_;
 };
 
 Status check_supported(const Plan& plan, const Backend& backend) {
@@ -146,9 +156,13 @@ Result<Trace> execute(const Plan& plan, Backend& backend, Driver& driver, const 
   if (auto s = check_supported(plan, backend); !s) return tl::unexpected(s.error());
   auto devices = backend.open(plan, options.local_ranks);
   if (!devices) return tl::unexpected(devices.error());
-  if (auto s = Walk(plan, driver, *devices).run(options); !s) return tl::unexpected(s.error());
+  Walk walk(plan, driver, *devices);
+  if (auto s = walk.run(options); !s) return tl::unexpected(s.error());
   auto trace = backend.take_trace();
-  if (trace) driver.report(*trace);
+  if (trace) {
+    walk.note_blocks(*trace);
+    driver.report(*trace);
+  }
   return trace;
 }
 

@@ -95,7 +95,14 @@ class BlockPass {
     }
     for (std::size_t i = 0; i < block_.ops.size(); ++i) {
       const StreamId stream = block_.ops[i].stream;
-      for (const auto& [s, event] : before_[i]) ops.push_back(event_op(OpKind::wait, s, event));
+      // An alloc comes right before its first use, and behind the waits of that use: from alloc on the range is its
+      // own.
+      std::size_t user = i;
+      while (user + 1 < block_.ops.size() && block_.ops[user].kind == OpKind::alloc &&
+             block_.ops[user + 1].stream == stream)
+        ++user;
+      for (const auto& [s, event] : before_[user]) ops.push_back(event_op(OpKind::wait, s, event));
+      before_[user].clear();
       ops.push_back(std::move(block_.ops[i]));
       if (after_[i] >= 0) ops.push_back(event_op(OpKind::record, stream, after_[i]));
     }

@@ -119,7 +119,7 @@ void lower_start_rollout(const Scenario& s, ProgramBuilder& b, const RolloutStat
   if (s.rollout.sleep) {
     b.map(Section::host_weights);
     for (const Move& m : weight_moves(r)) {
-      b.alloc(m.host);
+      b.alloc(m.host, StreamId::host);
       b.emit(OpKind::zero, StreamId::host, b.buffer(m.host).name, {}, {b.whole(m.host)});
     }
     return;

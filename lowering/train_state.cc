@@ -159,7 +159,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
   b.map(Section::train_optimizer);
   b.map(Section::train_reference);
   const auto load = [&](const ShardedUnit& unit, BufferId id) {
-    b.alloc(id);
+    b.alloc(id, StreamId::h2d);
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
       const Tensor part = b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);

@@ -34,6 +34,7 @@ Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, 
   try {
     auto device = std::make_unique<CpuDevice>(plan, local[0], world_, &driver_, options_);
     device_ = device.get();
+    memory_ = device->device_arena();
     std::vector<std::unique_ptr<Device>> out;
     out.push_back(std::move(device));
     return out;
@@ -59,7 +60,7 @@ std::span<const std::byte> CpuBackend::peek(std::string_view name) const {
   return {};
 }
 
-std::int64_t CpuBackend::resident_bytes() const { return device_->device_arena().resident_bytes(); }
-std::int64_t CpuBackend::mapped_bytes() const { return device_->device_arena().counters().mapped; }
+std::int64_t CpuBackend::resident_bytes() const { return memory_->resident_bytes(); }
+std::int64_t CpuBackend::mapped_bytes() const { return memory_->counters().mapped; }
 
 }  // namespace hotbunk

@@ -46,6 +46,7 @@ class CpuBackend final : public Backend {
   World& world_;
   Driver& driver_;
   CpuOptions options_;
+  std::shared_ptr<class Arena> memory_;  // outlives the device: the world's communicators know its addresses
   class CpuDevice* device_ = nullptr;  // owned by the caller of open()
 };
 

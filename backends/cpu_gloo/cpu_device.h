@@ -37,7 +37,7 @@ class CpuDevice final : public Device, public Addresses {
   Status sync() override;
 
   std::byte* address(const Tensor&) const override;
-  const Arena& device_arena() const { return device_; }
+  const std::shared_ptr<Arena>& device_arena() const { return device_memory_; }
   const Program& program() const { return program_; }
   std::byte* buffer_address(const Buffer&) const;
   bool is_mapped(const Buffer&) const;
@@ -73,7 +73,10 @@ class CpuDevice final : public Device, public Addresses {
   Driver* driver_;
   const CpuOptions options_;
   const std::array<std::int64_t, num_sections> bases_;
-  Arena device_, host_;
+  /// Shared with the backend: peers and the world know the device arena until the world is left.
+  const std::shared_ptr<Arena> device_memory_;
+  Arena& device_;
+  Arena host_;
   int region_ = -1;  // World::share index of the device arena
   std::array<std::unique_ptr<Stream>, num_streams> streams_;
   std::map<std::pair<GroupId, StreamId>, std::unique_ptr<Communicator>> communicators_;

@@ -1,0 +1,92 @@
+// What the subcommands share: options, exit codes, and how results and diagnostics reach the user. Results go to stdout,
+// narration and errors to stderr.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "graph/plan.h"
+#include "planner/hardware.h"
+#include "spec/scenario.h"
+#include "trace/trace.h"
+
+namespace CLI {
+class App;
+}
+
+namespace hotbunk {
+
+enum ExitCode : int { exit_done = 0, exit_no = 1, exit_bad_input = 2, exit_runtime = 3 };
+
+/// The exit code a subcommand leaves for main.
+using Action = std::function<int()>;
+
+/// Registers one subcommand on the app; the action runs after parsing. One file per subcommand.
+void add_plan(CLI::App&, Action&);
+void add_simulate(CLI::App&, Action&);
+void add_run(CLI::App&, Action&);
+void add_report(CLI::App&, Action&);
+void add_compare(CLI::App&, Action&);
+void add_doctor(CLI::App&, Action&);
+
+/// Options of every command that takes a scenario.
+struct ScenarioOptions {
+  std::string path;
+  std::vector<std::string> sets;
+  bool json = false;
+};
+void add_scenario_options(CLI::App&, ScenarioOptions&);
+
+/// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3, else 2.
+int report_errors(const Diagnostics&);
+
+/// Loads and lowers; prints what is wrong. On failure `code` holds the exit code.
+struct Job {
+  Scenario scenario;
+  Plan plan;
+  std::string hash;
+};
+std::optional<Job> load_job(const ScenarioOptions&, int& code);
+
+/// E301 with the largest tensors and what to change, when the plan does not fit.
+std::optional<Diagnostic> fit_error(const Job&);
+
+/// Simulates all ranks; lengths drawn, or those recorded in a run folder. `enforce_capacity` off shows by how much a plan
+/// does not fit.
+struct SimulateOptions {
+  std::filesystem::path recorded_lengths;
+  std::int32_t span_steps = 2;
+  bool enforce_capacity = true;
+};
+Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
+/// The profile that prices this scenario's ops.
+Result<Hardware> hardware_of(const Scenario&);
+
+/// Files of a run folder (DESIGN: contracts).
+struct RunFolder {
+  std::filesystem::path root;
+  std::filesystem::path plan() const { return root / "plan.json"; }
+  std::filesystem::path scenario() const { return root / "scenario.yaml"; }
+  std::filesystem::path trace() const { return root / "trace.json"; }
+  std::filesystem::path simulated_trace() const { return root / "simulated.json"; }
+  std::filesystem::path summary() const { return root / "summary.json"; }
+  std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path lengths() const { return root / "lengths.jsonl"; }
+  std::filesystem::path report() const { return root / "report.html"; }
+  std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
+  std::filesystem::path checkpoints() const { return root / "checkpoints"; }
+};
+/// Writes everything but checkpoints and lengths; `predicted` may be null.
+Status write_run_folder(const RunFolder&, const Job&, const Trace&, const Trace* predicted, const std::string& calibration);
+
+/// A run folder read back.
+struct LoadedRun {
+  Job job;
+  Trace trace;
+};
+Result<LoadedRun> read_run_folder(const RunFolder&);
+
+}  // namespace hotbunk

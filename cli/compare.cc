@@ -1,0 +1,59 @@
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "trace/compare.h"
+#include "trace/summary.h"
+
+namespace hotbunk {
+namespace {
+
+struct Options {
+  std::string folder, other;
+  double max_error = 0.0;
+  bool json = false;
+};
+
+/// The other side: another run of the same plan, or a simulation with the lengths that the run had.
+Result<Trace> other_side(const Options& o, const LoadedRun& run) {
+  if (!o.other.empty()) {
+    auto loaded = read_run_folder({o.other});
+    if (!loaded) return tl::unexpected(loaded.error());
+    if (loaded->job.hash != run.job.hash)
+      return fail(Diagnostic{.code = "E511", .message = "the two run folders are of different plans", .where = {o.other}, .notes = {fmt::format("{} has plan {}, {} has {}", o.folder, run.job.hash, o.other, loaded->job.hash)}, .help = "compare runs of one plan; `hotbunk plan --print` shows what each does"});
+    return std::move(loaded->trace);
+  }
+  const auto hardware = hardware_of(run.job.scenario);
+  if (!hardware) return tl::unexpected(hardware.error());
+  const std::filesystem::path lengths = RunFolder{o.folder}.lengths();
+  return simulate_job(run.job, *hardware, {.recorded_lengths = std::filesystem::exists(lengths) ? lengths : std::filesystem::path{}, .enforce_capacity = false});
+}
+
+int run(const Options& o) {
+  auto loaded = read_run_folder({o.folder});
+  if (!loaded) return report_errors(loaded.error());
+  const auto other = other_side(o, *loaded);
+  if (!other) return report_errors(other.error());
+  const Comparison c = compare_traces(loaded->job.plan, *other, loaded->trace);
+  const bool within = o.max_error <= 0.0 || std::abs(c.iteration_error) <= o.max_error;
+  if (o.json) fmt::print("{}\n", comparison_to_json(c).dump(1));
+  else fmt::print("{}", render_comparison(c, use_colour()));
+  if (!o.json && !within) fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error, 100 * o.max_error);
+  if (!o.json) fmt::print("Next: hotbunk report {}\n", o.folder);
+  return c.equal && within ? exit_done : exit_no;
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
+  sub->add_option("folder", o->folder, "run folder of a measured run")->required();
+  sub->add_option("other", o->other, "another run folder of the same plan (default: simulate with the run's lengths)");
+  sub->add_option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction");
+  sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,104 @@
+// doctor: what this machine is, and whether a CPU run would work here.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "backends/cpu_gloo/arena.h"
+#include "backends/cpu_gloo/kernels/gemm.h"
+#include "backends/cpu_gloo/launch.h"
+#include "backends/cpu_gloo/world.h"
+#include "base/check.h"
+#include "base/format.h"
+#include "cli/command.h"
+#include "spec/catalog.h"
+
+namespace hotbunk {
+namespace {
+
+struct Finding {
+  std::string what, found;
+  bool good = true;
+  std::string help;
+};
+
+Finding check_catalog() {
+  const auto models = catalog_names("models"), gpus = catalog_names("gpus");
+  return {"catalogue", fmt::format("{} models, {} GPUs in {}", models.size(), gpus.size(), catalog_root().string()), !models.empty() && !gpus.empty(), "set HOTBUNK_CATALOG to the folder scenarios/catalog"};
+}
+
+/// Maps, touches and returns memory as a sleeping rank does.
+Finding check_arena(bool shared) {
+  const std::string what = shared ? "shared arena (memfd)" : "private arena";
+  try {
+    const std::int64_t bytes = std::int64_t{8} << 20;
+    Arena arena({.name = "doctor", .reserve_bytes = bytes, .capacity_bytes = bytes, .shared = shared});
+    arena.map(0, bytes, "doctor");
+    const std::int64_t awake = arena.resident_bytes();
+    arena.unmap(0, bytes);
+    const std::int64_t asleep = arena.resident_bytes();
+    return {what, fmt::format("{} resident when mapped, {} when returned", format_bytes(static_cast<double>(awake)), format_bytes(static_cast<double>(asleep))), awake == bytes && asleep == 0, "sleeping would not give memory back on this kernel"};
+  } catch (const std::exception& e) {
+    return {what, e.what(), false, "allow memfd_create and mmap for this process"};
+  }
+}
+
+Finding check_launch() {
+  auto env = launch_env(process_env);
+  if (!env) return {"launch variables", render(env.error()), false, "fix or unset them"};
+  if (!*env) return {"launch variables", "none: `hotbunk run` starts local ranks itself", true, ""};
+  return {"launch variables", fmt::format("{}: rank {} of {}, master {}:{}", (*env)->source, (*env)->rank, (*env)->world_size, (*env)->master_addr, (*env)->master_port), true, ""};
+}
+
+/// Two ranks that meet and exchange a number.
+Finding check_two_ranks() {
+  const LaunchResult result = fork_ranks(2, [](const LaunchEnv& env) {
+    World world(env);
+    const std::vector<int> both = {0, 1};
+    auto c = world.communicator(both, "doctor");
+    float x = 1.0f, sum = 0.0f;
+    c->all_reduce(&x, &sum, 1, DType::f32);
+    c.reset();
+    world.leave();
+    return sum == 2.0f ? 0 : 3;
+  });
+  return {"two local ranks", result.exit_code == 0 ? "met, and added 1 + 1" : result.message, result.exit_code == 0, "check that loopback sockets and shared memory are allowed"};
+}
+
+int run(bool json) {
+  const LocalMachine machine = local_machine();
+  std::vector<Finding> findings;
+  findings.push_back(check_two_ranks());  // first: it forks
+  findings.push_back({"cores", fmt::format("{}", machine.cores), machine.cores >= 1, ""});
+  findings.push_back({"memory", format_bytes(static_cast<double>(machine.memory_bytes)), machine.memory_bytes > 0, ""});
+  findings.push_back({"bf16 GEMM", kernels::has_amx_bf16() ? "AMX tiles" : "widened to fp32 or AVX-512", true, ""});
+  findings.push_back(check_arena(false));
+  findings.push_back(check_arena(true));
+  findings.push_back(check_launch());
+  findings.push_back(check_catalog());
+  findings.push_back({"CUDA backend", "not built: CPU ranks only", true, ""});
+  bool good = true;
+  nlohmann::ordered_json document = {{"schema", "hotbunk.doctor/1"}, {"checks", nlohmann::ordered_json::array()}};
+  for (const Finding& f : findings) {
+    good = good && f.good;
+    document["checks"].push_back({{"what", f.what}, {"found", f.found}, {"good", f.good}, {"help", f.good ? "" : f.help}});
+    if (!json) fmt::print("{:<4} {:<22} {}{}\n", f.good ? "ok" : "BAD", f.what, f.found, f.good || f.help.empty() ? "" : "  -> " + f.help);
+  }
+  document["good"] = good;
+  if (json) fmt::print("{}\n", document.dump(1));
+  else fmt::print("Next: hotbunk plan scenarios/demo.yaml\n");
+  return good ? exit_done : exit_no;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* sub = app.add_subcommand("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
+  sub->add_flag("--json", *json, "one JSON document on stdout, nothing else there");
+  sub->callback([json, &action] { action = [json] { return run(*json); }; });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,33 @@
+// hotbunk: plan, simulate and run colocated RL post-training. One file per subcommand; this one only finds it.
+#include <cstdio>
+#include <exception>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/command.h"
+
+int main(int argc, char** argv) {
+  using namespace hotbunk;
+  CLI::App app{"hotbunk plans, simulates and runs colocated RL post-training of LLMs", "hotbunk"};
+  app.set_version_flag("--version", HOTBUNK_VERSION);
+  app.require_subcommand(1);
+  app.footer("Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 failure at run time.");
+  Action action;
+  add_plan(app, action);
+  add_simulate(app, action);
+  add_run(app, action);
+  add_report(app, action);
+  add_compare(app, action);
+  add_doctor(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? exit_done : exit_bad_input;
+  }
+  try {
+    return action();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error[E699]: %s\n   = help: this is a fault of hotbunk; please report it with the scenario\n", e.what());
+    return exit_runtime;
+  }
+}

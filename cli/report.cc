@@ -1,0 +1,53 @@
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "cli/command.h"
+#include "reports/memory_snapshot.h"
+#include "trace/summary.h"
+#include "trace/trace_json.h"
+
+namespace hotbunk {
+namespace {
+
+struct Options {
+  std::string folder, snapshot;
+  bool json = false;
+};
+
+int run(const Options& o) {
+  const RunFolder folder{o.folder};
+  auto loaded = read_run_folder(folder);
+  if (!loaded) return report_errors(loaded.error());
+  std::optional<Trace> predicted;
+  if (std::filesystem::exists(folder.simulated_trace())) {
+    auto text = read_file(folder.simulated_trace(), std::int64_t{8} << 30);
+    if (!text) return report_errors(text.error());
+    auto file = trace_from_json(*text, folder.simulated_trace().string());
+    if (!file) return report_errors(file.error());
+    predicted = std::move(file->trace);
+  }
+  const auto hardware = hardware_of(loaded->job.scenario);
+  if (!hardware) return report_errors(hardware.error());
+  if (auto s = write_run_folder(folder, loaded->job, loaded->trace, predicted ? &*predicted : nullptr, hardware->source); !s) return report_errors(s.error());
+  if (!o.snapshot.empty())
+    if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s) return report_errors(s.error());
+  const auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
+  if (o.json) fmt::print("{}\n", summary.dump(1));
+  else fmt::print("{}Report: {}\nNext: hotbunk compare {}\n", render_summary(summary, use_colour()), folder.report().string(), o.folder);
+  return exit_done;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("report", "write the HTML report, Perfetto trace and summary of a run folder again");
+  sub->add_option("folder", o->folder, "run folder of `run` or `simulate --out`")->required();
+  sub->add_option("--memory-snapshot", o->snapshot, "also write a pickle for PyTorch's memory viewer there");
+  sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,215 @@
+// `run` has two lives: started by a user it becomes the launcher of local ranks; started with torchrun's, Slurm's or MPI's
+// variables (also by itself) it is one rank.
+#include <unistd.h>
+
+#include <cstdio>
+#include <thread>
+
+#include <algorithm>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "backends/cpu_gloo/cpu_backend.h"
+#include "base/check.h"
+#include "base/file.h"
+#include "cli/command.h"
+#include "exec/lengths.h"
+#include "graph/plan_json.h"
+#include "rl/sft_driver.h"
+#include "spec/catalog.h"
+#include "trace/compare.h"
+#include "trace/summary.h"
+#include "trace/trace_json.h"
+
+namespace hotbunk {
+namespace {
+
+struct Options {
+  ScenarioOptions scenario;
+  std::string out, plan, transport;
+  bool no_fit_check = false, check = false;
+  std::int32_t span_steps = 2;
+  std::int32_t threads = 0;
+  std::vector<std::string> argv;
+};
+
+RunFolder run_folder(const Options& o, const Job& job) { return {o.out.empty() ? "runs/" + job.scenario.name : o.out}; }
+
+/// All ranks' bytes to all ranks; outside the plan, so outside its traffic.
+std::vector<std::string> gather_strings(World& world, const std::string& mine) {
+  if (world.size() == 1) return {mine};
+  std::vector<int> all;
+  for (int r = 0; r < world.size(); ++r) all.push_back(r);
+  auto c = world.communicator(all, "results");
+  std::vector<std::int64_t> sizes(all.size());
+  const auto size = static_cast<std::int64_t>(mine.size());
+  c->all_gather(&size, sizes.data(), sizeof size);
+  const std::int64_t largest = *std::max_element(sizes.begin(), sizes.end());
+  std::string padded = mine;
+  padded.resize(static_cast<std::size_t>(largest));
+  std::string joined(static_cast<std::size_t>(largest) * all.size(), '\0');
+  c->all_gather(padded.data(), joined.data(), largest);
+  std::vector<std::string> out;
+  for (std::size_t r = 0; r < all.size(); ++r) out.push_back(joined.substr(r * static_cast<std::size_t>(largest), static_cast<std::size_t>(sizes[r])));
+  return out;
+}
+
+/// A saved plan is a promise: what runs must be it.
+Status check_drift(const Options& o, const Job& job) {
+  if (o.plan.empty()) return {};
+  auto text = read_file(o.plan);
+  if (!text) return tl::unexpected(text.error());
+  auto saved = plan_from_json(*text, o.plan);
+  if (!saved) return tl::unexpected(saved.error());
+  const std::string hash = plan_hash(*saved);
+  if (hash == job.hash) return {};
+  return fail(Diagnostic{.code = "E510", .message = "the scenario no longer gives the saved plan", .where = {o.plan}, .notes = {fmt::format("saved {}, now {}", hash, job.hash)}, .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
+}
+
+/// The ranks must have read the same scenario (files may differ between hosts).
+void check_same_plan(World& world, const Job& job) {
+  if (world.size() == 1) return;
+  if (world.rank() == 0) world.set("plan hash", job.hash);
+  const std::string first = world.get("plan hash");
+  if (first != job.hash) throw RuntimeFailure(fmt::format("rank {} has plan {}, rank 0 has {}: the scenario files differ between hosts", world.rank(), job.hash, first));
+}
+
+int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const TrainingDriver& driver, std::vector<std::string> parts) {
+  std::vector<Trace> traces;
+  for (const std::string& text : parts) {
+    auto file = trace_from_json(text, "rank's trace");
+    if (!file) return report_errors(file.error());
+    traces.push_back(std::move(file->trace));
+  }
+  const Trace measured = merge_traces(traces);
+  if (auto s = write_lengths(folder.lengths(), driver.trained_lengths()); !s) return report_errors(s.error());
+  const auto hardware = hardware_of(job.scenario);
+  if (!hardware) return report_errors(hardware.error());
+  const auto simulated = simulate_job(job, *hardware, {.recorded_lengths = folder.lengths(), .span_steps = o.span_steps, .enforce_capacity = false});
+  if (!simulated) return report_errors(simulated.error());
+  if (auto s = write_run_folder(folder, job, measured, &*simulated, hardware->source); !s) return report_errors(s.error());
+  const auto summary = summarize(job.plan, job.scenario, measured);
+  if (o.scenario.json) {
+    fmt::print("{}\n", summary.dump(1));
+    return exit_done;
+  }
+  fmt::print("{}\n{}", render_summary(summary, use_colour()), render_comparison(compare_traces(job.plan, *simulated, measured), use_colour()));
+  fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+  return exit_done;
+}
+
+class Progress {
+ public:
+  Progress(bool on, std::int64_t steps) : on_(on), steps_(steps) {}
+  void operator()(const StepMetrics& m) const {
+    const auto value = [&](const char* name) {
+      const auto it = m.values.find(name);
+      return it == m.values.end() ? std::string("-") : fmt::format("{:.4f}", it->second);
+    };
+    if (!on_) return;
+    const char* end = isatty(fileno(stderr)) ? "\r" : "\n";
+    if (*end == '\r' || m.step == 1 || m.step % 10 == 0 || m.step == steps_)
+      std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step, static_cast<long long>(steps_), value("loss").c_str(), value("reward").c_str(), value("actor/grad_norm").c_str(), end);
+    if (*end == '\r' && m.step == steps_) std::fprintf(stderr, "\n");
+  }
+
+ private:
+  bool on_;
+  std::int64_t steps_;
+};
+
+int run_rank(const Options& o, const Job& job, World& world) {
+  const RunFolder folder = run_folder(o, job);
+  const bool first = world.rank() == 0;
+  check_same_plan(world, job);
+  DriverOptions driver_options;
+  driver_options.checkpoints = folder.checkpoints();
+  driver_options.on_step = Progress(first, job.scenario.steps);
+  auto driver = make_training_driver(job.plan, job.scenario, driver_options);
+  if (!driver) return report_errors(driver.error());
+  CpuOptions cpu;
+  const auto cores = static_cast<int>(local_machine().cores);
+  cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
+  cpu.span_steps = o.span_steps;
+  cpu.check_resident = cpu.check_finite = cpu.poison = o.check;
+  if (o.transport == "gloo") cpu.transport = Transport::gloo;
+  if (o.transport == "shm") cpu.transport = Transport::shm;
+  CpuBackend backend(world, **driver, cpu);
+  const RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps), .local_ranks = {static_cast<Rank>(world.rank())}};
+  auto trace = execute(job.plan, backend, **driver, options);
+  if (!trace) {
+    const Diagnostic& d = trace.error().front();
+    // The others learn why before they learn that this rank is gone.
+    world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
+    return report_errors(trace.error());
+  }
+  const auto parts = gather_strings(world, trace_to_json(*trace, job.hash));
+  const int code = first ? finish_rank_0(o, job, folder, **driver, parts) : exit_done;
+  world.leave();
+  return code;
+}
+
+int run(const Options& o) {
+  int code = exit_done;
+  const auto job = load_job(o.scenario, code);
+  if (!job) return code;
+  auto env = launch_env(process_env);
+  if (!env) return report_errors(env.error());
+  const bool launched = env->has_value();
+  if (!launched || (*env)->rank == 0) {  // say it once
+    if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
+    if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
+  }
+  try {
+    if (launched) {
+      World world(**env);
+      return run_rank(o, *job, world);
+    }
+    if (job->plan.num_ranks() == 1) {
+      World world;
+      return run_rank(o, *job, world);
+    }
+    if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
+    const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
+    if (!result.message.empty()) std::fprintf(stderr, "error[E603]: %s\n", result.message.c_str());
+    return result.exit_code;
+  } catch (const RuntimeFailure& e) {
+    return report_errors({Diagnostic{.code = "E603", .message = e.what(), .where = {}, .notes = {}, .help = ""}});
+  }
+}
+
+/// This process's own command line, with the program's path made absolute.
+std::vector<std::string> own_command_line() {
+  std::vector<std::string> out;
+  if (const auto text = read_file("/proc/self/cmdline"))
+    for (std::size_t at = 0; at < text->size();) {
+      out.emplace_back(text->c_str() + at);
+      at += out.back().size() + 1;
+    }
+  if (!out.empty()) out[0] = "/proc/self/exe";
+  return out;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("run", "execute the plan for real, on CPU ranks");
+  add_scenario_options(*sub, o->scenario);
+  sub->add_option("--out", o->out, "run folder (default runs/NAME)");
+  sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
+  sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")->check(CLI::IsMember({"shm", "gloo"}));
+  sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)");
+  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(CLI::NonNegativeNumber);
+  sub->add_flag("--check", o->check, "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
+  sub->add_flag("--no-fit-check", o->no_fit_check, "start although the plan does not fit; the arena still enforces the capacity");
+  sub->callback([o, &action] {
+    o->argv = own_command_line();
+    action = [o] { return run(*o); };
+  });
+}
+
+}  // namespace hotbunk
