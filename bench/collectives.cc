@@ -3,17 +3,21 @@
 //   algbw  bytes of the full tensor (all-gather: output, reduce-scatter: input) per second of one call, GB/s = 1e9 B/s
 //   busbw  algbw times what a ring sends per byte: 2(W-1)/W for all-reduce, (W-1)/W for all-gather, reduce-scatter and
 //          all-to-all, 1 for broadcast and p2p; comparable with the link's (here: the memory's) rate whatever W is
+//   cpu    processor time that one rank spends per call, mean over ranks: with W ranks on C cores no call can be
+//   shorter than
+//          W/C of it, and unlike the time it means something on a busy machine
 // A time is the slowest rank's, the median over repetitions that follow one warm-up. Every call is checked elsewhere
 // (tests/cpu_comm).
 //
 //   bench_collectives [--ranks 4] [--max-mib 64] [--transport shm|gloo|both] [--heap]
 // --heap: buffers in ordinary memory, staged through shared memory, instead of in a shared arena.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -44,21 +48,40 @@ struct Bench {
   std::function<void(std::int64_t bytes)> call;  // bytes of the full tensor
 };
 
-/// Median over repetitions of the slowest rank's seconds per call.
-double measure(Communicator& c, const Bench& b, std::int64_t bytes) {
+/// Of this process and all its threads, user and system.
+double cpu_seconds() {
+  rusage r;
+  getrusage(RUSAGE_SELF, &r);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(r.ru_utime) + seconds(r.ru_stime);
+}
+
+struct Measured {
+  double seconds;      // median over repetitions of the slowest rank's time per call
+  double cpu_seconds;  // per rank and call
+};
+
+Measured measure(Communicator& c, const Bench& b, std::int64_t bytes) {
   const int per_round = bytes <= (64 << 10) ? 20 : 1, rounds = bytes >= (64 << 20) ? 5 : 15;
   b.call(bytes);
   std::vector<double> times;
+  double cpu = 0;
   for (int i = 0; i < rounds; ++i) {
     c.barrier();
+    const double cpu_before = cpu_seconds();
     const auto start = Clock::now();
     for (int k = 0; k < per_round; ++k) b.call(bytes);
+    cpu += cpu_seconds() - cpu_before;
     auto mine = static_cast<float>(seconds_since(start) / per_round), slowest = 0.0f;
     c.all_reduce(&mine, &slowest, 1, DType::f32, ReduceOp::max);
     times.push_back(static_cast<double>(slowest));
   }
   std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
-  return times[static_cast<std::size_t>(rounds / 2)];
+  auto mine = static_cast<float>(cpu / (rounds * per_round)), sum = 0.0f;
+  c.all_reduce(&mine, &sum, 1, DType::f32);
+  return {times[static_cast<std::size_t>(rounds / 2)], static_cast<double>(sum) / c.size()};
 }
 
 void run_transport(World& world, const Options& o, Transport transport, float* send, float* recv) {
@@ -77,10 +100,11 @@ void run_transport(World& world, const Options& o, Transport transport, float* s
   };
   for (const Bench& b : benches)
     for (std::int64_t bytes = 4 << 10; bytes <= std::int64_t{o.max_mib} << 20; bytes *= 8) {
-      const double s = measure(*c, b, bytes), algbw = static_cast<double>(bytes) / s / 1e9;
+      const Measured m = measure(*c, b, bytes);
+      const double algbw = static_cast<double>(bytes) / m.seconds / 1e9;
       if (c->rank() == 0)
-        fmt::print("{:>9} {:>15} {:>12} {:>10.1f} {:>8.2f} {:>8.2f}\n", name_of(transport), b.name, bytes, s * 1e6,
-                   algbw, algbw * b.bus_factor);
+        fmt::print("{:>9} {:>15} {:>12} {:>10.1f} {:>8.2f} {:>8.2f} {:>10.1f}\n", name_of(transport), b.name, bytes,
+                   m.seconds * 1e6, algbw, algbw * b.bus_factor, m.cpu_seconds * 1e6);
       std::fflush(stdout);
     }
 }
@@ -99,7 +123,8 @@ int run_rank(const LaunchEnv& env, const Options& o) {
   auto* recv = reinterpret_cast<float*>(arena.at(bytes));
   std::fill(send, send + bytes / 4, 1.0f);
   if (env.rank == 0)
-    fmt::print("{:>9} {:>15} {:>12} {:>10} {:>8} {:>8}\n", "transport", "operation", "bytes", "us", "algbw", "busbw");
+    fmt::print("{:>9} {:>15} {:>12} {:>10} {:>8} {:>8} {:>10}\n", "transport", "operation", "bytes", "us", "algbw",
+               "busbw", "cpu us");
   if (o.transport != "gloo") run_transport(world, o, Transport::shm, send, recv);
   if (o.transport != "shm") run_transport(world, o, Transport::gloo, send, recv);
   world.leave();
