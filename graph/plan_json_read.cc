@@ -2,6 +2,8 @@
 // multiplied.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "graph/json_decode.h"
@@ -96,7 +98,9 @@ std::pair<Attr, AttrValue> read_attr(const Value& v) {
   const Value value = v.at(1);
   if (value.is_integer())
     return {attr, value.integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max())};
-  return {attr, value.real()};
+  const double real = value.real();
+  if (std::isnan(real)) value.out_of_range("not a number");  // a plan equals itself
+  return {attr, real};
 }
 
 void read_rest(const Value& v, const Scope& scope, Op& op) {

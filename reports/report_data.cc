@@ -14,7 +14,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int timeline_points = 1200;       // per rank: about one per pixel
+constexpr int timeline_points = 1200;       // per window of time: about one per pixel
+constexpr Rank most_drawn = 16;             // ranks with pictures of their own
+constexpr std::size_t most_matrix = 64;     // ranks of the traffic matrix
 constexpr std::size_t most_spans = 40'000;  // embedded; about 2 MB
 constexpr std::size_t most_buffers = 14;    // listed at the peak
 
@@ -34,14 +36,43 @@ std::int64_t total(const CategoryBytes& bytes) {
   return sum;
 }
 
-/// Live bytes of one rank over time, at most two points per bucket of time: the highest and the last, so that no peak
+/// Time in pieces of one pixel or so: wide over the whole run, narrow within the steps that are looked at closely.
+class Buckets {
+ public:
+  Buckets(const Trace& trace, std::int32_t peak_step) : wide_ns_(width(0, end_of(trace))) {
+    for (const std::int32_t step : {std::int32_t{1}, peak_step}) {
+      Window w{INT64_MAX, 0, 1};
+      for (const PhaseSpan& p : trace.phases)
+        if (p.step == step) w.start_ns = std::min(w.start_ns, p.start_ns), w.end_ns = std::max(w.end_ns, p.end_ns);
+      if (w.start_ns < w.end_ns) w.bucket_ns = width(w.start_ns, w.end_ns), windows_.push_back(w);
+    }
+  }
+  /// The start and width of the piece that holds this time.
+  std::pair<std::int64_t, std::int64_t> of(std::int64_t time_ns) const {
+    for (const Window& w : windows_)
+      if (time_ns >= w.start_ns && time_ns <= w.end_ns) return {time_ns / w.bucket_ns * w.bucket_ns, w.bucket_ns};
+    return {time_ns / wide_ns_ * wide_ns_, wide_ns_};
+  }
+
+ private:
+  struct Window {
+    std::int64_t start_ns, end_ns, bucket_ns;
+  };
+  static std::int64_t width(std::int64_t start_ns, std::int64_t end_ns) {
+    return std::max<std::int64_t>(1, (end_ns - start_ns) / timeline_points);
+  }
+  std::int64_t wide_ns_;
+  std::vector<Window> windows_;
+};
+
+/// Live bytes of one rank over time, at most two points per piece of time: the highest and the last, so that no peak
 /// is lost however much is left out.
 class Timeline {
  public:
-  explicit Timeline(std::int64_t end_ns) : bucket_ns_(std::max<std::int64_t>(1, end_ns / timeline_points)) {}
+  explicit Timeline(const Buckets& buckets) : buckets_(&buckets) {}
 
   void add(const MemoryEvent& e) {
-    if (e.time_ns / bucket_ns_ != bucket_) flush(), bucket_ = e.time_ns / bucket_ns_;
+    if (const auto bucket = buckets_->of(e.time_ns); bucket != bucket_) flush(), bucket_ = bucket;
     live_[static_cast<std::size_t>(e.category)] += e.delta_bytes;
     last_ns_ = e.time_ns;
     if (!pending_ || total(live_) > total(highest_)) highest_ = live_, highest_ns_ = e.time_ns;
@@ -66,18 +97,35 @@ class Timeline {
     pending_ = false;
   }
 
-  std::int64_t bucket_ns_, bucket_ = -1, last_ns_ = 0, highest_ns_ = 0;
+  const Buckets* buckets_;
+  std::pair<std::int64_t, std::int64_t> bucket_{-1, -1};
+  std::int64_t last_ns_ = 0, highest_ns_ = 0;
   bool pending_ = false;
   CategoryBytes live_{}, highest_{};
   Json t_ = Json::array(), bytes_ = Json::array();
 };
 
-Json timelines(const Plan& plan, const Trace& trace) {
-  std::vector<Timeline> by_rank(static_cast<std::size_t>(plan.num_ranks()), Timeline(end_of(trace)));
+/// The ranks whose memory and operations are drawn: all of a small job, else the first ones and the fullest.
+std::vector<Rank> drawn_ranks(const Plan& plan, Rank peak_rank) {
+  std::vector<Rank> ranks;
+  for (Rank r = 0; r < std::min(plan.num_ranks(), most_drawn); ++r) ranks.push_back(r);
+  if (peak_rank >= most_drawn) ranks.back() = peak_rank;
+  return ranks;
+}
+
+/// By rank; null for those that are not drawn.
+Json timelines(const Plan& plan, const Trace& trace, const std::vector<Rank>& drawn, Rank peak_rank) {
+  const auto peak = static_cast<std::size_t>(peak_rank);
+  const Buckets buckets(trace, peak < trace.memory.size() ? trace.memory[peak].device.peak_step : 1);
+  std::map<Rank, Timeline> by_rank;
+  for (const Rank r : drawn) by_rank.emplace(r, Timeline(buckets));
   for (const MemoryEvent& e : trace.memory_events)
-    if (e.space == Space::device) by_rank[static_cast<std::size_t>(e.rank)].add(e);
+    if (const auto it = by_rank.find(e.rank); it != by_rank.end() && e.space == Space::device) it->second.add(e);
   Json out = Json::array();
-  for (Timeline& t : by_rank) out.push_back(t.finish());
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    const auto it = by_rank.find(r);
+    out.push_back(it == by_rank.end() ? Json(nullptr) : it->second.finish());
+  }
   return out;
 }
 
@@ -140,9 +188,11 @@ Json buffers_at_peak(const Trace& trace, Rank rank) {
 
 /// Spans of the prologue and of as many first steps as there is room for; rows are
 /// [rank, stream, kind, phase, step, name, start_s, end_s, bytes].
-Json spans_json(const Trace& trace) {
+Json spans_json(const Trace& trace, const std::vector<Rank>& drawn) {
+  const auto is_drawn = [&](const Span& s) { return std::find(drawn.begin(), drawn.end(), s.rank) != drawn.end(); };
   std::map<std::int32_t, std::size_t> per_step;
-  for (const Span& s : trace.spans) ++per_step[s.step];
+  for (const Span& s : trace.spans)
+    if (is_drawn(s)) ++per_step[s.step];
   std::int32_t last_step = 0;
   std::size_t sum = 0;
   for (const auto& [step, count] : per_step) {
@@ -153,7 +203,7 @@ Json spans_json(const Trace& trace) {
   Json rows = Json::array(), names = Json::array(), kinds = Json::array();
   std::map<std::int32_t, std::size_t> number;
   for (const Span& s : trace.spans) {
-    if (s.step > last_step || rows.size() >= most_spans) continue;
+    if (s.step > last_step || rows.size() >= most_spans || !is_drawn(s)) continue;
     const auto [it, is_new] = number.try_emplace(s.name, names.size());
     if (is_new) names.push_back(trace.names[static_cast<std::size_t>(s.name)]);
     rows.push_back({s.rank, static_cast<int>(s.stream), static_cast<int>(s.kind), s.phase, s.step, it->second,
@@ -166,9 +216,9 @@ Json spans_json(const Trace& trace) {
 /// Bytes that rank r sent to rank c in all steps. Ring collectives send to the next member of the group; what has no
 /// fixed peer is spread evenly over the others.
 Json matrix_json(const Plan& plan, const Trace& trace) {
-  const auto n = static_cast<std::size_t>(plan.num_ranks());
+  const std::size_t n = std::min(static_cast<std::size_t>(plan.num_ranks()), most_matrix);
   std::vector<std::vector<double>> sent(n, std::vector<double>(n, 0.0));
-  for (std::size_t r = 0; r < trace.traffic.size(); ++r)
+  for (std::size_t r = 0; r < std::min(n, trace.traffic.size()); ++r)
     for (const auto& [key, count] : trace.traffic[r]) {
       const auto& members = plan.group_of(key.group, static_cast<Rank>(r));
       const auto me = std::find(members.begin(), members.end(), static_cast<Rank>(r));
@@ -179,7 +229,8 @@ Json matrix_json(const Plan& plan, const Trace& trace) {
       const double each =
           static_cast<double>(count.wire_bytes) / (ring ? 1.0 : static_cast<double>(members.size() - 1));
       for (const Rank to : members)
-        if (ring ? to == *next : to != static_cast<Rank>(r)) sent[r][static_cast<std::size_t>(to)] += each;
+        if (static_cast<std::size_t>(to) < n && (ring ? to == *next : to != static_cast<Rank>(r)))
+          sent[r][static_cast<std::size_t>(to)] += each;
     }
   return sent;
 }
@@ -236,10 +287,12 @@ Json provenance(const ReportInput& in) {
 Json report_data(const ReportInput& in) {
   Json phases = Json::array(), visits = Json::array();
   for (const PhaseInfo& p : in.plan.phases) phases.push_back(p.name);
-  for (const PhaseSpan& p : in.trace.phases)
-    visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
   Json summary = summarize(in.plan, in.scenario, in.trace);
   const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
+  const std::vector<Rank> drawn = drawn_ranks(in.plan, peak_rank);
+  for (const PhaseSpan& p : in.trace.phases)
+    if (std::find(drawn.begin(), drawn.end(), p.rank) != drawn.end())
+      visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
   Json out = {{"summary", std::move(summary)}, {"predicted", nullptr}, {"comparison", nullptr}};
   if (in.predicted != nullptr) {
     out["predicted"] = summarize(in.plan, in.scenario, *in.predicted);
@@ -249,9 +302,10 @@ Json report_data(const ReportInput& in) {
   out["phases"] = std::move(phases);
   out["categories"] = named(category_colours, [](std::size_t i) { return name_of(static_cast<Category>(i)); });
   out["streams"] = named(stream_colours, [](std::size_t i) { return name_of(static_cast<StreamId>(i)); });
-  out["timeline"] = timelines(in.plan, in.trace);
+  out["drawn"] = drawn;
+  out["timeline"] = timelines(in.plan, in.trace, drawn, peak_rank);
   out["at_peak"] = buffers_at_peak(in.trace, peak_rank);
-  out["spans"] = spans_json(in.trace);
+  out["spans"] = spans_json(in.trace, drawn);
   out["visits"] = std::move(visits);
   out["matrix"] = matrix_json(in.plan, in.trace);
   out["rollout"] = rollout_json(in.plan, in.trace);

@@ -26,6 +26,15 @@ function seconds(s) {
 }
 const count = n => n.toLocaleString('en-US');
 const percent = (x, sign) => (sign && x > 0 ? '+' : '') + (100 * x).toFixed(1) + ' %';
+/// "0–3, 6": consecutive numbers joined.
+function runs(list) {
+  const out = [];
+  for (const n of list) {
+    const last = out[out.length - 1];
+    if (last && n === last[1] + 1) last[1] = n; else out.push([n, n]);
+  }
+  return out.map(([a, b]) => a === b ? `${a}` : `${a}–${b}`).join(', ');
+}
 function number(x) {
   if (x === null) return 'nan';
   const size = Math.abs(x);

@@ -3,7 +3,7 @@
 (() => {
 const D = JSON.parse(document.getElementById('data').textContent);
 const S = D.summary, M = S.memory, main = document.getElementById('report');
-const W = 1160, left = 78, right = 14;
+const W = 1160, left = 104, right = 14;
 const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
 const ranks = M.by_rank.map(r => r.rank);
 const steps = [...new Set(D.visits.map(v => v[1]))].sort((a, b) => a - b);
@@ -129,11 +129,10 @@ function memoryChart(rank) {
 }
 
 function thumbnails(select) {
-  const shown = ranks.length <= 16 ? ranks : [...new Set([...ranks.slice(0, 15), M.peak_rank])];
   const w = 260, h = 74;
   const grid = el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:10px;margin-bottom:12px'});
   const marks = [];
-  for (const rank of shown) {
+  for (const rank of D.drawn) {
     const series = D.timeline[rank], x = t => t / end * w, y = b => h - b / top_ * h;
     const frame = el('rect', {x: 0.5, y: 0.5, width: w - 1, height: h - 1, rx: 4, fill: 'none', stroke: 'var(--line)'});
     const r = M.by_rank[rank];
@@ -169,7 +168,7 @@ function memory() {
     rows.push([r.rank, phase, bytes(p.peak_bytes), bytes(p.mapped_peak_bytes), ...used.map(c => p.by_category[c.name] ? bytes(p.by_category[c.name]) : '–')]);
   const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
     Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
-  return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.',
+  return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' + (D.drawn.length < ranks.length ? ` ${D.drawn.length} of ${ranks.length} ranks are drawn; the table has all.` : ''),
     zoomControls(), thumbnails(r => { rank = r; draw(); }), figure, legend(used.map(c => [c.name, c.colour])),
     withTable('peak by rank and phase, with its composition', [['rank'], ['phase', 1], ['live'], ['mapped'], ...used.map(c => [c.name])], rows),
     host.length ? withTable('host memory', [['rank'], ['peak'], ['highest by category', 1]], host) : null);
@@ -202,7 +201,7 @@ function composition() {
       if (b) g.push(el('rect', {x: x(at), y: i * row + 4, width: x(at + b) - x(at), height: row - 8, fill: c.colour, ...hover(`rank ${r.rank}, ${c.name}: ${bytes(b)}`)}));
       at += b;
     }
-    g.push(text(x(at) + 6, i * row + 17, bytes(at)));
+    g.push(text(x(hi) + 8, i * row + 17, bytes(at)));
   });
   if (M.capacity_bytes && M.capacity_bytes <= hi) g.push(el('line', {x1: x(M.capacity_bytes), x2: x(M.capacity_bytes), y1: 0, y2: list.length * row, stroke: 'var(--bad)', 'stroke-width': 1.5}));
   const used = D.categories.filter(c => M.by_rank.some(r => r.at_peak[c.name] > 0));
@@ -214,7 +213,7 @@ function composition() {
 // Time ----------------------------------------------------------------------------------------------------------------
 
 function gantt() {
-  const rows = D.spans.rows, shownRanks = ranks.slice(0, 8), lanes = [];
+  const rows = D.spans.rows, shownRanks = D.drawn.slice(0, 8), lanes = [];
   for (const r of shownRanks) for (let s = 0; s < D.streams.length; ++s)
     if (rows.some(p => p[0] === r && p[1] === s)) lanes.push([r, s]);
   if (!lanes.length) return null;
@@ -224,7 +223,7 @@ function gantt() {
   const height = y + 26, canvas = el('canvas', {style: 'width:100%;display:block'}), number = new Map(lanes.map((l, i) => [l + '', i]));
   const cells = rows.filter(p => number.has([p[0], p[1]] + '')).map(p => [number.get([p[0], p[1]] + ''), p]);
   let selecting = null, scale = 1;
-  const x = t => left + 34 + (t - view.lo) / (view.hi - view.lo) * (W - left - 34 - right);
+  const x = t => left + (t - view.lo) / (view.hi - view.lo) * (W - left - right);
   const draw = () => {
     const style = getComputedStyle(document.documentElement), ink = style.getPropertyValue('--ink'), soft = style.getPropertyValue('--soft');
     const dpr = Math.max(1, devicePixelRatio || 1);
@@ -236,7 +235,7 @@ function gantt() {
     lanes.forEach(([r, s], i) => {
       c.fillStyle = style.getPropertyValue('--band').trim(); c.fillRect(x(view.lo), laneY[i] + 1, x(view.hi) - x(view.lo), lane - 2);
       if (!i || lanes[i - 1][0] !== r) { c.fillStyle = ink; c.textAlign = 'left'; c.fillText('rank ' + r, 0, laneY[i] + lane / 2); }
-      c.fillStyle = soft; c.textAlign = 'right'; c.fillText(D.streams[s].name, left + 28, laneY[i] + lane / 2);
+      c.fillStyle = soft; c.textAlign = 'right'; c.fillText(D.streams[s].name, left - 8, laneY[i] + lane / 2);
     });
     for (const [i, p] of cells) {
       if (p[7] < view.lo || p[6] > view.hi) continue;
@@ -270,7 +269,7 @@ function gantt() {
     return [r, s, count(mine.length), seconds(total), percent(total / end)];
   });
   const kept = D.spans.rows.length < D.spans.of ? ` ${count(D.spans.rows.length)} of ${count(D.spans.of)} operations, up to step ${D.spans.last_step}.` : '';
-  const few = shownRanks.length < ranks.length ? ` Ranks 0 to ${shownRanks.length - 1} of ${ranks.length}.` : '';
+  const few = shownRanks.length < ranks.length ? ` Ranks ${runs(shownRanks)} of ${ranks.length}.` : '';
   return section('Who does what, when', `Operations by rank and stream; same window of time as above.${kept}${few}`, el('figure', {}, canvas),
     legend(D.streams.filter((s, i) => lanes.some(l => l[1] === i)).map(s => [s.name, s.colour])),
     withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the run']], busy));
@@ -354,11 +353,11 @@ function traffic() {
     }
   }
   g.push(text(o, 14, 'to rank →'), text(12, o + 4, '↓ from', {}));
-  const rows = [...sums.values()].map(t => [t.phase, t.group, t.op, t.ranks.join(' '), count(t.calls_per_rank), bytes(t.payload_bytes_per_rank), bytes(t.padding_bytes_per_rank), bytes(t.wire_bytes_per_rank)]);
+  const rows = [...sums.values()].map(t => [t.phase, t.group, t.op, runs(t.ranks), count(t.calls_per_rank), bytes(t.payload_bytes_per_rank), bytes(t.padding_bytes_per_rank), bytes(t.wire_bytes_per_rank)]);
   const columns = [['phase', 1], ['group', 1], ['op', 1], ['ranks', 1], ['calls'], ['payload'], ['padding'], ['wire']];
   return section('Traffic', 'Per rank, all steps together. Payload is the whole tensor (what one rank sends for all-to-all and point to point); wire is what a rank sends.',
     el('div', {style: 'display:grid;grid-template-columns:minmax(0,1fr) minmax(220px,340px);gap:24px;align-items:start'}, table(columns, rows),
-      el('figure', {}, svg(o + n * cell, o + n * cell, ...g), el('figcaption', {}, 'Wire bytes from rank to rank; rings send to the next rank of the group, all others evenly.'))),
+      el('figure', {style: `max-width:${Math.round(1.1 * (o + n * cell))}px`}, svg(o + n * cell, o + n * cell, ...g), el('figcaption', {}, `Wire bytes from rank to rank${D.matrix.length < ranks.length ? `, the first ${D.matrix.length} ranks` : ''}; rings send to the next rank of the group, all others evenly.`))),
     withTable('rank by rank', [['from'], ['to'], ['bytes']], D.matrix.flatMap((line, r) => line.map((b, c) => [r, c, b]).filter(e => e[2] > 0)).slice(0, 512).map(([r, c, b]) => [r, c, bytes(b)])));
 }
 
@@ -386,6 +385,15 @@ function learning() {
     withTable('metrics', [['step'], ...names.map(k => [k])], S.metrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
 }
 
+/// Relative errors as bars to both sides of zero.
+function errorBars(errors, c) {
+  const w = 560, row = 27.5, label = 112, middle = (w + label) / 2, hi = Math.max(0.05, ...errors.map(e => Math.abs(e[1])));
+  const x = e => middle + e / hi * ((w - label) / 2 - 46), g = [el('line', {class: 'axis', x1: middle, x2: middle, y1: 0, y2: errors.length * row})];
+  errors.forEach(([phase, e], i) => g.push(text(label - 8, i * row + 18, phase, {class: 'ink', 'text-anchor': 'end'}),
+    el('rect', {x: Math.min(middle, x(e)), y: i * row + 7, width: Math.abs(x(e) - middle), height: row - 14, rx: 2, fill: e < 0 ? '#0072B2' : '#E69F00'}),
+    text(x(e) + (e < 0 ? -6 : 6), i * row + 18, percent(e, true), {'text-anchor': e < 0 ? 'end' : 'start'})));
+  return el('figure', {style: 'padding-top:34px'}, svg(w, errors.length * row + 4, ...g), legend([[`${c.a} is shorter`, '#0072B2'], [`${c.a} is longer`, '#E69F00']]));
+}
 function predicted() {
   const c = D.comparison;
   if (!c) return null;
@@ -401,7 +409,9 @@ function predicted() {
   return section(`Predicted over measured`, `${c.a} beside ${c.b}. Bytes are held to equality; times are shown with their error.`, verdictLine,
     c.equal ? null : table([['rank'], ['step'], ['phase', 1], ['what', 1], [c.a], [c.b]], c.differences.slice(0, 100).map(d => [d.rank, d.step ?? 'all', d.phase ?? 'all', d.what, count(d.a), count(d.b)])),
     el('p', {}, `Error of phase times: mean ${percent(e.mean)} (weighted by time), max ${percent(e.max)} (phases over 1 %), total ${percent(e.total, true)}.`),
-    table([['phase', 1], ['times'], [c.a], [c.b], ['error']], order.map(p => { const s = sums[p]; return [p, s.n, seconds(s.a / s.n), seconds(s.b / s.n), s.b > 0 ? percent((s.a - s.b) / s.b, true) : '–']; })));
+    el('div', {class: 'columns'},
+      table([['phase', 1], ['times'], [c.a], [c.b], ['error']], order.map(p => { const s = sums[p]; return [p, s.n, seconds(s.a / s.n), seconds(s.b / s.n), s.b > 0 ? percent((s.a - s.b) / s.b, true) : '–']; })),
+      errorBars(order.filter(p => sums[p].b > 0).map(p => [p, (sums[p].a - sums[p].b) / sums[p].b]), c)));
 }
 
 function provenance() {
