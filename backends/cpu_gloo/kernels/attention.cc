@@ -12,60 +12,40 @@ namespace hotbunk::kernels {
 namespace {
 
 constexpr int kScratchSlot = 3;
-constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 /// One thread's tiles, carved from its share of the scratch memory.
 struct Tiles {
-  float *k_t, *v, *q, *s, *o, *row_max, *row_sum;
+  float *k_t, *v, *q, *s, *o;
+  SoftmaxState state;
   static std::int64_t floats(std::int64_t max_length, std::int64_t d, std::int64_t dp) {
-    return round_up(max_length, kBlock) * (d + dp) + kBlock * (d + kBlock + dp + 2);
+    return round_up(max_length, kBlock) * (d + dp) + kBlock * (d + kBlock + dp + 3);
   }
   Tiles(float* base, std::int64_t max_length, std::int64_t d, std::int64_t dp) {
     const std::int64_t length = round_up(max_length, kBlock);
     const auto take = [&](std::int64_t n) { return std::exchange(base, base + n); };
     k_t = take(length * d), v = take(length * dp), o = take(kBlock * dp), s = take(kBlock * kBlock);
-    q = take(kBlock * d), row_max = take(kBlock), row_sum = take(kBlock);
+    q = take(kBlock * d), state = {take(kBlock), take(kBlock), take(kBlock)};
   }
 };
 
-/// Masks what lies after the row, updates the row's running maximum and sum, and turns scores into weights; returns
-/// the factor by which what was summed so far shrinks.
-HB_INLINE float softmax_row(float* s, std::int64_t visible, std::int64_t width, float& m, float& sum) {
-  for (std::int64_t c = visible; c < width; ++c) s[c] = kNegInf;
-  Vf best = splat(m);
-  for (std::int64_t c = 0; c < width; c += kLanes) best = max(best, load(s + c));
-  const float new_m = max_lanes(best);
-  Vf total{};
-  for (std::int64_t c = 0; c < width; c += kLanes) {
-    const Vf p = exp(load(s + c) - new_m);
-    store(s + c, p);
-    total += p;
-  }
-  const float shrink = new_m == m ? 1.0f : std::exp(m - new_m);
-  sum = sum * shrink + sum_lanes(total);
-  m = new_m;
-  return shrink;
-}
-
 /// One tile of queries (packed in t.q, scaled) against all keys they see; leaves Σ p·v in t.o.
 void query_tile(const Tiles& t, std::int64_t block, std::int64_t rows, std::int64_t d, std::int64_t dp) {
-  std::fill_n(t.row_max, kBlock, kNegInf);
-  std::fill_n(t.row_sum, kBlock, 0.0f);
-  std::fill_n(t.o, kBlock * dp, 0.0f);
+  t.state.reset();
   for (std::int64_t j = 0; j <= block; ++j) {
     const bool diagonal = j == block;
     for_row_groups(rows, diagonal, [&](std::int64_t r0, std::int64_t n, std::int64_t keys) {
       const std::int64_t width = round_up(keys, kLanes);
       float* s = t.s + r0 * kBlock;
       gemm_small(n, width, d, t.q + r0 * d, d, 1, t.k_t + j * kBlock * d, kBlock, s, kBlock, false);
-      for (std::int64_t r = 0; r < n; ++r) {
-        const std::int64_t visible = diagonal ? r0 + r + 1 : width;
-        float* o = t.o + (r0 + r) * dp;
-        const float shrink = softmax_row(s + r * kBlock, visible, width, t.row_max[r0 + r], t.row_sum[r0 + r]);
-        if (shrink != 1.0f)
-          for (std::int64_t c = 0; c < dp; c += kLanes) store(o + c, load(o + c) * shrink);
+      for (std::int64_t r = 0; r < n; r += kLanes) {
+        float* part = s + r * kBlock;
+        softmax_step(part, r0 + r, std::min<std::int64_t>(kLanes, n - r), width, diagonal ? r0 + r + 1 : width, 1.0f,
+                     t.state,
+                     [&](std::int64_t i, std::int64_t c, Vf p) HB_FORCE_INLINE { store(part + i * kBlock + c, p); });
       }
-      gemm_small(n, dp, keys, s, kBlock, 1, t.v + j * kBlock * dp, dp, t.o + r0 * dp, dp, true);
+      float* o = t.o + r0 * dp;
+      if (j > 0) shrink_rows(t.state.shrink + r0, o, n, dp);
+      gemm_small(n, dp, keys, s, kBlock, 1, t.v + j * kBlock * dp, dp, o, dp, j > 0);
     });
   }
 }
@@ -86,8 +66,8 @@ void run_task(const AttentionTask& task, const Tiles& t, ConstMatrix qkv, HeadSh
       pack_rows(row<E>(qkv, token) + head * d, qkv.ld, rows, d, scale, t.q, d);
       query_tile(t, block, rows, d, dp);
       for (std::int64_t r = 0; r < rows; ++r) {
-        unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.row_sum[r], row<E>(o, token + r) + head * d, o.ld);
-        lse[(token + r) * shape.num_heads + head] = t.row_max[r] + std::log(t.row_sum[r]);
+        unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.state.sum[r], row<E>(o, token + r) + head * d, o.ld);
+        lse[(token + r) * shape.num_heads + head] = t.state.max[r] + std::log(t.state.sum[r]);
       }
     }
   }
@@ -98,6 +78,7 @@ void run_task(const AttentionTask& task, const Tiles& t, ConstMatrix qkv, HeadSh
 void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std::span<const std::int32_t> cu_seqlens,
                        float scale, Matrix o, float* lse) {
   HB_CHECK(qkv.dtype == o.dtype, "attention: {} to {}", name_of(qkv.dtype), name_of(o.dtype));
+  HB_CHECK(scale > 0.0f, "scale {}", scale);  // the largest score is the largest product
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
   if (attention_forward_amx(ctx, qkv, shape, cu_seqlens, scale, o, lse)) return;

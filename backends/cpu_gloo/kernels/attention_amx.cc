@@ -14,18 +14,11 @@ namespace hotbunk::kernels {
 namespace {
 
 using amx::Pair;
-static_assert(kBlock == 4 * kLanes, "a row of a tile is four vectors");
 
 constexpr int kScratchSlot = 3;
-constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 bool applies(DType dtype, const HeadShape& shape) {
   return dtype == DType::bf16 && shape.head_dim % 32 == 0 && has_amx_bf16() && amx::request();
-}
-
-/// Lane numbers 0 … 15 plus `first`.
-HB_INLINE Vi lanes_from(std::int64_t first) {
-  return Vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + static_cast<std::int32_t>(first);
 }
 
 /// The hardware's rounding to bf16 (it flushes denormals: weights that small are zero to every sum they enter).
@@ -52,7 +45,8 @@ struct ForwardTiles {
   Pair* k;  // [L/64] tiles [d/2][64]: pairs of dimensions
   Pair* v;  // [L/2][d]: pairs of tokens
   bf16 *q, *rows, *p;
-  float *s, *o, *row_max, *row_sum;
+  float *s, *o;
+  SoftmaxState state;
   ForwardTiles(Carver& c, std::int64_t length, std::int64_t d)
       : k(c.take<Pair>(length * d / 2)),
         v(c.take<Pair>(length * d / 2)),
@@ -61,46 +55,21 @@ struct ForwardTiles {
         p(c.take<bf16>(kBlock * kBlock)),
         s(c.take<float>(kBlock * kBlock)),
         o(c.take<float>(kBlock * d)),
-        row_max(c.take<float>(kBlock)),
-        row_sum(c.take<float>(kBlock)) {}
+        state{c.take<float>(kBlock), c.take<float>(kBlock), c.take<float>(kBlock)} {}
 };
 
-/// As softmax_row of the fp32 kernel, for a whole tile row: scores scaled here, weights rounded to bf16 into p.
-HB_INLINE float softmax_row(const float* s, std::int64_t visible, float scale, float& m, float& sum, bf16* p) {
-  Vf x[4];
-  Vf best = splat(m);
-  for (int i = 0; i < 4; ++i) {
-    x[i] = load(s + i * kLanes) * scale;
-    if (visible < kBlock) x[i] = lanes_from(i * kLanes) < static_cast<std::int32_t>(visible) ? x[i] : splat(kNegInf);
-    best = max(best, x[i]);
-  }
-  const float new_m = max_lanes(best);
-  Vf total{};
-  for (int i = 0; i < 4; ++i) {
-    const Vf e = exp(x[i] - new_m);
-    store_bits(p + i * kLanes, rounded(e));
-    total += e;
-  }
-  const float shrink = new_m == m ? 1.0f : std::exp(m - new_m);
-  sum = sum * shrink + sum_lanes(total);
-  m = new_m;
-  return shrink;
-}
-
 void query_tile(const ForwardTiles& t, std::int64_t block, std::int64_t rows, std::int64_t d, float scale) {
-  std::fill_n(t.row_max, kBlock, kNegInf);
-  std::fill_n(t.row_sum, kBlock, 0.0f);
-  std::fill_n(t.o, kBlock * d, 0.0f);
+  t.state.reset();
   for (std::int64_t j = 0; j <= block; ++j) {
     amx::gemm(kBlock, kBlock, d, t.q, d, t.k + j * d / 2 * kBlock, kBlock, t.s, kBlock, false);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t visible = j == block ? r + 1 : kBlock;
-      const float shrink = softmax_row(t.s + r * kBlock, visible, scale, t.row_max[r], t.row_sum[r], t.p + r * kBlock);
-      float* o = t.o + r * d;
-      if (shrink != 1.0f)
-        for (std::int64_t c = 0; c < d; c += kLanes) store(o + c, load(o + c) * shrink);
+    for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
+      bf16* p = t.p + r0 * kBlock;
+      softmax_step(t.s + r0 * kBlock, r0, kLanes, kBlock, j == block ? r0 + 1 : kBlock, scale, t.state,
+                   [&](std::int64_t r, std::int64_t c, Vf x)
+                       HB_FORCE_INLINE { store_bits(p + r * kBlock + c, rounded(x)); });
     }
-    amx::gemm(kBlock, d, kBlock, t.p, kBlock, t.v + j * kBlock / 2 * d, d, t.o, d, true);
+    if (j > 0) shrink_rows(t.state.shrink, t.o, rows, d);
+    amx::gemm(kBlock, d, kBlock, t.p, kBlock, t.v + j * kBlock / 2 * d, d, t.o, d, j > 0);
   }
 }
 
@@ -124,8 +93,8 @@ void forward_task(const AttentionTask& task, const ForwardTiles& t, ConstMatrix 
       amx::pack_rows(row<bf16>(qkv, token) + head * d, qkv.ld, rows, kBlock, d, t.q);
       query_tile(t, block, rows, d, scale);
       for (std::int64_t r = 0; r < rows; ++r) {
-        unpack_rows(t.o + r * d, d, 1, d, 1.0f / t.row_sum[r], row<bf16>(o, token + r) + head * d, o.ld);
-        lse[(token + r) * shape.num_heads + head] = t.row_max[r] + std::log(t.row_sum[r]);
+        unpack_rows(t.o + r * d, d, 1, d, 1.0f / t.state.sum[r], row<bf16>(o, token + r) + head * d, o.ld);
+        lse[(token + r) * shape.num_heads + head] = t.state.max[r] + std::log(t.state.sum[r]);
       }
     }
 }
@@ -174,7 +143,8 @@ void weights_tile(const BackwardTiles& t, const float* lse, const float* d_rows,
       for (std::int64_t odd = 0; odd < 2; ++odd) {
         const std::int64_t at = (key + odd) * kBlock + i;
         Vf p = exp(load(t.s + at) * scale - shift);
-        if (diagonal) p = lanes_from(i) < static_cast<std::int32_t>(key + odd) ? Vf{} : p;
+        if (diagonal)
+          p = lane_numbers() + static_cast<std::int32_t>(i) < static_cast<std::int32_t>(key + odd) ? Vf{} : p;
         store_bits(t.p + at, rounded(p));
         ds[odd] = rounded(p * (load(t.dp + at) - mean) * scale);
         store_bits(t.ds + at, ds[odd]);

@@ -79,4 +79,75 @@ HB_INLINE void for_row_groups(std::int64_t rows, bool diagonal, F&& f) {
   }
 }
 
+/// Running maximum and sum of the online softmax for the rows of a tile, and the factor by which what was summed so far
+/// shrinks at this step.
+struct SoftmaxState {
+  float *max, *sum, *shrink;  // [kBlock]
+  void reset() const {
+    std::fill_n(max, kBlock, -std::numeric_limits<float>::infinity());
+    std::fill_n(sum, kBlock, 0.0f);
+  }
+};
+
+/// Lane r of the result = reduction over the lanes of rows[r]; a balanced tree, always in the same order.
+template <class Op>
+HB_INLINE Vf reduce_rows(Vf (&rows)[kLanes], Op&& op) {
+  transpose(rows);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) rows[i] = op(rows[i], rows[i + half]);
+  return rows[0];
+}
+
+HB_INLINE Vi lane_numbers() {
+#if defined(__AVX512F__)
+  return Vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+  return Vi{0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+}
+
+/// One step for n ≤ kLanes rows from row r0: scores s[n][width] (stride kBlock) become weights exp(scale·s − max),
+/// handed to put(row, column, vector). Row r sees visible0 + r columns (all, if that is ≥ width). Rows are reduced
+/// together, so that no row waits for another's maximum or sum.
+template <class Put>
+HB_INLINE void softmax_step(float* s, std::int64_t r0, std::int64_t n, std::int64_t width, std::int64_t visible0,
+                            float scale, const SoftmaxState& state, Put&& put) {
+  constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+  Vf rows[kLanes] = {};
+  for (std::int64_t r = 0; r < n; ++r) {
+    float* x = s + r * kBlock;
+    const auto visible = static_cast<std::int32_t>(std::min(width, visible0 + r));
+    for (std::int64_t c = visible / kLanes * kLanes; c < width; c += kLanes)
+      store(x + c, lane_numbers() + static_cast<std::int32_t>(c) < visible ? load(x + c) : splat(kNegInf));
+    Vf best = load(x);
+    for (std::int64_t c = kLanes; c < width; c += kLanes) best = max(best, load(x + c));
+    rows[r] = best;
+  }
+  const Vf old_max = load(state.max + r0);
+  const Vf new_max = max(old_max, reduce_rows(rows, [](Vf a, Vf b) HB_FORCE_INLINE { return max(a, b); }) * scale);
+  const Vf shrink = exp(old_max - new_max);
+  store(state.max + r0, new_max);
+  store(state.shrink + r0, shrink);
+  for (std::int64_t r = 0; r < n; ++r) {
+    const Vf shift = splat(state.max[r0 + r]);
+    Vf total{};
+    for (std::int64_t c = 0; c < width; c += kLanes) {
+      const Vf p = exp(load(s + r * kBlock + c) * scale - shift);
+      put(r, c, p);
+      total += p;
+    }
+    rows[r] = total;
+  }
+  const Vf sums = reduce_rows(rows, [](Vf a, Vf b) HB_FORCE_INLINE { return a + b; });
+  store(state.sum + r0, load(state.sum + r0) * shrink + sums);
+}
+
+/// o[n][width] *= shrink, row by row.
+HB_INLINE void shrink_rows(const float* shrink, float* o, std::int64_t n, std::int64_t width) {
+  for (std::int64_t r = 0; r < n; ++r)
+    for (std::int64_t c = 0; c < width; c += kLanes) store(o + r * width + c, load(o + r * width + c) * shrink[r]);
+}
+
 }  // namespace hotbunk::kernels

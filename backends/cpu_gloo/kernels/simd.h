@@ -103,8 +103,21 @@ HB_INLINE void for_vectors(std::int64_t n, Body&& body) {
   }
 }
 
-HB_INLINE Vf max(Vf a, Vf b) { return a > b ? a : b; }
-HB_INLINE Vf min(Vf a, Vf b) { return a < b ? a : b; }
+/// Where either is NaN, b: what the x86 instruction does (which GCC 12 does not see in the comparison).
+HB_INLINE Vf max(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return std::bit_cast<Vf>(_mm512_maskz_max_ps(0xffff, std::bit_cast<__m512>(a), std::bit_cast<__m512>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+HB_INLINE Vf min(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return std::bit_cast<Vf>(_mm512_maskz_min_ps(0xffff, std::bit_cast<__m512>(a), std::bit_cast<__m512>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
 
 /// Sum of the lanes as a tree: upper half onto lower half, always in the same order.
 HB_INLINE float sum_lanes(Vf v) {
@@ -172,7 +185,7 @@ HB_INLINE Vf exp(Vf x) {
   constexpr float kLn2Hi = 0.693359375f;                         // 355/512: n·kLn2Hi is exact for |n| < 2^15
   constexpr float kLn2Lo = -2.12194440e-4f;                      // ln 2 − kLn2Hi
   constexpr float kRound = 12582912.0f;                          // 1.5·2^23: adding it rounds to an integer
-  const Vf clamped = min(max(x, splat(-104.0f)), splat(89.0f));  // NaN becomes a bound here and is put back below
+  const Vf clamped = min(splat(89.0f), max(splat(-104.0f), x));  // in this order NaN passes through
   const Vf shifted = clamped * kLog2e + kRound;
   const Vf n = shifted - kRound;
   const Vf r = clamped - n * kLn2Hi - n * kLn2Lo;
@@ -183,12 +196,13 @@ HB_INLINE Vf exp(Vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + (r + 1.0f);
+#if defined(__AVX512F__)
+  return std::bit_cast<Vf>(_mm512_maskz_scalef_ps(0xffff, std::bit_cast<__m512>(p), std::bit_cast<__m512>(n)));
+#else
   const Vi ni = __builtin_convertvector(n, Vi);
-  const Vi half = ni >> 1;
-  const Vf s1 = std::bit_cast<Vf>((half + 127) << 23);
-  const Vf s2 = std::bit_cast<Vf>((ni - half + 127) << 23);
-  const Vf y = p * s1 * s2;
-  return x == x ? y : x;
+  const Vi half = ni >> 1;  // two factors, so that neither leaves the range of fp32
+  return p * std::bit_cast<Vf>((half + 127) << 23) * std::bit_cast<Vf>((ni - half + 127) << 23);
+#endif
 }
 
 HB_INLINE Vf sigmoid(Vf x) { return 1.0f / (1.0f + exp(-x)); }
