@@ -6,6 +6,7 @@ namespace hotbunk::assets {
 
 std::string_view style_css();
 std::string_view charts_js();
+std::string_view memory_js();
 std::string_view report_js();
 
 }  // namespace hotbunk::assets

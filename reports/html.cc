@@ -51,8 +51,10 @@ std::string html_report(const ReportInput& input) {
       "<main id=\"report\"><noscript>This report draws itself with its own script; please allow scripts for this "
       "file.</noscript></main>\n";
   out += "<script type=\"application/json\" id=\"data\">" + script_json(report_data(input)) + "</script>\n";
-  out += fmt::format("<script>\n{}</script>\n<script>\n{}</script>\n</body>\n</html>\n", assets::charts_js(),
-                     assets::report_js());
+  // Classic scripts, in order: each sees what the ones before it declared.
+  for (const std::string_view script : {assets::charts_js(), assets::memory_js(), assets::report_js()})
+    out += fmt::format("<script>\n{}</script>\n", script);
+  out += "</body>\n</html>\n";
   return out;
 }
 

@@ -1,0 +1,208 @@
+// The report's data, its verdict, and the sections about memory. All numbers come from the JSON beside this script.
+'use strict';
+const D = JSON.parse(document.getElementById('data').textContent);
+const S = D.summary, M = S.memory, main = document.getElementById('report');
+const W = 1160, left = 104, right = 14;
+const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
+const ranks = M.by_rank.map(r => r.rank);
+const steps = [...new Set(D.visits.map(v => v[1]))].sort((a, b) => a - b);
+const end = D.visits.reduce((latest, v) => Math.max(latest, v[4]), 1e-9);
+const firstStep = D.visits.filter(v => v[1] === 1);
+const view = new TimeWindow(0, end);
+document.body.append(tip);
+main.replaceChildren();
+
+function section(title, subtitle, ...children) {
+  return el('section', {}, el('h2', {}, title), el('p', {class: 'sub'}, subtitle), ...children);
+}
+
+function verdict() {
+  const need = M.mapped_peak_bytes + D.overhead_bytes, room = M.capacity_bytes - need;
+  const parts = D.at_peak.rows.slice(0, 3).map(r => `${r.name}${r.buffers > 1 ? ` × ${r.buffers}` : ''} (${bytes(r.bytes)})`).join(', ');
+  const by = M.by_rank.length ? Object.entries(M.by_rank[M.peak_rank].at_peak).filter(c => c[1] > 0 && c[0] !== 'overhead')
+    .sort((a, b) => b[1] - a[1]).slice(0, 3).map(([c, b]) => `${c} ${bytes(b)} (${percent(b / M.peak_bytes)})`).join(', ') : '';
+  const word = S.fits ? 'Fits' : 'Does not fit';
+  const hostRefuses = !S.fits && room >= 0;
+  const how = hostRefuses ? 'the host memory of a rank is too small' : M.capacity_bytes === 0 ? 'no capacity is set'
+    : room >= 0 ? `${bytes(room)} to spare (${percent(room / M.capacity_bytes)})` : `${bytes(-room)} too much`;
+  return el('section', {class: 'verdict' + (S.fits ? '' : ' no')}, el('span', {class: 'word'}, word), el('div', {},
+    el('p', {}, el('b', {}, how + '. '), `The fullest GPU maps ${bytes(need)}` +
+      (D.overhead_bytes ? ` with ${bytes(D.overhead_bytes)} overhead` : '') +
+      (M.capacity_bytes ? ` of ${bytes(M.capacity_bytes)}.` : '.')),
+    el('p', {class: 'sub'}, `Live bytes peak at ${bytes(M.peak_bytes)} on rank ${M.peak_rank} in phase ${M.peak_phase || '(none)'}: ${by}.` +
+      (parts ? ` Largest buffers there: ${parts}.` : ''))));
+}
+
+function tiles() {
+  const c = D.comparison, last = S.metrics[S.metrics.length - 1] || {};
+  const reward = Object.keys(last).find(k => /reward/.test(k));
+  const tile = (value, label) => el('div', {class: 'tile'}, el('b', {}, value), el('span', {}, label));
+  return el('div', {class: 'tiles'},
+    tile(seconds(S.iteration_seconds), `per iteration, ${S.source}, mean of ${S.steps}`),
+    tile(number(S.tokens_per_second), 'tokens trained per second'),
+    S.mfu > 0 ? tile(percent(S.mfu), 'MFU of the train phase') : null,
+    tile(String(ranks.length), 'ranks'),
+    reward ? tile(number(last[reward]), `${reward} at step ${last.step}`) : null,
+    c ? tile(c.equal ? 'equal' : 'not equal', `bytes and calls, ${c.a} and ${c.b}`) : null,
+    c ? tile(percent(c.time_error.mean), 'mean error of predicted times') : null);
+}
+
+/// Index of the last point at or before t, or -1.
+function pointAt(series, t) {
+  let lo = -1, hi = series.t.length;
+  while (hi - lo > 1) { const mid = (lo + hi) >> 1; if (series.t[mid] <= t) lo = mid; else hi = mid; }
+  return lo;
+}
+/// One step-shaped band per category, bottom first; overhead lies below all.
+function bands(series, x, y, lo, hi) {
+  const from = Math.max(0, pointAt(series, lo)), points = [];
+  for (let i = from; i < series.t.length && series.t[i] <= hi; ++i) points.push(i);
+  if (!points.length) return [];
+  const base = points.map(() => D.overhead_bytes);
+  return D.categories.map((category, c) => {
+    let upper = '', lower = '';
+    points.forEach((p, k) => {
+      const x0 = x(Math.max(lo, series.t[p])).toFixed(1);
+      const x1 = x(k + 1 < points.length ? series.t[points[k + 1]] : Math.min(hi, end)).toFixed(1);
+      const y0 = y(base[k]).toFixed(1);
+      base[k] += series.bytes[p][c];
+      const y1 = y(base[k]).toFixed(1);
+      upper += `${k ? 'L' : 'M'}${x0},${y1}L${x1},${y1}`;
+      lower = `L${x1},${y0}L${x0},${y0}` + lower;
+    });
+    return el('path', {d: upper + lower + 'Z', fill: category.colour});
+  });
+}
+const top_ = Math.max(M.peak_bytes + D.overhead_bytes, M.mapped_peak_bytes + D.overhead_bytes,
+  M.capacity_bytes < 1.7 * (M.mapped_peak_bytes + D.overhead_bytes) ? M.capacity_bytes : 0, 1) * 1.06;
+
+function memoryChart(rank) {
+  const H = 330, up = 24, bottom = H - 26, series = D.timeline[rank];
+  const x = t => left + (t - view.lo) / (view.hi - view.lo) * (W - left - right);
+  const y = b => bottom - b / top_ * (bottom - up);
+  const inWindow = D.visits.filter(v => v[0] === rank && v[4] > view.lo && v[3] < view.hi);
+  const g = [];
+  inWindow.forEach((v, i) => {
+    const a = x(Math.max(v[3], view.lo)), b = x(Math.min(v[4], view.hi));
+    if (i % 2) g.push(el('rect', {x: a, y: up, width: b - a, height: bottom - up, fill: 'var(--band)'}));
+    const label = fitText(D.phases[v[2]], b - a);
+    if (label) g.push(text((a + b) / 2, up - 8, label, {'text-anchor': 'middle'}));
+  });
+  for (const [v, label] of axisBytes(top_)) g.push(
+    el('line', {class: 'grid', x1: left, x2: W - right, y1: y(v), y2: y(v)}),
+    text(left - 8, y(v) + 4, label, {'text-anchor': 'end'}));
+  for (const [t, label] of axisSeconds(view.lo, view.hi)) g.push(text(x(t), H - 8, label, {'text-anchor': 'middle'}));
+  if (D.overhead_bytes) g.push(el('rect', {x: left, width: W - left - right, y: y(D.overhead_bytes), height: bottom - y(D.overhead_bytes), fill: colourOf.overhead}));
+  g.push(...bands(series, x, y, view.lo, view.hi));
+  const level = (b, label, colour, dash) => b && b < top_ ? g.push(
+    el('line', {x1: left, x2: W - right, y1: y(b), y2: y(b), stroke: colour, 'stroke-width': 1.5, 'stroke-dasharray': dash}),
+    text(W - right - 4, y(b) - 5, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
+  level(M.capacity_bytes, 'capacity ' + bytes(M.capacity_bytes), 'var(--bad)', null);
+  if (M.capacity_bytes >= top_) g.push(text(left + 6, up + 14, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink'}));
+  const mapped = M.by_rank[rank].mapped_peak_bytes + D.overhead_bytes;
+  level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4');
+  const cursor = el('line', {y1: up, y2: bottom, stroke: 'var(--ink)', opacity: 0});
+  const selection = el('rect', {y: up, height: bottom - up, fill: 'var(--select)', width: 0});
+  const surface = el('rect', {x: left, y: up, width: W - left - right, height: bottom - up, fill: 'transparent'});
+  const picture = svg(W, H, ...g, cursor, selection, surface);
+  const time = e => {
+    const box = picture.getBoundingClientRect();
+    const px = (e.clientX - box.left) / box.width * W;
+    return view.lo + Math.min(1, Math.max(0, (px - left) / (W - left - right))) * (view.hi - view.lo);
+  };
+  surface.addEventListener('mousemove', e => {
+    const t = time(e), p = pointAt(series, t), v = inWindow.find(w => w[3] <= t && t < w[4]);
+    cursor.setAttribute('opacity', 0.5); cursor.setAttribute('x1', x(t)); cursor.setAttribute('x2', x(t));
+    const now = p < 0 ? [] : D.categories.map((c, i) => [c.name, series.bytes[p][i]]).filter(c => c[1] > 0);
+    showTip(e, [`${seconds(t)}${v ? `, ${D.phases[v[2]]}, step ${v[1]}` : ''}`, ...now.reverse().map(([n, b]) => `${n}: ${bytes(b)}`),
+      `live: ${bytes(now.reduce((a, c) => a + c[1], 0))}`].join('\n'));
+  });
+  surface.addEventListener('mouseleave', () => { hideTip(); cursor.setAttribute('opacity', 0); });
+  view.attach(surface, time, (a, b) => {
+    selection.setAttribute('width', a === null ? 0 : Math.abs(x(b) - x(a)));
+    if (a !== null) selection.setAttribute('x', Math.min(x(a), x(b)));
+  });
+  return picture;
+}
+
+function thumbnails(select) {
+  const w = 260, h = 74;
+  const grid = el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:10px;margin-bottom:12px'});
+  const marks = [];
+  for (const rank of D.drawn) {
+    const series = D.timeline[rank], x = t => t / end * w, y = b => h - b / top_ * h;
+    const frame = el('rect', {x: 0.5, y: 0.5, width: w - 1, height: h - 1, rx: 4, fill: 'none', stroke: 'var(--line)'});
+    const r = M.by_rank[rank];
+    const button = el('div', {style: 'cursor:pointer', onclick: () => { mark(rank); select(rank); }},
+      svg(w, h, ...bands(series, x, y, 0, end), M.capacity_bytes && M.capacity_bytes < top_ ?
+        el('line', {x1: 0, x2: w, y1: y(M.capacity_bytes), y2: y(M.capacity_bytes), stroke: 'var(--bad)'}) : null, frame),
+      el('span', {class: 'note'}, `rank ${rank}: ${bytes(r.peak_bytes)} live, ${bytes(r.mapped_peak_bytes)} mapped`));
+    marks.push([rank, frame]);
+    grid.append(button);
+  }
+  const mark = rank => marks.forEach(([r, f]) => { f.setAttribute('stroke', r === rank ? 'var(--accent)' : 'var(--line)'); f.setAttribute('stroke-width', r === rank ? 2 : 1); });
+  mark(M.peak_rank);
+  return grid;
+}
+
+function zoomControls() {
+  const buttons = [el('span', {}, 'Show'), el('button', {onclick: () => view.reset()}, 'everything')];
+  for (const step of steps.filter(s => s > 0).slice(0, 12)) {
+    const visits = D.visits.filter(v => v[1] === step);
+    buttons.push(el('button', {onclick: () => view.set(Math.min(...visits.map(v => v[3])), Math.max(...visits.map(v => v[4])))}, 'step ' + step));
+  }
+  return el('div', {class: 'controls'}, ...buttons, el('span', {}, 'or drag over a chart; double click to go back'));
+}
+
+function memory() {
+  let rank = M.peak_rank;
+  const figure = el('figure', {});
+  const draw = () => { if (D.timeline.length) figure.replaceChildren(memoryChart(rank)); };
+  view.onchange(draw);
+  const used = D.categories.filter(c => M.by_rank.some(r => r.category_peaks[c.name] > 0));
+  const rows = [];
+  for (const r of M.by_rank) for (const [phase, p] of Object.entries(r.phase_peaks))
+    rows.push([r.rank, phase, bytes(p.peak_bytes), bytes(p.mapped_peak_bytes), ...used.map(c => p.by_category[c.name] ? bytes(p.by_category[c.name]) : '–')]);
+  const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
+    Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
+  return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' + (D.drawn.length < ranks.length ? ` ${D.drawn.length} of ${ranks.length} ranks are drawn; the table has all.` : ''),
+    zoomControls(), thumbnails(r => { rank = r; draw(); }), figure, legend(used.map(c => [c.name, c.colour])),
+    withTable('peak by rank and phase, with its composition', [['rank'], ['phase', 1], ['live'], ['mapped'], ...used.map(c => [c.name])], rows),
+    host.length ? withTable('host memory', [['rank'], ['peak'], ['highest by category', 1]], host) : null);
+}
+
+function peak() {
+  const w = 560, row = 22, label = 250, hi = Math.max(1, ...D.at_peak.rows.map(r => r.bytes)), g = [];
+  D.at_peak.rows.forEach((r, i) => {
+    const name = r.name + (r.buffers > 1 ? ` × ${r.buffers}` : ''), width = Math.max(1, r.bytes / hi * (w - label - 84));
+    g.push(text(label - 8, i * row + 15, fitText(name, label), {class: 'ink', 'text-anchor': 'end'}),
+      el('rect', {x: label, y: i * row + 4, width, height: row - 8, rx: 2, fill: colourOf[r.category], ...hover(`${name}\n${r.category}: ${bytes(r.bytes)}`)}),
+      text(label + width + 6, i * row + 15, bytes(r.bytes)));
+  });
+  const rows = D.at_peak.rows.map(r => [el('span', {}, dot(colourOf[r.category]), r.name), count(r.buffers), r.category, bytes(r.bytes), percent(r.bytes / M.peak_bytes)]);
+  if (D.at_peak.others) rows.push([`${count(D.at_peak.others)} others`, '', '', bytes(D.at_peak.other_bytes), percent(D.at_peak.other_bytes / M.peak_bytes)]);
+  return section('What makes the peak', `Alive when rank ${M.peak_rank} holds most, in phase ${M.peak_phase || '(none)'}; * stands for a number.`,
+    el('figure', {}, svg(w, D.at_peak.rows.length * row + 4, ...g)),
+    withTable('buffers at the peak', [['buffer', 1], ['count'], ['category', 1], ['size'], ['share']], rows));
+}
+
+/// Live bytes by category at the peak of each rank, side by side.
+function composition() {
+  const list = M.by_rank.slice(0, 16), w = 560, row = 26, label = 60, g = [], hi = top_ / 1.06;
+  const x = b => label + b / hi * (w - label - 80);
+  list.forEach((r, i) => {
+    let at = 0;
+    g.push(text(label - 8, i * row + 17, 'rank ' + r.rank, {'text-anchor': 'end'}));
+    for (const c of D.categories) {
+      const b = r.at_peak[c.name];
+      if (b) g.push(el('rect', {x: x(at), y: i * row + 4, width: x(at + b) - x(at), height: row - 8, fill: c.colour, ...hover(`rank ${r.rank}, ${c.name}: ${bytes(b)}`)}));
+      at += b;
+    }
+    g.push(text(x(hi) + 8, i * row + 17, bytes(at)));
+  });
+  if (M.capacity_bytes && M.capacity_bytes <= hi) g.push(el('line', {x1: x(M.capacity_bytes), x2: x(M.capacity_bytes), y1: 0, y2: list.length * row, stroke: 'var(--bad)', 'stroke-width': 1.5}));
+  const used = D.categories.filter(c => M.by_rank.some(r => r.at_peak[c.name] > 0));
+  return section('The peak of each rank', 'Composition when the live total is highest, with overhead; the red line is the capacity.',
+    el('figure', {}, svg(w, list.length * row + 4, ...g)), legend(used.map(c => [c.name, c.colour])),
+    withTable('composition at the peak', [['rank'], ...used.map(c => [c.name])], M.by_rank.map(r => [r.rank, ...used.map(c => r.at_peak[c.name] ? bytes(r.at_peak[c.name]) : '–')])));
+}
