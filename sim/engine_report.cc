@@ -1,5 +1,6 @@
 // What the engine says when nothing moves any more, or when ranks disagree.
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "sim/engine.h"
@@ -113,6 +114,7 @@ Diagnostic Engine::deadlock() const {
 }
 
 Diagnostic Engine::mismatch(const Group& group, const Meeting& meeting, QueueId a, QueueId b) const {
+  if (rank_of(b) < rank_of(a)) std::swap(a, b);  // who came first is of no interest
   Diagnostic d;
   d.code = "E610";
   const bool pair = meeting.arrived == 0;

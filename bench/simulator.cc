@@ -1,0 +1,145 @@
+// Simulator: ops per second from Device call to trace, and plan + simulate of the demo scenario.
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include "exec/length_driver.h"
+#include "lowering/lower.h"
+#include "planner/cost_model.h"
+#include "sim/model_cost.h"
+#include "sim/sim_backend.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Tensor vector_of(std::int64_t elements) {
+  Tensor t;
+  t.buffer = 0;
+  t.rank = 1;
+  t.shape[0] = {elements};
+  return t;
+}
+
+/// A decode step of `layers` layers under tensor parallelism: kernels on compute, a collective per half layer on its
+/// stream, events in between.
+Plan decode_plan(Rank ranks, int layers) {
+  Plan plan;
+  Program program;
+  Block block{"decode", {}};
+  EventId event = 0;
+  const auto add = [&](OpKind kind, StreamId stream, std::string name) -> Op& {
+    Op op;
+    op.kind = kind;
+    op.stream = stream;
+    op.name = std::move(name);
+    return block.ops.emplace_back(std::move(op));
+  };
+  const auto hand_over = [&](StreamId from, StreamId to) {
+    add(OpKind::record, from, "").event = event;
+    add(OpKind::wait, to, "").event = event++;
+  };
+  for (int l = 0; l < layers; ++l)
+    for (const char* half : {"attention", "mlp"}) {
+      for (const char* part : {"norm", "in", "core", "out"}) {
+        Op& kernel = add(OpKind::add, StreamId::compute, fmt::format("layers.{}.{}.{}", l, half, part));
+        kernel.inputs = {vector_of(1 << 16), vector_of(1 << 16)};
+        kernel.outputs = {vector_of(1 << 16)};
+      }
+      hand_over(StreamId::compute, StreamId::tensor);
+      Op& reduce = add(OpKind::all_reduce, StreamId::tensor, fmt::format("layers.{}.{}.reduce", l, half));
+      reduce.group = 0;
+      reduce.inputs = reduce.outputs = {vector_of(1 << 16)};
+      hand_over(StreamId::tensor, StreamId::compute);
+    }
+  program.num_events = event;
+  program.phases = {{std::move(block)}};
+  plan.programs = {std::move(program)};
+  plan.program_of_rank.assign(static_cast<std::size_t>(ranks), 0);
+  plan.groups = {{"tp", {{}}}};
+  for (Rank r = 0; r < ranks; ++r) plan.groups[0].groups[0].push_back(r);
+  plan.phases = {{"rollout", When::iteration, true}};
+  return plan;
+}
+
+struct UnitCost final : OpCost {
+  std::int64_t nanoseconds(const Plan&, Rank, const Op& op, const Args&) const override {
+    return op.kind == OpKind::all_reduce ? 7 : 10;
+  }
+};
+
+struct Steps final : Driver {
+  std::int64_t steps = 0;
+  std::vector<std::int64_t> done;
+  std::optional<Args> next(Rank r, std::int32_t step, std::int16_t) override {
+    if (done[static_cast<std::size_t>(r)]++ == steps) return std::nullopt;
+    Args args;
+    args.step = step;
+    args.sizes = {8, 8, done[static_cast<std::size_t>(r)]};
+    return args;
+  }
+  void feed(Rank, const Op&, const Args&, std::span<std::byte>) override {}
+  void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}
+  void completed(Rank, const Args&, std::int16_t) override {}
+  bool wants_results() const override { return false; }
+  void report(Trace&) const override {}
+};
+
+/// 512 decode steps of 252 calls on `ranks` ranks. items = calls that reach a stream.
+void decode(benchmark::State& state, std::int32_t first_recorded_step) {
+  const auto ranks = static_cast<Rank>(state.range(0));
+  const Plan plan = decode_plan(ranks, 14);
+  const UnitCost cost;
+  std::int64_t ops = 0, peak = 0;
+  for (auto _ : state) {
+    SimOptions options;
+    options.timeline.first_step = first_recorded_step;
+    SimBackend backend({}, cost, options);
+    Steps driver;
+    driver.steps = 512;
+    driver.done.assign(static_cast<std::size_t>(ranks), 0);
+    RunOptions run;
+    for (Rank r = 0; r < ranks; ++r) run.local_ranks.push_back(r);
+    const auto trace = execute(plan, backend, driver, run);
+    if (!trace) return state.SkipWithError(render(trace.error()).c_str());
+    ops += backend.engine().num_done();
+    peak = backend.engine().peak_entries();
+  }
+  state.SetItemsProcessed(ops);
+  state.counters["peak_calls_held"] = static_cast<double>(peak);
+}
+void decode_without_spans(benchmark::State& state) { decode(state, 2); }
+void decode_with_spans(benchmark::State& state) { decode(state, 1); }
+BENCHMARK(decode_without_spans)->Arg(1)->Arg(8)->Arg(64)->Unit(benchmark::kMillisecond);
+BENCHMARK(decode_with_spans)->Arg(8)->Unit(benchmark::kMillisecond);
+
+/// From the scenario file to the trace, as `hotbunk simulate` does it. Run from the repository's root.
+void demo_scenario(benchmark::State& state) {
+  std::int64_t ops = 0;
+  for (auto _ : state) {
+    const auto scenario = load_scenario("scenarios/demo.yaml", {});
+    if (!scenario) return state.SkipWithError(render(scenario.error()).c_str());
+    const auto plan = lower(*scenario);
+    if (!plan) return state.SkipWithError(render(plan.error()).c_str());
+    const auto hardware = hardware_for(scenario->cluster, catalog_root());
+    if (!hardware) return state.SkipWithError(render(hardware.error()).c_str());
+    const CostModel model(*hardware, scenario->cluster);
+    const ModelCost cost(model);
+    SimBackend backend(scenario->cluster, cost);
+    auto driver = LengthDriver::create(*plan, *scenario);
+    if (!driver) return state.SkipWithError(render(driver.error()).c_str());
+    RunOptions run;
+    run.steps = static_cast<std::int32_t>(scenario->steps);
+    for (Rank r = 0; r < plan->num_ranks(); ++r) run.local_ranks.push_back(r);
+    const auto trace = execute(*plan, backend, **driver, run);
+    if (!trace) return state.SkipWithError(render(trace.error()).c_str());
+    ops += backend.engine().num_done();
+  }
+  state.SetItemsProcessed(ops);
+}
+BENCHMARK(demo_scenario)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace hotbunk
+
+BENCHMARK_MAIN();
