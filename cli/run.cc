@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "cli/command.h"
@@ -37,25 +38,6 @@ struct Options {
 };
 
 RunFolder run_folder(const Options& o, const Job& job) { return {o.out.empty() ? "runs/" + job.scenario.name : o.out}; }
-
-/// All ranks' bytes to all ranks; outside the plan, so outside its traffic.
-std::vector<std::string> gather_strings(World& world, const std::string& mine) {
-  if (world.size() == 1) return {mine};
-  std::vector<int> all;
-  for (int r = 0; r < world.size(); ++r) all.push_back(r);
-  auto c = world.communicator(all, "results");
-  std::vector<std::int64_t> sizes(all.size());
-  const auto size = static_cast<std::int64_t>(mine.size());
-  c->all_gather(&size, sizes.data(), sizeof size);
-  const std::int64_t largest = *std::max_element(sizes.begin(), sizes.end());
-  std::string padded = mine;
-  padded.resize(static_cast<std::size_t>(largest));
-  std::string joined(static_cast<std::size_t>(largest) * all.size(), '\0');
-  c->all_gather(padded.data(), joined.data(), largest);
-  std::vector<std::string> out;
-  for (std::size_t r = 0; r < all.size(); ++r) out.push_back(joined.substr(r * static_cast<std::size_t>(largest), static_cast<std::size_t>(sizes[r])));
-  return out;
-}
 
 /// A saved plan is a promise: what runs must be it.
 Status check_drift(const Options& o, const Job& job) {
@@ -146,7 +128,7 @@ int run_rank(const Options& o, const Job& job, World& world) {
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
     return report_errors(trace.error());
   }
-  const auto parts = gather_strings(world, trace_to_json(*trace, job.hash));
+  const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
   const int code = first ? finish_rank_0(o, job, folder, **driver, parts) : exit_done;
   world.leave();
   return code;

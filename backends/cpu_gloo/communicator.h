@@ -122,7 +122,7 @@ class Communicator {
   /// Copies from there; RuntimeFailure where no memory is shared.
   void peer_read(int peer, int region, std::int64_t offset, void* dst, std::int64_t bytes);
   /// Counts one peer_read of `bytes` that the caller made itself through peer_pointer (strided reads).
-  void note_peer_read(std::int64_t bytes) { count(CommOp::peer_read, bytes, 0, bytes); }
+  void note_peer_read(std::int64_t bytes) { count(CommOp::peer_read, bytes, 0, 0); }
 
   /// Calls from now on count under this tag (a phase id of the caller).
   void set_tag(int tag) { tag_.store(tag, std::memory_order_relaxed); }

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct CpuOptions {
   bool poison = false;           // fill buffers with NaN when they are allocated
   bool check_finite =
       false;  // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
+  std::string scope;                   // tells apart the plans that one world executes in turn; part of communicators' names
   std::optional<Transport> transport;  // default: shared memory on one host, else gloo
 };
 

@@ -115,7 +115,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
       }
   if (world.size() > 1 && options.transport != Transport::gloo) region_ = world.share(device_);
   open_communicators();
-  if (world.size() > 1) world.barrier("plan opened");
+  if (world.size() > 1) world.barrier(options.scope + "plan opened");
   epoch_ns_ = monotonic_ns();
   trace_.source = "measured";
 }
@@ -143,7 +143,7 @@ void CpuDevice::open_communicators() {
     if (members.empty()) continue;
     const std::vector<int> ranks(members.begin(), members.end());
     const std::string name =
-        fmt::format("{}/{}", plan_.groups[static_cast<std::size_t>(key.first)].name, name_of(key.second));
+        fmt::format("{}{}/{}", options_.scope, plan_.groups[static_cast<std::size_t>(key.first)].name, name_of(key.second));
     communicators_[key] = options_.transport && ranks.size() > 1 ? world_.communicator(ranks, name, *options_.transport)
                                                                  : world_.communicator(ranks, name);
   }

@@ -1,0 +1,116 @@
+#include "tests/parity/harness.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "backends/cpu_gloo/gather.h"
+#include "base/check.h"
+#include "exec/length_driver.h"
+#include "graph/verify.h"
+#include "lowering/lower.h"
+#include "rl/sft_driver.h"
+#include "sim/sim_backend.h"
+#include "spec/loader.h"
+#include "trace/compare.h"
+#include "trace/trace_json.h"
+
+namespace hotbunk::testing {
+
+Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets) {
+  const std::string text = fmt::format(R"(
+name: tiny
+model: {{model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 24, intermediate_size: 40, num_hidden_layers: 3,
+  num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, vocab_size: 33, max_position_embeddings: 64,
+  rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: false, initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}}
+cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {0}, device_memory_mib: 16}}
+train:
+  layout: {{dp: {0}}}
+  micro_batch_tokens: 64
+  precision: {{params: fp32}}
+  offload: sleep
+optimizer: {{lr: 1.0e-3}}
+rollout:
+  engine: hotbunk
+  layout: {{tp: {1}, dp: {2}}}
+  max_running_requests: 6
+  max_prefill_tokens: 24
+  block_tokens: 4
+  kv_cache_tokens: 40
+sync: {{bucket_mib: 0.008}}
+algorithm: {{name: grpo, prompts: 5, samples_per_prompt: 4}}
+workload: {{prompt_tokens: {{mean: 5, max: 5}}, response_tokens: {{mean: 4, max: 6}}}}
+task: {{name: reverse, digits: 3}}
+steps: 2
+)",
+                                       world, tp, world / tp);
+  auto s = load_scenario_text(text, "tiny.yaml", sets);
+  HB_CHECK(s.has_value(), "{}", render(s.error()));
+  return *s;
+}
+
+namespace {
+
+struct UnitCost final : OpCost {
+  std::int64_t nanoseconds(const Plan&, Rank, const Op&, const Args&) const override { return 1000; }
+};
+
+/// This rank's part of one case; the complaint, on rank 0.
+std::string run_case(World& world, const Case& job, std::size_t index, const Check& check, CpuOptions options,
+                     std::vector<std::unique_ptr<CpuBackend>>& keep) {
+  auto plan = lower(job.scenario);
+  if (!plan) return render(plan.error());
+  auto driver = make_training_driver(*plan, job.scenario, {});
+  if (!driver) return render(driver.error());
+  options.scope = fmt::format("{}.", index);
+  keep.push_back(std::make_unique<CpuBackend>(world, **driver, options));  // arenas live as long as the world
+  const RunOptions run{.steps = static_cast<std::int32_t>(job.scenario.steps),
+                       .local_ranks = {static_cast<Rank>(world.rank())}};
+  auto trace = execute(*plan, *keep.back(), **driver, run);
+  if (!trace) return render(trace.error());
+  std::vector<Trace> parts;
+  for (const std::string& text : gather_strings(world, options.scope + "trace", trace_to_json(*trace, ""))) {
+    auto part = trace_from_json(text, "part");
+    if (!part) return render(part.error());
+    parts.push_back(std::move(part->trace));
+  }
+  if (world.rank() != 0) return "";
+  const Trace measured = merge_traces(parts);
+  return check({job, *plan, measured, (*driver)->trained_lengths()});
+}
+
+}  // namespace
+
+std::string run_cases(int ranks, const std::vector<Case>& cases, const Check& check, CpuOptions options) {
+  const LaunchResult result = fork_ranks(ranks, [&](const LaunchEnv& env) {
+    std::vector<std::unique_ptr<CpuBackend>> keep;
+    World world(env);
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const std::string bad = run_case(world, cases[i], i, check, options, keep);
+      if (bad.empty()) continue;
+      std::fprintf(stderr, "rank %d, case %s: %s\n", world.rank(), cases[i].name.c_str(), bad.c_str());
+      return 1;
+    }
+    world.leave();
+    return 0;
+  });
+  return result.exit_code == 0 ? "" : result.message.empty() ? "a case failed" : result.message;
+}
+
+std::string complaint(const Outcome& outcome, const Plan& plan) {
+  if (const auto faults = verify(plan); !faults.empty()) return "verifier: " + faults.front();
+  auto driver = LengthDriver::create(plan, outcome.job.scenario, outcome.lengths);
+  if (!driver) return render(driver.error());
+  const UnitCost cost;
+  SimBackend sim(outcome.job.scenario.cluster, cost);
+  RunOptions run{.steps = static_cast<std::int32_t>(outcome.job.scenario.steps), .local_ranks = {}};
+  for (Rank r = 0; r < plan.num_ranks(); ++r) run.local_ranks.push_back(r);
+  const auto simulated = execute(plan, sim, **driver, run);
+  if (!simulated) return "simulation: " + render(simulated.error());
+  const Comparison c = compare_traces(plan, *simulated, outcome.measured);
+  if (c.equal && c.numbers_compared > 100) return "";
+  return c.equal ? "too little was compared" : "comparison: " + render_comparison(c, false);
+}
+
+}  // namespace hotbunk::testing

@@ -1,0 +1,41 @@
+// Runs scenarios on forked CPU ranks and beside them in the simulator; shared by the parity tests.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backends/cpu_gloo/cpu_backend.h"
+#include "exec/lengths.h"
+#include "graph/plan.h"
+#include "spec/scenario.h"
+#include "trace/trace.h"
+
+namespace hotbunk::testing {
+
+/// A tiny model with uneven shards: vocabulary 33 over 2 and 4 ranks, GQA with 2 KV heads; task "reverse" with 3
+/// digits.
+Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets = {});
+
+struct Case {
+  std::string name;
+  Scenario scenario;
+};
+
+/// One case, executed: the trace of all ranks and the lengths that its samples had.
+struct Outcome {
+  const Case& job;
+  const Plan& plan;
+  const Trace& measured;
+  const std::vector<SampleLengths>& lengths;
+};
+/// Looks at an outcome on rank 0; "" or what is wrong.
+using Check = std::function<std::string(const Outcome&)>;
+
+/// Launches one world of `ranks` processes that executes all cases in turn. "" or the first complaint.
+std::string run_cases(int ranks, const std::vector<Case>&, const Check&, CpuOptions = {});
+
+/// Simulates `plan`, which may not be the plan that was executed, with the outcome's lengths, and compares. "" when the
+/// verifier accepts the plan and every byte and call is equal; else the first fault or difference.
+std::string complaint(const Outcome&, const Plan& plan);
+
+}  // namespace hotbunk::testing

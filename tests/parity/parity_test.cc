@@ -1,0 +1,113 @@
+// P1 and P2: simulated memory and traffic equal the measured ones, for every rank, phase, category, group and op,
+// exactly.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+
+#include "lowering/lower.h"
+#include "tests/parity/harness.h"
+
+using namespace hotbunk;
+using namespace hotbunk::testing;
+
+namespace {
+
+/// World x rollout TP x recompute x reshard_after_forward x sleep, as the promise's test asks.
+std::vector<Case> matrix(int world) {
+  std::vector<Case> cases;
+  for (int tp : {1, 2, 4})
+    for (const char* recompute : {"none", "selective", "full"})
+      for (const char* reshard : {"true", "false"})
+        for (bool sleep : {true, false}) {
+          if (tp > world) continue;
+          std::vector<std::string> sets = {fmt::format("train.recompute={}", recompute),
+                                           fmt::format("train.reshard_after_forward={}", reshard)};
+          if (!sleep) sets.insert(sets.end(), {"train.offload=none", "rollout.sleep=false"});
+          cases.push_back(
+              {fmt::format("world {} tp {} recompute {} reshard {} sleep {}", world, tp, recompute, reshard, sleep),
+               tiny_scenario(world, tp, sets)});
+        }
+  return cases;
+}
+
+std::string same_plan(const Outcome& o) { return complaint(o, o.plan); }
+
+}  // namespace
+
+TEST_CASE("simulated bytes and calls equal the measured ones: 1 rank") {
+  CHECK(run_cases(1, matrix(1), same_plan) == "");
+}
+TEST_CASE("simulated bytes and calls equal the measured ones: 2 ranks") {
+  CHECK(run_cases(2, matrix(2), same_plan) == "");
+}
+TEST_CASE("simulated bytes and calls equal the measured ones: 4 ranks") {
+  CHECK(run_cases(4, matrix(4), same_plan) == "");
+}
+
+TEST_CASE("and so with every other part of the iteration") {
+  const auto with = [](const char* name, int tp, std::vector<std::string> sets) {
+    return Case{name, tiny_scenario(4, tp, sets)};
+  };
+  const std::vector<Case> cases = {
+      with("reference, two mini-batches", 2,
+           {"algorithm.reference=true", "algorithm.mini_batches=2", "algorithm.kl_coef=0.1"}),
+      with("all-gather buckets, verified", 2, {"sync.transport=collective", "sync.verify=true"}),
+      with("shared-memory buckets, verified", 2, {"sync.verify=true"}),
+      with("bf16 compute and rollout", 2, {"train.precision.params=bf16", "sync.verify=true"}),
+      with("chunked loss, no prefetch", 1, {"train.loss_chunk_tokens=10", "train.prefetch=0"}),
+      with("weights kept on the host", 2, {"rollout.sleep_level=1"}),
+      with("rollout log-probs trusted", 4, {"algorithm.old_logprobs=false"}),
+      with("only training sleeps", 2, {"rollout.sleep=false"}),
+      with("only rollout sleeps", 2, {"train.offload=none"}),
+      with("strided engines", 2, {"rollout.layout.order=strided", "sync.verify=true"}),
+      with("checkpoints", 2, {"checkpoint_every=1"}),
+  };
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
+TEST_CASE("gloo counts what shared memory counts") {
+  CpuOptions options;
+  options.transport = Transport::gloo;
+  CHECK(run_cases(2, {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"})}}, same_plan, options) == "");
+}
+
+namespace {
+
+/// Drops the n-th op of a kind from every program's phase; every rank drops the same one.
+Plan without(const Plan& plan, OpKind kind, const char* phase, std::size_t nth) {
+  Plan out = plan;
+  const auto p = static_cast<std::size_t>(plan.phase_index(phase));
+  for (Program& program : out.programs) {
+    std::size_t seen = 0;
+    for (Block& block : program.phases[p])
+      std::erase_if(block.ops, [&](const Op& op) { return op.kind == kind && seen++ == nth; });
+  }
+  return out;
+}
+
+}  // namespace
+
+// The comparison must bite: one op dropped from the plan that one side sees is found, whatever the op is.
+TEST_CASE("a dropped free, collective, wait, map or copy is found") {
+  const auto check = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    struct Mutation {
+      OpKind kind;
+      const char* phase;
+      std::size_t nth;
+    };
+    for (const Mutation& m :
+         {Mutation{OpKind::free, "train", 0}, Mutation{OpKind::free, "train", 40}, Mutation{OpKind::free, "rollout", 7},
+          Mutation{OpKind::all_gather, "train", 1}, Mutation{OpKind::reduce_scatter, "train", 0},
+          Mutation{OpKind::all_reduce, "rollout", 2}, Mutation{OpKind::wait, "train", 5},
+          Mutation{OpKind::wait, "sync", 1}, Mutation{OpKind::unmap, "sleep_train", 0},
+          Mutation{OpKind::peer_copy, "sync", 0}, Mutation{OpKind::alloc, "wake_kv", 0}}) {
+      const Plan mutated = without(o.plan, m.kind, m.phase, m.nth);
+      if (mutated == o.plan) return fmt::format("{} {} of {} is not there to drop", name_of(m.kind), m.nth, m.phase);
+      if (complaint(o, mutated).empty())
+        return fmt::format("dropping {} {} of {} went unnoticed", name_of(m.kind), m.nth, m.phase);
+    }
+    return "";
+  };
+  CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2)}}, check) == "");
+}
