@@ -26,13 +26,17 @@ function(hotbunk_library name)
   target_link_libraries(hotbunk_${name} PUBLIC hotbunk_options ${ARG_DEPS})
 endfunction()
 
+# Catch2's main is slow to compile: once for all test programs.
+add_library(hotbunk_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/main.cc)
+target_link_libraries(hotbunk_test_main PUBLIC Catch2::Catch2)
+
 # hotbunk_test(folder [DEPS ...]): every *_test.cc of tests/<folder> becomes one Catch2 program and one CTest per program.
 function(hotbunk_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*_test.cc)
   string(REPLACE "/" "_" target ${name})
-  add_executable(${target}_test ${sources} ${PROJECT_SOURCE_DIR}/tests/main.cc)
-  target_link_libraries(${target}_test PRIVATE hotbunk_options Catch2::Catch2 rapidcheck ${ARG_DEPS})
+  add_executable(${target}_test ${sources})
+  target_link_libraries(${target}_test PRIVATE hotbunk_options hotbunk_test_main rapidcheck ${ARG_DEPS})
   target_compile_definitions(${target}_test PRIVATE
     HOTBUNK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTBUNK_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(NOT ARG_TIMEOUT)
