@@ -24,8 +24,7 @@ using UnboundBuffer = gloo::transport::UnboundBuffer;
 
 /// Point-to-point messages of a pair come in order, so one slot number serves them all; collectives count from 1.
 constexpr std::uint64_t p2p_slot = std::uint64_t{1} << 62;
-constexpr std::int64_t piece_bytes =
-    1 << 20;  // of reductions and broadcasts: what is in flight while the last piece is summed
+constexpr std::int64_t piece_bytes = 1 << 20;  // of a message: at most two are under way per pair
 constexpr std::int64_t warm_up_bytes = 4 << 20;
 
 /// gloo's rendezvous over our store, under a prefix.
@@ -184,12 +183,29 @@ void GlooCommunicator::transfer(const std::string& what, std::uint64_t slot, con
     for (const Transfer& t : all) end = std::max(end, t.offset + t.bytes);
     return end;
   };
-  Pending in(*this, what, recv, extent(recvs)), out(*this, what, send, extent(sends));
-  for (const Transfer& t : recvs)
-    if (t.bytes > 0) in.recv(t.peer, slot, t.offset, t.bytes);
-  for (const Transfer& t : sends)
-    if (t.bytes > 0) out.send(t.peer, slot, t.offset, t.bytes);
-  in.wait_recv();
+  std::int64_t longest = 0;
+  for (const auto& all : {sends, recvs})
+    for (const Transfer& t : all) longest = std::max(longest, t.bytes);
+  const std::int64_t num_pieces = (longest + piece_bytes - 1) / piece_bytes;
+
+  // gloo sends what its receiver has asked for. Asking for two pieces at a time keeps what is under way below TCP's
+  // window; whole messages close the window now and then, and TCP's persist timer then costs 200 ms and more each time.
+  Pending even(*this, what, recv, extent(recvs)), odd(*this, what, recv, extent(recvs));
+  Pending out(*this, what, send, extent(sends));
+  const auto start = [&](std::int64_t piece) {
+    const std::int64_t begin = piece * piece_bytes;
+    const auto length = [&](const Transfer& t) { return std::clamp<std::int64_t>(t.bytes - begin, 0, piece_bytes); };
+    Pending& in = piece % 2 == 0 ? even : odd;
+    for (const Transfer& t : recvs)
+      if (length(t) > 0) in.recv(t.peer, slot, t.offset + begin, length(t));
+    for (const Transfer& t : sends)
+      if (length(t) > 0) out.send(t.peer, slot, t.offset + begin, length(t));
+  };
+  if (num_pieces > 0) start(0);
+  for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
+    if (piece + 1 < num_pieces) start(piece + 1);
+    (piece % 2 == 0 ? even : odd).wait_recv();
+  }
   out.wait_send();
 }
 
