@@ -22,12 +22,24 @@ constexpr std::size_t most_buffers = 14;    // listed at the peak
 
 constexpr double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
-std::int64_t end_of(const Trace& trace) {
+std::int64_t end_of_events(const Trace& trace) {
   std::int64_t end = 0;
-  for (const PhaseSpan& p : trace.phases) end = std::max(end, p.end_ns);
   for (const MemoryEvent& e : trace.memory_events) end = std::max(end, e.time_ns);
-  for (const Span& s : trace.spans) end = std::max(end, s.end_ns);
   return end;
+}
+
+/// A trace may keep the operations and memory events of its first steps only; the pictures end with them.
+Json recorded(const Trace& trace) {
+  std::int64_t end_ns = 0;
+  std::int32_t last_step = 0;
+  const auto cover = [&](std::int32_t step, std::int64_t time_ns) {
+    end_ns = std::max(end_ns, time_ns), last_step = std::max(last_step, step);
+  };
+  for (const MemoryEvent& e : trace.memory_events) cover(e.step, e.time_ns);
+  for (const Span& s : trace.spans) cover(s.step, s.end_ns);
+  for (const PhaseSpan& p : trace.phases)
+    if (p.step == last_step) cover(p.step, p.end_ns);
+  return {{"last_step", last_step}, {"end_s", seconds(end_ns)}};
 }
 
 std::int64_t total(const CategoryBytes& bytes) {
@@ -39,7 +51,7 @@ std::int64_t total(const CategoryBytes& bytes) {
 /// Time in pieces of one pixel or so: wide over the whole run, narrow within the steps that are looked at closely.
 class Buckets {
  public:
-  Buckets(const Trace& trace, std::int32_t peak_step) : wide_ns_(width(0, end_of(trace))) {
+  Buckets(const Trace& trace, std::int32_t peak_step) : wide_ns_(width(0, end_of_events(trace))) {
     for (const std::int32_t step : {std::int32_t{1}, peak_step}) {
       Window w{INT64_MAX, 0, 1};
       for (const PhaseSpan& p : trace.phases)
@@ -302,6 +314,7 @@ Json report_data(const ReportInput& in) {
   out["phases"] = std::move(phases);
   out["categories"] = named(category_colours, [](std::size_t i) { return name_of(static_cast<Category>(i)); });
   out["streams"] = named(stream_colours, [](std::size_t i) { return name_of(static_cast<StreamId>(i)); });
+  out["recorded"] = recorded(in.trace);
   out["drawn"] = drawn;
   out["timeline"] = timelines(in.plan, in.trace, drawn, peak_rank);
   out["at_peak"] = buffers_at_peak(in.trace, peak_rank);

@@ -11,7 +11,7 @@
 namespace hotbunk {
 
 struct TimelineOptions {
-  std::int32_t first_step = 1, last_step = 2;      // spans and memory events of these steps only
+  std::int32_t first_step = 0, last_step = 2;      // spans and memory events of these steps only; 0: the prologue
   std::int64_t max_spans = std::int64_t{1} << 20;  // then recording stops, so that a long run cannot fill the memory
   std::int64_t max_memory_events = std::int64_t{1} << 20;
 };

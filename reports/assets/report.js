@@ -63,7 +63,7 @@ function gantt() {
   const few = shownRanks.length < ranks.length ? ` Ranks ${runs(shownRanks)} of ${ranks.length}.` : '';
   return section('Who does what, when', `Operations by rank and stream; same window of time as above.${kept}${few}`, el('figure', {}, canvas),
     legend(D.streams.filter((s, i) => lanes.some(l => l[1] === i)).map(s => [s.name, s.colour])),
-    withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the run']], busy));
+    withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the time shown']], busy));
 }
 
 /// Mean start (from the iteration's start) and length of each phase, over the steps it ran in.
