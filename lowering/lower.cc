@@ -16,10 +16,23 @@ namespace {
 /// The phases of a scenario, in order. Names are a contract (docs/plan.md).
 class PhaseList {
  public:
-  explicit PhaseList(const Scenario& s) {
+  PhaseList(const Scenario& s, Purpose purpose) {
+    add("load", When::prologue, false);
+    if (purpose == Purpose::job) add_job(s);
+    if (purpose == Purpose::score) add("old_logprobs", When::iteration, true);
+    if (purpose == Purpose::generate) {
+      add("start_rollout", When::prologue, false);
+      add("sync", When::iteration, false);
+      add("rollout", When::iteration, true);
+    }
+  }
+
+  std::vector<PhaseInfo> take() { return std::move(phases_); }
+
+ private:
+  void add_job(const Scenario& s) {
     const bool rl = s.algorithm.name != AlgorithmName::sft;
     const bool train_sleeps = rl && s.train.offload == Offload::sleep, rollout_sleeps = rl && s.rollout.sleep;
-    add("load", When::prologue, false);
     if (rl && (!rollout_sleeps || s.rollout.sleep_level == 1)) add("start_rollout", When::prologue, false);
     if (train_sleeps) add("sleep_optimizer", When::iteration, false);
     if (rollout_sleeps) add("wake_rollout", When::iteration, false);
@@ -37,18 +50,29 @@ class PhaseList {
     add("export", When::epilogue, true);
   }
 
-  std::vector<PhaseInfo> take() { return std::move(phases_); }
-
- private:
   void add(const char* name, When when, bool driven) { phases_.push_back({name, when, driven}); }
   std::vector<PhaseInfo> phases_;
 };
 
-std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world) {
+/// Whether ranks serve rollout engines.
+bool rolls_out(const Scenario& s, Purpose purpose) {
+  return purpose == Purpose::generate || (purpose == Purpose::job && s.algorithm.name != AlgorithmName::sft);
+}
+
+/// The scenario with what a model that is only asked does not have.
+Scenario for_purpose(Scenario s, Purpose purpose) {
+  if (purpose == Purpose::job) return s;
+  s.train.offload = Offload::none;
+  s.rollout.sleep = false;
+  s.algorithm.reference = false;
+  return s;
+}
+
+std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world, bool engines) {
   std::vector<Rank> all;
   for (std::int64_t r = 0; r < world; ++r) all.push_back(static_cast<Rank>(r));
   GroupFamily tp{"tp", {}};
-  if (s.algorithm.name != AlgorithmName::sft)
+  if (engines)
     for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e) {
       std::vector<Rank> members;
       for (std::int64_t t = 0; t < s.rollout.layout.tp; ++t)
@@ -58,13 +82,13 @@ std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world) {
   return {{"fsdp", {all}}, std::move(tp), {"world", {all}}};
 }
 
-Program lower_rank(const Scenario& s, const Plan& plan, std::int64_t rank, std::int64_t kv_blocks) {
+Program lower_rank(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t rank, std::int64_t kv_blocks) {
   const std::int64_t world = plan.num_ranks();
   ProgramBuilder b(plan.phases.size());
   const auto on = [&](const char* name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
-  const TrainState train(s, b, world, rank);
+  const TrainState train(s, b, world, rank, purpose == Purpose::job);
   on("load", [&](auto p) { lower_load(b, train, p); });
   on("train", [&](auto p) { lower_train(s, b, train, p); });
   on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
@@ -74,7 +98,7 @@ Program lower_rank(const Scenario& s, const Plan& plan, std::int64_t rank, std::
   on("sleep_optimizer", [&](auto p) { lower_sleep_optimizer(b, train, p); });
   on("sleep_train", [&](auto p) { lower_sleep_params(b, train, p); });
   on("wake_train", [&](auto p) { lower_wake_train(b, train, p); });
-  if (s.algorithm.name != AlgorithmName::sft) {
+  if (rolls_out(s, purpose)) {
     const RolloutState rollout(s, b, rank, kv_blocks);
     on("start_rollout", [&](auto p) { lower_start_rollout(s, b, rollout, p); });
     on("wake_rollout", [&](auto p) { lower_wake_rollout(s, b, rollout, p); });
@@ -123,7 +147,8 @@ Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
       .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
 }
 
-Result<Plan> lower(const Scenario& s) {
+Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
+  const Scenario s = for_purpose(scenario, purpose);
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) {
     Diagnostics all;
     for (const std::string& why : reasons)
@@ -134,9 +159,9 @@ Result<Plan> lower(const Scenario& s) {
                      .help = "change the setting named, or ask `hotbunk plan` for prices only"});
     return fail(std::move(all));
   }
-  const bool rl = s.algorithm.name != AlgorithmName::sft;
+  const bool engines = rolls_out(s, purpose);
   std::int64_t kv_blocks = 0;
-  if (rl) {
+  if (engines) {
     auto blocks = kv_pool_blocks(s);
     if (!blocks) return tl::unexpected(blocks.error());
     kv_blocks = *blocks;
@@ -147,11 +172,11 @@ Result<Plan> lower(const Scenario& s) {
   plan.chunk_bytes = s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20;
   plan.device_capacity_bytes = s.cluster.device_memory_bytes;
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
-  plan.groups = group_families(s, world);
-  plan.phases = PhaseList(s).take();
+  plan.groups = group_families(s, world, engines);
+  plan.phases = PhaseList(s, purpose).take();
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
   for (std::int64_t rank = 0; rank < world; ++rank) {
-    Program program = lower_rank(s, plan, rank, kv_blocks);
+    Program program = lower_rank(s, plan, purpose, rank, kv_blocks);
     std::size_t which = 0;
     while (which < plan.programs.size() && !(plan.programs[which] == program)) ++which;
     if (which == plan.programs.size()) plan.programs.push_back(std::move(program));

@@ -1,14 +1,24 @@
 // Scenario -> Plan: the whole RL iteration of a colocated job, or SFT, as phases of ops for every rank.
 #pragma once
+#include <cstdint>
+
 #include "base/diagnostic.h"
 #include "graph/plan.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
 
+/// What a plan is for: the scenario's job, or its model asked without training. Then only the model, the ranks, the
+/// capacities, dtypes and temperature of the scenario count; nothing sleeps, and there are neither gradients nor
+/// moments.
+///   job       the phases that DESIGN lists
+///   score     load, old_logprobs
+///   generate  load, start_rollout, sync, rollout
+enum class Purpose : std::uint8_t { job, score, generate };
+
 /// Errors: E250 what nothing lowers yet (with the reason); E302 no room for a KV pool. The plan returned is verified.
 /// It may not fit: see fits() in trace/static_memory.h.
-Result<Plan> lower(const Scenario&);
+Result<Plan> lower(const Scenario&, Purpose = Purpose::job);
 
 /// KV blocks of one engine's pool: rollout.kv_cache_tokens, or what rollout.memory_fraction of the device leaves beside
 /// the weights, but no more than max_running_requests of the longest sequences can use.

@@ -67,7 +67,7 @@ Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole las
 
 bool WholeUnit::has(ParamRole role) const { return find_block(*unit, role, role).has_value(); }
 
-TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, std::int64_t rank)
+TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, std::int64_t rank, bool trains)
     : scenario_(s), world_(world), rank_(rank) {
   const Precision& precision = s.train.precision;
   const bool sleeps = s.train.offload == Offload::sleep;
@@ -76,10 +76,12 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
     state.shard = b.managed(name + ".shard", precision.master, n, Category::params, Section::train_params);
-    state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, Section::train_optimizer);
-    state.exp_avg_sq =
-        b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::train_optimizer);
-    state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, Section::transient);
+    if (trains) {
+      state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, Section::train_optimizer);
+      state.exp_avg_sq =
+          b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::train_optimizer);
+      state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, Section::transient);
+    }
     if (s.algorithm.reference)
       state.reference = b.managed("reference." + unit.name + ".shard", precision.params, n, Category::params,
                                   Section::train_reference);
@@ -178,6 +180,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     load(u.unit, u.shard);
     if (u.reference >= 0) load(u.unit, u.reference);
     for (BufferId moment : {u.exp_avg, u.exp_avg_sq}) {
+      if (moment < 0) continue;
       b.alloc(moment);
       b.emit(OpKind::zero, StreamId::compute, b.buffer(moment).name, {}, {b.whole(moment)});
     }

@@ -14,10 +14,10 @@ namespace hotbunk {
 /// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long.
 struct UnitState {
   ShardedUnit unit;
-  BufferId shard = -1;  // precision.master: under FSDP2 this is the parameter itself
-  BufferId exp_avg = -1, exp_avg_sq = -1;
-  BufferId grad = -1;       // alive from train.begin to train.step
-  BufferId reference = -1;  // frozen copy in precision.params; -1: none
+  BufferId shard = -1;                     // precision.master: under FSDP2 this is the parameter itself
+  BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: nothing is trained
+  BufferId grad = -1;                      // alive from train.begin to train.step
+  BufferId reference = -1;                 // frozen copy in precision.params; -1: none
   BufferId host_shard = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
 };
 
@@ -38,7 +38,8 @@ enum class Weights : std::uint8_t { trained, reference };
 
 class TrainState {
  public:
-  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, std::int64_t rank);
+  /// `trains`: with gradients and optimizer state; else only the parameters.
+  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, std::int64_t rank, bool trains = true);
 
   std::vector<UnitState>& units() { return units_; }
   const std::vector<UnitState>& units() const { return units_; }

@@ -1,0 +1,111 @@
+#include "tests/numerics/golden.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "base/file.h"
+#include "spec/model_config.h"
+
+namespace hotbunk::test {
+namespace {
+
+template <class T>
+T value(Result<T> result) {
+  if (!result) throw std::runtime_error(render(result.error()));
+  return std::move(*result);
+}
+
+const TensorView& find(const Checkpoint& file, const std::string& name) {
+  const TensorView* view = file.find(name);
+  if (view == nullptr) throw std::runtime_error("no tensor " + name);
+  return *view;
+}
+
+std::vector<float> floats(const TensorView& view) {
+  std::vector<float> out(static_cast<std::size_t>(view.numel()));
+  copy_as_f32(view, 0, out);
+  return out;
+}
+
+std::vector<std::int32_t> integers(const TensorView& view) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(view.numel()));
+  std::memcpy(out.data(), view.data.data(), view.data.size());
+  return out;
+}
+
+}  // namespace
+
+const std::vector<std::string>& golden_models() {
+  static const std::vector<std::string> names = {"llama-gqa",  "llama3-rope", "qwen2-bias",
+                                                 "qwen3-norm", "llama-tied",  "mha-one-kv"};
+  return names;
+}
+
+Golden Golden::load(const std::string& name) {
+  Golden g;
+  g.folder = std::string(HOTBUNK_SOURCE_DIR) + "/tests/golden/" + name;
+  g.model = value(load_model(g.folder));
+  g.files_ = {value(Checkpoint::open(g.folder + "/golden.safetensors")),
+              value(Checkpoint::open(g.folder + "/model.safetensors"))};
+  const auto json = nlohmann::json::parse(value(read_file(g.folder + "/golden.json")));
+  const auto& o = json["optimizer"];
+  g.optimizer = {.lr = o["lr"],
+                 .beta1 = o["beta1"],
+                 .beta2 = o["beta2"],
+                 .eps = o["eps"],
+                 .weight_decay = o["weight_decay"],
+                 .max_grad_norm = o["max_grad_norm"],
+                 .warmup_steps = 0};
+  g.loss = json["loss"];
+  g.final_loss = json["steps"]["final_loss"];
+  g.losses = json["steps"]["losses"].get<std::vector<double>>();
+  g.grad_norms = json["steps"]["grad_norms"].get<std::vector<double>>();
+  g.prompts = json["generation"]["prompts"].get<std::vector<std::vector<std::int32_t>>>();
+  g.new_tokens = json["generation"]["new_tokens"].get<std::vector<std::vector<std::int32_t>>>();
+  g.bf16_floor = json["floors"].value("logits_bf16", 0.0);
+  const auto ids = integers(find(g.files_[0], "input_ids")), ends = integers(find(g.files_[0], "cu_seqlens"));
+  for (std::size_t s = 0; s + 1 < ends.size(); ++s) {
+    TokenSequence sequence;
+    sequence.prompt_tokens = 1;
+    sequence.tokens.assign(ids.begin() + ends[s], ids.begin() + ends[s + 1]);
+    g.sequences.push_back(std::move(sequence));
+  }
+  return g;
+}
+
+std::int64_t Golden::num_tokens() const {
+  std::int64_t n = 0;
+  for (const TokenSequence& s : sequences) n += static_cast<std::int64_t>(s.tokens.size());
+  return n;
+}
+
+std::vector<float> Golden::tensor(const std::string& name) const { return floats(find(files_[0], name)); }
+std::vector<float> Golden::initial(const std::string& parameter) const { return floats(find(files_[1], parameter)); }
+
+double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size() || b.empty()) return std::numeric_limits<double>::infinity();
+  double difference = 0, largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!std::isfinite(a[i])) return std::numeric_limits<double>::infinity();
+    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+    largest = std::max(largest, std::abs(static_cast<double>(b[i])));
+  }
+  return difference / largest;
+}
+
+double update_error(const std::vector<float>& a, const std::vector<float>& b, const std::vector<float>& from) {
+  if (a.size() != b.size() || b.size() != from.size()) return std::numeric_limits<double>::infinity();
+  double difference = 0, update = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    const double u = static_cast<double>(b[i]) - static_cast<double>(from[i]);
+    difference += d * d;
+    update += u * u;
+  }
+  return std::sqrt(difference / update);
+}
+
+}  // namespace hotbunk::test

@@ -1,0 +1,189 @@
+#include "tests/numerics/training_run.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "backends/cpu_gloo/cpu_backend.h"
+#include "base/file.h"
+#include "graph/slots.h"
+#include "graph/verify.h"
+#include "layout/train_weights.h"
+#include "lowering/lower.h"
+#include "rl/sft_driver.h"
+#include "tests/cpu_comm/ranks.h"
+
+namespace hotbunk::test {
+namespace {
+
+constexpr std::int32_t golden_steps = 5;
+
+template <class T>
+T value(Result<T> result) {
+  if (!result) throw std::runtime_error(render(result.error()));
+  return std::move(*result);
+}
+
+Op probe(const std::string& name, const Tensor& t) {
+  Op op;
+  op.kind = OpKind::fetch;
+  // On the stream of the op that wrote the tensor: no event is needed, and nothing overwrites it before.
+  op.stream = StreamId::compute;
+  op.name = "probe." + name;
+  op.inputs = {t};
+  op.attrs.emplace_back(Attr::slot, static_cast<std::int64_t>(Slot::logps));
+  return op;
+}
+
+/// Plans are data: fetches of the logits, the log-probs and, before the norm is taken, of the gradient shards.
+void add_probes(Plan& plan) {
+  const auto train = static_cast<std::size_t>(plan.phase_index("train"));
+  for (Program& program : plan.programs)
+    for (Block& block : program.phases[train]) {
+      std::vector<Op> ops;
+      for (const Op& op : block.ops) {
+        if (op.kind == OpKind::sum_squares) {
+          const std::string& buffer = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].name;
+          ops.push_back(probe(buffer, op.inputs[0]));
+        }
+        ops.push_back(op);
+        if (op.kind == OpKind::linear && op.name.ends_with("lm_head")) ops.push_back(probe("logits", op.outputs[0]));
+        if (op.kind == OpKind::log_prob) ops.push_back(probe("logps", op.outputs[0]));
+      }
+      block.ops = std::move(ops);
+    }
+  const auto faults = verify(plan);
+  if (!faults.empty()) throw std::runtime_error("a plan with probes does not verify: " + faults.front());
+}
+
+/// Takes the probes of the first step; everything else is the inner driver's.
+class ProbingDriver final : public Driver {
+ public:
+  explicit ProbingDriver(Driver& inner) : inner_(inner) {}
+  std::map<std::string, std::vector<float>> taken;
+
+  std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
+    return inner_.next(r, step, phase);
+  }
+  void feed(Rank r, const Op& op, const Args& args, std::span<std::byte> d) override { inner_.feed(r, op, args, d); }
+  void fetch(Rank r, const Op& op, const Args& args, std::span<const std::byte> source) override {
+    if (!op.name.starts_with("probe.")) return inner_.fetch(r, op, args, source);
+    if (args.step > 1) return;
+    auto& values = taken[op.name.substr(6)];
+    const std::size_t before = values.size();
+    values.resize(before + source.size() / sizeof(float));
+    if (!source.empty()) std::memcpy(values.data() + before, source.data(), source.size());
+  }
+  void completed(Rank r, const Args& args, std::int16_t phase) override { inner_.completed(r, args, phase); }
+  bool wants_results() const override { return true; }
+  void report(Trace& trace) const override { inner_.report(trace); }
+
+ private:
+  Driver& inner_;
+};
+
+/// The units' gradient shards (of one rank: whole) by parameter; rows without a prediction taken out of the log-probs.
+std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map<std::string, std::vector<float>> raw) {
+  std::map<std::string, std::vector<float>> out;
+  for (const ShardedUnit& unit : fsdp_units(g.model, 1, 0)) {
+    const auto& grad = raw.at("train." + unit.name + ".grad");
+    for (const UnitParam& p : unit.params)
+      out["grad." + p.parameter].assign(grad.begin() + p.shard_offset, grad.begin() + p.shard_offset + p.elements());
+  }
+  out["logits"] = std::move(raw.at("logits"));
+  const auto& logps = raw.at("logps");
+  std::size_t row = 0;
+  for (const TokenSequence& s : g.sequences) {
+    out["logps"].insert(out["logps"].end(), logps.begin() + static_cast<std::ptrdiff_t>(row),
+                        logps.begin() + static_cast<std::ptrdiff_t>(row + s.tokens.size() - 1));
+    row += s.tokens.size();
+  }
+  return out;
+}
+
+/// One rank's whole run; rank 0 leaves metrics.json and checkpoints in the folder.
+std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, World& world,
+                                                   const std::filesystem::path& folder) {
+  nlohmann::json metrics;
+  DriverOptions options;
+  options.checkpoints = folder;
+  options.on_step = [&](const StepMetrics& m) {
+    metrics["losses"].push_back(m.values.at("loss"));
+    metrics["grad_norms"].push_back(m.values.at("actor/grad_norm"));
+  };
+  const auto driver = value(SftDriver::create(plan, s, options));
+  ProbingDriver probing(*driver);
+  CpuOptions cpu;
+  cpu.poison = cpu.check_finite = true;
+  CpuBackend backend(world, probing, cpu);
+  value(execute(plan, backend, probing,
+                {.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {static_cast<Rank>(world.rank())}}));
+  if (world.rank() == 0)
+    if (auto written = write_file_atomic(folder / "metrics.json", metrics.dump()); !written)
+      throw std::runtime_error(render(written.error()));
+  return probing.taken;
+}
+
+}  // namespace
+
+TemporaryFolder::TemporaryFolder() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "hotbunk-numerics-XXXXXX").string();
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
+  path_ = pattern;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Scenario golden_scenario(const Golden& g, std::int64_t ranks) {
+  Scenario s;
+  s.name = "golden";
+  s.model = g.model;
+  s.cluster.gpu.is_cpu = true;
+  s.cluster.gpus_per_node = ranks;
+  s.cluster.device_memory_bytes = std::int64_t{64} << 20;
+  s.cluster.host_memory_bytes = std::int64_t{1} << 30;
+  s.train.layout.dp = ranks;
+  s.train.precision.params = DType::f32;
+  s.train.micro_batch_tokens = g.num_tokens();
+  s.optimizer = g.optimizer;
+  s.algorithm.name = AlgorithmName::sft;
+  s.algorithm.prompts = static_cast<std::int64_t>(g.sequences.size());
+  s.steps = golden_steps + 1;
+  s.checkpoint_every = golden_steps;
+  return s;
+}
+
+TrainingResult train(const Golden& g, const Scenario& given) {
+  const TemporaryFolder folder;
+  Scenario s = given;
+  s.task.data = (folder.path() / "data.jsonl").string();
+  std::string lines;
+  for (const TokenSequence& sequence : g.sequences) lines += nlohmann::json(sequence.tokens).dump() + "\n";
+  if (auto written = write_file_atomic(s.task.data, lines); !written) throw std::runtime_error(render(written.error()));
+  Plan plan = value(lower(s));
+  TrainingResult result;
+  if (plan.num_ranks() == 1) {
+    add_probes(plan);
+    World world;
+    result.probes = by_parameter(g, run_rank(plan, s, world, folder.path()));
+  } else {
+    const LaunchResult ended =
+        with_ranks(plan.num_ranks(), [&](World& world) { run_rank(plan, s, world, folder.path()); });
+    if (ended.exit_code != 0) throw std::runtime_error(ended.message);
+  }
+  const auto metrics = nlohmann::json::parse(value(read_file(folder.path() / "metrics.json")));
+  result.losses = metrics["losses"].get<std::vector<double>>();
+  result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
+  const Checkpoint after = value(Checkpoint::open(folder.path() / "step_5"));
+  for (const ParamSpec& p : parameters_of(g.model))
+    result.after5[p.name] = value(after.load_parameter(p.name, p.shape));
+  return result;
+}
+
+}  // namespace hotbunk::test

@@ -1,0 +1,42 @@
+// Trains a golden's model on its sequences through the whole line: Scenario -> lower -> execute on CPU ranks, with the
+// SFT driver and data file that a user's run has. Probes (fetch ops added to the plan) bring out what no driver asks
+// for.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graph/plan.h"
+#include "tests/numerics/golden.h"
+
+namespace hotbunk::test {
+
+/// A folder that goes when this does.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// SFT on all of the golden's sequences in one micro-batch: fp32 throughout, `ranks` ranks, the golden's optimizer.
+/// Six steps: the sixth's loss is the loss after five.
+Scenario golden_scenario(const Golden&, std::int64_t ranks);
+
+struct TrainingResult {
+  std::vector<double> losses, grad_norms;            // by step
+  std::map<std::string, std::vector<float>> after5;  // every parameter after five steps
+  /// Of the first step, one rank only: "logits", "logps", "grad.<parameter>".
+  std::map<std::string, std::vector<float>> probes;
+};
+
+/// Throws std::runtime_error with what went wrong. More than one rank: forked children; probes stay empty.
+TrainingResult train(const Golden&, const Scenario&);
+
+}  // namespace hotbunk::test
