@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 
 namespace hotbunk {
@@ -92,15 +93,8 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
 }
 
-std::int64_t IterationDriver::engine_of(Rank r) const {
-  const RolloutLayout& l = scenario_.rollout.layout;
-  return l.order == RankOrder::strided ? r % l.dp : r / l.tp;
-}
-
-std::int64_t IterationDriver::tp_index_of(Rank r) const {
-  const RolloutLayout& l = scenario_.rollout.layout;
-  return l.order == RankOrder::strided ? r / l.dp : r % l.tp;
-}
+std::int64_t IterationDriver::engine_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).engine; }
+std::int64_t IterationDriver::tp_index_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).tp_rank; }
 
 IterationDriver::Iteration& IterationDriver::iteration(std::int32_t step) {
   auto& slot = iterations_[step];

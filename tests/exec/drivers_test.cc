@@ -97,6 +97,21 @@ TEST_CASE("all ranks of an engine, in one process or in several, decide the same
   CHECK(decoded >= 2 * responses - 200);
 }
 
+TEST_CASE("ranks of one engine are neighbours, or strided when the scenario says so") {
+  Scenario s = scenario();  // 2 engines of 2 ranks
+  const Plan plan = plan_of(20);
+  const auto seats = [&] {
+    const auto driver = LengthDriver::create(plan, s);
+    std::vector<std::pair<std::int64_t, std::int64_t>> all;
+    for (Rank r = 0; r < 4; ++r) all.emplace_back((*driver)->engine_of(r), (*driver)->tp_index_of(r));
+    return all;
+  };
+  using Seats = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  CHECK(seats() == Seats{{0, 0}, {0, 1}, {1, 0}, {1, 1}});
+  s.rollout.layout.order = RankOrder::strided;
+  CHECK(seats() == Seats{{0, 0}, {1, 0}, {0, 1}, {1, 1}});
+}
+
 TEST_CASE("training runs the same blocks on all ranks and every token once") {
   const Scenario s = scenario();
   const Plan plan = plan_of(20);

@@ -169,6 +169,19 @@ TEST_CASE("a full pool preempts the youngest, which is prefilled again with what
   CHECK(s->statistics().max_blocks_used == 8);
 }
 
+TEST_CASE("a request is not admitted when it would have to give way at its first decode step") {
+  // Prompt 2, response 2, blocks of 1 token, 5 blocks: two prompts would fit (4), their first decode step (6) not.
+  auto s = Scheduler::create({2, 16, 1, 5}, {{0, 2, 2}, {1, 2, 2}});
+  REQUIRE(s);
+  std::vector<std::int64_t> tokens;
+  while (const auto step = s->next()) {
+    tokens.push_back(step->sizes.tokens);
+    s->completed(*step);
+  }
+  CHECK(tokens == std::vector<std::int64_t>{2, 1, 2, 1});
+  CHECK(s->statistics().preemptions == 0);
+}
+
 TEST_CASE("a long prompt is prefilled in chunks and samples after the last") {
   auto s = Scheduler::create({4, 4, 4, 8}, {{0, 10, 1}, {1, 3, 1}});
   REQUIRE(s);
