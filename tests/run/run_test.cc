@@ -1,0 +1,229 @@
+// The program from the outside: plan, simulate, run, compare, report; determinism; capacity; a killed rank.
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "spec/safetensors.h"
+
+using namespace hotbunk;
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Result2 {
+  int code = -1;
+  std::string out, err;
+};
+
+fs::path work_folder() {
+  static const fs::path folder = [] {
+    fs::path p = fs::temp_directory_path() / fmt::format("hotbunk_run_test.{}", ::getpid());
+    fs::create_directories(p);
+    return p;
+  }();
+  return folder;
+}
+
+std::string text_of(const fs::path& p) { return read_file(p).value_or(""); }
+
+Result2 hotbunk_command(const std::string& arguments) {
+  const fs::path out = work_folder() / "stdout", err = work_folder() / "stderr";
+  const int status = std::system(
+      fmt::format("{} {} > {} 2> {} < /dev/null", HOTBUNK_BINARY, arguments, out.string(), err.string()).c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
+}
+
+/// A tiny job; `extra` is YAML appended at the top level.
+fs::path scenario(const std::string& name, int ranks, int tp, const std::string& extra = "") {
+  const fs::path path = work_folder() / (name + ".yaml");
+  std::ofstream(path) << fmt::format(R"(
+name: {0}
+model: {{model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2,
+  num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64, rms_norm_eps: 1.0e-5,
+  rope_theta: 10000.0, tie_word_embeddings: true, initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}}
+cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {1}, device_memory_mib: 8}}
+train: {{layout: {{dp: {1}}}, micro_batch_tokens: 128, precision: {{params: fp32}}}}
+rollout: {{engine: hotbunk, layout: {{tp: {2}, dp: {3}}}, max_running_requests: 16, max_prefill_tokens: 64, block_tokens: 4}}
+sync: {{bucket_mib: 0.03, verify: true}}
+algorithm: {{name: grpo, prompts: 6, samples_per_prompt: 4, reference: true}}
+workload: {{prompt_tokens: {{mean: 4, max: 4}}, response_tokens: {{mean: 3, max: 3}}}}
+task: {{name: reverse, digits: 2}}
+{4}
+)",
+                                     name, ranks, tp, ranks / tp, extra);
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE("plan, simulate, run, compare and report agree and leave a whole run folder") {
+  const fs::path file = scenario("line", 2, 2, "steps: 2");
+  const Result2 plan = hotbunk_command(fmt::format("plan {} --json", file.string()));
+  REQUIRE(plan.code == 0);
+  const Json planned = Json::parse(plan.out);
+  CHECK(planned["schema"] == "hotbunk.plan/1");
+  const Result2 simulated = hotbunk_command(fmt::format("simulate {} --json", file.string()));
+  REQUIRE(simulated.code == 0);
+  const Json sim = Json::parse(simulated.out);
+  CHECK(sim["schema"] == "hotbunk.trace-summary/1");
+  CHECK(sim["source"] == "simulated");
+  CHECK(sim["memory"]["peak_bytes"] == planned["peak_bytes"]);
+
+  const fs::path out = work_folder() / "line";
+  const Result2 run = hotbunk_command(fmt::format("run {} --json --check --out {}", file.string(), out.string()));
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  const Json measured = Json::parse(run.out);
+  CHECK(measured["source"] == "measured");
+  CHECK(measured["plan_hash"] == sim["plan_hash"]);
+  CHECK(measured["memory"] == sim["memory"]);  // lengths do not move a peak: capacities do
+  CHECK(measured["metrics"].size() == 2);
+  for (const char* name : {"plan.json", "trace.json", "summary.json", "metrics.jsonl", "report.html", "lengths.jsonl",
+                           "scenario.yaml", "checkpoints/final/model.safetensors", "checkpoints/final/config.json"})
+    CHECK(fs::exists(out / name));
+
+  const Result2 compared = hotbunk_command(fmt::format("compare {} --json", out.string()));
+  CHECK(compared.code == 0);
+  CHECK(Json::parse(compared.out)["equal"] == true);
+  const std::string before = text_of(out / "summary.json");
+  CHECK(hotbunk_command(fmt::format("report {}", out.string())).code == 0);
+  CHECK(text_of(out / "summary.json") == before);
+}
+
+TEST_CASE("the same scenario gives the same plan, simulation and run, bit for bit") {
+  const fs::path file = scenario("twice", 4, 2, "steps: 2");
+  const auto simulate = [&] { return hotbunk_command(fmt::format("simulate {} --json", file.string())).out; };
+  CHECK(simulate() == simulate());
+  // Hashes of a run cover tokens, weights, bytes and metrics, never measured times.
+  const auto run = [&](const char* name, const char* more) {
+    const fs::path out = work_folder() / name;
+    REQUIRE(hotbunk_command(fmt::format("run {} --out {} {}", file.string(), out.string(), more)).code == 0);
+    const Json summary = Json::parse(text_of(out / "summary.json"));
+    return hash_text(text_of(out / "checkpoints/final/model.safetensors")) + text_of(out / "lengths.jsonl") +
+           summary["memory"].dump() + summary["traffic"].dump() + summary["metrics"].dump();
+  };
+  const std::string first = run("twice1", "");
+  CHECK(first == run("twice2", ""));
+  // Over sockets as over shared memory: sums run in rank order on both.
+  CHECK(run("twice3", "--set sync.transport=collective") == run("twice4", "--set sync.transport=collective --transport gloo"));
+}
+
+TEST_CASE("a plan that does not fit is refused, and the arena enforces the same number") {
+  const fs::path file = scenario("tight", 2, 1);
+  const Result2 fits = hotbunk_command(fmt::format("plan {} --json", file.string()));
+  REQUIRE(fits.code == 0);
+  const std::int64_t mapped = Json::parse(fits.out)["mapped_peak_bytes"];
+  const std::string smaller = fmt::format("{} --set cluster.device_memory_mib={}", file.string(),
+                                          static_cast<double>(mapped - 4096) / (1 << 20));
+  for (const char* command : {"plan", "simulate", "run"}) {
+    const Result2 refused = hotbunk_command(fmt::format("{} {}", command, smaller));
+    CHECK(refused.code == 1);
+    CHECK(refused.err.find("error[E301]: the plan does not fit: rank 0 needs") != std::string::npos);
+    CHECK(refused.err.find("largest at the peak:") != std::string::npos);
+    CHECK(refused.err.find("= help: ") != std::string::npos);
+  }
+  const Result2 forced =
+      hotbunk_command(fmt::format("run {} --no-fit-check --out {}", smaller, (work_folder() / "forced").string()));
+  CHECK(forced.code == 3);
+  CHECK(forced.err.find("out of memory in arena device: section") != std::string::npos);
+  CHECK(forced.err.find("phase") != std::string::npos);
+}
+
+TEST_CASE("run refuses a plan that drifted") {
+  const fs::path file = scenario("drift", 1, 1);
+  const fs::path saved = work_folder() / "saved.json";
+  REQUIRE(hotbunk_command(fmt::format("plan {} --out {}", file.string(), saved.string())).code == 0);
+  const fs::path out = work_folder() / "drift";
+  CHECK(hotbunk_command(fmt::format("run {} --plan {} --out {}", file.string(), saved.string(), out.string())).code ==
+        0);
+  const Result2 drifted = hotbunk_command(
+      fmt::format("run {} --plan {} --set train.recompute=full --out {}", file.string(), saved.string(), out.string()));
+  CHECK(drifted.code == 2);
+  CHECK(drifted.err.find("error[E510]") != std::string::npos);
+}
+
+namespace {
+
+/// Processes whose parent is `pid`.
+std::vector<int> children_of(int pid) {
+  std::vector<int> out;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream stat(entry.path() / "stat");
+    std::string text((std::istreambuf_iterator<char>(stat)), {});
+    const auto close = text.rfind(')');
+    int parent = 0;
+    char state = 0;
+    if (close != std::string::npos && std::sscanf(text.c_str() + close + 1, " %c %d", &state, &parent) == 2 &&
+        parent == pid && state != 'Z')
+      out.push_back(std::stoi(name));
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("killing one rank stops the others within seconds and names it") {
+  const fs::path file = scenario("killed", 4, 2, "steps: 100000");
+  const fs::path err = work_folder() / "killed.err";
+  const pid_t launcher = ::fork();
+  if (launcher == 0) {
+    if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
+    const std::string path = file.string(), out = (work_folder() / "killed").string();
+    ::execl(HOTBUNK_BINARY, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
+    ::_exit(9);
+  }
+  std::vector<int> ranks;
+  for (int i = 0; i < 600 && ranks.size() < 4; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks = children_of(launcher);
+  }
+  REQUIRE(ranks.size() == 4);
+  for (int i = 0; i < 300 && text_of(err).find("step 1/") == std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ::kill(ranks[2], SIGKILL);
+  int status = 0;
+  bool ended = false;
+  for (int i = 0; i < 400 && !ended;
+       ++i) {  // 40 s: far beyond the seconds it takes, so that a busy machine is no failure
+    ended = ::waitpid(launcher, &status, WNOHANG) == launcher;
+    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  if (!ended) ::kill(launcher, SIGKILL), ::waitpid(launcher, &status, 0);
+  REQUIRE(ended);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
+  const std::string said = text_of(err);
+  INFO(said);
+  CHECK(said.find(fmt::format("(pid {})", ranks[2])) != std::string::npos);
+  CHECK(said.find("while in phase") != std::string::npos);
+  CHECK(said.find(", op ") != std::string::npos);
+  for (int pid : ranks) CHECK(::kill(pid, 0) != 0);
+}
+
+TEST_CASE("what is bad is refused with exit code 2 and a message that helps") {
+  const fs::path file = scenario("bad", 2, 1);
+  for (const char* arguments : {"plan /nonexistent.yaml", "frobnicate", "plan", "run --transport pigeon x.yaml",
+                                "compare /nonexistent", "report /nonexistent"}) {
+    INFO(arguments);
+    const Result2 r = hotbunk_command(arguments);
+    CHECK(r.code == 2);
+    CHECK(!r.err.empty());
+  }
+  const Result2 r = hotbunk_command(fmt::format("plan {} --set rollout.layout.tp=3", file.string()));
+  CHECK(r.code == 2);
+  CHECK(r.err.find("error[E2") != std::string::npos);
+}
