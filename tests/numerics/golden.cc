@@ -1,5 +1,6 @@
 #include "tests/numerics/golden.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -80,6 +81,12 @@ std::int64_t Golden::num_tokens() const {
   std::int64_t n = 0;
   for (const TokenSequence& s : sequences) n += static_cast<std::int64_t>(s.tokens.size());
   return n;
+}
+
+std::int64_t Golden::longest_sequence() const {
+  std::size_t n = 0;
+  for (const TokenSequence& s : sequences) n = std::max(n, s.tokens.size());
+  return static_cast<std::int64_t>(n);
 }
 
 std::vector<float> Golden::tensor(const std::string& name) const { return floats(find(files_[0], name)); }

@@ -26,7 +26,7 @@ struct Golden {
 
   static Golden load(const std::string& name);
   std::int64_t num_tokens() const;
-  std::int64_t vocab() const { return model.vocab; }
+  std::int64_t longest_sequence() const;  // tokens
   /// A tensor of golden.safetensors, or an initial parameter.
   std::vector<float> tensor(const std::string& name) const;
   std::vector<float> initial(const std::string& parameter) const;
