@@ -297,8 +297,11 @@ Json provenance(const ReportInput& in) {
 }  // namespace
 
 Json report_data(const ReportInput& in) {
-  Json phases = Json::array(), visits = Json::array();
-  for (const PhaseInfo& p : in.plan.phases) phases.push_back(p.name);
+  Json phases = Json::array(), when = Json::array(), visits = Json::array();
+  for (const PhaseInfo& p : in.plan.phases) {
+    phases.push_back(p.name);
+    when.push_back(p.when == When::prologue ? "prologue" : p.when == When::iteration ? "iteration" : "epilogue");
+  }
   Json summary = summarize(in.plan, in.scenario, in.trace);
   const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
   const std::vector<Rank> drawn = drawn_ranks(in.plan, peak_rank);
@@ -312,6 +315,7 @@ Json report_data(const ReportInput& in) {
   }
   out["overhead_bytes"] = in.plan.overhead_bytes;
   out["phases"] = std::move(phases);
+  out["when"] = std::move(when);
   out["categories"] = named(category_colours, [](std::size_t i) { return name_of(static_cast<Category>(i)); });
   out["streams"] = named(stream_colours, [](std::size_t i) { return name_of(static_cast<StreamId>(i)); });
   out["recorded"] = recorded(in.trace);

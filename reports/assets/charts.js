@@ -39,7 +39,7 @@ function number(x) {
   if (x === null) return 'nan';
   const size = Math.abs(x);
   if (size !== 0 && (size < 1e-3 || size >= 1e9)) return x.toExponential(2);
-  if (size >= 1e4) return count(Math.round(x));
+  if (size >= 1e3) return count(Math.round(x));
   return Number.isInteger(x) ? count(x) : x.toPrecision(4).replace(/\.?0+$/, '');
 }
 

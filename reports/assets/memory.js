@@ -5,7 +5,7 @@ const S = D.summary, M = S.memory, main = document.getElementById('report');
 const W = 1160, left = 104, right = 14;
 const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
 const ranks = M.by_rank.map(r => r.rank);
-const steps = [...new Set(D.visits.map(v => v[1]))].filter(s => s <= D.recorded.last_step).sort((a, b) => a - b);
+const steps = [...new Set(D.visits.filter(v => D.when[v[2]] === 'iteration').map(v => v[1]))].filter(s => s <= D.recorded.last_step).sort((a, b) => a - b);
 const end = Math.max(1e-9, D.recorded.end_s);
 const firstStep = D.visits.filter(v => v[1] === 1);
 const view = new TimeWindow(0, end);
@@ -165,7 +165,8 @@ function memory() {
     rows.push([r.rank, phase, bytes(p.peak_bytes), bytes(p.mapped_peak_bytes), ...used.map(c => p.by_category[c.name] ? bytes(p.by_category[c.name]) : '–')]);
   const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
     Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
-  return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' + (D.drawn.length < ranks.length ? ` ${D.drawn.length} of ${ranks.length} ranks are drawn; the table has all.` : '') +
+  return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' +
+    (S.source === 'measured' ? ' A measured event stands where the program issued it; streams may run later.' : '') + (D.drawn.length < ranks.length ? ` ${D.drawn.length} of ${ranks.length} ranks are drawn; the table has all.` : '') +
     (D.recorded.last_step < S.steps ? ` Events were kept for the first ${D.recorded.last_step} of ${S.steps} steps.` : ''),
     zoomControls(), thumbnails(r => { rank = r; draw(); }), figure, legend(used.map(c => [c.name, c.colour])),
     withTable('peak by rank and phase, with its composition', [['rank'], ['phase', 1], ['live'], ['mapped'], ...used.map(c => [c.name])], rows),

@@ -66,13 +66,14 @@ function gantt() {
     withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the time shown']], busy));
 }
 
+const inIteration = new Set(D.phases.filter((_, i) => D.when[i] === 'iteration'));
 /// Mean start (from the iteration's start) and length of each phase, over the steps it ran in.
 function meanPhases(summary) {
   const origin = {};
-  for (const p of summary.phases) if (p.step > 0) origin[p.step] = Math.min(origin[p.step] ?? Infinity, p.start);
+  for (const p of summary.phases) if (inIteration.has(p.name)) origin[p.step] = Math.min(origin[p.step] ?? Infinity, p.start);
   const sums = new Map();
   for (const p of summary.phases) {
-    if (!(p.step in origin)) continue;
+    if (!inIteration.has(p.name)) continue;
     const s = sums.get(p.name) || {name: p.name, n: 0, start: 0, seconds: 0};
     s.n += 1; s.start += p.start - origin[p.step]; s.seconds += p.seconds;
     sums.set(p.name, s);
@@ -179,7 +180,7 @@ function learning() {
 /// Relative errors as bars to both sides of zero.
 function errorBars(errors, c) {
   const w = 560, row = 27.5, label = 112, middle = (w + label) / 2, hi = Math.max(0.05, ...errors.map(e => Math.abs(e[1])));
-  const x = e => middle + e / hi * ((w - label) / 2 - 46), g = [el('line', {class: 'axis', x1: middle, x2: middle, y1: 0, y2: errors.length * row})];
+  const x = e => middle + e / hi * ((w - label) / 2 - 62), g = [el('line', {class: 'axis', x1: middle, x2: middle, y1: 0, y2: errors.length * row})];
   errors.forEach(([phase, e], i) => g.push(text(label - 8, i * row + 18, phase, {class: 'ink', 'text-anchor': 'end'}),
     el('rect', {x: Math.min(middle, x(e)), y: i * row + 7, width: Math.abs(x(e) - middle), height: row - 14, rx: 2, fill: e < 0 ? '#0072B2' : '#E69F00'}),
     text(x(e) + (e < 0 ? -6 : 6), i * row + 18, percent(e, true), {'text-anchor': e < 0 ? 'end' : 'start'})));
