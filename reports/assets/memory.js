@@ -98,7 +98,7 @@ function memoryChart(rank) {
     el('line', {x1: left, x2: W - right, y1: y(b), y2: y(b), stroke: colour, 'stroke-width': 1.5, 'stroke-dasharray': dash}),
     text(W - right - 4, y(b) - 5, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
   level(M.capacity_bytes, 'capacity ' + bytes(M.capacity_bytes), 'var(--bad)', null);
-  if (M.capacity_bytes >= top_) g.push(text(left + 6, up + 14, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink'}));
+  if (M.capacity_bytes >= top_) g.push(text(left + 6, up + 32, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink'}));
   const mapped = M.by_rank[rank].mapped_peak_bytes + D.overhead_bytes;
   level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4');
   const cursor = el('line', {y1: up, y2: bottom, stroke: 'var(--ink)', opacity: 0});
