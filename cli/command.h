@@ -30,7 +30,13 @@ void add_simulate(CLI::App&, Action&);
 void add_run(CLI::App&, Action&);
 void add_report(CLI::App&, Action&);
 void add_compare(CLI::App&, Action&);
+void add_calibrate(CLI::App&, Action&);
 void add_doctor(CLI::App&, Action&);
+void add_logprobs(CLI::App&, Action&);
+void add_generate(CLI::App&, Action&);
+void add_explain(CLI::App&, Action&);
+void add_sweep(CLI::App&, Action&);
+void add_validate(CLI::App&, Action&);
 
 /// Options of every command that takes a scenario.
 struct ScenarioOptions {

@@ -18,7 +18,13 @@ int main(int argc, char** argv) {
   add_run(app, action);
   add_report(app, action);
   add_compare(app, action);
+  add_explain(app, action);
+  add_sweep(app, action);
+  add_validate(app, action);
+  add_calibrate(app, action);
   add_doctor(app, action);
+  add_logprobs(app, action);
+  add_generate(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -11,8 +11,22 @@ namespace hotbunk {
 namespace {
 
 bool is_gemm(OpKind k) { return k == OpKind::linear || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
+/// Attention is measured in heads of 128: a head of 64 is half of one.
+double heads_of_128(const Op& op) {
+  return static_cast<double>(op.integer(Attr::heads) * op.integer(Attr::head_dim)) / 128.0;
+}
 bool is_attention(OpKind k) {
   return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::paged_attention;
+}
+
+/// The product's rows, columns and depth: dgrad contracts N, wgrad contracts the tokens.
+std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
+  const Tensor& a = op.inputs[0];
+  const Tensor& b = op.inputs[1];
+  const auto m = static_cast<double>(a.shape[0].actual(s));
+  const auto first = static_cast<double>(a.shape[1].actual(s));
+  const auto other = static_cast<double>((op.kind == OpKind::linear ? b.shape[0] : b.shape[1]).actual(s));
+  return op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
 }
 
 /// Output tiles that GEMM libraries choose among and the fraction of the large tile's rate that each sustains: a
@@ -56,6 +70,39 @@ Hops hops_of(OpKind kind, const GroupShape& g) {
 }
 
 }  // namespace
+
+std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank, const Op& op, const Sizes& s,
+                                                     double seconds) const {
+  Measurement m{.op = std::string(name_of(op.kind)), .dtype = DType::f32, .at = {1.0, 1.0, 1.0}, .seconds = seconds};
+  const auto bytes = static_cast<double>(op_bytes(op, s));
+  if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
+    m.at[0] = static_cast<double>(op.map_end - op.map_begin);
+  } else if (op.kind == OpKind::feed || op.kind == OpKind::fetch) {
+    m.op = op.kind == OpKind::feed ? "h2d" : "d2h";
+    m.at[0] = bytes;
+  } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
+    m.op = name_of(op.stream);
+    m.at[0] = static_cast<double>(op.outputs[0].bytes(s));
+  } else if (is_communication(op.kind)) {
+    const GroupShape shape = shape_of(plan.group_of(op.group, rank));
+    m.at = {static_cast<double>(shape.ranks), static_cast<double>(shape.nodes),
+            std::max(static_cast<double>(payload_bytes(op, s)), 1.0)};
+  } else if (is_gemm(op.kind)) {
+    m.dtype = op.inputs[1].dtype;
+    m.at = gemm_size(op, s);
+  } else if (is_compute(op.kind) || op.kind > OpKind::fetch) {
+    m.dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
+    m.at[0] = std::max(bytes, 1.0);
+    if (is_attention(op.kind)) {
+      const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
+      m.at = {tokens, std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0), heads_of_128(op)};
+    }
+  } else {
+    return std::nullopt;  // order and booking cost nothing
+  }
+  if (m.at[0] <= 0.0 || m.at[1] <= 0.0 || m.at[2] <= 0.0) return std::nullopt;  // an empty micro-batch
+  return m;
+}
 
 GroupShape GroupShape::strided(std::int64_t ranks, std::int64_t stride, std::int64_t node) {
   const std::int64_t per_node = std::clamp<std::int64_t>(node / std::max<std::int64_t>(stride, 1), 1, ranks);
@@ -189,14 +236,8 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
   const double flops = op_flops(op, s);
   const auto bytes = static_cast<double>(op_bytes(op, s));
   if (is_gemm(op.kind)) {
-    const Tensor& a = op.inputs[0];
     const Tensor& b = op.inputs[1];
-    const auto m = static_cast<double>(a.shape[0].actual(s));
-    const auto first = static_cast<double>(a.shape[1].actual(s));
-    const auto other = static_cast<double>((op.kind == OpKind::linear ? b.shape[0] : b.shape[1]).actual(s));
-    // The product's rows, columns and depth: dgrad contracts N, wgrad contracts the tokens.
-    const std::array<double, 3> size =
-        op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
+    const std::array<double, 3> size = gemm_size(op, s);
     return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
   }
   const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
@@ -204,7 +245,7 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
     const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
     const double keys = std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0);
     return attention_seconds(flops, keys, bytes, op.kind == OpKind::attention_backward, peak_flops(dtype)) *
-           correction(op.kind, dtype, {tokens, keys, static_cast<double>(op.integer(Attr::heads))});
+           correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
   }
   return std::max(memory_seconds(bytes), flops / std::max(peak_flops(DType::f32), 1.0) * share_) *
          correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});

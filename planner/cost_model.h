@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,10 @@ class CostModel {
   /// from the moment the last participant has arrived. Ranks that share a device are taken to be busy together, as
   /// SPMD programs keep them. Deterministic.
   std::int64_t op_nanoseconds(const Plan&, Rank, const Op&, const Sizes&) const;
+
+  /// What a timed run of an op is to a calibration profile: its name and coordinates as the lookups of this class form
+  /// them. nullopt for ops that cost nothing or did nothing.
+  std::optional<Measurement> measurement_of(const Plan&, Rank, const Op&, const Sizes&, double seconds) const;
 
   // The primitives, in seconds; sizes are those of one rank.
 

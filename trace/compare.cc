@@ -105,41 +105,50 @@ class Comparer {
   std::string phase_;
 };
 
-struct Extent {
-  std::int64_t start_ns = INT64_MAX, end_ns = INT64_MIN;
-  double seconds() const { return end_ns < start_ns ? 0.0 : static_cast<double>(end_ns - start_ns) * 1e-9; }
+/// Stays of all ranks in one phase of one step.
+struct Stay {
+  std::int64_t start_ns = INT64_MAX, total_ns = 0, ranks = 0;
+  /// Mean over ranks: ranks enter and leave at different moments, and stays add up to the run where extents overlap.
+  double seconds() const {
+    return ranks == 0 ? 0.0 : 1e-9 * static_cast<double>(total_ns) / static_cast<double>(ranks);
+  }
 };
-using Extents = std::map<std::pair<std::int32_t, std::int16_t>, Extent>;  // by step and phase
+using Stays = std::map<std::pair<std::int32_t, std::int16_t>, Stay>;  // by step and phase
 
-Extents extents_of(const Trace& trace) {
-  Extents out;
+Stays stays_of(const Trace& trace) {
+  Stays out;
   for (const PhaseSpan& p : trace.phases) {
-    Extent& e = out[{p.step, p.phase}];
-    e.start_ns = std::min(e.start_ns, p.start_ns), e.end_ns = std::max(e.end_ns, p.end_ns);
+    Stay& stay = out[{p.step, p.phase}];
+    stay.start_ns = std::min(stay.start_ns, p.start_ns);
+    stay.total_ns += p.end_ns - p.start_ns;
+    ++stay.ranks;
   }
   return out;
 }
 
 void compare_times(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
-  const Extents in_a = extents_of(a);
-  const Extents in_b = extents_of(b);
-  double a_s = 0.0, b_s = 0.0, weighted = 0.0;
+  const Stays in_a = stays_of(a);
+  const Stays in_b = stays_of(b);
+  std::map<std::int16_t, std::pair<double, double>> totals;  // by phase, over steps
   std::vector<std::pair<std::int64_t, TimeRow>> rows;
-  for (const auto& [key, extent] : in_b) {
+  for (const auto& [key, stay] : in_b) {
     const auto other = in_a.find(key);
     if (other == in_a.end()) continue;
     TimeRow row{key.first, plan.phases[static_cast<std::size_t>(key.second)].name, other->second.seconds(),
-                extent.seconds(), 0.0};
+                stay.seconds(), 0.0};
     if (row.b_s > 0.0) row.error = (row.a_s - row.b_s) / row.b_s;
-    a_s += row.a_s, b_s += row.b_s, weighted += std::abs(row.error) * row.b_s;
-    rows.emplace_back(extent.start_ns, std::move(row));
+    totals[key.second].first += row.a_s, totals[key.second].second += row.b_s;
+    rows.emplace_back(stay.start_ns, std::move(row));
   }
   std::stable_sort(rows.begin(), rows.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
-  for (auto& [start, row] : rows) {
-    if (row.b_s >= 0.01 * b_s) out.max_error = std::max(out.max_error, std::abs(row.error));
-    out.times.push_back(std::move(row));
-  }
-  if (b_s > 0.0) out.mean_error = weighted / b_s, out.iteration_error = (a_s - b_s) / b_s;
+  for (auto& [start, row] : rows) out.times.push_back(std::move(row));
+  double a_s = 0.0, b_s = 0.0, wrong_s = 0.0;
+  for (const auto& [phase, sum] : totals)
+    a_s += sum.first, b_s += sum.second, wrong_s += std::abs(sum.first - sum.second);
+  for (const auto& [phase, sum] : totals)
+    if (sum.second >= 0.01 * b_s && sum.second > 0.0)
+      out.max_error = std::max(out.max_error, std::abs(sum.first - sum.second) / sum.second);
+  if (b_s > 0.0) out.mean_error = wrong_s / b_s, out.iteration_error = (a_s - b_s) / b_s;
 }
 
 /// A phase that only one side ran cannot go unnoticed, even when it moved no byte.

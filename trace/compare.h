@@ -18,7 +18,7 @@ struct Difference {
   std::int64_t a = 0, b = 0;
 };
 
-/// One phase of one step; seconds from the first rank's start to the last rank's end.
+/// One phase of one step; seconds that a rank spends in it, mean over ranks.
 struct TimeRow {
   std::int32_t step = 0;
   std::string phase;
@@ -32,8 +32,8 @@ struct Comparison {
   std::int64_t numbers_compared = 0;
   std::vector<Difference> differences;
   std::vector<TimeRow> times;
-  double mean_error = 0.0;       // of |error| over the rows, each weighted by its b_s
-  double max_error = 0.0;        // of |error|, over phases that take at least 1 % of b's time
+  double mean_error = 0.0;       // of |error| of the phases' totals over steps, each weighted by its share of b
+  double max_error = 0.0;        // of the same, over phases that take at least 1 % of b's time
   double iteration_error = 0.0;  // of the sum of all phases' seconds, signed
 };
 

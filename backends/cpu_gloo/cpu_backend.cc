@@ -52,6 +52,11 @@ Result<Trace> CpuBackend::take_trace() {
   return device_->take_trace();
 }
 
+std::vector<TimedOp> CpuBackend::timings() const {
+  HB_CHECK(device_, "open() comes first");
+  return device_->timings();
+}
+
 std::span<const std::byte> CpuBackend::peek(std::string_view name) const {
   HB_CHECK(device_, "open() comes first");
   for (const Buffer& b : device_->program().buffers)

@@ -19,9 +19,19 @@ struct CpuOptions {
   bool check_resident = false;   // P4: after every phase, resident bytes of the arena == mapped bytes to one chunk
   bool poison = false;           // fill buffers with NaN when they are allocated
   bool check_finite =
-      false;  // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
-  std::string scope;                   // tells apart the plans that one world executes in turn; part of communicators' names
+      false;          // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
+  std::string scope;  // tells apart the plans that one world executes in turn; part of communicators' names
   std::optional<Transport> transport;  // default: shared memory on one host, else gloo
+};
+
+/// One executed op; nanoseconds since the plan was opened.
+struct TimedOp {
+  const Op* op = nullptr;  // of the plan
+  StreamId stream = StreamId::compute;
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  Sizes sizes;
+  std::int64_t start_ns = 0, end_ns = 0;
 };
 
 /// Plays one rank of `world` (the plan's ranks are the world's).
@@ -38,6 +48,9 @@ class CpuBackend final : public Backend {
   /// Of this rank; other ranks' parts are empty (merge_traces joins them).
   Result<Trace> take_trace() override;
 
+  /// What ran when, for calibration; before take_trace.
+  std::vector<TimedOp> timings() const;
+
   /// Reads a buffer of this rank's arena, for tests: empty when its range is not mapped.
   std::span<const std::byte> peek(std::string_view buffer_name) const;
   /// Resident bytes of the device arena as the kernel counts them, and what is mapped.
@@ -49,7 +62,7 @@ class CpuBackend final : public Backend {
   Driver& driver_;
   CpuOptions options_;
   std::shared_ptr<class Arena> memory_;  // outlives the device: the world's communicators know its addresses
-  class CpuDevice* device_ = nullptr;  // owned by the caller of open()
+  class CpuDevice* device_ = nullptr;    // owned by the caller of open()
 };
 
 }  // namespace hotbunk

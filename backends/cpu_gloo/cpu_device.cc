@@ -75,6 +75,7 @@ struct CpuDevice::Stream {
     Where where;
     std::int64_t start_ns, end_ns, bytes;
     double flops;
+    Sizes sizes;
   };
   const StreamId id;
   kernels::KernelContext context;  // before the queue: the queue's thread ends first
@@ -142,8 +143,8 @@ void CpuDevice::open_communicators() {
     const auto& members = plan_.group_of(key.first, rank_);
     if (members.empty()) continue;
     const std::vector<int> ranks(members.begin(), members.end());
-    const std::string name =
-        fmt::format("{}{}/{}", options_.scope, plan_.groups[static_cast<std::size_t>(key.first)].name, name_of(key.second));
+    const std::string name = fmt::format("{}{}/{}", options_.scope,
+                                         plan_.groups[static_cast<std::size_t>(key.first)].name, name_of(key.second));
     communicators_[key] = options_.transport && ranks.size() > 1 ? world_.communicator(ranks, name, *options_.transport)
                                                                  : world_.communicator(ranks, name);
   }
@@ -247,11 +248,13 @@ Status CpuDevice::map(StreamId, const Op& op) {
   return guarded(op, [&] {
     const std::int64_t base = bases_[static_cast<std::size_t>(op.section)];
     Arena& a = arena(op.section);
-    const std::int64_t before = a.counters().mapped;
+    const std::int64_t before = a.counters().mapped, start = now_ns();
     a.map(base + op.map_begin, base + op.map_end,
           fmt::format("section {} in phase {}", name_of(op.section),
                       plan_.phases[static_cast<std::size_t>(where_.phase)].name));
     meter_.add_mapped(space_of(op.section), a.counters().mapped - before);
+    if (where_.step <= options_.span_steps)
+      host_timed_.push_back({&op, op.stream, where_.step, where_.phase, {}, start, now_ns()});
   });
 }
 
@@ -260,9 +263,11 @@ Status CpuDevice::unmap(StreamId, const Op& op) {
   return guarded(op, [&] {
     const std::int64_t base = bases_[static_cast<std::size_t>(op.section)];
     Arena& a = arena(op.section);
-    const std::int64_t before = a.counters().mapped;
+    const std::int64_t before = a.counters().mapped, start = now_ns();
     a.unmap(base + op.map_begin, base + op.map_end);
     meter_.add_mapped(space_of(op.section), a.counters().mapped - before);
+    if (where_.step <= options_.span_steps)
+      host_timed_.push_back({&op, op.stream, where_.step, where_.phase, {}, start, now_ns()});
   });
 }
 
@@ -282,8 +287,8 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
       throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
     }
     if (timed)
-      s.timed.push_back(
-          {&op, where, start, now_ns(), bytes >= 0 ? bytes : op_bytes(op, args.sizes), op_flops(op, args.sizes)});
+      s.timed.push_back({&op, where, start, now_ns(), bytes >= 0 ? bytes : op_bytes(op, args.sizes),
+                         op_flops(op, args.sizes), args.sizes});
   });
   return {};
 }
@@ -383,7 +388,8 @@ std::int64_t CpuDevice::run_peer_copy(Stream& s, const Op& op, const Sizes&) {
 }
 
 void CpuDevice::check_outputs(Stream& s, const Op& op, const Sizes& sizes) const {
-  if (!is_compute(op.kind) || op.kind == OpKind::kv_write) return;  // what only moves data makes no NaN, and may fill its output in parts
+  if (!is_compute(op.kind) || op.kind == OpKind::kv_write)
+    return;  // what only moves data makes no NaN, and may fill its output in parts
   for (const Tensor& t : op.outputs) {
     if (t.dtype != DType::f32 && t.dtype != DType::bf16) continue;
     const auto found = kernels::find_nonfinite(s.context, {address(t), t.dtype}, t.elements(sizes));
@@ -435,6 +441,15 @@ RankTraffic CpuDevice::traffic() const {
 }
 
 bool CpuDevice::is_mapped(const Buffer& b) const { return device_.counters().mapped > 0 && b.bytes() > 0; }
+
+std::vector<TimedOp> CpuDevice::timings() const {
+  std::vector<TimedOp> out = host_timed_;
+  for (const auto& s : streams_)
+    if (s)
+      for (const Stream::Timed& t : s->timed)
+        out.push_back({t.op, s->id, t.where.step, t.where.phase, t.sizes, t.start_ns, t.end_ns});
+  return out;
+}
 
 Trace CpuDevice::take_trace() {
   const auto ranks = static_cast<std::size_t>(plan_.num_ranks());

@@ -42,6 +42,8 @@ class CpuDevice final : public Device, public Addresses {
   std::byte* buffer_address(const Buffer&) const;
   bool is_mapped(const Buffer&) const;
   Trace take_trace();
+  /// Every timed op of the kept steps, for calibration; call before take_trace.
+  std::vector<TimedOp> timings() const;
 
  private:
   struct Stream;
@@ -85,6 +87,7 @@ class CpuDevice final : public Device, public Addresses {
   MemoryMeter meter_;
   std::int64_t epoch_ns_ = 0;
   Where where_;
+  std::vector<TimedOp> host_timed_;  // map and unmap, which run on the calling thread
   Trace trace_;
 };
 
