@@ -188,8 +188,9 @@ void GlooCommunicator::transfer(const std::string& what, std::uint64_t slot, con
     for (const Transfer& t : all) longest = std::max(longest, t.bytes);
   const std::int64_t num_pieces = (longest + piece_bytes - 1) / piece_bytes;
 
-  // gloo sends what its receiver has asked for. Asking for two pieces at a time keeps what is under way below TCP's
-  // window; whole messages close the window now and then, and TCP's persist timer then costs 200 ms and more each time.
+  // gloo sends what its receiver has asked for, so asking for two pieces at a time bounds what is under way. Whole
+  // messages overrun TCP's window when ranks share cores, and every persist timer then costs 200 ms and more: 128 MiB
+  // once took 15 s.
   Pending even(*this, what, recv, extent(recvs)), odd(*this, what, recv, extent(recvs));
   Pending out(*this, what, send, extent(sends));
   const auto start = [&](std::int64_t piece) {

@@ -107,12 +107,12 @@ class Children {
     return false;
   }
 
+  /// The end nearer the cause is kept: a signal explains more than an exit code, and exit code 3 is what a rank says
+  /// that saw another one die. Which of them is collected first is chance.
+  static int strength(const RankExit& e) { return e.signal != 0 ? 2 : e.exit_code != 3 ? 1 : 0; }
+
   void note_failure(const RankExit& e) {
-    // Several may be found in one pass: exit code 3 is what a rank says that saw another one die, so any other end is
-    // nearer the cause.
-    const bool consequence = e.signal == 0 && e.exit_code == 3;
-    const bool have_cause = failed() && (result_.first_failure->signal != 0 || result_.first_failure->exit_code != 3);
-    if (!failed() || (!consequence && !have_cause && !killing_)) result_.first_failure = e;
+    if (!failed() || (!killing_ && strength(e) > strength(*result_.first_failure))) result_.first_failure = e;
   }
 
  public:

@@ -253,21 +253,29 @@ TcpStore::TcpStore(const std::string& host, int port, double connect_seconds)
 
 TcpStore::~TcpStore() { close(fd_); }
 
+void TcpStore::fail_broken() {
+  if (interrupt_) interrupt_(true);
+  throw RuntimeFailure("the rendezvous connection to rank 0 is broken");
+}
+
+void TcpStore::send(Message type, std::string_view key, std::string_view value) {
+  if (!send_frame(fd_, type, key, value)) fail_broken();
+}
+
 void TcpStore::set(std::string_view key, std::string_view value) {
   std::lock_guard lock(mutex_);
-  if (!send_frame(fd_, Message::set, key, value)) throw RuntimeFailure("the connection to rank 0 is broken");
+  send(Message::set, key, value);
 }
 
 std::string TcpStore::get(std::string_view key, double seconds) {
   std::lock_guard lock(mutex_);
-  if (!send_frame(fd_, Message::get, key, "")) throw RuntimeFailure("the connection to rank 0 is broken");
+  send(Message::get, key, "");
   return wait_value(key, seconds);
 }
 
 std::int64_t TcpStore::add(std::string_view key, std::int64_t delta) {
   std::lock_guard lock(mutex_);
-  if (!send_frame(fd_, Message::add, key, std::to_string(delta)))
-    throw RuntimeFailure("the connection to rank 0 is broken");
+  send(Message::add, key, std::to_string(delta));
   return std::stoll(wait_value(key, 60.0));
 }
 
@@ -279,7 +287,7 @@ std::string TcpStore::wait_value(std::string_view key, double seconds) {
       if (frame.key == key) return frame.value;
     pollfd p{fd_, POLLIN, 0};
     const int ready = poll(&p, 1, 100);
-    if (interrupt_) interrupt_();
+    if (interrupt_) interrupt_(false);
     if (ready <= 0) {
       if (Clock::now() >= deadline)
         throw RuntimeFailure(
@@ -289,7 +297,7 @@ std::string TcpStore::wait_value(std::string_view key, double seconds) {
     char buffer[16 << 10];
     const ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw RuntimeFailure("rank 0 closed the rendezvous connection");
+    if (n <= 0) fail_broken();
     input_.append(buffer, static_cast<std::size_t>(n));
   }
 }

@@ -88,8 +88,9 @@ class TcpStore {
   TcpStore& operator=(const TcpStore&) = delete;
 
   int fd() const { return fd_; }
-  /// Called while waiting, ten times a second; throws to give up.
-  void set_interrupt(std::function<void()> interrupt) { interrupt_ = std::move(interrupt); }
+  /// Called while waiting, ten times a second, and when the connection broke (broken: somebody died or is about to be
+  /// known dead); throws to give up with a better reason.
+  void set_interrupt(std::function<void(bool broken)> interrupt) { interrupt_ = std::move(interrupt); }
 
   void set(std::string_view key, std::string_view value);
   /// Waits for the key. RuntimeFailure after `seconds`.
@@ -99,11 +100,13 @@ class TcpStore {
 
  private:
   std::string wait_value(std::string_view key, double seconds);
+  void send(Message, std::string_view key, std::string_view value);
+  [[noreturn]] void fail_broken();
 
   int fd_;
   std::mutex mutex_;
   std::string input_;
-  std::function<void()> interrupt_;
+  std::function<void(bool)> interrupt_;
 };
 
 }  // namespace hotbunk

@@ -87,7 +87,10 @@ World::World(const LaunchEnv& env, const WorldOptions& options) : World(options)
   watch.socket = connect_to(env.master_addr, env.master_port, options_.connect_seconds);
   watch.unwind_seconds = options_.unwind_seconds;
   watch_ = std::make_unique<DeathWatch>(watch);
-  store_->set_interrupt([this] { watch_->check("the rendezvous"); });
+  store_->set_interrupt([this](bool broken) {
+    if (broken) watch_->wait_for_death(2.0);  // rank 0 went because of another one: its watcher told us before
+    watch_->check("the rendezvous");
+  });
   meet_hosts();
 }
 

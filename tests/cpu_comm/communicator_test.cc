@@ -230,6 +230,7 @@ TEST_CASE("an arena buffer here, ordinary memory there: transports mix", "[comm]
     for (std::int64_t i = 0; i < n; ++i)
       RANK_REQUIRE(same_bits(summed[i], naive<float>(3, i, ReduceOp::sum)), "[{}]", i);
   });
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -258,6 +259,7 @@ TEST_CASE("two communicators of one group on two streams do not interfere", "[co
     t.join();
     if (other) std::rethrow_exception(other);
   });
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -271,6 +273,7 @@ TEST_CASE("subgroups, in an order of their own", "[comm]") {
     c->all_gather(&me, got, sizeof me);
     RANK_REQUIRE(got[0] == group[0] && got[1] == group[1]);
   });
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -304,6 +307,7 @@ TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
     expected.push_back({6, CommOp::barrier, 1, 0, 0, 0});
     RANK_REQUIRE(c->traffic() == expected);
   });
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -357,6 +361,7 @@ TEST_CASE("ranks that disagree are told apart before memory is touched", "[comm]
         for (int i = 202; i < 2000; ++i) RANK_REQUIRE(b[i] == 2.0f, "[{}]", i);  // beyond what was legal to write
       },
       options);
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -377,6 +382,7 @@ TEST_CASE("a message of another size is refused by the receiver", "[comm]") {
                    message);
     }
   });
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -418,6 +424,7 @@ TEST_CASE("peers read shared memory without its owner's help", "[comm]") {
     }
     RANK_REQUIRE(refused);
   });
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
@@ -436,13 +443,13 @@ TEST_CASE("a wait that takes too long says for whom", "[comm]") {
             message = e.what();
           }
           RANK_REQUIRE(
-              message.find(
-                  "barrier #1 of group fsdp (ranks 0, 1, 2), waiting for ranks 2: nothing happened for 0.3 s") == 0,
+              message.find("barrier #1 of group fsdp (ranks 0, 1, 2), waiting for ranks 2: nothing happened for ") == 0,
               "{}", message);
         }
         world.barrier("end");
       },
       options);
+  INFO(result.message);
   CHECK(result.exit_code == 0);
 }
 
