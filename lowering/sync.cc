@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "lowering/rollout.h"
 
 namespace hotbunk {
@@ -78,6 +79,7 @@ class SyncLowering {
       : s_(s), b_(b), t_(t), r_(r), rank_(rank), to_(destinations_of(r)) {}
 
   void lower() {
+    zero_padding();
     const std::vector<Bucket> buckets = fill_buckets(t_, s_.sync.bucket_bytes, s_.rollout.dtype);
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const std::string name = fmt::format("sync.bucket{}.", i);
@@ -88,6 +90,21 @@ class SyncLowering {
   }
 
  private:
+  /// A vocabulary that does not divide by tp leaves rows behind the last rank's own that no parameter fills. Sampling
+  /// ignores their logits, but what lies in fresh memory must not look like a fault, or differ from run to run.
+  void zero_padding() {
+    for (std::size_t i = 0; i < r_.weights().size(); ++i) {
+      const LocalWeight& w = r_.weights()[i];
+      std::int64_t filled = 0;
+      for (const auto& source : w.sources)
+        filled += (source.piece.row_end - source.piece.row_begin) * (source.piece.col_end - source.piece.col_begin);
+      if (filled == w.elements()) continue;
+      HB_CHECK(w.sources.size() <= 1 && filled % w.cols == 0, "'{}' is padded elsewhere than in its last rows", w.name);
+      b_.emit(OpKind::zero, StreamId::compute, "sync.padding." + w.name, {},
+              {b_.view(r_.buffer(i), s_.rollout.dtype, {fixed(w.elements() - filled)}, filled)});
+    }
+  }
+
   Tensor pack(const Bucket& bucket, const std::string& name, DType dtype) {
     const Tensor part = b_.transient(name + "part", dtype, {fixed(bucket.elements)}, Category::communication);
     std::vector<Tensor> shards;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/rng.h"
 #include "lowering/sample_rows.h"
 
 namespace hotbunk {
@@ -120,6 +121,42 @@ bool StepPayload::feed(Slot slot, std::span<std::byte> d) const {
 
 bool StepPayload::fetch(Slot slot, std::span<const std::byte> s) {
   return slot == Slot::metrics && get(s, static_cast<std::size_t>(Metric::count), metrics);
+}
+
+std::shared_ptr<RolloutPayload> feed_step(const Scheduler& scheduler, const EngineStep& step,
+                                          std::span<const TokenSequence> sequences, std::int64_t seed,
+                                          std::int32_t iteration, std::int64_t max_blocks) {
+  auto payload = std::make_shared<RolloutPayload>();
+  payload->tables = scheduler.tables(step, max_blocks);
+  for (const Chunk& c : step.chunks) {
+    const std::int64_t sample = scheduler.requests()[static_cast<std::size_t>(c.request)].sample;
+    const auto& tokens = sequences[static_cast<std::size_t>(sample)].tokens;
+    payload->token_ids.insert(payload->token_ids.end(), tokens.begin() + c.first, tokens.begin() + c.first + c.count);
+    const std::uint64_t counter = (static_cast<std::uint64_t>(iteration) << 32) | static_cast<std::uint64_t>(sample);
+    const Philox4 words = random_words(static_cast<std::uint64_t>(seed), RngPurpose::sample, counter,
+                                       static_cast<std::uint64_t>(c.first + c.count));
+    payload->uniforms.push_back(uniform24(words[0]));
+  }
+  return payload;
+}
+
+std::vector<std::uint8_t> take_step(const Scheduler& scheduler, const EngineStep& step, const Args& args,
+                                    std::span<TokenSequence> sequences, std::int32_t eos) {
+  const auto* payload = dynamic_cast<const RolloutPayload*>(args.payload.get());
+  HB_CHECK(payload != nullptr && payload->sampled_ids.size() == step.chunks.size() &&
+               payload->sampled_logps.size() == step.chunks.size(),
+           "step {}: {} chunks, but their samples have not been fetched", args.step, step.chunks.size());
+  std::vector<std::uint8_t> flags;
+  for (std::size_t i = 0; i < step.chunks.size(); ++i) {
+    const Chunk& c = step.chunks[i];
+    flags.push_back(c.samples && payload->sampled_ids[i] == eos ? 1 : 0);
+    if (!c.samples) continue;
+    const std::int64_t sample = scheduler.requests()[static_cast<std::size_t>(c.request)].sample;
+    TokenSequence& sequence = sequences[static_cast<std::size_t>(sample)];
+    sequence.tokens.push_back(payload->sampled_ids[i]);
+    sequence.rollout_logps.push_back(payload->sampled_logps[i]);
+  }
+  return flags;
 }
 
 void write_row(const TokenSequence& sequence, std::int64_t sample, std::span<std::int32_t> row,

@@ -1,6 +1,7 @@
 // What the feeds of one block hold, and what its fetches brought: the payloads that RL drivers attach to Args.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -67,6 +68,15 @@ struct StepPayload final : SlotPayload {
   bool feed(Slot, std::span<std::byte> destination) const override;
   bool fetch(Slot, std::span<const std::byte> source) override;
 };
+
+/// What a step of an engine is fed: its chunks' tokens of `sequences` (by sample), and uniforms that are a function of
+/// (seed, iteration, sample, position) alone.
+std::shared_ptr<RolloutPayload> feed_step(const Scheduler&, const EngineStep&, std::span<const TokenSequence> sequences,
+                                          std::int64_t seed, std::int32_t iteration, std::int64_t max_blocks);
+/// Appends the tokens and log-probs that the step of these Args sampled to their sequences; [chunk]: 1 where the token
+/// was `eos` (-1: there is none).
+std::vector<std::uint8_t> take_step(const Scheduler&, const EngineStep&, const Args&,
+                                    std::span<TokenSequence> sequences, std::int32_t eos);
 
 /// Rows of the exchange (lowering/sample_rows.h): header, tokens, the rest -1; log-probs beside them.
 void write_row(const TokenSequence&, std::int64_t sample, std::span<std::int32_t> row, std::span<float> logps);

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "base/rng.h"
 #include "lowering/sample_rows.h"
 #include "rl/advantages.h"
 
@@ -47,41 +46,14 @@ std::vector<std::int64_t> RlDriver::response_caps(std::int32_t) {
 }
 
 std::shared_ptr<Payload> RlDriver::rollout_payload(Iteration& it, std::int64_t engine, const EngineStep& step) {
-  const Scheduler& scheduler = it.engines[static_cast<std::size_t>(engine)].scheduler;
-  const Rollout& r = rollout(it.step);
-  auto payload = std::make_shared<RolloutPayload>();
-  payload->tables = scheduler.tables(step, max_blocks_per_seq(scenario()));
-  for (const Chunk& c : step.chunks) {
-    const std::int64_t sample = scheduler.requests()[static_cast<std::size_t>(c.request)].sample;
-    const auto& tokens = r.sequences[static_cast<std::size_t>(sample)].tokens;
-    payload->token_ids.insert(payload->token_ids.end(), tokens.begin() + c.first, tokens.begin() + c.first + c.count);
-    const std::uint64_t counter = (static_cast<std::uint64_t>(it.step) << 32) | static_cast<std::uint64_t>(sample);
-    const Philox4 words = random_words(static_cast<std::uint64_t>(scenario().seed), RngPurpose::sample, counter,
-                                       static_cast<std::uint64_t>(c.first + c.count));
-    payload->uniforms.push_back(uniform24(words[0]));
-  }
-  return payload;
+  return feed_step(it.engines[static_cast<std::size_t>(engine)].scheduler, step, rollout(it.step).sequences,
+                   scenario().seed, it.step, max_blocks_per_seq(scenario()));
 }
 
 std::vector<std::uint8_t> RlDriver::ended(Iteration& it, std::int64_t engine, const EngineStep& step,
                                           const Args& args) {
-  const auto* payload = dynamic_cast<const RolloutPayload*>(args.payload.get());
-  HB_CHECK(payload != nullptr && payload->sampled_ids.size() == step.chunks.size() &&
-               payload->sampled_logps.size() == step.chunks.size(),
-           "step {}: {} chunks, but their samples have not been fetched", it.step, step.chunks.size());
-  const Scheduler& scheduler = it.engines[static_cast<std::size_t>(engine)].scheduler;
-  Rollout& r = rollout(it.step);
-  std::vector<std::uint8_t> flags;
-  for (std::size_t i = 0; i < step.chunks.size(); ++i) {
-    const Chunk& c = step.chunks[i];
-    flags.push_back(c.samples && payload->sampled_ids[i] == token::eos ? 1 : 0);
-    if (!c.samples) continue;
-    const std::int64_t sample = scheduler.requests()[static_cast<std::size_t>(c.request)].sample;
-    TokenSequence& sequence = r.sequences[static_cast<std::size_t>(sample)];
-    sequence.tokens.push_back(payload->sampled_ids[i]);
-    sequence.rollout_logps.push_back(payload->sampled_logps[i]);
-  }
-  return flags;
+  return take_step(it.engines[static_cast<std::size_t>(engine)].scheduler, step, args, rollout(it.step).sequences,
+                   token::eos);
 }
 
 std::shared_ptr<Payload> RlDriver::exchange_payload(Iteration& it, Rank rank) {

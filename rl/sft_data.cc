@@ -16,15 +16,16 @@ constexpr std::size_t max_problems = 20;  // a file that is wrong in every line 
 /// One line of the file, judged; problems are appended.
 class LineReader {
  public:
-  LineReader(SourceLocation where, std::int64_t vocab, std::int64_t max_tokens, Diagnostics& problems)
-      : where_(std::move(where)), vocab_(vocab), max_tokens_(max_tokens), problems_(problems) {}
+  /// `plain`: bare arrays, with nothing to learn in them.
+  LineReader(SourceLocation where, const TokenLines& rules, bool plain, Diagnostics& problems)
+      : where_(std::move(where)), rules_(rules), plain_(plain), problems_(problems) {}
 
   bool read(const std::string& text, TokenSequence& sequence) {
     const auto json = parse_json(text, where_.file, {}, "E122", false);
     if (!json) return problem("E122", json.error().front().message);
     const nlohmann::json* tokens = &*json;
     sequence.prompt_tokens = 1;
-    if (json->is_object()) {
+    if (json->is_object() && !plain_) {
       if (!json->contains("tokens")) return problem("E122", "an object without \"tokens\"");
       tokens = &(*json)["tokens"];
       if (json->contains("prompt_length")) {
@@ -34,7 +35,9 @@ class LineReader {
         sequence.prompt_tokens = length.get<std::int64_t>();
       }
     }
-    return read_tokens(*tokens, sequence) && check_lengths(sequence);
+    if (!read_tokens(*tokens, sequence)) return false;
+    if (plain_) sequence.prompt_tokens = static_cast<std::int64_t>(sequence.tokens.size());
+    return check_lengths(sequence);
   }
 
  private:
@@ -43,7 +46,8 @@ class LineReader {
                          .message = std::move(message),
                          .where = where_,
                          .notes = {},
-                         .help = "each line is [ids...] or {\"tokens\": [ids...], \"prompt_length\": n}"});
+                         .help = plain_ ? "each line is [ids...]"
+                                        : "each line is [ids...] or {\"tokens\": [ids...], \"prompt_length\": n}"});
     return false;
   }
 
@@ -53,8 +57,8 @@ class LineReader {
     for (const auto& id : tokens) {
       if (!id.is_number_integer()) return problem("E122", fmt::format("{} is no token id", describe_json(id)));
       const auto value = id.get<std::int64_t>();
-      if (value < 0 || value >= vocab_)
-        return problem("E123", fmt::format("token {} is outside the vocabulary [0, {})", value, vocab_));
+      if (value < 0 || value >= rules_.vocab)
+        return problem("E123", fmt::format("token {} is outside the vocabulary [0, {})", value, rules_.vocab));
       sequence.tokens.push_back(static_cast<std::int32_t>(value));
     }
     return true;
@@ -62,23 +66,22 @@ class LineReader {
 
   bool check_lengths(const TokenSequence& s) {
     const auto count = static_cast<std::int64_t>(s.tokens.size());
-    if (count < 2) return problem("E124", fmt::format("{} tokens: there is nothing to predict", count));
-    if (count > max_tokens_)
-      return problem("E124", fmt::format("{} tokens do not fit train.micro_batch_tokens = {}", count, max_tokens_));
+    if (count < (plain_ ? 1 : 2)) return problem("E124", fmt::format("{} tokens: there is nothing to predict", count));
+    if (count > rules_.max_tokens)
+      return problem("E124", fmt::format("{} tokens do not fit {} = {}", count, rules_.limit, rules_.max_tokens));
+    if (plain_) return true;
     if (s.prompt_tokens < 1 || s.prompt_tokens >= count)
       return problem("E124", fmt::format("a prompt of {} of {} tokens", s.prompt_tokens, count));
     return true;
   }
 
   SourceLocation where_;
-  std::int64_t vocab_, max_tokens_;
+  const TokenLines& rules_;
+  bool plain_;
   Diagnostics& problems_;
 };
 
-}  // namespace
-
-Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path& path, std::int64_t vocab,
-                                                 std::int64_t max_tokens) {
+Result<std::vector<TokenSequence>> read_lines(const std::filesystem::path& path, const TokenLines& rules, bool plain) {
   const auto text = read_file(path);
   if (!text) return fail(text.error());
   std::vector<TokenSequence> sequences;
@@ -90,17 +93,28 @@ Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path& pa
     begin = end + 1;
     if (content.find_first_not_of(" \t\r") == std::string::npos) continue;
     TokenSequence sequence;
-    if (LineReader({path.string(), line, 0}, vocab, max_tokens, problems).read(content, sequence))
+    if (LineReader({path.string(), line, 0}, rules, plain, problems).read(content, sequence))
       sequences.push_back(std::move(sequence));
   }
   if (!problems.empty()) return fail(std::move(problems));
   if (sequences.empty())
     return fail({.code = "E125",
-                 .message = "no sequence to train on",
+                 .message = "no line holds a sequence",
                  .where = {path.string(), 0, 0},
                  .notes = {},
                  .help = {}});
   return sequences;
+}
+
+}  // namespace
+
+Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path& path, std::int64_t vocab,
+                                                 std::int64_t max_tokens) {
+  return read_lines(path, {vocab, max_tokens, "train.micro_batch_tokens"}, false);
+}
+
+Result<std::vector<TokenSequence>> read_token_lines(const std::filesystem::path& path, const TokenLines& rules) {
+  return read_lines(path, rules, true);
 }
 
 }  // namespace hotbunk

@@ -1,7 +1,8 @@
-// Supervised data: JSONL of token ids.
+// Token ids from JSONL files: supervised data, sequences to score, prompts to continue.
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "base/diagnostic.h"
@@ -16,5 +17,16 @@ namespace hotbunk {
 /// line.
 Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path&, std::int64_t vocab,
                                                  std::int64_t max_tokens);
+
+/// What the lines of a token file must be.
+struct TokenLines {
+  std::int64_t vocab = 0;
+  std::int64_t max_tokens = 0;
+  std::string limit;  // where max_tokens comes from, for messages
+};
+
+/// One array of at least one token id per line, nothing else; blank lines are skipped. The whole line is the prompt.
+/// Errors as above.
+Result<std::vector<TokenSequence>> read_token_lines(const std::filesystem::path&, const TokenLines&);
 
 }  // namespace hotbunk

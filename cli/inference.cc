@@ -1,0 +1,80 @@
+#include "cli/inference.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "backends/cpu_gloo/cpu_backend.h"
+#include "base/check.h"
+#include "rl/inference_driver.h"
+#include "spec/catalog.h"
+#include "spec/model_config.h"
+
+namespace hotbunk {
+
+void add_inference_options(CLI::App& app, InferenceOptions& o) {
+  app.add_option("--model", o.model, "model folder: config.json and safetensors")->required();
+  app.add_option("--tokens", o.tokens, "JSONL, one array of token ids per line; blank lines are skipped")->required();
+  app.add_option("--dtype", o.dtype, "compute in fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--threads", o.threads, "compute threads (default: all cores)")->check(CLI::NonNegativeNumber);
+  app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
+}
+
+DType dtype_of(const InferenceOptions& o) { return o.dtype == "bf16" ? DType::bf16 : DType::f32; }
+
+Result<ModelSpec> open_model(const std::string& folder) {
+  auto model = load_model(folder);
+  // Without weights a scenario would start at random; here that would be an answer about nothing. The reader says what
+  // is missing.
+  if (model && model->weights_path.empty()) model->weights_path = folder;
+  return model;
+}
+
+std::optional<std::vector<TokenSequence>> run_inference(const Scenario& scenario, Purpose purpose, std::vector<TokenSequence> sequences, const InferenceOptions& o, int& code) {
+  auto plan = lower(scenario, purpose);
+  if (!plan) {
+    code = report_errors(plan.error());
+    return std::nullopt;
+  }
+  const Job job{scenario, std::move(*plan), {}};
+  if (const auto error = fit_error(job)) {
+    code = report_errors({*error});
+    return std::nullopt;
+  }
+  auto driver = InferenceDriver::create(job.plan, scenario, std::move(sequences));
+  if (!driver) {
+    code = report_errors(driver.error());
+    return std::nullopt;
+  }
+  try {
+    World world;
+    CpuOptions cpu;
+    cpu.compute_threads = static_cast<int>(o.threads > 0 ? o.threads : local_machine().cores);
+    CpuBackend backend(world, **driver, cpu);
+    if (auto trace = execute(job.plan, backend, **driver, {.steps = 1, .local_ranks = {0}}); !trace) {
+      code = report_errors(trace.error());
+      return std::nullopt;
+    }
+  } catch (const RuntimeFailure& e) {
+    code = report_errors({Diagnostic{.code = "E603", .message = e.what(), .where = {}, .notes = {}, .help = ""}});
+    return std::nullopt;
+  }
+  return (*driver)->sequences();
+}
+
+std::vector<double> as_written(const std::vector<float>& values) {
+  std::vector<double> out;
+  for (const float value : values) {
+    const std::string text = fmt::format("{}", value);
+    double number = 0.0;
+    std::from_chars(text.data(), text.data() + text.size(), number);
+    out.push_back(number);
+  }
+  return out;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,53 @@
+// logprobs: the log-prob of every token of given sequences but the first, by the training engine's forward pass.
+#include <cstdio>
+#include <memory>
+#include <numeric>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/inference.h"
+#include "rl/inference_driver.h"
+#include "rl/sft_data.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json document(const InferenceOptions& o, const std::vector<TokenSequence>& sequences) {
+  Json rows = Json::array();
+  for (const TokenSequence& s : sequences)
+    rows.push_back({{"tokens", s.tokens.size()}, {"sum", std::accumulate(s.rollout_logps.begin(), s.rollout_logps.end(), 0.0)}, {"logprobs", as_written(s.rollout_logps)}});
+  return {{"schema", "hotbunk.logprobs/1"}, {"model", o.model}, {"dtype", o.dtype}, {"sequences", rows}};
+}
+
+int run(const InferenceOptions& o) {
+  const auto model = open_model(o.model);
+  if (!model) return report_errors(model.error());
+  auto sequences = read_token_lines(o.tokens, {model->vocab, model->max_position, "the model's max_position_embeddings"});
+  if (!sequences) return report_errors(sequences.error());
+  for (TokenSequence& s : *sequences) s.prompt_tokens = 1;  // nothing predicts the first token
+  const Scenario scenario = score_scenario(*model, *sequences, dtype_of(o));
+  int code = exit_done;
+  const auto scored = run_inference(scenario, Purpose::score, std::move(*sequences), o, code);
+  if (!scored) return code;
+  if (o.json) {
+    fmt::print("{}\n", document(o, *scored).dump());
+    return exit_done;
+  }
+  for (const TokenSequence& s : *scored) fmt::print("{}\n", Json(as_written(s.rollout_logps)).dump());
+  return exit_done;
+}
+
+}  // namespace
+
+void add_logprobs(CLI::App& app, Action& action) {
+  auto o = std::make_shared<InferenceOptions>();
+  CLI::App* sub = app.add_subcommand("logprobs", "log-probs of token sequences: a JSON array per line, of n - 1 values for n tokens (the first token has none)");
+  add_inference_options(*sub, *o);
+  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,161 @@
+// P3: greedy generation equals transformers' token for token, and decoding over a paged KV cache equals the full
+// forward pass, whatever the batching and the tensor parallelism.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "tests/numerics/inference_run.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+/// What P3 allows to logits; log-probs are differences of them.
+constexpr double logp_bound = 1e-5;
+constexpr std::int64_t new_tokens = 12;
+
+Scenario greedy(const Golden& g, std::int64_t tp = 1) {
+  return generate_scenario(
+      g.model, prompts_of(g.prompts),
+      {.max_new_tokens = new_tokens, .temperature = 0.0, .seed = 0, .tp = tp, .dtype = DType::f32});
+}
+
+/// 3 requests of at most 24 tokens share 8 blocks of 4: they cannot all finish without one giving way.
+void shrink_pool(Scenario& s) {
+  s.rollout.block_tokens = 4;
+  s.rollout.kv_cache_tokens = 32;
+}
+
+}  // namespace
+
+TEST_CASE("log-probs of whole sequences agree with transformers") {
+  for (const std::string& name : golden_models()) {
+    CAPTURE(name);
+    const Golden g = Golden::load(name);
+    CHECK(relative_error(score(g.model, g.sequences), g.tensor("logprobs")) <= logp_bound);
+  }
+}
+
+TEST_CASE("greedy generation equals transformers' token for token, and the full forward pass") {
+  for (const std::string& name : golden_models()) {
+    CAPTURE(name);
+    const Golden g = Golden::load(name);
+    const Generated out = generate(greedy(g), prompts_of(g.prompts));
+    CHECK(out.new_tokens() == g.new_tokens);
+    CHECK(relative_error(out.logps(), score(g.model, out.sequences)) <= logp_bound);
+  }
+}
+
+TEST_CASE("chunked prefill, preemption and small batches generate the same") {
+  for (const std::string& name : golden_models()) {
+    CAPTURE(name);
+    const Golden g = Golden::load(name);
+    const auto prompts = prompts_of(g.prompts);
+    const Generated plain = generate(greedy(g), prompts);
+    const auto same = [&](const Generated& out) {
+      CHECK(out.new_tokens() == g.new_tokens);
+      CHECK(relative_error(out.logps(), plain.logps()) <= logp_bound);
+    };
+    Scenario chunked = greedy(g);
+    chunked.rollout.max_prefill_tokens = 5;
+    const Generated in_chunks = generate(chunked, prompts);
+    CHECK(in_chunks.prefill_steps > plain.prefill_steps);
+    same(in_chunks);
+
+    Scenario tight = greedy(g);
+    shrink_pool(tight);
+    const Generated preempted = generate(tight, prompts);
+    CHECK(preempted.preemptions > 0);
+    same(preempted);
+
+    tight.rollout.max_prefill_tokens = 5;  // what a preemption lost is prefilled again in chunks
+    same(generate(tight, prompts));
+
+    Scenario alone = greedy(g);
+    alone.rollout.max_running_requests = 1;
+    same(generate(alone, prompts));
+  }
+}
+
+TEST_CASE("tensor parallelism generates the same, with fewer key-value heads than ranks too") {
+  // Ranks that the query heads divide into; key-value heads: 2, 2, 2, 4, 1, 2.
+  const std::map<std::string, std::vector<std::int64_t>> cases = {{"llama-gqa", {2, 4}},  {"qwen2-bias", {2, 4}},
+                                                                  {"qwen3-norm", {4}},    {"llama-tied", {2, 4}},
+                                                                  {"mha-one-kv", {2, 4}}, {"llama3-rope", {2}}};
+  for (const auto& [name, sizes] : cases) {
+    const Golden g = Golden::load(name);
+    const auto prompts = prompts_of(g.prompts);
+    const std::vector<float> one = generate(greedy(g), prompts).logps();
+    for (const std::int64_t tp : sizes) {
+      CAPTURE(name, tp);
+      Scenario s = greedy(g, tp);
+      if (tp == 4) shrink_pool(s);
+      s.sync.transport = tp == 2 ? SyncTransport::collective : SyncTransport::ipc;
+      const Generated out = generate(s, prompts);
+      CHECK(out.new_tokens() == g.new_tokens);
+      CHECK(relative_error(out.logps(), one) <= logp_bound);
+    }
+  }
+}
+
+TEST_CASE("sampling is a function of the seed, not of the batching") {
+  const Golden g = Golden::load("qwen3-norm");
+  const auto prompts = prompts_of(g.prompts);
+  const auto sample = [&](std::int64_t seed, std::int64_t running) {
+    Scenario s = greedy(g);
+    s.rollout.temperature = 1.0;
+    s.rollout.max_running_requests = running;
+    s.seed = seed;
+    return generate(s, prompts);
+  };
+  const Generated first = sample(1, 64);
+  CHECK(first.new_tokens() == sample(1, 64).new_tokens());
+  CHECK(first.new_tokens() == sample(1, 1).new_tokens());
+  CHECK(first.new_tokens() != sample(2, 64).new_tokens());
+  CHECK(relative_error(first.logps(), score(g.model, first.sequences)) <= logp_bound);
+}
+
+TEST_CASE("sampled tokens follow softmax(logits / temperature)") {
+  const Golden g = Golden::load("llama-gqa");
+  constexpr double temperature = 0.7;
+  constexpr int draws = 4096;
+  const auto& prompt = g.prompts[0];
+  const std::vector<TokenSequence> prompts(draws, prompts_of({prompt})[0]);
+  const Generated out = generate(
+      generate_scenario(g.model, prompts,
+                        {.max_new_tokens = 1, .temperature = temperature, .seed = 3, .tp = 1, .dtype = DType::f32}),
+      prompts);
+  // The whole distribution at temperature 1 by scoring every continuation; the temperature in double precision.
+  std::vector<TokenSequence> continuations;
+  for (std::int32_t v = 0; v < g.model.vocab; ++v) {
+    TokenSequence s = prompts_of({prompt})[0];
+    s.tokens.push_back(v);
+    continuations.push_back(std::move(s));
+  }
+  const std::vector<float> logps = score(g.model, continuations);
+  double sum = 0.0;
+  for (const float l : logps) sum += std::exp(static_cast<double>(l) / temperature);
+  std::vector<int> counts(logps.size(), 0);
+  for (const TokenSequence& s : out.sequences) ++counts.at(static_cast<std::size_t>(s.tokens.back()));
+  // Pearson's chi-squared over cells that expect at least 5 draws, the rest in one cell. Under the right distribution
+  // it has mean k and variance 2k for k degrees of freedom; 5 standard deviations are exceeded with probability below
+  // 1e-4 (the tail beyond the normal's 3e-7 comes from the skew sqrt(8/k)), and the seed is fixed: this does not
+  // flicker.
+  double statistic = 0.0, rest_expected = 0.0, rest_count = 0.0;
+  int cells = 0;
+  const auto add = [&](double expected, double count) {
+    statistic += (count - expected) * (count - expected) / expected;
+    ++cells;
+  };
+  for (std::size_t v = 0; v < logps.size(); ++v) {
+    const double expected = draws * std::exp(static_cast<double>(logps[v]) / temperature) / sum;
+    if (expected >= 5.0) add(expected, counts[v]);
+    else rest_expected += expected, rest_count += counts[v];
+  }
+  if (rest_expected > 0.0) add(rest_expected, rest_count);
+  REQUIRE(cells > 10);
+  const double k = cells - 1;
+  CHECK(statistic < k + 5.0 * std::sqrt(2.0 * k));
+}
