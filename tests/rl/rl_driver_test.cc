@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "base/check.h"
 #include "exec/length_driver.h"
@@ -103,6 +104,7 @@ Drivers open_all(const Plan& plan, const Scenario& s) {
 /// Runs the rollout of one rank to its end; returns its decisions.
 std::vector<Sizes> roll_out(RlDriver& d, Rank rank, std::int32_t step, const Scenario& s) {
   std::vector<Sizes> sizes;
+  std::set<float> draws;
   while (const auto args = d.next(rank, step, rollout_phase)) {
     sizes.push_back(args->sizes);
     const auto uniforms = feed<float>(d, rank, *args, Slot::uniforms, args->sizes.seqs);
@@ -111,6 +113,7 @@ std::vector<Sizes> roll_out(RlDriver& d, Rank rank, std::int32_t step, const Sce
     for (std::size_t t = 0; t < ids.size(); ++t) CHECK((positions[t] == 0) == (ids[t] == token::bos));
     const auto cu = feed<std::int32_t>(d, rank, *args, Slot::cu_seqlens, s.rollout.max_running_requests + 1);
     CHECK(cu.back() == args->sizes.tokens);
+    draws.insert(uniforms.begin(), uniforms.end());
     std::vector<std::int32_t> sampled;
     std::vector<float> logps;
     for (float u : uniforms) sampled.push_back(token_of(u)), logps.push_back(logp_of(u));
@@ -118,6 +121,8 @@ std::vector<Sizes> roll_out(RlDriver& d, Rank rank, std::int32_t step, const Sce
     fetch(d, rank, *args, Slot::sampled_logps, logps);
     d.completed(rank, *args, rollout_phase);
   }
+  // Every position has a draw of its own: were it one per sample, there would be no more than samples.
+  CHECK(static_cast<std::int64_t>(draws.size()) > num_samples(s));
   return sizes;
 }
 
