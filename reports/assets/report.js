@@ -198,7 +198,7 @@ function predicted() {
     ? el('p', {}, el('span', {class: 'equal'}, 'Bytes and calls are equal: '), `all ${count(c.numbers_compared)} numbers of memory (every rank, category and phase) and traffic (every rank, group, operation and phase) are the same in both.`)
     : el('p', {}, el('span', {class: 'differs'}, `${count(c.differences.length)} of ${count(c.numbers_compared)} numbers differ.`));
   const e = c.time_error;
-  return section(`Predicted over measured`, `${c.a} beside ${c.b}. Bytes are held to equality; times are shown with their error.`, verdictLine,
+  return section(`Predicted over measured`, `${c.a} beside ${c.b}. Bytes are held to equality; times (what a rank spends in a phase, mean over ranks) are shown with their error.`, verdictLine,
     c.equal ? null : table([['rank'], ['step'], ['phase', 1], ['what', 1], [c.a], [c.b]], c.differences.slice(0, 100).map(d => [d.rank, d.step ?? 'all', d.phase ?? 'all', d.what, count(d.a), count(d.b)])),
     el('p', {}, `Error of phase times: mean ${percent(e.mean)} (weighted by time), max ${percent(e.max)} (phases over 1 %), total ${percent(e.total, true)}.`),
     el('div', {class: 'columns'},

@@ -184,6 +184,34 @@ TEST_CASE("a timeline keeps the peak however little of it is drawn") {
   CHECK(highest == 599'999);
 }
 
+TEST_CASE("of a large job the first ranks and the fullest are drawn") {
+  Plan plan = test::sample_plan();
+  plan.program_of_rank.assign(20, 0);
+  Trace trace = test::sample_trace();
+  trace.memory.assign(20, test::sample_memory(1000));
+  trace.memory[18] = test::sample_memory(1001);
+  trace.traffic.resize(20);
+  trace.spans[0].rank = 17;
+  const Scenario scenario = test::sample_scenario();
+  const Json data = report_data({plan, scenario, trace, nullptr, ""});
+  CHECK(data["drawn"] == Json({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 18}));
+  CHECK(data["timeline"][15].is_null());
+  CHECK(data["timeline"][18].is_object());
+  CHECK(data["spans"]["rows"].size() + 1 == trace.spans.size());
+  CHECK(data["summary"]["memory"]["by_rank"].size() == 20);
+}
+
+TEST_CASE("pictures end where recording ended") {
+  const Plan plan = test::sample_plan();
+  const Scenario scenario = test::sample_scenario();
+  Trace trace = test::sample_trace();
+  std::erase_if(trace.spans, [](const Span& s) { return s.step > 1; });
+  std::erase_if(trace.memory_events, [](const MemoryEvent& e) { return e.step > 1; });
+  const Json recorded = report_data({plan, scenario, trace, nullptr, ""})["recorded"];
+  CHECK(recorded["last_step"] == 1);
+  CHECK(recorded["end_s"].get<double>() == Approx(0.021));  // rank 1 leaves step 1 at 2 + 18 + 1 ms
+}
+
 TEST_CASE("the report is one file that loads nothing") {
   const Plan plan = plan_with_collective();
   Scenario scenario = test::sample_scenario();
