@@ -1,0 +1,77 @@
+// Layouts priced per second. Every point counted is distinct and priced in full: memory, time and traffic.
+#include <benchmark/benchmark.h>
+
+#include "planner/answers.h"
+#include "planner/validate_tables.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Scenario scenario_of(const char* text) {
+  auto s = load_scenario_text(text, "bench.yaml");
+  if (!s) throw std::runtime_error(render(s.error()));
+  return *s;
+}
+
+/// The full space of a 530B GPT on 512 A100 (what takes Calculon 226 s for 68,344 points).
+void train_530b_on_512(benchmark::State& state) {
+  const Scenario s = scenario_of("model: qwen2.5-0.5b\ncluster: {gpu: a100-sxm-80gb, nodes: 1, gpus_per_node: 1}\n");
+  ClusterSpec cluster = s.cluster;
+  cluster.nodes = 64, cluster.gpus_per_node = 8;
+  auto hardware = hardware_for(cluster, catalog_root());
+  if (!hardware) throw std::runtime_error(render(hardware.error()));
+  const TrainModel model(gpt_model(105, 20480, 128, 51200, 2048), {.sequence = 2048}, CostModel(*hardware, cluster), {});
+  const TrainSpace space = default_train_space(model.model(), 512, 8, 2240, TrainEngine::megatron);
+  std::int64_t priced = 0;
+  for (auto _ : state) {
+    const TrainSearch found = search_train(model, space, {.keep = 10, .threads = static_cast<int>(state.range(0))});
+    priced += found.priced;
+    benchmark::DoNotOptimize(found.best.data());
+  }
+  state.counters["layouts/s"] = benchmark::Counter(static_cast<double>(priced), benchmark::Counter::kIsRate);
+  state.counters["layouts"] = static_cast<double>(priced) / static_cast<double>(state.iterations());
+}
+BENCHMARK(train_530b_on_512)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+
+/// DeepSeek-V3 GRPO on 2,048 H800: training, rollout, sync and sleep together.
+void rl_deepseek_on_2048(benchmark::State& state) {
+  Scenario s = scenario_of("model: qwen2.5-0.5b\ncluster: {gpu: h800-sxm-80gb, nodes: 1, gpus_per_node: 1}\n");
+  const Scenario v3 = scenario_of("model: deepseek-v3\ncluster: {gpu: h800-sxm-80gb, nodes: 1, gpus_per_node: 1}\n");
+  s.model = v3.model;
+  s.cluster.nodes = 256, s.cluster.gpus_per_node = 8;
+  s.train.engine = TrainEngine::megatron;
+  s.algorithm.prompts = 512, s.algorithm.samples_per_prompt = 16;
+  s.profile = "megatron";
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  if (!pricer) throw std::runtime_error(render(pricer.error()));
+  const RlSpace space = default_rl_space(s);
+  std::int64_t priced = 0, pruned = 0;
+  for (auto _ : state) {
+    const RlSearch found = search_rl((*pricer)->rl(), space, {.keep = 10, .threads = 2});
+    priced += found.priced, pruned += found.pruned;
+    benchmark::DoNotOptimize(found.best.data());
+  }
+  state.counters["combinations"] = static_cast<double>(priced + pruned) / static_cast<double>(state.iterations());
+  state.counters["priced"] = static_cast<double>(priced) / static_cast<double>(state.iterations());
+}
+BENCHMARK(rl_deepseek_on_2048)->UseRealTime()->Unit(benchmark::kSecond);
+
+/// One scenario explained, models built included: the heart of a `plan` of 8 GPUs.
+void explain_8_gpus(benchmark::State& state) {
+  const Scenario s = scenario_of(
+      "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+      "train: {layout: {dp: 8}}\nrollout: {layout: {tp: 4, dp: 2}}\n");
+  for (auto _ : state) {
+    const auto pricer = ScenarioPricer::make(s, catalog_root());
+    if (!pricer) throw std::runtime_error(render(pricer.error()));
+    benchmark::DoNotOptimize(explain(**pricer));
+  }
+}
+BENCHMARK(explain_8_gpus)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace hotbunk
+
+BENCHMARK_MAIN();

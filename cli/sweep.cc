@@ -1,0 +1,58 @@
+#include <cstdio>
+
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "base/file.h"
+#include "cli/command.h"
+#include "planner/answers.h"
+#include "spec/catalog.h"
+
+namespace hotbunk {
+namespace {
+
+struct Options {
+  ScenarioOptions scenario;
+  std::vector<std::string> vary;
+  std::string out;
+};
+
+int run(const Options& o) {
+  std::vector<SweepAxis> axes;
+  Diagnostics errors;
+  for (const std::string& text : o.vary) {
+    auto axis = parse_axis(text);
+    if (axis)
+      axes.push_back(std::move(*axis));
+    else
+      errors.insert(errors.end(), axis.error().begin(), axis.error().end());
+  }
+  if (!errors.empty()) return report_errors(errors);
+  const auto rows = sweep(o.scenario.path, o.scenario.sets, axes, catalog_root());
+  if (!rows) return report_errors(rows.error());
+  const std::string text = o.scenario.json ? to_json(axes, *rows) + "\n" : to_csv(axes, *rows);
+  if (!o.out.empty()) {
+    if (auto written = write_file_atomic(o.out, text); !written) return report_errors(written.error());
+  } else {
+    fmt::print("{}", text);
+  }
+  for (const SweepRow& row : *rows)
+    if (row.valid && row.fits) return exit_done;
+  fmt::print(stderr, "none of the {} points fits\n", rows->size());
+  return exit_no;
+}
+
+}  // namespace
+
+void add_sweep(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("sweep", "price a grid of scenarios: one line per point, as CSV or JSON");
+  add_scenario_options(*sub, o->scenario);
+  sub->add_option("--vary", o->vary, "key=a,b,c or key=first..last:step (repeatable: the grid)")->required()->allow_extra_args(false);
+  sub->add_option("--out", o->out, "write to this file instead of stdout");
+  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,51 @@
+#include <cstdio>
+
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "planner/validate.h"
+#include "spec/catalog.h"
+
+namespace hotbunk {
+namespace {
+
+struct Options {
+  std::string data;
+  bool json = false, rows = false;
+};
+
+int run(const Options& o) {
+  // data/published lies beside scenarios/ in the source tree and beside catalog/ where it is installed.
+  std::filesystem::path data = o.data;
+  if (data.empty()) {
+    data = catalog_root().parent_path().parent_path() / "data" / "published";
+    std::error_code ignored;
+    if (!std::filesystem::exists(data, ignored)) data = catalog_root().parent_path() / "published";
+  }
+  const auto result = validate_published(data, catalog_root());
+  if (!result) return report_errors(result.error());
+  if (o.json) {
+    fmt::print("{}\n", to_json(*result));
+    return exit_done;
+  }
+  fmt::print("{}", render(*result, o.rows));
+  fmt::print("\nWhich rows each constant was fitted on: docs/validation.md\n");
+  if (!o.rows) fmt::print("Next: hotbunk validate --rows\n");
+  return exit_done;
+}
+
+}  // namespace
+
+void add_validate(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("validate", "predict published measurements and say how wrong the predictions are");
+  sub->add_option("--data", o->data, "folder of tables with the names and columns of data/published");
+  sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub->add_flag("--rows", o->rows, "every row, not only the tables' figures");
+  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,281 @@
+#include "planner/answers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+
+namespace hotbunk {
+
+ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const FrameworkProfile& frame)
+    : scenario_(s), train_(s.model, train_setting_of(s), cost, frame), rl_(train_, rl_setting_of(s)) {
+  RlPoint p = point();
+  for (bool strided : {false, true}) {
+    p.rollout.strided = strided;
+    rl_.learn_reshard(p.train, p.rollout);
+  }
+}
+
+Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
+                                                             const std::filesystem::path& catalogue) {
+  auto hardware = hardware_for(s.cluster, catalogue);
+  if (!hardware) return fail(hardware.error());
+  auto frame = framework_named(s.profile, catalogue);
+  if (!frame) return fail(frame.error());
+  const std::string precision(name_of(s.train.precision.params));
+  if (hardware->peak_flops(precision) <= 0.0)
+    return fail(Diagnostic{.code = "E260",
+                           .message = fmt::format("{} has no {} peak to price with", s.cluster.gpu.name, precision),
+                           .where = {},
+                           .notes = {},
+                           .help = "give the GPU's tflops for this precision"});
+  return std::unique_ptr<ScenarioPricer>(new ScenarioPricer(s, CostModel(std::move(*hardware), s.cluster), *frame));
+}
+
+RlPrice ScenarioPricer::price(const RlPoint& p) const {
+  if (scenario_.algorithm.name != AlgorithmName::sft) return rl_.price(p);
+  const TrainPrice t = train_.price(p.train);
+  RlPrice out;
+  if (!t.valid) return out;
+  out.iteration_seconds = out.seconds[static_cast<std::size_t>(RlPhase::train)] =
+      t.step_seconds * rl_.setting().mini_batches;
+  out.train_bytes = t.total_bytes();
+  out.host_bytes = t.host_bytes;
+  out.fits = out.train_bytes <= rl_.setting().device_bytes && out.host_bytes <= rl_.setting().host_bytes;
+  return out;
+}
+
+namespace {
+
+constexpr std::string_view why_of(Category c) {
+  switch (c) {
+    case Category::params:
+      return "low-precision parameters, and units gathered around the peak";
+    case Category::grads:
+      return "gradients as reduced and accumulated";
+    case Category::optimizer:
+      return "master copy and two moments, sharded over data parallelism where the engine does that";
+    case Category::activations:
+      return "what backward keeps, and the logits at the loss";
+    case Category::communication:
+      return "pipeline and sequence-parallel buffers";
+    case Category::workspace:
+      return "libraries' buffers";
+    case Category::overhead:
+      return "context and communicators, outside of the allocator";
+    default:
+      return "";
+  }
+}
+
+CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+  CostNode root{"device memory of the fullest rank", "the highest of the moments below", price.peak_bytes(), 0, {}};
+  CostNode training{
+      "train", "one micro-batch in flight per stage, at the loss or in backward", price.train_bytes, 0, {}};
+  for (int c = 0; c < num_categories; ++c)
+    if (const double bytes = train.bytes[static_cast<std::size_t>(c)]; bytes > 0)
+      training.children.push_back({std::string(name_of(static_cast<Category>(c))),
+                                   std::string(why_of(static_cast<Category>(c))),
+                                   bytes,
+                                   0,
+                                   {}});
+  root.children.push_back(std::move(training));
+  if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
+  const RolloutPrice r = s.rl().price_rollout(p.rollout);
+  CostNode rollout{"rollout", "while the engine generates", price.rollout_bytes, 0, {}};
+  rollout.children.push_back({"weights", "the engine's slice", r.weight_bytes, 0, {}});
+  rollout.children.push_back(
+      {"kv_cache", fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token)), r.pool_bytes, 0, {}});
+  const double rest = price.rollout_bytes - r.weight_bytes - r.pool_bytes;
+  rollout.children.push_back(
+      {"training left behind", p.offload == Offload::sleep ? "asleep: contexts only" : "awake", rest, 0, {}});
+  root.children.push_back(std::move(rollout));
+  root.children.push_back({"sync", "rollout weights beside training shards and buckets", price.sync_bytes, 0, {}});
+  return root;
+}
+
+CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+  CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
+  const double passes = s.rl().setting().mini_batches;
+  for (std::size_t i = 0; i < num_rl_phases; ++i) {
+    if (price.seconds[i] <= 0) continue;
+    CostNode phase{std::string(name_of(static_cast<RlPhase>(i))), "", 0, price.seconds[i], {}};
+    if (static_cast<RlPhase>(i) == RlPhase::train)
+      for (std::size_t t = 0; t < num_terms; ++t)
+        if (train.seconds[t] > 0)
+          phase.children.push_back({std::string(name_of(static_cast<Term>(t))), "", 0, passes * train.seconds[t], {}});
+    if (static_cast<RlPhase>(i) == RlPhase::rollout) {
+      const RolloutPrice r = s.rl().price_rollout(p.rollout);
+      phase.children = {{"prefill", "", 0, r.prefill_seconds, {}},
+                        {"decode", fmt::format("{:.0f} sequences at a time", r.slots), 0, r.decode_seconds, {}},
+                        {"tail", "the longest responses alone", 0, r.tail_seconds, {}}};
+    }
+    root.children.push_back(std::move(phase));
+  }
+  return root;
+}
+
+/// Layouts that differ by one step in one knob.
+std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s, const RlPoint& p) {
+  std::vector<std::pair<std::string, RlPoint>> out;
+  const auto add = [&](std::string name, const std::function<void(RlPoint&)>& change) {
+    RlPoint q = p;
+    change(q);
+    if (!(q == p) && s.train().divides(q.train)) out.emplace_back(std::move(name), q);
+  };
+  for (Recompute r : {Recompute::none, Recompute::selective, Recompute::full})
+    add(fmt::format("train.recompute = {}", r == Recompute::none        ? "none"
+                                            : r == Recompute::selective ? "selective"
+                                                                        : "full"),
+        [&](RlPoint& q) { q.train.recompute = r; });
+  if (p.train.micro_batch > 1 && p.train.micro_batch % 2 == 0)
+    add("train.micro_batch_tokens halved", [](RlPoint& q) { q.train.micro_batch /= 2, q.train.micro_batches *= 2; });
+  if (p.train.micro_batches % 2 == 0)
+    add("train.micro_batch_tokens doubled", [](RlPoint& q) { q.train.micro_batch *= 2, q.train.micro_batches /= 2; });
+  const auto trade = [&](const char* name, std::int64_t TrainPoint::*axis) {
+    if (p.train.dp % 2 == 0)
+      add(fmt::format("train.layout.{} doubled, dp halved", name),
+          [&](RlPoint& q) { q.train.*axis *= 2, q.train.dp /= 2, q.train.micro_batches *= 2; });
+    if (p.train.*axis % 2 == 0 && p.train.micro_batches % 2 == 0)
+      add(fmt::format("train.layout.{} halved, dp doubled", name),
+          [&](RlPoint& q) { q.train.*axis /= 2, q.train.dp *= 2, q.train.micro_batches /= 2; });
+  };
+  trade("tp", &TrainPoint::tp);
+  trade("pp", &TrainPoint::pp);
+  trade("cp", &TrainPoint::cp);
+  trade("ulysses", &TrainPoint::ulysses);
+  if (p.train.tp > 1)
+    add(p.train.sp ? "train.layout.sp = false" : "train.layout.sp = true",
+        [](RlPoint& q) { q.train.sp = !q.train.sp; });
+  if (s.scenario().algorithm.name == AlgorithmName::sft) return out;
+  add(p.offload == Offload::sleep ? "train.offload = none" : "train.offload = sleep",
+      [](RlPoint& q) { q.offload = q.offload == Offload::sleep ? Offload::none : Offload::sleep; });
+  if (p.rollout.engines % 2 == 0)
+    add("rollout.layout.tp doubled", [](RlPoint& q) { q.rollout.tp *= 2, q.rollout.engines /= 2; });
+  if (p.rollout.tp % 2 == 0)
+    add("rollout.layout.tp halved", [](RlPoint& q) { q.rollout.tp /= 2, q.rollout.engines *= 2; });
+  add("rollout.layout.order = strided", [](RlPoint& q) { q.rollout.strided = true; });
+  add("sync.mode = direct", [](RlPoint& q) { q.sync = SyncMechanism::shard_to_shard; });
+  add("rollout.memory_fraction - 0.1", [](RlPoint& q) { q.rollout.memory_fraction -= 0.1; });
+  return out;
+}
+
+void render_node(const CostNode& n, int depth, bool bytes, double whole, std::string& out) {
+  const double value = bytes ? n.bytes : n.seconds;
+  out +=
+      fmt::format("{:<{}}{:<{}} {:>12} {:>6.1f} %  {}\n", "", 2 * depth, n.name, 34 - 2 * depth,
+                  bytes ? format_bytes(value) : format_seconds(value), whole > 0 ? 100.0 * value / whole : 0.0, n.why);
+  for (const CostNode& c : n.children) render_node(c, depth + 1, bytes, whole, out);
+}
+
+nlohmann::ordered_json node_json(const CostNode& n, bool bytes) {
+  nlohmann::ordered_json j = {{"name", n.name}};
+  if (bytes) j["bytes"] = n.bytes;
+  else j["seconds"] = n.seconds;
+  if (!n.why.empty()) j["why"] = n.why;
+  for (const CostNode& c : n.children) j["children"].push_back(node_json(c, bytes));
+  return j;
+}
+
+}  // namespace
+
+Explanation explain(const ScenarioPricer& s) {
+  Explanation out;
+  out.scenario = s.scenario().name;
+  out.hardware = s.train().cost().hardware().source;
+  out.calibrated = !s.train().cost().hardware().measurements.empty();
+  out.framework = s.train().framework().name;
+  out.point = s.point();
+  out.price = s.price(out.point);
+  out.capacity_bytes = s.rl().setting().device_bytes;
+  const TrainPrice train = s.train().price(out.point.train);
+  out.memory = memory_tree(s, out.point, out.price, train);
+  out.time = time_tree(s, out.point, out.price, train);
+  for (const auto& [name, point] : neighbours(s, out.point)) {
+    const RlPrice q = s.price(point);
+    if (q.iteration_seconds <= 0) continue;
+    out.levers.push_back(
+        {name, q.iteration_seconds - out.price.iteration_seconds, q.peak_bytes() - out.price.peak_bytes(), q.fits});
+  }
+  std::stable_sort(out.levers.begin(), out.levers.end(),
+                   [](const Lever& a, const Lever& b) { return a.seconds < b.seconds; });
+  return out;
+}
+
+std::string render(const Explanation& e) {
+  std::string out = fmt::format("{}: {}\nhardware: {}\nframework profile: {}\n\n", e.scenario, describe(e.point),
+                                e.hardware, e.framework);
+  out += "Where the bytes are\n";
+  render_node(e.memory, 0, true, e.capacity_bytes, out);
+  out += fmt::format("  of {} on a device: {}\n\nWhere the seconds go\n", format_bytes(e.capacity_bytes),
+                     e.price.fits ? "it fits" : "it does not fit");
+  render_node(e.time, 0, false, e.time.seconds, out);
+  out += "\nWhat one change buys (iteration, fullest moment)\n";
+  for (const Lever& l : e.levers)
+    out += fmt::format("  {:<44} {:>+10.3f} s  {:>+9.2f} GiB  {}\n", l.change, l.seconds, l.bytes / gib,
+                       l.fits ? "fits" : "does not fit");
+  return out;
+}
+
+std::string to_json(const Explanation& e) {
+  nlohmann::ordered_json doc = {{"schema", "hotbunk.explain/1"},
+                                {"scenario", e.scenario},
+                                {"layout", describe(e.point)},
+                                {"hardware", e.hardware},
+                                {"calibrated", e.calibrated},
+                                {"framework", e.framework},
+                                {"fits", e.price.fits},
+                                {"iteration_seconds", e.price.iteration_seconds},
+                                {"peak_bytes", e.price.peak_bytes()},
+                                {"capacity_bytes", e.capacity_bytes},
+                                {"host_bytes", e.price.host_bytes},
+                                {"memory", node_json(e.memory, true)},
+                                {"time", node_json(e.time, false)}};
+  doc["levers"] = nlohmann::ordered_json::array();
+  for (const Lever& l : e.levers)
+    doc["levers"].push_back({{"change", l.change}, {"seconds", l.seconds}, {"bytes", l.bytes}, {"fits", l.fits}});
+  return doc.dump(2);
+}
+
+std::string describe(const TrainPoint& p) {
+  std::string out = fmt::format("dp {}", p.dp);
+  const auto axis = [&](const char* name, std::int64_t value) {
+    if (value > 1) out += fmt::format(" {} {}", name, value);
+  };
+  axis("tp", p.tp), axis("pp", p.pp), axis("vpp", p.vpp), axis("cp", p.cp), axis("ulysses", p.ulysses),
+      axis("ep", p.ep), axis("etp", p.etp);
+  constexpr const char* sharding[] = {"replicated", "zero1", "zero2", "zero3", "fsdp"};
+  constexpr const char* recompute[] = {"none", "selective", "full"};
+  out += fmt::format("{} {}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "",
+                     sharding[static_cast<std::size_t>(p.sharding)], p.micro_batches, p.micro_batch,
+                     recompute[static_cast<std::size_t>(p.recompute)],
+                     p.optimizer_on_host ? ", optimizer on the host" : "");
+  return out;
+}
+
+std::string describe(const RlPoint& p) {
+  return fmt::format("train {} | rollout {} engines of tp {}{}, memory {:.2f} | {} | sync {} {:.0f} MiB",
+                     describe(p.train), p.rollout.engines, p.rollout.tp, p.rollout.strided ? " strided" : "",
+                     p.rollout.memory_fraction, p.offload == Offload::sleep ? "sleeps" : "stays awake",
+                     p.sync == SyncMechanism::shard_to_shard ? "direct" : "buckets", p.bucket_bytes / mib);
+}
+
+std::string render(const RlSearch& s) {
+  std::string out = fmt::format("{} combinations priced, {} provably slower, {} fit{}\n", format_count(s.priced),
+                                format_count(s.pruned), format_count(s.feasible), s.complete ? "" : " (stopped early)");
+  if (s.best.empty()) return out + s.reason + "\n";
+  for (std::size_t i = 0; i < s.best.size(); ++i)
+    out += fmt::format("{:>3}. {:>10}  {:>10}  {}\n", i + 1, format_seconds(s.best[i].price.iteration_seconds),
+                       format_bytes(s.best[i].price.peak_bytes()), describe(s.best[i].point));
+  for (const RlCandidate& c : s.infeasible)
+    out += fmt::format("faster, but does not fit: {} in {}, lacks {}\n", format_seconds(c.price.iteration_seconds),
+                       describe(c.point),
+                       format_bytes(std::max(0.0, c.price.peak_bytes() - s.best[0].price.peak_bytes())));
+  return out;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,100 @@
+// What a user asks of one scenario before a cluster is booked: where bytes and seconds come from, which lever buys
+// what, how sure it is, how small the cluster may be. Structured results; text and JSON renderings beside them.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "planner/search.h"
+
+namespace hotbunk {
+
+/// A scenario's models, whole: hardware, framework, training and rollout closed forms.
+class ScenarioPricer {
+ public:
+  /// E209, E205 from profiles; E260 when the device has no rate for the precision.
+  static Result<std::unique_ptr<ScenarioPricer>> make(const Scenario&, const std::filesystem::path& catalogue);
+
+  const Scenario& scenario() const { return scenario_; }
+  const TrainModel& train() const { return train_; }
+  const RlModel& rl() const { return rl_; }
+  RlPoint point() const { return rl_point_of(scenario_); }
+  /// SFT: the optimizer steps alone; else the whole iteration.
+  RlPrice price(const RlPoint&) const;
+
+ private:
+  ScenarioPricer(const Scenario&, const CostModel&, const FrameworkProfile&);
+  Scenario scenario_;
+  TrainModel train_;
+  RlModel rl_;
+};
+
+/// A tree of parts; `bytes` and `seconds` of a parent are the sum of its children's where it has any.
+struct CostNode {
+  std::string name, why;
+  double bytes = 0, seconds = 0;
+  std::vector<CostNode> children;
+};
+
+struct Lever {
+  std::string change;
+  double seconds = 0;  // of an iteration, against the layout explained
+  double bytes = 0;    // of the fullest moment
+  bool fits = false;
+};
+
+struct Explanation {
+  std::string scenario, hardware, framework;
+  bool calibrated = false;
+  RlPoint point;
+  RlPrice price;
+  double capacity_bytes = 0;
+  CostNode memory, time;
+  std::vector<Lever> levers;  // what can be changed by one step, best time first
+};
+Explanation explain(const ScenarioPricer&);
+std::string render(const Explanation&);
+std::string to_json(const Explanation&);
+
+/// Iteration seconds under ±10 % of one number, the others fixed. Sorted by effect.
+struct Sensitivity {
+  std::string number;
+  double minus = 0, plus = 0;  // relative change of the iteration's seconds
+};
+Result<std::vector<Sensitivity>> sensitivity(const Scenario&, const std::filesystem::path& catalogue);
+std::string render(const std::vector<Sensitivity>&);
+
+/// The fewest nodes of the scenario's kind on which some layout fits, and the best layout there. Nodes double up to
+/// `most`.
+struct SmallestCluster {
+  std::int64_t nodes = 0;  // 0: none up to `most`
+  RlSearch search;
+};
+Result<SmallestCluster> smallest_cluster(const Scenario&, const std::filesystem::path& catalogue,
+                                         std::int64_t most = 1024);
+
+std::string render(const RlSearch&);
+std::string describe(const RlPoint&);
+std::string describe(const TrainPoint&);
+
+/// One axis of a sweep: a scenario key and its values, "train.micro_batch_tokens=4096,8192" or "cluster.nodes=1..8:1".
+struct SweepAxis {
+  std::string key;
+  std::vector<std::string> values;
+};
+Result<SweepAxis> parse_axis(const std::string& text);
+
+struct SweepRow {
+  std::vector<std::string> values;  // of the axes
+  bool valid = false, fits = false;
+  std::string why;  // not valid
+  double iteration_seconds = 0, tokens_per_second = 0, peak_bytes = 0, host_bytes = 0;
+};
+/// The product of the axes in order, each point a scenario of its own. E261 above 100,000 points.
+Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const std::vector<std::string>& overrides,
+                                    const std::vector<SweepAxis>& axes, const std::filesystem::path& catalogue);
+std::string to_csv(const std::vector<SweepAxis>&, const std::vector<SweepRow>&);
+std::string to_json(const std::vector<SweepAxis>&, const std::vector<SweepRow>&);
+
+}  // namespace hotbunk

@@ -1,0 +1,52 @@
+// Framework profiles: what one training framework does that another does not, as settings, each with a source.
+// scenarios/catalog/frameworks/NAME.yaml, schema hotbunk.framework/1; docs/planner.md lists the keys.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "spec/cluster.h"
+
+namespace hotbunk {
+
+struct FrameworkProfile {
+  std::string name = "hotbunk";
+  std::string source;
+
+  // What runs.
+  bool fused_attention = true;        // one kernel, nothing of size s x s in memory; else scores are materialised
+  bool dropout = false;               // masks are kept, 1 byte per element
+  bool overlap_tensor = false;        // TP collectives of backward run beside the weight gradients
+  bool overlap_grad_reduce = false;   // DP gradient reduction beside backward
+  bool overlap_param_gather = false;  // gather of updated parameters beside the next forward
+  bool overlap_pipeline = false;      // P2P beside compute
+  // What memory holds beyond parameters, gradients, optimizer and what backward needs.
+  bool keeps_norm_output = true;  // the input of the projection behind a norm is stored, not recomputed
+  bool keeps_packed_qkv = false;  // rotary copies are stored beside the packed projection
+  // Selective recomputation keeps every second matrix product and attention's output (torchtitan); else everything but
+  // the attention core (Megatron).
+  bool selective_products = false;
+  bool dummy_weight_grads = false;  // one low-precision buffer per distinct weight shape stays allocated
+  Sourced loss_bytes{8.0, "bf16 logits, their gradient and one fp32 copy"};  // per logit at the loss, live at once
+  Sourced loss_traffic{16.0, "one fused pass each way"};  // bytes moved per logit by softmax, loss and their gradient
+  Sourced workspace_bytes{0.0, "none"};                   // libraries' buffers inside the allocator
+  Sourced context_bytes{0.6e9, "CUDA context and modules, order of magnitude"};
+  Sourced communicator_bytes{0.688e9, "NCCL issue 964: 688 MB for more than two ranks on A100"};
+  // What an eager front end costs.
+  Sourced forward_kernels{20, "stated"};           // kernels of one layer's forward besides those the cost model counts
+  Sourced elementwise_passes{1, "fused kernels"};  // memory traffic of norms, activations, residuals over fused ones
+  Sourced collective_kernels{1, "one kernel"};     // host cost of a collective of a layer, in launches
+  Sourced launch_seconds{0.0, "profile of the hardware"};  // host time per kernel, 0: the hardware's
+  Sourced data_rate{1.0, "the link's"};  // share of the link's rate that data-parallel collectives reach
+  Sourced step_seconds{0.0, "none"};     // host time per optimizer step
+};
+
+/// E205 with file, line and key on anything unknown.
+Result<FrameworkProfile> read_framework(const std::filesystem::path&);
+Result<FrameworkProfile> parse_framework(const std::string& text, const std::string& file);
+/// From the catalogue folder (scenarios/catalog); E209 for an unknown name, with the nearest one.
+Result<FrameworkProfile> framework_named(const std::string& name, const std::filesystem::path& catalogue);
+
+}  // namespace hotbunk

@@ -1,0 +1,275 @@
+#include "planner/rl_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/reshard_volume.h"
+
+namespace hotbunk {
+
+std::string_view name_of(RlPhase p) {
+  constexpr std::string_view names[] = {"rollout", "sync", "sleep", "wake", "reference", "old_logprobs", "train"};
+  return names[static_cast<std::size_t>(p)];
+}
+
+namespace {
+
+/// Bytes of K and V of one token on one rank; MLA caches its latent, which tensor parallelism does not split.
+double kv_bytes_per_token(const ModelSpec& m, std::int64_t tp, double element) {
+  const auto layers = static_cast<double>(m.layers);
+  if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element;
+  const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(tp), 1.0);
+  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element;
+}
+
+}  // namespace
+
+/// One decode step of an engine: every weight that the slots' tokens touch is streamed, every context is read.
+double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double context) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  const double e = setting_.rollout_element_bytes, h = static_cast<double>(m.hidden), tp = static_cast<double>(r.tp);
+  // Experts: with many tokens nearly all are touched, with few only theirs.
+  double touched = static_cast<double>(active_parameter_count(m));
+  const auto all = static_cast<double>(parameter_count(m));
+  if (m.moe && m.moe->experts > 0) {
+    const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
+    touched += (all - touched) * (1.0 - std::pow(1.0 - share, slots - 1.0));
+  }
+  const double weights = touched * e / tp, cache = slots * context * kv_bytes_per_token(m, r.tp, e);
+  const double flops = 2.0 * static_cast<double>(active_parameter_count(m)) * slots / tp;
+  const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
+  const GroupShape group = GroupShape::strided(r.tp, r.strided ? r.engines : 1, cost.ranks_per_node());
+  const double reduce = 2.0 * cost.collective_seconds(OpKind::all_reduce, group, slots * h * e);
+  // Under captured graphs a layer is about eight kernels.
+  const auto layers = static_cast<double>(m.layers);
+  return std::max(cost.memory_seconds(weights + cache), flops / peak) +
+         layers * (reduce + 8.0 * cost.hardware().kernel_overhead.value);
+}
+
+RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  RolloutPrice out;
+  const double e = setting_.rollout_element_bytes;
+  out.weight_bytes = static_cast<double>(parameter_count(m)) * e / static_cast<double>(r.tp);
+  out.kv_bytes_per_token = kv_bytes_per_token(m, r.tp, e);
+  const double budget = setting_.device_bytes * r.memory_fraction;
+  const double sequences = std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines));
+  const double mean = setting_.prompt_tokens + setting_.response_tokens;
+  const double longest = setting_.prompt_tokens + setting_.longest_response;
+  const double room = (budget - out.weight_bytes) / out.kv_bytes_per_token;  // tokens
+  out.fits = room >= longest;
+  if (!out.fits) return out;
+  // A running sequence holds on average its prompt and half its response.
+  const double held = setting_.prompt_tokens + setting_.response_tokens / 2.0;
+  out.slots = std::clamp(std::min(setting_.max_running, room / held), 1.0, std::max(sequences, 1.0));
+  out.pool_bytes = std::min(room, sequences * longest) * out.kv_bytes_per_token;
+  const double distinct = setting_.prefix_shared ? sequences / std::max(setting_.samples, 1.0) : sequences;
+  const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
+  const GroupShape group = GroupShape::strided(r.tp, r.strided ? r.engines : 1, cost.ranks_per_node());
+  const double prompt_tokens = std::ceil(distinct) * setting_.prompt_tokens;
+  const double chunks = std::ceil(prompt_tokens / 8192.0);
+  out.prefill_seconds =
+      2.0 * static_cast<double>(active_parameter_count(m)) * prompt_tokens / static_cast<double>(r.tp) / peak +
+      2.0 * static_cast<double>(m.layers) * chunks *
+          cost.collective_seconds(OpKind::all_reduce, group,
+                                  prompt_tokens / std::max(chunks, 1.0) * static_cast<double>(m.hidden) * e);
+  // Full slots until the last admission, then the longest response alone decides.
+  const double full = setting_.response_tokens * sequences / out.slots;
+  const double tail = std::max(0.0, setting_.longest_response - setting_.response_tokens);
+  out.steps = full + tail;
+  out.decode_seconds = full * decode_step_seconds(r, out.slots, held);
+  out.tail_seconds = tail * decode_step_seconds(r, std::max(1.0, out.slots / 8.0), mean);
+  return out;
+}
+
+namespace {
+bool is_plain_fsdp(const TrainPoint& p) {
+  return (p.sharding == Sharding::fsdp || p.sharding == Sharding::zero3) && p.tp == 1 && p.pp == 1 && p.ep == 1 &&
+         p.shard_ranks() == p.ranks();
+}
+}  // namespace
+
+void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
+  const ModelSpec& m = train_.model();
+  if (!is_plain_fsdp(p) || p.ranks() > 64 || p.ranks() != r.tp * r.engines || m.moe || m.mla) return;
+  if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
+  const auto key = std::make_tuple(p.ranks(), r.tp, r.strided);
+  if (exact_reshard_.contains(key)) return;
+  exact_reshard_[key] = most_received_elements(m, r.tp, r.engines, r.strided) * setting_.rollout_element_bytes;
+}
+
+double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const {
+  if (is_plain_fsdp(p))
+    if (const auto known = exact_reshard_.find({p.ranks(), r.tp, r.strided}); known != exact_reshard_.end())
+      return known->second;
+  // A rank needs 1 / tp of the weights and holds 1 / shard of them; how much of that lies in its own slice depends on
+  // the order: with contiguous engines the shards run across the slices, with strided ones along them.
+  const double bytes = static_cast<double>(parameter_count(train_.model())) * setting_.rollout_element_bytes;
+  const double need = bytes / static_cast<double>(r.tp);
+  const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
+  const double overlap = r.strided ? 1.0 : 1.0 / static_cast<double>(r.tp);
+  return std::max(0.0, need - held * overlap);
+}
+
+double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l) const {
+  const ModelSpec& m = train_.model();
+  const double dense =
+      m.moe && m.moe->experts > 0 ? static_cast<double>(m.moe->first_dense_layers) : static_cast<double>(m.layers);
+  const double moe = static_cast<double>(m.layers) - dense;
+  const auto of = [](const LayerCost& c) {
+    return c.forward + c.tensor_forward + c.expert_forward + c.context_forward;
+  };
+  const double whole = of(l.dense) * dense + of(l.moe) * moe + of(l.embedding) + of(l.head);
+  const auto stages = static_cast<double>(p.pp), m_count = static_cast<double>(p.micro_batches);
+  return whole / stages * (m_count + stages - 1.0);
+}
+
+RlPrice RlModel::combine(const RlPoint& p, const TrainPrice& train, const TrainModel::Layers& l,
+                         const RolloutPrice& rollout) const {
+  RlPrice out;
+  if (!train.valid || !rollout.fits) return out;
+  const CostModel& cost = train_.cost();
+  const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
+  const double bytes = static_cast<double>(parameter_count(train_.model())) * setting_.rollout_element_bytes;
+  SyncJob job{.model_bytes = bytes,
+              .tensors = tensor_count(train_.model()),
+              .bucket_bytes = p.bucket_bytes,
+              .sources = p.train.ranks(),
+              .target_tp = p.rollout.tp,
+              .targets = p.train.ranks(),
+              .received_bytes = reshard_bytes(p.train, p.rollout),
+              .colocated = true};
+  const SyncPrice sync = price_sync(p.sync, job, cost);
+  const bool sleeps = p.offload == Offload::sleep;
+  // Gradients are not kept over the rollout; parameters and optimizer state move.
+  const double state = train.bytes[static_cast<std::size_t>(Category::params)] +
+                       train.bytes[static_cast<std::size_t>(Category::optimizer)];
+  const double resident = sleeps ? 0.0 : state;
+  at(RlPhase::rollout) = rollout.seconds();
+  at(RlPhase::sync) = sync.seconds;
+  at(RlPhase::sleep) = sleeps ? cost.host_copy_seconds(state) : 0.0;
+  at(RlPhase::wake) = sleeps ? cost.host_copy_seconds(state) : 0.0;
+  const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
+  const double forward = passes * forward_seconds(p.train, l);
+  at(RlPhase::reference) = setting_.reference ? forward : 0.0;
+  at(RlPhase::old_logprobs) = setting_.old_logprobs ? forward : 0.0;
+  at(RlPhase::train) = passes * train.step_seconds;
+  for (double s : out.seconds) out.iteration_seconds += s;
+
+  out.train_bytes = train.total_bytes();
+  out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + resident + train.overhead_bytes;
+  // During the sync the shards of the parameters lie beside the rollout's weights and two buckets.
+  out.sync_bytes = rollout.weight_bytes + train.bytes[static_cast<std::size_t>(Category::params)] +
+                   (sleeps ? 0.0 : train.bytes[static_cast<std::size_t>(Category::optimizer)]) + sync.peak_bytes +
+                   train.overhead_bytes;
+  out.host_bytes = (sleeps ? state : 0.0) + train.host_bytes +
+                   (setting_.reference ? bytes / static_cast<double>(p.train.shard_ranks()) : 0.0);
+  out.fits = out.peak_bytes() <= setting_.device_bytes && out.host_bytes <= setting_.host_bytes;
+  return out;
+}
+
+RlPrice RlModel::price(const RlPoint& p) const {
+  const TrainModel::Layers l = train_.layers(p.train);
+  return combine(p, train_.price(p.train, l), l, price_rollout(p.rollout));
+}
+
+TrainPoint train_point_of(const Scenario& s) {
+  const TrainLayout& a = s.train.layout;
+  TrainPoint p{.dp = a.dp,
+               .cp = a.cp,
+               .ulysses = a.ulysses,
+               .tp = a.tp,
+               .pp = a.pp,
+               .vpp = a.vpp,
+               .ep = a.ep,
+               .etp = a.etp,
+               .fsdp = a.fsdp,
+               .sp = a.sp};
+  switch (s.train.engine) {
+    case TrainEngine::ddp:
+      p.sharding = Sharding::replicated;
+      break;
+    case TrainEngine::zero1:
+    case TrainEngine::megatron:
+      p.sharding = Sharding::zero1;
+      break;
+    case TrainEngine::zero2:
+      p.sharding = Sharding::zero2;
+      break;
+    case TrainEngine::fsdp1:
+    case TrainEngine::fsdp2:
+      p.sharding = Sharding::fsdp;
+      break;
+  }
+  p.recompute = s.train.recompute;
+  p.reshard_after_forward = s.train.reshard_after_forward;
+  p.optimizer_on_host = s.train.offload == Offload::layerwise;
+  const auto sequence = static_cast<double>(train_setting_of(s).sequence);
+  const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
+  p.micro_batch = std::max<std::int64_t>(1, static_cast<std::int64_t>(held / sequence));
+  const double samples =
+      s.algorithm.name == AlgorithmName::sft
+          ? static_cast<double>(s.algorithm.prompts)
+          : static_cast<double>(s.algorithm.prompts) * static_cast<double>(s.algorithm.samples_per_prompt);
+  const double each = samples / static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
+                      static_cast<double>(std::max<std::int64_t>(p.dp, 1));
+  p.micro_batches =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(each / static_cast<double>(p.micro_batch))));
+  return p;
+}
+
+RolloutPoint rollout_point_of(const Scenario& s) {
+  return {.tp = std::max<std::int64_t>(1, s.rollout.layout.tp * s.rollout.layout.pp),
+          .engines = std::max<std::int64_t>(1, s.rollout.layout.dp),
+          .strided = s.rollout.layout.order == RankOrder::strided,
+          .memory_fraction = s.rollout.memory_fraction};
+}
+
+TrainSetting train_setting_of(const Scenario& s) {
+  const double mean =
+      s.workload.prompt_tokens.mean + (s.algorithm.name == AlgorithmName::sft ? 0.0 : s.workload.response_tokens.mean);
+  const std::int64_t ways =
+      std::max<std::int64_t>(1, s.train.layout.cp * s.train.layout.ulysses * s.train.layout.tp * 2);
+  TrainSetting t;
+  t.sequence = std::max<std::int64_t>(
+      ways, (static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0))) + ways - 1) / ways * ways);
+  t.precision = std::string(name_of(s.train.precision.params));
+  t.element_bytes = static_cast<double>(size_of(s.train.precision.params));
+  t.state = {static_cast<double>(size_of(s.train.precision.params)),
+             static_cast<double>(size_of(s.train.precision.grads)),
+             static_cast<double>(size_of(s.train.precision.master)),
+             2.0 * static_cast<double>(size_of(s.train.precision.moments))};
+  return t;
+}
+
+RlSetting rl_setting_of(const Scenario& s) {
+  RlSetting out;
+  out.prompts = static_cast<double>(s.algorithm.prompts);
+  out.samples = static_cast<double>(s.algorithm.samples_per_prompt);
+  out.mini_batches = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
+  out.prompt_tokens = s.workload.prompt_tokens.mean;
+  out.response_tokens = s.workload.response_tokens.mean;
+  out.longest_response = std::max(s.workload.response_tokens.max, s.workload.response_tokens.mean);
+  out.reference = s.algorithm.reference;
+  out.old_logprobs = s.algorithm.old_logprobs;
+  out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
+  out.max_running = static_cast<double>(s.rollout.max_running_requests);
+  out.device_bytes = static_cast<double>(s.cluster.device_memory_bytes > 0 ? s.cluster.device_memory_bytes
+                                                                           : s.cluster.gpu.memory_bytes);
+  if (s.cluster.host_memory_bytes > 0)
+    out.host_bytes = static_cast<double>(s.cluster.host_memory_bytes) /
+                     static_cast<double>(std::max<std::int64_t>(s.cluster.ranks_per_node(), 1));
+  return out;
+}
+
+RlPoint rl_point_of(const Scenario& s) {
+  return {.train = train_point_of(s),
+          .rollout = rollout_point_of(s),
+          .offload = s.train.offload,
+          .sync = mechanism_of(s.sync, s.placement),
+          .bucket_bytes = static_cast<double>(s.sync.bucket_bytes)};
+}
+
+}  // namespace hotbunk

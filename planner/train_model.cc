@@ -1,0 +1,163 @@
+#include "planner/train_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace hotbunk {
+
+std::string_view name_of(Term t) {
+  constexpr std::string_view names[] = {"compute",  "recompute", "tensor", "expert",    "context",
+                                        "pipeline", "bubble",    "data",   "optimizer", "host"};
+  return names[static_cast<std::size_t>(t)];
+}
+
+TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostModel& cost,
+                       const FrameworkProfile& framework)
+    : model_(model), setting_(std::move(setting)), cost_(cost), framework_(framework) {
+  peak_ = cost_.peak_flops(setting_.precision);
+  HB_CHECK(peak_ > 0.0 && setting_.sequence > 0, "no peak for {} or no sequence", setting_.precision);
+  dense_layers_ = model_.layers;
+  if (model_.moe && model_.moe->experts > 0) {
+    dense_layers_ = std::min(model_.layers, model_.moe->first_dense_layers);
+    moe_layers_ = model_.layers - dense_layers_;
+  }
+  // 2 FLOPs per weight and token forward, 4 backward, plus attention over the visible half of the sequence; the
+  // embedding's look-up multiplies nothing, a tied one does as the head.
+  const TrainPoint one{.micro_batch = 1};
+  const Layers l = layers(one);
+  flops_per_token_ = 3.0 *
+                     (l.dense.flops_forward * static_cast<double>(dense_layers_) +
+                      l.moe.flops_forward * static_cast<double>(moe_layers_) + l.head.flops_forward) /
+                     static_cast<double>(setting_.sequence);
+}
+
+TrainModel::Layers TrainModel::layers(const TrainPoint& p) const {
+  return {dense_layer(p), moe_layers_ > 0 ? moe_layer(p) : LayerCost{}, embedding(p), head(p)};
+}
+
+double TrainModel::model_flops(double tokens) const { return flops_per_token_ * tokens; }
+
+bool TrainModel::divides(const TrainPoint& p) const {
+  const std::int64_t ways = p.cp * p.ulysses;
+  if (p.dp < 1 || p.cp < 1 || p.ulysses < 1 || p.tp < 1 || p.pp < 1 || p.vpp < 1 || p.ep < 1 || p.etp < 1) return false;
+  if (p.micro_batch < 1 || p.micro_batches < 1) return false;
+  if (model_.heads % p.tp != 0 || (model_.heads / p.tp) % p.ulysses != 0) return false;
+  if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0) return false;
+  if (model_.intermediate % p.tp != 0 || setting_.sequence % ways != 0) return false;
+  if (p.pp > model_.layers || p.pp * p.vpp > model_.layers || (p.vpp > 1 && p.pp == 1)) return false;
+  // Interleaved chunks are equal, or one layer short at both ends where the embedding and the head count as one each.
+  const bool equal = model_.layers % (p.pp * p.vpp) == 0 || (model_.layers + 2) % (p.pp * p.vpp) == 0;
+  if (p.vpp > 1 && (!equal || p.micro_batches % p.pp != 0)) return false;
+  if (p.sp && (p.tp == 1 || setting_.sequence / ways % p.tp != 0)) return false;
+  if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
+  if (p.ep > 1 || p.etp > 1) {
+    if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
+    if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0) return false;
+  }
+  return true;
+}
+
+std::string TrainModel::why_invalid(const TrainPoint& p) const {
+  if (divides(p)) return "";
+  if (p.tp >= 1 && model_.heads % p.tp != 0) return fmt::format("{} heads do not divide by tp {}", model_.heads, p.tp);
+  if (p.tp >= 1 && model_.intermediate % p.tp != 0)
+    return fmt::format("intermediate size {} does not divide by tp {}", model_.intermediate, p.tp);
+  if (p.tp >= 1 && p.ulysses >= 1 && (model_.heads / p.tp) % p.ulysses != 0)
+    return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
+  if (p.pp * p.vpp > model_.layers)
+    return fmt::format("{} layers are fewer than pp {} x vpp {}", model_.layers, p.pp, p.vpp);
+  if (p.vpp > 1 && p.micro_batches % p.pp != 0)
+    return fmt::format("interleaving needs micro-batches ({}) divisible by pp ({})", p.micro_batches, p.pp);
+  if (p.sp && p.tp == 1) return "sequence parallelism needs tp above 1";
+  if (p.ep > 1 && !model_.moe) return "expert parallelism needs a model with experts";
+  if (p.ep > 1 && model_.moe->experts % p.ep != 0)
+    return fmt::format("{} experts do not divide by ep {}", model_.moe->experts, p.ep);
+  return fmt::format(
+      "dp {} cp {} ulysses {} tp {} pp {} vpp {} ep {} etp {} fsdp {} micro-batch {}: sizes below 1 or "
+      "that do not divide",
+      p.dp, p.cp, p.ulysses, p.tp, p.pp, p.vpp, p.ep, p.etp, p.fsdp, p.micro_batch);
+}
+
+/// Layers of one kind on a stage: as even as possible, the dense ones first in model order.
+std::int64_t TrainModel::layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
+  const std::int64_t base = model_.layers / p.pp, extra = model_.layers % p.pp;
+  // Longer stages in the middle: the first and last also hold the embedding and the head.
+  const std::int64_t first_long = (p.pp - extra + 1) / 2;
+  const auto longer = [&](std::int64_t i) { return i >= first_long && i < first_long + extra; };
+  const std::int64_t own = base + (longer(stage) ? 1 : 0);
+  const std::int64_t begin = stage * base + std::clamp<std::int64_t>(stage - first_long, 0, extra);
+  const std::int64_t dense = std::clamp<std::int64_t>(dense_layers_ - begin, 0, own);
+  return moe ? own - dense : dense;
+}
+
+/// Where a maximum over the stages can lie: the first (most micro-batches in flight, embedding), the last (head,
+/// logits), the second, and one that has a layer more than the others.
+std::array<std::int64_t, 4> TrainModel::extreme_stages(const TrainPoint& p) const {
+  const std::int64_t longer = (p.pp - model_.layers % p.pp + 1) / 2;
+  return {0, p.pp - 1, std::min<std::int64_t>(1, p.pp - 1), std::min(longer, p.pp - 1)};
+}
+
+double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const double tied = p.pp == 1 && model_.tie_embeddings
+                          ? static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp)
+                          : 0.0;
+  return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
+}
+
+TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
+  TrainPrice out;
+  if (!divides(p)) {
+    out.valid = false;
+    return out;
+  }
+  out.tokens = static_cast<double>(p.dp * p.micro_batch * p.micro_batches * setting_.sequence);
+  out.model_flops = model_flops(out.tokens);
+  price_time(p, l, out);
+  price_traffic(p, l, out);
+  std::int64_t fullest = 0;
+  double most = 0.0;
+  for (std::int64_t stage : extreme_stages(p)) {
+    const double bytes = stage_bytes(p, l, stage, nullptr);
+    if (bytes > most) most = bytes, fullest = stage;
+  }
+  out.first_stage_bytes = stage_bytes(p, l, 0, nullptr);
+  out.last_stage_bytes = stage_bytes(p, l, p.pp - 1, nullptr);
+  out.peak_bytes = stage_bytes(p, l, fullest, &out);
+  double communicators = 0.0;
+  for (std::int64_t size : {p.data_ranks(), p.tp, p.pp, p.ep, p.cp * p.ulysses})
+    communicators += size > 1 ? framework_.communicator_bytes.value : 0.0;
+  out.overhead_bytes = framework_.context_bytes.value + communicators;
+  out.bytes[static_cast<std::size_t>(Category::overhead)] = out.overhead_bytes;
+  return out;
+}
+
+void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
+  // The rank with most traffic: a middle stage has only layers; embedding and head are on the ends.
+  const double m = static_cast<double>(p.micro_batches);
+  const auto dense = static_cast<double>(layers_of(p, 0, false)), moe = static_cast<double>(layers_of(p, 0, true));
+  const double again = p.recompute == Recompute::full ? 1.5 : 1.0;  // forward's half once more
+  out.tensor_payload = m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * again +
+                            l.embedding.tensor_payload + (p.pp == 1 ? l.head.tensor_payload : 0.0));
+  out.expert_payload = m * l.moe.expert_payload * moe * again;
+  out.context_payload = m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * again;
+  if (p.pp > 1)
+    out.pipeline_payload =
+        2.0 * m * static_cast<double>(p.vpp) * l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
+  const double params = l.dense.parameters * dense + l.moe.parameters * moe + end_parameters(p, l, 0);
+  if (p.data_ranks() <= 1) return;
+  const StateBytes& b = setting_.state;
+  const bool per_micro_batch =
+      p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const bool gathers_twice = (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp) && p.reshard_after_forward;
+  const bool unsharded = p.sharding == Sharding::replicated;
+  out.data_reduce_payload = params * b.grads * (per_micro_batch ? m : 1.0);
+  const double gathers =
+      p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp ? m * (gathers_twice ? 2.0 : 1.0) : 1.0;
+  out.data_gather_payload = unsharded ? 0.0 : params * b.params * gathers;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,167 @@
+// The closed form of one training step: seconds, bytes and traffic of a layout, without building its graph.
+//
+//   LayerCost   one layer (or embedding, or head) for one micro-batch on one rank: what each stream does, what stays
+//   TrainModel  layer costs + pipeline schedule + data parallelism + optimizer -> TrainPrice
+//
+// Both call CostModel's primitives, so a FLOP costs the same here and in the simulator.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "planner/cost_model.h"
+#include "planner/framework.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// Where optimizer state, gradients and parameters live in the data-parallel dimension.
+enum class Sharding : std::uint8_t { replicated, zero1, zero2, zero3, fsdp };
+
+/// One training layout with its batch: everything that the search varies.
+struct TrainPoint {
+  std::int64_t dp = 1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
+  std::int64_t fsdp = -1;  // size of the shard group, -1: dp * cp * ulysses
+  bool sp = false;
+  Sharding sharding = Sharding::zero1;
+  Recompute recompute = Recompute::none;
+  std::int64_t micro_batch = 1;    // sequences of one micro-batch, over the cp and ulysses ranks that share them
+  std::int64_t micro_batches = 1;  // per optimizer step
+  bool optimizer_on_host = false;  // layer-wise offload: states on the host, step on the CPU
+  bool reshard_after_forward = true;
+
+  std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
+  std::int64_t data_ranks() const { return dp * cp * ulysses; }
+  std::int64_t shard_ranks() const { return fsdp > 0 ? std::min(fsdp, data_ranks()) : data_ranks(); }
+  friend bool operator==(const TrainPoint&, const TrainPoint&) = default;
+};
+
+/// What the passes over one layer cost one rank for one micro-batch. Seconds are of the stream's own time.
+struct LayerCost {
+  double forward = 0, backward = 0;                // compute, without communication
+  double weight_grad = 0;                          // part of backward that a TP collective can hide behind
+  double recompute_core = 0;                       // attention core again (selective)
+  double tensor_forward = 0, tensor_backward = 0;  // TP collectives
+  double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
+  double expert_forward = 0, expert_backward = 0;        // EP all-to-all
+  double context_forward = 0, context_backward = 0;      // CP ring or Ulysses all-to-all, beside attention
+  double attention_forward = 0, attention_backward = 0;  // part of forward, backward: hides the CP ring
+  double kernels_forward = 0, kernels_backward = 0;      // launched
+  double kept_bytes = 0;                                 // for backward without recomputation
+  double kept_selective_bytes = 0;                       // with selective recomputation
+  double input_bytes = 0;                                // the layer's input: what full recomputation keeps
+  double transient_bytes = 0;                            // highest extra while its backward runs
+  double parameters = 0;                                 // elements on the rank, all experts included
+  double expert_parameters = 0;                          // of which routed experts
+  double flops_forward = 0;
+  double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
+  double largest_weights = 0;    // distinct weight shapes, elements together (dummy gradients)
+  double attention_weights = 0;  // of which the attention block's
+};
+
+enum class Term : std::uint8_t {
+  compute,
+  recompute,
+  tensor,
+  expert,
+  context,
+  pipeline,
+  bubble,
+  data,
+  optimizer,
+  host,
+  count
+};
+inline constexpr std::size_t num_terms = static_cast<std::size_t>(Term::count);
+std::string_view name_of(Term);
+
+/// A layout's answer. Device bytes are those of the fullest stage.
+struct TrainPrice {
+  double step_seconds = 0;
+  std::array<double, num_terms> seconds{};     // exposed; sums to step_seconds
+  double hidden_seconds = 0;                   // communication that ran beside compute
+  std::array<double, num_categories> bytes{};  // at the peak
+  double peak_bytes = 0;                       // all categories but overhead
+  double overhead_bytes = 0;
+  double first_stage_bytes = 0, last_stage_bytes = 0;
+  double host_bytes = 0;
+  double state_bytes = 0;       // parameters, gradients, optimizer of the fullest stage
+  double activation_bytes = 0;  // of the fullest stage
+  double tensor_payload = 0, expert_payload = 0, context_payload = 0, pipeline_payload = 0;  // per rank and step
+  double data_gather_payload = 0, data_reduce_payload = 0;
+  double model_flops = 0;  // of one step, all ranks, no recomputation
+  double tokens = 0;       // of one step, all ranks
+  bool valid = true;
+
+  double total_bytes() const { return peak_bytes + overhead_bytes; }
+};
+
+/// Sizes in bytes of one element of each kind of state.
+struct StateBytes {
+  double params = 2, grads = 4, master = 4, moments = 8;
+};
+
+struct TrainSetting {
+  std::int64_t sequence = 2048;    // tokens of one sequence
+  std::string precision = "bf16";  // of the GEMMs
+  StateBytes state{};
+  double element_bytes = 2;      // of activations
+  double expert_balance = 1.0;   // busiest expert rank over the mean
+  bool variable_length = false;  // packed: visible keys follow `mean_keys`
+  double mean_keys = 0;          // visible keys per query when packed, 0: causal over `sequence`
+};
+
+class TrainModel {
+ public:
+  TrainModel(const ModelSpec&, TrainSetting, const CostModel&, const FrameworkProfile&);
+
+  /// What a layer of the kind costs under the point's tp, sp, cp, ulysses, ep, etp and micro-batch.
+  LayerCost dense_layer(const TrainPoint&) const;
+  LayerCost moe_layer(const TrainPoint&) const;
+  LayerCost embedding(const TrainPoint&) const;
+  LayerCost head(const TrainPoint&) const;
+
+  /// The layer costs that one point needs; points that share tp, sp, cp, ulysses, ep, etp and micro-batch share them.
+  struct Layers {
+    LayerCost dense, moe, embedding, head;
+  };
+  Layers layers(const TrainPoint&) const;
+
+  /// No allocation. A point whose sizes do not divide comes back with valid = false (see why_invalid).
+  TrainPrice price(const TrainPoint&, const Layers&) const;
+  TrainPrice price(const TrainPoint& p) const { return price(p, layers(p)); }
+
+  /// "" or the sentence that says what does not divide.
+  std::string why_invalid(const TrainPoint&) const;
+  bool divides(const TrainPoint&) const;
+
+  const ModelSpec& model() const { return model_; }
+  const TrainSetting& setting() const { return setting_; }
+  const CostModel& cost() const { return cost_; }
+  const FrameworkProfile& framework() const { return framework_; }
+  /// 6 N + attention per token: model FLOPs of one step over all ranks.
+  double model_flops(double tokens) const;
+
+ private:
+  friend class LayerBuilder;
+  struct StageTime;
+  StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  std::array<std::int64_t, 4> extreme_stages(const TrainPoint&) const;
+  void price_data(const TrainPoint&, const Layers&, double backward, double forward, TrainPrice&) const;
+  double stage_bytes(const TrainPoint&, const Layers&, std::int64_t index, TrainPrice*) const;
+  void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
+  void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
+  /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
+  double end_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  std::int64_t layers_of(const TrainPoint&, std::int64_t stage, bool moe) const;
+
+  ModelSpec model_;
+  TrainSetting setting_;
+  CostModel cost_;
+  FrameworkProfile framework_;
+  double peak_ = 0;
+  double flops_per_token_ = 0;
+  std::int64_t dense_layers_ = 0, moe_layers_ = 0;
+};
+
+}  // namespace hotbunk

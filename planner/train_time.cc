@@ -1,0 +1,165 @@
+// Seconds of one optimizer step: the slowest stage's micro-batches, the bubble, data parallelism and the optimizer.
+#include <algorithm>
+
+#include "planner/train_model.h"
+
+namespace hotbunk {
+
+/// One micro-batch through one stage, forward and backward.
+struct TrainModel::StageTime {
+  double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, host = 0, hidden = 0;
+  double forward = 0, backward = 0;  // of the device, all included
+  double total() const { return compute + recompute + tensor + expert + context + host; }
+};
+
+TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  StageTime t;
+  double kernels = 0.0;
+  const auto add = [&](const LayerCost& c, double count) {
+    const double hidden = framework_.overlap_tensor ? c.hidden_tensor : 0.0;
+    double recompute = 0.0;
+    if (p.recompute == Recompute::full) recompute = c.forward;
+    if (p.recompute == Recompute::selective) recompute = c.recompute_core;
+    const bool full = p.recompute == Recompute::full;
+    t.compute += count * (c.forward + c.backward);
+    t.recompute += count * recompute;
+    t.tensor += count * (c.tensor_forward * (full ? 2.0 : 1.0) + c.tensor_backward - hidden);
+    t.expert += count * (c.expert_forward * (full ? 2.0 : 1.0) + c.expert_backward);
+    t.context += count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward);
+    t.hidden += count * hidden;
+    t.forward += count * (c.forward + c.tensor_forward + c.expert_forward + c.context_forward);
+    kernels += count * (c.kernels_forward * (full ? 2.0 : 1.0) + c.kernels_backward);
+  };
+  add(l.dense, static_cast<double>(layers_of(p, stage, false)));
+  add(l.moe, static_cast<double>(layers_of(p, stage, true)));
+  // The ends are not recomputed.
+  const auto end = [&](const LayerCost& c) {
+    t.compute += c.forward + c.backward;
+    t.tensor += c.tensor_forward + c.tensor_backward - (framework_.overlap_tensor ? c.hidden_tensor : 0.0);
+    t.forward += c.forward + c.tensor_forward;
+    kernels += c.kernels_forward + c.kernels_backward;
+  };
+  if (stage == 0) end(l.embedding);
+  if (stage == p.pp - 1) end(l.head);
+  t.compute += t.hidden * cost_.hardware().overlap_slowdown.value;
+  const double launch =
+      framework_.launch_seconds.value > 0 ? framework_.launch_seconds.value : cost_.hardware().launch.value;
+  // The host runs ahead of the device; when it cannot, it sets the pace.
+  t.host = std::max(0.0, kernels * launch - t.total());
+  t.backward = t.total() - t.forward;
+  return t;
+}
+
+void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backward, double forward,
+                            TrainPrice& out) const {
+  const auto dense = static_cast<double>(layers_of(p, 0, false)), moe = static_cast<double>(layers_of(p, 0, true));
+  const double expert = moe * l.moe.expert_parameters;
+  const double ordinary =
+      dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) + end_parameters(p, l, 0);
+  const StateBytes& b = setting_.state;
+  const std::int64_t node = cost_.ranks_per_node(), shard = p.shard_ranks(), replicas = p.data_ranks() / shard;
+  const GroupShape group = GroupShape::strided(shard, p.tp, node);
+  const GroupShape all = GroupShape::strided(p.data_ranks(), p.tp, node);
+  const GroupShape across = GroupShape::strided(replicas, p.tp * shard, node);
+  const GroupShape experts =
+      GroupShape::strided(std::max<std::int64_t>(1, p.data_ranks() * p.tp / (p.ep * p.etp)), p.ep * p.etp, node);
+  const auto m = static_cast<double>(p.micro_batches);
+  double reduce = 0.0, gather = 0.0, repeats = 1.0;
+  // One collective per unit where parameters or gradients stream, a few large buckets elsewhere.
+  const bool units = p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const double calls = units ? std::max(1.0, dense + moe) : 1.0,
+               slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
+  const auto both = [&](OpKind kind, double bytes_each) {
+    return calls * slower *
+           (cost_.collective_seconds(kind, group, ordinary * bytes_each / calls) +
+            (expert > 0 ? cost_.collective_seconds(kind, experts, expert * bytes_each / calls) : 0.0));
+  };
+  switch (p.sharding) {
+    case Sharding::replicated:
+      reduce = cost_.collective_seconds(OpKind::all_reduce, all, ordinary * b.grads) +
+               (expert > 0 ? cost_.collective_seconds(OpKind::all_reduce, experts, expert * b.grads) : 0.0);
+      break;
+    case Sharding::zero1:
+      reduce = both(OpKind::reduce_scatter, b.grads);
+      gather = both(OpKind::all_gather, b.params);
+      break;
+    case Sharding::zero2:
+      reduce = both(OpKind::reduce_scatter, b.grads) * m;
+      gather = both(OpKind::all_gather, b.params);
+      repeats = m;
+      break;
+    case Sharding::zero3:
+    case Sharding::fsdp:
+      reduce = both(OpKind::reduce_scatter, b.grads) * m;
+      gather = both(OpKind::all_gather, b.params) * m * (p.reshard_after_forward ? 2.0 : 1.0);
+      repeats = m;
+      break;
+  }
+  if (replicas > 1)
+    reduce += cost_.collective_seconds(OpKind::all_reduce, across,
+                                       (ordinary + expert) / static_cast<double>(shard) * b.grads);
+  // What runs beside the compute of the passes that need it; the first gather and the last reduction find nothing to
+  // hide behind: one layer's share.
+  const double count = std::max(1.0, dense + moe);
+  const bool streamed = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const double behind_reduce = framework_.overlap_grad_reduce ? backward * repeats : 0.0;
+  const double behind_gather = framework_.overlap_param_gather
+                                   ? (streamed ? (backward + forward) * m - std::min(reduce, behind_reduce) : forward)
+                                   : 0.0;
+  const double hidden_reduce = std::min(reduce * (1.0 - 1.0 / count), behind_reduce);
+  const double hidden_gather = std::min(gather * (1.0 - 1.0 / count), std::max(behind_gather, 0.0));
+  const double hidden = hidden_reduce + hidden_gather;
+  out.seconds[static_cast<std::size_t>(Term::data)] = reduce + gather - hidden;
+  out.seconds[static_cast<std::size_t>(Term::compute)] += hidden * cost_.hardware().overlap_slowdown.value;
+  out.hidden_seconds += hidden;
+
+  // Adam reads gradient, master and two moments, writes master, moments and the low-precision parameter; the norm
+  // reads every gradient once more, and they are zeroed.
+  const double own =
+      p.sharding == Sharding::replicated ? ordinary + expert : (ordinary + expert) / static_cast<double>(shard);
+  const double local_grads = streamed || p.sharding == Sharding::zero2 ? own : ordinary + expert;
+  const double adam = own * (b.grads + 2.0 * (b.master + b.moments) + b.params);
+  double& optimizer = out.seconds[static_cast<std::size_t>(Term::optimizer)];
+  optimizer = framework_.step_seconds.value + cost_.memory_seconds(adam + 2.0 * local_grads * b.grads);
+  if (p.optimizer_on_host)  // gradients out, parameters in, and Adam at the rate of host memory, about twice the link
+    optimizer = cost_.host_copy_seconds(own * b.grads) + cost_.host_copy_seconds(own * b.params) +
+                adam / (2.0 * cost_.hardware().host_bandwidth.value);
+}
+
+void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
+  const auto m = static_cast<double>(p.micro_batches), v = static_cast<double>(p.vpp);
+  StageTime slowest;
+  for (std::int64_t stage : extreme_stages(p))
+    if (StageTime t = stage_time(p, l, stage); t.total() > slowest.total()) slowest = t;
+  // One micro-batch through all stages: the whole model once, as if on stages of the average length.
+  double whole = slowest.total();
+  if (p.pp > 1) {
+    const double first = stage_time(p, l, 0).total(), last = stage_time(p, l, p.pp - 1).total();
+    const double middle = stage_time(p, l, std::min<std::int64_t>(1, p.pp - 1)).total();
+    whole = p.pp == 2 ? first + last : first + last + middle * static_cast<double>(p.pp - 2);
+  }
+  const auto at = [&](Term t) -> double& { return out.seconds[static_cast<std::size_t>(t)]; };
+  at(Term::compute) = m * slowest.compute;
+  at(Term::recompute) = m * slowest.recompute;
+  at(Term::tensor) = m * slowest.tensor;
+  at(Term::expert) = m * slowest.expert;
+  at(Term::context) = m * slowest.context;
+  at(Term::host) = m * slowest.host;
+  at(Term::bubble) = std::max(0.0, whole - slowest.total()) / v;
+  out.hidden_seconds = m * slowest.hidden;
+  if (p.pp > 1) {
+    const std::int64_t node = cost_.ranks_per_node(), apart = p.data_ranks() * p.tp;
+    const bool leaves = apart >= node || node % (apart * p.pp) != 0;
+    // Without SP the TP ranks send disjoint parts and gather on the other side.
+    const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
+    double hop = cost_.collective_seconds(OpKind::send, {2, leaves ? 2 : 1, 1}, bytes);
+    if (!p.sp && p.tp > 1)
+      hop += cost_.collective_seconds(OpKind::all_gather, GroupShape::strided(p.tp, 1, node), l.dense.input_bytes);
+    const double fill = 2.0 * static_cast<double>(p.pp - 1) * hop;
+    at(Term::pipeline) = fill + (framework_.overlap_pipeline ? 0.0 : 2.0 * m * v * hop);
+  }
+  price_data(p, l, slowest.backward, slowest.forward, out);
+  for (double s : out.seconds) out.step_seconds += s;
+}
+
+}  // namespace hotbunk

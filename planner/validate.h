@@ -1,0 +1,53 @@
+// Predictions beside published measurements, row by row. What is fitted on which rows: docs/validation.md.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/diagnostic.h"
+
+namespace hotbunk {
+
+struct PredictedRow {
+  std::string label;
+  double measured = 0.0, predicted = 0.0;
+  /// Signed, relative to the measurement.
+  double error() const { return measured != 0.0 ? predicted / measured - 1.0 : 0.0; }
+};
+
+struct SkippedRow {
+  std::string label, why;
+};
+
+/// Another tool's figure on the same rows; errors as fractions, negative: not published.
+struct PeerFigure {
+  std::string tool;
+  double mean_abs_error = -1.0, max_abs_error = -1.0;
+};
+
+struct ValidationTable {
+  std::string name, quantity, unit;  // "korthikanti_a100", "iteration time", "s"
+  std::string setting;               // what was assumed where the source says nothing
+  std::vector<PredictedRow> rows;
+  std::vector<SkippedRow> skipped;
+  std::vector<PeerFigure> peers;
+
+  double mean_abs_error() const;
+  double max_abs_error() const;
+  double bias() const;  // mean signed error
+};
+
+struct Validation {
+  std::vector<ValidationTable> tables;
+};
+
+/// Every table found in `data` (names and columns of data/published/). E101 when the folder has none of them.
+Result<Validation> validate_published(const std::filesystem::path& data, const std::filesystem::path& catalogue);
+
+/// Per-row table, then one line per table; errors in percent.
+std::string render(const Validation&, bool with_rows = true);
+/// hotbunk.validate/1: {"schema", "tables": [{name, quantity, rows, mean_abs_error, max_abs_error, bias, …}]}.
+std::string to_json(const Validation&);
+
+}  // namespace hotbunk

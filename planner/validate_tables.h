@@ -1,0 +1,50 @@
+// The tables of validate.h, one function per file of data/published/. Internal to the planner.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "planner/published.h"
+#include "planner/train_model.h"
+#include "planner/validate.h"
+
+namespace hotbunk {
+
+/// Clusters, models and profiles from the catalogue, loaded once.
+class ValidationContext {
+ public:
+  explicit ValidationContext(std::filesystem::path catalogue) : catalogue_(std::move(catalogue)) {}
+
+  /// `network`: bytes/s per GPU between nodes, 0: the catalogue's. `profile`: another than the GPU's own.
+  Result<CostModel> cost(const std::string& gpu, std::int64_t gpus, double network = 0.0,
+                         const std::string& profile = "");
+  Result<ModelSpec> model(const std::string& name);
+  Result<FrameworkProfile> framework(const std::string& name) { return framework_named(name, catalogue_); }
+  const std::filesystem::path& catalogue() const { return catalogue_; }
+
+ private:
+  std::filesystem::path catalogue_;
+  std::map<std::string, ClusterSpec> clusters_;
+  std::map<std::string, Hardware> hardware_;
+  std::map<std::string, ModelSpec> models_;
+};
+
+/// GPT-3 architecture: 4 h MLP with GELU, layer norms, biases, learned positions, tied embeddings.
+ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
+                    std::int64_t sequence);
+
+using TableResult = Result<std::vector<ValidationTable>>;
+TableResult validate_korthikanti(const CsvTable&, ValidationContext&);
+TableResult validate_sc21_scaling(const CsvTable&, ValidationContext&);
+TableResult validate_sc21_zero3(const CsvTable&, ValidationContext&);
+TableResult validate_megatron_h100(const CsvTable&, ValidationContext&);
+TableResult validate_llama3_405b(const CsvTable&, ValidationContext&);
+TableResult validate_megascale(const CsvTable&, ValidationContext&);
+TableResult validate_vtrain(const CsvTable&, ValidationContext&, const std::string& name);
+TableResult validate_simumax(const CsvTable&, ValidationContext&);
+TableResult validate_torchtitan(const CsvTable&, ValidationContext&);
+TableResult validate_megatron_bridge(const CsvTable&, ValidationContext&);
+TableResult validate_weight_sync(const CsvTable&, ValidationContext&);
+TableResult validate_rl_phases(const CsvTable&, ValidationContext&);
+
+}  // namespace hotbunk

@@ -1,0 +1,338 @@
+// GPT-3-like training on A100 and H100: Megatron's papers and README, Llama 3, MegaScale's baseline, vTrain.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "planner/validate_tables.h"
+
+namespace hotbunk {
+namespace {
+
+using Row = CsvTable::Row;
+
+/// FLOPs of one GPT iteration as Megatron's papers count them: attention over the whole square, `passes` of 24 B s l h²
+/// (3: forward and backward; 4: with full recomputation).
+double megatron_flops(const ModelSpec& m, double sequences, double s, double passes) {
+  const auto h = static_cast<double>(m.hidden), l = static_cast<double>(m.layers), v = static_cast<double>(m.vocab);
+  return passes * 24.0 * sequences * s * l * h * h * (1.0 + s / (6.0 * h)) + 6.0 * sequences * s * h * v;
+}
+
+/// The fastest of the settings that a source leaves open: micro-batches of 1 to 16 sequences, and for pipelines the
+/// number of interleaved chunks, up to 8.
+struct Choice {
+  TrainPoint point;
+  TrainPrice price;
+};
+Choice fastest(const TrainModel& model, TrainPoint p, std::int64_t sequences_per_replica, double capacity,
+               bool any_micro_batch, bool any_interleave) {
+  Choice best;
+  best.price.step_seconds = 1e30;
+  const std::int64_t asked = p.micro_batch, most_chunks = any_interleave && p.pp > 1 ? 8 : 1;
+  for (std::int64_t b = any_micro_batch ? 1 : asked; b <= (any_micro_batch ? 16 : asked); b *= 2)
+    for (std::int64_t v = any_interleave ? 1 : p.vpp; v <= std::max(most_chunks, p.vpp); ++v) {
+      if (sequences_per_replica % b != 0) continue;
+      p.micro_batch = b;
+      p.micro_batches = sequences_per_replica / b;
+      p.vpp = v;
+      if (!model.divides(p)) continue;
+      const TrainPrice price = model.price(p);
+      if (price.total_bytes() <= capacity && price.step_seconds < best.price.step_seconds) best = {p, price};
+    }
+  return best;
+}
+
+TrainSetting mixed_precision(std::int64_t sequence) { return {.sequence = sequence, .state = {2, 4, 4, 8}}; }
+
+}  // namespace
+
+TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context) {
+  auto frame = context.framework("megatron-a100");
+  if (!frame) return fail(frame.error());
+  const char* setting =
+      "profile megatron-a100: unfused attention with dropout, fp16, fp32 gradients, Adam unsharded; activations and "
+      "states count the transformer layers, as the paper's figures do (its formulas leave embeddings out)";
+  ValidationTable iteration{"korthikanti_a100", "iteration time", "s", setting, {}, {}, {{"Calculon", 0.0365, -1.0}}};
+  ValidationTable layer{"korthikanti_a100_layer", "layer time", "ms", setting, {}, {}, {}};
+  ValidationTable kept{"korthikanti_a100_activations", "activation memory", "GiB", setting, {}, {},
+                       {{"Calculon", 0.021, -1.0}}};
+  ValidationTable states{"korthikanti_a100_states",  "states memory", "GiB", setting, {}, {},
+                         {{"Calculon", 0.085, -1.0}}};
+  ValidationTable share{"korthikanti_a100_share", "share of activations", "%", setting, {}, {}, {}};
+  ValidationTable use{"korthikanti_a100_mfu", "model and hardware utilisation", "%", setting, {}, {}, {}};
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    auto cost = context.cost("a100-sxm-80gb", r.integer("gpus"));
+    if (!cost) return fail(cost.error());
+    const std::string how = r.text("setting"), quantity = r.text("quantity");
+    const ModelSpec gpt =
+        gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), r.integer("seq"));
+    const TrainModel model(gpt, mixed_precision(r.integer("seq")), *cost, *frame);
+    TrainPoint p{.tp = r.integer("tp", 1), .pp = r.integer("pp", 1), .vpp = r.integer("interleave", 1)};
+    p.dp = std::max<std::int64_t>(1, r.integer("gpus") / (p.tp * p.pp));
+    p.micro_batch = r.integer("micro_batch", 1);
+    p.micro_batches = std::max<std::int64_t>(1, r.integer("global_batch") / (p.dp * p.micro_batch));
+    const bool sequence_parallel = how.find("seq") != std::string::npos;
+    p.sp = sequence_parallel;
+    if (how.find("full") != std::string::npos) p.recompute = Recompute::full;
+    if (how.find("selective") != std::string::npos) p.recompute = Recompute::selective;
+    const std::string label = fmt::format("{} {} {}", r.text("model"), quantity, how);
+    const TrainModel::Layers l = model.layers(p);
+    const TrainPrice price = model.price(p, l);
+    const double gib = 1024.0 * 1024.0 * 1024.0, layers = static_cast<double>(gpt.layers);
+    const auto kept_of = [&](const TrainPoint& q, const LayerCost& c) {
+      const double each = q.recompute == Recompute::full        ? c.input_bytes
+                          : q.recompute == Recompute::selective ? c.kept_selective_bytes
+                                                                : c.kept_bytes;
+      // Interleaved 1F1B on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1 chunks of L / (pp vpp) layers.
+      const double chunks = static_cast<double>(q.vpp > 1 ? 2 * (q.pp - 1) + (q.vpp - 1) * q.pp + 1 : q.pp * q.vpp);
+      return each * layers * chunks / static_cast<double>(q.pp * q.vpp);
+    };
+    if (quantity == "iter_time") {
+      iteration.rows.push_back({label, r.number("value"), price.step_seconds});
+    } else if (quantity == "layer_forward") {
+      layer.rows.push_back({label, r.number("value"), 1e3 * (l.dense.forward + l.dense.tensor_forward)});
+    } else if (quantity == "layer_backward") {
+      double seconds =
+          l.dense.backward + l.dense.tensor_backward - (frame->overlap_tensor ? l.dense.hidden_tensor : 0.0);
+      if (p.recompute == Recompute::full) seconds += l.dense.forward + l.dense.tensor_forward;
+      if (p.recompute == Recompute::selective) seconds += l.dense.recompute_core;
+      layer.rows.push_back({label, r.number("value"), 1e3 * seconds});
+    } else if (quantity == "activation_mem") {
+      kept.rows.push_back({label, r.number("value"), kept_of(p, l.dense) / gib});
+    } else if (quantity == "param+opt_mem") {
+      const StateBytes& b = model.setting().state;
+      const double each = b.params + b.grads + b.master + b.moments;
+      states.rows.push_back(
+          {label, r.number("value"), each * l.dense.parameters * layers / static_cast<double>(p.pp) / gib});
+    } else if (quantity == "activation_percent_of_baseline") {
+      TrainPoint base = p;
+      base.sp = false;
+      base.recompute = Recompute::none;
+      share.rows.push_back(
+          {label, r.number("value"), 100.0 * kept_of(p, l.dense) / kept_of(base, model.dense_layer(base))});
+    } else if (quantity == "mfu" || quantity == "hfu") {
+      // The paper's hardware FLOPs add the recomputed attention core to the model's 3 passes.
+      const double sequences = r.number("global_batch"), s = r.number("seq"), h = r.number("hidden");
+      double flops = megatron_flops(gpt, sequences, s, 3.0);
+      if (quantity == "hfu") flops += 4.0 * sequences * s * s * h * layers;
+      const double peak = cost->peak_flops(DType::bf16) * static_cast<double>(p.ranks());
+      use.rows.push_back({label, r.number("value"), 100.0 * flops / peak / price.step_seconds});
+    } else {
+      iteration.skipped.push_back({label, "unknown quantity"});
+    }
+  }
+  return std::vector<ValidationTable>{iteration, layer, kept, states, share, use};
+}
+
+TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& context) {
+  ValidationTable out{"megatron_sc21_weak_scaling",
+                      "TFLOP/s per GPU",
+                      "TFLOP/s",
+                      "profile megatron-a100, full recomputation, 4 passes counted as in the paper; micro-batch and "
+                      "interleaving are not stated per row: the fastest that fits",
+                      {},
+                      {},
+                      {}};
+  auto frame = context.framework("megatron-a100");
+  if (!frame) return fail(frame.error());
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    const std::int64_t gpus = r.integer("GPUs"), seq = r.integer("seq");
+    auto cost = context.cost("a100-sxm-80gb", gpus);
+    if (!cost) return fail(cost.error());
+    const ModelSpec gpt =
+        gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), seq);
+    const TrainModel model(gpt, mixed_precision(seq), *cost, *frame);
+    TrainPoint p{
+        .tp = r.integer("TP"), .pp = r.integer("PP"), .sharding = Sharding::replicated, .recompute = Recompute::full};
+    p.dp = gpus / (p.tp * p.pp);
+    const std::string label = fmt::format("{}B tp{} pp{} on {}", r.text("params_B"), p.tp, p.pp, gpus);
+    const Choice best = fastest(model, p, r.integer("global_batch") / p.dp, 80e9, true, true);
+    if (!best.price.valid || best.price.step_seconds > 1e29) {
+      out.skipped.push_back({label, "no micro-batch divides and fits"});
+      continue;
+    }
+    const double flops = megatron_flops(gpt, r.number("global_batch"), static_cast<double>(seq), 4.0);
+    out.rows.push_back({fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp),
+                        r.number("TFLOPs_per_GPU"),
+                        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+TableResult validate_sc21_zero3(const CsvTable& csv, ValidationContext& context) {
+  ValidationTable out{"megatron_sc21_zero3_vs_ptd",
+                      "TFLOP/s per GPU",
+                      "TFLOP/s",
+                      "full recomputation; ZeRO-3 with profile deepspeed-zero3, PTD with megatron-a100 (tp 8, pp = "
+                      "model parallel / 8, fastest interleaving)",
+                      {},
+                      {},
+                      {}};
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    const bool zero = r.text("scheme") == "ZeRO-3";
+    auto frame = context.framework(zero ? "deepspeed-zero3" : "megatron-a100");
+    if (!frame) return fail(frame.error());
+    const std::int64_t gpus = r.integer("GPUs"), batch = r.integer("global_batch");
+    auto cost = context.cost("a100-sxm-80gb", gpus);
+    if (!cost) return fail(cost.error());
+    // The two models of the table: 174.6B = 96 x 12288, 529.6B = 105 x 20480 (SC'21, table 1).
+    const bool small = r.number("params_B") < 300.0;
+    const ModelSpec gpt = small ? gpt_model(96, 12288, 96, 51200, 2048) : gpt_model(105, 20480, 128, 51200, 2048);
+    const TrainModel model(gpt, mixed_precision(2048), *cost, *frame);
+    TrainPoint p{.recompute = Recompute::full, .micro_batch = r.integer("micro_batch")};
+    p.sharding = zero ? Sharding::zero3 : Sharding::replicated;
+    if (!zero) p.tp = 8, p.pp = r.integer("model_parallel") / 8;
+    p.dp = gpus / (p.tp * p.pp);
+    const std::string label = fmt::format("{} {}B on {}", r.text("scheme"), r.text("params_B"), gpus);
+    // Where the global batch does not divide, the published one is what ran: whole micro-batches, at least one.
+    const std::int64_t replica = std::max<std::int64_t>(p.micro_batch, batch / p.dp / p.micro_batch * p.micro_batch);
+    const Choice best = fastest(model, p, replica, 1e30, false, !zero);
+    if (!best.price.valid || best.price.step_seconds > 1e29) {
+      out.skipped.push_back({label, "the batch does not divide"});
+      continue;
+    }
+    const double flops = megatron_flops(gpt, static_cast<double>(replica * p.dp), 2048, 4.0);
+    out.rows.push_back(
+        {label, r.number("TFLOPs_per_GPU"), flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+TableResult validate_megatron_h100(const CsvTable& csv, ValidationContext& context) {
+  ValidationTable out{"megatron_readme_h100",
+                      "TFLOP/s per GPU",
+                      "TFLOP/s",
+                      "profile megatron-h100: fused attention, bf16, distributed optimizer, overlapped; SP with TP; "
+                      "micro-batch and interleaving not stated: the fastest that fits",
+                      {},
+                      {},
+                      {}};
+  auto frame = context.framework("megatron-h100");
+  if (!frame) return fail(frame.error());
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    const std::int64_t gpus = r.integer("GPUs"), seq = r.integer("seq");
+    auto cost = context.cost("h100-sxm-80gb", gpus);
+    if (!cost) return fail(cost.error());
+    const ModelSpec gpt =
+        gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), seq);
+    const TrainModel model(gpt, mixed_precision(seq), *cost, *frame);
+    TrainPoint p{.dp = r.integer("DP"), .tp = r.integer("TP"), .pp = r.integer("PP")};
+    p.sp = p.tp > 1;
+    const std::string label = fmt::format("{}B tp{} pp{} on {}", r.text("params_B"), p.tp, p.pp, gpus);
+    Choice best = fastest(model, p, r.integer("global_batch") / p.dp, 80e9, true, true);
+    if (best.price.step_seconds > 1e29) {
+      p.recompute = Recompute::selective;
+      best = fastest(model, p, r.integer("global_batch") / p.dp, 1e30, true, true);
+    }
+    const double flops = megatron_flops(gpt, r.number("global_batch"), static_cast<double>(seq), 3.0);
+    out.rows.push_back({fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp),
+                        r.number("TFLOPs_per_GPU"),
+                        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+TableResult validate_llama3_405b(const CsvTable& csv, ValidationContext& context) {
+  ValidationTable out{"llama3_405b",
+                      "TFLOP/s per GPU",
+                      "TFLOP/s",
+                      "profile megatron-h100; ZeRO-1, SP with TP, micro-batch 1, fastest interleaving",
+                      {},
+                      {},
+                      {}};
+  auto frame = context.framework("megatron-h100");
+  auto llama = context.model("llama-3.1-405b");
+  if (!frame) return fail(frame.error());
+  if (!llama) return fail(llama.error());
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    const std::int64_t gpus = r.integer("GPUs"), seq = r.integer("seq");
+    auto cost = context.cost("h100-sxm-80gb", gpus);
+    if (!cost) return fail(cost.error());
+    const TrainModel model(*llama, mixed_precision(seq), *cost, *frame);
+    TrainPoint p{
+        .dp = r.integer("DP"), .cp = r.integer("CP", 1), .tp = r.integer("TP"), .pp = r.integer("PP"), .sp = true};
+    const std::int64_t batch = r.integer("batch_per_DP");
+    Choice best = fastest(model, p, batch, 1e30, false, true);
+    // 126 layers do not divide by 16 stages: without interleaving then.
+    const double tokens = static_cast<double>(batch * p.dp * seq);
+    out.rows.push_back({fmt::format("405B tp{} cp{} pp{} (vpp {})", p.tp, p.cp, p.pp, best.point.vpp),
+                        r.number("TFLOPs_per_GPU"),
+                        model.model_flops(tokens) / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) {
+  ValidationTable out{"megascale_175b",
+                      "iteration time",
+                      "s",
+                      "profile megatron-a100-flash, 175B = 96 x 12288, tp 8 pp 8 vpp 6 (as the paper states), SP, "
+                      "micro-batch 1, sequence 2048, vocabulary 64000",
+                      {},
+                      {},
+                      {}};
+  auto frame = context.framework("megatron-a100-flash");
+  if (!frame) return fail(frame.error());
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    const std::int64_t gpus = r.integer("GPUs");
+    auto cost = context.cost("a100-sxm-80gb", gpus);
+    if (!cost) return fail(cost.error());
+    const TrainModel model(gpt_model(96, 12288, 128, 64000, 2048), mixed_precision(2048), *cost, *frame);
+    TrainPoint p{.dp = gpus / 64, .tp = 8, .pp = 8, .vpp = 6, .sp = true};
+    p.micro_batches = std::max<std::int64_t>(1, r.integer("batch") / p.dp);
+    if (p.micro_batches % p.pp != 0) p.vpp = 1;
+    out.rows.push_back({fmt::format("175B on {}, batch {} (vpp {})", gpus, r.integer("batch"), p.vpp),
+                        r.number("iter_s"), model.price(p).step_seconds});
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+TableResult validate_vtrain(const CsvTable& csv, ValidationContext& context, const std::string& name) {
+  const bool multi = name.find("multi") != std::string::npos;
+  ValidationTable out{
+      name,
+      "iteration time",
+      "ms",
+      multi ? "profile megatron-a100, full recomputation, gradients all-reduced (no ZeRO), vocabulary 51200, 800 Gb/s "
+              "per node"
+            : "profile megatron-a100, no recomputation, gradients all-reduced (no ZeRO), vocabulary 51200",
+      {},
+      {},
+      multi ? std::vector<PeerFigure>{{"vTrain", 0.1473, -1.0}, {"Calculon", 0.197, -1.0}}
+            : std::vector<PeerFigure>{{"vTrain", 0.0837, -1.0}, {"Calculon", 0.39, 0.55}}};
+  auto frame = context.framework("megatron-a100");
+  if (!frame) return fail(frame.error());
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    const Row r = csv.row(i);
+    const auto get = [&](const char* a, const char* b) { return csv.has(a) ? r.integer(a) : r.integer(b); };
+    const std::int64_t gpus = get("# GPUs", "GPUs"), batch = r.integer("global batch"),
+                       seq = r.integer("sequence length");
+    auto cost = context.cost("a100-sxm-80gb", gpus, 12.5e9);
+    if (!cost) return fail(cost.error());
+    const ModelSpec gpt =
+        gpt_model(r.integer("# layers"), r.integer("hidden size"), r.integer("attention heads"), 51200, seq);
+    const TrainModel model(gpt, mixed_precision(seq), *cost, *frame);
+    TrainPoint p{.dp = r.integer("data parallelism"),
+                 .tp = r.integer("tensor parallelism"),
+                 .pp = r.integer("pipeline parallelism")};
+    p.sharding = Sharding::replicated;
+    p.recompute = multi ? Recompute::full : Recompute::none;
+    p.micro_batch = r.integer("micro batch");
+    const std::string label = fmt::format("{}x{} tp{} dp{} pp{} mb{} batch {} on {}", gpt.layers, gpt.hidden, p.tp,
+                                          p.dp, p.pp, p.micro_batch, batch, gpus);
+    p.micro_batches = p.dp * p.micro_batch > 0 ? (batch + p.dp * p.micro_batch - 1) / (p.dp * p.micro_batch) : 0;
+    if (!model.divides(p)) {
+      out.skipped.push_back({label, model.why_invalid(p)});
+      continue;
+    }
+    out.rows.push_back({label, r.number("iteration time (ms)"), 1e3 * model.price(p).step_seconds});
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+}  // namespace hotbunk

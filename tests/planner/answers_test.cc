@@ -1,0 +1,192 @@
+#include "planner/answers.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "base/format.h"
+#include "planner/reshard_volume.h"
+#include "planner/validate.h"
+#include "planner/validate_tables.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Scenario scenario_of(const std::vector<std::string>& sets = {}) {
+  const char* text =
+      "name: qwen\nmodel: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+      "train: {engine: fsdp2, layout: {dp: 8}, recompute: full, micro_batch_tokens: 8192}\n"
+      "rollout: {engine: sglang, layout: {tp: 4, dp: 2}, memory_fraction: 0.8}\n"
+      "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8, reference: true}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
+  auto s = load_scenario_text(text, "test.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  return *s;
+}
+
+}  // namespace
+
+TEST_CASE("Qwen2.5-7B from FSDP over 8 to rollout TP4 x 2: the sync oracle") {
+  const Scenario s = scenario_of();
+  REQUIRE(parameter_count(s.model) == 7'615'616'512);
+  // BACKGROUND I: gather-all 12.41 GiB; direct 3.41 on the worst rank contiguous, 2.17 on every rank strided.
+  CHECK(7'615'616'512 * 2.0 * 7 / 8 / gib == Approx(12.41).margin(0.005));
+  CHECK(most_received_elements(s.model, 4, 2, false) * 2 / gib == Approx(3.41).margin(0.005));
+  CHECK(most_received_elements(s.model, 4, 2, true) * 2 / gib == Approx(2.17).margin(0.005));
+}
+
+TEST_CASE("the planner prefers the rank order that moves less") {
+  const Scenario s = scenario_of({"sync.mode=direct"});
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  REQUIRE(pricer.has_value());
+  RlPoint contiguous = (*pricer)->point(), strided = contiguous;
+  contiguous.rollout.strided = false;
+  strided.rollout.strided = true;
+  const auto sync = [&](const RlPoint& p) {
+    return (*pricer)->price(p).seconds[static_cast<std::size_t>(RlPhase::sync)];
+  };
+  CHECK(sync(strided) < sync(contiguous));
+}
+
+TEST_CASE("figures that circulate wrong") {
+  // BACKGROUND I. 7e9 parameters over 4 ranks: 3.5 GB in bf16, two fp32 moments 14 GB.
+  CHECK(7e9 / 4 * 2 == Approx(3.5e9));
+  CHECK(7e9 / 4 * 8 == Approx(14e9));
+  // fp32 logits of 16,384 tokens x 152,064: 9.28 GiB per copy.
+  CHECK(16384.0 * 152064 * 4 / gib == Approx(9.28).margin(0.005));
+  // verl's fp32 master: 16 bytes per parameter over 8 ranks, 15.2 GB per GPU.
+  const auto pricer = ScenarioPricer::make(scenario_of(), catalog_root());
+  REQUIRE(pricer.has_value());
+  CHECK((*pricer)->train().price((*pricer)->point().train).state_bytes == Approx(15.23e9).epsilon(0.01));
+}
+
+TEST_CASE("KV cache of a rank") {
+  // BACKGROUND D2: b 32, s 2048, k 32, d 128, bf16, 32 layers: 8 GiB per rank at TP4.
+  Scenario s = scenario_of();
+  s.model.kv_heads = 32, s.model.heads = 32, s.model.head_dim = 128, s.model.layers = 32;
+  const TrainModel train(s.model, train_setting_of(s), CostModel(hardware_from_datasheet(s.cluster), s.cluster), {});
+  const RlModel rl(train, rl_setting_of(s));
+  const RolloutPrice r = rl.price_rollout({.tp = 4, .engines = 2});
+  CHECK(r.kv_bytes_per_token * 32 * 2048 / gib == Approx(8.0));
+}
+
+TEST_CASE("an explanation's parts add up, its levers are legal") {
+  const auto pricer = ScenarioPricer::make(scenario_of(), catalog_root());
+  REQUIRE(pricer.has_value());
+  const Explanation e = explain(**pricer);
+  double seconds = 0;
+  for (const CostNode& phase : e.time.children) {
+    seconds += phase.seconds;
+    double parts = 0;
+    for (const CostNode& part : phase.children) parts += part.seconds;
+    if (!phase.children.empty()) CHECK(parts == Approx(phase.seconds));
+  }
+  CHECK(seconds == Approx(e.price.iteration_seconds));
+  REQUIRE(!e.memory.children.empty());
+  double bytes = 0;
+  for (const CostNode& part : e.memory.children[0].children) bytes += part.bytes;
+  CHECK(bytes == Approx(e.price.train_bytes));
+  CHECK(e.levers.size() >= 4);
+  CHECK_THAT(render(e), Catch::Contains("What one change buys"));
+  CHECK_THAT(to_json(e), Catch::Contains("hotbunk.explain/1"));
+}
+
+TEST_CASE("joint search: pruning loses nothing, more memory never hurts") {
+  const Scenario s = scenario_of();
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  REQUIRE(pricer.has_value());
+  RlSpace space = default_rl_space(s);
+  space.train.micro_batch = {1, 2, 4};
+  SearchOptions options{.keep = 5, .device_bytes = 80e9, .threads = 2};
+  const RlSearch pruned = search_rl((*pricer)->rl(), space, options);
+  options.prune = false;
+  options.threads = 1;
+  const RlSearch all = search_rl((*pricer)->rl(), space, options);
+  REQUIRE(!all.best.empty());
+  REQUIRE(pruned.best.size() == all.best.size());
+  for (std::size_t i = 0; i < all.best.size(); ++i) CHECK(pruned.best[i].point == all.best[i].point);
+  CHECK(pruned.priced + pruned.pruned == all.priced);
+  for (const RlCandidate& c : all.infeasible) CHECK(c.price.iteration_seconds < all.best[0].price.iteration_seconds);
+  options.device_bytes = 160e9;
+  const RlSearch larger = search_rl((*pricer)->rl(), space, options);
+  CHECK(larger.best[0].price.iteration_seconds <= all.best[0].price.iteration_seconds);
+  options.device_bytes = 1e6;
+  const RlSearch none = search_rl((*pricer)->rl(), space, options);
+  CHECK(none.best.empty());
+  CHECK_THAT(render(none), Catch::Contains("none of"));
+}
+
+TEST_CASE("sensitivity and the smallest cluster") {
+  const Scenario s = scenario_of();
+  const auto numbers = sensitivity(s, catalog_root());
+  REQUIRE(numbers.has_value());
+  for (const Sensitivity& n : *numbers)
+    if (n.number == "peak FLOP/s") {
+      CHECK(n.minus > 0);
+      CHECK(n.plus < 0);
+    }
+  const auto small = smallest_cluster(s, catalog_root(), 2);
+  REQUIRE(small.has_value());
+  CHECK(small->nodes == 1);
+}
+
+TEST_CASE("axes of a sweep") {
+  CHECK(parse_axis("a.b=1,2,4")->values == std::vector<std::string>{"1", "2", "4"});
+  CHECK(parse_axis("a=2..8:3")->values == std::vector<std::string>{"2", "5", "8"});
+  for (const char* bad : {"", "a", "=1", "a=", "a=1,,2", "a=5..1", "a=1..9:0", "a=0..99999999999", "a=x..3"})
+    CHECK_FALSE(parse_axis(bad).has_value());
+}
+
+TEST_CASE("profiles of frameworks: all load, mistakes are found") {
+  for (const char* name : {"hotbunk", "megatron-a100", "megatron-a100-flash", "megatron-h100", "megatron-te",
+                           "megatron-te-overlap", "deepspeed-zero3", "torchtitan", "torchtitan-compile", "megatron",
+                           "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron"})
+    CHECK(framework_named(name, catalog_root()).has_value());
+  const auto missing = framework_named("megatronn", catalog_root());
+  REQUIRE_FALSE(missing.has_value());
+  CHECK_THAT(missing.error()[0].help, Catch::Contains("megatron"));
+  CHECK_FALSE(parse_framework("schema: hotbunk.framework/1\ndropoot: true\n", "f.yaml").has_value());
+  CHECK_FALSE(
+      parse_framework("schema: hotbunk.framework/1\nloss_bytes: {value: -1, source: x}\n", "f.yaml").has_value());
+  CHECK_FALSE(parse_framework("schema: hotbunk.framework/1\ndropout: perhaps\n", "f.yaml").has_value());
+}
+
+TEST_CASE("published tables: accuracy holds, a changed figure is seen") {
+  const auto data = std::filesystem::path(HOTBUNK_SOURCE_DIR) / "data" / "published";
+  const auto v = validate_published(data, catalog_root());
+  if (!v) FAIL(render(v.error()));
+  // Bounds a little above what docs/validation.md states, so that a model that gets worse fails here.
+  const std::map<std::string, double> bounds = {
+      {"korthikanti_a100", 0.03},         {"korthikanti_a100_activations", 0.02},
+      {"korthikanti_a100_states", 0.015}, {"simumax_b200_memory", 0.012},
+      {"vtrain_a100_multi_node", 0.10},   {"megatron_sc21_weak_scaling", 0.08},
+      {"torchtitan_memory", 0.04},        {"weight_sync", 0.20}};
+  for (const auto& [name, bound] : bounds) {
+    bool found = false;
+    for (const ValidationTable& t : v->tables)
+      if (t.name == name) {
+        found = true;
+        INFO(name);
+        CHECK(t.mean_abs_error() <= bound);
+        CHECK(!t.rows.empty());
+      }
+    CHECK(found);
+  }
+  CHECK_THAT(to_json(*v), Catch::Contains("hotbunk.validate/1"));
+  CHECK_FALSE(validate_published("/nowhere", catalog_root()).has_value());
+}
+
+TEST_CASE("tables of figures") {
+  const auto t = CsvTable::parse("a,b\n1,661[^x]\n-,\n", "t.csv");
+  REQUIRE(t.has_value());
+  CHECK(t->size() == 2);
+  CHECK(t->row(0).number("b") == 661.0);
+  CHECK(t->row(1).number("a", 7.0) == 7.0);
+  CHECK(t->row(0).text("c").empty());
+  const auto ragged = CsvTable::parse("a,b\n1\n", "t.csv");
+  REQUIRE_FALSE(ragged.has_value());
+  CHECK(ragged.error()[0].where.line == 2);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,239 @@
+#include "planner/train_model.h"
+
+#include <rapidcheck.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <numeric>
+
+#include "planner/search.h"
+#include "planner/validate_tables.h"
+
+namespace hotbunk {
+namespace {
+
+ClusterSpec cluster_of(std::int64_t gpus, double scale = 1.0) {
+  ClusterSpec c;
+  c.gpu.name = "test-gpu";
+  c.gpu.memory_bandwidth = {2e12 * scale, "test"};
+  c.gpu.flops = {{"bf16", {3e14, "test"}}, {"fp32", {2e13, "test"}}};
+  c.gpu.nvlink_bandwidth = {3e11 * scale, "test"};
+  c.gpu.pcie_bandwidth = {2.5e10 * scale, "test"};
+  c.network_bandwidth = {2.5e10 * scale, "test"};
+  c.gpus_per_node = 8;
+  c.nodes = std::max<std::int64_t>(1, gpus / 8);
+  return c;
+}
+
+FrameworkProfile plain_frame() {
+  FrameworkProfile f;
+  f.forward_kernels.value = 0;
+  return f;
+}
+
+TrainModel model_of(const ModelSpec& m, std::int64_t gpus, FrameworkProfile f = plain_frame(), double scale = 1.0) {
+  const ClusterSpec c = cluster_of(gpus, scale);
+  return {m, {.sequence = 2048}, CostModel(hardware_from_datasheet(c), c), f};
+}
+
+ModelSpec small_gpt() { return gpt_model(8, 1024, 16, 32000, 2048); }
+
+ModelSpec small_moe() {
+  ModelSpec m = gpt_model(8, 1024, 16, 32000, 2048);
+  m.family = ModelFamily::qwen3_moe;
+  m.gated_mlp = true;
+  m.layer_norm = m.qkv_bias = m.o_bias = m.mlp_bias = m.tie_embeddings = false;
+  m.learned_positions = false;
+  m.moe = MoeSpec{
+      .experts = 16, .experts_per_token = 2, .expert_intermediate = 512, .shared_experts = 1, .first_dense_layers = 1};
+  return m;
+}
+
+rc::Gen<TrainPoint> points(std::int64_t ranks) {
+  return rc::gen::exec([ranks] {
+    TrainPoint p;
+    p.tp = std::int64_t{1} << *rc::gen::inRange(0, 4);
+    p.pp = std::int64_t{1} << *rc::gen::inRange(0, 3);
+    p.cp = std::int64_t{1} << *rc::gen::inRange(0, 2);
+    p.dp = std::max<std::int64_t>(1, ranks / (p.tp * p.pp * p.cp));
+    p.sp = p.tp > 1 && *rc::gen::arbitrary<bool>();
+    p.micro_batch = *rc::gen::inRange<std::int64_t>(1, 5);
+    p.micro_batches = std::int64_t{4} << *rc::gen::inRange(0, 3);
+    p.recompute = *rc::gen::element(Recompute::none, Recompute::selective, Recompute::full);
+    p.sharding =
+        *rc::gen::element(Sharding::replicated, Sharding::zero1, Sharding::zero2, Sharding::zero3, Sharding::fsdp);
+    return p;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("activations are Korthikanti's formulas") {
+  // Table 2 of 2205.05198, bytes per layer: sbh (10 + 24/t + 5as/(ht)); SP: sbh/t (34 + 5as/h); SP + selective: 34
+  // sbh/t; full: 2 sbh (2 sbh / t with SP). Here s 2048, b 2, h 1024, a 16, t 4.
+  FrameworkProfile f = plain_frame();
+  f.fused_attention = false;
+  f.dropout = true;
+  const TrainModel model = model_of(small_gpt(), 8, f);
+  const double sbh = 2048.0 * 2 * 1024, scores = 5.0 * 16 * 2048 / 1024, t = 4;
+  TrainPoint p{.tp = 4, .micro_batch = 2};
+  CHECK(model.dense_layer(p).kept_bytes == Approx(sbh * (10 + 24 / t + scores / t)));
+  CHECK(model.dense_layer(p).kept_selective_bytes == Approx(sbh * (10 + 24 / t)));
+  CHECK(model.dense_layer(p).input_bytes == Approx(2 * sbh));
+  p.sp = true;
+  CHECK(model.dense_layer(p).kept_bytes == Approx(sbh / t * (34 + scores)));
+  CHECK(model.dense_layer(p).kept_selective_bytes == Approx(34 * sbh / t));
+}
+
+TEST_CASE("parameters on the ranks add up to the model") {
+  for (const ModelSpec& spec : {small_gpt(), small_moe()}) {
+    const TrainModel model = model_of(spec, 8);
+    const TrainPoint one;
+    const auto l = model.layers(one);
+    const double moe = spec.moe ? 7 : 0, dense = 8 - moe;
+    double expected = static_cast<double>(parameter_count(spec));
+    const double tied = spec.tie_embeddings ? static_cast<double>(spec.vocab * spec.hidden) : 0.0;
+    CHECK(l.dense.parameters * dense + l.moe.parameters * moe + l.embedding.parameters + l.head.parameters - tied ==
+          Approx(expected).epsilon(0.002));
+  }
+}
+
+TEST_CASE("states of each sharding") {
+  // 16 bytes of parameters (2), gradients (4... with fp32) and optimizer (12) per element: 18 in all.
+  const TrainModel model = model_of(small_gpt(), 8);
+  const double n = static_cast<double>(parameter_count(small_gpt()));
+  const auto states = [&](Sharding s) { return model.price({.dp = 8, .sharding = s, .micro_batches = 1}).state_bytes; };
+  CHECK(states(Sharding::replicated) == Approx(18 * n).epsilon(0.002));
+  CHECK(states(Sharding::zero1) == Approx((6 + 12.0 / 8) * n).epsilon(0.002));
+  CHECK(states(Sharding::zero2) == Approx((2 + 16.0 / 8) * n).epsilon(0.002));
+  CHECK(states(Sharding::zero3) == Approx(18.0 / 8 * n).epsilon(0.002));
+  CHECK(states(Sharding::fsdp) == Approx(16.0 / 8 * n).epsilon(0.002));
+}
+
+TEST_CASE("traffic follows BACKGROUND A's table") {
+  const TrainModel model = model_of(small_gpt(), 8);
+  const double n = static_cast<double>(parameter_count(small_gpt()));
+  const auto price = [&](Sharding s, std::int64_t m) {
+    return model.price({.dp = 8, .sharding = s, .micro_batches = m});
+  };
+  CHECK(price(Sharding::zero1, 4).data_reduce_payload == Approx(4 * n).epsilon(0.002));
+  CHECK(price(Sharding::zero2, 4).data_reduce_payload == Approx(4 * 4 * n).epsilon(0.002));  // after every micro-batch
+  CHECK(price(Sharding::zero3, 4).data_gather_payload == Approx(4 * 2 * 2 * n).epsilon(0.002));
+  CHECK(price(Sharding::replicated, 4).data_gather_payload == 0.0);
+  CHECK(model.price({.tp = 4, .micro_batches = 1}).tensor_payload > 0.0);
+  CHECK(model.price({.dp = 8, .micro_batches = 1}).tensor_payload == 0.0);
+}
+
+TEST_CASE("the bubble is (pp - 1) / (vpp m) of the stage's time") {
+  FrameworkProfile f = plain_frame();
+  ModelSpec m = gpt_model(32, 1024, 16, 64, 2048);  // next to no embedding or head
+  const TrainModel model = model_of(m, 8, f);
+  const auto price = model.price({.pp = 4, .micro_batches = 8});
+  const auto at = [](const TrainPrice& p, Term t) { return p.seconds[static_cast<std::size_t>(t)]; };
+  CHECK(at(price, Term::bubble) / at(price, Term::compute) == Approx(3.0 / 8).epsilon(0.03));
+  const auto interleaved = model.price({.pp = 4, .vpp = 2, .micro_batches = 8});
+  CHECK(at(interleaved, Term::bubble) == Approx(at(price, Term::bubble) / 2).epsilon(0.03));
+}
+
+TEST_CASE("properties of any layout") {
+  const TrainModel model = model_of(small_gpt(), 64), faster = model_of(small_gpt(), 64, plain_frame(), 2.0);
+  CHECK(rc::check("terms sum to the step, categories to the peak, bandwidth helps, recomputation trades", [&] {
+    TrainPoint p = *points(64);
+    RC_PRE(model.divides(p));
+    const TrainPrice a = model.price(p);
+    RC_ASSERT(a.valid);
+    RC_ASSERT(std::isfinite(a.step_seconds) && a.step_seconds > 0);
+    RC_ASSERT(std::abs(std::accumulate(a.seconds.begin(), a.seconds.end(), 0.0) - a.step_seconds) <
+              1e-9 * a.step_seconds);
+    double bytes = 0;
+    for (int c = 0; c < num_categories; ++c)
+      if (static_cast<Category>(c) != Category::overhead) bytes += a.bytes[static_cast<std::size_t>(c)];
+    RC_ASSERT(std::abs(bytes - a.peak_bytes) < 1e-6 * a.peak_bytes);
+    RC_ASSERT(faster.price(p).step_seconds <= a.step_seconds * (1 + 1e-12));
+    TrainPoint more = p;
+    more.recompute = Recompute::full;
+    p.recompute = Recompute::none;
+    RC_ASSERT(model.price(more).step_seconds >= model.price(p).step_seconds);
+    TrainPoint wider = p;
+    wider.micro_batch *= 2;
+    RC_ASSERT(model.price(wider).activation_bytes >= model.price(p).activation_bytes);
+  }));
+}
+
+TEST_CASE("a layout that does not divide is invalid with a reason") {
+  const TrainModel model = model_of(small_gpt(), 8);
+  for (const TrainPoint& p : {TrainPoint{.tp = 3}, TrainPoint{.pp = 9}, TrainPoint{.tp = 0}, TrainPoint{.ep = 2},
+                              TrainPoint{.sp = true}, TrainPoint{.pp = 2, .vpp = 2, .micro_batches = 3}}) {
+    CHECK_FALSE(model.price(p).valid);
+    CHECK_FALSE(model.why_invalid(p).empty());
+  }
+}
+
+TEST_CASE("the search finds what brute force finds, whatever the number of threads") {
+  for (const ModelSpec& spec : {small_gpt(), small_moe()}) {
+    const TrainModel model = model_of(spec, 16);
+    TrainSpace space = default_train_space(spec, 16, 8, 32, TrainEngine::megatron);
+    SearchOptions options{.keep = 5, .device_bytes = 12e9, .threads = 1};
+    const TrainSearch found = search_train(model, space, options);
+    // Brute force: every combination, straight from the model.
+    double best = 1e300;
+    std::int64_t feasible = 0, priced = 0;
+    for (auto tp : space.tp)
+      for (auto cp : space.cp)
+        for (auto ep : space.ep)
+          for (auto b : space.micro_batch)
+            for (bool sp : space.sp)
+              for (auto pp : space.pp)
+                for (auto vpp : space.vpp)
+                  for (Recompute r : space.recompute)
+                    for (Sharding s : space.sharding) {
+                      if (16 % (tp * cp * pp) != 0 || (sp && tp == 1)) continue;
+                      const std::int64_t dp = 16 / (tp * cp * pp);
+                      if (32 % (dp * b) != 0) continue;
+                      const TrainPrice price = model.price({.dp = dp,
+                                                            .cp = cp,
+                                                            .tp = tp,
+                                                            .pp = pp,
+                                                            .vpp = vpp,
+                                                            .ep = ep,
+                                                            .sp = sp,
+                                                            .sharding = s,
+                                                            .recompute = r,
+                                                            .micro_batch = b,
+                                                            .micro_batches = 32 / (dp * b)});
+                      if (!price.valid) continue;
+                      ++priced;
+                      if (price.total_bytes() > options.device_bytes) continue;
+                      ++feasible;
+                      best = std::min(best, price.step_seconds);
+                    }
+    REQUIRE(!found.best.empty());
+    CHECK(found.priced == priced);
+    CHECK(found.feasible == feasible);
+    CHECK(found.best[0].price.step_seconds == best);
+    options.threads = 3;
+    const TrainSearch again = search_train(model, space, options);
+    REQUIRE(again.best.size() == found.best.size());
+    for (std::size_t i = 0; i < found.best.size(); ++i) CHECK(again.best[i].point == found.best[i].point);
+    REQUIRE(again.pareto.size() == found.pareto.size());
+    for (std::size_t i = 1; i < found.pareto.size(); ++i)
+      CHECK(found.pareto[i].price.total_bytes() < found.pareto[i - 1].price.total_bytes());
+    // More memory is never infeasible.
+    options.device_bytes *= 2;
+    CHECK(search_train(model, space, options).feasible >= found.feasible);
+  }
+}
+
+TEST_CASE("an impossible space says why") {
+  const TrainModel model = model_of(small_gpt(), 8);
+  TrainSpace space = default_train_space(small_gpt(), 8, 8, 8, TrainEngine::megatron);
+  const TrainSearch tight = search_train(model, space, {.device_bytes = 1e6});
+  CHECK(tight.best.empty());
+  CHECK_THAT(tight.reason, Catch::Contains("none of"));
+  space.ranks = 7;
+  space.tp = {7};
+  const TrainSearch odd = search_train(model, space, {});
+  CHECK_THAT(odd.reason, Catch::Contains("divides"));
+}
+
+}  // namespace hotbunk
