@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include <algorithm>
@@ -154,6 +155,7 @@ int run(const Options& o) {
       World world;
       return run_rank(o, *job, world);
     }
+    ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
     if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
     const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
     if (!result.message.empty()) std::fprintf(stderr, "error[E603]: %s\n", result.message.c_str());

@@ -46,7 +46,6 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
   options_.reserve_bytes = round_up(options_.reserve_bytes, arena_chunk_bytes);
   if (options_.reserve_bytes == 0) return;
   const auto bytes = static_cast<std::size_t>(options_.reserve_bytes);
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   if (options_.shared) {
     fd_ = memfd_create(("hotbunk-" + options_.name).c_str(), MFD_CLOEXEC);
     if (fd_ < 0 || ftruncate(fd_, options_.reserve_bytes) != 0) {
@@ -55,9 +54,17 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
       throw RuntimeFailure(fmt::format("arena {}: no shared memory of {}: {}", options_.name,
                                        bytes_text(options_.reserve_bytes), std::strerror(error)));
     }
-    flags = MAP_SHARED | MAP_NORESERVE;
   }
-  void* p = mmap(nullptr, bytes, PROT_NONE, flags, fd_, 0);
+  // Addresses that nobody may touch on both sides: a VMA of the arena then never merges with a neighbour's, and what the
+  // kernel counts for it is ours alone. Aligned to huge pages.
+  guarded_bytes_ = bytes + 2 * static_cast<std::size_t>(huge_page_bytes);
+  guarded_ = mmap(nullptr, guarded_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = guarded_;
+  if (p != MAP_FAILED) {
+    const auto first = reinterpret_cast<std::uintptr_t>(p) + arena_chunk_bytes;
+    p = reinterpret_cast<void*>(round_up(static_cast<std::int64_t>(first), huge_page_bytes));
+    if (options_.shared) p = mmap(p, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd_, 0);
+  }
   if (p == MAP_FAILED) {
     const int error = errno;
     if (fd_ >= 0) close(fd_);
@@ -69,7 +76,7 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
 }
 
 Arena::~Arena() {
-  if (base_ != nullptr) munmap(base_, static_cast<std::size_t>(options_.reserve_bytes));
+  if (base_ != nullptr) munmap(guarded_, guarded_bytes_);
   if (fd_ >= 0) close(fd_);
 }
 
@@ -238,7 +245,7 @@ std::int64_t Arena::resident_bytes() const {
     const auto first = std::from_chars(line.data(), last, begin, 16);
     if (first.ec == std::errc() && first.ptr < last && *first.ptr == '-' &&
         std::from_chars(first.ptr + 1, last, end, 16).ec == std::errc()) {
-      ours = begin >= low && end <= high;  // reserved as one mapping, so that VMAs never straddle its ends
+      ours = begin >= low && end <= high;  // guarded on both sides, so that VMAs never straddle its ends
     } else if (ours && line.starts_with("Rss:")) {
       kib_sum += std::stoll(line.substr(4));
     }

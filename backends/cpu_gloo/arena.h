@@ -85,6 +85,8 @@ class Arena {
 
   ArenaOptions options_;
   std::byte* base_ = nullptr;
+  void* guarded_ = nullptr;  // the reservation around it
+  std::size_t guarded_bytes_ = 0;
   int fd_ = -1;
   mutable std::mutex mutex_;
   std::map<std::int64_t, std::int64_t> mapped_;  // begin -> end, disjoint, neighbours merged

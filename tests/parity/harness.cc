@@ -4,6 +4,9 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
@@ -56,18 +59,51 @@ struct UnitCost final : OpCost {
   std::int64_t nanoseconds(const Plan&, Rank, const Op&, const Args&) const override { return 1000; }
 };
 
+/// Forwards to the real driver and calls the case's observer when a phase begins.
+class Observer final : public Driver {
+ public:
+  Observer(const Plan& plan, Driver& inner, const Case& job) : plan_(plan), inner_(inner), job_(job) {}
+  void watch(const CpuBackend& backend) { backend_ = &backend; }
+
+  std::optional<Args> next(Rank rank, std::int32_t step, std::int16_t phase) override {
+    if (job_.before_phase && std::pair(step, phase) != seen_) {
+      seen_ = {step, phase};
+      const std::string bad = job_.before_phase(*backend_, step, plan_.phases[static_cast<std::size_t>(phase)].name);
+      if (!bad.empty()) throw RuntimeFailure(bad);
+    }
+    return inner_.next(rank, step, phase);
+  }
+  void feed(Rank r, const Op& op, const Args& a, std::span<std::byte> to) override { inner_.feed(r, op, a, to); }
+  void fetch(Rank r, const Op& op, const Args& a, std::span<const std::byte> from) override {
+    inner_.fetch(r, op, a, from);
+  }
+  void completed(Rank r, const Args& a, std::int16_t phase) override { inner_.completed(r, a, phase); }
+  bool wants_results() const override { return inner_.wants_results(); }
+  void report(Trace& t) const override { inner_.report(t); }
+
+ private:
+  const Plan& plan_;
+  Driver& inner_;
+  const Case& job_;
+  const CpuBackend* backend_ = nullptr;
+  std::pair<std::int32_t, std::int16_t> seen_{-1, -1};
+};
+
 /// This rank's part of one case; the complaint, on rank 0.
 std::string run_case(World& world, const Case& job, std::size_t index, const Check& check, CpuOptions options,
                      std::vector<std::unique_ptr<CpuBackend>>& keep) {
   auto plan = lower(job.scenario);
   if (!plan) return render(plan.error());
+  if (job.mutate) job.mutate(*plan);
   auto driver = make_training_driver(*plan, job.scenario, {});
   if (!driver) return render(driver.error());
   options.scope = fmt::format("{}.", index);
-  keep.push_back(std::make_unique<CpuBackend>(world, **driver, options));  // arenas live as long as the world
+  Observer observer(*plan, **driver, job);
+  keep.push_back(std::make_unique<CpuBackend>(world, observer, options));  // arenas live as long as the world
+  observer.watch(*keep.back());
   const RunOptions run{.steps = static_cast<std::int32_t>(job.scenario.steps),
                        .local_ranks = {static_cast<Rank>(world.rank())}};
-  auto trace = execute(*plan, *keep.back(), **driver, run);
+  auto trace = execute(*plan, *keep.back(), observer, run);
   if (!trace) return render(trace.error());
   std::vector<Trace> parts;
   for (const std::string& text : gather_strings(world, options.scope + "trace", trace_to_json(*trace, ""))) {

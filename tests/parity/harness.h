@@ -1,5 +1,6 @@
 // Runs scenarios on forked CPU ranks and beside them in the simulator; shared by the parity tests.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,6 +20,10 @@ Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets =
 struct Case {
   std::string name;
   Scenario scenario;
+  /// Changes the plan before it is executed; empty: none.
+  std::function<void(Plan&)> mutate;
+  /// Called on every rank before each phase, when all that came before is done; "" or what is wrong.
+  std::function<std::string(const CpuBackend&, std::int32_t step, const std::string& phase)> before_phase;
 };
 
 /// One case, executed: the trace of all ranks and the lengths that its samples had.

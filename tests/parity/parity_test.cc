@@ -25,7 +25,9 @@ std::vector<Case> matrix(int world) {
           if (!sleep) sets.insert(sets.end(), {"train.offload=none", "rollout.sleep=false"});
           cases.push_back(
               {fmt::format("world {} tp {} recompute {} reshard {} sleep {}", world, tp, recompute, reshard, sleep),
-               tiny_scenario(world, tp, sets)});
+               tiny_scenario(world, tp, sets),
+               {},
+               {}});
         }
   return cases;
 }
@@ -46,7 +48,7 @@ TEST_CASE("simulated bytes and calls equal the measured ones: 4 ranks") {
 
 TEST_CASE("and so with every other part of the iteration") {
   const auto with = [](const char* name, int tp, std::vector<std::string> sets) {
-    return Case{name, tiny_scenario(4, tp, sets)};
+    return Case{name, tiny_scenario(4, tp, sets), {}, {}};
   };
   const std::vector<Case> cases = {
       with("reference, two mini-batches", 2,
@@ -68,7 +70,7 @@ TEST_CASE("and so with every other part of the iteration") {
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;
-  CHECK(run_cases(2, {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"})}}, same_plan, options) == "");
+  CHECK(run_cases(2, {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}}}, same_plan, options) == "");
 }
 
 namespace {
@@ -109,5 +111,5 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
     }
     return "";
   };
-  CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2)}}, check) == "");
+  CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2), {}, {}}}, check) == "");
 }

@@ -1,0 +1,202 @@
+// P4: sleep loses nothing and really gives memory back. P5: after a sync the rollout holds the training weights, bit
+// for bit.
+#include <fmt/format.h>
+
+#include <bit>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "base/dtype.h"
+#include "base/hash.h"
+#include "graph/verify.h"
+#include "layout/rollout_weights.h"
+#include "layout/train_weights.h"
+#include "lowering/lower.h"
+#include "tests/parity/harness.h"
+
+using namespace hotbunk;
+using namespace hotbunk::testing;
+
+namespace {
+
+std::string hash_of(const CpuBackend& backend, const std::vector<std::string>& names) {
+  Hasher h;
+  for (const std::string& name : names) h.add(backend.peek(name));
+  return h.hex();
+}
+
+std::vector<std::string> state_names(const ModelSpec& model, int world) {
+  std::vector<std::string> out;
+  for (const ShardedUnit& u : fsdp_units(model, world, 0))
+    for (const char* what : {"shard", "exp_avg", "exp_avg_sq"}) out.push_back(fmt::format("train.{}.{}", u.name, what));
+  return out;
+}
+
+/// Remembers a hash before a sleep and compares it after the wake.
+struct SleepWitness {
+  std::vector<std::string> names;
+  std::string asleep_from, awake_at;  // phases
+  std::string before;
+  int compared = 0, changed = 0;
+  std::string last;
+
+  std::string operator()(const CpuBackend& backend, std::int32_t, const std::string& phase) {
+    if (phase == asleep_from) {
+      before = hash_of(backend, names);
+      if (!last.empty() && before != last) ++changed;
+      last = before;
+    }
+    if (phase == awake_at && !before.empty()) {
+      ++compared;
+      if (hash_of(backend, names) != before)
+        return fmt::format("what woke up before {} is not what went to sleep", phase);
+    }
+    // Between steps training changed the state, or the witness would watch nothing.
+    if (phase == "export" && (compared < 2 || changed < 1))
+      return fmt::format("compared {} times, changed {} times", compared, changed);
+    return "";
+  }
+};
+
+Case watched(const char* name, Scenario s, SleepWitness witness) {
+  auto shared = std::make_shared<SleepWitness>(std::move(witness));
+  return {name, std::move(s), {}, [shared](const CpuBackend& b, std::int32_t step, const std::string& phase) {
+            return (*shared)(b, step, phase);
+          }};
+}
+
+std::string nothing(const Outcome&) { return ""; }
+
+}  // namespace
+
+TEST_CASE("what wakes up is what went to sleep, and asleep it is not resident") {
+  CpuOptions options;
+  options.check_resident = true;  // after every phase: resident bytes of the device arena = mapped bytes, to one chunk
+  for (int world : {1, 2, 4}) {
+    const Scenario s = tiny_scenario(world, 1, {"steps=3"});
+    CHECK(run_cases(world,
+                    {watched("train state", s,
+                             {.names = state_names(s.model, world),
+                              .asleep_from = "sleep_optimizer",
+                              .awake_at = "old_logprobs",
+                              .before = {},
+                              .last = {}})},
+                    nothing, options) == "");
+  }
+}
+
+TEST_CASE("rollout weights come back from the host at level 1") {
+  const Scenario s = tiny_scenario(2, 2, {"steps=4", "rollout.sleep_level=1"});
+  std::vector<std::string> names;
+  for (const LocalWeight& w : rollout_weights(s.model, 2, 0)) names.push_back("rollout." + w.name);
+  CHECK(run_cases(
+            2,
+            {watched("rollout weights", s,
+                     {.names = names, .asleep_from = "sleep_rollout", .awake_at = "sync", .before = {}, .last = {}})},
+            nothing) == "");
+}
+
+TEST_CASE("a witness that looks at other bytes complains") {
+  const Scenario s = tiny_scenario(1, 1, {"steps=3"});
+  // Gradients' place in the arena is reused all the time: it does not survive.
+  CHECK(run_cases(1,
+                  {watched("transients", s,
+                           {.names = {"train.root.shard"},
+                            .asleep_from = "old_logprobs",
+                            .awake_at = "checkpoint",
+                            .before = {},
+                            .last = {}})},
+                  nothing) != "");
+}
+
+namespace {
+
+std::vector<float> values(std::span<const std::byte> bytes, DType dtype) {
+  std::vector<float> out(bytes.size() / static_cast<std::size_t>(size_of(dtype)));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (dtype == DType::f32) std::memcpy(&out[i], bytes.data() + 4 * i, 4);
+    else {
+      bf16 b;
+      std::memcpy(&b, bytes.data() + 2 * i, 2);
+      out[i] = to_f32(b);
+    }
+  }
+  return out;
+}
+
+/// Element by element, by the layout's own words: rollout buffer = pieces of the (one-rank) training parameters, cast.
+std::string compare_weights(const CpuBackend& backend, const Scenario& s) {
+  std::map<std::string, std::pair<std::vector<float>, UnitParam>> trained;
+  for (const ShardedUnit& u : fsdp_units(s.model, 1, 0)) {
+    const std::vector<float> shard = values(backend.peek("train." + u.name + ".shard"), DType::f32);
+    for (const UnitParam& p : u.params)
+      trained[p.parameter] = {
+          std::vector<float>(shard.begin() + p.shard_offset, shard.begin() + p.shard_offset + p.elements()), p};
+  }
+  std::int64_t compared = 0;
+  for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) {
+    const std::vector<float> local = values(backend.peek("rollout." + w.name), s.rollout.dtype);
+    for (const auto& source : w.sources) {
+      const auto& [from, param] = trained.at(source.parameter);
+      const Piece& p = source.piece;
+      for (std::int64_t r = p.row_begin; r < p.row_end; ++r)
+        for (std::int64_t c = p.col_begin; c < p.col_end; ++c, ++compared) {
+          const float expected = s.rollout.dtype == DType::f32
+                                     ? from[static_cast<std::size_t>(r * param.cols + c)]
+                                     : to_f32(to_bf16(from[static_cast<std::size_t>(r * param.cols + c)]));
+          const float found = local[static_cast<std::size_t>(p.offset + (r - p.row_begin) * p.pitch + c - p.col_begin)];
+          if (std::bit_cast<std::uint32_t>(found) != std::bit_cast<std::uint32_t>(expected))
+            return fmt::format("{}: element ({}, {}) of {} is {}, trained {}", w.name, r, c, source.parameter, found,
+                               expected);
+        }
+    }
+  }
+  return compared == parameter_count(s.model)
+             ? ""
+             : fmt::format("compared {} of {} elements", compared, parameter_count(s.model));
+}
+
+Case after_sync(const char* name, Scenario s) {
+  return {name, s, {}, [s](const CpuBackend& b, std::int32_t, const std::string& phase) {
+            return phase == "sleep_train" ? compare_weights(b, s) : std::string();
+          }};
+}
+
+}  // namespace
+
+TEST_CASE("after a sync every rollout tensor is the training tensor in the rollout dtype, bit for bit") {
+  CHECK(run_cases(1,
+                  {after_sync("fp32", tiny_scenario(1, 1, {"steps=3"})),
+                   after_sync("bf16", tiny_scenario(1, 1, {"steps=3", "train.precision.params=bf16"}))},
+                  nothing) == "");
+}
+
+TEST_CASE("a verified sync finds a slice that was not delivered") {
+  const auto drop_a_box = [](Plan& plan) {
+    for (Program& program : plan.programs)
+      for (Block& block : program.phases[static_cast<std::size_t>(plan.phase_index("sync"))])
+        for (Op& op : block.ops)
+          if (op.kind == OpKind::peer_copy && op.boxes.size() > 1) {
+            op.boxes.pop_back();
+            return;
+          }
+  };
+  const Scenario s = tiny_scenario(2, 2, {"sync.verify=true"});
+  CHECK(run_cases(2, {{"whole", s, {}, {}}}, nothing) == "");
+  CHECK(run_cases(2, {{"a box less", s, drop_a_box, {}}}, nothing) != "");
+}
+
+TEST_CASE("a step while asleep is an error of the verifier") {
+  Plan plan = *lower(tiny_scenario(2, 2));
+  REQUIRE(verify(plan).empty());
+  // The train phase moves in front of wake_train.
+  const auto wake = static_cast<std::size_t>(plan.phase_index("wake_train")),
+             train = static_cast<std::size_t>(plan.phase_index("train"));
+  std::swap(plan.phases[wake], plan.phases[train]);
+  for (Program& p : plan.programs) std::swap(p.phases[wake], p.phases[train]);
+  const auto faults = verify(plan);
+  REQUIRE(!faults.empty());
+  CHECK(faults.front().find("phase train") != std::string::npos);
+}
