@@ -25,7 +25,7 @@ Result<ModelSpec> open_model(const std::string& folder);
 std::optional<std::vector<TokenSequence>> run_inference(const Scenario&, Purpose, std::vector<TokenSequence>,
                                                         const InferenceOptions&, int& code);
 
-/// Each fp32 value as the double whose shortest text is the fp32's shortest text.
+/// Each fp32 value as the double nearest to its shortest decimal text, so that JSON does not show digits it never had.
 std::vector<double> as_written(const std::vector<float>&);
 
 }  // namespace hotbunk

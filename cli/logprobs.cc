@@ -37,7 +37,7 @@ int run(const InferenceOptions& o) {
     fmt::print("{}\n", document(o, *scored).dump());
     return exit_done;
   }
-  for (const TokenSequence& s : *scored) fmt::print("{}\n", Json(as_written(s.rollout_logps)).dump());
+  for (const TokenSequence& s : *scored) fmt::print("[{}]\n", fmt::join(s.rollout_logps, ","));  // fp32, shortest
   return exit_done;
 }
 
