@@ -61,7 +61,9 @@ void Engine::Fifo::pop() {
 }
 
 void Engine::enqueue(Rank r, const Entry& e) {
-  hosts_[static_cast<std::size_t>(r)].calls.push(e);
+  Host& host = hosts_[static_cast<std::size_t>(r)];
+  if (host.calls.empty() && may_admit(host, e)) to_stream(r, host, e);
+  else host.calls.push(e);
   peak_entries_ = std::max(peak_entries_, ++num_entries_);
 }
 
@@ -101,24 +103,28 @@ void Engine::fire(Rank r, std::uint32_t ticket) {
     if (streams_[q].at == At::event && streams_[q].queue.front().value == ticket) ready_.push_back(q);
 }
 
+/// Memory events are notes of ours: they take no place in the queue, and so cannot change the order of things.
+bool Engine::may_admit(const Host& host, const Entry& e) const {
+  if (e.code == mark_sync) return host.outstanding == 0;
+  return e.code == mark_memory || host.outstanding < options_.queue_depth;
+}
+
+void Engine::to_stream(Rank r, Host& host, const Entry& e) {
+  if (e.code == mark_sync) {
+    --num_entries_;
+    return;
+  }
+  if (e.code != mark_memory) ++host.outstanding;
+  const QueueId q = static_cast<QueueId>(r) * num_streams + e.stream;
+  if (streams_[q].queue.empty()) ready_.push_back(q);
+  streams_[q].queue.push(e);
+}
+
 /// Moves calls from the host to the streams, as far as the queue depth and the next sync allow.
 void Engine::admit(Rank r) {
   Host& host = hosts_[static_cast<std::size_t>(r)];
-  while (!host.calls.empty()) {
-    const Entry e = host.calls.front();
-    if (e.code == mark_sync) {
-      if (host.outstanding > 0) break;
-      host.calls.pop();
-      --num_entries_;
-      continue;
-    }
-    if (e.code != mark_memory) {  // memory events are notes of ours, and must not change the order of things
-      if (host.outstanding >= options_.queue_depth) break;
-      ++host.outstanding;
-    }
-    const QueueId q = static_cast<QueueId>(r) * num_streams + e.stream;
-    if (streams_[q].queue.empty()) ready_.push_back(q);
-    streams_[q].queue.push(e);
+  while (!host.calls.empty() && may_admit(host, host.calls.front())) {
+    to_stream(r, host, host.calls.front());
     host.calls.pop();
   }
   if (host.outstanding == 0 && host.calls.empty()) {  // nobody waits for an old ticket any more

@@ -116,6 +116,8 @@ class Engine {
   Status run(bool final);
   void enqueue(Rank, const Entry&);
   void admit(Rank);
+  bool may_admit(const Host&, const Entry&) const;
+  void to_stream(Rank, Host&, const Entry&);
   void step(QueueId);
   bool start(QueueId);
   void begin_timed(QueueId, std::int64_t duration, Occupies);

@@ -39,9 +39,9 @@ std::optional<std::int64_t> SharedResource::next_done_ns() const {
   if (jobs_.empty()) return std::nullopt;
   const std::int64_t left = std::max<std::int64_t>(0, jobs_[earliest()].done_at - service_);
   // Rounded up: then the service reached at that time, rounded down, covers what is left.
-  const std::int64_t per_ns = running() > slots_ ? slots_ * units_per_ns : units_per_ns;
-  const std::int64_t scaled = running() > slots_ ? left * running() : left;
-  return now_ns_ + (scaled + per_ns - 1) / per_ns;
+  if (running() <= slots_) return now_ns_ + (left + units_per_ns - 1) / units_per_ns;
+  const std::int64_t per_ns = slots_ * units_per_ns;
+  return now_ns_ + (left * running() + per_ns - 1) / per_ns;
 }
 
 }  // namespace hotbunk
