@@ -1,9 +1,9 @@
 // generate: continues prompts with the rollout engine (prefill, paged decode, continuous batching).
-#include <cstdio>
-#include <memory>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/inference.h"
@@ -20,13 +20,18 @@ struct Options {
   GenerateOptions generate;
 };
 
-std::vector<std::int32_t> new_tokens(const TokenSequence& s) { return {s.tokens.begin() + s.prompt_tokens, s.tokens.end()}; }
+std::vector<std::int32_t> new_tokens(const TokenSequence& s) {
+  return {s.tokens.begin() + s.prompt_tokens, s.tokens.end()};
+}
 
 /// `logprobs` are those of the distribution at the temperature; greedy choices report temperature 1.
 Json document(const Options& o, const std::vector<TokenSequence>& sequences) {
   Json rows = Json::array();
-  for (const TokenSequence& s : sequences) rows.push_back({{"prompt_tokens", s.prompt_tokens}, {"tokens", new_tokens(s)}, {"logprobs", as_written(s.rollout_logps)}});
-  return {{"schema", "hotbunk.generate/1"}, {"model", o.inference.model}, {"dtype", o.inference.dtype}, {"temperature", o.generate.temperature}, {"seed", o.generate.seed}, {"sequences", rows}};
+  for (const TokenSequence& s : sequences)
+    rows.push_back(
+        {{"prompt_tokens", s.prompt_tokens}, {"tokens", new_tokens(s)}, {"logprobs", as_written(s.rollout_logps)}});
+  return {{"schema", "hotbunk.generate/1"},        {"model", o.inference.model}, {"dtype", o.inference.dtype},
+          {"temperature", o.generate.temperature}, {"seed", o.generate.seed},    {"sequences", rows}};
 }
 
 Diagnostic no_room(const Options& o, const ModelSpec& model) {
@@ -61,10 +66,14 @@ int run(Options o) {
 
 void add_generate(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("generate", "continue prompts: a JSON array of new token ids per line; ends at the model's end-of-sequence token");
+  CLI::App* sub = app.add_subcommand(
+      "generate",
+      "continue prompts: a JSON array of new token ids per line; ends at the model's end-of-sequence token");
   add_inference_options(*sub, o->inference);
-  sub->add_option("--max-new-tokens", o->generate.max_new_tokens, "most tokens generated per prompt (default 16)")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
-  sub->add_option("--temperature", o->generate.temperature, "0 takes the most probable token (default 1)")->check(CLI::Range(0.0, 1e6));
+  sub->add_option("--max-new-tokens", o->generate.max_new_tokens, "most tokens generated per prompt (default 16)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
+  sub->add_option("--temperature", o->generate.temperature, "0 takes the most probable token (default 1)")
+      ->check(CLI::Range(0.0, 1e6));
   sub->add_option("--seed", o->generate.seed, "of the sampling (default 0)");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }

@@ -1,12 +1,12 @@
 #include "cli/inference.h"
 
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <memory>
-
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/check.h"
@@ -34,7 +34,9 @@ Result<ModelSpec> open_model(const std::string& folder) {
   return model;
 }
 
-std::optional<std::vector<TokenSequence>> run_inference(const Scenario& scenario, Purpose purpose, std::vector<TokenSequence> sequences, const InferenceOptions& o, int& code) {
+std::optional<std::vector<TokenSequence>> run_inference(const Scenario& scenario, Purpose purpose,
+                                                        std::vector<TokenSequence> sequences, const InferenceOptions& o,
+                                                        int& code) {
   auto plan = lower(scenario, purpose);
   if (!plan) {
     code = report_errors(plan.error());

@@ -1,11 +1,11 @@
 // logprobs: the log-prob of every token of given sequences but the first, by the training engine's forward pass.
-#include <cstdio>
-#include <memory>
-#include <numeric>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/inference.h"
 #include "rl/inference_driver.h"
@@ -19,14 +19,17 @@ using Json = nlohmann::ordered_json;
 Json document(const InferenceOptions& o, const std::vector<TokenSequence>& sequences) {
   Json rows = Json::array();
   for (const TokenSequence& s : sequences)
-    rows.push_back({{"tokens", s.tokens.size()}, {"sum", std::accumulate(s.rollout_logps.begin(), s.rollout_logps.end(), 0.0)}, {"logprobs", as_written(s.rollout_logps)}});
+    rows.push_back({{"tokens", s.tokens.size()},
+                    {"sum", std::accumulate(s.rollout_logps.begin(), s.rollout_logps.end(), 0.0)},
+                    {"logprobs", as_written(s.rollout_logps)}});
   return {{"schema", "hotbunk.logprobs/1"}, {"model", o.model}, {"dtype", o.dtype}, {"sequences", rows}};
 }
 
 int run(const InferenceOptions& o) {
   const auto model = open_model(o.model);
   if (!model) return report_errors(model.error());
-  auto sequences = read_token_lines(o.tokens, {model->vocab, model->max_position, "the model's max_position_embeddings"});
+  auto sequences =
+      read_token_lines(o.tokens, {model->vocab, model->max_position, "the model's max_position_embeddings"});
   if (!sequences) return report_errors(sequences.error());
   for (TokenSequence& s : *sequences) s.prompt_tokens = 1;  // nothing predicts the first token
   const Scenario scenario = score_scenario(*model, *sequences, dtype_of(o));
@@ -45,7 +48,9 @@ int run(const InferenceOptions& o) {
 
 void add_logprobs(CLI::App& app, Action& action) {
   auto o = std::make_shared<InferenceOptions>();
-  CLI::App* sub = app.add_subcommand("logprobs", "log-probs of token sequences: a JSON array per line, of n - 1 values for n tokens (the first token has none)");
+  CLI::App* sub = app.add_subcommand(
+      "logprobs",
+      "log-probs of token sequences: a JSON array per line, of n - 1 values for n tokens (the first token has none)");
   add_inference_options(*sub, *o);
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }
