@@ -13,7 +13,7 @@ namespace hotbunk {
 
 ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const FrameworkProfile& frame)
     : scenario_(s), train_(s.model, train_setting_of(s), cost, frame), rl_(train_, rl_setting_of(s)) {
-  RlPoint p = point();
+  RlPoint p = rl_point_of(s);
   for (bool strided : {false, true}) {
     p.rollout.strided = strided;
     rl_.learn_reshard(p.train, p.rollout);
@@ -34,6 +34,14 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
                            .notes = {},
                            .help = "give the GPU's tflops for this precision"});
   return std::unique_ptr<ScenarioPricer>(new ScenarioPricer(s, CostModel(std::move(*hardware), s.cluster), *frame));
+}
+
+RlPoint ScenarioPricer::point() const {
+  RlPoint p = rl_point_of(scenario_);
+  if (scenario_.rollout.layout.order != RankOrder::automatic) return p;
+  RlPoint other = p;
+  other.rollout.strided = !p.rollout.strided;
+  return price(other).iteration_seconds < price(p).iteration_seconds ? other : p;
 }
 
 RlPrice ScenarioPricer::price(const RlPoint& p) const {
@@ -273,8 +281,7 @@ std::string render(const RlSearch& s) {
                        format_bytes(s.best[i].price.peak_bytes()), describe(s.best[i].point));
   for (const RlCandidate& c : s.infeasible)
     out += fmt::format("faster, but does not fit: {} in {}, lacks {}\n", format_seconds(c.price.iteration_seconds),
-                       describe(c.point),
-                       format_bytes(std::max(0.0, c.price.peak_bytes() - s.best[0].price.peak_bytes())));
+                       describe(c.point), format_bytes(std::max(0.0, c.price.peak_bytes() - s.limit_bytes)));
   return out;
 }
 

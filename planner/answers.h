@@ -19,7 +19,8 @@ class ScenarioPricer {
   const Scenario& scenario() const { return scenario_; }
   const TrainModel& train() const { return train_; }
   const RlModel& rl() const { return rl_; }
-  RlPoint point() const { return rl_point_of(scenario_); }
+  /// The scenario's layout; an automatic rank order becomes the faster one.
+  RlPoint point() const;
   /// SFT: the optimizer steps alone; else the whole iteration.
   RlPrice price(const RlPoint&) const;
 

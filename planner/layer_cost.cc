@@ -166,7 +166,10 @@ class LayerBuilder {
   }
 
   LayerCost finish(double extra_kernels) {
+    // Kernels that are not listed (views made contiguous, casts, masks) occupy the device for a moment each.
     launches(extra_kernels, 2.0 * extra_kernels);
+    out_.forward += extra_kernels * kernel();
+    out_.backward += 2.0 * extra_kernels * kernel();
     out_.input_bytes = e_ * narrow_ * hidden();
     if (frame_.selective_products) {
       out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);

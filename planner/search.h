@@ -75,6 +75,7 @@ struct RlCandidate {
 struct RlSearch {
   std::vector<RlCandidate> best, infeasible, pareto;
   std::int64_t priced = 0, pruned = 0, rejected = 0, feasible = 0;
+  double limit_bytes = 0;  // of a device, headroom taken off
   bool complete = true;
   std::string reason;
 };

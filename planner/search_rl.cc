@@ -18,21 +18,28 @@ struct Item {
   bool operator<(const Item& o) const { return value != o.value ? value < o.value : order < o.order; }
 };
 
+/// The best by (value, order), one per price: layouts that cost the same to the last bit (a bucket size that a direct
+/// sync does not use) are one answer, the first of them.
 class Best {
  public:
   explicit Best(std::size_t keep) : keep_(keep) { list_.reserve(keep + 1); }
   double bound() const { return list_.size() < keep_ ? 1e300 : list_.back().value; }
-  bool enters(double value, std::int64_t order) const {
+  bool enters(double value, double bytes, std::int64_t order) const {
+    for (const Item& i : list_)
+      if (i.value == value && i.candidate.price.peak_bytes() == bytes) return order < i.order;
     return keep_ > 0 && (list_.size() < keep_ || value < list_.back().value ||
                          (value == list_.back().value && order < list_.back().order));
   }
-  void add(Item item) {
+  void add(const Item& item) {
+    std::erase_if(list_, [&](const Item& i) {
+      return i.value == item.value && i.candidate.price.peak_bytes() == item.candidate.price.peak_bytes();
+    });
     list_.insert(std::upper_bound(list_.begin(), list_.end(), item), item);
     if (list_.size() > keep_) list_.pop_back();
   }
   void merge(const Best& o) {
     for (const Item& i : o.list_)
-      if (enters(i.value, i.order)) add(i);
+      if (enters(i.value, i.candidate.price.peak_bytes(), i.order)) add(i);
   }
   std::vector<RlCandidate> take() const {
     std::vector<RlCandidate> out;
@@ -177,7 +184,8 @@ RlSearch search_rl(const RlModel& given, const RlSpace& space, const SearchOptio
               mine.least = std::min(mine.least, price.peak_bytes());
               mine.feasible += fits ? 1 : 0;
               Best& list = fits ? mine.best : mine.infeasible;
-              if (list.enters(value, order)) list.add({value, order, {p, price, t.price, engines[e].price}});
+              if (list.enters(value, price.peak_bytes(), order))
+                list.add({value, order, {p, price, t.price, engines[e].price}});
             }
       }
     }
@@ -196,6 +204,7 @@ RlSearch search_rl(const RlModel& given, const RlSpace& space, const SearchOptio
     out.feasible += p.feasible;
     least = std::min(least, p.least);
   }
+  out.limit_bytes = limit;
   out.best = best.take();
   for (const RlCandidate& c : infeasible.take())
     if (out.best.empty() ||

@@ -47,6 +47,10 @@ TEST_CASE("the planner prefers the rank order that moves less") {
     return (*pricer)->price(p).seconds[static_cast<std::size_t>(RlPhase::sync)];
   };
   CHECK(sync(strided) < sync(contiguous));
+  const auto automatic =
+      ScenarioPricer::make(scenario_of({"sync.mode=direct", "rollout.layout.order=auto"}), catalog_root());
+  REQUIRE(automatic.has_value());
+  CHECK((*automatic)->point().rollout.strided);
 }
 
 TEST_CASE("figures that circulate wrong") {
@@ -129,6 +133,48 @@ TEST_CASE("sensitivity and the smallest cluster") {
   const auto small = smallest_cluster(s, catalog_root(), 2);
   REQUIRE(small.has_value());
   CHECK(small->nodes == 1);
+}
+
+TEST_CASE("the worked configurations of BACKGROUND I are priced and come out sane") {
+  const char* common =
+      "algorithm: {name: grpo, prompts: 128, samples_per_prompt: 8}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
+  const struct {
+    const char *name, *text;
+    bool fits;
+  } cases[] = {
+      {"7B, FSDP2 with Ulysses 4, rollout TP2",
+       "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+       "train: {engine: fsdp2, layout: {dp: 2, ulysses: 4}, recompute: full, micro_batch_tokens: 4096}\n"
+       "rollout: {layout: {tp: 2, dp: 4}, memory_fraction: 0.7}\n",
+       true},
+      {"7B, FSDP2 dp4 cp2, rollout 2 x TP4",
+       "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+       "train: {engine: fsdp2, layout: {dp: 4, cp: 2}, recompute: full, micro_batch_tokens: 4096}\n"
+       "rollout: {layout: {tp: 4, dp: 2}, memory_fraction: 0.7}\n",
+       true},
+      {"32B on 32: TP4 PP2 DP4, rollout TP4",
+       "model: qwen2.5-32b\ncluster: {gpu: h100-sxm-80gb, nodes: 4, gpus_per_node: 8}\nprofile: verl-megatron\n"
+       "train: {engine: megatron, layout: {dp: 4, tp: 4, pp: 2, sp: true}, recompute: full, micro_batch_tokens: 5120}\n"
+       "rollout: {layout: {tp: 4, dp: 8}, memory_fraction: 0.7}\n",
+       true},
+      {"72B on 32: TP4 PP2 DP4 needs more than 80 GB",
+       "model: qwen2.5-72b\ncluster: {gpu: h100-sxm-80gb, nodes: 4, gpus_per_node: 8}\nprofile: verl-megatron\n"
+       "train: {engine: megatron, layout: {dp: 4, tp: 4, pp: 2, sp: true}, recompute: full, micro_batch_tokens: 5120}\n"
+       "rollout: {layout: {tp: 4, dp: 8}, memory_fraction: 0.7}\n",
+       false},
+  };
+  for (const auto& c : cases) {
+    INFO(c.name);
+    auto s = load_scenario_text(std::string(c.text) + common, "worked.yaml");
+    if (!s) FAIL(render(s.error()));
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const RlPrice price = (*pricer)->price((*pricer)->point());
+    CHECK(price.iteration_seconds > 5.0);
+    CHECK(price.iteration_seconds < 3600.0);
+    CHECK(price.fits == c.fits);
+  }
 }
 
 TEST_CASE("axes of a sweep") {
