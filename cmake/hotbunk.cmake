@@ -37,6 +37,8 @@ function(hotbunk_test name)
   string(REPLACE "/" "_" target ${name})
   add_executable(${target}_test ${sources})
   target_link_libraries(${target}_test PRIVATE hotbunk_options hotbunk_test_main rapidcheck ${ARG_DEPS})
+  # Tests are compiled more often than they run long: the library is what needs the optimiser.
+  target_compile_options(${target}_test PRIVATE -O1 -g0)
   target_compile_definitions(${target}_test PRIVATE
     HOTBUNK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTBUNK_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(NOT ARG_TIMEOUT)
