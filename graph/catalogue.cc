@@ -106,8 +106,7 @@ std::string count_error(const char* what, std::size_t found, int least, int most
                      most == any ? " or more" : (most == least ? "" : fmt::format(" to {}", most)));
 }
 
-std::string check_tensor(const Program& program, const Op& op, const Tensor& t) {
-  if (op.kind == OpKind::peer_copy && t.buffer < 0) return "";
+std::string check_tensor(const Program& program, const Tensor& t) {
   if (t.buffer < 0 || static_cast<std::size_t>(t.buffer) >= program.buffers.size())
     return fmt::format("names buffer {} of {}", t.buffer, program.buffers.size());
   const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
@@ -213,7 +212,7 @@ std::string check_op(const Program& program, const Op& op) {
   if (auto bad = count_error("outputs", op.outputs.size(), e.min_outputs, e.max_outputs); !bad.empty()) return bad;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side)
-      if (auto bad = check_tensor(program, op, t); !bad.empty()) return bad;
+      if (auto bad = check_tensor(program, t); !bad.empty()) return bad;
   if (is_communication(op.kind) && op.group < 0) return "has no group";
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::attention || e.rule == FlopRule::attention_backward)

@@ -1,0 +1,149 @@
+#include "graph/catalogue.h"
+
+#include <catch2/catch.hpp>
+
+#include "programs.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+// Capacity 8 tokens and 4 sequences; a run with 5 tokens in 2 sequences of 2 and 3: pairs 1+2 + 1+2+3 = 9.
+const Sizes run{.tokens = 5, .seqs = 2, .attention_pairs = 9};
+constexpr DType bf = DType::bf16, f = DType::f32, i = DType::i32;
+
+Op with_heads(Op o) {  // 4 query heads, 2 KV heads of 6: Q = (4 + 2*2) * 6 = 48
+  o.attrs = {{Attr::heads, std::int64_t{4}}, {Attr::kv_heads, std::int64_t{2}}, {Attr::head_dim, std::int64_t{6}}};
+  return o;
+}
+
+Program one_buffer(std::int64_t elements) {
+  Program p;
+  p.buffers = {scratch("x", elements)};
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("A dimension's extent follows the sizes of the run from its begin on") {
+  CHECK(fixed(7).actual(run) == 7);
+  CHECK(tokens(8).actual(run) == 5);
+  CHECK(tokens(3).actual(run) == 3);     // never more than the capacity
+  CHECK(tokens(4, 4).actual(run) == 1);  // the chunk 4..7 holds token 4
+  CHECK(tokens(4, 8).actual(run) == 0);  // a chunk past the end is empty, not negative
+  CHECK(seqs(4).actual(run) == 2);
+  const Tensor t = tensor(0, bf, {tokens(8), fixed(3)});
+  CHECK(t.capacity_bytes() == 8 * 3 * 2);
+  CHECK(t.bytes(run) == 5 * 3 * 2);
+}
+
+TEST_CASE("GEMMs: 2 T N K in all three directions, each tensor's bytes once") {
+  const std::int64_t K = 3, N = 7;
+  const Tensor x = tensor(0, bf, {tokens(8), fixed(K)}), w = tensor(1, bf, {fixed(N), fixed(K)}),
+               y = tensor(2, bf, {tokens(8), fixed(N)}), b = tensor(3, bf, {fixed(N)}),
+               dw = tensor(4, f, {fixed(N), fixed(K)}), db = tensor(5, f, {fixed(N)});
+  const Op forward = op(OpKind::linear, {x, w, b}, {y}), dgrad = op(OpKind::linear_dgrad, {y, w}, {x}),
+           wgrad = op(OpKind::linear_wgrad, {y, x}, {dw, db});
+  for (const Op& o : {forward, dgrad, wgrad}) CHECK(op_flops(o, run) == 2 * 5 * 3 * 7);
+  CHECK(op_bytes(forward, run) == 2 * (5 * 3 + 7 * 3 + 7 + 5 * 7));
+  CHECK(op_bytes(dgrad, run) == 2 * (5 * 7 + 7 * 3 + 5 * 3));
+  CHECK(op_bytes(wgrad, run) == 2 * (5 * 7 + 5 * 3) + 4 * (7 * 3 + 7));
+  CHECK(op_flops(forward, Sizes{}) == 0);
+}
+
+TEST_CASE("Attention counts visible pairs: two products forward, five backward") {
+  const Tensor x = tensor(0, bf, {tokens(8), fixed(48)}), cu = tensor(1, i, {fixed(5)}),
+               o = tensor(2, bf, {tokens(8), fixed(24)}), lse = tensor(3, f, {tokens(8), fixed(4)});
+  const Op forward = with_heads(op(OpKind::attention, {x, cu}, {o, lse}));
+  const Op backward = with_heads(op(OpKind::attention_backward, {o, x, o, lse, cu}, {x}));
+  CHECK(op_flops(forward, run) == 2 * 2 * 9 * 24);  // pairs * heads * head_dim = 9 * 24
+  CHECK(op_flops(backward, run) == 5 * 2 * 9 * 24);
+  CHECK(op_bytes(forward, run) == 2 * 5 * 48 + 4 * 5 + 2 * 5 * 24 + 4 * 5 * 4);
+}
+
+TEST_CASE("Paged attention reads every sequence's context once") {
+  const Tensor x = tensor(0, bf, {tokens(8), fixed(48)}), pool = tensor(1, bf, {fixed(6), fixed(8), fixed(12)}),
+               cu = tensor(2, i, {fixed(5)}), tables = tensor(3, i, {seqs(4), fixed(3)}),
+               lengths = tensor(4, i, {seqs(4)}), o = tensor(5, bf, {tokens(8), fixed(24)});
+  const Op paged = with_heads(op(OpKind::paged_attention, {x, pool, cu, tables, lengths}, {o}));
+  const std::int64_t kv_row = 2 * 2 * 6 * 2;  // K and V, 2 heads of 6, bf16
+  // Decode: 2 sequences, one query each, contexts 10 and 7 -> 17 rows.
+  const Sizes decode{.tokens = 2, .seqs = 2, .attention_pairs = 17};
+  CHECK(op_flops(paged, decode) == 4 * 17 * 24);
+  CHECK(op_bytes(paged, decode) == 2 * 2 * (48 + 24) + 17 * kv_row);
+  // Prefill: 6 tokens in 2 prompts, 12 pairs: a query sees 2 rows on average, for each of 2 sequences.
+  const Sizes prefill{.tokens = 6, .seqs = 2, .attention_pairs = 12};
+  CHECK(op_bytes(paged, prefill) == 6 * 2 * (48 + 24) + 2 * 2 * kv_row);
+  // kv_write: the new rows read and written, and where they go.
+  const Op write = with_heads(op(OpKind::kv_write, {x, tensor(6, i, {tokens(8)})}, {pool}));
+  CHECK(op_bytes(write, decode) == 2 * (2 * kv_row) + 2 * 4);
+}
+
+TEST_CASE("Lookups move the rows they touch, not the table") {
+  const Tensor table = tensor(0, f, {fixed(1000), fixed(3)}), ids = tensor(1, i, {tokens(8)}),
+               y = tensor(2, f, {tokens(8), fixed(3)});
+  const std::int64_t rows = 5 * 3 * 4, index = 5 * 4;
+  CHECK(op_bytes(op(OpKind::embedding, {table, ids}, {y}), run) == 2 * rows + index);
+  // Scatter-add: the gradient read, the table's rows read and written.
+  CHECK(op_bytes(op(OpKind::embedding_backward, {ids, y}, {table}), run) == 3 * rows + index);
+  CHECK(op_flops(op(OpKind::embedding, {table, ids}, {y}), run) == 0);
+}
+
+TEST_CASE("Boxes count what they copy, in each side's dtype") {
+  Op copy = op(OpKind::copy_boxes, {tensor(0, f, {fixed(100)})}, {tensor(1, bf, {fixed(100)})});
+  copy.boxes = {{.rows = 2, .cols = 5}, {.rows = 1, .cols = 3}};
+  CHECK(op_bytes(copy, run) == 13 * (4 + 2));
+  Op compare =
+      op(OpKind::compare_boxes, {tensor(0, f, {fixed(100)}), tensor(1, bf, {fixed(100)})}, {tensor(2, i, {fixed(1)})});
+  compare.boxes = {{.rows = 2, .cols = 5, .output = 1}};  // against inputs[1]
+  CHECK(op_bytes(compare, run) == 10 * (4 + 2));
+}
+
+TEST_CASE("Payload is the logical tensor without padding") {
+  const Tensor part = tensor(0, bf, {fixed(10)}), all = tensor(1, bf, {fixed(30)});  // three ranks
+  const auto padded = [](Op o) {
+    o.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
+    return o;
+  };
+  CHECK(payload_bytes(padded(op(OpKind::all_gather, {part}, {all})), run) == 60 - 8);
+  CHECK(payload_bytes(padded(op(OpKind::reduce_scatter, {all}, {part})), run) == 60 - 8);
+  CHECK(payload_bytes(op(OpKind::all_reduce, {part}, {part}), run) == 20);
+  CHECK(payload_bytes(op(OpKind::barrier, {part}, {part}), run) == 0);
+  CHECK(payload_bytes(op(OpKind::copy, {part}, {part}), run) == 0);
+  CHECK(op_bytes(op(OpKind::all_reduce, {part}, {part}), run) == 20);
+  // A peer copy: only what a peer gives; its own rectangle crosses nothing.
+  Op peer = op(OpKind::peer_copy, {part}, {all});
+  peer.boxes = {{.rows = 2, .cols = 3, .peer = 1}, {.rows = 4, .cols = 1, .peer = -1}};
+  CHECK(payload_bytes(peer, run) == 6 * 2);
+}
+
+TEST_CASE("check_op says what is wrong with an op") {
+  const Program p = one_buffer(24);
+  const auto complaint = [&](const Op& o) { return check_op(p, o); };
+  const Tensor x = tensor(0, f, {fixed(4), fixed(6)});
+  CHECK(complaint(op(OpKind::zero, {}, {x})).empty());
+  CHECK(complaint(op(OpKind::zero, {}, {})) == "has 0 outputs, expected 1");
+  CHECK(complaint(op(OpKind::linear, {x}, {x})) == "has 1 inputs, expected 2 to 3");
+  CHECK(complaint(op(OpKind::copy_boxes, {}, {x})) == "has 0 inputs, expected 1 or more");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(3, f, {fixed(1)})})) == "names buffer 3 of 1");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(5), fixed(6)})})) ==
+        "takes bytes 0..120 of 'x', which has 96");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 96)})) == "takes bytes 96..100 of 'x', which has 96");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 2)})) == "takes bytes 2..6 of 'x', which has 96");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(-1)})})) == "has a negative extent in 'x'");
+  CHECK(complaint(op(OpKind::all_reduce, {x}, {x})) == "has no group");
+  CHECK(complaint(op(OpKind::feed, {}, {x})) == "has no slot");
+  CHECK(complaint(op(OpKind::attention, {x, x}, {x, x})) == "lacks attribute heads");
+  CHECK(complaint(op(OpKind::linear, {x, tensor(0, f, {fixed(2), fixed(5)})}, {x})) ==
+        "shapes do not multiply: 4x6, 2x5 -> 4x6");
+  const Tensor w = tensor(0, f, {fixed(2), fixed(6)}), y = tensor(0, f, {fixed(4), fixed(2)});
+  CHECK(complaint(op(OpKind::linear, {x, w}, {y})).empty());
+  CHECK(complaint(op(OpKind::linear_dgrad, {y, w}, {x})).empty());
+  CHECK(complaint(op(OpKind::linear_wgrad, {y, x}, {w})).empty());
+  CHECK(complaint(op(OpKind::linear_wgrad, {x, y}, {w})) == "shapes do not multiply: 4x6, 4x2 -> 2x6");
+  // No kind may name no buffer at all: whoever walks the accesses would step outside the list.
+  Op peer = op(OpKind::peer_copy, {tensor(-1, f, {fixed(1)})}, {x});
+  peer.group = 0;
+  CHECK(complaint(peer) == "names buffer -1 of 1");
+}

@@ -1,0 +1,129 @@
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "graph/passes.h"
+#include "programs.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+constexpr auto transient = static_cast<std::size_t>(Section::transient);
+
+std::int64_t rounded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+TEST_CASE("A transient is allocated before its first use and freed behind its last, on their streams") {
+  Program p;
+  p.buffers = {scratch("a", 4), scratch("b", 4), scratch("kept", 4), scratch("by hand", 4)};
+  const Tensor a = whole(p, 0), b = whole(p, 1), kept = whole(p, 2), by_hand = whole(p, 3);
+  p.phases = {{{"work",
+                {op(OpKind::zero, {}, {a}, StreamId::gather), memory(OpKind::alloc, 3), op(OpKind::add, {a, kept}, {b}),
+                 op(OpKind::copy, {b}, {by_hand}, StreamId::d2h)}}}};
+  insert_lifetimes(p, {0, 1, 3});  // "kept" belongs to the lowering; "by hand" is allocated in the block
+  const std::vector<Op> expected = {memory(OpKind::alloc, 0, StreamId::gather),
+                                    op(OpKind::zero, {}, {a}, StreamId::gather),
+                                    memory(OpKind::alloc, 3),
+                                    memory(OpKind::alloc, 1),
+                                    op(OpKind::add, {a, kept}, {b}),
+                                    memory(OpKind::free, 0),
+                                    op(OpKind::copy, {b}, {by_hand}, StreamId::d2h),
+                                    memory(OpKind::free, 1, StreamId::d2h)};
+  CHECK(p.phases[0][0].ops == expected);
+}
+
+TEST_CASE("Best fit by hand") {
+  Plan plan;
+  plan.chunk_bytes = 4096;
+  Program p;
+  std::vector<Op> ops;
+  const auto alloc = [&](std::int64_t bytes) {
+    p.buffers.push_back(scratch("b", bytes / 4));
+    ops.push_back(memory(OpKind::alloc, static_cast<BufferId>(p.buffers.size()) - 1));
+  };
+  const auto free = [&](BufferId id) { ops.push_back(memory(OpKind::free, id)); };
+  alloc(128), alloc(60), alloc(256), alloc(64);  // at 0, 128, 192 (60 takes 64), 448
+  free(0), free(2);                              // holes [0, 128) and [192, 448)
+  alloc(64);                                     // 4: the smaller hole, at 0; [64, 128) is left
+  alloc(128);                                    // 5: fits only the larger, at 192; [320, 448) is left
+  alloc(256);                                    // 6: fits nowhere: at the end, 512
+  free(3), free(6);                              // [320, 768) in one piece
+  alloc(640);                                    // 7: too large, but the free end grows: at 320
+  alloc(64);                                     // 8: the hole at 64
+  p.phases = {{{"work", ops}}};
+  assign_offsets(plan, p);
+  std::vector<std::int64_t> offsets;
+  for (const Buffer& b : p.buffers) offsets.push_back(b.offset);
+  CHECK(offsets == std::vector<std::int64_t>{0, 128, 192, 448, 0, 192, 512, 320, 64});
+  CHECK(p.section_bytes[transient] == 4096);  // 960 in whole chunks
+  CHECK(transient_high_water(p, 0) == 320 + 640);
+}
+
+TEST_CASE("Other sections are laid out back to back in the order of ids") {
+  Plan plan;
+  plan.chunk_bytes = 256;
+  Program p;
+  p.buffers = {scratch("p0", 3), scratch("t", 1), scratch("p1", 65), scratch("k", 1)};
+  for (std::size_t b : {0u, 2u}) p.buffers[b].section = Section::train_params;
+  p.buffers[3].section = Section::kv_cache;
+  p.phases = {{}};
+  assign_offsets(plan, p);
+  CHECK(p.buffers[0].offset == 0);
+  CHECK(p.buffers[2].offset == 64);
+  CHECK(p.buffers[3].offset == 0);
+  CHECK(p.section_bytes[static_cast<std::size_t>(Section::train_params)] == 512);  // 64 + 320 = 384 in chunks of 256
+  CHECK(p.section_bytes[static_cast<std::size_t>(Section::kv_cache)] == 256);
+  CHECK(p.section_bytes[transient] == 0);
+}
+
+TEST_CASE("Whatever is alive together never overlaps") {
+  CHECK(rc::check("random allocs and frees", [] {
+    Plan plan;
+    Program p;
+    std::vector<Op> ops;
+    std::vector<BufferId> alive;
+    std::int64_t live = 0, most = 0;
+    const int steps = *rc::gen::inRange(1, 80);
+    for (int i = 0; i < steps; ++i) {
+      if (alive.empty() || *rc::gen::inRange(0, 5) < 3) {
+        p.buffers.push_back(scratch("b", *rc::gen::inRange<std::int64_t>(0, 300)));
+        alive.push_back(static_cast<BufferId>(p.buffers.size()) - 1);
+        ops.push_back(memory(OpKind::alloc, alive.back()));
+        live += rounded(p.buffers.back().bytes());
+        most = std::max(most, live);
+      } else {
+        const auto which = alive.begin() + *rc::gen::inRange<std::ptrdiff_t>(0, std::ssize(alive));
+        ops.push_back(memory(OpKind::free, *which));
+        live -= rounded(p.buffers[static_cast<std::size_t>(*which)].bytes());
+        alive.erase(which);
+      }
+    }
+    p.phases = {{{"work", ops}}};
+    assign_offsets(plan, p);
+    std::set<BufferId> now;
+    std::int64_t high = 0;
+    for (const Op& o : ops) {
+      if (o.kind == OpKind::free) {
+        now.erase(o.buffer);
+        continue;
+      }
+      const Buffer& b = p.buffers[static_cast<std::size_t>(o.buffer)];
+      RC_ASSERT(b.offset % 64 == 0);
+      if (b.bytes() > 0) high = std::max(high, b.offset + rounded(b.bytes()));
+      for (BufferId other : now) {
+        const Buffer& c = p.buffers[static_cast<std::size_t>(other)];
+        if (b.bytes() > 0 && c.bytes() > 0)
+          RC_ASSERT(b.offset + b.bytes() <= c.offset || c.offset + c.bytes() <= b.offset);
+      }
+      now.insert(o.buffer);
+    }
+    RC_ASSERT(high >= most);
+    RC_ASSERT(p.section_bytes[transient] >= high);
+    RC_ASSERT(p.section_bytes[transient] < high + plan.chunk_bytes);
+  }));
+}

@@ -1,0 +1,130 @@
+#include "graph/plan.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <set>
+
+#include "programs.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+/// A plan in which every field of every type says something.
+Plan full_plan() {
+  Program p;
+  p.buffers = {scratch("a", 16, 64), scratch("b", 16, 128)};
+  p.num_events = 3;
+  Op o = op(OpKind::copy_boxes, {tensor(0, DType::f32, {tokens(8, 4), fixed(2)}, 4)}, {whole(p, 1)});
+  o.name = "copy";
+  o.attrs = {{Attr::eps, 0.5}, {Attr::heads, std::int64_t{4}}};
+  o.boxes = {{.src_offset = 1, .src_pitch = 2, .dst_offset = 3, .dst_pitch = 4, .rows = 5, .cols = 6}};
+  Plan plan = plan_of(p, {o}, 4096);
+  plan.scenario = "name";
+  plan.device_capacity_bytes = 1 << 20;
+  plan.host_capacity_bytes = 1 << 21;
+  plan.overhead_bytes = 7;
+  plan.groups = {{"fsdp", {{0, 1}, {2}}}};
+  plan.program_of_rank = {0, 0, 0};
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("The hash of a plan changes with every field") {
+  using Change = std::function<void(Plan&)>;
+  const std::vector<Change> changes = {
+      [](Plan& p) { p.scenario += "x"; },
+      [](Plan& p) { p.chunk_bytes *= 2; },
+      [](Plan& p) { ++p.device_capacity_bytes; },
+      [](Plan& p) { ++p.host_capacity_bytes; },
+      [](Plan& p) { ++p.overhead_bytes; },
+      [](Plan& p) { p.groups[0].name = "tp"; },
+      [](Plan& p) {
+        p.groups[0].groups = {{0}, {1, 2}};
+      },
+      [](Plan& p) {
+        p.groups.push_back({"world", {}});
+      },
+      [](Plan& p) { p.phases[1].name = "rest"; },
+      [](Plan& p) { p.phases[1].when = When::epilogue; },
+      [](Plan& p) { p.phases[1].driven = true; },
+      [](Plan& p) { p.program_of_rank.push_back(0); },
+      [](Plan& p) { p.program_of_rank[1] = 1; },
+      [](Plan& p) { p.programs.push_back(p.programs[0]); },
+      [](Plan& p) { p.programs[0].buffers[0].name = "c"; },
+      [](Plan& p) { p.programs[0].buffers[0].dtype = DType::i32; },
+      [](Plan& p) { ++p.programs[0].buffers[0].elements; },
+      [](Plan& p) { p.programs[0].buffers[0].category = Category::grads; },
+      [](Plan& p) { p.programs[0].buffers[0].section = Section::kv_cache; },
+      [](Plan& p) { p.programs[0].buffers[0].offset += 64; },
+      [](Plan& p) { p.programs[0].section_bytes[2] += 4096; },
+      [](Plan& p) { ++p.programs[0].num_events; },
+      [](Plan& p) { p.programs[0].phases[1][0].name = "other"; },
+      [](Plan& p) {
+        p.programs[0].phases[1].push_back({"more", {}});
+      },
+      [](Plan& p) { work(p).push_back(work(p)[0]); },
+      [](Plan& p) { work(p)[0].kind = OpKind::copy; },
+      [](Plan& p) { work(p)[0].stream = StreamId::host; },
+      [](Plan& p) { work(p)[0].name = "copx"; },
+      [](Plan& p) { work(p)[0].inputs.push_back(work(p)[0].inputs[0]); },
+      [](Plan& p) { work(p)[0].outputs.clear(); },
+      [](Plan& p) { std::swap(work(p)[0].inputs, work(p)[0].outputs); },
+      [](Plan& p) { work(p)[0].inputs[0].buffer = 1; },
+      [](Plan& p) { work(p)[0].inputs[0].offset_bytes = 0; },
+      [](Plan& p) { work(p)[0].inputs[0].dtype = DType::i32; },
+      [](Plan& p) { work(p)[0].inputs[0].rank = 1; },
+      [](Plan& p) { work(p)[0].inputs[0].shape[0].size = 7; },
+      [](Plan& p) { work(p)[0].inputs[0].shape[0].sym = Sym::seqs; },
+      [](Plan& p) { work(p)[0].inputs[0].shape[0].begin = 0; },
+      [](Plan& p) { work(p)[0].attrs[0].first = Attr::beta1; },
+      [](Plan& p) { work(p)[0].attrs[0].second = 0.25; },
+      [](Plan& p) { work(p)[0].attrs[1].second = std::int64_t{5}; },
+      [](Plan& p) { work(p)[0].attrs[1].second = 4.0; },  // another type of the same value
+      [](Plan& p) { std::swap(work(p)[0].attrs[0], work(p)[0].attrs[1]); },
+      [](Plan& p) { ++work(p)[0].boxes[0].src_offset; },
+      [](Plan& p) { ++work(p)[0].boxes[0].src_pitch; },
+      [](Plan& p) { ++work(p)[0].boxes[0].dst_offset; },
+      [](Plan& p) { ++work(p)[0].boxes[0].dst_pitch; },
+      [](Plan& p) { ++work(p)[0].boxes[0].rows; },
+      [](Plan& p) { ++work(p)[0].boxes[0].cols; },
+      [](Plan& p) { ++work(p)[0].boxes[0].peer; },
+      [](Plan& p) { ++work(p)[0].boxes[0].input; },
+      [](Plan& p) { ++work(p)[0].boxes[0].output; },
+      [](Plan& p) { ++work(p)[0].group; },
+      [](Plan& p) { ++work(p)[0].buffer; },
+      [](Plan& p) { ++work(p)[0].event; },
+      [](Plan& p) { work(p)[0].section = Section::kv_cache; },
+      [](Plan& p) { work(p)[0].map_begin = 1; },
+      [](Plan& p) { work(p)[0].map_end = 1; },
+  };
+  std::set<std::string> seen = {plan_hash(full_plan())};
+  CHECK(plan_hash(full_plan()) == *seen.begin());
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    Plan plan = full_plan();
+    changes[i](plan);
+    INFO("change " << i);
+    CHECK_FALSE(plan == full_plan());
+    CHECK(seen.insert(plan_hash(plan)).second);
+  }
+}
+
+TEST_CASE("Groups of a rank and phases by name") {
+  const Plan plan = full_plan();
+  CHECK(plan.group_of(0, 1) == std::vector<Rank>{0, 1});
+  CHECK(plan.group_of(0, 2) == std::vector<Rank>{2});
+  CHECK(plan.group_of(0, 9).empty());
+  CHECK(plan.phase_index("work") == 1);
+  CHECK(plan.phase_index("sleep") == -1);
+}
+
+TEST_CASE("Attributes: found, defaulted, missing") {
+  const Plan plan = full_plan();
+  const Op& o = plan.programs[0].phases[1][0].ops[0];
+  CHECK(o.integer(Attr::heads) == 4);
+  CHECK(o.real(Attr::eps) == 0.5);
+  CHECK(o.integer(Attr::vocab, 9) == 9);
+  CHECK_THROWS_WITH(o.integer(Attr::vocab), Catch::Matchers::Contains("copy_boxes 'copy' lacks attribute vocab"));
+}

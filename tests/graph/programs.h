@@ -1,0 +1,68 @@
+// Small programs by hand: tensors, ops and a plan of one rank around them.
+#pragma once
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk::test {
+
+inline Tensor tensor(BufferId buffer, DType dtype, std::initializer_list<Dim> shape, std::int64_t offset_bytes = 0) {
+  Tensor t{.buffer = buffer, .offset_bytes = offset_bytes, .dtype = dtype};
+  for (const Dim& d : shape) t.shape[t.rank++] = d;
+  return t;
+}
+inline Dim fixed(std::int64_t n) { return {n, Sym::fixed, 0}; }
+inline Dim tokens(std::int64_t n, std::int64_t begin = 0) { return {n, Sym::tokens, begin}; }
+inline Dim seqs(std::int64_t n) { return {n, Sym::seqs, 0}; }
+
+inline Op op(OpKind kind, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
+             StreamId stream = StreamId::compute) {
+  Op o;
+  o.kind = kind;
+  o.stream = stream;
+  o.inputs = std::move(inputs);
+  o.outputs = std::move(outputs);
+  return o;
+}
+inline Op memory(OpKind kind, BufferId buffer, StreamId stream = StreamId::compute) {
+  Op o = op(kind, {}, {}, stream);
+  o.buffer = buffer;
+  return o;
+}
+inline Op event(OpKind kind, StreamId stream, EventId id) {
+  Op o = op(kind, {}, {}, stream);
+  o.event = id;
+  return o;
+}
+inline Op mapping(OpKind kind, Section section, std::int64_t begin, std::int64_t end) {
+  Op o = op(kind, {}, {});
+  o.section = section;
+  o.map_begin = begin;
+  o.map_end = end;
+  return o;
+}
+
+/// fp32 elements in the transient section.
+inline Buffer scratch(std::string name, std::int64_t elements, std::int64_t offset = 0) {
+  return {std::move(name), DType::f32, elements, Category::activations, Section::transient, offset};
+}
+inline Tensor whole(const Program& p, BufferId id) {
+  return tensor(id, DType::f32, {fixed(p.buffers[static_cast<std::size_t>(id)].elements)});
+}
+
+/// One rank: a prologue that maps `mapped` bytes of the transient section, and an iteration that runs `ops`.
+inline Plan plan_of(Program program, std::vector<Op> ops, std::int64_t mapped) {
+  Plan plan;
+  plan.phases = {{"load", When::prologue, false}, {"work", When::iteration, false}};
+  program.phases = {{{"load", {mapping(OpKind::map, Section::transient, 0, mapped)}}}, {{"work", std::move(ops)}}};
+  program.section_bytes[static_cast<std::size_t>(Section::transient)] = mapped;
+  plan.programs = {std::move(program)};
+  plan.program_of_rank = {0};
+  return plan;
+}
+inline std::vector<Op>& work(Plan& plan, std::size_t program = 0) { return plan.programs[program].phases[1][0].ops; }
+
+}  // namespace hotbunk::test

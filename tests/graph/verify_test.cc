@@ -1,0 +1,168 @@
+#include "graph/verify.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+
+#include "programs.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+/// Two buffers, written on gather, read on compute: correct. Ops of "work" by index:
+///   0 alloc a, 1 zero a (gather), 2 record 0, 3 wait 0 (compute), 4 alloc b, 5 copy a -> b, 6 free a, 7 free b,
+///   8 record 1, 9 wait 1 (gather)
+Plan good_plan() {
+  Program p;
+  p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64)};
+  p.num_events = 2;
+  const Tensor a = whole(p, 0), b = whole(p, 1);
+  return plan_of(
+      p,
+      {memory(OpKind::alloc, 0, StreamId::gather), op(OpKind::zero, {}, {a}, StreamId::gather),
+       event(OpKind::record, StreamId::gather, 0), event(OpKind::wait, StreamId::compute, 0), memory(OpKind::alloc, 1),
+       op(OpKind::copy, {a}, {b}), memory(OpKind::free, 0), memory(OpKind::free, 1),
+       event(OpKind::record, StreamId::compute, 1), event(OpKind::wait, StreamId::gather, 1)},
+      4096);
+}
+
+/// good_plan with the map's own order made known to the gather stream.
+Plan base() {
+  Plan plan = good_plan();
+  auto& load = plan.programs[0].phases[0][0].ops;
+  load.push_back(event(OpKind::record, StreamId::compute, 1));
+  load.push_back(event(OpKind::wait, StreamId::gather, 1));
+  return plan;
+}
+
+void erase(Plan& plan, std::size_t i) { work(plan).erase(work(plan).begin() + static_cast<std::ptrdiff_t>(i)); }
+
+std::string faults_after(const std::function<void(Plan&)>& spoil) {
+  Plan plan = base();
+  spoil(plan);
+  std::string all;
+  for (const std::string& line : verify(plan)) all += line + '\n';
+  return all;
+}
+
+/// Two ranks with programs of their own; each all-reduces twice over the family "world".
+Plan two_ranks() {
+  Program p;
+  p.buffers = {scratch("a", 16, 0)};
+  const Tensor a = whole(p, 0);
+  Op reduce = op(OpKind::all_reduce, {a}, {a});
+  reduce.group = 0;
+  Plan plan = plan_of(p, {memory(OpKind::alloc, 0), reduce, reduce, memory(OpKind::free, 0)}, 4096);
+  plan.groups = {{"world", {{0, 1}}}};
+  plan.programs.push_back(plan.programs[0]);
+  plan.program_of_rank = {0, 1};
+  return plan;
+}
+
+}  // namespace
+
+using Catch::Matchers::Contains;
+
+TEST_CASE("A correct plan verifies") {
+  CHECK(verify(base()) == std::vector<std::string>{});
+  CHECK(verify(two_ranks()) == std::vector<std::string>{});
+}
+
+TEST_CASE("Memory: overlap, not alive, asleep, unbalanced") {
+  CHECK_THAT(faults_after([](Plan& p) { p.programs[0].buffers[1].offset = 0; }), Contains("'b' overlaps 'a'"));
+  CHECK_THAT(faults_after([](Plan& p) { p.programs[0].buffers[1].offset = 4096 - 32; }),
+             Contains("buffer 'b' takes bytes 4064..4128 of section transient, which has 4096"));
+  CHECK_THAT(faults_after([](Plan& p) { erase(p, 4); }),
+             Contains("phase work, block work, op 4 (copy ''): touches 'b', which is not alive"));
+  CHECK_THAT(faults_after([](Plan& p) { std::swap(work(p)[5], work(p)[6]); }),
+             Contains("touches 'a', which is not alive"));
+  CHECK_THAT(faults_after([](Plan& p) { work(p).push_back(memory(OpKind::free, 0)); }),
+             Contains("frees 'a', which is not alive"));
+  CHECK_THAT(faults_after([](Plan& p) { erase(p, 7); }),
+             Contains("buffer 'b' is still alive after an iteration that allocated it") &&
+                 Contains("allocates 'b', which is alive"));
+  CHECK_THAT(faults_after([](Plan& p) {
+               p.programs[0].phases[0][0].ops.push_back(memory(OpKind::alloc, 1));
+               erase(p, 4);
+             }),
+             Contains("buffer 'b' was alive before an iteration that freed it"));
+  // Only half of what 'b' takes is mapped.
+  CHECK_THAT(
+      faults_after([](Plan& p) { p.programs[0].phases[0][0].ops.erase(p.programs[0].phases[0][0].ops.begin()); }),
+      Contains("'a' is allocated where nothing is mapped (section transient asleep?)"));
+}
+
+TEST_CASE("Mapping: alignment, twice, not there, still in use") {
+  const auto add = [](std::size_t at, Op o) {
+    return faults_after([&](Plan& p) { work(p).insert(work(p).begin() + static_cast<std::ptrdiff_t>(at), o); });
+  };
+  CHECK_THAT(add(0, mapping(OpKind::map, Section::kv_cache, 0, 100)), Contains("is not made of chunks of 4096"));
+  CHECK_THAT(add(0, mapping(OpKind::map, Section::transient, 0, 8192)), Contains("part of which is mapped"));
+  CHECK_THAT(add(0, mapping(OpKind::unmap, Section::transient, 0, 8192)), Contains("part of which is not mapped"));
+  CHECK_THAT(add(6, mapping(OpKind::unmap, Section::transient, 0, 4096)), Contains("unmaps 'a', which is alive"));
+  // Neighbouring maps are one range: taking both back at once is fine.
+  Plan plan = base();
+  for (const Op& o :
+       {mapping(OpKind::map, Section::kv_cache, 4096, 8192), mapping(OpKind::map, Section::kv_cache, 0, 4096),
+        mapping(OpKind::unmap, Section::kv_cache, 0, 8192)})
+    work(plan).push_back(o);
+  CHECK(verify(plan) == std::vector<std::string>{});
+}
+
+TEST_CASE("A driven block that loops leaves nothing behind") {
+  Plan plan = base();
+  plan.phases[1].driven = true;  // visited twice per iteration now
+  CHECK(verify(plan) == std::vector<std::string>{});
+  work(plan).pop_back();  // the last wait: only the block's next run needs it
+  CHECK_FALSE(verify(plan).empty());
+}
+
+TEST_CASE("Order: missing events, events nobody recorded") {
+  CHECK_THAT(
+      faults_after([](Plan& p) { erase(p, 3); }),
+      Contains("op 4 (copy ''): bytes 0..64 of transient are also touched on stream gather with no event between"));
+  CHECK_THAT(faults_after([](Plan& p) { std::swap(work(p)[2], work(p)[3]); }),
+             Contains("waits for event 0, which nobody recorded"));
+  CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = 2; }), Contains("names event 2"));
+  CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = -1; }), Contains("names event -1"));
+}
+
+TEST_CASE("Shape: windows, counts, groups, buffers, phases, programs") {
+  CHECK_THAT(faults_after([](Plan& p) { work(p)[5].outputs[0].offset_bytes = 4; }),
+             Contains("phase work, block work: copy '' takes bytes 4..68 of 'b', which has 64"));
+  CHECK_THAT(faults_after([](Plan& p) { work(p)[5].inputs.clear(); }), Contains("has 0 inputs, expected 1"));
+  CHECK_THAT(faults_after([](Plan& p) { work(p)[0].buffer = 2; }), Contains("names buffer 2"));
+  CHECK_THAT(faults_after([](Plan& p) { p.programs[0].phases.pop_back(); }), Contains("has 1 phases, the plan 2"));
+  CHECK_THAT(faults_after([](Plan& p) { p.program_of_rank = {1}; }), Contains("a rank names program 1"));
+  Plan plan = two_ranks();
+  work(plan)[1].group = 1;
+  REQUIRE_FALSE(verify(plan).empty());
+  CHECK_THAT(verify(plan)[0], Contains("names group 1"));
+}
+
+TEST_CASE("All ranks of a group hold the same conversation") {
+  const std::string expected = "group world: ranks 0 and 1 do not issue the same collectives in the same order";
+  const auto found = [](const std::function<void(Plan&)>& spoil) {
+    Plan plan = two_ranks();
+    spoil(plan);
+    const auto faults = verify(plan);
+    return faults.empty() ? "" : faults[0];
+  };
+  CHECK(found([](Plan& p) { work(p, 1).erase(work(p, 1).begin() + 1); }) == expected);  // one call less
+  CHECK(found([](Plan& p) { work(p, 1)[1].kind = OpKind::broadcast; }) == expected);
+  CHECK(found([](Plan& p) { work(p, 1)[1].inputs[0].shape[0].size = 8; }) == expected);
+  CHECK(found([](Plan& p) { work(p, 1)[1].name = "another name"; }).empty());
+  // A rank outside of the group may do as it likes.
+  CHECK(found([](Plan& p) {
+          p.groups[0].groups = {{0}, {1}};
+          work(p, 1).erase(work(p, 1).begin() + 1);
+        }).empty());
+}
+
+TEST_CASE("At most `limit` lines") {
+  Plan plan = base();
+  for (int i = 0; i < 30; ++i) work(plan).push_back(memory(OpKind::free, 0));
+  CHECK(verify(plan, 3).size() == 3);
+  CHECK(verify(plan).size() == 20);
+}
