@@ -14,7 +14,6 @@ void cpu_defaults(Hardware& h, const ClusterSpec& c) {
             stated(0, "no waves on cores")};
   h.attention = {stated(0.25, "stated"), stated(0.25, "stated"), stated(16, "stated")};
   h.shared_transport = true;
-  h.nvlink = false;
   h.nvls_gain = stated(1.0, "no switch");
   // 256 MiB all-gather over 4 ranks through shared memory moved 11.2 GB/s in total on a machine that reads 33 GB/s.
   h.intra = {
@@ -37,8 +36,8 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
   h.attention = {stated(0.69, "cuDNN SDPA forward, H200, 16-32k: 673-688 of 989 TF/s"),
                  stated(0.58, "cuDNN SDPA backward, H200, 16-32k: 579-581 of 989 TF/s"),
                  stated(400, "cuDNN SDPA, H200, 2k: 484 of 688 TF/s at 1k visible keys")};
-  h.nvlink = c.gpu.nvlink_bandwidth.value > 0.0;
-  const double wire = h.nvlink ? c.gpu.nvlink_bandwidth.value : c.gpu.pcie_bandwidth.value;
+  const bool nvlink = c.gpu.nvlink_bandwidth.value > 0.0;
+  const double wire = nvlink ? c.gpu.nvlink_bandwidth.value : c.gpu.pcie_bandwidth.value;
   h.intra = {stated(wire * 0.80, "NCCL ring on 8 H200: 361-367 of 450 GB/s"),
              stated(12e-6, "small NCCL all-reduce on 8 H200: 20-25 us"),
              stated(0.8e-6, "small NCCL all-reduce on 8 H200: 20-25 us over 14 steps")};

@@ -56,10 +56,9 @@ struct Hardware {
   Sourced memory_efficiency;           // fraction of it that streaming kernels reach
   GemmModel gemm;
   AttentionModel attention;
-  LinkModel intra, inter;         // inside a node, between nodes
-  Sourced nvls_gain;              // all-reduce bandwidth inside a node relative to the ring, 1: no NVLS
-  bool shared_transport = false;  // ranks of a node share intra.bandwidth (host memory)
-  bool nvlink = true;
+  LinkModel intra, inter;                      // inside a node, between nodes
+  Sourced nvls_gain;                           // all-reduce bandwidth inside a node relative to the ring, 1: no NVLS
+  bool shared_transport = false;               // ranks of a node share intra.bandwidth (host memory)
   Sourced host_bandwidth;                      // bytes/s one way between device and pinned host memory
   Sourced host_latency;                        // s per copy
   Sourced map_bandwidth;                       // bytes/s of giving memory to the arena or back (map, unmap)

@@ -61,11 +61,11 @@ class LayerBuilder {
   }
 
   /// Residual stream -> norm. Its input is kept (the residual), its output too where the framework does that.
-  void norm(bool keep_output = true) {
+  void norm() {
     const double h = hidden();
     stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
     keep(e_ * narrow_ * h);
-    if (keep_output && frame_.keeps_norm_output) keep(e_ * narrow_ * h);
+    if (frame_.keeps_norm_output) keep(e_ * narrow_ * h);
     weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
   }
 

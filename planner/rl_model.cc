@@ -139,8 +139,7 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainPrice& train, const TrainM
               .sources = p.train.ranks(),
               .target_tp = p.rollout.tp,
               .targets = p.train.ranks(),
-              .received_bytes = reshard_bytes(p.train, p.rollout),
-              .colocated = true};
+              .received_bytes = reshard_bytes(p.train, p.rollout)};
   const SyncPrice sync = price_sync(p.sync, job, cost);
   const bool sleeps = p.offload == Offload::sleep;
   // Gradients are not kept over the rollout; parameters and optimizer state move.

@@ -36,7 +36,6 @@ struct SyncJob {
   std::int64_t target_tp = 1;  // ranks of one engine
   std::int64_t targets = 1;    // rollout ranks
   double received_bytes = 0;   // per rank, shard to shard; 0: model_bytes / target_tp
-  bool colocated = false;
 };
 
 struct SyncPrice {

@@ -57,8 +57,8 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double ends = end_parameters(p, l, stage);
   const double expert = moe * l.moe.expert_parameters;
   const double ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) + ends;
-  // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the root
-  // (embedding and head), which has no neighbour, hence two of the three copies.
+  // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
+  // root (embedding and head), which has no neighbour, hence two of the three copies.
   const double unit = std::max({l.dense.parameters, l.moe.parameters, 2.0 / 3.0 * (last ? ends : 0.0)});
   const States s = states_of(p, setting_.state, ordinary, expert, unit);
 

@@ -105,10 +105,9 @@ struct TrainSetting {
   std::int64_t sequence = 2048;    // tokens of one sequence
   std::string precision = "bf16";  // of the GEMMs
   StateBytes state{};
-  double element_bytes = 2;      // of activations
-  double expert_balance = 1.0;   // busiest expert rank over the mean
-  bool variable_length = false;  // packed: visible keys follow `mean_keys`
-  double mean_keys = 0;          // visible keys per query when packed, 0: causal over `sequence`
+  double element_bytes = 2;     // of activations
+  double expert_balance = 1.0;  // busiest expert rank over the mean
+  double mean_keys = 0;         // visible keys per query when packed, 0: causal over `sequence`
 };
 
 class TrainModel {
