@@ -1,0 +1,81 @@
+// FSDP2's traffic of one micro-batch in closed form.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "graph/catalogue.h"
+#include "layout/train_weights.h"
+#include "tiny.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+struct Traffic {
+  std::int64_t calls = 0, payload = 0, padding = 0;
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+};
+
+Traffic traffic(const Plan& plan, Rank rank, std::string_view phase, OpKind kind) {
+  Traffic t;
+  for (const Op& op : ops_of(plan, rank, phase, "micro"))
+    if (op.kind == kind) {
+      ++t.calls;
+      t.payload += payload_bytes(op, {.tokens = 1, .seqs = 1, .attention_pairs = 1});
+      t.padding += op.integer(Attr::padding_bytes, 0);
+    }
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("A micro-batch gathers the root once and a layer twice, once when it is not resharded") {
+  // Padding of all ranks' shards together, in elements. 3 ranks: 40 rows of gate and of up become 42, of 24 columns
+  // each; 24, 12 and 33 rows divide. 4 ranks: 33 rows of embedding and head become 36.
+  const std::map<int, std::pair<std::int64_t, std::int64_t>> root_and_layer = {
+      {2, {2 * 24, 0}}, {3, {0, 2 * 2 * 24}}, {4, {2 * 3 * 24, 0}}};
+  for (const auto& [world, pad] : root_and_layer)
+    for (bool reshard : {true, false})
+      for (const auto& [precision, size] : {std::pair{"fp32", 4}, std::pair{"bf16", 2}}) {
+        INFO(world << " ranks, reshard " << reshard << ", " << precision);
+        const Scenario s = tiny(world, 1,
+                                {fmt::format("train.reshard_after_forward={}", reshard),
+                                 fmt::format("train.precision.params={}", precision)});
+        const auto units = fsdp_units(s.model, world, 0);
+        REQUIRE(units[0].padding_elements == pad.first);
+        REQUIRE(units[1].padding_elements == pad.second);
+        const Plan plan = lowered(s);
+        const std::int64_t runs = reshard ? 2 : 1;
+        for (Rank r = 0; r < world; ++r) {
+          CHECK(traffic(plan, r, "train", OpKind::all_gather) ==
+                Traffic{1 + runs * layers, (root_elements + runs * layers * layer_elements) * size,
+                        (pad.first + runs * layers * pad.second) * size});
+          // Gradients are reduced in fp32, each unit once.
+          CHECK(traffic(plan, r, "train", OpKind::reduce_scatter) ==
+                Traffic{1 + layers, (root_elements + layers * layer_elements) * 4,
+                        (pad.first + layers * pad.second) * 4});
+          // A pass without gradients gathers each unit once.
+          CHECK(traffic(plan, r, "old_logprobs", OpKind::all_gather) ==
+                Traffic{1 + layers, (root_elements + layers * layer_elements) * size,
+                        (pad.first + layers * pad.second) * size});
+        }
+      }
+}
+
+TEST_CASE("One rank talks to nobody and gathers nothing") {
+  const Plan plan = lowered(tiny(1, 1));
+  for (const auto& blocks : plan.program(0).phases)
+    for (const Block& block : blocks)
+      for (const Op& op : block.ops) CHECK(payload_bytes(op, {}) == 0);  // its sync is a copy from itself
+}
+
+TEST_CASE("Gathers run ahead on their own stream, reduces on theirs") {
+  const Plan plan = lowered(tiny(2, 1));
+  for (const Op& op : ops_of(plan, 0, "train", "micro")) {
+    if (op.kind == OpKind::all_gather) CHECK(op.stream == StreamId::gather);
+    if (op.kind == OpKind::reduce_scatter) CHECK(op.stream == StreamId::reduce);
+    if (is_compute(op.kind) && op.kind != OpKind::add) CHECK(op.stream == StreamId::compute);
+  }
+}
