@@ -24,8 +24,9 @@ install_packages() {
 build() {
   local dir="$1"
   shift
-  cmake -S "$root" -B "$dir" -G Ninja ${HOTBUNK_CMAKE_ARGS:-} >"$dir.configure.log" 2>&1 || {
-    cat "$dir.configure.log" >&2
+  mkdir -p "$dir"
+  cmake -S "$root" -B "$dir" -G Ninja ${HOTBUNK_CMAKE_ARGS:-} >"$dir/configure.log" 2>&1 || {
+    cat "$dir/configure.log" >&2
     return 1
   }
   cmake --build "$dir" --target "$@" >&2
