@@ -1,17 +1,15 @@
-// `run` has two lives: started by a user it becomes the launcher of local ranks; started with torchrun's, Slurm's or MPI's
-// variables (also by itself) it is one rank.
+// `run` has two lives: started by a user it becomes the launcher of local ranks; started with torchrun's, Slurm's or
+// MPI's variables (also by itself) it is one rank.
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
-
-#include <algorithm>
 #include <memory>
-
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/gather.h"
@@ -49,7 +47,12 @@ Status check_drift(const Options& o, const Job& job) {
   if (!saved) return tl::unexpected(saved.error());
   const std::string hash = plan_hash(*saved);
   if (hash == job.hash) return {};
-  return fail(Diagnostic{.code = "E510", .message = "the scenario no longer gives the saved plan", .where = {o.plan}, .notes = {fmt::format("saved {}, now {}", hash, job.hash)}, .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
+  return fail(
+      Diagnostic{.code = "E510",
+                 .message = "the scenario no longer gives the saved plan",
+                 .where = {o.plan},
+                 .notes = {fmt::format("saved {}, now {}", hash, job.hash)},
+                 .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 
 /// The ranks must have read the same scenario (files may differ between hosts).
@@ -57,10 +60,13 @@ void check_same_plan(World& world, const Job& job) {
   if (world.size() == 1) return;
   if (world.rank() == 0) world.set("plan hash", job.hash);
   const std::string first = world.get("plan hash");
-  if (first != job.hash) throw RuntimeFailure(fmt::format("rank {} has plan {}, rank 0 has {}: the scenario files differ between hosts", world.rank(), job.hash, first));
+  if (first != job.hash)
+    throw RuntimeFailure(fmt::format("rank {} has plan {}, rank 0 has {}: the scenario files differ between hosts",
+                                     world.rank(), job.hash, first));
 }
 
-int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const TrainingDriver& driver, std::vector<std::string> parts) {
+int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const TrainingDriver& driver,
+                  std::vector<std::string> parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
     auto file = trace_from_json(text, "rank's trace");
@@ -71,15 +77,18 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   if (auto s = write_lengths(folder.lengths(), driver.trained_lengths()); !s) return report_errors(s.error());
   const auto hardware = hardware_of(job.scenario);
   if (!hardware) return report_errors(hardware.error());
-  const auto simulated = simulate_job(job, *hardware, {.recorded_lengths = folder.lengths(), .span_steps = o.span_steps, .enforce_capacity = false});
+  const auto simulated = simulate_job(
+      job, *hardware, {.recorded_lengths = folder.lengths(), .span_steps = o.span_steps, .enforce_capacity = false});
   if (!simulated) return report_errors(simulated.error());
-  if (auto s = write_run_folder(folder, job, measured, &*simulated, hardware->source); !s) return report_errors(s.error());
+  if (auto s = write_run_folder(folder, job, measured, &*simulated, hardware->source); !s)
+    return report_errors(s.error());
   const auto summary = summarize(job.plan, job.scenario, measured);
   if (o.scenario.json) {
     fmt::print("{}\n", summary.dump(1));
     return exit_done;
   }
-  fmt::print("{}\n{}", render_summary(summary, use_colour()), render_comparison(compare_traces(job.plan, *simulated, measured), use_colour()));
+  fmt::print("{}\n{}", render_summary(summary, use_colour()),
+             render_comparison(compare_traces(job.plan, *simulated, measured), use_colour()));
   fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
   return exit_done;
 }
@@ -95,7 +104,9 @@ class Progress {
     if (!on_) return;
     const char* end = isatty(fileno(stderr)) ? "\r" : "\n";
     if (*end == '\r' || m.step == 1 || m.step % 10 == 0 || m.step == steps_)
-      std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step, static_cast<long long>(steps_), value("loss").c_str(), value("reward").c_str(), value("actor/grad_norm").c_str(), end);
+      std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step,
+                   static_cast<long long>(steps_), value("loss").c_str(), value("reward").c_str(),
+                   value("actor/grad_norm").c_str(), end);
     if (*end == '\r' && m.step == steps_) std::fprintf(stderr, "\n");
   }
 
@@ -121,7 +132,8 @@ int run_rank(const Options& o, const Job& job, World& world) {
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
-  const RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps), .local_ranks = {static_cast<Rank>(world.rank())}};
+  const RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
+                           .local_ranks = {static_cast<Rank>(world.rank())}};
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
@@ -142,6 +154,14 @@ int run(const Options& o) {
   auto env = launch_env(process_env);
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value();
+  if (launched && (*env)->world_size != job->plan.num_ranks())
+    return report_errors(
+        {Diagnostic{.code = "E704",
+                    .message = fmt::format("the plan has {} ranks, but {} processes were launched ({})",
+                                           job->plan.num_ranks(), (*env)->world_size, (*env)->source),
+                    .where = {},
+                    .notes = {},
+                    .help = fmt::format("launch {} processes, or change train.layout", job->plan.num_ranks())}});
   if (!launched || (*env)->rank == 0) {  // say it once
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
@@ -185,11 +205,15 @@ void add_run(CLI::App& app, Action& action) {
   add_scenario_options(*sub, o->scenario);
   sub->add_option("--out", o->out, "run folder (default runs/NAME)");
   sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
-  sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")->check(CLI::IsMember({"shm", "gloo"}));
+  sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
+      ->check(CLI::IsMember({"shm", "gloo"}));
   sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)");
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(CLI::NonNegativeNumber);
-  sub->add_flag("--check", o->check, "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
-  sub->add_flag("--no-fit-check", o->no_fit_check, "start although the plan does not fit; the arena still enforces the capacity");
+  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")
+      ->check(CLI::NonNegativeNumber);
+  sub->add_flag("--check", o->check,
+                "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
+  sub->add_flag("--no-fit-check", o->no_fit_check,
+                "start although the plan does not fit; the arena still enforces the capacity");
   sub->callback([o, &action] {
     o->argv = own_command_line();
     action = [o] { return run(*o); };

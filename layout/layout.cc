@@ -45,20 +45,20 @@ Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder order) 
   return {mesh, mesh, {}, 1};
 }
 
-Box held_by(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {
+Rectangle held_by(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {
   if (!on_stage(layout, model, parameter, rank) || !has_expert(layout, model, parameter, rank)) return {};
   const Mesh& mesh = parameter.expert >= 0 ? layout.expert : layout.dense;
   TensorPlacement placement = tensor_parallel(parameter, model, layout.vocab_multiple);
   std::erase_if(placement, [&](const AxisPlacement& axis) { return !mesh.has(axis.axis); });
   if (mesh.has("fsdp")) placement.push_back({"fsdp", Placement::shard(0)});
-  const Box box = place(whole(parameter), placement, mesh, rank);
-  return box.elements() > 0 ? box : Box{};
+  const Rectangle box = place(whole(parameter), placement, mesh, rank);
+  return box.elements() > 0 ? box : Rectangle{};
 }
 
-std::vector<std::vector<Box>> holdings(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter) {
-  std::vector<std::vector<Box>> all(static_cast<std::size_t>(layout.dense.size()));
+std::vector<std::vector<Rectangle>> holdings(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter) {
+  std::vector<std::vector<Rectangle>> all(static_cast<std::size_t>(layout.dense.size()));
   for (std::int64_t rank = 0; rank < layout.dense.size(); ++rank) {
-    const Box box = held_by(layout, model, parameter, rank);
+    const Rectangle box = held_by(layout, model, parameter, rank);
     if (box.elements() > 0) all[static_cast<std::size_t>(rank)].push_back(box);
   }
   return all;

@@ -33,9 +33,9 @@ Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder order =
 
 /// The rectangle of one parameter on one rank; empty where the rank has none of it.
 /// Throws InternalError where the layout does not fit the model (validation comes first).
-Box held_by(const Layout&, const ModelSpec&, const ParamSpec&, std::int64_t rank);
+Rectangle held_by(const Layout&, const ModelSpec&, const ParamSpec&, std::int64_t rank);
 
 /// held_by for every rank of the layout, each in a list of at most one rectangle: the input of reshard().
-std::vector<std::vector<Box>> holdings(const Layout&, const ModelSpec&, const ParamSpec&);
+std::vector<std::vector<Rectangle>> holdings(const Layout&, const ModelSpec&, const ParamSpec&);
 
 }  // namespace hotbunk

@@ -4,7 +4,7 @@
 
 namespace hotbunk {
 
-Box whole(const ParamSpec& parameter) {
+Rectangle whole(const ParamSpec& parameter) {
   HB_CHECK(parameter.shape.size() == 1 || parameter.shape.size() == 2, "{} has {} dimensions", parameter.name,
            parameter.shape.size());
   return {{0, parameter.shape[0]}, {0, parameter.shape.size() == 2 ? parameter.shape[1] : 1}};
@@ -26,7 +26,7 @@ Range part_of(Range range, const Placement& placement, std::int64_t parts, std::
   return range;
 }
 
-Box place(Box box, const TensorPlacement& axes, const Mesh& mesh, std::int64_t rank) {
+Rectangle place(Rectangle box, const TensorPlacement& axes, const Mesh& mesh, std::int64_t rank) {
   for (const auto& [axis, placement] : axes) {
     Range& cut = placement.dim == 0 ? box.rows : box.cols;
     cut = part_of(cut, placement, mesh.extent(axis), mesh.coordinate(rank, axis));

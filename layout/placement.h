@@ -36,22 +36,24 @@ struct AxisPlacement {
 using TensorPlacement = std::vector<AxisPlacement>;
 
 /// A rectangle of a logical (rows, cols) tensor; 1-D tensors have cols = 1.
-struct Box {
+struct Rectangle {
   Range rows, cols;
   std::int64_t elements() const { return rows.size() * cols.size(); }
-  friend bool operator==(const Box&, const Box&) = default;
+  friend bool operator==(const Rectangle&, const Rectangle&) = default;
 };
 
-inline Box box_of(const Piece& piece) { return {{piece.row_begin, piece.row_end}, {piece.col_begin, piece.col_end}}; }
+inline Rectangle box_of(const Piece& piece) {
+  return {{piece.row_begin, piece.row_end}, {piece.col_begin, piece.col_end}};
+}
 /// (rows, cols) of a parameter of one or two dimensions.
-Box whole(const ParamSpec&);
+Rectangle whole(const ParamSpec&);
 
 /// What part `index` of `parts` holds of `range`. shard_blocks throws InternalError where the blocks neither divide
 /// over the parts nor the parts over the blocks.
 Range part_of(Range range, const Placement&, std::int64_t parts, std::int64_t index);
 
 /// What `rank` holds; an empty box where nothing is left for it.
-Box place(Box whole, const TensorPlacement&, const Mesh&, std::int64_t rank);
+Rectangle place(Rectangle whole, const TensorPlacement&, const Mesh&, std::int64_t rank);
 
 /// Megatron's and the rollout's tensor parallelism of one parameter by its role: axis "tp", or "etp" for experts.
 ///   column-parallel (q, k, v by heads; gate, up; MLA's b-projections by heads), row-parallel (o, down),

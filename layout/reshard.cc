@@ -21,8 +21,8 @@ class Grid {
  public:
   explicit Grid(const TensorMove& move) {
     for (const RankBoxes* side : {&move.have, &move.need}) {
-      for (const std::vector<Box>& boxes : *side) {
-        for (const Box& box : boxes) {
+      for (const std::vector<Rectangle>& boxes : *side) {
+        for (const Rectangle& box : boxes) {
           if (box.elements() == 0) continue;
           rows_.insert(rows_.end(), {box.rows.begin, box.rows.end});
           cols_.insert(cols_.end(), {box.cols.begin, box.cols.end});
@@ -37,14 +37,14 @@ class Grid {
 
   std::size_t num_rows() const { return rows_.empty() ? 0 : rows_.size() - 1; }
   std::size_t num_cols() const { return cols_.empty() ? 0 : cols_.size() - 1; }
-  Box cell(std::size_t row, std::size_t col) const {
+  Rectangle cell(std::size_t row, std::size_t col) const {
     return {{rows_[row], rows_[row + 1]}, {cols_[col], cols_[col + 1]}};
   }
 
   // For each cell, row by row, whether the boxes cover it.
-  std::vector<char> covered(const std::vector<Box>& boxes) const {
+  std::vector<char> covered(const std::vector<Rectangle>& boxes) const {
     std::vector<char> cells(num_rows() * num_cols(), 0);
-    for (const Box& box : boxes) {
+    for (const Rectangle& box : boxes) {
       if (box.elements() == 0) continue;
       const std::size_t col_begin = cell_at(cols_, box.cols.begin), col_end = cell_at(cols_, box.cols.end);
       for (std::size_t row = cell_at(rows_, box.rows.begin); row < cell_at(rows_, box.rows.end); ++row) {
@@ -78,7 +78,7 @@ class Resharder {
       std::vector<std::vector<Transfer>> strips(ranks_);
       for (std::size_t col = 0; col < grid.num_cols(); ++col) {
         const std::size_t cell = row * grid.num_cols() + col;
-        const Box box = grid.cell(row, col);
+        const Rectangle box = grid.cell(row, col);
         for (std::size_t rank = 0; rank < ranks_; ++rank) {
           if (!need[rank][cell] || have[rank][cell]) continue;
           const std::size_t source = source_for(rank, cell, have, tensor.name);
@@ -156,7 +156,7 @@ Reshard reshard(std::span<const TensorMove> moves, std::int64_t ranks_per_node) 
   return result;
 }
 
-Piece cut(const Piece& piece, const Box& box) {
+Piece cut(const Piece& piece, const Rectangle& box) {
   HB_CHECK(piece.row_begin <= box.rows.begin && box.rows.end <= piece.row_end && piece.col_begin <= box.cols.begin &&
                box.cols.end <= piece.col_end,
            "rectangle outside its piece");

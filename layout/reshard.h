@@ -11,7 +11,7 @@
 namespace hotbunk {
 
 /// What each rank holds or needs of one tensor: rectangles, which may overlap (replication, GQA).
-using RankBoxes = std::vector<std::vector<Box>>;
+using RankBoxes = std::vector<std::vector<Rectangle>>;
 
 struct TensorMove {
   std::string name;
@@ -20,7 +20,7 @@ struct TensorMove {
 
 struct Transfer {
   std::int64_t source = 0, destination = 0;
-  Box box;
+  Rectangle box;
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
@@ -42,6 +42,6 @@ struct Reshard {
 Reshard reshard(std::span<const TensorMove>, std::int64_t ranks_per_node = 0);
 
 /// The part `box` of `piece`, in the same buffer; `box` lies inside it.
-Piece cut(const Piece& piece, const Box& box);
+Piece cut(const Piece& piece, const Rectangle& box);
 
 }  // namespace hotbunk

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "lowering/sample_rows.h"
 
 namespace hotbunk {
 namespace {
@@ -26,7 +27,7 @@ struct Extent {
 
 void add_throughput(nlohmann::ordered_json& line, const Plan& plan, const Scenario& scenario, double step_s) {
   if (!line.contains("prompt_length/mean") || !line.contains("response_length/mean")) return;
-  const auto samples = static_cast<double>(scenario.algorithm.prompts * scenario.algorithm.samples_per_prompt);
+  const auto samples = static_cast<double>(num_samples(scenario));
   const double per_sample = line["prompt_length/mean"].get<double>() + line["response_length/mean"].get<double>();
   const double tokens = std::round(samples * per_sample);  // a whole number but for the means' rounding
   line["perf/total_num_tokens"] = tokens;

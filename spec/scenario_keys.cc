@@ -120,7 +120,7 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(bytes("sync.bucket_mib", HB_FIELD(sync.bucket_bytes), mib, 1.0 / 1024, 1 << 20,
                        {"MiB", "of one bucket of gathered weights"}));
   keys.push_back(choice("sync.transport", HB_FIELD(sync.transport),
-                        {"", "ipc: shared memory between processes of one host; collective: broadcast"}));
+                        {"", "ipc: peers read each other's shared memory, one host; collective: all-gather"}));
   keys.push_back(
       boolean("sync.verify", HB_FIELD(sync.verify), {"", "hash every tensor on both sides after each sync"}));
 }

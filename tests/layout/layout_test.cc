@@ -32,10 +32,10 @@ ModelSpec tiny_moe() {
 
 // How many ranks hold each element of a parameter.
 std::vector<int> copies(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter) {
-  const Box all = whole(parameter);
+  const Rectangle all = whole(parameter);
   std::vector<int> count(static_cast<std::size_t>(all.elements()), 0);
-  for (const std::vector<Box>& boxes : holdings(layout, model, parameter)) {
-    for (const Box& box : boxes) {
+  for (const std::vector<Rectangle>& boxes : holdings(layout, model, parameter)) {
+    for (const Rectangle& box : boxes) {
       for (std::int64_t r = box.rows.begin; r < box.rows.end; ++r) {
         for (std::int64_t c = box.cols.begin; c < box.cols.end; ++c) {
           ++count.at(static_cast<std::size_t>(r * all.cols.end + c));
@@ -61,7 +61,7 @@ TEST_CASE("FSDP2 holds what its units say; HSDP holds it once per replica") {
     for (const ShardedUnit& unit : fsdp_units(model, 5, rank))
       for (const UnitParam& p : unit.params) by_name[p.parameter] = p;
     for (const ParamSpec& parameter : parameters_of(model)) {
-      const Box box = held_by(fsdp, model, parameter, rank);
+      const Rectangle box = held_by(fsdp, model, parameter, rank);
       const UnitParam& unit_param = by_name.at(parameter.name);
       CHECK(box.elements() == unit_param.owned_elements());
       if (box.elements() > 0) CHECK(box.rows == unit_param.shard);
@@ -75,7 +75,7 @@ TEST_CASE("Rollout layouts hold what the rollout's buffers say, in both engine o
   model.qkv_bias = true;
   const Layout contiguous = rollout_layout(4, 2), strided = rollout_layout(4, 2, EngineOrder::strided);
   for (std::int64_t tp_rank = 0; tp_rank < 4; ++tp_rank) {
-    std::map<std::string, Box> by_name;
+    std::map<std::string, Rectangle> by_name;
     for (const LocalWeight& weight : rollout_weights(model, 4, tp_rank))
       for (const LocalWeight::Source& source : weight.sources) by_name[source.parameter] = box_of(source.piece);
     for (const ParamSpec& parameter : parameters_of(model)) {
@@ -136,12 +136,12 @@ TEST_CASE("BACKGROUND B9: experts are consecutive on the expert-parallel ranks, 
   const ParamSpec& gate = find(parameters, ParamRole::expert_gate, 1, 5);
   const ParamSpec& down = find(parameters, ParamRole::expert_down, 1, 5);
   for (std::int64_t rank = 0; rank < 8; ++rank) {
-    const Box box = held_by(layout, model, gate, rank);
+    const Rectangle box = held_by(layout, model, gate, rank);
     if (rank / 2 != 2) CHECK(box.elements() == 0);
-    else CHECK(box == Box{{rank % 2 * 6, rank % 2 * 6 + 6}, {0, 24}});
+    else CHECK(box == Rectangle{{rank % 2 * 6, rank % 2 * 6 + 6}, {0, 24}});
   }
-  CHECK(held_by(layout, model, down, 5) == Box{{0, 24}, {6, 12}});
-  CHECK(held_by(layout, model, find(parameters, ParamRole::router, 1), 6) == Box{{0, 8}, {0, 24}});
+  CHECK(held_by(layout, model, down, 5) == Rectangle{{0, 24}, {6, 12}});
+  CHECK(held_by(layout, model, find(parameters, ParamRole::router, 1), 6) == Rectangle{{0, 8}, {0, 24}});
 }
 
 TEST_CASE("Pipeline stages hold their layers, the ends hold embedding and head, a tied embedding both") {

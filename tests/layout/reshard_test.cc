@@ -26,8 +26,8 @@ std::vector<TensorMove> model_moves(const ModelSpec& model, const Layout& from, 
 
 double gib_of_bf16(std::int64_t elements) { return static_cast<double>(elements) * 2 / (1LL << 30); }
 
-bool inside(const std::vector<Box>& boxes, std::int64_t row, std::int64_t col) {
-  return std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) {
+bool inside(const std::vector<Rectangle>& boxes, std::int64_t row, std::int64_t col) {
+  return std::any_of(boxes.begin(), boxes.end(), [&](const Rectangle& b) {
     return b.rows.begin <= row && row < b.rows.end && b.cols.begin <= col && col < b.cols.end;
   });
 }
@@ -64,7 +64,7 @@ TEST_CASE("One tensor by hand") {
 
 TEST_CASE("Of several holders the nearest sends, and of these the one that sent least") {
   // Ranks 0, 1 on node 0 and 2, 3 on node 1. Ranks 0 and 2 hold the tensor; 1 and 3 need it: each from its own node.
-  const std::vector<Box> all = {{{0, 4}, {0, 4}}};
+  const std::vector<Rectangle> all = {{{0, 4}, {0, 4}}};
   const Reshard near = reshard(std::vector<TensorMove>{{"w", {all, {}, all, {}}, {{}, all, {}, all}}}, 2);
   CHECK(near.sent == std::vector<std::int64_t>{16, 0, 16, 0});
   // One node: ranks 0 and 1 hold, 2 and 3 need: rank 0 serves rank 2, then rank 1, having sent less, serves rank 3.
@@ -125,7 +125,7 @@ TEST_CASE("Carried out on real buffers, FSDP shards become the rollout's packed 
     for (std::int64_t rank = 0; rank < world; ++rank) {
       for (const LocalWeight& weight : rollout_weights(model, tp, rank % tp)) {
         std::vector<std::int64_t> buffer(static_cast<std::size_t>(weight.elements()), -1);
-        const auto fill = [&](const LocalWeight::Source& source, const Box& box) {
+        const auto fill = [&](const LocalWeight::Source& source, const Rectangle& box) {
           const Piece part = cut(source.piece, box);
           for (std::int64_t r = part.row_begin; r < part.row_end; ++r)
             for (std::int64_t c = part.col_begin; c < part.col_end; ++c)
@@ -134,10 +134,11 @@ TEST_CASE("Carried out on real buffers, FSDP shards become the rollout's packed 
         };
         for (const LocalWeight::Source& source : weight.sources) {
           const std::size_t index = tensor.at(source.parameter);
-          const Box wanted = box_of(source.piece);
-          for (const Box& own : moves[index].have[static_cast<std::size_t>(rank)]) {
-            const Box both{{std::max(own.rows.begin, wanted.rows.begin), std::min(own.rows.end, wanted.rows.end)},
-                           {std::max(own.cols.begin, wanted.cols.begin), std::min(own.cols.end, wanted.cols.end)}};
+          const Rectangle wanted = box_of(source.piece);
+          for (const Rectangle& own : moves[index].have[static_cast<std::size_t>(rank)]) {
+            const Rectangle both{
+                {std::max(own.rows.begin, wanted.rows.begin), std::min(own.rows.end, wanted.rows.end)},
+                {std::max(own.cols.begin, wanted.cols.begin), std::min(own.cols.end, wanted.cols.end)}};
             if (both.rows.size() > 0 && both.cols.size() > 0) fill(source, both);
           }
           for (const Transfer& t : result.tensors[index].transfers)
