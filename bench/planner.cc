@@ -22,7 +22,8 @@ void train_530b_on_512(benchmark::State& state) {
   cluster.nodes = 64, cluster.gpus_per_node = 8;
   auto hardware = hardware_for(cluster, catalog_root());
   if (!hardware) throw std::runtime_error(render(hardware.error()));
-  const TrainModel model(gpt_model(105, 20480, 128, 51200, 2048), {.sequence = 2048}, CostModel(*hardware, cluster), {});
+  const TrainModel model(gpt_model(105, 20480, 128, 51200, 2048), {.sequence = 2048}, CostModel(*hardware, cluster),
+                         {});
   const TrainSpace space = default_train_space(model.model(), 512, 8, 2240, TrainEngine::megatron);
   std::int64_t priced = 0;
   for (auto _ : state) {

@@ -1,9 +1,9 @@
 #include "cli/command.h"
 
-#include <cstdio>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
@@ -60,13 +60,18 @@ namespace {
 std::string remedy(const Job& job, const std::vector<LiveBuffer>& live, std::string_view phase) {
   const Scenario& s = job.scenario;
   const std::string top = live.empty() ? "" : live.front().name;
-  if (top.find("kv_cache") != std::string::npos) return fmt::format("lower rollout.memory_fraction (now {}) or rollout.kv_cache_tokens", s.rollout.memory_fraction);
+  if (top.find("kv_cache") != std::string::npos)
+    return fmt::format("lower rollout.memory_fraction (now {}) or rollout.kv_cache_tokens", s.rollout.memory_fraction);
   if (top.find("logits") != std::string::npos)
-    return fmt::format("set train.loss_chunk_tokens to {} (a logits chunk then takes {}), or lower train.micro_batch_tokens (now {})", std::max<std::int64_t>(1, s.train.micro_batch_tokens / 8),
-                       format_bytes(static_cast<double>(live.front().bytes) / 8), s.train.micro_batch_tokens);
-  if (phase == "train" && s.train.recompute != Recompute::full) return "set train.recompute to full, or lower train.micro_batch_tokens";
+    return fmt::format(
+        "set train.loss_chunk_tokens to {} (a logits chunk then takes {}), or lower train.micro_batch_tokens (now {})",
+        std::max<std::int64_t>(1, s.train.micro_batch_tokens / 8),
+        format_bytes(static_cast<double>(live.front().bytes) / 8), s.train.micro_batch_tokens);
+  if (phase == "train" && s.train.recompute != Recompute::full)
+    return "set train.recompute to full, or lower train.micro_batch_tokens";
   if (phase == "sync") return "lower sync.bucket_mib, or set train.offload to sleep";
-  return "add ranks (train.layout.dp), lower train.micro_batch_tokens or rollout.memory_fraction, or use a larger device";
+  return "add ranks (train.layout.dp), lower train.micro_batch_tokens or rollout.memory_fraction, or use a larger "
+         "device";
 }
 
 }  // namespace
@@ -75,17 +80,24 @@ std::optional<Diagnostic> fit_error(const Job& job) {
   const FitReport fit = check_fit(job.plan);
   if (fit.fits) return std::nullopt;
   const std::string phase = fit.phase >= 0 ? job.plan.phases[static_cast<std::size_t>(fit.phase)].name : "?";
-  Diagnostic d{.code = "E301",
-               .message = fmt::format("the plan does not fit: rank {} needs {} of {} {} memory in phase {}", fit.worst_rank, format_bytes(static_cast<double>(fit.mapped_peak_bytes + fit.overhead_bytes)), format_bytes(static_cast<double>(fit.capacity_bytes)), name_of(fit.space), phase),
-               .where = {},
-               .notes = {},
-               .help = {}};
+  Diagnostic d{
+      .code = "E301",
+      .message = fmt::format("the plan does not fit: rank {} needs {} of {} {} memory in phase {}", fit.worst_rank,
+                             format_bytes(static_cast<double>(fit.mapped_peak_bytes + fit.overhead_bytes)),
+                             format_bytes(static_cast<double>(fit.capacity_bytes)), name_of(fit.space), phase),
+      .where = {},
+      .notes = {},
+      .help = {}};
   const auto live = live_at_peak(job.plan, fit.worst_rank);
   std::string largest;
-  for (std::size_t i = 0; i < std::min<std::size_t>(4, live.size()); ++i) largest += fmt::format("{}{} {} ({})", i ? ", " : "largest at the peak: ", live[i].name, format_bytes(static_cast<double>(live[i].bytes)), name_of(live[i].category));
+  for (std::size_t i = 0; i < std::min<std::size_t>(4, live.size()); ++i)
+    largest += fmt::format("{}{} {} ({})", i ? ", " : "largest at the peak: ", live[i].name,
+                           format_bytes(static_cast<double>(live[i].bytes)), name_of(live[i].category));
   if (!largest.empty()) d.notes.push_back(largest);
-  d.notes.push_back(fmt::format("short by {}", format_bytes(static_cast<double>(fit.mapped_peak_bytes + fit.overhead_bytes - fit.capacity_bytes))));
-  d.help = fit.space == Space::host ? "raise cluster.host_memory_gib, or set train.offload to none" : remedy(job, live, phase);
+  d.notes.push_back(fmt::format("short by {}", format_bytes(static_cast<double>(
+                                                   fit.mapped_peak_bytes + fit.overhead_bytes - fit.capacity_bytes))));
+  d.help = fit.space == Space::host ? "raise cluster.host_memory_gib, or set train.offload to none"
+                                    : remedy(job, live, phase);
   return d;
 }
 
@@ -95,7 +107,9 @@ namespace {
 
 struct ModelCost final : OpCost {
   explicit ModelCost(const CostModel& m) : model(m) {}
-  std::int64_t nanoseconds(const Plan& plan, Rank rank, const Op& op, const Args& args) const override { return model.op_nanoseconds(plan, rank, op, args.sizes); }
+  std::int64_t nanoseconds(const Plan& plan, Rank rank, const Op& op, const Args& args) const override {
+    return model.op_nanoseconds(plan, rank, op, args.sizes);
+  }
   const CostModel& model;
 };
 
@@ -122,8 +136,11 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   return execute(job.plan, backend, **driver, run);
 }
 
-Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& trace, const Trace* predicted, const std::string& calibration) {
-  const auto write = [](const std::filesystem::path& path, const std::string& text) { return write_file_atomic(path, text); };
+Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& trace, const Trace* predicted,
+                        const std::string& calibration) {
+  const auto write = [](const std::filesystem::path& path, const std::string& text) {
+    return write_file_atomic(path, text);
+  };
   if (auto s = write(folder.scenario(), resolved_yaml(job.scenario)); !s) return s;
   if (auto s = write(folder.plan(), plan_to_json(job.plan)); !s) return s;
   if (auto s = write(folder.trace(), trace_to_json(trace, job.hash)); !s) return s;
@@ -132,7 +149,11 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& tr
   if (auto s = write(folder.summary(), summarize(job.plan, job.scenario, trace).dump(1) + "\n"); !s) return s;
   if (auto s = write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, trace)); !s) return s;
   if (auto s = write(folder.chrome_trace(), chrome_trace(job.plan, trace)); !s) return s;
-  return write(folder.report(), html_report({.plan = job.plan, .scenario = job.scenario, .trace = trace, .predicted = predicted, .calibration = calibration}));
+  return write(folder.report(), html_report({.plan = job.plan,
+                                             .scenario = job.scenario,
+                                             .trace = trace,
+                                             .predicted = predicted,
+                                             .calibration = calibration}));
 }
 
 Result<LoadedRun> read_run_folder(const RunFolder& folder) {

@@ -1,5 +1,5 @@
-// What the subcommands share: options, exit codes, and how results and diagnostics reach the user. Results go to stdout,
-// narration and errors to stderr.
+// What the subcommands share: options, exit codes, and how results and diagnostics reach the user. Results go to
+// stdout, narration and errors to stderr.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -46,7 +46,8 @@ struct ScenarioOptions {
 };
 void add_scenario_options(CLI::App&, ScenarioOptions&);
 
-/// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3, else 2.
+/// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3,
+/// else 2.
 int report_errors(const Diagnostics&);
 
 /// Loads and lowers; prints what is wrong. On failure `code` holds the exit code.
@@ -60,8 +61,8 @@ std::optional<Job> load_job(const ScenarioOptions&, int& code);
 /// E301 with the largest tensors and what to change, when the plan does not fit.
 std::optional<Diagnostic> fit_error(const Job&);
 
-/// Simulates all ranks; lengths drawn, or those recorded in a run folder. `enforce_capacity` off shows by how much a plan
-/// does not fit.
+/// Simulates all ranks; lengths drawn, or those recorded in a run folder. `enforce_capacity` off shows by how much a
+/// plan does not fit.
 struct SimulateOptions {
   std::filesystem::path recorded_lengths;
   std::int32_t span_steps = 2;
@@ -86,7 +87,8 @@ struct RunFolder {
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
 /// Writes everything but checkpoints and lengths; `predicted` may be null.
-Status write_run_folder(const RunFolder&, const Job&, const Trace&, const Trace* predicted, const std::string& calibration);
+Status write_run_folder(const RunFolder&, const Job&, const Trace&, const Trace* predicted,
+                        const std::string& calibration);
 
 /// A run folder read back.
 struct LoadedRun {

@@ -1,9 +1,11 @@
-#include <CLI/CLI.hpp>
+#include "trace/compare.h"
+
 #include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "trace/compare.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -21,13 +23,20 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
     auto loaded = read_run_folder({o.other});
     if (!loaded) return tl::unexpected(loaded.error());
     if (loaded->job.hash != run.job.hash)
-      return fail(Diagnostic{.code = "E511", .message = "the two run folders are of different plans", .where = {o.other}, .notes = {fmt::format("{} has plan {}, {} has {}", o.folder, run.job.hash, o.other, loaded->job.hash)}, .help = "compare runs of one plan; `hotbunk plan --print` shows what each does"});
+      return fail(Diagnostic{
+          .code = "E511",
+          .message = "the two run folders are of different plans",
+          .where = {o.other},
+          .notes = {fmt::format("{} has plan {}, {} has {}", o.folder, run.job.hash, o.other, loaded->job.hash)},
+          .help = "compare runs of one plan; `hotbunk plan --print` shows what each does"});
     return std::move(loaded->trace);
   }
   const auto hardware = hardware_of(run.job.scenario);
   if (!hardware) return tl::unexpected(hardware.error());
   const std::filesystem::path lengths = RunFolder{o.folder}.lengths();
-  return simulate_job(run.job, *hardware, {.recorded_lengths = std::filesystem::exists(lengths) ? lengths : std::filesystem::path{}, .enforce_capacity = false});
+  return simulate_job(run.job, *hardware,
+                      {.recorded_lengths = std::filesystem::exists(lengths) ? lengths : std::filesystem::path{},
+                       .enforce_capacity = false});
 }
 
 int run(const Options& o) {
@@ -39,7 +48,9 @@ int run(const Options& o) {
   const bool within = o.max_error <= 0.0 || std::abs(c.iteration_error) <= o.max_error;
   if (o.json) fmt::print("{}\n", comparison_to_json(c).dump(1));
   else fmt::print("{}", render_comparison(c, use_colour()));
-  if (!o.json && !within) fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error, 100 * o.max_error);
+  if (!o.json && !within)
+    fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,
+               100 * o.max_error);
   if (!o.json) fmt::print("Next: hotbunk report {}\n", o.folder);
   return c.equal && within ? exit_done : exit_no;
 }
@@ -48,7 +59,8 @@ int run(const Options& o) {
 
 void add_compare(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
+  CLI::App* sub = app.add_subcommand(
+      "compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
   sub->add_option("folder", o->folder, "run folder of a measured run")->required();
   sub->add_option("other", o->other, "another run folder of the same plan (default: simulate with the run's lengths)");
   sub->add_option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction");

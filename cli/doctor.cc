@@ -1,9 +1,9 @@
 // doctor: what this machine is, and whether a CPU run would work here.
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/arena.h"
@@ -26,7 +26,8 @@ struct Finding {
 
 Finding check_catalog() {
   const auto models = catalog_names("models"), gpus = catalog_names("gpus");
-  return {"catalogue", fmt::format("{} models, {} GPUs in {}", models.size(), gpus.size(), catalog_root().string()), !models.empty() && !gpus.empty(), "set HOTBUNK_CATALOG to the folder scenarios/catalog"};
+  return {"catalogue", fmt::format("{} models, {} GPUs in {}", models.size(), gpus.size(), catalog_root().string()),
+          !models.empty() && !gpus.empty(), "set HOTBUNK_CATALOG to the folder scenarios/catalog"};
 }
 
 /// Maps, touches and returns memory as a sleeping rank does.
@@ -39,7 +40,10 @@ Finding check_arena(bool shared) {
     const std::int64_t awake = arena.resident_bytes();
     arena.unmap(0, bytes);
     const std::int64_t asleep = arena.resident_bytes();
-    return {what, fmt::format("{} resident when mapped, {} when returned", format_bytes(static_cast<double>(awake)), format_bytes(static_cast<double>(asleep))), awake == bytes && asleep == 0, "sleeping would not give memory back on this kernel"};
+    return {what,
+            fmt::format("{} resident when mapped, {} when returned", format_bytes(static_cast<double>(awake)),
+                        format_bytes(static_cast<double>(asleep))),
+            awake == bytes && asleep == 0, "sleeping would not give memory back on this kernel"};
   } catch (const std::exception& e) {
     return {what, e.what(), false, "allow memfd_create and mmap for this process"};
   }
@@ -49,7 +53,10 @@ Finding check_launch() {
   auto env = launch_env(process_env);
   if (!env) return {"launch variables", render(env.error()), false, "fix or unset them"};
   if (!*env) return {"launch variables", "none: `hotbunk run` starts local ranks itself", true, ""};
-  return {"launch variables", fmt::format("{}: rank {} of {}, master {}:{}", (*env)->source, (*env)->rank, (*env)->world_size, (*env)->master_addr, (*env)->master_port), true, ""};
+  return {"launch variables",
+          fmt::format("{}: rank {} of {}, master {}:{}", (*env)->source, (*env)->rank, (*env)->world_size,
+                      (*env)->master_addr, (*env)->master_port),
+          true, ""};
 }
 
 /// Two ranks that meet and exchange a number.
@@ -64,7 +71,8 @@ Finding check_two_ranks() {
     world.leave();
     return sum == 2.0f ? 0 : 3;
   });
-  return {"two local ranks", result.exit_code == 0 ? "met, and added 1 + 1" : result.message, result.exit_code == 0, "check that loopback sockets and shared memory are allowed"};
+  return {"two local ranks", result.exit_code == 0 ? "met, and added 1 + 1" : result.message, result.exit_code == 0,
+          "check that loopback sockets and shared memory are allowed"};
 }
 
 int run(bool json) {
@@ -83,8 +91,11 @@ int run(bool json) {
   nlohmann::ordered_json document = {{"schema", "hotbunk.doctor/1"}, {"checks", nlohmann::ordered_json::array()}};
   for (const Finding& f : findings) {
     good = good && f.good;
-    document["checks"].push_back({{"what", f.what}, {"found", f.found}, {"good", f.good}, {"help", f.good ? "" : f.help}});
-    if (!json) fmt::print("{:<4} {:<22} {}{}\n", f.good ? "ok" : "BAD", f.what, f.found, f.good || f.help.empty() ? "" : "  -> " + f.help);
+    document["checks"].push_back(
+        {{"what", f.what}, {"found", f.found}, {"good", f.good}, {"help", f.good ? "" : f.help}});
+    if (!json)
+      fmt::print("{:<4} {:<22} {}{}\n", f.good ? "ok" : "BAD", f.what, f.found,
+                 f.good || f.help.empty() ? "" : "  -> " + f.help);
   }
   document["good"] = good;
   if (json) fmt::print("{}\n", document.dump(1));
@@ -96,7 +107,8 @@ int run(bool json) {
 
 void add_doctor(CLI::App& app, Action& action) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* sub = app.add_subcommand("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
+  CLI::App* sub =
+      app.add_subcommand("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
   sub->add_flag("--json", *json, "one JSON document on stdout, nothing else there");
   sub->callback([json, &action] { action = [json] { return run(*json); }; });
 }

@@ -1,9 +1,8 @@
-#include <cstdio>
-
-#include <memory>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
+#include <memory>
 
 #include "cli/command.h"
 #include "planner/answers.h"
@@ -23,7 +22,8 @@ int search_layouts(const ScenarioPricer& pricer) {
   options.device_bytes = pricer.rl().setting().device_bytes;
   options.host_bytes = pricer.rl().setting().host_bytes;
   const RlSearch found = search_rl(pricer.rl(), default_rl_space(pricer.scenario()), options);
-  fmt::print("\nLayouts of these {} ranks, fastest iteration first\n{}", pricer.scenario().cluster.ranks(), render(found));
+  fmt::print("\nLayouts of these {} ranks, fastest iteration first\n{}", pricer.scenario().cluster.ranks(),
+             render(found));
   return found.best.empty() ? exit_no : exit_done;
 }
 
@@ -48,10 +48,10 @@ int run(const Options& o) {
   if (o.smallest) {
     const auto small = smallest_cluster(*scenario, catalog_root());
     if (!small) return report_errors(small.error());
-    if (small->nodes == 0)
-      fmt::print("\nNo cluster of up to 1024 such nodes holds it: {}\n", small->search.reason);
+    if (small->nodes == 0) fmt::print("\nNo cluster of up to 1024 such nodes holds it: {}\n", small->search.reason);
     else
-      fmt::print("\nSmallest cluster: {} node{}\n{}", small->nodes, small->nodes == 1 ? "" : "s", render(small->search));
+      fmt::print("\nSmallest cluster: {} node{}\n{}", small->nodes, small->nodes == 1 ? "" : "s",
+                 render(small->search));
     code = small->nodes == 0 ? exit_no : exit_done;
   }
   std::fflush(stdout);
@@ -63,7 +63,8 @@ int run(const Options& o) {
 
 void add_explain(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
+  CLI::App* sub =
+      app.add_subcommand("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
   add_scenario_options(*sub, o->scenario);
   sub->add_flag("--search", o->search, "also search training, rollout, sync and sleep together on these ranks");
   sub->add_flag("--sensitivity", o->sensitivity, "also the effect of 10 % on each number of hardware and workload");

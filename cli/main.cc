@@ -1,8 +1,7 @@
 // hotbunk: plan, simulate and run colocated RL post-training. One file per subcommand; this one only finds it.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
-
-#include <CLI/CLI.hpp>
 
 #include "cli/command.h"
 
@@ -33,7 +32,8 @@ int main(int argc, char** argv) {
   try {
     return action();
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "error[E699]: %s\n   = help: this is a fault of hotbunk; please report it with the scenario\n", e.what());
+    std::fprintf(stderr, "error[E699]: %s\n   = help: this is a fault of hotbunk; please report it with the scenario\n",
+                 e.what());
     return exit_runtime;
   }
 }

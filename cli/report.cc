@@ -1,5 +1,6 @@
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
@@ -30,12 +31,18 @@ int run(const Options& o) {
   }
   const auto hardware = hardware_of(loaded->job.scenario);
   if (!hardware) return report_errors(hardware.error());
-  if (auto s = write_run_folder(folder, loaded->job, loaded->trace, predicted ? &*predicted : nullptr, hardware->source); !s) return report_errors(s.error());
+  if (auto s =
+          write_run_folder(folder, loaded->job, loaded->trace, predicted ? &*predicted : nullptr, hardware->source);
+      !s)
+    return report_errors(s.error());
   if (!o.snapshot.empty())
-    if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s) return report_errors(s.error());
+    if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s)
+      return report_errors(s.error());
   const auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
   if (o.json) fmt::print("{}\n", summary.dump(1));
-  else fmt::print("{}Report: {}\nNext: hotbunk compare {}\n", render_summary(summary, use_colour()), folder.report().string(), o.folder);
+  else
+    fmt::print("{}Report: {}\nNext: hotbunk compare {}\n", render_summary(summary, use_colour()),
+               folder.report().string(), o.folder);
   return exit_done;
 }
 
@@ -43,7 +50,8 @@ int run(const Options& o) {
 
 void add_report(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("report", "write the HTML report, Perfetto trace and summary of a run folder again");
+  CLI::App* sub =
+      app.add_subcommand("report", "write the HTML report, Perfetto trace and summary of a run folder again");
   sub->add_option("folder", o->folder, "run folder of `run` or `simulate --out`")->required();
   sub->add_option("--memory-snapshot", o->snapshot, "also write a pickle for PyTorch's memory viewer there");
   sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");

@@ -1,7 +1,7 @@
-#include <cstdio>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
@@ -24,14 +24,16 @@ int run(const Options& o) {
   const auto hardware = hardware_of(job->scenario);
   if (!hardware) return report_errors(hardware.error());
   const auto error = fit_error(*job);
-  const auto trace = simulate_job(*job, *hardware, {.recorded_lengths = o.lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  const auto trace = simulate_job(
+      *job, *hardware, {.recorded_lengths = o.lengths, .span_steps = o.span_steps, .enforce_capacity = false});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
   if (o.scenario.json) fmt::print("{}\n", summary.dump(1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   std::fflush(stdout);
   if (!o.out.empty()) {
-    if (auto s = write_run_folder({o.out}, *job, *trace, nullptr, hardware->source); !s) return report_errors(s.error());
+    if (auto s = write_run_folder({o.out}, *job, *trace, nullptr, hardware->source); !s)
+      return report_errors(s.error());
     if (!o.scenario.json) fmt::print("Report: {}/report.html\n", o.out);
   }
   if (error) {
@@ -46,11 +48,13 @@ int run(const Options& o) {
 
 void add_simulate(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
+  CLI::App* sub =
+      app.add_subcommand("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
   add_scenario_options(*sub, o->scenario);
   sub->add_option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
   sub->add_option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(CLI::NonNegativeNumber);
+  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")
+      ->check(CLI::NonNegativeNumber);
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }
 

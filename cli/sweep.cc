@@ -1,9 +1,8 @@
-#include <cstdio>
-
-#include <memory>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
+#include <memory>
 
 #include "base/file.h"
 #include "cli/command.h"
@@ -24,10 +23,8 @@ int run(const Options& o) {
   Diagnostics errors;
   for (const std::string& text : o.vary) {
     auto axis = parse_axis(text);
-    if (axis)
-      axes.push_back(std::move(*axis));
-    else
-      errors.insert(errors.end(), axis.error().begin(), axis.error().end());
+    if (axis) axes.push_back(std::move(*axis));
+    else errors.insert(errors.end(), axis.error().begin(), axis.error().end());
   }
   if (!errors.empty()) return report_errors(errors);
   const auto rows = sweep(o.scenario.path, o.scenario.sets, axes, catalog_root());
@@ -50,7 +47,9 @@ void add_sweep(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("sweep", "price a grid of scenarios: one line per point, as CSV or JSON");
   add_scenario_options(*sub, o->scenario);
-  sub->add_option("--vary", o->vary, "key=a,b,c or key=first..last:step (repeatable: the grid)")->required()->allow_extra_args(false);
+  sub->add_option("--vary", o->vary, "key=a,b,c or key=first..last:step (repeatable: the grid)")
+      ->required()
+      ->allow_extra_args(false);
   sub->add_option("--out", o->out, "write to this file instead of stdout");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }

@@ -1,12 +1,12 @@
-#include <cstdio>
+#include "planner/validate.h"
 
-#include <memory>
-
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
 #include "cli/command.h"
-#include "planner/validate.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {
@@ -41,7 +41,8 @@ int run(const Options& o) {
 
 void add_validate(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("validate", "predict published measurements and say how wrong the predictions are");
+  CLI::App* sub =
+      app.add_subcommand("validate", "predict published measurements and say how wrong the predictions are");
   sub->add_option("--data", o->data, "folder of tables with the names and columns of data/published");
   sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
   sub->add_flag("--rows", o->rows, "every row, not only the tables' figures");

@@ -113,8 +113,9 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
                          {"tokens", "most probable ones sampled from; 0 = all"}));
   keys.push_back(
       boolean("rollout.sleep", HB_FIELD(rollout.sleep), {"", "give weights and KV cache back while training runs"}));
-  keys.push_back(integer("rollout.sleep_level", HB_FIELD(rollout.sleep_level), 1, 2,
-                         {"", "1: weights to the host, KV dropped; 2: both dropped, the next sync brings the weights"}));
+  keys.push_back(
+      integer("rollout.sleep_level", HB_FIELD(rollout.sleep_level), 1, 2,
+              {"", "1: weights to the host, KV dropped; 2: both dropped, the next sync brings the weights"}));
 
   keys.push_back(choice("sync.mode", HB_FIELD(sync.mode), {"", "how weights travel from training to rollout"}));
   keys.push_back(bytes("sync.bucket_mib", HB_FIELD(sync.bucket_bytes), mib, 1.0 / 1024, 1 << 20,

@@ -38,7 +38,8 @@ inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes, std::i
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
       for (const Box& b : op.boxes)
-        if (b.peer >= 0 && b.peer != index) bytes += b.rows * b.cols * size_of(op.inputs.at(static_cast<std::size_t>(b.input)).dtype);
+        if (b.peer >= 0 && b.peer != index)
+          bytes += b.rows * b.cols * size_of(op.inputs.at(static_cast<std::size_t>(b.input)).dtype);
       return bytes;
     }
     default:

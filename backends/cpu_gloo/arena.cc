@@ -55,8 +55,8 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
                                        bytes_text(options_.reserve_bytes), std::strerror(error)));
     }
   }
-  // Addresses that nobody may touch on both sides: a VMA of the arena then never merges with a neighbour's, and what the
-  // kernel counts for it is ours alone. Aligned to huge pages.
+  // Addresses that nobody may touch on both sides: a VMA of the arena then never merges with a neighbour's, and what
+  // the kernel counts for it is ours alone. Aligned to huge pages.
   guarded_bytes_ = bytes + 2 * static_cast<std::size_t>(huge_page_bytes);
   guarded_ = mmap(nullptr, guarded_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* p = guarded_;

@@ -117,7 +117,8 @@ TEST_CASE("the same scenario gives the same plan, simulation and run, bit for bi
   const std::string first = run("twice1", "");
   CHECK(first == run("twice2", ""));
   // Over sockets as over shared memory: sums run in rank order on both.
-  CHECK(run("twice3", "--set sync.transport=collective") == run("twice4", "--set sync.transport=collective --transport gloo"));
+  CHECK(run("twice3", "--set sync.transport=collective") ==
+        run("twice4", "--set sync.transport=collective --transport gloo"));
 }
 
 TEST_CASE("a plan that does not fit is refused, and the arena enforces the same number") {
