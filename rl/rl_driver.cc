@@ -109,7 +109,7 @@ void RlDriver::judge(std::int32_t step, Rollout& r) {
     const TokenSequence& s = r.samples.sequences[i];
     const auto response = std::span(s.tokens).subspan(static_cast<std::size_t>(s.prompt_tokens));
     const auto& answer = r.problems[i / static_cast<std::size_t>(per_prompt)].answer;
-    rewards.push_back(Task::reward(response, answer));
+    rewards.push_back(task_.reward(response, answer));
     exact += std::ranges::equal(response, answer) ? 1.0 : 0.0;
   }
   r.samples.advantages = group_advantages(rewards, per_prompt, scenario().algorithm.normalize_std);

@@ -16,10 +16,11 @@
 namespace hotbunk {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, TaskName>, 4> names{{{"digit_sum", TaskName::digit_sum},
+constexpr std::array<std::pair<std::string_view, TaskName>, 5> names{{{"digit_sum", TaskName::digit_sum},
                                                                       {"sort", TaskName::sort},
                                                                       {"reverse", TaskName::reverse},
-                                                                      {"add", TaskName::add}}};
+                                                                      {"add", TaskName::add},
+                                                                      {"parity", TaskName::parity}}};
 constexpr std::int64_t max_digits = 9;  // a sum of ten-digit numbers is of no use to so small a model
 constexpr double partial_credit = 0.8;  // the rest is for an exact response
 
@@ -119,6 +120,8 @@ std::int64_t Task::answer_tokens() const {
       return decimal_digits(9 * digits_) + 1;
     case TaskName::add:
       return digits_ + 2;
+    case TaskName::parity:
+      return 2;
     case TaskName::sort:
     case TaskName::reverse:
       break;
@@ -158,6 +161,11 @@ Problem Task::problem(std::int64_t seed, std::int32_t step, std::int64_t index) 
       answer = sum_of(first, second);
       break;
     }
+    case TaskName::parity: {
+      const std::int32_t sum = std::accumulate(first.begin(), first.end(), 0);
+      answer = {(token::digit0 + sum) % 2};  // the id digit0 + d has the parity asked for
+      break;
+    }
   }
   p.prompt.push_back(token::equals);
   append(p.answer, answer);
@@ -165,7 +173,14 @@ Problem Task::problem(std::int64_t seed, std::int32_t step, std::int64_t index) 
   return p;
 }
 
-double Task::reward(std::span<const std::int32_t> response, std::span<const std::int32_t> answer) {
+double Task::reward(std::span<const std::int32_t> response, std::span<const std::int32_t> answer) const {
+  if (name_ == TaskName::parity) {
+    const auto tokens =
+        response.first(static_cast<std::size_t>(std::ranges::find(response, token::eos) - response.begin()));
+    if (tokens.empty()) return 0.0;
+    const auto right = std::ranges::count_if(tokens, [&](std::int32_t t) { return t % 2 == answer[0] % 2; });
+    return static_cast<double>(right) / static_cast<double>(tokens.size());
+  }
   std::size_t right = 0;
   for (std::size_t i = 0; i < std::min(response.size(), answer.size()); ++i) right += response[i] == answer[i] ? 1 : 0;
   const bool exact = right == answer.size() && response.size() == answer.size();
@@ -175,6 +190,7 @@ double Task::reward(std::span<const std::int32_t> response, std::span<const std:
 
 double Task::chance_reward(std::int64_t vocab) const {
   const auto v = static_cast<double>(vocab);
+  if (name_ == TaskName::parity) return (v - 1.0) / (2.0 * v);
   const auto n = static_cast<double>(answer_tokens());
   const double survives = (v - 1.0) / v;
   double places = 0.0;

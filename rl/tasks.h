@@ -8,6 +8,9 @@
 //   reverse    d digits                -> the same digits, last first
 //   add        d digits '+' d digits   -> the sum, d + 1 digits. Numbers are written least significant digit first, so
 //                                         that the carry runs in the direction of generation.
+//   parity     d digits                -> any tokens whose ids are all even, or all odd, as the digits' sum is. Half of
+//                                         all tokens are right by chance in any vocabulary: rewards that differ, and so
+//                                         gradients, even from a large model with random weights.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -24,11 +27,11 @@ namespace token {
 inline constexpr std::int32_t pad = 0, bos = 1, eos = 2, equals = 3, plus = 4, digit0 = 5, count = 15;
 }  // namespace token
 
-enum class TaskName : std::uint8_t { digit_sum, sort, reverse, add };
+enum class TaskName : std::uint8_t { digit_sum, sort, reverse, add, parity };
 std::string_view name_of(TaskName);
 std::vector<std::string> task_names();
 
-/// A prompt and the one right response (EOS included).
+/// A prompt and the right response (EOS included); of `parity` the shortest of them.
 struct Problem {
   std::vector<std::int32_t> prompt, answer;
 };
@@ -47,11 +50,13 @@ class Task {
 
   /// In [0, 1]: 0.8 * fraction of the answer's tokens (EOS included) that stand at their place, + 0.2 when the response
   /// is exactly the answer. The partial credit gives a gradient from the first step, the bonus makes exactness worth
-  /// its last token.
-  static double reward(std::span<const std::int32_t> response, std::span<const std::int32_t> answer);
+  /// its last token. `parity`: the share of the response's tokens before EOS whose id has the answer's parity; 0 if
+  /// none.
+  double reward(std::span<const std::int32_t> response, std::span<const std::int32_t> answer) const;
 
   /// Expected reward of tokens drawn uniformly from `vocab` ids until EOS, for an answer of n tokens with one EOS at
   /// its end. The place i is reached, and right, with probability ((V-1)/V)^i / V; all n are with V^-n.
+  /// `parity`: over both parities the V - 1 ids beside EOS are right once, so (V-1)/2V.
   double chance_reward(std::int64_t vocab) const;
 
  private:

@@ -119,7 +119,7 @@ struct WorkloadSpec {
 
 /// What a real run learns from: a built-in verifiable task, or token ids from a JSONL file (SFT).
 struct TaskSpec {
-  std::string name;         // "": none (simulation only); digit_sum | sort | reverse | add …
+  std::string name;         // "": none (simulation only); digit_sum | sort | reverse | add | parity
   std::int64_t digits = 4;  // size of a problem
   std::string data;         // SFT: path of JSONL, one array of token ids per line
   bool operator==(const TaskSpec&) const = default;

@@ -50,6 +50,7 @@ TEST_CASE("the answer of every task solves its problem") {
       CHECK((p.prompt.front() == token::bos && p.prompt.back() == token::equals && p.answer.back() == token::eos));
       const Ids in = digits_in(p.prompt), out = digits_in(p.answer);
       if (name == "digit_sum") CHECK(out[0] * 10 + out[1] == in[0] + in[1] + in[2]);
+      if (name == "parity") CHECK(p.answer[0] % 2 == (in[0] + in[1] + in[2]) % 2);
       if (name == "reverse") CHECK(out == Ids(in.rbegin(), in.rend()));
       if (name == "sort") {
         CHECK(std::is_sorted(out.begin(), out.end()));
@@ -74,13 +75,15 @@ TEST_CASE("problems depend on seed, step and index, and on nothing else") {
 }
 
 TEST_CASE("a reward is 0.8 of the places that are right, and 0.2 for exactness") {
+  const auto task = Task::create(scenario_of("sort", 3));
+  REQUIRE(task);
   const Ids answer{5, 6, 7, 2};
-  CHECK(Task::reward(answer, answer) == Approx(1.0));
-  CHECK(Task::reward(Ids{5, 6, 9, 2}, answer) == Approx(0.6));     // 3 of 4 places
-  CHECK(Task::reward(Ids{5, 6}, answer) == Approx(0.4));           // ended early
-  CHECK(Task::reward(Ids{5, 6, 7, 9}, answer) == Approx(0.6));     // did not end
-  CHECK(Task::reward(Ids{5, 6, 7, 2, 2}, answer) == Approx(0.8));  // went on: not exact
-  CHECK(Task::reward(Ids{}, answer) == 0.0);
+  CHECK(task->reward(answer, answer) == Approx(1.0));
+  CHECK(task->reward(Ids{5, 6, 9, 2}, answer) == Approx(0.6));     // 3 of 4 places
+  CHECK(task->reward(Ids{5, 6}, answer) == Approx(0.4));           // ended early
+  CHECK(task->reward(Ids{5, 6, 7, 9}, answer) == Approx(0.6));     // did not end
+  CHECK(task->reward(Ids{5, 6, 7, 2, 2}, answer) == Approx(0.8));  // went on: not exact
+  CHECK(task->reward(Ids{}, answer) == 0.0);
 }
 
 TEST_CASE("the chance level is the mean reward over all responses") {
@@ -91,8 +94,24 @@ TEST_CASE("the chance level is the mean reward over all responses") {
   double sum = 0.0;
   const Ids answer{7, token::eos};
   for (std::int32_t a = 0; a < 16; ++a)
-    for (std::int32_t b = 0; b < 16; ++b) sum += Task::reward(a == token::eos ? Ids{a} : Ids{a, b}, answer);
+    for (std::int32_t b = 0; b < 16; ++b) sum += task->reward(a == token::eos ? Ids{a} : Ids{a, b}, answer);
   CHECK(task->chance_reward(16) == Approx(sum / 256.0));
+}
+
+TEST_CASE("parity rewards the share of tokens with the right parity, at any vocabulary") {
+  const auto task = Task::create(scenario_of("parity", 3));
+  REQUIRE(task);
+  const Ids even{6, token::eos}, odd{5, token::eos};
+  CHECK(task->reward(even, even) == 1.0);
+  CHECK(task->reward(Ids{4, 7, 100'000, 9, token::eos}, even) == 0.5);
+  CHECK(task->reward(Ids{4, 7, 100'000, 9}, odd) == 0.5);  // did not end: what is there counts
+  CHECK(task->reward(Ids{token::eos}, even) == 0.0);       // EOS itself earns nothing, though it is even
+  // Brute force over two draws of 16 ids and both parities; EOS ends the response.
+  double sum = 0.0;
+  for (const Ids& answer : {even, odd})
+    for (std::int32_t a = 0; a < 16; ++a)
+      for (std::int32_t b = 0; b < 16; ++b) sum += task->reward(Ids{a, b}, answer);
+  CHECK(task->chance_reward(16) == Approx(sum / 512.0));
 }
 
 TEST_CASE("tasks that do not exist or do not fit are refused") {
