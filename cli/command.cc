@@ -11,10 +11,10 @@
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
 #include "lowering/lower.h"
-#include "planner/cost_model.h"
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
 #include "reports/metrics_jsonl.h"
+#include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -102,18 +102,6 @@ std::optional<Diagnostic> fit_error(const Job& job) {
 }
 
 Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s.cluster, catalog_root()); }
-
-namespace {
-
-struct ModelCost final : OpCost {
-  explicit ModelCost(const CostModel& m) : model(m) {}
-  std::int64_t nanoseconds(const Plan& plan, Rank rank, const Op& op, const Args& args) const override {
-    return model.op_nanoseconds(plan, rank, op, args.sizes);
-  }
-  const CostModel& model;
-};
-
-}  // namespace
 
 Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const SimulateOptions& options) {
   std::optional<std::vector<SampleLengths>> recorded;
