@@ -1,7 +1,9 @@
 #include "spec/model_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -214,18 +216,29 @@ class ConfigReader {
     m.rope_theta = number("rope_theta", m.rope_theta);
     if (!(m.rope_theta > 0)) report("E411", key, "rope_theta must be greater than 0");
     std::string type = "default";
-    for (const char* spelling : {"type", "rope_type"})
-      if (rope->contains(spelling) && (*rope)[spelling].is_string()) type = (*rope)[spelling].get<std::string>();
+    for (const char* spelling : {"type", "rope_type"}) {
+      const auto at = rope->find(spelling);
+      if (at == rope->end() || at->is_null()) continue;
+      if (at->is_string()) type = at->get<std::string>();
+      else report("E411", key, fmt::format("{} is {}, expected a string", spelling, describe_json(*at)));
+    }
     if (type == "default") return;
-    if (type.size() > 32) {
-      report("E412", key, "rope_type is not known");
+    // Hugging Face's ROPE_INIT_FUNCTIONS.
+    const std::vector<std::string> known = {"default", "linear", "dynamic", "yarn", "longrope", "llama3"};
+    if (std::ranges::find(known, type) == known.end()) {
+      const std::string nearest = nearest_name(type, known);
+      report("E412", key, fmt::format("rope_type \"{}\" is not known", type.substr(0, 100)),
+             {fmt::format("known: {}", fmt::join(known, ", "))},
+             nearest.empty() ? "" : fmt::format("did you mean \"{}\"?", nearest));
       return;
     }
     RopeScaling scaling;
     scaling.type = type;
     scaling.factor = number("factor", 1.0);
-    scaling.low_freq_factor = number("low_freq_factor", 1.0);
-    scaling.high_freq_factor = number("high_freq_factor", 4.0);
+    if (type == "llama3") {
+      scaling.low_freq_factor = number("low_freq_factor", 1.0);
+      scaling.high_freq_factor = number("high_freq_factor", 4.0);
+    }
     scaling.original_max_position = static_cast<int64_t>(
         std::min(number("original_max_position_embeddings", 8192.0), static_cast<double>(max_tokens)));
     m.rope_scaling = scaling;
