@@ -171,6 +171,8 @@ class Loader {
   void load_gpu_base(YamlNode& root) {
     YamlNode* cluster = root.find("cluster");
     YamlNode* gpu = cluster == nullptr ? nullptr : cluster->find("gpu");
+    if (YamlNode* devices = cluster == nullptr ? nullptr : cluster->find("gpus_per_node"))
+      if (double n = 0; parse_number(*devices, n) && n >= 1 && n <= 4096) local_devices_ = std::floor(n);
     if (gpu == nullptr || gpu->kind == YamlNode::Kind::null) return load_gpu("local-cpu", {file_});
     if (gpu->kind == YamlNode::Kind::scalar) return load_gpu(gpu->text, gpu->where);
     if (const YamlNode* base = gpu->find("base"); base != nullptr && base->kind == YamlNode::Kind::scalar)
@@ -204,18 +206,21 @@ class Loader {
     if (scenario_.cluster.gpu.is_cpu && name == "local-cpu") scale_to_local_machine();
   }
 
-  /// The catalogue states one core; the machine says how many there are and how much memory.
+  /// The catalogue states one core; the machine says how many there are and how much memory. Devices of one machine
+  /// (gpus_per_node > 1) have equal parts of both.
   void scale_to_local_machine() {
     const LocalMachine machine = local_machine();
     GpuSpec& cpu = scenario_.cluster.gpu;
     const auto scale = [&](Sourced& s) {
-      s.value *= static_cast<double>(machine.cores);
+      s.value *= static_cast<double>(machine.cores) / local_devices_;
       s.source += fmt::format("; x {} cores", machine.cores);
+      if (local_devices_ > 1) s.source += fmt::format(" / {} devices", local_devices_);
     };
     for (auto& [precision, flops] : cpu.flops) scale(flops);
     scale(cpu.memory_bandwidth);
     scale(cpu.pcie_bandwidth);
-    cpu.memory_bytes = scenario_.cluster.host_memory_bytes = machine.memory_bytes;
+    scenario_.cluster.host_memory_bytes = machine.memory_bytes;
+    cpu.memory_bytes = machine.memory_bytes / static_cast<std::int64_t>(local_devices_);
   }
 
   // ---- keys --------------------------------------------------------------------------------------------------------
@@ -388,6 +393,7 @@ class Loader {
   fs::path folder_;
   Scenario scenario_;
   Diagnostics problems_;
+  double local_devices_ = 1;  // cluster.gpus_per_node, where the GPU is the local machine
   std::map<std::string, SourceLocation, std::less<>> where_;
 };
 

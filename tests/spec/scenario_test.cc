@@ -84,6 +84,11 @@ TEST_CASE("defaults that depend on other keys") {
   CHECK(two.cluster.device_memory_bytes == two.cluster.gpu.memory_bytes / 2);
   CHECK(two.cluster.gpu.is_cpu);
   CHECK(two.cluster.gpu.memory_bytes == local_machine().memory_bytes);
+  // Two devices of one machine halve its memory and its cores.
+  const Scenario devices = loaded(tiny, {"cluster.gpus_per_node=2", "train.layout.dp=2", "rollout.layout.dp=2"});
+  CHECK(devices.cluster.device_memory_bytes == local_machine().memory_bytes / 2);
+  CHECK(devices.cluster.host_memory_bytes == local_machine().memory_bytes);
+  CHECK(devices.cluster.gpu.peak_flops("fp32") == Approx(two.cluster.gpu.peak_flops("fp32") / 2));
   CHECK(loaded(tiny, {"cluster.device_memory_mib=64"}).cluster.device_memory_bytes == 64 << 20);
   CHECK(loaded(tiny, {"sync.bucket_mib=0.25"}).sync.bucket_bytes == 1 << 18);
 }
