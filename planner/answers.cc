@@ -84,13 +84,17 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
   CostNode root{"device memory of the fullest rank", "the highest of the moments below", price.peak_bytes(), 0, {}};
   CostNode training{
       "train", "one micro-batch in flight per stage, at the loss or in backward", price.train_bytes, 0, {}};
-  for (int c = 0; c < num_categories; ++c)
-    if (const double bytes = train.bytes[static_cast<std::size_t>(c)]; bytes > 0)
-      training.children.push_back({std::string(name_of(static_cast<Category>(c))),
-                                   std::string(why_of(static_cast<Category>(c))),
-                                   bytes,
-                                   0,
-                                   {}});
+  const std::vector<PeakPart> parts = s.train().peak_parts(p.train, s.train().layers(p.train));
+  for (int c = 0; c < num_categories; ++c) {
+    const double bytes = train.bytes[static_cast<std::size_t>(c)];
+    if (bytes <= 0) continue;
+    CostNode category{
+        std::string(name_of(static_cast<Category>(c))), std::string(why_of(static_cast<Category>(c))), bytes, 0, {}};
+    for (const PeakPart& part : parts)
+      if (part.category == static_cast<Category>(c))
+        category.children.push_back({std::string(name_of(part.tensor)), part.why, part.bytes, 0, {}});
+    training.children.push_back(std::move(category));
+  }
   root.children.push_back(std::move(training));
   if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
   const RolloutPrice r = s.rl().price_rollout(p.rollout);
@@ -203,6 +207,8 @@ Explanation explain(const ScenarioPricer& s) {
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
   out.time = time_tree(s, out.point, out.price, train);
+  out.links = link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point.rollout),
+                         s.scenario().algorithm.name != AlgorithmName::sft);
   for (const auto& [name, point] : neighbours(s, out.point)) {
     const RlPrice q = s.price(point);
     if (q.iteration_seconds <= 0) continue;
@@ -222,6 +228,11 @@ std::string render(const Explanation& e) {
   out += fmt::format("  of {} on a device: {}\n\nWhere the seconds go\n", format_bytes(e.capacity_bytes),
                      e.price.fits ? "it fits" : "it does not fit");
   render_node(e.time, 0, false, e.time.seconds, out);
+  out += "\nWhat a rank sends in an iteration (GB)\n";
+  out += fmt::format("  {:<14} {:<28} {:>12} {:>12} {:>12}\n", "phase", "what", "inside node", "network", "host link");
+  for (const LinkUse& u : e.links)
+    out += fmt::format("  {:<14} {:<28} {:>12.3f} {:>12.3f} {:>12.3f}\n", name_of(u.phase), u.what, u.node_wire / 1e9,
+                       u.network_wire / 1e9, u.host_bytes / 1e9);
   out += "\nWhat one change buys (iteration, fullest moment)\n";
   for (const Lever& l : e.levers)
     out += fmt::format("  {:<44} {:>+10.3f} s  {:>+9.2f} GiB  {}\n", l.change, l.seconds, l.bytes / gib,
@@ -243,6 +254,13 @@ std::string to_json(const Explanation& e) {
                                 {"host_bytes", e.price.host_bytes},
                                 {"memory", node_json(e.memory, true)},
                                 {"time", node_json(e.time, false)}};
+  doc["links"] = nlohmann::ordered_json::array();
+  for (const LinkUse& u : e.links)
+    doc["links"].push_back({{"phase", name_of(u.phase)},
+                            {"what", u.what},
+                            {"node_wire_bytes", u.node_wire},
+                            {"network_wire_bytes", u.network_wire},
+                            {"host_bytes", u.host_bytes}});
   doc["levers"] = nlohmann::ordered_json::array();
   for (const Lever& l : e.levers)
     doc["levers"].push_back({{"change", l.change}, {"seconds", l.seconds}, {"bytes", l.bytes}, {"fits", l.fits}});

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/link_bytes.h"
 #include "planner/search.h"
 
 namespace hotbunk {
@@ -52,7 +53,8 @@ struct Explanation {
   RlPrice price;
   double capacity_bytes = 0;
   CostNode memory, time;
-  std::vector<Lever> levers;  // what can be changed by one step, best time first
+  std::vector<LinkUse> links;  // of one rank and iteration
+  std::vector<Lever> levers;   // what can be changed by one step, best time first
 };
 Explanation explain(const ScenarioPricer&);
 std::string render(const Explanation&);

@@ -14,21 +14,81 @@ std::string_view name_of(RlPhase p) {
 
 namespace {
 
-/// Bytes of K and V of one token on one rank; MLA caches its latent, which tensor parallelism does not split.
-double kv_bytes_per_token(const ModelSpec& m, std::int64_t tp, double element) {
-  const auto layers = static_cast<double>(m.layers);
-  if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element;
-  const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(tp), 1.0);
-  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element;
+/// Bytes of K and V that a token of the engine costs one rank on average: attention groups hold tokens of their own, cp
+/// ranks parts of each sequence. MLA caches its latent, which tensor parallelism does not split.
+double kv_bytes_per_token(const ModelSpec& m, const RolloutPoint& r, double element) {
+  const auto layers = static_cast<double>(m.layers), shares = static_cast<double>(r.attention_dp * r.cp);
+  if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element / shares;
+  const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(r.attention_tp()), 1.0);
+  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element / shares;
+}
+
+/// Elements of all layers' attention projections.
+double attention_elements(const ModelSpec& m) {
+  const auto h = static_cast<double>(m.hidden), heads = static_cast<double>(m.heads);
+  double one = h * static_cast<double>(m.head_dim) * (2.0 * heads + 2.0 * static_cast<double>(m.kv_heads));
+  if (m.mla) {
+    const MlaSpec& a = *m.mla;
+    const auto nope = static_cast<double>(a.qk_nope_head_dim), rope = static_cast<double>(a.qk_rope_head_dim),
+               v = static_cast<double>(a.v_head_dim), q = static_cast<double>(a.q_lora_rank),
+               kv = static_cast<double>(a.kv_lora_rank);
+    const double queries = q > 0 ? h * q + q * heads * (nope + rope) : h * heads * (nope + rope);
+    one = queries + h * (kv + rope) + kv * heads * (nope + v) + heads * v * h;
+  }
+  return one * static_cast<double>(m.layers);
+}
+/// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
+/// (whole experts over ep are as many elements as slices of all of them).
+double elements_per_rank(const ModelSpec& m, const RolloutPoint& r) {
+  const double attention = attention_elements(m), rest = static_cast<double>(parameter_count(m)) - attention;
+  return attention / static_cast<double>(r.attention_tp()) + rest / static_cast<double>(r.tp);
 }
 
 }  // namespace
+
+RlModel::RolloutPayload RlModel::rollout_payload(const RolloutPoint& r, double tokens) const {
+  const ModelSpec& m = train_.model();
+  const double row = setting_.rollout_element_bytes * static_cast<double>(m.hidden);
+  const auto layers = static_cast<double>(m.layers);
+  RolloutPayload out;
+  // After attention within its group (its own tokens), after the MLP over the whole engine.
+  if (r.attention_tp() > 1) out.reduce += layers * row * tokens / static_cast<double>(r.attention_dp);
+  if (r.ep > 1 && m.moe) {
+    const double moe = layers - static_cast<double>(m.moe->first_dense_layers);
+    // Dispatch and combine: each rank sends its share of the tokens to their experts and the results back.
+    out.dispatch = 2.0 * moe * row * tokens / static_cast<double>(r.tp) *
+                   static_cast<double>(m.moe->experts_per_token) * static_cast<double>(r.ep - 1) /
+                   static_cast<double>(r.ep);
+    if (r.tp > 1) out.reduce += (layers - moe) * row * tokens;
+  } else if (r.tp > 1) {
+    out.reduce += layers * row * tokens;
+  }
+  return out;
+}
+
+double RlModel::rollout_exchange_seconds(const RolloutPoint& r, double tokens) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  const std::int64_t stride = r.strided ? r.engines : 1, node = cost.ranks_per_node();
+  const auto layers = static_cast<double>(m.layers);
+  const double row = setting_.rollout_element_bytes * static_cast<double>(m.hidden);
+  const double mine = tokens / static_cast<double>(r.attention_dp);
+  double seconds = layers * cost.collective_seconds(OpKind::all_reduce,
+                                                    GroupShape::strided(r.attention_tp(), stride, node), mine * row);
+  const GroupShape engine = GroupShape::strided(r.tp, stride, node);
+  const double moe = r.ep > 1 && m.moe ? layers - static_cast<double>(m.moe->first_dense_layers) : 0.0;
+  if (moe > 0.0)
+    seconds += 2.0 * moe *
+               cost.collective_seconds(OpKind::all_to_all, GroupShape::strided(r.ep, stride, node),
+                                       rollout_payload(r, tokens).dispatch / (2.0 * moe));
+  return seconds + (layers - moe) * cost.collective_seconds(OpKind::all_reduce, engine, tokens * row);
+}
 
 /// One decode step of an engine: every weight that the slots' tokens touch is streamed, every context is read.
 double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double context) const {
   const ModelSpec& m = train_.model();
   const CostModel& cost = train_.cost();
-  const double e = setting_.rollout_element_bytes, h = static_cast<double>(m.hidden), tp = static_cast<double>(r.tp);
+  const double e = setting_.rollout_element_bytes, tp = static_cast<double>(r.tp);
   // Experts: with many tokens nearly all are touched, with few only theirs.
   double touched = static_cast<double>(active_parameter_count(m));
   const auto all = static_cast<double>(parameter_count(m));
@@ -36,15 +96,14 @@ double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double 
     const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
     touched += (all - touched) * (1.0 - std::pow(1.0 - share, slots - 1.0));
   }
-  const double weights = touched * e / tp, cache = slots * context * kv_bytes_per_token(m, r.tp, e);
+  const double attention = attention_elements(m);
+  const double weights = (attention / static_cast<double>(r.attention_tp()) + (touched - attention) / tp) * e;
+  const double cache = slots * context * kv_bytes_per_token(m, r, e);
   const double flops = 2.0 * static_cast<double>(active_parameter_count(m)) * slots / tp;
   const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
-  const GroupShape group = GroupShape::strided(r.tp, r.strided ? r.engines : 1, cost.ranks_per_node());
-  const double reduce = 2.0 * cost.collective_seconds(OpKind::all_reduce, group, slots * h * e);
   // Under captured graphs a layer is about eight kernels.
-  const auto layers = static_cast<double>(m.layers);
-  return std::max(cost.memory_seconds(weights + cache), flops / peak) +
-         layers * (reduce + 8.0 * cost.hardware().kernel_overhead.value);
+  return std::max(cost.memory_seconds(weights + cache), flops / peak) + rollout_exchange_seconds(r, slots) +
+         static_cast<double>(m.layers) * 8.0 * cost.hardware().kernel_overhead.value;
 }
 
 RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
@@ -52,8 +111,8 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
   const CostModel& cost = train_.cost();
   RolloutPrice out;
   const double e = setting_.rollout_element_bytes;
-  out.weight_bytes = static_cast<double>(parameter_count(m)) * e / static_cast<double>(r.tp);
-  out.kv_bytes_per_token = kv_bytes_per_token(m, r.tp, e);
+  out.weight_bytes = elements_per_rank(m, r) * e;
+  out.kv_bytes_per_token = kv_bytes_per_token(m, r, e);
   const double budget = setting_.device_bytes * r.memory_fraction;
   const double sequences = std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines));
   const double mean = setting_.prompt_tokens + setting_.response_tokens;
@@ -67,20 +126,21 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
   out.pool_bytes = std::min(room, sequences * longest) * out.kv_bytes_per_token;
   const double distinct = setting_.prefix_shared ? sequences / std::max(setting_.samples, 1.0) : sequences;
   const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
-  const GroupShape group = GroupShape::strided(r.tp, r.strided ? r.engines : 1, cost.ranks_per_node());
   const double prompt_tokens = std::ceil(distinct) * setting_.prompt_tokens;
   const double chunks = std::ceil(prompt_tokens / 8192.0);
   out.prefill_seconds =
       2.0 * static_cast<double>(active_parameter_count(m)) * prompt_tokens / static_cast<double>(r.tp) / peak +
-      2.0 * static_cast<double>(m.layers) * chunks *
-          cost.collective_seconds(OpKind::all_reduce, group,
-                                  prompt_tokens / std::max(chunks, 1.0) * static_cast<double>(m.hidden) * e);
+      chunks * rollout_exchange_seconds(r, prompt_tokens / std::max(chunks, 1.0));
   // Full slots until the last admission, then the longest response alone decides.
   const double full = setting_.response_tokens * sequences / out.slots;
   const double tail = std::max(0.0, setting_.longest_response - setting_.response_tokens);
   out.steps = full + tail;
   out.decode_seconds = full * decode_step_seconds(r, out.slots, held);
-  out.tail_seconds = tail * decode_step_seconds(r, std::max(1.0, out.slots / 8.0), mean);
+  const double last = std::max(1.0, out.slots / 8.0);
+  out.tail_seconds = tail * decode_step_seconds(r, last, mean);
+  const RolloutPayload sent = rollout_payload(r, prompt_tokens + full * out.slots + tail * last);
+  out.reduce_payload = sent.reduce;
+  out.dispatch_payload = sent.dispatch;
   return out;
 }
 
@@ -107,7 +167,7 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
   // A rank needs 1 / tp of the weights and holds 1 / shard of them; how much of that lies in its own slice depends on
   // the order: with contiguous engines the shards run across the slices, with strided ones along them.
   const double bytes = static_cast<double>(parameter_count(train_.model())) * setting_.rollout_element_bytes;
-  const double need = bytes / static_cast<double>(r.tp);
+  const double need = elements_per_rank(train_.model(), r) * setting_.rollout_element_bytes;
   const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
   const double overlap = r.strided ? 1.0 : 1.0 / static_cast<double>(r.tp);
   return std::max(0.0, need - held * overlap);
@@ -126,25 +186,28 @@ double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l
   return whole / stages * (m_count + stages - 1.0);
 }
 
+SyncJob RlModel::sync_job(const RlPoint& p) const {
+  const ModelSpec& m = train_.model();
+  return {.model_bytes = static_cast<double>(parameter_count(m)) * setting_.rollout_element_bytes,
+          .tensors = tensor_count(m),
+          .bucket_bytes = p.bucket_bytes,
+          .sources = p.train.ranks(),
+          .target_tp = p.rollout.tp,
+          .targets = p.train.ranks(),
+          .received_bytes = reshard_bytes(p.train, p.rollout)};
+}
+
 RlPrice RlModel::combine(const RlPoint& p, const TrainPrice& train, const TrainModel::Layers& l,
                          const RolloutPrice& rollout) const {
   RlPrice out;
   if (!train.valid || !rollout.fits) return out;
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const double bytes = static_cast<double>(parameter_count(train_.model())) * setting_.rollout_element_bytes;
-  SyncJob job{.model_bytes = bytes,
-              .tensors = tensor_count(train_.model()),
-              .bucket_bytes = p.bucket_bytes,
-              .sources = p.train.ranks(),
-              .target_tp = p.rollout.tp,
-              .targets = p.train.ranks(),
-              .received_bytes = reshard_bytes(p.train, p.rollout)};
+  const SyncJob job = sync_job(p);
   const SyncPrice sync = price_sync(p.sync, job, cost);
   const bool sleeps = p.offload == Offload::sleep;
   // Gradients are not kept over the rollout; parameters and optimizer state move.
-  const double state = train.bytes[static_cast<std::size_t>(Category::params)] +
-                       train.bytes[static_cast<std::size_t>(Category::optimizer)];
+  const double state = train.state_bytes - train.grad_bytes;
   const double resident = sleeps ? 0.0 : state;
   at(RlPhase::rollout) = rollout.seconds();
   at(RlPhase::sync) = sync.seconds;
@@ -159,12 +222,11 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainPrice& train, const TrainM
 
   out.train_bytes = train.total_bytes();
   out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + resident + train.overhead_bytes;
-  // During the sync the shards of the parameters lie beside the rollout's weights and two buckets.
-  out.sync_bytes = rollout.weight_bytes + train.bytes[static_cast<std::size_t>(Category::params)] +
-                   (sleeps ? 0.0 : train.bytes[static_cast<std::size_t>(Category::optimizer)]) + sync.peak_bytes +
-                   train.overhead_bytes;
+  // During the sync the parameters' shards lie beside the rollout's weights and two buckets; asleep, the rest is away.
+  out.sync_bytes =
+      rollout.weight_bytes + (sleeps ? train.source_bytes : state) + sync.peak_bytes + train.overhead_bytes;
   out.host_bytes = (sleeps ? state : 0.0) + train.host_bytes +
-                   (setting_.reference ? bytes / static_cast<double>(p.train.shard_ranks()) : 0.0);
+                   (setting_.reference ? job.model_bytes / static_cast<double>(p.train.shard_ranks()) : 0.0);
   out.fits = out.peak_bytes() <= setting_.device_bytes && out.host_bytes <= setting_.host_bytes;
   return out;
 }
@@ -220,10 +282,14 @@ TrainPoint train_point_of(const Scenario& s) {
 }
 
 RolloutPoint rollout_point_of(const Scenario& s) {
-  return {.tp = std::max<std::int64_t>(1, s.rollout.layout.tp * s.rollout.layout.pp),
-          .engines = std::max<std::int64_t>(1, s.rollout.layout.dp),
-          .strided = s.rollout.layout.order == RankOrder::strided,
-          .memory_fraction = s.rollout.memory_fraction};
+  const RolloutLayout& l = s.rollout.layout;
+  return {.tp = std::max<std::int64_t>(1, l.tp * l.pp),
+          .engines = std::max<std::int64_t>(1, l.dp),
+          .strided = l.order == RankOrder::strided,
+          .memory_fraction = s.rollout.memory_fraction,
+          .ep = l.ep,
+          .attention_dp = l.attention_dp,
+          .cp = l.cp};
 }
 
 TrainSetting train_setting_of(const Scenario& s) {
@@ -240,6 +306,7 @@ TrainSetting train_setting_of(const Scenario& s) {
              static_cast<double>(size_of(s.train.precision.grads)),
              static_cast<double>(size_of(s.train.precision.master)),
              2.0 * static_cast<double>(size_of(s.train.precision.moments))};
+  t.pipeline_split = s.train.pipeline_split;
   return t;
 }
 

@@ -1,5 +1,6 @@
 // The closed form of one colocated RL iteration: rollout, weight sync, sleep and wake, log-prob passes, training.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -12,21 +13,27 @@
 
 namespace hotbunk {
 
-/// One rollout layout on `ranks` GPUs: engines of tp * pp ranks.
+/// One rollout layout: `engines` engines of tp * cp ranks each.
 struct RolloutPoint {
   std::int64_t tp = 1, engines = 1;
-  bool strided = false;          // engine = rank mod engines: neighbours' shards lie in other engines
-  double memory_fraction = 0.8;  // of the device, weights + KV
+  bool strided = false;           // engine = rank mod engines: neighbours' shards lie in other engines
+  double memory_fraction = 0.8;   // of the device, weights + KV
+  std::int64_t ep = 1;            // ranks that whole experts are spread over; 1: experts are split by tp like the rest
+  std::int64_t attention_dp = 1;  // groups of tp / attention_dp ranks, each with attention's weights and its own tokens
+  std::int64_t cp = 1;            // ranks that a sequence's cache is spread over
+  std::int64_t ranks() const { return engines * tp * cp; }
+  std::int64_t attention_tp() const { return std::max<std::int64_t>(1, tp / attention_dp); }
   friend bool operator==(const RolloutPoint&, const RolloutPoint&) = default;
 };
 
 struct RolloutPrice {
   double prefill_seconds = 0, decode_seconds = 0, tail_seconds = 0;  // tail: after the last admission
   double weight_bytes = 0, pool_bytes = 0;                           // per rank
-  double kv_bytes_per_token = 0;                                     // per rank
+  double kv_bytes_per_token = 0;                                     // per rank, of a token that the engine holds
   double slots = 0;                                                  // sequences decoded together by one engine
   double steps = 0;
-  bool fits = false;  // weights and at least one sequence of the longest length
+  double reduce_payload = 0, dispatch_payload = 0;  // all-reduce, all-to-all; bytes per rank, all steps
+  bool fits = false;                                // weights and at least one sequence of the longest length
   double seconds() const { return prefill_seconds + decode_seconds + tail_seconds; }
 };
 
@@ -79,12 +86,20 @@ class RlModel {
   /// From parts that the search prices once each. No allocation.
   RlPrice combine(const RlPoint&, const TrainPrice&, const TrainModel::Layers&, const RolloutPrice&) const;
   RlPrice price(const RlPoint&) const;
+  /// What a weight update of the point has to move.
+  SyncJob sync_job(const RlPoint&) const;
 
   const RlSetting& setting() const { return setting_; }
   const TrainModel& train() const { return train_; }
 
  private:
   double decode_step_seconds(const RolloutPoint&, double slots, double context) const;
+  /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
+  struct RolloutPayload {
+    double reduce = 0, dispatch = 0;
+  };
+  RolloutPayload rollout_payload(const RolloutPoint&, double tokens) const;
+  double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
   double forward_seconds(const TrainPoint&, const TrainModel::Layers&) const;
 
   const TrainModel& train_;

@@ -1,4 +1,6 @@
 // Device bytes of one pipeline stage at its fullest moment, by category.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "planner/train_model.h"
@@ -16,7 +18,8 @@ double in_flight(const TrainPoint& p, std::int64_t stage) {
 }
 
 struct States {
-  double params = 0, grads = 0, optimizer = 0, gathered = 0;
+  double params = 0, grads = 0, master = 0, moments = 0, gathered = 0;
+  double optimizer() const { return master + moments; }
 };
 
 /// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
@@ -24,33 +27,65 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
   const auto shard = static_cast<double>(p.shard_ranks());
   const auto expert_shard = std::max(1.0, shard * static_cast<double>(p.tp) / static_cast<double>(p.ep * p.etp));
   const double all = dense + expert, sharded = dense / shard + expert / expert_shard;
-  States s;
-  switch (p.sharding) {
-    case Sharding::replicated:
-      s = {all * b.params, all * b.grads, all * (b.master + b.moments), 0.0};
-      break;
-    case Sharding::zero1:
-      s = {all * b.params, all * b.grads, sharded * (b.master + b.moments), 0.0};
-      break;
-    case Sharding::zero2:
-      s = {all * b.params, sharded * b.grads, sharded * (b.master + b.moments), unit * b.grads};
-      break;
-    case Sharding::zero3:
-      s = {sharded * b.params, sharded * b.grads, sharded * (b.master + b.moments), unit * (2.0 * b.params + b.grads)};
-      break;
-    case Sharding::fsdp:
-      // One persistent shard in the master dtype; two units gathered at once, and the gradient of one.
-      s = {0.0, sharded * b.grads, sharded * (b.master + b.moments), unit * 3.0 * b.params};
-      if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
-      break;
+  const bool shards_optimizer = p.sharding != Sharding::replicated;
+  const bool shards_grads = shards_optimizer && p.sharding != Sharding::zero1;
+  const double own = shards_optimizer ? sharded : all;
+  States s{.params = all * b.params, .grads = (shards_grads ? sharded : all) * b.grads};
+  if (!p.optimizer_on_host) s.master = own * b.master, s.moments = own * b.moments;
+  if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
+  if (p.sharding == Sharding::zero3) {
+    s.params = sharded * b.params;
+    s.gathered = unit * (2.0 * b.params + b.grads);
   }
-  if (p.optimizer_on_host) s.optimizer = 0.0;
+  if (p.sharding == Sharding::fsdp) {
+    // One persistent shard in the master dtype; two units gathered at once, and the gradient of one.
+    s.params = 0.0;
+    s.gathered = unit * 3.0 * b.params;
+    if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
+  }
   return s;
+}
+
+constexpr Category category_of(PeakTensor t) {
+  switch (t) {
+    case PeakTensor::params:
+    case PeakTensor::gathered:
+      return Category::params;
+    case PeakTensor::grads:
+      return Category::grads;
+    case PeakTensor::master:
+    case PeakTensor::moments:
+      return Category::optimizer;
+    case PeakTensor::workspace:
+    case PeakTensor::weight_grads:
+      return Category::workspace;
+    case PeakTensor::pipeline:
+    case PeakTensor::sequence:
+      return Category::communication;
+    default:
+      return Category::activations;
+  }
+}
+
+/// ZeRO-2 gathers nothing: what it holds of a whole unit are gradients.
+constexpr Category category_of(PeakTensor t, Sharding sharding) {
+  return t == PeakTensor::gathered && sharding == Sharding::zero2 ? Category::grads : category_of(t);
 }
 
 }  // namespace
 
-double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice* out) const {
+std::string_view name_of(PeakTensor t) {
+  constexpr std::string_view names[] = {
+      "parameters",      "gathered units",          "gradients",         "master copy",      "moments",
+      "kept by layers",  "kept by the ends",        "logits and copies", "rebuilt",          "backward's own",
+      "library buffers", "weight-gradient buffers", "P2P buffers",       "gathered sequence"};
+  return names[static_cast<std::size_t>(t)];
+}
+
+double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice* out,
+                               PeakBytes* parts) const {
+  PeakBytes bytes{};
+  const auto at = [&](PeakTensor t) -> double& { return bytes[static_cast<std::size_t>(t)]; };
   const bool first = stage == 0, last = stage == p.pp - 1;
   const auto dense = static_cast<double>(layers_of(p, stage, false)),
              moe = static_cast<double>(layers_of(p, stage, true));
@@ -61,6 +96,11 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   // root (embedding and head), which has no neighbour, hence two of the three copies.
   const double unit = std::max({l.dense.parameters, l.moe.parameters, 2.0 / 3.0 * (last ? ends : 0.0)});
   const States s = states_of(p, setting_.state, ordinary, expert, unit);
+  at(PeakTensor::params) = s.params;
+  at(PeakTensor::gathered) = s.gathered;
+  at(PeakTensor::grads) = s.grads;
+  at(PeakTensor::master) = s.master;
+  at(PeakTensor::moments) = s.moments;
 
   const auto kept = [&](const LayerCost& c) {
     return p.recompute == Recompute::none        ? c.kept_bytes
@@ -68,9 +108,8 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
                                                  : c.input_bytes;
   };
   const double flight = in_flight(p, stage);
-  double activations = flight * (dense * kept(l.dense) + moe * kept(l.moe));
-  if (first) activations += flight * l.embedding.kept_bytes;
-  if (last) activations += l.head.kept_bytes;
+  at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
+  at(PeakTensor::ends_kept) = (first ? flight * l.embedding.kept_bytes : 0.0) + (last ? l.head.kept_bytes : 0.0);
   // Full recomputation rebuilds one layer at a time, selective only the attention core.
   const LayerCost& widest = l.moe.kept_bytes > l.dense.kept_bytes ? l.moe : l.dense;
   double rebuilt = 0.0;
@@ -78,36 +117,91 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   if (p.recompute == Recompute::selective) rebuilt = widest.kept_bytes - widest.kept_selective_bytes;
   // At the loss nothing is rebuilt yet; in the layers' backward the logits are gone.
   const double loss = last ? l.head.transient_bytes : 0.0;
-  activations += std::max(loss, rebuilt + widest.transient_bytes);
+  if (loss >= rebuilt + widest.transient_bytes) at(PeakTensor::logits) = loss;
+  else at(PeakTensor::rebuilt) = rebuilt, at(PeakTensor::transient) = widest.transient_bytes;
 
-  double workspace = framework_.workspace_bytes.value;
+  at(PeakTensor::workspace) = framework_.workspace_bytes.value;
   if (framework_.dummy_weight_grads) {
     const double shapes = moe > 0 && dense > 0
                               ? l.dense.largest_weights + l.moe.largest_weights - l.moe.attention_weights
                           : moe > 0 ? l.moe.largest_weights
                                     : l.dense.largest_weights;
-    workspace += setting_.state.params * shapes;
+    at(PeakTensor::weight_grads) = setting_.state.params * shapes;
   }
-  double communication = p.pp > 1 ? 2.0 * l.dense.input_bytes : 0.0;
+  at(PeakTensor::pipeline) = p.pp > 1 ? 2.0 * l.dense.input_bytes : 0.0;
   if (p.sp)
-    communication += setting_.element_bytes * static_cast<double>(p.micro_batch * setting_.sequence) /
-                     static_cast<double>(p.cp * p.ulysses) * static_cast<double>(model_.hidden);
-  const double total = s.params + s.grads + s.optimizer + s.gathered + activations + workspace + communication;
+    at(PeakTensor::sequence) = setting_.element_bytes * static_cast<double>(p.micro_batch * setting_.sequence) /
+                               static_cast<double>(p.cp * p.ulysses) * static_cast<double>(model_.hidden);
+  double total = 0.0;
+  for (double b : bytes) total += b;
+  if (parts) *parts = bytes;
   if (out) {
-    const auto at = [&](Category c) -> double& { return out->bytes[static_cast<std::size_t>(c)]; };
-    at(Category::params) = s.params + (p.sharding == Sharding::zero2 ? 0.0 : s.gathered);
-    at(Category::grads) = s.grads + (p.sharding == Sharding::zero2 ? s.gathered : 0.0);
-    at(Category::optimizer) = s.optimizer;
-    at(Category::activations) = activations;
-    at(Category::workspace) = workspace;
-    at(Category::communication) = communication;
-    out->state_bytes = s.params + s.grads + s.optimizer;
-    out->activation_bytes = activations;
+    out->bytes = {};
+    for (std::size_t i = 0; i < num_peak_tensors; ++i)
+      out->bytes[static_cast<std::size_t>(category_of(static_cast<PeakTensor>(i), p.sharding))] += bytes[i];
+    out->state_bytes = s.params + s.grads + s.optimizer();
+    out->grad_bytes = s.grads;
+    out->source_bytes = p.sharding == Sharding::fsdp ? s.master : s.params;
+    out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
     out->host_bytes = p.optimizer_on_host ? (ordinary + expert) / static_cast<double>(p.shard_ranks()) *
                                                 (setting_.state.master + setting_.state.moments + setting_.state.grads)
                                           : 0.0;
   }
   return total;
+}
+
+std::int64_t TrainModel::fullest_stage(const TrainPoint& p, const Layers& l) const {
+  std::int64_t fullest = 0;
+  double most = 0.0;
+  visit_extreme_stages(p, [&](std::int64_t stage) {
+    if (const double bytes = stage_bytes(p, l, stage, nullptr); bytes > most) most = bytes, fullest = stage;
+  });
+  return fullest;
+}
+
+std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& l) const {
+  if (!divides(p)) return {};
+  const std::int64_t stage = fullest_stage(p, l);
+  PeakBytes bytes{};
+  stage_bytes(p, l, stage, nullptr, &bytes);
+  const std::int64_t dense = layers_of(p, stage, false), moe = layers_of(p, stage, true);
+  const double held = static_cast<double>(p.micro_batch * setting_.sequence) / static_cast<double>(p.cp * p.ulysses);
+  const double vocab = static_cast<double>(model_.vocab) / static_cast<double>(p.tp);
+  const std::string layers = moe == 0     ? fmt::format("{} layers", dense)
+                             : dense == 0 ? fmt::format("{} MoE layers", moe)
+                                          : fmt::format("{} dense and {} MoE layers", dense, moe);
+  const auto why = [&](PeakTensor t) -> std::string {
+    switch (t) {
+      case PeakTensor::params:
+        return fmt::format("{} x {} B each", layers, setting_.state.params);
+      case PeakTensor::gathered:
+        return p.sharding == Sharding::zero2 ? "one unit's gradients before they are reduced"
+                                             : "the unit at work, its neighbour and its gradient";
+      case PeakTensor::grads:
+        return fmt::format("{} B each", setting_.state.grads);
+      case PeakTensor::master:
+        return fmt::format("{} B each, over {} data ranks", setting_.state.master, p.shard_ranks());
+      case PeakTensor::moments:
+        return fmt::format("{} B each, over {} data ranks", setting_.state.moments, p.shard_ranks());
+      case PeakTensor::kept:
+        return fmt::format("{}, {:.4g} micro-batches in flight of {:.0f} tokens", layers, in_flight(p, stage), held);
+      case PeakTensor::logits:
+        return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}", held, vocab, framework_.loss_bytes.value,
+                           framework_.dummy_weight_grads ? ", and buffers of the head" : "");
+      case PeakTensor::rebuilt:
+        return "one layer, forward once more";
+      case PeakTensor::transient:
+        return "gradients inside the layer at work";
+      default:
+        return "";
+    }
+  };
+  std::vector<PeakPart> out;
+  for (std::size_t i = 0; i < num_peak_tensors; ++i)
+    if (const auto t = static_cast<PeakTensor>(i); bytes[i] > 0)
+      out.push_back({t, category_of(t, p.sharding), bytes[i], why(t)});
+  std::stable_sort(out.begin(), out.end(), [](const PeakPart& a, const PeakPart& b) { return a.bytes > b.bytes; });
+  return out;
 }
 
 }  // namespace hotbunk

@@ -50,7 +50,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   if (model_.intermediate % p.tp != 0 || setting_.sequence % ways != 0) return false;
   if (p.pp > model_.layers || p.pp * p.vpp > model_.layers || (p.vpp > 1 && p.pp == 1)) return false;
   // Interleaved chunks are equal, or one layer short at both ends where the embedding and the head count as one each.
-  const bool equal = model_.layers % (p.pp * p.vpp) == 0 || (model_.layers + 2) % (p.pp * p.vpp) == 0;
+  const bool equal = split_given(p) || model_.layers % (p.pp * p.vpp) == 0 || (model_.layers + 2) % (p.pp * p.vpp) == 0;
   if (p.vpp > 1 && (!equal || p.micro_batches % p.pp != 0)) return false;
   if (p.sp && (p.tp == 1 || setting_.sequence / ways % p.tp != 0)) return false;
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
@@ -82,8 +82,22 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
       p.dp, p.cp, p.ulysses, p.tp, p.pp, p.vpp, p.ep, p.etp, p.fsdp, p.micro_batch);
 }
 
-/// Layers of one kind on a stage: as even as possible, the dense ones first in model order.
+bool TrainModel::split_given(const TrainPoint& p) const {
+  return static_cast<std::int64_t>(setting_.pipeline_split.size()) == p.pp * p.vpp;
+}
+
+/// Layers of one kind on a stage, the dense ones first in model order: as the setting splits them, else as even as
+/// possible.
 std::int64_t TrainModel::layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
+  if (split_given(p)) {
+    std::int64_t begin = 0, own = 0, dense = 0;
+    for (std::int64_t i = 0; i < p.pp * p.vpp; ++i) {
+      const std::int64_t count = setting_.pipeline_split[static_cast<std::size_t>(i)];
+      if (i % p.pp == stage) own += count, dense += std::clamp<std::int64_t>(dense_layers_ - begin, 0, count);
+      begin += count;
+    }
+    return moe ? own - dense : dense;
+  }
   const std::int64_t base = model_.layers / p.pp, extra = model_.layers % p.pp;
   // Longer stages in the middle: the first and last also hold the embedding and the head.
   const std::int64_t first_long = (p.pp - extra + 1) / 2;
@@ -92,13 +106,6 @@ std::int64_t TrainModel::layers_of(const TrainPoint& p, std::int64_t stage, bool
   const std::int64_t begin = stage * base + std::clamp<std::int64_t>(stage - first_long, 0, extra);
   const std::int64_t dense = std::clamp<std::int64_t>(dense_layers_ - begin, 0, own);
   return moe ? own - dense : dense;
-}
-
-/// Where a maximum over the stages can lie: the first (most micro-batches in flight, embedding), the last (head,
-/// logits), the second, and one that has a layer more than the others.
-std::array<std::int64_t, 4> TrainModel::extreme_stages(const TrainPoint& p) const {
-  const std::int64_t longer = (p.pp - model_.layers % p.pp + 1) / 2;
-  return {0, p.pp - 1, std::min<std::int64_t>(1, p.pp - 1), std::min(longer, p.pp - 1)};
 }
 
 double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
@@ -118,15 +125,9 @@ TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
   out.model_flops = model_flops(out.tokens);
   price_time(p, l, out);
   price_traffic(p, l, out);
-  std::int64_t fullest = 0;
-  double most = 0.0;
-  for (std::int64_t stage : extreme_stages(p)) {
-    const double bytes = stage_bytes(p, l, stage, nullptr);
-    if (bytes > most) most = bytes, fullest = stage;
-  }
   out.first_stage_bytes = stage_bytes(p, l, 0, nullptr);
   out.last_stage_bytes = stage_bytes(p, l, p.pp - 1, nullptr);
-  out.peak_bytes = stage_bytes(p, l, fullest, &out);
+  out.peak_bytes = stage_bytes(p, l, fullest_stage(p, l), &out);
   double communicators = 0.0;
   for (std::int64_t size : {p.data_ranks(), p.tp, p.pp, p.ep, p.cp * p.ulysses})
     communicators += size > 1 ? framework_.communicator_bytes.value : 0.0;
@@ -147,7 +148,10 @@ void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice&
   if (p.pp > 1)
     out.pipeline_payload =
         2.0 * m * static_cast<double>(p.vpp) * l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
-  const double params = l.dense.parameters * dense + l.moe.parameters * moe + end_parameters(p, l, 0);
+  // Experts are reduced among their own replicas; where there are none, not at all.
+  const double experts = p.data_ranks() * p.tp > p.ep * p.etp ? moe * l.moe.expert_parameters : 0.0;
+  const double params = l.dense.parameters * dense + (l.moe.parameters - l.moe.expert_parameters) * moe + experts +
+                        end_parameters(p, l, 0);
   if (p.data_ranks() <= 1) return;
   const StateBytes& b = setting_.state;
   const bool per_micro_batch =

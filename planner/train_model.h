@@ -5,9 +5,11 @@
 //
 // Both call CostModel's primitives, so a FLOP costs the same here and in the simulator.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "planner/cost_model.h"
 #include "planner/framework.h"
@@ -85,7 +87,9 @@ struct TrainPrice {
   double overhead_bytes = 0;
   double first_stage_bytes = 0, last_stage_bytes = 0;
   double host_bytes = 0;
-  double state_bytes = 0;       // parameters, gradients, optimizer of the fullest stage
+  double state_bytes = 0;       // parameters, gradients, optimizer of the fullest stage, nothing gathered
+  double grad_bytes = 0;        // of which gradients
+  double source_bytes = 0;      // what a weight update reads: low-precision parameters, under FSDP the master shard
   double activation_bytes = 0;  // of the fullest stage
   double tensor_payload = 0, expert_payload = 0, context_payload = 0, pipeline_payload = 0;  // per rank and step
   double data_gather_payload = 0, data_reduce_payload = 0;
@@ -94,6 +98,36 @@ struct TrainPrice {
   bool valid = true;
 
   double total_bytes() const { return peak_bytes + overhead_bytes; }
+};
+
+/// The tensors, by what they are for, that make the fullest stage's peak.
+enum class PeakTensor : std::uint8_t {
+  params,
+  gathered,  // units around the peak under ZeRO-3 and FSDP, one unit's gradients under ZeRO-2
+  grads,
+  master,
+  moments,
+  kept,       // by all layers in flight, for backward
+  ends_kept,  // by embedding and head
+  logits,     // and their copies at the loss
+  rebuilt,    // of the layer that is recomputed around the peak
+  transient,  // of one layer's backward
+  workspace,
+  weight_grads,  // low-precision buffers per distinct weight shape
+  pipeline,      // P2P buffers
+  sequence,      // gathered activation under Megatron's sequence parallelism
+  count
+};
+inline constexpr std::size_t num_peak_tensors = static_cast<std::size_t>(PeakTensor::count);
+using PeakBytes = std::array<double, num_peak_tensors>;
+std::string_view name_of(PeakTensor);
+
+/// One of them with the arithmetic that gives it.
+struct PeakPart {
+  PeakTensor tensor{};
+  Category category{};
+  double bytes = 0;
+  std::string why;
 };
 
 /// Sizes in bytes of one element of each kind of state.
@@ -105,9 +139,10 @@ struct TrainSetting {
   std::int64_t sequence = 2048;    // tokens of one sequence
   std::string precision = "bf16";  // of the GEMMs
   StateBytes state{};
-  double element_bytes = 2;     // of activations
-  double expert_balance = 1.0;  // busiest expert rank over the mean
-  double mean_keys = 0;         // visible keys per query when packed, 0: causal over `sequence`
+  double element_bytes = 2;                    // of activations
+  double expert_balance = 1.0;                 // busiest expert rank over the mean
+  double mean_keys = 0;                        // visible keys per query when packed, 0: causal over `sequence`
+  std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
 };
 
 class TrainModel {
@@ -140,14 +175,22 @@ class TrainModel {
   const FrameworkProfile& framework() const { return framework_; }
   /// 6 N + attention per token: model FLOPs of one step over all ranks.
   double model_flops(double tokens) const;
+  /// Neighbouring pipeline stages lie on different nodes.
+  bool pipeline_leaves_node(const TrainPoint&) const;
+  /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
+  std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
+  std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
 
  private:
   friend class LayerBuilder;
   struct StageTime;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
-  std::array<std::int64_t, 4> extreme_stages(const TrainPoint&) const;
+  /// Calls visit(stage) for every stage where a maximum over the stages can lie.
+  template <class Visit>
+  void visit_extreme_stages(const TrainPoint&, Visit) const;
+  bool split_given(const TrainPoint&) const;
   void price_data(const TrainPoint&, const Layers&, double backward, double forward, TrainPrice&) const;
-  double stage_bytes(const TrainPoint&, const Layers&, std::int64_t index, TrainPrice*) const;
+  double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
   /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
@@ -162,5 +205,19 @@ class TrainModel {
   double flops_per_token_ = 0;
   std::int64_t dense_layers_ = 0, moe_layers_ = 0;
 };
+
+/// Unless the split is given: the first (most micro-batches in flight, embedding), the last (head, logits), the second,
+/// and one that has a layer more than the others.
+template <class Visit>
+void TrainModel::visit_extreme_stages(const TrainPoint& p, Visit visit) const {
+  if (split_given(p)) {
+    for (std::int64_t stage = 0; stage < p.pp; ++stage) visit(stage);
+    return;
+  }
+  const std::int64_t longer = (p.pp - model_.layers % p.pp + 1) / 2;
+  for (std::int64_t stage :
+       {std::int64_t{0}, p.pp - 1, std::min<std::int64_t>(1, p.pp - 1), std::min(longer, p.pp - 1)})
+    visit(stage);
+}
 
 }  // namespace hotbunk

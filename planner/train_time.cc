@@ -126,14 +126,23 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
                 adam / (2.0 * cost_.hardware().host_bandwidth.value);
 }
 
+bool TrainModel::pipeline_leaves_node(const TrainPoint& p) const {
+  const std::int64_t node = cost_.ranks_per_node(), apart = p.data_ranks() * p.tp;
+  return apart >= node || node % (apart * p.pp) != 0;
+}
+
 void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
   const auto m = static_cast<double>(p.micro_batches), v = static_cast<double>(p.vpp);
   StageTime slowest;
-  for (std::int64_t stage : extreme_stages(p))
+  visit_extreme_stages(p, [&](std::int64_t stage) {
     if (StageTime t = stage_time(p, l, stage); t.total() > slowest.total()) slowest = t;
+  });
   // One micro-batch through all stages: the whole model once, as if on stages of the average length.
   double whole = slowest.total();
-  if (p.pp > 1) {
+  if (split_given(p)) {
+    whole = 0.0;
+    for (std::int64_t stage = 0; stage < p.pp; ++stage) whole += stage_time(p, l, stage).total();
+  } else if (p.pp > 1) {
     const double first = stage_time(p, l, 0).total(), last = stage_time(p, l, p.pp - 1).total();
     const double middle = stage_time(p, l, std::min<std::int64_t>(1, p.pp - 1)).total();
     whole = p.pp == 2 ? first + last : first + last + middle * static_cast<double>(p.pp - 2);
@@ -148,8 +157,8 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   at(Term::bubble) = std::max(0.0, whole - slowest.total()) / v;
   out.hidden_seconds = m * slowest.hidden;
   if (p.pp > 1) {
-    const std::int64_t node = cost_.ranks_per_node(), apart = p.data_ranks() * p.tp;
-    const bool leaves = apart >= node || node % (apart * p.pp) != 0;
+    const std::int64_t node = cost_.ranks_per_node();
+    const bool leaves = pipeline_leaves_node(p);
     // Without SP the TP ranks send disjoint parts and gather on the other side.
     const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
     double hop = cost_.collective_seconds(OpKind::send, {2, leaves ? 2 : 1, 1}, bytes);

@@ -1,0 +1,87 @@
+#include "planner/link_bytes.h"
+
+#include <algorithm>
+
+namespace hotbunk {
+namespace {
+
+/// How a payload of one group divides among the links, given the wire bytes of its kind of collective.
+class Splitter {
+ public:
+  Splitter(RlPhase phase, std::vector<LinkUse>& out) : phase_(phase), out_(out) {}
+
+  /// Rings: every rank sends the wire bytes inside its node; a node's ports share the crossing.
+  void ring(std::string what, OpKind kind, const GroupShape& g, double payload) const {
+    const double wire = CostModel::wire_bytes(kind, g.ranks, payload);
+    add(std::move(what), g.per_node > 1 ? wire : 0.0, g.nodes > 1 ? wire / static_cast<double>(g.per_node) : 0.0);
+  }
+  void all_to_all(std::string what, const GroupShape& g, double sent) const {
+    const double away =
+        g.ranks > 1 ? static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1) : 0.0;
+    add(std::move(what), sent * (1.0 - away), sent * away);
+  }
+  void point_to_point(std::string what, bool leaves, double sent) const {
+    add(std::move(what), leaves ? 0.0 : sent, leaves ? sent : 0.0);
+  }
+  void host(std::string what, double bytes) const {
+    if (bytes > 0) out_.push_back({phase_, std::move(what), 0.0, 0.0, bytes});
+  }
+
+ private:
+  void add(std::string what, double node, double network) const {
+    if (node + network > 0) out_.push_back({phase_, std::move(what), node, network, 0.0});
+  }
+  RlPhase phase_;
+  std::vector<LinkUse>& out_;
+};
+
+void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice& t, double steps,
+                  std::vector<LinkUse>& out) {
+  const std::int64_t node = model.cost().ranks_per_node(), shard = p.shard_ranks();
+  const Splitter split(RlPhase::train, out);
+  const GroupShape tensor = GroupShape::strided(p.tp, 1, node), data = GroupShape::strided(shard, p.tp, node);
+  // Gathers and scatters under SP, all-reduces without.
+  split.ring(p.sp ? "tp gather and scatter" : "tp all-reduce", p.sp ? OpKind::all_gather : OpKind::all_reduce, tensor,
+             steps * t.tensor_payload);
+  split.all_to_all("expert dispatch and combine", GroupShape::strided(p.ep, p.etp, node), steps * t.expert_payload);
+  if (p.cp > 1)
+    split.point_to_point("cp ring", GroupShape::strided(p.cp, p.tp, node).nodes > 1, steps * t.context_payload);
+  else if (p.ulysses > 1)
+    split.all_to_all("ulysses", GroupShape::strided(p.ulysses, p.tp, node), steps * t.context_payload);
+  split.point_to_point("pipeline", p.pp > 1 && model.pipeline_leaves_node(p), steps * t.pipeline_payload);
+  const bool replicated = p.sharding == Sharding::replicated;
+  split.ring("dp gradients", replicated ? OpKind::all_reduce : OpKind::reduce_scatter, data,
+             steps * t.data_reduce_payload);
+  split.ring("dp parameters", OpKind::all_gather, data, steps * t.data_gather_payload);
+}
+
+}  // namespace
+
+std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const TrainPrice& train,
+                                const RolloutPrice& rollout, bool iterate) {
+  std::vector<LinkUse> out;
+  const std::int64_t node = model.train().cost().ranks_per_node();
+  if (iterate) {
+    const std::int64_t stride = p.rollout.strided ? p.rollout.engines : 1;
+    const Splitter generate(RlPhase::rollout, out);
+    generate.ring("tp all-reduce", OpKind::all_reduce, GroupShape::strided(p.rollout.tp, stride, node),
+                  rollout.reduce_payload);
+    generate.all_to_all("expert dispatch and combine", GroupShape::strided(p.rollout.ep, stride, node),
+                        rollout.dispatch_payload);
+    const SyncJob job = model.sync_job(p);
+    const SyncPrice sync = price_sync(p.sync, job, model.train().cost());
+    const Splitter move(RlPhase::sync, out);
+    const GroupShape all = GroupShape::strided(job.sources, 1, node);
+    if (p.sync == SyncMechanism::shard_to_shard) move.point_to_point("shards", all.nodes > 1, sync.bytes_received);
+    else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
+    if (p.offload == Offload::sleep) {
+      const double state = train.state_bytes - train.grad_bytes;
+      Splitter(RlPhase::sleep, out).host("training's state to the host", state);
+      Splitter(RlPhase::wake, out).host("and back", state);
+    }
+  }
+  add_training(model.train(), p.train, train, model.setting().mini_batches, out);
+  return out;
+}
+
+}  // namespace hotbunk
