@@ -69,6 +69,10 @@ Result<std::string> read_file(const std::filesystem::path& path, std::int64_t ma
 Status write_file_atomic(const std::filesystem::path& path, std::string_view content) {
   std::error_code ec;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ec);
+  if (ec) {
+    errno = ec.value();
+    return fail(os_error("E103", "create the file's folder", path));
+  }
   const std::filesystem::path temporary = fmt::format("{}.{}.tmp", path.string(), ::getpid());
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return fail(os_error("E103", "write file", path));
@@ -86,6 +90,18 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
     ::fsync(dir);
     ::close(dir);
   }
+  return {};
+}
+
+Status check_writable(const std::filesystem::path& path) {
+  std::filesystem::path probe = path;
+  probe += fmt::format(".{}.probe", ::getpid());
+  if (auto s = write_file_atomic(probe, ""); !s) {
+    s.error().front().where = {path.string()};
+    return s;
+  }
+  std::error_code ignored;
+  std::filesystem::remove(probe, ignored);
   return {};
 }
 

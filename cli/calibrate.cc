@@ -238,6 +238,7 @@ int run(const Options& o) {
   auto job = load_job(scenario, code);
   if (!job) return code;
   if (const auto error = fit_error(*job)) return report_errors({*error});
+  if (auto s = check_writable(o.out); !s) return report_errors(s.error());
   if (job->plan.num_ranks() == 1) {
     World world;
     return calibrate_rank(o, *job, world);

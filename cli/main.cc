@@ -1,8 +1,12 @@
 // hotbunk: plan, simulate and run colocated RL post-training. One file per subcommand; this one only finds it.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
+#include "base/diagnostic.h"
 #include "cli/command.h"
 
 int main(int argc, char** argv) {
@@ -24,6 +28,14 @@ int main(int argc, char** argv) {
   add_doctor(app, action);
   add_logprobs(app, action);
   add_generate(app, action);
+  std::vector<std::string> commands;
+  for (const CLI::App* sub : app.get_subcommands({})) commands.push_back(sub->get_name());
+  if (argc > 1 && argv[1][0] != '-' && std::ranges::find(commands, argv[1]) == commands.end()) {
+    const std::string nearest = nearest_name(argv[1], commands);
+    std::fprintf(stderr, "error[E126]: there is no command '%s'\n   = help: %s\n", argv[1],
+                 nearest.empty() ? "hotbunk --help lists them" : ("did you mean " + nearest + "?").c_str());
+    return exit_bad_input;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

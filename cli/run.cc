@@ -165,6 +165,7 @@ int run(const Options& o) {
   if (!launched || (*env)->rank == 0) {  // say it once
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
+    if (auto s = check_writable(run_folder(o, *job).summary()); !s) return report_errors(s.error());
   }
   try {
     if (launched) {

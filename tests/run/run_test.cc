@@ -228,3 +228,19 @@ TEST_CASE("what is bad is refused with exit code 2 and a message that helps") {
   CHECK(r.code == 2);
   CHECK(r.err.find("error[E2") != std::string::npos);
 }
+
+TEST_CASE("a run folder that cannot be written is refused before any work, and so is an unknown command") {
+  const fs::path file = scenario("nowhere", 2, 2, "steps: 1");
+  const fs::path blocked = work_folder() / "a-file" / "runs";
+  std::ofstream(work_folder() / "a-file") << "no folder";
+  for (const char* command : {"run", "calibrate"}) {
+    const Result2 r = hotbunk_command(fmt::format("{} {} --out {}", command, file.string(), blocked.string()));
+    CHECK(r.code == 2);
+    CHECK(r.err.find("error[E103]: cannot create the file's folder: Not a directory") != std::string::npos);
+    CHECK(r.err.find("starting") == std::string::npos);  // no rank was started
+    CHECK(r.err.find("E603") == std::string::npos);
+  }
+  const Result2 unknown = hotbunk_command("simulat x.yaml");
+  CHECK(unknown.code == 2);
+  CHECK(unknown.err == "error[E126]: there is no command 'simulat'\n   = help: did you mean simulate?\n");
+}
