@@ -1,0 +1,377 @@
+// Memory of the plan in closed form: the phases around the passes, the sections and what of them is mapped.
+#include <algorithm>
+
+#include "base/check.h"
+#include "lowering/sample_rows.h"
+#include "planner/plan_walk.h"
+
+namespace hotbunk {
+namespace {
+
+using enum Category;
+constexpr std::int64_t f32_bytes = size_of(DType::f32), i32_bytes = size_of(DType::i32);
+
+const EngineSlices& engine_of(const PlanShapes& shapes, const Scenario& s) {
+  const EngineSlices* e = shapes.engine(s.rollout.layout.tp);
+  HB_CHECK(e, "no engine of tp {}", s.rollout.layout.tp);
+  return *e;
+}
+
+/// One engine step over `tokens` of `seqs` (lowering/rollout.cc).
+class EngineStepWalk {
+ public:
+  EngineStepWalk(LiveWalk& w, const PlanShapes& shapes, const Scenario& s, std::int64_t tokens, std::int64_t seqs)
+      : w_(w),
+        s_(s),
+        engine_(engine_of(shapes, s)),
+        layers_(shapes.layers),
+        vector_(tokens * f32_bytes),
+        seq_vector_(seqs * f32_bytes),
+        cu_seqlens_((seqs + 1) * i32_bytes),
+        tables_(seqs * max_blocks_per_seq(s) * i32_bytes) {
+    const std::int64_t element = size_of(s.rollout.dtype), d = s.model.head_dim;
+    stream_ = tokens * s.model.hidden * element;
+    last_ = seqs * s.model.hidden * element;
+    qkv_ = tokens * (engine_.heads + 2 * engine_.kv_heads) * d * element;
+    qk_rstd_ = tokens * (engine_.heads + engine_.kv_heads) * f32_bytes;
+    attended_ = tokens * engine_.heads * d * element;
+    activated_ = tokens * s.model.intermediate / engine_.tp * element;
+  }
+
+  void walk() {
+    for (int i = 0; i < 3; ++i) w_.up(workspace, vector_);      // ids, positions, kv_slots
+    for (int i = 0; i < 3; ++i) w_.up(workspace, seq_vector_);  // lengths, last_rows, uniforms
+    w_.up(workspace, cu_seqlens_), w_.up(workspace, tables_);
+    w_.up(activations, stream_), w_.down(workspace, vector_);  // embedded; ids
+    w_.repeat(layers_, [&](std::int64_t l) { layer(l); });
+    sample();
+  }
+
+ private:
+  /// normed = norm(h + z), `residual` whether there is a z yet.
+  void norm(bool residual) {
+    w_.up(activations, stream_), w_.up(activations, vector_);
+    if (residual) w_.up(activations, stream_), w_.down(activations, stream_), w_.down(activations, stream_);
+    w_.down(activations, vector_);
+  }
+
+  void layer(std::int64_t l) {
+    const bool last = l == layers_ - 1;
+    norm(l > 0);
+    w_.up(activations, qkv_), w_.down(activations, stream_);
+    if (s_.model.qk_norm) {
+      w_.up(activations, qkv_), w_.up(activations, qk_rstd_);
+      w_.down(activations, qkv_), w_.down(activations, qk_rstd_);
+    }
+    if (last) w_.down(workspace, vector_), w_.down(workspace, vector_);  // positions, kv_slots
+    w_.up(activations, attended_), w_.down(activations, qkv_);
+    if (last) w_.down(workspace, cu_seqlens_), w_.down(workspace, tables_), w_.down(workspace, seq_vector_);
+    w_.up(activations, stream_), w_.down(activations, attended_);
+    norm(true);
+    w_.up(activations, 2 * activated_), w_.down(activations, stream_);
+    w_.up(activations, activated_), w_.down(activations, 2 * activated_);
+    w_.up(activations, stream_), w_.down(activations, activated_);
+  }
+
+  void sample() {
+    const std::int64_t logits = seq_vector_ * engine_.vocab_rows;
+    w_.up(activations, last_), w_.down(activations, stream_);  // last rows of h, of z
+    w_.up(activations, last_), w_.down(activations, stream_), w_.down(workspace, seq_vector_);
+    w_.up(activations, last_), w_.up(activations, seq_vector_), w_.up(activations, last_);  // normed, rstd, sum
+    for (int i = 0; i < 3; ++i) w_.down(activations, last_);
+    w_.down(activations, seq_vector_);
+    w_.up(activations, logits), w_.down(activations, last_);
+    if (engine_.tp > 1) w_.up(communication, engine_.tp * logits), w_.down(activations, logits);
+    w_.up(workspace, seq_vector_), w_.up(workspace, seq_vector_);  // sampled ids and log-probs
+    if (engine_.tp > 1) w_.down(communication, engine_.tp * logits);
+    else w_.down(activations, logits);
+    for (int i = 0; i < 3; ++i) w_.down(workspace, seq_vector_);
+  }
+
+  LiveWalk& w_;
+  const Scenario& s_;
+  const EngineSlices& engine_;
+  std::int64_t layers_, vector_, seq_vector_, cu_seqlens_, tables_;
+  std::int64_t stream_, last_, qkv_, qk_rstd_, attended_, activated_;
+};
+
+/// What the sections hold, live and mapped. Host sections are as large as the device's that move there.
+struct Sections {
+  std::int64_t params = 0, moments = 0, reference = 0, weights = 0, kv = 0;  // live bytes
+  struct Mapped {
+    std::int64_t params = 0, moments = 0, reference = 0, weights = 0, kv = 0;
+  } mapped;
+
+  Sections(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks, std::int64_t chunk) {
+    const Precision& precision = s.train.precision;
+    const std::int64_t world = s.train.layout.ranks();
+    const std::int64_t root = shapes.root.shard_elements(world), layer = shapes.layer.shard_elements(world);
+    const auto shards = [&](DType dtype) { return (root + shapes.layers * layer) * size_of(dtype); };
+    const auto section = [&](DType dtype) {
+      return aligned_bytes(root * size_of(dtype)) + shapes.layers * aligned_bytes(layer * size_of(dtype));
+    };
+    params = shards(precision.master), moments = 2 * shards(precision.moments);
+    mapped.params = round_up(section(precision.master), chunk);
+    mapped.moments = round_up(2 * section(precision.moments), chunk);
+    if (s.algorithm.reference) {
+      reference = shards(precision.params);
+      mapped.reference = round_up(section(precision.params), chunk);
+    }
+    if (s.algorithm.name == AlgorithmName::sft) return;
+    const EngineSlices& e = engine_of(shapes, s);
+    weights = e.elements(shapes.layers) * size_of(s.rollout.dtype);
+    mapped.weights = round_up(e.section_bytes(shapes.layers, s.rollout.dtype), chunk);
+    kv = shapes.layers * kv_blocks * 2 * s.rollout.block_tokens * e.kv_heads * s.model.head_dim *
+         size_of(s.rollout.dtype);
+    mapped.kv = round_up(aligned_bytes(kv), chunk);
+  }
+};
+
+/// Bytes mapped on both sides through the phases.
+class MapWalk {
+ public:
+  explicit MapWalk(FormMemory& memory) : memory_(memory) {}
+  void enter(std::size_t phase) { at_ = phase, note(); }
+  void device(std::int64_t delta) { device_ += delta, note(); }
+  void host(std::int64_t delta) { host_ += delta, note(); }
+  /// map there, then unmap here.
+  void to_host(std::int64_t bytes) { host(bytes), device(-bytes); }
+  void to_device(std::int64_t bytes) { device(bytes), host(-bytes); }
+
+ private:
+  void note() {
+    raise(memory_.device, device_);
+    raise(memory_.host, host_);
+  }
+  void raise(FormSpace& space, std::int64_t mapped) const {
+    space.phases[at_].mapped_bytes = std::max(space.phases[at_].mapped_bytes, mapped);
+    space.whole.mapped_bytes = std::max(space.whole.mapped_bytes, mapped);
+  }
+  FormMemory& memory_;
+  std::int64_t device_ = 0, host_ = 0;
+  std::size_t at_ = 0;
+};
+
+constexpr bool driven(PlanPhase p) {
+  using enum PlanPhase;
+  return p == rollout || p == exchange || p >= reference;
+}
+constexpr bool prologue(PlanPhase p) { return p <= PlanPhase::start_rollout; }
+
+/// Transients mapped from each phase's start on; the rule of lowering/builder.cc (transient_levels) over a job's
+/// phases: a phase that is not driven provides for the driven ones behind it, the last such phase also for the next
+/// iteration's first ones, the prologue for all until the first change.
+std::array<std::int64_t, num_plan_phases> transient_levels(const PlanPhases& present,
+                                                           const std::array<std::int64_t, num_plan_phases>& need,
+                                                           bool keep_mapped) {
+  std::array<std::int64_t, num_plan_phases> level{};
+  if (keep_mapped) {
+    level.fill(*std::max_element(need.begin(), need.end()));
+    return level;
+  }
+  std::int64_t carried = 0, entry = 0;
+  std::size_t last = num_plan_phases;  // that is not driven, of the iteration
+  for (std::size_t p = num_plan_phases; p-- > 0;) {
+    const auto phase = static_cast<PlanPhase>(p);
+    if (!present[p]) continue;
+    carried = std::max(carried, need[p]);
+    level[p] = carried;
+    if (!driven(phase)) carried = 0;
+    if (!prologue(phase) && phase != PlanPhase::export_) {
+      entry = carried;  // of the iteration's first phase in the end
+      if (!driven(phase) && last == num_plan_phases) last = p;
+    }
+  }
+  if (last < num_plan_phases) {
+    entry = std::max(level[last], entry);
+    for (std::size_t p = last; p < static_cast<std::size_t>(PlanPhase::export_); ++p) level[p] = entry;
+  }
+  for (std::size_t p = 0; p < num_plan_phases; ++p)
+    if (present[p] && prologue(static_cast<PlanPhase>(p))) level[p] = std::max(level[p], entry);
+  return level;
+}
+
+/// Everything that a job's phases do to live and mapped bytes, in order.
+class JobWalk {
+ public:
+  JobWalk(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks)
+      : shapes_(shapes),
+        s_(s),
+        chunk_(s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20),
+        hold_(shapes, s, kv_blocks, chunk_),
+        rollout_sleeps_(s.rollout.sleep),
+        backed_up_(s.rollout.sleep && s.rollout.sleep_level == 1) {}
+
+  FormMemory walk() {
+    FormMemory out;
+    out.present = plan_phases_of(s_);
+    for (std::size_t p = 0; p < num_plan_phases; ++p) {
+      if (!out.present[p]) continue;
+      device_.enter(static_cast<PlanPhase>(p)), host_.enter(static_cast<PlanPhase>(p));
+      live(static_cast<PlanPhase>(p));
+    }
+    out.device = whole(device_, out.present), out.host = whole(host_, out.present);
+    map(out);
+    return out;
+  }
+
+ private:
+  void to_host(Category c, std::int64_t bytes) { host_.hold(c, bytes), device_.drop(c, bytes); }
+  void to_device(Category c, std::int64_t bytes) { device_.hold(c, bytes), host_.drop(c, bytes); }
+
+  void live(PlanPhase p) {
+    using enum PlanPhase;
+    switch (p) {
+      case load:
+        device_.hold(params, hold_.params), device_.hold(params, hold_.reference);
+        return device_.hold(optimizer, hold_.moments);
+      case start_rollout:
+        if (rollout_sleeps_) return host_.hold(params, hold_.weights);
+        return device_.hold(params, hold_.weights), device_.hold(kv_cache, hold_.kv);
+      case sleep_optimizer:
+        return to_host(optimizer, hold_.moments), to_host(params, hold_.reference);
+      case wake_rollout:
+        if (backed_up_) return to_device(params, hold_.weights);
+        return device_.hold(params, hold_.weights);
+      case sync:
+        return walk_sync(device_, shapes_, s_);
+      case sleep_train:
+        return to_host(params, hold_.params);
+      case wake_kv:
+        return device_.hold(kv_cache, hold_.kv);
+      case rollout:
+        return walk_rollout(device_, shapes_, s_);
+      case sleep_rollout:
+        device_.drop(kv_cache, hold_.kv);
+        if (backed_up_) return to_host(params, hold_.weights);
+        return device_.drop(params, hold_.weights);
+      case exchange:
+        return walk_exchange(device_, s_);
+      case wake_train:
+        to_device(params, hold_.params), to_device(params, hold_.reference);
+        return to_device(optimizer, hold_.moments);
+      case reference:
+      case old_logprobs:
+        return walk_log_probs(device_, shapes_, s_, p == reference);
+      case train:
+        return walk_train(device_, shapes_, s_);
+      case checkpoint:
+      case export_:
+        return walk_export(device_, shapes_, s_);
+      case count:
+        return;
+    }
+  }
+
+  /// The peak of all phases is the highest phase's, the first of equals.
+  static FormSpace whole(LiveWalk& w, const PlanPhases& present) {
+    FormSpace out = w.finish();
+    for (std::size_t p = 0; p < num_plan_phases; ++p)
+      if (present[p] && out.phases[p].bytes > out.whole.bytes)
+        out.whole = out.phases[p], out.peak_phase = static_cast<PlanPhase>(p);
+    return out;
+  }
+
+  void map(FormMemory& out) const {
+    std::array<std::int64_t, num_plan_phases> need{};
+    for (std::size_t p = 0; p < num_plan_phases; ++p) need[p] = round_up(device_.transients(p), chunk_);
+    const bool nothing_sleeps = s_.train.offload != Offload::sleep && !s_.rollout.sleep;
+    const auto level = transient_levels(out.present, need, nothing_sleeps);
+    MapWalk walk(out);
+    std::int64_t transients = 0;
+    for (std::size_t p = 0; p < num_plan_phases; ++p) {
+      if (!out.present[p]) continue;
+      walk.enter(p);
+      if (!driven(static_cast<PlanPhase>(p))) walk.device(level[p] - transients), transients = level[p];
+      map(walk, static_cast<PlanPhase>(p));
+    }
+  }
+
+  void map(MapWalk& walk, PlanPhase p) const {
+    using enum PlanPhase;
+    const Sections::Mapped& m = hold_.mapped;
+    switch (p) {
+      case load:
+        return walk.device(m.params + m.moments + m.reference);
+      case start_rollout:
+        return rollout_sleeps_ ? walk.host(m.weights) : walk.device(m.weights + m.kv);
+      case sleep_optimizer:
+        return walk.to_host(m.moments), walk.to_host(m.reference);
+      case wake_rollout:
+        return backed_up_ ? walk.to_device(m.weights) : walk.device(m.weights);
+      case sleep_train:
+        return walk.to_host(m.params);
+      case wake_kv:
+        return walk.device(m.kv);
+      case sleep_rollout:
+        walk.device(-m.kv);
+        return backed_up_ ? walk.to_host(m.weights) : walk.device(-m.weights);
+      case wake_train:
+        return walk.to_device(m.params), walk.to_device(m.reference), walk.to_device(m.moments);
+      default:
+        return;
+    }
+  }
+
+  const PlanShapes& shapes_;
+  const Scenario& s_;
+  std::int64_t chunk_;
+  Sections hold_;
+  bool rollout_sleeps_, backed_up_;
+  LiveWalk device_, host_;
+};
+
+}  // namespace
+
+void walk_rollout(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
+  const std::int64_t slots = s.rollout.max_running_requests, prefill = s.rollout.max_prefill_tokens;
+  EngineStepWalk(w, shapes, s, prefill, std::min(slots, prefill)).walk();
+  EngineStepWalk(w, shapes, s, slots, slots).walk();
+}
+
+void walk_exchange(LiveWalk& w, const Scenario& s) {
+  const std::int64_t world = s.train.layout.ranks(), rows = rows_per_rank(s);
+  for (const std::int64_t row : {row_ints(s) * i32_bytes, max_response_tokens(s) * f32_bytes}) {
+    w.up(communication, rows * row);
+    if (world > 1) w.up(communication, world * rows * row), w.down(communication, world * rows * row);
+    w.down(communication, rows * row);
+  }
+}
+
+void walk_export(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
+  const std::int64_t world = s.train.layout.ranks();
+  if (world == 1) return;
+  for (const UnitShape* unit : {&shapes.root, &shapes.layer}) {
+    const std::int64_t gathered = world * unit->shard_elements(world) * size_of(s.train.precision.master);
+    w.up(communication, gathered), w.down(communication, gathered);
+  }
+}
+
+void walk_sync(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
+  const std::int64_t world = s.train.layout.ranks();
+  const RankSlice& any_rank = engine_of(shapes, s).ranks.front();  // sizes do not depend on the slice
+  const auto bucket = [&](DType dtype, bool gathered) {
+    const SyncBuckets buckets = fill_sync_buckets(shapes, world, s.sync.bucket_bytes, dtype, any_rank);
+    const std::int64_t part = buckets.largest_elements * size_of(dtype);
+    w.up(communication, part);
+    if (gathered && world > 1) w.up(communication, world * part), w.down(communication, world * part);
+    w.down(communication, part);
+  };
+  bucket(s.rollout.dtype, s.sync.transport == SyncTransport::collective);
+  if (!s.sync.verify) return;
+  w.up(workspace, i32_bytes);
+  bucket(s.train.precision.master, true);
+  w.down(workspace, i32_bytes);
+}
+
+FormMemory PlanForm::memory(const Scenario& s) const {
+  std::int64_t blocks = 0;
+  if (s.algorithm.name != AlgorithmName::sft) {
+    const auto known = kv_blocks(s);
+    HB_CHECK(known, "no room for a KV pool");
+    blocks = *known;
+  }
+  return JobWalk(shapes_, s, blocks).walk();
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,81 @@
+// The shapes that a plan's bytes are made of, as tables of one model: layers are alike, so one unit stands for all of
+// them, and one list of rectangles for the rollout weights of each tensor-parallel rank.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+#include "layout/shard.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+/// One parameter of a unit, logical shape; Shard(0) over W ranks pads it to W * ceil(rows / W) rows.
+struct ParamShape {
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t padded_rows(std::int64_t world) const { return ceil_div(rows, world); }
+};
+
+/// More than any unit of a dense decoder has: norms 2, projections 7, biases 3, head norms 2.
+inline constexpr std::size_t max_unit_params = 16;
+
+/// One FSDP unit (layout/train_weights.h), its parameters in the unit's order.
+struct UnitShape {
+  std::array<ParamShape, max_unit_params> params{};
+  std::size_t count = 0;
+  std::int64_t elements = 0;  // sum of rows * cols
+
+  std::span<const ParamShape> all() const { return {params.data(), count}; }
+  /// Elements of one rank's padded shard.
+  std::int64_t shard_elements(std::int64_t world) const;
+};
+
+/// What one tensor-parallel rank of a rollout engine takes of each parameter, by the index in its unit.
+struct RankSlice {
+  std::array<Piece, max_unit_params> root{}, layer{};
+};
+
+/// Rollout weights of engines of `tp` ranks. Sizes are the same on every rank: a short vocabulary part is padded.
+struct EngineSlices {
+  std::int64_t tp = 1, heads = 0, kv_heads = 0, vocab_rows = 0;  // of one rank
+  std::vector<std::int64_t> root_buffers, layer_buffers;         // elements of each weight buffer
+  std::vector<RankSlice> ranks;
+
+  std::int64_t elements(std::int64_t layers) const;
+  /// Bytes of the section that holds them, every buffer aligned, before rounding to chunks.
+  std::int64_t section_bytes(std::int64_t layers, DType) const;
+};
+
+/// Built once per model; the searches share it.
+struct PlanShapes {
+  std::int64_t layers = 0;
+  UnitShape root, layer;
+  std::vector<EngineSlices> engines;  // ascending tp: every one that the heads allow
+
+  /// Dense decoders only (why_not_rollout_tp(model, 1) is empty).
+  explicit PlanShapes(const ModelSpec&);
+  const EngineSlices* engine(std::int64_t tp) const;  // nullptr: the heads do not allow it
+  std::int64_t elements() const { return root.elements + layers * layer.elements; }
+  std::int64_t shard_elements(std::int64_t world) const {
+    return root.shard_elements(world) + layers * layer.shard_elements(world);
+  }
+};
+
+/// The buckets of one sync (lowering/sync.cc: rows of padded shards, greedily, in the order of the units).
+struct SyncBuckets {
+  std::int64_t count = 0;
+  std::int64_t largest_elements = 0;  // of one rank's part of the fullest bucket
+  std::int64_t wanted = 0;            // buckets that hold something of `slice`
+};
+
+/// `slice`: whose wanted buckets are counted. Costs one step per parameter of each layer that a bucket's end falls
+/// into; depends on nothing else, so a search computes it once for each (world, bucket, dtype).
+SyncBuckets fill_sync_buckets(const PlanShapes&, std::int64_t world, std::int64_t bucket_bytes, DType,
+                              const RankSlice& slice);
+
+/// Buffers of an arena stand at multiples of this (graph/lifetimes.cc).
+constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return round_up(bytes, 64); }
+
+}  // namespace hotbunk
