@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "exec/backend.h"
+#include "graph/section_states.h"
 
 namespace hotbunk {
 namespace {
@@ -37,6 +38,7 @@ class Walk {
         for (const Block& block : blocks) flags.push_back(has_fetch(block));
       }
     }
+    for (const auto& device : devices) states_.emplace_back(plan.program(device->rank()));
   }
 
   Status run(const RunOptions& options) {
@@ -69,10 +71,11 @@ class Walk {
       for (std::size_t d = 0; d < devices_.size(); ++d) {
         if (done[d]) continue;
         const Rank rank = devices_[d]->rank();
-        const std::optional<Args> args = driver_.next(rank, step, p);
+        const bool driven = plan_.phases[static_cast<std::size_t>(p)].driven;
+        std::optional<Args> args = driver_.next(rank, step, p);
         if (args)
-          if (auto s = block(*devices_[d], *args, p); !s) return s;
-        if (!args || !plan_.phases[static_cast<std::size_t>(p)].driven) done[d] = true, --left;
+          if (auto s = driven ? block(d, *args, p) : all_blocks(d, *args, p); !s) return s;
+        if (!args || !driven) done[d] = true, --left;
       }
     for (auto& device : devices_) {
       if (auto s = device->sync(); !s) return fail(located(s.error(), plan_, device->rank(), p, ""));
@@ -81,20 +84,31 @@ class Walk {
     return {};
   }
 
-  Status block(Device& device, const Args& args, std::int16_t p) {
+  /// A phase that is not driven: its blocks once, in order.
+  Status all_blocks(std::size_t d, Args args, std::int16_t p) {
+    const auto& blocks = plan_.program(devices_[d]->rank()).phases[static_cast<std::size_t>(p)];
+    for (; static_cast<std::size_t>(args.block) < blocks.size(); ++args.block)
+      if (auto s = block(d, args, p); !s) return s;
+    return {};
+  }
+
+  Status block(std::size_t d, const Args& args, std::int16_t p) {
+    Device& device = *devices_[d];
     const Rank rank = device.rank();
-    ++blocks_run_[{rank, args.step, p}];
     const Program& program = plan_.program(rank);
     const auto& blocks = program.phases[static_cast<std::size_t>(p)];
     HB_CHECK(args.block >= 0 && static_cast<std::size_t>(args.block) < blocks.size(),
              "the driver asks for block {} of {} in phase {}", args.block, blocks.size(),
              plan_.phases[static_cast<std::size_t>(p)].name);
     const Block& b = blocks[static_cast<std::size_t>(args.block)];
+    if (states_[d].skips(b)) return {};
+    ++blocks_run_[{rank, args.step, p}];
     for (const Op& op : b.ops)
       if (auto s = dispatch(device, program, op, args); !s) return fail(located(s.error(), plan_, rank, p, b.name));
     const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
     if (driver_.wants_results() && fetches_[which][static_cast<std::size_t>(p)][static_cast<std::size_t>(args.block)])
       if (auto s = device.sync(); !s) return fail(located(s.error(), plan_, rank, p, b.name));
+    states_[d].ran(b);
     driver_.completed(rank, args, p);
     return {};
   }
@@ -102,6 +116,7 @@ class Walk {
   const Plan& plan_;
   Driver& driver_;
   std::vector<std::unique_ptr<Device>>& devices_;
+  std::vector<SectionStates> states_;                    // of each device
   std::vector<std::vector<std::vector<bool>>> fetches_;  // [program][phase][block]
   std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::int64_t> blocks_run_;
 };

@@ -116,6 +116,8 @@ class Differ {
   void ops(const Program& pa, const Block& a, const Program& pb, const Block& b) {
     if (a == b && pa.buffers == pb.buffers) return;
     scalar("name of the block", a.name, b.name);
+    scalar("enters", name_of(a.enters), name_of(b.enters));
+    scalar("its section", name_of(a.section), name_of(b.section));
     std::multimap<std::pair<OpKind, std::string>, const Op*> in_b;
     for (const Op& op : b.ops) in_b.emplace(std::pair(op.kind, op.name), &op);
     bool same_set = true;

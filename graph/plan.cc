@@ -57,6 +57,7 @@ void add(Hasher& h, const Program& p) {
     h.add(static_cast<std::int64_t>(blocks.size()));
     for (const Block& block : blocks) {
       h.add(std::string_view(block.name));
+      h.add(static_cast<std::int64_t>(block.enters)), h.add(static_cast<std::int64_t>(block.section));
       h.add(static_cast<std::int64_t>(block.ops.size()));
       for (const Op& op : block.ops) add(h, op);
     }
@@ -66,6 +67,9 @@ void add(Hasher& h, const Program& p) {
 }  // namespace
 
 std::string_view name_of(Category c) { return category_names[static_cast<std::size_t>(c)]; }
+std::string_view name_of(Enters e) {
+  return e == Enters::nothing ? "nothing" : e == Enters::asleep ? "asleep" : "awake";
+}
 std::string_view name_of(Space s) { return s == Space::device ? "device" : "host"; }
 Space space_of(Section s) { return s >= Section::host_params ? Space::host : Space::device; }
 

@@ -3,9 +3,9 @@
 //   Plan ── phases (names and order, the same for all ranks)
 //     └── programs, one per rank class ── buffers, and per phase: blocks ── ops in one total order
 //
-// A phase has one or more blocks; the Driver picks the next block and its actual sizes until it says done
-// (exec/driver.h). Allocation, mapping and cross-stream order are ops too, so that live bytes are the walk of the ops,
-// for everybody.
+// A phase has one or more blocks. They run once, in order, or the Driver picks the next block and its actual sizes
+// until it says done (exec/driver.h). Allocation, mapping and cross-stream order are ops too, so that live bytes are
+// the walk of the ops, for everybody.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -44,9 +44,17 @@ struct Buffer {
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
+/// Where running a block brings a section as a whole. A rank on which the section is there already skips the block
+/// (section_states.h): sleeping twice and waking twice are harmless.
+enum class Enters : std::uint8_t { nothing, asleep, awake };
+inline constexpr int num_enters = 3;
+std::string_view name_of(Enters);
+
 struct Block {
   std::string name;
   std::vector<Op> ops;
+  Enters enters = Enters::nothing;
+  Section section = Section::transient;  // the one that sleeps or wakes
   friend bool operator==(const Block&, const Block&) = default;
 };
 
@@ -56,7 +64,7 @@ enum class When : std::uint8_t { prologue, iteration, epilogue };
 struct PhaseInfo {
   std::string name;
   When when = When::iteration;
-  bool driven = false;  // false: block 0 once; true: the Driver picks blocks until done
+  bool driven = false;  // false: its blocks once, in order; true: the Driver picks blocks until done
   friend bool operator==(const PhaseInfo&, const PhaseInfo&) = default;
 };
 

@@ -109,6 +109,10 @@ void append(std::string& out, const Program& p) {
   append_array(out, p.phases, [&](const std::vector<Block>& blocks) {
     append_array(out, blocks, [&](const Block& block) {
       out += "{\"name\":", append_json(out, block.name);
+      if (block.enters != Enters::nothing) {
+        out += ",\"enters\":", append_json(out, name_of(block.enters));
+        out += ",\"section\":", append_json(out, name_of(block.section));
+      }
       out += ",\"ops\":", append_array(out, block.ops, [&](const Op& op) { append(out, op); });
       out += '}';
     });

@@ -168,6 +168,10 @@ std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
     const Value block = v.at(i);
     const Value ops = block["ops"];
     blocks[i].name = block["name"].text();
+    if (block.has("enters")) {
+      blocks[i].enters = block["enters"].name<Enters>(num_enters);
+      blocks[i].section = block["section"].name<Section>(num_sections);
+    }
     blocks[i].ops.reserve(ops.array());
     for (std::size_t k = 0; k < ops.size(); ++k) blocks[i].ops.push_back(read_op(ops.at(k), scope));
   }

@@ -44,6 +44,11 @@ const char* print_when(When when) {
   return when == When::prologue ? "prologue" : when == When::iteration ? "iteration" : "epilogue";
 }
 
+std::string print_enters(const Block& block) {
+  if (block.enters == Enters::nothing) return "";
+  return fmt::format(", unless {} is {}", name_of(block.section), name_of(block.enters));
+}
+
 std::string print_header(const Plan& plan) {
   std::string out = fmt::format("plan {}\n  scenario {}: {} ranks, {} program{}\n", plan_hash(plan), plan.scenario,
                                 plan.num_ranks(), plan.programs.size(), plan.programs.size() == 1 ? "" : "s");
@@ -87,7 +92,8 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
     if (!options.phase.empty() && phase.name != options.phase) continue;
     out += fmt::format("  phase {} ({}{})\n", phase.name, print_when(phase.when), phase.driven ? ", driven" : "");
     for (const Block& block : program.phases[p]) {
-      out += fmt::format("    block {}: {} ops\n", block.name.empty() ? "-" : block.name, block.ops.size());
+      out += fmt::format("    block {}: {} ops{}\n", block.name.empty() ? "-" : block.name, block.ops.size(),
+                         print_enters(block));
       if (!options.ops) continue;
       for (const Op& op : block.ops) out += "      " + print_op(plan, program, op) + '\n';
     }

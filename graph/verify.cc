@@ -10,6 +10,7 @@
 
 #include "graph/catalogue.h"
 #include "graph/conflicts.h"
+#include "graph/section_states.h"
 
 namespace hotbunk {
 namespace {
@@ -36,7 +37,8 @@ class ProgramCheck {
         program_(plan.programs[index]),
         index_(index),
         faults_(faults),
-        live_(program_.buffers.size(), false) {}
+        live_(program_.buffers.size(), false),
+        states_(program_) {}
 
   void run() {
     if (!check_shape()) return;
@@ -95,6 +97,8 @@ class ProgramCheck {
           const bool event = op.kind == OpKind::record || op.kind == OpKind::wait;
           if (bad.empty() && event && (op.event < 0 || op.event >= program_.num_events))
             bad = fmt::format("names event {}", op.event);
+          if (bad.empty() && block.enters != Enters::nothing && is_communication(op.kind))
+            bad = "communicates in a block that a rank may skip";
           if (bad.empty()) continue;
           fault(fmt::format("phase {}, block {}: {} '{}' {}", plan_.phases[p].name, block.name, name_of(op.kind),
                             op.name, bad));
@@ -105,6 +109,7 @@ class ProgramCheck {
 
   void check_block(const BlockVisit& visit) {
     const Block& block = program_.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
+    if (states_.skips(block)) return;
     // Streams are joined at block borders (dependencies.cc); the check proves that too, through the clocks below.
     for (std::size_t i = 0; i < block.ops.size() && !faults_.full(); ++i) {
       const Op& op = block.ops[i];
@@ -114,7 +119,22 @@ class ProgramCheck {
       check_memory(op);
       check_order(op);
     }
+    states_.ran(block);
+    where_ = fmt::format("phase {}, block {}: ", plan_.phases[static_cast<std::size_t>(visit.phase)].name, block.name);
+    check_entered(block);
     where_.clear();
+  }
+
+  /// A block that wakes or puts to sleep does it to the whole section.
+  void check_entered(const Block& block) {
+    if (block.enters == Enters::nothing) return;
+    const bool awake = block.enters == Enters::awake;
+    for (std::size_t i = 0; i < live_.size(); ++i)
+      if (const Buffer& b = program_.buffers[i]; b.section == block.section && live_[i] != awake)
+        fault(fmt::format("leaves {} {}, but '{}' is {}", name_of(block.section), name_of(block.enters), b.name,
+                          awake ? "not alive" : "alive"));
+    if (!awake && !mapped_[static_cast<std::size_t>(block.section)].empty())
+      fault(fmt::format("leaves {} asleep, but part of it is mapped", name_of(block.section)));
   }
 
   void check_memory(const Op& op) {
@@ -232,6 +252,7 @@ class ProgramCheck {
   Faults& faults_;
   std::string where_;
   std::vector<bool> live_;
+  SectionStates states_;
   std::array<std::map<std::int64_t, BufferId>, num_sections> alive_by_offset_;
   std::array<std::map<std::int64_t, std::int64_t>, num_sections> mapped_;  // begin -> end
   ConflictMap conflicts_;

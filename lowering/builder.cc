@@ -43,8 +43,14 @@ Tensor ProgramBuilder::whole(BufferId id) const {
 
 void ProgramBuilder::begin_block(std::int32_t phase, std::string name) {
   auto& blocks = program_.phases[static_cast<std::size_t>(phase)];
-  blocks.push_back({std::move(name), {}});
+  blocks.push_back({.name = std::move(name), .ops = {}});
   block_ = &blocks.back();
+}
+
+void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Enters enters, Section section) {
+  begin_block(phase, std::move(name));
+  block_->enters = enters;
+  block_->section = section;
 }
 
 Op& ProgramBuilder::push(OpKind kind, StreamId stream) {
@@ -164,7 +170,10 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
     op.section = Section::transient;
     op.map_begin = std::min(mapped, level[p]);
     op.map_end = std::max(mapped, level[p]);
-    auto& ops = program.phases[p].front().ops;
+    // A block that a rank may skip cannot hold it: transients are mapped for all that follows.
+    auto& blocks = program.phases[p];
+    if (blocks.front().enters != Enters::nothing) blocks.insert(blocks.begin(), Block{.name = "transients", .ops = {}});
+    auto& ops = blocks.front().ops;
     ops.insert(ops.begin(), std::move(op));
     mapped = level[p];
   }

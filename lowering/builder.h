@@ -36,6 +36,8 @@ class ProgramBuilder {
 
   /// Ops from now on go to this phase's new block.
   void begin_block(std::int32_t phase, std::string name);
+  /// The same; the block puts the section to sleep or wakes it, and is skipped where that has happened already.
+  void begin_transition(std::int32_t phase, std::string name, Enters, Section);
 
   Op& emit(OpKind, StreamId, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
   Op& communicate(OpKind, StreamId, Family, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);

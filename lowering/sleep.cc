@@ -1,4 +1,5 @@
 // Sleep and wake as plan ops: what moves to the host, what is dropped, which chunks are given back and in which order.
+// Each section sleeps and wakes as a whole, in a block of its own (graph/plan.h: Enters).
 #include "lowering/rollout.h"
 
 namespace hotbunk {
@@ -9,7 +10,9 @@ struct Move {
 };
 
 /// Device -> host, buffer by buffer, each freed as soon as it has moved; then the section goes.
-void put_to_sleep(ProgramBuilder& b, const std::vector<Move>& moves, Section device, Section host) {
+void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Move>& moves,
+                  Section device, Section host) {
+  b.begin_transition(phase, std::move(block), Enters::asleep, device);
   b.map(host);
   for (const Move& m : moves) {
     b.alloc(m.host, StreamId::d2h);
@@ -19,7 +22,9 @@ void put_to_sleep(ProgramBuilder& b, const std::vector<Move>& moves, Section dev
   b.unmap(device);
 }
 
-void wake_up(ProgramBuilder& b, const std::vector<Move>& moves, Section device, Section host) {
+void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Move>& moves, Section device,
+             Section host) {
+  b.begin_transition(phase, std::move(block), Enters::awake, device);
   b.map(device);
   for (const Move& m : moves) {
     b.alloc(m.device, StreamId::h2d);
@@ -27,6 +32,22 @@ void wake_up(ProgramBuilder& b, const std::vector<Move>& moves, Section device, 
     b.free(m.host, StreamId::h2d);
   }
   b.unmap(host);
+}
+
+/// Wakes without its former contents.
+void wake_empty(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<BufferId>& buffers,
+                Section section) {
+  b.begin_transition(phase, std::move(block), Enters::awake, section);
+  b.map(section);
+  for (BufferId id : buffers) b.alloc(id);
+}
+
+/// What it holds is dropped.
+void drop(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<BufferId>& buffers,
+          Section section) {
+  b.begin_transition(phase, std::move(block), Enters::asleep, section);
+  for (BufferId id : buffers) b.free(id);
+  b.unmap(section);
 }
 
 std::vector<Move> parameter_moves(const TrainState& t) {
@@ -55,68 +76,55 @@ std::vector<Move> weight_moves(const RolloutState& r) {
   return out;
 }
 
+std::vector<BufferId> weight_buffers(const RolloutState& r) {
+  std::vector<BufferId> out;
+  for (std::size_t i = 0; i < r.weights().size(); ++i) out.push_back(r.buffer(i));
+  return out;
+}
+
 }  // namespace
 
 // The optimizer and the reference go before the sync, which needs the parameters only.
 void lower_sleep_optimizer(ProgramBuilder& b, const TrainState& t, std::int32_t phase) {
-  b.begin_block(phase, "sleep_optimizer");
-  put_to_sleep(b, optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
+  put_to_sleep(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
   if (const auto moves = reference_moves(t); !moves.empty())
-    put_to_sleep(b, moves, Section::train_reference, Section::host_reference);
+    put_to_sleep(b, phase, "reference", moves, Section::train_reference, Section::host_reference);
 }
 
 void lower_sleep_params(ProgramBuilder& b, const TrainState& t, std::int32_t phase) {
-  b.begin_block(phase, "sleep_train");
-  put_to_sleep(b, parameter_moves(t), Section::train_params, Section::host_params);
+  put_to_sleep(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
 }
 
 void lower_wake_train(ProgramBuilder& b, const TrainState& t, std::int32_t phase) {
-  b.begin_block(phase, "wake_train");
-  wake_up(b, parameter_moves(t), Section::train_params, Section::host_params);
+  wake_up(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
   if (const auto moves = reference_moves(t); !moves.empty())
-    wake_up(b, moves, Section::train_reference, Section::host_reference);
-  wake_up(b, optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
+    wake_up(b, phase, "reference", moves, Section::train_reference, Section::host_reference);
+  wake_up(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
 }
 
 void lower_wake_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  b.begin_block(phase, "wake_rollout");
-  b.map(Section::rollout_weights);
   // Level 1 brings the weights back from the host before the sync overwrites them, as engines do that cannot know
   // whether a sync follows. There is nothing to bring before the first sleep: the host copy is made zero in the
   // prologue.
-  if (s.rollout.sleep_level == 1) {
-    for (const Move& m : weight_moves(r)) {
-      b.alloc(m.device, StreamId::h2d);
-      b.emit(OpKind::copy, StreamId::h2d, b.buffer(m.device).name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
-      b.free(m.host, StreamId::h2d);
-    }
-    b.unmap(Section::host_weights);
-    return;
-  }
-  for (const Move& m : weight_moves(r)) b.alloc(m.device);
+  if (s.rollout.sleep_level == 1)
+    wake_up(b, phase, "weights", weight_moves(r), Section::rollout_weights, Section::host_weights);
+  else wake_empty(b, phase, "weights", weight_buffers(r), Section::rollout_weights);
 }
 
 void lower_wake_kv(ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  b.begin_block(phase, "wake_kv");
-  b.map(Section::kv_cache);
-  b.alloc(r.kv());
+  wake_empty(b, phase, "kv", {r.kv()}, Section::kv_cache);
 }
 
 void lower_sleep_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  b.begin_block(phase, "sleep_rollout");
-  b.free(r.kv());
-  b.unmap(Section::kv_cache);
-  if (s.rollout.sleep_level == 1) {
-    put_to_sleep(b, weight_moves(r), Section::rollout_weights, Section::host_weights);
-    return;
-  }
-  for (const Move& m : weight_moves(r)) b.free(m.device);
-  b.unmap(Section::rollout_weights);
+  drop(b, phase, "kv", {r.kv()}, Section::kv_cache);
+  if (s.rollout.sleep_level == 1)
+    put_to_sleep(b, phase, "weights", weight_moves(r), Section::rollout_weights, Section::host_weights);
+  else drop(b, phase, "weights", weight_buffers(r), Section::rollout_weights);
 }
 
 void lower_start_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  b.begin_block(phase, "start_rollout");
   if (s.rollout.sleep) {
+    b.begin_block(phase, "host_weights");
     b.map(Section::host_weights);
     for (const Move& m : weight_moves(r)) {
       b.alloc(m.host, StreamId::host);
@@ -124,10 +132,8 @@ void lower_start_rollout(const Scenario& s, ProgramBuilder& b, const RolloutStat
     }
     return;
   }
-  b.map(Section::rollout_weights);
-  for (const Move& m : weight_moves(r)) b.alloc(m.device);
-  b.map(Section::kv_cache);
-  b.alloc(r.kv());
+  wake_empty(b, phase, "weights", weight_buffers(r), Section::rollout_weights);
+  wake_empty(b, phase, "kv", {r.kv()}, Section::kv_cache);
 }
 
 }  // namespace hotbunk

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "graph/access.h"
+#include "graph/section_states.h"
 #include "trace/meter.h"
 
 namespace hotbunk {
@@ -14,12 +15,15 @@ using Observer = std::function<void(const MemoryMeter&, const Op&)>;
 
 RankMemory walk(const Plan& plan, const Program& program, const Observer& after_op) {
   MemoryMeter meter;
+  SectionStates states(program);
   for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue}) {
     std::int16_t phase = -1;
     for (const BlockVisit& visit : block_visits(plan, program, when)) {
       if (visit.phase != phase) meter.enter(0, phase = visit.phase);
-      for (const Op& op :
-           program.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)].ops) {
+      const Block& block = program.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
+      if (states.skips(block)) continue;
+      states.ran(block);
+      for (const Op& op : block.ops) {
         if (op.kind == OpKind::alloc || op.kind == OpKind::free) {
           const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
           meter.add_live(space_of(b.section), b.category, op.kind == OpKind::alloc ? b.bytes() : -b.bytes());

@@ -146,7 +146,7 @@ TEST_CASE("causal attention of packed sequences and its gradient equal the defin
 }
 
 TEST_CASE("attention: random shapes and lengths") {
-  rc::check("forward and backward equal the definition", [] {
+  CHECK(rc::check("forward and backward equal the definition", [] {
     Case c;
     c.shape.num_kv_heads = *rc::gen::inRange(1, 4);
     c.shape.num_heads = c.shape.num_kv_heads * *rc::gen::inRange(1, 4);
@@ -160,7 +160,7 @@ TEST_CASE("attention: random shapes and lengths") {
     RC_ASSERT(o <= forward_tolerance(dtype));
     RC_ASSERT(lse <= kF32Tolerance);
     RC_ASSERT(g <= backward_tolerance(dtype));
-  });
+  }));
 }
 
 TEST_CASE("attention's gradient equals finite differences of the definition") {

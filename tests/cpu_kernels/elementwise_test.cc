@@ -110,7 +110,7 @@ TEST_CASE("cast rounds every fp32 bit pattern class as base/dtype.h does, and wi
 }
 
 TEST_CASE("box copy and comparison: random non-overlapping boxes, with and without a cast") {
-  rc::check("equals element by element, touches nothing else, and the comparison finds every change", [] {
+  CHECK(rc::check("equals element by element, touches nothing else, and the comparison finds every change", [] {
     KernelContext ctx(1 + *rc::gen::inRange(0, 2));
     const DType s_type = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
     const DType d_type = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
@@ -145,7 +145,7 @@ TEST_CASE("box copy and comparison: random non-overlapping boxes, with and witho
       ++changed;
     }
     RC_ASSERT(count_box_mismatches(ctx, src.vector(), dst.vector(), boxes) == changed);
-  });
+  }));
 }
 
 TEST_CASE("box copy moves integers, splits one long row over threads, and compares NaN by bits") {

@@ -62,6 +62,8 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { p.programs[0].section_bytes[2] += 4096; },
       [](Plan& p) { ++p.programs[0].num_events; },
       [](Plan& p) { p.programs[0].phases[1][0].name = "other"; },
+      [](Plan& p) { p.programs[0].phases[1][0].enters = Enters::awake; },
+      [](Plan& p) { p.programs[0].phases[1][0].section = Section::kv_cache; },
       [](Plan& p) {
         p.programs[0].phases[1].push_back({"more", {}});
       },

@@ -110,6 +110,64 @@ TEST_CASE("Mapping: alignment, twice, not there, still in use") {
   CHECK(verify(plan) == std::vector<std::string>{});
 }
 
+namespace {
+
+/// A section of one buffer that wakes and sleeps, each in a block of its own; sleeping and waking as often as `blocks`
+/// says.
+Plan sleeper(const std::vector<Enters>& blocks) {
+  Program p;
+  p.buffers = {{"kv", DType::f32, 16, Category::kv_cache, Section::kv_cache, 0}};
+  p.section_bytes[static_cast<std::size_t>(Section::kv_cache)] = 4096;
+  Plan plan = plan_of(p, {}, 4096);
+  plan.programs[0].phases[1].clear();
+  for (Enters enters : blocks) {
+    Block block{"turn", {mapping(OpKind::map, Section::kv_cache, 0, 4096), memory(OpKind::alloc, 0)}};
+    if (enters == Enters::asleep)
+      block.ops = {memory(OpKind::free, 0), mapping(OpKind::unmap, Section::kv_cache, 0, 4096)};
+    block.enters = enters;
+    block.section = Section::kv_cache;
+    plan.programs[0].phases[1].push_back(std::move(block));
+  }
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("Sleeping and waking twice is harmless where the block says so, and whole") {
+  using enum Enters;
+  CHECK(verify(sleeper({awake, asleep})) == std::vector<std::string>{});
+  CHECK(verify(sleeper({asleep, awake, awake, asleep, asleep})) == std::vector<std::string>{});
+  const auto first_fault = [](Plan plan, const std::function<void(std::vector<Block>&)>& spoil) {
+    spoil(plan.programs[0].phases[1]);
+    const auto faults = verify(plan);
+    return faults.empty() ? "" : faults[0];
+  };
+  // The same ops in a block that does not say what it enters are two allocations and two frees.
+  CHECK_THAT(first_fault(sleeper({awake, awake, asleep}), [](auto& b) { b[1].enters = nothing; }),
+             Contains("maps 0..4096 of kv_cache, part of which is mapped"));
+  CHECK_THAT(first_fault(sleeper({awake, asleep, asleep}), [](auto& b) { b[2].enters = nothing; }),
+             Contains("frees 'kv', which is not alive"));
+  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[0].ops.pop_back(); }),
+             Contains("block turn: leaves kv_cache awake, but 'kv' is not alive"));
+  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[1].ops.clear(); }),
+             Contains("leaves kv_cache asleep, but 'kv' is alive"));
+  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[1].ops.pop_back(); }),
+             Contains("leaves kv_cache asleep, but part of it is mapped"));
+  // Touched while asleep.
+  const Op touch = op(OpKind::zero, {}, {tensor(0, DType::f32, {fixed(16)})});
+  CHECK_THAT(first_fault(sleeper({awake, asleep, asleep}),
+                         [&](auto& b) {
+                           b.push_back({"step", {touch}});
+                         }),
+             Contains("block step, op 0 (zero ''): touches 'kv', which is not alive"));
+  Plan talks = sleeper({awake, asleep});
+  talks.groups = {{"world", {{0}}}};
+  Op barrier = op(OpKind::barrier, {}, {});
+  barrier.group = 0;
+  talks.programs[0].phases[1][0].ops.push_back(barrier);
+  CHECK_THAT(verify(talks)[0], Contains("barrier '' communicates in a block that a rank may skip"));
+}
+
 TEST_CASE("A driven block that loops leaves nothing behind") {
   Plan plan = base();
   plan.phases[1].driven = true;  // visited twice per iteration now

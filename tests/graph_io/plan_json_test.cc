@@ -64,7 +64,7 @@ TEST_CASE("a plan file is what its description says") {
 }
 
 TEST_CASE("any plan comes back from its file unchanged") {
-  rc::check("plan -> JSON -> plan", [](std::uint64_t seed) {
+  CHECK(rc::check("plan -> JSON -> plan", [](std::uint64_t seed) {
     const Plan plan = test::random_plan(seed);
     const std::string text = plan_to_json(plan);
     const auto back = plan_from_json(text, "plan.json");
@@ -72,7 +72,7 @@ TEST_CASE("any plan comes back from its file unchanged") {
     RC_ASSERT(*back == plan);
     RC_ASSERT(plan_hash(*back) == plan_hash(plan));
     RC_ASSERT(plan_to_json(*back) == text);
-  });
+  }));
 }
 
 TEST_CASE("a plan file that was edited is refused") {

@@ -63,6 +63,8 @@ class PlanMaker {
       std::vector<Block> blocks;
       for (std::int64_t b = 0, n = below(3); b < n; ++b) {
         Block block{name(), {}};
+        block.enters = static_cast<Enters>(below(num_enters));
+        if (block.enters != Enters::nothing) block.section = static_cast<Section>(below(num_sections));
         for (std::int64_t k = 0, m = below(6); k < m; ++k) block.ops.push_back(op(p, out));
         blocks.push_back(std::move(block));
       }
@@ -128,7 +130,7 @@ class PlanMaker {
     const std::int64_t most = std::int64_t{1} << 29;
     Box b{below(most), below(most), below(most), below(most), below(most), below(most)};
     b.peer = static_cast<std::int32_t>(below(4)) - 1;
-    b.input = operand(op.inputs), b.output = operand(op.outputs);
+    b.input = operand(op.inputs), b.output = operand(op.kind == OpKind::compare_boxes ? op.inputs : op.outputs);
     return b;
   }
 

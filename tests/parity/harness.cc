@@ -134,15 +134,19 @@ std::string run_cases(int ranks, const std::vector<Case>& cases, const Check& ch
   return result.exit_code == 0 ? "" : result.message.empty() ? "a case failed" : result.message;
 }
 
-std::string complaint(const Outcome& outcome, const Plan& plan) {
-  if (const auto faults = verify(plan); !faults.empty()) return "verifier: " + faults.front();
+Result<Trace> simulate(const Outcome& outcome, const Plan& plan) {
   auto driver = LengthDriver::create(plan, outcome.job.scenario, outcome.lengths);
-  if (!driver) return render(driver.error());
+  if (!driver) return fail(driver.error());
   const UnitCost cost;
   SimBackend sim(outcome.job.scenario.cluster, cost);
   RunOptions run{.steps = static_cast<std::int32_t>(outcome.job.scenario.steps), .local_ranks = {}};
   for (Rank r = 0; r < plan.num_ranks(); ++r) run.local_ranks.push_back(r);
-  const auto simulated = execute(plan, sim, **driver, run);
+  return execute(plan, sim, **driver, run);
+}
+
+std::string complaint(const Outcome& outcome, const Plan& plan) {
+  if (const auto faults = verify(plan); !faults.empty()) return "verifier: " + faults.front();
+  const auto simulated = simulate(outcome, plan);
   if (!simulated) return "simulation: " + render(simulated.error());
   const Comparison c = compare_traces(plan, *simulated, outcome.measured);
   if (c.equal && c.numbers_compared > 100) return "";

@@ -39,6 +39,9 @@ using Check = std::function<std::string(const Outcome&)>;
 /// Launches one world of `ranks` processes that executes all cases in turn. "" or the first complaint.
 std::string run_cases(int ranks, const std::vector<Case>&, const Check&, CpuOptions = {});
 
+/// Simulates `plan` with the outcome's lengths.
+Result<Trace> simulate(const Outcome&, const Plan& plan);
+
 /// Simulates `plan`, which may not be the plan that was executed, with the outcome's lengths, and compares. "" when the
 /// verifier accepts the plan and every byte and call is equal; else the first fault or difference.
 std::string complaint(const Outcome&, const Plan& plan);

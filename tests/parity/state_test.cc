@@ -2,9 +2,11 @@
 // for bit.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 
@@ -85,6 +87,109 @@ TEST_CASE("what wakes up is what went to sleep, and asleep it is not resident") 
                               .last = {}})},
                     nothing, options) == "");
   }
+}
+
+namespace {
+
+bool transition(const Block& block) { return block.enters != Enters::nothing; }
+
+/// Puts a phase that holds another one's sleeping and waking blocks, and nothing else, at `at`.
+void insert_transitions(Plan& plan, std::size_t of, std::size_t at, const std::string& name) {
+  const PhaseInfo info{name, When::iteration, false};
+  plan.phases.insert(plan.phases.begin() + static_cast<std::ptrdiff_t>(at), info);
+  for (Program& program : plan.programs) {
+    std::vector<Block> blocks;
+    std::ranges::copy_if(program.phases[of], std::back_inserter(blocks), transition);
+    program.phases.insert(program.phases.begin() + static_cast<std::ptrdiff_t>(at), std::move(blocks));
+  }
+}
+
+/// Every sleep and every wake of an iteration happens twice; and before all of them train wakes and rollout sleeps,
+/// though in the first iteration nothing has slept and nothing has been awake.
+void twice(Plan& plan) {
+  for (std::size_t p = plan.phases.size(); p-- > 0;)
+    if (plan.phases[p].when == When::iteration && std::ranges::any_of(plan.programs[0].phases[p], transition))
+      insert_transitions(plan, p, p + 1, plan.phases[p].name + ".again");
+  for (const char* name : {"wake_train", "sleep_rollout"}) {
+    const auto at = static_cast<std::size_t>(plan.phase_index("sleep_optimizer"));
+    const auto of = static_cast<std::size_t>(plan.phase_index(name));
+    insert_transitions(plan, of, at, std::string(name) + ".again");
+  }
+}
+
+/// In the phases that `twice` added nothing runs, nothing moves and no memory changes; elsewhere blocks do run.
+std::string again_is_nothing(const Plan& plan, const Trace& trace) {
+  const auto again = [&](std::int16_t phase) {
+    return plan.phases[static_cast<std::size_t>(phase)].name.ends_with(".again");
+  };
+  int seen = 0;
+  for (const PhaseSpan& s : trace.phases) {
+    const std::string& name = plan.phases[static_cast<std::size_t>(s.phase)].name;
+    seen += again(s.phase) ? 1 : 0;
+    if (again(s.phase) && s.blocks != 0) return fmt::format("{} ran {} blocks", name, s.blocks);
+    if (name == "sleep_train" && s.blocks == 0) return "the first sleep ran no block";
+  }
+  for (const Span& s : trace.spans)
+    if (again(s.phase)) return fmt::format("{} took {} bytes", name_of(s.kind), s.bytes);
+  for (const MemoryEvent& e : trace.memory_events)
+    if (again(e.phase)) return fmt::format("{} bytes changed", e.delta_bytes);
+  const int expected = 8 * 3 * plan.num_ranks();  // 6 transitions and two more, 3 steps
+  return seen == expected ? "" : fmt::format("{} repeated phases, expected {}", seen, expected);
+}
+
+std::string twice_is_once(const Outcome& o) {
+  if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+  if (auto bad = again_is_nothing(o.plan, o.measured); !bad.empty()) return "measured: " + bad;
+  const auto simulated = simulate(o, o.plan);
+  return simulated ? again_is_nothing(o.plan, *simulated) : render(simulated.error());
+}
+
+}  // namespace
+
+TEST_CASE("sleeping twice and waking twice is sleeping and waking once") {
+  CpuOptions options;
+  options.check_resident = true;
+  options.span_steps = 3;
+  for (int world : {2, 4})
+    for (const char* level : {"1", "2"}) {
+      const Scenario s = tiny_scenario(
+          world, 2, {"steps=3", fmt::format("rollout.sleep_level={}", level), "algorithm.reference=true"});
+      Case job = watched("train state", s,
+                         {.names = state_names(s.model, world),
+                          .asleep_from = "wake_train.again",
+                          .awake_at = "old_logprobs",
+                          .before = {},
+                          .last = {}});
+      job.mutate = twice;
+      CHECK(run_cases(world, {job}, twice_is_once, options) == "");
+    }
+}
+
+TEST_CASE("rollout weights survive a second sleep and a second wake at level 1") {
+  const Scenario s = tiny_scenario(2, 2, {"steps=4", "rollout.sleep_level=1"});
+  std::vector<std::string> names;
+  for (const LocalWeight& w : rollout_weights(s.model, 2, 0)) names.push_back("rollout." + w.name);
+  Case job = watched("rollout weights", s,
+                     {.names = names, .asleep_from = "sleep_rollout", .awake_at = "sync", .before = {}, .last = {}});
+  job.mutate = twice;
+  CHECK(run_cases(2, {job}, nothing) == "");
+}
+
+TEST_CASE("sleeping before the first optimizer step keeps parameters as loaded and moments zero") {
+  const Scenario s = tiny_scenario(2, 1, {"steps=1"});
+  const std::vector<std::string> names = state_names(s.model, 2);
+  const auto loaded = std::make_shared<std::string>();
+  Case job{"first step", s, twice, [=](const CpuBackend& b, std::int32_t, const std::string& phase) {
+             if (phase == "sleep_optimizer") *loaded = hash_of(b, names);
+             if (phase != "old_logprobs") return std::string();
+             if (loaded->empty() || hash_of(b, names) != *loaded) return std::string("another state woke up");
+             for (const std::string& name : names)
+               if (name.find("exp_avg") != name.npos)
+                 for (std::byte byte : b.peek(name))
+                   if (byte != std::byte{0}) return name + " is not zero";
+             return std::string();
+           }};
+  CHECK(run_cases(2, {job}, nothing) == "");
 }
 
 TEST_CASE("rollout weights come back from the host at level 1") {
@@ -199,4 +304,13 @@ TEST_CASE("a step while asleep is an error of the verifier") {
   const auto faults = verify(plan);
   REQUIRE(!faults.empty());
   CHECK(faults.front().find("phase train") != std::string::npos);
+}
+
+TEST_CASE("a step between a repeated sleep and the wake is an error of the verifier too") {
+  Plan plan = *lower(tiny_scenario(2, 2));
+  const auto at = static_cast<std::size_t>(plan.phase_index("old_logprobs"));
+  insert_transitions(plan, static_cast<std::size_t>(plan.phase_index("sleep_train")), at, "sleep_train.again");
+  const auto faults = verify(plan);  // here it is no repetition: train is awake, and goes to sleep before its pass
+  REQUIRE(!faults.empty());
+  CHECK(faults.front().find("phase old_logprobs") != std::string::npos);
 }
