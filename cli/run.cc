@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "backends/cpu_gloo/cpu_backend.h"
@@ -18,6 +19,7 @@
 #include "cli/command.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
+#include "graph/print.h"
 #include "rl/sft_driver.h"
 #include "spec/catalog.h"
 #include "trace/compare.h"
@@ -47,11 +49,14 @@ Status check_drift(const Options& o, const Job& job) {
   if (!saved) return tl::unexpected(saved.error());
   const std::string hash = plan_hash(*saved);
   if (hash == job.hash) return {};
+  std::vector<std::string> notes = {fmt::format("saved {}, now {}", hash, job.hash)};
+  std::istringstream differences(diff_plans(*saved, job.plan));
+  for (std::string line; notes.size() < 9 && std::getline(differences, line);) notes.push_back(line);
   return fail(
       Diagnostic{.code = "E510",
                  .message = "the scenario no longer gives the saved plan",
                  .where = {o.plan},
-                 .notes = {fmt::format("saved {}, now {}", hash, job.hash)},
+                 .notes = std::move(notes),
                  .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 

@@ -153,6 +153,7 @@ TEST_CASE("run refuses a plan that drifted") {
       fmt::format("run {} --plan {} --set train.recompute=full --out {}", file.string(), saved.string(), out.string()));
   CHECK(drifted.code == 2);
   CHECK(drifted.err.find("error[E510]") != std::string::npos);
+  CHECK(drifted.err.find("= note: ~ ") != std::string::npos);  // what differs, not only that it does
 }
 
 namespace {
