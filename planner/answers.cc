@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "planner/plan_answer.h"
 
 namespace hotbunk {
 
@@ -202,10 +203,15 @@ Explanation explain(const ScenarioPricer& s) {
   out.calibrated = !s.train().cost().hardware().measurements.empty();
   out.framework = s.train().framework().name;
   out.point = s.point();
-  out.price = s.price(out.point);
+  const RlPrice estimate = out.price = s.price(out.point);
   out.capacity_bytes = s.rl().setting().device_bytes;
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
+  // Levers compare estimates with estimates: most of them leave what is lowered.
+  if (const auto plan = plan_memory_of(s.scenario())) {
+    use_plan_bytes(s.scenario(), *plan, out.price);
+    out.memory = plan_memory_tree(*plan);
+  }
   out.time = time_tree(s, out.point, out.price, train);
   out.links = link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point.rollout),
                          s.scenario().algorithm.name != AlgorithmName::sft);
@@ -213,7 +219,7 @@ Explanation explain(const ScenarioPricer& s) {
     const RlPrice q = s.price(point);
     if (q.iteration_seconds <= 0) continue;
     out.levers.push_back(
-        {name, q.iteration_seconds - out.price.iteration_seconds, q.peak_bytes() - out.price.peak_bytes(), q.fits});
+        {name, q.iteration_seconds - estimate.iteration_seconds, q.peak_bytes() - estimate.peak_bytes(), q.fits});
   }
   std::stable_sort(out.levers.begin(), out.levers.end(),
                    [](const Lever& a, const Lever& b) { return a.seconds < b.seconds; });

@@ -9,6 +9,7 @@
 
 #include "base/format.h"
 #include "planner/answers.h"
+#include "planner/plan_answer.h"
 #include "spec/loader.h"
 
 namespace hotbunk {
@@ -85,7 +86,8 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
     } else if (const RlPoint p = (*pricer)->point(); !(*pricer)->train().divides(p.train)) {
       row.why = (*pricer)->train().why_invalid(p.train);
     } else {
-      const RlPrice price = (*pricer)->price(p);
+      RlPrice price = (*pricer)->price(p);
+      if (const auto plan = plan_memory_of(*loaded)) use_plan_bytes(*loaded, *plan, price);
       row.valid = price.iteration_seconds > 0;
       row.fits = price.fits;
       row.iteration_seconds = price.iteration_seconds;

@@ -1,0 +1,20 @@
+// Where a scenario's plan is lowered, the answers about its bytes are the plan's, from the closed form, and not the
+// estimates that price every other layout.
+#pragma once
+#include "planner/answers.h"
+#include "planner/plan_form.h"
+
+namespace hotbunk {
+
+/// The closed form of the scenario's plan; nullopt where nothing lowers it.
+std::optional<FormMemory> plan_memory_of(const Scenario&);
+
+/// Replaces the bytes of a price by the plan's: the highest live bytes around training, rollout and sync, and on the
+/// host. Overhead is what the plan counts as such. It fits when the mapped bytes that the plan needs at least do; gaps
+/// between transients may add some per cent (docs/memory.md), which `plan` knows.
+void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
+
+/// Each phase's live peak, those that matter by category.
+CostNode plan_memory_tree(const FormMemory&);
+
+}  // namespace hotbunk
