@@ -1,6 +1,6 @@
 #include "graph/access.h"
 
-#include <map>
+#include <algorithm>
 
 namespace hotbunk {
 namespace {
@@ -11,14 +11,14 @@ Access of_tensor(const Program& program, const Tensor& t, bool write) {
   return {b.section, begin, begin + t.capacity_bytes(), write};
 }
 
+/// A block's allocs and frees of a buffer take turns, so it leaves one changed that it names an odd number of times.
 bool leaves_buffers(const Block& block) {
-  std::map<BufferId, int> live;
-  for (const Op& op : block.ops) {
-    if (op.kind == OpKind::alloc) ++live[op.buffer];
-    if (op.kind == OpKind::free) --live[op.buffer];
-  }
-  for (const auto& [id, count] : live)
-    if (count != 0) return true;
+  std::vector<BufferId> named;
+  for (const Op& op : block.ops)
+    if (op.kind == OpKind::alloc || op.kind == OpKind::free) named.push_back(op.buffer);
+  std::ranges::sort(named);
+  for (std::size_t i = 0; i < named.size(); i += 2)
+    if (i + 1 == named.size() || named[i] != named[i + 1]) return true;
   return false;
 }
 

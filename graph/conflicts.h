@@ -19,27 +19,8 @@ class ConflictMap {
     auto& intervals = sections_[static_cast<std::size_t>(a.section)];
     split(intervals, a.begin);
     split(intervals, a.end);
-    std::int64_t at = a.begin;
-    for (auto it = intervals.lower_bound(a.begin); at < a.end;) {
-      if (it == intervals.end() || it->first > at) {  // a hole: nobody touched it yet
-        const std::int64_t end = it == intervals.end() ? a.end : std::min(a.end, it->first);
-        it = intervals.emplace_hint(it, at, Node{.end = end});
-      }
-      Node& node = it->second;
-      if (node.writer >= 0) earlier(static_cast<StreamId>(node.writer_stream), node.writer);
-      if (a.write) {
-        for (int s = 0; s < num_streams; ++s)
-          if (node.readers[static_cast<std::size_t>(s)] >= 0)
-            earlier(static_cast<StreamId>(s), node.readers[static_cast<std::size_t>(s)]);
-        node.readers.fill(-1);
-        node.writer = index;
-        node.writer_stream = static_cast<std::int8_t>(stream);
-      } else {
-        node.readers[static_cast<std::size_t>(stream)] = index;
-      }
-      at = node.end;
-      ++it;
-    }
+    if (a.write) write(intervals, a, stream, index, earlier);
+    else read(intervals, a, stream, index, earlier);
   }
 
  private:
@@ -50,6 +31,42 @@ class ConflictMap {
     std::array<std::int32_t, num_streams> readers = {-1, -1, -1, -1, -1, -1, -1, -1};
   };
   using Intervals = std::map<std::int64_t, Node>;
+
+  template <class F>
+  static void read(Intervals& intervals, const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
+    std::int64_t at = a.begin;
+    for (auto it = intervals.lower_bound(a.begin); at < a.end; ++it) {
+      if (it == intervals.end() || it->first > at) {  // a hole: nobody touched it yet
+        const std::int64_t end = it == intervals.end() ? a.end : std::min(a.end, it->first);
+        it = intervals.emplace_hint(it, at, Node{.end = end});
+      }
+      Node& node = it->second;
+      if (node.writer >= 0) earlier(static_cast<StreamId>(node.writer_stream), node.writer);
+      node.readers[static_cast<std::size_t>(stream)] = index;
+      at = node.end;
+    }
+  }
+
+  /// What was known of the bytes is asked for, then forgotten: one interval remains.
+  template <class F>
+  static void write(Intervals& intervals, const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
+    const auto first = intervals.lower_bound(a.begin);
+    auto it = first;
+    for (; it != intervals.end() && it->first < a.end; ++it) {
+      const Node& node = it->second;
+      if (node.writer >= 0) earlier(static_cast<StreamId>(node.writer_stream), node.writer);
+      for (int s = 0; s < num_streams; ++s)
+        if (const std::int32_t reader = node.readers[static_cast<std::size_t>(s)]; reader >= 0)
+          earlier(static_cast<StreamId>(s), reader);
+    }
+    const Node mine{.end = a.end, .writer = index, .writer_stream = static_cast<std::int8_t>(stream)};
+    if (first != it && first->first == a.begin) {
+      first->second = mine;
+      intervals.erase(std::next(first), it);
+    } else {
+      intervals.emplace_hint(intervals.erase(first, it), a.begin, mine);
+    }
+  }
 
   static void split(Intervals& intervals, std::int64_t at) {
     auto it = intervals.upper_bound(at);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/hash.h"
+#include "base/parallel.h"
 
 namespace hotbunk {
 namespace {
@@ -102,7 +103,13 @@ std::string plan_hash(const Plan& plan) {
     h.add(std::string_view(phase.name));
     h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
   }
-  for (const Program& p : plan.programs) add(h, p);
+  std::vector<std::string> programs(plan.programs.size());
+  parallel_for(programs.size(), [&](std::size_t i) {
+    Hasher one;
+    add(one, plan.programs[i]);
+    programs[i] = one.hex();
+  });
+  for (const std::string& p : programs) h.add(std::string_view(p));
   for (std::int32_t c : plan.program_of_rank) h.add(std::int64_t{c});
   return h.hex();
 }

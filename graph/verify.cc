@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <set>
+#include <tuple>
 
+#include "base/parallel.h"
 #include "graph/catalogue.h"
 #include "graph/conflicts.h"
 #include "graph/section_states.h"
@@ -38,36 +39,42 @@ class ProgramCheck {
         index_(index),
         faults_(faults),
         live_(program_.buffers.size(), false),
-        states_(program_) {}
+        states_(program_) {
+    Clock never;
+    never.fill(-1);
+    recorded_.assign(static_cast<std::size_t>(std::max(program_.num_events, 0)), never);
+  }
 
   void run() {
     if (!check_shape()) return;
     for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue}) {
-      const std::set<BufferId> before = live_set();
+      const std::vector<bool> before = live_;
       for (const BlockVisit& visit : block_visits(plan_, program_, when)) {
         if (faults_.full()) return;
         check_block(visit);
       }
       if (when != When::iteration) continue;
-      const std::set<BufferId> after = live_set();
-      for (BufferId id : after)
-        if (!before.contains(id))
-          fault(fmt::format("buffer '{}' is still alive after an iteration that allocated it", buffer(id).name));
-      for (BufferId id : before)
-        if (!after.contains(id))
-          fault(fmt::format("buffer '{}' was alive before an iteration that freed it", buffer(id).name));
+      for (std::size_t i = 0; i < live_.size(); ++i) {
+        if (live_[i] == before[i]) continue;
+        const std::string& name = program_.buffers[i].name;
+        fault(live_[i] ? fmt::format("buffer '{}' is still alive after an iteration that allocated it", name)
+                       : fmt::format("buffer '{}' was alive before an iteration that freed it", name));
+      }
     }
   }
 
  private:
   const Buffer& buffer(BufferId id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
-  void fault(const std::string& text) { faults_.add(fmt::format("program {}: {}{}", index_, where_, text)); }
+  void fault(const std::string& text) { faults_.add(fmt::format("program {}: {}{}", index_, where(), text)); }
 
-  std::set<BufferId> live_set() const {
-    std::set<BufferId> out;
-    for (std::size_t i = 0; i < live_.size(); ++i)
-      if (live_[i]) out.insert(static_cast<BufferId>(i));
-    return out;
+  /// Where the walk is; written only when something is wrong there.
+  std::string where() const {
+    if (at_.phase < 0) return "";
+    const auto phase = static_cast<std::size_t>(at_.phase);
+    const Block& block = program_.phases[phase][static_cast<std::size_t>(at_.block)];
+    const std::string place = fmt::format("phase {}, block {}", plan_.phases[phase].name, block.name);
+    if (op_ == nullptr) return place + ": ";
+    return fmt::format("{}, op {} ({} '{}'): ", place, op_ - block.ops.data(), name_of(op_->kind), op_->name);
   }
 
   bool check_shape() {
@@ -111,18 +118,17 @@ class ProgramCheck {
     const Block& block = program_.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
     if (states_.skips(block)) return;
     // Streams are joined at block borders (dependencies.cc); the check proves that too, through the clocks below.
-    for (std::size_t i = 0; i < block.ops.size() && !faults_.full(); ++i) {
-      const Op& op = block.ops[i];
-      where_ =
-          fmt::format("phase {}, block {}, op {} ({} '{}'): ", plan_.phases[static_cast<std::size_t>(visit.phase)].name,
-                      block.name, i, name_of(op.kind), op.name);
+    at_ = visit;
+    for (const Op& op : block.ops) {
+      if (faults_.full()) break;
+      op_ = &op;
       check_memory(op);
       check_order(op);
     }
+    op_ = nullptr;
     states_.ran(block);
-    where_ = fmt::format("phase {}, block {}: ", plan_.phases[static_cast<std::size_t>(visit.phase)].name, block.name);
     check_entered(block);
-    where_.clear();
+    at_ = nowhere;
   }
 
   /// A block that wakes or puts to sleep does it to the whole section.
@@ -226,13 +232,13 @@ class ProgramCheck {
   void check_order(const Op& op) {
     const auto s = static_cast<std::size_t>(op.stream);
     if (op.kind == OpKind::record) {
-      recorded_[op.event] = clocks_[s];
+      recorded_[static_cast<std::size_t>(op.event)] = clocks_[s];
       return;
     }
     if (op.kind == OpKind::wait) {
-      auto it = recorded_.find(op.event);
-      if (it == recorded_.end()) return fault(fmt::format("waits for event {}, which nobody recorded", op.event));
-      for (std::size_t t = 0; t < num_streams; ++t) clocks_[s][t] = std::max(clocks_[s][t], it->second[t]);
+      const Clock& then = recorded_[static_cast<std::size_t>(op.event)];
+      if (then[s] < 0) return fault(fmt::format("waits for event {}, which nobody recorded", op.event));
+      for (std::size_t t = 0; t < num_streams; ++t) clocks_[s][t] = std::max(clocks_[s][t], then[t]);
       return;
     }
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
@@ -250,43 +256,55 @@ class ProgramCheck {
   const Program& program_;
   std::size_t index_;
   Faults& faults_;
-  std::string where_;
+  static constexpr BlockVisit nowhere{-1, -1};
+  BlockVisit at_ = nowhere;
+  const Op* op_ = nullptr;  // of the block at at_
   std::vector<bool> live_;
   SectionStates states_;
   std::array<std::map<std::int64_t, BufferId>, num_sections> alive_by_offset_;
   std::array<std::map<std::int64_t, std::int64_t>, num_sections> mapped_;  // begin -> end
   ConflictMap conflicts_;
   std::array<Clock, num_streams> clocks_{};
-  std::map<EventId, Clock> recorded_;
+  std::vector<Clock> recorded_;  // by event; -1: not yet
   std::int32_t sequence_ = 0;
 };
 
-/// What a rank says to a group in one block, per stream: kind and bytes in order.
-using Conversation = std::vector<std::string>;
+/// One collective as its group must agree on it: where, what and how many bytes.
+struct Said {
+  std::size_t phase;
+  std::string_view block;
+  StreamId stream;
+  OpKind kind;
+  std::int64_t bytes;
+  friend bool operator==(const Said&, const Said&) = default;
+};
+
+/// What a rank says to each group family, per phase, block and stream in order.
+std::vector<std::vector<Said>> conversations(const Plan& plan, const Program& program) {
+  std::vector<std::vector<Said>> out(plan.groups.size());
+  for (std::size_t p = 0; p < program.phases.size(); ++p)
+    for (const Block& block : program.phases[p])
+      for (const Op& op : block.ops)
+        if (is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group >= 0)
+          out[static_cast<std::size_t>(op.group)].push_back(
+              {p, block.name, op.stream, op.kind, op.inputs.empty() ? 0 : op.inputs[0].capacity_bytes()});
+  const auto place = [](const Said& s) { return std::tuple(s.phase, s.block, s.stream); };
+  for (auto& said : out) std::ranges::stable_sort(said, {}, place);
+  return out;
+}
 
 void check_conversations(const Plan& plan, Faults& faults) {
+  std::vector<std::vector<std::vector<Said>>> said;  // of each program, to each family
+  said.reserve(plan.programs.size());
+  for (const Program& program : plan.programs) said.push_back(conversations(plan, program));
+  const auto of = [&](Rank r) { return static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)]); };
   for (std::size_t f = 0; f < plan.groups.size(); ++f)
     for (const auto& members : plan.groups[f].groups) {
-      std::optional<std::map<std::string, Conversation>> first;
-      Rank first_rank = -1;
-      std::set<std::int32_t> seen;
-      for (Rank r : members) {
-        const std::int32_t which = plan.program_of_rank[static_cast<std::size_t>(r)];
-        if (!seen.insert(which).second) continue;
-        std::map<std::string, Conversation> said;
-        const Program& program = plan.programs[static_cast<std::size_t>(which)];
-        for (std::size_t p = 0; p < program.phases.size(); ++p)
-          for (const Block& block : program.phases[p])
-            for (const Op& op : block.ops)
-              if (is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group == static_cast<GroupId>(f))
-                said[fmt::format("{}/{} on {}", plan.phases[p].name, block.name, name_of(op.stream))].push_back(
-                    fmt::format("{} of {} bytes", name_of(op.kind),
-                                op.inputs.empty() ? 0 : op.inputs[0].capacity_bytes()));
-        if (!first) first = said, first_rank = r;
-        else if (*first != said)
+      std::set<std::size_t> seen;
+      for (Rank r : members)
+        if (seen.insert(of(r)).second && said[of(r)][f] != said[of(members[0])][f])
           faults.add(fmt::format("group {}: ranks {} and {} do not issue the same collectives in the same order",
-                                 plan.groups[f].name, first_rank, r));
-      }
+                                 plan.groups[f].name, members[0], r));
     }
 }
 
@@ -298,7 +316,10 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
     if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
       faults.add(fmt::format("a rank names program {}", p));
   if (faults.full()) return faults.take();
-  for (std::size_t i = 0; i < plan.programs.size() && !faults.full(); ++i) ProgramCheck(plan, i, faults).run();
+  std::vector<Faults> of_program(plan.programs.size(), Faults(limit));
+  parallel_for(plan.programs.size(), [&](std::size_t i) { ProgramCheck(plan, i, of_program[i]).run(); });
+  for (Faults& found : of_program)
+    for (std::string& line : found.take()) faults.add(std::move(line));
   auto found = faults.take();
   if (!found.empty()) return found;
   Faults conversations(limit);

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/hash.h"
+#include "base/parallel.h"
 #include "graph/verify.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
@@ -175,12 +176,18 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   plan.groups = group_families(s, world, engines);
   plan.phases = PhaseList(s, purpose).take();
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
-  for (std::int64_t rank = 0; rank < world; ++rank) {
-    Program program = lower_rank(s, plan, purpose, rank, kv_blocks);
-    std::size_t which = 0;
-    while (which < plan.programs.size() && !(plan.programs[which] == program)) ++which;
-    if (which == plan.programs.size()) plan.programs.push_back(std::move(program));
-    plan.program_of_rank[static_cast<std::size_t>(rank)] = static_cast<std::int32_t>(which);
+  // A few at once: equal programs become one before the next ones are written.
+  const auto batch = static_cast<std::int64_t>(default_threads());
+  for (std::int64_t begin = 0; begin < world; begin += batch) {
+    std::vector<Program> lowered(static_cast<std::size_t>(std::min(batch, world - begin)));
+    parallel_for(lowered.size(), [&](std::size_t i) {
+      lowered[i] = lower_rank(s, plan, purpose, begin + static_cast<std::int64_t>(i), kv_blocks);
+    });
+    for (std::size_t i = 0; i < lowered.size(); ++i) {
+      const auto which = static_cast<std::size_t>(std::ranges::find(plan.programs, lowered[i]) - plan.programs.begin());
+      if (which == plan.programs.size()) plan.programs.push_back(std::move(lowered[i]));
+      plan.program_of_rank[static_cast<std::size_t>(begin) + i] = static_cast<std::int32_t>(which);
+    }
   }
   const std::vector<std::string> faults = verify(plan);
   HB_CHECK(faults.empty(), "the lowering wrote a plan that does not verify: {}", fmt::join(faults, "; "));
