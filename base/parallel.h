@@ -15,7 +15,7 @@ inline std::size_t default_threads() { return std::max(1U, std::thread::hardware
 
 /// f(i) for every i in [0, n), up to `threads` at once. Returns when all have; rethrows what the lowest i threw.
 template <class F>
-void parallel_for(std::size_t n, F&& f, std::size_t threads = default_threads()) {
+void in_parallel(std::size_t n, F&& f, std::size_t threads = default_threads()) {
   std::vector<std::exception_ptr> thrown(n);
   std::atomic<std::size_t> next{0};
   const auto work = [&] {

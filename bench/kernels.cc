@@ -58,7 +58,7 @@ void linear(benchmark::State& state) {
   const DType t = dtype_of(state.range(3));
   KernelContext ctx(num_threads());
   Array x(t, T, K), w(t, N, K), y(t, T, N), dw(DType::f32, N, K);
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     if (state.range(4) == kForward) linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, N, K);
     if (state.range(4) == kDgrad) linear_dgrad(ctx, y.matrix(), w.matrix(), x.matrix(), T, N, K, Write::overwrite);
     if (state.range(4) == kWgrad) linear_wgrad(ctx, y.matrix(), x.matrix(), dw.matrix(), T, N, K, Write::accumulate);
@@ -81,7 +81,7 @@ void decode_weights(benchmark::State& state) {
   const DType t = dtype_of(state.range(1));
   KernelContext ctx(num_threads());
   Array x(t, T, n), w(t, n, n), y(t, T, n);
-  for (auto _ : state) linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, n, n);
+  for ([[maybe_unused]] auto _ : state) linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, n, n);
   report_bytes(state, static_cast<double>(n * n * size_of(t)));
 }
 BENCHMARK(decode_weights)->ArgsProduct({{1, 2, 4, 8, 16, 32}, {0, 1}})->ArgNames({"T", "bf16"})->UseRealTime();
@@ -99,7 +99,7 @@ void attention(benchmark::State& state) {
   std::vector<std::int32_t> cu;
   for (std::int64_t s = 0; s <= S; ++s) cu.push_back(static_cast<std::int32_t>(s * L));
   attention_forward(ctx, qkv.matrix(), shape, cu, 0.125f, o.matrix(), lse.data());
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     if (state.range(6) == 0) attention_forward(ctx, qkv.matrix(), shape, cu, 0.125f, o.matrix(), lse.data());
     else attention_backward(ctx, qkv.matrix(), o.matrix(), d_o.matrix(), lse.data(), shape, cu, 0.125f, dqkv.matrix());
   }
@@ -121,7 +121,7 @@ void paged_decode(benchmark::State& state) {
   Array pool(DType::bf16, S * blocks, 2 * block * 2 * 64);
   std::vector<std::int32_t> table, length(static_cast<std::size_t>(S), static_cast<std::int32_t>(context));
   for (std::int64_t i = 0; i < S * blocks; ++i) table.push_back(static_cast<std::int32_t>(i));
-  for (auto _ : state)
+  for ([[maybe_unused]] auto _ : state)
     paged_decode_attention(ctx, qkv.matrix(), shape, {pool.bytes.data(), DType::bf16, S * blocks, block},
                            {table.data(), blocks, length.data()}, S, 0.125f, o.matrix());
   report_bytes(state, static_cast<double>(pool.bytes.size()));
@@ -137,14 +137,15 @@ void streaming(benchmark::State& state, Run&& run) {
 void rmsnorm(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType t, std::int64_t T) {
     Array x(t, T, 512), w(t, 1, 512), y(t, T, 512), rstd(DType::f32, 1, T);
-    for (auto _ : state) rmsnorm_forward(ctx, x.matrix(), w.vector(), y.matrix(), rstd.f32(), T, 512, 1e-5f);
+    for ([[maybe_unused]] auto _ : state)
+      rmsnorm_forward(ctx, x.matrix(), w.vector(), y.matrix(), rstd.f32(), T, 512, 1e-5f);
     return 2.0 * static_cast<double>(x.bytes.size());
   });
 }
 void rmsnorm_grad(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType t, std::int64_t T) {
     Array x(t, T, 512), w(t, 1, 512), dy(t, T, 512), dx(t, T, 512), rstd(DType::f32, 1, T), dw(DType::f32, 1, 512);
-    for (auto _ : state)
+    for ([[maybe_unused]] auto _ : state)
       rmsnorm_backward(ctx, x.matrix(), w.vector(), rstd.f32(), dy.matrix(), dx.matrix(), Write::accumulate, dw.f32(),
                        Write::accumulate, T, 512);
     return 4.0 * static_cast<double>(x.bytes.size());
@@ -153,14 +154,14 @@ void rmsnorm_grad(benchmark::State& s) {
 void swiglu(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType t, std::int64_t T) {
     Array gu(t, T, 2752), act(t, T, 1376);
-    for (auto _ : state) swiglu_forward(ctx, gu.matrix(), act.matrix(), T, 1376);
+    for ([[maybe_unused]] auto _ : state) swiglu_forward(ctx, gu.matrix(), act.matrix(), T, 1376);
     return static_cast<double>(gu.bytes.size() + act.bytes.size());
   });
 }
 void swiglu_grad(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType t, std::int64_t T) {
     Array gu(t, T, 2752), dgu(t, T, 2752), act(t, T, 1376);
-    for (auto _ : state) swiglu_backward(ctx, act.matrix(), gu.matrix(), dgu.matrix(), T, 1376);
+    for ([[maybe_unused]] auto _ : state) swiglu_backward(ctx, act.matrix(), gu.matrix(), dgu.matrix(), T, 1376);
     return static_cast<double>(2 * gu.bytes.size() + act.bytes.size());
   });
 }
@@ -171,7 +172,8 @@ void rope_rows(benchmark::State& s) {
     std::vector<std::int32_t> positions;
     for (std::int32_t i = 0; i < T; ++i) positions.push_back(i % 512);
     const std::vector<float> inv_freq = rope_inv_freq(64, 10000.0);
-    for (auto _ : state) rope(ctx, qkv.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::forward);
+    for ([[maybe_unused]] auto _ : state)
+      rope(ctx, qkv.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::forward);
     return 2.0 * static_cast<double>(T * 1024 * size_of(t));
   });
 }
@@ -179,7 +181,7 @@ void logprobs(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType, std::int64_t T) {
     Array logits(DType::f32, T, 8192), out(DType::f32, 3, T);
     std::vector<std::int32_t> targets(static_cast<std::size_t>(T), 5);
-    for (auto _ : state)
+    for ([[maybe_unused]] auto _ : state)
       token_logprobs(ctx, {logits.f32(), 8192, 8192}, targets.data(), 1.0f, out.f32(), out.f32() + T, nullptr, T);
     return static_cast<double>(logits.bytes.size());
   });
@@ -189,7 +191,7 @@ void adamw(benchmark::State& s) {
     const std::int64_t n = 46'000'000;
     Array p(DType::f32, 1, n), g(DType::f32, 1, n), m(DType::f32, 1, n), v(DType::f32, 1, n);
     zero(ctx, v.f32(), n * 4);
-    for (auto _ : state) adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, nullptr, nullptr);
+    for ([[maybe_unused]] auto _ : state) adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, nullptr, nullptr);
     return 7.0 * 4 * static_cast<double>(n);  // four read, three written
   });
 }
@@ -197,7 +199,7 @@ void gradient_norm(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType, std::int64_t) {
     const std::int64_t n = 46'000'000;
     Array g(DType::f32, 1, n);
-    for (auto _ : state) benchmark::DoNotOptimize(sum_of_squares(ctx, g.f32(), n));
+    for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(sum_of_squares(ctx, g.f32(), n));
     return 4.0 * static_cast<double>(n);
   });
 }

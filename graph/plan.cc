@@ -104,7 +104,7 @@ std::string plan_hash(const Plan& plan) {
     h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
   }
   std::vector<std::string> programs(plan.programs.size());
-  parallel_for(programs.size(), [&](std::size_t i) {
+  in_parallel(programs.size(), [&](std::size_t i) {
     Hasher one;
     add(one, plan.programs[i]);
     programs[i] = one.hex();

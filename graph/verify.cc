@@ -317,7 +317,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
       faults.add(fmt::format("a rank names program {}", p));
   if (faults.full()) return faults.take();
   std::vector<Faults> of_program(plan.programs.size(), Faults(limit));
-  parallel_for(plan.programs.size(), [&](std::size_t i) { ProgramCheck(plan, i, of_program[i]).run(); });
+  in_parallel(plan.programs.size(), [&](std::size_t i) { ProgramCheck(plan, i, of_program[i]).run(); });
   for (Faults& found : of_program)
     for (std::string& line : found.take()) faults.add(std::move(line));
   auto found = faults.take();

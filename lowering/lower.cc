@@ -180,7 +180,7 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   const auto batch = static_cast<std::int64_t>(default_threads());
   for (std::int64_t begin = 0; begin < world; begin += batch) {
     std::vector<Program> lowered(static_cast<std::size_t>(std::min(batch, world - begin)));
-    parallel_for(lowered.size(), [&](std::size_t i) {
+    in_parallel(lowered.size(), [&](std::size_t i) {
       lowered[i] = lower_rank(s, plan, purpose, begin + static_cast<std::int64_t>(i), kv_blocks);
     });
     for (std::size_t i = 0; i < lowered.size(); ++i) {

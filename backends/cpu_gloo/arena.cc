@@ -61,8 +61,8 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
   guarded_ = mmap(nullptr, guarded_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* p = guarded_;
   if (p != MAP_FAILED) {
-    const auto first = reinterpret_cast<std::uintptr_t>(p) + arena_chunk_bytes;
-    p = reinterpret_cast<void*>(round_up(static_cast<std::int64_t>(first), huge_page_bytes));
+    const auto first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) + arena_chunk_bytes;
+    p = static_cast<std::byte*>(p) + arena_chunk_bytes + (round_up(first, huge_page_bytes) - first);
     if (options_.shared) p = mmap(p, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd_, 0);
   }
   if (p == MAP_FAILED) {

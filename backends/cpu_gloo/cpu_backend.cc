@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "backends/cpu_gloo/cpu_device.h"
 #include "base/check.h"
 
 namespace hotbunk {
 
 CpuBackend::CpuBackend(World& world, Driver& driver, CpuOptions options)
-    : world_(world), driver_(driver), options_(options) {}
+    : world_(world), driver_(driver), options_(std::move(options)) {}
 CpuBackend::~CpuBackend() = default;
 
 Capability CpuBackend::supports(const Op& op) const {

@@ -40,8 +40,7 @@ std::chrono::duration<double> seconds_of(double s) { return std::chrono::duratio
 
 }  // namespace
 
-DeathWatch::DeathWatch(DeathWatchOptions options)
-    : options_(std::move(options)), own_status_(std::make_unique<RankStatus>()) {
+DeathWatch::DeathWatch(DeathWatchOptions options) : options_(options), own_status_(std::make_unique<RankStatus>()) {
   mine_ = own_status_.get();
   if (options_.socket < 0) return;
   stop_fd_ = eventfd(0, EFD_CLOEXEC);

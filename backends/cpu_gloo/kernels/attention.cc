@@ -82,15 +82,15 @@ void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
   if (attention_forward_amx(ctx, qkv, shape, cu_seqlens, scale, o, lse)) return;
-  const auto [tasks, longest, worth_team] = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), true);
+  const AttentionTasks work = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), true);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
-  const std::int64_t share = round_up(Tiles::floats(longest, d, dp), 1024);
+  const std::int64_t share = round_up(Tiles::floats(work.longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
   with_float_type(qkv.dtype, [&](auto tag) {
-    parallel_tasks(ctx, std::ssize(tasks), worth_team, [&, &all = tasks, length = longest](std::int64_t i, int thread) {
-      const Tiles tiles(scratch + thread * share, length, d, dp);
-      run_task<decltype(tag)>(all[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
+    parallel_tasks(ctx, std::ssize(work.tasks), work.worth_team, [&](std::int64_t i, int thread) {
+      const Tiles tiles(scratch + thread * share, work.longest, d, dp);
+      run_task<decltype(tag)>(work.tasks[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
     });
   });
 }

@@ -131,16 +131,16 @@ void attention_backward(KernelContext& ctx, ConstMatrix qkv, ConstMatrix o, Cons
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
   if (attention_backward_amx(ctx, qkv, o, d_o, lse, shape, cu_seqlens, scale, dqkv)) return;
-  const auto [tasks, longest, worth_team] = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), false);
+  const AttentionTasks work = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), false);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
-  const std::int64_t share = round_up(Tiles::floats(longest, d, dp), 1024);
+  const std::int64_t share = round_up(Tiles::floats(work.longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
   const Operands operands{qkv, o, d_o, lse, dqkv, shape, scale};
   with_float_type(qkv.dtype, [&](auto tag) {
-    parallel_tasks(ctx, std::ssize(tasks), worth_team, [&, &all = tasks, length = longest](std::int64_t i, int thread) {
-      const AttentionTask& task = all[static_cast<std::size_t>(i)];
-      const Tiles tiles(scratch + thread * share, length, d, dp);
+    parallel_tasks(ctx, std::ssize(work.tasks), work.worth_team, [&](std::int64_t i, int thread) {
+      const AttentionTask& task = work.tasks[static_cast<std::size_t>(i)];
+      const Tiles tiles(scratch + thread * share, work.longest, d, dp);
       run_pair<decltype(tag)>(operands, tiles, task.begin, task.length, task.kv_head);
     });
   });

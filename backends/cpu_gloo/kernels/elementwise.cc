@@ -1,6 +1,9 @@
 #include "backends/cpu_gloo/kernels/elementwise.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -8,6 +11,14 @@
 
 namespace hotbunk::kernels {
 namespace {
+
+/// By bit pattern: a NaN equals itself, 0 and -0 differ.
+template <class T>
+bool differ(T a, T b) {
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+  static_assert(sizeof(T) == sizeof(Bits));
+  return std::bit_cast<Bits>(a) != std::bit_cast<Bits>(b);
+}
 
 constexpr std::int64_t kGrain = 16384;  // elements; see rows_grain
 
@@ -230,8 +241,8 @@ std::int64_t count_box_mismatches(KernelContext& ctx, ConstVector src, ConstVect
           const D* dr = d + b.dst_off + r * b.dst_pitch;
           for (std::int64_t c = 0; c < b.cols; ++c) {
             // Same dtypes compare as they are: widening and narrowing again would quiet NaNs.
-            if constexpr (std::is_same_v<D, decltype(s_tag)>) mine += std::memcmp(&sr[c], &dr[c], sizeof(D)) != 0;
-            else mine += std::memcmp(std::array{from_f32<D>(as_f32(sr[c]))}.data(), &dr[c], sizeof(D)) != 0;
+            if constexpr (std::is_same_v<D, decltype(s_tag)>) mine += differ(sr[c], dr[c]);
+            else mine += differ(from_f32<D>(as_f32(sr[c])), dr[c]);
           }
         });
 #pragma omp atomic
