@@ -27,6 +27,8 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
   if (!frame) return fail(frame.error());
+  // A process on a CPU has no device context, and its communicators are its own threads.
+  if (s.cluster.gpu.is_cpu) frame->context_bytes = frame->communicator_bytes = {0.0, "none on a CPU"};
   const std::string precision(name_of(s.train.precision.params));
   if (hardware->peak_flops(precision) <= 0.0)
     return fail(Diagnostic{.code = "E260",
@@ -207,19 +209,28 @@ Explanation explain(const ScenarioPricer& s) {
   out.capacity_bytes = s.rl().setting().device_bytes;
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
-  // Levers compare estimates with estimates: most of them leave what is lowered.
-  if (const auto plan = plan_memory_of(s.scenario())) {
+  const auto plan = plan_memory_of(s.scenario());
+  if (plan) {
     use_plan_bytes(s.scenario(), *plan, out.price);
     out.memory = plan_memory_tree(*plan);
   }
   out.time = time_tree(s, out.point, out.price, train);
-  out.links = link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point.rollout),
-                         s.scenario().algorithm.name != AlgorithmName::sft);
+  out.links =
+      plan ? plan_link_bytes(s.scenario(), expected_runs(s.scenario(), out.point), s.train().cost().ranks_per_node())
+           : link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point.rollout),
+                        s.scenario().algorithm.name != AlgorithmName::sft);
   for (const auto& [name, point] : neighbours(s, out.point)) {
-    const RlPrice q = s.price(point);
+    RlPrice q = s.price(point);
     if (q.iteration_seconds <= 0) continue;
-    out.levers.push_back(
-        {name, q.iteration_seconds - estimate.iteration_seconds, q.peak_bytes() - estimate.peak_bytes(), q.fits});
+    const double seconds = q.iteration_seconds - estimate.iteration_seconds;
+    double bytes = q.peak_bytes() - estimate.peak_bytes();
+    // Plans compare with plans; a layout that is not lowered as the estimate with this one's estimate.
+    if (const auto changed = plan ? scenario_at(s.scenario(), out.point, point) : std::nullopt)
+      if (const auto other = plan_memory_of(*changed)) {
+        use_plan_bytes(*changed, *other, q);
+        bytes = q.peak_bytes() - out.price.peak_bytes();
+      }
+    out.levers.push_back({name, seconds, bytes, q.fits});
   }
   std::stable_sort(out.levers.begin(), out.levers.end(),
                    [](const Lever& a, const Lever& b) { return a.seconds < b.seconds; });

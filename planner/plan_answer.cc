@@ -1,6 +1,10 @@
 #include "planner/plan_answer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "lowering/sample_rows.h"
 
 namespace hotbunk {
 namespace {
@@ -45,6 +49,32 @@ constexpr Moment moment_of(PlanPhase p) {
     default:
       return Moment::train;
   }
+}
+
+/// The phase of the time table that a phase of the plan belongs to; nullopt: it has no time of its own there.
+constexpr std::optional<RlPhase> rl_phase_of(PlanPhase p) {
+  switch (p) {
+    case PlanPhase::sync:
+      return RlPhase::sync;
+    case PlanPhase::rollout:
+    case PlanPhase::exchange:
+      return RlPhase::rollout;
+    case PlanPhase::reference:
+      return RlPhase::reference;
+    case PlanPhase::old_logprobs:
+      return RlPhase::old_logprobs;
+    case PlanPhase::train:
+      return RlPhase::train;
+    default:
+      return std::nullopt;
+  }
+}
+
+constexpr std::string_view what_of(const FormTraffic& t) {
+  if (t.phase == PlanPhase::exchange) return "samples";
+  if (t.group == Family::tp) return "tp";
+  if (t.group == Family::world) return "step";
+  return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
 }
 
 }  // namespace
@@ -92,6 +122,64 @@ CostNode plan_memory_tree(const FormMemory& m) {
     root.children.push_back(std::move(node));
   }
   return root;
+}
+
+std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, const RlPoint& to) {
+  RlPoint same = to;
+  same.train.recompute = from.train.recompute;
+  same.train.micro_batch = from.train.micro_batch, same.train.micro_batches = from.train.micro_batches;
+  same.rollout = from.rollout;
+  const std::int64_t tokens = s.train.micro_batch_tokens * to.train.micro_batch;
+  if (!(same == from) || tokens % from.train.micro_batch != 0) return std::nullopt;
+  Scenario out = s;
+  out.train.recompute = to.train.recompute;
+  out.train.micro_batch_tokens = tokens / from.train.micro_batch;
+  out.rollout.layout.tp = to.rollout.tp, out.rollout.layout.dp = to.rollout.engines;
+  out.rollout.layout.order = to.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
+  out.rollout.memory_fraction = to.rollout.memory_fraction;
+  return out;
+}
+
+PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
+  const auto tokens = [](double sequences, double each) { return static_cast<std::int64_t>(sequences * each); };
+  const auto blocks = [](std::int64_t all, std::int64_t at_once) {
+    return ceil_div(all, std::max<std::int64_t>(1, at_once));
+  };
+  const auto sequences = static_cast<double>(samples_per_engine(s));
+  const std::int64_t prefill = tokens(sequences, s.workload.prompt_tokens.mean);
+  // The prompt's pass samples the first token of a response.
+  const std::int64_t decode = tokens(sequences, std::max(0.0, s.workload.response_tokens.mean - 1.0));
+  PlanRuns runs;
+  runs.prefill = {blocks(prefill, s.rollout.max_prefill_tokens), prefill, samples_per_engine(s)};
+  runs.decode = {blocks(decode, s.rollout.max_running_requests), decode, decode};
+  runs.optimizer_steps = s.algorithm.mini_batches;
+  runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
+  return runs;
+}
+
+std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, std::int64_t ranks_per_node) {
+  const PlanForm form(s.model);
+  std::vector<LinkUse> out;
+  for (const FormTraffic& t : form.traffic(s, 0, runs).all()) {
+    const auto phase = rl_phase_of(t.phase);
+    if (!phase || t.payload_bytes == 0) continue;
+    const bool tensor = t.group == Family::tp;
+    const std::int64_t stride = tensor && s.rollout.layout.order == RankOrder::strided ? s.rollout.layout.dp : 1;
+    const GroupShape g =
+        GroupShape::strided(tensor ? s.rollout.layout.tp : s.train.layout.ranks(), stride, ranks_per_node);
+    const auto payload = static_cast<double>(t.payload_bytes + t.padding_bytes);
+    // A peer reads as much as it is read from, on average; that needs one host.
+    const bool peers = t.op == OpKind::peer_copy;
+    const double wire = peers ? payload : CostModel::wire_bytes(t.op, g.ranks, payload);
+    out.push_back({*phase, fmt::format("{} {}", what_of(t), name_of(t.op)), peers || g.per_node > 1 ? wire : 0.0,
+                   !peers && g.nodes > 1 ? wire / static_cast<double>(g.per_node) : 0.0, 0.0});
+  }
+  if (!plan_phases_of(s)[static_cast<std::size_t>(PlanPhase::sleep_train)]) return out;
+  const auto asleep =
+      static_cast<double>(form.memory(s).device.phases[static_cast<std::size_t>(PlanPhase::load)].bytes);
+  out.push_back({RlPhase::sleep, "training's state to the host", 0.0, 0.0, asleep});
+  out.push_back({RlPhase::wake, "and back", 0.0, 0.0, asleep});
+  return out;
 }
 
 }  // namespace hotbunk

@@ -17,4 +17,14 @@ void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
 /// Each phase's live peak, those that matter by category.
 CostNode plan_memory_tree(const FormMemory&);
 
+/// The scenario with the knobs in which two of its points differ set as in `to`: recomputation, micro-batch, rollout
+/// layout and memory fraction. nullopt where they differ in others, whose plans are not lowered.
+std::optional<Scenario> scenario_at(const Scenario&, const RlPoint& from, const RlPoint& to);
+
+/// How often the blocks of one iteration run when all lengths are the mean ones.
+PlanRuns expected_runs(const Scenario&, const RlPoint&);
+
+/// Bytes over each kind of link of rank 0 in an iteration of `runs`, from the plan's calls and payloads.
+std::vector<LinkUse> plan_link_bytes(const Scenario&, const PlanRuns&, std::int64_t ranks_per_node);
+
 }  // namespace hotbunk

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "layout/rollout_weights.h"
 #include "lowering/sample_rows.h"
 #include "spec/validate.h"
 
@@ -35,8 +36,9 @@ PlanPhases plan_phases_of(const Scenario& s) {
 
 std::string PlanForm::why_not(const Scenario& s) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
-  if (s.algorithm.name != AlgorithmName::sft && !PlanForm(s.model).kv_blocks(s))
-    return "rollout.memory_fraction leaves no room for one sequence's KV cache";
+  if (s.algorithm.name == AlgorithmName::sft) return "";
+  if (std::string why = why_not_rollout_tp(s.model, s.rollout.layout.tp); !why.empty()) return why;
+  if (!PlanForm(s.model).kv_blocks(s)) return "rollout.memory_fraction leaves no room for one sequence's KV cache";
   return "";
 }
 

@@ -10,8 +10,6 @@
 #include <map>
 
 #include "lowering/lower.h"
-#include "planner/plan_answer.h"
-#include "spec/catalog.h"
 #include "spec/loader.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
@@ -327,44 +325,7 @@ TEST_CASE("Closed form: what is not lowered is refused with the reason") {
                                          "rollout.memory_fraction=0.0627"};
   CHECK_THAT(PlanForm::why_not(tiny(1, 1, full)), Catch::Contains("no room"));
   CHECK(PlanForm::why_not(tiny(1, 1)).empty());
-}
-
-TEST_CASE("explain and sweep answer with the plan's bytes where the scenario is lowered") {
-  const auto check = [](const Scenario& s) {
-    INFO(s.name);
-    const auto plan = lower(s);
-    const auto pricer = ScenarioPricer::make(s, catalog_root());
-    REQUIRE((plan.has_value() && pricer.has_value()));
-    const Explanation e = explain(**pricer);
-    const RankMemory graph = static_memory(*plan, 0);
-    CHECK(e.price.peak_bytes() == static_cast<double>(graph.device.peak_bytes));
-    CHECK(e.memory.bytes == e.price.peak_bytes());
-    CHECK(e.price.host_bytes == static_cast<double>(graph.host.peak_bytes));
-    CHECK((e.price.fits || !check_fit(*plan).fits));  // only gaps between transients can make the plan's answer no
-    CHECK(e.memory.children.size() == plan->phases.size());
-    for (const CostNode& phase : e.memory.children) {
-      double parts = 0;
-      for (const CostNode& part : phase.children) parts += part.bytes;
-      if (!phase.children.empty()) CHECK(parts == phase.bytes);
-    }
-  };
-  for (const char* name : {"demo", "qwen2.5-0.5b-cpu", "qwen2.5-7b-fsdp8"}) {
-    const auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", HOTBUNK_SOURCE_DIR, name), {});
-    REQUIRE(s.has_value());
-    check(*s);
-  }
-  check(tiny(4, 2, {"rollout.sleep_level=1", "train.precision.params=bf16", "algorithm.reference=true"}));
-  check(tiny(2, 1, {"cluster.device_memory_mib=0.1"}));  // does not fit, says so
-  check(tiny(3, 1, {"algorithm.name=sft", "algorithm.samples_per_prompt=1"}));
-
-  const std::string demo = std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml";
-  const auto axis = parse_axis("train.recompute=none,selective,full");
-  REQUIRE(axis.has_value());
-  const auto rows = sweep(demo, {}, {*axis}, catalog_root());
-  REQUIRE((rows.has_value() && rows->size() == 3));
-  // docs/memory.md, worked by hand.
-  CHECK((*rows)[0].peak_bytes == 5'438'340);
-  CHECK((*rows)[1].peak_bytes == 4'843'908);
-  CHECK((*rows)[2].peak_bytes == 3'655'044);
-  CHECK(((*rows)[0].fits && (*rows)[2].fits));
+  Scenario uneven = tiny(3, 1);
+  uneven.rollout.layout.tp = 3, uneven.rollout.layout.dp = 1;
+  CHECK_THAT(PlanForm::why_not(uneven), Catch::Contains("4 attention heads do not divide over tp 3"));
 }

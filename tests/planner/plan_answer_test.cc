@@ -1,0 +1,114 @@
+// explain and sweep beside the lowered plan: the same bytes.
+#include "planner/plan_answer.h"
+
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "lowering/lower.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+#include "trace/static_memory.h"
+#include "trace/traffic_rules.h"
+
+using namespace hotbunk;
+
+namespace {
+
+Scenario load(const std::string& name, const std::vector<std::string>& sets = {}) {
+  auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", HOTBUNK_SOURCE_DIR, name), sets);
+  if (!s) FAIL(render(s.error()));
+  return *s;
+}
+
+Explanation explained(const Scenario& s) {
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  if (!pricer) FAIL(render(pricer.error()));
+  return explain(**pricer);
+}
+
+double plan_peak(const Scenario& s) { return static_cast<double>(static_memory(*lower(s), 0).device.peak_bytes); }
+
+/// Wire bytes of rank 0 by phase and kind, of the collectives that every micro-batch makes.
+std::map<std::string, double> micro_batch_wire(const Plan& plan, std::int64_t micro_batches) {
+  std::map<std::string, double> out;
+  for (const char* phase : {"reference", "old_logprobs", "train"})
+    if (const std::int32_t p = plan.phase_index(phase); p >= 0)
+      for (const Block& block : plan.program(0).phases[static_cast<std::size_t>(p)])
+        for (const Op& op : block.ops)
+          if (op.kind == OpKind::all_gather || op.kind == OpKind::reduce_scatter)
+            out[fmt::format("{} {}", phase, name_of(op.kind))] +=
+                static_cast<double>(micro_batches * traffic_of(op, {}, plan.num_ranks(), 0).wire_bytes);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("explain answers with the plan's bytes where the scenario is lowered") {
+  const std::vector<Scenario> scenarios = {
+      load("demo"),
+      load("qwen2.5-0.5b-cpu"),
+      load("qwen2.5-7b-fsdp8"),
+      load("demo", {"rollout.sleep_level=1", "train.precision.params=bf16", "sync.transport=collective"}),
+      load("demo", {"cluster.device_memory_mib=2"}),  // does not fit, and says so
+      load("demo", {"algorithm.name=sft", "algorithm.samples_per_prompt=1"})};
+  for (const Scenario& s : scenarios) {
+    INFO(s.name);
+    const auto plan = lower(s);
+    REQUIRE(plan.has_value());
+    const Explanation e = explained(s);
+    const RankMemory graph = static_memory(*plan, 0);
+    CHECK(e.price.peak_bytes() == static_cast<double>(graph.device.peak_bytes));
+    CHECK(e.memory.bytes == e.price.peak_bytes());
+    CHECK(e.price.host_bytes == static_cast<double>(graph.host.peak_bytes));
+    CHECK((e.price.fits || !check_fit(*plan).fits));  // only gaps between transients can make the plan's answer no
+    CHECK(e.memory.children.size() == plan->phases.size());
+    for (const CostNode& phase : e.memory.children) {
+      double parts = 0;
+      for (const CostNode& part : phase.children) parts += part.bytes;
+      if (!phase.children.empty()) CHECK(parts == phase.bytes);
+    }
+    // "train", "gradients reduce_scatter" -> "train reduce_scatter"
+    std::map<std::string, double> links;
+    for (const LinkUse& u : e.links)
+      links[fmt::format("{} {}", name_of(u.phase), u.what.substr(u.what.find(' ') + 1))] = u.node_wire;
+    for (const auto& [name, wire] : micro_batch_wire(*plan, expected_runs(s, e.point).micro_batches)) {
+      INFO(name);
+      CHECK(links[name] == wire);
+    }
+  }
+  CHECK_FALSE(explained(scenarios[4]).price.fits);
+}
+
+TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
+  // docs/memory.md works the three by hand.
+  const double none = 5'438'340, selective = 4'843'908, full = 3'655'044;
+  std::map<std::string, double> bytes;
+  for (const Lever& l : explained(load("demo")).levers) bytes[l.change] = l.bytes;
+  CHECK(bytes.at("train.recompute = selective") == selective - none);
+  CHECK(bytes.at("train.recompute = full") == full - none);
+  CHECK(bytes.at("rollout.layout.tp doubled") ==
+        plan_peak(load("demo", {"rollout.layout.tp=4", "rollout.layout.dp=1"})) - none);
+
+  const auto axis = parse_axis("train.recompute=none,selective,full");
+  REQUIRE(axis.has_value());
+  const auto rows = sweep(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml", {}, {*axis}, catalog_root());
+  REQUIRE((rows.has_value() && rows->size() == 3));
+  CHECK((*rows)[0].peak_bytes == none);
+  CHECK((*rows)[1].peak_bytes == selective);
+  CHECK((*rows)[2].peak_bytes == full);
+}
+
+TEST_CASE("Only knobs that stay lowered are turned in the plan") {
+  const Scenario s = load("demo");
+  const RlPoint from = rl_point_of(s);
+  RlPoint to = from;
+  to.train.tp = 2, to.train.dp = 2;
+  CHECK_FALSE(scenario_at(s, from, to).has_value());
+  to = from;
+  to.train.micro_batch *= 2;
+  const auto doubled = scenario_at(s, from, to);
+  REQUIRE(doubled.has_value());
+  CHECK(doubled->train.micro_batch_tokens == 2 * s.train.micro_batch_tokens);
+}
