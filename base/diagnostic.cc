@@ -54,7 +54,7 @@ std::string nearest_name(const std::string& found, const std::vector<std::string
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, found.size() / 3) + 1;
   for (const auto& candidate : candidates) {
-    const auto [shorter, longer] = std::minmax(found.size(), candidate.size());
+    const auto [shorter, longer] = std::minmax({found.size(), candidate.size()});
     if (longer - shorter >= best_distance) continue;  // the distance is at least that
     const std::size_t distance = edit_distance(found, candidate);
     if (distance < best_distance) best_distance = distance, best = candidate;
