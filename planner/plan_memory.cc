@@ -102,10 +102,10 @@ struct Sections {
     std::int64_t params = 0, moments = 0, reference = 0, weights = 0, kv = 0;
   } mapped;
 
-  Sections(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks, std::int64_t chunk) {
+  Sections(const ShardedShapes& sharded, const Scenario& s, std::int64_t kv_blocks, std::int64_t chunk) {
     const Precision& precision = s.train.precision;
-    const std::int64_t world = s.train.layout.ranks();
-    const std::int64_t root = shapes.root.shard_elements(world), layer = shapes.layer.shard_elements(world);
+    const PlanShapes& shapes = sharded.shapes;
+    const std::int64_t root = sharded.root.elements, layer = sharded.layer.elements;
     const auto shards = [&](DType dtype) { return (root + shapes.layers * layer) * size_of(dtype); };
     const auto section = [&](DType dtype) {
       return aligned_bytes(root * size_of(dtype)) + shapes.layers * aligned_bytes(layer * size_of(dtype));
@@ -195,10 +195,10 @@ std::array<std::int64_t, num_plan_phases> transient_levels(const PlanPhases& pre
 class JobWalk {
  public:
   JobWalk(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks)
-      : shapes_(shapes),
+      : sharded_(shapes, s.train.layout.ranks()),
         s_(s),
         chunk_(s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20),
-        hold_(shapes, s, kv_blocks, chunk_),
+        hold_(sharded_, s, kv_blocks, chunk_),
         rollout_sleeps_(s.rollout.sleep),
         backed_up_(s.rollout.sleep && s.rollout.sleep_level == 1) {}
 
@@ -234,13 +234,13 @@ class JobWalk {
         if (backed_up_) return to_device(params, hold_.weights);
         return device_.hold(params, hold_.weights);
       case sync:
-        return walk_sync(device_, shapes_, s_);
+        return walk_sync(device_, sharded_, s_);
       case sleep_train:
         return to_host(params, hold_.params);
       case wake_kv:
         return device_.hold(kv_cache, hold_.kv);
       case rollout:
-        return walk_rollout(device_, shapes_, s_);
+        return walk_rollout(device_, sharded_.shapes, s_);
       case sleep_rollout:
         device_.drop(kv_cache, hold_.kv);
         if (backed_up_) return to_host(params, hold_.weights);
@@ -252,12 +252,12 @@ class JobWalk {
         return to_device(optimizer, hold_.moments);
       case reference:
       case old_logprobs:
-        return walk_log_probs(device_, shapes_, s_, p == reference);
+        return walk_log_probs(device_, sharded_, s_, p == reference);
       case train:
-        return walk_train(device_, shapes_, s_);
+        return walk_train(device_, sharded_, s_);
       case checkpoint:
       case export_:
-        return walk_export(device_, shapes_, s_);
+        return walk_export(device_, sharded_, s_);
       case count:
         return;
     }
@@ -313,7 +313,7 @@ class JobWalk {
     }
   }
 
-  const PlanShapes& shapes_;
+  ShardedShapes sharded_;
   const Scenario& s_;
   std::int64_t chunk_;
   Sections hold_;
@@ -338,20 +338,19 @@ void walk_exchange(LiveWalk& w, const Scenario& s) {
   }
 }
 
-void walk_export(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
-  const std::int64_t world = s.train.layout.ranks();
-  if (world == 1) return;
-  for (const UnitShape* unit : {&shapes.root, &shapes.layer}) {
-    const std::int64_t gathered = world * unit->shard_elements(world) * size_of(s.train.precision.master);
+void walk_export(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s) {
+  if (sharded.world == 1) return;
+  for (const std::int64_t shard : {sharded.root.elements, sharded.layer.elements}) {
+    const std::int64_t gathered = sharded.world * shard * size_of(s.train.precision.master);
     w.up(communication, gathered), w.down(communication, gathered);
   }
 }
 
-void walk_sync(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
-  const std::int64_t world = s.train.layout.ranks();
-  const RankSlice& any_rank = engine_of(shapes, s).ranks.front();  // sizes do not depend on the slice
+void walk_sync(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s) {
+  const std::int64_t world = sharded.world;
+  const RankSlice& any_rank = engine_of(sharded.shapes, s).ranks.front();  // sizes do not depend on the slice
   const auto bucket = [&](DType dtype, bool gathered) {
-    const SyncBuckets buckets = fill_sync_buckets(shapes, world, s.sync.bucket_bytes, dtype, any_rank);
+    const SyncBuckets buckets = fill_sync_buckets(sharded, s.sync.bucket_bytes, dtype, any_rank);
     const std::int64_t part = buckets.largest_elements * size_of(dtype);
     w.up(communication, part);
     if (gathered && world > 1) w.up(communication, world * part), w.down(communication, world * part);

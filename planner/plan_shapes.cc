@@ -56,18 +56,18 @@ Range windows_meeting(std::int64_t first, std::int64_t size, std::int64_t count,
 /// The greedy filling, one parameter at a time in constant time.
 class Filling {
  public:
-  Filling(std::int64_t world, std::int64_t capacity) : world_(world), capacity_(capacity) {}
+  explicit Filling(std::int64_t capacity) : capacity_(capacity) {}
 
-  void add(const UnitShape& unit, const std::array<Piece, max_unit_params>& wanted) {
-    for (std::size_t i = 0; i < unit.count; ++i) add(unit.params[i], wanted[i]);
+  void add(const UnitShape& unit, const ShardedShapes::Unit& shard, const std::array<Piece, max_unit_params>& wanted) {
+    for (std::size_t i = 0; i < unit.count; ++i) add({shard.rows[i], unit.params[i].cols}, wanted[i]);
   }
 
   /// As many whole units as the open bucket still holds, `most` at most; returns how many.
-  std::int64_t add_whole(const UnitShape& unit, std::int64_t most) {
-    const std::int64_t each = unit.shard_elements(world_);
-    const std::int64_t units = std::min(most, std::max<std::int64_t>(0, (capacity_ - fill_) / each));
+  std::int64_t add_whole(const ShardedShapes::Unit& shard, std::int64_t most) {
+    if (fill_ + shard.elements > capacity_) return 0;
+    const std::int64_t units = std::min(most, (capacity_ - fill_) / shard.elements);
     // Every rank's slice holds something of every layer (its norms).
-    if (units > 0) fill_ += units * each, wanted_ = true;
+    fill_ += units * shard.elements, wanted_ = true;
     return units;
   }
 
@@ -77,8 +77,10 @@ class Filling {
   }
 
  private:
+  /// `p`: as it lies in one rank's shard.
   void add(const ParamShape& p, const Piece& wanted) {
-    const std::int64_t rows = p.padded_rows(world_);
+    const std::int64_t rows = p.rows;
+    if (fill_ + rows * p.cols <= capacity_) return put(p, wanted, 0, rows);
     std::int64_t done = 0;
     if (fill_ > 0) {
       done = std::clamp<std::int64_t>((capacity_ - fill_) / p.cols, 0, rows);
@@ -108,7 +110,7 @@ class Filling {
   /// next shard, [0, a + n - P), with a = row_begin mod P.
   std::int64_t meeting(const ParamShape& p, const Piece& wanted, std::int64_t first, std::int64_t size,
                        std::int64_t count) const {
-    const std::int64_t rows = p.padded_rows(world_), n = wanted.row_end - wanted.row_begin;
+    const std::int64_t rows = p.rows, n = wanted.row_end - wanted.row_begin;
     if (n <= 0) return 0;
     if (n >= rows) return count;
     const std::int64_t a = wanted.row_begin % rows;
@@ -126,7 +128,7 @@ class Filling {
     wanted_ = false;
   }
 
-  std::int64_t world_, capacity_;
+  std::int64_t capacity_;
   std::int64_t fill_ = 0;  // of the open bucket
   bool wanted_ = false;
   SyncBuckets out_;
@@ -134,10 +136,15 @@ class Filling {
 
 }  // namespace
 
-std::int64_t UnitShape::shard_elements(std::int64_t world) const {
-  std::int64_t n = 0;
-  for (const ParamShape& p : all()) n += p.padded_rows(world) * p.cols;
-  return n;
+ShardedShapes::ShardedShapes(const PlanShapes& s, std::int64_t ranks) : shapes(s), world(ranks) {
+  const auto shard = [&](const UnitShape& unit, Unit& out) {
+    for (std::size_t i = 0; i < unit.count; ++i) {
+      out.rows[i] = ceil_div(unit.params[i].rows, world);
+      out.elements += out.rows[i] * unit.params[i].cols;
+    }
+  };
+  shard(shapes.root, root);
+  shard(shapes.layer, layer);
 }
 
 std::int64_t EngineSlices::elements(std::int64_t layers) const {
@@ -174,13 +181,14 @@ const EngineSlices* PlanShapes::engine(std::int64_t tp) const {
   return nullptr;
 }
 
-SyncBuckets fill_sync_buckets(const PlanShapes& shapes, std::int64_t world, std::int64_t bucket_bytes, DType dtype,
+SyncBuckets fill_sync_buckets(const ShardedShapes& sharded, std::int64_t bucket_bytes, DType dtype,
                               const RankSlice& slice) {
-  Filling filling(world, std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / world));
-  filling.add(shapes.root, slice.root);
+  const PlanShapes& shapes = sharded.shapes;
+  Filling filling(std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / sharded.world));
+  filling.add(shapes.root, sharded.root, slice.root);
   for (std::int64_t left = shapes.layers; left > 0;) {
-    left -= filling.add_whole(shapes.layer, left);
-    if (left > 0) filling.add(shapes.layer, slice.layer), --left;
+    left -= filling.add_whole(sharded.layer, left);
+    if (left > 0) filling.add(shapes.layer, sharded.layer, slice.layer), --left;
   }
   return filling.finish();
 }

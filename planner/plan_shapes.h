@@ -3,7 +3,6 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "base/dtype.h"
@@ -12,10 +11,9 @@
 
 namespace hotbunk {
 
-/// One parameter of a unit, logical shape; Shard(0) over W ranks pads it to W * ceil(rows / W) rows.
+/// One parameter of a unit, logical shape.
 struct ParamShape {
   std::int64_t rows = 0, cols = 0;
-  std::int64_t padded_rows(std::int64_t world) const { return ceil_div(rows, world); }
 };
 
 /// More than any unit of a dense decoder has: norms 2, projections 7, biases 3, head norms 2.
@@ -26,10 +24,6 @@ struct UnitShape {
   std::array<ParamShape, max_unit_params> params{};
   std::size_t count = 0;
   std::int64_t elements = 0;  // sum of rows * cols
-
-  std::span<const ParamShape> all() const { return {params.data(), count}; }
-  /// Elements of one rank's padded shard.
-  std::int64_t shard_elements(std::int64_t world) const;
 };
 
 /// What one tensor-parallel rank of a rollout engine takes of each parameter, by the index in its unit.
@@ -58,9 +52,21 @@ struct PlanShapes {
   explicit PlanShapes(const ModelSpec&);
   const EngineSlices* engine(std::int64_t tp) const;  // nullptr: the heads do not allow it
   std::int64_t elements() const { return root.elements + layers * layer.elements; }
-  std::int64_t shard_elements(std::int64_t world) const {
-    return root.shard_elements(world) + layers * layer.shard_elements(world);
-  }
+};
+
+/// The same over `world` ranks: Shard(0) pads each parameter to equal parts.
+struct ShardedShapes {
+  struct Unit {
+    std::array<std::int64_t, max_unit_params> rows{};  // of each parameter in one rank's shard, ceil(rows / world)
+    std::int64_t elements = 0;                         // of the shard
+  };
+  const PlanShapes& shapes;
+  std::int64_t world = 1;
+  Unit root, layer;
+
+  ShardedShapes(const PlanShapes&, std::int64_t world);
+  /// Elements of one rank's shards of the model.
+  std::int64_t elements() const { return root.elements + shapes.layers * layer.elements; }
 };
 
 /// The buckets of one sync (lowering/sync.cc: rows of padded shards, greedily, in the order of the units).
@@ -72,8 +78,7 @@ struct SyncBuckets {
 
 /// `slice`: whose wanted buckets are counted. Costs one step per parameter of each layer that a bucket's end falls
 /// into; depends on nothing else, so a search computes it once for each (world, bucket, dtype).
-SyncBuckets fill_sync_buckets(const PlanShapes&, std::int64_t world, std::int64_t bucket_bytes, DType,
-                              const RankSlice& slice);
+SyncBuckets fill_sync_buckets(const ShardedShapes&, std::int64_t bucket_bytes, DType, const RankSlice& slice);
 
 /// Buffers of an arena stand at multiples of this (graph/lifetimes.cc).
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return round_up(bytes, 64); }

@@ -12,7 +12,12 @@ namespace {
 class Traffic {
  public:
   Traffic(const PlanShapes& shapes, const Scenario& s, Rank rank, const PlanRuns& runs)
-      : shapes_(shapes), s_(s), rank_(rank), runs_(runs), world_(s.train.layout.ranks()) {}
+      : sharded_(shapes, s.train.layout.ranks()),
+        shapes_(shapes),
+        s_(s),
+        rank_(rank),
+        runs_(runs),
+        world_(sharded_.world) {}
 
   FormTraffics count() {
     const PlanPhases present = plan_phases_of(s_);
@@ -38,10 +43,11 @@ class Traffic {
   /// `times` collectives over the elements of the model's units, each unit padded to equal shards.
   void units(PlanPhase phase, OpKind op, std::int64_t root_times, std::int64_t layer_times, DType dtype) {
     if (world_ == 1) return;
-    const auto padding = [&](const UnitShape& u) { return world_ * u.shard_elements(world_) - u.elements; };
+    const std::int64_t root_padding = world_ * sharded_.root.elements - shapes_.root.elements;
+    const std::int64_t layer_padding = world_ * sharded_.layer.elements - shapes_.layer.elements;
     add(phase, Family::fsdp, op, root_times + layer_times * shapes_.layers,
         (root_times * shapes_.root.elements + layer_times * shapes_.layers * shapes_.layer.elements) * size_of(dtype),
-        (root_times * padding(shapes_.root) + layer_times * shapes_.layers * padding(shapes_.layer)) * size_of(dtype));
+        (root_times * root_padding + layer_times * shapes_.layers * layer_padding) * size_of(dtype));
   }
   void gathers(PlanPhase phase, std::int64_t times, DType dtype) {
     units(phase, OpKind::all_gather, times, times, dtype);
@@ -82,7 +88,7 @@ class Traffic {
   void sync() {
     const DType dtype = s_.rollout.dtype;
     const RankSlice& slice = my_slice();
-    const SyncBuckets buckets = fill_sync_buckets(shapes_, world_, s_.sync.bucket_bytes, dtype, slice);
+    const SyncBuckets buckets = fill_sync_buckets(sharded_, s_.sync.bucket_bytes, dtype, slice);
     if (s_.sync.transport == SyncTransport::ipc || world_ == 1) {
       if (world_ > 1) add(PlanPhase::sync, Family::fsdp, OpKind::barrier, 2 * buckets.count, 0);
       add(PlanPhase::sync, Family::fsdp, OpKind::peer_copy, buckets.wanted, missing_elements(slice) * size_of(dtype));
@@ -92,11 +98,11 @@ class Traffic {
     if (s_.sync.transport == SyncTransport::collective) calls += buckets.count, element_bytes += size_of(dtype);
     if (s_.sync.verify) {
       const DType master = s_.train.precision.master;
-      calls += fill_sync_buckets(shapes_, world_, s_.sync.bucket_bytes, master, slice).count;
+      calls += fill_sync_buckets(sharded_, s_.sync.bucket_bytes, master, slice).count;
       element_bytes += size_of(master);
     }
     add(PlanPhase::sync, Family::fsdp, OpKind::all_gather, calls, shapes_.elements() * element_bytes,
-        (world_ * shapes_.shard_elements(world_) - shapes_.elements()) * element_bytes);
+        (world_ * sharded_.elements() - shapes_.elements()) * element_bytes);
   }
 
   /// Elements of this rank's rollout weights that its own shards lack.
@@ -124,6 +130,7 @@ class Traffic {
     return engine().ranks[static_cast<std::size_t>(engine_seat(s_.rollout.layout, rank_).tp_rank)];
   }
 
+  ShardedShapes sharded_;
   const PlanShapes& shapes_;
   const Scenario& s_;
   std::int64_t rank_;

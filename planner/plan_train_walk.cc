@@ -18,9 +18,9 @@ struct UnitBytes {
   std::int64_t gather_in = 0, gather_out = 0, whole = 0;
   std::int64_t grads = 0, reduce_in = 0, reduce_out = 0;
 
-  UnitBytes(const UnitShape& u, const Scenario& s, DType source) {
+  UnitBytes(const UnitShape& u, std::int64_t n, const Scenario& s, DType source) {
     const Precision& precision = s.train.precision;
-    const std::int64_t world = s.train.layout.ranks(), n = u.shard_elements(world);
+    const std::int64_t world = s.train.layout.ranks();
     const std::int64_t compute = size_of(precision.params), reduced = size_of(precision.grads);
     const bool cast = source != precision.params;
     if (world > 1 || cast) whole = u.elements * compute;
@@ -59,12 +59,12 @@ Keeps keeps_of(Recompute r) {
 
 class MicroWalk {
  public:
-  MicroWalk(LiveWalk& w, const PlanShapes& shapes, const Scenario& s, DType source, Keeps keeps)
+  MicroWalk(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s, DType source, Keeps keeps)
       : w_(w),
         s_(s),
-        layers_(shapes.layers),
-        root_(shapes.root, s, source),
-        layer_(shapes.layer, s, source),
+        layers_(sharded.shapes.layers),
+        root_(sharded.shapes.root, sharded.root.elements, s, source),
+        layer_(sharded.shapes.layer, sharded.layer.elements, s, source),
         t_(s.model, s.train.micro_batch_tokens, s.train.precision.params),
         cu_seqlens_((max_micro_batch_seqs(s) + 1) * i32_bytes),
         keeps_(keeps),
@@ -254,16 +254,16 @@ class MicroWalk {
 
 }  // namespace
 
-void walk_train(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
+void walk_train(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s) {
   constexpr std::int64_t metrics = static_cast<std::int64_t>(Metric::count) * f32_bytes;
   const std::int64_t world = s.train.layout.ranks(), element = size_of(s.train.precision.grads);
   w.up(workspace, metrics);
-  const std::int64_t root = shapes.root.shard_elements(world) * element;
-  const std::int64_t layer = shapes.layer.shard_elements(world) * element;
+  const std::int64_t root = sharded.root.elements * element;
+  const std::int64_t layer = sharded.layer.elements * element;
   w.up(grads, root);
-  w.repeat(shapes.layers, [&](std::int64_t) { w.up(grads, layer); });
+  w.repeat(sharded.shapes.layers, [&](std::int64_t) { w.up(grads, layer); });
 
-  MicroWalk(w, shapes, s, s.train.precision.master, keeps_of(s.train.recompute)).train();
+  MicroWalk(w, sharded, s, s.train.precision.master, keeps_of(s.train.recompute)).train();
 
   // Norm, clip and update: learning rate (2), sum of squares, the largest gap, clip coefficient.
   w.up(workspace, 2 * f32_bytes), w.up(workspace, f32_bytes);
@@ -271,12 +271,12 @@ void walk_train(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
   w.up(workspace, f32_bytes);
   w.down(workspace, f32_bytes), w.down(workspace, f32_bytes), w.down(workspace, 2 * f32_bytes);
   w.down(grads, root);
-  w.repeat(shapes.layers, [&](std::int64_t) { w.down(grads, layer); });
+  w.repeat(sharded.shapes.layers, [&](std::int64_t) { w.down(grads, layer); });
   w.down(workspace, metrics);
 }
 
-void walk_log_probs(LiveWalk& w, const PlanShapes& shapes, const Scenario& s, bool reference) {
-  MicroWalk(w, shapes, s, reference ? s.train.precision.params : s.train.precision.master, Keeps::nothing).log_probs();
+void walk_log_probs(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s, bool reference) {
+  MicroWalk(w, sharded, s, reference ? s.train.precision.params : s.train.precision.master, Keeps::nothing).log_probs();
 }
 
 }  // namespace hotbunk

@@ -96,11 +96,11 @@ class LiveWalk {
 };
 
 /// Blocks of the driven phases; each leaves what is alive as it found it (train: after all three blocks).
-void walk_train(LiveWalk&, const PlanShapes&, const Scenario&);
-void walk_log_probs(LiveWalk&, const PlanShapes&, const Scenario&, bool reference);
+void walk_train(LiveWalk&, const ShardedShapes&, const Scenario&);
+void walk_log_probs(LiveWalk&, const ShardedShapes&, const Scenario&, bool reference);
 void walk_rollout(LiveWalk&, const PlanShapes&, const Scenario&);
 void walk_exchange(LiveWalk&, const Scenario&);
-void walk_export(LiveWalk&, const PlanShapes&, const Scenario&);
-void walk_sync(LiveWalk&, const PlanShapes&, const Scenario&);
+void walk_export(LiveWalk&, const ShardedShapes&, const Scenario&);
+void walk_sync(LiveWalk&, const ShardedShapes&, const Scenario&);
 
 }  // namespace hotbunk
