@@ -81,7 +81,7 @@ constexpr std::string_view what_of(const FormTraffic& t) {
 
 std::optional<FormMemory> plan_memory_of(const Scenario& s) {
   if (!PlanForm::why_not(s).empty()) return std::nullopt;
-  return PlanForm(s.model).memory(s);
+  return PlanForm(s.model).memory(s, Placed::each);
 }
 
 void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {

@@ -10,8 +10,7 @@ namespace hotbunk {
 std::optional<FormMemory> plan_memory_of(const Scenario&);
 
 /// Replaces the bytes of a price by the plan's: the highest live bytes around training, rollout and sync, and on the
-/// host. Overhead is what the plan counts as such. It fits when the mapped bytes that the plan needs at least do; gaps
-/// between transients may add some per cent (docs/memory.md), which `plan` knows.
+/// host. Overhead is what the plan counts as such. It fits when the plan does (check_fit in trace/static_memory.h).
 void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
 
 /// Each phase's live peak, those that matter by category.

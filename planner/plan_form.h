@@ -2,8 +2,8 @@
 // the kinds of units (root, layer, engine slice), whatever the number of layers; no allocation once the tables are
 // built.
 //
-//   memory   live peaks per phase and category: equal to trace/static_memory.h's, to the byte
-//            mapped peaks: all sections exact but the transients', whose offsets only the graph knows: a lower bound
+//   memory   live peaks per phase and category, and mapped ones: equal to trace/static_memory.h's, to the byte; without
+//            placing the transients (Placed::gapless) the device's mapped peaks are a lower bound
 //   traffic  calls, payload and padding per phase, group and op of one rank: equal to a run's with the same sizes
 //
 // tests/planner/plan_form_test.cc holds it to the lowered plan over random scenarios; docs/memory.md derives it.
@@ -52,8 +52,12 @@ PlanPhases plan_phases_of(const Scenario&);
 struct FormPeak {
   std::int64_t bytes = 0;         // live
   CategoryBytes by_category{};    // when the total was highest, first time
-  std::int64_t mapped_bytes = 0;  // device: at least; host: exactly
+  std::int64_t mapped_bytes = 0;  // device: see Placed
 };
+
+/// How mapped device bytes count transients: as if no gaps lay between them, a lower bound in the time of a few layers
+/// and without allocation; or each at its place, as the plan's pass puts it, exact in the time of all layers.
+enum class Placed : std::uint8_t { gapless, each };
 
 /// Peaks of one rank (all ranks have the same) in one space.
 struct FormSpace {
@@ -105,7 +109,7 @@ class PlanForm {
   std::optional<std::int64_t> kv_blocks(const Scenario&) const;
 
   // Both ask for a scenario that why_not accepts.
-  FormMemory memory(const Scenario&) const;
+  FormMemory memory(const Scenario&, Placed = Placed::gapless) const;
   FormTraffics traffic(const Scenario&, Rank, const PlanRuns&) const;
 
   const PlanShapes& shapes() const { return shapes_; }

@@ -9,91 +9,6 @@ namespace hotbunk {
 namespace {
 
 using enum Category;
-constexpr std::int64_t f32_bytes = size_of(DType::f32), i32_bytes = size_of(DType::i32);
-
-const EngineSlices& engine_of(const PlanShapes& shapes, const Scenario& s) {
-  const EngineSlices* e = shapes.engine(s.rollout.layout.tp);
-  HB_CHECK(e, "no engine of tp {}", s.rollout.layout.tp);
-  return *e;
-}
-
-/// One engine step over `tokens` of `seqs` (lowering/rollout.cc).
-class EngineStepWalk {
- public:
-  EngineStepWalk(LiveWalk& w, const PlanShapes& shapes, const Scenario& s, std::int64_t tokens, std::int64_t seqs)
-      : w_(w),
-        s_(s),
-        engine_(engine_of(shapes, s)),
-        layers_(shapes.layers),
-        vector_(tokens * f32_bytes),
-        seq_vector_(seqs * f32_bytes),
-        cu_seqlens_((seqs + 1) * i32_bytes),
-        tables_(seqs * max_blocks_per_seq(s) * i32_bytes) {
-    const std::int64_t element = size_of(s.rollout.dtype), d = s.model.head_dim;
-    stream_ = tokens * s.model.hidden * element;
-    last_ = seqs * s.model.hidden * element;
-    qkv_ = tokens * (engine_.heads + 2 * engine_.kv_heads) * d * element;
-    qk_rstd_ = tokens * (engine_.heads + engine_.kv_heads) * f32_bytes;
-    attended_ = tokens * engine_.heads * d * element;
-    activated_ = tokens * s.model.intermediate / engine_.tp * element;
-  }
-
-  void walk() {
-    for (int i = 0; i < 3; ++i) w_.up(workspace, vector_);      // ids, positions, kv_slots
-    for (int i = 0; i < 3; ++i) w_.up(workspace, seq_vector_);  // lengths, last_rows, uniforms
-    w_.up(workspace, cu_seqlens_), w_.up(workspace, tables_);
-    w_.up(activations, stream_), w_.down(workspace, vector_);  // embedded; ids
-    w_.repeat(layers_, [&](std::int64_t l) { layer(l); });
-    sample();
-  }
-
- private:
-  /// normed = norm(h + z), `residual` whether there is a z yet.
-  void norm(bool residual) {
-    w_.up(activations, stream_), w_.up(activations, vector_);
-    if (residual) w_.up(activations, stream_), w_.down(activations, stream_), w_.down(activations, stream_);
-    w_.down(activations, vector_);
-  }
-
-  void layer(std::int64_t l) {
-    const bool last = l == layers_ - 1;
-    norm(l > 0);
-    w_.up(activations, qkv_), w_.down(activations, stream_);
-    if (s_.model.qk_norm) {
-      w_.up(activations, qkv_), w_.up(activations, qk_rstd_);
-      w_.down(activations, qkv_), w_.down(activations, qk_rstd_);
-    }
-    if (last) w_.down(workspace, vector_), w_.down(workspace, vector_);  // positions, kv_slots
-    w_.up(activations, attended_), w_.down(activations, qkv_);
-    if (last) w_.down(workspace, cu_seqlens_), w_.down(workspace, tables_), w_.down(workspace, seq_vector_);
-    w_.up(activations, stream_), w_.down(activations, attended_);
-    norm(true);
-    w_.up(activations, 2 * activated_), w_.down(activations, stream_);
-    w_.up(activations, activated_), w_.down(activations, 2 * activated_);
-    w_.up(activations, stream_), w_.down(activations, activated_);
-  }
-
-  void sample() {
-    const std::int64_t logits = seq_vector_ * engine_.vocab_rows;
-    w_.up(activations, last_), w_.down(activations, stream_);  // last rows of h, of z
-    w_.up(activations, last_), w_.down(activations, stream_), w_.down(workspace, seq_vector_);
-    w_.up(activations, last_), w_.up(activations, seq_vector_), w_.up(activations, last_);  // normed, rstd, sum
-    for (int i = 0; i < 3; ++i) w_.down(activations, last_);
-    w_.down(activations, seq_vector_);
-    w_.up(activations, logits), w_.down(activations, last_);
-    if (engine_.tp > 1) w_.up(communication, engine_.tp * logits), w_.down(activations, logits);
-    w_.up(workspace, seq_vector_), w_.up(workspace, seq_vector_);  // sampled ids and log-probs
-    if (engine_.tp > 1) w_.down(communication, engine_.tp * logits);
-    else w_.down(activations, logits);
-    for (int i = 0; i < 3; ++i) w_.down(workspace, seq_vector_);
-  }
-
-  LiveWalk& w_;
-  const Scenario& s_;
-  const EngineSlices& engine_;
-  std::int64_t layers_, vector_, seq_vector_, cu_seqlens_, tables_;
-  std::int64_t stream_, last_, qkv_, qk_rstd_, attended_, activated_;
-};
 
 /// What the sections hold, live and mapped. Host sections are as large as the device's that move there.
 struct Sections {
@@ -202,7 +117,7 @@ class JobWalk {
         rollout_sleeps_(s.rollout.sleep),
         backed_up_(s.rollout.sleep && s.rollout.sleep_level == 1) {}
 
-  FormMemory walk() {
+  FormMemory walk(Placed placed) {
     FormMemory out;
     out.present = plan_phases_of(s_);
     for (std::size_t p = 0; p < num_plan_phases; ++p) {
@@ -211,7 +126,7 @@ class JobWalk {
       live(static_cast<PlanPhase>(p));
     }
     out.device = whole(device_, out.present), out.host = whole(host_, out.present);
-    map(out);
+    map(out, placed);
     return out;
   }
 
@@ -233,33 +148,19 @@ class JobWalk {
       case wake_rollout:
         if (backed_up_) return to_device(params, hold_.weights);
         return device_.hold(params, hold_.weights);
-      case sync:
-        return walk_sync(device_, sharded_, s_);
       case sleep_train:
         return to_host(params, hold_.params);
       case wake_kv:
         return device_.hold(kv_cache, hold_.kv);
-      case rollout:
-        return walk_rollout(device_, sharded_.shapes, s_);
       case sleep_rollout:
         device_.drop(kv_cache, hold_.kv);
         if (backed_up_) return to_host(params, hold_.weights);
         return device_.drop(params, hold_.weights);
-      case exchange:
-        return walk_exchange(device_, s_);
       case wake_train:
         to_device(params, hold_.params), to_device(params, hold_.reference);
         return to_device(optimizer, hold_.moments);
-      case reference:
-      case old_logprobs:
-        return walk_log_probs(device_, sharded_, s_, p == reference);
-      case train:
-        return walk_train(device_, sharded_, s_);
-      case checkpoint:
-      case export_:
-        return walk_export(device_, sharded_, s_);
-      case count:
-        return;
+      default:
+        return walk_phase(device_, p, sharded_, s_);
     }
   }
 
@@ -272,9 +173,16 @@ class JobWalk {
     return out;
   }
 
-  void map(FormMemory& out) const {
+  void map(FormMemory& out, Placed placed) const {
+    ArenaWalk arena;
     std::array<std::int64_t, num_plan_phases> need{};
-    for (std::size_t p = 0; p < num_plan_phases; ++p) need[p] = round_up(device_.transients(p), chunk_);
+    for (std::size_t p = 0; p < num_plan_phases; ++p) {
+      if (!out.present[p]) continue;
+      const auto phase = static_cast<PlanPhase>(p);
+      arena.enter(phase);
+      if (placed == Placed::each) walk_phase(arena, phase, sharded_, s_);
+      need[p] = round_up(placed == Placed::each ? arena.transients(p) : device_.transients(p), chunk_);
+    }
     const bool nothing_sleeps = s_.train.offload != Offload::sleep && !s_.rollout.sleep;
     const auto level = transient_levels(out.present, need, nothing_sleeps);
     MapWalk walk(out);
@@ -323,54 +231,14 @@ class JobWalk {
 
 }  // namespace
 
-void walk_rollout(LiveWalk& w, const PlanShapes& shapes, const Scenario& s) {
-  const std::int64_t slots = s.rollout.max_running_requests, prefill = s.rollout.max_prefill_tokens;
-  EngineStepWalk(w, shapes, s, prefill, std::min(slots, prefill)).walk();
-  EngineStepWalk(w, shapes, s, slots, slots).walk();
-}
-
-void walk_exchange(LiveWalk& w, const Scenario& s) {
-  const std::int64_t world = s.train.layout.ranks(), rows = rows_per_rank(s);
-  for (const std::int64_t row : {row_ints(s) * i32_bytes, max_response_tokens(s) * f32_bytes}) {
-    w.up(communication, rows * row);
-    if (world > 1) w.up(communication, world * rows * row), w.down(communication, world * rows * row);
-    w.down(communication, rows * row);
-  }
-}
-
-void walk_export(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s) {
-  if (sharded.world == 1) return;
-  for (const std::int64_t shard : {sharded.root.elements, sharded.layer.elements}) {
-    const std::int64_t gathered = sharded.world * shard * size_of(s.train.precision.master);
-    w.up(communication, gathered), w.down(communication, gathered);
-  }
-}
-
-void walk_sync(LiveWalk& w, const ShardedShapes& sharded, const Scenario& s) {
-  const std::int64_t world = sharded.world;
-  const RankSlice& any_rank = engine_of(sharded.shapes, s).ranks.front();  // sizes do not depend on the slice
-  const auto bucket = [&](DType dtype, bool gathered) {
-    const SyncBuckets buckets = fill_sync_buckets(sharded, s.sync.bucket_bytes, dtype, any_rank);
-    const std::int64_t part = buckets.largest_elements * size_of(dtype);
-    w.up(communication, part);
-    if (gathered && world > 1) w.up(communication, world * part), w.down(communication, world * part);
-    w.down(communication, part);
-  };
-  bucket(s.rollout.dtype, s.sync.transport == SyncTransport::collective);
-  if (!s.sync.verify) return;
-  w.up(workspace, i32_bytes);
-  bucket(s.train.precision.master, true);
-  w.down(workspace, i32_bytes);
-}
-
-FormMemory PlanForm::memory(const Scenario& s) const {
+FormMemory PlanForm::memory(const Scenario& s, Placed placed) const {
   std::int64_t blocks = 0;
   if (s.algorithm.name != AlgorithmName::sft) {
     const auto known = kv_blocks(s);
     HB_CHECK(known, "no room for a KV pool");
     blocks = *known;
   }
-  return JobWalk(shapes_, s, blocks).walk();
+  return JobWalk(shapes_, s, blocks).walk(placed);
 }
 
 }  // namespace hotbunk

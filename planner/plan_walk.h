@@ -1,29 +1,55 @@
-// LiveWalk: live bytes as alloc and free change them in program order, for the closed form. MemoryMeter (trace/meter.h)
-// counts the same of a graph; this one allocates nothing and skips the layers that repeat.
+// What walks the plan's alloc and free in program order without a plan: sizes only, written once (plan_train_walk.cc,
+// plan_rollout_walk.cc) and walked in two ways.
+//
+//   LiveWalk   counts live bytes as MemoryMeter (trace/meter.h) does of a graph; skips layers that repeat; no
+//   allocation ArenaWalk  places every buffer as assign_offsets (graph/passes.h) does, layer by layer: how much must be
+//   mapped
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "graph/best_fit.h"
 #include "planner/plan_form.h"
 
 namespace hotbunk {
 
+/// A transient buffer that is alive.
+struct Held {
+  Category category{};
+  std::int64_t bytes = 0;  // may be 0, where a layout does without it
+  std::int64_t at = 0;     // ArenaWalk only
+};
+
 class LiveWalk {
  public:
+  /// One T for each layer; all layers' are alike.
+  template <class T>
+  class PerLayer {
+   public:
+    explicit PerLayer(std::int64_t /*layers*/) {}
+    T& operator[](std::int64_t /*layer*/) { return one_; }
+
+   private:
+    T one_{};
+  };
+  /// How many times in a row the same allocs and frees are worth walking.
+  static constexpr bool skips = true;
+
   void enter(PlanPhase p) {
     note();
     at_ = static_cast<std::size_t>(p);
     note();
   }
 
-  /// A buffer of the transient section; `bytes` may be 0 where a layout does without it.
-  void up(Category c, std::int64_t bytes) {
+  Held up(Category c, std::int64_t bytes) {
     live_.transients += aligned_bytes(bytes);
     hold(c, bytes);
+    return {c, bytes, 0};
   }
-  void down(Category c, std::int64_t bytes) {
-    drop(c, bytes);
-    live_.transients -= aligned_bytes(bytes);
+  void down(const Held& b) {
+    drop(b.category, b.bytes);
+    live_.transients -= aligned_bytes(b.bytes);
   }
   /// Buffers of the other sections, any number together.
   void hold(Category c, std::int64_t bytes) {
@@ -45,22 +71,14 @@ class LiveWalk {
   template <class Step>
   void repeat(std::int64_t n, Step&& step) {
     std::int64_t i = 0;
-    const auto one = [&] { step(i++); };
-    if (n <= 4) {
-      while (i < n) one();
-      return;
+    if (n > 4) {
+      step(i++);
+      const Live before = live_;
+      step(i++);
+      if (rising_) note();
+      i += skip(before, n);
     }
-    one();
-    const Live before = live_;
-    one();
-    if (rising_) note();
-    const std::int64_t skipped = live_.total > before.total ? n - 4 : n - 3;  // rising: the last of them is highest
-    for (std::size_t c = 0; c < live_.by_category.size(); ++c)
-      live_.by_category[c] += skipped * (live_.by_category[c] - before.by_category[c]);
-    live_.total += skipped * (live_.total - before.total);
-    live_.transients += skipped * (live_.transients - before.transients);
-    i += skipped;
-    while (i < n) one();
+    for (; i < n; ++i) step(i);
   }
 
   /// Peaks of all that was walked; mapped bytes are not known here.
@@ -79,6 +97,16 @@ class LiveWalk {
     std::int64_t total = 0, transients = 0;
   };
 
+  /// Steps to leave out of n after the second, which changed `before`. Where bytes rise, the last of them is highest.
+  std::int64_t skip(const Live& before, std::int64_t n) {
+    const std::int64_t skipped = live_.total > before.total ? n - 4 : n - 3;
+    for (std::size_t c = 0; c < live_.by_category.size(); ++c)
+      live_.by_category[c] += skipped * (live_.by_category[c] - before.by_category[c]);
+    live_.total += skipped * (live_.total - before.total);
+    live_.transients += skipped * (live_.transients - before.transients);
+    return skipped;
+  }
+
   void note() {
     rising_ = false;
     transients_[at_] = std::max(transients_[at_], live_.transients);
@@ -95,12 +123,73 @@ class LiveWalk {
   bool rising_ = false;
 };
 
-/// Blocks of the driven phases; each leaves what is alive as it found it (train: after all three blocks).
-void walk_train(LiveWalk&, const ShardedShapes&, const Scenario&);
-void walk_log_probs(LiveWalk&, const ShardedShapes&, const Scenario&, bool reference);
-void walk_rollout(LiveWalk&, const PlanShapes&, const Scenario&);
-void walk_exchange(LiveWalk&, const Scenario&);
-void walk_export(LiveWalk&, const ShardedShapes&, const Scenario&);
-void walk_sync(LiveWalk&, const ShardedShapes&, const Scenario&);
+class ArenaWalk {
+ public:
+  template <class T>
+  using PerLayer = std::vector<T>;
+  static constexpr bool skips = false;
+
+  void enter(PlanPhase p) { phase_ = static_cast<std::size_t>(p); }
+  Held up(Category c, std::int64_t bytes) {
+    Held out{c, bytes, 0};
+    if (bytes > 0) out.at = ranges_.take(aligned_bytes(bytes));
+    transients_[phase_] = std::max(transients_[phase_], out.at + bytes);
+    return out;
+  }
+  void down(const Held& b) {
+    if (b.bytes > 0) ranges_.give(b.at, aligned_bytes(b.bytes));
+  }
+  template <class Step>
+  void repeat(std::int64_t n, Step&& step) {
+    for (std::int64_t i = 0; i < n; ++i) step(i);
+  }
+  std::int64_t transients(std::size_t phase) const { return transients_[phase]; }
+
+ private:
+  BestFit ranges_;
+  std::array<std::int64_t, num_plan_phases> transients_{};
+  std::size_t phase_ = 0;
+};
+
+// Blocks of the phases that have transients, for both walks; each leaves what is alive as it found it (train: after all
+// three blocks).
+template <class Walk>
+void walk_train(Walk&, const ShardedShapes&, const Scenario&);
+template <class Walk>
+void walk_log_probs(Walk&, const ShardedShapes&, const Scenario&, bool reference);
+template <class Walk>
+void walk_export(Walk&, const ShardedShapes&, const Scenario&);
+template <class Walk>
+void walk_sync(Walk&, const ShardedShapes&, const Scenario&);
+template <class Walk>
+void walk_rollout(Walk&, const PlanShapes&, const Scenario&);
+template <class Walk>
+void walk_exchange(Walk&, const Scenario&);
+
+/// The phase's transients, whichever phase it is.
+template <class Walk>
+void walk_phase(Walk& w, PlanPhase p, const ShardedShapes& sharded, const Scenario& s) {
+  switch (p) {
+    case PlanPhase::sync:
+      return walk_sync(w, sharded, s);
+    case PlanPhase::rollout:
+      return walk_rollout(w, sharded.shapes, s);
+    case PlanPhase::exchange:
+      return walk_exchange(w, s);
+    case PlanPhase::reference:
+    case PlanPhase::old_logprobs:
+      return walk_log_probs(w, sharded, s, p == PlanPhase::reference);
+    case PlanPhase::train:
+      return walk_train(w, sharded, s);
+    case PlanPhase::checkpoint:
+    case PlanPhase::export_:
+      return walk_export(w, sharded, s);
+    default:
+      return;
+  }
+}
+
+/// The engine of the scenario's rollout layout; internal fault when the heads do not allow it.
+const EngineSlices& engine_of(const PlanShapes&, const Scenario&);
 
 }  // namespace hotbunk
