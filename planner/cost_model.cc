@@ -47,12 +47,23 @@ double tile_fill(double m, double n, double units) {
   return best;
 }
 
+/// NCCL picks the fastest of three protocols by message size. Against the first (4 B of flag beside 4 B of data):
+/// seconds more to start, factors on the latency of a hop inside a node and between nodes, and the share of the link's
+/// rate. Source: NCCL's tuning model, src/graph/tuning.cc: ring latencies 3.6, 10.0, 8.4 us; NVLink hops 0.47, 1.9, 3.4
+/// us; network hops 2.7, 4.0, 9.6 us; rates 1/4, 0.92, 1.
+struct Protocol {
+  double start, intra_hop, inter_hop, rate;
+};
+constexpr Protocol protocols[] = {
+    {0.0, 1.0, 1.0, 0.25}, {6.4e-6, 1.9 / 0.47, 4.0 / 2.7, 0.92}, {4.8e-6, 3.4 / 0.47, 9.6 / 2.7, 1.0}};
+
 /// Steps one after the other in a collective: a ring's, or for all-reduce across nodes a tree's.
 struct Hops {
   double intra, inter;
 };
 Hops hops_of(OpKind kind, const GroupShape& g) {
-  const auto local = static_cast<double>(g.per_node - 1), nodes = static_cast<double>(g.nodes);
+  const auto local = static_cast<double>(g.per_node - 1), nodes = static_cast<double>(g.nodes),
+             ranks = static_cast<double>(g.ranks);
   const double levels = std::ceil(std::log2(std::max(nodes, 1.0)));
   switch (kind) {
     case OpKind::all_reduce:
@@ -60,12 +71,15 @@ Hops hops_of(OpKind kind, const GroupShape& g) {
     case OpKind::broadcast:
     case OpKind::barrier:
       return {local, levels};
+    case OpKind::all_to_all:  // every peer in turn, those of the node over its links
+      return {local, nodes - 1.0};
     case OpKind::send:
     case OpKind::recv:
     case OpKind::peer_copy:
       return {g.nodes > 1 ? 0.0 : 1.0, g.nodes > 1 ? 1.0 : 0.0};
     default:
-      return {local, nodes - 1.0};
+      // A ring passes every rank: all but nodes - 1 of its steps stay inside a node.
+      return {ranks - nodes, nodes - 1.0};
   }
 }
 
@@ -189,29 +203,35 @@ double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double pa
   if (g.ranks <= 1) return 0.0;
   const double wire = wire_bytes(kind, g.ranks, payload);
   const Hops hops = hops_of(kind, g);
-  const LinkModel& intra = hardware_.intra;
+  const LinkModel &intra = hardware_.intra, &inter = hardware_.inter;
   const bool point_to_point = kind == OpKind::send || kind == OpKind::recv || kind == OpKind::peer_copy;
   // Through host memory every rank of the node copies over the same bus.
   double inside = wire / intra.bandwidth.value * (hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0);
-  if (kind == OpKind::all_reduce && g.nodes == 1) inside /= hardware_.nvls_gain.value;
+  double outside = 0.0;
   if (g.nodes <= 1) {
-    const double formula = intra.latency.value + hops.intra * intra.hop_latency.value + inside;
-    return formula * correction(kind, DType::u8, {static_cast<double>(g.ranks), 1.0, std::max(payload, 1.0)});
-  }
-  // Across nodes the rings of a group leave the node through the network ports of all its members there; what
-  // all-to-all sends to the own node stays on the fast links.
-  double outside = wire / hardware_.inter.bandwidth.value;
-  if (kind == OpKind::all_to_all) {
-    const double away = static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1);
-    outside *= away;
-    inside *= 1.0 - away;
-  } else if (!point_to_point) {
-    outside /= static_cast<double>(g.per_node);
+    if (kind == OpKind::all_reduce) inside /= hardware_.nvls_gain.value;
   } else {
-    inside = 0.0;
+    // Across nodes the rings of a group leave the node through the network ports of all its members there; what
+    // all-to-all sends to the own node stays on the fast links.
+    outside = wire / inter.bandwidth.value;
+    if (kind == OpKind::all_to_all) {
+      const double away = static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1);
+      outside *= away;
+      inside *= 1.0 - away;
+    } else if (!point_to_point) {
+      outside /= static_cast<double>(g.per_node);
+    } else {
+      inside = 0.0;
+    }
   }
-  const double formula = hardware_.inter.latency.value + hops.intra * intra.hop_latency.value +
-                         hops.inter * hardware_.inter.hop_latency.value + std::max(inside, outside);
+  const double start = (g.nodes > 1 ? inter : intra).latency.value, moving = std::max(inside, outside);
+  double formula = start + hops.intra * intra.hop_latency.value + hops.inter * inter.hop_latency.value + moving;
+  if (!hardware_.shared_transport) {
+    formula = 1e300;
+    for (const Protocol& p : protocols)
+      formula = std::min(formula, start + p.start + hops.intra * intra.hop_latency.value * p.intra_hop +
+                                      hops.inter * inter.hop_latency.value * p.inter_hop + moving / p.rate);
+  }
   return formula * correction(kind, DType::u8,
                               {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(payload, 1.0)});
 }

@@ -35,7 +35,11 @@ struct FrameworkProfile {
   Sourced context_bytes{0.6e9, "CUDA context and modules, order of magnitude"};
   Sourced communicator_bytes{0.688e9, "NCCL issue 964: 688 MB for more than two ranks on A100"};
   // What an eager front end costs.
-  Sourced forward_kernels{20, "stated"};           // kernels of one layer's forward besides those the cost model counts
+  Sourced forward_kernels{20, "stated"};  // kernels of one layer's forward besides those the cost model counts
+  Sourced backward_kernels{2, "two gradients per product"};  // of the backward pass for each of forward_kernels
+  Sourced kernel_seconds{0.0, "profile of the hardware"};    // device time of an uncounted kernel, 0: the hardware's
+  Sourced softmax_kernels{0, "fused whatever the shape"};    // instead of one, where batch x heads of a rank is no
+                                                             // multiple of 4 (Megatron's fused softmax)
   Sourced elementwise_passes{1, "fused kernels"};  // memory traffic of norms, activations, residuals over fused ones
   Sourced collective_kernels{1, "one kernel"};     // host cost of a collective of a layer, in launches
   Sourced launch_seconds{0.0, "profile of the hardware"};  // host time per kernel, 0: the hardware's

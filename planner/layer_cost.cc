@@ -133,6 +133,8 @@ class LayerBuilder {
         4.0 * overhead;
     launches(2, 4);
     stream(scores * (4.0 * e_ + mask), scores * (7.0 * e_ + mask));
+    if (std::fmod(static_cast<double>(point_.micro_batch) * heads, 4.0) != 0.0)
+      launches(frame_.softmax_kernels.value, frame_.backward_kernels.value * frame_.softmax_kernels.value);
     keep(scores * e_, true);
     if (frame_.dropout) keep(scores * (e_ + 1.0), true);
   }
@@ -167,9 +169,11 @@ class LayerBuilder {
 
   LayerCost finish(double extra_kernels) {
     // Kernels that are not listed (views made contiguous, casts, masks) occupy the device for a moment each.
-    launches(extra_kernels, 2.0 * extra_kernels);
-    out_.forward += extra_kernels * kernel();
-    out_.backward += 2.0 * extra_kernels * kernel();
+    const double backward = frame_.backward_kernels.value * extra_kernels;
+    launches(extra_kernels, backward);
+    const double each = frame_.kernel_seconds.value > 0.0 ? frame_.kernel_seconds.value : kernel();
+    out_.forward += extra_kernels * each;
+    out_.backward += backward * each;
     out_.input_bytes = e_ * narrow_ * hidden();
     if (frame_.selective_products) {
       out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);

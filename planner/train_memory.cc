@@ -10,8 +10,10 @@ namespace {
 
 /// Micro-batches (or, interleaved, chunks of 1/vpp of the stage's layers) whose activations a stage holds at once.
 /// 1F1B: min(m, pp - stage). Interleaved 1F1B: warm-up of 2 (pp - stage - 1) + (vpp - 1) pp chunks and the current one.
-double in_flight(const TrainPoint& p, std::int64_t stage) {
+/// GPipe keeps all of them; zero-bubble (ZB-H1) as many as 1F1B.
+double in_flight(const TrainPoint& p, PipelineSchedule schedule, std::int64_t stage) {
   if (p.pp == 1) return 1.0;
+  if (schedule == PipelineSchedule::gpipe) return static_cast<double>(p.micro_batches);
   if (p.vpp == 1) return static_cast<double>(std::min(p.micro_batches, p.pp - stage));
   const std::int64_t chunks = std::min(p.micro_batches * p.vpp, 2 * (p.pp - stage - 1) + (p.vpp - 1) * p.pp + 1);
   return static_cast<double>(chunks) / static_cast<double>(p.vpp);
@@ -107,7 +109,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
            : p.recompute == Recompute::selective ? c.kept_selective_bytes
                                                  : c.input_bytes;
   };
-  const double flight = in_flight(p, stage);
+  const double flight = in_flight(p, setting_.schedule, stage);
   at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
   at(PeakTensor::ends_kept) = (first ? flight * l.embedding.kept_bytes : 0.0) + (last ? l.head.kept_bytes : 0.0);
   // Full recomputation rebuilds one layer at a time, selective only the attention core.
@@ -184,7 +186,8 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
       case PeakTensor::moments:
         return fmt::format("{} B each, over {} data ranks", setting_.state.moments, p.shard_ranks());
       case PeakTensor::kept:
-        return fmt::format("{}, {:.4g} micro-batches in flight of {:.0f} tokens", layers, in_flight(p, stage), held);
+        return fmt::format("{}, {:.4g} micro-batches in flight of {:.0f} tokens", layers,
+                           in_flight(p, setting_.schedule, stage), held);
       case PeakTensor::logits:
         return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}", held, vocab, framework_.loss_bytes.value,
                            framework_.dummy_weight_grads ? ", and buffers of the head" : "");

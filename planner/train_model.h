@@ -135,13 +135,17 @@ struct StateBytes {
   double params = 2, grads = 4, master = 4, moments = 8;
 };
 
+/// Order of micro-batches in the pipeline; vpp above 1 interleaves 1F1B.
+enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, zero_bubble };
+
 struct TrainSetting {
   std::int64_t sequence = 2048;    // tokens of one sequence
   std::string precision = "bf16";  // of the GEMMs
   StateBytes state{};
-  double element_bytes = 2;                    // of activations
-  double expert_balance = 1.0;                 // busiest expert rank over the mean
-  double mean_keys = 0;                        // visible keys per query when packed, 0: causal over `sequence`
+  double element_bytes = 2;     // of activations
+  double expert_balance = 1.0;  // busiest expert rank over the mean
+  double mean_keys = 0;         // visible keys per query when packed, 0: causal over `sequence`
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
 };
 

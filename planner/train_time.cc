@@ -9,6 +9,7 @@ namespace hotbunk {
 struct TrainModel::StageTime {
   double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, host = 0, hidden = 0;
   double forward = 0, backward = 0;  // of the device, all included
+  double weight_grad = 0;            // part of backward that no other stage waits for
   double total() const { return compute + recompute + tensor + expert + context + host; }
 };
 
@@ -28,6 +29,7 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     t.context += count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward);
     t.hidden += count * hidden;
     t.forward += count * (c.forward + c.tensor_forward + c.expert_forward + c.context_forward);
+    t.weight_grad += count * c.weight_grad;
     kernels += count * (c.kernels_forward * (full ? 2.0 : 1.0) + c.kernels_backward);
   };
   add(l.dense, static_cast<double>(layers_of(p, stage, false)));
@@ -155,6 +157,10 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   at(Term::context) = m * slowest.context;
   at(Term::host) = m * slowest.host;
   at(Term::bubble) = std::max(0.0, whole - slowest.total()) / v;
+  // ZB-H1 (Qi et al., 2401.10241): weight gradients wait until a stage would idle, (p - 1)(F + B + W) becomes
+  // (p - 1)(F + B - W).
+  if (setting_.schedule == PipelineSchedule::zero_bubble)
+    at(Term::bubble) = std::max(0.0, at(Term::bubble) - 2.0 * static_cast<double>(p.pp - 1) * slowest.weight_grad / v);
   out.hidden_seconds = m * slowest.hidden;
   if (p.pp > 1) {
     const std::int64_t node = cost_.ranks_per_node();

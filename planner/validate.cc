@@ -31,7 +31,7 @@ double ValidationTable::bias() const {
 }
 
 Result<CostModel> ValidationContext::cost(const std::string& gpu, std::int64_t gpus, double network,
-                                          const std::string& profile) {
+                                          const std::string& profile, std::int64_t per_node) {
   if (!clusters_.contains(gpu)) {
     auto scenario = load_scenario_text(
         fmt::format("model: qwen2.5-0.5b\ncluster: {{gpu: {}, nodes: 1, gpus_per_node: 1}}\n", gpu), "validate");
@@ -47,8 +47,8 @@ Result<CostModel> ValidationContext::cost(const std::string& gpu, std::int64_t g
     hardware_[key] = *hardware;
   }
   ClusterSpec cluster = clusters_[gpu];
-  cluster.gpus_per_node = 8;
-  cluster.nodes = std::max<std::int64_t>(1, (gpus + 7) / 8);
+  cluster.gpus_per_node = per_node;
+  cluster.nodes = std::max<std::int64_t>(1, (gpus + per_node - 1) / per_node);
   Hardware hardware = hardware_[key];
   // Another fabric than the catalogue's: the same share of its line rate.
   if (network > 0.0) hardware.inter.bandwidth.value *= network / cluster.network_bandwidth.value;

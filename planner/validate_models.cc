@@ -182,7 +182,9 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
       continue;
     }
     auto model = context.model(name->second);
-    auto cost = context.cost(gpu->second, r.integer("gpus"));
+    // Layouts in powers of two use 64 of the 72 GPUs of an NVL72 domain.
+    const bool rack = gpu->second.find("nvl72") != std::string::npos;
+    auto cost = context.cost(gpu->second, r.integer("gpus"), 0.0, "", rack ? 64 : 8);
     if (!model) return fail(model.error());
     if (!cost) return fail(cost.error());
     const TrainModel trained(

@@ -15,9 +15,10 @@ class ValidationContext {
  public:
   explicit ValidationContext(std::filesystem::path catalogue) : catalogue_(std::move(catalogue)) {}
 
-  /// `network`: bytes/s per GPU between nodes, 0: the catalogue's. `profile`: another than the GPU's own.
+  /// `network`: bytes/s per GPU between nodes, 0: the catalogue's. `profile`: another than the GPU's own. `per_node`:
+  /// GPUs of one NVLink domain.
   Result<CostModel> cost(const std::string& gpu, std::int64_t gpus, double network = 0.0,
-                         const std::string& profile = "");
+                         const std::string& profile = "", std::int64_t per_node = 8);
   Result<ModelSpec> model(const std::string& name);
   Result<FrameworkProfile> framework(const std::string& name) { return framework_named(name, catalogue_); }
   const std::filesystem::path& catalogue() const { return catalogue_; }

@@ -298,14 +298,15 @@ TableResult validate_vtrain(const CsvTable& csv, ValidationContext& context, con
       name,
       "iteration time",
       "ms",
-      multi ? "profile megatron-a100, full recomputation, gradients all-reduced (no ZeRO), vocabulary 51200, 800 Gb/s "
-              "per node"
-            : "profile megatron-a100, no recomputation, gradients all-reduced (no ZeRO), vocabulary 51200",
+      multi
+          ? "profile megatron-vtrain, full recomputation, gradients all-reduced (no ZeRO), vocabulary 51200, 800 Gb/s "
+            "per node"
+          : "profile megatron-vtrain, no recomputation, gradients all-reduced (no ZeRO), vocabulary 51200",
       {},
       {},
       multi ? std::vector<PeerFigure>{{"vTrain", 0.1473, -1.0}, {"Calculon", 0.197, -1.0}}
             : std::vector<PeerFigure>{{"vTrain", 0.0837, -1.0}, {"Calculon", 0.39, 0.55}}};
-  auto frame = context.framework("megatron-a100");
+  auto frame = context.framework("megatron-vtrain");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
     const Row r = csv.row(i);

@@ -185,9 +185,9 @@ TEST_CASE("axes of a sweep") {
 }
 
 TEST_CASE("profiles of frameworks: all load, mistakes are found") {
-  for (const char* name : {"hotbunk", "megatron-a100", "megatron-a100-flash", "megatron-h100", "megatron-te",
-                           "megatron-te-overlap", "deepspeed-zero3", "torchtitan", "torchtitan-compile", "megatron",
-                           "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron"})
+  for (const char* name : {"hotbunk", "megatron-a100", "megatron-a100-flash", "megatron-vtrain", "megatron-h100",
+                           "megatron-te", "megatron-te-overlap", "deepspeed-zero3", "torchtitan", "torchtitan-compile",
+                           "megatron", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron"})
     CHECK(framework_named(name, catalog_root()).has_value());
   const auto missing = framework_named("megatronn", catalog_root());
   REQUIRE_FALSE(missing.has_value());
@@ -203,11 +203,20 @@ TEST_CASE("published tables: accuracy holds, a changed figure is seen") {
   const auto v = validate_published(data, catalog_root());
   if (!v) FAIL(render(v.error()));
   // Bounds a little above what docs/validation.md states, so that a model that gets worse fails here.
-  const std::map<std::string, double> bounds = {
-      {"korthikanti_a100", 0.03},         {"korthikanti_a100_activations", 0.02},
-      {"korthikanti_a100_states", 0.015}, {"simumax_b200_memory", 0.012},
-      {"vtrain_a100_multi_node", 0.10},   {"megatron_sc21_weak_scaling", 0.08},
-      {"torchtitan_memory", 0.04},        {"weight_sync", 0.20}};
+  const std::map<std::string, double> bounds = {{"korthikanti_a100", 0.01},
+                                                {"korthikanti_a100_activations", 0.02},
+                                                {"korthikanti_a100_states", 0.015},
+                                                {"simumax_b200", 0.035},
+                                                {"simumax_b200_memory", 0.005},
+                                                {"vtrain_a100_multi_node", 0.095},
+                                                {"vtrain_a100_single_node", 0.075},
+                                                {"megatron_sc21_weak_scaling", 0.06},
+                                                {"megatron_sc21_zero3_vs_ptd", 0.065},
+                                                {"megatron_readme_h100", 0.03},
+                                                {"torchtitan", 0.02},
+                                                {"torchtitan_memory", 0.04},
+                                                {"megatron_bridge", 0.23},
+                                                {"weight_sync", 0.10}};
   for (const auto& [name, bound] : bounds) {
     bool found = false;
     for (const ValidationTable& t : v->tables)

@@ -5,6 +5,8 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "spec/loader.h"
+
 namespace hotbunk {
 namespace {
 
@@ -107,6 +109,33 @@ TEST_CASE("a profile's mistakes name the key and the line") {
   CHECK_THAT(wrong("gemm:\n  eficiency: {value: 0.5, source: x}\n"), Catch::Contains("gemm.eficiency"));
   CHECK_THAT(wrong("measurements:\n  - {op: liner, m: 1, n: 1, k: 1, seconds: 1}\n"), Catch::Contains("no known op"));
   CHECK_THAT(wrong("measurements:\n  - {op: linear, m: 1, n: 1, k: 1}\n"), Catch::Contains("no seconds"));
+}
+
+TEST_CASE("NCCL's protocols: all-reduce on 8 H200 at every size, and a ring across nodes") {
+  // Measured bus bandwidth (wire bytes / s) of nccl-tests with NVLS: 1 MiB 40, 16 MiB 220, 64 MiB 347, 256 MiB 436,
+  // 1 GiB 464 GB/s; nothing of the model is fitted on these but the ring's rate and the gain of NVLS.
+  auto s = load_scenario_text(
+      "model: qwen2.5-7b\ncluster: {gpu: h200-sxm-141gb, nodes: 1}\ntrain: {layout: {dp: 8}}\n"
+      "rollout: {layout: {dp: 8}}\n",
+      "h200");
+  REQUIRE(s.has_value());
+  const CostModel m(hardware_from_datasheet(s->cluster), s->cluster);
+  const std::pair<double, double> measured[] = {{1, 40}, {16, 220}, {64, 347}, {256, 436}, {1024, 464}};
+  for (const auto& [size, rate] : measured) {
+    const double bytes = size * 1024 * 1024;
+    const double seconds = CostModel::wire_bytes(OpKind::all_reduce, 8, bytes) / (rate * 1e9);
+    INFO(size << " MiB");
+    CHECK(m.collective_seconds(OpKind::all_reduce, {8, 1, 8}, bytes) ==
+          Approx(seconds).epsilon(size < 16 ? 0.2 : 0.05));
+  }
+  // Small ones: 20 to 25 us.
+  const double small = m.collective_seconds(OpKind::all_reduce, {8, 1, 8}, 1024);
+  CHECK(small > 20e-6);
+  CHECK(small < 25e-6);
+  // All-gather of next to nothing over 4 nodes of 8: start, 28 hops inside, 3 between, in the first protocol.
+  const Hardware& h = m.hardware();
+  CHECK(m.collective_seconds(OpKind::all_gather, {32, 4, 8}, 1) ==
+        Approx(h.inter.latency.value + 28 * h.intra.hop_latency.value + 3 * h.inter.hop_latency.value).epsilon(1e-3));
 }
 
 TEST_CASE("more bandwidth is never slower, more bytes never faster") {

@@ -135,6 +135,51 @@ TEST_CASE("the bubble is (pp - 1) / (vpp m) of the stage's time") {
   CHECK(at(interleaved, Term::bubble) == Approx(at(price, Term::bubble) / 2).epsilon(0.03));
 }
 
+TEST_CASE(
+    "schedules: zero-bubble saves two weight-gradient passes per stage of bubble, GPipe keeps every micro-batch") {
+  const ModelSpec m = gpt_model(32, 1024, 16, 64, 2048);
+  const ClusterSpec c = cluster_of(8);
+  const auto of = [&](PipelineSchedule s) {
+    return TrainModel(m, {.sequence = 2048, .schedule = s}, CostModel(hardware_from_datasheet(c), c), plain_frame());
+  };
+  const TrainPoint p{.pp = 4, .micro_batches = 8};
+  const auto bubble = [&](PipelineSchedule s) {
+    return of(s).price(p).seconds[static_cast<std::size_t>(Term::bubble)];
+  };
+  // 1F1B: 3 (F + B + W); ZB-H1: 3 (F + B - W), W of 8 layers.
+  const double weight_grad = 8 * of(PipelineSchedule::one_f_one_b).dense_layer(p).weight_grad;
+  CHECK(bubble(PipelineSchedule::one_f_one_b) - bubble(PipelineSchedule::zero_bubble) == Approx(6 * weight_grad));
+  CHECK(bubble(PipelineSchedule::zero_bubble) > 0.0);
+  // 1F1B holds 4 micro-batches on the first stage, GPipe all 8.
+  const auto kept = [&](PipelineSchedule s) {
+    for (const PeakPart& part : of(s).peak_parts(p, of(s).layers(p)))
+      if (part.tensor == PeakTensor::kept) return part.bytes;
+    return 0.0;
+  };
+  CHECK(kept(PipelineSchedule::gpipe) == Approx(2 * kept(PipelineSchedule::one_f_one_b)));
+  CHECK(kept(PipelineSchedule::zero_bubble) == kept(PipelineSchedule::one_f_one_b));
+}
+
+TEST_CASE("eager front ends: launches beyond the layer's own, Megatron's fused softmax that refuses odd shapes") {
+  FrameworkProfile f = plain_frame();
+  f.fused_attention = false;
+  f.softmax_kernels.value = 40;
+  const auto kernels = [&](const FrameworkProfile& frame, std::int64_t tp, std::int64_t b) {
+    return model_of(small_gpt(), 8, frame).dense_layer({.tp = tp, .micro_batch = b}).kernels_forward;
+  };
+  // 16 heads over 8 ranks are 2: with one sequence no multiple of 4, with two one.
+  CHECK(kernels(f, 8, 1) == kernels(f, 8, 2) + 40);
+  CHECK(kernels(f, 4, 1) == kernels(f, 4, 2));
+  // Uncounted kernels: 10 forward, 15 backward, 5 us each on the device.
+  FrameworkProfile busy = plain_frame();
+  busy.forward_kernels.value = 10, busy.backward_kernels.value = 1.5, busy.kernel_seconds.value = 5e-6;
+  const LayerCost none = model_of(small_gpt(), 8).dense_layer({}),
+                  some = model_of(small_gpt(), 8, busy).dense_layer({});
+  CHECK(some.forward - none.forward == Approx(50e-6));
+  CHECK(some.backward - none.backward == Approx(75e-6));
+  CHECK(some.kernels_backward - none.kernels_backward == Approx(15));
+}
+
 TEST_CASE("properties of any layout") {
   const TrainModel model = model_of(small_gpt(), 64), faster = model_of(small_gpt(), 64, plain_frame(), 2.0);
   CHECK(rc::check("terms sum to the step, categories to the peak, bandwidth helps, recomputation trades", [&] {

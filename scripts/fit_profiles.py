@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Fits the constants of the catalogue's profiles on published rows, and says what to expect on rows never seen.
+
+  scripts/fit_profiles.py [build/hotbunk]
+Every fit is coordinate descent on the mean relative error of `hotbunk validate`, on a copy of the catalogue. Each is made
+on all of its rows and then with parts left out: halves of long tables, single rows of short ones. Prints a Markdown
+table: error on the rows fitted, and of each left-out row predicted by a fit without it. Writes nothing.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+A100, H100, B200 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
+VTRAIN, MEGATRON, TE, ZERO = (f"frameworks/{name}.yaml" for name in
+                              ("megatron-vtrain", "megatron-h100", "megatron-te", "deepspeed-zero3"))
+# name, constants (file, key, least, most), rows (table, range or None for all), how rows are left out
+FITS = [
+    ("A100: GEMM, memory, overlap", [(A100, "gemm.efficiency", .5, .95), (A100, "gemm.half_k", 8, 512),
+                                     (A100, "memory_efficiency", .5, .95), (A100, "overlap_slowdown", .01, .6)],
+     [("korthikanti_a100", None), ("korthikanti_a100_layer", None), ("megatron_sc21_weak_scaling", None),
+      ("vtrain_a100_multi_node", None)], "halves"),
+    ("host of vTrain's machine", [(VTRAIN, "forward_kernels", 1, 200), (VTRAIN, "kernel_seconds", 1e-6, 2e-5),
+                                  (VTRAIN, "backward_kernels", .2, 4), (VTRAIN, "launch_seconds", 2e-6, 4e-5),
+                                  (VTRAIN, "step_seconds", 1e-4, .05), (VTRAIN, "collective_kernels", .2, 40),
+                                  (VTRAIN, "softmax_kernels", 1, 60)],
+     [("vtrain_a100_single_node", None)], "halves"),
+    ("DeepSpeed's share of the link", [(ZERO, "data_rate", .02, 1)], [("megatron_sc21_zero3_vs_ptd", range(3))], "singly"),
+    ("H100: GEMM, unfused passes", [(H100, "gemm.efficiency", .4, .95), (MEGATRON, "elementwise_passes", 1, 5)],
+     [("megatron_readme_h100", None), ("llama3_405b", None)], "singly"),
+    ("B200: GEMM, kernels, unfused passes", [(B200, "gemm.efficiency", .3, .95), (B200, "kernel_overhead", 1e-6, 2e-5),
+                                             (TE, "elementwise_passes", 1, 5)],
+     [("simumax_b200", None)], "halves"),
+]
+
+
+class Catalogue:
+    """A copy whose constants can be set."""
+
+    def __init__(self, folder, hotbunk):
+        self.root, self.hotbunk = pathlib.Path(folder) / "catalog", hotbunk
+        shutil.copytree(ROOT / "scenarios/catalog", self.root)
+
+    def pattern(self, key):
+        group, _, last = key.rpartition(".")
+        head = rf"^{group}:\n(?:  .*\n)*?  " if group else "^"
+        return re.compile(rf"(?m)({head}{last}: {{value: )([^,]+)(,)")
+
+    def get(self, file, key):
+        return float(self.pattern(key).search((self.root / file).read_text())[2])
+
+    def set(self, file, key, value):
+        path = self.root / file
+        path.write_text(self.pattern(key).sub(rf"\g<1>{value:.6g}\g<3>", path.read_text(), count=1))
+
+    def errors(self, rows):
+        """Signed relative error by (table, row)."""
+        out = subprocess.run([self.hotbunk, "validate", "--json", "--data", ROOT / "data/published"], check=True,
+                             stdout=subprocess.PIPE, env=dict(os.environ, HOTBUNK_CATALOG=str(self.root))).stdout
+        tables = {t["name"]: t["predictions"] for t in json.loads(out)["tables"]}
+        return {(name, i): tables[name][i]["predicted"] / tables[name][i]["measured"] - 1
+                for name, some in rows for i in (some if some is not None else range(len(tables[name])))}
+
+
+def mean(errors, chosen):
+    """Mean absolute error, every table with the same weight."""
+    tables = {}
+    for row in chosen:
+        tables.setdefault(row[0], []).append(abs(errors[row]))
+    return sum(sum(t) / len(t) for t in tables.values()) / max(1, len(tables))
+
+
+def fit(catalogue, constants, rows, chosen):
+    values = [catalogue.get(file, key) for file, key, _, _ in constants]
+    steps, best = [0.2] * len(values), mean(catalogue.errors(rows), chosen)
+    while max(steps) > 0.01:
+        for i, (file, key, least, most) in enumerate(constants):
+            for factor in (1 + steps[i], 1 / (1 + steps[i])):
+                value = min(max(values[i] * factor, least), most)
+                catalogue.set(file, key, value)
+                error = mean(catalogue.errors(rows), chosen)
+                if error < best - 1e-7:
+                    best, values[i] = error, value
+                    break
+            else:
+                catalogue.set(file, key, values[i])
+                steps[i] /= 2
+    return values
+
+
+def main():
+    hotbunk = str(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/hotbunk").resolve())
+    print("| constants | rows | error, all fitted | error of rows left out | values |\n|---|---|---|---|---|")
+    for name, constants, rows, how in FITS:
+        with tempfile.TemporaryDirectory() as folder:
+            everything = list(Catalogue(folder, hotbunk).errors(rows))
+        splits = [lambda k: k % 2 == 0, lambda k: k % 2 == 1] if how == "halves" else \
+            [lambda k, out=out: k == out for out in range(len(everything))]
+        left_out = {}
+        for out in splits:
+            with tempfile.TemporaryDirectory() as folder:
+                catalogue = Catalogue(folder, hotbunk)
+                fit(catalogue, constants, rows, [r for k, r in enumerate(everything) if not out(k)])
+                errors = catalogue.errors(rows)
+                left_out.update({r: errors[r] for k, r in enumerate(everything) if out(k)})
+        with tempfile.TemporaryDirectory() as folder:
+            catalogue = Catalogue(folder, hotbunk)
+            values = fit(catalogue, constants, rows, everything)
+            fitted = mean(catalogue.errors(rows), everything)
+        shown = ", ".join(f"`{key}` {value:.3g}" for (_, key, _, _), value in zip(constants, values))
+        print(f"| {name} | {len(everything)} | {100 * fitted:.2f} % | {100 * mean(left_out, everything):.2f} % | {shown} |",
+              flush=True)
+
+
+if __name__ == "__main__":
+    main()
