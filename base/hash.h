@@ -28,6 +28,17 @@ class Hasher {
   std::unique_ptr<State> state_;
 };
 
+/// One element's part of a tensor's hash: the sum of all parts, modulo 2^64, names the tensor's content however it is
+/// cut, since each shard adds the parts of its own elements. `index`: row-major in the whole tensor; `bits`: the
+/// element's, zero-extended. Any one changed element changes the sum: for a fixed index this is a bijection of the
+/// bits. Source: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+constexpr std::uint64_t element_hash(std::uint64_t index, std::uint64_t bits) {
+  std::uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u + bits;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
 std::string hash_bytes(std::span<const std::byte> bytes);
 std::string hash_text(std::string_view text);
 

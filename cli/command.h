@@ -82,11 +82,12 @@ struct RunFolder {
   std::filesystem::path summary() const { return root / "summary.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path lengths() const { return root / "lengths.jsonl"; }
+  std::filesystem::path sync_hashes() const { return root / "sync_hashes.jsonl"; }
   std::filesystem::path report() const { return root / "report.html"; }
   std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
-/// Writes everything but checkpoints and lengths; `predicted` may be null.
+/// Writes everything but checkpoints, lengths and hashes; `predicted` may be null.
 Status write_run_folder(const RunFolder&, const Job&, const Trace&, const Trace* predicted,
                         const std::string& calibration);
 

@@ -80,6 +80,9 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   }
   const Trace measured = merge_traces(traces);
   if (auto s = write_lengths(folder.lengths(), driver.trained_lengths()); !s) return report_errors(s.error());
+  if (!driver.sync_hashes().empty())
+    if (auto s = write_sync_hashes(folder.sync_hashes(), job.scenario.rollout.dtype, driver.sync_hashes()); !s)
+      return report_errors(s.error());
   const auto hardware = hardware_of(job.scenario);
   if (!hardware) return report_errors(hardware.error());
   const auto simulated = simulate_job(

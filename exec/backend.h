@@ -25,7 +25,7 @@ class Device {
   virtual Status free(StreamId, const Op&, const Buffer&) = 0;
   virtual Status map(StreamId, const Op&) = 0;  // chunks [map_begin, map_end) of op.section
   virtual Status unmap(StreamId, const Op&) = 0;
-  virtual Status compute(StreamId, const Op&, const Args&) = 0;  // kernels, and zero, cast, copy_boxes, compare_boxes
+  virtual Status compute(StreamId, const Op&, const Args&) = 0;  // kernels, and zero, cast, copy_boxes, hash_boxes
   virtual Status copy(StreamId, const Op&, const Args&) = 0;     // copy (D2D, H2D, D2H), peer_copy, feed, fetch
   virtual Status collective(StreamId, const Op&, const Args&) = 0;
   virtual Status record(StreamId, EventId) = 0;

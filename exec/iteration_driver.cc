@@ -42,6 +42,7 @@ PhaseRole role_of_phase(std::string_view name) {
   if (name == "load") return PhaseRole::load;
   if (name == "rollout") return PhaseRole::rollout;
   if (name == "exchange") return PhaseRole::exchange;
+  if (name == "sync") return PhaseRole::sync;
   if (name == "reference") return PhaseRole::reference;
   if (name == "old_logprobs") return PhaseRole::old_logprobs;
   if (name == "train") return PhaseRole::train;
@@ -201,7 +202,7 @@ std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, st
       continue;
     }
     const auto number = static_cast<std::int64_t>(mini);
-    if (index == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = {}};
+    if (index == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
     if (index == blocks - 1)
       return Args{.block = 2, .step = it.step, .sizes = {}, .payload = step_payload(it, rank, number)};
     const MicroBatch& micro = minis[mini].ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index - 1)];
@@ -233,6 +234,9 @@ std::optional<Args> IterationDriver::decide(Rank rank, std::int32_t step, std::i
   }
   Args args = once;
   switch (role(phase)) {
+    case PhaseRole::sync:
+      args.payload = sync_payload(step, rank);
+      break;
     case PhaseRole::exchange:
       args.payload = exchange_payload(iteration(step), rank);
       break;

@@ -27,6 +27,7 @@ namespace hotbunk {
 enum class PhaseRole : std::uint8_t {
   other,
   load,
+  sync,
   rollout,
   exchange,
   reference,
@@ -101,6 +102,9 @@ class IterationDriver : public Driver {
   virtual std::vector<std::uint8_t> ended(Iteration&, std::int64_t, const EngineStep&, const Args&) { return {}; }
   virtual std::shared_ptr<Payload> exchange_payload(Iteration&, Rank) { return {}; }
   virtual std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) { return {}; }
+  virtual std::shared_ptr<Payload> sync_payload(std::int32_t /*step*/, Rank) { return {}; }
+  /// For the block that begins a mini-batch.
+  virtual std::shared_ptr<Payload> begin_payload(Iteration&, Rank, std::int64_t /*mini*/) { return {}; }
   virtual std::shared_ptr<Payload> step_payload(Iteration&, Rank, std::int64_t /*mini*/) { return {}; }
   /// For load, checkpoint and export.
   virtual std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t /*step*/, Rank) { return {}; }

@@ -30,7 +30,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::fetch, 1, 1, 0, 0, FlopRule::none, 0},
     {OpKind::copy, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::copy_boxes, 1, any, 1, any, FlopRule::none, 0},
-    {OpKind::compare_boxes, 2, any, 1, 1, FlopRule::none, 0},
+    {OpKind::hash_boxes, 1, any, 1, 1, FlopRule::none, 0},
     {OpKind::zero, 0, 0, 1, 1, FlopRule::none, 0},
     {OpKind::cast, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::all_gather, 1, 1, 1, 1, FlopRule::none, 0},
@@ -94,8 +94,9 @@ std::int64_t boxes_bytes(const Op& op) {
   std::int64_t bytes = 0;
   for (const Box& b : op.boxes) {
     const DType from = op.inputs[static_cast<std::size_t>(b.input)].dtype;
-    const auto& to = op.kind == OpKind::compare_boxes ? op.inputs : op.outputs;
-    bytes += b.rows * b.cols * (size_of(from) + size_of(to[static_cast<std::size_t>(b.output)].dtype));
+    const bool writes = op.kind != OpKind::hash_boxes;
+    const std::int64_t written = writes ? size_of(op.outputs[static_cast<std::size_t>(b.output)].dtype) : 0;
+    bytes += b.rows * b.cols * (size_of(from) + written);
   }
   return bytes;
 }
@@ -182,7 +183,7 @@ std::int64_t op_bytes(const Op& op, const Sizes& s) {
   if (is_communication(op.kind)) return payload_bytes(op, s);
   switch (op.kind) {
     case OpKind::copy_boxes:
-    case OpKind::compare_boxes:
+    case OpKind::hash_boxes:
       return boxes_bytes(op);
     case OpKind::embedding:
       return 2 * op.outputs[0].bytes(s) + op.inputs[1].bytes(s);

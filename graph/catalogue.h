@@ -9,7 +9,7 @@
 //   fetch              x ->                                                                slot
 //   copy               x -> y                    same bytes; device or host on either side
 //   copy_boxes         x... -> y...              boxes; casts between dtypes
-//   compare_boxes      x..., z... -> count[1]    box.input vs inputs[box.output]; count += elements whose cast differs
+//   hash_boxes         x... -> sum[1]            int64; += element_hash of each element cast  as_dtype
 //   zero               -> x
 //   cast               x -> y
 //   all_gather         x[n] -> y[W n]            part r of y is rank r's x                 padding_bytes

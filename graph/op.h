@@ -33,7 +33,7 @@ enum class OpKind : std::uint8_t {
   fetch,
   copy,
   copy_boxes,
-  compare_boxes,
+  hash_boxes,
   zero,
   cast,
   // communication
@@ -115,13 +115,15 @@ enum class Attr : std::uint8_t {
   sft,
   reference,
   residual,
+  as_dtype,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::residual) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::as_dtype) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
 /// A strided 2-D copy between two tensors' buffers, in elements of each side's dtype:
 ///   dst[dst_offset + i*dst_pitch + j] = cast(src[src_offset + i*src_pitch + j]),  0 <= i < rows, 0 <= j < cols.
+/// For hash_boxes there is no dst: dst_offset and dst_pitch are the elements' indices in their logical tensor.
 /// `peer`: for peer_copy, the index within the group of the rank whose tensor is read; else -1.
 struct Box {
   std::int64_t src_offset = 0, src_pitch = 0, dst_offset = 0, dst_pitch = 0, rows = 0, cols = 0;
@@ -152,7 +154,7 @@ struct Op {
   std::string name;  // "layers.3.attention", unique enough to find it
   std::vector<Tensor> inputs, outputs;
   std::vector<std::pair<Attr, AttrValue>> attrs;
-  std::vector<Box> boxes;                // copy_boxes, compare_boxes, peer_copy
+  std::vector<Box> boxes;                // copy_boxes, hash_boxes, peer_copy
   GroupId group = -1;                    // communication
   BufferId buffer = -1;                  // alloc, free
   EventId event = -1;                    // record, wait

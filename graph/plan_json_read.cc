@@ -88,8 +88,7 @@ Box read_box(const Value& v, const Op& op) {
   for (const std::int64_t pitch : {b.src_pitch, b.dst_pitch, b.cols}) product(v, pitch, b.rows);
   b.peer = v.at(6).int32(-1, most_ranks);
   b.input = read_operand(v.at(7), op.inputs);
-  // compare_boxes compares with its own inputs (catalogue).
-  b.output = read_operand(v.at(8), op.kind == OpKind::compare_boxes ? op.inputs : op.outputs);
+  b.output = read_operand(v.at(8), op.outputs);
   return b;
 }
 

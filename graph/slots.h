@@ -34,12 +34,13 @@ enum class Slot : std::int64_t {
   learning_rate,  // f32 [2]: lr, optimizer step (from 1)
   metrics,        // f32 [16] fetched after an optimizer step, summed over ranks
   // weights in and out
-  parameter,        // f32 elements that the op's boxes name, of the logical tensor op.name
-  exported,         // f32 likewise, out
-  sync_mismatches,  // i32 [1] fetched: elements that differ after a verified sync
+  parameter,      // f32 elements that the op's boxes name, of the logical tensor op.name
+  exported,       // f32 likewise, out
+  sync_hashes,    // i64 [ranks, 2 parameters] fetched after a verified sync: each rank's sums, trained then rollout
+  first_metrics,  // f32 [16] that a mini-batch's metrics start from
 };
 
-/// Indices into Slot::metrics: sums over ranks of per-token sums.
+/// Indices into Slot::metrics: sums over ranks of per-token sums, maxima where the name says so.
 enum class Metric : std::int32_t {
   loss,
   policy_loss,
@@ -48,10 +49,17 @@ enum class Metric : std::int32_t {
   clipped,
   tokens,
   entropy,
+  sum_logp_gap,  // |new - old| log-prob of the loss
   max_logp_gap,
+  max_rollout_gap,  // |old - rollout| log-prob, of the whole iteration, with its first mini-batch
+  sum_rollout_gap,
+  rollout_gap_tokens,
   grad_norm,
   clip_coefficient,
   count = 16
 };
+
+/// max_logp_gap and max_rollout_gap, side by side: what is reduced by maximum.
+inline constexpr std::int64_t num_max_metrics = 2;
 
 }  // namespace hotbunk

@@ -65,6 +65,7 @@ Scenario for_purpose(Scenario s, Purpose purpose) {
   if (purpose == Purpose::job) return s;
   s.train.offload = Offload::none;
   s.rollout.sleep = false;
+  s.sync.verify = false;
   s.algorithm.reference = false;
   return s;
 }

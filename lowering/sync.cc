@@ -84,7 +84,7 @@ class SyncLowering {
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const std::string name = fmt::format("sync.bucket{}.", i);
       if (s_.sync.transport == SyncTransport::ipc || t_.world() == 1) through_peers(buckets[i], name);
-      else through_gather(buckets[i], name, s_.rollout.dtype, false, {});
+      else through_gather(buckets[i], name);
     }
     if (s_.sync.verify) verify();
   }
@@ -105,8 +105,9 @@ class SyncLowering {
     }
   }
 
-  Tensor pack(const Bucket& bucket, const std::string& name, DType dtype) {
-    const Tensor part = b_.transient(name + "part", dtype, {fixed(bucket.elements)}, Category::communication);
+  Tensor pack(const Bucket& bucket, const std::string& name) {
+    const Tensor part =
+        b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
     std::vector<Tensor> shards;
     std::vector<Box> boxes;
     for (const Entry& e : bucket.entries) {
@@ -165,7 +166,7 @@ class SyncLowering {
   }
 
   void through_peers(const Bucket& bucket, const std::string& name) {
-    const Tensor part = pack(bucket, name, s_.rollout.dtype);
+    const Tensor part = pack(bucket, name);
     const auto barrier = [&](const char* what) {
       if (t_.world() > 1) b_.communicate(OpKind::barrier, StreamId::control, Family::fsdp, name + what, {part}, {part});
     };
@@ -179,10 +180,10 @@ class SyncLowering {
     barrier("done");
   }
 
-  /// All-gather, then copy the slices out; or, to verify, compare them with what lies there already.
-  void through_gather(const Bucket& bucket, const std::string& name, DType dtype, bool compare,
-                      const Tensor& mismatches) {
-    Tensor whole = pack(bucket, name, dtype);
+  /// All-gather, then copy the slices out.
+  void through_gather(const Bucket& bucket, const std::string& name) {
+    const DType dtype = s_.rollout.dtype;
+    Tensor whole = pack(bucket, name);
     if (t_.world() > 1) {
       const Tensor part = whole;
       whole = b_.transient(name + "whole", dtype, {fixed(t_.world() * bucket.elements)}, Category::communication);
@@ -192,27 +193,65 @@ class SyncLowering {
     std::vector<std::size_t> used;
     std::vector<Box> boxes = slices(bucket, bucket.elements, false, used);
     if (boxes.empty()) return;
-    std::vector<Tensor> local = weights(used);
-    if (!compare) {
-      b_.emit(OpKind::copy_boxes, StreamId::compute, name + "unpack", {whole}, std::move(local)).boxes =
-          std::move(boxes);
-      return;
-    }
-    for (Box& box : boxes) box.output += 1;  // references stand behind the gathered tensor among the inputs
-    local.insert(local.begin(), whole);
-    b_.emit(OpKind::compare_boxes, StreamId::compute, name + "compare", std::move(local), {mismatches}).boxes =
-        std::move(boxes);
+    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "unpack", {whole}, weights(used)).boxes = std::move(boxes);
   }
 
-  /// P5 at run time, by another path: gathers the master weights and casts at the destination.
+  /// P5 at run time: each rank hashes what it holds of every parameter, trained and rolled out, and all learn all sums.
+  /// Hashes add up over shards, so the Driver can compare tensors, whatever either side's layout (rl/sync_hashes.h).
   void verify() {
-    const Tensor mismatches = b_.transient("sync.mismatches", DType::i32, {fixed(1)}, Category::workspace);
-    b_.emit(OpKind::zero, StreamId::compute, "sync.mismatches.zero", {}, {mismatches});
-    const DType master = s_.train.precision.master;
-    const std::vector<Bucket> buckets = fill_buckets(t_, s_.sync.bucket_bytes, master);
-    for (std::size_t i = 0; i < buckets.size(); ++i)
-      through_gather(buckets[i], fmt::format("sync.verify{}.", i), master, true, mismatches);
-    b_.fetch(mismatches, Slot::sync_mismatches);
+    std::int64_t n = 0;
+    for (const UnitState& u : t_.units()) n += static_cast<std::int64_t>(u.unit.params.size());
+    const Tensor sums = b_.transient("sync.hashes", DType::i64, {fixed(2 * n)}, Category::workspace);
+    b_.emit(OpKind::zero, StreamId::compute, "sync.hashes.zero", {}, {sums});
+    std::int64_t i = 0;
+    for (const UnitState& u : t_.units())
+      for (const UnitParam& p : u.unit.params) {
+        hash_trained(u, p, b_.view(sums.buffer, DType::i64, {fixed(1)}, i));
+        hash_rollout(p, b_.view(sums.buffer, DType::i64, {fixed(1)}, n + i));
+        ++i;
+      }
+    Tensor all = sums;
+    if (t_.world() > 1) {
+      all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * n)}, Category::communication);
+      b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, "sync.hashes.all_gather", {sums}, {all});
+    }
+    b_.fetch(all, Slot::sync_hashes);
+  }
+
+  void hash(const std::string& parameter, std::vector<Tensor> inputs, const Tensor& sum, std::vector<Box> boxes) {
+    Op& op = b_.emit(OpKind::hash_boxes, StreamId::compute, parameter, std::move(inputs), {sum});
+    with(op, Attr::as_dtype, static_cast<std::int64_t>(s_.rollout.dtype));
+    op.boxes = std::move(boxes);
+  }
+
+  void hash_trained(const UnitState& u, const UnitParam& p, const Tensor& sum) {
+    if (p.owned_elements() == 0) return;
+    const Box own{.src_offset = p.shard_offset,
+                  .src_pitch = p.owned_elements(),
+                  .dst_offset = p.shard.begin * p.cols,
+                  .dst_pitch = p.owned_elements(),
+                  .rows = 1,
+                  .cols = p.owned_elements()};
+    hash(p.parameter, {b_.whole(u.shard)}, sum, {own});
+  }
+
+  void hash_rollout(const UnitParam& p, const Tensor& sum) {
+    const auto found = to_.find(p.parameter);
+    if (found == to_.end()) return;
+    std::vector<Tensor> inputs;
+    std::vector<Box> boxes;
+    for (const auto& [weight, piece] : found->second) {
+      inputs.push_back(b_.whole(r_.buffer(weight)));
+      boxes.push_back({.src_offset = piece->offset,
+                       .src_pitch = piece->pitch,
+                       .dst_offset = piece->row_begin * p.cols + piece->col_begin,
+                       .dst_pitch = p.cols,
+                       .rows = piece->row_end - piece->row_begin,
+                       .cols = piece->col_end - piece->col_begin,
+                       .peer = -1,
+                       .input = static_cast<std::int32_t>(inputs.size()) - 1});
+    }
+    hash(p.parameter, std::move(inputs), sum, std::move(boxes));
   }
 
   const Scenario& s_;

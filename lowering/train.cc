@@ -212,17 +212,18 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
          Attr::accumulate, std::int64_t{u > 0 ? 1 : 0});
   if (state.world() > 1) {
     b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.grad_squares.all_reduce", {sum}, {sum});
-    // The largest gap is a maximum, the other metrics are sums.
-    const std::int64_t gap_index = static_cast<std::int64_t>(Metric::max_logp_gap);
-    const Tensor gap = b.transient("train.max_logp_gap", DType::f32, {fixed(1)}, Category::workspace);
-    const Tensor gap_in_metrics = b.view(metrics.buffer, DType::f32, {fixed(1)}, gap_index);
-    b.emit(OpKind::copy, StreamId::compute, "train.max_logp_gap.take", {gap_in_metrics}, {gap});
-    with(b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.max_logp_gap.all_reduce", {gap},
-                       {gap}),
+    // The largest gaps are maxima, the other metrics are sums.
+    static_assert(static_cast<int>(Metric::max_rollout_gap) == static_cast<int>(Metric::max_logp_gap) + 1);
+    const Tensor gaps = b.transient("train.max_gaps", DType::f32, {fixed(num_max_metrics)}, Category::workspace);
+    const Tensor gaps_in_metrics =
+        b.view(metrics.buffer, DType::f32, {fixed(num_max_metrics)}, static_cast<std::int64_t>(Metric::max_logp_gap));
+    b.emit(OpKind::copy, StreamId::compute, "train.max_gaps.take", {gaps_in_metrics}, {gaps});
+    with(b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.max_gaps.all_reduce", {gaps},
+                       {gaps}),
          Attr::reduce_max, std::int64_t{1});
     b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.metrics.all_reduce", {metrics},
                   {metrics});
-    b.emit(OpKind::copy, StreamId::compute, "train.max_logp_gap.put", {gap}, {gap_in_metrics});
+    b.emit(OpKind::copy, StreamId::compute, "train.max_gaps.put", {gaps}, {gaps_in_metrics});
   }
   with(b.emit(OpKind::clip_coefficient, StreamId::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
        o.max_grad_norm);
@@ -240,8 +241,9 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
 void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
   const BufferId metrics = b.managed("train.metrics", DType::f32, num_metrics, Category::workspace, Section::transient);
   b.begin_block(phase, "begin");
-  b.alloc(metrics);
-  b.emit(OpKind::zero, StreamId::compute, "train.metrics.zero", {}, {b.whole(metrics)});
+  b.alloc(metrics, StreamId::h2d);
+  // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.
+  b.feed(b.whole(metrics), Slot::first_metrics);
   for (const UnitState& u : state.units()) {
     b.alloc(u.grad);
     b.emit(OpKind::zero, StreamId::compute, b.buffer(u.grad).name + ".zero", {}, {b.whole(u.grad)});

@@ -148,18 +148,17 @@ template <class Walk>
 void walk_sync(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
   const RankSlice& any_rank = engine_of(sharded.shapes, s).ranks.front();  // sizes do not depend on the slice
   // Buckets follow one another from the same place: the largest stands for all.
-  const auto bucket = [&](DType dtype, bool gathered) {
-    const SyncBuckets buckets = fill_sync_buckets(sharded, s.sync.bucket_bytes, dtype, any_rank);
-    const Held part = w.up(communication, buckets.largest_elements * size_of(dtype));
-    Held whole;
-    if (gathered && sharded.world > 1) whole = w.up(communication, sharded.world * part.bytes);
-    w.down(part), w.down(whole);
-  };
-  bucket(s.rollout.dtype, s.sync.transport == SyncTransport::collective);
+  const DType dtype = s.rollout.dtype;
+  const SyncBuckets buckets = fill_sync_buckets(sharded, s.sync.bucket_bytes, dtype, any_rank);
+  const Held part = w.up(communication, buckets.largest_elements * size_of(dtype));
+  Held whole, all_hashes;
+  if (s.sync.transport == SyncTransport::collective && sharded.world > 1)
+    whole = w.up(communication, sharded.world * part.bytes);
+  w.down(part), w.down(whole);
   if (!s.sync.verify) return;
-  const Held mismatches = w.up(workspace, i32_bytes);
-  bucket(s.train.precision.master, true);
-  w.down(mismatches);
+  const Held hashes = w.up(workspace, sharded.shapes.sync_hash_bytes());
+  if (sharded.world > 1) all_hashes = w.up(communication, sharded.world * hashes.bytes);
+  w.down(hashes), w.down(all_hashes);
 }
 
 template void walk_rollout(LiveWalk&, const PlanShapes&, const Scenario&);

@@ -52,6 +52,10 @@ struct PlanShapes {
   explicit PlanShapes(const ModelSpec&);
   const EngineSlices* engine(std::int64_t tp) const;  // nullptr: the heads do not allow it
   std::int64_t elements() const { return root.elements + layers * layer.elements; }
+  /// What one rank contributes to a verified sync: two 8-byte sums per parameter.
+  std::int64_t sync_hash_bytes() const {
+    return 2 * 8 * static_cast<std::int64_t>(root.count + static_cast<std::size_t>(layers) * layer.count);
+  }
 };
 
 /// The same over `world` ranks: Shard(0) pads each parameter to equal parts.

@@ -59,8 +59,8 @@ class Traffic {
     units(PlanPhase::train, OpKind::all_gather, n, s_.train.reshard_after_forward ? 2 * n : n,
           s_.train.precision.params);
     units(PlanPhase::train, OpKind::reduce_scatter, n, n, s_.train.precision.grads);
-    // Sum of squares, largest log-prob gap, metrics: fp32.
-    constexpr std::int64_t step_elements = 1 + 1 + static_cast<std::int64_t>(Metric::count);
+    // Sum of squares, largest log-prob gaps, metrics: fp32.
+    constexpr std::int64_t step_elements = 1 + num_max_metrics + static_cast<std::int64_t>(Metric::count);
     if (world_ > 1)
       add(PlanPhase::train, Family::world, OpKind::all_reduce, 3 * runs_.optimizer_steps,
           runs_.optimizer_steps * step_elements * size_of(DType::f32));
@@ -94,14 +94,10 @@ class Traffic {
       add(PlanPhase::sync, Family::fsdp, OpKind::peer_copy, buckets.wanted, missing_elements(slice) * size_of(dtype));
     }
     if (world_ == 1) return;
-    std::int64_t calls = 0, element_bytes = 0;
-    if (s_.sync.transport == SyncTransport::collective) calls += buckets.count, element_bytes += size_of(dtype);
-    if (s_.sync.verify) {
-      const DType master = s_.train.precision.master;
-      calls += fill_sync_buckets(sharded_, s_.sync.bucket_bytes, master, slice).count;
-      element_bytes += size_of(master);
-    }
-    add(PlanPhase::sync, Family::fsdp, OpKind::all_gather, calls, shapes_.elements() * element_bytes,
+    std::int64_t calls = 0, element_bytes = 0, hash_bytes = 0;
+    if (s_.sync.transport == SyncTransport::collective) calls += buckets.count, element_bytes = size_of(dtype);
+    if (s_.sync.verify) ++calls, hash_bytes = world_ * shapes_.sync_hash_bytes();
+    add(PlanPhase::sync, Family::fsdp, OpKind::all_gather, calls, shapes_.elements() * element_bytes + hash_bytes,
         (world_ * sharded_.elements() - shapes_.elements()) * element_bytes);
   }
 

@@ -295,7 +295,7 @@ void walk_train(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
   MicroWalk<Walk>(w, sharded, s, s.train.precision.master, keeps_of(s.train.recompute)).train();
 
   const Held learning_rate = w.up(workspace, 2 * f32_bytes), squares = w.up(workspace, f32_bytes);
-  if (world > 1) w.down(w.up(workspace, f32_bytes));  // the largest log-prob gap
+  if (world > 1) w.down(w.up(workspace, num_max_metrics * f32_bytes));  // the largest log-prob gaps
   const Held clip = w.up(workspace, f32_bytes);
   w.down(squares), w.down(learning_rate), w.down(clip), w.down(root);
   w.repeat(sharded.shapes.layers, [&](std::int64_t i) { w.down(shard(i)); });

@@ -114,6 +114,10 @@ bool MicroPayload::fetch(Slot slot, std::span<const std::byte> s) {
   return slot == Slot::logps && get(s, token_ids.size(), logps);
 }
 
+bool FirstMetricsPayload::feed(Slot slot, std::span<std::byte> d) const {
+  return slot == Slot::first_metrics && put(metrics, 0.0f, d);
+}
+
 bool StepPayload::feed(Slot slot, std::span<std::byte> d) const {
   return slot == Slot::learning_rate &&
          put(std::vector<float>{learning_rate, static_cast<float>(optimizer_step)}, 0.0f, d);

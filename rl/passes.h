@@ -59,6 +59,13 @@ struct MicroPayload final : SlotPayload {
   bool fetch(Slot, std::span<const std::byte> source) override;
 };
 
+/// What the metrics of a mini-batch start from.
+struct FirstMetricsPayload final : SlotPayload {
+  std::vector<float> metrics = std::vector<float>(static_cast<std::size_t>(Metric::count), 0.0f);
+  bool feed(Slot, std::span<std::byte> destination) const override;
+  bool fetch(Slot, std::span<const std::byte>) override { return false; }
+};
+
 /// One optimizer step.
 struct StepPayload final : SlotPayload {
   std::int64_t mini = 0;

@@ -37,7 +37,7 @@ double metric(const std::vector<float>& metrics, Metric which) {
 
 TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& scenario, ParameterSource source,
                                DriverOptions options)
-    : IterationDriver(plan, scenario), source_(std::move(source)), options_(std::move(options)) {}
+    : IterationDriver(plan, scenario), source_(std::move(source)), options_(std::move(options)), hashes_(plan) {}
 
 void TrainingDriver::feed(Rank, const Op& op, const Args& args, std::span<std::byte> destination) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
@@ -52,12 +52,6 @@ void TrainingDriver::feed(Rank, const Op& op, const Args& args, std::span<std::b
 
 void TrainingDriver::fetch(Rank, const Op& op, const Args& args, std::span<const std::byte> source) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
-  if (slot == Slot::sync_mismatches) {
-    std::int32_t count = 0;
-    std::memcpy(&count, source.data(), sizeof count);
-    sync_mismatches_ += count;
-    return;
-  }
   if (slot == Slot::exported) {
     auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get());
     HB_CHECK(weights != nullptr, "'{}' exported outside a checkpoint", op.name);
@@ -104,6 +98,23 @@ std::shared_ptr<Payload> TrainingDriver::micro_payload(Iteration& it, const Micr
   return payload;
 }
 
+std::shared_ptr<Payload> TrainingDriver::sync_payload(std::int32_t, Rank) { return std::make_shared<SyncPayload>(); }
+
+/// The gaps of the whole iteration travel with its first mini-batch: the metrics' all-reduce is there anyway.
+std::shared_ptr<Payload> TrainingDriver::begin_payload(Iteration& it, Rank rank, std::int64_t mini) {
+  auto payload = std::make_shared<FirstMetricsPayload>();
+  const auto set = [&](Metric which, double value) {
+    payload->metrics[static_cast<std::size_t>(which)] = static_cast<float>(value);
+  };
+  if (mini == 0 && logps_step_ == it.step) {
+    const Gap& gap = gaps_[rank];
+    set(Metric::sum_rollout_gap, gap.sum);
+    set(Metric::max_rollout_gap, gap.max);
+    set(Metric::rollout_gap_tokens, static_cast<double>(gap.tokens));
+  }
+  return payload;
+}
+
 std::shared_ptr<Payload> TrainingDriver::step_payload(Iteration& it, Rank, std::int64_t mini) {
   const OptimizerSpec& o = scenario().optimizer;
   auto payload = std::make_shared<StepPayload>();
@@ -136,26 +147,38 @@ void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) 
       micro != nullptr && role(phase) != PhaseRole::train)
     keep_logps(rank, args.step, role(phase), *micro);
   if (const auto* step = dynamic_cast<const StepPayload*>(args.payload.get())) add_step_metrics(args.step, *step);
-  if (sync_mismatches_ > 0)
-    throw RuntimeFailure(
-        fmt::format("rank {}: after the weight sync of step {}, {} elements of the rollout's weights "
-                    "are not the training weights in the rollout's dtype",
-                    rank, args.step, sync_mismatches_.load()));
+  if (const auto* sync = dynamic_cast<const SyncPayload*>(args.payload.get()); sync != nullptr && !sync->sums.empty())
+    check_sync(args.step, *sync);
+}
+
+void TrainingDriver::check_sync(std::int32_t step, const SyncPayload& sync) {
+  constexpr std::size_t most_named = 4;
+  SyncHashes::Verdict verdict = hashes_.judge(sync.sums);
+  note(step, "sync/tensors_verified", static_cast<double>(verdict.trained.size()));
+  tensor_hashes_[step] = std::move(verdict.trained);
+  auto& found = verdict.differences;
+  if (found.empty()) return;
+  const std::size_t more = found.size() - std::min(found.size(), most_named);
+  found.resize(found.size() - more);
+  throw RuntimeFailure(fmt::format(
+      "after the weight sync of step {} the rollout does not hold the training weights in {}: {}{}", step,
+      name_of(scenario().rollout.dtype), fmt::join(found, "; "), more > 0 ? fmt::format("; and {} more", more) : ""));
 }
 
 void TrainingDriver::keep_logps(Rank rank, std::int32_t step, PhaseRole pass, MicroPayload& micro) {
   if (logps_step_ != step) {
     logps_.clear();
-    gap_ = {};
+    gaps_.clear();
     logps_step_ = step;
   }
+  Gap& all = gaps_[rank];
   if (pass == PhaseRole::old_logprobs)
     for (std::size_t t = 0; t < micro.logps.size(); ++t) {
       if (micro.targets[t] < 0) continue;
       const double gap = std::abs(static_cast<double>(micro.logps[t]) - static_cast<double>(micro.old_logps[t]));
-      gap_.sum += gap;
-      gap_.max = std::max(gap_.max, gap);
-      ++gap_.tokens;
+      all.sum += gap;
+      all.max = std::max(all.max, gap);
+      ++all.tokens;
     }
   logps_[{rank, pass, micro.mini, micro.micro}] = std::move(micro.logps);
 }
@@ -184,13 +207,14 @@ void TrainingDriver::finish_step(std::int32_t step) {
     note(step, "actor/ppo_kl", mean(Metric::kl_old));
     note(step, "actor/pg_clipfrac", tokens > 0.0 ? mean(Metric::clipped) / tokens : 0.0);
     if (scenario().algorithm.reference) note(step, "actor/kl_loss", mean(Metric::kl_ref));
-    if (logps_step_ == step && gap_.tokens > 0) {
-      note(step, "rollout/logprob_gap_mean", gap_.sum / static_cast<double>(gap_.tokens));
-      note(step, "rollout/logprob_gap_max", gap_.max);
-    } else if (!scenario().algorithm.old_logprobs) {
-      // The loss compared with the rollout's own log-probs; before the first update that difference is the gap.
-      note(step, "rollout/logprob_gap_max", metric(step_metrics_.front(), Metric::max_logp_gap));
-    }
+    // Without a pass of its own the loss compared with the rollout's log-probs: before the first update that is the
+    // gap.
+    const bool own = scenario().algorithm.old_logprobs;
+    const auto first = [&](Metric which) { return metric(step_metrics_.front(), which); };
+    const double compared = first(own ? Metric::rollout_gap_tokens : Metric::tokens);
+    if (compared > 0.0)
+      note(step, "rollout/logprob_gap_mean", first(own ? Metric::sum_rollout_gap : Metric::sum_logp_gap) / compared);
+    note(step, "rollout/logprob_gap_max", first(own ? Metric::max_rollout_gap : Metric::max_logp_gap));
   }
   if (options_.on_step) options_.on_step({step, metrics_[step]});
 }

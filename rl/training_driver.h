@@ -1,18 +1,17 @@
 // What every real run shares: parameters in and out, feeds and fetches by slot, packed micro-batches, the learning
 // rate, metrics. RlDriver and SftDriver add where the sequences come from.
 #pragma once
-#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exec/iteration_driver.h"
 #include "rl/passes.h"
+#include "rl/sync_hashes.h"
 #include "rl/weights.h"
 
 namespace hotbunk {
@@ -29,11 +28,14 @@ class TrainingDriver : public IterationDriver {
   bool wants_results() const final { return true; }
   void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) final;
   void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) final;
-  /// Throws RuntimeFailure when a checkpoint could not be written (E103) or a verified sync found differences.
+  /// Throws RuntimeFailure when a checkpoint could not be written (E103) or a verified sync found a tensor that
+  /// differs.
   void completed(Rank, const Args&, std::int16_t phase) override;
   void report(Trace&) const final;
   /// What lengths.jsonl holds.
   using IterationDriver::trained_lengths;
+  /// What sync_hashes.jsonl holds: by step; empty without sync.verify.
+  const std::map<std::int32_t, TensorHashes>& sync_hashes() const { return tensor_hashes_; }
 
  protected:
   TrainingDriver(const Plan&, const Scenario&, ParameterSource, DriverOptions);
@@ -47,6 +49,8 @@ class TrainingDriver : public IterationDriver {
 
   SampleLengths sample_lengths(std::int32_t step) final;
   std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) final;
+  std::shared_ptr<Payload> sync_payload(std::int32_t step, Rank) final;
+  std::shared_ptr<Payload> begin_payload(Iteration&, Rank, std::int64_t mini) final;
   std::shared_ptr<Payload> step_payload(Iteration&, Rank, std::int64_t mini) final;
   std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t step, Rank) final;
 
@@ -64,18 +68,20 @@ class TrainingDriver : public IterationDriver {
     double sum = 0.0, max = 0.0;
     std::int64_t tokens = 0;
   };
+  void check_sync(std::int32_t step, const SyncPayload&);
   void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
   void add_step_metrics(std::int32_t step, const StepPayload&);
   void finish_step(std::int32_t step);
 
   const ParameterSource source_;
   const DriverOptions options_;
-  std::int32_t logps_step_ = -1;                  // what logps_ and gap_ are of
+  const SyncHashes hashes_;
+  std::map<std::int32_t, TensorHashes> tensor_hashes_;
+  std::int32_t logps_step_ = -1;                  // what logps_ and gaps_ are of
   std::map<PassKey, std::vector<float>> logps_;   // fetched by the log-prob passes, fed to training
-  Gap gap_;                                       // rollout against training log-probs
+  std::map<Rank, Gap> gaps_;                      // rollout against training log-probs, of each rank's samples
   std::vector<std::vector<float>> step_metrics_;  // of the mini-batches of this step so far
   std::map<std::int32_t, std::map<std::string, double>> metrics_;
-  std::atomic<std::int64_t> sync_mismatches_{0};
 };
 
 }  // namespace hotbunk

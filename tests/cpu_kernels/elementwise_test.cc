@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/hash.h"
 #include "tests/cpu_kernels/oracle.h"
 
 using namespace hotbunk;
@@ -110,7 +111,7 @@ TEST_CASE("cast rounds every fp32 bit pattern class as base/dtype.h does, and wi
 }
 
 TEST_CASE("box copy and comparison: random non-overlapping boxes, with and without a cast") {
-  CHECK(rc::check("equals element by element, touches nothing else, and the comparison finds every change", [] {
+  CHECK(rc::check("equals element by element, touches nothing else, and the hash finds every change", [] {
     KernelContext ctx(1 + *rc::gen::inRange(0, 2));
     const DType s_type = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
     const DType d_type = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
@@ -136,19 +137,33 @@ TEST_CASE("box copy and comparison: random non-overlapping boxes, with and witho
           want.set(0, b.dst_off + r * b.dst_pitch + c, src.at(0, b.src_off + r * b.src_pitch + c));
     copy_boxes(ctx, src.vector(), dst.data(), d_type, boxes);
     RC_ASSERT(dst.bytes() == want.bytes());
-    RC_ASSERT(count_box_mismatches(ctx, src.vector(), dst.vector(), boxes) == 0);
-    // Flip one bit of the first element of every non-empty box.
-    std::int64_t changed = 0;
+    // The copies hash as their sources do once those are cast; the index of an element is its place in dst.
+    std::uint64_t sum = 0;
+    std::vector<Box> copies;
+    for (const Box& b : boxes) {
+      copies.push_back({b.dst_off, b.dst_pitch, b.dst_off, b.dst_pitch, b.rows, b.cols});
+      for (std::int64_t r = 0; r < b.rows; ++r)
+        for (std::int64_t c = 0; c < b.cols; ++c) {
+          const std::int64_t index = b.dst_off + r * b.dst_pitch + c;
+          std::uint32_t bits = 0;
+          std::memcpy(&bits, static_cast<const char*>(dst.data()) + index * size_of(d_type),
+                      static_cast<std::size_t>(size_of(d_type)));
+          sum += element_hash(static_cast<std::uint64_t>(index), bits);
+        }
+    }
+    RC_ASSERT(hash_boxes(ctx, src.vector(), d_type, boxes) == sum);
+    RC_ASSERT(hash_boxes(ctx, dst.vector(), d_type, copies) == sum);
+    // Flip one bit of the first element of a non-empty box.
     for (const Box& b : boxes) {
       if (b.rows == 0 || b.cols == 0) continue;
       static_cast<unsigned char*>(dst.data())[b.dst_off * size_of(d_type)] ^= 1;
-      ++changed;
+      RC_ASSERT(hash_boxes(ctx, dst.vector(), d_type, copies) != sum);
+      static_cast<unsigned char*>(dst.data())[b.dst_off * size_of(d_type)] ^= 1;
     }
-    RC_ASSERT(count_box_mismatches(ctx, src.vector(), dst.vector(), boxes) == changed);
   }));
 }
 
-TEST_CASE("box copy moves integers, splits one long row over threads, and compares NaN by bits") {
+TEST_CASE("box copy moves integers, splits one long row over threads, and hashes NaN by bits") {
   KernelContext ctx(2);
   std::vector<std::int64_t> src(200'000), dst(200'000, -1);
   std::iota(src.begin(), src.end(), 0);
@@ -157,8 +172,15 @@ TEST_CASE("box copy moves integers, splits one long row over threads, and compar
   CHECK(src == dst);
   const float nan_a = std::bit_cast<float>(0x7fc00001u), nan_b = std::bit_cast<float>(0x7fc00002u);
   const Box one{.rows = 1, .cols = 1};
-  CHECK(count_box_mismatches(ctx, {&nan_a, DType::f32}, {&nan_a, DType::f32}, {&one, 1}) == 0);
-  CHECK(count_box_mismatches(ctx, {&nan_a, DType::f32}, {&nan_b, DType::f32}, {&one, 1}) == 1);
+  CHECK(hash_boxes(ctx, {&nan_a, DType::f32}, DType::f32, {&one, 1}) == element_hash(0, 0x7fc00001u));
+  CHECK(hash_boxes(ctx, {&nan_b, DType::f32}, DType::f32, {&one, 1}) == element_hash(0, 0x7fc00002u));
+  // A tensor's hash is the sum of its parts', wherever they are cut.
+  const std::vector<float> x(100'000, 1.5f);
+  const Box all{.rows = 1, .cols = 100'000}, head{.rows = 1, .cols = 777};
+  const Box tail{.src_off = 777, .dst_off = 777, .rows = 1, .cols = 100'000 - 777};
+  const ConstVector v{x.data(), DType::f32};
+  CHECK(hash_boxes(ctx, v, DType::bf16, {&all, 1}) ==
+        hash_boxes(ctx, v, DType::bf16, {&head, 1}) + hash_boxes(ctx, v, DType::bf16, {&tail, 1}));
 }
 
 TEST_CASE("find_nonfinite counts NaN and infinity and names the first") {

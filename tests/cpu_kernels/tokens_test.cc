@@ -198,6 +198,7 @@ TEST_CASE("policy loss: gradient by finite differences, metrics by definition, m
     want[kClipped] += p.clipped;
     want[kTokens] += 1;
     want[kEntropy] += w * entropy.at(0, t);
+    want[kSumAbsDiff] += std::abs(x - old.at(0, t));
     want[kMaxAbsDiff] = std::max(want[kMaxAbsDiff], std::abs(x - old.at(0, t)));
   }
   CHECK(clipped > 10);  // the case is exercised
@@ -213,6 +214,7 @@ TEST_CASE("policy loss: gradient by finite differences, metrics by definition, m
     if (weight.at(0, t) != 0.0) nll -= weight.at(0, t) * now.at(0, t);
   }
   CHECK(sft.at(0, kLoss) == Approx(nll));
+  CHECK(sft.at(0, kSumAbsDiff) == 0.0);
   CHECK(sft.at(0, kMaxAbsDiff) == 0.0);
 }
 

@@ -94,10 +94,10 @@ TEST_CASE("Boxes count what they copy, in each side's dtype") {
   Op copy = op(OpKind::copy_boxes, {tensor(0, f, {fixed(100)})}, {tensor(1, bf, {fixed(100)})});
   copy.boxes = {{.rows = 2, .cols = 5}, {.rows = 1, .cols = 3}};
   CHECK(op_bytes(copy, run) == 13 * (4 + 2));
-  Op compare =
-      op(OpKind::compare_boxes, {tensor(0, f, {fixed(100)}), tensor(1, bf, {fixed(100)})}, {tensor(2, i, {fixed(1)})});
-  compare.boxes = {{.rows = 2, .cols = 5, .output = 1}};  // against inputs[1]
-  CHECK(op_bytes(compare, run) == 10 * (4 + 2));
+  Op hash = op(OpKind::hash_boxes, {tensor(0, f, {fixed(100)}), tensor(1, bf, {fixed(100)})},
+               {tensor(2, DType::i64, {fixed(1)})});
+  hash.boxes = {{.rows = 2, .cols = 5, .input = 1}, {.rows = 1, .cols = 3}};
+  CHECK(op_bytes(hash, run) == 10 * 2 + 3 * 4);  // it reads only
 }
 
 TEST_CASE("Payload is the logical tensor without padding") {

@@ -130,7 +130,7 @@ class PlanMaker {
     const std::int64_t most = std::int64_t{1} << 29;
     Box b{below(most), below(most), below(most), below(most), below(most), below(most)};
     b.peer = static_cast<std::int32_t>(below(4)) - 1;
-    b.input = operand(op.inputs), b.output = operand(op.kind == OpKind::compare_boxes ? op.inputs : op.outputs);
+    b.input = operand(op.inputs), b.output = operand(op.outputs);
     return b;
   }
 

@@ -89,6 +89,14 @@ class Observer final : public Driver {
   std::pair<std::int32_t, std::int16_t> seen_{-1, -1};
 };
 
+Result<Trace> execute_case(const Plan& plan, CpuBackend& backend, Driver& driver, const RunOptions& run) {
+  try {
+    return execute(plan, backend, driver, run);
+  } catch (const RuntimeFailure& e) {
+    return fail(Diagnostic{.code = "E603", .message = e.what(), .where = {}, .notes = {}, .help = ""});
+  }
+}
+
 /// This rank's part of one case; the complaint, on rank 0.
 std::string run_case(World& world, const Case& job, std::size_t index, const Check& check, CpuOptions options,
                      std::vector<std::unique_ptr<CpuBackend>>& keep) {
@@ -103,7 +111,11 @@ std::string run_case(World& world, const Case& job, std::size_t index, const Che
   observer.watch(*keep.back());
   const RunOptions run{.steps = static_cast<std::int32_t>(job.scenario.steps),
                        .local_ranks = {static_cast<Rank>(world.rank())}};
-  auto trace = execute(*plan, *keep.back(), observer, run);
+  auto trace = execute_case(*plan, *keep.back(), observer, run);
+  if (!job.fails_with.empty()) {
+    const std::string found = trace ? "no error" : render(trace.error());
+    return found.find(job.fails_with) != found.npos ? "" : fmt::format("not '{}': {}", job.fails_with, found);
+  }
   if (!trace) return render(trace.error());
   std::vector<Trace> parts;
   for (const std::string& text : gather_strings(world, options.scope + "trace", trace_to_json(*trace, ""))) {

@@ -21,9 +21,11 @@ struct Case {
   std::string name;
   Scenario scenario;
   /// Changes the plan before it is executed; empty: none.
-  std::function<void(Plan&)> mutate;
+  std::function<void(Plan&)> mutate = {};
   /// Called on every rank before each phase, when all that came before is done; "" or what is wrong.
-  std::function<std::string(const CpuBackend&, std::int32_t step, const std::string& phase)> before_phase;
+  std::function<std::string(const CpuBackend&, std::int32_t step, const std::string& phase)> before_phase = {};
+  /// Not empty: every rank is to stop with an error that contains it. The world is then good for nothing more.
+  std::string fails_with = {};
 };
 
 /// One case, executed: the trace of all ranks and the lengths that its samples had.

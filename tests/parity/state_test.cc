@@ -289,8 +289,36 @@ TEST_CASE("a verified sync finds a slice that was not delivered") {
           }
   };
   const Scenario s = tiny_scenario(2, 2, {"sync.verify=true"});
-  CHECK(run_cases(2, {{"whole", s, {}, {}}}, nothing) == "");
-  CHECK(run_cases(2, {{"a box less", s, drop_a_box, {}}}, nothing) != "");
+  CHECK(run_cases(2, {{"whole", s, {}, {}, {}}}, nothing) == "");
+  CHECK(run_cases(2, {{"a box less", s, drop_a_box, {}, "does not hold the training weights in fp32"}}, nothing) == "");
+}
+
+TEST_CASE("a verified sync names the tensor that was corrupted, in every layout") {
+  // After the slices have arrived, one element of layer 1's down projection on the last rank becomes 0.
+  const auto corrupt = [](Plan& plan) {
+    auto& ops = plan.programs.back().phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops;
+    Program& program = plan.programs.back();
+    const auto first = std::ranges::find_if(ops, [](const Op& op) { return op.kind == OpKind::hash_boxes; });
+    Op zero;
+    zero.kind = OpKind::zero;
+    zero.name = "corrupt";
+    for (std::size_t b = 0; b < program.buffers.size(); ++b)
+      if (program.buffers[b].name == "rollout.layers.1.down")
+        zero.outputs = {{.buffer = static_cast<BufferId>(b), .dtype = program.buffers[b].dtype, .rank = 1}};
+    ops.insert(first, zero);
+  };
+  const std::string name = "after the weight sync of step 1 the rollout does not hold the training weights in ";
+  const auto named = [&](const char* dtype, const char* ranks) {
+    return fmt::format("{}{}: 'model.layers.1.mlp.down_proj.weight' on {}: trained ", name, dtype, ranks);
+  };
+  const auto job = [&](int world, int tp, std::vector<std::string> sets, std::string fails_with) {
+    sets.emplace_back("sync.verify=true");
+    return std::vector<Case>{{"corrupted", tiny_scenario(world, tp, sets), corrupt, {}, std::move(fails_with)}};
+  };
+  CHECK(run_cases(1, job(1, 1, {}, named("fp32", "rank 0")), nothing) == "");
+  CHECK(run_cases(2, job(2, 2, {}, named("fp32", "ranks 0, 1")), nothing) == "");
+  CHECK(run_cases(4, job(4, 2, {"train.precision.params=bf16"}, named("bf16", "ranks 2, 3")), nothing) == "");
+  CHECK(run_cases(4, job(4, 4, {"sync.transport=collective"}, named("fp32", "ranks 0, 1, 2, 3")), nothing) == "");
 }
 
 TEST_CASE("a step while asleep is an error of the verifier") {

@@ -325,7 +325,7 @@ TEST_CASE("Closed form: the demo's peak is the one derived in docs/memory.md") {
   const FormMemory m = PlanForm(s->model).memory(*s);
   CHECK(m.device.whole.bytes == 5'438'340);
   CHECK(m.device.peak_phase == PlanPhase::train);
-  CHECK(m.device.phases[static_cast<std::size_t>(PlanPhase::sync)].bytes == 555'652);
+  CHECK(m.device.phases[static_cast<std::size_t>(PlanPhase::sync)].bytes == 294'272);
   CHECK(difference(*s) == "");
 }
 

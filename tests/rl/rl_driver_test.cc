@@ -2,6 +2,7 @@
 // the drivers give it and answers with tokens of its own choice.
 #include "rl/rl_driver.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <map>
@@ -170,13 +171,36 @@ TEST_CASE("one GRPO iteration of four processes") {
 
   std::map<std::int64_t, double> weight_of_mini;
   std::vector<std::vector<float>> learning_rates;
+  // The log-prob passes of all ranks come before any optimizer step, whose metrics are reduced over the ranks.
+  std::vector<double> gaps(static_cast<std::size_t>(Metric::count), 0.0);
+  const auto gap = [&](Metric which) -> double& { return gaps[static_cast<std::size_t>(which)]; };
+  std::int64_t begun = 0;
   for (Rank r = 0; r < ranks; ++r) {
     RlDriver& d = *drivers[static_cast<std::size_t>(r)];
     log_probs(d, r, 1, reference_phase, 100.0f);
     log_probs(d, r, 1, old_phase, 200.0f);
-    std::int64_t mini = -1;
+    const auto begin = d.next(r, 1, train_phase);
+    REQUIRE(begin);
+    const auto first = feed<float>(d, r, *begin, Slot::first_metrics, static_cast<std::int64_t>(Metric::count));
+    begun += first[static_cast<std::size_t>(Metric::rollout_gap_tokens)] > 0.0f ? 1 : 0;
+    for (Metric m : {Metric::sum_rollout_gap, Metric::rollout_gap_tokens})
+      gap(m) += static_cast<double>(first[static_cast<std::size_t>(m)]);
+    gap(Metric::max_rollout_gap) = std::max(
+        gap(Metric::max_rollout_gap), static_cast<double>(first[static_cast<std::size_t>(Metric::max_rollout_gap)]));
+  }
+  CHECK(begun == ranks);
+  std::int64_t response_tokens = 0;
+  const std::vector<SampleLengths> lengths = drivers[0]->trained_lengths();
+  for (std::int64_t n : lengths.at(0).response_tokens) response_tokens += n;
+  CHECK(gap(Metric::rollout_gap_tokens) == static_cast<double>(response_tokens));
+  for (Rank r = 0; r < ranks; ++r) {
+    RlDriver& d = *drivers[static_cast<std::size_t>(r)];
+    std::int64_t mini = 0;
     while (const auto args = d.next(r, 1, train_phase)) {
-      if (args->block == 0) ++mini;
+      if (args->block == 0) {
+        ++mini;
+        for (float value : feed<float>(d, r, *args, Slot::first_metrics, 16)) CHECK(value == 0.0f);
+      }
       if (args->block == 1) {
         const std::int64_t n = args->sizes.tokens;
         const auto ids = feed<std::int32_t>(d, r, *args, Slot::token_ids, n);
@@ -194,6 +218,7 @@ TEST_CASE("one GRPO iteration of four processes") {
       if (args->block == 2) {
         learning_rates.push_back(feed<float>(d, r, *args, Slot::learning_rate, 2));
         std::vector<float> metrics(16, 0.0f);
+        if (mini == 0) std::ranges::copy(gaps, metrics.begin());
         metrics[static_cast<std::size_t>(Metric::loss)] = 1.0f + static_cast<float>(mini);
         metrics[static_cast<std::size_t>(Metric::tokens)] = 10.0f;
         metrics[static_cast<std::size_t>(Metric::clipped)] = 5.0f;
@@ -220,6 +245,9 @@ TEST_CASE("one GRPO iteration of four processes") {
   // Rollout log-probs lie in (-1, 0], the pass answered 200 + position: 200 < gap < 212.
   CHECK(values.at("rollout/logprob_gap_mean") > 200.0);
   CHECK(values.at("rollout/logprob_gap_max") < 212.0);
+  CHECK(values.at("rollout/logprob_gap_mean") ==
+        Approx(gap(Metric::sum_rollout_gap) / gap(Metric::rollout_gap_tokens)).epsilon(1e-5));
+  CHECK(values.at("rollout/logprob_gap_mean") == other.metrics.front().values.at("rollout/logprob_gap_mean"));
 
   // A simulation that replays the lengths takes the same decisions on every rank.
   auto replay = LengthDriver::create(plan, s, drivers[0]->trained_lengths());
@@ -267,16 +295,4 @@ TEST_CASE("sampling depends on seed, step, sample and position, not on the layou
   (*alone)->report(a);
   four[0]->report(b);
   CHECK(a.metrics.front().values.at("reward") == b.metrics.front().values.at("reward"));
-}
-
-TEST_CASE("a verified sync that found differences stops the run") {
-  const Scenario s = scenario();
-  const Plan plan = make_plan();
-  auto d = RlDriver::create(plan, s, {});
-  REQUIRE(d);
-  const auto args = (*d)->next(1, 1, sync_phase);
-  fetch(**d, 1, *args, Slot::sync_mismatches, std::vector<std::int32_t>{0});
-  CHECK_NOTHROW((*d)->completed(1, *args, sync_phase));
-  fetch(**d, 1, *args, Slot::sync_mismatches, std::vector<std::int32_t>{3});
-  CHECK_THROWS_AS((*d)->completed(1, *args, sync_phase), RuntimeFailure);
 }

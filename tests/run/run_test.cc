@@ -121,6 +121,35 @@ TEST_CASE("the same scenario gives the same plan, simulation and run, bit for bi
         run("twice4", "--set sync.transport=collective --transport gloo"));
 }
 
+TEST_CASE("a verified sync leaves hashes of tensors that no layout changes") {
+  const auto first_sync = [](int ranks, int tp) {
+    const std::string name = fmt::format("hashes{}x{}", ranks, tp);
+    const fs::path out = work_folder() / name;
+    REQUIRE(
+        hotbunk_command(fmt::format("run {} --out {}", scenario(name, ranks, tp, "steps: 2").string(), out.string()))
+            .code == 0);
+    const std::string lines = text_of(out / "sync_hashes.jsonl");
+    const Json first = Json::parse(lines.substr(0, lines.find('\n')));
+    const Json second = Json::parse(lines.substr(lines.find('\n') + 1));
+    CHECK(second["step"] == 2);
+    CHECK(second["tensors"] != first["tensors"]);  // training has changed them
+    CHECK(first["tensors"].size() == 20);          // embedding, norm; 9 of each layer
+    const std::string metrics = text_of(out / "metrics.jsonl");
+    CHECK(Json::parse(metrics.substr(0, metrics.find('\n')))["sync/tensors_verified"] == 20);
+    return first;
+  };
+  const Json one = first_sync(1, 1);
+  CHECK(one["step"] == 1);
+  CHECK(one["dtype"] == "fp32");
+  CHECK(first_sync(2, 2) == one);
+  CHECK(first_sync(4, 2) == one);
+  const fs::path off = work_folder() / "no_hashes";
+  REQUIRE(hotbunk_command(fmt::format("run {} --set sync.verify=false --out {}", scenario("no_hashes", 1, 1).string(),
+                                      off.string()))
+              .code == 0);
+  CHECK_FALSE(fs::exists(off / "sync_hashes.jsonl"));
+}
+
 TEST_CASE("a plan that does not fit is refused, and the arena enforces the same number") {
   const fs::path file = scenario("tight", 2, 1);
   const Result2 fits = hotbunk_command(fmt::format("plan {} --json", file.string()));

@@ -8,17 +8,10 @@
 
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
+#include "base/hash.h"
 
 namespace hotbunk::kernels {
 namespace {
-
-/// By bit pattern: a NaN equals itself, 0 and -0 differ.
-template <class T>
-bool differ(T a, T b) {
-  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-  static_assert(sizeof(T) == sizeof(Bits));
-  return std::bit_cast<Bits>(a) != std::bit_cast<Bits>(b);
-}
 
 constexpr std::int64_t kGrain = 16384;  // elements; see rows_grain
 
@@ -225,32 +218,35 @@ void copy_boxes(KernelContext& ctx, ConstVector src, void* dst, DType dst_dtype,
   });
 }
 
-std::int64_t count_box_mismatches(KernelContext& ctx, ConstVector src, ConstVector dst, std::span<const Box> boxes) {
+std::uint64_t hash_boxes(KernelContext& ctx, ConstVector src, DType as, std::span<const Box> boxes) {
   const std::vector<Box> pieces = split_wide(boxes);
   const BoxRows rows(pieces);
-  std::int64_t mismatches = 0;
+  std::uint64_t sum = 0;
   with_float_type(src.dtype, [&](auto s_tag) {
-    with_float_type(dst.dtype, [&](auto d_tag) {
+    with_float_type(as, [&](auto d_tag) {
+      using S = decltype(s_tag);
       using D = decltype(d_tag);
-      const auto* s = static_cast<const decltype(s_tag)*>(src.data);
-      const auto* d = static_cast<const D*>(dst.data);
+      using Bits = std::conditional_t<sizeof(D) == 4, std::uint32_t, std::uint16_t>;
+      const auto* s = static_cast<const S*>(src.data);
       parallel_for(ctx, rows.total(), box_grain(rows), [&](std::int64_t begin, std::int64_t end) {
-        std::int64_t mine = 0;
+        std::uint64_t mine = 0;
         rows.visit(begin, end, [&](const Box& b, std::int64_t r) {
-          const auto* sr = s + b.src_off + r * b.src_pitch;
-          const D* dr = d + b.dst_off + r * b.dst_pitch;
+          const S* sr = s + b.src_off + r * b.src_pitch;
+          const auto first = static_cast<std::uint64_t>(b.dst_off + r * b.dst_pitch);
           for (std::int64_t c = 0; c < b.cols; ++c) {
-            // Same dtypes compare as they are: widening and narrowing again would quiet NaNs.
-            if constexpr (std::is_same_v<D, decltype(s_tag)>) mine += differ(sr[c], dr[c]);
-            else mine += differ(from_f32<D>(as_f32(sr[c])), dr[c]);
+            D element;
+            // The same dtype is taken as it is: widening and narrowing again would quiet NaNs.
+            if constexpr (std::is_same_v<D, S>) element = sr[c];
+            else element = from_f32<D>(as_f32(sr[c]));
+            mine += element_hash(first + static_cast<std::uint64_t>(c), std::bit_cast<Bits>(element));
           }
         });
 #pragma omp atomic
-        mismatches += mine;
+        sum += mine;
       });
     });
   });
-  return mismatches;
+  return sum;
 }
 
 NonFinite find_nonfinite(KernelContext& ctx, ConstVector x, std::int64_t n) {

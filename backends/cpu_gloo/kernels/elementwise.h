@@ -38,8 +38,9 @@ struct Box {
 /// src and dst. Equal dtypes may be any (also integers); otherwise fp32 and bf16.
 void copy_boxes(KernelContext&, ConstVector src, void* dst, DType dst_dtype, std::span<const Box> boxes);
 
-/// Number of elements whose bits in dst differ from those of src cast to dst's dtype (P5: sync is exact).
-std::int64_t count_box_mismatches(KernelContext&, ConstVector src, ConstVector dst, std::span<const Box> boxes);
+/// Sum modulo 2^64 of element_hash (base/hash.h) over the boxes of src, each element cast to `as`; its index is where
+/// the box says it lies in dst (P5: sync is exact).
+std::uint64_t hash_boxes(KernelContext&, ConstVector src, DType as, std::span<const Box> boxes);
 
 struct NonFinite {
   std::int64_t count = 0;

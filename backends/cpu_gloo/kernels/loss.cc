@@ -116,6 +116,7 @@ void policy_loss(KernelContext&, const PolicyLossInputs& in, const PolicyLossCon
     if (in.logp_old) {
       const double gap = static_cast<double>(in.logp_old[t]) - in.logp_new[t];
       sums[kKlOld] += w * gap;
+      sums[kSumAbsDiff] += std::abs(gap);
       sums[kMaxAbsDiff] = std::max(sums[kMaxAbsDiff], std::abs(gap));
     }
   }

@@ -49,8 +49,9 @@ enum PolicyMetric : int {
   kClipped = 4,     // number of tokens whose clipped branch is the larger (no gradient)
   kTokens = 5,      // number of tokens with weight ≠ 0
   kEntropy = 6,     // Σ weight·entropy
-  kMaxAbsDiff = 7,  // max |new − old|
-  kNumPolicyMetrics = 8,
+  kSumAbsDiff = 7,  // Σ |new − old|
+  kMaxAbsDiff = 8,  // max |new − old|
+  kNumPolicyMetrics = 9,
 };
 
 /// dlogp[T] = ∂loss/∂logp_new (0 where masked); metrics: fp32 [8], summed in double in fixed order.

@@ -1,0 +1,110 @@
+#include "rl/sync_hashes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "lowering/builder.h"
+
+namespace hotbunk {
+namespace {
+
+std::string hex(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
+
+/// Where the elements lie in the tensor, not where a rank keeps them.
+std::vector<Box> extent_of(const Op& op) {
+  std::vector<Box> out;
+  for (const Box& b : op.boxes)
+    out.push_back({.dst_offset = b.dst_offset, .dst_pitch = b.dst_pitch, .rows = b.rows, .cols = b.cols});
+  return out;
+}
+
+}  // namespace
+
+bool SyncPayload::fetch(Slot slot, std::span<const std::byte> source) {
+  if (slot != Slot::sync_hashes) return false;
+  sums.resize(source.size() / sizeof(std::uint64_t));
+  std::memcpy(sums.data(), source.data(), source.size());
+  return true;
+}
+
+SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(plan.num_ranks())) {
+  const std::int32_t sync = plan.phase_index("sync");
+  if (sync < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::tp)) return;
+  const auto& engines = plan.groups[static_cast<std::size_t>(Family::tp)].groups;
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    const Program& program = plan.program(r);
+    std::size_t engine = 0;
+    while (engine < engines.size() &&
+           std::find(engines[engine].begin(), engines[engine].end(), r) == engines[engine].end())
+      ++engine;
+    for (const Block& block : program.phases[static_cast<std::size_t>(sync)])
+      for (const Op& op : block.ops) {
+        if (op.kind != OpKind::hash_boxes) continue;
+        const hotbunk::Tensor& sum = op.outputs[0];
+        const Buffer& sums = program.buffers[static_cast<std::size_t>(sum.buffer)];
+        sums_per_rank_ = static_cast<std::size_t>(sums.elements);
+        Tensor& tensor = tensors_[op.name];
+        tensor.engines.resize(engines.size());
+        Part part{r, static_cast<std::size_t>(sum.offset_bytes) / sizeof(std::uint64_t), extent_of(op)};
+        const Section from = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section;
+        if (from == Section::rollout_weights) tensor.engines.at(engine).push_back(std::move(part));
+        else tensor.trained.push_back(std::move(part));
+      }
+  }
+}
+
+SyncHashes::Verdict SyncHashes::judge(std::span<const std::uint64_t> sums) const {
+  HB_CHECK(sums.size() == num_ranks_ * sums_per_rank_, "{} sums of {} ranks with {} each", sums.size(), num_ranks_,
+           sums_per_rank_);
+  Verdict verdict;
+  for (const auto& [name, tensor] : tensors_) {
+    std::uint64_t trained = 0;
+    for (const Part& p : tensor.trained) trained += at(p, sums);
+    verdict.trained[name] = trained;
+    for (const auto& parts : tensor.engines) judge_engine(name, trained, parts, sums, verdict.differences);
+  }
+  return verdict;
+}
+
+/// Ranks of an engine hold disjoint parts, or the same one (norms; key and value heads when there are more ranks than
+/// heads): the first of each kind add up to the tensor, the others must equal the first.
+void SyncHashes::judge_engine(const std::string& name, std::uint64_t trained, const std::vector<Part>& parts,
+                              std::span<const std::uint64_t> sums, std::vector<std::string>& differences) const {
+  std::vector<const Part*> distinct;
+  std::vector<Rank> ranks;
+  std::uint64_t rollout = 0;
+  for (const Part& p : parts) {
+    const auto same =
+        std::find_if(distinct.begin(), distinct.end(), [&](const Part* q) { return q->extent == p.extent; });
+    if (same == distinct.end()) {
+      distinct.push_back(&p);
+      ranks.push_back(p.rank);
+      rollout += at(p, sums);
+    } else if (at(p, sums) != at(**same, sums)) {
+      differences.push_back(
+          fmt::format("'{}': rank {} holds the same part as rank {}, but its hash is {} there and {} here", name,
+                      p.rank, (*same)->rank, hex(at(**same, sums)), hex(at(p, sums))));
+    }
+  }
+  if (rollout != trained)
+    differences.push_back(fmt::format("'{}' on rank{} {}: trained {}, rollout {}", name, ranks.size() == 1 ? "" : "s",
+                                      fmt::join(ranks, ", "), hex(trained), hex(rollout)));
+}
+
+Status write_sync_hashes(const std::filesystem::path& path, DType dtype,
+                         const std::map<std::int32_t, TensorHashes>& steps) {
+  std::string text;
+  for (const auto& [step, hashes] : steps) {
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
+    for (const auto& [name, hash] : hashes) tensors[name] = hex(hash);
+    text += nlohmann::ordered_json{{"step", step}, {"dtype", name_of(dtype)}, {"tensors", tensors}}.dump() + '\n';
+  }
+  return write_file_atomic(path, text);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,66 @@
+// P5 at run time: after a verified weight sync, every rollout tensor is the training tensor in the rollout dtype. Ranks
+// hash what they hold (lowering/sync.cc: verify); a tensor's hash is the sum over its elements, however they are cut
+// (base/hash.h: element_hash), so both sides are compared by Hugging Face name and nobody needs to know a layout.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "graph/plan.h"
+#include "rl/passes.h"
+
+namespace hotbunk {
+
+/// One step's: the training tensors cast to the rollout dtype, by Hugging Face name.
+using TensorHashes = std::map<std::string, std::uint64_t>;
+
+/// What a sync phase fetches: each rank's sums.
+struct SyncPayload final : SlotPayload {
+  std::vector<std::uint64_t> sums;  // [ranks, sums of one rank]
+  bool feed(Slot, std::span<std::byte>) const override { return false; }
+  bool fetch(Slot slot, std::span<const std::byte> source) override;
+};
+
+/// Who hashes which part of what, read from the plan's hash_boxes ops.
+class SyncHashes {
+ public:
+  explicit SyncHashes(const Plan&);
+
+  struct Verdict {
+    TensorHashes trained;
+    /// "'NAME' on ranks 0, 1: trained 0123456789abcdef, rollout …", one for each tensor and engine that differs.
+    std::vector<std::string> differences;
+  };
+  /// `sums`: of all ranks (SyncPayload::sums).
+  Verdict judge(std::span<const std::uint64_t> sums) const;
+
+ private:
+  /// One rank's hash of its part of a tensor.
+  struct Part {
+    Rank rank = 0;
+    std::size_t sum = 0;      // index into the rank's sums
+    std::vector<Box> extent;  // the elements of the tensor that it covers
+  };
+  struct Tensor {
+    std::vector<Part> trained;               // disjoint; together the tensor
+    std::vector<std::vector<Part>> engines;  // by engine; each covers the tensor, some parts more than once
+  };
+  std::uint64_t at(const Part& p, std::span<const std::uint64_t> sums) const {
+    return sums[static_cast<std::size_t>(p.rank) * sums_per_rank_ + p.sum];
+  }
+  void judge_engine(const std::string& name, std::uint64_t trained, const std::vector<Part>&,
+                    std::span<const std::uint64_t> sums, std::vector<std::string>& differences) const;
+
+  std::size_t num_ranks_ = 0, sums_per_rank_ = 0;
+  std::map<std::string, Tensor> tensors_;
+};
+
+/// sync_hashes.jsonl: a line per step, {"step": 1, "dtype": "bf16", "tensors": {"lm_head.weight": "0123456789abcdef"}}.
+/// E103 when it cannot be written.
+Status write_sync_hashes(const std::filesystem::path&, DType, const std::map<std::int32_t, TensorHashes>&);
+
+}  // namespace hotbunk
