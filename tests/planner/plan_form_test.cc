@@ -317,6 +317,8 @@ TEST_CASE("Closed form = graph: what the random scenarios could miss, by name") 
   // Attention, not the MLP, is where memory peaks; a phase of rollout that exceeds training.
   same(2, 1, {"model.intermediate_size=2", "train.precision.params=bf16"});
   same(2, 1, {"rollout.max_prefill_tokens=5000", "train.offload=none"});
+  // The rollout peaks where it samples: more slots than prefill tokens, rows of 6 B beside ids and log-probs of 8 B.
+  same(2, 1, {"model.vocab_size=500", "model.hidden_size=3", "rollout.dtype=bf16", "rollout.max_running_requests=60"});
 }
 
 TEST_CASE("Closed form: the demo's peak is the one derived in docs/memory.md") {
