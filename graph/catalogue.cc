@@ -134,6 +134,37 @@ std::string check_gemm(const Op& op) {
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
 }
 
+/// Whether n rows of a box, `pitch` apart, lie inside `elements`.
+bool inside(std::int64_t offset, std::int64_t pitch, const Box& b, std::int64_t elements) {
+  if (b.rows == 0 || b.cols == 0) return true;
+  return offset >= 0 && pitch >= 0 && offset + (b.rows - 1) * pitch + b.cols <= elements;
+}
+
+/// Boxes of what moves or hashes stay inside its tensors; those of feeds and fetches speak to the Driver.
+std::string check_boxes(const Op& op) {
+  if (op.kind != OpKind::copy_boxes && op.kind != OpKind::peer_copy && op.kind != OpKind::hash_boxes) return "";
+  for (std::size_t i = 0; i < op.boxes.size(); ++i) {
+    const Box& b = op.boxes[i];
+    const bool names = b.input >= 0 && static_cast<std::size_t>(b.input) < op.inputs.size() && b.output >= 0 &&
+                       static_cast<std::size_t>(b.output) < op.outputs.size();
+    if (!names || b.rows < 0 || b.cols < 0) return fmt::format("has a box {} of no tensor", i);
+    if (!inside(b.src_offset, b.src_pitch, b, op.inputs[static_cast<std::size_t>(b.input)].capacity()))
+      return fmt::format("reads outside of its input {} with box {}", b.input, i);
+    const bool writes = op.kind != OpKind::hash_boxes;
+    if (writes && !inside(b.dst_offset, b.dst_pitch, b, op.outputs[static_cast<std::size_t>(b.output)].capacity()))
+      return fmt::format("writes outside of its output {} with box {}", b.output, i);
+  }
+  return "";
+}
+
+/// An embedding's table (or its gradient) has a row for each id that it answers for.
+std::string check_table(const Op& op, const Tensor& table) {
+  const std::int64_t ids = op.integer(Attr::vocab_end, 0) - op.integer(Attr::vocab_begin, 0);
+  return table.rank > 0 && table.shape[0].size >= ids
+             ? ""
+             : fmt::format("has {} rows for {} ids", table.rank > 0 ? table.shape[0].size : 0, ids);
+}
+
 }  // namespace
 
 double op_flops(const Op& op, const Sizes& s) {
@@ -215,6 +246,9 @@ std::string check_op(const Program& program, const Op& op) {
     for (const Tensor& t : *side)
       if (auto bad = check_tensor(program, t); !bad.empty()) return bad;
   if (is_communication(op.kind) && op.group < 0) return "has no group";
+  if (auto bad = check_boxes(op); !bad.empty()) return bad;
+  if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);
+  if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::attention || e.rule == FlopRule::attention_backward)
     for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})

@@ -30,6 +30,19 @@ class Faults {
   std::vector<std::string> lines_;
 };
 
+/// The parts of a collective make its whole: "" or what does not add up over the ranks of its group.
+std::string check_parts(const Plan& plan, const Op& op) {
+  const auto& groups = plan.groups[static_cast<std::size_t>(op.group)].groups;
+  if (groups.empty() || op.inputs.empty() || op.outputs.empty()) return "";
+  const auto ranks = static_cast<std::int64_t>(groups.front().size());
+  const std::int64_t in = op.inputs[0].capacity(), out = op.outputs[0].capacity();
+  const bool good = op.kind == OpKind::all_gather                                   ? out == ranks * in
+                    : op.kind == OpKind::reduce_scatter                             ? in == ranks * out
+                    : op.kind == OpKind::all_reduce || op.kind == OpKind::broadcast ? in == out
+                                                                                    : true;
+  return good ? "" : fmt::format("makes {} elements of {} over {} ranks", out, in, ranks);
+}
+
 /// Walks one program as a rank would: prologue, two iterations (the second sees what the first left), epilogue.
 class ProgramCheck {
  public:
@@ -97,6 +110,7 @@ class ProgramCheck {
           std::string bad = check_op(program_, op);
           if (bad.empty() && op.group >= static_cast<GroupId>(plan_.groups.size()))
             bad = fmt::format("names group {}", op.group);
+          if (bad.empty() && is_communication(op.kind)) bad = check_parts(plan_, op);
           const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
           if (bad.empty() && memory &&
               (op.buffer < 0 || static_cast<std::size_t>(op.buffer) >= program_.buffers.size()))

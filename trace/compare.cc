@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/check.h"
 
@@ -165,6 +167,36 @@ void compare_visits(const Plan& plan, const Trace& a, const Trace& b, Comparison
   }
 }
 
+/// Every op that both sides kept spans of: how often each kind ran in each phase and what it read and wrote.
+void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
+  using Key = std::tuple<Rank, std::int32_t, std::int16_t, OpKind>;
+  struct Sums {
+    std::array<std::int64_t, 2> runs{}, bytes{};  // of either side
+  };
+  std::map<Key, Sums> ops;
+  std::array<std::set<std::int32_t>, 2> steps;
+  for (std::size_t side = 0; side < 2; ++side)
+    for (const Span& s : (side == 0 ? a : b).spans) {
+      steps[side].insert(s.step);
+      if (s.kind == OpKind::map || s.kind == OpKind::unmap) continue;  // the memory tables speak of them
+      Sums& sums = ops[{s.rank, s.step, s.phase, s.kind}];
+      ++sums.runs[side];
+      sums.bytes[side] += s.bytes;
+    }
+  for (const auto& [key, sums] : ops) {
+    const auto& [rank, step, phase, kind] = key;
+    if (!steps[0].contains(step) || !steps[1].contains(step)) continue;
+    const auto line = [&, rank = rank, step = step, phase = phase, kind = kind](const char* unit, const auto& values) {
+      ++out.numbers_compared;
+      if (values[0] == values[1]) return;
+      out.differences.push_back({rank, step, plan.phases[static_cast<std::size_t>(phase)].name,
+                                 fmt::format("{}: {}", name_of(kind), unit), values[0], values[1]});
+    };
+    line("ops run", sums.runs);
+    line("bytes read and written", sums.bytes);
+  }
+}
+
 }  // namespace
 
 Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
@@ -180,6 +212,7 @@ Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
     comparer.traffic(static_cast<Rank>(r), a.traffic[r], b.traffic[r]);
   }
   compare_visits(plan, a, b, out);
+  compare_ops(plan, a, b, out);
   compare_times(plan, a, b, out);
   out.equal = out.differences.empty();
   return out;

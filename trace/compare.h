@@ -39,7 +39,8 @@ struct Comparison {
 
 /// Memory: for every rank and space, the live and mapped peaks and what stays at the end; per category except overhead
 /// the peak and its share at the peak; the same per phase. Traffic: for every rank, step, phase, group and op the
-/// calls, payload, padding and wire bytes. Both traces must be of `plan` (trace_fits_plan).
+/// calls, payload, padding and wire bytes. Ops: for every rank, step, phase and kind how many ran and the bytes they
+/// read and wrote, in the steps that both sides kept spans of. Both traces must be of `plan` (trace_fits_plan).
 Comparison compare_traces(const Plan&, const Trace& a, const Trace& b);
 
 /// Schema "hotbunk.compare/1".

@@ -78,10 +78,10 @@ Json comparison_to_json(const Comparison& c) {
 std::string render_comparison(const Comparison& c, bool colour) {
   std::string out;
   if (c.equal)
-    out = fmt::format("{}  memory and traffic: all {} numbers are the same in {} and {}\n",
+    out = fmt::format("{}  memory, traffic and ops: all {} numbers are the same in {} and {}\n",
                       paint("equal", "1;32", colour), format_count(c.numbers_compared), c.a_source, c.b_source);
   else
-    out = fmt::format("{}  {} of {} numbers of memory and traffic differ (bytes)\n", paint("not equal", "1;31", colour),
+    out = fmt::format("{}  {} of {} numbers of memory, traffic and ops differ\n", paint("not equal", "1;31", colour),
                       format_count(static_cast<std::int64_t>(c.differences.size())), format_count(c.numbers_compared)) +
           difference_table(c, colour);
   if (c.times.empty()) return out;

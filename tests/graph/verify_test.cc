@@ -209,13 +209,50 @@ TEST_CASE("All ranks of a group hold the same conversation") {
   };
   CHECK(found([](Plan& p) { work(p, 1).erase(work(p, 1).begin() + 1); }) == expected);  // one call less
   CHECK(found([](Plan& p) { work(p, 1)[1].kind = OpKind::broadcast; }) == expected);
-  CHECK(found([](Plan& p) { work(p, 1)[1].inputs[0].shape[0].size = 8; }) == expected);
+  CHECK(found([](Plan& p) { work(p, 1)[1].inputs[0].shape[0].size = work(p, 1)[1].outputs[0].shape[0].size = 8; }) ==
+        expected);
   CHECK(found([](Plan& p) { work(p, 1)[1].name = "another name"; }).empty());
   // A rank outside of the group may do as it likes.
   CHECK(found([](Plan& p) {
           p.groups[0].groups = {{0}, {1}};
           work(p, 1).erase(work(p, 1).begin() + 1);
         }).empty());
+}
+
+TEST_CASE("Parts make the whole, boxes stay inside, a table has its rows") {
+  const auto found = [](const std::function<void(Plan&)>& spoil) {
+    Plan plan = two_ranks();
+    spoil(plan);
+    const auto faults = verify(plan);
+    return faults.empty() ? "" : faults[0];
+  };
+  CHECK_THAT(found([](Plan& p) { work(p, 1)[1].inputs[0].shape[0].size = 8; }),
+             Contains("all_reduce '' makes 16 elements of 8 over 2 ranks"));
+  const auto shaped = [&](OpKind kind, std::int64_t in, std::int64_t out) {
+    return found([&](Plan& p) {
+      for (Program& program : p.programs) {
+        Op& o = program.phases[1][0].ops[1];
+        o.kind = kind;
+        o.inputs[0].shape[0].size = in, o.outputs[0].shape[0].size = out;
+      }
+    });
+  };
+  CHECK(shaped(OpKind::all_gather, 8, 16).empty());
+  CHECK_THAT(shaped(OpKind::all_gather, 8, 15), Contains("makes 15 elements of 8 over 2 ranks"));
+  CHECK(shaped(OpKind::reduce_scatter, 16, 8).empty());
+  CHECK_THAT(shaped(OpKind::reduce_scatter, 16, 7), Contains("makes 7 elements of 16 over 2 ranks"));
+  const auto boxed = [](const Box& box) {
+    return faults_after([&](Plan& p) {
+      work(p)[5].kind = OpKind::copy_boxes;
+      work(p)[5].boxes = {box};
+    });
+  };
+  CHECK(boxed({.src_offset = 4, .src_pitch = 6, .dst_pitch = 8, .rows = 2, .cols = 6}).empty());  // 4 + 6 + 6 = 16
+  CHECK_THAT(boxed({.src_offset = 5, .src_pitch = 6, .dst_pitch = 8, .rows = 2, .cols = 6}),
+             Contains("reads outside of its input 0 with box 0"));
+  CHECK_THAT(boxed({.src_pitch = 6, .dst_offset = 3, .dst_pitch = 8, .rows = 2, .cols = 6}),
+             Contains("writes outside of its output 0 with box 0"));
+  CHECK_THAT(boxed({.rows = 1, .cols = 1, .input = 1}), Contains("has a box 0 of no tensor"));
 }
 
 TEST_CASE("At most `limit` lines") {

@@ -21,8 +21,9 @@ TEST_CASE("a trace equals itself") {
   const Comparison c = compare_traces(test::sample_plan(), test::sample_trace(), measured());
   CHECK(c.equal);
   CHECK(c.differences.empty());
-  // Per rank: the device 6 + 14, its three phases 3 + 7 each; the host 6 + 14; traffic 4 rows of 4; 5 visits.
-  CHECK(c.numbers_compared == 2 * (20 + 30 + 20 + 16 + 5));
+  // Per rank: the device 6 + 14, its three phases 3 + 7 each; the host 6 + 14; traffic 4 rows of 4; 5 visits; two kinds
+  // of op in either step, runs and bytes.
+  CHECK(c.numbers_compared == 2 * (20 + 30 + 20 + 16 + 5 + 8));
   CHECK(c.mean_error == 0.0);
 }
 
@@ -42,6 +43,8 @@ TEST_CASE("one byte or one call anywhere is seen") {
       {"device: share of the phase's peak of workspace",
        [](Trace& t) { ++t.memory[1].device.phase_peaks[1].by_category[6]; }},
       {"host: live peak of optimizer", [](Trace& t) { ++t.memory[1].host.category_peaks[2]; }},
+      {"linear: ops run", [](Trace& t) { t.spans.push_back(t.spans.back()), t.spans.back().bytes = 0; }},
+      {"linear: bytes read and written", [](Trace& t) { ++t.spans.back().bytes; }},
       {"host: visited", [](Trace& t) { t.memory[1].host.phase_peaks[2]; }},
       {"all_gather over fsdp: calls",
        [](Trace& t) {
@@ -124,7 +127,7 @@ TEST_CASE("times are compared, not judged") {
   CHECK(c.mean_error == Approx(9.0 / 46));
   CHECK(c.iteration_error == Approx(-9.0 / 46));
   CHECK(render_comparison(c, false) ==
-        R"(equal  memory and traffic: all 182 numbers are the same in simulated and measured
+        R"(equal  memory, traffic and ops: all 198 numbers are the same in simulated and measured
 
 Time by phase, mean over steps
   phase    times  simulated  measured    error

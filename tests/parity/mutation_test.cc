@@ -1,0 +1,203 @@
+// The promises must bite: every kind of op in every phase of a small plan, dropped, doubled or altered in the plan that
+// one side sees, is found by the verifier or by comparing that side with a run of the true plan.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "base/check.h"
+#include "tests/parity/harness.h"
+
+using namespace hotbunk;
+using namespace hotbunk::testing;
+
+namespace {
+
+struct Place {
+  std::size_t phase = 0, block = 0, nth = 0;  // nth op of its kind in the block
+  OpKind kind{};
+};
+
+/// Changes the ops of a block, given where the op stands; false: there is nothing to change.
+using Change = std::function<bool(const Plan&, std::vector<Op>&, std::size_t at)>;
+
+/// The same change in every rank's program: ranks that differ would be found too easily.
+bool apply(Plan& plan, const Place& p, const Change& change) {
+  bool changed = false;
+  for (Program& program : plan.programs) {
+    auto& ops = program.phases[p.phase][p.block].ops;
+    std::size_t seen = 0;
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      if (ops[i].kind == p.kind && seen++ == p.nth) {
+        changed |= change(plan, ops, i);
+        break;
+      }
+  }
+  return changed;
+}
+
+/// The first and the middle op of every kind in every block.
+std::vector<Place> places(const Plan& plan) {
+  std::vector<Place> out;
+  const Program& program = plan.programs[0];
+  for (std::size_t p = 0; p < program.phases.size(); ++p)
+    for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
+      std::map<OpKind, std::size_t> count;
+      for (const Op& op : program.phases[p][b].ops) ++count[op.kind];
+      for (const auto& [kind, n] : count)
+        for (std::size_t nth : std::set<std::size_t>{0, n / 2}) out.push_back({p, b, nth, kind});
+    }
+  return out;
+}
+
+const std::vector<std::pair<const char*, Change>>& changes() {
+  static const std::vector<std::pair<const char*, Change>> all = {
+      {"dropped",
+       [](const Plan&, std::vector<Op>& ops, std::size_t at) {
+         ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(at));
+         return true;
+       }},
+      {"doubled",
+       [](const Plan&, std::vector<Op>& ops, std::size_t at) {
+         const Op op = ops[at];
+         // Equivalent: the second record of an event follows nothing new, the second wait finds it done.
+         if (op.kind == OpKind::record || op.kind == OpKind::wait) return false;
+         ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(at), op);
+         return true;
+       }},
+      {"a chunk less",
+       [](const Plan& plan, std::vector<Op>& ops, std::size_t at) {
+         if (ops[at].kind != OpKind::map && ops[at].kind != OpKind::unmap) return false;
+         ops[at].map_end -= plan.chunk_bytes;
+         return true;
+       }},
+      {"in another group",
+       [](const Plan& plan, std::vector<Op>& ops, std::size_t at) {
+         if (ops[at].group < 0) return false;
+         ops[at].group = (ops[at].group + 1) % static_cast<GroupId>(plan.groups.size());
+         return true;
+       }},
+      {"a box less",
+       [](const Plan&, std::vector<Op>& ops, std::size_t at) {
+         // Boxes of a feed or an export speak to the driver: no device looks at them, no byte depends on them
+         // (tests/numerics compares what they fill).
+         if (ops[at].boxes.empty() || ops[at].kind == OpKind::feed || ops[at].kind == OpKind::fetch) return false;
+         ops[at].boxes.pop_back();
+         return true;
+       }},
+      {"a box out of its tensor",
+       [](const Plan&, std::vector<Op>& ops, std::size_t at) {
+         if (ops[at].boxes.empty() || ops[at].kind == OpKind::feed || ops[at].kind == OpKind::fetch) return false;
+         const Box& b = ops[at].boxes.back();
+         ops[at].boxes.back().src_offset = ops[at].inputs[static_cast<std::size_t>(b.input)].capacity();
+         return true;
+       }},
+      {"its first output an element shorter",
+       [](const Plan&, std::vector<Op>& ops, std::size_t at) {
+         if (ops[at].outputs.empty() || ops[at].kind == OpKind::barrier) return false;  // a barrier moves nothing
+         Tensor& t = ops[at].outputs[0];
+         if (t.rank == 0 || t.shape[0].sym != Sym::fixed || t.shape[0].size < 2) return false;
+         --t.shape[0].size;
+         return true;
+       }},
+  };
+  return all;
+}
+
+std::size_t record_of(const std::vector<Op>& ops, EventId event) {
+  std::size_t i = 0;
+  while (i < ops.size() && !(ops[i].kind == OpKind::record && ops[i].event == event)) ++i;
+  return i;
+}
+
+/// Whether what is done by record `at` includes what is done by record `earlier`: by the order of one stream, or
+/// through the waits that stand before it on its stream.
+bool covers(const std::vector<Op>& ops, std::size_t at, std::size_t earlier) {
+  if (at >= ops.size() || at < earlier) return false;
+  if (ops[at].stream == ops[earlier].stream) return true;
+  for (std::size_t i = 0; i < at; ++i)
+    if (ops[i].kind == OpKind::wait && ops[i].stream == ops[at].stream &&
+        covers(ops, record_of(ops, ops[i].event), earlier))
+      return true;
+  return false;
+}
+
+/// A wait that the others imply: before its stream does anything, it also waits for what includes it. Blocks begin with
+/// such waits for every stream that they use (insert_dependencies).
+bool implied(const std::vector<Op>& ops, std::size_t at) {
+  const std::size_t mine = record_of(ops, ops[at].event);
+  if (mine == ops.size()) return false;
+  for (std::size_t i = at + 1; i < ops.size(); ++i) {
+    if (ops[i].stream != ops[at].stream || ops[i].kind == OpKind::alloc || ops[i].kind == OpKind::free) continue;
+    if (ops[i].kind != OpKind::wait) return false;
+    if (covers(ops, record_of(ops, ops[i].event), mine)) return true;
+  }
+  return true;  // the stream does nothing more
+}
+
+/// Mutants that do what the plan does, and one that only a run finds.
+bool equivalent(const Op& op, const std::vector<Op>& ops, std::size_t at, std::string_view what) {
+  if (op.kind == OpKind::wait && what == "dropped") return implied(ops, at);
+  // kv_write finds its rows by slots: the extent of the window into the pool is nobody's operand.
+  if (op.kind == OpKind::kv_write && what.ends_with("shorter")) return true;
+  // What a rank copies from its own part is no traffic. That it is missing is found when the plan runs: state_test.cc,
+  // "a verified sync finds a slice that was not delivered".
+  return op.kind == OpKind::peer_copy && what == "a box less" && !op.boxes.empty() && op.boxes.back().peer < 0;
+}
+
+/// "" when the mutant survives; else who found it.
+std::string killer(const Outcome& o, const Plan& mutant) {
+  try {
+    const std::string found = complaint(o, mutant);
+    return found.substr(0, found.find(':'));
+  } catch (const InternalError&) {
+    return "simulation";  // an internal check of it
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every kind of op, dropped, doubled or altered, is found") {
+  const auto check = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    std::map<std::string, int> killed;
+    std::set<OpKind> kinds;
+    std::string survivors;
+    for (const Place& place : places(o.plan))
+      for (const auto& [what, change] : changes()) {
+        Plan mutant = o.plan;
+        bool same = false;
+        const Change unless_equivalent = [&, what = what, &change = change](const Plan& plan, std::vector<Op>& ops,
+                                                                            std::size_t at) {
+          same |= equivalent(ops[at], ops, at, what);
+          return change(plan, ops, at);
+        };
+        if (!apply(mutant, place, unless_equivalent)) continue;
+        kinds.insert(place.kind);
+        const std::string by = killer(o, mutant);
+        ++killed[by.empty() && same ? "equivalent" : by];
+        if (by.empty() && !same)
+          survivors += fmt::format("\n  {} {} of phase {}, block {}: {}", name_of(place.kind), place.nth,
+                                   o.plan.phases[place.phase].name,
+                                   o.plan.programs[0].phases[place.phase][place.block].name, what);
+      }
+    int all = 0;
+    for (const auto& [by, n] : killed) all += n;
+    std::fprintf(
+        stderr,
+        "%d mutants of %zu kinds of ops: verifier %d, simulation %d, comparison %d, equivalent %d, survivors %d\n", all,
+        kinds.size(), killed["verifier"], killed["simulation"], killed["comparison"], killed["equivalent"], killed[""]);
+    // All that a dense GRPO iteration has; a kind that joins it joins the test.
+    if (kinds.size() < 40 || all < 500) return fmt::format("only {} mutants of {} kinds", all, kinds.size());
+    return survivors;
+  };
+  const Scenario s = tiny_scenario(
+      2, 2,
+      {"steps=1", "checkpoint_every=1", "algorithm.reference=true", "algorithm.kl_coef=0.1", "sync.verify=true",
+       "rollout.sleep_level=1", "train.recompute=selective", "train.precision.params=bf16"});
+  CHECK(run_cases(2, {{"mutants", s}}, check) == "");
+}
