@@ -224,12 +224,8 @@ Explanation explain(const ScenarioPricer& s) {
     if (q.iteration_seconds <= 0) continue;
     const double seconds = q.iteration_seconds - estimate.iteration_seconds;
     double bytes = q.peak_bytes() - estimate.peak_bytes();
-    // Plans compare with plans; a layout that is not lowered as the estimate with this one's estimate.
-    if (const auto changed = plan ? scenario_at(s.scenario(), out.point, point) : std::nullopt)
-      if (const auto other = plan_memory_of(*changed)) {
-        use_plan_bytes(*changed, *other, q);
-        bytes = q.peak_bytes() - out.price.peak_bytes();
-      }
+    // Plans compare with plans; a layout that is not lowered as its estimate with this one's estimate.
+    if (plan && use_plan_bytes_at(s.scenario(), out.point, point, q)) bytes = q.peak_bytes() - out.price.peak_bytes();
     out.levers.push_back({name, seconds, bytes, q.fits});
   }
   std::stable_sort(out.levers.begin(), out.levers.end(),

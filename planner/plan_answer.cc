@@ -128,16 +128,25 @@ std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, cons
   RlPoint same = to;
   same.train.recompute = from.train.recompute;
   same.train.micro_batch = from.train.micro_batch, same.train.micro_batches = from.train.micro_batches;
-  same.rollout = from.rollout;
+  same.rollout = from.rollout, same.bucket_bytes = from.bucket_bytes;
   const std::int64_t tokens = s.train.micro_batch_tokens * to.train.micro_batch;
   if (!(same == from) || tokens % from.train.micro_batch != 0) return std::nullopt;
+  if (tokens / from.train.micro_batch < max_sample_tokens(s)) return std::nullopt;  // E217
   Scenario out = s;
   out.train.recompute = to.train.recompute;
   out.train.micro_batch_tokens = tokens / from.train.micro_batch;
   out.rollout.layout.tp = to.rollout.tp, out.rollout.layout.dp = to.rollout.engines;
   out.rollout.layout.order = to.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
   out.rollout.memory_fraction = to.rollout.memory_fraction;
+  out.sync.bucket_bytes = static_cast<std::int64_t>(to.bucket_bytes);
   return out;
+}
+
+bool use_plan_bytes_at(const Scenario& s, const RlPoint& from, const RlPoint& to, RlPrice& price) {
+  const auto there = scenario_at(s, from, to);
+  const auto memory = there ? plan_memory_of(*there) : std::nullopt;
+  if (memory) use_plan_bytes(*there, *memory, price);
+  return memory.has_value();
 }
 
 PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {

@@ -13,11 +13,14 @@ std::optional<FormMemory> plan_memory_of(const Scenario&);
 /// host. Overhead is what the plan counts as such. It fits when the plan does (check_fit in trace/static_memory.h).
 void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
 
+/// The same for another point of a lowered scenario, whose own point is `from`; false: its plan is not lowered.
+bool use_plan_bytes_at(const Scenario&, const RlPoint& from, const RlPoint& to, RlPrice&);
+
 /// Each phase's live peak, those that matter by category.
 CostNode plan_memory_tree(const FormMemory&);
 
 /// The scenario with the knobs in which two of its points differ set as in `to`: recomputation, micro-batch, rollout
-/// layout and memory fraction. nullopt where they differ in others, whose plans are not lowered.
+/// layout, memory fraction and bucket. nullopt where they differ in others, whose plans are not lowered.
 std::optional<Scenario> scenario_at(const Scenario&, const RlPoint& from, const RlPoint& to);
 
 /// How often the blocks of one iteration run when all lengths are the mean ones.

@@ -112,4 +112,16 @@ TEST_CASE("Only knobs that stay lowered are turned in the plan") {
   const auto doubled = scenario_at(s, from, to);
   REQUIRE(doubled.has_value());
   CHECK(doubled->train.micro_batch_tokens == 2 * s.train.micro_batch_tokens);
+  to = from;
+  to.rollout.tp = 4, to.rollout.engines = 1, to.bucket_bytes = 4096;
+  const auto other = scenario_at(s, from, to);
+  REQUIRE(other.has_value());
+  CHECK(other->rollout.layout.tp == 4);
+  CHECK(other->sync.bucket_bytes == 4096);
+  RlPrice price;
+  CHECK(use_plan_bytes_at(s, from, to, price));
+  CHECK(price.peak_bytes() == plan_peak(*other));
+  Scenario long_samples = s;
+  long_samples.workload.response_tokens.max = 500;
+  CHECK_FALSE(scenario_at(long_samples, from, to).has_value());
 }

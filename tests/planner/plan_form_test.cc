@@ -288,7 +288,7 @@ TEST_CASE("Closed form = graph: traffic, live and mapped peaks of random scenari
 TEST_CASE("Closed form = graph: what the random scenarios could miss, by name") {
   const auto same = [](int world, int tp, const std::vector<std::string>& sets) {
     INFO(fmt::format("world {}, tp {}, {}", world, tp, fmt::join(sets, " ")));
-    CHECK(difference(tiny(world, tp, sets)) == "");
+    CHECK_THAT(difference(tiny(world, tp, sets)), Catch::Equals(""));
   };
   // Two KV heads over four ranks and eight; of 33 rows of the vocabulary the last of 4 ranks has 6, of 8 ranks none:
   // with small buckets it wants nothing of some.
@@ -297,7 +297,7 @@ TEST_CASE("Closed form = graph: what the random scenarios could miss, by name") 
       for (Scenario s : {tiny(4, 4), tiny(8, 4), tiny(8, 8, {"model.num_attention_heads=8"})}) {
         s.sync.bucket_bytes = bucket, s.sync.transport = transport;
         INFO(bucket << " B, tp " << s.rollout.layout.tp << " of " << s.train.layout.dp);
-        CHECK(difference(s) == "");
+        CHECK_THAT(difference(s), Catch::Equals(""));
       }
   // One rank: no buffers of gathering, but a cast where the shard is not in the compute dtype.
   same(1, 1, {});
@@ -328,7 +328,7 @@ TEST_CASE("Closed form: the demo's peak is the one derived in docs/memory.md") {
   CHECK(m.device.whole.bytes == 5'438'340);
   CHECK(m.device.peak_phase == PlanPhase::train);
   CHECK(m.device.phases[static_cast<std::size_t>(PlanPhase::sync)].bytes == 294'272);
-  CHECK(difference(*s) == "");
+  CHECK_THAT(difference(*s), Catch::Equals(""));
 }
 
 TEST_CASE("Closed form: what is not lowered is refused with the reason") {
