@@ -2,16 +2,21 @@
 // and writes a hardware profile. What is measured is what a run pays: the same plan, the same kernels, the same
 // streams.
 #include <fmt/format.h>
+#include <sched.h>
+#include <time.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/gather.h"
+#include "backends/cpu_gloo/stream_thread.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/format.h"
@@ -32,13 +37,14 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::string out = "calibration.yaml";
-  std::int32_t steps = 4;
+  std::int32_t steps = 8;
 };
 
 /// Seconds of all runs of one op at one size.
 struct Sample {
   Measurement at;
   std::vector<double> seconds;
+  std::vector<double> first;  // of products: a rank's first of its size, for which a kernel is made
 };
 using Samples = std::map<std::string, Sample>;
 
@@ -46,53 +52,11 @@ std::string key_of(const Measurement& m) {
   return fmt::format("{} {} {} {} {}", m.op, name_of(m.dtype), m.at[0], m.at[1], m.at[2]);
 }
 
-constexpr std::int32_t first_counted_step = 2;  // the first iteration touches memory and builds primitives
-const char* const gap_key = "launch";
+constexpr std::int32_t cold_step = 1;  // the first iteration touches memory and builds primitives
+// Samples that are no op's: CPU time between two ops of a stream, of the host per call and per block.
+const char *const gap_key = "launch", *const call_key = "call", *const decision_key = "decision";
 
-/// This rank's timings as text: [op, dtype, a, b, c, [seconds…]] rows. Gaps between ops that follow one another on the
-/// compute stream are what starting an op costs.
-std::string rank_samples(const Job& job, const CostModel& model, Rank rank, std::vector<TimedOp> timings) {
-  Samples samples;
-  const auto add = [&](const Measurement& m) {
-    Sample& s = samples[key_of(m)];
-    s.at = m;
-    s.seconds.push_back(m.seconds);
-  };
-  std::stable_sort(timings.begin(), timings.end(),
-                   [](const TimedOp& a, const TimedOp& b) { return a.start_ns < b.start_ns; });
-  const TimedOp* before = nullptr;
-  for (const TimedOp& t : timings) {
-    if (t.step < first_counted_step) continue;
-    if (const auto m =
-            model.measurement_of(job.plan, rank, *t.op, t.sizes,
-                                 1e-9 * static_cast<double>(std::max<std::int64_t>(1, t.end_ns - t.start_ns))))
-      add(*m);
-    if (t.stream != StreamId::compute || t.op->kind == OpKind::map || t.op->kind == OpKind::unmap) continue;
-    if (before && before->phase == t.phase && before->step == t.step)
-      add({.op = gap_key,
-           .seconds = 1e-9 * static_cast<double>(std::max<std::int64_t>(1, t.start_ns - before->end_ns))});
-    before = &t;
-  }
-  nlohmann::json rows = nlohmann::json::array();
-  for (const auto& [key, s] : samples)
-    rows.push_back({s.at.op, name_of(s.at.dtype), s.at.at[0], s.at.at[1], s.at.at[2], s.seconds});
-  return rows.dump();
-}
-
-Samples merge(const std::vector<std::string>& ranks) {
-  Samples all;
-  for (const std::string& text : ranks)
-    for (const auto& row : nlohmann::json::parse(text)) {
-      Measurement m{.op = row[0],
-                    .dtype = dtype_from(row[1].get<std::string>()).value_or(DType::f32),
-                    .at = {row[2], row[3], row[4]},
-                    .seconds = 0};
-      Sample& s = all[key_of(m)];
-      s.at = m;
-      for (double x : row[5]) s.seconds.push_back(x);
-    }
-  return all;
-}
+double seconds_of(std::int64_t ns) { return 1e-9 * static_cast<double>(std::max<std::int64_t>(1, ns)); }
 
 double quantile(std::vector<double> values, double q) {
   const auto at = values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
@@ -106,28 +70,163 @@ double mean(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
+/// What one reading of a thread's CPU clock takes, a system call.
+std::int64_t cpu_clock_ns() {
+  constexpr int readings = 2000;
+  timespec first{}, t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &first);
+  for (int i = 0; i < readings; ++i) ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return ((t.tv_sec - first.tv_sec) * 1'000'000'000 + t.tv_nsec - first.tv_nsec) / readings;
+}
+
+/// This rank's timings as text: [op, dtype, a, b, c, [seconds…], [first…]] rows. All are CPU time of the thread that
+/// did the work: waiting for a core, for another stream or for a peer is what the simulator adds. Only kernels of a
+/// team of threads are timed by the clock on the wall: their thread sleeps while others of the team work.
+std::string rank_samples(const Job& job, const CostModel& model, Rank rank, int compute_threads,
+                         std::vector<TimedOp> timings, const std::vector<HostStretch>& host) {
+  const bool one_thread = job.plan.num_ranks() == 1;  // all streams run inside the calls
+  if (one_thread)
+    std::stable_sort(timings.begin(), timings.end(),
+                     [](const TimedOp& a, const TimedOp& b) { return a.start_ns < b.start_ns; });
+  Samples samples;
+  const auto add = [&](const Measurement& m, bool first = false) {
+    Sample& s = samples[key_of(m)];
+    s.at = m;
+    (first ? s.first : s.seconds).push_back(m.seconds);
+  };
+  std::set<std::string> used;
+  const std::int64_t clock_ns = cpu_clock_ns();  // every interval holds one reading of the clock
+  const TimedOp* before = nullptr;               // timings come thread by thread, in order
+  for (const TimedOp& t : timings) {
+    const bool on_host = t.op->kind == OpKind::map || t.op->kind == OpKind::unmap;
+    if (before && !on_host && (one_thread || before->stream == t.stream) && t.step != cold_step)
+      add({.op = gap_key, .seconds = seconds_of(t.cpu_start_ns - before->cpu_end_ns - clock_ns)});
+    before = on_host ? nullptr : &t;
+    const bool team = compute_threads > 1 && t.stream == StreamId::compute && !on_host && !is_communication(t.op->kind);
+    const std::int64_t ns = team ? t.end_ns - t.start_ns : t.cpu_end_ns - t.cpu_start_ns - clock_ns;
+    const auto m = model.measurement_of(job.plan, rank, *t.op, t.sizes, seconds_of(ns));
+    if (!m) continue;
+    const bool first = model.kernel_size(*t.op, t.sizes) && used.insert(key_of(*m)).second;
+    if (t.step != cold_step) add(*m, first);
+  }
+  for (const HostStretch& h : host) {
+    if (h.step <= cold_step || h.calls == 0) continue;
+    add({.op = decision_key, .seconds = seconds_of(h.decide_ns)});
+    add({.op = call_key, .seconds = seconds_of(h.issue_ns) / static_cast<double>(h.calls)});
+  }
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& [key, s] : samples)
+    rows.push_back({s.at.op, name_of(s.at.dtype), s.at.at[0], s.at.at[1], s.at.at[2], s.seconds, s.first});
+  return rows.dump();
+}
+
+/// Seconds from the moment a stream records an event until another one that slept on it works.
+struct HandOver {
+  double wake = 0.0, thread_switch = 0.0;  // on an idle core; on the one that the first stream leaves
+};
+
+/// Two streams that wait for each other in turn, as a plan's streams do. The median of some rounds: other work on the
+/// machine disturbs a few.
+double measure_exchange() {
+  constexpr int rounds = 9, exchanges = 500;
+  StreamThread a("calibrate a"), b("calibrate b");
+  const StreamEvent from_a, from_b;
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < exchanges; ++i) {
+      a.record(from_a);
+      b.wait(from_a);
+      b.record(from_b);
+      a.wait(from_b);
+    }
+    a.sync();
+    b.sync();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    seconds.push_back(took.count() / (2 * exchanges));
+  }
+  return quantile(seconds, 0.5);
+}
+
+Samples merge(const std::vector<std::string>& ranks) {
+  Samples all;
+  for (const std::string& text : ranks)
+    for (const auto& row : nlohmann::json::parse(text)) {
+      Measurement m{.op = row[0],
+                    .dtype = dtype_from(row[1].get<std::string>()).value_or(DType::f32),
+                    .at = {row[2], row[3], row[4]},
+                    .seconds = 0};
+      Sample& s = all[key_of(m)];
+      s.at = m;
+      for (double x : row[5]) s.seconds.push_back(x);
+      for (double x : row[6]) s.first.push_back(x);
+    }
+  return all;
+}
+
 bool is_collective(const std::string& op) {
   for (int k = 0; k < num_op_kinds; ++k)
     if (op == name_of(static_cast<OpKind>(k))) return is_communication(static_cast<OpKind>(k));
   return false;
 }
 
-/// A collective's time on a rank includes the wait for the last participant, which the simulator adds itself; the ranks
-/// that came late waited least, so the lower quarter is the transfer. Everything else: the mean, as means add up to a
-/// phase.
-std::vector<Measurement> reduce(const Samples& samples) {
-  const auto gap = samples.find(gap_key + std::string(" fp32 1 1 1"));
-  const double launch = gap == samples.end() ? 0.0 : mean(gap->second.seconds);
-  std::vector<Measurement> out{{.op = gap_key, .seconds = std::max(launch, 1e-9)}};
+/// What a rank's first product of a size takes more than the next ones, mean over the sizes that came again.
+double first_use_of(const Samples& samples) {
+  double more = 0.0, num = 0.0;
   for (const auto& [key, s] : samples) {
-    if (s.at.op == gap_key) continue;
+    if (s.first.empty() || s.seconds.empty()) continue;
+    const auto firsts = static_cast<double>(s.first.size());
+    more += firsts * (mean(s.first) - mean(s.seconds));
+    num += firsts;
+  }
+  return num > 0.0 ? std::max(0.0, more / num) : 0.0;
+}
+
+/// The mean of each, as means add up to a phase; with what a stream's thread spends around every op. A size that never
+/// came again is taken to be faster by the mean first use, and to take a tenth of what it took at least.
+std::vector<Measurement> reduce(const Samples& samples, double launch) {
+  const double first_use = first_use_of(samples);
+  std::vector<Measurement> out{{.op = gap_key, .seconds = launch}};
+  for (const auto& [key, s] : samples) {
+    if (s.at.op == gap_key || s.at.op == call_key || s.at.op == decision_key) continue;
     Measurement m = s.at;
-    const bool moves = is_collective(m.op) || m.op == "h2d" || m.op == "d2h" || m.op == "map" || m.op == "unmap";
-    m.seconds = is_collective(m.op) ? quantile(s.seconds, 0.25) : mean(s.seconds);
-    if (!moves) m.seconds += launch;  // profiles state kernels with their start-up
+    const double steady =
+        s.seconds.empty() ? std::max(mean(s.first) - first_use, 0.1 * mean(s.first)) : mean(s.seconds);
+    m.seconds = steady + (m.op == "map" || m.op == "unmap" ? 0.0 : launch);
     out.push_back(m);
   }
   return out;
+}
+
+HandOver measure_hand_over() {
+  HandOver out{.wake = measure_exchange()};
+  cpu_set_t allowed, one;  // threads inherit it
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return {out.wake, out.wake};
+  CPU_ZERO(&one);
+  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++core)
+    if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
+  ::sched_setaffinity(0, sizeof one, &one);
+  out.thread_switch = measure_exchange();
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
+  return out;
+}
+
+double mean_of(const Samples& samples, const char* op) {
+  const auto found = samples.find(key_of({.op = op}));
+  return found == samples.end() ? 1e-9 : mean(found->second.seconds);
+}
+
+/// What threads cost, where streams are threads: with one rank they run inside the calls.
+void add_threads(Hardware& h, const Samples& samples, const HandOver& hand_over) {
+  const auto cores = static_cast<double>(local_machine().cores);
+  h.cores = {cores, "affinity and cgroup quota of the calibrating process"};
+  const char* exchange = "measured: two streams that wait for each other's events in turn, median of 9 x 1000";
+  h.wake = {hand_over.wake, exchange};
+  h.thread_switch = {hand_over.thread_switch, std::string(exchange) + ", both on one core"};
+  h.call = {mean_of(samples, call_key), "measured: CPU time of the calling thread per op, record and wait"};
+  h.first_use = {first_use_of(samples), "measured: a rank's first product of a size against its next ones"};
+  h.decision = {mean_of(samples, decision_key),
+                "measured: CPU time of the calling thread from a sync to its next call"};
 }
 
 /// nccl-tests' columns: algbw = size / time; busbw = algbw * 2(W-1)/W for all-reduce, (W-1)/W for gather and scatter.
@@ -154,14 +253,15 @@ void print_gemms(const std::vector<Measurement>& measurements) {
 }
 
 /// On rank 0: the profile, written, printed, and tried on the run that it came from.
-int conclude(const Options& o, const Job& job, const Samples& samples, const Trace& measured,
+int conclude(const Options& o, const Job& job, const Samples& samples, const HandOver& hand_over, const Trace& measured,
              const std::vector<SampleLengths>& lengths) {
   Hardware hardware = hardware_from_datasheet(job.scenario.cluster);
   hardware.name = job.scenario.cluster.gpu.name;
   hardware.source = fmt::format("hotbunk calibrate on {} cores, {} ranks, scenario {}", local_machine().cores,
                                 job.plan.num_ranks(), job.scenario.name);
   hardware.measured_ranks_per_device = job.scenario.cluster.ranks_per_device;
-  hardware.measurements = reduce(samples);
+  hardware.measurements = reduce(samples, mean_of(samples, gap_key));
+  if (job.plan.num_ranks() > 1) add_threads(hardware, samples, hand_over);
   if (auto s = write_file_atomic(o.out, to_yaml(hardware)); !s) return report_errors(s.error());
   const std::filesystem::path recorded = o.out + ".lengths.jsonl";
   if (auto s = write_lengths(recorded, lengths); !s) return report_errors(s.error());
@@ -179,19 +279,27 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Tra
   }
   print_gemms(hardware.measurements);
   print_collectives(hardware.measurements);
-  fmt::print("Starting an op: {:.1f} us\n\nThe profile tried on the run it came from:\n{}",
-             hardware.measurements.front().seconds * 1e6, render_comparison(c, use_colour()));
+  fmt::print("Starting an op: {:.1f} us\n", hardware.measurements.front().seconds * 1e6);
+  if (hardware.cores.value > 0)
+    fmt::print(
+        "{:.0f} cores; hand-over between streams {:.1f} us, on one core {:.1f} us, a call {:.2f} us, a decision {:.1f} "
+        "us, a "
+        "product's first use {:.0f} us\n",
+        hardware.cores.value, 1e6 * hardware.wake.value, 1e6 * hardware.thread_switch.value, 1e6 * hardware.call.value,
+        1e6 * hardware.decision.value, 1e6 * hardware.first_use.value);
+  fmt::print("\nThe profile tried on the run it came from:\n{}", render_comparison(c, use_colour()));
   fmt::print("Profile: {} ({} measurements)\nNext: hotbunk simulate {} --set cluster.calibration={}\n", o.out,
              hardware.measurements.size(), o.scenario.path, o.out);
   return exit_done;
 }
 
-int calibrate_rank(const Options& o, const Job& job, World& world) {
+int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, World& world) {
   auto driver = make_training_driver(job.plan, job.scenario, {});
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
   cpu.compute_threads = std::max(1, static_cast<int>(local_machine().cores) / std::max(1, world.size()));
   cpu.span_steps = o.steps;
+  cpu.measure_cpu = true;
   CpuBackend backend(world, **driver, cpu);
   // The timings must be taken before the trace ends the device: a backend that does both when asked for the trace.
   struct Harvest final : Backend {
@@ -202,10 +310,12 @@ int calibrate_rank(const Options& o, const Job& job, World& world) {
     }
     Result<Trace> take_trace() override {
       timings = inner.timings();
+      host = inner.host_times();
       return inner.take_trace();
     }
     CpuBackend& inner;
     std::vector<TimedOp> timings;
+    std::vector<HostStretch> host;
   } harvest(backend);
   const auto trace =
       execute(job.plan, harvest, **driver, {.steps = o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});
@@ -215,7 +325,8 @@ int calibrate_rank(const Options& o, const Job& job, World& world) {
   }
   const CostModel model(hardware_from_datasheet(job.scenario.cluster), job.scenario.cluster);
   const auto samples = gather_strings(
-      world, "samples", rank_samples(job, model, static_cast<Rank>(world.rank()), std::move(harvest.timings)));
+      world, "samples",
+      rank_samples(job, model, static_cast<Rank>(world.rank()), cpu.compute_threads, harvest.timings, harvest.host));
   const auto traces = gather_strings(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
@@ -225,7 +336,7 @@ int calibrate_rank(const Options& o, const Job& job, World& world) {
       HB_CHECK(part.has_value(), "{}", render(part.error()));
       parts.push_back(std::move(part->trace));
     }
-    code = conclude(o, job, merge(samples), merge_traces(parts), (*driver)->trained_lengths());
+    code = conclude(o, job, merge(samples), hand_over, merge_traces(parts), (*driver)->trained_lengths());
   }
   world.leave();
   return code;
@@ -241,12 +352,13 @@ int run(const Options& o) {
   if (auto s = check_writable(o.out); !s) return report_errors(s.error());
   if (job->plan.num_ranks() == 1) {
     World world;
-    return calibrate_rank(o, *job, world);
+    return calibrate_rank(o, *job, {}, world);
   }
+  const HandOver hand_over = measure_hand_over();  // before the ranks start: it is about free cores
   std::fflush(stdout);
   const LaunchResult result = fork_ranks(job->plan.num_ranks(), [&](const LaunchEnv& env) {
     World world(env);
-    const int rank_code = calibrate_rank(o, *job, world);
+    const int rank_code = calibrate_rank(o, *job, hand_over, world);
     std::fflush(stdout);
     return rank_code;
   });

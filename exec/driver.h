@@ -35,7 +35,7 @@ class Driver {
   virtual void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) = 0;
   /// The block ran to its end and its fetches have arrived. Called when wants_results(), else at once after enqueueing.
   virtual void completed(Rank, const Args&, std::int16_t phase) = 0;
-  /// True: a block with fetch ops is synced before the next decision. The simulator's drivers say false.
+  /// True: a block with fetch ops is synced before the next decision. False where no decision hangs on data.
   virtual bool wants_results() const = 0;
   /// Figures per step, and the trained tokens, for the trace.
   virtual void report(Trace&) const = 0;

@@ -16,7 +16,8 @@ class LengthDriver final : public IterationDriver {
 
   void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) override;  // zeros
   void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}
-  bool wants_results() const override { return false; }
+  /// It knows the lengths, but a run's host waits for them, and so must a simulated one.
+  bool wants_results() const override { return true; }
 
  private:
   LengthDriver(const Plan&, const Scenario&, std::optional<std::vector<SampleLengths>>);

@@ -92,7 +92,6 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
     m.at[0] = static_cast<double>(op.map_end - op.map_begin);
   } else if (op.kind == OpKind::feed || op.kind == OpKind::fetch) {
-    m.op = op.kind == OpKind::feed ? "h2d" : "d2h";
     m.at[0] = bytes;
   } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
     m.op = name_of(op.stream);
@@ -116,6 +115,11 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   }
   if (m.at[0] <= 0.0 || m.at[1] <= 0.0 || m.at[2] <= 0.0) return std::nullopt;  // an empty micro-batch
   return m;
+}
+
+std::optional<std::array<double, 3>> CostModel::kernel_size(const Op& op, const Sizes& s) const {
+  if (!is_gemm(op.kind)) return std::nullopt;
+  return gemm_size(op, s);
 }
 
 GroupShape GroupShape::strided(std::int64_t ranks, std::int64_t stride, std::int64_t node) {
@@ -178,9 +182,11 @@ double CostModel::memory_seconds(double bytes) const {
   return bytes / (std::max(hardware_.memory_bandwidth, 1.0) * hardware_.memory_efficiency.value) * share_;
 }
 
-double CostModel::host_copy_seconds(double bytes) const {
+double CostModel::host_copy_seconds(double bytes, OpKind kind) const {
   const double formula = hardware_.host_latency.value + bytes / std::max(hardware_.host_bandwidth.value, 1.0) * share_;
-  return formula * host_.at({bytes, 1.0, 1.0});
+  const Correction& own = corrections_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(DType::u8)];
+  const bool driver = kind == OpKind::feed || kind == OpKind::fetch;
+  return formula * (driver && !own.empty() ? own : host_).at({bytes, 1.0, 1.0});
 }
 
 double CostModel::wire_bytes(OpKind kind, std::int64_t ranks, double payload) {
@@ -286,7 +292,7 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op
       break;
     case OpKind::feed:
     case OpKind::fetch:
-      seconds = host_copy_seconds(static_cast<double>(op_bytes(op, s)));
+      seconds = host_copy_seconds(static_cast<double>(op_bytes(op, s)), op.kind);
       break;
     default:
       if (is_communication(op.kind)) {
@@ -311,7 +317,7 @@ double CostModel::formula_seconds(const Measurement& m) const {
   const auto& at = m.at;
   if (m.op.starts_with("linear"))
     return gemm_seconds(at[0], at[1], at[2], peak, size * (at[0] * at[2] + at[1] * at[2] + at[0] * at[1]));
-  if (m.op == "h2d" || m.op == "d2h") return host_copy_seconds(at[0]);
+  if (m.op == "h2d" || m.op == "d2h" || m.op == "feed" || m.op == "fetch") return host_copy_seconds(at[0]);
   if (m.op == "map" || m.op == "unmap") return at[0] / hardware_.map_bandwidth.value;
   for (int k = 0; k < num_op_kinds; ++k) {
     const auto kind = static_cast<OpKind>(k);
@@ -350,7 +356,8 @@ void CostModel::load_measurements(const ClusterSpec& cluster) {
     for (int k = 0; k < num_op_kinds; ++k) {
       const auto kind = static_cast<OpKind>(k);
       if (m.op != name_of(kind)) continue;
-      const bool moves = is_communication(kind) || kind == OpKind::map || kind == OpKind::unmap;
+      const bool moves = is_communication(kind) || kind == OpKind::map || kind == OpKind::unmap ||
+                         kind == OpKind::feed || kind == OpKind::fetch;
       const double seconds =
           moves ? m.seconds : std::max(m.seconds - hardware_.kernel_overhead.value, m.seconds * 0.05);
       const DType dtype = moves ? DType::u8 : m.dtype;
@@ -364,8 +371,12 @@ void CostModel::load_measurements(const ClusterSpec& cluster) {
       if (auto& own = loaded[static_cast<std::size_t>(kind)][t]; own.empty()) own = loaded[linear][t];
   corrections_ = std::move(loaded);
   host_ = std::move(host);
-  share_ = std::max(1.0, static_cast<double>(cluster.ranks_per_device) /
-                             static_cast<double>(std::max<std::int64_t>(hardware_.measured_ranks_per_device, 1)));
+  const auto ranks = static_cast<double>(cluster.ranks_per_device);
+  const auto measured = static_cast<double>(std::max<std::int64_t>(hardware_.measured_ranks_per_device, 1));
+  // With cores, a price is that of the cores which one rank's kernels use: waiting for a core is the simulator's part.
+  const double cores = hardware_.cores.value;
+  share_ = cores > 0.0 ? std::max(1.0, cores / measured) / std::max(1.0, cores / ranks) : ranks / measured;
+  share_ = std::max(1.0, share_);
 }
 
 }  // namespace hotbunk

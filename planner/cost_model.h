@@ -50,6 +50,9 @@ class CostModel {
   /// SPMD programs keep them. Deterministic.
   std::int64_t op_nanoseconds(const Plan&, Rank, const Op&, const Sizes&) const;
 
+  /// The size of a matrix product, all that a library makes its kernel for; nothing for other ops.
+  std::optional<std::array<double, 3>> kernel_size(const Op&, const Sizes&) const;
+
   /// What a timed run of an op is to a calibration profile: its name and coordinates as the lookups of this class form
   /// them. nullopt for ops that cost nothing or did nothing.
   std::optional<Measurement> measurement_of(const Plan&, Rank, const Op&, const Sizes&, double seconds) const;
@@ -69,8 +72,9 @@ class CostModel {
   double collective_seconds(OpKind, const GroupShape&, double payload_bytes) const;
   /// Bytes that one rank sends for that payload (ring; DESIGN: wire).
   static double wire_bytes(OpKind, std::int64_t ranks, double payload_bytes);
-  /// Between device and host memory, one direction, nothing else on the link.
-  double host_copy_seconds(double bytes) const;
+  /// Between device and host memory, one direction, nothing else on the link. For feed and fetch with what the driver
+  /// does to make or take the data, where that was measured.
+  double host_copy_seconds(double bytes, OpKind = OpKind::copy) const;
 
   double peak_flops(DType) const;
   double peak_flops(const std::string& precision) const { return hardware_.peak_flops(precision); }

@@ -24,6 +24,13 @@ void cpu_defaults(Hardware& h, const ClusterSpec& c) {
   h.host_bandwidth = stated(c.gpu.memory_bandwidth.value / 2.5, "stated: memcpy reads, writes and fetches its target");
   h.host_latency = stated(2e-6, "stated");
   h.map_bandwidth = stated(16e9, "stated: a quarter of a microsecond per 4 KiB page");
+  h.cores = stated(0, "uncalibrated: a rank's share of the device, no waiting for cores");
+  h.wake = stated(0, "uncalibrated");
+  h.thread_switch = stated(0, "uncalibrated");
+  h.call = stated(0, "uncalibrated");
+  h.decision = stated(0, "uncalibrated");
+  h.first_use = stated(0, "uncalibrated");
+  h.time_slice = stated(4e-3, "stated: a tick of 250 Hz, Debian's kernels");
   h.launch = stated(1e-6, "stated");
   h.kernel_overhead = stated(3e-6, "stated: fork and join of the cores");
   h.overlap_slowdown = stated(0.5, "stated: communication runs on the same cores");
@@ -50,6 +57,7 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
   h.host_bandwidth = stated(c.gpu.pcie_bandwidth.value, "pinned copies run at the link's usable rate");
   h.host_latency = stated(10e-6, "stated");
   h.map_bandwidth = stated(130e9, "stated: 15 us to create and map a 2 MiB chunk");
+  h.time_slice = stated(4e-3, "streams are hardware");
   h.launch = stated(4.5e-6, "stated: eager launch of one kernel with its framework overhead");
   h.kernel_overhead = stated(2e-6, "stated: start, drain and the gap to the next kernel");
   h.overlap_slowdown = stated(0.08, "stated: SMs and bandwidth taken by NCCL");

@@ -39,6 +39,13 @@ std::vector<Field> fields_of(Hardware& h) {
       {"host_bandwidth", &h.host_bandwidth, 1.0, rate},
       {"host_latency", &h.host_latency, 0.0, 1.0},
       {"map_bandwidth", &h.map_bandwidth, 1.0, rate},
+      {"cores", &h.cores, 0.0, 65536.0},
+      {"wake", &h.wake, 0.0, 1.0},
+      {"thread_switch", &h.thread_switch, 0.0, 1.0},
+      {"call", &h.call, 0.0, 1.0},
+      {"decision", &h.decision, 0.0, 1.0},
+      {"first_use", &h.first_use, 0.0, 10.0},
+      {"time_slice", &h.time_slice, 1e-6, 1.0},
       {"launch", &h.launch, 0.0, 1.0},
       {"kernel_overhead", &h.kernel_overhead, 0.0, 1.0},
       {"overlap_slowdown", &h.overlap_slowdown, 0.0, 1.0},
@@ -213,7 +220,7 @@ std::string to_yaml(const Hardware& hardware) {
     out += fmt::format("  - {{op: {}, dtype: {}", m.op, name_of(m.dtype));
     const auto& keys = coordinates_of(m.op);
     for (std::size_t i = 0; i < keys.size(); ++i) out += fmt::format(", {}: {}", keys[i], m.at[i]);
-    out += fmt::format(", seconds: {}}}\n", m.seconds);
+    out += fmt::format(", seconds: {:.4g}}}\n", m.seconds);
   }
   return out;
 }

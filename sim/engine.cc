@@ -1,6 +1,7 @@
 #include "sim/engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "trace/traffic_rules.h"
@@ -8,9 +9,6 @@
 namespace hotbunk {
 namespace {
 
-// Upper bits of SimEvent::what: what is done.
-constexpr std::uint32_t tag_stream = 0u << 30, tag_meeting = 1u << 30, tag_resource = 2u << 30, tag_pair = 3u << 30;
-constexpr std::uint32_t tag_bits = 3u << 30;
 constexpr std::uint32_t resources_per_device = 3;  // compute, h2d, d2h
 
 /// Do all members of a meeting have to name the same number of bytes? In an all-to-all each sends what it has.
@@ -37,7 +35,10 @@ Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timelin
     for (std::size_t g = 0; g < groups.size(); ++g) {
       for (Rank r : groups[g])
         group_of_[f * hosts_.size() + static_cast<std::size_t>(r)] = static_cast<std::int32_t>(groups_.size());
-      groups_.push_back({static_cast<GroupId>(f), static_cast<std::int32_t>(g), &groups[g]});
+      const auto device = [&](Rank r) { return r / options.ranks_per_device; };
+      const bool one_device = std::all_of(groups[g].begin(), groups[g].end(),
+                                          [&](Rank r) { return device(r) == device(groups[g].front()); });
+      groups_.push_back({static_cast<GroupId>(f), static_cast<std::int32_t>(g), &groups[g], one_device});
     }
   }
   meetings_.resize(groups_.size() * num_streams);
@@ -45,6 +46,9 @@ Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timelin
   for (std::int64_t d = 0; d < devices; ++d)
     for (std::int64_t slots : {options.device_slots, options.link_slots, options.link_slots})
       resources_.push_back({SharedResource(slots)});
+  if (threaded()) cores_.assign(static_cast<std::size_t>(devices), {RunQueue(options.threads)});
+  for (Rank r = 0; r < plan.num_ranks(); ++r) touched_.push_back(r);  // none has said yet what it does
+  for (Host& host : hosts_) host.touched = true;
   for (std::size_t r = 0; r < hosts_.size(); ++r)
     hosts_[r].last_ticket.resize(static_cast<std::size_t>(plan.program(static_cast<Rank>(r)).num_events));
 }
@@ -62,7 +66,9 @@ void Engine::Fifo::pop() {
 
 void Engine::enqueue(Rank r, const Entry& e) {
   Host& host = hosts_[static_cast<std::size_t>(r)];
-  if (host.calls.empty() && may_admit(host, e)) to_stream(r, host, e);
+  if (!host.touched) touched_.push_back(r);
+  host.touched = true;
+  if (!threaded() && host.calls.empty() && may_admit(host, e)) to_stream(r, host, e);
   else host.calls.push(e);
   peak_entries_ = std::max(peak_entries_, ++num_entries_);
 }
@@ -123,7 +129,8 @@ void Engine::to_stream(Rank r, Host& host, const Entry& e) {
 /// Moves calls from the host to the streams, as far as the queue depth and the next sync allow.
 void Engine::admit(Rank r) {
   Host& host = hosts_[static_cast<std::size_t>(r)];
-  while (!host.calls.empty() && may_admit(host, host.calls.front())) {
+  if (threaded()) run_host(r);
+  while (!threaded() && !host.calls.empty() && may_admit(host, host.calls.front())) {
     to_stream(r, host, host.calls.front());
     host.calls.pop();
   }
@@ -185,7 +192,8 @@ bool Engine::start(QueueId q) {
 
 void Engine::begin_timed(QueueId q, std::int64_t duration, Occupies occupies) {
   streams_[q].at = At::running;
-  if (occupies == Occupies::stream) {
+  if (threaded()) return go_on(q, duration);
+  if (occupies == Occupies::stream || occupies == Occupies::host) {
     events_.push(now_ + duration, tag_stream | q);
     return;
   }
@@ -235,6 +243,15 @@ void Engine::arrive(QueueId q) {
     s.at = At::running;
     s.start = now_;
   }
+  if (threaded() && group.one_device) {  // each does its own part, when it gets a core
+    for (Rank member : *group.members) {
+      const QueueId theirs = static_cast<QueueId>(member) * num_streams + q % num_streams;
+      go_on(theirs, streams_[theirs].queue.front().value);
+    }
+    meeting.arrived = 0;
+    ++meeting.sequence;
+    return;
+  }
   events_.push(now_ + meeting.longest, tag_meeting | id);
 }
 
@@ -280,6 +297,12 @@ void Engine::complete(QueueId q) {
 
 void Engine::handle(const SimEvent& event) {
   const std::uint32_t index = event.what & ~tag_bits;
+  if ((event.what & tag_bits) == tag_resource && index >= resources_.size()) {
+    const auto device = static_cast<std::uint32_t>(index - resources_.size());
+    if (cores_[device].due != event.time_ns || cores_[device].due_sequence != event.sequence) return;
+    now_ = event.time_ns;
+    return handle_cores(device);
+  }
   if ((event.what & tag_bits) == tag_resource &&
       (resources_[index].due != event.time_ns || resources_[index].due_sequence != event.sequence))
     return;  // somebody joined or left since: another event stands for this one
@@ -314,7 +337,11 @@ bool Engine::work_left() const {
 
 Status Engine::run(bool final) {
   if (!failure_.empty()) return fail(failure_);
-  for (Rank r = 0; r < plan_.num_ranks(); ++r) admit(r);
+  std::sort(touched_.begin(), touched_.end());  // the order of the walk's calls must not show
+  for (Rank r : std::exchange(touched_, {})) {
+    hosts_[static_cast<std::size_t>(r)].touched = false;
+    admit(r);
+  }
   for (;;) {
     while (!ready_.empty() && failure_.empty()) {
       const QueueId q = ready_.back();
@@ -323,6 +350,7 @@ Status Engine::run(bool final) {
     }
     if (!failure_.empty()) return fail(failure_);
     if (!final && num_dry_ > 0) return {};
+    dispatch_cores();
     if (events_.empty()) break;
     handle(events_.pop());
   }

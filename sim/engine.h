@@ -16,6 +16,7 @@
 #include "base/diagnostic.h"
 #include "sim/event_queue.h"
 #include "sim/program_index.h"
+#include "sim/run_queue.h"
 #include "sim/sharing.h"
 #include "sim/timeline.h"
 
@@ -26,6 +27,7 @@ struct EngineOptions {
   std::int64_t device_slots = 1;  // ops that run at their full rate on one device at the same time
   std::int64_t link_slots = 1;    // copies, per direction of a device's link
   std::int64_t queue_depth = std::int64_t{1} << 14;
+  ThreadModel threads;  // with cores, what shares a device's compute, links and host shares its cores instead
 };
 
 class Engine {
@@ -36,6 +38,10 @@ class Engine {
   void enqueue_record(Rank, StreamId, EventId);
   /// For the most recent record of the event; nothing when there was none.
   void enqueue_wait(Rank, StreamId, EventId);
+  /// The rank's host thread is busy so long before its next call; nothing where streams are not threads.
+  void enqueue_host_work(Rank, std::int64_t duration_ns);
+  /// The rank's host goes on with this visit of a phase; nothing where streams are not threads.
+  void enqueue_enter(Rank, std::uint32_t visit);
   /// The open memory event gets the time when the stream has come here.
   void enqueue_memory(Rank, StreamId, std::int64_t memory_event);
   /// What the rank enqueues later starts when all that it enqueued so far is done.
@@ -54,16 +60,20 @@ class Engine {
 
  private:
   using QueueId = std::uint32_t;  // rank * num_streams + stream
+  // Upper bits of SimEvent::what: what is done. Resources are followed by the devices' cores.
+  static constexpr std::uint32_t tag_stream = 0u << 30, tag_meeting = 1u << 30, tag_resource = 2u << 30,
+                                 tag_pair = 3u << 30, tag_bits = 3u << 30;
 
   /// One call. `code`: an op's number in its program, or one of the marks below.
   struct Entry {
     std::uint32_t stream : 3, code : 29;
     std::uint32_t run;   // op: block run; record, wait: event
-    std::int64_t value;  // op: duration; record, wait: ticket; memory: event index
+    std::int64_t value;  // op, host: duration; record, wait: ticket; memory: event index
   };
   static_assert(sizeof(Entry) == 16);
   static constexpr std::uint32_t mark_record = (1u << 29) - 1, mark_wait = mark_record - 1, mark_memory = mark_wait - 1,
-                                 mark_sync = mark_memory - 1, num_codes = mark_sync;
+                                 mark_sync = mark_memory - 1, mark_host = mark_sync - 1, mark_enter = mark_host - 1,
+                                 num_codes = mark_enter;
 
   /// First in, first out; storage is reused.
   struct Fifo {
@@ -84,6 +94,8 @@ class Engine {
   struct Host {
     Fifo calls;  // not yet on a stream
     std::int64_t outstanding = 0;
+    std::size_t issuing = 0;                 // threaded: calls whose cost it is paying; their effect comes at its end
+    bool touched = false;                    // has enqueued since the last advance
     bool dry = false;                        // the engine may not pass, the rank has not said what comes next
     std::vector<std::uint32_t> last_ticket;  // by event, 0: never recorded
     std::vector<bool> fired;                 // by ticket - first_ticket
@@ -102,6 +114,7 @@ class Engine {
     GroupId family = 0;
     std::int32_t index = 0;  // within the family
     const std::vector<Rank>* members = nullptr;
+    bool one_device = false;
   };
   using Pair = std::tuple<GroupId, Rank, Rank>;  // family, from, to
   struct Postbox {
@@ -111,6 +124,14 @@ class Engine {
     SharedResource sharing;
     std::int64_t due = -1;           // time of the event that is valid
     std::uint32_t due_sequence = 0;  // its number
+  };
+
+  /// The cores of one device, where streams are threads. Threads are streams by QueueId, behind them the hosts.
+  struct Cores {
+    RunQueue queue;
+    std::int64_t due = -1;
+    std::uint32_t due_sequence = 0;
+    bool changed = false;
   };
 
   Status run(bool final);
@@ -130,6 +151,17 @@ class Engine {
   void handle(const SimEvent&);
   void reschedule(std::uint32_t resource);
   bool work_left() const;
+
+  // engine_threads.cc: only where streams are threads
+  bool threaded() const { return options_.threads.cores > 0; }
+  void go_on(std::uint32_t thread, std::int64_t work_ns);
+  void dispatch_cores();
+  void handle_cores(std::uint32_t device);
+  bool is_unmap(Rank, const Entry&) const;
+  std::int64_t host_cost(Rank, const Entry&) const;
+  void run_host(Rank);
+  void host_done(Rank);
+  void take_effect(Rank, Host&, const Entry&);
 
   Rank rank_of(QueueId q) const { return static_cast<Rank>(q / num_streams); }
   StreamId stream_of(QueueId q) const { return static_cast<StreamId>(q % num_streams); }
@@ -160,7 +192,10 @@ class Engine {
   std::vector<std::int32_t> group_of_;  // [family][rank] -> groups_, -1: none
   std::vector<Meeting> meetings_;       // [group][stream]
   std::map<Pair, Postbox> postboxes_;
-  std::vector<Resource> resources_;  // [device][compute, h2d, d2h]
+  std::vector<Resource> resources_;     // [device][compute, h2d, d2h]
+  std::vector<Cores> cores_;            // by device, threaded only
+  std::vector<std::uint32_t> changed_;  // of cores_: to be dispatched
+  std::vector<Rank> touched_;
   EventQueue events_;
   std::vector<QueueId> ready_;  // streams whose head may be able to move
   std::int64_t now_ = 0, num_dry_ = 0, num_done_ = 0, num_entries_ = 0, peak_entries_ = 0;

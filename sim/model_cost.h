@@ -1,5 +1,7 @@
 // The planner's cost model as the simulator's prices.
 #pragma once
+#include <cmath>
+
 #include "planner/cost_model.h"
 #include "sim/op_cost.h"
 
@@ -12,6 +14,20 @@ class ModelCost final : public OpCost {
   std::int64_t nanoseconds(const Plan& plan, Rank rank, const Op& op, const Args& args) const override {
     return model_.op_nanoseconds(plan, rank, op, args.sizes);
   }
+  ThreadModel threads() const override {
+    const Hardware& h = model_.hardware();
+    const auto ns = [](const Sourced& seconds) { return std::llround(seconds.value * 1e9); };
+    return {std::llround(h.cores.value), ns(h.wake), ns(h.thread_switch), ns(h.time_slice), ns(h.call)};
+  }
+  FirstUse first_use(const Op& op, const Args& args) const override {
+    const double seconds = model_.hardware().first_use.value;
+    const auto size = seconds > 0.0 ? model_.kernel_size(op, args.sizes) : std::nullopt;
+    if (!size) return {};
+    return {{static_cast<std::int64_t>(op.kind), static_cast<std::int64_t>(op.inputs[1].dtype),
+             std::llround((*size)[0]), std::llround((*size)[1]), std::llround((*size)[2])},
+            std::llround(seconds * 1e9)};
+  }
+  std::int64_t decision_nanoseconds() const override { return std::llround(1e9 * model_.hardware().decision.value); }
 
  private:
   const CostModel& model_;

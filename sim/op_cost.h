@@ -1,9 +1,11 @@
 // What an op costs: the only thing the simulator asks of a cost model.
 #pragma once
+#include <array>
 #include <cstdint>
 
 #include "exec/driver.h"
 #include "graph/plan.h"
+#include "sim/run_queue.h"
 
 namespace hotbunk {
 
@@ -14,6 +16,17 @@ struct OpCost {
   /// Time of the op on its stream once it starts, at its rank's share of the device, >= 0. Collectives: from the moment
   /// when the last participant has arrived; each participant is asked, and the slowest answer holds for all.
   virtual std::int64_t nanoseconds(const Plan&, Rank, const Op&, const Args&) const = 0;
+  /// How the ranks' threads share cores. With cores, nanoseconds() is CPU time on one core; of a collective inside a
+  /// device what this rank itself spends on it.
+  virtual ThreadModel threads() const { return {}; }
+  /// What a rank's first op of this `key` takes more, such as a library making a kernel for a size; 0 ns: nothing.
+  struct FirstUse {
+    std::array<std::int64_t, 5> key{};
+    std::int64_t nanoseconds = 0;
+  };
+  virtual FirstUse first_use(const Op&, const Args&) const { return {}; }
+  /// Of a rank's host thread before it starts a run of a block; counts only with threads().
+  virtual std::int64_t decision_nanoseconds() const { return 0; }
 };
 
 }  // namespace hotbunk

@@ -12,12 +12,13 @@ Occupies occupies_of(const Op& op) {
   switch (op.kind) {
     case OpKind::alloc:
     case OpKind::free:
-    case OpKind::map:
-    case OpKind::unmap:
     case OpKind::record:
     case OpKind::wait:
     case OpKind::peer_copy:  // the order against the owner is kept by barriers
       return Occupies::stream;
+    case OpKind::map:
+    case OpKind::unmap:
+      return Occupies::host;
     case OpKind::send:
       return Occupies::sender;
     case OpKind::recv:

@@ -10,6 +10,7 @@ namespace hotbunk {
 /// What an op occupies while it runs.
 enum class Occupies : std::uint8_t {
   stream,    // nothing but its stream
+  host,      // the rank's host thread, where streams are threads; else nothing but its stream
   device,    // the device's compute, shared by all ranks and streams on it
   link_h2d,  // the device's link, one direction
   link_d2h,

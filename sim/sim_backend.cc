@@ -1,6 +1,7 @@
 #include "sim/sim_backend.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/check.h"
 #include "sim/memory_book.h"
@@ -64,12 +65,13 @@ std::vector<ProgramIndex> index_programs(const Plan& plan) {
   return out;
 }
 
-EngineOptions engine_options(const ClusterSpec& cluster, const SimOptions& options) {
+EngineOptions engine_options(const ClusterSpec& cluster, const OpCost& cost, const SimOptions& options) {
   EngineOptions out;
   out.ranks_per_device = std::max<std::int64_t>(1, cluster.ranks_per_device);
   out.device_slots = options.device_slots > 0 ? options.device_slots : out.ranks_per_device;
   out.link_slots = out.ranks_per_device;
   out.queue_depth = options.queue_depth;
+  out.threads = cost.threads();
   return out;
 }
 
@@ -130,7 +132,7 @@ class SimDevice final : public Device {
     block_ = -1;
     memory().enter(step, phase);
     traffic().enter(step, phase);
-    world_->timeline.enter(rank_, step, phase);
+    world_->engine.enqueue_enter(rank_, world_->timeline.enter(rank_, step, phase));
   }
   void leave() override {}
 
@@ -210,6 +212,7 @@ class SimDevice final : public Device {
       block_ = block;
       run_ = world_->timeline.begin_run(rank_, args.sizes, block);
       sized_ = knows_sizes;
+      world_->engine.enqueue_host_work(rank_, world_->cost.decision_nanoseconds());
     } else if (knows_sizes && !sized_) {
       world_->timeline.set_sizes(rank_, run_, args.sizes);
       sized_ = true;
@@ -229,6 +232,8 @@ class SimDevice final : public Device {
         key.attention_pairs != known.sizes.attention_pairs) {
       known = {key, world_->cost.nanoseconds(world_->plan, rank_, op, args)};
       HB_CHECK(known.nanoseconds >= 0, "{} '{}' costs {} ns", name_of(op.kind), op.name, known.nanoseconds);
+      const OpCost::FirstUse first = world_->cost.first_use(op, args);
+      if (first.nanoseconds > 0 && used_.insert(first.key).second) return known.nanoseconds + first.nanoseconds;
     }
     return known.nanoseconds;
   }
@@ -236,8 +241,9 @@ class SimDevice final : public Device {
   std::shared_ptr<SimWorld> world_;
   Rank rank_;
   const ProgramIndex& index_;
-  std::vector<Price> prices_;  // by op: the last one
-  std::vector<Place> places_;  // by family
+  std::vector<Price> prices_;                   // by op: the last one
+  std::vector<Place> places_;                   // by family
+  std::set<std::array<std::int64_t, 5>> used_;  // OpCost::FirstUse
   std::int16_t phase_ = -1;
   std::int32_t block_ = -1;
   std::uint32_t last_op_ = 0, run_ = 0;
@@ -253,7 +259,7 @@ SimBackend::~SimBackend() = default;
 Result<std::vector<std::unique_ptr<Device>>> SimBackend::open(const Plan& plan, std::span<const Rank> local) {
   HB_CHECK(static_cast<Rank>(local.size()) == plan.num_ranks(), "the simulator plays all {} ranks, asked for {}",
            plan.num_ranks(), local.size());
-  world_ = std::make_shared<SimWorld>(plan, cost_, engine_options(cluster_, options_), options_);
+  world_ = std::make_shared<SimWorld>(plan, cost_, engine_options(cluster_, cost_, options_), options_);
   std::vector<std::unique_ptr<Device>> devices;
   for (Rank r : local) devices.push_back(std::make_unique<SimDevice>(world_, r));
   return devices;

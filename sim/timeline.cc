@@ -11,12 +11,20 @@ namespace hotbunk {
 Timeline::Timeline(const Plan& plan, const TimelineOptions& options)
     : options_(options), ranks_(static_cast<std::size_t>(plan.num_ranks())) {}
 
-void Timeline::enter(Rank r, std::int32_t step, std::int16_t phase) {
+std::uint32_t Timeline::enter(Rank r, std::int32_t step, std::int16_t phase) {
   PhaseSpan visit;
   visit.rank = r;
   visit.step = step;
   visit.phase = phase;
-  ranks_[static_cast<std::size_t>(r)].visits.push_back(visit);
+  std::vector<PhaseSpan>& visits = ranks_[static_cast<std::size_t>(r)].visits;
+  visits.push_back(visit);
+  return static_cast<std::uint32_t>(visits.size()) - 1;
+}
+
+void Timeline::entered(Rank r, std::uint32_t visit, std::int64_t now_ns) {
+  if (visit == 0) return;
+  std::int64_t& end_ns = ranks_[static_cast<std::size_t>(r)].visits[visit - 1].end_ns;
+  end_ns = std::max(end_ns, now_ns);
 }
 
 std::uint32_t Timeline::begin_run(Rank r, const Sizes& sizes, std::int32_t block) {

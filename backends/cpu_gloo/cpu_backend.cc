@@ -59,6 +59,11 @@ std::vector<TimedOp> CpuBackend::timings() const {
   return device_->timings();
 }
 
+std::vector<HostStretch> CpuBackend::host_times() const {
+  HB_CHECK(device_, "open() comes first");
+  return device_->host_times();
+}
+
 std::span<const std::byte> CpuBackend::peek(std::string_view name) const {
   HB_CHECK(device_, "open() comes first");
   for (const Buffer& b : device_->program().buffers)

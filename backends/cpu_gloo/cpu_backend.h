@@ -19,8 +19,9 @@ struct CpuOptions {
   bool check_resident = false;   // P4: after every phase, resident bytes of the arena == mapped bytes to one chunk
   bool poison = false;           // fill buffers with NaN when they are allocated
   bool check_finite =
-      false;          // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
-  std::string scope;  // tells apart the plans that one world executes in turn; part of communicators' names
+      false;  // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
+  bool measure_cpu = false;  // calibration: CPU time of every op and of the calling thread, two clock calls each
+  std::string scope;         // tells apart the plans that one world executes in turn; part of communicators' names
   std::optional<Transport> transport;  // default: shared memory on one host, else gloo
 };
 
@@ -32,6 +33,16 @@ struct TimedOp {
   std::int16_t phase = 0;
   Sizes sizes;
   std::int64_t start_ns = 0, end_ns = 0;
+  // With CpuOptions::measure_cpu, of its thread: without waiting for a core or for a peer.
+  std::int64_t cpu_start_ns = 0, cpu_end_ns = 0;
+};
+
+/// CPU time of the calling thread between two syncs: first the driver's decision what comes next, then the calls.
+struct HostStretch {
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  std::int64_t calls = 0;                    // that enqueue: ops, records and waits
+  std::int64_t decide_ns = 0, issue_ns = 0;  // issue: without map and unmap, which are timed as ops
 };
 
 /// Plays one rank of `world` (the plan's ranks are the world's).
@@ -50,6 +61,8 @@ class CpuBackend final : public Backend {
 
   /// What ran when, for calibration; before take_trace.
   std::vector<TimedOp> timings() const;
+  /// Likewise, with CpuOptions::measure_cpu.
+  std::vector<HostStretch> host_times() const;
 
   /// Reads a buffer of this rank's arena, for tests: empty when its range is not mapped.
   std::span<const std::byte> peek(std::string_view buffer_name) const;

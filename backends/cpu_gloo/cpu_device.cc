@@ -1,11 +1,13 @@
 #include "backends/cpu_gloo/cpu_device.h"
 
 #include <fmt/format.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <unordered_map>
+#include <utility>
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/world.h"
@@ -18,6 +20,12 @@ namespace {
 std::int64_t monotonic_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+std::int64_t thread_cpu_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
 }
 
 std::int64_t space_bytes(const Program& p, Space space) {
@@ -73,8 +81,8 @@ struct CpuDevice::Stream {
   struct Timed {
     const Op* op;
     Where where;
-    std::int64_t start_ns, end_ns, bytes;
-    double flops;
+    std::int64_t start_ns, end_ns, cpu_start_ns, cpu_end_ns;
+    std::int64_t bytes;  // < 0: the catalogue's
     Sizes sizes;
   };
   const StreamId id;
@@ -117,11 +125,21 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
   if (world.size() > 1 && options.transport != Transport::gloo) region_ = world.share(device_);
   open_communicators();
   if (world.size() > 1) world.barrier(options.scope + "plan opened");
-  epoch_ns_ = monotonic_ns();
+  epoch_ns_ = common_epoch_ns();
   trace_.source = "measured";
 }
 
 CpuDevice::~CpuDevice() = default;
+
+/// Ranks of one host read one clock, so their spans line up when they count from one moment; other hosts' start when
+/// the plan opened there.
+std::int64_t CpuDevice::common_epoch_ns() {
+  const std::int64_t own = monotonic_ns();
+  if (world_.size() == 1) return own;
+  const std::string key = options_.scope + "epoch";
+  if (rank_ == 0) world_.set(key, fmt::format("{}", own));
+  return world_.same_host(0) ? std::stoll(world_.get(key)) : own;
+}
 
 /// One communicator per family and stream that any program uses, made in the same order by every rank.
 void CpuDevice::open_communicators() {
@@ -159,6 +177,24 @@ Communicator& CpuDevice::communicator(GroupId group, StreamId id) {
 }
 
 std::int64_t CpuDevice::now_ns() const { return monotonic_ns() - epoch_ns_; }
+std::int64_t CpuDevice::cpu_ns() const { return options_.measure_cpu ? thread_cpu_ns() : 0; }
+
+/// The first call after a sync ends the driver's decision.
+void CpuDevice::note_call(bool enqueues) {
+  stretch_.calls += enqueues ? 1 : 0;
+  if (std::exchange(decided_, true) || !options_.measure_cpu) return;
+  const std::int64_t now = cpu_ns();
+  stretch_.decide_ns = now - host_mark_ns_;
+  host_mark_ns_ = now;
+}
+
+void CpuDevice::note_mapping(const Op& op, std::int64_t start_ns, std::int64_t start_cpu_ns) {
+  const std::int64_t end_cpu_ns = cpu_ns();
+  stretch_.issue_ns -= end_cpu_ns - start_cpu_ns;
+  if (where_.step <= options_.span_steps)
+    host_timed_.push_back(
+        {&op, op.stream, where_.step, where_.phase, {}, start_ns, now_ns(), start_cpu_ns, end_cpu_ns});
+}
 
 std::byte* CpuDevice::buffer_address(const Buffer& b) const {
   return arena(b.section).at(bases_[static_cast<std::size_t>(b.section)] + b.offset);
@@ -210,6 +246,7 @@ void CpuDevice::leave() {
 // fresh ranges only, so it can happen at once; unmapping waits until nothing runs.
 
 Status CpuDevice::alloc(StreamId id, const Op& op, const Buffer& b) {
+  note_call(false);
   return guarded(op, [&] {
     const std::int64_t offset = bases_[static_cast<std::size_t>(b.section)] + b.offset;
     arena(b.section).alloc(offset, b.bytes(), static_cast<int>(b.category), b.name);
@@ -229,6 +266,7 @@ Status CpuDevice::alloc(StreamId id, const Op& op, const Buffer& b) {
 }
 
 Status CpuDevice::free(StreamId, const Op& op, const Buffer& b) {
+  note_call(false);
   return guarded(op, [&] {
     arena(b.section).free(bases_[static_cast<std::size_t>(b.section)] + b.offset, b.bytes());
     meter_.add_live(space_of(b.section), b.category, -b.bytes());
@@ -245,38 +283,39 @@ Status CpuDevice::free(StreamId, const Op& op, const Buffer& b) {
 }
 
 Status CpuDevice::map(StreamId, const Op& op) {
+  note_call(false);
   return guarded(op, [&] {
     const std::int64_t base = bases_[static_cast<std::size_t>(op.section)];
     Arena& a = arena(op.section);
-    const std::int64_t before = a.counters().mapped, start = now_ns();
+    const std::int64_t before = a.counters().mapped, start = now_ns(), cpu = cpu_ns();
     a.map(base + op.map_begin, base + op.map_end,
           fmt::format("section {} in phase {}", name_of(op.section),
                       plan_.phases[static_cast<std::size_t>(where_.phase)].name));
     meter_.add_mapped(space_of(op.section), a.counters().mapped - before);
-    if (where_.step <= options_.span_steps)
-      host_timed_.push_back({&op, op.stream, where_.step, where_.phase, {}, start, now_ns()});
+    note_mapping(op, start, cpu);
   });
 }
 
 Status CpuDevice::unmap(StreamId, const Op& op) {
+  note_call(false);
   if (auto s = drain(); !s) return s;
   return guarded(op, [&] {
     const std::int64_t base = bases_[static_cast<std::size_t>(op.section)];
     Arena& a = arena(op.section);
-    const std::int64_t before = a.counters().mapped, start = now_ns();
+    const std::int64_t before = a.counters().mapped, start = now_ns(), cpu = cpu_ns();
     a.unmap(base + op.map_begin, base + op.map_end);
     meter_.add_mapped(space_of(op.section), a.counters().mapped - before);
-    if (where_.step <= options_.span_steps)
-      host_timed_.push_back({&op, op.stream, where_.step, where_.phase, {}, start, now_ns()});
+    note_mapping(op, start, cpu);
   });
 }
 
 Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work) {
+  note_call(true);
   Stream& s = stream(id);
   s.queue.enqueue([this, &s, &op, args, where = where_, work = std::move(work)] {
     world_.watch().set_op(op.name);
     const bool timed = where.step <= options_.span_steps;
-    const std::int64_t start = timed ? now_ns() : 0;
+    const std::int64_t start = timed ? now_ns() : 0, cpu = timed ? cpu_ns() : 0;
     std::int64_t bytes = -1;
     try {
       bytes = work(s);
@@ -286,9 +325,7 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
     } catch (const std::exception& e) {
       throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
     }
-    if (timed)
-      s.timed.push_back({&op, where, start, now_ns(), bytes >= 0 ? bytes : op_bytes(op, args.sizes),
-                         op_flops(op, args.sizes), args.sizes});
+    if (timed) s.timed.push_back({&op, where, start, now_ns(), cpu, cpu_ns(), bytes, args.sizes});
   });
   return {};
 }
@@ -400,11 +437,13 @@ void CpuDevice::check_outputs(Stream& s, const Op& op, const Sizes& sizes) const
 }
 
 Status CpuDevice::record(StreamId id, EventId event) {
+  note_call(true);
   stream(id).queue.record(events_[static_cast<std::size_t>(event)]);
   return {};
 }
 
 Status CpuDevice::wait(StreamId id, EventId event) {
+  note_call(true);
   stream(id).queue.wait(events_[static_cast<std::size_t>(event)]);
   return {};
 }
@@ -418,7 +457,17 @@ Status CpuDevice::drain() {
 }
 
 Status CpuDevice::sync() {
+  const bool measure = options_.measure_cpu && where_.step <= options_.span_steps;
+  if (measure && stretch_.calls > 0) {
+    stretch_.step = where_.step;
+    stretch_.phase = where_.phase;
+    stretch_.issue_ns += cpu_ns() - host_mark_ns_;
+    host_times_.push_back(stretch_);
+  }
   auto s = drain();
+  stretch_ = {};
+  decided_ = false;
+  if (measure) host_mark_ns_ = cpu_ns();
   if (!s) s.error().front().notes.clear();  // the op that failed is named in the message itself
   return s;
 }
@@ -447,7 +496,8 @@ std::vector<TimedOp> CpuDevice::timings() const {
   for (const auto& s : streams_)
     if (s)
       for (const Stream::Timed& t : s->timed)
-        out.push_back({t.op, s->id, t.where.step, t.where.phase, t.sizes, t.start_ns, t.end_ns});
+        out.push_back(
+            {t.op, s->id, t.where.step, t.where.phase, t.sizes, t.start_ns, t.end_ns, t.cpu_start_ns, t.cpu_end_ns});
   return out;
 }
 
@@ -478,8 +528,8 @@ Trace CpuDevice::take_trace() {
                               .name = it->second,
                               .start_ns = t.start_ns,
                               .end_ns = t.end_ns,
-                              .bytes = t.bytes,
-                              .flops = t.flops});
+                              .bytes = t.bytes >= 0 ? t.bytes : op_bytes(*t.op, t.sizes),
+                              .flops = op_flops(*t.op, t.sizes)});
     }
   }
   return std::move(trace_);

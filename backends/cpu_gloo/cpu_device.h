@@ -44,6 +44,8 @@ class CpuDevice final : public Device, public Addresses {
   Trace take_trace();
   /// Every timed op of the kept steps, for calibration; call before take_trace.
   std::vector<TimedOp> timings() const;
+  /// Likewise: what the calling thread spent, from the second phase on.
+  const std::vector<HostStretch>& host_times() const { return host_times_; }
 
  private:
   struct Stream;
@@ -58,12 +60,16 @@ class CpuDevice final : public Device, public Addresses {
   Stream& stream(StreamId);
   Communicator& communicator(GroupId, StreamId);
   void open_communicators();
+  std::int64_t common_epoch_ns();
   Status enqueue(StreamId, const Op&, const Args&, Work);
   Status drain();
   void run_collective(Stream&, const Op&, const Sizes&);
   std::int64_t run_peer_copy(Stream&, const Op&, const Sizes&);
   void check_outputs(Stream&, const Op&, const Sizes&) const;
   std::int64_t now_ns() const;
+  std::int64_t cpu_ns() const;
+  void note_call(bool enqueues);
+  void note_mapping(const Op&, std::int64_t start_ns, std::int64_t start_cpu_ns);
   RankTraffic traffic() const;
   template <class F>
   Status guarded(const Op&, F&&);
@@ -87,7 +93,11 @@ class CpuDevice final : public Device, public Addresses {
   MemoryMeter meter_;
   std::int64_t epoch_ns_ = 0;
   Where where_;
-  std::vector<TimedOp> host_timed_;  // map and unmap, which run on the calling thread
+  std::vector<TimedOp> host_timed_;      // map and unmap, which run on the calling thread
+  std::vector<HostStretch> host_times_;  // with options_.measure_cpu
+  HostStretch stretch_;                  // since the last sync
+  bool decided_ = false;                 // a call has come since then
+  std::int64_t host_mark_ns_ = 0;        // the calling thread's CPU time at the last sync, then at the first call
   Trace trace_;
 };
 
