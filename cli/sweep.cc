@@ -2,11 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "base/file.h"
 #include "cli/command.h"
 #include "planner/answers.h"
+#include "reports/sweep_svg.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {
@@ -15,7 +17,7 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::vector<std::string> vary;
-  std::string out;
+  std::string out, svg;
 };
 
 int run(const Options& o) {
@@ -35,6 +37,11 @@ int run(const Options& o) {
   } else {
     fmt::print("{}", text);
   }
+  if (!o.svg.empty()) {
+    const std::string title = std::filesystem::path(o.scenario.path).stem().string();
+    if (auto written = write_file_atomic(o.svg, sweep_svg(title, axes, *rows)); !written)
+      return report_errors(written.error());
+  }
   for (const SweepRow& row : *rows)
     if (row.valid && row.fits) return exit_done;
   fmt::print(stderr, "none of the {} points fits\n", rows->size());
@@ -51,6 +58,7 @@ void add_sweep(CLI::App& app, Action& action) {
       ->required()
       ->allow_extra_args(false);
   sub->add_option("--out", o->out, "write to this file instead of stdout");
+  sub->add_option("--svg", o->svg, "also draw the sweep: lines over one axis, a heat map over several");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }
 

@@ -93,6 +93,7 @@ struct SweepRow {
   bool valid = false, fits = false;
   std::string why;  // not valid
   double iteration_seconds = 0, tokens_per_second = 0, peak_bytes = 0, host_bytes = 0;
+  double capacity_bytes = 0;  // of a device
 };
 /// The product of the axes in order, each point a scenario of its own. E261 above 100,000 points.
 Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const std::vector<std::string>& overrides,

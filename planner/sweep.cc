@@ -92,6 +92,7 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
       row.fits = price.fits;
       row.iteration_seconds = price.iteration_seconds;
       row.peak_bytes = price.peak_bytes();
+      row.capacity_bytes = (*pricer)->rl().setting().device_bytes;
       row.host_bytes = price.host_bytes;
       if (row.valid)
         row.tokens_per_second =
