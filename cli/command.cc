@@ -137,11 +137,20 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& tr
   if (auto s = write(folder.summary(), summarize(job.plan, job.scenario, trace).dump(1) + "\n"); !s) return s;
   if (auto s = write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, trace)); !s) return s;
   if (auto s = write(folder.chrome_trace(), chrome_trace(job.plan, trace)); !s) return s;
+  std::vector<SampleLengths> lengths;
+  if (std::filesystem::exists(folder.lengths())) {
+    auto read = read_lengths(folder.lengths());
+    if (!read) return tl::unexpected(read.error());
+    lengths = std::move(*read);
+  } else if (job.plan.phase_index("rollout") >= 0) {  // a simulation: what it drew
+    for (std::int32_t step = 1; step <= job.scenario.steps; ++step) lengths.push_back(draw_lengths(job.scenario, step));
+  }
   return write(folder.report(), html_report({.plan = job.plan,
                                              .scenario = job.scenario,
                                              .trace = trace,
                                              .predicted = predicted,
-                                             .calibration = calibration}));
+                                             .calibration = calibration,
+                                             .lengths = std::move(lengths)}));
 }
 
 Result<LoadedRun> read_run_folder(const RunFolder& folder) {

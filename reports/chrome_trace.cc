@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <tuple>
-#include <unordered_map>
 
 #include "graph/json_text.h"
+#include "trace/critical_path.h"
+#include "trace/meetings.h"
 
 namespace hotbunk {
 namespace {
@@ -26,6 +26,7 @@ class Writer {
     spans();
     counters();
     flows();
+    critical();
     out_ += "\n]}\n";
     return std::move(out_);
   }
@@ -108,39 +109,32 @@ class Writer {
     }
   }
 
-  /// The group family of each collective, by phase and the op's name (a trace does not repeat what the plan knows).
-  std::map<std::pair<std::int16_t, std::string>, GroupId> families() const {
-    std::map<std::pair<std::int16_t, std::string>, GroupId> out;
-    for (const Program& program : plan_.programs)
-      for (std::size_t phase = 0; phase < program.phases.size(); ++phase)
-        for (const Block& block : program.phases[phase])
-          for (const Op& op : block.ops)
-            if (is_communication(op.kind)) out[{static_cast<std::int16_t>(phase), op.name}] = op.group;
-    return out;
+  void flows() {
+    std::int64_t id = 0;
+    for (const std::vector<std::size_t>& meeting : meetings_of(plan_, trace_)) {
+      const Span* last = &trace_.spans[meeting.front()];
+      for (const std::size_t i : meeting)
+        if (trace_.spans[i].start_ns > last->start_ns) last = &trace_.spans[i];
+      for (const std::size_t i : meeting)
+        if (&trace_.spans[i] != last) arrow(*last, trace_.spans[i], ++id);
+    }
   }
 
-  void flows() {
-    // The n-th time a rank runs an op meets the n-th time of the others in its group.
-    using Meeting = std::tuple<std::int32_t, std::int16_t, std::int32_t, Rank, std::int64_t>;
-    const auto family_of = families();
-    std::map<Meeting, std::vector<const Span*>> meetings;
-    std::map<std::tuple<Rank, std::int32_t, std::int16_t, std::int32_t>, std::int64_t> times;
-    for (const Span& s : trace_.spans) {
-      if (!is_communication(s.kind) || s.kind == OpKind::send || s.kind == OpKind::recv) continue;
-      const auto family = family_of.find({s.phase, trace_.names[static_cast<std::size_t>(s.name)]});
-      if (family == family_of.end()) continue;
-      const auto& members = plan_.group_of(family->second, s.rank);
-      if (members.size() < 2) continue;
-      const std::int64_t n = times[{s.rank, s.step, s.phase, s.name}]++;
-      meetings[{s.step, s.phase, s.name, members.front(), n}].push_back(&s);
-    }
-    std::int64_t id = 0;
-    for (const auto& [key, spans] : meetings) {
-      const Span* last = spans.front();
-      for (const Span* s : spans)
-        if (s->start_ns > last->start_ns) last = s;
-      for (const Span* s : spans)
-        if (s != last) arrow(*last, *s, ++id);
+  /// A process behind the ranks' with the critical path of the last recorded step, each op for its own time.
+  void critical() {
+    const CriticalPath path = critical_path(plan_, trace_, last_recorded_step(plan_, trace_));
+    if (path.spans.empty()) return;
+    const Rank pid = plan_.num_ranks();
+    metadata("process_name", pid, 0, fmt::format("critical path of step {}", path.step));
+    begin('M', "process_sort_index", pid, 0), raw(",\"args\":{{\"sort_index\":{}}}", pid), end();
+    for (std::size_t i = 0; i < path.spans.size(); ++i) {
+      const Span& s = trace_.spans[path.spans[i]];
+      begin('X', trace_.names[static_cast<std::size_t>(s.name)], pid, 0);
+      time("ts", s.end_ns - path.own_ns[i]), time("dur", path.own_ns[i]);
+      raw(",\"cat\":\"critical\",\"args\":{{\"rank\":{},\"stream\":\"{}\",\"phase\":", s.rank, name_of(s.stream));
+      append_json(out_, phase_name(s.phase));
+      out_ += '}';
+      end();
     }
   }
 

@@ -1,7 +1,9 @@
 // The HTML report: one file that needs no network.
 #pragma once
 #include <string>
+#include <vector>
 
+#include "exec/lengths.h"
 #include "spec/scenario.h"
 #include "trace/trace.h"
 
@@ -13,10 +15,11 @@ struct ReportInput {
   const Trace& trace;                // what the report is about
   const Trace* predicted = nullptr;  // of the same plan; drawn beside `trace` and compared with it
   std::string calibration;           // the profile that the simulated times come from; "" = datasheet efficiencies
+  std::vector<SampleLengths> lengths = {};  // by iteration; empty where there is no rollout
 };
 
-/// Verdict; memory over time; Gantt; waterfall; traffic; rollout tail; metrics; predicted over measured; provenance.
-/// Every chart has its table. Traces must be of `plan` (trace_fits_plan).
+/// Verdict; memory over time; Gantt with the critical path; waterfall; traffic; rollout lengths and tail; metrics;
+/// predicted over measured; provenance. Every chart has its table. Traces must be of `plan` (trace_fits_plan).
 std::string html_report(const ReportInput&);
 
 }  // namespace hotbunk

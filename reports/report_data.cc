@@ -1,12 +1,16 @@
 #include "reports/report_data.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/check.h"
+#include "lowering/rollout.h"
 #include "reports/palette.h"
 #include "trace/compare.h"
+#include "trace/critical_path.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -19,6 +23,8 @@ constexpr Rank most_drawn = 16;             // ranks with pictures of their own
 constexpr std::size_t most_matrix = 64;     // ranks of the traffic matrix
 constexpr std::size_t most_spans = 40'000;  // embedded; about 2 MB
 constexpr std::size_t most_buffers = 14;    // listed at the peak
+constexpr std::size_t most_critical = 14;   // kinds of ops of the critical path, listed
+constexpr std::int64_t most_bins = 48;      // of the histogram of lengths
 
 constexpr double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
@@ -199,8 +205,9 @@ Json buffers_at_peak(const Trace& trace, Rank rank) {
 }
 
 /// Spans of the prologue and of as many first steps as there is room for; rows are
-/// [rank, stream, kind, phase, step, name, start_s, end_s, bytes].
-Json spans_json(const Trace& trace, const std::vector<Rank>& drawn) {
+/// [rank, stream, kind, phase, step, name, start_s, end_s, bytes, on the critical path].
+Json spans_json(const Trace& trace, const std::vector<Rank>& drawn, const CriticalPath& path) {
+  const std::set<std::size_t> critical(path.spans.begin(), path.spans.end());
   const auto is_drawn = [&](const Span& s) { return std::find(drawn.begin(), drawn.end(), s.rank) != drawn.end(); };
   std::map<std::int32_t, std::size_t> per_step;
   for (const Span& s : trace.spans)
@@ -214,12 +221,13 @@ Json spans_json(const Trace& trace, const std::vector<Rank>& drawn) {
   }
   Json rows = Json::array(), names = Json::array(), kinds = Json::array();
   std::map<std::int32_t, std::size_t> number;
-  for (const Span& s : trace.spans) {
+  for (std::size_t i = 0; i < trace.spans.size(); ++i) {
+    const Span& s = trace.spans[i];
     if (s.step > last_step || rows.size() >= most_spans || !is_drawn(s)) continue;
     const auto [it, is_new] = number.try_emplace(s.name, names.size());
     if (is_new) names.push_back(trace.names[static_cast<std::size_t>(s.name)]);
     rows.push_back({s.rank, static_cast<int>(s.stream), static_cast<int>(s.kind), s.phase, s.step, it->second,
-                    seconds(s.start_ns), seconds(s.end_ns), s.bytes});
+                    seconds(s.start_ns), seconds(s.end_ns), s.bytes, critical.count(i)});
   }
   for (int k = 0; k < num_op_kinds; ++k) kinds.push_back(name_of(static_cast<OpKind>(k)));
   return {{"rows", rows}, {"names", names}, {"kinds", kinds}, {"last_step", last_step}, {"of", trace.spans.size()}};
@@ -247,23 +255,86 @@ Json matrix_json(const Plan& plan, const Trace& trace) {
   return sent;
 }
 
-/// How long each rank was busy in a rollout and waited for the others at its end: means over the steps.
-Json rollout_json(const Plan& plan, const Trace& trace) {
-  const std::int32_t rollout = plan.phase_index("rollout");
+/// How long each engine was busy in a rollout and waited for the last one at its end: means over its ranks and the
+/// steps.
+Json rollout_json(const ReportInput& in) {
+  const std::int32_t rollout = in.plan.phase_index("rollout");
+  struct Sum {
+    double busy_s = 0.0, idle_s = 0.0, longest_idle_s = 0.0;
+    std::int64_t stays = 0;
+    std::set<Rank> ranks;
+  };
   std::map<std::int32_t, std::int64_t> end_of_step;
-  for (const PhaseSpan& p : trace.phases)
+  for (const PhaseSpan& p : in.trace.phases)
     if (p.phase == rollout) end_of_step[p.step] = std::max(end_of_step[p.step], p.end_ns);
-  std::map<Rank, std::array<double, 2>> sums;
-  for (const PhaseSpan& p : trace.phases) {
+  std::map<std::int64_t, Sum> engines;
+  for (const PhaseSpan& p : in.trace.phases) {
     if (p.phase != rollout) continue;
-    auto& [busy, idle] = sums[p.rank];
-    busy += seconds(p.end_ns - p.start_ns), idle += seconds(end_of_step[p.step] - p.end_ns);
+    Sum& sum = engines[engine_seat(in.scenario.rollout.layout, p.rank).engine];
+    const double idle_s = seconds(end_of_step[p.step] - p.end_ns);
+    sum.busy_s += seconds(p.end_ns - p.start_ns), sum.idle_s += idle_s, ++sum.stays;
+    sum.longest_idle_s = std::max(sum.longest_idle_s, idle_s);
+    sum.ranks.insert(p.rank);
   }
   Json rows = Json::array();
-  const auto steps = static_cast<double>(std::max<std::size_t>(1, end_of_step.size()));
-  for (const auto& [rank, sum] : sums)
-    rows.push_back({{"rank", rank}, {"busy_s", sum[0] / steps}, {"idle_s", sum[1] / steps}});
+  for (const auto& [engine, sum] : engines) {
+    const auto stays = static_cast<double>(sum.stays);
+    rows.push_back({{"engine", engine},
+                    {"ranks", sum.ranks},
+                    {"busy_s", sum.busy_s / stays},
+                    {"idle_s", sum.idle_s / stays},
+                    {"longest_idle_s", sum.longest_idle_s}});
+  }
   return rows;
+}
+
+/// Responses by length, all iterations together: {"width", "counts", "mean", "max", "samples", "quantiles"}; null
+/// without.
+Json lengths_json(const std::vector<SampleLengths>& iterations) {
+  std::vector<std::int64_t> all;
+  for (const SampleLengths& one : iterations)
+    all.insert(all.end(), one.response_tokens.begin(), one.response_tokens.end());
+  if (all.empty()) return nullptr;
+  std::sort(all.begin(), all.end());
+  const std::int64_t longest = all.back(), width = std::max<std::int64_t>(1, (longest + most_bins - 1) / most_bins);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(longest / width) + 1, 0);
+  double sum = 0.0;
+  for (const std::int64_t length : all) {
+    ++counts[static_cast<std::size_t>(length / width)];
+    sum += static_cast<double>(length);
+  }
+  Json quantiles = Json::array();
+  for (const double q : {0.5, 0.9, 0.99})
+    quantiles.push_back({q, all[static_cast<std::size_t>(std::ceil(q * static_cast<double>(all.size()))) - 1]});
+  return {{"width", width}, {"counts", counts},      {"mean", sum / static_cast<double>(all.size())},
+          {"max", longest}, {"samples", all.size()}, {"quantiles", quantiles}};
+}
+
+/// Of the last recorded iteration: by phase how long it took, how much of that its longest chain needs, and the ops
+/// that the path spends most on.
+Json critical_json(const Plan& plan, const Trace& trace, const CriticalPath& path) {
+  if (path.spans.empty()) return nullptr;
+  Json phases = Json::array(), ops = Json::array();
+  for (const CriticalPath::PhaseShare& p : path.phases)
+    phases.push_back({{"phase", plan.phases[static_cast<std::size_t>(p.phase)].name},
+                      {"elapsed_s", seconds(p.elapsed_ns)},
+                      {"busy_s", seconds(p.busy_ns)},
+                      {"waiting_s", seconds(p.waiting_ns())}});
+  std::map<std::pair<std::string, OpKind>, std::pair<std::int64_t, std::int64_t>> alike;  // ns, times
+  for (std::size_t i = 0; i < path.spans.size(); ++i) {
+    const Span& s = trace.spans[path.spans[i]];
+    auto& [ns, times] = alike[{pattern_of(trace.names[static_cast<std::size_t>(s.name)]), s.kind}];
+    ns += path.own_ns[i], ++times;
+  }
+  std::vector<std::pair<std::int64_t, Json>> order;
+  for (const auto& [key, sum] : alike)
+    order.emplace_back(
+        sum.first,
+        Json{{"name", key.first}, {"kind", name_of(key.second)}, {"times", sum.second}, {"own_s", seconds(sum.first)}});
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (auto& [ns, row] : order)
+    if (ops.size() < most_critical) ops.push_back(std::move(row));
+  return {{"step", path.step}, {"busy_s", seconds(path.busy_ns)}, {"phases", phases}, {"ops", ops}};
 }
 
 Json named(const auto& colours, auto name) {
@@ -322,10 +393,13 @@ Json report_data(const ReportInput& in) {
   out["drawn"] = drawn;
   out["timeline"] = timelines(in.plan, in.trace, drawn, peak_rank);
   out["at_peak"] = buffers_at_peak(in.trace, peak_rank);
-  out["spans"] = spans_json(in.trace, drawn);
+  const CriticalPath path = critical_path(in.plan, in.trace, last_recorded_step(in.plan, in.trace));
+  out["spans"] = spans_json(in.trace, drawn, path);
+  out["critical"] = critical_json(in.plan, in.trace, path);
   out["visits"] = std::move(visits);
   out["matrix"] = matrix_json(in.plan, in.trace);
-  out["rollout"] = rollout_json(in.plan, in.trace);
+  out["rollout"] = rollout_json(in);
+  out["lengths"] = lengths_json(in.lengths);
   out["provenance"] = provenance(in);
   return out;
 }

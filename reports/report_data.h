@@ -10,7 +10,8 @@ namespace hotbunk {
 /// streams (names and colours), recorded (until when operations and memory events were kept), drawn (the ranks that
 /// have pictures of their own), timeline (live device bytes by category over time, per rank), at_peak (the largest
 /// buffers when the peak rank was at its peak), spans, matrix (bytes sent from rank to rank), rollout (busy and idle
-/// seconds by rank), visits (each rank's stay in each phase), provenance.
+/// seconds by engine), lengths (a histogram of the responses, or null), critical (the critical path, or null), visits
+/// (each rank's stay in each phase), provenance.
 nlohmann::ordered_json report_data(const ReportInput&);
 
 }  // namespace hotbunk

@@ -32,6 +32,7 @@ function gantt() {
       if (p[7] < view.lo || p[6] > view.hi) continue;
       const a = Math.max(x(p[6]), x(view.lo)), b = Math.min(x(p[7]), x(view.hi));
       c.fillStyle = D.streams[p[1]].colour; c.fillRect(a, laneY[i] + 1.5, Math.max(0.6, b - a - (b - a > 3 ? 0.5 : 0)), lane - 3);
+      if (p[9]) { c.fillStyle = ink; c.fillRect(a, laneY[i] - 0.5, Math.max(1, b - a), 2.5); }
       const label = fitText(D.spans.names[p[5]], b - a);
       if (label) { c.fillStyle = '#fff'; c.textAlign = 'left'; c.fillText(label, a + 3, laneY[i] + lane / 2 + 0.5); }
     }
@@ -47,7 +48,7 @@ function gantt() {
     const hit = cells.find(([l, p]) => l === i && p[6] - slack <= t && t <= p[7] + slack);
     if (!hit) return hideTip();
     const p = hit[1], s = p[7] - p[6];
-    showTip(e, [D.spans.names[p[5]], `${D.spans.kinds[p[2]]} on ${D.streams[p[1]].name}, rank ${p[0]}, ${D.phases[p[3]]}, step ${p[4]}`,
+    showTip(e, [D.spans.names[p[5]], `${D.spans.kinds[p[2]]} on ${D.streams[p[1]].name}, rank ${p[0]}, ${D.phases[p[3]]}, step ${p[4]}${p[9] ? ', on the critical path' : ''}`,
       seconds(s) + (p[8] ? `, ${bytes(p[8])}` + (s > 0 ? `, ${(p[8] / s / 1e9).toPrecision(3)} GB/s` : '') : '')].join('\n'));
   });
   canvas.addEventListener('mouseleave', hideTip);
@@ -62,8 +63,25 @@ function gantt() {
   const kept = D.spans.rows.length < D.spans.of ? ` ${count(D.spans.rows.length)} of ${count(D.spans.of)} operations, up to step ${D.spans.last_step}.` : '';
   const few = shownRanks.length < ranks.length ? ` Ranks ${runs(shownRanks)} of ${ranks.length}.` : '';
   return section('Who does what, when', `Operations by rank and stream; same window of time as above.${kept}${few}`, el('figure', {}, canvas),
-    legend(D.streams.filter((s, i) => lanes.some(l => l[1] === i)).map(s => [s.name, s.colour])),
+    legend([...D.streams.filter((s, i) => lanes.some(l => l[1] === i)).map(s => [s.name, s.colour]), ...(D.critical ? [[`on the critical path of step ${D.critical.step} (line on top)`, 'var(--ink)']] : [])]),
     withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the time shown']], busy));
+}
+
+/// By phase: its longest chain of ops, and what it took beyond that.
+function critical() {
+  const C = D.critical;
+  if (!C) return null;
+  const list = C.phases.filter(p => p.elapsed_s > 0), row = 24, label = 120, w = 560, hi = Math.max(...list.map(p => Math.max(p.elapsed_s, p.busy_s)));
+  const x = t => label + t / hi * (w - label - 70), g = [], total = list.reduce((a, p) => a + p.elapsed_s, 0);
+  list.forEach((p, i) => g.push(text(label - 8, i * row + 16, p.phase, {class: 'ink', 'text-anchor': 'end'}),
+    el('rect', {x: label, y: i * row + 4, width: Math.max(0.5, x(p.busy_s) - label), height: row - 8, rx: 2, fill: '#0072B2', ...hover(`${p.phase}: ${seconds(p.busy_s)} on the path`)}),
+    el('rect', {x: x(p.busy_s), y: i * row + 4, width: Math.max(0, x(p.busy_s + p.waiting_s) - x(p.busy_s)), height: row - 8, rx: 2, fill: '#999999', ...hover(`${p.phase}: ${seconds(p.waiting_s)} waiting`)}),
+    text(x(p.busy_s + p.waiting_s) + 6, i * row + 16, seconds(p.elapsed_s))));
+  return section('Critical path', `Step ${C.step}: the longest chain of operations that had to follow each other takes ${seconds(C.busy_s)} of ${seconds(total)} (${percent(C.busy_s / total)}). The rest is waiting that no dependency asks for: for a core, for a host, for a thread to wake.`,
+    el('div', {style: 'display:grid;grid-template-columns:minmax(0,4fr) minmax(0,6fr);gap:24px;align-items:start'}, el('figure', {}, svg(w, list.length * row + 2, ...g), legend([['on the path', '#0072B2'], ['waiting', '#999999']])),
+      table([['operations on the path', 1], ['kind', 1], ['times'], ['own time'], ['of the path']], C.ops.map(o => [o.name, o.kind, count(o.times), seconds(o.own_s), percent(o.own_s / C.busy_s)]))),
+    withTable('the path by phase', [['phase', 1], ['elapsed'], ['on the path'], ['waiting'], ['waiting share']],
+      list.map(p => [p.phase, seconds(p.elapsed_s), seconds(p.busy_s), seconds(p.waiting_s), percent(p.waiting_s / p.elapsed_s)])));
 }
 
 const inIteration = new Set(D.phases.filter((_, i) => D.when[i] === 'iteration'));
@@ -104,21 +122,37 @@ function waterfall() {
       phases.map(p => [p.name, p.n, seconds(p.start), seconds(p.seconds), percent(p.seconds / total)])));
 }
 
+/// Bars of how many responses have which length, with the quantiles marked.
+function lengthsChart() {
+  const L = D.lengths, w = 560, h = 190, l = 48, b = h - 34, up = 18, n = L.counts.length, hi = Math.max(...L.counts);
+  const bar = (w - l - 10) / n, x = tokens => l + tokens / L.width * bar, y = c => b - c / hi * (b - up), g = [];
+  const range = i => L.width === 1 ? `${i}` : `${i * L.width}–${(i + 1) * L.width - 1}`;
+  for (const v of ticks(0, hi, 4)) g.push(el('line', {class: 'grid', x1: l, x2: w - 10, y1: y(v), y2: y(v)}), text(l - 6, y(v) + 4, count(v), {'text-anchor': 'end'}));
+  L.counts.forEach((c, i) => { if (c) g.push(el('rect', {x: l + i * bar + 0.5, y: y(c), width: Math.max(1, bar - 1), height: b - y(c), rx: 1.5, fill: '#0072B2', ...hover(`${range(i)} tokens: ${count(c)} responses (${percent(c / L.samples)})`)})); });
+  for (const v of ticks(0, L.max, 8).filter(v => Number.isInteger(v))) g.push(text(x(v) + bar / 2, b + 15, count(v), {'text-anchor': 'middle'}));
+  g.push(text((l + w) / 2, h - 2, 'tokens of the response', {'text-anchor': 'middle'}));
+  L.quantiles.forEach(([q, tokens], i) => g.push(el('line', {x1: x(tokens) + bar / 2, x2: x(tokens) + bar / 2, y1: up - 4, y2: b, stroke: '#D55E00', 'stroke-width': 1.5, 'stroke-dasharray': '4 3'}),
+    L.quantiles.findIndex(other => other[1] === tokens) === i ? text(x(tokens) + bar / 2 - 4, up + 8, L.quantiles.filter(o => o[1] === tokens).map(o => `p${100 * o[0]}`).join(', '), {class: 'ink', 'text-anchor': 'end'}) : null));
+  return [el('figure', {}, svg(w, h, ...g.filter(n => n)), el('figcaption', {}, `${count(L.samples)} responses of all iterations: mean ${number(L.mean)}, longest ${count(L.max)} tokens; dashed: quantiles.`)),
+    withTable('responses by length', [['tokens'], ['responses'], ['share'], ['as long or longer']],
+      L.counts.map((c, i) => [range(i), count(c), percent(c / L.samples), percent(L.counts.slice(i).reduce((a, v) => a + v, 0) / L.samples)]).filter(r => r[1] !== '0'))];
+}
 function rollout() {
   if (!D.rollout.length) return null;
-  const row = 20, label = 60, w = 560, list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
-  const x = t => label + t / hi * (w - label - 10), g = [];
-  list.forEach((r, i) => g.push(text(label - 8, i * row + 14, 'rank ' + r.rank, {'text-anchor': 'end'}),
-    el('rect', {x: label, y: i * row + 3, width: x(r.busy_s) - label, height: row - 6, rx: 2, fill: colourOf.kv_cache, ...hover(`rank ${r.rank} generates for ${seconds(r.busy_s)}`)}),
-    el('rect', {x: x(r.busy_s), y: i * row + 3, width: Math.max(0, x(r.busy_s + r.idle_s) - x(r.busy_s)), height: row - 6, rx: 2, fill: colourOf.overhead, opacity: 0.55, ...hover(`rank ${r.rank} waits for ${seconds(r.idle_s)}`)})));
-  const idle = D.rollout.reduce((a, r) => a + r.idle_s, 0), all = D.rollout.reduce((a, r) => a + r.busy_s + r.idle_s, 0);
+  const row = 24, label = 120, w = 560, list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
+  const x = t => label + t / hi * (w - label - 70), g = [];
+  list.forEach((r, i) => g.push(text(label - 8, i * row + 16, `engine ${r.engine} (rank${r.ranks.length > 1 ? 's' : ''} ${runs(r.ranks)})`, {class: 'ink', 'text-anchor': 'end'}),
+    el('rect', {x: label, y: i * row + 4, width: x(r.busy_s) - label, height: row - 8, rx: 2, fill: colourOf.kv_cache, ...hover(`engine ${r.engine} generates for ${seconds(r.busy_s)}`)}),
+    el('rect', {x: x(r.busy_s), y: i * row + 4, width: Math.max(0, x(r.busy_s + r.idle_s) - x(r.busy_s)), height: row - 8, rx: 2, fill: colourOf.overhead, ...hover(`engine ${r.engine} waits for ${seconds(r.idle_s)}`)}),
+    text(x(r.busy_s + r.idle_s) + 6, i * row + 16, seconds(r.idle_s) + ' idle')));
+  const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.ranks.length, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.ranks.length, 0);
   const lengths = S.metrics.filter(m => 'response_length/mean' in m);
-  const last = lengths[lengths.length - 1];
-  return section('Rollout and its idle tail', `${percent(all ? idle / all : 0)} of the GPUs' rollout time is waiting for the last engine.` +
-    (last ? ` Responses of the last step: ${number(last['response_length/mean'])} tokens on average, ${number(last['response_length/max'])} at most.` : ''),
-    el('figure', {}, svg(w, list.length * row + 2, ...g)), legend([['generating', colourOf.kv_cache], ['waiting', colourOf.overhead]]),
-    withTable('rollout by rank, mean over steps', [['rank'], ['generating'], ['waiting'], ['idle share']],
-      D.rollout.map(r => [r.rank, seconds(r.busy_s), seconds(r.idle_s), percent(r.idle_s / (r.busy_s + r.idle_s || 1))])),
+  return section('Rollout: lengths and the idle tail', `${percent(all ? idle / all : 0)} of the ranks' rollout time is waiting for the last engine.`,
+    ...(D.lengths ? lengthsChart() : []),
+    el('figure', {style: 'padding-top:14px'}, svg(w, list.length * row + 2, ...g), el('figcaption', {}, `How long each engine generates, and then waits for the last one; mean over its ranks and the steps${list.length < D.rollout.length ? `, the first ${list.length} engines` : ''}.`)),
+    legend([['generating', colourOf.kv_cache], ['waiting for the last engine', colourOf.overhead]]),
+    withTable('rollout by engine, mean over steps', [['engine'], ['ranks', 1], ['generating'], ['waiting'], ['idle share'], ['longest wait of a step']],
+      D.rollout.map(r => [r.engine, runs(r.ranks), seconds(r.busy_s), seconds(r.idle_s), percent(r.idle_s / (r.busy_s + r.idle_s || 1)), seconds(r.longest_idle_s)])),
     lengths.length ? withTable('response lengths', [['step'], ['prompt mean'], ['response mean'], ['response max']],
       lengths.map(m => [m.step, number(m['prompt_length/mean'] ?? null), number(m['response_length/mean']), number(m['response_length/max'] ?? null)])) : null);
 }
@@ -214,7 +248,7 @@ function provenance() {
 const pair = (a, b) => a && b ? el('div', {class: 'columns'}, a, b) : a || b;
 for (const part of [
   el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${S.steps} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)))),
-  verdict(), tiles(), memory(), gantt(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), provenance(),
+  verdict(), tiles(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), provenance(),
 ]) if (part) main.append(part);
 if (firstStep.length) view.set(Math.min(...firstStep.map(v => v[3])), Math.max(...firstStep.map(v => v[4])));
 view.set(view.lo, view.hi);

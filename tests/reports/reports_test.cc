@@ -169,6 +169,66 @@ TEST_CASE("the report's data: peak buffers, matrix, tail") {
   CHECK(report_data({plan, scenario, trace, &trace, ""})["comparison"]["equal"] == true);
 }
 
+TEST_CASE("the critical path in both reports") {
+  // Step 2 starts at 22 ms. In train (base + 10 to base + 19) linear takes 4 ms, the gather 2; no event orders them.
+  const Plan plan = plan_with_collective();
+  const Scenario scenario = test::sample_scenario();
+  const Trace trace = test::sample_trace();
+  const Json data = report_data({plan, scenario, trace, nullptr, ""});
+  const Json& path = data["critical"];
+  CHECK(path["step"] == 2);
+  CHECK(path["busy_s"].get<double>() == Approx(0.004));
+  REQUIRE(path["phases"].size() == 2);
+  CHECK(path["phases"][0]["phase"] == "rollout");
+  CHECK(path["phases"][0]["waiting_s"].get<double>() == Approx(0.010));
+  CHECK(path["phases"][1]["elapsed_s"].get<double>() == Approx(0.009));
+  CHECK(path["phases"][1]["waiting_s"].get<double>() == Approx(0.005));
+  REQUIRE(path["ops"].size() == 1);
+  CHECK(path["ops"][0]["name"] == "layers.*.linear");
+  int marked = 0;
+  for (const Json& row : data["spans"]["rows"]) marked += row[9].get<int>();
+  CHECK(marked == 1);
+  const auto track = events_where(Json::parse(chrome_trace(plan, trace)), "cat", "critical");
+  REQUIRE(track.size() == 1);
+  CHECK(track[0]["pid"] == 2);  // behind the two ranks
+  CHECK(track[0]["ts"] == 35000.0);
+  CHECK(track[0]["dur"] == 4000.0);
+}
+
+TEST_CASE("response lengths become a histogram whose bins are as wide as needed") {
+  const Plan plan = plan_with_collective();
+  const Scenario scenario = test::sample_scenario();
+  const Trace trace = test::sample_trace();
+  CHECK(report_data({plan, scenario, trace, nullptr, ""})["lengths"].is_null());
+  // 1, 1, 2, 4: half are 1 or shorter, nine tenths 4 or shorter.
+  const Json few = report_data({plan, scenario, trace, nullptr, "", {{{5, 5}, {4, 1}}, {{5, 5}, {1, 2}}}})["lengths"];
+  CHECK(few["width"] == 1);
+  CHECK(few["counts"] == Json({0, 2, 1, 0, 1}));
+  CHECK(few["mean"] == 2.0);
+  CHECK(few["quantiles"] == Json({{0.5, 1}, {0.9, 4}, {0.99, 4}}));
+  // Up to 100 tokens in at most 48 bins: of 3 tokens each, 99-101 the last.
+  const Json wide = report_data({plan, scenario, trace, nullptr, "", {{{5, 5}, {100, 2}}}})["lengths"];
+  CHECK(wide["width"] == 3);
+  CHECK(wide["counts"].size() == 34);
+  CHECK(wide["counts"][0] == 1);
+  CHECK(wide["counts"][33] == 1);
+}
+
+TEST_CASE("the idle tail is an engine's: the mean over its ranks and steps, and its longest") {
+  Scenario scenario = test::sample_scenario();
+  scenario.rollout.layout.tp = 2;
+  const Plan plan = plan_with_collective();
+  Trace trace = test::sample_trace();
+  for (PhaseSpan& p : trace.phases)  // step 2: rank 1 leaves the rollout 4 ms earlier
+    if (p.rank == 1 && p.step == 2 && p.phase == 1) p.end_ns -= 4 * test::ms;
+  const Json rows = report_data({plan, scenario, trace, nullptr, ""})["rollout"];
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0]["ranks"] == Json({0, 1}));
+  CHECK(rows[0]["busy_s"].get<double>() == Approx((0.010 + 0.009 + 0.010 + 0.005) / 4));
+  CHECK(rows[0]["idle_s"].get<double>() == Approx(0.001));
+  CHECK(rows[0]["longest_idle_s"].get<double>() == Approx(0.004));
+}
+
 TEST_CASE("a timeline keeps the peak however little of it is drawn") {
   Trace trace = test::sample_trace();
   trace.memory_events.clear();

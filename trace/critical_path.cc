@@ -1,0 +1,209 @@
+#include "trace/critical_path.h"
+
+#include <algorithm>
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/dag_shortest_paths.hpp>
+#include <map>
+#include <string_view>
+#include <tuple>
+
+#include "base/check.h"
+#include "trace/meetings.h"
+
+namespace hotbunk {
+namespace {
+
+using Weight = boost::property<boost::edge_weight_t, std::int64_t>;
+using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property, Weight>;
+using Vertex = std::size_t;
+constexpr Vertex none = SIZE_MAX;
+
+class Builder {
+ public:
+  Builder(const Plan& plan, const Trace& trace, std::int32_t step) : plan_(plan), trace_(trace), step_(step) {
+    for (std::size_t i = 0; i < trace.spans.size(); ++i)
+      if (trace.spans[i].step == step) spans_.push_back(i);
+    vertex_of_.assign(trace.spans.size(), none);
+    std::stable_sort(spans_.begin(), spans_.end(),
+                     [&](std::size_t a, std::size_t b) { return trace.spans[a].start_ns < trace.spans[b].start_ns; });
+    for (const std::size_t i : spans_) own_ns_.push_back(trace.spans[i].end_ns - trace.spans[i].start_ns);
+    for (std::size_t v = 0; v < spans_.size(); ++v) vertex_of_[spans_[v]] = v;
+    num_vertices_ = spans_.size();
+  }
+
+  CriticalPath find() {
+    CriticalPath out;
+    out.step = step_;
+    if (spans_.empty()) return out;
+    const std::vector<std::pair<Vertex, Vertex>> before = order_edges();
+    collectives();
+    events();
+    for (const auto& [from, to] : before) edge(from, to);
+    longest(out);
+    phases(out);
+    return out;
+  }
+
+ private:
+  const Span& span(Vertex v) const { return trace_.spans[spans_[v]]; }
+  std::string_view name(const Span& s) const { return trace_.names[static_cast<std::size_t>(s.name)]; }
+
+  /// Into a collective leads only what leads to all its members.
+  void edge(Vertex from, Vertex to) {
+    if (to < spans_.size() && meeting_of_.count(to)) to = meeting_of_[to];
+    edges_.emplace_back(from, to);
+  }
+
+  /// Streams in order; a phase of a rank after its phase before. Vertices of their own: the start of each visit.
+  std::vector<std::pair<Vertex, Vertex>> order_edges() {
+    std::vector<std::pair<Vertex, Vertex>> out;
+    std::map<std::tuple<Rank, std::int16_t, StreamId>, std::vector<Vertex>> streams;
+    for (Vertex v = 0; v < spans_.size(); ++v) streams[{span(v).rank, span(v).phase, span(v).stream}].push_back(v);
+    source_ = num_vertices_++;
+    std::map<Rank, std::vector<const PhaseSpan*>> visits;
+    for (const PhaseSpan& p : trace_.phases)
+      if (p.step == step_) visits[p.rank].push_back(&p);
+    for (auto& [rank, list] : visits) {
+      std::stable_sort(list.begin(), list.end(), [](auto* a, auto* b) { return a->start_ns < b->start_ns; });
+      Vertex enter = num_vertices_++;
+      out.emplace_back(source_, enter);
+      for (const PhaseSpan* p : list) {
+        const Vertex leave = num_vertices_++;
+        out.emplace_back(enter, leave);
+        for (int s = 0; s < num_streams; ++s) {
+          const auto stream = streams.find({rank, p->phase, static_cast<StreamId>(s)});
+          if (stream == streams.end()) continue;
+          const std::vector<Vertex>& line = stream->second;
+          out.emplace_back(enter, line.front());
+          for (std::size_t i = 1; i < line.size(); ++i) out.emplace_back(line[i - 1], line[i]);
+          out.emplace_back(line.back(), leave);
+        }
+        enter = leave;
+      }
+    }
+    return out;
+  }
+
+  void collectives() {
+    for (const std::vector<std::size_t>& meeting : meetings_of(plan_, trace_)) {
+      if (trace_.spans[meeting.front()].step != step_) continue;
+      const Vertex all = num_vertices_++;
+      std::int64_t last_ns = 0;
+      for (const std::size_t i : meeting) last_ns = std::max(last_ns, trace_.spans[i].start_ns);
+      for (const std::size_t i : meeting) {
+        const Vertex member = vertex_of_[i];
+        own_ns_[member] = std::max<std::int64_t>(0, trace_.spans[i].end_ns - last_ns);
+        meeting_of_[member] = all;
+        edges_.emplace_back(all, member);
+      }
+    }
+  }
+
+  /// From the program's text to the spans: the op before a record is the latest of its name that was done before the op
+  /// after the wait started.
+  void events() {
+    using Key = std::tuple<Rank, std::int16_t, std::string_view>;
+    std::map<Key, std::vector<Vertex>> by_name;  // in order of start, which is that of end on a stream
+    for (Vertex v = 0; v < spans_.size(); ++v) by_name[{span(v).rank, span(v).phase, name(span(v))}].push_back(v);
+    for (Rank rank = 0; rank < plan_.num_ranks(); ++rank) {
+      const Program& program = plan_.program(rank);
+      for (std::size_t p = 0; p < program.phases.size(); ++p)
+        for (const Block& block : program.phases[p])
+          for (const auto& [from, to] : event_pairs(block)) {
+            const auto phase = static_cast<std::int16_t>(p);
+            const auto sources = by_name.find({rank, phase, from}), targets = by_name.find({rank, phase, to});
+            if (sources == by_name.end() || targets == by_name.end()) continue;
+            for (const Vertex target : targets->second) {
+              Vertex latest = none;
+              for (const Vertex v : sources->second)
+                if (span(v).end_ns <= span(target).start_ns) latest = v;
+              if (latest != none) edge(latest, target);
+            }
+          }
+    }
+  }
+
+  /// Names of the ops on both sides of each event of a block.
+  static std::vector<std::pair<std::string_view, std::string_view>> event_pairs(const Block& block) {
+    std::vector<std::pair<std::string_view, std::string_view>> out;
+    std::array<std::string_view, num_streams> last;
+    std::array<std::vector<std::string_view>, num_streams> awaited;
+    std::map<EventId, std::string_view> recorded;
+    for (const Op& op : block.ops) {
+      const auto stream = static_cast<std::size_t>(op.stream);
+      if (op.kind == OpKind::record) recorded[op.event] = last[stream];
+      if (op.kind == OpKind::wait && recorded.count(op.event)) awaited[stream].push_back(recorded[op.event]);
+      if (op.kind <= OpKind::wait) continue;  // memory and order leave no spans
+      for (const std::string_view from : std::exchange(awaited[stream], {}))
+        if (!from.empty()) out.emplace_back(from, op.name);
+      last[stream] = op.name;
+    }
+    return out;
+  }
+
+  /// The longest path is the shortest one under negated lengths: the graph has no cycle.
+  void longest(CriticalPath& out) const {
+    Graph graph(num_vertices_);
+    for (const auto& [from, to] : edges_)
+      boost::add_edge(from, to, Weight(to < spans_.size() ? -own_ns_[to] : 0), graph);
+    std::vector<std::int64_t> distance(num_vertices_);
+    std::vector<Vertex> previous(num_vertices_);
+    boost::dag_shortest_paths(graph, source_,
+                              boost::distance_map(distance.data())
+                                  .predecessor_map(previous.data())
+                                  .distance_inf(std::numeric_limits<std::int64_t>::max()));
+    Vertex v = static_cast<Vertex>(std::min_element(distance.begin(), distance.end()) - distance.begin());
+    out.busy_ns = -distance[v];
+    for (; v != source_; v = previous[v]) {
+      HB_CHECK(previous[v] != v, "span {} is not reached from the step's start", v);
+      if (v < spans_.size() && own_ns_[v] > 0) out.spans.push_back(spans_[v]), out.own_ns.push_back(own_ns_[v]);
+    }
+    std::reverse(out.spans.begin(), out.spans.end());
+    std::reverse(out.own_ns.begin(), out.own_ns.end());
+  }
+
+  void phases(CriticalPath& out) const {
+    std::map<std::int16_t, std::int64_t> ends;
+    std::int64_t before_ns = INT64_MAX;
+    for (const PhaseSpan& p : trace_.phases) {
+      if (p.step != step_) continue;
+      ends[p.phase] = std::max(ends[p.phase], p.end_ns);
+      before_ns = std::min(before_ns, p.start_ns);
+    }
+    std::map<std::int16_t, std::int64_t> busy;
+    for (std::size_t i = 0; i < out.spans.size(); ++i) busy[trace_.spans[out.spans[i]].phase] += out.own_ns[i];
+    std::vector<std::pair<std::int64_t, std::int16_t>> order;
+    for (const auto& [phase, end_ns] : ends) order.emplace_back(end_ns, phase);
+    std::sort(order.begin(), order.end());
+    for (const auto& [end_ns, phase] : order) {
+      out.phases.push_back({phase, end_ns - before_ns, busy[phase]});
+      before_ns = end_ns;
+    }
+  }
+
+  const Plan& plan_;
+  const Trace& trace_;
+  std::int32_t step_;
+  std::vector<std::size_t> spans_;       // vertices, in order of start; indices into Trace::spans
+  std::vector<Vertex> vertex_of_;        // the other way
+  std::vector<std::int64_t> own_ns_;     // by vertex of a span
+  std::map<Vertex, Vertex> meeting_of_;  // the collective that a span is part of
+  std::vector<std::pair<Vertex, Vertex>> edges_;
+  std::size_t num_vertices_ = 0;
+  Vertex source_ = 0;
+};
+
+}  // namespace
+
+std::int32_t last_recorded_step(const Plan& plan, const Trace& trace) {
+  std::int32_t last = 0;
+  for (const Span& s : trace.spans)
+    if (plan.phases[static_cast<std::size_t>(s.phase)].when == When::iteration) last = std::max(last, s.step);
+  return last;
+}
+
+CriticalPath critical_path(const Plan& plan, const Trace& trace, std::int32_t step) {
+  return Builder(plan, trace, step).find();
+}
+
+}  // namespace hotbunk
