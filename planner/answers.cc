@@ -29,7 +29,7 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!frame) return fail(frame.error());
   // A process on a CPU has no device context, and its communicators are its own threads.
   if (s.cluster.gpu.is_cpu) frame->context_bytes = frame->communicator_bytes = {0.0, "none on a CPU"};
-  const std::string precision(name_of(s.train.precision.params));
+  const std::string precision = train_setting_of(s).precision;
   if (hardware->peak_flops(precision) <= 0.0)
     return fail(Diagnostic{.code = "E260",
                            .message = fmt::format("{} has no {} peak to price with", s.cluster.gpu.name, precision),
@@ -202,11 +202,14 @@ Explanation explain(const ScenarioPricer& s) {
   Explanation out;
   out.scenario = s.scenario().name;
   out.hardware = s.train().cost().hardware().source;
+  if (s.scenario().train.precision.gemm != "params")
+    out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", s.scenario().train.precision.gemm);
   out.calibrated = !s.train().cost().hardware().measurements.empty();
   out.framework = s.train().framework().name;
   out.point = s.point();
   const RlPrice estimate = out.price = s.price(out.point);
   out.capacity_bytes = s.rl().setting().device_bytes;
+  if (out.framework != "hotbunk") out.torch = replay_step(s.train(), out.point.train);
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
   const auto plan = plan_memory_of(s.scenario());
@@ -238,8 +241,13 @@ std::string render(const Explanation& e) {
                                 e.hardware, e.framework);
   out += "Where the bytes are\n";
   render_node(e.memory, 0, true, e.capacity_bytes, out);
-  out += fmt::format("  of {} on a device: {}\n\nWhere the seconds go\n", format_bytes(e.capacity_bytes),
+  out += fmt::format("  of {} on a device: {}\n", format_bytes(e.capacity_bytes),
                      e.price.fits ? "it fits" : "it does not fit");
+  if (e.torch.reserved > 0)
+    out += fmt::format("  train, as PyTorch shows it: allocated {}, reserved {} ({:.1f} % of it in no tensor)\n",
+                       format_bytes(static_cast<double>(e.torch.allocated)),
+                       format_bytes(static_cast<double>(e.torch.reserved)), 100.0 * e.torch.unused());
+  out += "\nWhere the seconds go\n";
   render_node(e.time, 0, false, e.time.seconds, out);
   out += "\nWhat a rank sends in an iteration (GB)\n";
   out += fmt::format("  {:<14} {:<28} {:>12} {:>12} {:>12}\n", "phase", "what", "inside node", "network", "host link");
@@ -267,6 +275,8 @@ std::string to_json(const Explanation& e) {
                                 {"host_bytes", e.price.host_bytes},
                                 {"memory", node_json(e.memory, true)},
                                 {"time", node_json(e.time, false)}};
+  if (e.torch.reserved > 0)
+    doc["torch"] = {{"allocated_bytes", e.torch.allocated}, {"reserved_bytes", e.torch.reserved}};
   doc["links"] = nlohmann::ordered_json::array();
   for (const LinkUse& u : e.links)
     doc["links"].push_back({{"phase", name_of(u.phase)},

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/allocator_replay.h"
 #include "planner/link_bytes.h"
 #include "planner/search.h"
 
@@ -53,6 +54,7 @@ struct Explanation {
   RlPrice price;
   double capacity_bytes = 0;
   CostNode memory, time;
+  ReservedMemory torch;        // training under PyTorch's caching allocator; nothing under profile hotbunk
   std::vector<LinkUse> links;  // of one rank and iteration
   std::vector<Lever> levers;   // what can be changed by one step, best time first
 };

@@ -124,7 +124,8 @@ std::optional<std::array<double, 3>> CostModel::kernel_size(const Op& op, const 
 
 GroupShape GroupShape::strided(std::int64_t ranks, std::int64_t stride, std::int64_t node) {
   const std::int64_t per_node = std::clamp<std::int64_t>(node / std::max<std::int64_t>(stride, 1), 1, ranks);
-  return {ranks, (ranks + per_node - 1) / per_node, per_node};
+  return {ranks, (ranks + per_node - 1) / per_node, per_node,
+          std::max<std::int64_t>(1, (ranks - 1) * stride / node + 1)};
 }
 
 void Correction::add(std::array<double, 3> at, double ratio) {
@@ -151,7 +152,10 @@ double Correction::at(std::array<double, 3> where) const {
 }
 
 CostModel::CostModel(Hardware hardware, const ClusterSpec& cluster)
-    : hardware_(std::move(hardware)), ranks_per_node_(std::max<std::int64_t>(cluster.ranks_per_node(), 1)) {
+    : hardware_(std::move(hardware)),
+      ranks_per_node_(std::max<std::int64_t>(cluster.ranks_per_node(), 1)),
+      pod_nodes_(cluster.pod_nodes),
+      oversubscription_(std::max(cluster.oversubscription, 1.0)) {
   load_measurements(cluster);
 }
 
@@ -220,6 +224,7 @@ double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double pa
     // Across nodes the rings of a group leave the node through the network ports of all its members there; what
     // all-to-all sends to the own node stays on the fast links.
     outside = wire / inter.bandwidth.value;
+    if (std::max(g.span, g.nodes) > pod_nodes_) outside *= oversubscription_;
     if (kind == OpKind::all_to_all) {
       const double away = static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1);
       outside *= away;
@@ -249,6 +254,7 @@ GroupShape CostModel::shape_of(const std::vector<Rank>& members) const {
   for (Rank r : members) nodes.push_back(r / ranks_per_node_);
   std::sort(nodes.begin(), nodes.end());
   std::int64_t run = 0;
+  if (!nodes.empty()) shape.span = nodes.back() - nodes.front() + 1;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const bool fresh = i == 0 || nodes[i] != nodes[i - 1];
     shape.nodes += fresh ? 1 : 0;

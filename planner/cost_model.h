@@ -20,6 +20,7 @@ struct GroupShape {
   std::int64_t ranks = 1;
   std::int64_t nodes = 1;
   std::int64_t per_node = 1;
+  std::int64_t span = 0;  // nodes from the first member to the last, 0: as many as `nodes`
 
   /// `ranks` members, `stride` ranks apart, on nodes of `node` ranks, starting at a node's first rank.
   static GroupShape strided(std::int64_t ranks, std::int64_t stride, std::int64_t node);
@@ -89,7 +90,8 @@ class CostModel {
   double correction(OpKind, DType, std::array<double, 3> at) const;
 
   Hardware hardware_;
-  std::int64_t ranks_per_node_ = 1;
+  std::int64_t ranks_per_node_ = 1, pod_nodes_ = 0;
+  double oversubscription_ = 1.0;
   double share_ = 1.0;  // ranks of a device that its rates are divided among
   std::array<std::array<Correction, num_dtypes>, num_op_kinds> corrections_;
   Correction host_;

@@ -50,8 +50,7 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
              stated(0.8e-6, "small NCCL all-reduce on 8 H200: 20-25 us over 14 steps")};
   h.nvls_gain =
       c.gpu.nvlink_sharp ? stated(1.31, "NCCL all-reduce 8 H200: NVLS 480, ring 367 GB/s") : stated(1.0, "no NVLS");
-  h.inter = {stated(std::max(c.network_bandwidth.value, 1e6) * 0.90 / std::max(c.oversubscription, 1.0),
-                    "NCCL all-reduce, 4 nodes: 365 of 400 GB/s"),
+  h.inter = {stated(std::max(c.network_bandwidth.value, 1e6) * 0.90, "NCCL all-reduce, 4 nodes: 365 of 400 GB/s"),
              stated(20e-6, "stated"),
              c.network_latency.value > 0.0 ? c.network_latency : stated(5e-6, "stated: one InfiniBand hop with NCCL")};
   h.host_bandwidth = stated(c.gpu.pcie_bandwidth.value, "pinned copies run at the link's usable rate");

@@ -11,8 +11,14 @@ namespace hotbunk {
 /// Collects one layer. Every call is one operation of the framework's forward pass with its backward.
 class LayerBuilder {
  public:
-  LayerBuilder(const TrainModel& m, const TrainPoint& p)
-      : model_(m), point_(p), cost_(m.cost()), frame_(m.framework()), peak_(m.peak_), e_(m.setting().element_bytes) {
+  LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector<KeptTensor>* kept = nullptr)
+      : model_(m),
+        point_(p),
+        cost_(m.cost()),
+        frame_(m.framework()),
+        peak_(m.peak_),
+        e_(m.setting().element_bytes),
+        kept_(kept) {
     tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
     tp_ = static_cast<double>(p.tp);
     narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
@@ -53,6 +59,7 @@ class LayerBuilder {
   void keep(double bytes, bool core = false) {
     out_.kept_bytes += bytes;
     if (!core) out_.kept_selective_bytes += bytes;
+    if (kept_ && bytes > 0) kept_->push_back({bytes, core});
   }
 
   void weights(double split, double replicated) {
@@ -204,6 +211,7 @@ class LayerBuilder {
   const FrameworkProfile& frame_;
   double peak_, e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
+  std::vector<KeptTensor>* kept_ = nullptr;
   LayerCost out_;
 };
 
@@ -282,14 +290,15 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, double rows, double width
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
   b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
-  b.keep(values * (fan + 1.0));
+  b.keep(values * fan);
+  b.keep(values);
   b.grouped_linear(groups, rows, h, local);
 }
 
 }  // namespace
 
-LayerCost TrainModel::dense_layer(const TrainPoint& p) const {
-  LayerBuilder b(*this, p);
+LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
+  LayerBuilder b(*this, p, kept);
   attention_block(b, *this);
   b.norm();
   const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
@@ -303,10 +312,10 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p) const {
   return b.finish(framework_.forward_kernels.value);
 }
 
-LayerCost TrainModel::moe_layer(const TrainPoint& p) const {
+LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
   if (!model_.moe || model_.moe->experts == 0) return {};
   const MoeSpec& moe = *model_.moe;
-  LayerBuilder b(*this, p);
+  LayerBuilder b(*this, p, kept);
   attention_block(b, *this);
   b.norm();
   const double h = b.hidden(), e = b.e(), experts = static_cast<double>(moe.experts);

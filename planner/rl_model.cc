@@ -300,7 +300,8 @@ TrainSetting train_setting_of(const Scenario& s) {
   TrainSetting t;
   t.sequence = std::max<std::int64_t>(
       ways, (static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0))) + ways - 1) / ways * ways);
-  t.precision = std::string(name_of(s.train.precision.params));
+  t.precision =
+      s.train.precision.gemm == "params" ? std::string(name_of(s.train.precision.params)) : s.train.precision.gemm;
   t.element_bytes = static_cast<double>(size_of(s.train.precision.params));
   t.state = {static_cast<double>(size_of(s.train.precision.params)),
              static_cast<double>(size_of(s.train.precision.grads)),

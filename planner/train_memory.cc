@@ -109,7 +109,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
            : p.recompute == Recompute::selective ? c.kept_selective_bytes
                                                  : c.input_bytes;
   };
-  const double flight = in_flight(p, setting_.schedule, stage);
+  const double flight = in_flight(p, stage);
   at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
   at(PeakTensor::ends_kept) = (first ? flight * l.embedding.kept_bytes : 0.0) + (last ? l.head.kept_bytes : 0.0);
   // Full recomputation rebuilds one layer at a time, selective only the attention core.
@@ -152,6 +152,16 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   return total;
 }
 
+double TrainModel::in_flight(const TrainPoint& p, std::int64_t stage) const {
+  return hotbunk::in_flight(p, setting_.schedule, stage);
+}
+
+PeakBytes TrainModel::peak_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  PeakBytes bytes{};
+  stage_bytes(p, l, stage, nullptr, &bytes);
+  return bytes;
+}
+
 std::int64_t TrainModel::fullest_stage(const TrainPoint& p, const Layers& l) const {
   std::int64_t fullest = 0;
   double most = 0.0;
@@ -164,8 +174,7 @@ std::int64_t TrainModel::fullest_stage(const TrainPoint& p, const Layers& l) con
 std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& l) const {
   if (!divides(p)) return {};
   const std::int64_t stage = fullest_stage(p, l);
-  PeakBytes bytes{};
-  stage_bytes(p, l, stage, nullptr, &bytes);
+  const PeakBytes bytes = peak_bytes(p, l, stage);
   const std::int64_t dense = layers_of(p, stage, false), moe = layers_of(p, stage, true);
   const double held = static_cast<double>(p.micro_batch * setting_.sequence) / static_cast<double>(p.cp * p.ulysses);
   const double vocab = static_cast<double>(model_.vocab) / static_cast<double>(p.tp);
@@ -186,8 +195,7 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
       case PeakTensor::moments:
         return fmt::format("{} B each, over {} data ranks", setting_.state.moments, p.shard_ranks());
       case PeakTensor::kept:
-        return fmt::format("{}, {:.4g} micro-batches in flight of {:.0f} tokens", layers,
-                           in_flight(p, setting_.schedule, stage), held);
+        return fmt::format("{}, {:.4g} micro-batches in flight of {:.0f} tokens", layers, in_flight(p, stage), held);
       case PeakTensor::logits:
         return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}", held, vocab, framework_.loss_bytes.value,
                            framework_.dummy_weight_grads ? ", and buffers of the head" : "");

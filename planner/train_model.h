@@ -61,6 +61,12 @@ struct LayerCost {
   double attention_weights = 0;  // of which the attention block's
 };
 
+/// One tensor that backward keeps; `core`: dropped by selective recomputation of the attention core.
+struct KeptTensor {
+  double bytes = 0;
+  bool core = false;
+};
+
 enum class Term : std::uint8_t {
   compute,
   recompute,
@@ -154,8 +160,9 @@ class TrainModel {
   TrainModel(const ModelSpec&, TrainSetting, const CostModel&, const FrameworkProfile&);
 
   /// What a layer of the kind costs under the point's tp, sp, cp, ulysses, ep, etp and micro-batch.
-  LayerCost dense_layer(const TrainPoint&) const;
-  LayerCost moe_layer(const TrainPoint&) const;
+  /// `kept`: also lists the tensors that make kept_bytes, in the order of the forward pass.
+  LayerCost dense_layer(const TrainPoint&, std::vector<KeptTensor>* kept = nullptr) const;
+  LayerCost moe_layer(const TrainPoint&, std::vector<KeptTensor>* kept = nullptr) const;
   LayerCost embedding(const TrainPoint&) const;
   LayerCost head(const TrainPoint&) const;
 
@@ -184,6 +191,13 @@ class TrainModel {
   /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
   std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
   std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
+  /// Micro-batches (or chunks, over vpp) whose activations a stage holds at once.
+  double in_flight(const TrainPoint&, std::int64_t stage) const;
+  /// The same tensors as peak_parts, of any stage.
+  PeakBytes peak_bytes(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  std::int64_t layers_of(const TrainPoint&, std::int64_t stage, bool moe) const;
+  /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
+  double end_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
 
  private:
   friend class LayerBuilder;
@@ -197,9 +211,6 @@ class TrainModel {
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
-  /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
-  double end_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
-  std::int64_t layers_of(const TrainPoint&, std::int64_t stage, bool moe) const;
 
   ModelSpec model_;
   TrainSetting setting_;

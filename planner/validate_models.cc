@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "planner/allocator_replay.h"
 #include "planner/validate_tables.h"
 
 namespace hotbunk {
@@ -39,6 +40,14 @@ TableResult validate_simumax(const CsvTable& csv, ValidationContext& context) {
   ValidationTable time{"simumax_b200", "iteration time", "ms", setting, {}, {}, {}};
   ValidationTable memory{"simumax_b200_memory", "allocated memory, fullest stage", "GiB", setting, {}, {}, {}};
   ValidationTable ends{"simumax_b200_stages", "allocated memory, first stage", "GiB", setting, {}, {}, {}};
+  ValidationTable reserved{
+      "simumax_b200_reserved",
+      "reserved memory, fullest stage",
+      "GiB",
+      "the step's tensors in order through the caching allocator (planner/allocator_replay.h); nothing fitted",
+      {},
+      {},
+      {}};
   ValidationTable peer_time = time, peer_memory = memory;
   auto frame = context.framework("megatron-te");
   if (!frame) return fail(frame.error());
@@ -87,12 +96,15 @@ TableResult validate_simumax(const CsvTable& csv, ValidationContext& context) {
       memory.rows.push_back({label, r.number("measured_alloc_gib_max"), price.peak_bytes / gib});
       peer_memory.rows.push_back({label, r.number("measured_alloc_gib_max"), r.number("simumax_alloc_gib")});
     }
+    if (r.number("measured_reserved_gib_max") > 0)
+      reserved.rows.push_back(
+          {label, r.number("measured_reserved_gib_max"), static_cast<double>(replay_step(trained, p).reserved) / gib});
     if (p.pp > 1 && r.number("measured_alloc_gib_first_stage") > 0)
       ends.rows.push_back({label, r.number("measured_alloc_gib_first_stage"), price.first_stage_bytes / gib});
   }
   time.peers = {{"SimuMax", peer_time.mean_abs_error(), peer_time.max_abs_error()}};
   memory.peers = {{"SimuMax", peer_memory.mean_abs_error(), peer_memory.max_abs_error()}};
-  return std::vector<ValidationTable>{time, memory, ends};
+  return std::vector<ValidationTable>{time, memory, ends, reserved};
 }
 
 TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context) {

@@ -42,6 +42,7 @@ struct ClusterSpec {
   Sourced network_latency;               // seconds, between nodes
   Sourced nvlink_latency;                // seconds, inside a node
   double oversubscription = 1.0;         // of the spine
+  std::int64_t pod_nodes = 0;            // nodes under one leaf or set of rails, which reach each other past the spine
   std::string calibration;               // catalogue name or path of a calibration profile; "" = datasheet efficiencies
 
   std::int64_t ranks() const { return nodes * gpus_per_node * ranks_per_device; }

@@ -37,6 +37,7 @@ struct Precision {
   DType grads = DType::f32;    // reduction and accumulation
   DType master = DType::f32;
   DType moments = DType::f32;
+  std::string gemm = "params";  // of matrix products: as params, or a narrower format that only planning knows
   bool operator==(const Precision&) const = default;
 };
 

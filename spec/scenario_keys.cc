@@ -52,6 +52,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
                                {"", "the copy the optimizer updates"}));
   keys.push_back(
       floating_type("train.precision.moments", HB_FIELD(train.precision.moments), {"", "AdamW's two moments"}));
+  keys.push_back(word("train.precision.gemm", HB_FIELD(train.precision.gemm),
+                      {"params", "tf32", "fp8", "mxfp8", "nvfp4"},
+                      {"", "of matrix products; narrower formats are planned from datasheets, not executed"}));
   keys.push_back(choice("train.offload", HB_FIELD(train.offload),
                         {"", "sleep: the whole state to the host while rollout runs; layerwise: FSDP2's CPU offload"}));
   keys.push_back(boolean("train.reshard_after_forward", HB_FIELD(train.reshard_after_forward),
@@ -173,9 +176,10 @@ std::vector<ScenarioKey> build() {
   keys.push_back(integer("steps", HB_FIELD(steps), 1, 1e9, {"iterations", "of `simulate` and `run`"}));
   keys.push_back(integer("checkpoint_every", HB_FIELD(checkpoint_every), 0, 1e9,
                          {"iterations", "between checkpoints; 0 = only at the end"}));
-  keys.push_back(word("profile", HB_FIELD(profile),
-                      {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "torchtitan"},
-                      {"", "framework whose memory and order rules are followed"}));
+  keys.push_back(
+      word("profile", HB_FIELD(profile),
+           {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "torchtitan", "megatron"},
+           {"", "framework whose memory and order rules are followed"}));
   keys.push_back(
       choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
   add_cluster_keys(keys);

@@ -73,6 +73,10 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
                          {"us", "latency inside a node", from_gpu}));
   keys.push_back(real("cluster.oversubscription", HB_FIELD(cluster.oversubscription), 1, 1000,
                       {"", "of the network's spine; 1 = full bisection"}));
+  keys.push_back(integer("cluster.pod_nodes", HB_FIELD(cluster.pod_nodes), 0, max_ranks,
+                         {"nodes",
+                          "under one leaf switch or set of rails: only what leaves them crosses the spine; "
+                          "0 = all traffic between nodes does"}));
   keys.push_back(string("cluster.calibration", HB_FIELD(cluster.calibration),
                         {"", "calibration profile: catalogue name or path; empty = datasheet efficiencies"}));
 }

@@ -364,6 +364,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
     need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
     need(s.sync.mode == SyncMode::bucketed, fmt::format("sync.mode {}: bucketed is executed", name_of(s.sync.mode)));
   }
+  need(s.train.precision.gemm == "params", fmt::format("matrix products in {}", s.train.precision.gemm));
   need(s.profile == "hotbunk", fmt::format("profile {}: other frameworks' rules are simulated only", s.profile));
   return reasons;
 }

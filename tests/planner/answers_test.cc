@@ -208,6 +208,7 @@ TEST_CASE("published tables: accuracy holds, a changed figure is seen") {
                                                 {"korthikanti_a100_states", 0.015},
                                                 {"simumax_b200", 0.035},
                                                 {"simumax_b200_memory", 0.005},
+                                                {"simumax_b200_reserved", 0.045},
                                                 {"vtrain_a100_multi_node", 0.095},
                                                 {"vtrain_a100_single_node", 0.075},
                                                 {"megatron_sc21_weak_scaling", 0.06},
