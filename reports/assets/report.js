@@ -132,7 +132,7 @@ function lengthsChart() {
   for (const v of ticks(0, L.max, 8).filter(v => Number.isInteger(v))) g.push(text(x(v) + bar / 2, b + 15, count(v), {'text-anchor': 'middle'}));
   g.push(text((l + w) / 2, h - 2, 'tokens of the response', {'text-anchor': 'middle'}));
   L.quantiles.forEach(([q, tokens], i) => g.push(el('line', {x1: x(tokens) + bar / 2, x2: x(tokens) + bar / 2, y1: up - 4, y2: b, stroke: '#D55E00', 'stroke-width': 1.5, 'stroke-dasharray': '4 3'}),
-    L.quantiles.findIndex(other => other[1] === tokens) === i ? text(x(tokens) + bar / 2 - 4, up + 8, L.quantiles.filter(o => o[1] === tokens).map(o => `p${100 * o[0]}`).join(', '), {class: 'ink', 'text-anchor': 'end'}) : null));
+    L.quantiles.findIndex(other => other[1] === tokens) === i ? text(x(tokens) + bar / 2, up - 8, L.quantiles.filter(o => o[1] === tokens).map(o => `p${100 * o[0]}`).join(', '), {class: 'ink', 'text-anchor': 'middle'}) : null));
   return [el('figure', {}, svg(w, h, ...g.filter(n => n)), el('figcaption', {}, `${count(L.samples)} responses of all iterations: mean ${number(L.mean)}, longest ${count(L.max)} tokens; dashed: quantiles.`)),
     withTable('responses by length', [['tokens'], ['responses'], ['share'], ['as long or longer']],
       L.counts.map((c, i) => [range(i), count(c), percent(c / L.samples), percent(L.counts.slice(i).reduce((a, v) => a + v, 0) / L.samples)]).filter(r => r[1] !== '0'))];
@@ -250,5 +250,8 @@ for (const part of [
   el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${S.steps} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)))),
   verdict(), tiles(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), provenance(),
 ]) if (part) main.append(part);
-if (firstStep.length) view.set(Math.min(...firstStep.map(v => v[3])), Math.max(...firstStep.map(v => v[4])));
+// First in sight: the step whose critical path is drawn, else step 1.
+const pathVisits = D.critical && D.critical.step <= D.spans.last_step ? D.visits.filter(v => v[1] === D.critical.step) : [];
+const shown = pathVisits.length ? pathVisits : firstStep;
+if (shown.length) view.set(Math.min(...shown.map(v => v[3])), Math.max(...shown.map(v => v[4])));
 view.set(view.lo, view.hi);
