@@ -88,7 +88,7 @@ std::optional<Diagnostic> fit_error(const Job& job) {
       .where = {},
       .notes = {},
       .help = {}};
-  const auto live = live_at_peak(job.plan, fit.worst_rank);
+  const auto live = live_at_peak(job.plan, fit.worst_rank, fit.phase);
   std::string largest;
   for (std::size_t i = 0; i < std::min<std::size_t>(4, live.size()); ++i)
     largest += fmt::format("{}{} {} ({})", i ? ", " : "largest at the peak: ", live[i].name,
@@ -129,7 +129,13 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& tr
   const auto write = [](const std::filesystem::path& path, const std::string& text) {
     return write_file_atomic(path, text);
   };
-  if (auto s = write(folder.scenario(), resolved_yaml(job.scenario)); !s) return s;
+  Scenario scenario = job.scenario;
+  std::string& profile =
+      scenario.cluster.calibration;  // of the catalogue, or a path: then the folder works from anywhere
+  std::error_code ignored;
+  if (!profile.empty() && !std::filesystem::exists(catalog_root() / "profiles" / (profile + ".yaml"), ignored))
+    profile = std::filesystem::absolute(profile, ignored).string();
+  if (auto s = write(folder.scenario(), resolved_yaml(scenario)); !s) return s;
   if (auto s = write(folder.plan(), plan_to_json(job.plan)); !s) return s;
   if (auto s = write(folder.trace(), trace_to_json(trace, job.hash)); !s) return s;
   if (predicted)

@@ -174,6 +174,8 @@ int run(const Options& o) {
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
     if (auto s = check_writable(run_folder(o, *job).summary()); !s) return report_errors(s.error());
+    // Data and weights that cannot be read are said here, before every rank finds out for itself.
+    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver) return report_errors(driver.error());
   }
   try {
     if (launched) {

@@ -90,8 +90,8 @@ std::int32_t Plan::phase_index(std::string_view name) const {
 std::string plan_hash(const Plan& plan) {
   Hasher h;
   h.add(std::string_view(plan.scenario));
-  for (std::int64_t v : {plan.chunk_bytes, plan.device_capacity_bytes, plan.host_capacity_bytes, plan.overhead_bytes})
-    h.add(v);
+  // Not the host's capacity: the scenario may leave it to the machine, and a plan is the same on any (P7).
+  for (std::int64_t v : {plan.chunk_bytes, plan.device_capacity_bytes, plan.overhead_bytes}) h.add(v);
   for (const GroupFamily& family : plan.groups) {
     h.add(std::string_view(family.name));
     for (const auto& members : family.groups) {

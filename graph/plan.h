@@ -105,7 +105,8 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-/// Content hash over ops, bytes, order (P7). Measured times are never part of a plan.
+/// Content hash over ops, bytes, order and the device's capacity (P7): the same on any host, whatever memory it has.
+/// Measured times are never part of a plan.
 std::string plan_hash(const Plan&);
 
 }  // namespace hotbunk

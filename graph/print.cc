@@ -112,6 +112,14 @@ std::string print_tensor(const Program& program, const Tensor& t) {
   return out + ']';
 }
 
+std::string label_of(const Program& program, const Op& op) {
+  if (!op.name.empty()) return op.name;
+  if (op.buffer >= 0 && static_cast<std::size_t>(op.buffer) < program.buffers.size())
+    return program.buffers[static_cast<std::size_t>(op.buffer)].name;
+  if (op.kind == OpKind::map || op.kind == OpKind::unmap) return std::string(name_of(op.section));
+  return op.event >= 0 ? fmt::format("event {}", op.event) : "";
+}
+
 std::string print_op(const Plan& plan, const Program& program, const Op& op) {
   std::string out = fmt::format("{:<8} {:<18} {}", name_of(op.stream), name_of(op.kind), op.name);
   if (op.group >= 0) out += fmt::format("  over {}", plan.groups[static_cast<std::size_t>(op.group)].name);

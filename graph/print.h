@@ -18,6 +18,8 @@ struct PrintOptions {
 std::string print_plan(const Plan&, const PrintOptions& = {});
 
 /// One op as print_plan writes it, without indentation.
+/// What a message calls an op that may have no name of its own: its name, else its buffer's, section's or event's.
+std::string label_of(const Program&, const Op&);
 std::string print_op(const Plan&, const Program&, const Op&);
 /// "hidden bf16[tokens<=4096, 512]", with "+N" bytes when the window does not start where the buffer does.
 std::string print_tensor(const Program&, const Tensor&);

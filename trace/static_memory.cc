@@ -11,7 +11,7 @@
 namespace hotbunk {
 namespace {
 
-using Observer = std::function<void(const MemoryMeter&, const Op&)>;
+using Observer = std::function<void(const MemoryMeter&, std::int16_t phase, const Op&)>;
 
 RankMemory walk(const Plan& plan, const Program& program, const Observer& after_op) {
   MemoryMeter meter;
@@ -33,7 +33,7 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
         } else {
           continue;
         }
-        if (after_op) after_op(meter, op);
+        if (after_op) after_op(meter, phase, op);
       }
     }
   }
@@ -44,14 +44,15 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
 
 RankMemory static_memory(const Plan& plan, Rank rank) { return walk(plan, plan.program(rank), nullptr); }
 
-std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank) {
+std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t phase) {
   const Program& program = plan.program(rank);
-  const std::int64_t peak = static_memory(plan, rank).device.peak_bytes;
+  const SpaceMemory device = static_memory(plan, rank).device;
+  const std::int64_t peak = phase < 0 ? device.peak_bytes : device.phase_peaks.at(phase).peak_bytes;
   std::set<BufferId> live, at_peak;
-  walk(plan, program, [&](const MemoryMeter& meter, const Op& op) {
+  walk(plan, program, [&](const MemoryMeter& meter, std::int16_t now, const Op& op) {
     if (op.kind == OpKind::alloc) live.insert(op.buffer);
     if (op.kind == OpKind::free) live.erase(op.buffer);
-    if (at_peak.empty() && meter.live(Space::device) == peak) at_peak = live;
+    if (at_peak.empty() && (phase < 0 || phase == now) && meter.live(Space::device) == peak) at_peak = live;
   });
   std::vector<LiveBuffer> out;
   for (BufferId id : at_peak) {
@@ -67,9 +68,12 @@ FitReport check_fit(const Plan& plan) {
   std::vector<RankMemory> by_program;
   for (const Program& program : plan.programs) by_program.push_back(walk(plan, program, nullptr));
   const auto phase_of = [](const SpaceMemory& m) {
+    std::int16_t fullest = -1;  // memory is mapped ahead of the phase that fills it
     for (const auto& [phase, peak] : m.phase_peaks)
-      if (peak.mapped_peak_bytes == m.mapped_peak_bytes) return phase;
-    return std::int16_t{-1};
+      if (peak.mapped_peak_bytes == m.mapped_peak_bytes &&
+          (fullest < 0 || peak.peak_bytes > m.phase_peaks.at(fullest).peak_bytes))
+        fullest = phase;
+    return fullest;
   };
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const RankMemory& m = by_program[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])];

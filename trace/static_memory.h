@@ -9,13 +9,13 @@ namespace hotbunk {
 /// Memory of one rank over prologue, two iterations (the steady state) and epilogue.
 RankMemory static_memory(const Plan&, Rank);
 
-/// Which buffers were alive when the device's live bytes peaked, largest first.
+/// Which buffers were alive when the device's live bytes peaked in a phase (-1: in any), largest first.
 struct LiveBuffer {
   std::string name;
   Category category = Category::params;
   std::int64_t bytes = 0;
 };
-std::vector<LiveBuffer> live_at_peak(const Plan&, Rank);
+std::vector<LiveBuffer> live_at_peak(const Plan&, Rank, std::int16_t phase = -1);
 
 /// The rank that maps most, and whether every rank's mapped bytes plus overhead stay within its capacity, on both
 /// sides.
@@ -24,7 +24,7 @@ struct FitReport {
   Rank worst_rank = 0;
   Space space = Space::device;  // of what does not fit
   std::int64_t mapped_peak_bytes = 0, capacity_bytes = 0, overhead_bytes = 0;
-  std::int16_t phase = -1;  // where the worst rank's mapped bytes peak
+  std::int16_t phase = -1;  // of those in which the worst rank's mapped bytes peak, the one that fills them most
 };
 FitReport check_fit(const Plan&);
 

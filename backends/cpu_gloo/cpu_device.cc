@@ -13,6 +13,7 @@
 #include "backends/cpu_gloo/world.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
+#include "graph/print.h"
 
 namespace hotbunk {
 namespace {
@@ -214,13 +215,13 @@ Status CpuDevice::guarded(const Op& op, F&& call) {
     return fail(Diagnostic{.code = "E699",
                            .message = e.what(),
                            .where = {},
-                           .notes = {fmt::format("op {} '{}'", name_of(op.kind), op.name)},
+                           .notes = {fmt::format("op {} '{}'", name_of(op.kind), label_of(program_, op))},
                            .help = "this is a fault of hotbunk; please report it with the scenario"});
   } catch (const std::exception& e) {
     return fail(Diagnostic{.code = "E602",
                            .message = e.what(),
                            .where = {},
-                           .notes = {fmt::format("op {} '{}'", name_of(op.kind), op.name)},
+                           .notes = {fmt::format("op {} '{}'", name_of(op.kind), label_of(program_, op))},
                            .help = ""});
   }
 }

@@ -193,6 +193,30 @@ TEST_CASE("recorded lengths come back from their file and replay the same decisi
   std::filesystem::remove(file);
 }
 
+TEST_CASE("recorded lengths of SFT may be longer than the workload's, those of sampled responses may not") {
+  Scenario s = scenario();
+  s.steps = 1;
+  s.algorithm.name = AlgorithmName::sft;
+  s.train.micro_batch_tokens = 64;
+  // Prompts of up to 8 and responses of up to 24 tokens are what the workload says; the data has its own.
+  const SampleLengths data{{9, 3, 4, 5}, {40, 1, 25, 2}};
+  CHECK(check_recorded(s, {data}).has_value());
+  auto driver = LengthDriver::create(plan_of(0), s, std::vector<SampleLengths>{data});
+  REQUIRE(driver);
+  std::int64_t tokens = 0;
+  for (Rank r = 0; r < 4; ++r)
+    for (const Decision& d : decisions(**driver, r, 1, 4)) tokens += d.tokens;
+  CHECK(tokens == 9 + 40 + 3 + 1 + 4 + 25 + 5 + 2);
+
+  s.algorithm.name = AlgorithmName::grpo;
+  s.algorithm.samples_per_prompt = 1;
+  const auto refused = check_recorded(s, {data});
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().front().code == "E121");
+  CHECK_THAT(refused.error().front().message,
+             Catch::Contains("sample 0 of iteration 1 has 9 + 40 tokens, the maxima are 8 and 24"));
+}
+
 TEST_CASE("drawn lengths stay in range and have the mean that the scenario asks for") {
   const int n = 20000;
   const auto mean_of = [&](const LengthSpec& spec) {

@@ -38,7 +38,6 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { p.scenario += "x"; },
       [](Plan& p) { p.chunk_bytes *= 2; },
       [](Plan& p) { ++p.device_capacity_bytes; },
-      [](Plan& p) { ++p.host_capacity_bytes; },
       [](Plan& p) { ++p.overhead_bytes; },
       [](Plan& p) { p.groups[0].name = "tp"; },
       [](Plan& p) {

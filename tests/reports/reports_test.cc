@@ -66,6 +66,19 @@ TEST_CASE("metrics.jsonl has verl's names, a line per step") {
   CHECK_FALSE(second.contains("perf/throughput"));  // its lengths were not reported
 }
 
+TEST_CASE("SFT's throughput counts one sample per prompt") {
+  Trace trace = test::sample_trace();
+  trace.metrics[0].values["prompt_length/mean"] = 10;
+  trace.metrics[0].values["response_length/mean"] = 9;
+  Scenario scenario = test::sample_scenario();
+  scenario.algorithm.name = AlgorithmName::sft;
+  scenario.algorithm.prompts = 5, scenario.algorithm.samples_per_prompt = 2;  // which SFT does not have
+  const std::string text = metrics_jsonl(test::sample_plan(), scenario, trace);
+  const Json first = Json::parse(text.substr(0, text.find('\n')));
+  CHECK(first["perf/total_num_tokens"] == 95.0);
+  CHECK(first["perf/throughput"].get<double>() == Approx(95 / 0.019 / 2));
+}
+
 TEST_CASE("the Chrome trace: rank is process, stream is thread") {
   const Plan plan = plan_with_collective();
   const Json doc = Json::parse(chrome_trace(plan, test::sample_trace()));

@@ -150,6 +150,58 @@ TEST_CASE("a verified sync leaves hashes of tensors that no layout changes") {
   CHECK_FALSE(fs::exists(off / "sync_hashes.jsonl"));
 }
 
+TEST_CASE("a launch of the wrong size is refused at once") {
+  const fs::path file = scenario("launched", 2, 1);
+  const auto start = std::chrono::steady_clock::now();
+  ::setenv("RANK", "1", 1), ::setenv("WORLD_SIZE", "3", 1), ::setenv("LOCAL_RANK", "1", 1);
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1), ::setenv("MASTER_PORT", "29577", 1);
+  const Result2 refused = hotbunk_command(fmt::format("run {}", file.string()));
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("error[E704]: the plan has 2 ranks, but 3 processes were launched (torchrun)") !=
+        std::string::npos);
+  // Nobody waited for a rendezvous that cannot be.
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("data that cannot be read is said once, before ranks start") {
+  const fs::path file = scenario("no_data", 2, 1);
+  const Result2 refused = hotbunk_command(fmt::format(
+      "run {} --set algorithm.name=sft --set \"task.name=''\" --set task.data=/nowhere/samples.jsonl", file.string()));
+  CHECK(refused.code == 2);
+  const auto first = refused.err.find("error[E101]");
+  CHECK(first != std::string::npos);
+  CHECK(refused.err.find("error[", first + 1) == std::string::npos);
+  CHECK(refused.err.find("starting") == std::string::npos);
+}
+
+TEST_CASE("a plan is the same on hosts of any memory") {
+  const fs::path file = scenario("hosts", 2, 1);
+  const auto hash = [&](const char* host) {
+    const Result2 plan =
+        hotbunk_command(fmt::format("plan {} --json --set cluster.host_memory_gib={}", file.string(), host));
+    REQUIRE(plan.code == 0);
+    return Json::parse(plan.out)["plan_hash"];
+  };
+  CHECK(hash("4") == hash("64"));
+}
+
+TEST_CASE("a run folder finds its calibration profile from anywhere") {
+  const fs::path file = scenario("profiled", 1, 1, "steps: 1"), out = work_folder() / "profiled";
+  const fs::path profile = work_folder() / "here.yaml";
+  REQUIRE(hotbunk_command(fmt::format("calibrate {} --out {}", file.string(), profile.string())).code == 0);
+  const fs::path before = fs::current_path();
+  fs::current_path(work_folder());
+  const Result2 run =
+      hotbunk_command(fmt::format("run {} --set cluster.calibration=here.yaml --out {}", file.string(), out.string()));
+  fs::current_path(before);
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  const Result2 compared = hotbunk_command(fmt::format("compare {}", out.string()));
+  INFO(compared.err);
+  CHECK(compared.code == 0);
+}
+
 TEST_CASE("a plan that does not fit is refused, and the arena enforces the same number") {
   const fs::path file = scenario("tight", 2, 1);
   const Result2 fits = hotbunk_command(fmt::format("plan {} --json", file.string()));
@@ -161,7 +213,9 @@ TEST_CASE("a plan that does not fit is refused, and the arena enforces the same 
     const Result2 refused = hotbunk_command(fmt::format("{} {}", command, smaller));
     CHECK(refused.code == 1);
     CHECK(refused.err.find("error[E301]: the plan does not fit: rank 0 needs") != std::string::npos);
-    CHECK(refused.err.find("largest at the peak:") != std::string::npos);
+    // The phase that fills the memory and the tensors that fill it: one moment.
+    CHECK(refused.err.find("device memory in phase train\n") != std::string::npos);
+    CHECK(refused.err.find("largest at the peak: train.") != std::string::npos);
     CHECK(refused.err.find("= help: ") != std::string::npos);
   }
   const Result2 forced =
@@ -169,6 +223,8 @@ TEST_CASE("a plan that does not fit is refused, and the arena enforces the same 
   CHECK(forced.code == 3);
   CHECK(forced.err.find("out of memory in arena device: section") != std::string::npos);
   CHECK(forced.err.find("phase") != std::string::npos);
+  CHECK(forced.err.find("= note: op map '") != std::string::npos);
+  CHECK(forced.err.find("op map ''") == std::string::npos);
 }
 
 TEST_CASE("run refuses a plan that drifted") {
