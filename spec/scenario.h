@@ -102,6 +102,8 @@ struct AlgorithmSpec {
   bool reference = false;                              // reference log-probs by a frozen copy of the initial weights
   bool old_logprobs = true;  // recompute the sampling policy's log-probs with the training engine
   double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0;
+  std::int64_t max_staleness =
+      0;                      // iterations that the sampling weights may lag; > 0 lets rollout and training overlap
   bool normalize_std = true;  // group advantages divided by the group's standard deviation
   bool operator==(const AlgorithmSpec&) const = default;
 };
@@ -135,6 +137,7 @@ struct Scenario {
   OptimizerSpec optimizer;
   RolloutSpec rollout;
   SyncSpec sync;
+  std::string transition = "hotbunk";  // order of sleep, wake and sync (spec/transition.h), or auto
   AlgorithmSpec algorithm;
   WorkloadSpec workload;
   TaskSpec task;

@@ -147,6 +147,9 @@ void add_rest(std::vector<ScenarioKey>& keys) {
                       {"", "the ratio is clipped to at most 1 + clip_high"}));
   keys.push_back(real("algorithm.kl_coef", HB_FIELD(algorithm.kl_coef), 0, 1e3,
                       {"", "weight of the KL term to the reference; needs reference"}));
+  keys.push_back(
+      integer("algorithm.max_staleness", HB_FIELD(algorithm.max_staleness), 0, 1024,
+              {"iterations", "that the sampling weights may lag; above 0 disaggregated rollout overlaps training"}));
   keys.push_back(boolean("algorithm.normalize_std", HB_FIELD(algorithm.normalize_std),
                          {"", "divide group advantages by the group's standard deviation"}));
 
@@ -182,6 +185,9 @@ std::vector<ScenarioKey> build() {
            {"", "framework whose memory and order rules are followed"}));
   keys.push_back(
       choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
+  keys.push_back(
+      string("transition", HB_FIELD(transition),
+             {"", "order of sleep, wake and sync: hotbunk, slime, verl, verl-old, steps joined by -, or auto"}));
   add_cluster_keys(keys);
   add_train(keys);
   add_rollout(keys);

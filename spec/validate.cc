@@ -11,6 +11,7 @@
 
 #include "base/format.h"
 #include "spec/names.h"
+#include "spec/transition.h"
 
 namespace hotbunk {
 namespace {
@@ -254,6 +255,14 @@ class Validator {
       report("E206", o.beta1 >= 1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
              {fmt::format("beta1 {}, beta2 {}: bias correction divides by 1 - beta^step", o.beta1, o.beta2)},
              "betas lie below 1");
+    if (s_.transition != "auto" && uses_rollout() && s_.placement == PlacementMode::colocated)
+      if (const auto order = transition_from(s_.transition, t.offload == Offload::sleep, s_.rollout.sleep); !order)
+        report("E225", "transition", fmt::format("'{}' is no legal order of a cycle", s_.transition.substr(0, 200)),
+               {order.error()},
+               fmt::format(
+                   "one of {}, auto, or steps such as sleep_optimizer-wake_rollout-sync-sleep_train-wake_kv-rollout-"
+                   "sleep_rollout-wake_train",
+                   fmt::join(transition_names(), ", ")));
     if (s_.algorithm.kl_coef > 0 && !s_.algorithm.reference)
       report("E219", "algorithm.kl_coef", "the KL term needs a reference model",
              {fmt::format("kl_coef {}, reference false", s_.algorithm.kl_coef)},
@@ -357,6 +366,11 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(t.fsdp == -1 || t.fsdp == t.dp, "hybrid sharding (fsdp smaller than dp)");
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
+  if (!sft && s.placement == PlacementMode::colocated) {
+    const bool train = s.train.offload == Offload::sleep;
+    need(transition_from(s.transition, train, s.rollout.sleep) == transition_from("hotbunk", train, s.rollout.sleep),
+         fmt::format("transition {}: hotbunk is executed", s.transition));
+  }
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {
     need(s.rollout.engine == RolloutEngine::hotbunk,
