@@ -48,10 +48,7 @@ int run(const Options& o) {
   if (o.smallest) {
     const auto small = smallest_cluster(*scenario, catalog_root());
     if (!small) return report_errors(small.error());
-    if (small->nodes == 0) fmt::print("\nNo cluster of up to 1024 such nodes holds it: {}\n", small->search.reason);
-    else
-      fmt::print("\nSmallest cluster: {} node{}\n{}", small->nodes, small->nodes == 1 ? "" : "s",
-                 render(small->search));
+    fmt::print("\n{}", render(*small));
     code = small->nodes == 0 ? exit_no : exit_done;
   }
   std::fflush(stdout);

@@ -5,13 +5,14 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/file.h"
 #include "base/format.h"
 #include "cli/command.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
-#include "planner/answers.h"
+#include "planner/choices.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
@@ -25,6 +26,10 @@ struct Options {
   ScenarioOptions scenario;
   bool resolved = false, print = false;
   std::string phase, out;
+  std::string objective = "seconds", gpus;
+  double headroom = 0;
+  std::size_t top = 5;
+  std::int64_t budget = 2'000'000;
 };
 
 using Json = nlohmann::ordered_json;
@@ -51,6 +56,7 @@ Json plan_document(const Job& job, const FitReport& fit, bool fits) {
   }
   return {{"schema", "hotbunk.plan/1"},
           {"scenario", job.scenario.name},
+          {"lowered", true},
           {"plan_hash", job.hash},
           {"fits", fits},
           {"ranks", job.plan.num_ranks()},
@@ -90,16 +96,60 @@ void print_memory(const Job& job, const FitReport& fit) {
     fmt::print("Host memory per rank: {}\n", format_bytes(static_cast<double>(memory.host.mapped_peak_bytes)));
 }
 
+/// The best layouts of the same GPUs, for whoever has a rollout; empty for SFT.
+Result<std::optional<Choices>> best_layouts(const Options& o, const Scenario& scenario) {
+  auto objective = objective_named(o.objective);
+  if (!objective) return fail(objective.error());
+  if (scenario.algorithm.name == AlgorithmName::sft) return std::optional<Choices>{};
+  const auto pricer = ScenarioPricer::make(scenario, catalog_root());
+  if (!pricer) return fail(pricer.error());
+  auto found = choose(**pricer, {*objective, o.headroom, o.top, o.budget});
+  if (!found) return fail(found.error());
+  return std::optional<Choices>(std::move(*found));
+}
+
 /// What nothing lowers yet is priced in closed form; the answer says so.
 int price(const Options& o, const Scenario& scenario, const std::vector<std::string>& reasons) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
+  const auto choices = best_layouts(o, scenario);
+  if (!choices) return report_errors(choices.error());
   const Explanation e = explain(**pricer);
-  fmt::print("{}\n", o.scenario.json ? to_json(e) : render(e));
+  if (o.scenario.json) {
+    Json doc = {{"schema", "hotbunk.plan/1"},
+                {"scenario", scenario.name},
+                {"lowered", false},
+                {"why_not_lowered", reasons},
+                {"fits", e.price.fits},
+                {"ranks", scenario.cluster.ranks()},
+                {"capacity_bytes", e.capacity_bytes},
+                {"peak_bytes", e.price.peak_bytes()},
+                {"explanation", Json::parse(to_json(e))}};
+    if (*choices) doc["search"] = Json::parse(to_json(**choices));
+    fmt::print("{}\n", doc.dump(1));
+  } else {
+    fmt::print("{}\n{}", render(e), *choices ? "\n" + render(**choices) : "");
+  }
   std::fflush(stdout);
   for (const std::string& why : reasons) fmt::print(stderr, "note: priced, not lowered to a plan: {}\n", why);
-  if (!o.scenario.json) fmt::print(stderr, "Next: hotbunk explain {} --search\n", o.scenario.path);
+  if (!o.scenario.json) fmt::print(stderr, "Next: hotbunk explain {} --sensitivity\n", o.scenario.path);
   return e.price.fits ? exit_done : exit_no;
+}
+
+/// --gpus ?: the smallest cluster of the scenario's kind on which some layout fits.
+int smallest(const Options& o, const Scenario& scenario) {
+  const auto small = smallest_cluster(scenario, catalog_root());
+  if (!small) return report_errors(small.error());
+  if (o.scenario.json)
+    fmt::print("{}\n", Json{{"schema", "hotbunk.smallest/1"},
+                            {"scenario", scenario.name},
+                            {"nodes", small->nodes},
+                            {"gpus", small->gpus},
+                            {"reason", small->search.reason},
+                            {"layout", small->search.best.empty() ? "" : describe(small->search.best[0].point)}}
+                           .dump(1));
+  else fmt::print("{}", render(*small));
+  return small->gpus == 0 ? exit_no : exit_done;
 }
 
 int run(const Options& o) {
@@ -113,6 +163,7 @@ int run(const Options& o) {
   {
     const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
     if (!scenario) return report_errors(scenario.error());
+    if (o.gpus == "?") return smallest(o, *scenario);
     if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
       return price(o, *scenario, reasons);
   }
@@ -126,8 +177,16 @@ int run(const Options& o) {
   }
   const FitReport fit = check_fit(job->plan);
   const auto error = fit_error(*job);
-  if (o.scenario.json) fmt::print("{}\n", plan_document(*job, fit, !error).dump(1));
-  else print_memory(*job, fit);
+  const auto choices = best_layouts(o, job->scenario);
+  if (!choices) return report_errors(choices.error());
+  if (o.scenario.json) {
+    Json doc = plan_document(*job, fit, !error);
+    if (*choices) doc["search"] = Json::parse(to_json(**choices));
+    fmt::print("{}\n", doc.dump(1));
+  } else {
+    print_memory(*job, fit);
+    if (*choices) fmt::print("\n{}", render(**choices));
+  }
   if (error) {
     std::fflush(stdout);
     report_errors({*error});
@@ -149,11 +208,21 @@ int run(const Options& o) {
 
 void add_plan(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("plan", "resolve a scenario, lower it, and say what memory each phase needs");
+  CLI::App* sub = app.add_subcommand(
+      "plan", "resolve a scenario, say what memory each phase needs, and which layouts of these GPUs are best");
   add_scenario_options(*sub, o->scenario);
   sub->add_flag("--resolved", o->resolved, "print the scenario with every default and stop");
   sub->add_flag("--print", o->print, "print the plan's ops and stop");
   sub->add_option("--phase", o->phase, "with --print: only this phase");
+  sub->add_option("--objective", o->objective,
+                  "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus");
+  sub->add_option("--headroom", o->headroom, "fraction of device memory that they leave free")
+      ->check(CLI::Range(0.0, 0.99));
+  sub->add_option("--top", o->top, "how many of them")->check(CLI::Range(1, 100));
+  sub->add_option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
+      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
+      ->check(CLI::IsMember({"?"}));
   sub->add_option("--out", o->out, "save the plan; `run --plan` then refuses anything else");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }

@@ -154,11 +154,13 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) {
     Diagnostics all;
     for (const std::string& why : reasons)
-      all.push_back({.code = "E250",
-                     .message = "this scenario is priced but not lowered to a plan yet: " + why,
-                     .where = {},
-                     .notes = {},
-                     .help = "change the setting named, or ask `hotbunk plan` for prices only"});
+      all.push_back(
+          {.code = "E250",
+           .message = "this scenario is priced but not lowered to a plan yet: " + why,
+           .where = {},
+           .notes = {},
+           .help = "change the setting named; `hotbunk plan` prices it as it is and ranks other layouts, `hotbunk "
+                   "explain` says where its bytes and seconds go"});
     return fail(std::move(all));
   }
   const bool engines = rolls_out(s, purpose);

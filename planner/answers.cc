@@ -40,11 +40,33 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
 }
 
 RlPoint ScenarioPricer::point() const {
-  RlPoint p = rl_point_of(scenario_);
-  if (scenario_.rollout.layout.order != RankOrder::automatic) return p;
-  RlPoint other = p;
-  other.rollout.strided = !p.rollout.strided;
-  return price(other).iteration_seconds < price(p).iteration_seconds ? other : p;
+  const RlPoint given = rl_point_of(scenario_);
+  std::vector<RlPoint> choices = {given};
+  if (scenario_.rollout.layout.order == RankOrder::automatic) {
+    choices.push_back(given);
+    choices.back().rollout.strided = !given.rollout.strided;
+  }
+  if (scenario_.transition == "auto" && scenario_.placement == PlacementMode::colocated) {
+    const bool sleeps = scenario_.train.offload == Offload::sleep;
+    const std::size_t orders = choices.size();
+    for (const TransitionOrder& o : undominated(legal_transitions(sleeps, sleeps, scenario_.rollout.sleep, true)))
+      for (std::size_t i = 0; i < orders; ++i) {
+        choices.push_back(choices[i]);
+        choices.back().transition = o;
+      }
+  }
+  // The fastest that fits, else the leanest; between equals the leaner, then the first.
+  const auto better = [&](const RlPrice& a, const RlPrice& b) {
+    if (a.fits != b.fits) return a.fits;
+    const auto key = [](const RlPrice& x) {
+      return x.fits ? std::pair(x.iteration_seconds, x.peak_bytes()) : std::pair(x.peak_bytes(), x.iteration_seconds);
+    };
+    return key(a) < key(b);
+  };
+  RlPoint best = given;
+  for (const RlPoint& p : choices)
+    if (better(price(p), price(best))) best = p;
+  return best;
 }
 
 RlPrice ScenarioPricer::price(const RlPoint& p) const {
@@ -98,6 +120,8 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
         category.children.push_back({std::string(name_of(part.tensor)), part.why, part.bytes, 0, {}});
     training.children.push_back(std::move(category));
   }
+  if (const double rest = price.train_bytes - train.total_bytes(); rest > 0.5)
+    training.children.push_back({"beside it", "the reference model, and a rollout that never sleeps", rest, 0, {}});
   root.children.push_back(std::move(training));
   if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
   const RolloutPrice r = s.rl().price_rollout(p.rollout);
@@ -107,9 +131,11 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
       {"kv_cache", fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token)), r.pool_bytes, 0, {}});
   const double rest = price.rollout_bytes - r.weight_bytes - r.pool_bytes;
   rollout.children.push_back(
-      {"training left behind", p.offload == Offload::sleep ? "asleep: contexts only" : "awake", rest, 0, {}});
+      {"training left behind", p.sleeps() ? "of what sleeps only contexts" : "awake", rest, 0, {}});
   root.children.push_back(std::move(rollout));
   root.children.push_back({"sync", "rollout weights beside training shards and buckets", price.sync_bytes, 0, {}});
+  if (price.wake_bytes > 0)
+    root.children.push_back({"wake", "from the rollout back to training", price.wake_bytes, 0, {}});
   return root;
 }
 
@@ -131,6 +157,9 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
     }
     root.children.push_back(std::move(phase));
   }
+  if (price.overlapped > 0)
+    root.children.push_back(
+        {"overlapped", "rollout and training side by side, one step off", 0, -price.overlapped, {}});
   return root;
 }
 
@@ -167,8 +196,18 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
     add(p.train.sp ? "train.layout.sp = false" : "train.layout.sp = true",
         [](RlPoint& q) { q.train.sp = !q.train.sp; });
   if (s.scenario().algorithm.name == AlgorithmName::sft) return out;
-  add(p.offload == Offload::sleep ? "train.offload = none" : "train.offload = sleep",
-      [](RlPoint& q) { q.offload = q.offload == Offload::sleep ? Offload::none : Offload::sleep; });
+  if (p.placement == PlacementMode::colocated) {
+    const bool rollout = s.scenario().rollout.sleep;
+    if (!p.train.optimizer_on_host)
+      add(p.sleeps() ? "train.offload = none" : "train.offload = sleep", [&](RlPoint& q) {
+        if (const auto order = transition_from("hotbunk", !p.sleeps(), rollout)) q.transition = *order;
+      });
+    if (p.sleeps())
+      for (const std::string_view name : transition_names())
+        add(fmt::format("transition = {}", name), [&](RlPoint& q) {
+          if (const auto order = transition_from(name, true, rollout)) q.transition = *order;
+        });
+  }
   if (p.rollout.engines % 2 == 0)
     add("rollout.layout.tp doubled", [](RlPoint& q) { q.rollout.tp *= 2, q.rollout.engines /= 2; });
   if (p.rollout.tp % 2 == 0)
@@ -307,15 +346,23 @@ std::string describe(const TrainPoint& p) {
 }
 
 std::string describe(const RlPoint& p) {
-  return fmt::format("train {} | rollout {} engines of tp {}{}, memory {:.2f} | {} | sync {} {:.0f} MiB",
-                     describe(p.train), p.rollout.engines, p.rollout.tp, p.rollout.strided ? " strided" : "",
-                     p.rollout.memory_fraction, p.offload == Offload::sleep ? "sleeps" : "stays awake",
-                     p.sync == SyncMechanism::shard_to_shard ? "direct" : "buckets", p.bucket_bytes / mib);
+  const auto axis = [](const char* name, std::int64_t value) {
+    return value > 1 ? fmt::format(" {} {}", name, value) : std::string();
+  };
+  return fmt::format("train {} | rollout {} engine{} of tp {}{}{}{}{}, memory {:.2f} | {} | sync {} {:.0f} MiB",
+                     describe(p.train), p.rollout.engines, p.rollout.engines == 1 ? "" : "s", p.rollout.tp,
+                     axis("ep", p.rollout.ep), axis("attention dp", p.rollout.attention_dp), axis("cp", p.rollout.cp),
+                     p.rollout.strided ? " strided" : "", p.rollout.memory_fraction,
+                     p.placement == PlacementMode::disaggregated ? "disaggregated"
+                     : p.sleeps()                                ? "order " + to_text(p.transition)
+                                                                 : "stays awake",
+                     name_of(p.sync), p.bucket_bytes / mib);
 }
 
 std::string render(const RlSearch& s) {
-  std::string out = fmt::format("{} combinations priced, {} provably slower, {} fit{}\n", format_count(s.priced),
-                                format_count(s.pruned), format_count(s.feasible), s.complete ? "" : " (stopped early)");
+  std::string out = fmt::format("{} of {} combinations priced, the others are provably no better; {} fit{}\n",
+                                format_count(s.priced), format_count(s.points), format_count(s.feasible),
+                                s.complete ? "" : fmt::format(" (stopped early, gap {:.2f} %)", 100 * s.gap));
   if (s.best.empty()) return out + s.reason + "\n";
   for (std::size_t i = 0; i < s.best.size(); ++i)
     out += fmt::format("{:>3}. {:>10}  {:>10}  {}\n", i + 1, format_seconds(s.best[i].price.iteration_seconds),

@@ -62,22 +62,25 @@ Explanation explain(const ScenarioPricer&);
 std::string render(const Explanation&);
 std::string to_json(const Explanation&);
 
-/// Iteration seconds under ±10 % of one number, the others fixed. Sorted by effect.
+/// Iteration seconds under ±10 % of one number, the others and the layout fixed: every number of the hardware profile
+/// (numbers_of), the peaks, the memories, and what the workload asks for. Sorted by effect.
 struct Sensitivity {
   std::string number;
   double minus = 0, plus = 0;  // relative change of the iteration's seconds
+  bool minus_fits = true, plus_fits = true;
 };
 Result<std::vector<Sensitivity>> sensitivity(const Scenario&, const std::filesystem::path& catalogue);
 std::string render(const std::vector<Sensitivity>&);
 
-/// The fewest nodes of the scenario's kind on which some layout fits, and the best layout there. Nodes double up to
-/// `most`.
+/// The fewest GPUs of the scenario's kind on which some layout fits, and the best layouts there: parts of one node,
+/// then whole nodes up to `most`. Exact: every smaller count was searched, or cannot even hold the optimizer's state.
 struct SmallestCluster {
-  std::int64_t nodes = 0;  // 0: none up to `most`
+  std::int64_t nodes = 0, gpus = 0;  // 0: none up to `most`
   RlSearch search;
 };
 Result<SmallestCluster> smallest_cluster(const Scenario&, const std::filesystem::path& catalogue,
                                          std::int64_t most = 1024);
+std::string render(const SmallestCluster&);
 
 std::string render(const RlSearch&);
 std::string describe(const RlPoint&);

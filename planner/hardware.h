@@ -90,6 +90,13 @@ Result<Hardware> parse_hardware(const std::string& text, const std::string& file
 /// else the datasheet. `catalogue` is the folder scenarios/catalog.
 Result<Hardware> hardware_for(const ClusterSpec&, const std::filesystem::path& catalogue);
 
+/// Every sourced number of a profile, by its key.
+struct HardwareNumber {
+  std::string key;
+  Sourced* at = nullptr;
+};
+std::vector<HardwareNumber> numbers_of(Hardware&);
+
 /// The profile as YAML text of schema hotbunk.hardware/1; parse_hardware reads it back.
 std::string to_yaml(const Hardware&);
 

@@ -197,6 +197,12 @@ Result<Hardware> read_hardware(const std::filesystem::path& path, const ClusterS
   return parse_hardware(*text, path.string(), cluster);
 }
 
+std::vector<HardwareNumber> numbers_of(Hardware& h) {
+  std::vector<HardwareNumber> out;
+  for (const Field& field : fields_of(h)) out.push_back({field.key, field.at});
+  return out;
+}
+
 std::string to_yaml(const Hardware& hardware) {
   Hardware h = hardware;
   std::string out =

@@ -74,7 +74,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     const GroupShape all = GroupShape::strided(job.sources, 1, node);
     if (p.sync == SyncMechanism::shard_to_shard) move.point_to_point("shards", all.nodes > 1, sync.bytes_received);
     else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
-    if (p.offload == Offload::sleep) {
+    if (p.sleeps()) {
       const double state = train.state_bytes - train.grad_bytes;
       Splitter(RlPhase::sleep, out).host("training's state to the host", state);
       Splitter(RlPhase::wake, out).host("and back", state);

@@ -85,7 +85,7 @@ std::optional<FormMemory> plan_memory_of(const Scenario& s) {
 }
 
 void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
-  price.train_bytes = price.rollout_bytes = price.sync_bytes = 0.0;
+  price.train_bytes = price.rollout_bytes = price.sync_bytes = price.wake_bytes = 0.0;
   for (std::size_t p = 0; p < num_plan_phases; ++p) {
     if (!m.present[p]) continue;
     const Moment moment = moment_of(static_cast<PlanPhase>(p));

@@ -39,12 +39,29 @@ double attention_elements(const ModelSpec& m) {
 }
 /// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
 /// (whole experts over ep are as many elements as slices of all of them).
-double elements_per_rank(const ModelSpec& m, const RolloutPoint& r) {
-  const double attention = attention_elements(m), rest = static_cast<double>(parameter_count(m)) - attention;
+double elements_per_rank(const ModelSpec& m, double all, const RolloutPoint& r) {
+  const double attention = attention_elements(m), rest = all - attention;
   return attention / static_cast<double>(r.attention_tp()) + rest / static_cast<double>(r.tp);
 }
 
 }  // namespace
+
+RlModel::RlModel(const TrainModel& train, RlSetting setting)
+    : train_(train),
+      setting_(setting),
+      parameters_(static_cast<double>(parameter_count(train.model()))),
+      active_(static_cast<double>(active_parameter_count(train.model()))),
+      tensors_(tensor_count(train.model())) {}
+
+bool RlModel::divides(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  if (r.tp < 1 || r.engines < 1 || r.ep < 1 || r.attention_dp < 1 || r.cp < 1 || r.tp % r.attention_dp != 0)
+    return false;
+  const std::int64_t tp = r.attention_tp();
+  if (m.heads % tp != 0 || (!m.mla && m.kv_heads % tp != 0 && tp % m.kv_heads != 0)) return false;
+  if (!m.moe) return m.intermediate % tp == 0 && r.ep == 1;
+  return m.moe->experts % r.ep == 0 && r.tp * r.cp % r.ep == 0;
+}
 
 RlModel::RolloutPayload RlModel::rollout_payload(const RolloutPoint& r, double tokens) const {
   const ModelSpec& m = train_.model();
@@ -90,8 +107,8 @@ double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double 
   const CostModel& cost = train_.cost();
   const double e = setting_.rollout_element_bytes, tp = static_cast<double>(r.tp);
   // Experts: with many tokens nearly all are touched, with few only theirs.
-  double touched = static_cast<double>(active_parameter_count(m));
-  const auto all = static_cast<double>(parameter_count(m));
+  double touched = active_;
+  const double all = parameters_;
   if (m.moe && m.moe->experts > 0) {
     const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
     touched += (all - touched) * (1.0 - std::pow(1.0 - share, slots - 1.0));
@@ -99,7 +116,7 @@ double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double 
   const double attention = attention_elements(m);
   const double weights = (attention / static_cast<double>(r.attention_tp()) + (touched - attention) / tp) * e;
   const double cache = slots * context * kv_bytes_per_token(m, r, e);
-  const double flops = 2.0 * static_cast<double>(active_parameter_count(m)) * slots / tp;
+  const double flops = 2.0 * active_ * slots / tp;
   const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
   // Under captured graphs a layer is about eight kernels.
   return std::max(cost.memory_seconds(weights + cache), flops / peak) + rollout_exchange_seconds(r, slots) +
@@ -111,26 +128,27 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
   const CostModel& cost = train_.cost();
   RolloutPrice out;
   const double e = setting_.rollout_element_bytes;
-  out.weight_bytes = elements_per_rank(m, r) * e;
+  out.weight_bytes = elements_per_rank(m, parameters_, r) * e;
   out.kv_bytes_per_token = kv_bytes_per_token(m, r, e);
   const double budget = setting_.device_bytes * r.memory_fraction;
   const double sequences = std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines));
   const double mean = setting_.prompt_tokens + setting_.response_tokens;
   const double longest = setting_.prompt_tokens + setting_.longest_response;
-  const double room = (budget - out.weight_bytes) / out.kv_bytes_per_token;  // tokens
+  double room = (budget - out.weight_bytes) / out.kv_bytes_per_token;  // tokens
+  if (setting_.pool_tokens > 0) room = std::min(room, setting_.pool_tokens);
   out.fits = room >= longest;
   if (!out.fits) return out;
   // A running sequence holds on average its prompt and half its response.
   const double held = setting_.prompt_tokens + setting_.response_tokens / 2.0;
   out.slots = std::clamp(std::min(setting_.max_running, room / held), 1.0, std::max(sequences, 1.0));
-  out.pool_bytes = std::min(room, sequences * longest) * out.kv_bytes_per_token;
+  out.pool_bytes =
+      (setting_.pool_by_need ? std::min(room, setting_.max_running * longest) : room) * out.kv_bytes_per_token;
   const double distinct = setting_.prefix_shared ? sequences / std::max(setting_.samples, 1.0) : sequences;
   const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
   const double prompt_tokens = std::ceil(distinct) * setting_.prompt_tokens;
   const double chunks = std::ceil(prompt_tokens / 8192.0);
-  out.prefill_seconds =
-      2.0 * static_cast<double>(active_parameter_count(m)) * prompt_tokens / static_cast<double>(r.tp) / peak +
-      chunks * rollout_exchange_seconds(r, prompt_tokens / std::max(chunks, 1.0));
+  out.prefill_seconds = 2.0 * active_ * prompt_tokens / static_cast<double>(r.tp) / peak +
+                        chunks * rollout_exchange_seconds(r, prompt_tokens / std::max(chunks, 1.0));
   // Full slots until the last admission, then the longest response alone decides.
   const double full = setting_.response_tokens * sequences / out.slots;
   const double tail = std::max(0.0, setting_.longest_response - setting_.response_tokens);
@@ -166,8 +184,8 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
       return known->second;
   // A rank needs 1 / tp of the weights and holds 1 / shard of them; how much of that lies in its own slice depends on
   // the order: with contiguous engines the shards run across the slices, with strided ones along them.
-  const double bytes = static_cast<double>(parameter_count(train_.model())) * setting_.rollout_element_bytes;
-  const double need = elements_per_rank(train_.model(), r) * setting_.rollout_element_bytes;
+  const double bytes = parameters_ * setting_.rollout_element_bytes;
+  const double need = elements_per_rank(train_.model(), parameters_, r) * setting_.rollout_element_bytes;
   const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
   const double overlap = r.strided ? 1.0 : 1.0 / static_cast<double>(r.tp);
   return std::max(0.0, need - held * overlap);
@@ -187,53 +205,99 @@ double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l
 }
 
 SyncJob RlModel::sync_job(const RlPoint& p) const {
-  const ModelSpec& m = train_.model();
-  return {.model_bytes = static_cast<double>(parameter_count(m)) * setting_.rollout_element_bytes,
-          .tensors = tensor_count(m),
+  return {.model_bytes = parameters_ * setting_.rollout_element_bytes,
+          .tensors = tensors_,
           .bucket_bytes = p.bucket_bytes,
           .sources = p.train.ranks(),
           .target_tp = p.rollout.tp,
-          .targets = p.train.ranks(),
-          .received_bytes = reshard_bytes(p.train, p.rollout)};
+          .targets = p.placement == PlacementMode::colocated ? p.train.ranks() : p.rollout.ranks(),
+          .received_bytes = p.placement == PlacementMode::colocated ? reshard_bytes(p.train, p.rollout) : 0.0};
 }
 
-RlPrice RlModel::combine(const RlPoint& p, const TrainPrice& train, const TrainModel::Layers& l,
-                         const RolloutPrice& rollout) const {
-  RlPrice out;
-  if (!train.valid || !rollout.fits) return out;
+TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
+  TrainSide out;
+  if (!t.valid) return out;
+  const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
+  out.train_seconds = passes * t.step_seconds;
+  out.forward_seconds = passes * forward_seconds(p, l);
+  out.overhead_bytes = t.overhead_bytes;
+  out.host_bytes = t.host_bytes;
+  // What persists: the parameters that a sync reads, and beside them moments and separate master copies. A reference
+  // model is held as the parameters are, in their dtype.
+  const StateBytes& b = train_.setting().state;
+  out.params = t.source_bytes;
+  out.optimizer = std::max(0.0, t.state_bytes - t.grad_bytes - t.source_bytes);
+  out.total_bytes = t.total_bytes();
+  const double reference = p.sharding == Sharding::fsdp ? out.params * b.params / std::max(b.master, 1e-9) : out.params;
+  if (!setting_.reference) return out;
+  if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
+  else out.host_bytes += reference;  // swapped in for its pass
+  return out;
+}
+
+/// Shifts on one set of GPUs.
+void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
+                       RlPrice& out) const {
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const SyncJob job = sync_job(p);
-  const SyncPrice sync = price_sync(p.sync, job, cost);
-  const bool sleeps = p.offload == Offload::sleep;
-  // Gradients are not kept over the rollout; parameters and optimizer state move.
-  const double state = train.state_bytes - train.grad_bytes;
-  const double resident = sleeps ? 0.0 : state;
+  const ShiftPrice shift = price_shift(p.transition, {.params = train.params,
+                                                      .optimizer = train.optimizer + train.reference,
+                                                      .weights = rollout.weight_bytes,
+                                                      .kv = rollout.pool_bytes,
+                                                      .staging = staging,
+                                                      .host_staging = std::min(p.bucket_bytes, train.params)});
+  at(RlPhase::sleep) = shift.down > 0 ? cost.host_copy_seconds(shift.down) : 0.0;
+  at(RlPhase::wake) = shift.up > 0 ? cost.host_copy_seconds(shift.up) : 0.0;
+  if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
+  const double overhead = train.overhead_bytes;
+  out.train_bytes = train.total_bytes + shift.train_rest;
+  out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + shift.rollout_rest + overhead;
+  out.sync_bytes = shift.sync_bytes + overhead;
+  out.wake_bytes = shift.wake_bytes + overhead;
+  out.host_bytes = train.host_bytes + shift.asleep;
+}
+
+/// Two sets of GPUs: nothing sleeps, buckets cross the network, and both sides may run at the same time when sampling
+/// weights may be one step old.
+void RlModel::disaggregate(const TrainSide& train, const RolloutPrice& rollout, double staging, RlPrice& out) const {
+  const double rollout_side = rollout.weight_bytes + rollout.pool_bytes + train.overhead_bytes;
+  out.train_bytes = train.total_bytes;
+  out.rollout_bytes = rollout_side;
+  out.sync_bytes =
+      std::max(train.params + train.optimizer + train.reference + train.overhead_bytes, rollout_side) + staging;
+  out.host_bytes = train.host_bytes;
+  if (!setting_.overlaps) return;
+  double training = 0.0;
+  for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::train})
+    training += out.seconds[static_cast<std::size_t>(phase)];
+  out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
+}
+
+RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
+                         const SyncPrice& sync) const {
+  RlPrice out;
+  if (train.train_seconds <= 0.0 || !rollout.fits) return out;
+  const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
+  double staging = sync.peak_bytes;
+  if (staging > 0.0 && p.placement == PlacementMode::colocated)
+    staging *=
+        (setting_.staged_buckets + (setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0)) / 2.0;
   at(RlPhase::rollout) = rollout.seconds();
   at(RlPhase::sync) = sync.seconds;
-  at(RlPhase::sleep) = sleeps ? cost.host_copy_seconds(state) : 0.0;
-  at(RlPhase::wake) = sleeps ? cost.host_copy_seconds(state) : 0.0;
-  const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
-  const double forward = passes * forward_seconds(p.train, l);
-  at(RlPhase::reference) = setting_.reference ? forward : 0.0;
-  at(RlPhase::old_logprobs) = setting_.old_logprobs ? forward : 0.0;
-  at(RlPhase::train) = passes * train.step_seconds;
+  at(RlPhase::reference) = setting_.reference ? train.forward_seconds : 0.0;
+  at(RlPhase::old_logprobs) = setting_.old_logprobs ? train.forward_seconds : 0.0;
+  at(RlPhase::train) = train.train_seconds;
+  if (p.placement == PlacementMode::colocated) colocate(p, train, rollout, staging, out);
+  else disaggregate(train, rollout, staging, out);
   for (double s : out.seconds) out.iteration_seconds += s;
-
-  out.train_bytes = train.total_bytes();
-  out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + resident + train.overhead_bytes;
-  // During the sync the parameters' shards lie beside the rollout's weights and two buckets; asleep, the rest is away.
-  out.sync_bytes =
-      rollout.weight_bytes + (sleeps ? train.source_bytes : state) + sync.peak_bytes + train.overhead_bytes;
-  out.host_bytes = (sleeps ? state : 0.0) + train.host_bytes +
-                   (setting_.reference ? job.model_bytes / static_cast<double>(p.train.shard_ranks()) : 0.0);
+  out.iteration_seconds -= out.overlapped;
   out.fits = out.peak_bytes() <= setting_.device_bytes && out.host_bytes <= setting_.host_bytes;
   return out;
 }
 
 RlPrice RlModel::price(const RlPoint& p) const {
   const TrainModel::Layers l = train_.layers(p.train);
-  return combine(p, train_.price(p.train, l), l, price_rollout(p.rollout));
+  return combine(p, train_side(p.train, train_.price(p.train, l), l), price_rollout(p.rollout), sync_price(p));
 }
 
 TrainPoint train_point_of(const Scenario& s) {
@@ -269,7 +333,8 @@ TrainPoint train_point_of(const Scenario& s) {
   p.optimizer_on_host = s.train.offload == Offload::layerwise;
   const auto sequence = static_cast<double>(train_setting_of(s).sequence);
   const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
-  p.micro_batch = std::max<std::int64_t>(1, static_cast<std::int64_t>(held / sequence));
+  // A billion sequences are more than any batch, and far from overflowing the products they enter.
+  p.micro_batch = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, 1e9)), 1, 1'000'000'000);
   const double samples =
       s.algorithm.name == AlgorithmName::sft
           ? static_cast<double>(s.algorithm.prompts)
@@ -295,11 +360,9 @@ RolloutPoint rollout_point_of(const Scenario& s) {
 TrainSetting train_setting_of(const Scenario& s) {
   const double mean =
       s.workload.prompt_tokens.mean + (s.algorithm.name == AlgorithmName::sft ? 0.0 : s.workload.response_tokens.mean);
-  const std::int64_t ways =
-      std::max<std::int64_t>(1, s.train.layout.cp * s.train.layout.ulysses * s.train.layout.tp * 2);
   TrainSetting t;
-  t.sequence = std::max<std::int64_t>(
-      ways, (static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0))) + ways - 1) / ways * ways);
+  t.ragged = true;
+  t.sequence = static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0)));
   t.precision =
       s.train.precision.gemm == "params" ? std::string(name_of(s.train.precision.params)) : s.train.precision.gemm;
   t.element_bytes = static_cast<double>(size_of(s.train.precision.params));
@@ -330,15 +393,30 @@ RlSetting rl_setting_of(const Scenario& s) {
   if (s.cluster.host_memory_bytes > 0)
     out.host_bytes = static_cast<double>(s.cluster.host_memory_bytes) /
                      static_cast<double>(std::max<std::int64_t>(s.cluster.ranks_per_node(), 1));
+  const bool ours = s.rollout.engine == RolloutEngine::hotbunk;
+  out.pool_by_need = ours;
+  out.pool_tokens = static_cast<double>(s.rollout.kv_cache_tokens);
+  // docs/sync-and-sleep.md: one part, and the gathered bucket unless peers read it. Others double their buckets.
+  if (ours) out.staged_buckets = s.sync.transport == SyncTransport::ipc ? 0.0 : 1.0;
+  out.stages_part = ours;
+  out.reference_on_device = ours;
+  out.price_per_gpu_hour = s.cluster.gpu.price_per_hour.value;
+  out.overlaps = s.algorithm.max_staleness > 0;
   return out;
 }
 
 RlPoint rl_point_of(const Scenario& s) {
-  return {.train = train_point_of(s),
-          .rollout = rollout_point_of(s),
-          .offload = s.train.offload,
-          .sync = mechanism_of(s.sync, s.placement),
-          .bucket_bytes = static_cast<double>(s.sync.bucket_bytes)};
+  RlPoint p{.train = train_point_of(s),
+            .rollout = rollout_point_of(s),
+            .placement = s.placement,
+            .sync = mechanism_of(s.sync, s.placement),
+            .bucket_bytes = static_cast<double>(s.sync.bucket_bytes)};
+  if (s.placement != PlacementMode::colocated) return p;
+  // "auto" becomes the best order where the scenario is priced (ScenarioPricer::point).
+  const std::string name = s.transition == "auto" ? "hotbunk" : s.transition;
+  if (const auto order = transition_from(name, s.train.offload == Offload::sleep, s.rollout.sleep))
+    p.transition = *order;
+  return p;
 }
 
 }  // namespace hotbunk

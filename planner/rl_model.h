@@ -1,4 +1,5 @@
-// The closed form of one colocated RL iteration: rollout, weight sync, sleep and wake, log-prob passes, training.
+// The closed form of one RL iteration: rollout, weight sync, sleep and wake, log-prob passes, training; colocated by
+// shifts, or on two sets of GPUs.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 
 #include "planner/sync_model.h"
 #include "planner/train_model.h"
+#include "planner/transition_cost.h"
 
 namespace hotbunk {
 
@@ -23,7 +25,7 @@ struct RolloutPoint {
   std::int64_t cp = 1;            // ranks that a sequence's cache is spread over
   std::int64_t ranks() const { return engines * tp * cp; }
   std::int64_t attention_tp() const { return std::max<std::int64_t>(1, tp / attention_dp); }
-  friend bool operator==(const RolloutPoint&, const RolloutPoint&) = default;
+  friend auto operator<=>(const RolloutPoint&, const RolloutPoint&) = default;
 };
 
 struct RolloutPrice {
@@ -45,20 +47,36 @@ std::string_view name_of(RlPhase);
 struct RlPoint {
   TrainPoint train;
   RolloutPoint rollout;
-  Offload offload = Offload::sleep;
+  PlacementMode placement = PlacementMode::colocated;
+  TransitionOrder transition{};  // colocated: what sleeps and in which order
   SyncMechanism sync = SyncMechanism::flattened_buckets;
   double bucket_bytes = 512.0 * 1024 * 1024;
-  friend bool operator==(const RlPoint&, const RlPoint&) = default;
+  bool sleeps() const {
+    return transition.has(TransitionStep::sleep_optimizer) || transition.has(TransitionStep::sleep_train);
+  }
+  std::int64_t gpus() const {
+    return placement == PlacementMode::colocated ? train.ranks() : train.ranks() + rollout.ranks();
+  }
+  /// Equal to the last knob; the order among points of one price, so that an answer does not depend on how it is found.
+  friend auto operator<=>(const RlPoint&, const RlPoint&) = default;
 };
 
 struct RlPrice {
   double iteration_seconds = 0;
-  std::array<double, num_rl_phases> seconds{};
-  double train_bytes = 0, rollout_bytes = 0,
-         sync_bytes = 0;  // device bytes of one rank at each moment, overhead included
+  std::array<double, num_rl_phases> seconds{};  // of each phase; their sum less `overlapped` is the iteration
+  double overlapped = 0;                        // seconds that rollout and training run side by side (one step off)
+  // Device bytes of one rank at each moment, overhead included; sync: from training to the rollout, wake: back.
+  double train_bytes = 0, rollout_bytes = 0, sync_bytes = 0, wake_bytes = 0;
   double host_bytes = 0;  // of one rank
   bool fits = false;
-  double peak_bytes() const { return std::max({train_bytes, rollout_bytes, sync_bytes}); }
+  double peak_bytes() const { return std::max({train_bytes, rollout_bytes, sync_bytes, wake_bytes}); }
+};
+
+/// What an iteration needs of a training point's price: small enough to keep a million of them.
+struct TrainSide {
+  double train_seconds = 0, forward_seconds = 0;  // of an iteration's optimizer steps, of one log-prob pass
+  double total_bytes = 0, overhead_bytes = 0, host_bytes = 0;
+  double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
 };
 
 /// Rollout's share of a scenario, in the units of the closed form.
@@ -69,14 +87,23 @@ struct RlSetting {
   double rollout_element_bytes = 2;
   double max_running = 256;
   double device_bytes = 80e9, host_bytes = 2e12;  // of one rank
+  bool pool_by_need = false;                      // hotbunk's engine maps what its slots can use, others all they may
+  double pool_tokens = 0;                         // of one engine, given; 0: what the memory fraction leaves
+  double staged_buckets = 2;                      // of the sync on every rank
+  bool stages_part = false;                       // and one rank's part of a bucket
+  bool reference_on_device = false;               // beside the trained parameters; else on the host
+  double price_per_gpu_hour = 0;                  // money, 0: unknown
+  bool overlaps = false;                          // sampling weights may lag: disaggregated sides run at the same time
   bool prefix_shared = true;                      // samples of one prompt prefill it once
 };
 
 class RlModel {
  public:
-  RlModel(const TrainModel& train, RlSetting setting) : train_(train), setting_(setting) {}
+  RlModel(const TrainModel& train, RlSetting setting);
 
   RolloutPrice price_rollout(const RolloutPoint&) const;
+  /// Whether heads, columns and experts divide by the layout: what the loader asks of a scenario.
+  bool divides(const RolloutPoint&) const;
   /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: exact for
   /// what learn_reshard has computed, else an estimate from the layouts' sizes.
   double reshard_bytes(const TrainPoint&, const RolloutPoint&) const;
@@ -84,10 +111,17 @@ class RlModel {
   /// others and above 64 ranks, where the estimate serves.
   void learn_reshard(const TrainPoint&, const RolloutPoint&);
   /// From parts that the search prices once each. No allocation.
-  RlPrice combine(const RlPoint&, const TrainPrice&, const TrainModel::Layers&, const RolloutPrice&) const;
+  TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&) const;
+  RlPrice combine(const RlPoint&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
+  /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
   RlPrice price(const RlPoint&) const;
-  /// What a weight update of the point has to move.
+  /// Tokens trained in an iteration, prompts and responses.
+  double tokens() const {
+    return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
+  }
+  /// What a weight update of the point has to move, and its price.
   SyncJob sync_job(const RlPoint&) const;
+  SyncPrice sync_price(const RlPoint& p) const { return price_sync(p.sync, sync_job(p), train_.cost()); }
 
   const RlSetting& setting() const { return setting_; }
   const TrainModel& train() const { return train_; }
@@ -101,9 +135,12 @@ class RlModel {
   RolloutPayload rollout_payload(const RolloutPoint&, double tokens) const;
   double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
   double forward_seconds(const TrainPoint&, const TrainModel::Layers&) const;
+  void colocate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
+  void disaggregate(const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
 
   const TrainModel& train_;
   RlSetting setting_;
+  double parameters_ = 0, active_ = 0, tensors_ = 0;  // counted once: counting walks the model's layers
   std::map<std::tuple<std::int64_t, std::int64_t, bool>, double> exact_reshard_;  // (ranks, rollout tp, strided)
 };
 

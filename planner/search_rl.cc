@@ -1,232 +1,414 @@
-// Joint search: training x rollout x sync x sleep. The parts are priced once each; their combinations all are, except
-// those whose training and rollout alone already take longer than the worst kept one.
+// Joint search: training x rollout x sync x shifts. The parts are priced once each; pairs of them are taken with the
+// smallest lower bound first, and all variants of a pair are priced. A pair is skipped only when neither the kept ones
+// nor the Pareto front nor the nearest infeasible ones can change by it.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
+#include <queue>
 
 #include "base/format.h"
-#include "planner/search.h"
+#include "planner/ranking.h"
+#include "planner/train_points.h"
 
 namespace hotbunk {
+
+bool same_layout(const RlPoint& a, const RlPoint& b) {
+  const auto dimensions = [](const RlPoint& p) {
+    TrainPoint t = p.train;
+    t.recompute = Recompute::none;
+    t.micro_batch = t.micro_batches = 1;
+    t.optimizer_on_host = false;
+    t.reshard_after_forward = true;
+    RolloutPoint r = p.rollout;
+    r.strided = false;
+    r.memory_fraction = 1.0;
+    return std::pair(t, r);
+  };
+  return a.placement == b.placement && dimensions(a) == dimensions(b);
+}
+
 namespace {
 
-struct Item {
-  double value = 0;
-  std::int64_t order = 0;
-  RlCandidate candidate;
-  bool operator<(const Item& o) const { return value != o.value ? value < o.value : order < o.order; }
+struct SameLayout {
+  bool operator()(const RlPoint& a, const RlPoint& b) const { return same_layout(a, b); }
 };
 
-/// The best by (value, order), one per price: layouts that cost the same to the last bit (a bucket size that a direct
-/// sync does not use) are one answer, the first of them.
-class Best {
- public:
-  explicit Best(std::size_t keep) : keep_(keep) { list_.reserve(keep + 1); }
-  double bound() const { return list_.size() < keep_ ? 1e300 : list_.back().value; }
-  bool enters(double value, double bytes, std::int64_t order) const {
-    for (const Item& i : list_)
-      if (i.value == value && i.candidate.price.peak_bytes() == bytes) return order < i.order;
-    return keep_ > 0 && (list_.size() < keep_ || value < list_.back().value ||
-                         (value == list_.back().value && order < list_.back().order));
-  }
-  void add(const Item& item) {
-    std::erase_if(list_, [&](const Item& i) {
-      return i.value == item.value && i.candidate.price.peak_bytes() == item.candidate.price.peak_bytes();
-    });
-    list_.insert(std::upper_bound(list_.begin(), list_.end(), item), item);
-    if (list_.size() > keep_) list_.pop_back();
-  }
-  void merge(const Best& o) {
-    for (const Item& i : o.list_)
-      if (enters(i.value, i.candidate.price.peak_bytes(), i.order)) add(i);
-  }
-  std::vector<RlCandidate> take() const {
-    std::vector<RlCandidate> out;
-    for (const Item& i : list_) out.push_back(i.candidate);
-    return out;
-  }
+/// Lower bounds are sums of the same terms in another order: this much covers their rounding.
+constexpr double below = 1.0 - 1e-12;
 
- private:
-  std::size_t keep_;
-  std::vector<Item> list_;
+Value value_of(Objective o, const RlSetting& s, double gpus, double seconds, double bytes) {
+  const double hours = gpus * seconds / 3600.0 / std::max(s.prompts * s.samples, 1.0) * 1e6;
+  switch (o) {
+    case Objective::seconds:
+      return {seconds, bytes};
+    case Objective::tokens_per_gpu:  // GPU-seconds per token
+      return {gpus * seconds / std::max(s.prompts * s.samples * (s.prompt_tokens + s.response_tokens), 1.0), bytes};
+    case Objective::gpu_hours:
+      return {hours, bytes};
+    case Objective::money:
+      return {hours * s.price_per_gpu_hour, bytes};
+    case Objective::memory:
+      return {bytes, seconds};
+    case Objective::gpus:
+      return {gpus, seconds};
+  }
+  return worst_value;
+}
+
+struct Trained {
+  TrainPoint point;
+  TrainSide side;
+  double seconds = 0;  // of training and its log-prob passes
 };
-
-/// Rollout layouts with their prices; those that cannot hold the weights are dropped here.
-struct RolloutChoice {
+struct Rolled {
   RolloutPoint point;
   RolloutPrice price;
 };
 
-std::vector<RolloutChoice> rollouts(const RlModel& model, const RlSpace& s) {
-  std::vector<RolloutChoice> out;
-  for (std::int64_t tp : s.rollout_tp) {
-    if (tp < 1 || s.train.ranks % tp != 0) continue;
-    for (bool strided : s.strided)
-      for (double fraction : s.memory_fraction) {
-        const RolloutPoint p{.tp = tp, .engines = s.train.ranks / tp, .strided = strided, .memory_fraction = fraction};
-        const RolloutPrice price = model.price_rollout(p);
-        if (price.fits) out.push_back({p, price});
-      }
+/// The points of one placement.
+struct Segment {
+  PlacementChoice placement;
+  double gpus = 0;
+  std::vector<Trained> training;
+  std::vector<Rolled> rollouts;                // in the order in which lower bounds grow
+  std::vector<TransitionOrder> awake, asleep;  // orders without and with sleeping training
+  std::vector<SyncMechanism> sync;
+};
+
+/// One pair, the next of its training point.
+struct Pair {
+  double bound = 0;
+  std::uint32_t segment = 0, training = 0, rollout = 0;
+  bool alone = false;  // the training point's later pairs are queued elsewhere
+  bool operator>(const Pair& o) const {
+    return std::tie(bound, segment, training, rollout) > std::tie(o.bound, o.segment, o.training, o.rollout);
   }
+};
+
+struct Found {
+  TopList<RlCandidate, SameLayout> best;
+  Front<RlCandidate> front, lacking;  // lacking: objective against the bytes that are too many
+  std::int64_t priced = 0, feasible = 0;
+  explicit Found(std::size_t keep) : best(keep, {}) {}
+  void merge(const Found& o) {
+    best.merge(o.best);
+    front.merge(o.front);
+    lacking.merge(o.lacking);
+    priced += o.priced;
+    feasible += o.feasible;
+  }
+};
+
+class JointSearch {
+ public:
+  JointSearch(const RlModel& given, const RlSpace& space, const SearchOptions& options)
+      : model_(given), space_(space), options_(options), found_(options.keep) {
+    for (const PlacementChoice& p : space.placement) prepare(p);
+    for (std::uint32_t s = 0; s < segments_.size(); ++s)
+      for (std::uint32_t t = 0; t < segments_[s].training.size(); ++t)
+        if (!segments_[s].rollouts.empty()) queue_.push({bound(s, t, 0).first, s, t, 0, false});
+  }
+
+  RlSearch run() {
+    std::size_t size = 64;
+    std::vector<Pair> batch;
+    while (take(batch, size), !batch.empty()) {
+      price(batch);
+      size = std::min<std::size_t>(size * 2, 4096);
+    }
+    return finish();
+  }
+
+ private:
+  void prepare(const PlacementChoice& choice);
+  void add_training(Segment&);
+  void add_rollouts(Segment&);
+  /// What no point of the pair is below.
+  Value bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const;
+  double seconds_bound(const Segment&, const Trained&, const Rolled&) const;
+  double bytes_bound(const Trained&, const Rolled&) const;
+  std::int64_t variants(const Segment&, const Trained&) const;
+  void take(std::vector<Pair>& batch, std::size_t size);
+  enum class Need { price, skip, drop };
+  Need need_of(const Pair&) const;
+  void price(const std::vector<Pair>& batch);
+  void price_pair(const Pair&, Found&) const;
+  void consider(const RlPoint&, RlPrice, const Segment&, Found&) const;
+  RlSearch finish();
+  std::string reason() const;
+
+  RlModel model_;  // learns exact reshard volumes of the space
+  const RlSpace& space_;
+  const SearchOptions& options_;
+  std::vector<Segment> segments_;
+  using Queue = std::priority_queue<Pair, std::vector<Pair>, std::greater<>>;
+  /// `late_`: pairs that cannot fit, wanted only for what is nearest to fitting once the best is known.
+  Queue queue_, late_;
+  Found found_;
+  std::int64_t rejected_ = 0;
+  bool stopped_ = false;
+};
+
+void JointSearch::prepare(const PlacementChoice& choice) {
+  Segment s;
+  s.placement = choice;
+  const bool shared = choice.mode == PlacementMode::colocated;
+  s.gpus = static_cast<double>(shared ? choice.train_ranks : choice.train_ranks + choice.rollout_ranks);
+  add_training(s);
+  add_rollouts(s);
+  if (shared) {
+    s.sync = space_.sync;
+    for (const TransitionOrder& o : space_.transition)
+      (o.has(TransitionStep::sleep_optimizer) || o.has(TransitionStep::sleep_train) ? s.asleep : s.awake).push_back(o);
+    for (const Rolled& r : s.rollouts)
+      model_.learn_reshard({.dp = choice.train_ranks, .sharding = Sharding::fsdp}, r.point);
+  } else {
+    s.awake.emplace_back();
+    // Buckets cross the network as a broadcast.
+    for (SyncMechanism m : space_.sync) {
+      const bool direct = m == SyncMechanism::shard_to_shard || m == SyncMechanism::point_to_point;
+      const SyncMechanism used = direct ? m : SyncMechanism::broadcast;
+      if (std::find(s.sync.begin(), s.sync.end(), used) == s.sync.end()) s.sync.push_back(used);
+    }
+  }
+  segments_.push_back(std::move(s));
+}
+
+void JointSearch::add_training(Segment& s) {
+  TrainSpace space = space_.train;
+  space.ranks = s.placement.train_ranks;
+  const std::vector<LayerKey> keys = layer_keys(space);
+  const double passes = (model_.setting().reference ? 1.0 : 0.0) + (model_.setting().old_logprobs ? 1.0 : 0.0);
+  const int threads = keys.size() < 64 ? 1 : threads_of(options_.threads);
+  std::vector<std::vector<Trained>> parts(static_cast<std::size_t>(threads));
+  std::vector<std::int64_t> rejected(static_cast<std::size_t>(threads), 0);
+  on_threads(threads, [&](int i) {
+    const auto mine = static_cast<std::size_t>(i);
+    for (std::size_t k = mine; k < keys.size(); k += static_cast<std::size_t>(threads))
+      rejected[mine] += visit_points(model_.train(), space, keys[k], [&](const TrainPoint& p, const auto& layers) {
+        const TrainSide side = model_.train_side(p, model_.train().price(p, layers), layers);
+        parts[mine].push_back({p, side, side.train_seconds + passes * side.forward_seconds});
+      });
+  });
+  for (const auto& part : parts) s.training.insert(s.training.end(), part.begin(), part.end());
+  for (std::int64_t r : rejected) rejected_ += r;
+  std::sort(s.training.begin(), s.training.end(), [](const Trained& a, const Trained& b) { return a.point < b.point; });
+  // A knob that lists a value twice would count its points twice.
+  s.training.erase(std::unique(s.training.begin(), s.training.end(),
+                               [](const Trained& a, const Trained& b) { return a.point == b.point; }),
+                   s.training.end());
+}
+
+void JointSearch::add_rollouts(Segment& s) {
+  const std::int64_t ranks = s.placement.rollout_ranks;
+  for (std::int64_t tp : space_.rollout_tp) {
+    if (tp < 1 || ranks % tp != 0) continue;
+    for (std::int64_t groups : space_.attention_dp)
+      for (bool whole : space_.whole_experts)
+        for (bool strided : space_.strided)
+          for (double fraction : space_.memory_fraction) {
+            const RolloutPoint p{.tp = tp,
+                                 .engines = ranks / tp,
+                                 .strided = strided,
+                                 .memory_fraction = fraction,
+                                 .ep = whole ? tp : 1,
+                                 .attention_dp = groups};
+            if (!model_.divides(p)) continue;
+            if (const RolloutPrice price = model_.price_rollout(p); price.fits) s.rollouts.push_back({p, price});
+          }
+  }
+  const bool memory = options_.objective == Objective::memory;
+  std::sort(s.rollouts.begin(), s.rollouts.end(), [&](const Rolled& a, const Rolled& b) {
+    const double x = memory ? a.price.weight_bytes + a.price.pool_bytes : a.price.seconds();
+    const double y = memory ? b.price.weight_bytes + b.price.pool_bytes : b.price.seconds();
+    return x != y ? x < y : a.point < b.point;
+  });
+  s.rollouts.erase(std::unique(s.rollouts.begin(), s.rollouts.end(),
+                               [](const Rolled& a, const Rolled& b) { return a.point == b.point; }),
+                   s.rollouts.end());
+}
+
+double JointSearch::seconds_bound(const Segment& s, const Trained& t, const Rolled& r) const {
+  const bool side_by_side = s.placement.mode == PlacementMode::disaggregated && model_.setting().overlaps;
+  const double rollout = r.price.seconds();
+  return below * (side_by_side ? std::max(t.seconds, rollout) : t.seconds + rollout);
+}
+
+double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
+  return below * std::max(t.side.total_bytes, r.price.weight_bytes + r.price.pool_bytes + t.side.overhead_bytes);
+}
+
+Value JointSearch::bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const {
+  const Segment& at = segments_[s];
+  return value_of(options_.objective, model_.setting(), at.gpus, seconds_bound(at, at.training[t], at.rollouts[r]),
+                  bytes_bound(at.training[t], at.rollouts[r]));
+}
+
+/// Layer-wise offload keeps the state on the host for ever: nothing is left to sleep.
+std::int64_t JointSearch::variants(const Segment& s, const Trained& t) const {
+  const std::size_t orders = s.awake.size() + (t.point.optimizer_on_host ? 0 : s.asleep.size());
+  return static_cast<std::int64_t>(orders * s.sync.size() * space_.bucket_bytes.size());
+}
+
+JointSearch::Need JointSearch::need_of(const Pair& p) const {
+  if (!options_.prune) return Need::price;
+  const Segment& s = segments_[p.segment];
+  const Trained& t = s.training[p.training];
+  const Rolled& r = s.rollouts[p.rollout];
+  if (!options_.nearest && below * t.side.total_bytes > options_.limit_bytes()) return Need::drop;
+  const Value least = bound(p.segment, p.training, p.rollout), worst = found_.best.bound();
+  if (!(least > worst)) return Need::price;
+  // Neither the kept ones nor what is better than them can change; the front can, unless it beats the whole pair.
+  const double limit = options_.limit_bytes(), seconds = seconds_bound(s, t, r), bytes = bytes_bound(t, r);
+  // Later pairs of this training point are no better in the objective; bounds in seconds grow with it but for memory.
+  const double later = options_.objective == Objective::memory ? below * t.seconds : seconds;
+  const double all_bytes = below * t.side.total_bytes;
+  if (least.first > worst.first && (all_bytes > limit || found_.front.beats(later, all_bytes))) return Need::drop;
+  return bytes > limit || found_.front.beats(seconds, bytes) ? Need::skip : Need::price;
+}
+
+/// The next pairs to price; fewer when the budget ends, none when all is done.
+void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
+  batch.clear();
+  std::int64_t planned = found_.priced;
+  Pair p;
+  while (batch.size() < size && !(queue_.empty() && late_.empty())) {
+    if (options_.most_points > 0 && planned >= options_.most_points) {
+      stopped_ = true;
+      return;
+    }
+    const bool early = !queue_.empty();
+    p = early ? queue_.top() : late_.top();
+    (early ? queue_ : late_).pop();
+    const Segment& s = segments_[p.segment];
+    const Trained& t = s.training[p.training];
+    const bool hopeless = below * t.side.total_bytes > options_.limit_bytes();
+    const bool too_large = hopeless || bytes_bound(t, s.rollouts[p.rollout]) > options_.limit_bytes();
+    if (early && hopeless) {
+      late_.push(p);
+      continue;
+    }
+    const Need need = need_of(p);
+    if (need != Need::drop && !p.alone && p.rollout + 1 < s.rollouts.size())
+      (early ? queue_ : late_)
+          .push({bound(p.segment, p.training, p.rollout + 1).first, p.segment, p.training, p.rollout + 1, false});
+    if (need != Need::price) continue;
+    if (early && too_large) {
+      late_.push({p.bound, p.segment, p.training, p.rollout, true});
+      continue;
+    }
+    batch.push_back(p);
+    planned += variants(s, t);
+  }
+}
+
+void JointSearch::price(const std::vector<Pair>& batch) {
+  const int threads = batch.size() < 256 ? 1 : threads_of(options_.threads);
+  if (threads == 1) {
+    for (const Pair& p : batch) price_pair(p, found_);
+    return;
+  }
+  std::vector<Found> parts(static_cast<std::size_t>(threads), Found(options_.keep));
+  on_threads(threads, [&](int i) {
+    for (auto k = static_cast<std::size_t>(i); k < batch.size(); k += static_cast<std::size_t>(threads))
+      price_pair(batch[k], parts[static_cast<std::size_t>(i)]);
+  });
+  for (const Found& part : parts) found_.merge(part);
+}
+
+void JointSearch::price_pair(const Pair& pair, Found& out) const {
+  const Segment& s = segments_[pair.segment];
+  const Trained& t = s.training[pair.training];
+  const Rolled& r = s.rollouts[pair.rollout];
+  RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
+  for (SyncMechanism sync : s.sync)
+    for (double bucket : space_.bucket_bytes) {
+      p.sync = sync;
+      p.bucket_bytes = bucket;
+      const SyncPrice moved = model_.sync_price(p);
+      const auto with = [&](const std::vector<TransitionOrder>& orders) {
+        for (const TransitionOrder& order : orders) {
+          p.transition = order;
+          consider(p, model_.combine(p, t.side, r.price, moved), s, out);
+        }
+      };
+      with(s.awake);
+      if (!t.point.optimizer_on_host) with(s.asleep);
+    }
+}
+
+void JointSearch::consider(const RlPoint& p, RlPrice price, const Segment& s, Found& out) const {
+  ++out.priced;
+  const double bytes = price.peak_bytes(), seconds = price.iteration_seconds;
+  const double over =
+      std::max(0.0, bytes - options_.limit_bytes()) + std::max(0.0, price.host_bytes - options_.host_bytes);
+  price.fits = over <= 0.0;
+  const Value value = value_of(options_.objective, model_.setting(), s.gpus, seconds, bytes);
+  if (!price.fits) {
+    if (!out.lacking.beats(value.first, over)) out.lacking.offer(value.first, over, {p, price});
+    return;
+  }
+  ++out.feasible;
+  if (!(value > out.best.bound())) out.best.offer(value, {p, price});
+  if (!out.front.beats(seconds, bytes)) out.front.offer(seconds, bytes, {p, price});
+}
+
+RlSearch JointSearch::finish() {
+  RlSearch out;
+  for (const Segment& s : segments_)
+    for (const Trained& t : s.training) out.points += static_cast<std::int64_t>(s.rollouts.size()) * variants(s, t);
+  out.rejected = rejected_;
+  out.priced = found_.priced;
+  out.feasible = found_.feasible;
+  out.limit_bytes = options_.limit_bytes();
+  out.best = found_.best.take();
+  out.pareto = found_.front.take();
+  out.complete = !stopped_;
+  const double best = found_.best.empty() ? worst_value.first : found_.best.best().first;
+  if (stopped_ && !queue_.empty()) {
+    // No point that was not looked at and could fit is below the first in the queue.
+    const double least = queue_.top().bound;
+    if (found_.best.empty()) out.gap = 1.0;
+    else if (least < best && best > 0.0) out.gap = 1.0 - least / best;
+  }
+  // Sorted by value, so the bytes that are too many fall: the nearest to fitting come last.
+  for (const RlCandidate& c : found_.lacking.take())
+    if (objective_of(options_.objective, model_, c.point, c.price) < best)
+      out.infeasible.insert(out.infeasible.begin(), c);
+  if (out.infeasible.size() > 3) out.infeasible.resize(3);
+  if (out.best.empty()) out.reason = reason();
   return out;
 }
 
-struct TrainChoice {
-  TrainPoint point;
-  TrainPrice price;
-  std::size_t layers = 0;
-};
-
-/// Every training point of the space with its price, in the space's order.
-void training(const RlModel& model, const RlSpace& s, std::vector<TrainChoice>& points,
-              std::vector<TrainModel::Layers>& layers, std::int64_t& rejected) {
-  const TrainSpace& t = s.train;
-  for (auto tp : t.tp)
-    for (auto cp : t.cp)
-      for (auto ulysses : t.ulysses)
-        for (auto ep : t.ep)
-          for (auto etp : t.etp)
-            for (auto b : t.micro_batch)
-              for (bool sp : t.sp) {
-                if (t.ranks % (tp * cp * ulysses) != 0 || (sp && tp == 1)) continue;
-                TrainPoint p{.cp = cp, .ulysses = ulysses, .tp = tp, .ep = ep, .etp = etp, .sp = sp, .micro_batch = b};
-                std::size_t at = static_cast<std::size_t>(-1);
-                for (auto pp : t.pp) {
-                  if (t.ranks % (tp * cp * ulysses * pp) != 0) continue;
-                  p.pp = pp;
-                  p.dp = t.ranks / (tp * cp * ulysses * pp);
-                  if (t.batch % (p.dp * b) != 0) continue;
-                  p.micro_batches = t.batch / (p.dp * b);
-                  for (auto vpp : t.vpp) {
-                    p.vpp = vpp;
-                    if (!model.train().divides(p)) {
-                      ++rejected;
-                      continue;
-                    }
-                    if (at == static_cast<std::size_t>(-1)) {
-                      at = layers.size();
-                      layers.push_back(model.train().layers(p));
-                    }
-                    for (Recompute r : t.recompute)
-                      for (Sharding sharding : t.sharding)
-                        for (bool on_host : t.optimizer_on_host) {
-                          p.recompute = r;
-                          p.sharding = sharding;
-                          p.optimizer_on_host = on_host;
-                          points.push_back({p, model.train().price(p, layers[at]), at});
-                        }
-                  }
-                }
-              }
+std::string JointSearch::reason() const {
+  bool trains = false, rolls = false;
+  for (const Segment& s : segments_) trains |= !s.training.empty(), rolls |= !s.rollouts.empty();
+  const ModelSpec& m = model_.train().model();
+  if (!trains)
+    return fmt::format("no training layout of {} ranks divides {} heads, {} layers and a batch of {}",
+                       segments_.empty() ? 0.0 : segments_.front().gpus, m.heads, m.layers, space_.train.batch);
+  if (!rolls)
+    return fmt::format("no rollout layout holds the weights and one sequence of the longest length in {}",
+                       format_bytes(model_.setting().device_bytes));
+  const std::vector<RlCandidate> lacking = found_.lacking.take();
+  if (lacking.empty()) return "nothing was priced: the budget ended before the first combination";
+  const RlPrice& nearest = lacking.back().price;
+  if (nearest.host_bytes > options_.host_bytes)
+    return fmt::format("none of {} combinations fits: the nearest needs {} of host memory for a rank, which has {}",
+                       format_count(found_.priced), format_bytes(nearest.host_bytes),
+                       format_bytes(options_.host_bytes));
+  return fmt::format("none of {} combinations fits: the nearest needs {}, a device has {}", format_count(found_.priced),
+                     format_bytes(nearest.peak_bytes()), format_bytes(options_.limit_bytes()));
 }
-
-struct Partial {
-  Best best, infeasible;
-  std::int64_t priced = 0, pruned = 0, feasible = 0;
-  double least = 1e300;
-  explicit Partial(std::size_t keep) : best(keep), infeasible(3) {}
-};
 
 }  // namespace
 
-RlSpace default_rl_space(const Scenario& s) {
-  RlSpace out;
-  const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
-  const auto samples = static_cast<std::int64_t>(s.algorithm.prompts * s.algorithm.samples_per_prompt);
-  out.train = default_train_space(
-      s.model, ranks, node, std::max<std::int64_t>(1, samples / std::max<std::int64_t>(1, s.algorithm.mini_batches)),
-      s.train.engine);
-  out.rollout_tp = divisors(ranks);
-  std::erase_if(out.rollout_tp, [&](std::int64_t tp) { return s.model.heads % tp != 0 || tp > 4 * node; });
-  out.memory_fraction = {0.6, 0.7, 0.8, 0.9};
-  return out;
+double objective_of(Objective o, const RlModel& model, const RlPoint& p, const RlPrice& price) {
+  return value_of(o, model.setting(), static_cast<double>(p.gpus()), price.iteration_seconds, price.peak_bytes()).first;
 }
 
-RlSearch search_rl(const RlModel& given, const RlSpace& space, const SearchOptions& options) {
-  RlSearch out;
-  RlModel model = given;
-  std::vector<TrainChoice> points;
-  std::vector<TrainModel::Layers> layers;
-  training(model, space, points, layers, out.rejected);
-  const std::vector<RolloutChoice> engines = rollouts(model, space);
-  for (const RolloutChoice& e : engines)
-    model.learn_reshard({.dp = space.train.ranks, .sharding = Sharding::fsdp}, e.point);
-  const auto variants = static_cast<std::int64_t>(space.offload.size() * space.sync.size() * space.bucket_bytes.size());
-  const auto per_point = static_cast<std::int64_t>(engines.size()) * variants;
-  const double limit = options.device_bytes * (1.0 - options.headroom);
-  const int threads =
-      options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::vector<Partial> partials(static_cast<std::size_t>(threads), Partial(options.keep));
-  const double passes = model.setting().mini_batches;
-  const auto work = [&](std::size_t first) {
-    Partial& mine = partials[first];
-    for (std::size_t i = first; i < points.size(); i += static_cast<std::size_t>(threads)) {
-      const TrainChoice& t = points[i];
-      for (std::size_t e = 0; e < engines.size(); ++e) {
-        std::int64_t order = static_cast<std::int64_t>(i) * per_point + static_cast<std::int64_t>(e) * variants;
-        const double least = passes * t.price.step_seconds + engines[e].price.seconds();
-        if (options.prune && options.objective == Objective::seconds && least > mine.best.bound()) {
-          mine.pruned += variants;
-          continue;
-        }
-        for (Offload offload : space.offload)
-          for (SyncMechanism sync : space.sync)
-            for (double bucket : space.bucket_bytes) {
-              const RlPoint p{t.point, engines[e].point, offload, sync, bucket};
-              RlPrice price = model.combine(p, t.price, layers[t.layers], engines[e].price);
-              ++mine.priced;
-              ++order;
-              const bool fits = price.peak_bytes() <= limit && price.host_bytes <= options.host_bytes;
-              price.fits = fits;
-              const double value =
-                  options.objective == Objective::seconds ? price.iteration_seconds : price.peak_bytes();
-              mine.least = std::min(mine.least, price.peak_bytes());
-              mine.feasible += fits ? 1 : 0;
-              Best& list = fits ? mine.best : mine.infeasible;
-              if (list.enters(value, price.peak_bytes(), order))
-                list.add({value, order, {p, price, t.price, engines[e].price}});
-            }
-      }
-    }
-  };
-  std::vector<std::thread> helpers;
-  for (std::size_t t = 1; t < static_cast<std::size_t>(threads); ++t) helpers.emplace_back(work, t);
-  work(0);
-  for (std::thread& t : helpers) t.join();
-  Best best(options.keep), infeasible(3);
-  double least = 1e300;
-  for (const Partial& p : partials) {
-    best.merge(p.best);
-    infeasible.merge(p.infeasible);
-    out.priced += p.priced;
-    out.pruned += p.pruned;
-    out.feasible += p.feasible;
-    least = std::min(least, p.least);
-  }
-  out.limit_bytes = limit;
-  out.best = best.take();
-  for (const RlCandidate& c : infeasible.take())
-    if (out.best.empty() ||
-        (options.objective == Objective::seconds ? c.price.iteration_seconds < out.best[0].price.iteration_seconds
-                                                 : c.price.peak_bytes() < out.best[0].price.peak_bytes()))
-      out.infeasible.push_back(c);
-  // The front among the kept: iteration seconds against the fullest moment.
-  double lowest = 1e300;
-  for (const RlCandidate& c : out.best)
-    if (c.price.peak_bytes() < lowest) {
-      lowest = c.price.peak_bytes();
-      out.pareto.push_back(c);
-    }
-  if (out.best.empty())
-    out.reason = points.empty() ? fmt::format("no training layout of {} ranks divides the model and the batch of {}",
-                                              space.train.ranks, space.train.batch)
-                 : engines.empty()
-                     ? fmt::format("no rollout layout holds the weights and one sequence of the longest length in {}",
-                                   format_bytes(model.setting().device_bytes))
-                     : fmt::format("none of {} combinations fits: the smallest needs {}, a device has {}", out.priced,
-                                   format_bytes(least), format_bytes(limit));
-  return out;
+RlSearch search_rl(const RlModel& model, const RlSpace& space, const SearchOptions& options) {
+  return JointSearch(model, space, options).run();
 }
 
 }  // namespace hotbunk

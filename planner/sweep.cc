@@ -142,51 +142,96 @@ std::string to_json(const std::vector<SweepAxis>& axes, const std::vector<SweepR
   return doc.dump(2);
 }
 
+namespace {
+
+/// Prices the scenario's layout with its hardware or its workload changed. Effects are those of the formulas: a
+/// measured size would stand still while the rate behind it moves, so measurements are left out on both sides.
+class Perturbed {
+ public:
+  Perturbed(const Scenario& s, Hardware h, FrameworkProfile f)
+      : scenario_(s), hardware_(std::move(h)), frame_(std::move(f)), point_(rl_point_of(s)) {
+    hardware_.measurements.clear();
+    base_ = price(hardware_, scenario_).iteration_seconds;
+  }
+
+  bool valid() const { return base_ > 0.0; }
+  std::vector<Sensitivity> all() {
+    std::vector<Sensitivity> out;
+    for (std::size_t i = 0; i < numbers_of(hardware_).size(); ++i)
+      out.push_back(
+          machine(numbers_of(hardware_)[i].key, [i](Hardware& h, double f) { numbers_of(h)[i].at->value *= f; }));
+    out.push_back(machine("peak FLOP/s", [](Hardware& h, double f) {
+      for (auto& [name, peak] : h.peak) peak *= f;
+    }));
+    out.push_back(machine("memory bandwidth", [](Hardware& h, double f) { h.memory_bandwidth *= f; }));
+    const auto bytes = [](std::int64_t& b, double f) { b = static_cast<std::int64_t>(static_cast<double>(b) * f); };
+    const auto count = [](std::int64_t& n, double f) {
+      n = std::max<std::int64_t>(1, std::llround(static_cast<double>(n) * f));
+    };
+    using S = Scenario;
+    out.push_back(work("cluster.device_memory", [&](S& s, double f) { bytes(s.cluster.device_memory_bytes, f); }));
+    out.push_back(work("cluster.host_memory", [&](S& s, double f) { bytes(s.cluster.host_memory_bytes, f); }));
+    out.push_back(work("algorithm.prompts", [&](S& s, double f) { count(s.algorithm.prompts, f); }));
+    out.push_back(
+        work("algorithm.samples_per_prompt", [&](S& s, double f) { count(s.algorithm.samples_per_prompt, f); }));
+    out.push_back(
+        work("rollout.max_running_requests", [&](S& s, double f) { count(s.rollout.max_running_requests, f); }));
+    out.push_back(work("rollout.memory_fraction", [](S& s, double f) { s.rollout.memory_fraction *= f; }));
+    out.push_back(work("workload.prompt_tokens.mean", [](S& s, double f) { s.workload.prompt_tokens.mean *= f; }));
+    out.push_back(work("workload.prompt_tokens.max", [](S& s, double f) { s.workload.prompt_tokens.max *= f; }));
+    out.push_back(work("workload.response_tokens.mean", [](S& s, double f) { s.workload.response_tokens.mean *= f; }));
+    out.push_back(work("workload.response_tokens.max", [](S& s, double f) { s.workload.response_tokens.max *= f; }));
+    return out;
+  }
+
+ private:
+  RlPrice price(const Hardware& h, const Scenario& s) const {
+    const TrainModel train(s.model, train_setting_of(s), CostModel(h, s.cluster), frame_);
+    const RlModel rl(train, rl_setting_of(s));
+    RlPoint p = point_;
+    // More samples are more micro-batches of the same size.
+    if (s.algorithm != scenario_.algorithm) p.train.micro_batches = rl_point_of(s).train.micro_batches;
+    p.rollout.memory_fraction = s.rollout.memory_fraction;
+    if (s.algorithm.name != AlgorithmName::sft) return rl.price(p);
+    const TrainPrice t = train.price(p.train);
+    RlPrice out;
+    out.iteration_seconds = t.valid ? t.step_seconds : 0.0;
+    out.fits = t.valid && t.total_bytes() <= rl.setting().device_bytes;
+    return out;
+  }
+  Sensitivity effect(std::string name, const RlPrice& minus, const RlPrice& plus) const {
+    return {std::move(name), minus.iteration_seconds / base_ - 1.0, plus.iteration_seconds / base_ - 1.0, minus.fits,
+            plus.fits};
+  }
+  Sensitivity machine(std::string name, const std::function<void(Hardware&, double)>& change) const {
+    Hardware less = hardware_, more = hardware_;
+    change(less, 0.9), change(more, 1.1);
+    return effect(std::move(name), price(less, scenario_), price(more, scenario_));
+  }
+  Sensitivity work(std::string name, const std::function<void(Scenario&, double)>& change) const {
+    Scenario less = scenario_, more = scenario_;
+    change(less, 0.9), change(more, 1.1);
+    return effect(std::move(name), price(hardware_, less), price(hardware_, more));
+  }
+
+  Scenario scenario_;
+  Hardware hardware_;
+  FrameworkProfile frame_;
+  RlPoint point_;
+  double base_ = 0;
+};
+
+}  // namespace
+
 Result<std::vector<Sensitivity>> sensitivity(const Scenario& scenario, const std::filesystem::path& catalogue) {
   auto hardware = hardware_for(scenario.cluster, catalogue);
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(scenario.profile, catalogue);
   if (!frame) return fail(frame.error());
-  const RlPoint point = rl_point_of(scenario);
-  const auto seconds = [&](const Hardware& h, const Scenario& s) {
-    const TrainModel train(s.model, train_setting_of(s), CostModel(h, s.cluster), *frame);
-    const RlModel rl(train, rl_setting_of(s));
-    return scenario.algorithm.name == AlgorithmName::sft ? train.price(point.train).step_seconds
-                                                         : rl.price(point).iteration_seconds;
-  };
-  const double base = seconds(*hardware, scenario);
+  Perturbed perturbed(scenario, std::move(*hardware), std::move(*frame));
   std::vector<Sensitivity> out;
-  if (base <= 0.0) return out;
-  const auto machine = [&](const char* name, const std::function<void(Hardware&, double)>& change) {
-    const auto at = [&](double factor) {
-      Hardware h = *hardware;
-      change(h, factor);
-      return seconds(h, scenario) / base - 1.0;
-    };
-    out.push_back({name, at(0.9), at(1.1)});
-  };
-  machine("peak FLOP/s", [](Hardware& h, double f) {
-    for (auto& [name, peak] : h.peak) peak *= f;
-  });
-  machine("memory bandwidth", [](Hardware& h, double f) { h.memory_bandwidth *= f; });
-  machine("bandwidth inside a node", [](Hardware& h, double f) { h.intra.bandwidth.value *= f; });
-  machine("bandwidth between nodes", [](Hardware& h, double f) { h.inter.bandwidth.value *= f; });
-  machine("host link bandwidth", [](Hardware& h, double f) { h.host_bandwidth.value *= f; });
-  machine("attention efficiency",
-          [](Hardware& h, double f) { h.attention.forward.value *= f, h.attention.backward.value *= f; });
-  machine("kernel overhead", [](Hardware& h, double f) { h.kernel_overhead.value *= f; });
-  machine("launch time", [](Hardware& h, double f) { h.launch.value *= f; });
-  const auto work = [&](const char* name, const std::function<void(Scenario&, double)>& change) {
-    const auto at = [&](double factor) {
-      Scenario s = scenario;
-      change(s, factor);
-      return seconds(*hardware, s) / base - 1.0;
-    };
-    out.push_back({name, at(0.9), at(1.1)});
-  };
-  work("mean response", [](Scenario& s, double f) { s.workload.response_tokens.mean *= f; });
-  work("longest response", [](Scenario& s, double f) { s.workload.response_tokens.max *= f; });
-  work("mean prompt", [](Scenario& s, double f) { s.workload.prompt_tokens.mean *= f; });
+  if (!perturbed.valid()) return out;
+  out = perturbed.all();
   std::stable_sort(out.begin(), out.end(), [](const Sensitivity& a, const Sensitivity& b) {
     return std::max(std::abs(a.minus), std::abs(a.plus)) > std::max(std::abs(b.minus), std::abs(b.plus));
   });
@@ -196,28 +241,79 @@ Result<std::vector<Sensitivity>> sensitivity(const Scenario& scenario, const std
 std::string render(const std::vector<Sensitivity>& all) {
   std::string out = "Iteration seconds when one number is 10 % lower or higher\n";
   for (const Sensitivity& s : all)
-    out += fmt::format("  {:<28} {:>+7.2f} %  {:>+7.2f} %\n", s.number, 100 * s.minus, 100 * s.plus);
+    out += fmt::format("  {:<30} {:>+7.2f} %  {:>+7.2f} %{}\n", s.number, 100 * s.minus, 100 * s.plus,
+                       s.minus_fits && s.plus_fits ? ""
+                       : s.plus_fits               ? "  lower: does not fit"
+                                                   : "  higher: does not fit");
   return out;
 }
+
+namespace {
+
+/// Searches the scenario on a cluster of that size; `whole`: what nearly fits is of interest too.
+Result<RlSearch> search_on(Scenario s, std::int64_t nodes, std::int64_t per_node, bool whole,
+                           const std::filesystem::path& catalogue) {
+  s.cluster.nodes = nodes;
+  s.cluster.gpus_per_node = per_node;
+  auto pricer = ScenarioPricer::make(s, catalogue);
+  if (!pricer) return fail(pricer.error());
+  const RlSetting& set = (*pricer)->rl().setting();
+  return search_rl((*pricer)->rl(), default_rl_space(s),
+                   {.keep = 3, .device_bytes = set.device_bytes, .host_bytes = set.host_bytes, .nearest = whole});
+}
+
+/// Ranks below which master copies, moments and gradients of the whole model do not even fit all devices together.
+double least_ranks(const Scenario& s) {
+  if (s.train.offload == Offload::layerwise) return 1.0;
+  const StateBytes b = train_setting_of(s).state;
+  return static_cast<double>(parameter_count(s.model)) * (b.master + b.moments + b.grads) /
+         rl_setting_of(s).device_bytes;
+}
+
+}  // namespace
 
 Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::filesystem::path& catalogue,
                                          std::int64_t most) {
   SmallestCluster out;
-  for (std::int64_t nodes = 1; nodes <= most; nodes *= 2) {
-    Scenario s = scenario;
-    s.cluster.nodes = nodes;
-    auto pricer = ScenarioPricer::make(s, catalogue);
-    if (!pricer) return fail(pricer.error());
-    SearchOptions options{.keep = 3,
-                          .device_bytes = (*pricer)->rl().setting().device_bytes,
-                          .host_bytes = (*pricer)->rl().setting().host_bytes};
-    out.search = search_rl((*pricer)->rl(), default_rl_space(s), options);
-    if (!out.search.best.empty()) {
-      out.nodes = nodes;
-      return out;
-    }
+  const std::int64_t per_node = scenario.cluster.gpus_per_node;
+  const double least = least_ranks(scenario) / static_cast<double>(scenario.cluster.ranks_per_device);
+  // Doubling first: most impossible scenarios are impossible on any number of nodes.
+  std::int64_t enough = 0;
+  for (std::int64_t nodes = 1; nodes <= most && enough == 0; nodes *= 2) {
+    if (static_cast<double>(nodes * per_node) < least && nodes * 2 <= most) continue;
+    auto found = search_on(scenario, nodes, per_node, true, catalogue);
+    if (!found) return fail(found.error());
+    out.search = std::move(*found);
+    if (!out.search.best.empty()) enough = nodes;
+  }
+  if (enough == 0) return out;
+  out.nodes = enough, out.gpus = enough * per_node;
+  const auto try_size = [&](std::int64_t nodes, std::int64_t each) -> Result<bool> {
+    if (static_cast<double>(nodes * each) < least) return false;
+    auto found = search_on(scenario, nodes, each, false, catalogue);
+    if (!found) return fail(found.error());
+    if (found->best.empty()) return false;
+    out.nodes = nodes, out.gpus = nodes * each;
+    out.search = std::move(*found);
+    return true;
+  };
+  for (std::int64_t each = 1; each < per_node && enough == 1; ++each) {
+    const auto fits = try_size(1, each);
+    if (!fits) return fail(fits.error());
+    if (*fits) return out;
+  }
+  for (std::int64_t nodes = enough / 2 + 1; nodes < enough; ++nodes) {
+    const auto fits = try_size(nodes, per_node);
+    if (!fits) return fail(fits.error());
+    if (*fits) return out;
   }
   return out;
+}
+
+std::string render(const SmallestCluster& s) {
+  if (s.gpus == 0) return fmt::format("No cluster of such nodes holds it: {}\n", s.search.reason);
+  return fmt::format("Smallest cluster: {} GPU{} on {} node{}\n{}", s.gpus, s.gpus == 1 ? "" : "s", s.nodes,
+                     s.nodes == 1 ? "" : "s", render(s.search));
 }
 
 }  // namespace hotbunk

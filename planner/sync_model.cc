@@ -5,34 +5,33 @@
 
 namespace hotbunk {
 
-SyncConstants sync_constants(SyncMechanism m) {
+std::string_view name_of(SyncMechanism m) {
+  constexpr std::string_view names[] = {"per tensor",     "stream", "handles per tensor", "bucketed", "broadcast",
+                                        "point to point", "direct"};
+  return names[static_cast<std::size_t>(m)];
+}
+
+const SyncConstants& sync_constants(SyncMechanism m) {
   // The slime figures (61 GB, 18,867 tensors; 120, 90, 30 and 7 s) differ by mechanism alone; each step of their
   // history removes one cost: gathers one by one (1.6 ms per tensor), a request per tensor (3.2 ms), a handle opened
   // and closed per tensor (1.2 ms). What remains is bytes and buckets.
-  const char* slime = "fitted on slime's history of Qwen3-30B-A3B (weight_sync.csv)";
-  const char* engine = "fitted on checkpoint-engine's broadcast rows (weight_sync.csv)";
-  const char* nemo = "fitted on NeMo-RL's reshard rows (weight_sync.csv)";
-  switch (m) {
-    case SyncMechanism::per_tensor_ipc:
-      return {{0.2, slime}, {6.0e-3, slime}, {0.0, slime}, {0.0, "cost model"}};
-    case SyncMechanism::async_gather:
-      return {{0.2, slime}, {4.4e-3, slime}, {0.0, slime}, {0.0, "cost model"}};
-    case SyncMechanism::bucketed:
-      return {{0.2, slime}, {1.2e-3, slime}, {45e-3, slime}, {0.0, "cost model"}};
-    case SyncMechanism::flattened_buckets:
-      return {{0.2, slime}, {50e-6, slime}, {45e-3, slime}, {0.0, "cost model"}};
-    case SyncMechanism::broadcast:
-      return {{1.2, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}};
-    case SyncMechanism::point_to_point:
-      return {{1.7, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}};
-    case SyncMechanism::shard_to_shard:
-      return {{0.2, nemo}, {35e-6, nemo}, {0.0, nemo}, {0.0, "cost model"}};
-  }
-  return {};
+  static const char* const slime = "fitted on slime's history of Qwen3-30B-A3B (weight_sync.csv)";
+  static const char* const engine = "fitted on checkpoint-engine's broadcast rows (weight_sync.csv)";
+  static const char* const nemo = "fitted on NeMo-RL's reshard rows (weight_sync.csv)";
+  static const SyncConstants constants[] = {
+      {{0.2, slime}, {6.0e-3, slime}, {0.0, slime}, {0.0, "cost model"}},
+      {{0.2, slime}, {4.4e-3, slime}, {0.0, slime}, {0.0, "cost model"}},
+      {{0.2, slime}, {1.2e-3, slime}, {45e-3, slime}, {0.0, "cost model"}},
+      {{0.2, slime}, {50e-6, slime}, {45e-3, slime}, {0.0, "cost model"}},
+      {{1.2, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
+      {{1.7, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
+      {{0.2, nemo}, {35e-6, nemo}, {0.0, nemo}, {0.0, "cost model"}},
+  };
+  return constants[static_cast<std::size_t>(m)];
 }
 
 SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
-  const SyncConstants c = sync_constants(m);
+  const SyncConstants& c = sync_constants(m);
   const double buckets = std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
   const std::int64_t node = cost.ranks_per_node(), ranks = std::max(job.sources, job.targets);
   const double nodes = std::ceil(static_cast<double>(ranks) / static_cast<double>(node));

@@ -2,6 +2,7 @@
 //   max over pipelined stages of bytes / bandwidth + per-tensor cost * tensors + per-bucket cost * buckets + start
 #pragma once
 #include <cstdint>
+#include <string_view>
 
 #include "planner/cost_model.h"
 #include "spec/scenario.h"
@@ -19,6 +20,9 @@ enum class SyncMechanism : std::uint8_t {
   shard_to_shard      // each pair exchanges the intersection of its shards
 };
 
+/// "bucketed", "direct", …: the scenario's word for it where it has one.
+std::string_view name_of(SyncMechanism);
+
 struct SyncConstants {
   Sourced start;       // s per update
   Sourced per_tensor;  // s
@@ -26,7 +30,7 @@ struct SyncConstants {
   Sourced bandwidth;   // bytes/s of the slowest pipelined stage, 0: from the cost model
 };
 /// Constants with their sources; which rows they were fitted on stands in docs/validation.md.
-SyncConstants sync_constants(SyncMechanism);
+const SyncConstants& sync_constants(SyncMechanism);
 
 struct SyncJob {
   double model_bytes = 0;  // in the rollout's dtype

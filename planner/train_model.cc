@@ -47,12 +47,15 @@ bool TrainModel::divides(const TrainPoint& p) const {
   if (p.micro_batch < 1 || p.micro_batches < 1) return false;
   if (model_.heads % p.tp != 0 || (model_.heads / p.tp) % p.ulysses != 0) return false;
   if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0) return false;
-  if (model_.intermediate % p.tp != 0 || setting_.sequence % ways != 0) return false;
+  if (model_.intermediate % p.tp != 0) return false;
+  // C1: KV heads are split or repeated whole.
+  if (!model_.mla && model_.kv_heads % p.ulysses != 0 && p.ulysses % model_.kv_heads != 0) return false;
+  if (!setting_.ragged && setting_.sequence % ways != 0) return false;
   if (p.pp > model_.layers || p.pp * p.vpp > model_.layers || (p.vpp > 1 && p.pp == 1)) return false;
   // Interleaved chunks are equal, or one layer short at both ends where the embedding and the head count as one each.
   const bool equal = split_given(p) || model_.layers % (p.pp * p.vpp) == 0 || (model_.layers + 2) % (p.pp * p.vpp) == 0;
   if (p.vpp > 1 && (!equal || p.micro_batches % p.pp != 0)) return false;
-  if (p.sp && (p.tp == 1 || setting_.sequence / ways % p.tp != 0)) return false;
+  if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
   if (p.ep > 1 || p.etp > 1) {
     if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
@@ -121,7 +124,9 @@ TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
     out.valid = false;
     return out;
   }
-  out.tokens = static_cast<double>(p.dp * p.micro_batch * p.micro_batches * setting_.sequence);
+  // In double: a batch of absurd size must not overflow.
+  out.tokens = static_cast<double>(p.dp) * static_cast<double>(p.micro_batch) * static_cast<double>(p.micro_batches) *
+               static_cast<double>(setting_.sequence);
   out.model_flops = model_flops(out.tokens);
   price_time(p, l, out);
   price_traffic(p, l, out);

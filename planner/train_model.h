@@ -35,7 +35,7 @@ struct TrainPoint {
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   std::int64_t data_ranks() const { return dp * cp * ulysses; }
   std::int64_t shard_ranks() const { return fsdp > 0 ? std::min(fsdp, data_ranks()) : data_ranks(); }
-  friend bool operator==(const TrainPoint&, const TrainPoint&) = default;
+  friend auto operator<=>(const TrainPoint&, const TrainPoint&) = default;
 };
 
 /// What the passes over one layer cost one rank for one micro-batch. Seconds are of the stream's own time.
@@ -153,6 +153,7 @@ struct TrainSetting {
   double mean_keys = 0;         // visible keys per query when packed, 0: causal over `sequence`
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
+  bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
 };
 
 class TrainModel {

@@ -1,0 +1,36 @@
+// What a transition order costs: the fullest moments of the device while the shifts change, and the bytes that cross
+// the host link. Closed form: a walk over at most eleven steps.
+#pragma once
+#include <vector>
+
+#include "spec/transition.h"
+
+namespace hotbunk {
+
+/// Sizes of one rank in bytes.
+struct ShiftBytes {
+  double params = 0;     // what the sync reads: training's parameter shards
+  double optimizer = 0;  // moments, master copies beside them, reference
+  double weights = 0;    // of the rollout
+  double kv = 0;
+  double staging = 0;       // of the sync, from parameters on the device
+  double host_staging = 0;  // more of it when the sync reads the parameters' host copy
+};
+
+struct ShiftPrice {
+  double sync_bytes = 0;        // fullest moment up to the rollout: the step that is under way counts on both sides
+  double wake_bytes = 0;        // fullest moment after the rollout
+  double rollout_rest = 0;      // of training on the device while the rollout runs
+  double train_rest = 0;        // of the rollout on the device while training runs
+  double asleep = 0;            // most on the host at once
+  double down = 0, up = 0;      // bytes to the host and back in a cycle, outside of the sync
+  bool sync_from_host = false;  // and params once more upwards, in the sync
+};
+/// A step that moves a part counts it as on the device throughout: it leaves or arrives buffer by buffer.
+ShiftPrice price_shift(const TransitionOrder&, const ShiftBytes&);
+
+/// The orders that are not beaten by another in every moment and every copy, whatever the sizes: only these can win a
+/// search. Tests compare with all legal orders on random sizes.
+std::vector<TransitionOrder> undominated(std::vector<TransitionOrder>);
+
+}  // namespace hotbunk

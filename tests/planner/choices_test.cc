@@ -1,0 +1,228 @@
+#include "planner/choices.h"
+
+#include <rapidcheck.h>
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+const char* const seven_b =
+    "name: qwen\nmodel: qwen2.5-7b\ncluster: {gpu: {base: h100-sxm-80gb, price_per_hour: 2}, nodes: 1, gpus_per_node: "
+    "8}\n"
+    "train: {engine: fsdp2, layout: {dp: 4, cp: 2}, recompute: full, micro_batch_tokens: 16384}\n"
+    "rollout: {engine: sglang, layout: {tp: 4, dp: 2}, memory_fraction: 0.8}\n"
+    "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8, reference: true}\n"
+    "workload: {prompt_tokens: {mean: 501, max: 1024}, response_tokens: {mean: 1535, max: 4096}}\n";
+
+const char* const moe_megatron =
+    "model: qwen3-30b-a3b\ncluster: {gpu: h100-sxm-80gb, nodes: 2}\nprofile: verl-megatron\n"
+    "train: {engine: megatron, layout: {dp: 2, tp: 4, pp: 2, ep: 4, sp: true}, recompute: full, micro_batch_tokens: "
+    "8192}\n"
+    "rollout: {engine: sglang, layout: {tp: 4, dp: 4}}\nalgorithm: {prompts: 128, samples_per_prompt: 8}\n"
+    "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 6144}}\n";
+
+Scenario load(const std::string& text, const std::vector<std::string>& sets = {}) {
+  auto s = load_scenario_text(text, "test.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  return *s;
+}
+
+std::unique_ptr<ScenarioPricer> pricer_of(const Scenario& s) {
+  auto pricer = ScenarioPricer::make(s, catalog_root());
+  if (!pricer) FAIL(render(pricer.error()));
+  return std::move(*pricer);
+}
+
+Choices choices_of(const Scenario& s, const ChoiceOptions& options = {}) {
+  auto c = choose(*pricer_of(s), options);
+  if (!c) FAIL(render(c.error()));
+  return *c;
+}
+
+double seconds_of(const Scenario& s) {
+  const auto pricer = pricer_of(s);
+  return pricer->price(pricer->point()).iteration_seconds;
+}
+
+}  // namespace
+
+TEST_CASE("the flags of every row are taken by the loader and price to the row's numbers") {
+  const struct {
+    const char* text;
+    std::vector<std::string> sets;
+  } cases[] = {{seven_b, {}},
+               {seven_b, {"algorithm.max_staleness=1", "rollout.layout.order=auto", "transition=auto"}},
+               {seven_b, {"train.offload=layerwise", "transition=slime"}},
+               {seven_b, {"placement=disaggregated", "train.layout={dp: 4}", "rollout.layout={tp: 2, dp: 2}"}},
+               {moe_megatron, {}},
+               {moe_megatron, {"model=qwen2.5-32b", "train.layout.ep=1"}}};
+  int rows = 0, placements = 0;
+  for (const auto& c : cases)
+    for (const Objective objective : {Objective::seconds, Objective::memory}) {
+      const Scenario s = load(c.text, c.sets);
+      const Choices found = choices_of(s, {.objective = objective, .top = 8});
+      CHECK(!found.pareto.empty());
+      for (const auto* list : {&found.rows, &found.infeasible, &found.pareto})
+        for (const ChoiceRow& row : *list) {
+          std::vector<std::string> sets = c.sets;
+          sets.insert(sets.end(), row.flags.begin(), row.flags.end());
+          INFO(describe(row.point) << "\n" << nlohmann::json(row.flags).dump());
+          const auto again = load_scenario_text(c.text, "test.yaml", sets);
+          if (!again) FAIL(render(again.error()));
+          const auto pricer = pricer_of(*again);
+          const RlPrice price = pricer->price(pricer->point());
+          // Uneven pipelines are priced stage by stage once the split is written down, by their ends and a middle
+          // stage in the search.
+          const double tolerance = again->train.pipeline_split.empty() ? 1e-12 : 0.02;
+          CHECK(price.iteration_seconds == Approx(row.price.iteration_seconds).epsilon(tolerance));
+          CHECK(price.peak_bytes() == Approx(row.price.peak_bytes()).epsilon(tolerance));
+          CHECK(price.host_bytes == Approx(row.price.host_bytes).epsilon(tolerance));
+          // What was left to the planner is spelled out, also for the scenario's own layout.
+          const bool spelled = s.transition == "auto";
+          CHECK((spelled || row.own == row.flags.empty()));
+          placements += row.point.placement == PlacementMode::disaggregated ? 1 : 0;
+          ++rows;
+        }
+    }
+  CHECK(rows > 100);
+  CHECK(placements > 0);
+}
+
+TEST_CASE("the ranking has the scenario's own layout in its place and says why the winner wins") {
+  const Choices c = choices_of(load(seven_b), {.top = 4});
+  int own = 0;
+  double last = 0;
+  for (const ChoiceRow& r : c.rows) {
+    own += r.own ? 1 : 0;
+    if (!r.price.fits) continue;
+    CHECK(r.price.iteration_seconds >= last);
+    last = r.price.iteration_seconds;
+  }
+  CHECK(own == 1);
+  CHECK(c.rows.size() >= 4);
+  const std::string text = render(c);
+  CHECK_THAT(text, Catch::Contains("yours") && Catch::Contains("Why 1 is better than yours") &&
+                       Catch::Contains("train -") && Catch::Contains("--set train.recompute=") &&
+                       Catch::Contains("too much at"));
+  const auto doc = nlohmann::json::parse(to_json(c));
+  CHECK(doc["best"].size() == c.rows.size());
+  CHECK(doc["best"][0]["fits"] == true);
+  CHECK(doc["complete"] == true);
+  // Headroom is kept by all rows but the scenario's own.
+  const Choices spare = choices_of(load(seven_b), {.headroom = 0.4, .top = 4});
+  for (const ChoiceRow& r : spare.rows)
+    if (r.price.fits) CHECK(r.price.peak_bytes() <= 0.6 * 79.65 * gib);
+}
+
+TEST_CASE("objectives: each is best in its own, money needs a price") {
+  const Scenario s = load(seven_b);
+  for (std::size_t i = 0; i < num_objectives; ++i) {
+    const auto objective = static_cast<Objective>(i);
+    CHECK(objective_named(std::string(name_of(objective))) == objective);
+    const Choices mine = choices_of(s, {.objective = objective, .top = 1});
+    const auto pricer = pricer_of(s);
+    for (std::size_t k = 0; k < num_objectives; ++k) {
+      const Choices other = choices_of(s, {.objective = static_cast<Objective>(k), .top = 1});
+      CHECK(objective_of(objective, pricer->rl(), mine.rows[0].point, mine.rows[0].price) <=
+            objective_of(objective, pricer->rl(), other.rows[0].point, other.rows[0].price));
+    }
+  }
+  const Choices c = choices_of(s, {.objective = Objective::money, .top = 1});
+  // 8 GPUs x seconds / 3600 x 2 per hour, for 512 samples, scaled to a million.
+  CHECK(c.rows[0].money == Approx(8 * c.rows[0].price.iteration_seconds / 3600 * 2 / 512 * 1e6));
+  const auto without =
+      choose(*pricer_of(load(seven_b, {"cluster.gpu.price_per_hour=0"})), {.objective = Objective::money});
+  REQUIRE_FALSE(without.has_value());
+  CHECK(without.error()[0].code == "E262");
+  CHECK_FALSE(objective_named("second").has_value());
+}
+
+TEST_CASE("disaggregated: one step off hides the shorter side, on policy adds them") {
+  const std::vector<std::string> split = {"placement=disaggregated", "train.layout={dp: 4}",
+                                          "rollout.layout={tp: 2, dp: 2}"};
+  auto off = split;
+  off.emplace_back("algorithm.max_staleness=1");
+  const auto on_policy = pricer_of(load(seven_b, split)), one_off = pricer_of(load(seven_b, off));
+  const RlPrice a = on_policy->price(on_policy->point()), b = one_off->price(one_off->point());
+  const auto at = [&](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
+  const double rollout = at(a, RlPhase::rollout), sync = at(a, RlPhase::sync);
+  const double training = at(a, RlPhase::train) + at(a, RlPhase::reference) + at(a, RlPhase::old_logprobs);
+  CHECK(a.iteration_seconds == Approx(rollout + training + sync));
+  CHECK(b.iteration_seconds == Approx(std::max(rollout, training) + sync));
+  CHECK(at(a, RlPhase::sleep) == 0);
+  CHECK(on_policy->point().gpus() == 8);
+  const Explanation e = explain(*one_off);
+  double sum = 0;
+  for (const CostNode& part : e.time.children) sum += part.seconds;
+  CHECK(sum == Approx(b.iteration_seconds));
+}
+
+TEST_CASE("impossible inputs get a reason") {
+  const auto reason = [](const std::vector<std::string>& sets, std::int64_t budget = 0) {
+    return choices_of(load(seven_b, sets), {.budget = budget}).reason;
+  };
+  CHECK_THAT(reason({"cluster.device_memory_gib=1"}), Catch::Contains("no rollout layout holds"));
+  CHECK_THAT(reason({"cluster.device_memory_gib=12"}), Catch::Contains("none of") && Catch::Contains("a device has"));
+  CHECK_THAT(reason({"cluster.host_memory_gib=0.1", "cluster.device_memory_gib=24"}), Catch::Contains("none of"));
+  CHECK_THAT(reason({"model=deepseek-v3", "cluster.gpu.base=h800-sxm-80gb"}), Catch::Contains("no rollout layout"));
+  // Sizes far beyond any job: numbers stay finite, the answer stays an answer.
+  const Choices huge = choices_of(load(seven_b, {"algorithm.prompts=16777216", "algorithm.samples_per_prompt=65536"}));
+  for (const ChoiceRow& r : huge.rows) CHECK(std::isfinite(r.price.iteration_seconds));
+  CHECK(!huge.rows.empty());
+  CHECK_THAT(render(choices_of(load(seven_b, {"cluster.device_memory_gib=12"}))), Catch::Contains("none of"));
+  for (const char* set : {"cluster.nodes=0", "cluster.gpus_per_node=0", "cluster.gpus_per_node=-8", "train.layout.dp=0",
+                          "cluster.nodes=99999999999999999999", "rollout.memory_fraction=0"})
+    CHECK_FALSE(load_scenario_text(seven_b, "test.yaml", {set}).has_value());
+}
+
+TEST_CASE("property: more bandwidth is never slower, more memory never infeasible") {
+  CHECK(rc::check([] {
+    const auto pick = [](const std::vector<std::string>& values) { return *rc::gen::elementOf(values); };
+    std::vector<std::string> sets = {
+        pick({"train.recompute=none", "train.recompute=selective", "train.recompute=full"}),
+        pick({"train.offload=none", "train.offload=sleep"}),
+        pick({"transition=hotbunk", "transition=slime", "transition=verl", "transition=auto"}),
+        pick({"sync.mode=bucketed", "sync.mode=direct", "sync.mode=broadcast", "sync.mode=stream"}),
+        pick({"train.layout={dp: 8}", "train.layout={dp: 4, cp: 2}", "train.layout={dp: 2, ulysses: 4}",
+              "train.layout={dp: 4, tp: 2, sp: true}"}),
+        pick({"rollout.layout={tp: 4, dp: 2}", "rollout.layout={tp: 2, dp: 4}", "rollout.layout={tp: 1, dp: 8}"})};
+    if (sets[4].find("tp") != std::string::npos) sets.emplace_back("train.engine=megatron");
+    const auto base = load_scenario_text(seven_b, "test.yaml", sets);
+    if (!base) RC_LOG() << render(base.error());
+    RC_ASSERT(base.has_value());
+    const double factor = 1.0 + *rc::gen::inRange(0, 1000) / 100.0;
+    const std::function<void(ClusterSpec&)> faster[] = {[&](ClusterSpec& c) { c.gpu.nvlink_bandwidth.value *= factor; },
+                                                        [&](ClusterSpec& c) { c.gpu.memory_bandwidth.value *= factor; },
+                                                        [&](ClusterSpec& c) { c.gpu.pcie_bandwidth.value *= factor; },
+                                                        [&](ClusterSpec& c) { c.network_bandwidth.value *= factor; },
+                                                        [&](ClusterSpec& c) {
+                                                          for (auto& [name, flops] : c.gpu.flops) flops.value *= factor;
+                                                        }};
+    Scenario s = *base;
+    s.cluster.calibration = "";
+    s.cluster.gpu.name = "unlisted";  // no profile of the catalogue: the datasheet's rates are what counts
+    const double before = seconds_of(s);
+    for (const auto& change : faster) {
+      Scenario t = s;
+      change(t.cluster);
+      RC_ASSERT(seconds_of(t) <= before * (1 + 1e-12));
+    }
+    // With more memory everything that fitted does.
+    const auto small = pricer_of(s);
+    Scenario t = s;
+    t.cluster.device_memory_bytes =
+        static_cast<std::int64_t>(static_cast<double>(s.cluster.device_memory_bytes) * factor);
+    t.rollout.memory_fraction = s.rollout.memory_fraction / factor;  // the same pool
+    const auto large = pricer_of(t);
+    RC_ASSERT(!small->price(small->point()).fits || large->price(large->point()).fits);
+  }));
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,331 @@
+#include "planner/search.h"
+
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <map>
+#include <random>
+
+#include "planner/answers.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Scenario scenario_of(const std::vector<std::string>& sets = {}) {
+  const char* text =
+      "name: qwen\nmodel: qwen2.5-7b\ncluster: {gpu: {base: h100-sxm-80gb, price_per_hour: 2}, nodes: 1, "
+      "gpus_per_node: 8}\n"
+      "train: {engine: fsdp2, layout: {dp: 8}, recompute: full, micro_batch_tokens: 16384}\n"
+      "rollout: {engine: sglang, layout: {tp: 4, dp: 2}, memory_fraction: 0.8}\n"
+      "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8, reference: true}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
+  auto s = load_scenario_text(text, "test.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  return *s;
+}
+
+std::unique_ptr<ScenarioPricer> pricer_of(const Scenario& s) {
+  auto pricer = ScenarioPricer::make(s, catalog_root());
+  if (!pricer) FAIL(render(pricer.error()));
+  return std::move(*pricer);
+}
+
+/// Small enough to price by hand-written loops, with every kind of knob in it.
+RlSpace small_space(const Scenario& s) {
+  RlSpace out = default_rl_space(s);
+  out.train.cp = {1, 2};
+  out.train.ulysses = {1, 2};
+  out.train.micro_batch = {3, 6};
+  out.memory_fraction = {0.6, 0.8};
+  out.placement = {
+      {PlacementMode::colocated, 8, 8}, {PlacementMode::disaggregated, 4, 4}, {PlacementMode::disaggregated, 6, 2}};
+  out.bucket_bytes = {512.0 * 1024 * 1024, 2048.0 * 1024 * 1024};
+  return out;
+}
+
+/// The slow obvious search: nested loops over the space and RlModel::price, nothing shared with the fast one.
+struct Brute {
+  struct Item {
+    double value = 0, second = 0, over = 0;
+    RlCandidate c;
+  };
+  std::vector<Item> all;
+
+  Brute(RlModel model, const RlSpace& s, const SearchOptions& o) {
+    for (const PlacementChoice& place : s.placement) {
+      const bool shared = place.mode == PlacementMode::colocated;
+      for (auto cp : s.train.cp)
+        for (auto ulysses : s.train.ulysses)
+          for (auto b : s.train.micro_batch)
+            for (Recompute recompute : s.train.recompute)
+              for (auto tp : s.rollout_tp)
+                for (bool strided : s.strided)
+                  for (double fraction : s.memory_fraction) {
+                    if (place.train_ranks % (cp * ulysses) != 0 || place.rollout_ranks % tp != 0) continue;
+                    RlPoint p;
+                    p.placement = place.mode;
+                    p.train = {.dp = place.train_ranks / (cp * ulysses), .cp = cp, .ulysses = ulysses};
+                    p.train.sharding = Sharding::fsdp;
+                    p.train.recompute = recompute;
+                    p.train.micro_batch = b;
+                    p.train.micro_batches = (s.train.batch + p.train.dp * b - 1) / (p.train.dp * b);
+                    p.rollout = {
+                        .tp = tp, .engines = place.rollout_ranks / tp, .strided = strided, .memory_fraction = fraction};
+                    if (!model.divides(p.rollout)) continue;
+                    if (shared) model.learn_reshard(p.train, p.rollout);
+                    add_variants(model, s, o, p, shared);
+                  }
+    }
+  }
+
+  void add_variants(const RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, bool shared) {
+    const std::vector<SyncMechanism> across = {SyncMechanism::broadcast, SyncMechanism::shard_to_shard};
+    const std::vector<TransitionOrder> none = {TransitionOrder{}};
+    for (SyncMechanism sync : shared ? s.sync : across)
+      for (double bucket : s.bucket_bytes)
+        for (const TransitionOrder& order : shared ? s.transition : none) {
+          p.sync = sync, p.bucket_bytes = bucket, p.transition = order;
+          RlPrice price = model.price(p);
+          if (price.iteration_seconds <= 0) continue;
+          const double bytes = price.peak_bytes(), seconds = price.iteration_seconds;
+          const double over = std::max(0.0, bytes - o.limit_bytes()) + std::max(0.0, price.host_bytes - o.host_bytes);
+          price.fits = over <= 0;
+          const double value = objective_of(o.objective, model, p, price);
+          const bool by_time = o.objective == Objective::memory || o.objective == Objective::gpus;
+          all.push_back({value, by_time ? seconds : bytes, over, {p, price}});
+        }
+  }
+
+  std::vector<Item> best(std::size_t keep) const {
+    std::vector<Item> fit;
+    for (const Item& i : all)
+      if (i.over <= 0) fit.push_back(i);
+    std::sort(fit.begin(), fit.end(), [](const Item& a, const Item& b) {
+      if (a.value != b.value) return a.value < b.value;
+      if (a.second != b.second) return a.second < b.second;
+      return a.c.point < b.c.point;
+    });
+    std::vector<Item> out;
+    for (const Item& i : fit) {
+      if (std::any_of(out.begin(), out.end(), [&](const Item& x) { return same_layout(x.c.point, i.c.point); }))
+        continue;
+      out.push_back(i);
+      if (out.size() == keep) break;
+    }
+    return out;
+  }
+
+  /// (seconds, bytes) that nothing feasible beats, by comparison of all with all after sorting.
+  std::vector<std::pair<double, double>> front() const {
+    std::map<double, double> least;  // bytes by seconds
+    for (const Item& i : all)
+      if (i.over <= 0) {
+        const double seconds = i.c.price.iteration_seconds, bytes = i.c.price.peak_bytes();
+        const auto at = least.try_emplace(seconds, bytes).first;
+        at->second = std::min(at->second, bytes);
+      }
+    std::vector<std::pair<double, double>> out;
+    for (const auto& [seconds, bytes] : least)
+      if (out.empty() || bytes < out.back().second) out.emplace_back(seconds, bytes);
+    return out;
+  }
+
+  /// The least bytes over, among what is better than the best.
+  double nearest(double best_value) const {
+    double least = 1e300;
+    for (const Item& i : all)
+      if (i.over > 0 && i.value < best_value) least = std::min(least, i.over);
+    return least;
+  }
+};
+
+void check_equal(const RlSearch& a, const RlSearch& b) {
+  REQUIRE(a.best.size() == b.best.size());
+  for (std::size_t i = 0; i < a.best.size(); ++i) CHECK(a.best[i].point == b.best[i].point);
+  REQUIRE(a.pareto.size() == b.pareto.size());
+  for (std::size_t i = 0; i < a.pareto.size(); ++i) CHECK(a.pareto[i].point == b.pareto[i].point);
+  REQUIRE(a.infeasible.size() == b.infeasible.size());
+  for (std::size_t i = 0; i < a.infeasible.size(); ++i) CHECK(a.infeasible[i].point == b.infeasible[i].point);
+}
+
+}  // namespace
+
+TEST_CASE("joint search = brute force for every objective, on one to three threads") {
+  const auto pricer = pricer_of(scenario_of({"algorithm.max_staleness=1"}));
+  const RlSpace space = small_space(pricer->scenario());
+  for (std::size_t o = 0; o < num_objectives; ++o)
+    for (const double device : {80e9, 60e9}) {
+      SearchOptions options{
+          .keep = 6, .objective = static_cast<Objective>(o), .device_bytes = device, .headroom = 0.05};
+      const Brute brute(pricer->rl(), space, options);
+      const auto best = brute.best(options.keep);
+      const auto front = brute.front();
+      REQUIRE(brute.all.size() > 2000);
+      REQUIRE(best.size() == options.keep);
+      RlSearch first;
+      for (const int threads : {1, 2, 3})
+        for (const bool prune : {true, false}) {
+          INFO(name_of(options.objective) << ", " << device << " bytes, " << threads << " threads, prune " << prune);
+          options.threads = threads;
+          options.prune = prune;
+          const RlSearch found = search_rl(pricer->rl(), space, options);
+          CHECK(found.complete);
+          CHECK(found.gap == 0.0);
+          CHECK(found.points == static_cast<std::int64_t>(brute.all.size()));
+          CHECK((prune ? found.priced <= found.points : found.priced == found.points));
+          REQUIRE(found.best.size() == best.size());
+          for (std::size_t i = 0; i < best.size(); ++i) {
+            CHECK(found.best[i].point == best[i].c.point);
+            CHECK(found.best[i].price.iteration_seconds == best[i].c.price.iteration_seconds);
+          }
+          REQUIRE(found.pareto.size() == front.size());
+          for (std::size_t i = 0; i < front.size(); ++i) {
+            CHECK(found.pareto[i].price.iteration_seconds == front[i].first);
+            CHECK(found.pareto[i].price.peak_bytes() == front[i].second);
+          }
+          const double nearest = brute.nearest(best[0].value);
+          REQUIRE(found.infeasible.empty() == (nearest >= 1e300));
+          if (!found.infeasible.empty()) {
+            const RlPrice& price = found.infeasible[0].price;
+            CHECK(std::max(0.0, price.peak_bytes() - options.limit_bytes()) +
+                      std::max(0.0, price.host_bytes - options.host_bytes) ==
+                  nearest);
+          }
+          if (threads == 1 && prune) first = found;
+          else check_equal(first, found);
+        }
+    }
+}
+
+TEST_CASE("the order in which knobs list their values changes nothing") {
+  const auto pricer = pricer_of(scenario_of());
+  const RlSpace space = small_space(pricer->scenario());
+  SearchOptions options{.keep = 8, .threads = 2};
+  const RlSearch straight = search_rl(pricer->rl(), space, options);
+  std::mt19937 random(7);
+  for (int round = 0; round < 4; ++round) {
+    RlSpace mixed = space;
+    const auto mix = [&](auto& values) { std::shuffle(values.begin(), values.end(), random); };
+    mix(mixed.train.cp), mix(mixed.train.ulysses), mix(mixed.train.micro_batch), mix(mixed.train.recompute);
+    mix(mixed.placement), mix(mixed.rollout_tp), mix(mixed.memory_fraction), mix(mixed.transition);
+    mix(mixed.sync), mix(mixed.bucket_bytes);
+    std::reverse(mixed.strided.begin(), mixed.strided.end());
+    mixed.train.cp.push_back(mixed.train.cp[0]);  // twice in the list is once in the space
+    check_equal(straight, search_rl(pricer->rl(), mixed, options));
+  }
+}
+
+TEST_CASE("any-time: a budget leaves a gap that is proven, shrinks and ends at zero") {
+  const auto pricer = pricer_of(scenario_of());
+  const RlSpace space = small_space(pricer->scenario());
+  for (const Objective objective : {Objective::seconds, Objective::memory, Objective::money}) {
+    SearchOptions options{.keep = 3, .objective = objective, .threads = 2};
+    const RlSearch whole = search_rl(pricer->rl(), space, options);
+    const auto value = [&](const RlSearch& s) {
+      return objective_of(objective, pricer->rl(), s.best[0].point, s.best[0].price);
+    };
+    double gap = 2.0;
+    bool was_short = false;
+    for (std::int64_t budget : {1, 100, 1'000, 3'000, 10'000, 100'000, 10'000'000}) {
+      options.most_points = budget;
+      const RlSearch part = search_rl(pricer->rl(), space, options);
+      INFO(name_of(objective) << ", budget " << budget << ", gap " << part.gap << ", priced " << part.priced);
+      CHECK(part.gap <= gap);
+      gap = part.gap;
+      if (!part.best.empty()) {
+        CHECK(value(part) >= value(whole));                                    // nothing is better than the best
+        CHECK(value(part) * (1.0 - part.gap) <= value(whole) * (1.0 + 1e-9));  // and the gap is never too small
+      }
+      if (part.complete) CHECK(part.gap == 0.0);
+      was_short |= !part.complete;
+    }
+    CHECK(was_short);
+    CHECK(gap == 0.0);
+    options.threads = 1;
+    options.most_points = 1'000;
+    const RlSearch alone = search_rl(pricer->rl(), space, options);
+    options.threads = 3;
+    check_equal(alone, search_rl(pricer->rl(), space, options));
+  }
+}
+
+TEST_CASE("a space beyond a billion points is answered with a proven gap") {
+  const auto pricer = pricer_of(scenario_of());
+  RlSpace space = default_rl_space(pricer->scenario());
+  space.memory_fraction.clear(), space.bucket_bytes.clear();
+  for (int i = 0; i < 400; ++i) space.memory_fraction.push_back(0.5 + 0.001 * i);
+  for (int i = 0; i < 400; ++i) space.bucket_bytes.push_back(1e8 + 1e7 * i);
+  const RlSearch found = search_rl(pricer->rl(), space, {.keep = 3, .threads = 2, .most_points = 300'000});
+  CHECK(found.points > 1'000'000'000);
+  CHECK_FALSE(found.complete);
+  REQUIRE(!found.best.empty());
+  CHECK(found.gap >= 0.0);
+  CHECK(found.gap < 0.2);
+  CHECK(found.priced < 2'000'000);
+}
+
+TEST_CASE("transition orders: what is not beaten is enough, whatever the sizes") {
+  std::vector<TransitionOrder> all;
+  for (const bool params : {false, true})
+    for (const bool optimizer : {false, true})
+      for (const TransitionOrder& o : legal_transitions(params, optimizer, true, true)) all.push_back(o);
+  const std::vector<TransitionOrder> kept = undominated(all);
+  CHECK(kept.size() < all.size() / 10);
+  CHECK(kept.size() >= 4);
+  CHECK(rc::check([&] {
+    const auto size = [] { return static_cast<double>(*rc::gen::inRange(0, 1000)); };
+    const ShiftBytes z{.params = size(),
+                       .optimizer = size(),
+                       .weights = size(),
+                       .kv = size(),
+                       .staging = size(),
+                       .host_staging = size()};
+    // For every weight of bytes against copies, the best of all is among the kept.
+    for (const double copies : {0.0, 0.01, 0.3, 10.0}) {
+      const auto cost = [&](const TransitionOrder& o) {
+        const ShiftPrice s = price_shift(o, z);
+        return std::max({s.sync_bytes, s.wake_bytes, z.weights + z.kv + s.rollout_rest}) +
+               copies * (s.down + s.up + (s.sync_from_host ? z.params : 0.0));
+      };
+      double best = 1e300, best_kept = 1e300;
+      for (const TransitionOrder& o : all) best = std::min(best, cost(o));
+      for (const TransitionOrder& o : kept) best_kept = std::min(best_kept, cost(o));
+      RC_ASSERT(best == best_kept);
+    }
+  }));
+}
+
+TEST_CASE("transition orders of the systems, moment by moment") {
+  // P 10, O 30, W 20, K 40, buckets 2, from the host 1 more.
+  const ShiftBytes z{.params = 10, .optimizer = 30, .weights = 20, .kv = 40, .staging = 2, .host_staging = 1};
+  const auto price = [&](const char* name) { return price_shift(*transition_from(name, true, true), z); };
+  // hotbunk: P+O, P+W, P+W+2, P+W, W+K | W+K, then P+O. The fullest before the rollout: W+K = 60; after it 60.
+  CHECK(price("hotbunk").sync_bytes == 60);
+  CHECK(price("hotbunk").wake_bytes == 60);
+  CHECK(price("hotbunk").rollout_rest == 0);
+  CHECK(price("hotbunk").down == 40);
+  CHECK(price("hotbunk").up == 40);
+  CHECK(price("hotbunk").asleep == 40);
+  // slime syncs from the host; verl loads the parameters once more and offloads them again.
+  CHECK(price("slime").sync_from_host);
+  CHECK_FALSE(price("verl").sync_from_host);
+  CHECK(price("verl").down == 50);
+  CHECK(price("verl").up == 50);
+  // Both awake, the dangerous moment: training wakes before the rollout slept: P+O+W+K = 100.
+  const auto late = transition_from(
+      "sleep_optimizer-wake_rollout-sync-sleep_train-wake_kv-rollout-wake_train-sleep_rollout", true, true);
+  REQUIRE(late.has_value());
+  CHECK(price_shift(*late, z).wake_bytes == 100);
+  // KV before the parameters left: P+W+K = 70.
+  const auto early = transition_from(
+      "sleep_optimizer-wake_rollout-wake_kv-sync-sleep_train-rollout-sleep_rollout-wake_train", true, true);
+  CHECK(price_shift(*early, z).sync_bytes == 72);
+  // Nothing sleeps: P+O besides W+K all the time.
+  CHECK(price_shift(*transition_from("hotbunk", false, false), z).sync_bytes == 102);
+  CHECK(price_shift(*transition_from("hotbunk", false, false), z).train_rest == 60);
+}
+
+}  // namespace hotbunk
