@@ -36,7 +36,7 @@ Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, 
   try {
     auto device = std::make_unique<CpuDevice>(plan, local[0], world_, &driver_, options_);
     device_ = device.get();
-    memory_ = device->device_arena();
+    memory_ = device->memory().device();
     std::vector<std::unique_ptr<Device>> out;
     out.push_back(std::move(device));
     return out;
@@ -56,19 +56,19 @@ Result<Trace> CpuBackend::take_trace() {
 
 std::vector<TimedOp> CpuBackend::timings() const {
   HB_CHECK(device_, "open() comes first");
-  return device_->timings();
+  return device_->measured().timings();
 }
 
 std::vector<HostStretch> CpuBackend::host_times() const {
   HB_CHECK(device_, "open() comes first");
-  return device_->host_times();
+  return device_->measured().host_times();
 }
 
 std::span<const std::byte> CpuBackend::peek(std::string_view name) const {
   HB_CHECK(device_, "open() comes first");
   for (const Buffer& b : device_->program().buffers)
-    if (b.name == name && device_->is_mapped(b))
-      return {device_->buffer_address(b), static_cast<std::size_t>(b.bytes())};
+    if (b.name == name && device_->memory().is_mapped(b))
+      return {device_->memory().address(b), static_cast<std::size_t>(b.bytes())};
   return {};
 }
 

@@ -1,0 +1,151 @@
+#include "backends/cpu_gloo/plan_communicators.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "backends/cpu_gloo/kernels/elementwise.h"
+#include "backends/cpu_gloo/program_memory.h"
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+/// Traffic tags carry step and phase through the communicator's counters.
+constexpr int tag_of(std::int32_t step, std::int16_t phase) { return step * 256 + phase; }
+
+OpKind kind_of(CommOp op) {
+  switch (op) {
+    case CommOp::all_gather:
+      return OpKind::all_gather;
+    case CommOp::reduce_scatter:
+      return OpKind::reduce_scatter;
+    case CommOp::all_reduce:
+      return OpKind::all_reduce;
+    case CommOp::broadcast:
+      return OpKind::broadcast;
+    case CommOp::all_to_all:
+      return OpKind::all_to_all;
+    case CommOp::send:
+      return OpKind::send;
+    case CommOp::recv:
+      return OpKind::recv;
+    case CommOp::peer_read:
+      return OpKind::peer_copy;
+    case CommOp::barrier:
+      return OpKind::barrier;
+  }
+  return OpKind::barrier;
+}
+
+}  // namespace
+
+/// One communicator per family and stream that any program uses, made in the same order by every rank.
+PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, World& world, const CpuOptions& options,
+                                     const Arena& device)
+    : plan_(plan), rank_(rank), peer_buffers_(plan.programs.size()) {
+  if (world.size() > 1 && options.transport != Transport::gloo) region_ = world.share(device);
+  std::set<std::pair<GroupId, StreamId>> used;
+  for (std::size_t p = 0; p < plan.programs.size(); ++p)
+    for (const auto& blocks : plan.programs[p].phases)
+      for (const Block& block : blocks)
+        for (const Op& op : block.ops) {
+          if (!is_communication(op.kind)) continue;
+          used.insert({op.group, op.stream});
+          if (op.kind == OpKind::peer_copy || op.kind == OpKind::barrier)
+            for (const Tensor& t : op.inputs) {
+              const Buffer& b = plan.programs[p].buffers[static_cast<std::size_t>(t.buffer)];
+              peer_buffers_[p].emplace(b.name, &b);
+            }
+        }
+  for (const auto& key : used) {
+    const auto& members = plan.group_of(key.first, rank);
+    if (members.empty()) continue;
+    const std::vector<int> ranks(members.begin(), members.end());
+    const std::string name = fmt::format("{}{}/{}", options.scope,
+                                         plan.groups[static_cast<std::size_t>(key.first)].name, name_of(key.second));
+    communicators_[key] = options.transport && ranks.size() > 1 ? world.communicator(ranks, name, *options.transport)
+                                                                : world.communicator(ranks, name);
+  }
+}
+
+Communicator& PlanCommunicators::communicator(const Op& op, std::int32_t step, std::int16_t phase) {
+  const auto it = communicators_.find({op.group, op.stream});
+  HB_CHECK(it != communicators_.end(), "rank {} has no communicator of family {}", rank_, op.group);
+  it->second->set_tag(tag_of(step, phase));
+  return *it->second;
+}
+
+void PlanCommunicators::collective(const KernelCall& call, std::int32_t step, std::int16_t phase) {
+  const auto& [context, memory, op, sizes] = call;
+  Communicator& c = communicator(op, step, phase);
+  const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
+  switch (op.kind) {
+    case OpKind::all_gather:
+      return c.all_gather(memory.address(op.inputs[0]), memory.address(op.outputs[0]), op.inputs[0].bytes(sizes),
+                          padding);
+    case OpKind::reduce_scatter:
+      return c.reduce_scatter(memory.address(op.inputs[0]), memory.address(op.outputs[0]),
+                              op.outputs[0].elements(sizes), op.inputs[0].dtype, padding);
+    case OpKind::all_reduce:
+      return c.all_reduce(memory.address(op.inputs[0]), memory.address(op.outputs[0]), op.inputs[0].elements(sizes),
+                          op.inputs[0].dtype, op.integer(Attr::reduce_max, 0) != 0 ? ReduceOp::max : ReduceOp::sum,
+                          padding);
+    case OpKind::broadcast:
+      return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
+                         static_cast<int>(op.integer(Attr::src_rank, 0)));
+    case OpKind::barrier:
+      return c.barrier();
+    default:
+      HB_CHECK(false, "{} is no collective of this backend", name_of(op.kind));
+  }
+}
+
+std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int32_t step, std::int16_t phase) {
+  const auto& [context, memory, op, sizes] = call;
+  Communicator& c = communicator(op, step, phase);
+  const Tensor& source = op.inputs[0];
+  const Buffer& mine = plan_.program(rank_).buffers[static_cast<std::size_t>(source.buffer)];
+  const auto& members = plan_.group_of(op.group, rank_);
+  std::int64_t remote = 0;
+  for (const Box& b : op.boxes) {
+    const std::byte* from = memory.address(source);
+    if (b.peer >= 0) {
+      const auto program = static_cast<std::size_t>(
+          plan_.program_of_rank[static_cast<std::size_t>(members[static_cast<std::size_t>(b.peer)])]);
+      const Buffer* theirs = peer_buffers_[program].at(mine.name);
+      const std::int64_t offset =
+          section_bases(plan_.programs[program])[static_cast<std::size_t>(theirs->section)] + theirs->offset;
+      from = c.peer_pointer(b.peer, region_, offset + source.offset_bytes);
+      if (!from)
+        throw RuntimeFailure(
+            fmt::format("sync.transport ipc needs shared memory with rank {}, which is on another host; use collective",
+                        members[static_cast<std::size_t>(b.peer)]));
+      remote += b.rows * b.cols * size_of(source.dtype);
+    }
+    const Tensor& to = op.outputs[static_cast<std::size_t>(b.output)];
+    const kernels::Box box{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols};
+    kernels::copy_boxes(context, {from, source.dtype}, memory.address(to), to.dtype, {&box, 1});
+  }
+  c.note_peer_read(remote);
+  return remote;
+}
+
+RankTraffic PlanCommunicators::traffic() const {
+  RankTraffic out;
+  for (const auto& [key, c] : communicators_)
+    for (const CommTraffic& row : c->traffic()) {
+      const TrafficKey at{.step = row.tag / 256,
+                          .phase = static_cast<std::int16_t>(row.tag % 256),
+                          .group = static_cast<std::int16_t>(key.first),
+                          .op = kind_of(row.op)};
+      TrafficCount& sum = out[at];
+      sum.calls += row.calls;
+      sum.payload_bytes += row.payload_bytes;
+      sum.padding_bytes += row.padding_bytes;
+      sum.wire_bytes += row.wire_bytes;
+    }
+  return out;
+}
+
+}  // namespace hotbunk
