@@ -346,17 +346,18 @@ std::string describe(const TrainPoint& p) {
 }
 
 std::string describe(const RlPoint& p) {
+  const bool buckets = p.sync != SyncMechanism::shard_to_shard && p.sync != SyncMechanism::point_to_point;
   const auto axis = [](const char* name, std::int64_t value) {
     return value > 1 ? fmt::format(" {} {}", name, value) : std::string();
   };
-  return fmt::format("train {} | rollout {} engine{} of tp {}{}{}{}{}, memory {:.2f} | {} | sync {} {:.0f} MiB",
+  return fmt::format("train {} | rollout {} engine{} of tp {}{}{}{}{}, memory {:.2f} | {} | sync {}{}",
                      describe(p.train), p.rollout.engines, p.rollout.engines == 1 ? "" : "s", p.rollout.tp,
                      axis("ep", p.rollout.ep), axis("attention dp", p.rollout.attention_dp), axis("cp", p.rollout.cp),
                      p.rollout.strided ? " strided" : "", p.rollout.memory_fraction,
                      p.placement == PlacementMode::disaggregated ? "disaggregated"
                      : p.sleeps()                                ? "order " + to_text(p.transition)
                                                                  : "stays awake",
-                     name_of(p.sync), p.bucket_bytes / mib);
+                     name_of(p.sync), buckets ? " " + format_bytes(p.bucket_bytes) : "");
 }
 
 std::string render(const RlSearch& s) {

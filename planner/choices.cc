@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "planner/lowered_space.h"
+#include "planner/plan_form.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 
@@ -134,7 +136,8 @@ std::string difference(const ChoiceRow& winner, const ChoiceRow& own) {
                                                     {"wake", winner.price.wake_bytes - own.price.wake_bytes},
                                                     {"host", winner.price.host_bytes - own.price.host_bytes}};
   for (const auto& [name, d] : moments)
-    if (std::abs(d) >= 0.005 * gib) bytes.push_back(fmt::format("{} {:+.2f} GiB", name, d / gib));
+    if (std::abs(d) >= 0.001 * std::max(winner.price.peak_bytes(), own.price.peak_bytes()))
+      bytes.push_back(fmt::format("{} {}{}", name, d < 0 ? "-" : "+", format_bytes(std::abs(d))));
   return fmt::format("  seconds: {}\n  bytes:   {}\n",
                      seconds.empty() ? "the same" : fmt::format("{}", fmt::join(seconds, ", ")),
                      bytes.empty() ? "the same" : fmt::format("{}", fmt::join(bytes, ", ")));
@@ -199,6 +202,19 @@ std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) {
   return out;
 }
 
+namespace {
+
+std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlSpace& space, SearchOptions options) {
+  options.keep = 1;
+  options.nearest = false;
+  std::vector<ChoiceRow> out;
+  for (const RlCandidate& c : search_rl(s.rl(), space, options).best)
+    out.push_back(row_of(s, c.point, c.price, options));
+  return out;
+}
+
+}  // namespace
+
 Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   if (options.objective == Objective::money && s.rl().setting().price_per_gpu_hour <= 0)
     return fail(Diagnostic{.code = "E262",
@@ -206,15 +222,22 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
                            .where = {},
                            .notes = {},
                            .help = "give cluster.gpu.price_per_hour, or choose gpu-hours"});
-  const SearchOptions search{.keep = options.top,
-                             .objective = options.objective,
-                             .device_bytes = s.rl().setting().device_bytes,
-                             .host_bytes = s.rl().setting().host_bytes,
-                             .headroom = options.headroom,
-                             .most_points = options.budget};
-  const RlSearch found = search_rl(s.rl(), default_rl_space(s.scenario()), search);
+  SearchOptions search{.keep = options.top,
+                       .objective = options.objective,
+                       .device_bytes = s.rl().setting().device_bytes,
+                       .host_bytes = s.rl().setting().host_bytes,
+                       .headroom = options.headroom,
+                       .most_points = options.budget};
   Choices out;
   out.options = options;
+  out.lowered = PlanForm::why_not(s.scenario()).empty();
+  RlSpace space = default_rl_space(s.scenario());
+  if (out.lowered) {
+    out.beyond = better_beyond(s, space, search);
+    search.plan_bytes = plan_bytes(s.scenario());
+    keep_what_executes(space, s.point().sync);
+  }
+  const RlSearch found = search_rl(s.rl(), space, search);
   for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, c.point, c.price, search));
   for (const RlCandidate& c : found.infeasible) out.infeasible.push_back(row_of(s, c.point, c.price, search));
   for (const RlCandidate& c : found.pareto) out.pareto.push_back(row_of(s, c.point, c.price, search));
@@ -226,8 +249,10 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.limit_bytes = found.limit_bytes;
   out.reason = found.reason;
   const RlPoint own = s.point();
-  if (RlPrice price = s.price(own); price.iteration_seconds > 0 && std::none_of(out.rows.begin(), out.rows.end(),
-                                                                                [](const auto& r) { return r.own; })) {
+  RlPrice price = s.price(own);
+  if (search.plan_bytes) search.plan_bytes(own, true, price);
+  if (price.iteration_seconds > 0 &&
+      std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
     price.fits = price.peak_bytes() <= search.limit_bytes() && price.host_bytes <= search.host_bytes;
     const auto value = [&](const ChoiceRow& r) { return objective_of(options.objective, s.rl(), r.point, r.price); };
     ChoiceRow row = row_of(s, own, price, search);
@@ -236,12 +261,18 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
                                  [&](const ChoiceRow& r) { return row.price.fits && value(row) < value(r); });
     out.rows.insert(at, std::move(row));
   }
+  std::erase_if(out.beyond, [&](const ChoiceRow& r) {
+    return !out.rows.empty() && out.rows[0].price.fits &&
+           objective_of(options.objective, s.rl(), r.point, r.price) >=
+               objective_of(options.objective, s.rl(), out.rows[0].point, out.rows[0].price);
+  });
   return out;
 }
 
 std::string render(const Choices& c) {
-  std::string out = fmt::format("Best layouts by {}: {} of {} combinations priced{}, {} fit in {}\n",
-                                name_of(c.options.objective), format_count(c.priced), format_count(c.points),
+  std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
+                                c.lowered ? " that execute" : "", name_of(c.options.objective), format_count(c.priced),
+                                format_count(c.points),
                                 c.complete ? ", the others are provably no better"
                                            : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
                                 format_count(c.feasible), format_bytes(c.limit_bytes));
@@ -260,8 +291,12 @@ std::string render(const Choices& c) {
   const auto own = std::find_if(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.own; });
   if (own != c.rows.end() && own != c.rows.begin() && c.rows.front().price.fits)
     out += fmt::format("Why 1 is better than yours (1 less yours)\n{}", difference(c.rows.front(), *own));
+  const bool some = std::any_of(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.price.fits; });
   for (const ChoiceRow& r : c.infeasible)
-    out += fmt::format("Better, but {} too much at {}: {} in {}\n", format_bytes(r.bytes_over), r.moment,
+    out += fmt::format("{}, but {} too much at {}: {} in {}\n", some ? "Better" : "Nearest", format_bytes(r.bytes_over),
+                       r.moment, format_seconds(r.price.iteration_seconds), describe(r.point));
+  for (const ChoiceRow& r : c.beyond)
+    out += fmt::format("Better, but only priced, nothing executes it yet: {} in {}\n",
                        format_seconds(r.price.iteration_seconds), describe(r.point));
   rank = 0;
   for (const ChoiceRow& r : c.rows) {
@@ -278,11 +313,12 @@ std::string to_json(const Choices& c) {
                                 {"points", c.points},
                                 {"priced", c.priced},
                                 {"feasible", c.feasible},
+                                {"lowered", c.lowered},
                                 {"complete", c.complete},
                                 {"gap", c.gap}};
   if (!c.reason.empty()) doc["reason"] = c.reason;
   const std::pair<const char*, const std::vector<ChoiceRow>*> lists[] = {
-      {"best", &c.rows}, {"infeasible", &c.infeasible}, {"pareto", &c.pareto}};
+      {"best", &c.rows}, {"infeasible", &c.infeasible}, {"pareto", &c.pareto}, {"beyond", &c.beyond}};
   for (const auto& [name, rows] : lists) {
     doc[name] = nlohmann::ordered_json::array();
     for (const ChoiceRow& r : *rows) doc[name].push_back(row_json(r));

@@ -84,7 +84,10 @@ std::optional<FormMemory> plan_memory_of(const Scenario& s) {
   return PlanForm(s.model).memory(s, Placed::each);
 }
 
-void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
+namespace {
+
+/// The highest of the phases around training, rollout and sync.
+void set_moments(const FormMemory& m, std::int64_t FormPeak::*of, RlPrice& price) {
   price.train_bytes = price.rollout_bytes = price.sync_bytes = price.wake_bytes = 0.0;
   for (std::size_t p = 0; p < num_plan_phases; ++p) {
     if (!m.present[p]) continue;
@@ -92,8 +95,19 @@ void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
     double& bytes = moment == Moment::sync      ? price.sync_bytes
                     : moment == Moment::rollout ? price.rollout_bytes
                                                 : price.train_bytes;
-    bytes = std::max(bytes, static_cast<double>(m.device.phases[p].bytes));
+    bytes = std::max(bytes, static_cast<double>(m.device.phases[p].*of));
   }
+}
+
+}  // namespace
+
+void use_mapped_bytes(const FormMemory& m, RlPrice& price) {
+  set_moments(m, &FormPeak::mapped_bytes, price);
+  price.host_bytes = static_cast<double>(m.host.whole.mapped_bytes);
+}
+
+void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
+  set_moments(m, &FormPeak::bytes, price);
   price.host_bytes = static_cast<double>(m.host.whole.bytes);
   // As check_fit (trace/static_memory.h) judges the plan: 0 is unlimited.
   const std::int64_t device = s.cluster.device_memory_bytes;

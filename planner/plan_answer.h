@@ -13,6 +13,9 @@ std::optional<FormMemory> plan_memory_of(const Scenario&);
 /// host. Overhead is what the plan counts as such. It fits when the plan does (check_fit in trace/static_memory.h).
 void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
 
+/// The same in mapped bytes, which are what a device must have.
+void use_mapped_bytes(const FormMemory&, RlPrice&);
+
 /// The same for another point of a lowered scenario, whose own point is `from`; false: its plan is not lowered.
 bool use_plan_bytes_at(const Scenario&, const RlPoint& from, const RlPoint& to, RlPrice&);
 

@@ -2,6 +2,7 @@
 // makes it any-time: then the gap that is left is proven too.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,10 @@ struct TrainSpace {
 TrainSpace default_train_space(const ModelSpec&, std::int64_t ranks, std::int64_t ranks_per_node, std::int64_t batch,
                                TrainEngine);
 
+/// Replaces the estimate of a point's bytes by what its plan needs, at least (`exact` false, cheap) or to the byte.
+/// False: nothing lowers the point, which is then no part of the search.
+using PlanBytes = std::function<bool(const RlPoint&, bool exact, RlPrice&)>;
+
 /// What "best" means; each is made smaller. Between equals the faster wins, and between those the leaner.
 enum class Objective : std::uint8_t {
   seconds,         // of an iteration
@@ -48,6 +53,7 @@ struct SearchOptions {
   bool prune = true;             // skip what provably changes nothing; false: price every point
   bool nearest = true;           // also find what nearly fits; false: skip what cannot fit
   std::int64_t most_points = 0;  // any-time: stop after about so many prices, 0: never
+  PlanBytes plan_bytes{};        // of a joint search over what is lowered; none: the estimates
   double limit_bytes() const { return device_bytes * (1.0 - headroom); }
 };
 

@@ -126,6 +126,7 @@ class JointSearch {
   /// What no point of the pair is below.
   Value bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const;
   double seconds_bound(const Segment&, const Trained&, const Rolled&) const;
+  double bytes_bound(const Trained&) const;
   double bytes_bound(const Trained&, const Rolled&) const;
   std::int64_t variants(const Segment&, const Trained&) const;
   void take(std::vector<Pair>& batch, std::size_t size);
@@ -234,7 +235,13 @@ double JointSearch::seconds_bound(const Segment& s, const Trained& t, const Roll
   return below * (side_by_side ? std::max(t.seconds, rollout) : t.seconds + rollout);
 }
 
+/// What every point of the training layout needs; estimates bound nothing where plans are asked.
+double JointSearch::bytes_bound(const Trained& t) const {
+  return options_.plan_bytes ? 0.0 : below * t.side.total_bytes;
+}
+
 double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
+  if (options_.plan_bytes) return 0.0;
   return below * std::max(t.side.total_bytes, r.price.weight_bytes + r.price.pool_bytes + t.side.overhead_bytes);
 }
 
@@ -255,14 +262,14 @@ JointSearch::Need JointSearch::need_of(const Pair& p) const {
   const Segment& s = segments_[p.segment];
   const Trained& t = s.training[p.training];
   const Rolled& r = s.rollouts[p.rollout];
-  if (!options_.nearest && below * t.side.total_bytes > options_.limit_bytes()) return Need::drop;
+  if (!options_.nearest && bytes_bound(t) > options_.limit_bytes()) return Need::drop;
   const Value least = bound(p.segment, p.training, p.rollout), worst = found_.best.bound();
   if (!(least > worst)) return Need::price;
   // Neither the kept ones nor what is better than them can change; the front can, unless it beats the whole pair.
   const double limit = options_.limit_bytes(), seconds = seconds_bound(s, t, r), bytes = bytes_bound(t, r);
   // Later pairs of this training point are no better in the objective; bounds in seconds grow with it but for memory.
   const double later = options_.objective == Objective::memory ? below * t.seconds : seconds;
-  const double all_bytes = below * t.side.total_bytes;
+  const double all_bytes = bytes_bound(t);
   if (least.first > worst.first && (all_bytes > limit || found_.front.beats(later, all_bytes))) return Need::drop;
   return bytes > limit || found_.front.beats(seconds, bytes) ? Need::skip : Need::price;
 }
@@ -282,7 +289,7 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
     (early ? queue_ : late_).pop();
     const Segment& s = segments_[p.segment];
     const Trained& t = s.training[p.training];
-    const bool hopeless = below * t.side.total_bytes > options_.limit_bytes();
+    const bool hopeless = bytes_bound(t) > options_.limit_bytes();
     const bool too_large = hopeless || bytes_bound(t, s.rollouts[p.rollout]) > options_.limit_bytes();
     if (early && hopeless) {
       late_.push(p);
@@ -338,12 +345,23 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
 }
 
 void JointSearch::consider(const RlPoint& p, RlPrice price, const Segment& s, Found& out) const {
+  if (options_.plan_bytes && !options_.plan_bytes(p, false, price)) return;
   ++out.priced;
-  const double bytes = price.peak_bytes(), seconds = price.iteration_seconds;
-  const double over =
-      std::max(0.0, bytes - options_.limit_bytes()) + std::max(0.0, price.host_bytes - options_.host_bytes);
-  price.fits = over <= 0.0;
-  const Value value = value_of(options_.objective, model_.setting(), s.gpus, seconds, bytes);
+  const double seconds = price.iteration_seconds;
+  double bytes = 0, over = 0;
+  Value value;
+  const auto judge = [&] {
+    bytes = price.peak_bytes();
+    over = std::max(0.0, bytes - options_.limit_bytes()) + std::max(0.0, price.host_bytes - options_.host_bytes);
+    price.fits = over <= 0.0;
+    value = value_of(options_.objective, model_.setting(), s.gpus, seconds, bytes);
+  };
+  judge();
+  // Only what would be kept is worth the exact bytes, which are no fewer.
+  if (options_.plan_bytes && price.fits && (!(value > out.best.bound()) || !out.front.beats(seconds, bytes))) {
+    options_.plan_bytes(p, true, price);
+    judge();
+  }
   if (!price.fits) {
     if (!out.lacking.beats(value.first, over)) out.lacking.offer(value.first, over, {p, price});
     return;

@@ -7,8 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "lowering/lower.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/validate.h"
+#include "trace/static_memory.h"
 
 namespace hotbunk {
 namespace {
@@ -223,6 +226,34 @@ TEST_CASE("property: more bandwidth is never slower, more memory never infeasibl
     const auto large = pricer_of(t);
     RC_ASSERT(!small->price(small->point()).fits || large->price(large->point()).fits);
   }));
+}
+
+TEST_CASE("where the scenario is lowered, every row executes and takes what its plan maps") {
+  const std::string text =
+      "model: {architectures: [LlamaForCausalLM], hidden_size: 32, intermediate_size: 96, num_hidden_layers: 2,\n"
+      "  num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 64, max_position_embeddings: 64}\n"
+      "cluster: {gpu: local-cpu, ranks_per_device: 4, device_memory_mib: 8}\n"
+      "train: {layout: {dp: 4}, micro_batch_tokens: 64, precision: {params: fp32}}\n"
+      "rollout: {engine: hotbunk, layout: {tp: 2, dp: 2}, max_running_requests: 8, block_tokens: 4}\n"
+      "algorithm: {prompts: 8, samples_per_prompt: 4}\n"
+      "workload: {prompt_tokens: {mean: 8, max: 8}, response_tokens: {mean: 8, max: 8}}\n";
+  const Choices c = choices_of(load(text), {.top = 4});
+  REQUIRE(c.lowered);
+  REQUIRE(c.rows.size() >= 2);
+  REQUIRE(!c.infeasible.empty());
+  for (const auto* list : {&c.rows, &c.infeasible, &c.pareto})
+    for (const ChoiceRow& row : *list) {
+      INFO(describe(row.point));
+      const Scenario there = load(text, row.flags);
+      const auto plan = lower(there);
+      REQUIRE(plan);
+      const FitReport fit = check_fit(*plan);
+      CHECK(fit.fits == row.price.fits);
+      // What does not fit is known by its lower bound.
+      if (row.price.fits) CHECK(fit.mapped_peak_bytes == static_cast<std::int64_t>(row.price.peak_bytes()));
+      else CHECK(fit.mapped_peak_bytes >= static_cast<std::int64_t>(row.price.peak_bytes()));
+    }
+  for (const ChoiceRow& row : c.beyond) CHECK_FALSE(unsupported_to_execute(load(text, row.flags)).empty());
 }
 
 }  // namespace hotbunk
