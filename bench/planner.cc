@@ -26,6 +26,7 @@ TrainSpace whole_space(const ModelSpec& m) {
   std::erase_if(s.micro_batch, [](std::int64_t b) { return b > 64; });
   s.sharding = {Sharding::replicated, Sharding::zero1, Sharding::zero2, Sharding::zero3};
   s.optimizer_on_host = {false, true};
+  s.ulysses = {1, 2, 4, 8};  // context parallelism by all-to-all
   return s;
 }
 
