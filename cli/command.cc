@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/format.h"
+#include "cli/progress.h"
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
 #include "lowering/lower.h"
@@ -121,6 +123,13 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   RunOptions run;
   run.steps = static_cast<std::int32_t>(job.scenario.steps);
   for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
+  ProgressLine progress;
+  run.on_phase = [&](std::int32_t step, std::int16_t phase) {
+    progress.show([&] {
+      return fmt::format("simulating step {}/{}, {}", std::clamp(step, 1, run.steps), run.steps,
+                         job.plan.phases[static_cast<std::size_t>(phase)].name);
+    });
+  };
   return execute(job.plan, backend, **driver, run);
 }
 

@@ -1,6 +1,7 @@
 // The interface that every interpreter of a plan meets. A device is one rank. Every call enqueues on a stream of the
 // plan and returns; only `sync` waits. Calls come from one thread per device, in the plan's total program order.
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -51,7 +52,8 @@ class Backend {
 
 struct RunOptions {
   std::int32_t steps = 1;
-  std::vector<Rank> local_ranks;  // the ranks this process plays
+  std::vector<Rank> local_ranks;                                          // the ranks this process plays
+  std::function<void(std::int32_t step, std::int16_t phase)> on_phase{};  // is about to begin
 };
 
 /// The only walk over a plan: prologue, `steps` iterations, epilogue; asks the Driver for blocks and sizes, turns each

@@ -42,6 +42,7 @@ class Walk {
   }
 
   Status run(const RunOptions& options) {
+    on_phase_ = options.on_phase;
     if (auto s = all(When::prologue, 0); !s) return s;
     for (std::int32_t step = 1; step <= options.steps; ++step)
       if (auto s = all(When::iteration, step); !s) return s;
@@ -65,6 +66,7 @@ class Walk {
 
   /// All local ranks take turns, a block each, so that a simulator's ranks advance together.
   Status phase(std::int16_t p, std::int32_t step) {
+    if (on_phase_) on_phase_(step, p);
     for (auto& device : devices_) device->enter(step, p);
     std::vector<bool> done(devices_.size(), false);
     for (std::size_t left = devices_.size(); left > 0;)
@@ -113,6 +115,7 @@ class Walk {
     return {};
   }
 
+  std::function<void(std::int32_t, std::int16_t)> on_phase_;
   const Plan& plan_;
   Driver& driver_;
   std::vector<std::unique_ptr<Device>>& devices_;
