@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -12,6 +13,7 @@
 #include "graph/catalogue.h"
 #include "graph/conflicts.h"
 #include "graph/section_states.h"
+#include "graph/written.h"
 
 namespace hotbunk {
 namespace {
@@ -52,7 +54,7 @@ class ProgramCheck {
         index_(index),
         faults_(faults),
         live_(program_.buffers.size(), false),
-        states_(program_) {
+        written_(program_) {
     Clock never;
     never.fill(-1);
     recorded_.assign(static_cast<std::size_t>(std::max(program_.num_events, 0)), never);
@@ -60,6 +62,7 @@ class ProgramCheck {
 
   void run() {
     if (!check_shape()) return;
+    states_.emplace(program_);
     for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue}) {
       const std::vector<bool> before = live_;
       for (const BlockVisit& visit : block_visits(plan_, program_, when)) {
@@ -130,17 +133,18 @@ class ProgramCheck {
 
   void check_block(const BlockVisit& visit) {
     const Block& block = program_.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
-    if (states_.skips(block)) return;
+    if (states_->skips(block)) return;
     // Streams are joined at block borders (dependencies.cc); the check proves that too, through the clocks below.
     at_ = visit;
     for (const Op& op : block.ops) {
       if (faults_.full()) break;
       op_ = &op;
       check_memory(op);
+      check_written(op);
       check_order(op);
     }
     op_ = nullptr;
-    states_.ran(block);
+    states_->ran(block);
     check_entered(block);
     at_ = nowhere;
   }
@@ -180,6 +184,13 @@ class ProgramCheck {
       for (const Tensor& t : *side)
         if (t.buffer >= 0 && !live_[static_cast<std::size_t>(t.buffer)])
           fault(fmt::format("touches '{}', which is not alive", buffer(t.buffer).name));
+  }
+
+  /// In program order: check_order proves that the devices keep to it where it matters.
+  void check_written(const Op& op) {
+    if (op.kind == OpKind::alloc) return written_.alloc(buffer(op.buffer));
+    for (const Tensor* t : written_.run(op))
+      fault(fmt::format("reads bytes of '{}' that nobody wrote since it was allocated", buffer(t->buffer).name));
   }
 
   void check_alloc(BufferId id) {
@@ -274,9 +285,10 @@ class ProgramCheck {
   BlockVisit at_ = nowhere;
   const Op* op_ = nullptr;  // of the block at at_
   std::vector<bool> live_;
-  SectionStates states_;
+  std::optional<SectionStates> states_;  // of a program whose ops name buffers that exist
   std::array<std::map<std::int64_t, BufferId>, num_sections> alive_by_offset_;
   std::array<std::map<std::int64_t, std::int64_t>, num_sections> mapped_;  // begin -> end
+  WrittenBytes written_;
   ConflictMap conflicts_;
   std::array<Clock, num_streams> clocks_{};
   std::vector<Clock> recorded_;  // by event; -1: not yet

@@ -11,6 +11,7 @@ namespace hotbunk {
 ///  - every op has the tensors and attributes of its kind (catalogue), and its group exists;
 ///  - buffers alive together do not overlap, and lie inside their sections;
 ///  - an op touches only buffers that are alive and mapped: a step while asleep is found here;
+///  - an op reads only bytes that were written since their buffer was allocated (graph/written.h);
 ///  - alloc and free balance over an iteration; driven blocks that loop leave nothing behind;
 ///  - conflicting accesses on different streams are ordered by events, for buffers and for reused ranges;
 ///  - waits name events that were recorded;

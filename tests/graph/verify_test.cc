@@ -46,14 +46,16 @@ std::string faults_after(const std::function<void(Plan&)>& spoil) {
   return all;
 }
 
-/// Two ranks with programs of their own; each all-reduces twice over the family "world".
+/// Two ranks with programs of their own; each all-reduces twice over the family "world". Ops of "work" by index:
+///   0 alloc a, 1 zero a, 2 and 3 all_reduce a, 4 free a
 Plan two_ranks() {
   Program p;
   p.buffers = {scratch("a", 16, 0)};
   const Tensor a = whole(p, 0);
   Op reduce = op(OpKind::all_reduce, {a}, {a});
   reduce.group = 0;
-  Plan plan = plan_of(p, {memory(OpKind::alloc, 0), reduce, reduce, memory(OpKind::free, 0)}, 4096);
+  Plan plan =
+      plan_of(p, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {a}), reduce, reduce, memory(OpKind::free, 0)}, 4096);
   plan.groups = {{"world", {{0, 1}}}};
   plan.programs.push_back(plan.programs[0]);
   plan.program_of_rank = {0, 1};
@@ -186,6 +188,40 @@ TEST_CASE("Order: missing events, events nobody recorded") {
   CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = -1; }), Contains("names event -1"));
 }
 
+TEST_CASE("An op reads only what was written since its buffer was allocated") {
+  const std::string unwritten = "op 5 (copy ''): reads bytes of 'a' that nobody wrote since it was allocated";
+  // A barrier names what it orders, and writes nothing.
+  CHECK_THAT(faults_after([](Plan& p) {
+               work(p)[1].kind = OpKind::barrier, work(p)[1].group = 0, p.groups = {{"one", {{0}}}};
+             }),
+             Contains(unwritten));
+  CHECK_THAT(faults_after([](Plan& p) { work(p)[1].outputs[0].shape[0].size = 15; }), Contains(unwritten));
+  CHECK_THAT(faults_after([](Plan& p) {
+               work(p)[1].outputs[0].shape[0].size = 15;
+               work(p)[1].outputs[0].offset_bytes = 4;
+             }),
+             Contains(unwritten));
+  // What was written before the buffer was freed is forgotten; its neighbour's bytes are not its own.
+  CHECK_THAT(faults_after([](Plan& p) {
+               const std::vector<Op> again = {memory(OpKind::free, 0), memory(OpKind::alloc, 0)};
+               work(p).insert(work(p).begin() + 2, again.begin(), again.end());
+             }),
+             Contains("op 7 (copy ''): reads bytes of 'a'"));
+  // Boxes write what they say: two column halves of a 4 x 4 matrix make it whole, one does not.
+  const auto halves = [](std::int64_t second_cols) {
+    return faults_after([&](Plan& p) {
+      Op& copy = work(p)[5];
+      copy.kind = OpKind::copy_boxes;
+      copy.boxes = {{.src_pitch = 2, .dst_pitch = 4, .rows = 4, .cols = 2},
+                    {.src_offset = 8, .src_pitch = 2, .dst_offset = 2, .dst_pitch = 4, .rows = 4, .cols = second_cols}};
+      work(p).insert(work(p).begin() + 6, op(OpKind::fetch, {copy.outputs[0]}, {}));
+      work(p)[6].attrs = {{Attr::slot, std::int64_t{0}}};
+    });
+  };
+  CHECK(halves(2).empty());
+  CHECK_THAT(halves(1), Contains("op 6 (fetch ''): reads bytes of 'b'"));
+}
+
 TEST_CASE("Shape: windows, counts, groups, buffers, phases, programs") {
   CHECK_THAT(faults_after([](Plan& p) { work(p)[5].outputs[0].offset_bytes = 4; }),
              Contains("phase work, block work: copy '' takes bytes 4..68 of 'b', which has 64"));
@@ -194,7 +230,7 @@ TEST_CASE("Shape: windows, counts, groups, buffers, phases, programs") {
   CHECK_THAT(faults_after([](Plan& p) { p.programs[0].phases.pop_back(); }), Contains("has 1 phases, the plan 2"));
   CHECK_THAT(faults_after([](Plan& p) { p.program_of_rank = {1}; }), Contains("a rank names program 1"));
   Plan plan = two_ranks();
-  work(plan)[1].group = 1;
+  work(plan)[2].group = 1;
   REQUIRE_FALSE(verify(plan).empty());
   CHECK_THAT(verify(plan)[0], Contains("names group 1"));
 }
@@ -207,15 +243,15 @@ TEST_CASE("All ranks of a group hold the same conversation") {
     const auto faults = verify(plan);
     return faults.empty() ? "" : faults[0];
   };
-  CHECK(found([](Plan& p) { work(p, 1).erase(work(p, 1).begin() + 1); }) == expected);  // one call less
-  CHECK(found([](Plan& p) { work(p, 1)[1].kind = OpKind::broadcast; }) == expected);
-  CHECK(found([](Plan& p) { work(p, 1)[1].inputs[0].shape[0].size = work(p, 1)[1].outputs[0].shape[0].size = 8; }) ==
+  CHECK(found([](Plan& p) { work(p, 1).erase(work(p, 1).begin() + 2); }) == expected);  // one call less
+  CHECK(found([](Plan& p) { work(p, 1)[2].kind = OpKind::broadcast; }) == expected);
+  CHECK(found([](Plan& p) { work(p, 1)[2].inputs[0].shape[0].size = work(p, 1)[2].outputs[0].shape[0].size = 8; }) ==
         expected);
-  CHECK(found([](Plan& p) { work(p, 1)[1].name = "another name"; }).empty());
+  CHECK(found([](Plan& p) { work(p, 1)[2].name = "another name"; }).empty());
   // A rank outside of the group may do as it likes.
   CHECK(found([](Plan& p) {
           p.groups[0].groups = {{0}, {1}};
-          work(p, 1).erase(work(p, 1).begin() + 1);
+          work(p, 1).erase(work(p, 1).begin() + 2);
         }).empty());
 }
 
@@ -226,12 +262,12 @@ TEST_CASE("Parts make the whole, boxes stay inside, a table has its rows") {
     const auto faults = verify(plan);
     return faults.empty() ? "" : faults[0];
   };
-  CHECK_THAT(found([](Plan& p) { work(p, 1)[1].inputs[0].shape[0].size = 8; }),
+  CHECK_THAT(found([](Plan& p) { work(p, 1)[2].inputs[0].shape[0].size = 8; }),
              Contains("all_reduce '' makes 16 elements of 8 over 2 ranks"));
   const auto shaped = [&](OpKind kind, std::int64_t in, std::int64_t out) {
     return found([&](Plan& p) {
       for (Program& program : p.programs) {
-        Op& o = program.phases[1][0].ops[1];
+        Op& o = program.phases[1][0].ops[2];
         o.kind = kind;
         o.inputs[0].shape[0].size = in, o.outputs[0].shape[0].size = out;
       }

@@ -139,13 +139,13 @@ bool implied(const std::vector<Op>& ops, std::size_t at) {
   return true;  // the stream does nothing more
 }
 
-/// Mutants that do what the plan does, and one that only a run finds.
+/// Mutants that do what the plan does, and one that only a run with sync.verify finds.
 bool equivalent(const Op& op, const std::vector<Op>& ops, std::size_t at, std::string_view what) {
   if (op.kind == OpKind::wait && what == "dropped") return implied(ops, at);
   // kv_write finds its rows by slots: the extent of the window into the pool is nobody's operand.
   if (op.kind == OpKind::kv_write && what.ends_with("shorter")) return true;
-  // What a rank copies from its own part is no traffic. That it is missing is found when the plan runs: state_test.cc,
-  // "a verified sync finds a slice that was not delivered".
+  // What a rank copies from its own part is no traffic, and under sleep_level=1 the bytes hold what slept.
+  // state_test.cc shows who finds it: with sleep_level=2 the verifier, with sync.verify the run.
   return op.kind == OpKind::peer_copy && what == "a box less" && !op.boxes.empty() && op.boxes.back().peer < 0;
 }
 

@@ -321,6 +321,28 @@ TEST_CASE("a verified sync names the tensor that was corrupted, in every layout"
   CHECK(run_cases(4, job(4, 4, {"sync.transport=collective"}, named("fp32", "ranks 0, 1, 2, 3")), nothing) == "");
 }
 
+TEST_CASE("a sync that leaves a slice of a fresh weight unwritten is an error of the verifier") {
+  for (const char* transport : {"sync.transport=ipc", "sync.transport=collective"}) {
+    const Plan plan = *lower(tiny_scenario(2, 2, {"rollout.sleep_level=2", transport}));
+    REQUIRE(verify(plan).empty());
+    const auto sync = static_cast<std::size_t>(plan.phase_index("sync"));
+    const auto& ops = plan.programs[0].phases[sync][0].ops;
+    int dropped = 0;
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      for (std::size_t box = 0; box < ops[i].boxes.size(); ++box) {
+        Plan mutant = plan;
+        auto& boxes = mutant.programs[0].phases[sync][0].ops[i].boxes;
+        boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(box));
+        const auto faults = verify(mutant);
+        const bool found = !faults.empty() && faults.front().find("that nobody wrote since") != std::string::npos;
+        INFO(transport << ", box " << box << " of " << ops[i].name);
+        CHECK(found);
+        ++dropped;
+      }
+    CHECK(dropped > 60);
+  }
+}
+
 TEST_CASE("a step while asleep is an error of the verifier") {
   Plan plan = *lower(tiny_scenario(2, 2));
   REQUIRE(verify(plan).empty());

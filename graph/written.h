@@ -1,0 +1,40 @@
+// Which bytes hold something: those that an op wrote since their buffer was allocated.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+class WrittenBytes {
+ public:
+  explicit WrittenBytes(const Program& program) : program_(program) {}
+
+  /// What lies in a fresh buffer is nobody's.
+  void alloc(const Buffer&);
+  /// The inputs of which the op reads bytes that nobody wrote; then its outputs are written. Boxes count one by one
+  /// where they say what moves; every other op is taken to write its outputs whole, as kv_write does block by block.
+  std::vector<const Tensor*> run(const Op&);
+
+ private:
+  /// `rows` runs of `row_bytes`, `pitch_bytes` apart.
+  struct Runs {
+    Section section;
+    std::int64_t begin, row_bytes, pitch_bytes, rows;
+    std::int64_t end() const { return begin + (rows - 1) * pitch_bytes + row_bytes; }
+  };
+  Runs all_of(const Tensor&) const;
+  Runs part_of(const Tensor&, std::int64_t offset, std::int64_t pitch, const Box&) const;
+  bool holds(Section, std::int64_t begin, std::int64_t end) const;
+  bool holds(const Runs&) const;
+  void add(Section, std::int64_t begin, std::int64_t end);
+  void add(const Runs&);
+
+  const Program& program_;
+  std::array<std::map<std::int64_t, std::int64_t>, num_sections> written_;  // begin -> end, neighbours merged
+};
+
+}  // namespace hotbunk
