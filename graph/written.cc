@@ -76,11 +76,11 @@ bool WrittenBytes::holds(const Runs& r) const {
 void WrittenBytes::add(Section s, std::int64_t begin, std::int64_t end) {
   if (begin >= end) return;
   auto& written = written_[static_cast<std::size_t>(s)];
-  auto it = written.upper_bound(begin);
-  if (it != written.begin() && std::prev(it)->second >= begin) --it, begin = it->first;
-  auto last = it;
-  for (; last != written.end() && last->first <= end; ++last) end = std::max(end, last->second);
-  written.emplace_hint(written.erase(it, last), begin, end);
+  auto next = written.upper_bound(begin);
+  const bool grows = next != written.begin() && std::prev(next)->second >= begin;
+  const auto it = grows ? std::prev(next) : written.emplace_hint(next, begin, end);
+  for (; next != written.end() && next->first <= end; next = written.erase(next)) end = std::max(end, next->second);
+  it->second = std::max(it->second, end);
 }
 
 void WrittenBytes::add(const Runs& r) {
