@@ -4,6 +4,7 @@
 // Shape legend: T packed tokens, S sequences or slots, H hidden, a query heads, k KV heads, d head dim, Q = (a + 2k) d,
 // I MLP intermediate, V vocabulary rows held here, W ranks of the group, n elements.
 //
+// clang-format off
 //   kind               inputs -> outputs                                                   attributes
 //   feed               -> x                                                                slot
 //   fetch              x ->                                                                slot
@@ -24,26 +25,27 @@
 //   linear_dgrad       dy[T,N], w[N,K] -> dx[T,K]                                          accumulate
 //   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
 //   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps
-//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H]                    residual: dx +=; accumulate:
-//   dw += qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied          eps, heads, kv_heads,
-//   head_dim qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), dqw[d], dkw[d]  accumulate,
-//   heads, … rope               x[T,Q], positions[T] -> x                                           heads, kv_heads,
-//   head_dim, rope_* rope_backward      dx[T,Q], positions[T] -> dx attention          x[T,Q], cu_seqlens[S+1] ->
-//   o[T,ad], lse[T,a]                        heads, kv_heads, head_dim attention_backward do[T,ad], x[T,Q], o, lse,
-//   cu_seqlens -> dx[T,Q] kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d] block_tokens,
-//   heads, … paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad] swiglu
-//   gate_up[T,2I] -> act[T,I] swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I] add                x, y ->
-//   z                 z may be x gather_rows        x[T,H], rows[S] -> y[S,H] log_prob           logits[T,V],
-//   targets[T] -> logp[T], lse[T], entropy[T]              vocab, temperature log_prob_backward  logits[T,V], lse[T],
-//   targets[T], dlogp[T] -> dlogits[T,V]           vocab, temperature token_loss         new[T], old[T], ref[T],
-//   advantage[T], weight[T], entropy[T] -> dlogp[T], metrics[16] +=
-//                                                                                          clip_low, clip_high,
-//                                                                                          kl_coef, sft
-//   sum_squares        x[n] -> s[1]                                                        accumulate
-//   clip_coefficient   s[1] -> c[1], metrics[16]                                           max_norm
-//   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place                     beta1, beta2, eps,
-//   weight_decay sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                    vocab, tp,
-//   temperature, top_k, top_p
+//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H]                   residual: dx +=; accumulate: dw +=
+//   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim
+//   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), dqw[d], dkw[d]  accumulate, heads, …
+//   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_*
+//   rope_backward      dx[T,Q], positions[T] -> dx
+//   attention          x[T,Q], cu_seqlens[S+1] -> o[T,ad], lse[T,a]                       heads, kv_heads, head_dim
+//   attention_backward do[T,ad], x[T,Q], o, lse, cu_seqlens -> dx[T,Q]
+//   kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d]           block_tokens, heads, …
+//   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad]
+//   swiglu             gate_up[T,2I] -> act[T,I]
+//   swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
+//   add                x, y -> z                 z may be x
+//   gather_rows        x[T,H], rows[S] -> y[S,H]
+//   log_prob           logits[T,V], targets[T] -> logp[T], lse[T], entropy[T]             vocab, temperature
+//   log_prob_backward  logits[T,V], lse[T], targets[T], dlogp[T] -> dlogits[T,V]          vocab, temperature
+//   token_loss         new[T], old[T], ref[T], advantage[T], weight[T], entropy[T] -> dlogp[T], metrics[16] +=  clip_low, clip_high, kl_coef, sft
+//   sum_squares        x[n] -> s[1]                                                       accumulate
+//   clip_coefficient   s[1] -> c[1], metrics[16]                                          max_norm
+//   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place                    beta1, beta2, eps, weight_decay
+//   sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                   vocab, tp, temperature, top_k, top_p
+// clang-format on
 #pragma once
 #include <cstdint>
 #include <string>

@@ -3,8 +3,7 @@
 //
 //   collective  each rank casts its part of the bucket, all-gathers it, and copies its slices out of the whole bucket
 //   ipc         each rank casts its part and shows it to its peers, who read exactly the slices they need: no bytes
-//   through a
-//               socket and never a whole bucket anywhere; barriers order writers before readers before the next writers
+//               cross a socket, no rank holds a whole bucket; barriers order writers, readers and the next writers
 //
 // A bucket holds whole rows of padded shards. A parameter larger than the bucket spreads over several.
 #include <fmt/format.h>
