@@ -165,7 +165,7 @@ PeakBytes TrainModel::peak_bytes(const TrainPoint& p, const Layers& l, std::int6
 std::int64_t TrainModel::fullest_stage(const TrainPoint& p, const Layers& l) const {
   std::int64_t fullest = 0;
   double most = 0.0;
-  visit_extreme_stages(p, [&](std::int64_t stage) {
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
     if (const double bytes = stage_bytes(p, l, stage, nullptr); bytes > most) most = bytes, fullest = stage;
   });
   return fullest;

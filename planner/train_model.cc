@@ -89,25 +89,60 @@ bool TrainModel::split_given(const TrainPoint& p) const {
   return static_cast<std::int64_t>(setting_.pipeline_split.size()) == p.pp * p.vpp;
 }
 
+namespace {
+
+/// A pipeline cut as evenly as its layers allow. The longer chunks are in the middle: the first and last also hold the
+/// embedding and the head.
+struct EvenCut {
+  std::int64_t base, extra, first_long;
+  EvenCut(std::int64_t layers, std::int64_t chunks)
+      : base(layers / chunks), extra(layers % chunks), first_long((chunks - extra + 1) / 2) {}
+  std::int64_t begin(std::int64_t i) const { return i * base + std::clamp<std::int64_t>(i - first_long, 0, extra); }
+  /// The chunk that holds a layer.
+  std::int64_t chunk_of(std::int64_t layer) const {
+    const std::int64_t before = first_long * base, longer = extra * (base + 1);
+    if (layer < before) return layer / base;
+    if (layer < before + longer) return first_long + (layer - before) / (base + 1);
+    return first_long + extra + (layer - before - longer) / base;
+  }
+};
+
+}  // namespace
+
+/// Where what the stages hold can change, ascending: behind the first and before the last stage (the ends), at the
+/// longer chunks and behind them, at the chunk where dense layers become MoE ones and behind it. A chunk is of stage
+/// i mod pp, so its stage changes there, too.
+std::array<std::int64_t, 7> TrainModel::stage_breaks(const TrainPoint& p) const {
+  const EvenCut cut(model_.layers, p.pp * p.vpp);
+  std::array<std::int64_t, 7> out{0, 1, p.pp - 1, 0, 0, 0, 0};
+  if (cut.extra > 0) out[3] = cut.first_long % p.pp, out[4] = (cut.first_long + cut.extra) % p.pp;
+  if (moe_layers_ > 0 && dense_layers_ > 0) {
+    const std::int64_t mixed = cut.chunk_of(dense_layers_);
+    out[5] = mixed % p.pp, out[6] = (mixed + 1) % p.pp;
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 /// Layers of one kind on a stage, the dense ones first in model order: as the setting splits them, else as even as
 /// possible.
 std::int64_t TrainModel::layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
+  std::int64_t own = 0, dense = 0;
+  const auto add = [&](std::int64_t begin, std::int64_t layers) {
+    own += layers;
+    dense += std::clamp<std::int64_t>(dense_layers_ - begin, 0, layers);
+  };
   if (split_given(p)) {
-    std::int64_t begin = 0, own = 0, dense = 0;
+    std::int64_t begin = 0;
     for (std::int64_t i = 0; i < p.pp * p.vpp; ++i) {
-      const std::int64_t count = setting_.pipeline_split[static_cast<std::size_t>(i)];
-      if (i % p.pp == stage) own += count, dense += std::clamp<std::int64_t>(dense_layers_ - begin, 0, count);
-      begin += count;
+      const std::int64_t layers = setting_.pipeline_split[static_cast<std::size_t>(i)];
+      if (i % p.pp == stage) add(begin, layers);
+      begin += layers;
     }
-    return moe ? own - dense : dense;
+  } else {
+    const EvenCut cut(model_.layers, p.pp * p.vpp);
+    for (std::int64_t i = stage; i < p.pp * p.vpp; i += p.pp) add(cut.begin(i), cut.begin(i + 1) - cut.begin(i));
   }
-  const std::int64_t base = model_.layers / p.pp, extra = model_.layers % p.pp;
-  // Longer stages in the middle: the first and last also hold the embedding and the head.
-  const std::int64_t first_long = (p.pp - extra + 1) / 2;
-  const auto longer = [&](std::int64_t i) { return i >= first_long && i < first_long + extra; };
-  const std::int64_t own = base + (longer(stage) ? 1 : 0);
-  const std::int64_t begin = stage * base + std::clamp<std::int64_t>(stage - first_long, 0, extra);
-  const std::int64_t dense = std::clamp<std::int64_t>(dense_layers_ - begin, 0, own);
   return moe ? own - dense : dense;
 }
 

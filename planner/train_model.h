@@ -204,9 +204,11 @@ class TrainModel {
   friend class LayerBuilder;
   struct StageTime;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
-  /// Calls visit(stage) for every stage where a maximum over the stages can lie.
+  /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
+  /// order: each takes the time of the first, and holds no more micro-batches in flight.
   template <class Visit>
-  void visit_extreme_stages(const TrainPoint&, Visit) const;
+  void visit_stages(const TrainPoint&, Visit) const;
+  std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
   bool split_given(const TrainPoint&) const;
   void price_data(const TrainPoint&, const Layers&, double backward, double forward, TrainPrice&) const;
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
@@ -222,18 +224,18 @@ class TrainModel {
   std::int64_t dense_layers_ = 0, moe_layers_ = 0;
 };
 
-/// Unless the split is given: the first (most micro-batches in flight, embedding), the last (head, logits), the second,
-/// and one that has a layer more than the others.
 template <class Visit>
-void TrainModel::visit_extreme_stages(const TrainPoint& p, Visit visit) const {
+void TrainModel::visit_stages(const TrainPoint& p, Visit visit) const {
+  if (p.pp == 1) return visit(std::int64_t{0}, std::int64_t{1});
   if (split_given(p)) {
-    for (std::int64_t stage = 0; stage < p.pp; ++stage) visit(stage);
+    for (std::int64_t stage = 0; stage < p.pp; ++stage) visit(stage, std::int64_t{1});
     return;
   }
-  const std::int64_t longer = (p.pp - model_.layers % p.pp + 1) / 2;
-  for (std::int64_t stage :
-       {std::int64_t{0}, p.pp - 1, std::min<std::int64_t>(1, p.pp - 1), std::min(longer, p.pp - 1)})
-    visit(stage);
+  const auto breaks = stage_breaks(p);
+  for (std::size_t i = 0; i < breaks.size(); ++i) {
+    const std::int64_t next = i + 1 < breaks.size() ? breaks[i + 1] : p.pp;
+    if (next > breaks[i]) visit(breaks[i], next - breaks[i]);
+  }
 }
 
 }  // namespace hotbunk

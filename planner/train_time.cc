@@ -136,19 +136,12 @@ bool TrainModel::pipeline_leaves_node(const TrainPoint& p) const {
 void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
   const auto m = static_cast<double>(p.micro_batches), v = static_cast<double>(p.vpp);
   StageTime slowest;
-  visit_extreme_stages(p, [&](std::int64_t stage) {
-    if (StageTime t = stage_time(p, l, stage); t.total() > slowest.total()) slowest = t;
+  double whole = 0.0;  // one micro-batch through all stages
+  visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
+    const StageTime t = stage_time(p, l, stage);
+    whole += static_cast<double>(count) * t.total();
+    if (t.total() > slowest.total()) slowest = t;
   });
-  // One micro-batch through all stages: the whole model once, as if on stages of the average length.
-  double whole = slowest.total();
-  if (split_given(p)) {
-    whole = 0.0;
-    for (std::int64_t stage = 0; stage < p.pp; ++stage) whole += stage_time(p, l, stage).total();
-  } else if (p.pp > 1) {
-    const double first = stage_time(p, l, 0).total(), last = stage_time(p, l, p.pp - 1).total();
-    const double middle = stage_time(p, l, std::min<std::int64_t>(1, p.pp - 1)).total();
-    whole = p.pp == 2 ? first + last : first + last + middle * static_cast<double>(p.pp - 2);
-  }
   const auto at = [&](Term t) -> double& { return out.seconds[static_cast<std::size_t>(t)]; };
   at(Term::compute) = m * slowest.compute;
   at(Term::recompute) = m * slowest.recompute;

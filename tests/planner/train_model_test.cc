@@ -180,6 +180,91 @@ TEST_CASE("eager front ends: launches beyond the layer's own, Megatron's fused s
   CHECK(some.kernels_backward - none.kernels_backward == Approx(15));
 }
 
+namespace {
+
+/// 13 layers of which the first 3 are dense: a model whose pipelines hold up to five kinds of stages.
+ModelSpec dense_first_moe() {
+  ModelSpec m = small_moe();
+  m.layers = 13;
+  m.moe->first_dense_layers = 3;
+  return m;
+}
+
+/// Layers of every chunk, longer ones in the middle, as the search cuts where none are given.
+std::vector<std::int64_t> even_split(std::int64_t layers, std::int64_t chunks) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), layers / chunks);
+  const std::int64_t extra = layers % chunks, first = (chunks - extra + 1) / 2;
+  for (std::int64_t i = first; i < first + extra; ++i) ++out[static_cast<std::size_t>(i)];
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("an even pipeline costs what it costs when its split is written down, stage by stage") {
+  const ClusterSpec c = cluster_of(64);
+  int uneven = 0, interleaved = 0;
+  for (const auto& [layers, first] : {std::pair{13, 0}, {13, 1}, {13, 3}, {13, 6}, {13, 13}, {22, 3}, {22, 5}})
+    for (std::int64_t pp = 1; pp <= 13; ++pp)
+      for (std::int64_t vpp : {1, 2, 3, 4})  // 22 layers and both ends make 24
+        for (const auto schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe}) {
+          ModelSpec m = dense_first_moe();
+          m.layers = layers, m.moe->first_dense_layers = first;
+          TrainSetting even{.sequence = 2048, .schedule = schedule};
+          TrainSetting given = even;
+          given.pipeline_split = even_split(layers, pp * vpp);
+          const CostModel cost(hardware_from_datasheet(c), c);
+          const TrainModel a(m, even, cost, plain_frame()), b(m, given, cost, plain_frame());
+          for (const Recompute r : {Recompute::none, Recompute::full}) {
+            const TrainPoint p{.dp = 2, .pp = pp, .vpp = vpp, .ep = 2, .recompute = r, .micro_batches = pp * 2};
+            if (!a.divides(p)) continue;
+            INFO(layers << " layers, first " << first << " pp " << pp << " vpp " << vpp);
+            const TrainPrice x = a.price(p), y = b.price(p);
+            CHECK(x.step_seconds == Approx(y.step_seconds).epsilon(1e-12));
+            CHECK(x.peak_bytes == Approx(y.peak_bytes).epsilon(1e-12));
+            CHECK(x.expert_payload == Approx(y.expert_payload).epsilon(1e-12));
+            CHECK(x.data_reduce_payload == Approx(y.data_reduce_payload).epsilon(1e-12));
+            CHECK(a.fullest_stage(p, a.layers(p)) == b.fullest_stage(p, b.layers(p)));
+            uneven += layers % pp != 0, interleaved += vpp > 1;
+          }
+        }
+  CHECK(uneven > 100);
+  CHECK(interleaved > 20);
+}
+
+TEST_CASE("leading dense layers: the first full MoE stage is the fullest, and the bubble waits for all of them") {
+  const ModelSpec m = dense_first_moe();
+  const TrainModel model = model_of(m, 16);
+  // One layer a stage: 0 to 2 dense, 3 to 12 MoE. A MoE layer's 16 experts are 3 x 1024 x 512 x 16 = 25.2e6 elements, a
+  // dense layer's MLP 3 x 1024 x 4096 = 12.6e6, embedding and head 32000 x 1024 = 32.8e6: stage 12 is the fullest.
+  const TrainPoint p{.pp = 13, .sharding = Sharding::replicated, .micro_batches = 1};
+  const auto l = model.layers(p);
+  CHECK(model.fullest_stage(p, l) == 12);
+  CHECK(model.price(p, l).state_bytes == Approx(18.0 * (l.moe.parameters + l.head.parameters)));
+  // With a vocabulary of 64 it is stage 3, the first MoE one: of 13 micro-batches 13 - 3 = 10 are in flight there,
+  // fewer behind it, and layer inputs of 2048 x 1024 x 2 B = 4.2 MB weigh less than what dense layers lack.
+  ModelSpec narrow = m;
+  narrow.vocab = 64;
+  const TrainModel bare = model_of(narrow, 16);
+  TrainPoint many = p;
+  many.recompute = Recompute::full, many.micro_batches = 13;
+  const auto n = bare.layers(many);
+  CHECK(bare.fullest_stage(many, n) == 3);
+  CHECK(bare.price(many, n).state_bytes == Approx(18.0 * n.moe.parameters));
+  CHECK(bare.peak_bytes(many, n, 3)[static_cast<std::size_t>(PeakTensor::kept)] == Approx(10.0 * 2048 * 1024 * 2));
+  // Bubble: the slowest stage waits for all others, 3 dense and 10 MoE layers, embedding and head. Compute alone: tp,
+  // ep and cp are 1, and launches hide (kernel counts are not in the profile).
+  FrameworkProfile quiet = plain_frame();
+  quiet.launch_seconds.value = 1e-12;
+  const TrainModel calm = model_of(narrow, 16, quiet);
+  const auto q = calm.layers(p);
+  const auto of = [](const LayerCost& c) { return c.forward + c.backward; };
+  const double whole = of(q.embedding) + 3 * of(q.dense) + 10 * of(q.moe) + of(q.head);
+  const double slowest = std::max(of(q.embedding) + of(q.dense), of(q.moe) + of(q.head));
+  const TrainPrice price = calm.price(p, q);
+  CHECK(price.seconds[static_cast<std::size_t>(Term::compute)] == Approx(slowest));
+  CHECK(price.seconds[static_cast<std::size_t>(Term::bubble)] == Approx(whole - slowest));
+}
+
 TEST_CASE("properties of any layout") {
   const TrainModel model = model_of(small_gpt(), 64), faster = model_of(small_gpt(), 64, plain_frame(), 2.0);
   CHECK(rc::check("terms sum to the step, categories to the peak, bandwidth helps, recomputation trades", [&] {
