@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/length_moments.h"
 #include "planner/reshard_volume.h"
 
 namespace hotbunk {
@@ -12,155 +13,14 @@ std::string_view name_of(RlPhase p) {
   return names[static_cast<std::size_t>(p)];
 }
 
-namespace {
-
-/// Bytes of K and V that a token of the engine costs one rank on average: attention groups hold tokens of their own, cp
-/// ranks parts of each sequence. MLA caches its latent, which tensor parallelism does not split.
-double kv_bytes_per_token(const ModelSpec& m, const RolloutPoint& r, double element) {
-  const auto layers = static_cast<double>(m.layers), shares = static_cast<double>(r.attention_dp * r.cp);
-  if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element / shares;
-  const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(r.attention_tp()), 1.0);
-  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element / shares;
-}
-
-/// Elements of all layers' attention projections.
-double attention_elements(const ModelSpec& m) {
-  const auto h = static_cast<double>(m.hidden), heads = static_cast<double>(m.heads);
-  double one = h * static_cast<double>(m.head_dim) * (2.0 * heads + 2.0 * static_cast<double>(m.kv_heads));
-  if (m.mla) {
-    const MlaSpec& a = *m.mla;
-    const auto nope = static_cast<double>(a.qk_nope_head_dim), rope = static_cast<double>(a.qk_rope_head_dim),
-               v = static_cast<double>(a.v_head_dim), q = static_cast<double>(a.q_lora_rank),
-               kv = static_cast<double>(a.kv_lora_rank);
-    const double queries = q > 0 ? h * q + q * heads * (nope + rope) : h * heads * (nope + rope);
-    one = queries + h * (kv + rope) + kv * heads * (nope + v) + heads * v * h;
-  }
-  return one * static_cast<double>(m.layers);
-}
-/// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
-/// (whole experts over ep are as many elements as slices of all of them).
-double elements_per_rank(const ModelSpec& m, double all, const RolloutPoint& r) {
-  const double attention = attention_elements(m), rest = all - attention;
-  return attention / static_cast<double>(r.attention_tp()) + rest / static_cast<double>(r.tp);
-}
-
-}  // namespace
-
 RlModel::RlModel(const TrainModel& train, RlSetting setting)
     : train_(train),
       setting_(setting),
       parameters_(static_cast<double>(parameter_count(train.model()))),
       active_(static_cast<double>(active_parameter_count(train.model()))),
-      tensors_(tensor_count(train.model())) {}
-
-bool RlModel::divides(const RolloutPoint& r) const {
-  const ModelSpec& m = train_.model();
-  if (r.tp < 1 || r.engines < 1 || r.ep < 1 || r.attention_dp < 1 || r.cp < 1 || r.tp % r.attention_dp != 0)
-    return false;
-  const std::int64_t tp = r.attention_tp();
-  if (m.heads % tp != 0 || (!m.mla && m.kv_heads % tp != 0 && tp % m.kv_heads != 0)) return false;
-  if (!m.moe) return m.intermediate % tp == 0 && r.ep == 1;
-  return m.moe->experts % r.ep == 0 && r.tp * r.cp % r.ep == 0;
-}
-
-RlModel::RolloutPayload RlModel::rollout_payload(const RolloutPoint& r, double tokens) const {
-  const ModelSpec& m = train_.model();
-  const double row = setting_.rollout_element_bytes * static_cast<double>(m.hidden);
-  const auto layers = static_cast<double>(m.layers);
-  RolloutPayload out;
-  // After attention within its group (its own tokens), after the MLP over the whole engine.
-  if (r.attention_tp() > 1) out.reduce += layers * row * tokens / static_cast<double>(r.attention_dp);
-  if (r.ep > 1 && m.moe) {
-    const double moe = layers - static_cast<double>(m.moe->first_dense_layers);
-    // Dispatch and combine: each rank sends its share of the tokens to their experts and the results back.
-    out.dispatch = 2.0 * moe * row * tokens / static_cast<double>(r.tp) *
-                   static_cast<double>(m.moe->experts_per_token) * static_cast<double>(r.ep - 1) /
-                   static_cast<double>(r.ep);
-    if (r.tp > 1) out.reduce += (layers - moe) * row * tokens;
-  } else if (r.tp > 1) {
-    out.reduce += layers * row * tokens;
-  }
-  return out;
-}
-
-double RlModel::rollout_exchange_seconds(const RolloutPoint& r, double tokens) const {
-  const ModelSpec& m = train_.model();
-  const CostModel& cost = train_.cost();
-  const std::int64_t stride = r.strided ? r.engines : 1, node = cost.ranks_per_node();
-  const auto layers = static_cast<double>(m.layers);
-  const double row = setting_.rollout_element_bytes * static_cast<double>(m.hidden);
-  const double mine = tokens / static_cast<double>(r.attention_dp);
-  double seconds = layers * cost.collective_seconds(OpKind::all_reduce,
-                                                    GroupShape::strided(r.attention_tp(), stride, node), mine * row);
-  const GroupShape engine = GroupShape::strided(r.tp, stride, node);
-  const double moe = r.ep > 1 && m.moe ? layers - static_cast<double>(m.moe->first_dense_layers) : 0.0;
-  if (moe > 0.0)
-    seconds += 2.0 * moe *
-               cost.collective_seconds(OpKind::all_to_all, GroupShape::strided(r.ep, stride, node),
-                                       rollout_payload(r, tokens).dispatch / (2.0 * moe));
-  return seconds + (layers - moe) * cost.collective_seconds(OpKind::all_reduce, engine, tokens * row);
-}
-
-/// One decode step of an engine: every weight that the slots' tokens touch is streamed, every context is read.
-double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double context) const {
-  const ModelSpec& m = train_.model();
-  const CostModel& cost = train_.cost();
-  const double e = setting_.rollout_element_bytes, tp = static_cast<double>(r.tp);
-  // Experts: with many tokens nearly all are touched, with few only theirs.
-  double touched = active_;
-  const double all = parameters_;
-  if (m.moe && m.moe->experts > 0) {
-    const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
-    touched += (all - touched) * (1.0 - std::pow(1.0 - share, slots - 1.0));
-  }
-  const double attention = attention_elements(m);
-  const double weights = (attention / static_cast<double>(r.attention_tp()) + (touched - attention) / tp) * e;
-  const double cache = slots * context * kv_bytes_per_token(m, r, e);
-  const double flops = 2.0 * active_ * slots / tp;
-  const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
-  // Under captured graphs a layer is about eight kernels.
-  return std::max(cost.memory_seconds(weights + cache), flops / peak) + rollout_exchange_seconds(r, slots) +
-         static_cast<double>(m.layers) * 8.0 * cost.hardware().kernel_overhead.value;
-}
-
-RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
-  const ModelSpec& m = train_.model();
-  const CostModel& cost = train_.cost();
-  RolloutPrice out;
-  const double e = setting_.rollout_element_bytes;
-  out.weight_bytes = elements_per_rank(m, parameters_, r) * e;
-  out.kv_bytes_per_token = kv_bytes_per_token(m, r, e);
-  const double budget = setting_.device_bytes * r.memory_fraction;
-  const double sequences = std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines));
-  const double mean = setting_.prompt_tokens + setting_.response_tokens;
-  const double longest = setting_.prompt_tokens + setting_.longest_response;
-  double room = (budget - out.weight_bytes) / out.kv_bytes_per_token;  // tokens
-  if (setting_.pool_tokens > 0) room = std::min(room, setting_.pool_tokens);
-  out.fits = room >= longest;
-  if (!out.fits) return out;
-  // A running sequence holds on average its prompt and half its response.
-  const double held = setting_.prompt_tokens + setting_.response_tokens / 2.0;
-  out.slots = std::clamp(std::min(setting_.max_running, room / held), 1.0, std::max(sequences, 1.0));
-  out.pool_bytes =
-      (setting_.pool_by_need ? std::min(room, setting_.max_running * longest) : room) * out.kv_bytes_per_token;
-  const double distinct = setting_.prefix_shared ? sequences / std::max(setting_.samples, 1.0) : sequences;
-  const double peak = cost.peak_flops(train_.setting().precision) * cost.hardware().gemm.efficiency.value;
-  const double prompt_tokens = std::ceil(distinct) * setting_.prompt_tokens;
-  const double chunks = std::ceil(prompt_tokens / 8192.0);
-  out.prefill_seconds = 2.0 * active_ * prompt_tokens / static_cast<double>(r.tp) / peak +
-                        chunks * rollout_exchange_seconds(r, prompt_tokens / std::max(chunks, 1.0));
-  // Full slots until the last admission, then the longest response alone decides.
-  const double full = setting_.response_tokens * sequences / out.slots;
-  const double tail = std::max(0.0, setting_.longest_response - setting_.response_tokens);
-  out.steps = full + tail;
-  out.decode_seconds = full * decode_step_seconds(r, out.slots, held);
-  const double last = std::max(1.0, out.slots / 8.0);
-  out.tail_seconds = tail * decode_step_seconds(r, last, mean);
-  const RolloutPayload sent = rollout_payload(r, prompt_tokens + full * out.slots + tail * last);
-  out.reduce_payload = sent.reduce;
-  out.dispatch_payload = sent.dispatch;
-  return out;
-}
+      tensors_(tensor_count(train.model())),
+      ends_(static_cast<double>(train.model().vocab) * static_cast<double>(train.model().hidden) *
+            (train.model().tie_embeddings ? 1.0 : 2.0)) {}
 
 namespace {
 bool is_plain_fsdp(const TrainPoint& p) {
@@ -185,7 +45,7 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
   // A rank needs 1 / tp of the weights and holds 1 / shard of them; how much of that lies in its own slice depends on
   // the order: with contiguous engines the shards run across the slices, with strided ones along them.
   const double bytes = parameters_ * setting_.rollout_element_bytes;
-  const double need = elements_per_rank(train_.model(), parameters_, r) * setting_.rollout_element_bytes;
+  const double need = rank_elements(r) * setting_.rollout_element_bytes;
   const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
   const double overlap = r.strided ? 1.0 : 1.0 / static_cast<double>(r.tp);
   return std::max(0.0, need - held * overlap);
@@ -383,10 +243,17 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.mini_batches = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
   out.prompt_tokens = s.workload.prompt_tokens.mean;
   out.response_tokens = s.workload.response_tokens.mean;
+  out.prompt_square = mean_square(s.workload.prompt_tokens);
+  out.response_square = mean_square(s.workload.response_tokens);
+  out.longest_prompt = std::max(s.workload.prompt_tokens.max, s.workload.prompt_tokens.mean);
   out.longest_response = std::max(s.workload.response_tokens.max, s.workload.response_tokens.mean);
+  out.drawn_response = longest_of(s.workload.response_tokens, out.prompts * out.samples);
   out.reference = s.algorithm.reference;
   out.old_logprobs = s.algorithm.old_logprobs;
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
+  out.engine = s.rollout.engine;
+  out.rollout_dtype = s.rollout.dtype;
+  out.max_prefill_tokens = static_cast<double>(s.rollout.max_prefill_tokens);
   out.max_running = static_cast<double>(s.rollout.max_running_requests);
   out.device_bytes = static_cast<double>(s.cluster.device_memory_bytes > 0 ? s.cluster.device_memory_bytes
                                                                            : s.cluster.gpu.memory_bytes);
@@ -395,6 +262,7 @@ RlSetting rl_setting_of(const Scenario& s) {
                      static_cast<double>(std::max<std::int64_t>(s.cluster.ranks_per_node(), 1));
   const bool ours = s.rollout.engine == RolloutEngine::hotbunk;
   out.pool_by_need = ours;
+  out.prefix_shared = !ours;  // our engine prefills every sample
   out.pool_tokens = static_cast<double>(s.rollout.kv_cache_tokens);
   // docs/sync-and-sleep.md: one part, and the gathered bucket unless peers read it. Others double their buckets.
   if (ours) out.staged_buckets = s.sync.transport == SyncTransport::ipc ? 0.0 : 1.0;

@@ -82,10 +82,15 @@ struct TrainSide {
 /// Rollout's share of a scenario, in the units of the closed form.
 struct RlSetting {
   double prompts = 128, samples = 8, mini_batches = 1;
-  double prompt_tokens = 512, response_tokens = 2048, longest_response = 8192;
+  double prompt_tokens = 512, response_tokens = 2048;                   // means
+  double prompt_square = 512.0 * 512, response_square = 2048.0 * 2048;  // means of the squares
+  double longest_prompt = 512, longest_response = 8192;                 // what has to fit
+  double drawn_response = 8192;                                         // the longest of an iteration's draws
   bool reference = false, old_logprobs = true;
+  RolloutEngine engine = RolloutEngine::sglang;
+  DType rollout_dtype = DType::bf16;
   double rollout_element_bytes = 2;
-  double max_running = 256;
+  double max_running = 256, max_prefill_tokens = 8192;
   double device_bytes = 80e9, host_bytes = 2e12;  // of one rank
   bool pool_by_need = false;                      // hotbunk's engine maps what its slots can use, others all they may
   double pool_tokens = 0;                         // of one engine, given; 0: what the memory fraction leaves
@@ -127,7 +132,15 @@ class RlModel {
   const TrainModel& train() const { return train_; }
 
  private:
+  // rollout_price.cc: seconds of one engine's parts.
   double decode_step_seconds(const RolloutPoint&, double slots, double context) const;
+  double prefill_seconds(const RolloutPoint&, double prompts) const;
+  double layers_seconds(const RolloutPoint&, double tokens) const;
+  double step_seconds(const RolloutPoint&, double sequences) const;
+  double lumped_seconds(double flops, double weights) const;
+  /// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
+  /// (whole experts over ep are as many elements as slices of all of them).
+  double rank_elements(const RolloutPoint&) const;
   /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
   struct RolloutPayload {
     double reduce = 0, dispatch = 0;
@@ -140,7 +153,9 @@ class RlModel {
 
   const TrainModel& train_;
   RlSetting setting_;
-  double parameters_ = 0, active_ = 0, tensors_ = 0;  // counted once: counting walks the model's layers
+  // Counted once: counting walks the model's layers.
+  double parameters_ = 0, active_ = 0, tensors_ = 0;
+  double ends_ = 0;                                                               // elements of embedding and head
   std::map<std::tuple<std::int64_t, std::int64_t, bool>, double> exact_reshard_;  // (ranks, rollout tp, strided)
 };
 

@@ -1,0 +1,238 @@
+// The closed form of an engine: prefill, decode with full slots, decode while the last sequences end; and the pool that
+// its rules leave for the KV cache.
+#include <algorithm>
+#include <cmath>
+
+#include "planner/rl_model.h"
+
+namespace hotbunk {
+namespace {
+
+/// Bytes of K and V that a token of the engine costs one rank on average: attention groups hold tokens of their own, cp
+/// ranks parts of each sequence. MLA caches its latent, which tensor parallelism does not split.
+double kv_bytes_per_token(const ModelSpec& m, const RolloutPoint& r, double element) {
+  const auto layers = static_cast<double>(m.layers), shares = static_cast<double>(r.attention_dp * r.cp);
+  if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element / shares;
+  const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(r.attention_tp()), 1.0);
+  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element / shares;
+}
+
+/// Elements of one layer's attention projections.
+double attention_elements(const ModelSpec& m) {
+  const auto h = static_cast<double>(m.hidden), heads = static_cast<double>(m.heads);
+  if (!m.mla) return h * static_cast<double>(m.head_dim) * (2.0 * heads + 2.0 * static_cast<double>(m.kv_heads));
+  const MlaSpec& a = *m.mla;
+  const auto nope = static_cast<double>(a.qk_nope_head_dim), rope = static_cast<double>(a.qk_rope_head_dim),
+             v = static_cast<double>(a.v_head_dim), q = static_cast<double>(a.q_lora_rank),
+             kv = static_cast<double>(a.kv_lora_rank);
+  const double queries = q > 0 ? h * q + q * heads * (nope + rope) : h * heads * (nope + rope);
+  return queries + h * (kv + rope) + kv * heads * (nope + v) + heads * v * h;
+}
+
+/// FLOPs of attention for one query and one key it sees, all heads of a layer. Decoding MLA attends in the latent: keys
+/// of kv_lora_rank + rope, values of kv_lora_rank.
+double attention_flops_per_pair(const ModelSpec& m, bool decode) {
+  const auto heads = static_cast<double>(m.heads);
+  if (!m.mla) return 4.0 * heads * static_cast<double>(m.head_dim);
+  const MlaSpec& a = *m.mla;
+  const std::int64_t widths =
+      decode ? 2 * a.kv_lora_rank + a.qk_rope_head_dim : a.qk_nope_head_dim + a.qk_rope_head_dim + a.v_head_dim;
+  return 2.0 * heads * static_cast<double>(widths);
+}
+
+double moe_layers(const ModelSpec& m) {
+  return m.moe && m.moe->experts > 0 ? static_cast<double>(m.layers - m.moe->first_dense_layers) : 0.0;
+}
+
+/// Elements of one dense layer's MLP.
+double mlp_elements(const ModelSpec& m) {
+  return (m.gated_mlp ? 3.0 : 2.0) * static_cast<double>(m.hidden) * static_cast<double>(m.intermediate);
+}
+
+/// Kernels of a layer besides its collectives: two norms, four products, rotary positions, the write to the cache,
+/// attention, the activation (lowering/rollout.cc), and the norm of Q and K.
+double layer_kernels(const ModelSpec& m) { return m.qk_norm ? 11.0 : 10.0; }
+/// Kernels around the layers: embedding, two row gathers, final norm, head, sampling (same source).
+constexpr double end_kernels = 6.0;
+/// Copies between host and device in a step of our engine, whose driver waits for them: ids, positions, offsets, slots,
+/// tables, lengths, rows and random numbers up, tokens and log-probs down (same source).
+constexpr double step_feeds = 8.0, step_fetches = 2.0;
+
+}  // namespace
+
+bool RlModel::divides(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  if (r.tp < 1 || r.engines < 1 || r.ep < 1 || r.attention_dp < 1 || r.cp < 1 || r.tp % r.attention_dp != 0)
+    return false;
+  const std::int64_t tp = r.attention_tp();
+  if (m.heads % tp != 0 || (!m.mla && m.kv_heads % tp != 0 && tp % m.kv_heads != 0)) return false;
+  if (!m.moe) return m.intermediate % tp == 0 && r.ep == 1;
+  return m.moe->experts % r.ep == 0 && r.tp * r.cp % r.ep == 0;
+}
+
+double RlModel::rank_elements(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  const double attention = attention_elements(m) * static_cast<double>(m.layers);
+  return attention / static_cast<double>(r.attention_tp()) + (parameters_ - attention) / static_cast<double>(r.tp);
+}
+
+RlModel::RolloutPayload RlModel::rollout_payload(const RolloutPoint& r, double tokens) const {
+  const ModelSpec& m = train_.model();
+  const double row = setting_.rollout_element_bytes * static_cast<double>(m.hidden);
+  const auto layers = static_cast<double>(m.layers);
+  RolloutPayload out;
+  // After attention within its group (its own tokens), after the MLP over the whole engine.
+  if (r.attention_tp() > 1) out.reduce += layers * row * tokens / static_cast<double>(r.attention_dp);
+  if (r.ep > 1 && m.moe) {
+    const double moe = moe_layers(m);
+    // Dispatch and combine: each rank sends its share of the tokens to their experts and the results back.
+    out.dispatch = 2.0 * moe * row * tokens / static_cast<double>(r.tp) *
+                   static_cast<double>(m.moe->experts_per_token) * static_cast<double>(r.ep - 1) /
+                   static_cast<double>(r.ep);
+    if (r.tp > 1) out.reduce += (layers - moe) * row * tokens;
+  } else if (r.tp > 1) {
+    out.reduce += layers * row * tokens;
+  }
+  return out;
+}
+
+double RlModel::rollout_exchange_seconds(const RolloutPoint& r, double tokens) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  const std::int64_t stride = r.strided ? r.engines : 1, node = cost.ranks_per_node();
+  const auto layers = static_cast<double>(m.layers);
+  const double row = setting_.rollout_element_bytes * static_cast<double>(m.hidden);
+  const double mine = tokens / static_cast<double>(r.attention_dp);
+  double seconds = layers * cost.collective_seconds(OpKind::all_reduce,
+                                                    GroupShape::strided(r.attention_tp(), stride, node), mine * row);
+  const GroupShape engine = GroupShape::strided(r.tp, stride, node);
+  const double moe = r.ep > 1 ? moe_layers(m) : 0.0;
+  if (moe > 0.0)
+    seconds += 2.0 * moe *
+               cost.collective_seconds(OpKind::all_to_all, GroupShape::strided(r.ep, stride, node),
+                                       rollout_payload(r, tokens).dispatch / (2.0 * moe));
+  return seconds + (layers - moe) * cost.collective_seconds(OpKind::all_reduce, engine, tokens * row);
+}
+
+double RlModel::lumped_seconds(double flops, double weights) const {
+  const CostModel& cost = train_.cost();
+  const double rate = cost.peak_flops(setting_.rollout_dtype) * cost.hardware().gemm.efficiency.value;
+  return std::max(cost.memory_seconds(weights * setting_.rollout_element_bytes), flops / std::max(rate, 1.0));
+}
+
+/// `tokens` pass through the layers of an engine: products with the weights they touch, streams of activations.
+double RlModel::layers_seconds(const RolloutPoint& r, double tokens) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  const DType dtype = setting_.rollout_dtype;
+  const auto h = static_cast<double>(m.hidden), d = static_cast<double>(m.head_dim), tp = static_cast<double>(r.tp),
+             layers = static_cast<double>(m.layers), group = static_cast<double>(r.attention_tp());
+  const double mine = tokens / static_cast<double>(r.attention_dp), moe = moe_layers(m), dense = layers - moe;
+  const double q = static_cast<double>(m.heads) * d / group,
+               kv = std::max(static_cast<double>(m.kv_heads) / group, 1.0) * d;
+  double attention = 0.0;
+  if (m.mla) attention = lumped_seconds(2.0 * mine * attention_elements(m) / group, attention_elements(m) / group);
+  else attention = cost.gemm_seconds(mine, q + 2.0 * kv, h, dtype) + cost.gemm_seconds(mine, h, q, dtype);
+  double seconds = layers * attention;
+  const double width = static_cast<double>(m.intermediate) / tp;
+  if (dense > 0.0)
+    seconds += dense * (cost.gemm_seconds(tokens, (m.gated_mlp ? 2.0 : 1.0) * width, h, dtype) +
+                        cost.gemm_seconds(tokens, h, width, dtype));
+  double inner = dense * width;
+  if (moe > 0.0) {
+    // Experts: with many tokens nearly all are touched, with few only theirs.
+    const double others = ends_ + layers * attention_elements(m) + dense * mlp_elements(m);
+    const double active = std::max(0.0, active_ - others), all = std::max(0.0, parameters_ - others);
+    const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
+    const double touched = active + (all - active) * (1.0 - std::pow(1.0 - share, std::max(tokens, 1.0) - 1.0));
+    seconds += lumped_seconds(2.0 * tokens * active / tp, touched / tp);
+    inner += moe * static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp;
+  }
+  // Two norms read the stream and the branch and write both; rotary positions go in place; the gate reads 2, writes 1.
+  const double streamed = mine * layers * (8.0 * h + 2.0 * (q + kv)) + 3.0 * tokens * inner;
+  return seconds + cost.memory_seconds(streamed * setting_.rollout_element_bytes);
+}
+
+/// Head and sampling of `sequences` tokens, and what every step costs whatever its size.
+double RlModel::step_seconds(const RolloutPoint& r, double sequences) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  const double vocab = static_cast<double>(m.vocab), logits = 4.0 * sequences * vocab;  // fp32
+  const std::int64_t stride = r.strided ? r.engines : 1;
+  double seconds =
+      cost.gemm_seconds(sequences, vocab / static_cast<double>(r.tp), static_cast<double>(m.hidden),
+                        setting_.rollout_dtype) +
+      cost.memory_seconds(logits) +
+      (layer_kernels(m) * static_cast<double>(m.layers) + end_kernels) * cost.hardware().kernel_overhead.value +
+      cost.collective_seconds(OpKind::all_gather, GroupShape::strided(r.tp, stride, cost.ranks_per_node()), logits);
+  if (setting_.engine == RolloutEngine::hotbunk)
+    seconds += step_feeds * cost.host_copy_seconds(4.0 * sequences, OpKind::feed) +
+               step_fetches * cost.host_copy_seconds(4.0 * sequences, OpKind::fetch);
+  return seconds;
+}
+
+double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double context) const {
+  const ModelSpec& m = train_.model();
+  const auto layers = static_cast<double>(m.layers);
+  const double shares = static_cast<double>(r.attention_tp() * r.attention_dp * r.cp);
+  const double cache = slots * context * kv_bytes_per_token(m, r, setting_.rollout_element_bytes);
+  const double flops = attention_flops_per_pair(m, true) * slots * context / shares;
+  return layers_seconds(r, slots) + rollout_exchange_seconds(r, slots) + step_seconds(r, slots) +
+         layers * train_.cost().attention_seconds(flops, context, cache / layers, false,
+                                                  train_.cost().peak_flops(setting_.rollout_dtype));
+}
+
+/// Prompts in steps of at most max_prefill_tokens; each ends with the head on the prompts that end in it.
+double RlModel::prefill_seconds(const RolloutPoint& r, double prompts) const {
+  const ModelSpec& m = train_.model();
+  const CostModel& cost = train_.cost();
+  const double tokens = prompts * setting_.prompt_tokens;
+  const double steps = std::max(1.0, std::ceil(tokens / setting_.max_prefill_tokens)), each = tokens / steps;
+  // Causal: a prompt of s tokens has s (s + 1) / 2 pairs.
+  const double keys = (setting_.prompt_square / std::max(setting_.prompt_tokens, 1.0) + 1.0) / 2.0;
+  const auto layers = static_cast<double>(m.layers);
+  const double shares = static_cast<double>(r.attention_tp() * r.attention_dp * r.cp);
+  const double flops = attention_flops_per_pair(m, false) * each * keys / shares;
+  const double wide = static_cast<double>(2 * m.heads * m.head_dim) / shares * setting_.rollout_element_bytes;
+  const double bytes = each * (wide + kv_bytes_per_token(m, r, setting_.rollout_element_bytes) / layers);
+  return steps * (layers_seconds(r, each) + rollout_exchange_seconds(r, each) + step_seconds(r, prompts / steps) +
+                  layers * cost.attention_seconds(flops, keys, bytes, false, cost.peak_flops(setting_.rollout_dtype)));
+}
+
+RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  RolloutPrice out;
+  const double e = setting_.rollout_element_bytes;
+  out.weight_bytes = rank_elements(r) * e;
+  out.kv_bytes_per_token = kv_bytes_per_token(m, r, e);
+  const double budget = setting_.device_bytes * r.memory_fraction;
+  const double sequences =
+      std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
+  // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
+  const double longest = setting_.longest_prompt + setting_.longest_response;
+  double room = (budget - out.weight_bytes) / out.kv_bytes_per_token;  // tokens
+  if (setting_.pool_tokens > 0) room = std::min(room, setting_.pool_tokens);
+  out.fits = room >= longest;
+  if (!out.fits) return out;
+  // A running sequence holds its prompt and the age of its response, E[L^2] / (2 E[L]) at a random moment.
+  const double held =
+      setting_.prompt_tokens + setting_.response_square / (2.0 * std::max(setting_.response_tokens, 1.0));
+  out.slots = std::clamp(std::min(setting_.max_running, room / held), 1.0, sequences);
+  out.pool_bytes =
+      (setting_.pool_by_need ? std::min(room, setting_.max_running * longest) : room) * out.kv_bytes_per_token;
+  const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
+  out.prefill_seconds = prefill_seconds(r, distinct);
+  // Until the last admission, when sequences - slots have ended, the slots are full. What is left, slots * mean tokens,
+  // spreads over as many steps as the longest response takes.
+  const double full = setting_.response_tokens * (sequences / out.slots - 1.0), tail = setting_.drawn_response;
+  const double last = std::max(1.0, out.slots * setting_.response_tokens / std::max(tail, 1.0));
+  out.steps = full + tail;
+  out.decode_seconds = full > 0.0 ? full * decode_step_seconds(r, out.slots, held) : 0.0;
+  out.tail_seconds = tail * decode_step_seconds(r, last, held);
+  const RolloutPayload sent = rollout_payload(r, distinct * setting_.prompt_tokens + full * out.slots + tail * last);
+  out.reduce_payload = sent.reduce;
+  out.dispatch_payload = sent.dispatch;
+  return out;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,130 @@
+// The closed form of an engine, each expectation derived in a comment.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <memory>
+
+#include "planner/answers.h"
+#include "planner/length_moments.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+std::unique_ptr<ScenarioPricer> pricer_of(const std::vector<std::string>& sets = {}) {
+  const char* text =
+      "name: qwen\nmodel: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+      "train: {engine: fsdp2, layout: {dp: 8}, recompute: full, micro_batch_tokens: 65536}\n"
+      "rollout: {engine: sglang, layout: {tp: 2, dp: 4}, memory_fraction: 0.8}\n"
+      "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
+  auto s = load_scenario_text(text, "test.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  auto pricer = ScenarioPricer::make(*s, catalog_root());
+  if (!pricer) FAIL(render(pricer.error()));
+  return std::move(*pricer);
+}
+
+RolloutPrice price_of(const ScenarioPricer& p) { return p.rl().price_rollout(p.point().rollout); }
+
+constexpr RolloutPoint tp2{.tp = 2, .engines = 4};
+
+}  // namespace
+
+TEST_CASE("an engine's products run in its own precision, whatever training's do") {
+  const RolloutPrice plain = price_of(*pricer_of());
+  const RolloutPrice fp8 = price_of(*pricer_of({"train.precision.gemm=fp8"}));
+  CHECK(fp8.prefill_seconds == plain.prefill_seconds);
+  CHECK(fp8.decode_seconds == plain.decode_seconds);
+}
+
+TEST_CASE("prefill pays for causal attention") {
+  // 4 engines with 30,000 tokens each: 30 prompts of 1,000 against one of 30,000, in one step either way.
+  const auto of = [](const char* prompts, const char* tokens) {
+    return pricer_of({std::string("algorithm.prompts=") + prompts, "algorithm.samples_per_prompt=1",
+                      "rollout.max_prefill_tokens=40000",
+                      std::string("workload.prompt_tokens={mean: ") + tokens + ", max: 40000, distribution: fixed}"});
+  };
+  const auto many = of("120", "1000"), one = of("4", "30000");
+  const double more = price_of(*one).prefill_seconds - price_of(*many).prefill_seconds;
+  // Pairs: s (s + 1) / 2 each; 4 * 28 heads * 128 FLOPs per pair and layer, 28 layers, over 2 ranks.
+  const double pairs = 30000.0 * 30001 / 2 - 30.0 * 1000 * 1001 / 2;
+  const double flops = pairs * 4 * 28 * 128 * 28 / 2, peak = many->train().cost().peak_flops(DType::bf16);
+  CHECK(more > flops / peak);
+  CHECK(more < 2.5 * flops / peak);  // attention reaches more than 40 % of the peak at such lengths
+}
+
+TEST_CASE("only sampled tokens meet the head, no token is multiplied by the embedding") {
+  const auto p = pricer_of();
+  const TrainModel& t = p->train();
+  ModelSpec wide = t.model();
+  wide.vocab *= 2;
+  const TrainModel other(wide, t.setting(), t.cost(), t.framework());
+  const RlModel twice(other, p->rl().setting());
+  // 16 distinct prompts of 512 tokens on an engine are one step: 16 rows more products with 152064 / 2 columns and 16
+  // rows of fp32 logits more to stream and to gather; 8192 tokens times the table would be 11 % of 7.6e9 parameters.
+  const double whole = p->rl().price_rollout(tp2).prefill_seconds;
+  const double more = twice.price_rollout(tp2).prefill_seconds - whole;
+  const CostModel& c = t.cost();
+  const double v = 152064, h = 3584;
+  const auto ends = [&](double vocab) {
+    return c.gemm_seconds(16, vocab / 2, h, DType::bf16) + c.memory_seconds(4 * 16 * vocab) +
+           c.collective_seconds(OpKind::all_gather, GroupShape::strided(2, 1, 8), 4 * 16 * vocab);
+  };
+  CHECK(more == Approx(ends(2 * v) - ends(v)).epsilon(1e-6));
+  CHECK(more < 0.01 * whole);
+}
+
+TEST_CASE("what has to fit is the longest prompt with the longest response") {
+  const auto p = pricer_of();
+  RlSetting s = p->rl().setting();
+  s.pool_tokens = 1024 + 4096;
+  CHECK(RlModel(p->train(), s).price_rollout(tp2).fits);
+  s.pool_tokens -= 1;
+  CHECK_FALSE(RlModel(p->train(), s).price_rollout(tp2).fits);
+}
+
+TEST_CASE("prefill runs in steps of max_prefill_tokens") {
+  // 16 prompts of 512: one step of 8192, 16 of 512. Each step streams the layers' weights, 6.5e9 over 2 ranks, again.
+  const double one = price_of(*pricer_of({"rollout.max_prefill_tokens=8192"})).prefill_seconds;
+  const auto small = pricer_of({"rollout.max_prefill_tokens=1024"});
+  const double eight = price_of(*small).prefill_seconds;
+  const double layer_kernels = 28 * 10 * small->train().cost().hardware().kernel_overhead.value;
+  CHECK(eight > one + 7 * layer_kernels);
+  CHECK(eight < 4 * one);
+}
+
+TEST_CASE("every response token is decoded once, by full slots and then by what is left") {
+  for (const char* slots : {"8", "32", "4096"}) {
+    const auto p = pricer_of({std::string("rollout.max_running_requests=") + slots});
+    const RolloutPrice r = price_of(*p);
+    // 128 sequences on an engine; all-reduces of 3584 bf16 values twice in 28 layers for each token, 16 prompts once.
+    CHECK(r.reduce_payload == Approx(2.0 * 28 * 3584 * 2 * (16 * 512 + 128 * 1536)));
+    // The last one admitted may be the longest drawn: 1536 (128 / slots - 1) steps until it starts.
+    const double waits = std::max(0.0, 1536 * (128 / std::min(128.0, std::stod(slots)) - 1));
+    CHECK(r.steps == Approx(waits + p->rl().setting().drawn_response));
+    if (waits == 0) CHECK(r.decode_seconds == 0);
+  }
+}
+
+TEST_CASE("moments of length distributions") {
+  const LengthSpec fixed{.mean = 100, .max = 1000, .distribution = LengthDistribution::fixed};
+  CHECK(mean_square(fixed) == 100 * 100);
+  CHECK(longest_of(fixed, 50) == 100);
+  // Integers 1 to 5: (1 + 4 + 9 + 16 + 25) / 5 = 11.
+  const LengthSpec uniform{.mean = 3, .max = 1000, .distribution = LengthDistribution::uniform};
+  CHECK(mean_square(uniform) == Approx(11));
+  CHECK(longest_of(uniform, 4) == Approx(4));  // 4/5 of the way to 5
+  // Lognormal: variance = (cv mean)^2. The quantile of one standard deviation, 0.841345 = n / (n + 1) at n = 5.30302,
+  // is e^sigma times the median mean / sqrt(1 + cv^2); of one draw no more is expected than the mean.
+  const LengthSpec log{.mean = 100, .max = 1e6, .distribution = LengthDistribution::lognormal, .cv = 0.5};
+  CHECK(mean_square(log) == Approx(100 * 100 * 1.25));
+  CHECK(longest_of(log, 1) == 100);
+  CHECK(longest_of(log, 5.30302) == Approx(100 / std::sqrt(1.25) * std::exp(std::sqrt(std::log(1.25)))).epsilon(1e-5));
+  // A cut holds both down.
+  const LengthSpec cut{.mean = 100, .max = 110, .distribution = LengthDistribution::lognormal, .cv = 2};
+  CHECK(mean_square(cut) == 100 * 110);
+  CHECK(longest_of(cut, 1000) == 110);
+}
+
+}  // namespace hotbunk
