@@ -177,16 +177,28 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
                                                                         : "full"),
         [&](RlPoint& q) { q.train.recompute = r; });
   if (p.train.micro_batch > 1 && p.train.micro_batch % 2 == 0)
-    add("train.micro_batch_tokens halved", [](RlPoint& q) { q.train.micro_batch /= 2, q.train.micro_batches *= 2; });
+    add("train.micro_batch_tokens halved", [](RlPoint& q) {
+      const std::int64_t sequences = q.train.sequences();
+      q.train.micro_batch /= 2;
+      q.train.set_sequences(sequences);
+    });
   if (p.train.micro_batches % 2 == 0)
-    add("train.micro_batch_tokens doubled", [](RlPoint& q) { q.train.micro_batch *= 2, q.train.micro_batches /= 2; });
+    add("train.micro_batch_tokens doubled", [](RlPoint& q) {
+      const std::int64_t sequences = q.train.sequences();
+      q.train.micro_batch *= 2;
+      q.train.set_sequences(sequences);
+    });
   const auto trade = [&](const char* name, std::int64_t TrainPoint::*axis) {
     if (p.train.dp % 2 == 0)
-      add(fmt::format("train.layout.{} doubled, dp halved", name),
-          [&](RlPoint& q) { q.train.*axis *= 2, q.train.dp /= 2, q.train.micro_batches *= 2; });
+      add(fmt::format("train.layout.{} doubled, dp halved", name), [&](RlPoint& q) {
+        q.train.*axis *= 2, q.train.dp /= 2;
+        q.train.set_sequences(2 * q.train.sequences());
+      });
     if (p.train.*axis % 2 == 0 && p.train.micro_batches % 2 == 0)
-      add(fmt::format("train.layout.{} halved, dp doubled", name),
-          [&](RlPoint& q) { q.train.*axis /= 2, q.train.dp *= 2, q.train.micro_batches /= 2; });
+      add(fmt::format("train.layout.{} halved, dp doubled", name), [&](RlPoint& q) {
+        q.train.*axis /= 2, q.train.dp *= 2;
+        q.train.set_sequences((q.train.sequences() + 1) / 2);
+      });
   };
   trade("tp", &TrainPoint::tp);
   trade("pp", &TrainPoint::pp);

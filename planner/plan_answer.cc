@@ -141,7 +141,8 @@ CostNode plan_memory_tree(const FormMemory& m) {
 std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, const RlPoint& to) {
   RlPoint same = to;
   same.train.recompute = from.train.recompute;
-  same.train.micro_batch = from.train.micro_batch, same.train.micro_batches = from.train.micro_batches;
+  same.train.micro_batch = from.train.micro_batch;
+  same.train.set_sequences(from.train.sequences());
   same.rollout = from.rollout, same.bucket_bytes = from.bucket_bytes;
   const std::int64_t tokens = s.train.micro_batch_tokens * to.train.micro_batch;
   if (!(same == from) || tokens % from.train.micro_batch != 0) return std::nullopt;

@@ -60,7 +60,7 @@ double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l
     return c.forward + c.tensor_forward + c.expert_forward + c.context_forward;
   };
   const double whole = of(l.dense) * dense + of(l.moe) * moe + of(l.embedding) + of(l.head);
-  const auto stages = static_cast<double>(p.pp), m_count = static_cast<double>(p.micro_batches);
+  const auto stages = static_cast<double>(p.pp), m_count = p.full_micro_batches();
   return whole / stages * (m_count + stages - 1.0);
 }
 
@@ -199,10 +199,10 @@ TrainPoint train_point_of(const Scenario& s) {
       s.algorithm.name == AlgorithmName::sft
           ? static_cast<double>(s.algorithm.prompts)
           : static_cast<double>(s.algorithm.prompts) * static_cast<double>(s.algorithm.samples_per_prompt);
+  // Of the busiest data rank.
   const double each = samples / static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
                       static_cast<double>(std::max<std::int64_t>(p.dp, 1));
-  p.micro_batches =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(each / static_cast<double>(p.micro_batch))));
+  p.set_sequences(static_cast<std::int64_t>(std::ceil(std::min(each, 1e18))));
   return p;
 }
 

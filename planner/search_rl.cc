@@ -16,7 +16,7 @@ bool same_layout(const RlPoint& a, const RlPoint& b) {
   const auto dimensions = [](const RlPoint& p) {
     TrainPoint t = p.train;
     t.recompute = Recompute::none;
-    t.micro_batch = t.micro_batches = 1;
+    t.micro_batch = t.micro_batches = 1, t.last_micro_batch = 0;
     t.optimizer_on_host = false;
     t.reshard_after_forward = true;
     RolloutPoint r = p.rollout;

@@ -190,7 +190,7 @@ class Perturbed {
     const RlModel rl(train, rl_setting_of(s));
     RlPoint p = point_;
     // More samples are more micro-batches of the same size.
-    if (s.algorithm != scenario_.algorithm) p.train.micro_batches = rl_point_of(s).train.micro_batches;
+    if (s.algorithm != scenario_.algorithm) p.train.set_sequences(rl_point_of(s).train.sequences());
     p.rollout.memory_fraction = s.rollout.memory_fraction;
     if (s.algorithm.name != AlgorithmName::sft) return rl.price(p);
     const TrainPrice t = train.price(p.train);

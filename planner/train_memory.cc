@@ -26,17 +26,13 @@ struct States {
 
 /// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
 States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit) {
-  const auto shard = static_cast<double>(p.shard_ranks());
-  const auto expert_shard = std::max(1.0, shard * static_cast<double>(p.tp) / static_cast<double>(p.ep * p.etp));
-  const double all = dense + expert, sharded = dense / shard + expert / expert_shard;
-  const bool shards_optimizer = p.sharding != Sharding::replicated;
-  const bool shards_grads = shards_optimizer && p.sharding != Sharding::zero1;
-  const double own = shards_optimizer ? sharded : all;
-  States s{.params = all * b.params, .grads = (shards_grads ? sharded : all) * b.grads};
+  const double all = dense + expert, own = p.own_elements(dense, expert);
+  const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
+  States s{.params = all * b.params, .grads = (shards_grads ? own : all) * b.grads};
   if (!p.optimizer_on_host) s.master = own * b.master, s.moments = own * b.moments;
   if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
   if (p.sharding == Sharding::zero3) {
-    s.params = sharded * b.params;
+    s.params = own * b.params;
     s.gathered = unit * (2.0 * b.params + b.grads);
   }
   if (p.sharding == Sharding::fsdp) {
@@ -92,12 +88,11 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const auto dense = static_cast<double>(layers_of(p, stage, false)),
              moe = static_cast<double>(layers_of(p, stage, true));
   const double ends = end_parameters(p, l, stage);
-  const double expert = moe * l.moe.expert_parameters;
-  const double ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) + ends;
+  const StageParameters held = stage_parameters(p, l, stage);
   // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
   // root (embedding and head), which has no neighbour, hence two of the three copies.
   const double unit = std::max({l.dense.parameters, l.moe.parameters, 2.0 / 3.0 * (last ? ends : 0.0)});
-  const States s = states_of(p, setting_.state, ordinary, expert, unit);
+  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit);
   at(PeakTensor::params) = s.params;
   at(PeakTensor::gathered) = s.gathered;
   at(PeakTensor::grads) = s.grads;
@@ -145,7 +140,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
     out->grad_bytes = s.grads;
     out->source_bytes = p.sharding == Sharding::fsdp ? s.master : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
-    out->host_bytes = p.optimizer_on_host ? (ordinary + expert) / static_cast<double>(p.shard_ranks()) *
+    out->host_bytes = p.optimizer_on_host ? p.own_elements(held.ordinary, held.expert) *
                                                 (setting_.state.master + setting_.state.moments + setting_.state.grads)
                                           : 0.0;
   }

@@ -153,6 +153,16 @@ double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int
   return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
 }
 
+TrainModel::StageParameters TrainModel::stage_parameters(const TrainPoint& p, const Layers& l,
+                                                         std::int64_t stage) const {
+  const auto dense = static_cast<double>(layers_of(p, stage, false)),
+             moe = static_cast<double>(layers_of(p, stage, true));
+  return {.ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
+                      end_parameters(p, l, stage),
+          .expert = moe * l.moe.expert_parameters,
+          .layers = dense + moe};
+}
+
 TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
   TrainPrice out;
   if (!divides(p)) {
@@ -160,7 +170,7 @@ TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
     return out;
   }
   // In double: a batch of absurd size must not overflow.
-  out.tokens = static_cast<double>(p.dp) * static_cast<double>(p.micro_batch) * static_cast<double>(p.micro_batches) *
+  out.tokens = static_cast<double>(p.dp) * static_cast<double>(p.micro_batch) * p.full_micro_batches() *
                static_cast<double>(setting_.sequence);
   out.model_flops = model_flops(out.tokens);
   price_time(p, l, out);
@@ -176,32 +186,43 @@ TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
   return out;
 }
 
-void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
-  // The rank with most traffic: a middle stage has only layers; embedding and head are on the ends.
-  const double m = static_cast<double>(p.micro_batches);
-  const auto dense = static_cast<double>(layers_of(p, 0, false)), moe = static_cast<double>(layers_of(p, 0, true));
+void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice& out) const {
+  const double m = p.full_micro_batches();
+  const auto dense = static_cast<double>(layers_of(p, stage, false)),
+             moe = static_cast<double>(layers_of(p, stage, true));
   const double again = p.recompute == Recompute::full ? 1.5 : 1.0;  // forward's half once more
-  out.tensor_payload = m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * again +
-                            l.embedding.tensor_payload + (p.pp == 1 ? l.head.tensor_payload : 0.0));
+  out.tensor_payload =
+      m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * again +
+           (stage == 0 ? l.embedding.tensor_payload : 0.0) + (stage == p.pp - 1 ? l.head.tensor_payload : 0.0));
   out.expert_payload = m * l.moe.expert_payload * moe * again;
   out.context_payload = m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * again;
-  if (p.pp > 1)
-    out.pipeline_payload =
-        2.0 * m * static_cast<double>(p.vpp) * l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
-  // Experts are reduced among their own replicas; where there are none, not at all.
-  const double experts = p.data_ranks() * p.tp > p.ep * p.etp ? moe * l.moe.expert_parameters : 0.0;
-  const double params = l.dense.parameters * dense + (l.moe.parameters - l.moe.expert_parameters) * moe + experts +
-                        end_parameters(p, l, 0);
   if (p.data_ranks() <= 1) return;
+  // Experts are reduced among their own replicas; where there are none, not at all.
+  const StageParameters held = stage_parameters(p, l, stage);
+  const double params = held.ordinary + (p.data_ranks() * p.tp > p.ep * p.etp ? held.expert : 0.0);
   const StateBytes& b = setting_.state;
-  const bool per_micro_batch =
-      p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const bool gathers_twice = (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp) && p.reshard_after_forward;
-  const bool unsharded = p.sharding == Sharding::replicated;
-  out.data_reduce_payload = params * b.grads * (per_micro_batch ? m : 1.0);
-  const double gathers =
-      p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp ? m * (gathers_twice ? 2.0 : 1.0) : 1.0;
-  out.data_gather_payload = unsharded ? 0.0 : params * b.params * gathers;
+  const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const auto every = static_cast<double>(p.micro_batches);
+  out.data_reduce_payload = params * b.grads * (streams || p.sharding == Sharding::zero2 ? every : 1.0);
+  const double gathers = streams ? every * (p.reshard_after_forward ? 2.0 : 1.0) : 1.0;
+  out.data_gather_payload = p.sharding == Sharding::replicated ? 0.0 : params * b.params * gathers;
+}
+
+/// Of the rank with most traffic.
+void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
+  const auto sum = [](const TrainPrice& t) {
+    return t.tensor_payload + t.expert_payload + t.context_payload + t.data_reduce_payload + t.data_gather_payload;
+  };
+  std::int64_t most = 0;
+  double bytes = -1.0;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    stage_traffic(p, l, stage, out);
+    if (const double own = sum(out); own > bytes) bytes = own, most = stage;
+  });
+  stage_traffic(p, l, most, out);
+  if (p.pp > 1)
+    out.pipeline_payload = 2.0 * p.full_micro_batches() * static_cast<double>(p.vpp) * l.dense.input_bytes /
+                           (p.sp ? 1.0 : static_cast<double>(p.tp));
 }
 
 }  // namespace hotbunk

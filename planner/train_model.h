@@ -27,14 +27,40 @@ struct TrainPoint {
   bool sp = false;
   Sharding sharding = Sharding::zero1;
   Recompute recompute = Recompute::none;
-  std::int64_t micro_batch = 1;    // sequences of one micro-batch, over the cp and ulysses ranks that share them
-  std::int64_t micro_batches = 1;  // per optimizer step
-  bool optimizer_on_host = false;  // layer-wise offload: states on the host, step on the CPU
+  std::int64_t micro_batch = 1;       // sequences of one micro-batch, over the cp and ulysses ranks that share them
+  std::int64_t micro_batches = 1;     // per optimizer step
+  std::int64_t last_micro_batch = 0;  // sequences of the step's last one where it is shorter, 0: as many as the others
+  bool optimizer_on_host = false;     // layer-wise offload: states on the host, step on the CPU
   bool reshard_after_forward = true;
 
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   std::int64_t data_ranks() const { return dp * cp * ulysses; }
   std::int64_t shard_ranks() const { return fsdp > 0 ? std::min(fsdp, data_ranks()) : data_ranks(); }
+  /// Ranks over which the optimizer's state of one expert is divided: it has fewer replicas than the other layers.
+  double expert_shard_ranks() const {
+    return std::max(1.0, static_cast<double>(shard_ranks() * tp) / static_cast<double>(ep * etp));
+  }
+  /// Elements of `ordinary` and `expert` whose optimizer state is this rank's.
+  double own_elements(double ordinary, double expert) const {
+    if (sharding == Sharding::replicated) return ordinary + expert;
+    return ordinary / static_cast<double>(shard_ranks()) + expert / expert_shard_ranks();
+  }
+  /// Cuts the sequences of one data rank and step into micro-batches; none is longer than all of them.
+  void set_sequences(std::int64_t sequences) {
+    micro_batch = std::min(micro_batch, std::max<std::int64_t>(sequences, 1));
+    micro_batches = std::max<std::int64_t>(1, (sequences - 1) / micro_batch + 1);
+    last_micro_batch = sequences % micro_batch;
+  }
+  std::int64_t sequences() const {
+    return last_micro_batch > 0 ? (micro_batches - 1) * micro_batch + last_micro_batch : micro_batches * micro_batch;
+  }
+  /// Full micro-batches that hold as many tokens: what is linear in tokens takes so many times as long. In double: a
+  /// batch of absurd size must not overflow.
+  double full_micro_batches() const {
+    const auto m = static_cast<double>(micro_batches);
+    return last_micro_batch > 0 ? m - 1.0 + static_cast<double>(last_micro_batch) / static_cast<double>(micro_batch)
+                                : m;
+  }
   friend auto operator<=>(const TrainPoint&, const TrainPoint&) = default;
 };
 
@@ -203,6 +229,13 @@ class TrainModel {
  private:
   friend class LayerBuilder;
   struct StageTime;
+  struct StepEnd;
+  /// Elements that a rank of a stage holds.
+  struct StageParameters {
+    double ordinary = 0, expert = 0, layers = 0;
+  };
+  StageParameters stage_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  StepEnd step_end(const TrainPoint&, const StageParameters&, double backward, double forward) const;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
   /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
   /// order: each takes the time of the first, and holds no more micro-batches in flight.
@@ -214,6 +247,7 @@ class TrainModel {
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
+  void stage_traffic(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice&) const;
 
   ModelSpec model_;
   TrainSetting setting_;

@@ -1,5 +1,7 @@
 // Walks a TrainSpace: the one enumeration that both searches use.
 #pragma once
+#include <algorithm>
+
 #include "planner/search.h"
 
 namespace hotbunk {
@@ -23,22 +25,32 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
                .micro_batch = key.micro_batch};
   std::int64_t rejected = 0;
   bool known = false;
-  TrainModel::Layers layers;
+  TrainModel::Layers shared;
   for (std::int64_t pp : space.pp) {
     const std::int64_t used = key.tp * key.cp * key.ulysses * pp;
     if (space.ranks % used != 0) continue;
     p.pp = pp;
     p.dp = space.ranks / used;
-    const std::int64_t each = p.dp * key.micro_batch;
-    if (space.ragged ? p.dp > space.batch : space.batch % each != 0) continue;
-    p.micro_batches = (space.batch + each - 1) / each;
+    if (space.ragged ? p.dp > space.batch : space.batch % (p.dp * key.micro_batch) != 0) continue;
+    const std::int64_t sequences = (space.batch + p.dp - 1) / p.dp;  // of the busiest data rank
+    // Of the micro-batches that hold all of them, one is enough.
+    if (std::any_of(space.micro_batch.begin(), space.micro_batch.end(),
+                    [&](std::int64_t b) { return b >= sequences && b < key.micro_batch; }))
+      continue;
+    p.micro_batch = key.micro_batch;
+    p.set_sequences(sequences);
+    const bool shorter = p.micro_batch < key.micro_batch;
+    TrainModel::Layers own;
+    bool own_known = false;
     for (std::int64_t vpp : space.vpp) {
       p.vpp = vpp;
       if (!model.divides(p)) {
         ++rejected;
         continue;
       }
-      if (!known) layers = model.layers(p), known = true;
+      bool& ready = shorter ? own_known : known;
+      TrainModel::Layers& layers = shorter ? own : shared;
+      if (!ready) layers = model.layers(p), ready = true;
       for (Recompute recompute : space.recompute)
         for (Sharding sharding : space.sharding) {
           // Pipelines reuse parameters over many micro-batches: gathering them each time is no layout anyone runs.

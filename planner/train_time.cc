@@ -13,6 +13,11 @@ struct TrainModel::StageTime {
   double total() const { return compute + recompute + tensor + expert + context + host; }
 };
 
+/// What follows the passes on one stage: collectives over the data ranks and the optimizer, in seconds.
+struct TrainModel::StepEnd {
+  double exposed = 0, hidden = 0, optimizer = 0;
+};
+
 TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
   StageTime t;
   double kernels = 0.0;
@@ -52,12 +57,9 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   return t;
 }
 
-void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backward, double forward,
-                            TrainPrice& out) const {
-  const auto dense = static_cast<double>(layers_of(p, 0, false)), moe = static_cast<double>(layers_of(p, 0, true));
-  const double expert = moe * l.moe.expert_parameters;
-  const double ordinary =
-      dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) + end_parameters(p, l, 0);
+TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageParameters& held, double backward,
+                                         double forward) const {
+  const double ordinary = held.ordinary, expert = held.expert;
   const StateBytes& b = setting_.state;
   const std::int64_t node = cost_.ranks_per_node(), shard = p.shard_ranks(), replicas = p.data_ranks() / shard;
   const GroupShape group = GroupShape::strided(shard, p.tp, node);
@@ -66,10 +68,10 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
   const GroupShape experts =
       GroupShape::strided(std::max<std::int64_t>(1, p.data_ranks() * p.tp / (p.ep * p.etp)), p.ep * p.etp, node);
   const auto m = static_cast<double>(p.micro_batches);
-  double reduce = 0.0, gather = 0.0, repeats = 1.0;
+  double reduce = 0.0, gather = 0.0, passes = 1.0;  // passes: backward ones of full length that reduce gradients
   // One collective per unit where parameters or gradients stream, a few large buckets elsewhere.
   const bool units = p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const double calls = units ? std::max(1.0, dense + moe) : 1.0,
+  const double calls = units ? std::max(1.0, held.layers) : 1.0,
                slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
   const auto both = [&](OpKind kind, double bytes_each) {
     return calls * slower *
@@ -88,44 +90,59 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
     case Sharding::zero2:
       reduce = both(OpKind::reduce_scatter, b.grads) * m;
       gather = both(OpKind::all_gather, b.params);
-      repeats = m;
+      passes = p.full_micro_batches();
       break;
     case Sharding::zero3:
     case Sharding::fsdp:
       reduce = both(OpKind::reduce_scatter, b.grads) * m;
       gather = both(OpKind::all_gather, b.params) * m * (p.reshard_after_forward ? 2.0 : 1.0);
-      repeats = m;
+      passes = p.full_micro_batches();
       break;
   }
+  // The experts' collectives span all their replicas already.
   if (replicas > 1)
-    reduce += cost_.collective_seconds(OpKind::all_reduce, across,
-                                       (ordinary + expert) / static_cast<double>(shard) * b.grads);
+    reduce += cost_.collective_seconds(OpKind::all_reduce, across, ordinary / static_cast<double>(shard) * b.grads);
   // What runs beside the compute of the passes that need it; the first gather and the last reduction find nothing to
   // hide behind: one layer's share.
-  const double count = std::max(1.0, dense + moe);
+  const double count = std::max(1.0, held.layers);
   const bool streamed = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const double behind_reduce = framework_.overlap_grad_reduce ? backward * repeats : 0.0;
-  const double behind_gather = framework_.overlap_param_gather
-                                   ? (streamed ? (backward + forward) * m - std::min(reduce, behind_reduce) : forward)
-                                   : 0.0;
+  const double behind_reduce = framework_.overlap_grad_reduce ? backward * passes : 0.0;
+  const double behind_gather =
+      framework_.overlap_param_gather
+          ? (streamed ? (backward + forward) * p.full_micro_batches() - std::min(reduce, behind_reduce) : forward)
+          : 0.0;
   const double hidden_reduce = std::min(reduce * (1.0 - 1.0 / count), behind_reduce);
   const double hidden_gather = std::min(gather * (1.0 - 1.0 / count), std::max(behind_gather, 0.0));
-  const double hidden = hidden_reduce + hidden_gather;
-  out.seconds[static_cast<std::size_t>(Term::data)] = reduce + gather - hidden;
-  out.seconds[static_cast<std::size_t>(Term::compute)] += hidden * cost_.hardware().overlap_slowdown.value;
-  out.hidden_seconds += hidden;
+  StepEnd out{.hidden = hidden_reduce + hidden_gather};
+  out.exposed = reduce + gather - out.hidden;
 
   // Adam reads gradient, master and two moments, writes master, moments and the low-precision parameter; the norm
   // reads every gradient once more, and they are zeroed.
-  const double own =
-      p.sharding == Sharding::replicated ? ordinary + expert : (ordinary + expert) / static_cast<double>(shard);
+  const double own = p.own_elements(ordinary, expert);
   const double local_grads = streamed || p.sharding == Sharding::zero2 ? own : ordinary + expert;
   const double adam = own * (b.grads + 2.0 * (b.master + b.moments) + b.params);
-  double& optimizer = out.seconds[static_cast<std::size_t>(Term::optimizer)];
-  optimizer = framework_.step_seconds.value + cost_.memory_seconds(adam + 2.0 * local_grads * b.grads);
+  out.optimizer = framework_.step_seconds.value + cost_.memory_seconds(adam + 2.0 * local_grads * b.grads);
   if (p.optimizer_on_host)  // gradients out, parameters in, and Adam at the rate of host memory, about twice the link
-    optimizer = cost_.host_copy_seconds(own * b.grads) + cost_.host_copy_seconds(own * b.params) +
-                adam / (2.0 * cost_.hardware().host_bandwidth.value);
+    out.optimizer = cost_.host_copy_seconds(own * b.grads) + cost_.host_copy_seconds(own * b.params) +
+                    adam / (2.0 * cost_.hardware().host_bandwidth.value);
+  return out;
+}
+
+void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backward, double forward,
+                            TrainPrice& out) const {
+  // The step is over when the last stage is. Of the stages only those can be it that hold more of either kind.
+  StageParameters most{.ordinary = -1.0, .expert = -1.0};
+  StepEnd last;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    const StageParameters held = stage_parameters(p, l, stage);
+    if (held.ordinary <= most.ordinary && held.expert <= most.expert) return;
+    const StepEnd end = step_end(p, held, backward, forward);
+    if (most.ordinary < 0.0 || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held;
+  });
+  out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed;
+  out.seconds[static_cast<std::size_t>(Term::optimizer)] = last.optimizer;
+  out.seconds[static_cast<std::size_t>(Term::compute)] += last.hidden * cost_.hardware().overlap_slowdown.value;
+  out.hidden_seconds += last.hidden;
 }
 
 bool TrainModel::pipeline_leaves_node(const TrainPoint& p) const {
@@ -134,7 +151,8 @@ bool TrainModel::pipeline_leaves_node(const TrainPoint& p) const {
 }
 
 void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
-  const auto m = static_cast<double>(p.micro_batches), v = static_cast<double>(p.vpp);
+  // What a micro-batch takes is as its tokens are, so a short last one counts in part.
+  const double m = p.full_micro_batches(), v = static_cast<double>(p.vpp);
   StageTime slowest;
   double whole = 0.0;  // one micro-batch through all stages
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {

@@ -85,6 +85,10 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
           CHECK(price.iteration_seconds == Approx(row.price.iteration_seconds).epsilon(1e-12));
           CHECK(price.peak_bytes() == Approx(row.price.peak_bytes()).epsilon(1e-12));
           CHECK(price.host_bytes == Approx(row.price.host_bytes).epsilon(1e-12));
+          // No sequence more than the batch: the busiest data rank has its share, rounded up.
+          const TrainPoint& t = row.point.train;
+          const std::int64_t batch = s.algorithm.prompts * s.algorithm.samples_per_prompt / s.algorithm.mini_batches;
+          CHECK(t.sequences() == (batch + t.dp - 1) / t.dp);
           // What was left to the planner is spelled out, also for the scenario's own layout.
           const bool spelled = s.transition == "auto";
           CHECK((spelled || row.own == row.flags.empty()));
@@ -113,7 +117,7 @@ TEST_CASE("671B with three leading dense layers: deep pipelines cost what their 
       const auto here = pricer_of(s);
       RlPoint p = here->point();
       p.train.dp = 1, p.train.pp = pp;
-      p.train.micro_batches = (1024 + p.train.micro_batch - 1) / p.train.micro_batch;
+      p.train.set_sequences(1024);
       std::vector<std::string> sets = base;
       for (const std::string& flag : flags_of(s, p)) sets.push_back(flag);
       const auto there = pricer_of(load(text, sets));
@@ -130,6 +134,19 @@ TEST_CASE("671B with three leading dense layers: deep pipelines cost what their 
       CHECK(searched.state_bytes > layers * 32 * 3 * 7168 * 2048 * 18);
       CHECK(searched.state_bytes < layers * 32 * 3 * 7168 * 2048 * 18 * 1.25);
     }
+}
+
+TEST_CASE("a batch smaller than a micro-batch trains its own sequences") {
+  // 8 samples on dp 4 are 2 sequences each, 48 are 12: both in one micro-batch, whose buffer would hold 16.
+  const auto few = pricer_of(load(seven_b, {"algorithm.prompts=1"})),
+             more = pricer_of(load(seven_b, {"algorithm.prompts=6"}));
+  const TrainPoint a = few->point().train, b = more->point().train;
+  CHECK((a.micro_batch == 2 && a.micro_batches == 1 && a.sequences() == 2));
+  CHECK((b.micro_batch == 12 && b.micro_batches == 1 && b.sequences() == 12));
+  const TrainPrice x = few->train().price(a), y = more->train().price(b);
+  CHECK(6 * x.tokens == Approx(y.tokens));
+  CHECK(x.seconds[static_cast<std::size_t>(Term::compute)] < 0.25 * y.seconds[static_cast<std::size_t>(Term::compute)]);
+  CHECK(6 * x.activation_bytes == Approx(y.activation_bytes).epsilon(0.05));
 }
 
 TEST_CASE("the ranking has the scenario's own layout in its place and says why the winner wins") {

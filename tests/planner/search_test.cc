@@ -71,7 +71,7 @@ struct Brute {
                     p.train.sharding = Sharding::fsdp;
                     p.train.recompute = recompute;
                     p.train.micro_batch = b;
-                    p.train.micro_batches = (s.train.batch + p.train.dp * b - 1) / (p.train.dp * b);
+                    p.train.set_sequences((s.train.batch + p.train.dp - 1) / p.train.dp);
                     p.rollout = {
                         .tp = tp, .engines = place.rollout_ranks / tp, .strided = strided, .memory_fraction = fraction};
                     if (!model.divides(p.rollout)) continue;

@@ -265,6 +265,74 @@ TEST_CASE("leading dense layers: the first full MoE stage is the fullest, and th
   CHECK(price.seconds[static_cast<std::size_t>(Term::bubble)] == Approx(whole - slowest));
 }
 
+TEST_CASE("a step's short last micro-batch takes the time of its tokens, and none is longer than all sequences") {
+  const TrainModel model = model_of(small_gpt(), 8);
+  TrainPoint p{.micro_batch = 12};
+  p.set_sequences(256);  // 21 x 12 + 4
+  CHECK(p.micro_batches == 22);
+  CHECK(p.last_micro_batch == 4);
+  CHECK(p.sequences() == 256);
+  CHECK(model.price(p).tokens == Approx(256.0 * 2048).epsilon(1e-12));
+  const auto compute = [&](const TrainPoint& q) {
+    return model.price(q).seconds[static_cast<std::size_t>(Term::compute)];
+  };
+  const TrainPoint one{.micro_batch = 12, .micro_batches = 1}, full{.micro_batch = 12, .micro_batches = 22};
+  CHECK(compute(p) == Approx(compute(one) * (21 + 4.0 / 12)));
+  CHECK(model.price(p).peak_bytes == model.price(full).peak_bytes);
+  // Sharded parameters are gathered for it all the same: 2 x 22 times 2 B, the gradients reduced 22 times.
+  const auto sharded = [&](TrainPoint q) {
+    q.dp = 8, q.sharding = Sharding::fsdp;
+    return model.price(q);
+  };
+  CHECK(sharded(p).data_gather_payload == sharded(full).data_gather_payload);
+  CHECK(sharded(p).data_reduce_payload == sharded(full).data_reduce_payload);
+  TrainPoint few{.micro_batch = 12};
+  few.set_sequences(2);
+  CHECK(few == TrainPoint{.micro_batch = 2, .micro_batches = 1});
+  TrainPoint even{.micro_batch = 4};
+  even.set_sequences(16);
+  CHECK(even == TrainPoint{.micro_batch = 4, .micro_batches = 4});
+}
+
+TEST_CASE("traffic and the end of the step are those of the stage with most, not of the first") {
+  ModelSpec m = dense_first_moe();
+  m.vocab = 64;
+  const TrainModel model = model_of(m, 64);
+  // One layer a stage, the first three dense: all expert traffic is on the others, forward and backward of 4
+  // micro-batches. The last also holds the head, and a MoE layer's experts (25.2e6) outweigh a dense MLP (12.6e6).
+  const TrainPoint p{.dp = 2, .pp = 13, .ep = 1, .micro_batches = 4};
+  const auto l = model.layers(p);
+  const double held = l.moe.parameters + l.head.parameters;
+  const TrainPrice price = model.price(p, l);
+  CHECK(price.data_reduce_payload == Approx(4 * held));
+  CHECK(price.data_gather_payload == Approx(2 * held));
+  // Adam on half of it: gradient 4 B, master and moments 12 B read and written, parameter 2 B; and every gradient read
+  // for the norm and zeroed.
+  CHECK(price.seconds[static_cast<std::size_t>(Term::optimizer)] ==
+        Approx(model.framework().step_seconds.value +
+               model.cost().memory_seconds(held / 2 * (4 + 24 + 2) + held * 2 * 4)));
+  TrainPoint spread = p;
+  spread.ep = 2;
+  const auto k = model.layers(spread);
+  CHECK(k.moe.expert_payload > 0);
+  CHECK(model.price(spread, k).expert_payload == Approx(4 * k.moe.expert_payload));
+}
+
+TEST_CASE("experts that exist once are stepped whole: their optimizer divides by their own replicas") {
+  // dp 2, ep 2: two halves of the experts, one replica each; everything else is halved. 3 dense and 10 MoE layers.
+  const TrainModel model = model_of(dense_first_moe(), 8);
+  TrainPoint p{.dp = 2, .ep = 2, .micro_batches = 1};
+  const auto l = model.layers(p);
+  const double expert = 10 * l.moe.expert_parameters;
+  const double rest = 3 * l.dense.parameters + 10 * l.moe.parameters - expert + model.end_parameters(p, l, 0);
+  const double own = rest / 2 + expert;
+  CHECK(model.price(p, l).seconds[static_cast<std::size_t>(Term::optimizer)] ==
+        Approx(model.framework().step_seconds.value +
+               model.cost().memory_seconds(own * (4 + 24 + 2) + (rest + expert) * 2 * 4)));
+  p.optimizer_on_host = true;  // master 4, moments 8, gradients 4
+  CHECK(model.price(p, l).host_bytes == Approx(own * 16));
+}
+
 TEST_CASE("properties of any layout") {
   const TrainModel model = model_of(small_gpt(), 64), faster = model_of(small_gpt(), 64, plain_frame(), 2.0);
   CHECK(rc::check("terms sum to the step, categories to the peak, bandwidth helps, recomputation trades", [&] {
