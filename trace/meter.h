@@ -1,4 +1,5 @@
-// Counts live and mapped bytes of one rank as they change. Every interpreter feeds one from its own allocator.
+// Counts live and mapped bytes of one rank as the plan says they change: for the simulator and for what is known
+// without running. A run does not use it: its numbers are the arenas' own (P1), so a mistake here shows in compare.
 #pragma once
 #include <cstdint>
 

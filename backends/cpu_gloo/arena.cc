@@ -67,6 +67,7 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
   }
   if (p == MAP_FAILED) {
     const int error = errno;
+    if (guarded_ != MAP_FAILED) munmap(guarded_, guarded_bytes_);
     if (fd_ >= 0) close(fd_);
     throw RuntimeFailure(fmt::format("arena {}: cannot reserve {} of addresses: {}", options_.name,
                                      bytes_text(options_.reserve_bytes), std::strerror(error)));
@@ -92,11 +93,16 @@ void Arena::check_range(std::int64_t begin, std::int64_t end, const char* what) 
            "arena {}: {} [{}, {}) is not in chunks of {} B", options_.name, what, begin, end, arena_chunk_bytes);
 }
 
-bool Arena::is_mapped(std::int64_t begin, std::int64_t end) const {
+bool Arena::covered(std::int64_t begin, std::int64_t end) const {
   if (begin == end) return true;
   auto it = mapped_.upper_bound(begin);
   if (it == mapped_.begin()) return false;
   return std::prev(it)->second >= end;  // neighbours are merged: one interval covers it or none does
+}
+
+bool Arena::is_mapped(std::int64_t begin, std::int64_t end) const {
+  std::lock_guard lock(mutex_);
+  return covered(begin, end);
 }
 
 void Arena::make_resident(std::int64_t begin, std::int64_t end, std::string_view who) {
@@ -104,17 +110,16 @@ void Arena::make_resident(std::int64_t begin, std::int64_t end, std::string_view
   const auto bytes = static_cast<std::size_t>(end - begin);
   if (mprotect(p, bytes, PROT_READ | PROT_WRITE) == 0 && populate(p, end - begin)) return;
   const int error = errno;
-  release(begin, end);
+  release(begin, end);  // its failure adds nothing to this one
   throw RuntimeFailure(fmt::format("arena {}: the machine gives no {} for {} (mapped now: {}): {}", options_.name,
                                    bytes_text(end - begin), who, bytes_text(total_.mapped), std::strerror(error)));
 }
 
-void Arena::release(std::int64_t begin, std::int64_t end) noexcept {
+bool Arena::release(std::int64_t begin, std::int64_t end) noexcept {
   std::byte* p = base_ + begin;
   const auto bytes = static_cast<std::size_t>(end - begin);
   // MADV_REMOVE punches the hole in the memfd: the pages leave every process that maps them.
-  madvise(p, bytes, options_.shared ? MADV_REMOVE : MADV_DONTNEED);
-  mprotect(p, bytes, PROT_NONE);
+  return madvise(p, bytes, options_.shared ? MADV_REMOVE : MADV_DONTNEED) == 0 && mprotect(p, bytes, PROT_NONE) == 0;
 }
 
 void Arena::map(std::int64_t begin, std::int64_t end, std::string_view who) {
@@ -153,14 +158,18 @@ void Arena::unmap(std::int64_t begin, std::int64_t end) {
   std::lock_guard lock(mutex_);
   check_range(begin, end, "unmap");
   if (begin == end) return;
-  HB_CHECK(is_mapped(begin, end), "arena {}: unmap [{}, {}), part of which is not mapped", options_.name, begin, end);
+  HB_CHECK(covered(begin, end), "arena {}: unmap [{}, {}), part of which is not mapped", options_.name, begin, end);
   auto after = live_.lower_bound(end);
   if (after != live_.begin()) {
     const auto& [offset, buffer] = *std::prev(after);
     HB_CHECK(offset + buffer.bytes <= begin, "arena {}: unmap [{}, {}) under live buffer {} at [{}, {})", options_.name,
              begin, end, buffer.name, offset, offset + buffer.bytes);
   }
-  release(begin, end);
+  if (!release(begin, end)) {
+    const int error = errno;
+    throw RuntimeFailure(fmt::format("arena {}: the machine does not take back [{}, {}), {}: {}", options_.name, begin,
+                                     end, bytes_text(end - begin), std::strerror(error)));
+  }
   auto at = std::prev(mapped_.upper_bound(begin));
   const auto [old_begin, old_end] = *at;
   mapped_.erase(at);
@@ -178,8 +187,8 @@ void Arena::alloc(std::int64_t offset, std::int64_t bytes, int category, std::st
   HB_CHECK(category >= 0 && category < arena_num_categories, "arena {}: buffer {} has category {}", options_.name, name,
            category);
   if (bytes == 0) return;
-  HB_CHECK(is_mapped(offset, offset + bytes), "arena {}: buffer {} at [{}, {}) is not wholly mapped", options_.name,
-           name, offset, offset + bytes);
+  HB_CHECK(covered(offset, offset + bytes), "arena {}: buffer {} at [{}, {}) is not wholly mapped", options_.name, name,
+           offset, offset + bytes);
   auto next = live_.lower_bound(offset);
   if (next != live_.end())
     HB_CHECK(next->first >= offset + bytes, "arena {}: buffer {} at [{}, {}) overlaps live buffer {} at [{}, {})",

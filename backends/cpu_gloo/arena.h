@@ -53,7 +53,8 @@ class Arena {
   /// Throws RuntimeFailure with the arithmetic when the capacity is exceeded or the machine has no memory left (then
   /// nothing changed); InternalError when a chunk is mapped already. `who` asks, for the message.
   void map(std::int64_t begin, std::int64_t end, std::string_view who);
-  /// Returns [begin, end) to the kernel. InternalError when a chunk is not mapped or a live buffer lies in it.
+  /// Returns [begin, end) to the kernel. InternalError when a chunk is not mapped or a live buffer lies in it;
+  /// RuntimeFailure when the kernel refuses (the books then still hold the range).
   void unmap(std::int64_t begin, std::int64_t end);
 
   /// Books a buffer. InternalError names both buffers when it overlaps a live one, or says which part is not mapped.
@@ -70,6 +71,8 @@ class Arena {
   ArenaCounters take_window();
   /// Resident bytes of this range as the kernel counts them (Rss of /proc/self/smaps); slow, for tests and P4.
   std::int64_t resident_bytes() const;
+  /// Whether all of [begin, end) is mapped.
+  bool is_mapped(std::int64_t begin, std::int64_t end) const;
 
  private:
   struct Live {
@@ -79,9 +82,9 @@ class Arena {
   };
 
   void check_range(std::int64_t begin, std::int64_t end, const char* what) const;
-  bool is_mapped(std::int64_t begin, std::int64_t end) const;
+  bool covered(std::int64_t begin, std::int64_t end) const;  // is_mapped under the lock
   void make_resident(std::int64_t begin, std::int64_t end, std::string_view who);
-  void release(std::int64_t begin, std::int64_t end) noexcept;
+  bool release(std::int64_t begin, std::int64_t end) noexcept;  // false: errno says why
 
   ArenaOptions options_;
   std::byte* base_ = nullptr;

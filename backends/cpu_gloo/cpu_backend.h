@@ -45,6 +45,8 @@ struct HostStretch {
   std::int64_t decide_ns = 0, issue_ns = 0;  // issue: without map and unmap, which are timed as ops
 };
 
+class Arena;
+
 /// Plays one rank of `world` (the plan's ranks are the world's).
 class CpuBackend final : public Backend {
  public:
@@ -69,13 +71,15 @@ class CpuBackend final : public Backend {
   /// Resident bytes of the device arena as the kernel counts them, and what is mapped.
   std::int64_t resident_bytes() const;
   std::int64_t mapped_bytes() const;
+  /// The device arena, for tests that book in it what the plan does not know.
+  Arena& device_arena() const { return *memory_; }
 
  private:
   World& world_;
   Driver& driver_;
   CpuOptions options_;
-  std::shared_ptr<class Arena> memory_;  // outlives the device: the world's communicators know its addresses
-  class CpuDevice* device_ = nullptr;    // owned by the caller of open()
+  std::shared_ptr<Arena> memory_;      // outlives the device: the world's communicators know its addresses
+  class CpuDevice* device_ = nullptr;  // owned by the caller of open()
 };
 
 }  // namespace hotbunk

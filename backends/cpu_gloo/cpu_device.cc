@@ -8,6 +8,7 @@
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/world.h"
 #include "base/check.h"
+#include "base/parse.h"
 #include "graph/print.h"
 
 namespace hotbunk {
@@ -21,7 +22,10 @@ std::int64_t opened_ns(World& world, Rank rank, const std::string& scope) {
   if (world.size() == 1) return own;
   const std::string key = scope + "epoch";
   if (rank == 0) world.set(key, fmt::format("{}", own));
-  return world.same_host(0) ? std::stoll(world.get(key)) : own;
+  if (!world.same_host(0)) return own;
+  const auto epoch = parse_integer(world.get(key));
+  if (!epoch) throw RuntimeFailure("rank 0 tells no moment at which it opened the plan");
+  return *epoch;
 }
 
 /// Turns what a call throws into what the user reads: which op, and what happened.
@@ -90,6 +94,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
 CpuDevice::~CpuDevice() = default;
 
 void CpuDevice::enter(std::int32_t step, std::int16_t phase) {
+  memory_.enter(step, phase);
   record_.enter(step, phase);
   world_.watch().set_phase(plan_.phases[static_cast<std::size_t>(phase)].name);
 }
@@ -109,18 +114,14 @@ void CpuDevice::leave() {
 Status CpuDevice::alloc(StreamId id, const Op& op, const Buffer& b) {
   record_.note_call(false);
   return guarded(program_, op, [&] {
-    memory_.alloc(b);
-    record_.note_live(b, b.bytes());
+    record_.note_live(b, memory_.alloc(b));
     if (options_.poison && b.bytes() > 0) stream(id).queue.enqueue([this, &b] { memory_.poison(b); });
   });
 }
 
 Status CpuDevice::free(StreamId, const Op& op, const Buffer& b) {
   record_.note_call(false);
-  return guarded(program_, op, [&] {
-    memory_.free(b);
-    record_.note_live(b, -b.bytes());
-  });
+  return guarded(program_, op, [&] { record_.note_live(b, memory_.free(b)); });
 }
 
 Status CpuDevice::map(StreamId, const Op& op) {
@@ -128,8 +129,8 @@ Status CpuDevice::map(StreamId, const Op& op) {
   return guarded(program_, op, [&] {
     const auto start = record_.now();
     const auto& phase = plan_.phases[static_cast<std::size_t>(record_.where().phase)].name;
-    const std::int64_t added = memory_.map(op, fmt::format("section {} in phase {}", name_of(op.section), phase));
-    record_.note_mapping(op, start, added);
+    memory_.map(op, fmt::format("section {} in phase {}", name_of(op.section), phase));
+    record_.note_mapping(op, start);
   });
 }
 
@@ -138,7 +139,8 @@ Status CpuDevice::unmap(StreamId, const Op& op) {
   if (auto s = drain(); !s) return s;
   return guarded(program_, op, [&] {
     const auto start = record_.now();
-    record_.note_mapping(op, start, memory_.unmap(op));
+    memory_.unmap(op);
+    record_.note_mapping(op, start);
   });
 }
 
@@ -236,9 +238,7 @@ Status CpuDevice::sync() {
 }
 
 Trace CpuDevice::take_trace() {
-  const std::int64_t booked = memory_.device()->counters().live_peak, metered = record_.memory().device.peak_bytes;
-  HB_CHECK(booked == metered, "the arena's peak of live bytes {} is not the meter's {}", booked, metered);
-  return record_.take_trace(static_cast<std::size_t>(plan_.num_ranks()), communicators_.traffic());
+  return record_.take_trace(static_cast<std::size_t>(plan_.num_ranks()), memory_.measured(), communicators_.traffic());
 }
 
 }  // namespace hotbunk

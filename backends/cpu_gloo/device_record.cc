@@ -43,7 +43,6 @@ DeviceRecord::Moment DeviceRecord::now() const {
 
 void DeviceRecord::enter(std::int32_t step, std::int16_t phase) {
   where_ = {step, phase};
-  meter_.enter(step, phase);
   trace_.phases.push_back(
       {.rank = rank_, .step = step, .phase = phase, .start_ns = clock_ns(), .end_ns = 0, .blocks = 0});
 }
@@ -51,7 +50,6 @@ void DeviceRecord::enter(std::int32_t step, std::int16_t phase) {
 void DeviceRecord::leave() { trace_.phases.back().end_ns = clock_ns(); }
 
 void DeviceRecord::note_live(const Buffer& b, std::int64_t delta_bytes) {
-  meter_.add_live(space_of(b.section), b.category, delta_bytes);
   if (!keeps(where_)) return;
   trace_.memory_events.push_back({.rank = rank_,
                                   .space = space_of(b.section),
@@ -63,8 +61,7 @@ void DeviceRecord::note_live(const Buffer& b, std::int64_t delta_bytes) {
                                   .delta_bytes = delta_bytes});
 }
 
-void DeviceRecord::note_mapping(const Op& op, const Moment& start, std::int64_t delta_bytes) {
-  meter_.add_mapped(space_of(op.section), delta_bytes);
+void DeviceRecord::note_mapping(const Op& op, const Moment& start) {
   const Moment end = now();
   stretch_.issue_ns -= end.cpu_ns - start.cpu_ns;
   if (keeps(where_))
@@ -107,10 +104,10 @@ std::vector<TimedOp> DeviceRecord::timings() const {
   return out;
 }
 
-Trace DeviceRecord::take_trace(std::size_t ranks, RankTraffic traffic) {
+Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, RankTraffic traffic) {
   trace_.memory.resize(ranks);
   trace_.traffic.resize(ranks);
-  trace_.memory[static_cast<std::size_t>(rank_)] = meter_.result();
+  trace_.memory[static_cast<std::size_t>(rank_)] = std::move(memory);
   trace_.traffic[static_cast<std::size_t>(rank_)] = std::move(traffic);
   for (MemoryEvent& e : trace_.memory_events) {  // buffer ids become names
     trace_.names.push_back(program_.buffers[static_cast<std::size_t>(e.name)].name);

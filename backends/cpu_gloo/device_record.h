@@ -1,11 +1,11 @@
-// What one rank's device keeps of its run: when ops ran, what memory held, what the calling thread spent.
+// What one rank's device keeps of its run: when ops ran, how live memory moved, what the calling thread spent.
 #pragma once
 #include <array>
 #include <cstdint>
 #include <vector>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "trace/meter.h"
+#include "trace/trace.h"
 
 namespace hotbunk {
 
@@ -31,7 +31,7 @@ class DeviceRecord {
   void enter(std::int32_t step, std::int16_t phase);
   void leave();
   void note_live(const Buffer&, std::int64_t delta_bytes);
-  void note_mapping(const Op&, const Moment& start, std::int64_t delta_bytes);
+  void note_mapping(const Op&, const Moment& start);
   /// The first call after a sync ends the driver's decision.
   void note_call(bool enqueues);
   /// Around the wait for the streams.
@@ -40,13 +40,12 @@ class DeviceRecord {
   /// Called by the thread of that stream. bytes < 0: the catalogue's.
   void note_op(StreamId, const Op&, const Where&, const Moment& start, const Sizes&, std::int64_t bytes);
 
-  RankMemory memory() const { return meter_.result(); }
   /// Every timed op of the kept steps, for calibration; before take_trace.
   std::vector<TimedOp> timings() const;
   /// Likewise: what the calling thread spent, from the second phase on.
   const std::vector<HostStretch>& host_times() const { return host_times_; }
   /// Of this rank among `ranks`; call once, when the streams are done.
-  Trace take_trace(std::size_t ranks, RankTraffic);
+  Trace take_trace(std::size_t ranks, RankMemory, RankTraffic);
 
  private:
   struct Timed {
@@ -61,7 +60,6 @@ class DeviceRecord {
   const std::int32_t span_steps_;
   const bool measure_cpu_;
   const std::int64_t epoch_ns_;
-  MemoryMeter meter_;
   Where where_;
   std::array<std::vector<Timed>, num_streams> timed_;  // each grown by its stream's thread
   std::vector<TimedOp> host_timed_;                    // map and unmap, which run on the calling thread

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <string>
 
+#include "base/check.h"
+
 namespace hotbunk {
 namespace {
+
+static_assert(arena_num_categories == num_categories);
 
 std::int64_t space_bytes(const Program& p, Space space) {
   std::int64_t bytes = 0;
@@ -22,6 +26,24 @@ ArenaOptions arena_options(const Plan& plan, const Program& program, Space space
   o.capacity_bytes = capacity > 0 ? capacity : o.reserve_bytes;
   o.shared = shared;
   return o;
+}
+
+/// How many more bytes the arena's books call live after a call.
+template <class Call>
+std::int64_t live_added(Arena& a, Call call) {
+  const std::int64_t before = a.counters().live;
+  call();
+  return a.counters().live - before;
+}
+
+void add_totals(SpaceMemory& memory, const ArenaCounters& books) {
+  HB_CHECK(books.live_peak == memory.peak_bytes, "peak of live bytes: {} in all, {} over phases", books.live_peak,
+           memory.peak_bytes);
+  memory.at_peak = books.at_peak;
+  memory.category_peaks = books.peak_by_category;
+  memory.mapped_peak_bytes = books.mapped_peak;
+  memory.end_live_bytes = books.live;
+  memory.end_mapped_bytes = books.mapped;
 }
 
 }  // namespace
@@ -49,28 +71,60 @@ std::byte* ProgramMemory::address(const Tensor& t) const {
   return address(program_.buffers[static_cast<std::size_t>(t.buffer)]) + t.offset_bytes;
 }
 
-bool ProgramMemory::is_mapped(const Buffer& b) const { return device_->counters().mapped > 0 && b.bytes() > 0; }
-
-void ProgramMemory::alloc(const Buffer& b) {
-  arena(b.section).alloc(base(b.section) + b.offset, b.bytes(), static_cast<int>(b.category), b.name);
+bool ProgramMemory::is_mapped(const Buffer& b) const {
+  const std::int64_t begin = base(b.section) + b.offset;
+  return b.bytes() > 0 && arena(b.section).is_mapped(begin, begin + b.bytes());
 }
 
-void ProgramMemory::free(const Buffer& b) { arena(b.section).free(base(b.section) + b.offset, b.bytes()); }
+std::int64_t ProgramMemory::alloc(const Buffer& b) {
+  Arena& a = arena(b.section);
+  return live_added(a, [&] { a.alloc(base(b.section) + b.offset, b.bytes(), static_cast<int>(b.category), b.name); });
+}
+
+std::int64_t ProgramMemory::free(const Buffer& b) {
+  Arena& a = arena(b.section);
+  return live_added(a, [&] { a.free(base(b.section) + b.offset, b.bytes()); });
+}
 
 void ProgramMemory::poison(const Buffer& b) { arena(b.section).poison(base(b.section) + b.offset, b.bytes()); }
 
-std::int64_t ProgramMemory::map(const Op& op, std::string_view who) {
-  Arena& a = arena(op.section);
-  const std::int64_t before = a.counters().mapped;
-  a.map(base(op.section) + op.map_begin, base(op.section) + op.map_end, who);
-  return a.counters().mapped - before;
+void ProgramMemory::map(const Op& op, std::string_view who) {
+  arena(op.section).map(base(op.section) + op.map_begin, base(op.section) + op.map_end, who);
 }
 
-std::int64_t ProgramMemory::unmap(const Op& op) {
-  Arena& a = arena(op.section);
-  const std::int64_t before = a.counters().mapped;
-  a.unmap(base(op.section) + op.map_begin, base(op.section) + op.map_end);
-  return a.counters().mapped - before;
+void ProgramMemory::unmap(const Op& op) {
+  arena(op.section).unmap(base(op.section) + op.map_begin, base(op.section) + op.map_end);
+}
+
+void ProgramMemory::close_window(SpaceMemory& memory, Arena& a) {
+  const ArenaCounters window = a.take_window();
+  if (phase_ < 0) return;
+  if (window.live_peak > memory.peak_bytes) {
+    memory.peak_bytes = window.live_peak;
+    memory.peak_step = step_;
+    memory.peak_phase = phase_;
+  }
+  SpaceMemory::PhasePeak& phase = memory.phase_peaks[phase_];
+  if (window.live_peak > phase.peak_bytes) {  // the first step in which it was
+    phase.peak_bytes = window.live_peak;
+    phase.by_category = window.at_peak;
+  }
+  phase.mapped_peak_bytes = std::max(phase.mapped_peak_bytes, window.mapped_peak);
+}
+
+void ProgramMemory::enter(std::int32_t step, std::int16_t phase) {
+  close_window(windows_.device, *device_);
+  close_window(windows_.host, *host_);
+  step_ = step;
+  phase_ = phase;
+}
+
+RankMemory ProgramMemory::measured() {
+  enter(step_, phase_);  // the same phase goes on
+  RankMemory out = windows_;
+  add_totals(out.device, device_->counters());
+  add_totals(out.host, host_->counters());
+  return out;
 }
 
 }  // namespace hotbunk

@@ -1,5 +1,5 @@
 // The memory of one rank's program: an arena for the device and one for the host, with the sections one after the
-// other.
+// other. What the arenas book is what the run measures: nothing here counts from the plan (P1).
 #pragma once
 #include <array>
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/op_kernels.h"
+#include "trace/trace.h"
 
 namespace hotbunk {
 
@@ -22,18 +23,26 @@ class ProgramMemory final : public Addresses {
 
   std::byte* address(const Tensor&) const override;
   std::byte* address(const Buffer&) const;
+  /// Whether every byte of it may be touched now; false for an empty buffer.
   bool is_mapped(const Buffer&) const;
   /// Shared with the backend: peers and the world know the device arena until the world is left.
   const std::shared_ptr<Arena>& device() const { return device_; }
 
-  void alloc(const Buffer&);
-  void free(const Buffer&);
+  /// Both return how many more bytes the arena holds live than before.
+  std::int64_t alloc(const Buffer&);
+  std::int64_t free(const Buffer&);
   void poison(const Buffer&);
-  /// Both return how many more bytes are mapped than before. `who` stands in the error.
-  std::int64_t map(const Op&, std::string_view who);
-  std::int64_t unmap(const Op&);
+  /// `who` stands in the error.
+  void map(const Op&, std::string_view who);
+  void unmap(const Op&);
+
+  /// What the arenas book from here on belongs to this step and phase.
+  void enter(std::int32_t step, std::int16_t phase);
+  /// What the arenas' books say, up to now.
+  RankMemory measured();
 
  private:
+  void close_window(SpaceMemory&, Arena&);
   Arena& arena(Section s) const { return space_of(s) == Space::device ? *device_ : *host_; }
   std::int64_t base(Section s) const { return bases_[static_cast<std::size_t>(s)]; }
 
@@ -41,6 +50,9 @@ class ProgramMemory final : public Addresses {
   const std::array<std::int64_t, num_sections> bases_;
   const std::shared_ptr<Arena> device_;
   const std::unique_ptr<Arena> host_;
+  std::int32_t step_ = 0;
+  std::int16_t phase_ = -1;  // none yet
+  RankMemory windows_;       // by phase, and where the peak was; of the windows that are closed
 };
 
 }  // namespace hotbunk

@@ -2,8 +2,10 @@
 #include "backends/cpu_gloo/arena.h"
 
 #include <rapidcheck.h>
+#include <sys/mman.h>
 
 #include <catch2/catch.hpp>
+#include <cerrno>
 #include <cstring>
 #include <functional>
 
@@ -55,6 +57,19 @@ TEST_CASE("mapped bytes are resident bytes, and unmapped ones leave the process"
   CHECK(arena.resident_bytes() == 0);
   CHECK(arena.counters().mapped == 0);
   CHECK(arena.counters().mapped_peak == 4097 * chunk);
+}
+
+TEST_CASE("an unmap that the kernel refuses is an error, and the books keep the range", "[arena]") {
+  const bool shared = GENERATE(false, true);
+  Arena arena(options(shared, 4 * chunk, 4 * chunk));
+  arena.map(0, 2 * chunk, "a");
+  CHECK(arena.is_mapped(0, 2 * chunk));
+  CHECK(!arena.is_mapped(chunk, 3 * chunk));
+  REQUIRE(munmap(arena.at(chunk), chunk) == 0);  // behind its back: madvise answers ENOMEM
+  CHECK_THAT(message_of<RuntimeFailure>([&] { arena.unmap(0, 2 * chunk); }),
+             Catch::Contains("does not take back [0, 8192)") && Catch::Contains(std::strerror(ENOMEM)));
+  CHECK(arena.counters().mapped == 2 * chunk);
+  CHECK(arena.is_mapped(0, 2 * chunk));
 }
 
 TEST_CASE("addresses survive unmap and map", "[arena]") {

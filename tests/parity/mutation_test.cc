@@ -9,6 +9,7 @@
 #include <set>
 #include <string_view>
 
+#include "backends/cpu_gloo/arena.h"
 #include "base/check.h"
 #include "tests/parity/harness.h"
 
@@ -200,4 +201,42 @@ TEST_CASE("every kind of op, dropped, doubled or altered, is found") {
       {"steps=1", "checkpoint_every=1", "algorithm.reference=true", "algorithm.kl_coef=0.1", "sync.verify=true",
        "rollout.sleep_level=1", "train.recompute=selective", "train.precision.params=bf16"});
   CHECK(run_cases(2, {{"mutants", s}}, check) == "");
+}
+
+namespace {
+
+/// Once, when phase `where` begins, calls `tamper` with the device arena and where buffer `name` lies in it.
+using Tamper = std::function<void(Arena&, std::int64_t offset, std::int64_t bytes)>;
+Case tampered(const Scenario& s, const std::string& where, const std::string& name, const Tamper& tamper) {
+  return {"tampered", s, {}, [=, done = false](const CpuBackend& b, std::int32_t, const std::string& phase) mutable {
+            if (done || phase != where) return std::string();
+            const auto bytes = b.peek(name);
+            if (bytes.empty()) return "no buffer " + name;
+            Arena& arena = b.device_arena();
+            done = true;
+            tamper(arena, bytes.data() - arena.base(), static_cast<std::int64_t>(bytes.size()));
+            return std::string();
+          }};
+}
+
+}  // namespace
+
+TEST_CASE("what a run measures is what its arena booked: books that are wrong in one place differ from the plan") {
+  const Scenario s = tiny_scenario(2, 1, {"steps=1"});
+  const std::string shard = "train.root.shard";
+  const auto differs = [](const Outcome& o) -> std::string {
+    const std::string found = complaint(o, o.plan);
+    for (const char* line : {"share of the phase's peak of params", "share of the phase's peak of kv_cache"})
+      if (found.find(line) == found.npos) return fmt::format("'{}' is not in: {}", line, found);
+    return "";
+  };
+  const auto other_category = [](Arena& arena, std::int64_t offset, std::int64_t bytes) {
+    arena.free(offset, bytes);
+    arena.alloc(offset, bytes, static_cast<int>(Category::kv_cache), "the same bytes under another name");
+  };
+  CHECK(run_cases(2, {tampered(s, "train", shard, other_category)}, differs) == "");
+
+  const auto equal = [](const Outcome& o) { return complaint(o, o.plan); };  // the control: looking changes nothing
+  const auto nothing = [](Arena&, std::int64_t, std::int64_t) {};
+  CHECK(run_cases(2, {tampered(s, "train", shard, nothing)}, equal) == "");
 }

@@ -203,6 +203,37 @@ TEST_CASE("rollout weights come back from the host at level 1") {
             nothing) == "");
 }
 
+TEST_CASE("what sleeps cannot be peeked at, on the device and on the host") {
+  // Every byte of what peek returns is read: a range that is not mapped would end the process.
+  struct Seen {
+    std::vector<std::string> device, host;
+    std::map<std::string, std::pair<int, int>> times;  // asleep, awake
+  };
+  const auto seen = std::make_shared<Seen>();
+  Case job{"peek", tiny_scenario(2, 1, {"steps=2"}), {}};
+  job.mutate = [=](Plan& plan) {
+    for (const Buffer& b : plan.programs[0].buffers)
+      if (b.bytes() > 0) (space_of(b.section) == Space::device ? seen->device : seen->host).push_back(b.name);
+  };
+  job.before_phase = [=](const CpuBackend& backend, std::int32_t, const std::string& phase) -> std::string {
+    for (const auto* names : {&seen->device, &seen->host})
+      for (const std::string& name : *names) {
+        const auto bytes = backend.peek(name);
+        auto& [asleep, awake] = seen->times[name];
+        ++(bytes.empty() ? asleep : awake);
+        Hasher().add(bytes);
+      }
+    if (phase != "export") return "";
+    for (const auto* names : {&seen->device, &seen->host})
+      if (std::none_of(names->begin(), names->end(), [&](const std::string& name) {
+            return seen->times[name].first > 0 && seen->times[name].second > 0;
+          }))
+        return fmt::format("of {} buffers none was now asleep, now awake", names->size());
+    return "";
+  };
+  CHECK(run_cases(2, {job}, nothing) == "");
+}
+
 TEST_CASE("a witness that looks at other bytes complains") {
   const Scenario s = tiny_scenario(1, 1, {"steps=3"});
   // Gradients' place in the arena is reused all the time: it does not survive.
