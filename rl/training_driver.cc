@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/max.h"
 
 namespace hotbunk {
 namespace {
@@ -177,7 +178,7 @@ void TrainingDriver::keep_logps(Rank rank, std::int32_t step, PhaseRole pass, Mi
       if (micro.targets[t] < 0) continue;
       const double gap = std::abs(static_cast<double>(micro.logps[t]) - static_cast<double>(micro.old_logps[t]));
       all.sum += gap;
-      all.max = std::max(all.max, gap);
+      all.max = max_or_nan(all.max, gap);
       ++all.tokens;
     }
   logps_[{rank, pass, micro.mini, micro.micro}] = std::move(micro.logps);

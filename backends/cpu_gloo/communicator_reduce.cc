@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/max.h"
 
 namespace hotbunk {
 namespace {
@@ -37,7 +38,7 @@ template <class T>
 struct Max {
   static auto apply(typename T::Wide a, typename T::Wide b) {
     if constexpr (std::is_same_v<T, I32>) return static_cast<std::int32_t>(a) < static_cast<std::int32_t>(b) ? b : a;
-    else return (a < b || b != b) ? b : a;  // a NaN on either side wins
+    else return max_or_nan(a, b);
   }
 };
 

@@ -205,6 +205,18 @@ TEST_CASE("policy loss: gradient by finite differences, metrics by definition, m
   check_close(
       metrics, [&](auto, auto i) { return want[i]; }, 1e-7);
 
+  // A NaN among the log-probs shows in the largest gap, wherever it stands and whatever comes after it.
+  for (const std::int64_t at : {std::int64_t{1}, T - 1}) {
+    const double kept = old.at(0, at);
+    old.set(0, at, NAN);
+    Tensor found = Tensor::filled(DType::f32, 1, kNumPolicyMetrics, 0, 0.0);
+    policy_loss(ctx, in, config, dlogp.f32(), found.f32(), T);
+    CHECK(std::isnan(found.at(0, kMaxAbsDiff)));
+    old.set(0, at, kept);
+    policy_loss(ctx, in, config, dlogp.f32(), found.f32(), T);  // a later micro-batch without one
+    CHECK(std::isnan(found.at(0, kMaxAbsDiff)));
+  }
+
   Tensor sft(DType::f32, 1, kNumPolicyMetrics);
   for (int i = 0; i < kNumPolicyMetrics; ++i) sft.set(0, i, 0.0);
   policy_loss(ctx, {.logp_new = now.f32(), .weight = weight.f32()}, config, dlogp.f32(), sft.f32(), T);

@@ -7,6 +7,7 @@
 
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/softmax.h"
+#include "base/max.h"
 
 namespace hotbunk::kernels {
 namespace {
@@ -117,11 +118,11 @@ void policy_loss(KernelContext&, const PolicyLossInputs& in, const PolicyLossCon
       const double gap = static_cast<double>(in.logp_old[t]) - in.logp_new[t];
       sums[kKlOld] += w * gap;
       sums[kSumAbsDiff] += std::abs(gap);
-      sums[kMaxAbsDiff] = std::max(sums[kMaxAbsDiff], std::abs(gap));
+      sums[kMaxAbsDiff] = max_or_nan(sums[kMaxAbsDiff], std::abs(gap));
     }
   }
   for (int i = 0; i < kNumPolicyMetrics; ++i)
-    metrics[i] = i == kMaxAbsDiff ? std::max(metrics[i], static_cast<float>(sums[kMaxAbsDiff]))
+    metrics[i] = i == kMaxAbsDiff ? max_or_nan(metrics[i], static_cast<float>(sums[kMaxAbsDiff]))
                                   : static_cast<float>(metrics[i] + sums[static_cast<std::size_t>(i)]);
 }
 
