@@ -14,6 +14,7 @@
 
 #include "backends/cpu_gloo/tcp_store.h"
 #include "base/check.h"
+#include "base/parse.h"
 
 namespace hotbunk {
 namespace {
@@ -159,7 +160,10 @@ void DeathWatch::handle(const Frame& frame) {
   // value: pid, phase as the watcher knows it, reason; the op is known where the dead rank's status is shared memory.
   const auto first = frame.value.find('\n'), second = frame.value.find('\n', first + 1);
   const std::string pid = frame.value.substr(0, first), reason = frame.value.substr(second + 1);
-  std::string status = status_of(std::stoi(frame.key));
+  const auto rank = parse_integer(frame.key);
+  if (!rank || *rank < 0 || *rank >= options_.world_size || first == frame.value.npos || second == frame.value.npos)
+    throw RuntimeFailure("a death of nobody");
+  std::string status = status_of(static_cast<int>(*rank));
   if (status.empty() && second > first + 1) status = "phase " + frame.value.substr(first + 1, second - first - 1);
   note_death(fmt::format("rank {} (pid {}) {}{}{}", frame.key, pid, reason.empty() ? "died" : "failed",
                          status.empty() ? "" : " while in " + status, reason.empty() ? "" : ": " + reason));
@@ -206,7 +210,12 @@ void DeathWatch::run() {
       continue;
     }
     input.append(buffer, static_cast<std::size_t>(n));
-    for (Frame frame; take_frame(input, frame);) handle(frame);
+    try {
+      for (Frame frame; take_frame(input, frame);) handle(frame);
+    } catch (const std::exception& e) {  // whoever speaks there, it is not rank 0's watcher
+      connected = false;
+      note_death(fmt::format("the connection to rank 0's watch of deaths carries garbage ({})", e.what()));
+    }
   }
 }
 

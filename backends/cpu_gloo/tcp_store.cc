@@ -12,8 +12,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
+#include <optional>
 
 #include "base/check.h"
+#include "base/parse.h"
 
 namespace hotbunk {
 namespace {
@@ -200,14 +203,22 @@ void TcpStoreServer::handle(Connection& c, const Frame& frame) {
       return;
     }
     case Message::add: {
-      std::string& sum = values_[frame.key];
-      sum = std::to_string((sum.empty() ? 0 : std::stoll(sum)) + std::stoll(frame.value));
+      const auto known = values_.find(frame.key);
+      const auto delta = parse_integer(frame.value);
+      const auto before = known == values_.end() ? std::optional<std::int64_t>(0) : parse_integer(known->second);
+      std::int64_t after = 0;
+      if (!delta || !before || __builtin_add_overflow(*before, *delta, &after)) throw RuntimeFailure("no counter");
+      const std::string& sum = values_[frame.key] = std::to_string(after);
       send_frame(c.fd, Message::value, frame.key, sum);
       return;
     }
     case Message::hello: {
-      const int rank = std::stoi(frame.key);
-      if (rank < 0 || rank >= static_cast<int>(ranks_.size())) throw RuntimeFailure("no such rank");
+      const auto named = parse_integer(frame.key);
+      if (!named || *named < 0 || *named >= std::ssize(ranks_) || !parse_integer(frame.value))
+        throw RuntimeFailure("no such rank");
+      const int rank = static_cast<int>(*named);
+      for (const Connection& other : connections_)  // or a stranger's hanging up would pass for the rank's death
+        if (other.watched_rank == rank) throw RuntimeFailure("this rank is here already");
       c.watched_rank = rank;
       ranks_[rank].pid = frame.value;
       for (std::size_t r = 0; r < ranks_.size(); ++r)  // who says hello late still learns of a death before
@@ -276,7 +287,10 @@ std::string TcpStore::get(std::string_view key, double seconds) {
 std::int64_t TcpStore::add(std::string_view key, std::int64_t delta) {
   std::lock_guard lock(mutex_);
   send(Message::add, key, std::to_string(delta));
-  return std::stoll(wait_value(key, 60.0));
+  const std::string sum = wait_value(key, 60.0);
+  const auto value = parse_integer(sum);
+  if (!value) throw RuntimeFailure(fmt::format("\"{}\" is no counter: {}", key, sum.substr(0, 40)));
+  return *value;
 }
 
 std::string TcpStore::wait_value(std::string_view key, double seconds) {

@@ -1,16 +1,19 @@
 // A rank dies: the others stop within seconds and say who it was, in which phase and operation.
 #include "backends/cpu_gloo/death_watch.h"
 
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <thread>
 #include <vector>
 
 #include "backends/cpu_gloo/communicator.h"
+#include "backends/cpu_gloo/tcp_store.h"
 #include "base/check.h"
 #include "tests/cpu_comm/ranks.h"
 
@@ -119,6 +122,79 @@ TEST_CASE("leave waits for everybody, and nobody is taken for dead", "[death]") 
     RANK_REQUIRE(!world.watch().any_dead());
   });
   CHECK(result.exit_code == 0);
+}
+
+/// Whether the other side hangs up within 10 s.
+bool hung_up(int fd) {
+  const timeval patience{10, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  char answer[256];
+  ssize_t n = 0;
+  while ((n = recv(fd, answer, sizeof answer, 0)) > 0) {
+  }
+  return n == 0 || errno == ECONNRESET;
+}
+
+TEST_CASE("strangers on the rendezvous port are hung up on, and the ranks notice nothing", "[death]") {
+  const std::string http = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+  const std::vector<Frame> frames = {
+      {Message::hello, "x", "1"},          {Message::hello, "", "1"},
+      {Message::hello, "1junk", "1"},  // would read as rank 1
+      {Message::hello, "-1", "1"},         {Message::hello, "99999999999999999999", "1"},
+      {Message::hello, "1", "1"},  // rank 1 is there already
+      {Message::hello, "1", "no pid"},     {Message::add, "counter", "many"},
+      {Message::add, "word", "1"},   // whose value is no number
+      {Message::add, "large", "1"},  // does not fit
+      {static_cast<Message>('?'), "", ""},
+  };
+  const auto result = fork_ranks(2, [&](const LaunchEnv& env) {
+    try {
+      World world(env);
+      if (world.rank() == 0) {
+        world.set("word", "no number");
+        world.set("large", "9223372036854775807");
+        for (std::size_t i = 0; i <= frames.size(); ++i) {
+          const int fd = connect_to(env.master_addr, env.master_port, 10.0);
+          if (i < frames.size()) send_frame(fd, frames[i].type, frames[i].key, frames[i].value);
+          else if (send(fd, http.data(), http.size(), 0) < 0) return 7;
+          if (!hung_up(fd)) return 10 + static_cast<int>(i);
+          close(fd);
+        }
+      }
+      world.barrier("after the strangers");
+      world.leave();
+      return 0;
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "rank %d: %s\n", env.rank, e.what());
+      return 4;
+    }
+  });
+  CHECK(result.message == "");
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("garbage where rank 0's watch should speak is a death with a reason, not the end of the process", "[death]") {
+  const auto [type, key, value] = GENERATE(table<Message, std::string, std::string>({
+      {Message::died, "x", "1\ntrain\n"},
+      {Message::died, "-1", "1\ntrain\n"},
+      {Message::died, "2", "1\ntrain\n"},
+      {Message::died, "1", "no lines"},
+      {Message::died, "1", std::string((16 << 20) + 1, 'x')},
+  }));
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+  std::thread stranger([&, type = type, key = key, value = value] { send_frame(ends[1], type, key, value); });
+  {
+    DeathWatchOptions options;
+    options.rank = 0;
+    options.world_size = 2;
+    options.socket = ends[0];
+    DeathWatch watch(options);
+    CHECK(watch.wait_for_death(10.0));
+    CHECK_THAT(watch.message(), Catch::Contains("carries garbage"));
+  }
+  close(ends[1]);
+  stranger.join();
 }
 
 TEST_CASE("status texts are cut, not spilled", "[death]") {
