@@ -5,17 +5,18 @@
 #include <atomic>
 #include <cstddef>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/cores.h"
+
 namespace hotbunk {
 
-/// The cores of this machine, at least 1.
-inline std::size_t default_threads() { return std::max(1U, std::thread::hardware_concurrency()); }
-
-/// f(i) for every i in [0, n), up to `threads` at once. Returns when all have; rethrows what the lowest i threw.
+/// f(i) for every i in [0, n), up to `threads` at once, or as many as the machine gives. Returns when all have;
+/// rethrows what the lowest i threw.
 template <class F>
-void in_parallel(std::size_t n, F&& f, std::size_t threads = default_threads()) {
+void in_parallel(std::size_t n, F&& f, std::size_t threads = static_cast<std::size_t>(local_cores())) {
   std::vector<std::exception_ptr> thrown(n);
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
@@ -29,7 +30,10 @@ void in_parallel(std::size_t n, F&& f, std::size_t threads = default_threads()) 
   };
   std::vector<std::thread> helpers;
   helpers.reserve(std::min(n, threads));
-  for (std::size_t t = 1; t < std::min(n, threads); ++t) helpers.emplace_back(work);
+  try {
+    for (std::size_t t = 1; t < std::min(n, threads); ++t) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads (EAGAIN): those that are do all of it
+  }
   work();
   for (std::thread& t : helpers) t.join();
   for (const std::exception_ptr& e : thrown)

@@ -180,7 +180,7 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   plan.phases = PhaseList(s, purpose).take();
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
   // A few at once: equal programs become one before the next ones are written.
-  const auto batch = static_cast<std::int64_t>(default_threads());
+  const auto batch = local_cores();
   for (std::int64_t begin = 0; begin < world; begin += batch) {
     std::vector<Program> lowered(static_cast<std::size_t>(std::min(batch, world - begin)));
     in_parallel(lowered.size(), [&](std::size_t i) {

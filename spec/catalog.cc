@@ -1,11 +1,12 @@
 #include "spec/catalog.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+
+#include "base/cores.h"
 
 namespace hotbunk {
 namespace fs = std::filesystem;
@@ -51,14 +52,7 @@ fs::path catalog_file(const std::string& kind, const std::string& name) {
 
 LocalMachine local_machine() {
   LocalMachine machine;
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  machine.cores = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
-  if (std::ifstream quota("/sys/fs/cgroup/cpu.max"); quota) {  // "200000 100000" or "max 100000"
-    std::int64_t used = 0, period = 0;
-    if (quota >> used >> period && used > 0 && period > 0)
-      machine.cores = std::min(machine.cores, std::max<std::int64_t>(1, used / period));
-  }
+  machine.cores = local_cores();
   machine.memory_bytes = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
   machine.memory_bytes =
       std::min(machine.memory_bytes, cgroup_number("/sys/fs/cgroup/memory.max", machine.memory_bytes));

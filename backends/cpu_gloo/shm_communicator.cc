@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "backends/cpu_gloo/communicator_reduce.h"
 #include "base/check.h"
+#include "base/cores.h"
 
 namespace hotbunk {
 namespace {
@@ -24,7 +24,7 @@ void copy(std::byte* to, const std::byte* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-int spins_for(int size) { return size <= static_cast<int>(std::thread::hardware_concurrency()) ? 64 : 0; }
+int spins_for(int size) { return size <= local_cores() ? 64 : 0; }
 
 }  // namespace
 

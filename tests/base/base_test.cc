@@ -1,5 +1,13 @@
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 
 #include "base/check.h"
 #include "base/diagnostic.h"
@@ -7,6 +15,9 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "base/hash.h"
+#include "base/max.h"
+#include "base/parallel.h"
+#include "base/parse.h"
 #include "base/rng.h"
 
 using namespace hotbunk;
@@ -74,4 +85,63 @@ TEST_CASE("hashes separate fields") {
   b.add(std::string_view("a")), b.add(std::string_view("bc"));
   CHECK(a.hex() != b.hex());
   CHECK(a.hex().size() == 32);
+}
+
+TEST_CASE("a maximum with NaN is NaN, on either side") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK(std::isnan(max_or_nan(nan, 1.0)));
+  CHECK(std::isnan(max_or_nan(1.0, nan)));
+  CHECK(max_or_nan(1.0, 2.0) == 2.0);
+  CHECK(max_or_nan(2.0f, 1.0f) == 2.0f);
+}
+
+TEST_CASE("an integer is the whole text or nothing") {
+  CHECK(parse_integer("0") == 0);
+  CHECK(parse_integer("-12") == -12);
+  CHECK(parse_integer("9223372036854775807") == std::numeric_limits<std::int64_t>::max());
+  for (const char* bad : {"", "x", "1x", " 1", "1 ", "+1", "1.0", "9223372036854775808"}) CHECK(!parse_integer(bad));
+}
+
+TEST_CASE("work in parallel: every piece once, and the lowest error comes out") {
+  std::vector<std::atomic<int>> done(100);
+  in_parallel(
+      done.size(), [&](std::size_t i) { ++done[i]; }, 4);
+  for (const auto& d : done) CHECK(d == 1);
+  CHECK_THROWS_WITH(in_parallel(
+                        50,
+                        [](std::size_t i) {
+                          if (i % 20 == 7) throw std::runtime_error(std::to_string(i));
+                        },
+                        4),
+                    "7");
+}
+
+TEST_CASE("work in parallel goes on where the machine gives no more threads") {
+  // The child may add 32 MiB of addresses: stacks of 8 MiB for a few threads, not for 64.
+  const pid_t child = fork();
+  if (child == 0) {
+    std::int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGE_SIZE) + (32 << 20));
+    const rlimit stack{8 << 20, 8 << 20}, space{bytes, bytes};
+    if (setrlimit(RLIMIT_STACK, &stack) != 0 || setrlimit(RLIMIT_AS, &space) != 0) _exit(2);
+    bool refused = false;  // the limit bites
+    std::vector<std::thread> threads;
+    try {
+      for (int i = 0; i < 64; ++i) threads.emplace_back([] { usleep(100'000); });
+    } catch (const std::system_error&) {
+      refused = true;
+    }
+    for (std::thread& t : threads) t.join();
+    if (!refused) _exit(3);
+    std::atomic<int> done = 0;
+    in_parallel(
+        64, [&](std::size_t) { usleep(1000), ++done; }, 64);
+    _exit(done == 64 ? 0 : 4);
+  }
+  REQUIRE(child > 0);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));  // not by std::terminate
+  CHECK(WEXITSTATUS(status) == 0);
 }
