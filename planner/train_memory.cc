@@ -85,10 +85,8 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   PeakBytes bytes{};
   const auto at = [&](PeakTensor t) -> double& { return bytes[static_cast<std::size_t>(t)]; };
   const bool first = stage == 0, last = stage == p.pp - 1;
-  const auto dense = static_cast<double>(layers_of(p, stage, false)),
-             moe = static_cast<double>(layers_of(p, stage, true));
-  const double ends = end_parameters(p, l, stage);
-  const StageParameters held = stage_parameters(p, l, stage);
+  const StageShare held = stage_share(p, l, stage);
+  const double dense = held.dense, moe = held.moe, ends = end_parameters(p, l, stage);
   // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
   // root (embedding and head), which has no neighbour, hence two of the three copies.
   const double unit = std::max({l.dense.parameters, l.moe.parameters, 2.0 / 3.0 * (last ? ends : 0.0)});

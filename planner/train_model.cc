@@ -124,9 +124,8 @@ std::array<std::int64_t, 7> TrainModel::stage_breaks(const TrainPoint& p) const 
   return out;
 }
 
-/// Layers of one kind on a stage, the dense ones first in model order: as the setting splits them, else as even as
-/// possible.
-std::int64_t TrainModel::layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
+/// The dense layers come first in model order. As the setting splits them, else as even as possible.
+TrainModel::StageLayers TrainModel::stage_layers(const TrainPoint& p, std::int64_t stage) const {
   std::int64_t own = 0, dense = 0;
   const auto add = [&](std::int64_t begin, std::int64_t layers) {
     own += layers;
@@ -143,7 +142,7 @@ std::int64_t TrainModel::layers_of(const TrainPoint& p, std::int64_t stage, bool
     const EvenCut cut(model_.layers, p.pp * p.vpp);
     for (std::int64_t i = stage; i < p.pp * p.vpp; i += p.pp) add(cut.begin(i), cut.begin(i + 1) - cut.begin(i));
   }
-  return moe ? own - dense : dense;
+  return {dense, own - dense};
 }
 
 double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
@@ -153,14 +152,14 @@ double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int
   return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
 }
 
-TrainModel::StageParameters TrainModel::stage_parameters(const TrainPoint& p, const Layers& l,
-                                                         std::int64_t stage) const {
-  const auto dense = static_cast<double>(layers_of(p, stage, false)),
-             moe = static_cast<double>(layers_of(p, stage, true));
-  return {.ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
+TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const StageLayers n = stage_layers(p, stage);
+  const auto dense = static_cast<double>(n.dense), moe = static_cast<double>(n.moe);
+  return {.dense = dense,
+          .moe = moe,
+          .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
                       end_parameters(p, l, stage),
-          .expert = moe * l.moe.expert_parameters,
-          .layers = dense + moe};
+          .expert = moe * l.moe.expert_parameters};
 }
 
 TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
@@ -188,8 +187,8 @@ TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
 
 void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice& out) const {
   const double m = p.full_micro_batches();
-  const auto dense = static_cast<double>(layers_of(p, stage, false)),
-             moe = static_cast<double>(layers_of(p, stage, true));
+  const StageShare held = stage_share(p, l, stage);
+  const double dense = held.dense, moe = held.moe;
   const double again = p.recompute == Recompute::full ? 1.5 : 1.0;  // forward's half once more
   out.tensor_payload =
       m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * again +
@@ -198,7 +197,6 @@ void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_
   out.context_payload = m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * again;
   if (p.data_ranks() <= 1) return;
   // Experts are reduced among their own replicas; where there are none, not at all.
-  const StageParameters held = stage_parameters(p, l, stage);
   const double params = held.ordinary + (p.data_ranks() * p.tp > p.ep * p.etp ? held.expert : 0.0);
   const StateBytes& b = setting_.state;
   const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;

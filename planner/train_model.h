@@ -222,7 +222,10 @@ class TrainModel {
   double in_flight(const TrainPoint&, std::int64_t stage) const;
   /// The same tensors as peak_parts, of any stage.
   PeakBytes peak_bytes(const TrainPoint&, const Layers&, std::int64_t stage) const;
-  std::int64_t layers_of(const TrainPoint&, std::int64_t stage, bool moe) const;
+  std::int64_t layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
+    const StageLayers n = stage_layers(p, stage);
+    return moe ? n.moe : n.dense;
+  }
   /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
   double end_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
 
@@ -230,12 +233,18 @@ class TrainModel {
   friend class LayerBuilder;
   struct StageTime;
   struct StepEnd;
-  /// Elements that a rank of a stage holds.
-  struct StageParameters {
-    double ordinary = 0, expert = 0, layers = 0;
+  struct StageLayers {
+    std::int64_t dense = 0, moe = 0;
   };
-  StageParameters stage_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
-  StepEnd step_end(const TrainPoint&, const StageParameters&, double backward, double forward) const;
+  StageLayers stage_layers(const TrainPoint&, std::int64_t stage) const;
+  /// Layers of a stage, and the elements that each of its ranks holds.
+  struct StageShare {
+    double dense = 0, moe = 0;
+    double ordinary = 0, expert = 0;
+    double layers() const { return dense + moe; }
+  };
+  StageShare stage_share(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
   /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
   /// order: each takes the time of the first, and holds no more micro-batches in flight.

@@ -37,8 +37,9 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     t.weight_grad += count * c.weight_grad;
     kernels += count * (c.kernels_forward * (full ? 2.0 : 1.0) + c.kernels_backward);
   };
-  add(l.dense, static_cast<double>(layers_of(p, stage, false)));
-  add(l.moe, static_cast<double>(layers_of(p, stage, true)));
+  const StageLayers layers = stage_layers(p, stage);
+  add(l.dense, static_cast<double>(layers.dense));
+  add(l.moe, static_cast<double>(layers.moe));
   // The ends are not recomputed.
   const auto end = [&](const LayerCost& c) {
     t.compute += c.forward + c.backward;
@@ -57,7 +58,7 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   return t;
 }
 
-TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageParameters& held, double backward,
+TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& held, double backward,
                                          double forward) const {
   const double ordinary = held.ordinary, expert = held.expert;
   const StateBytes& b = setting_.state;
@@ -71,7 +72,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageParamet
   double reduce = 0.0, gather = 0.0, passes = 1.0;  // passes: backward ones of full length that reduce gradients
   // One collective per unit where parameters or gradients stream, a few large buckets elsewhere.
   const bool units = p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const double calls = units ? std::max(1.0, held.layers) : 1.0,
+  const double calls = units ? std::max(1.0, held.layers()) : 1.0,
                slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
   const auto both = [&](OpKind kind, double bytes_each) {
     return calls * slower *
@@ -104,7 +105,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageParamet
     reduce += cost_.collective_seconds(OpKind::all_reduce, across, ordinary / static_cast<double>(shard) * b.grads);
   // What runs beside the compute of the passes that need it; the first gather and the last reduction find nothing to
   // hide behind: one layer's share.
-  const double count = std::max(1.0, held.layers);
+  const double count = std::max(1.0, held.layers());
   const bool streamed = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
   const double behind_reduce = framework_.overlap_grad_reduce ? backward * passes : 0.0;
   const double behind_gather =
@@ -131,13 +132,14 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageParamet
 void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backward, double forward,
                             TrainPrice& out) const {
   // The step is over when the last stage is. Of the stages only those can be it that hold more of either kind.
-  StageParameters most{.ordinary = -1.0, .expert = -1.0};
+  StageShare most;
+  bool any = false;
   StepEnd last;
   visit_stages(p, [&](std::int64_t stage, std::int64_t) {
-    const StageParameters held = stage_parameters(p, l, stage);
-    if (held.ordinary <= most.ordinary && held.expert <= most.expert) return;
+    const StageShare held = stage_share(p, l, stage);
+    if (any && held.ordinary <= most.ordinary && held.expert <= most.expert) return;
     const StepEnd end = step_end(p, held, backward, forward);
-    if (most.ordinary < 0.0 || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held;
+    if (!any || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held, any = true;
   });
   out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed;
   out.seconds[static_cast<std::size_t>(Term::optimizer)] = last.optimizer;
