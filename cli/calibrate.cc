@@ -263,11 +263,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
   hardware.measurements = reduce(samples, mean_of(samples, gap_key));
   if (job.plan.num_ranks() > 1) add_threads(hardware, samples, hand_over);
   if (auto s = write_file_atomic(o.out, to_yaml(hardware)); !s) return report_errors(s.error());
-  const std::filesystem::path recorded = o.out + ".lengths.jsonl";
-  if (auto s = write_lengths(recorded, lengths); !s) return report_errors(s.error());
-  const auto simulated =
-      simulate_job(job, hardware, {.recorded_lengths = recorded, .span_steps = 0, .enforce_capacity = false});
-  std::filesystem::remove(recorded);
+  const auto simulated = simulate_job(job, hardware, {.lengths = lengths, .span_steps = 0, .enforce_capacity = false});
   if (!simulated) return report_errors(simulated.error());
   const Comparison c = compare_traces(job.plan, *simulated, measured);
   if (o.scenario.json) {
@@ -362,7 +358,7 @@ int run(const Options& o) {
     std::fflush(stdout);
     return rank_code;
   });
-  if (!result.message.empty()) std::fprintf(stderr, "error[E603]: %s\n", result.message.c_str());
+  if (!result.message.empty()) report_errors({stopped(result.message)});
   return result.exit_code;
 }
 

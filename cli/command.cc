@@ -32,6 +32,37 @@ void add_scenario_options(CLI::App& app, ScenarioOptions& o) {
   app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
 }
 
+CLI::Validator finite_in(double low, double high) {
+  const auto check = [=](std::string& text) -> std::string {
+    double value = 0.0;
+    const bool number = CLI::detail::lexical_cast(text, value);
+    if (number && value >= low && value <= high) return {};
+    return fmt::format("{} is not a number from {} to {}", text, low, high);
+  };
+  return CLI::Validator(check, fmt::format("FLOAT in [{} - {}]", low, high));
+}
+
+CLI::Validator thread_count() {
+  constexpr std::int64_t per_core = 16;  // more than any use of oversubscription, less than a thread's stack can hold
+  const std::int64_t cores = local_machine().cores;
+  const auto check = [=](std::string& text) -> std::string {
+    std::int64_t value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= 1 && value <= per_core * cores) return {};
+    return fmt::format("{} is not from 1 to {} ({} cores x {})", text, per_core * cores, cores, per_core);
+  };
+  return CLI::Validator(check, fmt::format("INT in [1 - {}]", per_core * cores));
+}
+
+Diagnostic stopped(const std::string& why) {
+  return {.code = "E603",
+          .message = why,
+          .where = {},
+          .notes = {},
+          .help =
+              "when a rank is named, what it said itself comes first; `hotbunk doctor` tries memory, sockets and "
+              "threads of this machine"};
+}
+
 int report_errors(const Diagnostics& errors) {
   std::fputs(render(errors).c_str(), stderr);
   if (errors.empty()) return exit_bad_input;
@@ -106,13 +137,7 @@ std::optional<Diagnostic> fit_error(const Job& job) {
 Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s.cluster, catalog_root()); }
 
 Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const SimulateOptions& options) {
-  std::optional<std::vector<SampleLengths>> recorded;
-  if (!options.recorded_lengths.empty()) {
-    auto read = read_lengths(options.recorded_lengths);
-    if (!read) return tl::unexpected(read.error());
-    recorded = std::move(*read);
-  }
-  auto driver = LengthDriver::create(job.plan, job.scenario, std::move(recorded));
+  auto driver = LengthDriver::create(job.plan, job.scenario, options.lengths);
   if (!driver) return tl::unexpected(driver.error());
   const CostModel model(hardware, job.scenario.cluster);
   const ModelCost cost(model);
@@ -133,8 +158,7 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   return execute(job.plan, backend, **driver, run);
 }
 
-Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& trace, const Trace* predicted,
-                        const std::string& calibration) {
+Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   const auto write = [](const std::filesystem::path& path, const std::string& text) {
     return write_file_atomic(path, text);
   };
@@ -146,42 +170,87 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const Trace& tr
     profile = std::filesystem::absolute(profile, ignored).string();
   if (auto s = write(folder.scenario(), resolved_yaml(scenario)); !s) return s;
   if (auto s = write(folder.plan(), plan_to_json(job.plan)); !s) return s;
-  if (auto s = write(folder.trace(), trace_to_json(trace, job.hash)); !s) return s;
-  if (predicted)
-    if (auto s = write(folder.simulated_trace(), trace_to_json(*predicted, job.hash)); !s) return s;
-  if (auto s = write(folder.summary(), summarize(job.plan, job.scenario, trace).dump(1) + "\n"); !s) return s;
-  if (auto s = write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, trace)); !s) return s;
-  if (auto s = write(folder.chrome_trace(), chrome_trace(job.plan, trace)); !s) return s;
-  std::vector<SampleLengths> lengths;
-  if (std::filesystem::exists(folder.lengths())) {
-    auto read = read_lengths(folder.lengths());
-    if (!read) return tl::unexpected(read.error());
-    lengths = std::move(*read);
-  } else if (job.plan.phase_index("rollout") >= 0) {  // a simulation: what it drew
-    for (std::int32_t step = 1; step <= job.scenario.steps; ++step) lengths.push_back(draw_lengths(job.scenario, step));
-  }
-  return write(folder.report(), html_report({.plan = job.plan,
-                                             .scenario = job.scenario,
-                                             .trace = trace,
-                                             .predicted = predicted,
-                                             .calibration = calibration,
-                                             .lengths = std::move(lengths)}));
+  if (auto s = write(folder.trace(), trace_to_json(record.trace, job.hash)); !s) return s;
+  if (record.predicted)
+    if (auto s = write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash)); !s) return s;
+  if (!record.lengths.empty())
+    if (auto s = write_lengths(folder.lengths(), record.lengths); !s) return s;
+  if (auto s = write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n"); !s) return s;
+  if (auto s = write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, record.trace)); !s) return s;
+  if (auto s = write(folder.chrome_trace(), chrome_trace(job.plan, record.trace)); !s) return s;
+  if (auto s = write(folder.report(), html_report({.plan = job.plan,
+                                                   .scenario = job.scenario,
+                                                   .trace = record.trace,
+                                                   .predicted = record.predicted,
+                                                   .calibration = record.calibration,
+                                                   .lengths = record.lengths}));
+      !s)
+    return s;
+  // Only now that all is written: what stays of an earlier run would be read as this one's.
+  if (!record.predicted) std::filesystem::remove(folder.simulated_trace(), ignored);
+  if (record.lengths.empty()) std::filesystem::remove(folder.lengths(), ignored);
+  return {};
 }
 
+namespace {
+
+/// E115: a file of the folder that is of another plan than plan.json.
+Diagnostic another_plan(const std::filesystem::path& file, const std::string& its, const RunFolder& folder,
+                        const std::string& hash) {
+  return {.code = "E115",
+          .message = "the run folder's files are not of one plan",
+          .where = {file.string()},
+          .notes = {fmt::format("{} gives plan {}, {} is plan {}", file.filename().string(), its,
+                                folder.plan().filename().string(), hash)},
+          .help = "a file was changed, comes from another run, or was written by another version: run it again"};
+}
+
+Result<Trace> read_trace_of(const RunFolder& folder, const std::filesystem::path& file, const Job& job) {
+  auto text = read_file(file, std::int64_t{8} << 30);
+  if (!text) return tl::unexpected(text.error());
+  auto read = trace_from_json(*text, file.string());
+  if (!read) return tl::unexpected(read.error());
+  if (read->plan_hash != job.hash) return fail(another_plan(file, read->plan_hash, folder, job.hash));
+  if (auto s = trace_fits_plan(read->trace, job.plan, file.string()); !s) return tl::unexpected(s.error());
+  return std::move(read->trace);
+}
+
+}  // namespace
+
 Result<LoadedRun> read_run_folder(const RunFolder& folder) {
+  std::error_code ignored;
+  for (const auto& needed : {folder.scenario(), folder.plan(), folder.trace()})
+    if (!std::filesystem::exists(needed, ignored))
+      return fail(Diagnostic{.code = "E127",
+                             .message = fmt::format("no run folder: it has no {}", needed.filename().string()),
+                             .where = {folder.root.string()},
+                             .notes = {},
+                             .help = "give the folder of `hotbunk run`, or of `hotbunk simulate --out`"});
   auto scenario = load_scenario(folder.scenario());
   if (!scenario) return tl::unexpected(scenario.error());
   auto plan_text = read_file(folder.plan());
   if (!plan_text) return tl::unexpected(plan_text.error());
   auto plan = plan_from_json(*plan_text, folder.plan().string());
   if (!plan) return tl::unexpected(plan.error());
-  auto trace_text = read_file(folder.trace(), std::int64_t{8} << 30);
-  if (!trace_text) return tl::unexpected(trace_text.error());
-  auto trace = trace_from_json(*trace_text, folder.trace().string());
-  if (!trace) return tl::unexpected(trace.error());
-  if (auto s = trace_fits_plan(trace->trace, *plan, folder.trace().string()); !s) return tl::unexpected(s.error());
-  LoadedRun run{{std::move(*scenario), std::move(*plan), {}}, std::move(trace->trace)};
+  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .lengths = {}};
   run.job.hash = plan_hash(run.job.plan);
+  const auto lowered = lower(run.job.scenario);
+  if (!lowered) return tl::unexpected(lowered.error());
+  if (const std::string hash = plan_hash(*lowered); hash != run.job.hash)
+    return fail(another_plan(folder.scenario(), hash, folder, run.job.hash));
+  auto trace = read_trace_of(folder, folder.trace(), run.job);
+  if (!trace) return tl::unexpected(trace.error());
+  run.trace = std::move(*trace);
+  if (std::filesystem::exists(folder.simulated_trace(), ignored)) {
+    auto predicted = read_trace_of(folder, folder.simulated_trace(), run.job);
+    if (!predicted) return tl::unexpected(predicted.error());
+    run.predicted = std::move(*predicted);
+  }
+  if (std::filesystem::exists(folder.lengths(), ignored)) {
+    auto lengths = read_lengths(folder.lengths());
+    if (!lengths) return tl::unexpected(lengths.error());
+    run.lengths = std::move(*lengths);
+  }
   return run;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "exec/lengths.h"
 #include "graph/plan.h"
 #include "planner/hardware.h"
 #include "spec/scenario.h"
@@ -15,7 +16,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace hotbunk {
 
@@ -46,6 +48,15 @@ struct ScenarioOptions {
 };
 void add_scenario_options(CLI::App&, ScenarioOptions&);
 
+/// A number from low to high: unlike CLI::Range, which NaN passes.
+CLI::Validator finite_in(double low, double high);
+/// Threads of a rank: from 1 to a few times the cores, far from where a team of threads breaks the stack or the
+/// process.
+CLI::Validator thread_count();
+
+/// E603 for what stopped a run.
+Diagnostic stopped(const std::string& why);
+
 /// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3,
 /// else 2.
 int report_errors(const Diagnostics&);
@@ -61,10 +72,10 @@ std::optional<Job> load_job(const ScenarioOptions&, int& code);
 /// E301 with the largest tensors and what to change, when the plan does not fit.
 std::optional<Diagnostic> fit_error(const Job&);
 
-/// Simulates all ranks; lengths drawn, or those recorded in a run folder. `enforce_capacity` off shows by how much a
-/// plan does not fit.
+/// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan
+/// does not fit.
 struct SimulateOptions {
-  std::filesystem::path recorded_lengths;
+  std::optional<std::vector<SampleLengths>> lengths;
   std::int32_t span_steps = 2;
   bool enforce_capacity = true;
 };
@@ -87,15 +98,25 @@ struct RunFolder {
   std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
-/// Writes everything but checkpoints, lengths and hashes; `predicted` may be null.
-Status write_run_folder(const RunFolder&, const Job&, const Trace&, const Trace* predicted,
-                        const std::string& calibration);
+/// What a run or a simulation leaves in its folder.
+struct RunRecord {
+  const Trace& trace;
+  const Trace* predicted = nullptr;    // null: no simulated.json
+  std::vector<SampleLengths> lengths;  // that the trace was made with; none: no lengths.jsonl
+  std::string calibration;
+};
+/// Writes everything but checkpoints and hashes, which belong to `run`; then removes the trace and the lengths of an
+/// earlier run that this one has none of.
+Status write_run_folder(const RunFolder&, const Job&, const RunRecord&);
 
-/// A run folder read back.
+/// A run folder read back, its files checked to be of one run.
 struct LoadedRun {
   Job job;
   Trace trace;
+  std::optional<Trace> predicted;
+  std::vector<SampleLengths> lengths;  // empty where none were recorded
 };
+/// E127 when it is none; E115 when its files are of different plans.
 Result<LoadedRun> read_run_folder(const RunFolder&);
 
 }  // namespace hotbunk

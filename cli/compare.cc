@@ -13,7 +13,7 @@ namespace {
 
 struct Options {
   std::string folder, other;
-  double max_error = 0.0;
+  std::optional<double> max_error;
   bool json = false;
 };
 
@@ -33,24 +33,29 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
   }
   const auto hardware = hardware_of(run.job.scenario);
   if (!hardware) return tl::unexpected(hardware.error());
-  const std::filesystem::path lengths = RunFolder{o.folder}.lengths();
-  return simulate_job(run.job, *hardware,
-                      {.recorded_lengths = std::filesystem::exists(lengths) ? lengths : std::filesystem::path{},
-                       .enforce_capacity = false});
+  SimulateOptions options{.lengths = {}, .enforce_capacity = false};
+  if (!run.lengths.empty()) options.lengths = run.lengths;
+  return simulate_job(run.job, *hardware, options);
 }
 
 int run(const Options& o) {
   auto loaded = read_run_folder({o.folder});
   if (!loaded) return report_errors(loaded.error());
+  if (loaded->trace.source != "measured")
+    return report_errors({Diagnostic{.code = "E512",
+                                     .message = "the run folder was not measured: its trace is simulated",
+                                     .where = {o.folder},
+                                     .notes = {},
+                                     .help = "give the folder of `hotbunk run`; a simulation may come second"}});
   const auto other = other_side(o, *loaded);
   if (!other) return report_errors(other.error());
   const Comparison c = compare_traces(loaded->job.plan, *other, loaded->trace);
-  const bool within = o.max_error <= 0.0 || std::abs(c.iteration_error) <= o.max_error;
+  const bool within = !o.max_error || std::abs(c.iteration_error) <= *o.max_error;
   if (o.json) fmt::print("{}\n", comparison_to_json(c).dump(1));
   else fmt::print("{}", render_comparison(c, use_colour()));
   if (!o.json && !within)
     fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,
-               100 * o.max_error);
+               100 * *o.max_error);
   if (!o.json) fmt::print("Next: hotbunk report {}\n", o.folder);
   return c.equal && within ? exit_done : exit_no;
 }
@@ -63,7 +68,8 @@ void add_compare(CLI::App& app, Action& action) {
       "compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
   sub->add_option("folder", o->folder, "run folder of a measured run")->required();
   sub->add_option("other", o->other, "another run folder of the same plan (default: simulate with the run's lengths)");
-  sub->add_option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction");
+  sub->add_option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction")
+      ->check(finite_in(0.0, 1e6));
   sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }

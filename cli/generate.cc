@@ -73,7 +73,7 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_option("--max-new-tokens", o->generate.max_new_tokens, "most tokens generated per prompt (default 16)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   sub->add_option("--temperature", o->generate.temperature, "0 takes the most probable token (default 1)")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(finite_in(0.0, 1e6));
   sub->add_option("--seed", o->generate.seed, "of the sampling (default 0)");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }

@@ -20,7 +20,7 @@ void add_inference_options(CLI::App& app, InferenceOptions& o) {
   app.add_option("--model", o.model, "model folder: config.json and safetensors")->required();
   app.add_option("--tokens", o.tokens, "JSONL, one array of token ids per line; blank lines are skipped")->required();
   app.add_option("--dtype", o.dtype, "compute in fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--threads", o.threads, "compute threads (default: all cores)")->check(CLI::NonNegativeNumber);
+  app.add_option("--threads", o.threads, "compute threads (default: all cores)")->check(thread_count());
   app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
 }
 
@@ -62,7 +62,7 @@ std::optional<std::vector<TokenSequence>> run_inference(const Scenario& scenario
       return std::nullopt;
     }
   } catch (const RuntimeFailure& e) {
-    code = report_errors({Diagnostic{.code = "E603", .message = e.what(), .where = {}, .notes = {}, .help = ""}});
+    code = report_errors({stopped(e.what())});
     return std::nullopt;
   }
   return (*driver)->sequences();

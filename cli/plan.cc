@@ -217,7 +217,7 @@ void add_plan(CLI::App& app, Action& action) {
   sub->add_option("--objective", o->objective,
                   "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus");
   sub->add_option("--headroom", o->headroom, "fraction of device memory that they leave free")
-      ->check(CLI::Range(0.0, 0.99));
+      ->check(finite_in(0.0, 0.99));
   sub->add_option("--top", o->top, "how many of them")->check(CLI::Range(1, 100));
   sub->add_option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
       ->check(CLI::NonNegativeNumber);

@@ -7,7 +7,6 @@
 #include "cli/command.h"
 #include "reports/memory_snapshot.h"
 #include "trace/summary.h"
-#include "trace/trace_json.h"
 
 namespace hotbunk {
 namespace {
@@ -21,20 +20,16 @@ int run(const Options& o) {
   const RunFolder folder{o.folder};
   auto loaded = read_run_folder(folder);
   if (!loaded) return report_errors(loaded.error());
-  std::optional<Trace> predicted;
-  if (std::filesystem::exists(folder.simulated_trace())) {
-    auto text = read_file(folder.simulated_trace(), std::int64_t{8} << 30);
-    if (!text) return report_errors(text.error());
-    auto file = trace_from_json(*text, folder.simulated_trace().string());
-    if (!file) return report_errors(file.error());
-    predicted = std::move(file->trace);
-  }
+  for (const std::filesystem::path& target : {folder.report(), std::filesystem::path(o.snapshot)})
+    if (!target.empty())
+      if (auto s = check_writable(target); !s) return report_errors(s.error());
   const auto hardware = hardware_of(loaded->job.scenario);
   if (!hardware) return report_errors(hardware.error());
-  if (auto s =
-          write_run_folder(folder, loaded->job, loaded->trace, predicted ? &*predicted : nullptr, hardware->source);
-      !s)
-    return report_errors(s.error());
+  const RunRecord record{.trace = loaded->trace,
+                         .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
+                         .lengths = loaded->lengths,
+                         .calibration = hardware->source};
+  if (auto s = write_run_folder(folder, loaded->job, record); !s) return report_errors(s.error());
   if (!o.snapshot.empty())
     if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s)
       return report_errors(s.error());

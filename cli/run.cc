@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -70,6 +71,24 @@ void check_same_plan(World& world, const Job& job) {
                                      world.rank(), job.hash, first));
 }
 
+/// Once the run's own files are whole: hashes and checkpoints of an earlier, other run in this folder.
+void remove_stale(const RunFolder& folder, const Job& job, const TrainingDriver& driver) {
+  std::error_code ignored;
+  if (driver.sync_hashes().empty()) std::filesystem::remove(folder.sync_hashes(), ignored);
+  std::vector<std::filesystem::path> stale;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.checkpoints(), ignored)) {
+    const std::string name = entry.path().filename().string();
+    std::int64_t step = 0;
+    const char* const end = name.data() + name.size();
+    if (!name.starts_with("step_") || std::from_chars(name.data() + 5, end, step).ptr != end) continue;
+    const std::int64_t every = job.scenario.checkpoint_every;
+    const bool written = every > 0 && step % every == 0 && step <= job.scenario.steps;
+    const bool began_there = std::filesystem::equivalent(entry.path(), job.scenario.model.weights_path, ignored);
+    if (!written && !began_there) stale.push_back(entry.path());
+  }
+  for (const auto& path : stale) std::filesystem::remove_all(path, ignored);
+}
+
 int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const TrainingDriver& driver,
                   std::vector<std::string> parts) {
   std::vector<Trace> traces;
@@ -79,26 +98,30 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
     traces.push_back(std::move(file->trace));
   }
   const Trace measured = merge_traces(traces);
-  if (auto s = write_lengths(folder.lengths(), driver.trained_lengths()); !s) return report_errors(s.error());
   if (!driver.sync_hashes().empty())
     if (auto s = write_sync_hashes(folder.sync_hashes(), job.scenario.rollout.dtype, driver.sync_hashes()); !s)
       return report_errors(s.error());
   const auto hardware = hardware_of(job.scenario);
   if (!hardware) return report_errors(hardware.error());
-  const auto simulated = simulate_job(
-      job, *hardware, {.recorded_lengths = folder.lengths(), .span_steps = o.span_steps, .enforce_capacity = false});
+  const auto lengths = driver.trained_lengths();
+  const auto simulated =
+      simulate_job(job, *hardware, {.lengths = lengths, .span_steps = o.span_steps, .enforce_capacity = false});
   if (!simulated) return report_errors(simulated.error());
-  if (auto s = write_run_folder(folder, job, measured, &*simulated, hardware->source); !s)
-    return report_errors(s.error());
-  const auto summary = summarize(job.plan, job.scenario, measured);
+  const RunRecord record{
+      .trace = measured, .predicted = &*simulated, .lengths = lengths, .calibration = hardware->source};
+  if (auto s = write_run_folder(folder, job, record); !s) return report_errors(s.error());
+  remove_stale(folder, job, driver);
+  auto summary = summarize(job.plan, job.scenario, measured);
+  const Comparison compared = compare_traces(job.plan, *simulated, measured);
   if (o.scenario.json) {
+    summary["equal"] = compared.equal;
     fmt::print("{}\n", summary.dump(1));
-    return exit_done;
+    if (!compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
+  } else {
+    fmt::print("{}\n{}", render_summary(summary, use_colour()), render_comparison(compared, use_colour()));
+    fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
   }
-  fmt::print("{}\n{}", render_summary(summary, use_colour()),
-             render_comparison(compare_traces(job.plan, *simulated, measured), use_colour()));
-  fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
-  return exit_done;
+  return compared.equal ? exit_done : exit_no;
 }
 
 class Progress {
@@ -189,10 +212,11 @@ int run(const Options& o) {
     ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
     if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
     const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
-    if (!result.message.empty()) std::fprintf(stderr, "error[E603]: %s\n", result.message.c_str());
+    // Exit code 1 is an answer, which rank 0 has given.
+    if (!result.message.empty() && result.exit_code != exit_no) report_errors({stopped(result.message)});
     return result.exit_code;
   } catch (const RuntimeFailure& e) {
-    return report_errors({Diagnostic{.code = "E603", .message = e.what(), .where = {}, .notes = {}, .help = ""}});
+    return report_errors({stopped(e.what())});
   }
 }
 
@@ -218,7 +242,8 @@ void add_run(CLI::App& app, Action& action) {
   sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
   sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       ->check(CLI::IsMember({"shm", "gloo"}));
-  sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)");
+  sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)")
+      ->check(thread_count());
   sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")
       ->check(CLI::NonNegativeNumber);
   sub->add_flag("--check", o->check,

@@ -17,23 +17,54 @@ struct Options {
   std::int32_t span_steps = 2;
 };
 
+/// E128: weights that a run trained are no simulation's to remove, and must not stand beside its trace as if they were
+/// of it.
+Status check_folder(const RunFolder& folder) {
+  std::error_code ignored;
+  if (std::filesystem::exists(folder.checkpoints(), ignored))
+    return fail(Diagnostic{.code = "E128",
+                           .message = "the folder of --out holds the checkpoints of a run",
+                           .where = {folder.checkpoints().string()},
+                           .notes = {},
+                           .help = "give another folder, or remove this one"});
+  return check_writable(folder.summary());
+}
+
+/// Replayed, or what the simulation draws: those that belong to the trace.
+Result<std::vector<SampleLengths>> lengths_of(const Options& o, const Job& job) {
+  if (!o.lengths.empty()) return read_lengths(o.lengths);
+  std::vector<SampleLengths> drawn;
+  if (job.plan.phase_index("rollout") >= 0)
+    for (std::int32_t step = 1; step <= job.scenario.steps; ++step) drawn.push_back(draw_lengths(job.scenario, step));
+  return drawn;
+}
+
 int run(const Options& o) {
   int code = exit_done;
   const auto job = load_job(o.scenario, code);
   if (!job) return code;
+  const RunFolder folder{o.out};
+  if (!o.out.empty())
+    if (auto s = check_folder(folder); !s) return report_errors(s.error());
   const auto hardware = hardware_of(job->scenario);
   if (!hardware) return report_errors(hardware.error());
   const auto error = fit_error(*job);
-  const auto trace = simulate_job(
-      *job, *hardware, {.recorded_lengths = o.lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  auto lengths = lengths_of(o, *job);
+  if (!lengths) return report_errors(lengths.error());
+  SimulateOptions options{.lengths = {}, .span_steps = o.span_steps, .enforce_capacity = false};
+  if (!o.lengths.empty()) options.lengths = *lengths;
+  const auto trace = simulate_job(*job, *hardware, options);
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
   if (o.scenario.json) fmt::print("{}\n", summary.dump(1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   std::fflush(stdout);
   if (!o.out.empty()) {
-    if (auto s = write_run_folder({o.out}, *job, *trace, nullptr, hardware->source); !s)
-      return report_errors(s.error());
+    const RunRecord record{
+        .trace = *trace, .predicted = nullptr, .lengths = std::move(*lengths), .calibration = hardware->source};
+    if (auto s = write_run_folder(folder, *job, record); !s) return report_errors(s.error());
+    std::error_code ignored;
+    std::filesystem::remove(folder.sync_hashes(), ignored);  // a simulation makes none
     if (!o.scenario.json) fmt::print("Report: {}/report.html\n", o.out);
   }
   if (error) {

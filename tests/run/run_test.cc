@@ -12,61 +12,12 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "base/file.h"
 #include "base/hash.h"
 #include "spec/safetensors.h"
+#include "tests/run/program.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
-namespace fs = std::filesystem;
-
-namespace {
-
-struct Result2 {
-  int code = -1;
-  std::string out, err;
-};
-
-fs::path work_folder() {
-  static const fs::path folder = [] {
-    fs::path p = fs::temp_directory_path() / fmt::format("hotbunk_run_test.{}", ::getpid());
-    fs::create_directories(p);
-    return p;
-  }();
-  return folder;
-}
-
-std::string text_of(const fs::path& p) { return read_file(p).value_or(""); }
-
-Result2 hotbunk_command(const std::string& arguments) {
-  const fs::path out = work_folder() / "stdout", err = work_folder() / "stderr";
-  const int status = std::system(
-      fmt::format("{} {} > {} 2> {} < /dev/null", HOTBUNK_BINARY, arguments, out.string(), err.string()).c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
-}
-
-/// A tiny job; `extra` is YAML appended at the top level.
-fs::path scenario(const std::string& name, int ranks, int tp, const std::string& extra = "") {
-  const fs::path path = work_folder() / (name + ".yaml");
-  std::ofstream(path) << fmt::format(R"(
-name: {0}
-model: {{model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2,
-  num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64, rms_norm_eps: 1.0e-5,
-  rope_theta: 10000.0, tie_word_embeddings: true, initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}}
-cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {1}, device_memory_mib: 8}}
-train: {{layout: {{dp: {1}}}, micro_batch_tokens: 128, precision: {{params: fp32}}}}
-rollout: {{engine: hotbunk, layout: {{tp: {2}, dp: {3}}}, max_running_requests: 16, max_prefill_tokens: 64, block_tokens: 4}}
-sync: {{bucket_mib: 0.03, verify: true}}
-algorithm: {{name: grpo, prompts: 6, samples_per_prompt: 4, reference: true}}
-workload: {{prompt_tokens: {{mean: 4, max: 4}}, response_tokens: {{mean: 3, max: 3}}}}
-task: {{name: reverse, digits: 2}}
-{4}
-)",
-                                     name, ranks, tp, ranks / tp, extra);
-  return path;
-}
-
-}  // namespace
 
 TEST_CASE("plan, simulate, run, compare and report agree and leave a whole run folder") {
   const fs::path file = scenario("line", 2, 2, "steps: 2");
