@@ -29,13 +29,15 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!frame) return fail(frame.error());
   // A process on a CPU has no device context, and its communicators are its own threads.
   if (s.cluster.gpu.is_cpu) frame->context_bytes = frame->communicator_bytes = {0.0, "none on a CPU"};
-  const std::string precision = train_setting_of(s).precision;
-  if (hardware->peak_flops(precision) <= 0.0)
-    return fail(Diagnostic{.code = "E260",
-                           .message = fmt::format("{} has no {} peak to price with", s.cluster.gpu.name, precision),
-                           .where = {},
-                           .notes = {},
-                           .help = "give the GPU's tflops for this precision"});
+  std::vector<std::string> precisions = {train_setting_of(s).precision};
+  if (s.algorithm.name != AlgorithmName::sft) precisions.emplace_back(name_of(s.rollout.dtype));
+  for (const std::string& precision : precisions)
+    if (hardware->peak_flops(precision) <= 0.0)
+      return fail(Diagnostic{.code = "E260",
+                             .message = fmt::format("{} has no {} peak to price with", s.cluster.gpu.name, precision),
+                             .where = {},
+                             .notes = {},
+                             .help = "give the GPU's tflops for this precision"});
   return std::unique_ptr<ScenarioPricer>(new ScenarioPricer(s, CostModel(std::move(*hardware), s.cluster), *frame));
 }
 
@@ -124,12 +126,13 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
     training.children.push_back({"beside it", "the reference model, and a rollout that never sleeps", rest, 0, {}});
   root.children.push_back(std::move(training));
   if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
-  const RolloutPrice r = s.rl().price_rollout(p.rollout);
+  const RolloutPrice r = s.rl().price_rollout(p);
   CostNode rollout{"rollout", "while the engine generates", price.rollout_bytes, 0, {}};
   rollout.children.push_back({"weights", "the engine's slice", r.weight_bytes, 0, {}});
   rollout.children.push_back(
       {"kv_cache", fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token)), r.pool_bytes, 0, {}});
-  const double rest = price.rollout_bytes - r.weight_bytes - r.pool_bytes;
+  rollout.children.push_back({"activations", "of one prefill step", r.activation_bytes, 0, {}});
+  const double rest = price.rollout_bytes - r.weight_bytes - r.pool_bytes - r.activation_bytes;
   rollout.children.push_back(
       {"training left behind", p.sleeps() ? "of what sleeps only contexts" : "awake", rest, 0, {}});
   root.children.push_back(std::move(rollout));
@@ -150,7 +153,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
         if (train.seconds[t] > 0)
           phase.children.push_back({std::string(name_of(static_cast<Term>(t))), "", 0, passes * train.seconds[t], {}});
     if (static_cast<RlPhase>(i) == RlPhase::rollout) {
-      const RolloutPrice r = s.rl().price_rollout(p.rollout);
+      const RolloutPrice r = s.rl().price_rollout(p);
       phase.children = {{"prefill", "", 0, r.prefill_seconds, {}},
                         {"decode", fmt::format("{:.0f} sequences at a time", r.slots), 0, r.decode_seconds, {}},
                         {"tail", "the longest responses alone", 0, r.tail_seconds, {}}};
@@ -271,7 +274,7 @@ Explanation explain(const ScenarioPricer& s) {
   out.time = time_tree(s, out.point, out.price, train);
   out.links =
       plan ? plan_link_bytes(s.scenario(), expected_runs(s.scenario(), out.point), s.train().cost().ranks_per_node())
-           : link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point.rollout),
+           : link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point),
                         s.scenario().algorithm.name != AlgorithmName::sft);
   for (const auto& [name, point] : neighbours(s, out.point)) {
     RlPrice q = s.price(point);

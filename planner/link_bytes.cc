@@ -52,7 +52,27 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
   const bool replicated = p.sharding == Sharding::replicated;
   split.ring("dp gradients", replicated ? OpKind::all_reduce : OpKind::reduce_scatter, data,
              steps * t.data_reduce_payload);
+  // Each shard's gradients over the replicas of a hybrid layout.
+  if (const std::int64_t replicas = p.data_ranks() / shard; !replicated && replicas > 1)
+    split.ring("replicas' gradients", OpKind::all_reduce, GroupShape::strided(replicas, p.tp * shard, node),
+               steps * t.data_reduce_payload / static_cast<double>(shard));
   split.ring("dp parameters", OpKind::all_gather, data, steps * t.data_gather_payload);
+}
+
+/// Forward passes that score samples gather the parameters once, each pass of training with resharding twice.
+void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainPrice& t, std::vector<LinkUse>& out) {
+  const RlSetting& s = rl.setting();
+  const GroupShape data = GroupShape::strided(p.shard_ranks(), p.tp, rl.train().cost().ranks_per_node());
+  const double sharded = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp
+                             ? s.mini_batches * t.data_gather_payload / (p.reshard_after_forward ? 2.0 : 1.0)
+                             : 0.0;
+  if (s.reference) {
+    const Splitter split(RlPhase::reference, out);
+    const TrainModel::Layers l = rl.train().layers(p);
+    split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
+    split.ring("dp parameters", OpKind::all_gather, data, sharded);
+  }
+  if (s.old_logprobs) Splitter(RlPhase::old_logprobs, out).ring("dp parameters", OpKind::all_gather, data, sharded);
 }
 
 }  // namespace
@@ -80,6 +100,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
       Splitter(RlPhase::wake, out).host("and back", state);
     }
   }
+  if (iterate) add_scoring(model, p.train, train, out);
   add_training(model.train(), p.train, train, model.setting().mini_batches, out);
   return out;
 }

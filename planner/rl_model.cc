@@ -91,7 +91,7 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   const double reference = p.sharding == Sharding::fsdp ? out.params * b.params / std::max(b.master, 1e-9) : out.params;
   if (!setting_.reference) return out;
   if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
-  else out.host_bytes += reference;  // swapped in for its pass
+  else out.swapped_reference = reference, out.host_bytes += reference;
   return out;
 }
 
@@ -111,7 +111,8 @@ void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPr
   if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.total_bytes + shift.train_rest;
-  out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + shift.rollout_rest + overhead;
+  out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes + shift.rollout_rest +
+                      overhead + communicators(p.rollout);
   out.sync_bytes = shift.sync_bytes + overhead;
   out.wake_bytes = shift.wake_bytes + overhead;
   out.host_bytes = train.host_bytes + shift.asleep;
@@ -119,8 +120,10 @@ void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPr
 
 /// Two sets of GPUs: nothing sleeps, buckets cross the network, and both sides may run at the same time when sampling
 /// weights may be one step old.
-void RlModel::disaggregate(const TrainSide& train, const RolloutPrice& rollout, double staging, RlPrice& out) const {
-  const double rollout_side = rollout.weight_bytes + rollout.pool_bytes + train.overhead_bytes;
+void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
+                           RlPrice& out) const {
+  const double rollout_side = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes +
+                              train_.framework().context_bytes.value + communicators(p.rollout);
   out.train_bytes = train.total_bytes;
   out.rollout_bytes = rollout_side;
   out.sync_bytes =
@@ -133,10 +136,11 @@ void RlModel::disaggregate(const TrainSide& train, const RolloutPrice& rollout, 
   out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
 }
 
-RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
+RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& alone,
                          const SyncPrice& sync) const {
   RlPrice out;
-  if (train.train_seconds <= 0.0 || !rollout.fits) return out;
+  if (train.train_seconds <= 0.0 || !alone.fits) return out;
+  const RolloutPrice rollout = rollout_beside(p, train, alone);
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
   double staging = sync.peak_bytes;
   if (staging > 0.0 && p.placement == PlacementMode::colocated)
@@ -145,10 +149,12 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const Rollout
   at(RlPhase::rollout) = rollout.seconds();
   at(RlPhase::sync) = sync.seconds;
   at(RlPhase::reference) = setting_.reference ? train.forward_seconds : 0.0;
+  if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
   at(RlPhase::old_logprobs) = setting_.old_logprobs ? train.forward_seconds : 0.0;
   at(RlPhase::train) = train.train_seconds;
   if (p.placement == PlacementMode::colocated) colocate(p, train, rollout, staging, out);
-  else disaggregate(train, rollout, staging, out);
+  else disaggregate(p, train, rollout, staging, out);
+  if (!rollout.fits) out.rollout_bytes = std::max(out.rollout_bytes, setting_.device_bytes + rollout.lacking_bytes);
   for (double s : out.seconds) out.iteration_seconds += s;
   out.iteration_seconds -= out.overlapped;
   out.fits = out.peak_bytes() <= setting_.device_bytes && out.host_bytes <= setting_.host_bytes;

@@ -31,6 +31,8 @@ struct RolloutPoint {
 struct RolloutPrice {
   double prefill_seconds = 0, decode_seconds = 0, tail_seconds = 0;  // tail: after the last admission
   double weight_bytes = 0, pool_bytes = 0;                           // per rank
+  double activation_bytes = 0;                                       // per rank, of one prefill step
+  double lacking_bytes = 0;                                          // where it does not fit
   double kv_bytes_per_token = 0;                                     // per rank, of a token that the engine holds
   double slots = 0;                                                  // sequences decoded together by one engine
   double steps = 0;
@@ -77,6 +79,7 @@ struct TrainSide {
   double train_seconds = 0, forward_seconds = 0;  // of an iteration's optimizer steps, of one log-prob pass
   double total_bytes = 0, overhead_bytes = 0, host_bytes = 0;
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
+  double swapped_reference = 0;                     // on the host, brought up for its pass
 };
 
 /// Rollout's share of a scenario, in the units of the closed form.
@@ -106,7 +109,16 @@ class RlModel {
  public:
   RlModel(const TrainModel& train, RlSetting setting);
 
-  RolloutPrice price_rollout(const RolloutPoint&) const;
+  /// `leftovers`: bytes of a colocated trainer on the device while the engine runs. What does not fit beside them is
+  /// priced with the least pool that would serve.
+  RolloutPrice price_rollout(const RolloutPoint&, double leftovers = 0.0) const;
+  /// The rollout of a whole point, beside what its training leaves behind: `alone` with a smaller pool. Never faster.
+  RolloutPrice rollout_beside(const RlPoint&, const TrainSide&, const RolloutPrice& alone) const;
+  RolloutPrice price_rollout(const RlPoint&) const;
+  /// What every point with this rollout needs of a device: pools that shrink beside training count for nothing.
+  double least_rollout_bytes(const RolloutPrice& r) const {
+    return r.weight_bytes + (setting_.engine == RolloutEngine::hotbunk ? r.pool_bytes : 0.0);
+  }
   /// Whether heads, columns and experts divide by the layout: what the loader asks of a scenario.
   bool divides(const RolloutPoint&) const;
   /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: exact for
@@ -141,6 +153,15 @@ class RlModel {
   /// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
   /// (whole experts over ep are as many elements as slices of all of them).
   double rank_elements(const RolloutPoint&) const;
+  /// Tokens that an engine's pool holds, and what the device lacks for the longest sequence.
+  struct Room {
+    double tokens = 0, lacking_bytes = 0;
+  };
+  Room room_of(const RolloutPoint&, const RolloutPrice&, double leftovers) const;
+  void take_room(const RolloutPoint&, const Room&, RolloutPrice&) const;
+  double held_tokens() const;
+  double prefill_activations(const RolloutPoint&) const;
+  double communicators(const RolloutPoint&) const;
   /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
   struct RolloutPayload {
     double reduce = 0, dispatch = 0;
@@ -149,7 +170,7 @@ class RlModel {
   double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
   double forward_seconds(const TrainPoint&, const TrainModel::Layers&) const;
   void colocate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
-  void disaggregate(const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
+  void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
 
   const TrainModel& train_;
   RlSetting setting_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/kv_pool.h"
 #include "planner/rl_model.h"
 
 namespace hotbunk {
@@ -199,27 +200,73 @@ double RlModel::prefill_seconds(const RolloutPoint& r, double prompts) const {
                   layers * cost.attention_seconds(flops, keys, bytes, false, cost.peak_flops(setting_.rollout_dtype)));
 }
 
-RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
+/// Of the engine itself, beside the process's context.
+double RlModel::communicators(const RolloutPoint& r) const {
+  return r.tp * r.cp > 1 ? train_.framework().communicator_bytes.value : 0.0;
+}
+
+/// The widest moment of a prefill step: the stream with Q, K, V and what was attended, or with the MLP's columns; or
+/// the logits, a slice and the whole in fp32.
+double RlModel::prefill_activations(const RolloutPoint& r) const {
   const ModelSpec& m = train_.model();
+  const double e = setting_.rollout_element_bytes, tokens = setting_.max_prefill_tokens,
+               h = static_cast<double>(m.hidden);
+  const auto tp = static_cast<double>(r.tp), group = static_cast<double>(r.attention_tp());
+  const double mine = tokens / static_cast<double>(r.attention_dp), d = static_cast<double>(m.head_dim);
+  const double qkv = (2.0 * static_cast<double>(m.heads) + 2.0 * static_cast<double>(m.kv_heads)) * d / group;
+  double width = static_cast<double>(m.intermediate) / tp;
+  if (moe_layers(m) > 0.0)
+    width = std::max(m.moe->first_dense_layers > 0 ? width : 0.0,
+                     static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp);
+  const double sampled = std::min(setting_.max_running, tokens) * static_cast<double>(m.vocab) * 4.0;
+  return std::max({e * mine * (2.0 * h + qkv), e * tokens * (h + std::max(h + 2.0 * width, 3.0 * width)),
+                   2.0 * e * tokens * h + sampled * (r.tp > 1 ? 1.0 + 1.0 / tp : 1.0)});
+}
+
+RlModel::Room RlModel::room_of(const RolloutPoint& r, const RolloutPrice& price, double leftovers) const {
+  const KvPool pool = kv_pool(setting_.engine, {.device = setting_.device_bytes,
+                                                .fraction = r.memory_fraction,
+                                                .context = train_.framework().context_bytes.value + communicators(r),
+                                                .weights = price.weight_bytes,
+                                                .activations = price.activation_bytes,
+                                                .leftovers = leftovers});
+  Room out{pool.bytes / price.kv_bytes_per_token, pool.lacking};
+  if (setting_.pool_tokens > 0) out.tokens = std::min(out.tokens, setting_.pool_tokens);
+  // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
+  const double longest = setting_.longest_prompt + setting_.longest_response;
+  if (out.tokens < longest) {
+    out.lacking_bytes = std::max(out.lacking_bytes, (longest - out.tokens) * price.kv_bytes_per_token);
+    out.tokens = longest;
+  }
+  return out;
+}
+
+/// Tokens of a running sequence: its prompt and the age of its response, E[L^2] / (2 E[L]) at a random moment.
+double RlModel::held_tokens() const {
+  return setting_.prompt_tokens + setting_.response_square / (2.0 * std::max(setting_.response_tokens, 1.0));
+}
+
+void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& out) const {
+  const double sequences =
+      std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
+  const double longest = setting_.longest_prompt + setting_.longest_response;
+  out.lacking_bytes = room.lacking_bytes;
+  out.fits = room.lacking_bytes <= 0.0;
+  out.slots = std::clamp(std::min(setting_.max_running, room.tokens / held_tokens()), 1.0, sequences);
+  out.pool_bytes = (setting_.pool_by_need ? std::min(room.tokens, setting_.max_running * longest) : room.tokens) *
+                   out.kv_bytes_per_token;
+}
+
+RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) const {
   RolloutPrice out;
   const double e = setting_.rollout_element_bytes;
   out.weight_bytes = rank_elements(r) * e;
-  out.kv_bytes_per_token = kv_bytes_per_token(m, r, e);
-  const double budget = setting_.device_bytes * r.memory_fraction;
+  out.activation_bytes = prefill_activations(r);
+  out.kv_bytes_per_token = kv_bytes_per_token(train_.model(), r, e);
+  take_room(r, room_of(r, out, leftovers), out);
   const double sequences =
       std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
-  // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
-  const double longest = setting_.longest_prompt + setting_.longest_response;
-  double room = (budget - out.weight_bytes) / out.kv_bytes_per_token;  // tokens
-  if (setting_.pool_tokens > 0) room = std::min(room, setting_.pool_tokens);
-  out.fits = room >= longest;
-  if (!out.fits) return out;
-  // A running sequence holds its prompt and the age of its response, E[L^2] / (2 E[L]) at a random moment.
-  const double held =
-      setting_.prompt_tokens + setting_.response_square / (2.0 * std::max(setting_.response_tokens, 1.0));
-  out.slots = std::clamp(std::min(setting_.max_running, room / held), 1.0, sequences);
-  out.pool_bytes =
-      (setting_.pool_by_need ? std::min(room, setting_.max_running * longest) : room) * out.kv_bytes_per_token;
+  const double held = held_tokens();
   const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
   out.prefill_seconds = prefill_seconds(r, distinct);
   // Until the last admission, when sequences - slots have ended, the slots are full. What is left, slots * mean tokens,
@@ -233,6 +280,25 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r) const {
   out.reduce_payload = sent.reduce;
   out.dispatch_payload = sent.dispatch;
   return out;
+}
+
+RolloutPrice RlModel::rollout_beside(const RlPoint& p, const TrainSide& train, const RolloutPrice& alone) const {
+  if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return alone;
+  const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.reference};
+  const double leftovers = price_shift(p.transition, training).rollout_rest +
+                           std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);
+  RolloutPrice out = alone;
+  take_room(p.rollout, room_of(p.rollout, alone, leftovers), out);
+  if (out.slots == alone.slots) return out;
+  out = price_rollout(p.rollout, leftovers);
+  // Fewer sequences at a time read the weights more often; where the estimate of the rest says otherwise, it is wrong.
+  out.decode_seconds += std::max(0.0, alone.seconds() - out.seconds());
+  return out;
+}
+
+RolloutPrice RlModel::price_rollout(const RlPoint& p) const {
+  const TrainModel::Layers l = train_.layers(p.train);
+  return rollout_beside(p, train_side(p.train, train_.price(p.train, l), l), price_rollout(p.rollout));
 }
 
 }  // namespace hotbunk

@@ -220,8 +220,8 @@ void JointSearch::add_rollouts(Segment& s) {
   }
   const bool memory = options_.objective == Objective::memory;
   std::sort(s.rollouts.begin(), s.rollouts.end(), [&](const Rolled& a, const Rolled& b) {
-    const double x = memory ? a.price.weight_bytes + a.price.pool_bytes : a.price.seconds();
-    const double y = memory ? b.price.weight_bytes + b.price.pool_bytes : b.price.seconds();
+    const double x = memory ? model_.least_rollout_bytes(a.price) : a.price.seconds();
+    const double y = memory ? model_.least_rollout_bytes(b.price) : b.price.seconds();
     return x != y ? x < y : a.point < b.point;
   });
   s.rollouts.erase(std::unique(s.rollouts.begin(), s.rollouts.end(),
@@ -242,7 +242,7 @@ double JointSearch::bytes_bound(const Trained& t) const {
 
 double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
   if (options_.plan_bytes) return 0.0;
-  return below * std::max(t.side.total_bytes, r.price.weight_bytes + r.price.pool_bytes + t.side.overhead_bytes);
+  return below * std::max(t.side.total_bytes, model_.least_rollout_bytes(r.price) + t.side.overhead_bytes);
 }
 
 Value JointSearch::bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "planner/answers.h"
+#include "planner/kv_pool.h"
 #include "planner/length_moments.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -125,6 +126,63 @@ TEST_CASE("moments of length distributions") {
   const LengthSpec cut{.mean = 100, .max = 110, .distribution = LengthDistribution::lognormal, .cv = 2};
   CHECK(mean_square(cut) == 100 * 110);
   CHECK(longest_of(cut, 1000) == 110);
+}
+
+TEST_CASE("the pool follows the engine's rule") {
+  // 100 bytes, 2 of context, 20 of weights, 5 of activations, 10 of a trainer that is awake.
+  PoolInputs in{.device = 100, .fraction = 0.8, .context = 2, .weights = 20, .activations = 5, .leftovers = 10};
+  CHECK(kv_pool(RolloutEngine::hotbunk, in).bytes == Approx(60));  // 80 - 20
+  // 88 free at init, 68 after the load, of which 88 * 0.2 = 17.6 stay free.
+  CHECK(kv_pool(RolloutEngine::sglang, in).bytes == Approx(50.4));
+  CHECK(kv_pool(RolloutEngine::vllm, in).bytes == Approx(43));  // 80 - 20 - 5 - 2 - 10
+  CHECK(kv_pool(RolloutEngine::vllm, in).lacking == 0);
+  in.leftovers = 30;  // 68 free, 80 asked for
+  CHECK(kv_pool(RolloutEngine::vllm, in).lacking == 12);
+  CHECK(kv_pool(RolloutEngine::sglang, in).lacking == 0);
+  in.device = 100.5, in.fraction = 0.5, in.leftovers = 0;  // 50.25 is asked for as 51
+  CHECK(kv_pool(RolloutEngine::vllm, in).bytes == Approx(51 - 20 - 5 - 2));
+}
+
+TEST_CASE("sglang and vllm size other pools, and what training leaves awake shrinks both") {
+  const auto of = [](const char* engine, const char* offload, const char* fraction = "0.8") {
+    return pricer_of({std::string("rollout.engine=") + engine, std::string("train.offload=") + offload,
+                      std::string("rollout.memory_fraction=") + fraction});
+  };
+  const auto sglang = of("sglang", "sleep"), vllm = of("vllm", "sleep");
+  const FrameworkProfile& f = sglang->train().framework();
+  const double device = sglang->rl().setting().device_bytes,
+               outside = f.context_bytes.value + f.communicator_bytes.value;
+  const RolloutPrice a = price_of(*sglang), b = price_of(*vllm);
+  CHECK(a.pool_bytes == Approx((device - outside) * 0.8 - a.weight_bytes));
+  CHECK(b.pool_bytes == Approx(device * 0.8 - b.weight_bytes - b.activation_bytes - outside));
+  // A step of 8192 tokens: fp32 logits of 256 sequences and half of them again are little; the MLP is the widest, the
+  // stream with 3 or itself and the norm with 2 halves of 18944 columns, bf16.
+  CHECK(a.activation_bytes == Approx(2.0 * 8192 * (3584 + 3 * 18944.0 / 2)));
+  // Awake: fp32 master and moments of 1/8, and the trainer's communicator (8 data-parallel ranks).
+  const auto shrunk = [&](const ScenarioPricer& p) { return p.rl().price_rollout(p.point()); };
+  const double state = 7'615'616'512.0 * 12 / 8, groups = f.communicator_bytes.value;
+  CHECK(shrunk(*of("sglang", "none")).pool_bytes == Approx(a.pool_bytes - 0.8 * (state + groups)).epsilon(1e-4));
+  CHECK(shrunk(*of("vllm", "none")).pool_bytes == Approx(b.pool_bytes - state - groups).epsilon(1e-4));
+  CHECK(shrunk(*sglang).pool_bytes == Approx(a.pool_bytes - 0.8 * groups));
+  // 0.9 of 79.65 GiB are not free beside 11.4 GB: vLLM does not start, SGLang takes less.
+  const auto late = of("vllm", "none", "0.9"), less = of("sglang", "none", "0.9");
+  CHECK_FALSE(late->price(late->point()).fits);
+  CHECK(late->price(late->point()).rollout_bytes - device ==
+        Approx(0.9 * device - (device - outside - groups - state)).epsilon(1e-3));
+  CHECK(shrunk(*less).fits);
+  CHECK(of("vllm", "sleep", "0.9")->rl().price_rollout(late->point().rollout).fits);
+}
+
+TEST_CASE("fewer slots beside training are never faster") {
+  for (const char* slots : {"64", "1024"})
+    for (const char* fraction : {"0.35", "0.5", "0.8"}) {
+      const auto p = pricer_of({"algorithm.prompts=512", "train.offload=none",
+                                std::string("rollout.max_running_requests=") + slots,
+                                std::string("rollout.memory_fraction=") + fraction});
+      const RolloutPrice alone = price_of(*p), beside = p->rl().price_rollout(p->point());
+      CHECK(beside.slots <= alone.slots);
+      CHECK(beside.seconds() >= alone.seconds());
+    }
 }
 
 }  // namespace hotbunk

@@ -90,7 +90,10 @@ TEST_CASE("worked: 7B on 8, FSDP2 with Ulysses 4, rollout TP2") {
   CHECK(w.answer.price.peak_bytes() == w.answer.price.rollout_bytes);
   const RolloutPrice r = w.pricer->rl().price_rollout(w.answer.point.rollout);
   CHECK(r.weight_bytes == Approx(n * 2 / 2));
-  CHECK(r.weight_bytes + r.pool_bytes == Approx(0.7 * 79.65 * gib).epsilon(0.001));
+  // SGLang keeps 0.3 of what is free beside the context and the engine's communicator.
+  const FrameworkProfile& f = w.pricer->train().framework();
+  CHECK(r.weight_bytes + r.pool_bytes ==
+        Approx(0.7 * (79.65 * gib - f.context_bytes.value - f.communicator_bytes.value)).epsilon(0.001));
   CHECK(r.kv_bytes_per_token == 28.0 * 2 * 128 * 2 * 2);  // 28 layers, 4 / 2 KV heads of 128, K and V, bf16
   // Links. The sync gathers 7/8 of 15.23 GB; sleep moves master and moments once each way.
   CHECK(w.node(RlPhase::sync, "gathered buckets") == Approx(n * 2 * 7 / 8));
@@ -98,6 +101,12 @@ TEST_CASE("worked: 7B on 8, FSDP2 with Ulysses 4, rollout TP2") {
   // 86 micro-batches: fp32 reduce-scatter once, bf16 gather twice each.
   CHECK(w.node(RlPhase::train, "dp gradients") == Approx(86.0 * n * 4 * 7 / 8).epsilon(0.001));
   CHECK(w.node(RlPhase::train, "dp parameters") == Approx(86.0 * n * 2 * 2 * 7 / 8).epsilon(0.001));
+  // Scoring gathers once in each of them; the reference comes from the host in bf16 first, 1/8 of it.
+  CHECK(w.node(RlPhase::old_logprobs, "dp parameters") == Approx(86.0 * n * 2 * 7 / 8).epsilon(0.001));
+  CHECK(w.node(RlPhase::reference, "dp parameters") == Approx(86.0 * n * 2 * 7 / 8).epsilon(0.001));
+  CHECK(w.link(RlPhase::reference, "reference from the host").host_bytes == Approx(n * 2 / 8).epsilon(0.001));
+  CHECK(w.seconds(RlPhase::reference) - w.seconds(RlPhase::old_logprobs) ==
+        Approx(w.pricer->train().cost().host_copy_seconds(n * 2 / 8)).epsilon(0.001));
   // Ulysses per layer and pass: q and o of 28 heads, k and v of 4 heads (4 ways need no repetition), 3/4 of them leave.
   // Three passes (forward, again under full recomputation, backward) of 256 sequences by 3, the last one alone.
   const double pass = 0.75 * 2 * 3840 * 128 * (28 + 4 + 4 + 28);
@@ -118,6 +127,9 @@ TEST_CASE("worked: 7B on 8, FSDP2 dp4 x cp2, rollout 2 x TP4, and the figures th
   const Worked hybrid = worked("qwen2.5-7b-colocated.yaml", {"train.layout.fsdp=4"});
   CHECK(hybrid.part(PeakTensor::moments) / n * 7e9 == Approx(14e9).epsilon(0.001));
   CHECK(hybrid.part(PeakTensor::master) / n * 7e9 / 2 == Approx(3.5e9).epsilon(0.001));  // at 2 B instead of 4
+  // Shards of 4, twice: each gradient shard is reduced over its 2 replicas, 2 * 1/2 of its bytes, in 22 micro-batches.
+  CHECK(w.node(RlPhase::train, "replicas' gradients") == 0.0);
+  CHECK(hybrid.node(RlPhase::train, "replicas' gradients") == Approx(22.0 * n * 4 / 4).epsilon(0.001));
   // Wrong in the wild: "a full gather of 7B in bf16 peaks at 28 GB". A gather delivers 2 B per parameter, 14 GB at 7e9.
   CHECK(w.pricer->rl().sync_job(w.answer.point).model_bytes / n * 7e9 == Approx(14e9));
   // Qwen2.5-7B: 12.41 GiB received per rank.

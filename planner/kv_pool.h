@@ -1,0 +1,28 @@
+// How many bytes of a device an engine gives to its KV cache when it starts: the rules of the engines, from what they
+// would measure.
+#pragma once
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// What an engine finds on one rank's device, in bytes.
+struct PoolInputs {
+  double device = 0, fraction = 0.8;
+  double context = 0;  // of its process, outside of the allocator: context, modules, communicators
+  double weights = 0;
+  double activations = 0;  // of one prefill step
+  double leftovers = 0;    // of a colocated trainer that is awake
+};
+
+struct KvPool {
+  double bytes = 0;    // may be negative: not even the weights fit
+  double lacking = 0;  // free bytes that the start-up asks for and does not find
+};
+
+///   hotbunk  device * fraction - weights (lowering/lower.cc)
+///   SGLang   free after load - free at init * (1 - fraction), that is free at init * fraction - weights
+///   vLLM     ceil(device * fraction) - weights - activations - context - leftovers; does not start with less than
+///            ceil(device * fraction) free
+KvPool kv_pool(RolloutEngine, const PoolInputs&);
+
+}  // namespace hotbunk
