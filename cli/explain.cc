@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "planner/answers.h"
@@ -17,15 +18,7 @@ struct Options {
   bool search = false, sensitivity = false, smallest = false;
 };
 
-int search_layouts(const ScenarioPricer& pricer) {
-  SearchOptions options;
-  options.device_bytes = pricer.rl().setting().device_bytes;
-  options.host_bytes = pricer.rl().setting().host_bytes;
-  const RlSearch found = search_rl(pricer.rl(), default_rl_space(pricer.scenario()), options);
-  fmt::print("\nLayouts of these {} ranks, fastest iteration first\n{}", pricer.scenario().cluster.ranks(),
-             render(found));
-  return found.best.empty() ? exit_no : exit_done;
-}
+using Json = nlohmann::ordered_json;
 
 int run(const Options& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
@@ -33,26 +26,36 @@ int run(const Options& o) {
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);
-  if (o.scenario.json) {
-    fmt::print("{}\n", to_json(e));
-    return e.price.fits ? exit_done : exit_no;
-  }
-  fmt::print("{}", render(e));
+  Json doc = Json::parse(to_json(e));
+  std::string text = render(e);
   int code = e.price.fits ? exit_done : exit_no;
-  if (o.sensitivity) {
+  if (o.sensitivity && !e.unpriced) {
     const auto numbers = sensitivity(*scenario, catalog_root());
     if (!numbers) return report_errors(numbers.error());
-    fmt::print("\n{}", render(*numbers));
+    doc["sensitivity"] = Json::parse(to_json(*numbers));
+    text += "\n" + render(*numbers);
   }
-  if (o.search) code = search_layouts(**pricer);
+  if (o.search) {
+    const RlSetting& set = (*pricer)->rl().setting();
+    const RlSearch found = search_layouts(**pricer, default_rl_space(*scenario),
+                                          {.device_bytes = set.device_bytes, .host_bytes = set.host_bytes});
+    doc["search"] = Json::parse(to_json(found));
+    text += fmt::format("\nLayouts of these {} ranks, fastest iteration first\n{}", scenario->cluster.ranks(),
+                        render(found));
+    code = found.best.empty() ? exit_no : exit_done;
+  }
   if (o.smallest) {
     const auto small = smallest_cluster(*scenario, catalog_root());
     if (!small) return report_errors(small.error());
-    fmt::print("\n{}", render(*small));
-    code = small->nodes == 0 ? exit_no : exit_done;
+    doc["smallest"] = Json::parse(to_json(*small));
+    text += "\n" + render(*small);
+    code = small->gpus == 0 ? exit_no : exit_done;
   }
+  fmt::print("{}", o.scenario.json ? doc.dump(2) + "\n" : text);
   std::fflush(stdout);
-  fmt::print(stderr, "These are the closed form's figures. Next: hotbunk simulate {}\n", o.scenario.path);
+  if (e.unpriced) return report_errors({*e.unpriced});
+  if (!o.scenario.json)
+    fmt::print(stderr, "These are the closed form's figures. Next: hotbunk simulate {}\n", o.scenario.path);
   return code;
 }
 

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/file.h"
 #include "base/format.h"
@@ -96,16 +95,13 @@ void print_memory(const Job& job, const FitReport& fit) {
     fmt::print("Host memory per rank: {}\n", format_bytes(static_cast<double>(memory.host.mapped_peak_bytes)));
 }
 
-/// The best layouts of the same GPUs, for whoever has a rollout; empty for SFT.
-Result<std::optional<Choices>> best_layouts(const Options& o, const Scenario& scenario) {
+/// The best layouts of the same GPUs.
+Result<Choices> best_layouts(const Options& o, const Scenario& scenario) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
-  if (scenario.algorithm.name == AlgorithmName::sft) return std::optional<Choices>{};
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return fail(pricer.error());
-  auto found = choose(**pricer, {*objective, o.headroom, o.top, o.budget});
-  if (!found) return fail(found.error());
-  return std::optional<Choices>(std::move(*found));
+  return choose(**pricer, {*objective, o.headroom, o.top, o.budget});
 }
 
 /// What nothing lowers yet is priced in closed form; the answer says so.
@@ -125,30 +121,36 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
                 {"capacity_bytes", e.capacity_bytes},
                 {"peak_bytes", e.price.peak_bytes()},
                 {"explanation", Json::parse(to_json(e))}};
-    if (*choices) doc["search"] = Json::parse(to_json(**choices));
+    doc["search"] = Json::parse(to_json(*choices));
     fmt::print("{}\n", doc.dump(1));
   } else {
-    fmt::print("{}\n{}", render(e), *choices ? "\n" + render(**choices) : "");
+    fmt::print("{}\n{}", render(e), render(*choices));
   }
   std::fflush(stdout);
   for (const std::string& why : reasons) fmt::print(stderr, "note: priced, not lowered to a plan: {}\n", why);
+  if (e.unpriced) return report_errors({*e.unpriced});
   if (!o.scenario.json) fmt::print(stderr, "Next: hotbunk explain {} --sensitivity\n", o.scenario.path);
   return e.price.fits ? exit_done : exit_no;
 }
 
 /// --gpus ?: the smallest cluster of the scenario's kind on which some layout fits.
 int smallest(const Options& o, const Scenario& scenario) {
-  const auto small = smallest_cluster(scenario, catalog_root());
+  const auto objective = objective_named(o.objective);
+  if (!objective) return report_errors(objective.error());
+  const auto small =
+      smallest_cluster(scenario, catalog_root(),
+                       {.keep = o.top, .objective = *objective, .headroom = o.headroom, .most_points = o.budget});
   if (!small) return report_errors(small.error());
-  if (o.scenario.json)
-    fmt::print("{}\n", Json{{"schema", "hotbunk.smallest/1"},
-                            {"scenario", scenario.name},
-                            {"nodes", small->nodes},
-                            {"gpus", small->gpus},
-                            {"reason", small->search.reason},
-                            {"layout", small->search.best.empty() ? "" : describe(small->search.best[0].point)}}
-                           .dump(1));
-  else fmt::print("{}", render(*small));
+  if (o.scenario.json) {
+    Json doc = {{"schema", "hotbunk.smallest/1"},
+                {"scenario", scenario.name},
+                {"reason", small->search.reason},
+                {"layout", small->search.best.empty() ? "" : describe(small->search.best[0].point)}};
+    doc.update(Json::parse(to_json(*small)));
+    fmt::print("{}\n", doc.dump(1));
+  } else {
+    fmt::print("{}", render(*small));
+  }
   return small->gpus == 0 ? exit_no : exit_done;
 }
 
@@ -181,11 +183,11 @@ int run(const Options& o) {
   if (!choices) return report_errors(choices.error());
   if (o.scenario.json) {
     Json doc = plan_document(*job, fit, !error);
-    if (*choices) doc["search"] = Json::parse(to_json(**choices));
+    doc["search"] = Json::parse(to_json(*choices));
     fmt::print("{}\n", doc.dump(1));
   } else {
     print_memory(*job, fit);
-    if (*choices) fmt::print("\n{}", render(**choices));
+    fmt::print("\n{}", render(*choices));
   }
   if (error) {
     std::fflush(stdout);
@@ -215,7 +217,8 @@ void add_plan(CLI::App& app, Action& action) {
   sub->add_flag("--print", o->print, "print the plan's ops and stop");
   sub->add_option("--phase", o->phase, "with --print: only this phase");
   sub->add_option("--objective", o->objective,
-                  "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus");
+                  "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
+                  "(fewest: with --gpus ?; else all use the same, and seconds decide)");
   sub->add_option("--headroom", o->headroom, "fraction of device memory that they leave free")
       ->check(finite_in(0.0, 0.99));
   sub->add_option("--top", o->top, "how many of them")->check(CLI::Range(1, 100));

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "planner/choices.h"
+#include "planner/levers.h"
 #include "planner/plan_answer.h"
 
 namespace hotbunk {
@@ -82,6 +83,11 @@ RlPrice ScenarioPricer::price(const RlPoint& p) const {
   out.host_bytes = t.host_bytes;
   out.fits = out.train_bytes <= rl_.setting().device_bytes && out.host_bytes <= rl_.setting().host_bytes;
   return out;
+}
+
+double ScenarioPricer::tokens() const {
+  if (scenario_.algorithm.name != AlgorithmName::sft) return rl_.tokens();
+  return rl_.setting().prompts * rl_.setting().prompt_tokens;
 }
 
 namespace {
@@ -166,79 +172,22 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   return root;
 }
 
-/// Layouts that differ by one step in one knob.
-std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s, const RlPoint& p) {
-  std::vector<std::pair<std::string, RlPoint>> out;
-  const auto add = [&](std::string name, const std::function<void(RlPoint&)>& change) {
-    RlPoint q = p;
-    change(q);
-    if (!(q == p) && s.train().divides(q.train)) out.emplace_back(std::move(name), q);
-  };
-  for (Recompute r : {Recompute::none, Recompute::selective, Recompute::full})
-    add(fmt::format("train.recompute = {}", r == Recompute::none        ? "none"
-                                            : r == Recompute::selective ? "selective"
-                                                                        : "full"),
-        [&](RlPoint& q) { q.train.recompute = r; });
-  if (p.train.micro_batch > 1 && p.train.micro_batch % 2 == 0)
-    add("train.micro_batch_tokens halved", [](RlPoint& q) {
-      const std::int64_t sequences = q.train.sequences();
-      q.train.micro_batch /= 2;
-      q.train.set_sequences(sequences);
-    });
-  if (p.train.micro_batches % 2 == 0)
-    add("train.micro_batch_tokens doubled", [](RlPoint& q) {
-      const std::int64_t sequences = q.train.sequences();
-      q.train.micro_batch *= 2;
-      q.train.set_sequences(sequences);
-    });
-  const auto trade = [&](const char* name, std::int64_t TrainPoint::*axis) {
-    if (p.train.dp % 2 == 0)
-      add(fmt::format("train.layout.{} doubled, dp halved", name), [&](RlPoint& q) {
-        q.train.*axis *= 2, q.train.dp /= 2;
-        q.train.set_sequences(2 * q.train.sequences());
-      });
-    if (p.train.*axis % 2 == 0 && p.train.micro_batches % 2 == 0)
-      add(fmt::format("train.layout.{} halved, dp doubled", name), [&](RlPoint& q) {
-        q.train.*axis /= 2, q.train.dp *= 2;
-        q.train.set_sequences((q.train.sequences() + 1) / 2);
-      });
-  };
-  trade("tp", &TrainPoint::tp);
-  trade("pp", &TrainPoint::pp);
-  trade("cp", &TrainPoint::cp);
-  trade("ulysses", &TrainPoint::ulysses);
-  if (p.train.tp > 1)
-    add(p.train.sp ? "train.layout.sp = false" : "train.layout.sp = true",
-        [](RlPoint& q) { q.train.sp = !q.train.sp; });
-  if (s.scenario().algorithm.name == AlgorithmName::sft) return out;
-  if (p.placement == PlacementMode::colocated) {
-    const bool rollout = s.scenario().rollout.sleep;
-    if (!p.train.optimizer_on_host)
-      add(p.sleeps() ? "train.offload = none" : "train.offload = sleep", [&](RlPoint& q) {
-        if (const auto order = transition_from("hotbunk", !p.sleeps(), rollout)) q.transition = *order;
-      });
-    if (p.sleeps())
-      for (const std::string_view name : transition_names())
-        add(fmt::format("transition = {}", name), [&](RlPoint& q) {
-          if (const auto order = transition_from(name, true, rollout)) q.transition = *order;
-        });
-  }
-  if (p.rollout.engines % 2 == 0)
-    add("rollout.layout.tp doubled", [](RlPoint& q) { q.rollout.tp *= 2, q.rollout.engines /= 2; });
-  if (p.rollout.tp % 2 == 0)
-    add("rollout.layout.tp halved", [](RlPoint& q) { q.rollout.tp /= 2, q.rollout.engines *= 2; });
-  add("rollout.layout.order = strided", [](RlPoint& q) { q.rollout.strided = true; });
-  add("sync.mode = direct", [](RlPoint& q) { q.sync = SyncMechanism::shard_to_shard; });
-  add("rollout.memory_fraction - 0.1", [](RlPoint& q) { q.rollout.memory_fraction -= 0.1; });
-  return out;
-}
-
 void render_node(const CostNode& n, int depth, bool bytes, double whole, std::string& out) {
   const double value = bytes ? n.bytes : n.seconds;
   out +=
       fmt::format("{:<{}}{:<{}} {:>12} {:>6.1f} %  {}\n", "", 2 * depth, n.name, 34 - 2 * depth,
                   bytes ? format_bytes(value) : format_seconds(value), whole > 0 ? 100.0 * value / whole : 0.0, n.why);
   for (const CostNode& c : n.children) render_node(c, depth + 1, bytes, whole, out);
+}
+
+/// "  device: live 55.29 GiB, mapped 80.10 GiB of 79.65 GiB for a rank: it does not fit, 0.45 GiB too much". Where
+/// there is a plan its mapped bytes decide, which include the gaps between buffers.
+std::string fit_line(const char* where, double live, double mapped, double capacity) {
+  const double over = std::max(live, mapped) - capacity;
+  return fmt::format("  {}: {}{} of {} for a rank: {}\n", where,
+                     mapped > 0 ? fmt::format("live {}, mapped ", format_bytes(live)) : std::string(),
+                     format_bytes(mapped > 0 ? mapped : live), format_bytes(capacity),
+                     over > 0 ? fmt::format("it does not fit, {} too much", format_bytes(over)) : "it fits");
 }
 
 nlohmann::ordered_json node_json(const CostNode& n, bool bytes) {
@@ -258,17 +207,23 @@ Explanation explain(const ScenarioPricer& s) {
   out.hardware = s.train().cost().hardware().source;
   if (s.scenario().train.precision.gemm != "params")
     out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", s.scenario().train.precision.gemm);
-  out.calibrated = !s.train().cost().hardware().measurements.empty();
+  out.calibrated = out.hardware == s.train().cost().hardware().source &&
+                   out.hardware != hardware_from_datasheet(s.scenario().cluster).source;
   out.framework = s.train().framework().name;
   out.point = s.point();
   const RlPrice estimate = out.price = s.price(out.point);
   out.capacity_bytes = s.rl().setting().device_bytes;
+  out.host_capacity_bytes = s.rl().setting().host_bytes;
+  out.unpriced = s.why_unpriced(out.point);
+  if (out.unpriced) return out;
   if (out.framework != "hotbunk") out.torch = replay_step(s.train(), out.point.train);
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
   const auto plan = plan_memory_of(s.scenario());
   if (plan) {
     use_plan_bytes(s.scenario(), *plan, out.price);
+    out.mapped_bytes = static_cast<double>(plan->device.whole.mapped_bytes);
+    out.host_mapped_bytes = static_cast<double>(plan->host.whole.mapped_bytes);
     out.memory = plan_memory_tree(*plan);
   }
   out.time = time_tree(s, out.point, out.price, train);
@@ -283,7 +238,7 @@ Explanation explain(const ScenarioPricer& s) {
     double bytes = q.peak_bytes() - estimate.peak_bytes();
     // Plans compare with plans; a layout that is not lowered as its estimate with this one's estimate.
     if (plan && use_plan_bytes_at(s.scenario(), out.point, point, q)) bytes = q.peak_bytes() - out.price.peak_bytes();
-    out.levers.push_back({name, seconds, bytes, q.fits});
+    out.levers.push_back({name, point, seconds, bytes, q.fits, flags_of(s.scenario(), point)});
   }
   std::stable_sort(out.levers.begin(), out.levers.end(),
                    [](const Lever& a, const Lever& b) { return a.seconds < b.seconds; });
@@ -293,10 +248,15 @@ Explanation explain(const ScenarioPricer& s) {
 std::string render(const Explanation& e) {
   std::string out = fmt::format("{}: {}\nhardware: {}\nframework profile: {}\n\n", e.scenario, describe(e.point),
                                 e.hardware, e.framework);
+  if (e.unpriced) {
+    out += fmt::format("This layout has no price: {}\n", e.unpriced->message);
+    for (const std::string& note : e.unpriced->notes) out += fmt::format("  {}\n", note);
+    return out;
+  }
   out += "Where the bytes are\n";
   render_node(e.memory, 0, true, e.capacity_bytes, out);
-  out += fmt::format("  of {} on a device: {}\n", format_bytes(e.capacity_bytes),
-                     e.price.fits ? "it fits" : "it does not fit");
+  out += fit_line("device", e.price.peak_bytes(), e.mapped_bytes, e.capacity_bytes);
+  if (e.price.host_bytes > 0) out += fit_line("host", e.price.host_bytes, e.host_mapped_bytes, e.host_capacity_bytes);
   if (e.torch.reserved > 0)
     out += fmt::format("  train, as PyTorch shows it: allocated {}, reserved {} ({:.1f} % of it in no tensor)\n",
                        format_bytes(static_cast<double>(e.torch.allocated)),
@@ -322,13 +282,20 @@ std::string to_json(const Explanation& e) {
                                 {"hardware", e.hardware},
                                 {"calibrated", e.calibrated},
                                 {"framework", e.framework},
+                                {"priced", !e.unpriced},
                                 {"fits", e.price.fits},
-                                {"iteration_seconds", e.price.iteration_seconds},
-                                {"peak_bytes", e.price.peak_bytes()},
                                 {"capacity_bytes", e.capacity_bytes},
-                                {"host_bytes", e.price.host_bytes},
-                                {"memory", node_json(e.memory, true)},
-                                {"time", node_json(e.time, false)}};
+                                {"host_capacity_bytes", e.host_capacity_bytes}};
+  if (e.unpriced) {
+    doc["why_not"] = {{"code", e.unpriced->code}, {"message", e.unpriced->message}, {"notes", e.unpriced->notes}};
+    return doc.dump(2);
+  }
+  doc.update({{"iteration_seconds", e.price.iteration_seconds},
+              {"peak_bytes", e.price.peak_bytes()},
+              {"host_bytes", e.price.host_bytes},
+              {"memory", node_json(e.memory, true)},
+              {"time", node_json(e.time, false)}});
+  if (e.mapped_bytes > 0) doc.update({{"mapped_bytes", e.mapped_bytes}, {"host_mapped_bytes", e.host_mapped_bytes}});
   if (e.torch.reserved > 0)
     doc["torch"] = {{"allocated_bytes", e.torch.allocated}, {"reserved_bytes", e.torch.reserved}};
   doc["links"] = nlohmann::ordered_json::array();
@@ -340,7 +307,8 @@ std::string to_json(const Explanation& e) {
                             {"host_bytes", u.host_bytes}});
   doc["levers"] = nlohmann::ordered_json::array();
   for (const Lever& l : e.levers)
-    doc["levers"].push_back({{"change", l.change}, {"seconds", l.seconds}, {"bytes", l.bytes}, {"fits", l.fits}});
+    doc["levers"].push_back(
+        {{"change", l.change}, {"seconds", l.seconds}, {"bytes", l.bytes}, {"fits", l.fits}, {"flags", l.flags}});
   return doc.dump(2);
 }
 
@@ -373,20 +341,6 @@ std::string describe(const RlPoint& p) {
                      : p.sleeps()                                ? "order " + to_text(p.transition)
                                                                  : "stays awake",
                      name_of(p.sync), buckets ? " " + format_bytes(p.bucket_bytes) : "");
-}
-
-std::string render(const RlSearch& s) {
-  std::string out = fmt::format("{} of {} combinations priced, the others are provably no better; {} fit{}\n",
-                                format_count(s.priced), format_count(s.points), format_count(s.feasible),
-                                s.complete ? "" : fmt::format(" (stopped early, gap {:.2f} %)", 100 * s.gap));
-  if (s.best.empty()) return out + s.reason + "\n";
-  for (std::size_t i = 0; i < s.best.size(); ++i)
-    out += fmt::format("{:>3}. {:>10}  {:>10}  {}\n", i + 1, format_seconds(s.best[i].price.iteration_seconds),
-                       format_bytes(s.best[i].price.peak_bytes()), describe(s.best[i].point));
-  for (const RlCandidate& c : s.infeasible)
-    out += fmt::format("faster, but does not fit: {} in {}, lacks {}\n", format_seconds(c.price.iteration_seconds),
-                       describe(c.point), format_bytes(std::max(0.0, c.price.peak_bytes() - s.limit_bytes)));
-  return out;
 }
 
 }  // namespace hotbunk

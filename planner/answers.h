@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,11 @@ class ScenarioPricer {
   RlPoint point() const;
   /// SFT: the optimizer steps alone; else the whole iteration.
   RlPrice price(const RlPoint&) const;
+  /// Trained in an iteration, without padding.
+  double tokens() const;
+  /// Why the point has no price, with the arithmetic. E263: it does not divide; E301: the rollout does not hold the
+  /// weights and one sequence. nullopt: it has one.
+  std::optional<Diagnostic> why_unpriced(const RlPoint&) const;
 
  private:
   ScenarioPricer(const Scenario&, const CostModel&, const FrameworkProfile&);
@@ -42,17 +48,21 @@ struct CostNode {
 
 struct Lever {
   std::string change;
+  RlPoint point;
   double seconds = 0;  // of an iteration, against the layout explained
   double bytes = 0;    // of the fullest moment
   bool fits = false;
+  std::vector<std::string> flags;  // that select it, for --set
 };
 
 struct Explanation {
   std::string scenario, hardware, framework;
-  bool calibrated = false;
+  bool calibrated = false;  // rates were fitted to measurements; else all are the datasheet's and stated efficiencies
   RlPoint point;
+  std::optional<Diagnostic> unpriced;  // why the layout has no price; then all below is empty
   RlPrice price;
-  double capacity_bytes = 0;
+  double capacity_bytes = 0, host_capacity_bytes = 0;  // of a rank
+  double mapped_bytes = 0, host_mapped_bytes = 0;      // of a lowered scenario, what must fit; 0: not lowered
   CostNode memory, time;
   ReservedMemory torch;        // training under PyTorch's caching allocator; nothing under profile hotbunk
   std::vector<LinkUse> links;  // of one rank and iteration
@@ -71,18 +81,29 @@ struct Sensitivity {
 };
 Result<std::vector<Sensitivity>> sensitivity(const Scenario&, const std::filesystem::path& catalogue);
 std::string render(const std::vector<Sensitivity>&);
+std::string to_json(const std::vector<Sensitivity>&);
+
+/// Every layout of the space, by `options`: training alone for SFT, else training and rollout together (search_rl).
+RlSearch search_layouts(const ScenarioPricer&, const RlSpace&, const SearchOptions& options);
+
+/// E262 when money is asked for and no price of the scenario's GPU is known.
+Status price_known(const Scenario&, Objective);
 
 /// The fewest GPUs of the scenario's kind on which some layout fits, and the best layouts there: parts of one node,
-/// then whole nodes up to `most`. Exact: every smaller count was searched, or cannot even hold the optimizer's state.
+/// then whole nodes up to `most`. Every smaller count was searched, or cannot even hold the optimizer's state.
 struct SmallestCluster {
-  std::int64_t nodes = 0, gpus = 0;  // 0: none up to `most`
+  std::int64_t nodes = 0, gpus = 0;  // 0: none up to `most`, where counts beyond one node were doubled
+  bool exact = true;                 // false: options.most_points ended the search of a smaller count
   RlSearch search;
 };
+/// The memories in `options` are the cluster's. E262 as price_known.
 Result<SmallestCluster> smallest_cluster(const Scenario&, const std::filesystem::path& catalogue,
-                                         std::int64_t most = 1024);
+                                         const SearchOptions& options = {.keep = 3}, std::int64_t most = 1024);
 std::string render(const SmallestCluster&);
+std::string to_json(const SmallestCluster&);
 
 std::string render(const RlSearch&);
+std::string to_json(const RlSearch&);
 std::string describe(const RlPoint&);
 std::string describe(const TrainPoint&);
 

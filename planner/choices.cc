@@ -86,7 +86,7 @@ ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& point, const RlPrice& p
   r.price = price;
   r.own = point == s.point();
   const double gpus = static_cast<double>(point.gpus()), seconds = std::max(price.iteration_seconds, 1e-300);
-  r.tokens_per_gpu = s.rl().tokens() / seconds / gpus;
+  r.tokens_per_gpu = s.tokens() / seconds / gpus;
   r.gpu_hours = objective_of(Objective::gpu_hours, s.rl(), point, price);
   r.money = r.gpu_hours * set.price_per_gpu_hour;
   r.flags = flags_of(s.scenario(), point);
@@ -211,7 +211,7 @@ std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlSpace& spa
   options.keep = 1;
   options.nearest = false;
   std::vector<ChoiceRow> out;
-  for (const RlCandidate& c : search_rl(s.rl(), space, options).best)
+  for (const RlCandidate& c : search_layouts(s, space, options).best)
     out.push_back(row_of(s, c.point, c.price, options));
   return out;
 }
@@ -219,12 +219,7 @@ std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlSpace& spa
 }  // namespace
 
 Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
-  if (options.objective == Objective::money && s.rl().setting().price_per_gpu_hour <= 0)
-    return fail(Diagnostic{.code = "E262",
-                           .message = fmt::format("no price of a {} is known", s.scenario().cluster.gpu.name),
-                           .where = {},
-                           .notes = {},
-                           .help = "give cluster.gpu.price_per_hour, or choose gpu-hours"});
+  if (auto known = price_known(s.scenario(), options.objective); !known) return fail(known.error());
   SearchOptions search{.keep = options.top,
                        .objective = options.objective,
                        .device_bytes = s.rl().setting().device_bytes,
@@ -240,9 +235,16 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
     search.plan_bytes = plan_bytes(s.scenario());
     keep_what_executes(space, s.point().sync);
   }
-  const RlSearch found = search_rl(s.rl(), space, search);
+  const RlSearch found = search_layouts(s, space, search);
   for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, c.point, c.price, search));
-  for (const RlCandidate& c : found.infeasible) out.infeasible.push_back(row_of(s, c.point, c.price, search));
+  for (const RlCandidate& c : found.infeasible) {
+    // Nearest first. More than twice the device is no near miss, and another micro-batch of a layout no news.
+    ChoiceRow row = row_of(s, c.point, c.price, search);
+    const bool far = row.bytes_over > (row.moment == "host" ? search.host_bytes : search.limit_bytes());
+    if (!far && std::none_of(out.infeasible.begin(), out.infeasible.end(),
+                             [&](const ChoiceRow& r) { return same_layout(r.point, c.point); }))
+      out.infeasible.push_back(std::move(row));
+  }
   for (const RlCandidate& c : found.pareto) out.pareto.push_back(row_of(s, c.point, c.price, search));
   out.points = found.points;
   out.priced = found.priced;
@@ -273,12 +275,15 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
 }
 
 std::string render(const Choices& c) {
+  if (c.points == 0 && c.rows.empty()) return fmt::format("No layout to rank: {}\n", c.reason);
   std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
                                 c.lowered ? " that execute" : "", name_of(c.options.objective), format_count(c.priced),
                                 format_count(c.points),
                                 c.complete ? ", the others are provably no better"
                                            : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
                                 format_count(c.feasible), format_bytes(c.limit_bytes));
+  if (c.options.objective == Objective::gpus)
+    out += "All of them use the same GPUs, so the faster is better here; --gpus ? searches smaller clusters\n";
   if (!c.reason.empty()) out += c.reason + "\n";
   if (!c.rows.empty())
     out += fmt::format("  {:>5}  {:>11}  {:>12}  {:>10}  {:<8} {}\n", "", "iteration", "tokens/s/GPU", "fullest", "at",
@@ -289,7 +294,9 @@ std::string render(const Choices& c) {
     out += fmt::format("  {:>5}  {:>11}  {:>12.0f}  {:>10}  {:<8} {}{}\n", r.own ? "yours" : fmt::format("{}", rank),
                        format_seconds(r.price.iteration_seconds), r.tokens_per_gpu, format_bytes(r.price.peak_bytes()),
                        r.moment, describe(r.point),
-                       r.price.fits ? "" : fmt::format("; does not fit, {} too much", format_bytes(r.bytes_over)));
+                       r.price.fits ? ""
+                                    : fmt::format("; does not fit, {} too much{}", format_bytes(r.bytes_over),
+                                                  r.moment == "host" ? " host memory" : ""));
   }
   const auto own = std::find_if(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.own; });
   if (own != c.rows.end() && own != c.rows.begin() && c.rows.front().price.fits)

@@ -21,7 +21,8 @@ class PlanAnswers {
   bool operator()(const RlPoint& p, bool exact, RlPrice& price) {
     const Scenario there = with_point(scenario_, p);
     if (there.train.micro_batch_tokens < max_sample_tokens(there)) return false;  // E217
-    if (!unsupported_to_execute(there).empty() || !form_.kv_blocks(there)) return false;
+    if (!unsupported_to_execute(there).empty()) return false;
+    if (there.algorithm.name != AlgorithmName::sft && !form_.kv_blocks(there)) return false;
     if (!exact) {
       use_mapped_bytes(form_.memory(there, Placed::gapless), price);
       return true;

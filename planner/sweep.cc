@@ -1,5 +1,6 @@
-// Sweeps, sensitivity and the smallest cluster: many scenarios, each priced by the closed form.
+// Sweeps and sensitivity: many scenarios, each priced by the closed form.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -16,16 +17,68 @@ namespace hotbunk {
 namespace {
 
 Diagnostic bad_axis(const std::string& text) {
-  return {.code = "E261",
-          .message = fmt::format("'{}' is no axis of a sweep", text),
-          .where = {},
-          .notes = {},
-          .help = "write key=a,b,c or key=first..last or key=first..last:step, at most 10,000 values"};
+  return {
+      .code = "E261",
+      .message = fmt::format("'{}' is no axis of a sweep", text),
+      .where = {},
+      .notes = {},
+      .help = "write key=a,b,c or key=first..last or key=first..last:step, whole or decimal, at most 10,000 values"};
 }
 
-bool integer(std::string_view text, std::int64_t& value) {
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && stop == text.data() + text.size();
+/// A decimal number as digits and the places after its point: 0.15 is {15, 2}, so that steps add up exactly.
+struct Decimal {
+  std::int64_t digits = 0;
+  int places = 0;
+};
+
+bool decimal(std::string_view text, Decimal& out) {
+  const std::size_t point = text.find('.');
+  std::string digits(text.substr(0, point));
+  if (point != std::string_view::npos) {
+    out.places = static_cast<int>(text.size() - point - 1);
+    if (digits.empty() || digits == "-" || out.places < 1 || out.places > 9) return false;
+    digits += text.substr(point + 1);
+  }
+  const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out.digits);
+  return error == std::errc{} && stop == digits.data() + digits.size() && !digits.empty();
+}
+
+/// In units of 10^-places; false: beyond 10^17.
+bool scale(Decimal& d, int places) {
+  constexpr std::int64_t most = 100'000'000'000'000'000;
+  for (; d.places < places; ++d.places) {
+    if (std::abs(d.digits) > most / 10) return false;
+    d.digits *= 10;
+  }
+  return std::abs(d.digits) <= most;
+}
+
+std::string text_of(std::int64_t digits, int places) {
+  if (places == 0) return fmt::format("{}", digits);
+  std::int64_t unit = 1;
+  for (int i = 0; i < places; ++i) unit *= 10;
+  return fmt::format("{}{}.{:0{}}", digits < 0 ? "-" : "", std::abs(digits) / unit, std::abs(digits) % unit, places);
+}
+
+/// "8..64:8", "0.1..0.9:0.1"
+bool parse_range(std::string_view text, std::vector<std::string>& values) {
+  const std::size_t dots = text.find(".."), colon = text.find(':', dots);
+  Decimal first, last, step{1, 0};
+  const std::size_t end = std::min(colon, text.size());
+  if (!decimal(text.substr(0, dots), first) || !decimal(text.substr(dots + 2, end - dots - 2), last)) return false;
+  if (colon != std::string_view::npos && !decimal(text.substr(colon + 1), step)) return false;
+  const int places = std::max({first.places, last.places, step.places});
+  for (Decimal* d : {&first, &last, &step})
+    if (!scale(*d, places)) return false;
+  if (step.digits < 1 || last.digits < first.digits || (last.digits - first.digits) / step.digits >= 10'000)
+    return false;
+  for (std::int64_t v = first.digits; v <= last.digits; v += step.digits) values.push_back(text_of(v, places));
+  return true;
+}
+
+/// The message with its arithmetic.
+std::string why_not(const Diagnostic& d) {
+  return d.notes.empty() ? d.message : fmt::format("{}: {}", d.message, fmt::join(d.notes, "; "));
 }
 
 }  // namespace
@@ -35,17 +88,8 @@ Result<SweepAxis> parse_axis(const std::string& text) {
   if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) return fail(bad_axis(text));
   SweepAxis out{text.substr(0, equals), {}};
   const std::string values = text.substr(equals + 1);
-  const std::size_t dots = values.find("..");
-  if (dots != std::string::npos) {
-    const std::size_t colon = values.find(':', dots);
-    std::int64_t first = 0, last = 0, step = 1;
-    const std::string_view all = values;
-    const std::size_t end = colon == std::string::npos ? values.size() : colon;
-    if (!integer(all.substr(0, dots), first) || !integer(all.substr(dots + 2, end - dots - 2), last) ||
-        (colon != std::string::npos && !integer(all.substr(colon + 1), step)) || step < 1 || last < first ||
-        (last - first) / step >= 10'000)
-      return fail(bad_axis(text));
-    for (std::int64_t v = first; v <= last; v += step) out.values.push_back(fmt::format("{}", v));
+  if (values.find("..") != std::string::npos) {
+    if (!parse_range(values, out.values)) return fail(bad_axis(text));
     return out;
   }
   std::size_t begin = 0;
@@ -80,24 +124,21 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
     if (auto loaded = load_scenario(scenario, sets); !loaded) {
       // A file that cannot be read is one error, not a table of them.
       if (loaded.error()[0].code.starts_with("E1")) return fail(loaded.error());
-      row.why = loaded.error()[0].message;
+      row.why = why_not(loaded.error()[0]);
     } else if (auto pricer = ScenarioPricer::make(*loaded, catalogue); !pricer) {
-      row.why = pricer.error()[0].message;
-    } else if (const RlPoint p = (*pricer)->point(); !(*pricer)->train().divides(p.train)) {
-      row.why = (*pricer)->train().why_invalid(p.train);
+      row.why = why_not(pricer.error()[0]);
+    } else if (const RlPoint p = (*pricer)->point(); const auto unpriced = (*pricer)->why_unpriced(p)) {
+      row.why = why_not(*unpriced);
     } else {
       RlPrice price = (*pricer)->price(p);
       if (const auto plan = plan_memory_of(*loaded)) use_plan_bytes(*loaded, *plan, price);
-      row.valid = price.iteration_seconds > 0;
+      row.valid = true;
       row.fits = price.fits;
       row.iteration_seconds = price.iteration_seconds;
       row.peak_bytes = price.peak_bytes();
       row.capacity_bytes = (*pricer)->rl().setting().device_bytes;
       row.host_bytes = price.host_bytes;
-      if (row.valid)
-        row.tokens_per_second =
-            (*pricer)->train().price(p.train).tokens * (*pricer)->rl().setting().mini_batches / price.iteration_seconds;
-      if (!row.valid) row.why = "the rollout layout does not hold the weights and one sequence";
+      row.tokens_per_second = (*pricer)->tokens() / price.iteration_seconds;
     }
     rows.push_back(std::move(row));
     for (std::size_t a = axes.size(); a-- > 0;) {
@@ -148,8 +189,8 @@ namespace {
 /// measured size would stand still while the rate behind it moves, so measurements are left out on both sides.
 class Perturbed {
  public:
-  Perturbed(const Scenario& s, Hardware h, FrameworkProfile f)
-      : scenario_(s), hardware_(std::move(h)), frame_(std::move(f)), point_(rl_point_of(s)) {
+  Perturbed(const Scenario& s, Hardware h, FrameworkProfile f, const RlPoint& point)
+      : scenario_(s), hardware_(std::move(h)), frame_(std::move(f)), point_(point) {
     hardware_.measurements.clear();
     base_ = price(hardware_, scenario_).iteration_seconds;
   }
@@ -224,11 +265,10 @@ class Perturbed {
 }  // namespace
 
 Result<std::vector<Sensitivity>> sensitivity(const Scenario& scenario, const std::filesystem::path& catalogue) {
-  auto hardware = hardware_for(scenario.cluster, catalogue);
-  if (!hardware) return fail(hardware.error());
-  auto frame = framework_named(scenario.profile, catalogue);
-  if (!frame) return fail(frame.error());
-  Perturbed perturbed(scenario, std::move(*hardware), std::move(*frame));
+  const auto pricer = ScenarioPricer::make(scenario, catalogue);
+  if (!pricer) return fail(pricer.error());
+  const TrainModel& train = (*pricer)->train();
+  Perturbed perturbed(scenario, train.cost().hardware(), train.framework(), (*pricer)->point());
   std::vector<Sensitivity> out;
   if (!perturbed.valid()) return out;
   out = perturbed.all();
@@ -248,72 +288,15 @@ std::string render(const std::vector<Sensitivity>& all) {
   return out;
 }
 
-namespace {
-
-/// Searches the scenario on a cluster of that size; `whole`: what nearly fits is of interest too.
-Result<RlSearch> search_on(Scenario s, std::int64_t nodes, std::int64_t per_node, bool whole,
-                           const std::filesystem::path& catalogue) {
-  s.cluster.nodes = nodes;
-  s.cluster.gpus_per_node = per_node;
-  auto pricer = ScenarioPricer::make(s, catalogue);
-  if (!pricer) return fail(pricer.error());
-  const RlSetting& set = (*pricer)->rl().setting();
-  return search_rl((*pricer)->rl(), default_rl_space(s),
-                   {.keep = 3, .device_bytes = set.device_bytes, .host_bytes = set.host_bytes, .nearest = whole});
-}
-
-/// Ranks below which master copies, moments and gradients of the whole model do not even fit all devices together.
-double least_ranks(const Scenario& s) {
-  if (s.train.offload == Offload::layerwise) return 1.0;
-  const StateBytes b = train_setting_of(s).state;
-  return static_cast<double>(parameter_count(s.model)) * (b.master + b.moments + b.grads) /
-         rl_setting_of(s).device_bytes;
-}
-
-}  // namespace
-
-Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::filesystem::path& catalogue,
-                                         std::int64_t most) {
-  SmallestCluster out;
-  const std::int64_t per_node = scenario.cluster.gpus_per_node;
-  const double least = least_ranks(scenario) / static_cast<double>(scenario.cluster.ranks_per_device);
-  // Doubling first: most impossible scenarios are impossible on any number of nodes.
-  std::int64_t enough = 0;
-  for (std::int64_t nodes = 1; nodes <= most && enough == 0; nodes *= 2) {
-    if (static_cast<double>(nodes * per_node) < least && nodes * 2 <= most) continue;
-    auto found = search_on(scenario, nodes, per_node, true, catalogue);
-    if (!found) return fail(found.error());
-    out.search = std::move(*found);
-    if (!out.search.best.empty()) enough = nodes;
-  }
-  if (enough == 0) return out;
-  out.nodes = enough, out.gpus = enough * per_node;
-  const auto try_size = [&](std::int64_t nodes, std::int64_t each) -> Result<bool> {
-    if (static_cast<double>(nodes * each) < least) return false;
-    auto found = search_on(scenario, nodes, each, false, catalogue);
-    if (!found) return fail(found.error());
-    if (found->best.empty()) return false;
-    out.nodes = nodes, out.gpus = nodes * each;
-    out.search = std::move(*found);
-    return true;
-  };
-  for (std::int64_t each = 1; each < per_node && enough == 1; ++each) {
-    const auto fits = try_size(1, each);
-    if (!fits) return fail(fits.error());
-    if (*fits) return out;
-  }
-  for (std::int64_t nodes = enough / 2 + 1; nodes < enough; ++nodes) {
-    const auto fits = try_size(nodes, per_node);
-    if (!fits) return fail(fits.error());
-    if (*fits) return out;
-  }
-  return out;
-}
-
-std::string render(const SmallestCluster& s) {
-  if (s.gpus == 0) return fmt::format("No cluster of such nodes holds it: {}\n", s.search.reason);
-  return fmt::format("Smallest cluster: {} GPU{} on {} node{}\n{}", s.gpus, s.gpus == 1 ? "" : "s", s.nodes,
-                     s.nodes == 1 ? "" : "s", render(s.search));
+std::string to_json(const std::vector<Sensitivity>& all) {
+  auto doc = nlohmann::ordered_json::array();
+  for (const Sensitivity& s : all)
+    doc.push_back({{"number", s.number},
+                   {"minus", s.minus},
+                   {"plus", s.plus},
+                   {"minus_fits", s.minus_fits},
+                   {"plus_fits", s.plus_fits}});
+  return doc.dump(2);
 }
 
 }  // namespace hotbunk

@@ -2,9 +2,11 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/format.h"
+#include "planner/choices.h"
 #include "planner/reshard_volume.h"
 #include "planner/validate.h"
 #include "planner/validate_tables.h"
@@ -93,8 +95,151 @@ TEST_CASE("an explanation's parts add up, its levers are legal") {
   for (const CostNode& part : e.memory.children[0].children) bytes += part.bytes;
   CHECK(bytes == Approx(e.price.train_bytes));
   CHECK(e.levers.size() >= 4);
+  // Qwen2.5-7B has 28 heads: the double of 4 is no layout.
+  for (const Lever& l : e.levers) {
+    INFO(l.change);
+    CHECK(l.change != "rollout.layout.tp doubled");
+    CHECK_FALSE(l.flags.empty());
+    const auto pricer_there = ScenarioPricer::make(scenario_of(l.flags), catalog_root());
+    REQUIRE(pricer_there.has_value());
+    const RlPrice there = (*pricer_there)->price((*pricer_there)->point());
+    CHECK(there.iteration_seconds - e.price.iteration_seconds == Approx(l.seconds).margin(1e-9));
+    CHECK(there.fits == l.fits);
+  }
   CHECK_THAT(render(e), Catch::Contains("What one change buys"));
   CHECK_THAT(to_json(e), Catch::Contains("hotbunk.explain/1"));
+}
+
+TEST_CASE("a layout without a price is explained by its arithmetic alone") {
+  const struct {
+    std::vector<std::string> sets;
+    const char *code, *why;
+  } cases[] = {
+      // 512 samples over dp 2 in micro-batches of 8192 / 2048 = 4: 64, which pp 3 would not divide; pp 2 and 5
+      // prompts: 5.
+      {{"train.engine=megatron", "train.layout={dp: 2, tp: 2, pp: 2, vpp: 2}", "algorithm.prompts=5"},
+       "E263",
+       "interleaving needs micro-batches (5) divisible by pp (2)"},
+      // 7,615,616,512 parameters x 2 B / 4 = 3.55 GiB in 0.8 x 100 MiB.
+      {{"cluster.device_memory_mib=100"}, "E301", "weights 3.55 GiB + 4608 tokens x 14.0 KiB"},
+  };
+  for (const auto& c : cases) {
+    const auto pricer = ScenarioPricer::make(scenario_of(c.sets), catalog_root());
+    REQUIRE(pricer.has_value());
+    const Explanation e = explain(**pricer);
+    REQUIRE(e.unpriced.has_value());
+    CHECK(e.unpriced->code == c.code);
+    CHECK(e.levers.empty());
+    CHECK_FALSE(e.price.fits);
+    CHECK_THAT(render(e), Catch::Contains(c.why) && !Catch::Contains("0 B") && !Catch::Contains("What one change"));
+    const auto doc = nlohmann::json::parse(to_json(e));
+    CHECK(doc["priced"] == false);
+    CHECK(doc["why_not"]["code"] == c.code);
+    CHECK_FALSE(doc.contains("memory"));
+  }
+}
+
+TEST_CASE("a shortage of host memory is named") {
+  const auto lines = [](const std::vector<std::string>& sets) {
+    const auto pricer = ScenarioPricer::make(scenario_of(sets), catalog_root());
+    REQUIRE(pricer.has_value());
+    return render(explain(**pricer));
+  };
+  CHECK_THAT(lines({"train.offload=sleep"}),
+             Catch::Matches("(.|\n)*\n  host: [0-9.]+ GiB of [^\n]*: it fits\n(.|\n)*"));
+  // 10 GiB of a node over 8 ranks.
+  CHECK_THAT(lines({"train.offload=sleep", "cluster.host_memory_gib=10"}),
+             Catch::Matches("(.|\n)*\n  host: [0-9.]+ GiB of 1.25 GiB for a rank: it does not fit, [0-9.]+ GiB too "
+                            "much\n(.|\n)*"));
+}
+
+TEST_CASE("calibrated is said where the rates are") {
+  const auto at = [](const std::vector<std::string>& sets) {
+    const auto pricer = ScenarioPricer::make(scenario_of(sets), catalog_root());
+    REQUIRE(pricer.has_value());
+    return explain(**pricer);
+  };
+  for (const std::vector<std::string>& sets : {std::vector<std::string>{},
+                                               {"cluster.gpu=h20-sxm-96gb"},
+                                               {"cluster.gpu=b200-sxm-180gb", "train.precision.gemm=fp8"}}) {
+    const Explanation e = at(sets);
+    INFO(e.hardware);
+    CHECK(e.calibrated == (e.hardware.find("uncalibrated") == std::string::npos));
+  }
+  CHECK(at({}).calibrated);
+  CHECK_FALSE(at({"cluster.gpu=h20-sxm-96gb"}).calibrated);
+}
+
+TEST_CASE("sensitivity is of the layout shown") {
+  // Direct sync makes the strided order the faster one, which "auto" takes: its sync is the share that NVLink moves.
+  const Scenario s = scenario_of({"sync.mode=direct", "rollout.layout.order=auto"});
+  const auto automatic = sensitivity(s, catalog_root());
+  const auto strided = sensitivity(scenario_of({"sync.mode=direct", "rollout.layout.order=strided"}), catalog_root());
+  const auto contiguous =
+      sensitivity(scenario_of({"sync.mode=direct", "rollout.layout.order=contiguous"}), catalog_root());
+  REQUIRE((automatic && strided && contiguous));
+  CHECK(to_json(*automatic) == to_json(*strided));
+  CHECK(to_json(*automatic) != to_json(*contiguous));
+}
+
+TEST_CASE("the smallest cluster: by every count, in the options given") {
+  const Scenario s = scenario_of();
+  const auto gpus = [&](const SearchOptions& o) {
+    const auto small = smallest_cluster(s, catalog_root(), o, 2);
+    REQUIRE(small.has_value());
+    CHECK(small->exact);
+    CHECK(small->search.best.size() <= o.keep);
+    return small->gpus;
+  };
+  const std::int64_t whole = gpus({.keep = 1}), part = gpus({.keep = 1, .headroom = 0.3});
+  CHECK(part > whole);
+  const auto lean = smallest_cluster(s, catalog_root(), {.keep = 1, .objective = Objective::memory}, 2);
+  const auto fast = smallest_cluster(s, catalog_root(), {.keep = 1}, 2);
+  REQUIRE((lean && fast));
+  const auto unpriced = smallest_cluster(s, catalog_root(), {.objective = Objective::money}, 2);
+  REQUIRE_FALSE(unpriced.has_value());
+  CHECK(unpriced.error()[0].code == "E262");
+  CHECK(lean->search.best[0].price.peak_bytes() < fast->search.best[0].price.peak_bytes());
+  // 72B on whole nodes: each smaller count is searched, none fits.
+  const Scenario large =
+      scenario_of({"model=qwen2.5-72b", "cluster.nodes=4", "train.layout.dp=32", "rollout.layout.dp=8"});
+  const auto small = smallest_cluster(large, catalog_root(), {.keep = 1}, 64);
+  REQUIRE(small.has_value());
+  REQUIRE(small->gpus > 8);
+  for (std::int64_t nodes = 1; nodes < small->nodes; ++nodes) {
+    Scenario fewer = large;
+    fewer.cluster.nodes = nodes;
+    const auto pricer = ScenarioPricer::make(fewer, catalog_root());
+    REQUIRE(pricer.has_value());
+    const RlSetting& set = (*pricer)->rl().setting();
+    CHECK(search_layouts(**pricer, default_rl_space(fewer),
+                         {.keep = 1, .device_bytes = set.device_bytes, .host_bytes = set.host_bytes})
+              .best.empty());
+  }
+}
+
+TEST_CASE("SFT searches training alone, and its rows load") {
+  const std::vector<std::string> sft = {"algorithm.name=sft", "algorithm.samples_per_prompt=1",
+                                        "algorithm.reference=false", "workload.prompt_tokens={mean: 2048, max: 4096}"};
+  const auto pricer = ScenarioPricer::make(scenario_of(sft), catalog_root());
+  REQUIRE(pricer.has_value());
+  const auto c = choose(**pricer, {.top = 3});
+  REQUIRE(c.has_value());
+  REQUIRE(c->rows.size() >= 2);
+  CHECK(c->points > 0);
+  for (const ChoiceRow& r : c->rows) {
+    std::vector<std::string> sets = sft;
+    sets.insert(sets.end(), r.flags.begin(), r.flags.end());
+    const auto there = ScenarioPricer::make(scenario_of(sets), catalog_root());
+    REQUIRE(there.has_value());
+    CHECK((*there)->price((*there)->point()).iteration_seconds == Approx(r.price.iteration_seconds));
+    CHECK(r.price.seconds[static_cast<std::size_t>(RlPhase::rollout)] == 0);
+    CHECK(r.tokens_per_gpu == Approx(64 * 2048 / r.price.iteration_seconds / 8));
+  }
+  const auto small = smallest_cluster((*pricer)->scenario(), catalog_root(), {.keep = 1}, 1);
+  REQUIRE(small.has_value());
+  CHECK(small->gpus >= 2);
+  CHECK(small->gpus <= 4);
 }
 
 TEST_CASE("sensitivity and the smallest cluster") {
@@ -121,7 +266,7 @@ TEST_CASE("sensitivity and the smallest cluster") {
       CHECK(n.plus < 0);
     }
   }
-  const auto small = smallest_cluster(s, catalog_root(), 2);
+  const auto small = smallest_cluster(s, catalog_root(), {.keep = 3}, 2);
   REQUIRE(small.has_value());
   CHECK(small->nodes == 1);
   // 16 bytes of state per parameter (4 gradient, 4 master, 8 moments) over n GPUs of 79.65 GiB and what training adds:
@@ -177,7 +322,12 @@ TEST_CASE("the worked configurations of BACKGROUND I are priced and come out san
 TEST_CASE("axes of a sweep") {
   CHECK(parse_axis("a.b=1,2,4")->values == std::vector<std::string>{"1", "2", "4"});
   CHECK(parse_axis("a=2..8:3")->values == std::vector<std::string>{"2", "5", "8"});
-  for (const char* bad : {"", "a", "=1", "a=", "a=1,,2", "a=5..1", "a=1..9:0", "a=0..99999999999", "a=x..3"})
+  CHECK(parse_axis("a=0.1..0.3:0.1")->values == std::vector<std::string>{"0.1", "0.2", "0.3"});
+  CHECK(parse_axis("a=-1..0.5:0.75")->values == std::vector<std::string>{"-1.00", "-0.25", "0.50"});
+  CHECK(parse_axis("a=1..2")->values == std::vector<std::string>{"1", "2"});
+  for (const char* bad : {"a=0.1..0.2:0", "a=1...3", "a=.5..1", "a=0.1..9e9", "a=0.0000000001..1",
+                          "a=1..2:", "a=0..100:0.001", "a=9223372036854775807..9223372036854775807:0.5", "", "a", "=1",
+                          "a=", "a=1,,2", "a=5..1", "a=1..9:0", "a=0..99999999999", "a=x..3"})
     CHECK_FALSE(parse_axis(bad).has_value());
 }
 

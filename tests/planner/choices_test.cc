@@ -169,6 +169,11 @@ TEST_CASE("the ranking has the scenario's own layout in its place and says why t
   CHECK(doc["best"].size() == c.rows.size());
   CHECK(doc["best"][0]["fits"] == true);
   CHECK(doc["complete"] == true);
+  // Near misses: one per layout, none by more than the device.
+  for (std::size_t i = 0; i < c.infeasible.size(); ++i) {
+    CHECK(c.infeasible[i].bytes_over <= 79.65 * gib);
+    for (std::size_t k = 0; k < i; ++k) CHECK_FALSE(same_layout(c.infeasible[i].point, c.infeasible[k].point));
+  }
   // Headroom is kept by all rows but the scenario's own.
   const Choices spare = choices_of(load(seven_b), {.headroom = 0.4, .top = 4});
   for (const ChoiceRow& r : spare.rows)

@@ -80,6 +80,10 @@ TEST_CASE("explain answers with the plan's bytes where the scenario is lowered")
     }
   }
   CHECK_FALSE(explained(scenarios[4]).price.fits);
+  // The bytes that decide are shown: 5,438,340 live are 5.19 MiB of 5.3.
+  const Explanation gaps = explained(scenarios[5]);
+  CHECK(gaps.mapped_bytes == static_cast<double>(check_fit(*lower(scenarios[5])).mapped_peak_bytes));
+  CHECK_THAT(render(gaps), Catch::Contains("device: live 5.19 MiB, mapped ") && Catch::Contains("it does not fit"));
 }
 
 TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
@@ -99,6 +103,13 @@ TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
   CHECK((*rows)[0].peak_bytes == none);
   CHECK((*rows)[1].peak_bytes == selective);
   CHECK((*rows)[2].peak_bytes == full);
+  // 64 prompts x 8 samples of 5 + 4 tokens, however the micro-batches are filled.
+  for (const SweepRow& r : *rows) CHECK(r.tokens_per_second == Approx(64 * 8 * 9 / r.iteration_seconds));
+
+  const auto ranks = parse_axis("train.layout.dp=3");
+  const auto invalid = sweep(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml", {}, {*ranks}, catalog_root());
+  REQUIRE(invalid.has_value());
+  CHECK_THAT((*invalid)[0].why, Catch::Contains("mesh does not cover the cluster: dp 3"));
 }
 
 TEST_CASE("Only knobs that stay lowered are turned in the plan") {
