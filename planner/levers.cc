@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "lowering/sample_rows.h"
 #include "planner/choices.h"
 #include "spec/validate.h"
 
@@ -30,7 +31,8 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
                                             : r == Recompute::selective ? "selective"
                                                                         : "full"),
         [&](RlPoint& q) { q.train.recompute = r; });
-  if (p.train.micro_batch > 1 && p.train.micro_batch % 2 == 0)
+  const std::int64_t halved = s.scenario().train.micro_batch_tokens / 2;
+  if (p.train.micro_batch > 1 && p.train.micro_batch % 2 == 0 && halved >= max_sample_tokens(s.scenario()))  // E217
     add("train.micro_batch_tokens halved", [](RlPoint& q) {
       const std::int64_t sequences = q.train.sequences();
       q.train.micro_batch /= 2;

@@ -98,8 +98,9 @@ struct Case {
 /// bf16: the weights P ≤ 1 may be rounded to bf16 before they meet the values (half an ulp, 2⁻⁹).
 double forward_tolerance(DType dtype) { return dtype == DType::f32 ? kF32Tolerance : 4e-3; }
 /// bf16: the inputs are exact, but backward reads an o that was rounded to bf16: each of the d terms of D = Σ dO·O
-/// carries up to 2⁻⁹ of |O|; P and dS may be rounded to bf16 as well.
-double backward_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1.2e-2; }
+/// carries up to 2⁻⁹ of |O|; P and dS may be rounded to bf16 as well. Short sequences, whose largest gradient is small,
+/// are the worst: 0.0135 of it in some thousand random cases.
+double backward_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 2e-2; }
 
 /// Errors of forward (o, lse) and backward against the definition; checks that padding is intact.
 std::array<double, 3> errors(const Case& c, DType dtype, int threads, std::uint64_t seed) {
