@@ -121,7 +121,7 @@ std::optional<Diagnostic> fit_error(const Job& job) {
       .where = {},
       .notes = {},
       .help = {}};
-  const auto live = live_at_peak(job.plan, fit.worst_rank, fit.phase);
+  const auto live = live_at_peak(job.plan, fit.worst_rank, fit.phase, fit.space);
   std::string largest;
   for (std::size_t i = 0; i < std::min<std::size_t>(4, live.size()); ++i)
     largest += fmt::format("{}{} {} ({})", i ? ", " : "largest at the peak: ", live[i].name,

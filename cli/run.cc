@@ -182,6 +182,13 @@ int run(const Options& o) {
   int code = exit_done;
   const auto job = load_job(o.scenario, code);
   if (!job) return code;
+  if (const std::string& name = job->scenario.name;
+      o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
+    return report_errors({Diagnostic{.code = "E226",
+                                     .message = fmt::format("the scenario's name '{}' is no name of a folder", name),
+                                     .where = {o.scenario.path},
+                                     .notes = {"without --out the run folder is runs/NAME"},
+                                     .help = "set name to a plain word, or give --out"}});
   auto env = launch_env(process_env);
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value();

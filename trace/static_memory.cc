@@ -44,20 +44,21 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
 
 RankMemory static_memory(const Plan& plan, Rank rank) { return walk(plan, plan.program(rank), nullptr); }
 
-std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t phase) {
+std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t phase, Space space) {
   const Program& program = plan.program(rank);
-  const SpaceMemory device = static_memory(plan, rank).device;
-  const std::int64_t peak = phase < 0 ? device.peak_bytes : device.phase_peaks.at(phase).peak_bytes;
+  const RankMemory memory = static_memory(plan, rank);
+  const SpaceMemory& side = space == Space::device ? memory.device : memory.host;
+  const std::int64_t peak = phase < 0 ? side.peak_bytes : side.phase_peaks.at(phase).peak_bytes;
   std::set<BufferId> live, at_peak;
   walk(plan, program, [&](const MemoryMeter& meter, std::int16_t now, const Op& op) {
     if (op.kind == OpKind::alloc) live.insert(op.buffer);
     if (op.kind == OpKind::free) live.erase(op.buffer);
-    if (at_peak.empty() && (phase < 0 || phase == now) && meter.live(Space::device) == peak) at_peak = live;
+    if (at_peak.empty() && (phase < 0 || phase == now) && meter.live(space) == peak) at_peak = live;
   });
   std::vector<LiveBuffer> out;
   for (BufferId id : at_peak) {
     const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-    if (space_of(b.section) == Space::device) out.push_back({b.name, b.category, b.bytes()});
+    if (space_of(b.section) == space) out.push_back({b.name, b.category, b.bytes()});
   }
   std::stable_sort(out.begin(), out.end(), [](const LiveBuffer& a, const LiveBuffer& b) { return a.bytes > b.bytes; });
   return out;

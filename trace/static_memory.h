@@ -9,13 +9,13 @@ namespace hotbunk {
 /// Memory of one rank over prologue, two iterations (the steady state) and epilogue.
 RankMemory static_memory(const Plan&, Rank);
 
-/// Which buffers were alive when the device's live bytes peaked in a phase (-1: in any), largest first.
+/// Which buffers of a space were alive when its live bytes peaked in a phase (-1: in any), largest first.
 struct LiveBuffer {
   std::string name;
   Category category = Category::params;
   std::int64_t bytes = 0;
 };
-std::vector<LiveBuffer> live_at_peak(const Plan&, Rank, std::int16_t phase = -1);
+std::vector<LiveBuffer> live_at_peak(const Plan&, Rank, std::int16_t phase = -1, Space = Space::device);
 
 /// The rank that maps most, and whether every rank's mapped bytes plus overhead stay within its capacity, on both
 /// sides.

@@ -281,3 +281,15 @@ TEST_CASE("a run folder that cannot be written is refused before any work, and s
   CHECK(unknown.code == 2);
   CHECK(unknown.err == "error[E126]: there is no command 'simulat'\n   = help: did you mean simulate?\n");
 }
+
+TEST_CASE(
+    "a shortage of host memory names what the host holds; a name with a path in it makes no run folder elsewhere") {
+  const fs::path file = scenario("host", 2, 2);
+  const Result2 host = hotbunk_command(fmt::format("plan {} --set cluster.host_memory_gib=0.00001", file.string()));
+  CHECK(host.code == 1);
+  CHECK(host.err.find("host memory in phase sleep_") != std::string::npos);
+  CHECK(host.err.find("largest at the peak: host.") != std::string::npos);
+  const Result2 name = hotbunk_command(fmt::format("run {} --set name=../escaped", file.string()));
+  CHECK(name.code == 2);
+  CHECK(name.err.find("error[E226]: the scenario's name '../escaped'") != std::string::npos);
+}
