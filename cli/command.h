@@ -92,6 +92,7 @@ struct RunFolder {
   std::filesystem::path simulated_trace() const { return root / "simulated.json"; }
   std::filesystem::path summary() const { return root / "summary.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path steps_so_far() const { return root / "metrics.partial.jsonl"; }  // until metrics() is written
   std::filesystem::path lengths() const { return root / "lengths.jsonl"; }
   std::filesystem::path sync_hashes() const { return root / "sync_hashes.jsonl"; }
   std::filesystem::path report() const { return root / "report.html"; }

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -71,9 +72,11 @@ void check_same_plan(World& world, const Job& job) {
                                      world.rank(), job.hash, first));
 }
 
-/// Once the run's own files are whole: hashes and checkpoints of an earlier, other run in this folder.
+/// Once the run's own files are whole: what they replace, and hashes and checkpoints of an earlier, other run in this
+/// folder.
 void remove_stale(const RunFolder& folder, const Job& job, const TrainingDriver& driver) {
   std::error_code ignored;
+  std::filesystem::remove(folder.steps_so_far(), ignored);  // metrics.jsonl says all of it
   if (driver.sync_hashes().empty()) std::filesystem::remove(folder.sync_hashes(), ignored);
   std::vector<std::filesystem::path> stale;
   for (const auto& entry : std::filesystem::directory_iterator(folder.checkpoints(), ignored)) {
@@ -124,15 +127,29 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   return compared.equal ? exit_done : exit_no;
 }
 
+/// The figures of finished steps, on disk while the run goes on: a killed run leaves them, a whole one replaces them by
+/// metrics.jsonl. A line reaches the file when its step ends, so `tail -f` follows a run.
+class StepLines {
+ public:
+  explicit StepLines(const std::filesystem::path& path) : file_(path, std::ios::trunc) {}
+  void operator()(const StepMetrics& m) {
+    nlohmann::ordered_json line = {{"step", m.step}};
+    for (const auto& [name, value] : m.values) line[name] = value;
+    file_ << line.dump() + '\n' << std::flush;
+  }
+
+ private:
+  std::ofstream file_;
+};
+
 class Progress {
  public:
-  Progress(bool on, std::int64_t steps) : on_(on), steps_(steps) {}
+  explicit Progress(std::int64_t steps) : steps_(steps) {}
   void operator()(const StepMetrics& m) const {
     const auto value = [&](const char* name) {
       const auto it = m.values.find(name);
       return it == m.values.end() ? std::string("-") : fmt::format("{:.4f}", it->second);
     };
-    if (!on_) return;
     const char* end = isatty(fileno(stderr)) ? "\r" : "\n";
     if (*end == '\r' || m.step == 1 || m.step % 10 == 0 || m.step == steps_)
       std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step,
@@ -142,7 +159,6 @@ class Progress {
   }
 
  private:
-  bool on_;
   std::int64_t steps_;
 };
 
@@ -152,7 +168,13 @@ int run_rank(const Options& o, const Job& job, World& world) {
   check_same_plan(world, job);
   DriverOptions driver_options;
   driver_options.checkpoints = folder.checkpoints();
-  driver_options.on_step = Progress(first, job.scenario.steps);
+  if (first) {
+    auto lines = std::make_shared<StepLines>(folder.steps_so_far());
+    driver_options.on_step = [lines, progress = Progress(job.scenario.steps)](const StepMetrics& m) {
+      (*lines)(m);
+      progress(m);
+    };
+  }
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
