@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
-#include <bit>
+#include <algorithm>
 
 namespace hotbunk {
 
@@ -15,17 +15,28 @@ struct Hasher::State {
 Hasher::Hasher() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->xxh); }
 Hasher::~Hasher() = default;
 
-void Hasher::add(std::span<const std::byte> bytes) { XXH3_128bits_update(&state_->xxh, bytes.data(), bytes.size()); }
+void Hasher::flush() {
+  XXH3_128bits_update(&state_->xxh, waiting_.data(), used_);
+  used_ = 0;
+}
 
-void Hasher::add(std::int64_t value) { add(std::as_bytes(std::span{&value, 1})); }
-void Hasher::add(double value) { add(std::bit_cast<std::int64_t>(value)); }
+void Hasher::add(std::span<const std::byte> bytes) {
+  if (used_ + bytes.size() > waiting_.size()) flush();
+  if (bytes.size() > waiting_.size()) {
+    XXH3_128bits_update(&state_->xxh, bytes.data(), bytes.size());
+    return;
+  }
+  std::ranges::copy(bytes, waiting_.begin() + static_cast<std::ptrdiff_t>(used_));
+  used_ += bytes.size();
+}
 
 void Hasher::add(std::string_view text) {
   add(static_cast<std::int64_t>(text.size()));
   add(std::as_bytes(std::span{text.data(), text.size()}));
 }
 
-std::string Hasher::hex() const {
+std::string Hasher::hex() {
+  flush();
   const XXH128_hash_t h = XXH3_128bits_digest(&state_->xxh);
   return fmt::format("{:016x}{:016x}", h.high64, h.low64);
 }

@@ -1,7 +1,10 @@
 // Content hashes that are printed and compared (P7): XXH3-128, as 32 hex digits.
 #pragma once
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,13 +22,22 @@ class Hasher {
   void add(std::span<const std::byte> bytes);
   /// Length-prefixed, so that ("ab","c") and ("a","bc") differ.
   void add(std::string_view text);
-  void add(std::int64_t value);
-  void add(double value);  // by bit pattern
-  std::string hex() const;
+  /// A plan is millions of these: they gather here and are hashed many at a time.
+  void add(std::int64_t value) {
+    if (used_ + sizeof value > waiting_.size()) flush();
+    std::memcpy(waiting_.data() + used_, &value, sizeof value);
+    used_ += sizeof value;
+  }
+  void add(double value) { add(std::bit_cast<std::int64_t>(value)); }  // by bit pattern
+  std::string hex();
 
  private:
+  void flush();
+
   struct State;
   std::unique_ptr<State> state_;
+  std::array<std::byte, 4096> waiting_;
+  std::size_t used_ = 0;
 };
 
 /// One element's part of a tensor's hash: the sum of all parts, modulo 2^64, names the tensor's content however it is

@@ -5,12 +5,6 @@
 namespace hotbunk {
 namespace {
 
-Access of_tensor(const Program& program, const Tensor& t, bool write) {
-  const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
-  const std::int64_t begin = b.offset + t.offset_bytes;
-  return {b.section, begin, begin + t.capacity_bytes(), write};
-}
-
 /// A block's allocs and frees of a buffer take turns, so it leaves one changed that it names an odd number of times.
 bool leaves_buffers(const Block& block) {
   std::vector<BufferId> named;
@@ -23,17 +17,6 @@ bool leaves_buffers(const Block& block) {
 }
 
 }  // namespace
-
-std::vector<Access> accesses(const Program& program, const Op& op) {
-  std::vector<Access> out;
-  if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
-    out.push_back({op.section, op.map_begin, op.map_end, true});
-    return out;
-  }
-  for (const Tensor& t : op.inputs) out.push_back(of_tensor(program, t, false));
-  for (const Tensor& t : op.outputs) out.push_back(of_tensor(program, t, true));
-  return out;
-}
 
 std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, When when) {
   std::vector<BlockVisit> out;

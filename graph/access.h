@@ -12,9 +12,22 @@ struct Access {
   bool write = false;
 };
 
-/// All accesses of one op, reads first. In-place outputs (rope, all_reduce, adamw, accumulate) appear as writes; a
-/// write orders after reads and writes alike, so a read of the same bytes need not be listed again.
-std::vector<Access> accesses(const Program&, const Op&);
+/// Calls visit(access) for all accesses of one op, reads first. In-place outputs (rope, all_reduce, adamw, accumulate)
+/// appear as writes; a write orders after reads and writes alike, so a read of the same bytes need not be listed again.
+template <class F>
+void each_access(const Program& program, const Op& op, F&& visit) {
+  if (op.kind == OpKind::map || op.kind == OpKind::unmap)
+    return visit(Access{op.section, op.map_begin, op.map_end, true});
+  const auto side = [&](const std::vector<Tensor>& tensors, bool write) {
+    for (const Tensor& t : tensors) {
+      const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
+      const std::int64_t begin = b.offset + t.offset_bytes;
+      visit(Access{b.section, begin, begin + t.capacity_bytes(), write});
+    }
+  };
+  side(op.inputs, false);
+  side(op.outputs, true);
+}
 
 /// The order in which one iteration visits blocks, for static walks: every block of a driven phase in order, those that
 /// leave no buffer behind twice, so that the steady state of a loop is seen.

@@ -1,9 +1,11 @@
-// The last accesses of every byte, by address: a map of disjoint intervals. It answers "what must come before this
+// The last accesses of every byte, by address: disjoint intervals. It answers "what must come before this
 // access".
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <map>
+#include <iterator>
+#include <vector>
 
 #include "graph/access.h"
 
@@ -16,66 +18,66 @@ class ConflictMap {
   template <class F>
   void touch(const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
     if (a.end <= a.begin) return;
-    auto& intervals = sections_[static_cast<std::size_t>(a.section)];
-    split(intervals, a.begin);
-    split(intervals, a.end);
-    if (a.write) write(intervals, a, stream, index, earlier);
-    else read(intervals, a, stream, index, earlier);
+    Intervals& intervals = sections_[static_cast<std::size_t>(a.section)];
+    auto first = std::ranges::upper_bound(intervals, a.begin, {}, &Interval::end);
+    if (first != intervals.end() && first->begin < a.begin) first = std::next(split(intervals, first, a.begin));
+    if (a.write) write(intervals, first, a, stream, index, earlier);
+    else read(intervals, first, a, stream, index, earlier);
   }
 
  private:
-  struct Node {
-    std::int64_t end = 0;
+  struct Interval {
+    std::int64_t begin = 0, end = 0;
     std::int32_t writer = -1;
     std::int8_t writer_stream = 0;
     std::array<std::int32_t, num_streams> readers = {-1, -1, -1, -1, -1, -1, -1, -1};
   };
-  using Intervals = std::map<std::int64_t, Node>;
+  using Intervals = std::vector<Interval>;  // sorted; an array, since blocks touch few ranges over and over
+  using At = Intervals::iterator;
 
+  /// `first`: of the intervals that lie in or behind the access.
   template <class F>
-  static void read(Intervals& intervals, const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
+  static void read(Intervals& intervals, At first, const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
     std::int64_t at = a.begin;
-    for (auto it = intervals.lower_bound(a.begin); at < a.end; ++it) {
-      if (it == intervals.end() || it->first > at) {  // a hole: nobody touched it yet
-        const std::int64_t end = it == intervals.end() ? a.end : std::min(a.end, it->first);
-        it = intervals.emplace_hint(it, at, Node{.end = end});
+    for (auto it = first; at < a.end; ++it) {
+      if (it == intervals.end() || it->begin > at) {  // a hole: nobody touched it yet
+        const std::int64_t end = it == intervals.end() ? a.end : std::min(a.end, it->begin);
+        it = intervals.insert(it, Interval{.begin = at, .end = end});
+      } else if (it->end > a.end) {
+        it = split(intervals, it, a.end);
       }
-      Node& node = it->second;
-      if (node.writer >= 0) earlier(static_cast<StreamId>(node.writer_stream), node.writer);
-      node.readers[static_cast<std::size_t>(stream)] = index;
-      at = node.end;
+      if (it->writer >= 0) earlier(static_cast<StreamId>(it->writer_stream), it->writer);
+      it->readers[static_cast<std::size_t>(stream)] = index;
+      at = it->end;
     }
   }
 
   /// What was known of the bytes is asked for, then forgotten: one interval remains.
   template <class F>
-  static void write(Intervals& intervals, const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
-    const auto first = intervals.lower_bound(a.begin);
-    auto it = first;
-    for (; it != intervals.end() && it->first < a.end; ++it) {
-      const Node& node = it->second;
-      if (node.writer >= 0) earlier(static_cast<StreamId>(node.writer_stream), node.writer);
+  static void write(Intervals& intervals, At first, const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
+    auto last = first;
+    for (; last != intervals.end() && last->begin < a.end; ++last) {
+      if (last->writer >= 0) earlier(static_cast<StreamId>(last->writer_stream), last->writer);
       for (int s = 0; s < num_streams; ++s)
-        if (const std::int32_t reader = node.readers[static_cast<std::size_t>(s)]; reader >= 0)
+        if (const std::int32_t reader = last->readers[static_cast<std::size_t>(s)]; reader >= 0)
           earlier(static_cast<StreamId>(s), reader);
     }
-    const Node mine{.end = a.end, .writer = index, .writer_stream = static_cast<std::int8_t>(stream)};
-    if (first != it && first->first == a.begin) {
-      first->second = mine;
-      intervals.erase(std::next(first), it);
+    if (last != first && std::prev(last)->end > a.end) (--last)->begin = a.end;  // its tail stays as it was
+    const Interval mine{
+        .begin = a.begin, .end = a.end, .writer = index, .writer_stream = static_cast<std::int8_t>(stream)};
+    if (first == last) {
+      intervals.insert(first, mine);
     } else {
-      intervals.emplace_hint(intervals.erase(first, it), a.begin, mine);
+      *first = mine;
+      intervals.erase(std::next(first), last);
     }
   }
 
-  static void split(Intervals& intervals, std::int64_t at) {
-    auto it = intervals.upper_bound(at);
-    if (it == intervals.begin()) return;
-    --it;
-    if (it->first == at || it->second.end <= at) return;
-    Node right = it->second;
-    it->second.end = at;
-    intervals.emplace_hint(std::next(it), at, right);
+  /// Cuts an interval in two at a byte inside of it; returns the left one.
+  static At split(Intervals& intervals, At it, std::int64_t at) {
+    Interval left = *it;
+    left.end = it->begin = at;
+    return intervals.insert(it, left);
   }
 
   std::array<Intervals, num_sections> sections_;

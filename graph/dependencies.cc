@@ -55,10 +55,11 @@ class BlockPass {
     const Op& op = block_.ops[static_cast<std::size_t>(i)];
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     Clock needed = filled(-1);
-    for (const Access& a : accesses(program_, op))
+    each_access(program_, op, [&](const Access& a) {
       conflicts_.touch(a, op.stream, i, [&](StreamId t, std::int32_t index) {
         if (index != i) needed[at(t)] = std::max(needed[at(t)], index);
       });
+    });
     // Latest dependency first: its clock may imply the others.
     std::array<std::size_t, num_streams> by_recency;
     for (std::size_t s = 0; s < by_recency.size(); ++s) by_recency[s] = s;

@@ -1,6 +1,7 @@
 // insert_lifetimes and assign_offsets: when transient buffers live, and where.
 #include <algorithm>
-#include <map>
+#include <utility>
+#include <vector>
 
 #include "graph/best_fit.h"
 #include "graph/passes.h"
@@ -12,51 +13,76 @@ constexpr std::int64_t alignment = 64;  // a cache line; oneDNN and AVX-512 load
 
 std::int64_t aligned(std::int64_t bytes, std::int64_t to) { return (bytes + to - 1) / to * to; }
 
-struct Use {
-  std::size_t first = 0, last = 0;
-};
-
-void insert_in_block(Block& block, const std::set<BufferId>& transients) {
-  std::map<BufferId, Use> uses;
-  std::set<BufferId> managed;  // alloc'ed or freed by hand here
-  for (std::size_t i = 0; i < block.ops.size(); ++i) {
-    const Op& op = block.ops[i];
-    if (op.kind == OpKind::alloc || op.kind == OpKind::free) managed.insert(op.buffer);
-    for (const auto* side : {&op.inputs, &op.outputs})
-      for (const Tensor& t : *side)
-        if (transients.contains(t.buffer)) {
-          auto [it, added] = uses.try_emplace(t.buffer, Use{i, i});
-          it->second.last = i;
-        }
+/// Adds the allocs and frees of one block after another; what it knows of a buffer is of the block at hand.
+class LifetimePass {
+ public:
+  LifetimePass(std::size_t buffers, const std::vector<BufferId>& transients) : uses_(buffers) {
+    for (BufferId id : transients) use(id).transient = true;
   }
-  std::map<std::size_t, std::vector<BufferId>> begins, ends;
-  for (const auto& [id, use] : uses)
-    if (!managed.contains(id)) begins[use.first].push_back(id), ends[use.last].push_back(id);
-  std::vector<Op> ops;
-  ops.reserve(block.ops.size() + 2 * uses.size());
-  const auto manage = [&](OpKind kind, StreamId stream, BufferId id) {
+
+  void run(Block& block) {
+    note_uses(block);
+    const auto by = [&](std::size_t Use::*when) {
+      return [this, when](BufferId a, BufferId b) { return std::pair(use(a).*when, a) < std::pair(use(b).*when, b); };
+    };
+    std::ranges::sort(used_, by(&Use::first));
+    std::vector<BufferId> ending = used_;
+    std::ranges::sort(ending, by(&Use::last));
+    std::vector<Op> ops;
+    ops.reserve(block.ops.size() + 2 * used_.size());
+    auto begins = used_.begin(), ends = ending.begin();
+    for (std::size_t i = 0; i < block.ops.size(); ++i) {
+      const StreamId stream = block.ops[i].stream;
+      for (; begins != used_.end() && use(*begins).first == i; ++begins)
+        ops.push_back(memory_op(OpKind::alloc, stream, *begins));
+      ops.push_back(std::move(block.ops[i]));
+      for (; ends != ending.end() && use(*ends).last == i; ++ends)
+        ops.push_back(memory_op(OpKind::free, stream, *ends));
+    }
+    block.ops = std::move(ops);
+    for (BufferId id : used_) use(id).used = false;
+  }
+
+ private:
+  struct Use {
+    std::size_t first = 0, last = 0;  // indices of ops
+    bool transient = false, used = false;
+  };
+  Use& use(BufferId id) { return uses_[static_cast<std::size_t>(id)]; }
+
+  void note_uses(const Block& block) {
+    used_.clear();
+    for (std::size_t i = 0; i < block.ops.size(); ++i)
+      for (const auto* side : {&block.ops[i].inputs, &block.ops[i].outputs})
+        for (const Tensor& t : *side) {
+          Use& u = use(t.buffer);
+          if (!u.transient) continue;
+          if (!u.used) used_.push_back(t.buffer), u.first = i;
+          u.used = true, u.last = i;
+        }
+    for (const Op& op : block.ops)  // by hand
+      if (op.kind == OpKind::alloc || op.kind == OpKind::free) use(op.buffer).used = false;
+    std::erase_if(used_, [&](BufferId id) { return !use(id).used; });
+  }
+
+  static Op memory_op(OpKind kind, StreamId stream, BufferId id) {
     Op op;
     op.kind = kind;
     op.stream = stream;
     op.buffer = id;
-    ops.push_back(std::move(op));
-  };
-  for (std::size_t i = 0; i < block.ops.size(); ++i) {
-    const StreamId stream = block.ops[i].stream;
-    if (auto it = begins.find(i); it != begins.end())
-      for (BufferId id : it->second) manage(OpKind::alloc, stream, id);
-    ops.push_back(std::move(block.ops[i]));
-    if (auto it = ends.find(i); it != ends.end())
-      for (BufferId id : it->second) manage(OpKind::free, stream, id);
+    return op;
   }
-  block.ops = std::move(ops);
-}
+
+  std::vector<Use> uses_;       // by buffer
+  std::vector<BufferId> used_;  // the transients whose lives this block has to give
+};
 
 }  // namespace
 
-void insert_lifetimes(Program& program, const std::set<BufferId>& transients) {
+void insert_lifetimes(Program& program, const std::vector<BufferId>& transients) {
+  LifetimePass pass(program.buffers.size(), transients);
   for (auto& blocks : program.phases)
-    for (Block& block : blocks) insert_in_block(block, transients);
+    for (Block& block : blocks) pass.run(block);
 }
 
 void assign_offsets(const Plan& plan, Program& program) {

@@ -1,6 +1,6 @@
 // Passes that turn what the lowering wrote (ops in order, buffers by name) into an executable program.
 #pragma once
-#include <set>
+#include <vector>
 
 #include "graph/plan.h"
 
@@ -8,7 +8,7 @@ namespace hotbunk {
 
 /// Adds alloc before the first and free after the last use in a block, for buffers the block itself does not alloc or
 /// free and that are listed as transient. The free goes on the stream of the last use.
-void insert_lifetimes(Program&, const std::set<BufferId>& transients);
+void insert_lifetimes(Program&, const std::vector<BufferId>& transients);
 
 /// Gives every buffer of the transient section an offset: best fit over the linear order of the program, 64-byte
 /// aligned. Buffers of other sections are laid out back to back in the order of their ids. Sets section_bytes,

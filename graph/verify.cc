@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
 
 #include "base/parallel.h"
+#include "graph/byte_ranges.h"
 #include "graph/catalogue.h"
 #include "graph/conflicts.h"
 #include "graph/section_states.h"
@@ -166,17 +166,10 @@ class ProgramCheck {
       case OpKind::alloc:
         return check_alloc(op.buffer);
       case OpKind::free:
-        if (!live_[static_cast<std::size_t>(op.buffer)])
-          fault(fmt::format("frees '{}', which is not alive", buffer(op.buffer).name));
-        else {
-          live_[static_cast<std::size_t>(op.buffer)] = false;
-          alive_by_offset_[static_cast<std::size_t>(buffer(op.buffer).section)].erase(buffer(op.buffer).offset);
-        }
-        return;
+        return check_free(op.buffer);
       case OpKind::map:
-        return check_map(op, true);
       case OpKind::unmap:
-        return check_map(op, false);
+        return check_map(op);
       default:
         break;
     }
@@ -193,62 +186,52 @@ class ProgramCheck {
       fault(fmt::format("reads bytes of '{}' that nobody wrote since it was allocated", buffer(t->buffer).name));
   }
 
+  /// Buffers alive in the section that have bytes in [begin, end): looked for only to name them in a fault.
+  std::vector<const Buffer*> alive_in(Section section, std::int64_t begin, std::int64_t end) const {
+    std::vector<const Buffer*> out;
+    for (std::size_t i = 0; i < live_.size(); ++i)
+      if (const Buffer& b = program_.buffers[i]; live_[i] && b.section == section)
+        if (b.offset < end && b.offset + b.bytes() > begin) out.push_back(&b);
+    return out;
+  }
+
   void check_alloc(BufferId id) {
     const Buffer& b = buffer(id);
+    const std::int64_t end = b.offset + b.bytes();
     if (live_[static_cast<std::size_t>(id)]) return fault(fmt::format("allocates '{}', which is alive", b.name));
+    ByteRanges& taken = taken_[static_cast<std::size_t>(b.section)];
+    if (taken.meets(b.offset, end))
+      for (const Buffer* other : alive_in(b.section, b.offset, end))
+        fault(fmt::format("'{}' overlaps '{}'", b.name, other->name));
     live_[static_cast<std::size_t>(id)] = true;
-    if (b.bytes() == 0) return;
-    auto& alive = alive_by_offset_[static_cast<std::size_t>(b.section)];
-    auto next = alive.lower_bound(b.offset);
-    if (next != alive.end() && next->first < b.offset + b.bytes())
-      fault(fmt::format("'{}' overlaps '{}'", b.name, buffer(next->second).name));
-    if (next != alive.begin()) {
-      const Buffer& before = buffer(std::prev(next)->second);
-      if (before.offset + before.bytes() > b.offset) fault(fmt::format("'{}' overlaps '{}'", b.name, before.name));
-    }
-    alive.emplace(b.offset, id);
-    const auto& mapped = mapped_[static_cast<std::size_t>(b.section)];
-    auto it = mapped.upper_bound(b.offset);
-    if (it == mapped.begin() || std::prev(it)->second < b.offset + b.bytes())
+    taken.add(b.offset, end);
+    if (!mapped_[static_cast<std::size_t>(b.section)].holds(b.offset, end))
       fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name, name_of(b.section)));
   }
 
-  void check_map(const Op& op, bool map) {
-    auto& mapped = mapped_[static_cast<std::size_t>(op.section)];
-    if (op.map_begin % plan_.chunk_bytes != 0 || op.map_end % plan_.chunk_bytes != 0 || op.map_begin > op.map_end)
-      return fault(
-          fmt::format("range {}..{} is not made of chunks of {}", op.map_begin, op.map_end, plan_.chunk_bytes));
-    if (op.map_begin == op.map_end) return;
-    auto it = mapped.upper_bound(op.map_begin);
-    if (map) {
-      const bool hit = (it != mapped.end() && it->first < op.map_end) ||
-                       (it != mapped.begin() && std::prev(it)->second > op.map_begin);
-      if (hit)
-        return fault(
-            fmt::format("maps {}..{} of {}, part of which is mapped", op.map_begin, op.map_end, name_of(op.section)));
-      auto [added, ok] = mapped.emplace(op.map_begin, op.map_end);
-      merge_neighbours(mapped, added);
-      return;
-    }
-    if (it == mapped.begin() || std::prev(it)->second < op.map_end)
-      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", op.map_begin, op.map_end,
-                               name_of(op.section)));
-    for (const auto& [offset, id] : alive_by_offset_[static_cast<std::size_t>(op.section)])
-      if (offset < op.map_end && offset + buffer(id).bytes() > op.map_begin)
-        fault(fmt::format("unmaps '{}', which is alive", buffer(id).name));
-    auto holder = std::prev(it);
-    const auto [begin, end] = *holder;
-    mapped.erase(holder);
-    if (begin < op.map_begin) mapped.emplace(begin, op.map_begin);
-    if (op.map_end < end) mapped.emplace(op.map_end, end);
+  void check_free(BufferId id) {
+    const Buffer& b = buffer(id);
+    if (!live_[static_cast<std::size_t>(id)]) return fault(fmt::format("frees '{}', which is not alive", b.name));
+    live_[static_cast<std::size_t>(id)] = false;
+    taken_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
   }
 
-  static void merge_neighbours(std::map<std::int64_t, std::int64_t>& ranges,
-                               std::map<std::int64_t, std::int64_t>::iterator it) {
-    if (auto next = std::next(it); next != ranges.end() && next->first == it->second)
-      it->second = next->second, ranges.erase(next);
-    if (it != ranges.begin())
-      if (auto before = std::prev(it); before->second == it->first) before->second = it->second, ranges.erase(it);
+  void check_map(const Op& op) {
+    ByteRanges& mapped = mapped_[static_cast<std::size_t>(op.section)];
+    const std::int64_t begin = op.map_begin, end = op.map_end;
+    if (begin % plan_.chunk_bytes != 0 || end % plan_.chunk_bytes != 0 || begin > end)
+      return fault(fmt::format("range {}..{} is not made of chunks of {}", begin, end, plan_.chunk_bytes));
+    if (op.kind == OpKind::map) {
+      if (mapped.meets(begin, end))
+        return fault(fmt::format("maps {}..{} of {}, part of which is mapped", begin, end, name_of(op.section)));
+      return mapped.add(begin, end);
+    }
+    if (!mapped.holds(begin, end))
+      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", begin, end, name_of(op.section)));
+    if (taken_[static_cast<std::size_t>(op.section)].meets(begin, end))
+      for (const Buffer* b : alive_in(op.section, begin, end))
+        fault(fmt::format("unmaps '{}', which is alive", b->name));
+    mapped.remove(begin, end);
   }
 
   using Clock = std::array<std::int32_t, num_streams>;
@@ -268,12 +251,13 @@ class ProgramCheck {
     }
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     const std::int32_t index = ++sequence_;
-    for (const Access& a : accesses(program_, op))
+    each_access(program_, op, [&](const Access& a) {
       conflicts_.touch(a, op.stream, index, [&](StreamId t, std::int32_t earlier) {
         if (earlier != index && clocks_[s][static_cast<std::size_t>(t)] < earlier)
           fault(fmt::format("bytes {}..{} of {} are also touched on stream {} with no event between", a.begin, a.end,
                             name_of(a.section), name_of(t)));
       });
+    });
     clocks_[s][s] = index;
   }
 
@@ -285,9 +269,8 @@ class ProgramCheck {
   BlockVisit at_ = nowhere;
   const Op* op_ = nullptr;  // of the block at at_
   std::vector<bool> live_;
-  std::optional<SectionStates> states_;  // of a program whose ops name buffers that exist
-  std::array<std::map<std::int64_t, BufferId>, num_sections> alive_by_offset_;
-  std::array<std::map<std::int64_t, std::int64_t>, num_sections> mapped_;  // begin -> end
+  std::optional<SectionStates> states_;                  // of a program whose ops name buffers that exist
+  std::array<ByteRanges, num_sections> taken_, mapped_;  // by buffers that are alive; by maps
   WrittenBytes written_;
   ConflictMap conflicts_;
   std::array<Clock, num_streams> clocks_{};

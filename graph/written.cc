@@ -1,22 +1,11 @@
 #include "graph/written.h"
 
 #include <algorithm>
-#include <iterator>
 
 namespace hotbunk {
 
 void WrittenBytes::alloc(const Buffer& b) {
-  if (b.bytes() == 0) return;
-  auto& written = written_[static_cast<std::size_t>(b.section)];
-  const std::int64_t begin = b.offset, end = b.offset + b.bytes();
-  auto it = written.upper_bound(begin);
-  if (it != written.begin() && std::prev(it)->second > begin) --it;
-  while (it != written.end() && it->first < end) {
-    const auto [from, to] = *it;
-    it = written.erase(it);
-    if (from < begin) written.emplace_hint(it, from, begin);
-    if (to > end) it = written.emplace_hint(it, end, to);
-  }
+  written_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
 }
 
 std::vector<const Tensor*> WrittenBytes::run(const Op& op) {
@@ -58,35 +47,19 @@ WrittenBytes::Runs WrittenBytes::part_of(const Tensor& t, std::int64_t offset, s
   return r;
 }
 
-bool WrittenBytes::holds(Section s, std::int64_t begin, std::int64_t end) const {
-  if (begin >= end) return true;
-  const auto& written = written_[static_cast<std::size_t>(s)];
-  const auto it = written.upper_bound(begin);
-  return it != written.begin() && std::prev(it)->second >= end;
-}
-
 /// Row by row only where the rows and what lies between them are not written as one.
 bool WrittenBytes::holds(const Runs& r) const {
-  if (holds(r.section, r.begin, r.end())) return true;
+  const ByteRanges& written = written_[static_cast<std::size_t>(r.section)];
+  if (written.holds(r.begin, r.end())) return true;
   for (std::int64_t row = 0, at = r.begin; row < r.rows; ++row, at += r.pitch_bytes)
-    if (!holds(r.section, at, at + r.row_bytes)) return false;
+    if (!written.holds(at, at + r.row_bytes)) return false;
   return true;
 }
 
-void WrittenBytes::add(Section s, std::int64_t begin, std::int64_t end) {
-  if (begin >= end) return;
-  auto& written = written_[static_cast<std::size_t>(s)];
-  auto next = written.upper_bound(begin);
-  const bool grows = next != written.begin() && std::prev(next)->second >= begin;
-  const auto it = grows ? std::prev(next) : written.emplace_hint(next, begin, end);
-  for (; next != written.end() && next->first <= end; next = written.erase(next)) end = std::max(end, next->second);
-  it->second = std::max(it->second, end);
-}
-
 void WrittenBytes::add(const Runs& r) {
-  if (r.rows > 1 && holds(r.section, r.begin, r.end())) return;
-  for (std::int64_t row = 0, at = r.begin; row < r.rows; ++row, at += r.pitch_bytes)
-    add(r.section, at, at + r.row_bytes);
+  ByteRanges& written = written_[static_cast<std::size_t>(r.section)];
+  if (r.rows > 1 && written.holds(r.begin, r.end())) return;
+  for (std::int64_t row = 0, at = r.begin; row < r.rows; ++row, at += r.pitch_bytes) written.add(at, at + r.row_bytes);
 }
 
 }  // namespace hotbunk

@@ -2,9 +2,9 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <map>
 #include <vector>
 
+#include "graph/byte_ranges.h"
 #include "graph/plan.h"
 
 namespace hotbunk {
@@ -28,13 +28,11 @@ class WrittenBytes {
   };
   Runs all_of(const Tensor&) const;
   Runs part_of(const Tensor&, std::int64_t offset, std::int64_t pitch, const Box&) const;
-  bool holds(Section, std::int64_t begin, std::int64_t end) const;
   bool holds(const Runs&) const;
-  void add(Section, std::int64_t begin, std::int64_t end);
   void add(const Runs&);
 
   const Program& program_;
-  std::array<std::map<std::int64_t, std::int64_t>, num_sections> written_;  // begin -> end, neighbours merged
+  std::array<ByteRanges, num_sections> written_;
 };
 
 }  // namespace hotbunk

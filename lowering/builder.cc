@@ -15,7 +15,7 @@ BufferId ProgramBuilder::managed(std::string name, DType dtype, std::int64_t ele
 
 BufferId ProgramBuilder::transient(std::string name, DType dtype, std::int64_t elements, Category category) {
   const BufferId id = managed(std::move(name), dtype, elements, category, Section::transient);
-  transients_.insert(id);
+  transients_.push_back(id);
   return id;
 }
 

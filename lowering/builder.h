@@ -2,7 +2,6 @@
 // events are passes of graph/ that run afterwards.
 #pragma once
 #include <initializer_list>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -50,13 +49,13 @@ class ProgramBuilder {
   Op& fetch(const Tensor&, Slot);
 
   Program& program() { return program_; }
-  const std::set<BufferId>& transients() const { return transients_; }
+  const std::vector<BufferId>& transients() const { return transients_; }
 
  private:
   Op& push(OpKind, StreamId);
 
   Program program_;
-  std::set<BufferId> transients_;
+  std::vector<BufferId> transients_;
   Block* block_ = nullptr;
 };
 

@@ -41,6 +41,12 @@ std::vector<std::string> order_of(Program p, std::vector<Op> ops) {
 using Lines = std::vector<std::string>;
 constexpr StreamId gather = StreamId::gather, reduce = StreamId::reduce;
 
+std::vector<Access> accesses_of(const Program& p, const Op& o) {
+  std::vector<Access> out;
+  each_access(p, o, [&](const Access& a) { out.push_back(a); });
+  return out;
+}
+
 /// Conflicting accesses that no chain of stream order and events orders, by transitive closure over all ops of prologue
 /// and two iterations: the slow obvious version of what verify's clocks do.
 bool all_ordered(const Plan& plan) {
@@ -63,8 +69,8 @@ bool all_ordered(const Plan& plan) {
     if (ops[j].kind == OpKind::alloc || ops[j].kind == OpKind::free) continue;
     for (std::size_t i = 0; i < j; ++i) {
       if (before[j][i] || ops[i].kind == OpKind::alloc || ops[i].kind == OpKind::free) continue;
-      for (const Access& a : accesses(p, ops[i]))
-        for (const Access& b : accesses(p, ops[j]))
+      for (const Access& a : accesses_of(p, ops[i]))
+        for (const Access& b : accesses_of(p, ops[j]))
           if ((a.write || b.write) && a.section == b.section && a.begin < b.end && b.begin < a.end) return false;
     }
   }
@@ -131,9 +137,9 @@ TEST_CASE("Random programs: verified as inserted, and a wait may go only if noth
   CHECK(rc::check("drop one wait", [&] {
     Program p;
     const int count = *rc::gen::inRange(2, 6);
-    std::set<BufferId> transients;
+    std::vector<BufferId> transients;
     for (int i = 0; i < count; ++i) p.buffers.push_back(scratch("t", 16 * *rc::gen::inRange(1, 3)));
-    for (int i = 0; i < count; ++i) transients.insert(i);
+    for (int i = 0; i < count; ++i) transients.push_back(i);
     const auto any_tensor = [&] {
       const BufferId id = *rc::gen::inRange(0, count);
       const Tensor t = whole(p, id);
