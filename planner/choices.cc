@@ -233,7 +233,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   if (out.lowered) {
     out.beyond = better_beyond(s, space, search);
     search.plan_bytes = plan_bytes(s.scenario());
-    keep_what_executes(space, s.point().sync);
+    keep_what_executes(space, s.scenario(), s.point().sync);
   }
   const RlSearch found = search_layouts(s, space, search);
   for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, c.point, c.price, search));

@@ -3,7 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <optional>
 
 #include "lowering/sample_rows.h"
 #include "planner/choices.h"
@@ -19,37 +19,43 @@ class PlanAnswers {
   explicit PlanAnswers(const Scenario& s) : scenario_(s), form_(s.model) {}
 
   bool operator()(const RlPoint& p, bool exact, RlPrice& price) {
-    const Scenario there = with_point(scenario_, p);
-    if (there.train.micro_batch_tokens < max_sample_tokens(there)) return false;  // E217
-    if (!unsupported_to_execute(there).empty()) return false;
-    if (there.algorithm.name != AlgorithmName::sft && !form_.kv_blocks(there)) return false;
-    if (!exact) {
-      use_mapped_bytes(form_.memory(there, Placed::gapless), price);
-      return true;
-    }
-    // The order of an engine's ranks changes who sends to whom, and no buffer.
-    const Key key{there.train.micro_batch_tokens, there.train.recompute,         p.sleeps(),
-                  there.rollout.layout.tp,        there.rollout.memory_fraction, there.sync.bucket_bytes};
+    RlPoint key = p;
+    key.rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
+    auto& known = exact ? exact_ : least_;
     {
       const std::scoped_lock lock(mutex_);
-      if (const auto known = exact_.find(key); known != exact_.end()) {
-        use_mapped_bytes(known->second, price);
-        return true;
-      }
+      if (const auto at = known.find(key); at != known.end()) return use(at->second, price);
     }
-    const FormMemory memory = form_.memory(there, Placed::each);
-    use_mapped_bytes(memory, price);
+    const std::optional<FormMemory> memory = ask(key, exact ? Placed::each : Placed::gapless);
+    std::optional<RlPrice> answer;
+    if (memory) use_mapped_bytes(*memory, answer.emplace());
     const std::scoped_lock lock(mutex_);
-    exact_.emplace(key, memory);
-    return true;
+    return use(known.emplace(key, answer).first->second, price);
   }
 
  private:
-  using Key = std::tuple<std::int64_t, Recompute, bool, std::int64_t, double, std::int64_t>;
+  /// None where nothing lowers the point.
+  std::optional<FormMemory> ask(const RlPoint& p, Placed placed) const {
+    const Scenario there = with_point(scenario_, p);
+    if (there.train.micro_batch_tokens < max_sample_tokens(there)) return std::nullopt;  // E217
+    if (!unsupported_to_execute(there).empty()) return std::nullopt;
+    if (there.algorithm.name != AlgorithmName::sft && !form_.kv_blocks(there)) return std::nullopt;
+    return form_.memory(there, placed);
+  }
+
+  static bool use(const std::optional<RlPrice>& bytes, RlPrice& price) {
+    if (!bytes) return false;
+    price.train_bytes = bytes->train_bytes, price.rollout_bytes = bytes->rollout_bytes;
+    price.sync_bytes = bytes->sync_bytes, price.wake_bytes = bytes->wake_bytes;
+    price.host_bytes = bytes->host_bytes;
+    return true;
+  }
+
+  using Answers = std::map<RlPoint, std::optional<RlPrice>>;  // of a price only the bytes
   const Scenario& scenario_;
   PlanForm form_;
   std::mutex mutex_;
-  std::map<Key, FormMemory> exact_;
+  Answers least_, exact_;
 };
 
 }  // namespace
@@ -60,7 +66,7 @@ PlanBytes plan_bytes(const Scenario& s) {
   };
 }
 
-void keep_what_executes(RlSpace& space, SyncMechanism bucketed) {
+void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {
   TrainSpace& t = space.train;
   t.tp = t.pp = t.vpp = t.cp = t.ulysses = t.ep = t.etp = {1};
   t.sp = t.optimizer_on_host = {false};
@@ -69,6 +75,11 @@ void keep_what_executes(RlSpace& space, SyncMechanism bucketed) {
   space.attention_dp = {1};
   space.whole_experts = {false};
   space.sync = {bucketed};
+  std::erase_if(space.transition, [&](const TransitionOrder& o) {
+    RlPoint p;
+    p.transition = o;
+    return transition_from("hotbunk", p.sleeps(), s.rollout.sleep) != o;
+  });
 }
 
 }  // namespace hotbunk

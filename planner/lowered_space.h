@@ -10,6 +10,6 @@ PlanBytes plan_bytes(const Scenario&);
 
 /// Drops the knobs' values that unsupported_to_execute (spec/validate.h) refuses whatever the others are. `bucketed`:
 /// the mechanism that the scenario's bucketed sync is priced as.
-void keep_what_executes(RlSpace&, SyncMechanism bucketed);
+void keep_what_executes(RlSpace&, const Scenario&, SyncMechanism bucketed);
 
 }  // namespace hotbunk

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/cores.h"
+
 namespace hotbunk {
 
 /// Smaller is better; the second decides between equals of the first.
@@ -29,19 +31,16 @@ class TopList {
   bool empty() const { return list_.empty(); }
   const Value& best() const { return list_.front().value; }
 
+  /// Whether offer() would change the list.
+  bool takes(const Value& value, const Candidate& c) const {
+    if (keep_ == 0 || value > bound()) return false;
+    const auto twin = twin_of(c);
+    return twin != list_.end() ? !before(*twin, value, c) : list_.size() < keep_ || !before(list_.back(), value, c);
+  }
   void offer(const Value& value, const Candidate& c) {
-    if (keep_ == 0 || value > bound()) return;
-    const auto before = [&](const Item& i) {
-      return i.value < value || (i.value == value && i.candidate.point < c.point);
-    };
-    const auto twin =
-        std::find_if(list_.begin(), list_.end(), [&](const Item& i) { return same_(i.candidate.point, c.point); });
-    if (twin != list_.end()) {
-      if (before(*twin)) return;
-      list_.erase(twin);
-    }
-    const auto at = std::find_if_not(list_.begin(), list_.end(), before);
-    if (at == list_.end() && list_.size() == keep_) return;
+    if (!takes(value, c)) return;
+    if (const auto twin = twin_of(c); twin != list_.end()) list_.erase(twin);
+    const auto at = std::find_if_not(list_.begin(), list_.end(), [&](const Item& i) { return before(i, value, c); });
     list_.insert(at, Item{value, c});
     if (list_.size() > keep_) list_.pop_back();
   }
@@ -59,6 +58,13 @@ class TopList {
     Value value;
     Candidate candidate;
   };
+  static bool before(const Item& i, const Value& value, const Candidate& c) {
+    return i.value < value || (i.value == value && i.candidate.point < c.point);
+  }
+  auto twin_of(const Candidate& c) const {
+    return std::find_if(list_.begin(), list_.end(), [&](const Item& i) { return same_(i.candidate.point, c.point); });
+  }
+
   std::size_t keep_;
   Same same_;
   std::vector<Item> list_;
@@ -104,9 +110,7 @@ class Front {
 };
 
 /// 0 or less: the machine's.
-inline int threads_of(int wanted) {
-  return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
+inline int threads_of(int wanted) { return wanted > 0 ? wanted : static_cast<int>(local_cores()); }
 
 /// work(i) for i in [0, threads), the first here.
 template <class Work>

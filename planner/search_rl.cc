@@ -88,12 +88,14 @@ struct Pair {
 struct Found {
   TopList<RlCandidate, SameLayout> best;
   Front<RlCandidate> front, lacking;  // lacking: objective against the bytes that are too many
+  std::vector<RlCandidate> waiting;   // known by the least bytes of their plans
   std::int64_t priced = 0, feasible = 0;
   explicit Found(std::size_t keep) : best(keep, {}) {}
   void merge(const Found& o) {
     best.merge(o.best);
     front.merge(o.front);
     lacking.merge(o.lacking);
+    waiting.insert(waiting.end(), o.waiting.begin(), o.waiting.end());
     priced += o.priced;
     feasible += o.feasible;
   }
@@ -134,7 +136,16 @@ class JointSearch {
   Need need_of(const Pair&) const;
   void price(const std::vector<Pair>& batch);
   void price_pair(const Pair&, Found&) const;
-  void consider(const RlPoint&, RlPrice, const Segment&, Found&) const;
+  /// What of a price decides; sets whether it fits.
+  struct Judged {
+    Value value;
+    double bytes = 0, over = 0;
+  };
+  Judged judge(const RlPoint&, RlPrice&) const;
+  void consider(const RlCandidate&, Found&) const;
+  void offer(const RlCandidate&, const Judged&, Found&) const;
+  bool matters(const RlCandidate&, const Judged&) const;
+  void settle();
   RlSearch finish();
   std::string reason() const;
 
@@ -146,7 +157,7 @@ class JointSearch {
   /// `late_`: pairs that cannot fit, wanted only for what is nearest to fitting once the best is known.
   Queue queue_, late_;
   Found found_;
-  std::int64_t rejected_ = 0;
+  std::int64_t rejected_ = 0, taken_ = 0;  // taken: points of the pairs that left the queues to be priced
   bool stopped_ = false;
 };
 
@@ -277,10 +288,9 @@ JointSearch::Need JointSearch::need_of(const Pair& p) const {
 /// The next pairs to price; fewer when the budget ends, none when all is done.
 void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
   batch.clear();
-  std::int64_t planned = found_.priced;
   Pair p;
   while (batch.size() < size && !(queue_.empty() && late_.empty())) {
-    if (options_.most_points > 0 && planned >= options_.most_points) {
+    if (options_.most_points > 0 && taken_ >= options_.most_points) {
       stopped_ = true;
       return;
     }
@@ -305,15 +315,16 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
       continue;
     }
     batch.push_back(p);
-    planned += variants(s, t);
+    taken_ += variants(s, t);
   }
 }
 
 void JointSearch::price(const std::vector<Pair>& batch) {
-  const int threads = batch.size() < 256 ? 1 : threads_of(options_.threads);
+  const std::size_t worth_threads = options_.plan_bytes ? 16 : 256;  // bytes of plans take longer than estimates
+  const int threads = batch.size() < worth_threads ? 1 : threads_of(options_.threads);
   if (threads == 1) {
     for (const Pair& p : batch) price_pair(p, found_);
-    return;
+    return settle();
   }
   std::vector<Found> parts(static_cast<std::size_t>(threads), Found(options_.keep));
   on_threads(threads, [&](int i) {
@@ -321,6 +332,7 @@ void JointSearch::price(const std::vector<Pair>& batch) {
       price_pair(batch[k], parts[static_cast<std::size_t>(i)]);
   });
   for (const Found& part : parts) found_.merge(part);
+  settle();
 }
 
 void JointSearch::price_pair(const Pair& pair, Found& out) const {
@@ -336,7 +348,7 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
       const auto with = [&](const std::vector<TransitionOrder>& orders) {
         for (const TransitionOrder& order : orders) {
           p.transition = order;
-          consider(p, model_.combine(p, t.side, r.price, moved), s, out);
+          consider({p, model_.combine(p, t.side, r.price, moved)}, out);
         }
       };
       with(s.awake);
@@ -344,31 +356,69 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
     }
 }
 
-void JointSearch::consider(const RlPoint& p, RlPrice price, const Segment& s, Found& out) const {
-  if (options_.plan_bytes && !options_.plan_bytes(p, false, price)) return;
-  ++out.priced;
-  const double seconds = price.iteration_seconds;
-  double bytes = 0, over = 0;
-  Value value;
-  const auto judge = [&] {
-    bytes = price.peak_bytes();
-    over = std::max(0.0, bytes - options_.limit_bytes()) + std::max(0.0, price.host_bytes - options_.host_bytes);
-    price.fits = over <= 0.0;
-    value = value_of(options_.objective, model_.setting(), s.gpus, seconds, bytes);
-  };
-  judge();
-  // Only what would be kept is worth the exact bytes, which are no fewer.
-  if (options_.plan_bytes && price.fits && (!(value > out.best.bound()) || !out.front.beats(seconds, bytes))) {
-    options_.plan_bytes(p, true, price);
-    judge();
+JointSearch::Judged JointSearch::judge(const RlPoint& p, RlPrice& price) const {
+  Judged out{.value = {}, .bytes = price.peak_bytes()};
+  out.over = std::max(0.0, out.bytes - options_.limit_bytes()) + std::max(0.0, price.host_bytes - options_.host_bytes);
+  price.fits = out.over <= 0.0;
+  out.value =
+      value_of(options_.objective, model_.setting(), static_cast<double>(p.gpus()), price.iteration_seconds, out.bytes);
+  return out;
+}
+
+void JointSearch::consider(const RlCandidate& given, Found& out) const {
+  RlCandidate c = given;
+  if (options_.plan_bytes) {
+    if (options_.plan_bytes(c.point, false, c.price)) out.waiting.push_back(c);
+    return;
   }
-  if (!price.fits) {
-    if (!out.lacking.beats(value.first, over)) out.lacking.offer(value.first, over, {p, price});
+  ++out.priced;
+  offer(c, judge(c.point, c.price), out);
+}
+
+void JointSearch::offer(const RlCandidate& c, const Judged& is, Found& out) const {
+  if (!c.price.fits) {
+    if (!out.lacking.beats(is.value.first, is.over)) out.lacking.offer(is.value.first, is.over, c);
     return;
   }
   ++out.feasible;
-  if (!(value > out.best.bound())) out.best.offer(value, {p, price});
-  if (!out.front.beats(seconds, bytes)) out.front.offer(seconds, bytes, {p, price});
+  const double seconds = c.price.iteration_seconds;
+  if (!(is.value > out.best.bound())) out.best.offer(is.value, c);
+  if (!out.front.beats(seconds, is.bytes)) out.front.offer(seconds, is.bytes, c);
+}
+
+/// Whether a candidate can still change the answer, known by the least that it needs.
+bool JointSearch::matters(const RlCandidate& c, const Judged& least) const {
+  if (!options_.prune) return true;
+  if (c.price.fits)
+    return found_.best.takes(least.value, c) || !found_.front.beats(c.price.iteration_seconds, least.bytes);
+  const bool better = found_.best.empty() || least.value.first < found_.best.best().first;
+  return better && options_.nearest && !found_.lacking.beats(least.value.first, least.over);
+}
+
+/// Asks the exact bytes of what still matters: what seems to fit first and the best of it first, since each that is
+/// found makes later ones matter less.
+void JointSearch::settle() {
+  struct Waiting {
+    RlCandidate candidate;
+    Judged least;
+  };
+  std::vector<Waiting> all;
+  for (RlCandidate& c : found_.waiting) {
+    const Judged least = judge(c.point, c.price);
+    all.push_back({c, least});
+  }
+  found_.waiting.clear();
+  std::ranges::sort(all, [](const Waiting& a, const Waiting& b) {
+    const RlCandidate &x = a.candidate, &y = b.candidate;
+    return std::tie(y.price.fits, a.least.value, x.point) < std::tie(x.price.fits, b.least.value, y.point);
+  });
+  for (Waiting& w : all) {
+    RlCandidate& c = w.candidate;
+    if (!matters(c, w.least)) continue;
+    options_.plan_bytes(c.point, true, c.price);
+    ++found_.priced;
+    offer(c, judge(c.point, c.price), found_);
+  }
 }
 
 RlSearch JointSearch::finish() {

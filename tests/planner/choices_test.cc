@@ -305,9 +305,7 @@ TEST_CASE("where the scenario is lowered, every row executes and takes what its 
       REQUIRE(plan);
       const FitReport fit = check_fit(*plan);
       CHECK(fit.fits == row.price.fits);
-      // What does not fit is known by its lower bound.
-      if (row.price.fits) CHECK(fit.mapped_peak_bytes == static_cast<std::int64_t>(row.price.peak_bytes()));
-      else CHECK(fit.mapped_peak_bytes >= static_cast<std::int64_t>(row.price.peak_bytes()));
+      CHECK(fit.mapped_peak_bytes == static_cast<std::int64_t>(row.price.peak_bytes()));
     }
   for (const ChoiceRow& row : c.beyond) CHECK_FALSE(unsupported_to_execute(load(text, row.flags)).empty());
 }

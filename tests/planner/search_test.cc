@@ -8,6 +8,9 @@
 #include <random>
 
 #include "planner/answers.h"
+#include "planner/choices.h"
+#include "planner/lowered_space.h"
+#include "planner/plan_answer.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 
@@ -90,6 +93,7 @@ struct Brute {
           p.sync = sync, p.bucket_bytes = bucket, p.transition = order;
           RlPrice price = model.price(p);
           if (price.iteration_seconds <= 0) continue;
+          if (o.plan_bytes && !o.plan_bytes(p, true, price)) continue;
           const double bytes = price.peak_bytes(), seconds = price.iteration_seconds;
           const double over = std::max(0.0, bytes - o.limit_bytes()) + std::max(0.0, price.host_bytes - o.host_bytes);
           price.fits = over <= 0;
@@ -151,6 +155,48 @@ void check_equal(const RlSearch& a, const RlSearch& b) {
   for (std::size_t i = 0; i < a.infeasible.size(); ++i) CHECK(a.infeasible[i].point == b.infeasible[i].point);
 }
 
+/// On one to three threads, pruning or not: the same answer as the brute force's, which has its own `options`.
+void check_search(const RlModel& model, const RlSpace& space, SearchOptions options, const Brute& brute) {
+  const auto best = brute.best(options.keep);
+  const auto front = brute.front();
+  REQUIRE(!best.empty());
+  RlSearch first;
+  for (const int threads : {1, 2, 3})
+    for (const bool prune : {true, false}) {
+      INFO(name_of(options.objective) << ", " << options.device_bytes << " bytes, " << threads << " threads, prune "
+                                      << prune);
+      options.threads = threads;
+      options.prune = prune;
+      const RlSearch found = search_rl(model, space, options);
+      CHECK(found.complete);
+      CHECK(found.gap == 0.0);
+      CHECK(found.points == static_cast<std::int64_t>(brute.all.size()));
+      CHECK((prune ? found.priced <= found.points : found.priced == found.points));
+      if (!prune) CHECK(found.feasible == std::ranges::count_if(brute.all, [](const auto& i) { return i.over <= 0; }));
+      REQUIRE(found.best.size() == best.size());
+      for (std::size_t i = 0; i < best.size(); ++i) {
+        CHECK(found.best[i].point == best[i].c.point);
+        CHECK(found.best[i].price.iteration_seconds == best[i].c.price.iteration_seconds);
+        CHECK(found.best[i].price.peak_bytes() == best[i].c.price.peak_bytes());
+      }
+      REQUIRE(found.pareto.size() == front.size());
+      for (std::size_t i = 0; i < front.size(); ++i) {
+        CHECK(found.pareto[i].price.iteration_seconds == front[i].first);
+        CHECK(found.pareto[i].price.peak_bytes() == front[i].second);
+      }
+      const double nearest = brute.nearest(best[0].value);
+      REQUIRE(found.infeasible.empty() == (nearest >= 1e300));
+      if (!found.infeasible.empty()) {
+        const RlPrice& price = found.infeasible[0].price;
+        CHECK(std::max(0.0, price.peak_bytes() - options.limit_bytes()) +
+                  std::max(0.0, price.host_bytes - options.host_bytes) ==
+              nearest);
+      }
+      if (threads == 1 && prune) first = found;
+      else check_equal(first, found);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("joint search = brute force for every objective, on one to three threads") {
@@ -158,45 +204,42 @@ TEST_CASE("joint search = brute force for every objective, on one to three threa
   const RlSpace space = small_space(pricer->scenario());
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 60e9}) {
-      SearchOptions options{
+      const SearchOptions options{
           .keep = 6, .objective = static_cast<Objective>(o), .device_bytes = device, .headroom = 0.05};
       const Brute brute(pricer->rl(), space, options);
-      const auto best = brute.best(options.keep);
-      const auto front = brute.front();
       REQUIRE(brute.all.size() > 2000);
-      REQUIRE(best.size() == options.keep);
-      RlSearch first;
-      for (const int threads : {1, 2, 3})
-        for (const bool prune : {true, false}) {
-          INFO(name_of(options.objective) << ", " << device << " bytes, " << threads << " threads, prune " << prune);
-          options.threads = threads;
-          options.prune = prune;
-          const RlSearch found = search_rl(pricer->rl(), space, options);
-          CHECK(found.complete);
-          CHECK(found.gap == 0.0);
-          CHECK(found.points == static_cast<std::int64_t>(brute.all.size()));
-          CHECK((prune ? found.priced <= found.points : found.priced == found.points));
-          REQUIRE(found.best.size() == best.size());
-          for (std::size_t i = 0; i < best.size(); ++i) {
-            CHECK(found.best[i].point == best[i].c.point);
-            CHECK(found.best[i].price.iteration_seconds == best[i].c.price.iteration_seconds);
-          }
-          REQUIRE(found.pareto.size() == front.size());
-          for (std::size_t i = 0; i < front.size(); ++i) {
-            CHECK(found.pareto[i].price.iteration_seconds == front[i].first);
-            CHECK(found.pareto[i].price.peak_bytes() == front[i].second);
-          }
-          const double nearest = brute.nearest(best[0].value);
-          REQUIRE(found.infeasible.empty() == (nearest >= 1e300));
-          if (!found.infeasible.empty()) {
-            const RlPrice& price = found.infeasible[0].price;
-            CHECK(std::max(0.0, price.peak_bytes() - options.limit_bytes()) +
-                      std::max(0.0, price.host_bytes - options.host_bytes) ==
-                  nearest);
-          }
-          if (threads == 1 && prune) first = found;
-          else check_equal(first, found);
-        }
+      REQUIRE(brute.best(options.keep).size() == options.keep);
+      check_search(pricer->rl(), space, options, brute);
+    }
+}
+
+TEST_CASE("where plans are lowered, asking few of them = asking all of them") {
+  const Scenario s = scenario_of({"rollout.engine=hotbunk"});
+  const auto pricer = pricer_of(s);
+  RlSpace space = default_rl_space(s);
+  keep_what_executes(space, s, pricer->point().sync);
+  space.train.micro_batch = {3, 6};
+  space.memory_fraction = {0.5, 0.8};
+  const PlanBytes each = [&](const RlPoint& p, bool, RlPrice& price) {
+    const auto memory = plan_memory_of(with_point(s, p));
+    if (memory) use_mapped_bytes(*memory, price);
+    return memory.has_value();
+  };
+  for (std::size_t o = 0; o < num_objectives; ++o)
+    for (const double device : {80e9, 50e9}) {
+      SearchOptions options{.keep = 4, .objective = static_cast<Objective>(o), .device_bytes = device};
+      options.plan_bytes = each;
+      const Brute brute(pricer->rl(), space, options);
+      REQUIRE(brute.all.size() > 200);
+      REQUIRE(brute.nearest(1e300) < 1e300);  // some do not fit
+      std::int64_t exact = 0;
+      options.plan_bytes = [&, fast = plan_bytes(s)](const RlPoint& p, bool exactly, RlPrice& price) {
+        if (exactly) ++exact;
+        return fast(p, exactly, price);
+      };
+      check_search(pricer->rl(), space, options, brute);
+      // Three searches of six ask all.
+      CHECK(exact < 4 * static_cast<std::int64_t>(brute.all.size()));
     }
 }
 
