@@ -24,12 +24,12 @@ LayerTensors tensors_of(const TrainModel& m, const TrainPoint& p, bool moe) {
   out.transient = cost.transient_bytes;
   out.weights = cost.parameters;
   if (p.recompute == Recompute::full) {
-    out.held = {cost.input_bytes};
+    out.held = {cost.kept_full_bytes};
     for (const KeptTensor& t : all) out.rebuilt.push_back(t.bytes);
   } else if (p.recompute == Recompute::selective && m.framework().selective_products) {
     // The input, attention's output and every second product: the input, and the rest in two.
-    const double rest = cost.kept_selective_bytes - cost.input_bytes;
-    out.held = {cost.input_bytes, rest / 2.0, rest / 2.0};
+    const double rest = cost.kept_selective_bytes - cost.kept_full_bytes;
+    out.held = {cost.kept_full_bytes, rest / 2.0, rest / 2.0};
     out.rebuilt = {cost.kept_bytes - cost.kept_selective_bytes};
   } else {
     for (const KeptTensor& t : all)

@@ -20,6 +20,7 @@ class LayerBuilder {
         e_(m.setting().element_bytes),
         kept_(kept) {
     tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
+    fill_ = m.fullest_tokens(p) / static_cast<double>(p.micro_batch * m.setting().sequence);
     tp_ = static_cast<double>(p.tp);
     narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
   }
@@ -56,7 +57,8 @@ class LayerBuilder {
   }
 
   /// Kept for backward; `core`: only where selective recomputation does not drop it.
-  void keep(double bytes, bool core = false) {
+  void keep(double mean_bytes, bool core = false) {
+    const double bytes = fill_ * mean_bytes;
     out_.kept_bytes += bytes;
     if (!core) out_.kept_selective_bytes += bytes;
     if (kept_ && bytes > 0) kept_->push_back({bytes, core});
@@ -184,8 +186,10 @@ class LayerBuilder {
     out_.input_bytes = e_ * narrow_ * hidden();
     if (frame_.selective_products) {
       out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);
-      out_.kept_selective_bytes = out_.input_bytes + attention_bytes_ + 0.5 * product_bytes_;
+      out_.kept_selective_bytes = fill_ * (out_.input_bytes + attention_bytes_ + 0.5 * product_bytes_);
     }
+    out_.kept_full_bytes = fill_ * out_.input_bytes;
+    out_.transient_bytes *= fill_;
     // The ring hides behind attention except for what is longer; Ulysses hides behind nothing.
     out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + ulysses_forward_;
     out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + ulysses_forward_;
@@ -197,6 +201,7 @@ class LayerBuilder {
   double narrow() const { return narrow_; }
   double e() const { return e_; }
   double tp() const { return tp_; }
+  double fill() const { return fill_; }
   double kernel() const { return cost_.hardware().kernel_overhead.value; }
   void launches(double forward, double backward) {
     out_.kernels_forward += forward;
@@ -210,6 +215,8 @@ class LayerBuilder {
   const CostModel& cost_;
   const FrameworkProfile& frame_;
   double peak_, e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
+  double fill_ =
+      1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of the first, time of the other
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
   std::vector<KeptTensor>* kept_ = nullptr;
   LayerCost out_;
@@ -396,8 +403,8 @@ LayerCost TrainModel::head(const TrainPoint& p) const {
   const double traffic = framework_.loss_traffic.value * T * v;
   b.stream(0.7 * traffic, 0.3 * traffic);  // forward: cast, maximum, exponentials, sum; backward: the gradient
   LayerCost out = b.finish(10.0);
-  out.transient_bytes = framework_.loss_bytes.value * T * v;
-  if (framework_.dummy_weight_grads) out.transient_bytes += 2.0 * v * h + 3.0 * b.e() * T * h;
+  out.transient_bytes = framework_.loss_bytes.value * b.fill() * T * v;
+  if (framework_.dummy_weight_grads) out.transient_bytes += 2.0 * v * h + 3.0 * b.e() * b.fill() * T * h;
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lowering/sample_rows.h"
 #include "planner/length_moments.h"
 #include "planner/reshard_volume.h"
 
@@ -224,11 +225,19 @@ RolloutPoint rollout_point_of(const Scenario& s) {
 }
 
 TrainSetting train_setting_of(const Scenario& s) {
-  const double mean =
-      s.workload.prompt_tokens.mean + (s.algorithm.name == AlgorithmName::sft ? 0.0 : s.workload.response_tokens.mean);
+  const bool sampled = s.algorithm.name != AlgorithmName::sft;
+  const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
+  const double mean = prompt.mean + (sampled ? response.mean : 0.0);
+  // E[L^2] of prompt and response together, drawn independently.
+  const double square =
+      mean_square(prompt) + (sampled ? 2.0 * prompt.mean * response.mean + mean_square(response) : 0.0);
   TrainSetting t;
   t.ragged = true;
   t.sequence = static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0)));
+  t.budget_tokens = static_cast<double>(s.train.micro_batch_tokens);
+  // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
+  t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
+  t.longest = static_cast<double>(max_sample_tokens(s));
   t.precision =
       s.train.precision.gemm == "params" ? std::string(name_of(s.train.precision.params)) : s.train.precision.gemm;
   t.element_bytes = static_cast<double>(size_of(s.train.precision.params));

@@ -100,7 +100,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const auto kept = [&](const LayerCost& c) {
     return p.recompute == Recompute::none        ? c.kept_bytes
            : p.recompute == Recompute::selective ? c.kept_selective_bytes
-                                                 : c.input_bytes;
+                                                 : c.kept_full_bytes;
   };
   const double flight = in_flight(p, stage);
   at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
@@ -123,10 +123,10 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
                                     : l.dense.largest_weights;
     at(PeakTensor::weight_grads) = setting_.state.params * shapes;
   }
-  at(PeakTensor::pipeline) = p.pp > 1 ? 2.0 * l.dense.input_bytes : 0.0;
+  at(PeakTensor::pipeline) = p.pp > 1 ? 2.0 * l.dense.kept_full_bytes : 0.0;
   if (p.sp)
-    at(PeakTensor::sequence) = setting_.element_bytes * static_cast<double>(p.micro_batch * setting_.sequence) /
-                               static_cast<double>(p.cp * p.ulysses) * static_cast<double>(model_.hidden);
+    at(PeakTensor::sequence) = setting_.element_bytes * fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses) *
+                               static_cast<double>(model_.hidden);
   double total = 0.0;
   for (double b : bytes) total += b;
   if (parts) *parts = bytes;
@@ -169,7 +169,7 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
   const std::int64_t stage = fullest_stage(p, l);
   const PeakBytes bytes = peak_bytes(p, l, stage);
   const std::int64_t dense = layers_of(p, stage, false), moe = layers_of(p, stage, true);
-  const double held = static_cast<double>(p.micro_batch * setting_.sequence) / static_cast<double>(p.cp * p.ulysses);
+  const double held = fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses);
   const double vocab = static_cast<double>(model_.vocab) / static_cast<double>(p.tp);
   const std::string layers = moe == 0     ? fmt::format("{} layers", dense)
                              : dense == 0 ? fmt::format("{} MoE layers", moe)

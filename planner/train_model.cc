@@ -39,6 +39,17 @@ TrainModel::Layers TrainModel::layers(const TrainPoint& p) const {
   return {dense_layer(p), moe_layers_ > 0 ? moe_layer(p) : LayerCost{}, embedding(p), head(p)};
 }
 
+double TrainModel::fullest_tokens(const TrainPoint& p) const {
+  const auto sequence = static_cast<double>(setting_.sequence), mean = static_cast<double>(p.micro_batch) * sequence;
+  if (!setting_.ragged) return mean;
+  const double budget = setting_.budget_tokens * static_cast<double>(p.cp * p.ulysses);
+  const double sequences = std::floor(budget / sequence), own = static_cast<double>(p.micro_batch);
+  const bool by_budget =
+      sequences == own || (sequences > own && p.micro_batches == 1) || (sequences < 1.0 && own == 1.0);
+  const double all = static_cast<double>(p.sequences()) * std::max(setting_.longest, sequence);
+  return std::clamp(by_budget ? budget : std::max(mean, setting_.longest), mean, std::max(mean, all));
+}
+
 double TrainModel::model_flops(double tokens) const { return flops_per_token_ * tokens; }
 
 bool TrainModel::divides(const TrainPoint& p) const {

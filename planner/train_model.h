@@ -77,7 +77,8 @@ struct LayerCost {
   double kernels_forward = 0, kernels_backward = 0;      // launched
   double kept_bytes = 0;                                 // for backward without recomputation
   double kept_selective_bytes = 0;                       // with selective recomputation
-  double input_bytes = 0;                                // the layer's input: what full recomputation keeps
+  double kept_full_bytes = 0;                            // with full recomputation: the layer's input
+  double input_bytes = 0;                                // the layer's input in a micro-batch of mean sequences
   double transient_bytes = 0;                            // highest extra while its backward runs
   double parameters = 0;                                 // elements on the rank, all experts included
   double expert_parameters = 0;                          // of which routed experts
@@ -180,6 +181,8 @@ struct TrainSetting {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
   bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
+  // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
+  double budget_tokens = 0, longest = 0;
 };
 
 class TrainModel {
@@ -211,6 +214,10 @@ class TrainModel {
   const TrainSetting& setting() const { return setting_; }
   const CostModel& cost() const { return cost_; }
   const FrameworkProfile& framework() const { return framework_; }
+  /// Tokens of the fullest micro-batch, on the cp and ulysses ranks that share it. A mean one holds micro_batch
+  /// sequences of mean length, but the buffer takes more: the scenario's own budget where that gives this micro-batch,
+  /// else the least that holds the longest sequence; never more than all sequences of the step.
+  double fullest_tokens(const TrainPoint&) const;
   /// 6 N + attention per token: model FLOPs of one step over all ranks.
   double model_flops(double tokens) const;
   /// Neighbouring pipeline stages lie on different nodes.

@@ -39,7 +39,8 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
       continue;
     p.micro_batch = key.micro_batch;
     p.set_sequences(sequences);
-    const bool shorter = p.micro_batch < key.micro_batch;
+    // What fits in one micro-batch may fill the scenario's own budget, whatever the key's (fullest_tokens).
+    const bool shorter = p.micro_batch < key.micro_batch || (space.ragged && p.micro_batches == 1);
     TrainModel::Layers own;
     bool own_known = false;
     for (std::int64_t vpp : space.vpp) {

@@ -80,7 +80,7 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
     const TrainPrice price = model.price(p, l);
     const double gib = 1024.0 * 1024.0 * 1024.0, layers = static_cast<double>(gpt.layers);
     const auto kept_of = [&](const TrainPoint& q, const LayerCost& c) {
-      const double each = q.recompute == Recompute::full        ? c.input_bytes
+      const double each = q.recompute == Recompute::full        ? c.kept_full_bytes
                           : q.recompute == Recompute::selective ? c.kept_selective_bytes
                                                                 : c.kept_bytes;
       // Interleaved 1F1B on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1 chunks of L / (pp vpp) layers.

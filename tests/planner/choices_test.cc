@@ -146,7 +146,34 @@ TEST_CASE("a batch smaller than a micro-batch trains its own sequences") {
   const TrainPrice x = few->train().price(a), y = more->train().price(b);
   CHECK(6 * x.tokens == Approx(y.tokens));
   CHECK(x.seconds[static_cast<std::size_t>(Term::compute)] < 0.25 * y.seconds[static_cast<std::size_t>(Term::compute)]);
-  CHECK(6 * x.activation_bytes == Approx(y.activation_bytes).epsilon(0.05));
+  // Bytes are those of the longest that may come: twice 1024 + 4096 tokens, and twelve of them are more than the
+  // buffer.
+  CHECK(few->train().fullest_tokens(a) == 2 * 5120);
+  CHECK(more->train().fullest_tokens(b) == 2 * 16384);
+  CHECK(3.2 * x.activation_bytes == Approx(y.activation_bytes).epsilon(0.05));
+}
+
+TEST_CASE("memory is that of a full micro-batch, time that of a mean one, and a spread of lengths costs attention") {
+  const auto train = [](const std::vector<std::string>& sets) {
+    const auto p = pricer_of(load(seven_b, sets));
+    return p->train().price(p->point().train);
+  };
+  // A mean sequence has 2036 tokens: 16 of them fit into 2 x 16384 as into 2 x 17000, but the logits are longer.
+  const TrainPrice x = train({}), y = train({"train.micro_batch_tokens=17000"});
+  CHECK(x.step_seconds == y.step_seconds);
+  CHECK(y.activation_bytes == Approx(x.activation_bytes * 17000 / 16384));
+  // Fixed lengths see (2036 + 1) / 2 keys. With cv 1 of both parts (their maxima far away) a sequence's square is
+  // 2036^2 + 501^2 + 1535^2 on average, so a token sees (3172 + 1) / 2.
+  const auto keys = [](const char* spread) {
+    return train_setting_of(
+               load(seven_b, {fmt::format("workload.prompt_tokens={{mean: 501, max: 10000, {}}}", spread),
+                              fmt::format("workload.response_tokens={{mean: 1535, max: 30000, {}}}", spread),
+                              "train.micro_batch_tokens=40000", "rollout.max_prefill_tokens=10000"}))
+        .mean_keys;
+  };
+  CHECK(keys("distribution: fixed") == 0.5 * 2037);
+  CHECK(keys("distribution: lognormal, cv: 1") ==
+        Approx(0.5 * (1 + (2036.0 * 2036 + 501.0 * 501 + 1535.0 * 1535) / 2036)));
 }
 
 TEST_CASE("the ranking has the scenario's own layout in its place and says why the winner wins") {

@@ -82,10 +82,10 @@ TEST_CASE("worked: 7B on 8, FSDP2 with Ulysses 4, rollout TP2") {
   CHECK(w.part(PeakTensor::moments) == Approx(n * 8 / 8).epsilon(0.001));
   CHECK(w.part(PeakTensor::grads) == Approx(n * 4 / 8).epsilon(0.001));
   CHECK(w.part(PeakTensor::params) == 0.0);
-  // 6 sequences of 2560 tokens over 4 ranks; bf16 logits, fp32 copy, log-softmax and gradient: 14 B.
-  CHECK(w.part(PeakTensor::logits) == Approx(6.0 * 2560 / 4 * 152064 * 14));
-  // Layers' inputs: 28 x 3840 tokens x 3584 x 2 B.
-  CHECK(w.part(PeakTensor::kept) == Approx(28.0 * 3840 * 3584 * 2));
+  // A buffer of 4096 tokens on each rank; bf16 logits, fp32 copy, log-softmax and gradient: 14 B.
+  CHECK(w.part(PeakTensor::logits) == Approx(4096.0 * 152064 * 14));
+  // Layers' inputs: 28 x 4096 tokens x 3584 x 2 B.
+  CHECK(w.part(PeakTensor::kept) == Approx(28.0 * 4096 * 3584 * 2));
   // Peak is the rollout's: half of the weights, and what 0.7 of the device leaves.
   CHECK(w.answer.price.peak_bytes() == w.answer.price.rollout_bytes);
   const RolloutPrice r = w.pricer->rl().price_rollout(w.answer.point.rollout);
@@ -134,9 +134,9 @@ TEST_CASE("worked: 7B on 8, FSDP2 dp4 x cp2, rollout 2 x TP4, and the figures th
   CHECK(w.pricer->rl().sync_job(w.answer.point).model_bytes / n * 7e9 == Approx(14e9));
   // Qwen2.5-7B: 12.41 GiB received per rank.
   CHECK(w.node(RlPhase::sync, "gathered buckets") / gib == Approx(12.41).margin(0.005));
-  // fp32 logits of 16,384 tokens: 9.28 GiB per copy; this profile holds 8 B of each of 15,360.
+  // fp32 logits of 16,384 tokens: 9.28 GiB per copy; this profile holds 8 B of each.
   CHECK(16384.0 * 152064 * 4 / gib == Approx(9.28).margin(0.005));
-  CHECK(w.part(PeakTensor::logits) == Approx(15360.0 * 152064 * 8));
+  CHECK(w.part(PeakTensor::logits) == Approx(16384.0 * 152064 * 8));
   // The ring sends one block of K and V to the neighbour: 2 KV-head tensors of 4 x 128, once forward, once more when
   // recomputed, twice (with gradients) in backward: 4.5 by the closed form's half-again of 3 blocks.  256 sequences
   // by 12.
