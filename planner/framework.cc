@@ -28,6 +28,7 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"overlap_grad_reduce", &f.overlap_grad_reduce},
           {"overlap_param_gather", &f.overlap_param_gather},
           {"overlap_pipeline", &f.overlap_pipeline},
+          {"fused_accumulation", &f.fused_accumulation},
           {"keeps_norm_output", &f.keeps_norm_output},
           {"keeps_packed_qkv", &f.keeps_packed_qkv},
           {"selective_products", &f.selective_products},
@@ -47,6 +48,8 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"elementwise_passes", &f.elementwise_passes},
           {"collective_kernels", &f.collective_kernels},
           {"launch_seconds", &f.launch_seconds},
+          {"unit_tensors", &f.unit_tensors},
+          {"rank_launches", &f.rank_launches},
           {"data_rate", &f.data_rate},
           {"step_seconds", &f.step_seconds}};
 }

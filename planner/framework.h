@@ -22,6 +22,7 @@ struct FrameworkProfile {
   bool overlap_grad_reduce = false;   // DP gradient reduction beside backward
   bool overlap_param_gather = false;  // gather of updated parameters beside the next forward
   bool overlap_pipeline = false;      // P2P beside compute
+  bool fused_accumulation = true;     // products add weight gradients to what is there; else a pass of its own does
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
   bool keeps_norm_output = true;  // the input of the projection behind a norm is stored, not recomputed
   bool keeps_packed_qkv = false;  // rotary copies are stored beside the packed projection
@@ -43,8 +44,10 @@ struct FrameworkProfile {
   Sourced elementwise_passes{1, "fused kernels"};  // memory traffic of norms, activations, residuals over fused ones
   Sourced collective_kernels{1, "one kernel"};     // host cost of a collective of a layer, in launches
   Sourced launch_seconds{0.0, "profile of the hardware"};  // host time per kernel, 0: the hardware's
-  Sourced data_rate{1.0, "the link's"};  // share of the link's rate that data-parallel collectives reach
-  Sourced step_seconds{0.0, "none"};     // host time per optimizer step
+  Sourced unit_tensors{1, "flat units"};  // collectives that a layer's gather or reduction takes under ZeRO-2, 3, FSDP
+  Sourced rank_launches{0, "one flat buffer"};  // of each of them, for every rank: a copy into a list of shards
+  Sourced data_rate{1.0, "the link's"};         // share of the link's rate that data-parallel collectives reach
+  Sourced step_seconds{0.0, "none"};            // host time per optimizer step
 };
 
 /// E205 with file, line and key on anything unknown.

@@ -41,6 +41,8 @@ class LayerBuilder {
     out_.forward += product;
     out_.backward += input + weight;
     out_.weight_grad += weight;
+    if (!frame_.fused_accumulation)  // reads both, writes one
+      out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * groups * n * k) + overhead;
     out_.flops_forward += 2.0 * groups * rows * n * k;
     products_ += product;
     product_bytes_ += e_ * groups * rows * n;

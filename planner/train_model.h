@@ -68,6 +68,7 @@ struct TrainPoint {
 struct LayerCost {
   double forward = 0, backward = 0;                // compute, without communication
   double weight_grad = 0;                          // part of backward that a TP collective can hide behind
+  double accumulate = 0;                           // adding weight gradients to those of earlier micro-batches
   double recompute_core = 0;                       // attention core again (selective)
   double tensor_forward = 0, tensor_backward = 0;  // TP collectives
   double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
@@ -240,6 +241,7 @@ class TrainModel {
   friend class LayerBuilder;
   struct StageTime;
   struct StepEnd;
+  double launch_seconds() const;  // of the host, per kernel
   struct StageLayers {
     std::int64_t dense = 0, moe = 0;
   };

@@ -18,16 +18,22 @@ struct TrainModel::StepEnd {
   double exposed = 0, hidden = 0, optimizer = 0;
 };
 
+double TrainModel::launch_seconds() const {
+  return framework_.launch_seconds.value > 0 ? framework_.launch_seconds.value : cost_.hardware().launch.value;
+}
+
 TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
   StageTime t;
   double kernels = 0.0;
+  // The first micro-batch of a step finds nothing to add its gradients to.
+  const double adds = 1.0 - 1.0 / static_cast<double>(std::max<std::int64_t>(p.micro_batches, 1));
   const auto add = [&](const LayerCost& c, double count) {
     const double hidden = framework_.overlap_tensor ? c.hidden_tensor : 0.0;
     double recompute = 0.0;
     if (p.recompute == Recompute::full) recompute = c.forward;
     if (p.recompute == Recompute::selective) recompute = c.recompute_core;
     const bool full = p.recompute == Recompute::full;
-    t.compute += count * (c.forward + c.backward);
+    t.compute += count * (c.forward + c.backward + c.accumulate * adds);
     t.recompute += count * recompute;
     t.tensor += count * (c.tensor_forward * (full ? 2.0 : 1.0) + c.tensor_backward - hidden);
     t.expert += count * (c.expert_forward * (full ? 2.0 : 1.0) + c.expert_backward);
@@ -42,7 +48,7 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   add(l.moe, static_cast<double>(layers.moe));
   // The ends are not recomputed.
   const auto end = [&](const LayerCost& c) {
-    t.compute += c.forward + c.backward;
+    t.compute += c.forward + c.backward + c.accumulate * adds;
     t.tensor += c.tensor_forward + c.tensor_backward - (framework_.overlap_tensor ? c.hidden_tensor : 0.0);
     t.forward += c.forward + c.tensor_forward;
     kernels += c.kernels_forward + c.kernels_backward;
@@ -50,10 +56,8 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   if (stage == 0) end(l.embedding);
   if (stage == p.pp - 1) end(l.head);
   t.compute += t.hidden * cost_.hardware().overlap_slowdown.value;
-  const double launch =
-      framework_.launch_seconds.value > 0 ? framework_.launch_seconds.value : cost_.hardware().launch.value;
   // The host runs ahead of the device; when it cannot, it sets the pace.
-  t.host = std::max(0.0, kernels * launch - t.total());
+  t.host = std::max(0.0, kernels * launch_seconds() - t.total());
   t.backward = t.total() - t.forward;
   return t;
 }
@@ -70,14 +74,15 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
       GroupShape::strided(std::max<std::int64_t>(1, p.data_ranks() * p.tp / (p.ep * p.etp)), p.ep * p.etp, node);
   const auto m = static_cast<double>(p.micro_batches);
   double reduce = 0.0, gather = 0.0, passes = 1.0;  // passes: backward ones of full length that reduce gradients
-  // One collective per unit where parameters or gradients stream, a few large buckets elsewhere.
+  // One collective per unit or tensor where parameters or gradients stream, a few large buckets elsewhere.
   const bool units = p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const double calls = units ? std::max(1.0, held.layers()) : 1.0,
+  const double calls = units ? std::max(1.0, held.layers() * framework_.unit_tensors.value) : 1.0,
                slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
+  const double listing = units ? framework_.rank_launches.value * static_cast<double>(shard) * launch_seconds() : 0.0;
   const auto both = [&](OpKind kind, double bytes_each) {
-    return calls * slower *
-           (cost_.collective_seconds(kind, group, ordinary * bytes_each / calls) +
-            (expert > 0 ? cost_.collective_seconds(kind, experts, expert * bytes_each / calls) : 0.0));
+    const double each = slower * bytes_each / calls;
+    return calls * (listing + cost_.collective_seconds(kind, group, ordinary * each) +
+                    (expert > 0 ? cost_.collective_seconds(kind, experts, expert * each) : 0.0));
   };
   switch (p.sharding) {
     case Sharding::replicated:

@@ -124,16 +124,46 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
   return std::vector<ValidationTable>{iteration, layer, kept, states, share, use};
 }
 
+namespace {
+
+/// What the authors' script of table 1 says of each model: Megatron-LM, examples/academic_paper_scripts/sc21/
+/// run_table_1.sh. Chunks: layers / pp / --num-layers-per-virtual-pipeline-stage.
+struct ScriptedRun {
+  std::int64_t layers, hidden, micro_batch, chunks;
+};
+constexpr ScriptedRun sc21_table_1[] = {{24, 2304, 16, 1},  {30, 3072, 16, 1}, {36, 4096, 16, 1}, {40, 6144, 8, 1},
+                                        {48, 8192, 4, 1},   {60, 10240, 2, 3}, {80, 12288, 2, 2}, {96, 16384, 1, 2},
+                                        {105, 20480, 1, 3}, {128, 25600, 1, 1}};
+
+const ScriptedRun* scripted(const ModelSpec& m) {
+  for (const ScriptedRun& run : sc21_table_1)
+    if (run.layers == m.layers && run.hidden == m.hidden) return &run;
+  return nullptr;
+}
+
+/// --fp16 without --accumulate-allreduce-grads-in-fp32 (CONFIG.sh): gradients are added and reduced in fp16.
+TrainSetting fp16_gradients(std::int64_t sequence) { return {.sequence = sequence, .state = {2, 2, 4, 8}}; }
+
+/// The scripts say --DDP-impl torch without a pipeline, which reduces beside backward, and local with one, which
+/// reduces behind it.
+FrameworkProfile sc21_frame(FrameworkProfile frame, const TrainPoint& p) {
+  frame.overlap_grad_reduce = p.pp == 1;
+  return frame;
+}
+
+}  // namespace
+
 TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& context) {
   ValidationTable out{"megatron_sc21_weak_scaling",
                       "TFLOP/s per GPU",
                       "TFLOP/s",
-                      "profile megatron-a100, full recomputation, 4 passes counted as in the paper; micro-batch and "
-                      "interleaving are not stated per row: the fastest that fits",
+                      "profile megatron-sc21, fp16 gradients, full recomputation, 4 passes counted as in the paper; "
+                      "micro-batch and interleaving of the authors' script (run_table_1.sh), of other models the "
+                      "fastest that fits",
                       {},
                       {},
                       {}};
-  auto frame = context.framework("megatron-a100");
+  auto frame = context.framework("megatron-sc21");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
     const Row r = csv.row(i);
@@ -142,12 +172,16 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
     if (!cost) return fail(cost.error());
     const ModelSpec gpt =
         gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), seq);
-    const TrainModel model(gpt, mixed_precision(seq), *cost, *frame);
     TrainPoint p{
         .tp = r.integer("TP"), .pp = r.integer("PP"), .sharding = Sharding::replicated, .recompute = Recompute::full};
-    p.dp = gpus / (p.tp * p.pp);
+    p.dp = gpus / std::max<std::int64_t>(1, p.tp * p.pp);
+    const TrainModel model(gpt, fp16_gradients(seq), *cost, sc21_frame(*frame, p));
     const std::string label = fmt::format("{}B tp{} pp{} on {}", r.text("params_B"), p.tp, p.pp, gpus);
-    const Choice best = fastest(model, p, r.integer("global_batch") / p.dp, 80e9, true, true);
+    const std::int64_t replica = r.integer("global_batch") / std::max<std::int64_t>(1, p.dp);
+    const ScriptedRun* run = scripted(gpt);
+    if (run) p.micro_batch = run->micro_batch, p.vpp = run->chunks;
+    Choice best = fastest(model, p, replica, run ? 1e30 : 80e9, !run, !run);
+    if (run && best.price.step_seconds > 1e29) best = fastest(model, p, replica, 80e9, true, true);
     if (!best.price.valid || best.price.step_seconds > 1e29) {
       out.skipped.push_back({label, "no micro-batch divides and fits"});
       continue;
@@ -161,18 +195,19 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
 }
 
 TableResult validate_sc21_zero3(const CsvTable& csv, ValidationContext& context) {
-  ValidationTable out{"megatron_sc21_zero3_vs_ptd",
-                      "TFLOP/s per GPU",
-                      "TFLOP/s",
-                      "full recomputation; ZeRO-3 with profile deepspeed-zero3, PTD with megatron-a100 (tp 8, pp = "
-                      "model parallel / 8, fastest interleaving)",
-                      {},
-                      {},
-                      {}};
+  ValidationTable out{
+      "megatron_sc21_zero3_vs_ptd",
+      "TFLOP/s per GPU",
+      "TFLOP/s",
+      "full recomputation, fp16 gradients; ZeRO-3 with profile deepspeed-zero3, PTD with megatron-sc21: tp 8, "
+      "pp = model parallel / 8, interleaving not stated: none",
+      {},
+      {},
+      {}};
   for (std::size_t i = 0; i < csv.size(); ++i) {
     const Row r = csv.row(i);
     const bool zero = r.text("scheme") == "ZeRO-3";
-    auto frame = context.framework(zero ? "deepspeed-zero3" : "megatron-a100");
+    auto frame = context.framework(zero ? "deepspeed-zero3" : "megatron-sc21");
     if (!frame) return fail(frame.error());
     const std::int64_t gpus = r.integer("GPUs"), batch = r.integer("global_batch");
     auto cost = context.cost("a100-sxm-80gb", gpus);
@@ -180,15 +215,15 @@ TableResult validate_sc21_zero3(const CsvTable& csv, ValidationContext& context)
     // The two models of the table: 174.6B = 96 x 12288, 529.6B = 105 x 20480 (SC'21, table 1).
     const bool small = r.number("params_B") < 300.0;
     const ModelSpec gpt = small ? gpt_model(96, 12288, 96, 51200, 2048) : gpt_model(105, 20480, 128, 51200, 2048);
-    const TrainModel model(gpt, mixed_precision(2048), *cost, *frame);
     TrainPoint p{.recompute = Recompute::full, .micro_batch = r.integer("micro_batch")};
     p.sharding = zero ? Sharding::zero3 : Sharding::replicated;
     if (!zero) p.tp = 8, p.pp = r.integer("model_parallel") / 8;
-    p.dp = gpus / (p.tp * p.pp);
+    p.dp = gpus / std::max<std::int64_t>(1, p.tp * p.pp);
+    const TrainModel model(gpt, fp16_gradients(2048), *cost, zero ? *frame : sc21_frame(*frame, p));
     const std::string label = fmt::format("{} {}B on {}", r.text("scheme"), r.text("params_B"), gpus);
     // Where the global batch does not divide, the published one is what ran: whole micro-batches, at least one.
     const std::int64_t replica = std::max<std::int64_t>(p.micro_batch, batch / p.dp / p.micro_batch * p.micro_batch);
-    const Choice best = fastest(model, p, replica, 1e30, false, !zero);
+    const Choice best = fastest(model, p, replica, 1e30, false, false);
     if (!best.price.valid || best.price.step_seconds > 1e29) {
       out.skipped.push_back({label, "the batch does not divide"});
       continue;
@@ -267,15 +302,17 @@ TableResult validate_llama3_405b(const CsvTable& csv, ValidationContext& context
 }
 
 TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) {
-  ValidationTable out{"megascale_175b",
-                      "iteration time",
-                      "s",
-                      "profile megatron-a100-flash, 175B = 96 x 12288, tp 8 pp 8 vpp 6 (as the paper states), SP, "
-                      "micro-batch 1, sequence 2048, vocabulary 64000",
-                      {},
-                      {},
-                      {}};
-  auto frame = context.framework("megatron-a100-flash");
+  ValidationTable out{
+      "megascale_175b",
+      "iteration time",
+      "s",
+      "profile megatron-a100 (Megatron-LM at 285068c, without --use-flash-attn: the paper counts FlashAttention "
+      "among its own operators), 175B = 96 x 12288, tp 8 pp 8 vpp 6 (as the paper states), SP, selective "
+      "recomputation, micro-batch 1, sequence 2048, vocabulary 64000",
+      {},
+      {},
+      {}};
+  auto frame = context.framework("megatron-a100");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
     const Row r = csv.row(i);
@@ -283,7 +320,7 @@ TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) 
     auto cost = context.cost("a100-sxm-80gb", gpus);
     if (!cost) return fail(cost.error());
     const TrainModel model(gpt_model(96, 12288, 128, 64000, 2048), mixed_precision(2048), *cost, *frame);
-    TrainPoint p{.dp = gpus / 64, .tp = 8, .pp = 8, .vpp = 6, .sp = true};
+    TrainPoint p{.dp = gpus / 64, .tp = 8, .pp = 8, .vpp = 6, .sp = true, .recompute = Recompute::selective};
     p.micro_batches = std::max<std::int64_t>(1, r.integer("batch") / p.dp);
     if (p.micro_batches % p.pp != 0) p.vpp = 1;
     out.rows.push_back({fmt::format("175B on {}, batch {} (vpp {})", gpus, r.integer("batch"), p.vpp),
