@@ -1,0 +1,181 @@
+#include "planner/layer_builder.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hotbunk {
+
+LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector<KeptTensor>* kept)
+    : model_(m),
+      point_(p),
+      cost_(m.cost()),
+      frame_(m.framework()),
+      peak_(m.peak_),
+      e_(m.setting().element_bytes),
+      kept_(kept) {
+  tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
+  fill_ = m.fullest_tokens(p) / static_cast<double>(p.micro_batch * m.setting().sequence);
+  tp_ = static_cast<double>(p.tp);
+  narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
+}
+
+double LayerBuilder::grouped_linear(double groups, double rows, double n, double k) {
+  const double together = std::min(groups, 4.0), batches = groups / together, m = together * rows;
+  const double third = 2.0 * together * (rows * n + rows * k + n * k), overhead = kernel();
+  const double product = batches * (cost_.gemm_seconds(m, n, k, peak_, third) + overhead);
+  const double input = batches * (cost_.gemm_seconds(m, k, n, peak_, third) + overhead);
+  const double weight =
+      batches *
+      (cost_.gemm_seconds(together * n, k, rows, peak_, together * (2.0 * rows * (n + k) + 8.0 * n * k)) + overhead);
+  out_.forward += product;
+  out_.backward += input + weight;
+  out_.weight_grad += weight;
+  if (!frame_.fused_accumulation)  // reads both, writes one
+    out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * groups * n * k) + overhead;
+  out_.flops_forward += 2.0 * groups * rows * n * k;
+  products_ += product;
+  product_bytes_ += e_ * groups * rows * n;
+  launches(groups, 2.0 * groups);
+  return weight;
+}
+
+void LayerBuilder::stream(double forward_bytes, double backward_bytes) {
+  const double passes = frame_.elementwise_passes.value;
+  out_.forward += cost_.memory_seconds(passes * forward_bytes) + (forward_bytes > 0 ? kernel() : 0.0);
+  out_.backward += cost_.memory_seconds(passes * backward_bytes) + (backward_bytes > 0 ? kernel() : 0.0);
+  launches(forward_bytes > 0 ? 1 : 0, backward_bytes > 0 ? 1 : 0);
+}
+
+void LayerBuilder::keep(double mean_bytes, bool core) {
+  const double bytes = fill_ * mean_bytes;
+  out_.kept_bytes += bytes;
+  if (!core) out_.kept_selective_bytes += bytes;
+  if (kept_ && bytes > 0) kept_->push_back({bytes, core});
+}
+
+void LayerBuilder::weights(double split, double replicated) {
+  out_.parameters += split / tp_ + replicated;
+  out_.largest_weights += split / tp_;
+}
+
+void LayerBuilder::norm() {
+  const double h = hidden();
+  stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
+  keep(e_ * narrow_ * h);
+  if (frame_.keeps_norm_output) keep(e_ * narrow_ * h);
+  weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
+}
+
+void LayerBuilder::residual() {
+  const double h = hidden(), mask = frame_.dropout ? 1.0 : 0.0;
+  stream(narrow_ * h * (3.0 * e_ + mask), narrow_ * h * (2.0 * e_ + mask));
+  if (frame_.dropout) keep(narrow_ * h);
+}
+
+void LayerBuilder::tensor_parallel(double hides_behind) {
+  if (point_.tp <= 1) return;
+  const GroupShape group = GroupShape::strided(point_.tp, 1, cost_.ranks_per_node());
+  const double bytes = e_ * tokens_ * hidden();
+  const double gather = cost_.collective_seconds(OpKind::all_gather, group, bytes);
+  const double scatter = cost_.collective_seconds(OpKind::reduce_scatter, group, bytes);
+  const double reduce = cost_.collective_seconds(OpKind::all_reduce, group, bytes);
+  out_.tensor_forward += point_.sp ? gather + scatter : reduce;
+  // SP gathers the kept shard of the column layer's input once more, beside the input gradient.
+  out_.tensor_backward += point_.sp ? 2.0 * gather + scatter : reduce;
+  const double hideable = point_.sp ? gather + scatter : reduce;
+  out_.hidden_tensor += std::min(hideable, hides_behind);
+  out_.tensor_payload += (point_.sp ? 5.0 : 2.0) * bytes;
+  const double each = frame_.collective_kernels.value;
+  launches((point_.sp ? 2 : 1) * each, (point_.sp ? 3 : 1) * each);
+}
+
+void LayerBuilder::attention(double heads, double kv_heads, double qk, double v) {
+  const TrainSetting& s = model_.setting();
+  const double all_keys = static_cast<double>(s.sequence);
+  const double causal = s.mean_keys > 0 ? s.mean_keys : (all_keys + 1.0) / 2.0;
+  // Ulysses trades tokens for heads: the products stay the same.
+  const double keys = frame_.fused_attention ? causal : all_keys;
+  const double products = 2.0 * tokens_ * keys * heads * (qk + v);
+  out_.flops_forward += 2.0 * tokens_ * causal * heads * (qk + v);
+  const double before_forward = out_.forward, before_backward = out_.backward;
+  if (frame_.fused_attention) {
+    const double bytes = e_ * tokens_ * (heads * (qk + v) + kv_heads * (qk + v));
+    out_.forward += cost_.attention_seconds(products, keys, bytes, false, peak_) + kernel();
+    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, peak_) + 2.0 * kernel();
+    launches(1, 2);
+    keep(4.0 * tokens_ * heads);
+  } else {
+    unfused_attention(heads, keys, qk, v);
+  }
+  out_.attention_forward = out_.forward - before_forward;
+  out_.attention_backward = out_.backward - before_backward;
+  out_.recompute_core = frame_.fused_attention ? 0.0 : out_.attention_forward;
+  attention_bytes_ = e_ * tokens_ * heads * v;
+  sequence_exchange(heads, kv_heads, qk, v);
+}
+
+void LayerBuilder::unfused_attention(double heads, double keys, double qk, double v) {
+  const double scores = tokens_ * keys * heads, mask = frame_.dropout ? 5.0 : 0.0;
+  const double rows = tokens_ * heads;
+  const double overhead = kernel();
+  out_.forward +=
+      cost_.gemm_seconds(rows, keys, qk, peak_, 0.0) + cost_.gemm_seconds(rows, v, keys, peak_, 0.0) + 2.0 * overhead;
+  out_.backward +=
+      2.0 * (cost_.gemm_seconds(rows, keys, qk, peak_, 0.0) + cost_.gemm_seconds(rows, v, keys, peak_, 0.0)) +
+      4.0 * overhead;
+  launches(2, 4);
+  stream(scores * (4.0 * e_ + mask), scores * (7.0 * e_ + mask));
+  if (std::fmod(static_cast<double>(point_.micro_batch) * heads, 4.0) != 0.0)
+    launches(frame_.softmax_kernels.value, frame_.backward_kernels.value * frame_.softmax_kernels.value);
+  keep(scores * e_, true);
+  if (frame_.dropout) keep(scores * (e_ + 1.0), true);
+}
+
+void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, double v) {
+  if (point_.cp > 1) {
+    const auto steps = static_cast<double>(point_.cp - 1);
+    const GroupShape pair = GroupShape::strided(point_.cp, point_.tp, cost_.ranks_per_node());
+    const double block = e_ * tokens_ * kv_heads * (qk + v);
+    const double seconds = steps * cost_.collective_seconds(OpKind::send, {2, pair.nodes > 1 ? 2 : 1, 1}, block);
+    out_.context_forward += seconds;
+    out_.context_backward += 2.0 * seconds;
+    out_.context_payload += 3.0 * steps * block;
+    launches(point_.cp, 2 * point_.cp);
+  }
+  if (point_.ulysses > 1) {
+    const auto ways = static_cast<double>(point_.ulysses);
+    const GroupShape group = GroupShape::strided(point_.ulysses, point_.tp * point_.cp, cost_.ranks_per_node());
+    const double repeat = std::max(1.0, ways / std::max(kv_heads, 1.0));
+    const double share = (ways - 1.0) / ways * e_ * tokens_;
+    const double sent[] = {share * heads * qk, share * kv_heads * repeat * qk, share * kv_heads * repeat * v,
+                           share * heads * v};
+    for (double bytes : sent) {
+      const double seconds = cost_.collective_seconds(OpKind::all_to_all, group, bytes);
+      ulysses_forward_ += seconds;
+      out_.context_payload += 2.0 * bytes;
+    }
+    launches(4, 4);
+  }
+}
+
+LayerCost LayerBuilder::finish(double extra_kernels) {
+  // Kernels that are not listed (views made contiguous, casts, masks) occupy the device for a moment each.
+  const double backward = frame_.backward_kernels.value * extra_kernels;
+  launches(extra_kernels, backward);
+  const double each = frame_.kernel_seconds.value > 0.0 ? frame_.kernel_seconds.value : kernel();
+  out_.forward += extra_kernels * each;
+  out_.backward += backward * each;
+  out_.input_bytes = e_ * narrow_ * hidden();
+  if (frame_.selective_products) {
+    out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);
+    out_.kept_selective_bytes = fill_ * (out_.input_bytes + attention_bytes_ + 0.5 * product_bytes_);
+  }
+  out_.kept_full_bytes = fill_ * out_.input_bytes;
+  out_.transient_bytes *= fill_;
+  // The ring hides behind attention except for what is longer; Ulysses hides behind nothing.
+  out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + ulysses_forward_;
+  out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + ulysses_forward_;
+  return out_;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,70 @@
+// The operations of one layer, written once: from each come its seconds in both passes, the kernels launched and the
+// bytes that backward keeps. Shapes: T tokens of the rank's micro-batch (after cp and ulysses), h hidden, a heads,
+// k KV heads, d head dim, i intermediate, s sequence, e bytes of an activation element.
+#pragma once
+#include <vector>
+
+#include "planner/train_model.h"
+
+namespace hotbunk {
+
+/// Collects one layer. Every call is one operation of the framework's forward pass with its backward.
+class LayerBuilder {
+ public:
+  LayerBuilder(const TrainModel&, const TrainPoint&, std::vector<KeptTensor>* kept = nullptr);
+
+  /// Linear layer [rows,k] -> [rows,n] with its weight on this rank. Returns the weight gradient's seconds.
+  double linear(double rows, double n, double k) { return grouped_linear(1.0, rows, n, k); }
+  /// `groups` such layers of equal size, the experts of a rank: they share the SMs four at a time, as Transformer
+  /// Engine's streams do, so that small ones leave SMs idle.
+  double grouped_linear(double groups, double rows, double n, double k);
+  /// A kernel that streams memory.
+  void stream(double forward_bytes, double backward_bytes);
+  /// Kept for backward; `core`: only where selective recomputation does not drop it.
+  void keep(double mean_bytes, bool core = false);
+  void weights(double split, double replicated);
+  /// Residual stream -> norm. Its input is kept (the residual), its output too where the framework does that.
+  void norm();
+  /// Bias, dropout and residual behind a row-parallel projection.
+  void residual();
+  /// The collective on either side of a tensor-parallel pair (column then row): all-reduce of [T,h], or all-gather
+  /// plus reduce-scatter of the same volume under SP. `hides_behind`: weight gradients that backward's half overlaps.
+  void tensor_parallel(double hides_behind);
+  /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.
+  void attention(double heads, double kv_heads, double qk, double v);
+  LayerCost finish(double extra_kernels);
+
+  double hidden() const { return static_cast<double>(model_.model().hidden); }
+  double tokens() const { return tokens_; }
+  double narrow() const { return narrow_; }
+  double e() const { return e_; }
+  double tp() const { return tp_; }
+  double fill() const { return fill_; }
+  double kernel() const { return cost_.hardware().kernel_overhead.value; }
+  void launches(double forward, double backward) {
+    out_.kernels_forward += forward;
+    out_.kernels_backward += backward;
+  }
+  LayerCost& out() { return out_; }
+
+ private:
+  /// Two batched products around a softmax whose s x s scores go through memory.
+  void unfused_attention(double heads, double keys, double qk, double v);
+  /// CP passes K and V around a ring, Ulysses swaps tokens for heads and back (four all-to-alls forward).
+  void sequence_exchange(double heads, double kv_heads, double qk, double v);
+
+  const TrainModel& model_;
+  const TrainPoint& point_;
+  const CostModel& cost_;
+  const FrameworkProfile& frame_;
+  double peak_, e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
+  double fill_ = 1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of it, time of the mean
+  double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
+  std::vector<KeptTensor>* kept_ = nullptr;
+  LayerCost out_;
+};
+
+/// Norm, q, k, v, positions, attention, output projection and residual: planner/layer_attention.cc.
+void attention_block(LayerBuilder&, const TrainModel&);
+
+}  // namespace hotbunk
