@@ -39,10 +39,9 @@ double LayerBuilder::grouped_linear(double groups, double rows, double n, double
   return weight;
 }
 
-void LayerBuilder::stream(double forward_bytes, double backward_bytes) {
-  const double passes = frame_.elementwise_passes.value;
-  out_.forward += cost_.memory_seconds(passes * forward_bytes) + (forward_bytes > 0 ? kernel() : 0.0);
-  out_.backward += cost_.memory_seconds(passes * backward_bytes) + (backward_bytes > 0 ? kernel() : 0.0);
+void LayerBuilder::move(double forward_bytes, double backward_bytes) {
+  out_.forward += cost_.memory_seconds(forward_bytes) + (forward_bytes > 0 ? kernel() : 0.0);
+  out_.backward += cost_.memory_seconds(backward_bytes) + (backward_bytes > 0 ? kernel() : 0.0);
   launches(forward_bytes > 0 ? 1 : 0, backward_bytes > 0 ? 1 : 0);
 }
 

@@ -18,8 +18,13 @@ class LayerBuilder {
   /// `groups` such layers of equal size, the experts of a rank: they share the SMs four at a time, as Transformer
   /// Engine's streams do, so that small ones leave SMs idle.
   double grouped_linear(double groups, double rows, double n, double k);
-  /// A kernel that streams memory.
-  void stream(double forward_bytes, double backward_bytes);
+  /// A kernel that streams memory, in as many passes as the framework takes over it.
+  void stream(double forward_bytes, double backward_bytes) {
+    const double passes = frame_.elementwise_passes.value;
+    move(passes * forward_bytes, passes * backward_bytes);
+  }
+  /// One that moves just these bytes: every pass is counted in them.
+  void move(double forward_bytes, double backward_bytes);
   /// Kept for backward; `core`: only where selective recomputation does not drop it.
   void keep(double mean_bytes, bool core = false);
   void weights(double split, double replicated);

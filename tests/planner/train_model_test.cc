@@ -180,6 +180,20 @@ TEST_CASE("eager front ends: launches beyond the layer's own, Megatron's fused s
   CHECK(some.kernels_backward - none.kernels_backward == Approx(15));
 }
 
+TEST_CASE("the loss moves the bytes that its profile counts, however many passes other kernels take") {
+  FrameworkProfile eager = plain_frame();
+  eager.elementwise_passes.value = 4.0;
+  const auto head = [](const FrameworkProfile& f) { return model_of(small_gpt(), 8, f).head({}); };
+  const auto seconds = [&](const FrameworkProfile& f) { return head(f).forward + head(f).backward; };
+  const CostModel cost = model_of(small_gpt(), 8).cost();
+  // 2048 tokens x 32000 logits x 28 B more, once; the final norm alone takes four passes instead of one.
+  FrameworkProfile busy = eager;
+  busy.loss_traffic.value += 28.0;
+  CHECK(seconds(busy) - seconds(eager) == Approx(cost.memory_seconds(2048.0 * 32000 * 28)));
+  const double norm = cost.memory_seconds((2 + 3.5) * 2 * 2048 * 1024);
+  CHECK(seconds(eager) - seconds(plain_frame()) == Approx(3 * norm));
+}
+
 namespace {
 
 /// 13 layers of which the first 3 are dense: a model whose pipelines hold up to five kinds of stages.
