@@ -29,6 +29,7 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"overlap_param_gather", &f.overlap_param_gather},
           {"overlap_pipeline", &f.overlap_pipeline},
           {"fused_accumulation", &f.fused_accumulation},
+          {"uneven_chunks", &f.uneven_chunks},
           {"keeps_norm_output", &f.keeps_norm_output},
           {"keeps_packed_qkv", &f.keeps_packed_qkv},
           {"selective_products", &f.selective_products},

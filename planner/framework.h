@@ -23,6 +23,7 @@ struct FrameworkProfile {
   bool overlap_param_gather = false;  // gather of updated parameters beside the next forward
   bool overlap_pipeline = false;      // P2P beside compute
   bool fused_accumulation = true;     // products add weight gradients to what is there; else a pass of its own does
+  bool uneven_chunks = false;         // interleaved chunks may differ in layers (Megatron-core's pipeline layout)
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
   bool keeps_norm_output = true;  // the input of the projection behind a norm is stored, not recomputed
   bool keeps_packed_qkv = false;  // rotary copies are stored beside the packed projection

@@ -63,8 +63,10 @@ bool TrainModel::divides(const TrainPoint& p) const {
   if (!model_.mla && model_.kv_heads % p.ulysses != 0 && p.ulysses % model_.kv_heads != 0) return false;
   if (!setting_.ragged && setting_.sequence % ways != 0) return false;
   if (p.pp > model_.layers || p.pp * p.vpp > model_.layers || (p.vpp > 1 && p.pp == 1)) return false;
-  // Interleaved chunks are equal, or one layer short at both ends where the embedding and the head count as one each.
-  const bool equal = split_given(p) || model_.layers % (p.pp * p.vpp) == 0 || (model_.layers + 2) % (p.pp * p.vpp) == 0;
+  // Interleaved chunks are equal, or one layer short at both ends where the embedding and the head count as one each;
+  // some frameworks take any split.
+  const bool equal = framework_.uneven_chunks || split_given(p) || model_.layers % (p.pp * p.vpp) == 0 ||
+                     (model_.layers + 2) % (p.pp * p.vpp) == 0;
   if (p.vpp > 1 && (!equal || p.micro_batches % p.pp != 0)) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
@@ -86,6 +88,9 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
     return fmt::format("{} layers are fewer than pp {} x vpp {}", model_.layers, p.pp, p.vpp);
   if (p.vpp > 1 && p.micro_batches % p.pp != 0)
     return fmt::format("interleaving needs micro-batches ({}) divisible by pp ({})", p.micro_batches, p.pp);
+  if (p.vpp > 1 && p.pp > 1 && !framework_.uneven_chunks && model_.layers % (p.pp * p.vpp) != 0)
+    return fmt::format("{} interleaves equal chunks only: {} layers do not divide by pp {} x vpp {}", framework_.name,
+                       model_.layers, p.pp, p.vpp);
   if (p.sp && p.tp == 1) return "sequence parallelism needs tp above 1";
   if (p.ep > 1 && !model_.moe) return "expert parallelism needs a model with experts";
   if (p.ep > 1 && model_.moe->experts % p.ep != 0)

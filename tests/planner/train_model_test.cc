@@ -227,7 +227,9 @@ TEST_CASE("an even pipeline costs what it costs when its split is written down, 
           TrainSetting given = even;
           given.pipeline_split = even_split(layers, pp * vpp);
           const CostModel cost(hardware_from_datasheet(c), c);
-          const TrainModel a(m, even, cost, plain_frame()), b(m, given, cost, plain_frame());
+          FrameworkProfile any_cut = plain_frame();
+          any_cut.uneven_chunks = true;
+          const TrainModel a(m, even, cost, any_cut), b(m, given, cost, plain_frame());
           for (const Recompute r : {Recompute::none, Recompute::full}) {
             const TrainPoint p{.dp = 2, .pp = pp, .vpp = vpp, .ep = 2, .recompute = r, .micro_batches = pp * 2};
             if (!a.divides(p)) continue;
@@ -238,11 +240,33 @@ TEST_CASE("an even pipeline costs what it costs when its split is written down, 
             CHECK(x.expert_payload == Approx(y.expert_payload).epsilon(1e-12));
             CHECK(x.data_reduce_payload == Approx(y.data_reduce_payload).epsilon(1e-12));
             CHECK(a.fullest_stage(p, a.layers(p)) == b.fullest_stage(p, b.layers(p)));
-            uneven += layers % pp != 0, interleaved += vpp > 1;
+            uneven += layers % pp != 0, interleaved += vpp > 1 && layers % (pp * vpp) != 0;
           }
         }
   CHECK(uneven > 100);
-  CHECK(interleaved > 20);
+  CHECK(interleaved > 100);
+}
+
+TEST_CASE("interleaving 61 layers: where the framework cuts unevenly, equal chunks only elsewhere") {
+  // DeepSeek-V3's 61 layers over 4 stages of 4 chunks: 13 of the 16 chunks hold 4 layers, the outer three 3.
+  ModelSpec m = dense_first_moe();
+  m.layers = 61;
+  FrameworkProfile any_cut = plain_frame();
+  any_cut.uneven_chunks = true;
+  const TrainPoint p{.pp = 4, .vpp = 4, .micro_batches = 8};
+  const TrainModel model = model_of(m, 16, any_cut), equal = model_of(m, 16);
+  REQUIRE(model.divides(p));
+  std::int64_t layers = 0, least = 61, most = 0;
+  for (std::int64_t stage = 0; stage < 4; ++stage) {
+    const std::int64_t own = model.layers_of(p, stage, false) + model.layers_of(p, stage, true);
+    layers += own, least = std::min(least, own), most = std::max(most, own);
+  }
+  CHECK(layers == 61);
+  CHECK(least == 15);  // 16 chunks of stages 0 to 3 in turn: the short ones are the first two and the last, 0, 1 and 3
+  CHECK(most == 16);
+  CHECK(model.price(p).step_seconds > 0);
+  CHECK_FALSE(equal.divides(p));
+  CHECK_THAT(equal.why_invalid(p), Catch::Contains("61 layers do not divide by pp 4 x vpp 4"));
 }
 
 TEST_CASE("leading dense layers: the first full MoE stage is the fullest, and the bubble waits for all of them") {
