@@ -84,7 +84,7 @@ TEST_CASE("published tables: accuracy holds, a changed figure is seen") {
                                                {"vtrain_a100_single_node", {0.075}},
                                                {"megatron_sc21_weak_scaling", {0.025, 0.05, 0.025}},
                                                {"megatron_sc21_zero3_vs_ptd", {0.035, 0.06, 0.02}},
-                                               {"megatron_readme_h100", {0.03, 0.06}},
+                                               {"megatron_readme_h100", {0.03, 0.08}},
                                                {"llama3_405b", {0.06}},
                                                {"megascale_175b", {0.05, 0.08, 0.03}},
                                                {"torchtitan", {0.02, 0.04}},
