@@ -134,7 +134,7 @@ std::optional<Diagnostic> fit_error(const Job& job) {
   return d;
 }
 
-Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s.cluster, catalog_root()); }
+Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s, catalog_root()); }
 
 Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const SimulateOptions& options) {
   auto driver = LengthDriver::create(job.plan, job.scenario, options.lengths);

@@ -24,21 +24,12 @@ ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const F
 
 Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
                                                              const std::filesystem::path& catalogue) {
-  auto hardware = hardware_for(s.cluster, catalogue);
+  auto hardware = hardware_for(s, catalogue);
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
   if (!frame) return fail(frame.error());
   // A process on a CPU has no device context, and its communicators are its own threads.
   if (s.cluster.gpu.is_cpu) frame->context_bytes = frame->communicator_bytes = {0.0, "none on a CPU"};
-  std::vector<std::string> precisions = {train_setting_of(s).precision};
-  if (s.algorithm.name != AlgorithmName::sft) precisions.emplace_back(name_of(s.rollout.dtype));
-  for (const std::string& precision : precisions)
-    if (hardware->peak_flops(precision) <= 0.0)
-      return fail(Diagnostic{.code = "E260",
-                             .message = fmt::format("{} has no {} peak to price with", s.cluster.gpu.name, precision),
-                             .where = {},
-                             .notes = {},
-                             .help = "give the GPU's tflops for this precision"});
   return std::unique_ptr<ScenarioPricer>(new ScenarioPricer(s, CostModel(std::move(*hardware), s.cluster), *frame));
 }
 

@@ -16,7 +16,7 @@ namespace hotbunk {
 /// A scenario's models, whole: hardware, framework, training and rollout closed forms.
 class ScenarioPricer {
  public:
-  /// E209, E205 from profiles; E260 when the device has no rate for the precision.
+  /// E209, E205 from profiles; E260, E264 as hardware_for.
   static Result<std::unique_ptr<ScenarioPricer>> make(const Scenario&, const std::filesystem::path& catalogue);
 
   const Scenario& scenario() const { return scenario_; }

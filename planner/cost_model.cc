@@ -279,7 +279,9 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
     return attention_seconds(flops, keys, bytes, op.kind == OpKind::attention_backward, peak_flops(dtype)) *
            correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
   }
-  return std::max(memory_seconds(bytes), flops / std::max(peak_flops(DType::f32), 1.0) * share_) *
+  // Without a known fp32 peak its memory traffic is what bounds a streaming kernel.
+  const double peak = peak_flops(DType::f32);
+  return std::max(memory_seconds(bytes), peak > 0.0 ? flops / peak * share_ : 0.0) *
          correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
 }
 

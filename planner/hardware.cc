@@ -6,6 +6,9 @@ namespace hotbunk {
 namespace {
 
 Sourced stated(double value, const char* why) { return {value, why}; }
+Sourced known_or(const Sourced& given, double value, const char* why) {
+  return given.known() ? given : stated(value, why);
+}
 
 /// The local machine's cores, shared memory and TCP as a "GPU" and its links.
 void cpu_defaults(Hardware& h, const ClusterSpec& c) {
@@ -18,9 +21,9 @@ void cpu_defaults(Hardware& h, const ClusterSpec& c) {
   // 256 MiB all-gather over 4 ranks through shared memory moved 11.2 GB/s in total on a machine that reads 33 GB/s.
   h.intra = {
       stated(c.gpu.memory_bandwidth.value / 3.0, "stated: a copy in and a copy out, a third of memory bandwidth"),
-      stated(20e-6, "stated: wake-up of a waiting thread"), stated(10e-6, "stated")};
-  h.inter = {stated(std::max(c.network_bandwidth.value, 1e6) * 0.8, "stated: 80 % of the network"),
-             stated(100e-6, "stated: TCP round trip"), stated(50e-6, "stated")};
+      stated(20e-6, "stated: wake-up of a waiting thread"), known_or(c.nvlink_latency, 10e-6, "stated")};
+  h.inter = {stated(c.network_bandwidth.value * 0.8, "stated: 80 % of the network"),
+             stated(100e-6, "stated: TCP round trip"), known_or(c.network_latency, 50e-6, "stated")};
   h.host_bandwidth = stated(c.gpu.memory_bandwidth.value / 2.5, "stated: memcpy reads, writes and fetches its target");
   h.host_latency = stated(2e-6, "stated");
   h.map_bandwidth = stated(16e9, "stated: a quarter of a microsecond per 4 KiB page");
@@ -47,12 +50,11 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
   const double wire = nvlink ? c.gpu.nvlink_bandwidth.value : c.gpu.pcie_bandwidth.value;
   h.intra = {stated(wire * 0.80, "NCCL ring on 8 H200: 361-367 of 450 GB/s"),
              stated(12e-6, "small NCCL all-reduce on 8 H200: 20-25 us"),
-             stated(0.8e-6, "small NCCL all-reduce on 8 H200: 20-25 us over 14 steps")};
+             known_or(c.nvlink_latency, 0.8e-6, "small NCCL all-reduce on 8 H200: 20-25 us over 14 steps")};
   h.nvls_gain =
       c.gpu.nvlink_sharp ? stated(1.31, "NCCL all-reduce 8 H200: NVLS 480, ring 367 GB/s") : stated(1.0, "no NVLS");
-  h.inter = {stated(std::max(c.network_bandwidth.value, 1e6) * 0.90, "NCCL all-reduce, 4 nodes: 365 of 400 GB/s"),
-             stated(20e-6, "stated"),
-             c.network_latency.value > 0.0 ? c.network_latency : stated(5e-6, "stated: one InfiniBand hop with NCCL")};
+  h.inter = {stated(c.network_bandwidth.value * 0.90, "NCCL all-reduce, 4 nodes: 365 of 400 GB/s"),
+             stated(20e-6, "stated"), known_or(c.network_latency, 5e-6, "stated: one InfiniBand hop with NCCL")};
   h.host_bandwidth = stated(c.gpu.pcie_bandwidth.value, "pinned copies run at the link's usable rate");
   h.host_latency = stated(10e-6, "stated");
   h.map_bandwidth = stated(130e9, "stated: 15 us to create and map a 2 MiB chunk");
@@ -65,20 +67,8 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
 }  // namespace
 
 double Hardware::peak_flops(const std::string& precision) const {
-  // Wider formats that can stand in when the device lacks the asked one.
-  static const std::map<std::string, std::vector<std::string>> wider = {
-      {"nvfp4", {"mxfp8", "fp8", "bf16", "fp16", "fp32"}},
-      {"mxfp8", {"fp8", "bf16", "fp16", "fp32"}},
-      {"fp8", {"mxfp8", "bf16", "fp16", "fp32"}},
-      {"bf16", {"fp16", "fp32"}},
-      {"fp16", {"bf16", "fp32"}},
-      {"tf32", {"fp32"}},
-  };
-  if (const auto it = peak.find(precision); it != peak.end()) return it->second;
-  if (const auto it = wider.find(precision); it != wider.end())
-    for (const std::string& other : it->second)
-      if (const auto found = peak.find(other); found != peak.end()) return found->second;
-  return 0.0;
+  const auto it = peak.find(precision);
+  return it == peak.end() ? 0.0 : it->second;
 }
 
 Hardware hardware_from_datasheet(const ClusterSpec& c) {

@@ -14,6 +14,8 @@
 
 namespace hotbunk {
 
+struct Scenario;
+
 /// One timed operation of a calibration run. `op` is an op kind ("linear", "swiglu", "all_reduce", …), "h2d", "d2h" or
 /// "launch". Coordinates by class of op:
 ///   GEMM        (m, n, k)                         rows of x, rows of W, columns of both
@@ -75,7 +77,7 @@ struct Hardware {
   std::int64_t measured_ranks_per_device = 1;  // ranks that worked at the same time when `measurements` were taken
   std::vector<Measurement> measurements;
 
-  /// Peak for a precision; falls back to the nearest wider one that the device has, 0 when it has none.
+  /// Peak for a precision, 0 when the device has no such products.
   double peak_flops(const std::string& precision) const;
 };
 
@@ -89,6 +91,10 @@ Result<Hardware> parse_hardware(const std::string& text, const std::string& file
 /// The profile that a cluster names (`calibration`: catalogue name or path), else the catalogue's profile of its GPU,
 /// else the datasheet. `catalogue` is the folder scenarios/catalog.
 Result<Hardware> hardware_for(const ClusterSpec&, const std::filesystem::path& catalogue);
+
+/// The same for a scenario's cluster, whole: E260 where the scenario asks for products in a format that the device does
+/// not have, E264 for every figure that its price needs and nobody gave.
+Result<Hardware> hardware_for(const Scenario&, const std::filesystem::path& catalogue);
 
 /// Every sourced number of a profile, by its key.
 struct HardwareNumber {

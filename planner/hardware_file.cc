@@ -209,6 +209,7 @@ std::string to_yaml(const Hardware& hardware) {
       fmt::format("schema: hotbunk.hardware/1\nname: {}\nsource: {}\n", yaml_text(h.name), yaml_text(h.source));
   std::string group;
   for (const Field& field : fields_of(h)) {
+    if (field.at->value < field.least) continue;  // a rate that is not known
     const std::string key = field.key;
     const auto dot = key.find('.');
     const std::string prefix = dot == std::string::npos ? "" : key.substr(0, dot);

@@ -176,7 +176,7 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
                                                    {"DGX-B300", "b300-sxm-288gb"},
                                                    {"DGX-H100", "h100-sxm-80gb"}};
   const std::map<std::string, std::string> precisions = {
-      {"BF16", "bf16"}, {"FP8", "fp8"}, {"MXFP8", "fp8"}, {"NVFP4", "nvfp4"}};
+      {"BF16", "bf16"}, {"FP8", "fp8"}, {"MXFP8", "mxfp8"}, {"NVFP4", "nvfp4"}};
   auto frame = context.framework("megatron-te-overlap");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
@@ -199,6 +199,10 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
     auto cost = context.cost(gpu->second, r.integer("gpus"), 0.0, "", rack ? 64 : 8);
     if (!model) return fail(model.error());
     if (!cost) return fail(cost.error());
+    if (cost->peak_flops(precision->second) <= 0.0) {
+      out.skipped.push_back({label, fmt::format("{} has no {} products", gpu->second, precision->second)});
+      continue;
+    }
     const TrainModel trained(
         *model, {.sequence = r.integer("seq"), .precision = precision->second, .state = {2, 4, 4, 8}}, *cost, *frame);
     TrainPoint p{.cp = r.integer("cp", 1),

@@ -9,10 +9,12 @@
 
 namespace hotbunk {
 
-/// A number and where it comes from: "datasheet …", "measured …", "fitted on …".
+/// A number and where it comes from: "datasheet …", "measured …", "fitted on …". One that nobody gave has neither: not
+/// known is not zero.
 struct Sourced {
   double value = 0.0;
   std::string source;
+  bool known() const { return value != 0.0 || !source.empty(); }
   bool operator==(const Sourced&) const = default;
 };
 
@@ -37,10 +39,10 @@ struct ClusterSpec {
   std::int64_t nodes = 1, gpus_per_node = 1;
   std::int64_t ranks_per_device = 1;     // > 1: several ranks share one physical device
   std::int64_t device_memory_bytes = 0;  // capacity of one rank; default gpu.memory_bytes / ranks_per_device
-  std::int64_t host_memory_bytes = 0;    // per node
+  std::int64_t host_memory_bytes = 0;    // per node, 0: not known
   Sourced network_bandwidth;             // bytes/s one way, per GPU, between nodes
-  Sourced network_latency;               // seconds, between nodes
-  Sourced nvlink_latency;                // seconds, inside a node
+  Sourced network_latency;               // seconds, one step between nodes
+  Sourced nvlink_latency;                // seconds, one step inside a node
   double oversubscription = 1.0;         // of the spine
   std::int64_t pod_nodes = 0;            // nodes under one leaf or set of rails, which reach each other past the spine
   std::string calibration;               // catalogue name or path of a calibration profile; "" = datasheet efficiencies

@@ -26,6 +26,8 @@ using std::int64_t;
 
 // Limits of plausibility: far above any cluster or job, far below what overflows 64-bit byte counts.
 inline constexpr double max_ranks = 1 << 20, max_tokens = 1LL << 32, max_gib = 1 << 24, max_rate = 1e9;
+/// The least that a rate keeps of its unit. Zero is none: what is not known is left out.
+inline constexpr double least_rate = 1e-6;
 
 /// An accessor that serves const and non-const scenarios alike.
 #define HB_FIELD(member) \
@@ -129,11 +131,12 @@ ScenarioKey bytes(std::string path, F field, double unit_bytes, double low, doub
 /// A rate or time with its source. Files give it in `unit` (GB/s = 1e9 bytes/s), kept to a millionth of it: so the same
 /// double comes back from what was printed.
 template <class F>
-ScenarioKey sourced(std::string path, F field, double unit, double high, Text text) {
+ScenarioKey sourced(std::string path, F field, double unit, double low, double high, Text text) {
   return make(
-      std::move(path), KeyType::sourced, 0, high, std::move(text),
+      std::move(path), KeyType::sourced, low, high, std::move(text),
       [field, unit](const Scenario& s) -> KeyValue {
         const Sourced& value = field(s);
+        if (!value.known()) return std::monostate{};
         return Sourced{std::round(value.value / unit * 1e6) / 1e6, value.source};
       },
       [field, unit](Scenario& s, const KeyValue& v) {

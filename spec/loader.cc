@@ -318,7 +318,11 @@ class Loader {
   }
 
   KeyValue out_of_range(const ScenarioKey& key, const YamlNode& node) {
-    report("E206", fmt::format("{} is {}, expected {}", key.path, node.text, expectation(key)), node.where);
+    double number = 0.0;
+    std::string help;
+    if (parse_number(node, number) && number == 0.0 && !key.derived.empty())
+      help = fmt::format("leave {} out where it is not known", key.path);
+    report("E206", fmt::format("{} is {}, expected {}", key.path, node.text, expectation(key)), node.where, {}, help);
     return {};
   }
 
@@ -368,6 +372,7 @@ class Loader {
       }
     }
     if (node.find("value") == nullptr) return wrong_type(key, node);
+    if (result.source.empty()) result.source = "scenario";
     return result;
   }
 

@@ -10,7 +10,7 @@ using namespace key_makers;
 ScenarioKey peak_flops(const std::string& precision) {
   constexpr double unit = 1e12;
   return make(
-      "cluster.gpu.tflops." + precision, KeyType::sourced, 0, 1e9,
+      "cluster.gpu.tflops." + precision, KeyType::sourced, least_rate, 1e9,
       {"TFLOP/s", fmt::format("dense {} peak", precision), "from the GPU"},
       [precision](const Scenario& s) -> KeyValue {
         const auto at = s.cluster.gpu.flops.find(precision);
@@ -36,19 +36,19 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
   keys.push_back(string("cluster.gpu.name", HB_FIELD(cluster.gpu.name), {"", "name in reports", from_gpu}));
   keys.push_back(bytes("cluster.gpu.memory_gib", HB_FIELD(cluster.gpu.memory_bytes), gib, 1.0 / 1024, max_gib,
                        {"GiB", "what a process can allocate on an empty device", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.memory_gb_per_s", HB_FIELD(cluster.gpu.memory_bandwidth), 1e9, max_rate,
-                         {"GB/s", "device memory bandwidth", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.nvlink_gb_per_s", HB_FIELD(cluster.gpu.nvlink_bandwidth), 1e9, max_rate,
+  keys.push_back(sourced("cluster.gpu.memory_gb_per_s", HB_FIELD(cluster.gpu.memory_bandwidth), 1e9, least_rate,
+                         max_rate, {"GB/s", "device memory bandwidth", from_gpu}));
+  keys.push_back(sourced("cluster.gpu.nvlink_gb_per_s", HB_FIELD(cluster.gpu.nvlink_bandwidth), 1e9, 0, max_rate,
                          {"GB/s", "NVLink bandwidth of one GPU, one way; 0 = none", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.pcie_gb_per_s", HB_FIELD(cluster.gpu.pcie_bandwidth), 1e9, max_rate,
+  keys.push_back(sourced("cluster.gpu.pcie_gb_per_s", HB_FIELD(cluster.gpu.pcie_bandwidth), 1e9, least_rate, max_rate,
                          {"GB/s", "host link bandwidth of one GPU, one way, pinned memory", from_gpu}));
   keys.push_back(boolean("cluster.gpu.nvlink_sharp", HB_FIELD(cluster.gpu.nvlink_sharp),
                          {"", "reductions inside the NVLink switch (NVLS)", from_gpu}));
   keys.push_back(boolean("cluster.gpu.cpu", HB_FIELD(cluster.gpu.is_cpu),
                          {"", "the device is a machine's cores and memory, not a GPU", from_gpu}));
-  keys.push_back(sourced("cluster.gpu.price_per_hour", HB_FIELD(cluster.gpu.price_per_hour), 1.0, 1e6,
+  keys.push_back(sourced("cluster.gpu.price_per_hour", HB_FIELD(cluster.gpu.price_per_hour), 1.0, 0, 1e6,
                          {"money/h", "price of one GPU; 0 = unknown", from_gpu}));
-  for (const char* precision : {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "nvfp4"})
+  for (const char* precision : {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "int8", "nvfp4"})
     keys.push_back(peak_flops(precision));
 
   keys.push_back(integer("cluster.nodes", HB_FIELD(cluster.nodes), 1, max_ranks, {"", "number of nodes"}));
@@ -63,14 +63,14 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
                              max_gib * 1024, {"MiB", "the same in MiB; give one of the two", share});
   in_mib.in_resolved = false;
   keys.push_back(std::move(in_mib));
-  keys.push_back(bytes("cluster.host_memory_gib", HB_FIELD(cluster.host_memory_bytes), gib, 0, max_gib,
+  keys.push_back(bytes("cluster.host_memory_gib", HB_FIELD(cluster.host_memory_bytes), gib, 1.0 / (1 << 20), max_gib,
                        {"GiB", "host memory of one node", from_gpu}));
-  keys.push_back(sourced("cluster.network_gb_per_s", HB_FIELD(cluster.network_bandwidth), 1e9, max_rate,
+  keys.push_back(sourced("cluster.network_gb_per_s", HB_FIELD(cluster.network_bandwidth), 1e9, least_rate, max_rate,
                          {"GB/s", "bandwidth of one GPU between nodes, one way (400 Gb/s = 50 GB/s)", from_gpu}));
-  keys.push_back(sourced("cluster.network_latency_us", HB_FIELD(cluster.network_latency), 1e-6, 1e9,
-                         {"us", "latency between nodes", from_gpu}));
-  keys.push_back(sourced("cluster.nvlink_latency_us", HB_FIELD(cluster.nvlink_latency), 1e-6, 1e9,
-                         {"us", "latency inside a node", from_gpu}));
+  keys.push_back(sourced("cluster.network_latency_us", HB_FIELD(cluster.network_latency), 1e-6, 0, 1e9,
+                         {"us", "latency of one step between nodes", from_gpu}));
+  keys.push_back(sourced("cluster.nvlink_latency_us", HB_FIELD(cluster.nvlink_latency), 1e-6, 0, 1e9,
+                         {"us", "latency of one step inside a node", from_gpu}));
   keys.push_back(real("cluster.oversubscription", HB_FIELD(cluster.oversubscription), 1, 1000,
                       {"", "of the network's spine; 1 = full bisection"}));
   keys.push_back(integer("cluster.pod_nodes", HB_FIELD(cluster.pod_nodes), 0, max_ranks,
