@@ -35,6 +35,9 @@ struct BlockVisit {
   std::int16_t phase = 0;
   std::int32_t block = 0;
 };
+inline const Block& block_at(const Program& p, const BlockVisit& v) {
+  return p.phases[static_cast<std::size_t>(v.phase)][static_cast<std::size_t>(v.block)];
+}
 std::vector<BlockVisit> block_visits(const Plan&, const Program&, When);
 
 }  // namespace hotbunk

@@ -12,6 +12,7 @@ namespace hotbunk {
 class ByteRanges {
   struct Range {
     std::int64_t begin, end;
+    friend bool operator==(const Range&, const Range&) = default;
   };
   /// The first range with bytes behind `at`.
   template <class Ranges>
@@ -65,6 +66,8 @@ class ByteRanges {
     if (last != ranges_.end() && last->begin < end) last->begin = end;
     ranges_.erase(first, last);
   }
+
+  friend bool operator==(const ByteRanges&, const ByteRanges&) = default;
 
  private:
   std::vector<Range> ranges_;

@@ -8,30 +8,33 @@ void WrittenBytes::alloc(const Buffer& b) {
   written_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
 }
 
-std::vector<const Tensor*> WrittenBytes::run(const Op& op) {
-  std::vector<const Tensor*> unwritten;
-  if (op.kind == OpKind::barrier) return unwritten;  // its tensors say what it orders
+std::vector<const Tensor*> WrittenBytes::unwritten(const Op& op) const {
+  std::vector<const Tensor*> out;
+  if (op.kind == OpKind::barrier) return out;  // its tensors say what it orders
   const auto read = [&](const Tensor& t, const Runs& runs) {
-    if (!holds(runs) && !std::ranges::count(unwritten, &t)) unwritten.push_back(&t);
+    if (!holds(runs) && !std::ranges::count(out, &t)) out.push_back(&t);
   };
-  const bool moves_boxes = op.kind == OpKind::copy_boxes || op.kind == OpKind::peer_copy;
-  if (op.kind == OpKind::copy_boxes || op.kind == OpKind::hash_boxes)
+  if (reads_boxes(op.kind))
     for (const Box& b : op.boxes) {
       const Tensor& from = op.inputs[static_cast<std::size_t>(b.input)];
       read(from, part_of(from, b.src_offset, b.src_pitch, b));
     }
   else  // of a peer_copy's input, the peers read at the same time what this rank does not
     for (const Tensor& t : op.inputs) read(t, all_of(t));
-  if (moves_boxes)
+  return out;
+}
+
+void WrittenBytes::write(const Op& op) {
+  if (op.kind == OpKind::barrier) return;
+  if (writes_boxes(op.kind))
     for (const Box& b : op.boxes)
       add(part_of(op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
   else
     for (const Tensor& t : op.outputs) add(all_of(t));
-  return unwritten;
 }
 
 WrittenBytes::Runs WrittenBytes::all_of(const Tensor& t) const {
-  const Buffer& b = program_.buffers[static_cast<std::size_t>(t.buffer)];
+  const Buffer& b = program_->buffers[static_cast<std::size_t>(t.buffer)];
   return {b.section, b.offset + t.offset_bytes, t.capacity_bytes(), 0, 1};
 }
 

@@ -11,13 +11,21 @@ namespace hotbunk {
 
 class WrittenBytes {
  public:
-  explicit WrittenBytes(const Program& program) : program_(program) {}
+  /// The program outlives it.
+  explicit WrittenBytes(const Program& program) : program_(&program) {}
+
+  /// Kinds whose boxes say what they read or write.
+  static bool reads_boxes(OpKind k) { return k == OpKind::copy_boxes || k == OpKind::hash_boxes; }
+  static bool writes_boxes(OpKind k) { return k == OpKind::copy_boxes || k == OpKind::peer_copy; }
 
   /// What lies in a fresh buffer is nobody's.
   void alloc(const Buffer&);
-  /// The inputs of which the op reads bytes that nobody wrote; then its outputs are written. Boxes count one by one
-  /// where they say what moves; every other op is taken to write its outputs whole, as kv_write does block by block.
-  std::vector<const Tensor*> run(const Op&);
+  /// The inputs of which the op reads bytes that nobody wrote.
+  std::vector<const Tensor*> unwritten(const Op&) const;
+  /// Its outputs are written. Boxes count one by one where they say what moves; every other op is taken to write its
+  /// outputs whole, as kv_write does block by block.
+  void write(const Op&);
+  friend bool operator==(const WrittenBytes&, const WrittenBytes&) = default;
 
  private:
   /// `rows` runs of `row_bytes`, `pitch_bytes` apart.
@@ -31,7 +39,7 @@ class WrittenBytes {
   bool holds(const Runs&) const;
   void add(const Runs&);
 
-  const Program& program_;
+  const Program* program_;
   std::array<ByteRanges, num_sections> written_;
 };
 

@@ -1,5 +1,8 @@
 #include "graph/verify.h"
 
+#include <rapidcheck.h>
+
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <functional>
 
@@ -220,6 +223,81 @@ TEST_CASE("An op reads only what was written since its buffer was allocated") {
   };
   CHECK(halves(2).empty());
   CHECK_THAT(halves(1), Contains("op 6 (fetch ''): reads bytes of 'b'"));
+}
+
+namespace {
+
+/// Writes 'b' by the boxes of one or more copies, reads some of it back by one and all of it at last.
+Program copies(const std::vector<std::vector<Box>>& written, const std::vector<Box>& read, bool extra) {
+  Program p;
+  p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64), scratch("c", 16, 128)};
+  const Tensor a = whole(p, 0), b = whole(p, 1), c = whole(p, 2);
+  std::vector<Op> ops = {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {a}), memory(OpKind::alloc, 1)};
+  for (const auto& boxes : written) {
+    ops.push_back(op(OpKind::copy_boxes, {a}, {b}));
+    ops.back().boxes = boxes;
+  }
+  ops.push_back(memory(OpKind::alloc, 2));
+  if (extra) ops.push_back(op(OpKind::zero, {}, {b}));
+  ops.push_back(op(OpKind::copy_boxes, {b}, {c}));
+  ops.back().boxes = read;
+  ops.push_back(op(OpKind::copy, {b}, {c}));
+  for (BufferId id : {0, 1, 2}) ops.push_back(memory(OpKind::free, id));
+  return plan_of(p, ops, 4096).programs[0];
+}
+
+}  // namespace
+
+TEST_CASE("Programs that are walked together are found to be what each is alone") {
+  int clean = 0, faulty = 0;
+  CHECK(rc::check("together = alone", [&] {
+    const auto part = [] {
+      const std::int64_t begin = 4 * *rc::gen::inRange(0, 4), cols = 4 * *rc::gen::inRange(1, 5);
+      return Box{.src_offset = begin, .dst_offset = begin, .rows = 1, .cols = std::min(cols, 16 - begin)};
+    };
+    const auto parts = [&] { return std::vector<Box>{part(), part()}; };
+    Plan plan = plan_of(Program{}, {}, 4096);
+    plan.programs.clear(), plan.program_of_rank.clear();
+    const int copied = *rc::gen::inRange(1, 4);
+    std::vector<std::string> expected;
+    for (int i = *rc::gen::inRange(1, 6); i > 0; --i) {
+      std::vector<std::vector<Box>> written;
+      for (int k = 0; k < copied; ++k) written.push_back(parts());
+      plan.programs.push_back(copies(written, parts(), *rc::gen::inRange(0, 4) == 0));
+      Plan alone = plan;
+      alone.programs = {plan.programs.back()}, alone.program_of_rank = {0};
+      const auto faults = verify(alone);
+      ++(faults.empty() ? clean : faulty);
+      for (const std::string& line : faults)
+        expected.push_back("program " + std::to_string(plan.programs.size() - 1) + line.substr(line.find(':')));
+    }
+    auto found = verify(plan, 1000);
+    std::ranges::sort(found), std::ranges::sort(expected);
+    RC_ASSERT(found == expected);
+  }));
+  CHECK(std::min(clean, faulty) > 50);
+}
+
+TEST_CASE("A program is like another only where all but names, attributes and boxes are the same") {
+  const auto verdict = [](const std::function<void(Plan&)>& spoil) {
+    Plan plan = base();
+    plan.programs.push_back(plan.programs[0]);
+    plan.program_of_rank = {0, 1};
+    spoil(plan);
+    std::string all;
+    for (const std::string& line : verify(plan)) all += line + '\n';
+    return all;
+  };
+  CHECK(verdict([](Plan& p) { work(p, 1)[5].name = "copied", work(p, 1)[5].attrs = {{Attr::slot, 1.0}}; }).empty());
+  // Each is found in the second program, though the first has none of it.
+  CHECK_THAT(verdict([](Plan& p) { p.programs[1].buffers[1].offset = 0; }), Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { work(p, 1)[4].buffer = 0; }), Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { work(p, 1)[3].event = 1; }), Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { work(p, 1)[5].stream = StreamId::reduce; }), Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { work(p, 1).pop_back(); }), Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { p.programs[1].phases[0][0].ops[0].map_end = 0; }),
+             Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { work(p, 1)[1].outputs[0].shape[0].size = 15; }), Contains("program 1: phase work"));
 }
 
 TEST_CASE("Shape: windows, counts, groups, buffers, phases, programs") {

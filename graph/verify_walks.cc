@@ -1,0 +1,331 @@
+#include "graph/verify_walks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "graph/byte_ranges.h"
+#include "graph/conflicts.h"
+#include "graph/section_states.h"
+#include "graph/written.h"
+
+namespace hotbunk {
+namespace {
+
+/// Calls on_block(visit, block) for what a rank runs, and on_end(when) behind the prologue, each iteration and the
+/// epilogue.
+template <class OnBlock, class OnEnd>
+void walk(const Plan& plan, const Program& program, OnBlock&& on_block, OnEnd&& on_end) {
+  SectionStates states(program);
+  for (When when : {When::prologue, When::iteration, When::epilogue}) {
+    const std::vector<BlockVisit> visits = block_visits(plan, program, when);
+    for (int turn = when == When::iteration ? 2 : 1; turn > 0; --turn) {
+      for (const BlockVisit& visit : visits) {
+        const Block& block = block_at(program, visit);
+        if (states.skips(block)) continue;
+        on_block(visit, block);
+        states.ran(block);
+      }
+      on_end(when);
+    }
+  }
+}
+
+/// Where a walk is, as faults tell it.
+class Place {
+ public:
+  Place(const Plan& plan, std::size_t program) : plan_(plan), program_(program) {}
+  void enter(const BlockVisit& at) { at_ = at, op_ = nullptr; }
+  void enter(const Op* op) { op_ = op; }
+
+  std::string operator()(std::string_view text) const { return operator()(program_, text); }
+  std::string operator()(std::size_t program, std::string_view text) const {
+    if (at_.phase < 0) return fmt::format("program {}: {}", program, text);
+    const Block& block = block_at(plan_.programs[program_], at_);
+    const std::string place = fmt::format("program {}: phase {}, block {}", program,
+                                          plan_.phases[static_cast<std::size_t>(at_.phase)].name, block.name);
+    if (op_ == nullptr) return fmt::format("{}: {}", place, text);
+    return fmt::format("{}, op {} ({} '{}'): {}", place, op_ - block.ops.data(), name_of(op_->kind), op_->name, text);
+  }
+
+ private:
+  const Plan& plan_;
+  std::size_t program_;
+  BlockVisit at_{-1, -1};
+  const Op* op_ = nullptr;  // of the block
+};
+
+class MemoryAndOrder {
+ public:
+  MemoryAndOrder(const Plan& plan, std::size_t index, Faults& faults)
+      : plan_(plan),
+        program_(plan.programs[index]),
+        place_(plan, index),
+        faults_(faults),
+        live_(program_.buffers.size(), false) {
+    Clock never;
+    never.fill(-1);
+    recorded_.assign(static_cast<std::size_t>(std::max(program_.num_events, 0)), never);
+  }
+
+  void run() {
+    std::vector<bool> before = live_;
+    walk(
+        plan_, program_, [&](const BlockVisit& visit, const Block& block) { check_block(visit, block); },
+        [&](When when) {
+          if (when == When::iteration) check_balance(before);
+          before = live_;
+        });
+  }
+
+ private:
+  const Buffer& buffer(BufferId id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
+  void fault(const std::string& text) { faults_.add(place_(text)); }
+
+  // Streams are joined at block borders (dependencies.cc); the check proves that too, through the clocks below.
+  void check_block(const BlockVisit& visit, const Block& block) {
+    place_.enter(visit);
+    for (const Op& op : block.ops) {
+      if (faults_.full()) return;
+      place_.enter(&op);
+      check_memory(op);
+      check_order(op);
+    }
+    place_.enter(visit);
+    check_entered(block);
+    place_.enter(BlockVisit{-1, -1});
+  }
+
+  void check_balance(const std::vector<bool>& before) {
+    for (std::size_t i = 0; i < live_.size(); ++i) {
+      if (live_[i] == before[i]) continue;
+      const std::string& name = program_.buffers[i].name;
+      fault(live_[i] ? fmt::format("buffer '{}' is still alive after an iteration that allocated it", name)
+                     : fmt::format("buffer '{}' was alive before an iteration that freed it", name));
+    }
+  }
+
+  /// A block that wakes or puts to sleep does it to the whole section.
+  void check_entered(const Block& block) {
+    if (block.enters == Enters::nothing) return;
+    const bool awake = block.enters == Enters::awake;
+    for (std::size_t i = 0; i < live_.size(); ++i)
+      if (const Buffer& b = program_.buffers[i]; b.section == block.section && live_[i] != awake)
+        fault(fmt::format("leaves {} {}, but '{}' is {}", name_of(block.section), name_of(block.enters), b.name,
+                          awake ? "not alive" : "alive"));
+    if (!awake && !mapped_[static_cast<std::size_t>(block.section)].empty())
+      fault(fmt::format("leaves {} asleep, but part of it is mapped", name_of(block.section)));
+  }
+
+  void check_memory(const Op& op) {
+    switch (op.kind) {
+      case OpKind::alloc:
+        return check_alloc(op.buffer);
+      case OpKind::free:
+        return check_free(op.buffer);
+      case OpKind::map:
+      case OpKind::unmap:
+        return check_map(op);
+      default:
+        break;
+    }
+    for (const auto* side : {&op.inputs, &op.outputs})
+      for (const Tensor& t : *side)
+        if (t.buffer >= 0 && !live_[static_cast<std::size_t>(t.buffer)])
+          fault(fmt::format("touches '{}', which is not alive", buffer(t.buffer).name));
+  }
+
+  /// Buffers alive in the section that have bytes in [begin, end): looked for only to name them in a fault.
+  std::vector<const Buffer*> alive_in(Section section, std::int64_t begin, std::int64_t end) const {
+    std::vector<const Buffer*> out;
+    for (std::size_t i = 0; i < live_.size(); ++i)
+      if (const Buffer& b = program_.buffers[i]; live_[i] && b.section == section)
+        if (b.offset < end && b.offset + b.bytes() > begin) out.push_back(&b);
+    return out;
+  }
+
+  void check_alloc(BufferId id) {
+    const Buffer& b = buffer(id);
+    const std::int64_t end = b.offset + b.bytes();
+    if (live_[static_cast<std::size_t>(id)]) return fault(fmt::format("allocates '{}', which is alive", b.name));
+    ByteRanges& taken = taken_[static_cast<std::size_t>(b.section)];
+    if (taken.meets(b.offset, end))
+      for (const Buffer* other : alive_in(b.section, b.offset, end))
+        fault(fmt::format("'{}' overlaps '{}'", b.name, other->name));
+    live_[static_cast<std::size_t>(id)] = true;
+    taken.add(b.offset, end);
+    if (!mapped_[static_cast<std::size_t>(b.section)].holds(b.offset, end))
+      fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name, name_of(b.section)));
+  }
+
+  void check_free(BufferId id) {
+    const Buffer& b = buffer(id);
+    if (!live_[static_cast<std::size_t>(id)]) return fault(fmt::format("frees '{}', which is not alive", b.name));
+    live_[static_cast<std::size_t>(id)] = false;
+    taken_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
+  }
+
+  void check_map(const Op& op) {
+    ByteRanges& mapped = mapped_[static_cast<std::size_t>(op.section)];
+    const std::int64_t begin = op.map_begin, end = op.map_end;
+    if (begin % plan_.chunk_bytes != 0 || end % plan_.chunk_bytes != 0 || begin > end)
+      return fault(fmt::format("range {}..{} is not made of chunks of {}", begin, end, plan_.chunk_bytes));
+    if (op.kind == OpKind::map) {
+      if (mapped.meets(begin, end))
+        return fault(fmt::format("maps {}..{} of {}, part of which is mapped", begin, end, name_of(op.section)));
+      return mapped.add(begin, end);
+    }
+    if (!mapped.holds(begin, end))
+      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", begin, end, name_of(op.section)));
+    if (taken_[static_cast<std::size_t>(op.section)].meets(begin, end))
+      for (const Buffer* b : alive_in(op.section, begin, end))
+        fault(fmt::format("unmaps '{}', which is alive", b->name));
+    mapped.remove(begin, end);
+  }
+
+  using Clock = std::array<std::int32_t, num_streams>;
+
+  /// Happens-before as the devices implement it: clocks travel only through record and wait.
+  void check_order(const Op& op) {
+    const auto s = static_cast<std::size_t>(op.stream);
+    if (op.kind == OpKind::record) {
+      recorded_[static_cast<std::size_t>(op.event)] = clocks_[s];
+      return;
+    }
+    if (op.kind == OpKind::wait) {
+      const Clock& then = recorded_[static_cast<std::size_t>(op.event)];
+      if (then[s] < 0) return fault(fmt::format("waits for event {}, which nobody recorded", op.event));
+      for (std::size_t t = 0; t < num_streams; ++t) clocks_[s][t] = std::max(clocks_[s][t], then[t]);
+      return;
+    }
+    if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
+    const std::int32_t index = ++sequence_;
+    each_access(program_, op, [&](const Access& a) {
+      conflicts_.touch(a, op.stream, index, [&](StreamId t, std::int32_t earlier) {
+        if (earlier != index && clocks_[s][static_cast<std::size_t>(t)] < earlier)
+          fault(fmt::format("bytes {}..{} of {} are also touched on stream {} with no event between", a.begin, a.end,
+                            name_of(a.section), name_of(t)));
+      });
+    });
+    clocks_[s][s] = index;
+  }
+
+  const Plan& plan_;
+  const Program& program_;
+  Place place_;
+  Faults& faults_;
+  std::vector<bool> live_;
+  std::array<ByteRanges, num_sections> taken_, mapped_;  // by buffers that are alive; by maps
+  ConflictMap conflicts_;
+  std::array<Clock, num_streams> clocks_{};
+  std::vector<Clock> recorded_;  // by event; -1: not yet
+  std::int32_t sequence_ = 0;
+};
+
+/// Programs whose boxes have written the same bytes so far share one account of them.
+class Written {
+ public:
+  Written(const Plan& plan, const std::vector<std::size_t>& programs, Faults& faults)
+      : plan_(plan), first_(plan.programs[programs.front()]), place_(plan, programs.front()), faults_(faults) {
+    accounts_.push_back({programs, WrittenBytes(first_)});
+  }
+
+  void run() {
+    walk(
+        plan_, first_,
+        [&](const BlockVisit& visit, const Block& block) {
+          place_.enter(visit);
+          at_ = visit;
+          for (index_ = 0; index_ < block.ops.size() && !faults_.full(); ++index_) check(block.ops[index_]);
+        },
+        [](When) {});
+  }
+
+ private:
+  struct Account {
+    std::vector<std::size_t> programs;
+    WrittenBytes bytes;
+  };
+
+  const Op& op_of(std::size_t program) const { return block_at(plan_.programs[program], at_).ops[index_]; }
+
+  /// In program order: check_order proves that the devices keep to it where it matters.
+  void check(const Op& op) {
+    if (op.kind == OpKind::alloc) {
+      const Buffer& b = first_.buffers[static_cast<std::size_t>(op.buffer)];
+      for (Account& a : accounts_) a.bytes.alloc(b);
+      return;
+    }
+    place_.enter(&op);
+    for (const Account& a : accounts_)
+      for (std::size_t program : a.programs)
+        if (program == a.programs.front() || WrittenBytes::reads_boxes(op.kind)) read(a.bytes, program);
+    if (WrittenBytes::writes_boxes(op.kind)) part(op);
+    else
+      for (Account& a : accounts_) a.bytes.write(op);
+  }
+
+  void read(const WrittenBytes& bytes, std::size_t program) {
+    for (const Tensor* t : bytes.unwritten(op_of(program)))
+      faults_.add(place_(program, fmt::format("reads bytes of '{}' that nobody wrote since it was allocated",
+                                              first_.buffers[static_cast<std::size_t>(t->buffer)].name)));
+  }
+
+  /// Each program writes by its own boxes; accounts that are equal then become one.
+  void part(const Op& op) {
+    std::vector<Account> parts;
+    const auto join = [&](Account&& account, const Op& its) {
+      account.bytes.write(its);
+      const auto twin = std::ranges::find(parts, account.bytes, &Account::bytes);
+      if (twin == parts.end()) parts.push_back(std::move(account));
+      else twin->programs.insert(twin->programs.end(), account.programs.begin(), account.programs.end());
+    };
+    const auto same_boxes = [&](std::size_t program) { return op_of(program).boxes == op.boxes; };
+    for (Account& a : accounts_)
+      if (std::ranges::all_of(a.programs, same_boxes)) join(std::move(a), op);
+      else
+        for (std::size_t program : a.programs) join({{program}, a.bytes}, op_of(program));
+    accounts_ = std::move(parts);
+  }
+
+  const Plan& plan_;
+  const Program& first_;
+  Place place_;
+  BlockVisit at_{-1, -1};
+  std::size_t index_ = 0;  // of the op in its block
+  Faults& faults_;
+  std::vector<Account> accounts_;
+};
+
+}  // namespace
+
+bool same_but_boxes(const Program& a, const Program& b) {
+  const auto same_buffer = [](const Buffer& x, const Buffer& y) {
+    return x.section == y.section && x.offset == y.offset && x.elements == y.elements && x.dtype == y.dtype;
+  };
+  const auto same_op = [](const Op& x, const Op& y) {
+    return x.kind == y.kind && x.stream == y.stream && x.group == y.group && x.buffer == y.buffer &&
+           x.event == y.event && x.section == y.section && x.map_begin == y.map_begin && x.map_end == y.map_end &&
+           x.inputs == y.inputs && x.outputs == y.outputs;
+  };
+  const auto same_block = [&](const Block& x, const Block& y) {
+    return x.name == y.name && x.enters == y.enters && x.section == y.section &&
+           std::ranges::equal(x.ops, y.ops, same_op);
+  };
+  const auto same_phase = [&](const std::vector<Block>& x, const std::vector<Block>& y) {
+    return std::ranges::equal(x, y, same_block);
+  };
+  return a.section_bytes == b.section_bytes && a.num_events == b.num_events &&
+         std::ranges::equal(a.phases, b.phases, same_phase) && std::ranges::equal(a.buffers, b.buffers, same_buffer);
+}
+
+void check_memory_and_order(const Plan& plan, std::size_t program, Faults& faults) {
+  MemoryAndOrder(plan, program, faults).run();
+}
+
+void check_written(const Plan& plan, const std::vector<std::size_t>& programs, Faults& faults) {
+  Written(plan, programs, faults).run();
+}
+
+}  // namespace hotbunk

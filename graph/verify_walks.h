@@ -1,0 +1,37 @@
+// The parts of the verifier (verify.h) that walk a program as a rank would: prologue, two iterations (the second sees
+// what the first left), epilogue. Their programs have passed the checks of every op's shape.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// What is wrong, the first `limit` of it.
+class Faults {
+ public:
+  explicit Faults(std::size_t limit) : limit_(limit) {}
+  bool full() const { return lines_.size() >= limit_; }
+  void add(std::string line) {
+    if (!full()) lines_.push_back(std::move(line));
+  }
+  std::vector<std::string> take() { return std::move(lines_); }
+
+ private:
+  std::size_t limit_;
+  std::vector<std::string> lines_;
+};
+
+/// Whether two programs differ in nothing but names, attributes and boxes: then memory, order and what is said to the
+/// groups are the same in both.
+bool same_but_boxes(const Program&, const Program&);
+
+/// What is alive and mapped, and the order between streams.
+void check_memory_and_order(const Plan&, std::size_t program, Faults&);
+
+/// That an op reads only bytes that were written, of programs that are the same but for boxes: one walk for all.
+void check_written(const Plan&, const std::vector<std::size_t>& programs, Faults&);
+
+}  // namespace hotbunk
