@@ -16,6 +16,7 @@ namespace hotbunk {
 ///  - conflicting accesses on different streams are ordered by events, for buffers and for reused ranges;
 ///  - waits name events that were recorded;
 ///  - all ranks of a group issue the same communication in the same order on each stream, per block.
+/// Of programs that differ in names, attributes and boxes alone, the first stands for all in what these do not decide.
 std::vector<std::string> verify(const Plan&, std::size_t limit = 20);
 
 }  // namespace hotbunk

@@ -259,8 +259,8 @@ class Written {
     }
     place_.enter(&op);
     for (const Account& a : accounts_)
-      for (std::size_t program : a.programs)
-        if (program == a.programs.front() || WrittenBytes::reads_boxes(op.kind)) read(a.bytes, program);
+      if (WrittenBytes::reads_boxes(op.kind) || !a.bytes.unwritten(op).empty())
+        for (std::size_t program : a.programs) read(a.bytes, program);
     if (WrittenBytes::writes_boxes(op.kind)) part(op);
     else
       for (Account& a : accounts_) a.bytes.write(op);

@@ -252,6 +252,7 @@ TEST_CASE("Programs that are walked together are found to be what each is alone"
   int clean = 0, faulty = 0;
   CHECK(rc::check("together = alone", [&] {
     const auto part = [] {
+      if (*rc::gen::inRange(0, 6) == 5) return Box{.rows = 1, .cols = 16};
       const std::int64_t begin = 4 * *rc::gen::inRange(0, 4), cols = 4 * *rc::gen::inRange(1, 5);
       return Box{.src_offset = begin, .dst_offset = begin, .rows = 1, .cols = std::min(cols, 16 - begin)};
     };
@@ -275,7 +276,8 @@ TEST_CASE("Programs that are walked together are found to be what each is alone"
     std::ranges::sort(found), std::ranges::sort(expected);
     RC_ASSERT(found == expected);
   }));
-  CHECK(std::min(clean, faulty) > 50);
+  INFO(clean << " clean, " << faulty << " faulty");
+  CHECK(std::min(clean, faulty) > 10);
 }
 
 TEST_CASE("A program is like another only where all but names, attributes and boxes are the same") {
