@@ -73,7 +73,7 @@ void LayerBuilder::residual() {
 
 void LayerBuilder::tensor_parallel(double hides_behind) {
   if (point_.tp <= 1) return;
-  const GroupShape group = GroupShape::strided(point_.tp, 1, cost_.ranks_per_node());
+  const GroupShape group = model_.groups(point_).tensor();
   const double bytes = e_ * tokens_ * hidden();
   const double gather = cost_.collective_seconds(OpKind::all_gather, group, bytes);
   const double scatter = cost_.collective_seconds(OpKind::reduce_scatter, group, bytes);
@@ -133,7 +133,7 @@ void LayerBuilder::unfused_attention(double heads, double keys, double qk, doubl
 void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, double v) {
   if (point_.cp > 1) {
     const auto steps = static_cast<double>(point_.cp - 1);
-    const GroupShape pair = GroupShape::strided(point_.cp, point_.tp, cost_.ranks_per_node());
+    const GroupShape pair = model_.groups(point_).context();
     const double block = e_ * tokens_ * kv_heads * (qk + v);
     const double seconds = steps * cost_.collective_seconds(OpKind::send, {2, pair.nodes > 1 ? 2 : 1, 1}, block);
     out_.context_forward += seconds;
@@ -143,7 +143,7 @@ void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, d
   }
   if (point_.ulysses > 1) {
     const auto ways = static_cast<double>(point_.ulysses);
-    const GroupShape group = GroupShape::strided(point_.ulysses, point_.tp * point_.cp, cost_.ranks_per_node());
+    const GroupShape group = model_.groups(point_).ulysses();
     const double repeat = std::max(1.0, ways / std::max(kv_heads, 1.0));
     const double share = (ways - 1.0) / ways * e_ * tokens_;
     const double sent[] = {share * heads * qk, share * kv_heads * repeat * qk, share * kv_heads * repeat * v,

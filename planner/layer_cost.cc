@@ -53,7 +53,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   const double rows = routed * setting_.expert_balance * etp;
   const double sent = e * routed * h * (ep - 1.0) / ep;
   if (p.ep > 1) {
-    const GroupShape group = GroupShape::strided(p.ep, p.etp, cost_.ranks_per_node());
+    const GroupShape group = groups(p).expert();
     const double seconds = cost_.collective_seconds(OpKind::all_to_all, group, sent);
     b.out().expert_forward += 2.0 * seconds;
     b.out().expert_backward += 2.0 * seconds;
@@ -90,7 +90,7 @@ LayerCost TrainModel::embedding(const TrainPoint& p) const {
   b.out().largest_weights = 0.0;
   if (framework_.dropout) b.keep(b.narrow() * h);
   if (p.tp > 1) {
-    const GroupShape group = GroupShape::strided(p.tp, 1, cost_.ranks_per_node());
+    const GroupShape group = groups(p).tensor();
     b.out().tensor_forward +=
         cost_.collective_seconds(p.sp ? OpKind::reduce_scatter : OpKind::all_reduce, group, b.e() * b.tokens() * h);
     b.out().tensor_payload += b.e() * b.tokens() * h;
@@ -105,7 +105,7 @@ LayerCost TrainModel::head(const TrainPoint& p) const {
   const double weight = b.linear(T, v, h);
   b.out().parameters += v * h;  // tied with the embedding where both are on one stage: end_parameters()
   if (p.tp > 1) {
-    const GroupShape group = GroupShape::strided(p.tp, 1, cost_.ranks_per_node());
+    const GroupShape group = groups(p).tensor();
     const double bytes = b.e() * T * h;
     if (p.sp) b.out().tensor_forward += cost_.collective_seconds(OpKind::all_gather, group, bytes);
     const double back = cost_.collective_seconds(p.sp ? OpKind::reduce_scatter : OpKind::all_reduce, group, bytes);

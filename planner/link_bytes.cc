@@ -37,32 +37,30 @@ class Splitter {
 
 void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice& t, double steps,
                   std::vector<LinkUse>& out) {
-  const std::int64_t node = model.cost().ranks_per_node(), shard = p.shard_ranks();
+  const RankGroups where = model.groups(p);
   const Splitter split(RlPhase::train, out);
-  const GroupShape tensor = GroupShape::strided(p.tp, 1, node), data = GroupShape::strided(shard, p.tp, node);
+  const GroupShape tensor = where.tensor(), data = where.shard();
   // Gathers and scatters under SP, all-reduces without.
   split.ring(p.sp ? "tp gather and scatter" : "tp all-reduce", p.sp ? OpKind::all_gather : OpKind::all_reduce, tensor,
              steps * t.tensor_payload);
-  split.all_to_all("expert dispatch and combine", GroupShape::strided(p.ep, p.etp, node), steps * t.expert_payload);
-  if (p.cp > 1)
-    split.point_to_point("cp ring", GroupShape::strided(p.cp, p.tp, node).nodes > 1, steps * t.context_payload);
-  else if (p.ulysses > 1)
-    split.all_to_all("ulysses", GroupShape::strided(p.ulysses, p.tp, node), steps * t.context_payload);
-  split.point_to_point("pipeline", p.pp > 1 && model.pipeline_leaves_node(p), steps * t.pipeline_payload);
+  split.all_to_all("expert dispatch and combine", where.expert(), steps * t.expert_payload);
+  if (p.cp > 1) split.point_to_point("cp ring", where.context().nodes > 1, steps * t.context_payload);
+  else if (p.ulysses > 1) split.all_to_all("ulysses", where.ulysses(), steps * t.context_payload);
+  split.point_to_point("pipeline", p.pp > 1 && where.pipeline_leaves_node(), steps * t.pipeline_payload);
   const bool replicated = p.sharding == Sharding::replicated;
   split.ring("dp gradients", replicated ? OpKind::all_reduce : OpKind::reduce_scatter, data,
              steps * t.data_reduce_payload);
   // Each shard's gradients over the replicas of a hybrid layout.
-  if (const std::int64_t replicas = p.data_ranks() / shard; !replicated && replicas > 1)
-    split.ring("replicas' gradients", OpKind::all_reduce, GroupShape::strided(replicas, p.tp * shard, node),
-               steps * t.data_reduce_payload / static_cast<double>(shard));
+  if (const GroupShape replicas = where.replicas(); !replicated && replicas.ranks > 1)
+    split.ring("replicas' gradients", OpKind::all_reduce, replicas,
+               steps * t.data_reduce_payload / static_cast<double>(p.shard_ranks()));
   split.ring("dp parameters", OpKind::all_gather, data, steps * t.data_gather_payload);
 }
 
 /// Forward passes that score samples gather the parameters once, each pass of training with resharding twice.
 void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainPrice& t, std::vector<LinkUse>& out) {
   const RlSetting& s = rl.setting();
-  const GroupShape data = GroupShape::strided(p.shard_ranks(), p.tp, rl.train().cost().ranks_per_node());
+  const GroupShape data = rl.train().groups(p).shard();
   const double sharded = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp
                              ? s.mini_batches * t.data_gather_payload / (p.reshard_after_forward ? 2.0 : 1.0)
                              : 0.0;

@@ -245,6 +245,7 @@ TrainSetting train_setting_of(const Scenario& s) {
              static_cast<double>(size_of(s.train.precision.grads)),
              static_cast<double>(size_of(s.train.precision.master)),
              2.0 * static_cast<double>(size_of(s.train.precision.moments))};
+  t.order = axis_order(s.train.layout.order);
   t.pipeline_split = s.train.pipeline_split;
   if (s.train.pipeline_schedule == "gpipe") t.schedule = PipelineSchedule::gpipe;
   if (s.train.pipeline_schedule == "zero-bubble") t.schedule = PipelineSchedule::zero_bubble;

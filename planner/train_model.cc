@@ -50,6 +50,15 @@ double TrainModel::fullest_tokens(const TrainPoint& p) const {
   return std::clamp(by_budget ? budget : std::max(mean, setting_.longest), mean, std::max(mean, all));
 }
 
+bool TrainModel::layers_follow_stages() const {
+  bool after = false;
+  for (const RankAxis axis : setting_.order) {
+    if (axis == RankAxis::dp || axis == RankAxis::pp) after = true;
+    else if (after) return true;
+  }
+  return false;
+}
+
 double TrainModel::model_flops(double tokens) const { return flops_per_token_ * tokens; }
 
 bool TrainModel::divides(const TrainPoint& p) const {
@@ -72,7 +81,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
   if (p.ep > 1 || p.etp > 1) {
     if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
-    if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0) return false;
+    if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0 || !groups(p).stages_agree()) return false;
   }
   return true;
 }
@@ -95,6 +104,7 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
   if (p.ep > 1 && !model_.moe) return "expert parallelism needs a model with experts";
   if (p.ep > 1 && model_.moe->experts % p.ep != 0)
     return fmt::format("{} experts do not divide by ep {}", model_.moe->experts, p.ep);
+  if (!groups(p).stages_agree()) return "this order puts a rank's experts into another pipeline stage: name pp last";
   return fmt::format(
       "dp {} cp {} ulysses {} tp {} pp {} vpp {} ep {} etp {} fsdp {} micro-batch {}: sizes below 1 or "
       "that do not divide",

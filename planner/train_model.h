@@ -13,6 +13,7 @@
 
 #include "planner/cost_model.h"
 #include "planner/framework.h"
+#include "planner/rank_groups.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -180,6 +181,7 @@ struct TrainSetting {
   double expert_balance = 1.0;  // busiest expert rank over the mean
   double mean_keys = 0;         // visible keys per query when packed, 0: causal over `sequence`
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  AxisOrder order = megatron_axes;             // of the dimensions over ranks
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
   bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
   // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
@@ -221,8 +223,9 @@ class TrainModel {
   double fullest_tokens(const TrainPoint&) const;
   /// 6 N + attention per token: model FLOPs of one step over all ranks.
   double model_flops(double tokens) const;
-  /// Neighbouring pipeline stages lie on different nodes.
-  bool pipeline_leaves_node(const TrainPoint&) const;
+  RankGroups groups(const TrainPoint& p) const { return {p, setting_.order, cost_.ranks_per_node()}; }
+  /// Whether where tp, cp and ep groups sit depends on dp and pp: then points of one layer key do not share layers.
+  bool layers_follow_stages() const;
   /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
   std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
   std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;

@@ -66,12 +66,9 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
                                          double forward) const {
   const double ordinary = held.ordinary, expert = held.expert;
   const StateBytes& b = setting_.state;
-  const std::int64_t node = cost_.ranks_per_node(), shard = p.shard_ranks(), replicas = p.data_ranks() / shard;
-  const GroupShape group = GroupShape::strided(shard, p.tp, node);
-  const GroupShape all = GroupShape::strided(p.data_ranks(), p.tp, node);
-  const GroupShape across = GroupShape::strided(replicas, p.tp * shard, node);
-  const GroupShape experts =
-      GroupShape::strided(std::max<std::int64_t>(1, p.data_ranks() * p.tp / (p.ep * p.etp)), p.ep * p.etp, node);
+  const std::int64_t shard = p.shard_ranks(), replicas = p.data_ranks() / shard;
+  const RankGroups where = groups(p);
+  const GroupShape group = where.shard(), experts = where.expert_replicas();
   const auto m = static_cast<double>(p.micro_batches);
   double reduce = 0.0, gather = 0.0, passes = 1.0;  // passes: backward ones of full length that reduce gradients
   // One collective per unit or tensor where parameters or gradients stream, a few large buckets elsewhere.
@@ -86,7 +83,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   };
   switch (p.sharding) {
     case Sharding::replicated:
-      reduce = cost_.collective_seconds(OpKind::all_reduce, all, ordinary * b.grads) +
+      reduce = cost_.collective_seconds(OpKind::all_reduce, where.data(), ordinary * b.grads) +
                (expert > 0 ? cost_.collective_seconds(OpKind::all_reduce, experts, expert * b.grads) : 0.0);
       break;
     case Sharding::zero1:
@@ -107,7 +104,8 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   }
   // The experts' collectives span all their replicas already.
   if (replicas > 1)
-    reduce += cost_.collective_seconds(OpKind::all_reduce, across, ordinary / static_cast<double>(shard) * b.grads);
+    reduce +=
+        cost_.collective_seconds(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(shard) * b.grads);
   // What runs beside the compute of the passes that need it; the first gather and the last reduction find nothing to
   // hide behind: one layer's share.
   const double count = std::max(1.0, held.layers());
@@ -152,11 +150,6 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
   out.hidden_seconds += last.hidden;
 }
 
-bool TrainModel::pipeline_leaves_node(const TrainPoint& p) const {
-  const std::int64_t node = cost_.ranks_per_node(), apart = p.data_ranks() * p.tp;
-  return apart >= node || node % (apart * p.pp) != 0;
-}
-
 void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
   // What a micro-batch takes is as its tokens are, so a short last one counts in part.
   const double m = p.full_micro_batches(), v = static_cast<double>(p.vpp);
@@ -181,13 +174,11 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
     at(Term::bubble) = std::max(0.0, at(Term::bubble) - 2.0 * static_cast<double>(p.pp - 1) * slowest.weight_grad / v);
   out.hidden_seconds = m * slowest.hidden;
   if (p.pp > 1) {
-    const std::int64_t node = cost_.ranks_per_node();
-    const bool leaves = pipeline_leaves_node(p);
+    const RankGroups where = groups(p);
     // Without SP the TP ranks send disjoint parts and gather on the other side.
     const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
-    double hop = cost_.collective_seconds(OpKind::send, {2, leaves ? 2 : 1, 1}, bytes);
-    if (!p.sp && p.tp > 1)
-      hop += cost_.collective_seconds(OpKind::all_gather, GroupShape::strided(p.tp, 1, node), l.dense.input_bytes);
+    double hop = cost_.collective_seconds(OpKind::send, {2, where.pipeline_leaves_node() ? 2 : 1, 1}, bytes);
+    if (!p.sp && p.tp > 1) hop += cost_.collective_seconds(OpKind::all_gather, where.tensor(), l.dense.input_bytes);
     const double fill = 2.0 * static_cast<double>(p.pp - 1) * hop;
     at(Term::pipeline) = fill + (framework_.overlap_pipeline ? 0.0 : 2.0 * m * v * hop);
   }
