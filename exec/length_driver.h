@@ -13,6 +13,9 @@ class LengthDriver final : public IterationDriver {
   /// The plan must outlive it. E310, E312: a longest sample fits nowhere; E121: `recorded` is of another scenario.
   static Result<std::unique_ptr<LengthDriver>> create(const Plan&, const Scenario&,
                                                       std::optional<std::vector<SampleLengths>> recorded = {});
+  /// The driver keeps a reference to the plan.
+  static Result<std::unique_ptr<LengthDriver>> create(Plan&&, const Scenario&,
+                                                      std::optional<std::vector<SampleLengths>> recorded = {}) = delete;
 
   void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) override;  // zeros
   void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}

@@ -201,7 +201,8 @@ TEST_CASE("recorded lengths of SFT may be longer than the workload's, those of s
   // Prompts of up to 8 and responses of up to 24 tokens are what the workload says; the data has its own.
   const SampleLengths data{{9, 3, 4, 5}, {40, 1, 25, 2}};
   CHECK(check_recorded(s, {data}).has_value());
-  auto driver = LengthDriver::create(plan_of(0), s, std::vector<SampleLengths>{data});
+  const Plan plan = plan_of(0);
+  auto driver = LengthDriver::create(plan, s, std::vector<SampleLengths>{data});
   REQUIRE(driver);
   std::int64_t tokens = 0;
   for (Rank r = 0; r < 4; ++r)
