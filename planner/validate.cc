@@ -146,9 +146,13 @@ std::string render(const Validation& v, bool with_rows) {
       peers += fmt::format("{}{} {:.2f} %", peers.empty() ? "" : ", ", p.tool, 100.0 * p.mean_abs_error);
       if (p.max_abs_error >= 0.0) peers += fmt::format(" (max {:.2f} %)", 100.0 * p.max_abs_error);
     }
-    out += fmt::format("{:<28} {:<28} {:>5} {:>5} {:>6.2f} % {:>6.2f} % {:>+6.2f} %  {}\n", t.name, t.quantity,
-                       t.rows.size(), t.skipped.size(), 100.0 * t.mean_abs_error(), 100.0 * t.max_abs_error(),
-                       100.0 * t.bias(), peers);
+    out += fmt::format("{:<28} {:<28} {:>5} {:>5} ", t.name, t.quantity, t.rows.size(), t.skipped.size());
+    if (t.rows.empty())
+      out += fmt::format("{:>8} {:>8} {:>8}  {}\n", "-", "-", "-",
+                         t.skipped.empty() ? "the file has no such row" : "every row is out of scope: see --rows");
+    else
+      out += fmt::format("{:>6.2f} % {:>6.2f} % {:>+6.2f} %  {}\n", 100.0 * t.mean_abs_error(),
+                         100.0 * t.max_abs_error(), 100.0 * t.bias(), peers);
   }
   return out;
 }
@@ -158,12 +162,16 @@ std::string to_json(const Validation& v) {
   doc["schema"] = "hotbunk.validate/1";
   doc["tables"] = nlohmann::ordered_json::array();
   for (const ValidationTable& t : v.tables) {
+    // Of no rows there is no error: null, not 0.
+    const auto of_rows = [&](double error) {
+      return t.rows.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(error);
+    };
     nlohmann::ordered_json table = {{"name", t.name},
                                     {"quantity", t.quantity},
                                     {"rows", t.rows.size()},
-                                    {"mean_abs_error", t.mean_abs_error()},
-                                    {"max_abs_error", t.max_abs_error()},
-                                    {"bias", t.bias()},
+                                    {"mean_abs_error", of_rows(t.mean_abs_error())},
+                                    {"max_abs_error", of_rows(t.max_abs_error())},
+                                    {"bias", of_rows(t.bias())},
                                     {"unit", t.unit},
                                     {"setting", t.setting},
                                     {"predictions", nlohmann::ordered_json::array()},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <regex>
 
 #include "planner/allocator_replay.h"
 #include "planner/validate_tables.h"
@@ -11,26 +12,80 @@
 namespace hotbunk {
 namespace {
 
-using Row = CsvTable::Row;
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
-/// "FSDP32 TP8" -> {FSDP: 32, TP: 8}.
-std::map<std::string, std::int64_t> degrees(const std::string& text) {
-  std::map<std::string, std::int64_t> out;
-  std::string name, number;
-  for (std::size_t i = 0; i <= text.size(); ++i) {
-    const char c = i < text.size() ? text[i] : ' ';
-    if (c >= '0' && c <= '9') {
-      number += c;
-    } else if (c == ' ' || c == ',') {
-      if (!name.empty()) out[name] = number.empty() ? 1 : std::stoll(number.substr(0, 9));
-      name.clear();
-      number.clear();
-    } else {
-      name += c;
-    }
+/// "FSDP32 TP8", "FSDP 4, CP 2", "HSDP 2x4" -> {FSDP: {32}, TP: {8}} and so on. Anything else is not understood.
+std::map<std::string, std::vector<std::int64_t>> degrees(CellReader& cells, const std::string& text) {
+  static const std::regex word("([A-Za-z]+) ?([0-9]{1,6})(?:x([0-9]{1,6}))?"), separators("[ ,+]*");
+  std::map<std::string, std::vector<std::int64_t>> out;
+  std::string rest;
+  auto from = text.begin();
+  for (std::sregex_iterator at(text.begin(), text.end(), word), none; at != none; ++at) {
+    rest.append(from, (*at)[0].first);
+    from = (*at)[0].second;
+    std::vector<std::int64_t>& sizes = out[(*at)[1]];
+    sizes.push_back(std::stoll((*at)[2]));
+    if ((*at)[3].matched) sizes.push_back(std::stoll((*at)[3]));
   }
+  rest.append(from, text.end());
+  if (out.empty() || !std::regex_match(rest, separators))
+    cells.refuse(fmt::format("parallelism '{}' is not understood", text));
   return out;
+}
+
+Recompute recompute_named(CellReader& cells, const std::string& cell) {
+  if (cell == "full") return Recompute::full;
+  if (cell == "selective") return Recompute::selective;
+  if (cell != "none") cells.refuse(fmt::format("recomputation '{}' is none, selective or full", cell));
+  return Recompute::none;
+}
+
+TrainPoint simumax_point(CellReader& cells) {
+  TrainPoint p{.dp = cells.count("dp"),
+               .cp = cells.count("cp"),
+               .tp = cells.count("tp"),
+               .pp = cells.count("pp"),
+               .ep = cells.count("ep")};
+  cells.layout(cells.count("gpus"), {p.dp, p.cp, p.tp, p.pp});
+  p.sp = cells.count("sequence_parallel", 0, 1) == 1 && p.tp > 1;
+  constexpr Sharding stages[] = {Sharding::replicated, Sharding::zero1, Sharding::zero2, Sharding::zero3};
+  p.sharding = stages[cells.count("zero", 0, 3)];
+  p.recompute = recompute_named(cells, cells.text("recompute"));
+  p.micro_batch = cells.count("micro_batch_size");
+  p.micro_batches = cells.count("num_micro_batches", 1, 4096);
+  return p;
+}
+
+/// A layout of torchtitan. With a pipeline there are as many micro-batches as stages of ranks, and units stay gathered
+/// (its defaults of December 2024: pipeline_parallel_microbatches, reshard_after_forward).
+TrainPoint torchtitan_point(CellReader& cells) {
+  auto by = degrees(cells, cells.text("parallelism"));
+  TrainPoint p{.sharding = Sharding::fsdp};
+  for (const auto& [name, sizes] : by) {
+    std::int64_t* const own = name == "TP" ? &p.tp : name == "CP" ? &p.cp : name == "PP" ? &p.pp : &p.dp;
+    const bool data = own == &p.dp, hybrid = name == "HSDP";
+    if ((data && name != "FSDP" && name != "DDP" && !hybrid) || sizes.size() != (hybrid ? 2 : 1))
+      cells.refuse(fmt::format("parallelism '{}' is not understood", cells.text("parallelism")));
+    *own = sizes[0] * (hybrid && sizes.size() == 2 ? sizes[1] : 1);
+    if (*own < 1) cells.refuse(fmt::format("{} of 0 ranks", name));
+    *own = std::max<std::int64_t>(*own, 1);
+    if (name == "DDP") p.sharding = Sharding::replicated;
+  }
+  const std::int64_t gpus = cells.count("GPUs");
+  if (!by.contains("FSDP") && !by.contains("HSDP") && !by.contains("DDP"))
+    p.dp = cells.share("GPUs", gpus, {p.cp, p.tp, p.pp});
+  if (by.contains("HSDP") && by["HSDP"].size() == 2) p.fsdp = std::max<std::int64_t>(1, by["HSDP"][1]) * p.cp;
+  cells.layout(gpus, {p.dp, p.cp, p.tp, p.pp});
+  p.sp = p.tp > 1;
+  p.recompute = recompute_named(cells, cells.text("AC"));
+  p.reshard_after_forward = p.pp == 1;
+  const std::int64_t local = cells.count("local_batch");
+  p.micro_batches = p.pp;
+  p.micro_batch = cells.share("local sequences", local, {p.pp});
+  // A global batch of several local ones is accumulated.
+  if (!cells.text("global_batch").empty())
+    p.micro_batches *= cells.share("sequences", cells.count("global_batch"), {p.dp, local});
+  return p;
 }
 
 }  // namespace
@@ -49,61 +104,64 @@ TableResult validate_simumax(const CsvTable& csv, ValidationContext& context) {
       {},
       {}};
   ValidationTable peer_time = time, peer_memory = memory;
-  auto frame = context.framework("megatron-te");
-  if (!frame) return fail(frame.error());
+  if (auto has = csv.require({"model",
+                              "layers",
+                              "dense_layers",
+                              "gpus",
+                              "tp",
+                              "cp",
+                              "pp",
+                              "dp",
+                              "ep",
+                              "micro_batch_size",
+                              "num_micro_batches",
+                              "seq",
+                              "zero",
+                              "sequence_parallel",
+                              "recompute",
+                              "grad_dtype",
+                              "cross_entropy_fused",
+                              "comm_overlap",
+                              "measured_ms",
+                              "measured_alloc_gib_max",
+                              "measured_alloc_gib_first_stage",
+                              "measured_reserved_gib_max"});
+      !has)
+    return fail(has.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const std::string family = r.text("model");
-    const std::string name = family == "llama3-70b"    ? "llama-3.1-70b"
-                             : family == "llama3-405b" ? "llama-3.1-405b"
-                             : family == "deepseekv2"  ? "deepseek-v2"
-                             : family == "deepseekv3"  ? "deepseek-v3"
-                                                       : "";
-    if (name.empty()) {
-      time.skipped.push_back({r.text("case"), "model not in the catalogue"});
-      continue;
-    }
-    auto model = context.model(name);
-    auto cost = context.cost("b200-sxm-180gb", r.integer("gpus"));
+    CellReader cells(csv.row(i));
+    const std::string label = cells.text("case");
+    auto model = context.model(context.model_named(cells, cells.text("model")));
+    auto cost = context.cost("b200-sxm-180gb", cells.count("gpus"));
+    const bool overlap = cells.count("comm_overlap", 0, 1) == 1;
+    auto frame = context.framework(overlap ? "megatron-te-overlap" : "megatron-te");
     if (!model) return fail(model.error());
     if (!cost) return fail(cost.error());
-    model->layers = r.integer("layers");
-    if (model->moe) model->moe->first_dense_layers = r.integer("dense_layers");
-    TrainSetting setting_of{.sequence = r.integer("seq"),
-                            .state = {2, r.text("grad_dtype") == "bf16" ? 2.0 : 4.0, 4, 8}};
-    const TrainModel trained(*model, setting_of, *cost, *frame);
-    TrainPoint p{.dp = r.integer("dp", 1),
-                 .cp = r.integer("cp", 1),
-                 .tp = r.integer("tp", 1),
-                 .pp = r.integer("pp", 1),
-                 .ep = r.integer("ep", 1)};
-    p.sp = r.integer("sequence_parallel") == 1 && p.tp > 1;
-    p.micro_batch = r.integer("micro_batch_size", 1);
-    p.micro_batches = r.integer("num_micro_batches", 1);
-    if (r.text("recompute") == "full") p.recompute = Recompute::full;
-    if (r.text("recompute") == "selective") p.recompute = Recompute::selective;
-    if (!trained.divides(p)) {
-      time.skipped.push_back({r.text("case"), trained.why_invalid(p)});
-      continue;
-    }
+    if (!frame) return fail(frame.error());
+    const TrainPoint p = simumax_point(cells);
+    model->layers = cells.count("layers", 1, 1024);
+    // Of a model without experts every layer is dense, whatever the cell counts.
+    if (model->moe) model->moe->first_dense_layers = cells.count("dense_layers", 0, model->layers);
+    TrainSetting half{.sequence = cells.count("seq"), .state = {2, 4, 4, 8}};
+    if (cells.text("grad_dtype") == "bf16") half.state.grads = 2;
+    else if (cells.text("grad_dtype") != "fp32") cells.refuse("grad_dtype is neither fp32 nor bf16");
+    if (cells.count("cross_entropy_fused", 0, 1) != 1)
+      cells.refuse("the copies of the logits under an unfused cross-entropy are not known");
+    const TrainModel trained(*model, half, *cost, *frame);
+    if (!trained.divides(p)) cells.refuse(trained.why_invalid(p));
     const TrainPrice price = trained.price(p);
-    const std::string label = r.text("case");
-    if (r.number("measured_ms") > 0) {
-      time.rows.push_back({label, r.number("measured_ms"), 1e3 * price.step_seconds});
-      peer_time.rows.push_back({label, r.number("measured_ms"), r.number("simumax_ms")});
-    }
-    if (r.number("measured_alloc_gib_max") > 0) {
-      memory.rows.push_back({label, r.number("measured_alloc_gib_max"), price.peak_bytes / gib});
-      peer_memory.rows.push_back({label, r.number("measured_alloc_gib_max"), r.number("simumax_alloc_gib")});
-    }
-    if (r.number("measured_reserved_gib_max") > 0)
-      reserved.rows.push_back(
-          {label, r.number("measured_reserved_gib_max"), static_cast<double>(replay_step(trained, p).reserved) / gib});
-    if (p.pp > 1 && r.number("measured_alloc_gib_first_stage") > 0)
-      ends.rows.push_back({label, r.number("measured_alloc_gib_first_stage"), price.first_stage_bytes / gib});
+    put(time, label, cells, "measured_ms", 1e3 * price.step_seconds);
+    put(memory, label, cells, "measured_alloc_gib_max", price.peak_bytes / gib);
+    const double held = cells.usable() ? static_cast<double>(replay_step(trained, p).reserved) : 0.0;
+    put(reserved, label, cells, "measured_reserved_gib_max", held / gib);
+    put(peer_time, label, cells, "measured_ms", csv.row(i).number("simumax_ms"));
+    put(peer_memory, label, cells, "measured_alloc_gib_max", csv.row(i).number("simumax_alloc_gib"));
+    if (p.pp == 1) cells.refuse("one stage: it is the fullest");
+    put(ends, label, cells, "measured_alloc_gib_first_stage", price.first_stage_bytes / gib);
   }
-  time.peers = {{"SimuMax", peer_time.mean_abs_error(), peer_time.max_abs_error()}};
-  memory.peers = {{"SimuMax", peer_memory.mean_abs_error(), peer_memory.max_abs_error()}};
+  if (!peer_time.rows.empty()) time.peers = {{"SimuMax", peer_time.mean_abs_error(), peer_time.max_abs_error()}};
+  if (!peer_memory.rows.empty())
+    memory.peers = {{"SimuMax", peer_memory.mean_abs_error(), peer_memory.max_abs_error()}};
   return std::vector<ValidationTable>{time, memory, ends, reserved};
 }
 
@@ -113,44 +171,32 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
       "fp32, selective checkpointing of every second matrix product";
   ValidationTable rate{"torchtitan", "tokens per second and GPU", "tokens/s", setting, {}, {}, {}};
   ValidationTable memory{"torchtitan_memory", "peak memory", "GiB", setting, {}, {}, {}};
+  if (auto has = csv.require({"model", "GPUs", "parallelism", "precision", "seq", "local_batch", "AC", "TPS_per_GPU",
+                              "global_batch", "mem_GiB", "hardware"});
+      !has)
+    return fail(has.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
+    CellReader cells(csv.row(i));
+    const std::string how = cells.text("precision");
     const std::string label =
-        fmt::format("{} {} on {} {}", r.text("model"), r.text("parallelism"), r.text("GPUs"), r.text("precision"));
-    const bool compiled = r.text("precision").find("compile") != std::string::npos;
-    if (r.text("precision").find("bf16") == std::string::npos) {
-      rate.skipped.push_back({label, "float8 training is priced from datasheets only, uncalibrated"});
-      continue;
-    }
+        fmt::format("{} {} on {} {}", cells.text("model"), cells.text("parallelism"), cells.text("GPUs"), how);
+    const bool compiled = how.find("compile") != std::string::npos;
+    if (how.find("bf16") == std::string::npos || how.find("float8") != std::string::npos)
+      cells.refuse("float8 training is priced from datasheets only, uncalibrated");
     auto frame = context.framework(compiled ? "torchtitan-compile" : "torchtitan");
-    auto model = context.model(r.text("model").find("70B") != std::string::npos ? "llama-3.1-70b" : "llama-3.1-8b");
-    const bool h200 = r.text("hardware").find("H200") != std::string::npos;
-    const bool capped = r.text("hardware").find("500W") != std::string::npos;
-    auto cost =
-        context.cost(h200 ? "h200-sxm-141gb" : "h100-sxm-80gb", r.integer("GPUs"), 0.0, capped ? "h100-96gb-500w" : "");
+    auto model = context.model(context.model_named(cells, cells.text("model")));
+    const std::string gpu = context.gpu_named(cells, cells.text("hardware"));
+    const bool capped = cells.text("hardware").find("500W") != std::string::npos;
+    auto cost = context.cost(gpu, cells.count("GPUs"), 0.0, capped ? "h100-96gb-500w" : "");
     if (!frame) return fail(frame.error());
     if (!model) return fail(model.error());
     if (!cost) return fail(cost.error());
-    const TrainModel trained(*model, {.sequence = r.integer("seq"), .state = {2, 4, 4, 8}}, *cost, *frame);
-    auto by = degrees(r.text("parallelism"));
-    TrainPoint p{.cp = std::max<std::int64_t>(1, by["CP"]),
-                 .tp = std::max<std::int64_t>(1, by["TP"]),
-                 .pp = std::max<std::int64_t>(1, by["PP"])};
-    p.dp = r.integer("GPUs") / (p.cp * p.tp * p.pp);
-    p.sp = p.tp > 1;
-    p.sharding = Sharding::fsdp;
-    p.recompute = r.text("AC") == "full"        ? Recompute::full
-                  : r.text("AC") == "selective" ? Recompute::selective
-                                                : Recompute::none;
-    p.micro_batch = r.integer("local_batch", 1);
-    if (!trained.divides(p)) {
-      rate.skipped.push_back({label, trained.why_invalid(p)});
-      continue;
-    }
+    const TrainModel trained(*model, {.sequence = cells.count("seq"), .state = {2, 4, 4, 8}}, *cost, *frame);
+    const TrainPoint p = torchtitan_point(cells);
+    if (!trained.divides(p)) cells.refuse(trained.why_invalid(p));
     const TrainPrice price = trained.price(p);
-    rate.rows.push_back(
-        {label, r.number("TPS_per_GPU"), price.tokens / price.step_seconds / static_cast<double>(p.ranks())});
-    if (r.number("mem_GiB") > 0) memory.rows.push_back({label, r.number("mem_GiB"), price.peak_bytes / gib});
+    put(rate, label, cells, "TPS_per_GPU", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
+    put(memory, label, cells, "mem_GiB", price.peak_bytes / gib);
   }
   return std::vector<ValidationTable>{rate, memory};
 }
@@ -165,66 +211,55 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
       {},
       {},
       {}};
-  const std::map<std::string, std::string> models = {{"LLAMA3_70B", "llama-3.1-70b"},
-                                                     {"LLAMA3.1_405B", "llama-3.1-405b"},
-                                                     {"DeepSeekV3", "deepseek-v3"},
-                                                     {"Qwen3_30B_a3B", "qwen3-30b-a3b"},
-                                                     {"Qwen3_235B_a22B", "qwen3-235b-a22b"}};
-  const std::map<std::string, std::string> gpus = {{"DGX-GB200", "gb200-nvl72"},
-                                                   {"DGX-GB300", "gb300-nvl72"},
-                                                   {"DGX-B200", "b200-sxm-180gb"},
-                                                   {"DGX-B300", "b300-sxm-288gb"},
-                                                   {"DGX-H100", "h100-sxm-80gb"}};
+  if (auto has = csv.require({"task", "model", "system", "gpus", "precision", "gbs", "mbs", "seq", "tp", "pp", "cp",
+                              "vpp", "ep", "tokens_per_s_per_gpu"});
+      !has)
+    return fail(has.error());
   const std::map<std::string, std::string> precisions = {
       {"BF16", "bf16"}, {"FP8", "fp8"}, {"MXFP8", "mxfp8"}, {"NVFP4", "nvfp4"}};
   auto frame = context.framework("megatron-te-overlap");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const std::string label = fmt::format("{} {} {} {} {}", r.text("release"), r.text("task"), r.text("model"),
-                                          r.text("system"), r.text("precision"));
-    const auto name = models.find(r.text("model"));
-    const auto gpu = gpus.find(r.text("system"));
-    const auto precision = precisions.find(r.text("precision"));
-    if (name == models.end() || gpu == gpus.end() || precision == precisions.end() ||
-        r.text("task") != "pre-training") {
-      out.skipped.push_back({label, name == models.end()               ? "architecture not in the catalogue"
-                                    : r.text("task") != "pre-training" ? "task " + r.text("task")
-                                                                       : "system or precision unknown"});
-      continue;
-    }
-    auto model = context.model(name->second);
+    CellReader cells(csv.row(i));
+    const std::string label = fmt::format("{} {} {} {} {}", cells.text("release"), cells.text("task"),
+                                          cells.text("model"), cells.text("system"), cells.text("precision"));
+    auto model = context.model(context.model_named(cells, cells.text("model")));
+    const std::string gpu = context.gpu_named(cells, cells.text("system"));
+    if (cells.text("task") != "pre-training") cells.refuse(fmt::format("task '{}'", cells.text("task")));
+    const auto precision = precisions.find(cells.text("precision"));
+    if (precision == precisions.end())
+      cells.refuse(fmt::format("precision '{}' is not known", cells.text("precision")));
     // Layouts in powers of two use 64 of the 72 GPUs of an NVL72 domain.
-    const bool rack = gpu->second.find("nvl72") != std::string::npos;
-    auto cost = context.cost(gpu->second, r.integer("gpus"), 0.0, "", rack ? 64 : 8);
+    const bool rack = gpu.find("nvl72") != std::string::npos;
+    const std::int64_t gpus = cells.count("gpus");
+    auto cost = context.cost(gpu, gpus, 0.0, "", rack ? 64 : 8);
     if (!model) return fail(model.error());
     if (!cost) return fail(cost.error());
-    if (cost->peak_flops(precision->second) <= 0.0) {
-      out.skipped.push_back({label, fmt::format("{} has no {} products", gpu->second, precision->second)});
-      continue;
+    std::string format = precision == precisions.end() ? "bf16" : precision->second;
+    if (cost->peak_flops(format) <= 0.0) {
+      cells.refuse(fmt::format("{} has no {} products", gpu, format));
+      format = "bf16";
     }
-    const TrainModel trained(
-        *model, {.sequence = r.integer("seq"), .precision = precision->second, .state = {2, 4, 4, 8}}, *cost, *frame);
-    TrainPoint p{.cp = r.integer("cp", 1),
-                 .tp = r.integer("tp", 1),
-                 .pp = r.integer("pp", 1),
-                 .vpp = r.integer("vpp", 1),
-                 .ep = r.integer("ep", 1)};
-    p.dp = r.integer("gpus") / std::max<std::int64_t>(1, p.cp * p.tp * p.pp);
+    const TrainModel trained(*model,
+                             {.sequence = cells.count("seq"),
+                              .precision = format,
+                              .state = {2, 4, 4, 8}},
+                             *cost, *frame);
+    TrainPoint p{.cp = cells.count_or_one("cp"),
+                 .tp = cells.count_or_one("tp"),
+                 .pp = cells.count_or_one("pp"),
+                 .vpp = cells.count_or_one("vpp"),
+                 .ep = cells.count_or_one("ep")};
+    p.dp = cells.share("GPUs", gpus, {p.cp, p.tp, p.pp});
     p.sp = p.tp > 1;
-    p.micro_batch = r.integer("mbs", 1);
-    p.micro_batches = std::max<std::int64_t>(1, r.integer("gbs") / std::max<std::int64_t>(1, p.dp * p.micro_batch));
+    p.micro_batch = cells.count("mbs");
+    p.micro_batches = cells.share("sequences", cells.count("gbs"), {p.dp, p.micro_batch});
     if (!trained.divides(p)) p.vpp = 1;  // interleaving of layers that do not divide: uneven chunks, priced without
-    if (!trained.divides(p)) {
-      out.skipped.push_back({label, trained.why_invalid(p)});
-      continue;
-    }
-    const double capacity = static_cast<double>(r.text("system") == "DGX-H100" ? 80e9 : 180e9);
+    if (!trained.divides(p)) cells.refuse(trained.why_invalid(p));
     TrainPrice price = trained.price(p);
     for (Recompute mode : {Recompute::selective, Recompute::full})
-      if (price.total_bytes() > capacity) p.recompute = mode, price = trained.price(p);
-    out.rows.push_back(
-        {label, r.number("tokens_per_s_per_gpu"), price.tokens / price.step_seconds / static_cast<double>(p.ranks())});
+      if (price.total_bytes() > context.memory_bytes(gpu)) p.recompute = mode, price = trained.price(p);
+    put(out, label, cells, "tokens_per_s_per_gpu", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
   }
   return std::vector<ValidationTable>{out};
 }

@@ -9,22 +9,48 @@
 namespace hotbunk {
 namespace {
 
-/// Parameters (total) of models that the table names and the catalogue may lack; model cards.
-struct NamedModel {
-  const char* catalogue;
+/// Models that the catalogue lacks: parameters and tensors of their model cards.
+struct ModelCard {
   double parameters, tensors;
 };
-const std::map<std::string, NamedModel>& named_models() {
-  static const std::map<std::string, NamedModel> models = {
-      {"GLM-4.5-Air", {"", 106e9, 17500}},
-      {"Kimi-K2", {"", 1026e9, 69700}},
-      {"DeepSeek-V3.1", {"deepseek-v3", 0, 0}},
-      {"DeepSeek-V3", {"deepseek-v3", 0, 0}},
-      {"Qwen3-235B-A22B", {"qwen3-235b-a22b", 0, 0}},
-      {"Qwen3-30B-A3B", {"qwen3-30b-a3b", 0, 0}},
-      {"Qwen3-4B", {"qwen3-4b", 0, 0}},
-  };
-  return models;
+const std::map<std::string, ModelCard>& model_cards() {
+  static const std::map<std::string, ModelCard> cards = {{"GLM-4.5-Air", {106e9, 17500}}, {"Kimi-K2", {1026e9, 69700}}};
+  return cards;
+}
+
+/// A rank count that the source may leave open: 8, one node.
+std::int64_t ranks_of(CellReader& cells, const char* column) {
+  return cells.text(column).empty() ? 8 : cells.count(column);
+}
+
+/// What is sent, and from how many ranks to how many.
+Result<SyncJob> job_of(CellReader& cells, ValidationContext& context) {
+  SyncJob job;
+  double parameters = 0.0;
+  if (const auto card = model_cards().find(cells.text("model")); card != model_cards().end()) {
+    parameters = card->second.parameters;
+    job.tensors = card->second.tensors;
+  } else {
+    auto model = context.model(context.model_named(cells, cells.text("model")));
+    if (!model) return fail(model.error());
+    parameters = static_cast<double>(parameter_count(*model));
+    job.tensors = tensor_count(*model);
+  }
+  const std::string& precision = cells.text("precision");
+  if (precision != "bf16" && precision != "fp16" && precision != "fp8")
+    cells.refuse(fmt::format("precision '{}' is bf16, fp16 or fp8", precision));
+  job.model_bytes = cells.text("payload_gb").empty() ? parameters * (precision == "fp8" ? 1.0 : 2.0)
+                                                     : cells.measured("payload_gb") * 1e9;
+  job.sources = ranks_of(cells, "gpus_source");
+  job.targets = ranks_of(cells, "gpus_target");
+  // One engine of eight ranks where the source names no TP degree.
+  const std::string& target = cells.text("target_layout");
+  const std::size_t at = target.find("tp");
+  job.target_tp = at == std::string::npos ? 8 : std::atoi(target.c_str() + at + 2);
+  if (job.target_tp < 1 || job.target_tp > job.targets)
+    cells.refuse(fmt::format("target_layout '{}' on {} ranks", target, job.targets));
+  job.target_tp = std::max<std::int64_t>(job.target_tp, 1);
+  return job;
 }
 
 }  // namespace
@@ -44,40 +70,25 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
                                                            {"async gather", SyncMechanism::async_gather},
                                                            {"bucketed", SyncMechanism::bucketed},
                                                            {"flattened buckets", SyncMechanism::flattened_buckets}};
-  const std::map<std::string, std::string> gpus = {
-      {"H800", "h800-sxm-80gb"}, {"H20", "h20-sxm-96gb"}, {"H100", "h100-sxm-80gb"}};
+  if (auto has = csv.require({"system", "mechanism", "model", "payload_gb", "precision", "target_layout", "gpus_source",
+                              "gpus_target", "hardware", "seconds_low", "seconds_high"});
+      !has)
+    return fail(has.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const CsvTable::Row r = csv.row(i);
-    const std::string label =
-        fmt::format("{} {} {} to {}", r.text("system"), r.text("mechanism"), r.text("model"), r.text("gpus_target"));
-    const auto mechanism = mechanisms.find(r.text("mechanism"));
-    const auto named = named_models().find(r.text("model"));
-    const auto gpu = gpus.find(r.text("hardware"));
-    if (mechanism == mechanisms.end() || named == named_models().end() || gpu == gpus.end()) {
-      out.skipped.push_back({label, "mechanism, model or GPU unknown"});
-      continue;
-    }
-    SyncJob job;
-    double parameters = named->second.parameters;
-    job.tensors = named->second.tensors;
-    if (*named->second.catalogue) {
-      auto model = context.model(named->second.catalogue);
-      if (!model) return fail(model.error());
-      parameters = static_cast<double>(parameter_count(*model));
-      job.tensors = tensor_count(*model);
-    }
-    const double width = r.text("precision") == "fp8" ? 1.0 : 2.0;
-    job.model_bytes = r.number("payload_gb") > 0 ? r.number("payload_gb") * 1e9 : parameters * width;
-    job.sources = r.integer("gpus_source", 8);
-    job.targets = r.integer("gpus_target", 8);
-    const std::string target = r.text("target_layout");
-    job.target_tp = 8;
-    if (const std::size_t at = target.find("tp"); at != std::string::npos)
-      job.target_tp = std::max(1, std::atoi(target.c_str() + at + 2));
-    auto cost = context.cost(gpu->second, std::max(job.sources, job.targets));
+    CellReader cells(csv.row(i));
+    const std::string label = fmt::format("{} {} {} to {}", cells.text("system"), cells.text("mechanism"),
+                                          cells.text("model"), cells.text("gpus_target"));
+    const auto mechanism = mechanisms.find(cells.text("mechanism"));
+    if (mechanism == mechanisms.end())
+      cells.refuse(fmt::format("mechanism '{}' is not known", cells.text("mechanism")));
+    auto job = job_of(cells, context);
+    if (!job) return fail(job.error());
+    auto cost = context.cost(context.gpu_named(cells, cells.text("hardware")), std::max(job->sources, job->targets));
     if (!cost) return fail(cost.error());
-    const double measured = (r.number("seconds_low") + r.number("seconds_high")) / 2.0;
-    out.rows.push_back({label, measured, price_sync(mechanism->second, job, *cost).seconds});
+    const SyncMechanism how = mechanism == mechanisms.end() ? SyncMechanism::bucketed : mechanism->second;
+    const double low = cells.measured("seconds_low"), high = cells.measured("seconds_high");
+    if (high < low) cells.refuse(fmt::format("seconds_high {} is below seconds_low {}", high, low));
+    put(out, label, cells, (low + high) / 2.0, price_sync(how, *job, *cost).seconds);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -88,19 +99,17 @@ TableResult validate_rl_phases(const CsvTable& csv, ValidationContext& context) 
       "MB",        "the frameworks' default; the row is the setting's source, so this only checks the plumbing",
       {},          {},
       {}};
+  if (auto has = csv.require({"source", "quantity", "model", "setting", "value"}); !has) return fail(has.error());
   auto frame = context.framework("hotbunk");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const CsvTable::Row r = csv.row(i);
-    const std::string label =
-        fmt::format("{} {} {} {}", r.text("source"), r.text("quantity"), r.text("model"), r.text("setting"));
-    if (r.text("quantity") == "memory per communicator" && r.text("setting") != "2 ranks") {
-      out.rows.push_back({label, r.number("value"), FrameworkProfile{}.communicator_bytes.value / 1e6});
-    } else if (r.text("quantity") == "GRPO iteration") {
-      out.skipped.push_back({label, "the source gives no prompt and response lengths"});
-    } else {
-      out.skipped.push_back({label, "an implementation's own overhead, no layout to predict it from"});
-    }
+    CellReader cells(csv.row(i));
+    const std::string label = fmt::format("{} {} {} {}", cells.text("source"), cells.text("quantity"),
+                                          cells.text("model"), cells.text("setting"));
+    if (cells.text("quantity") == "GRPO iteration") cells.refuse("the source gives no prompt and response lengths");
+    if (cells.text("quantity") != "memory per communicator" || cells.text("setting") == "2 ranks")
+      cells.refuse("an implementation's own overhead, no layout to predict it from");
+    put(out, label, cells, "value", frame->communicator_bytes.value / 1e6);
   }
   return std::vector<ValidationTable>{out};
 }

@@ -19,7 +19,13 @@ class ValidationContext {
   /// GPUs of one NVLink domain.
   Result<CostModel> cost(const std::string& gpu, std::int64_t gpus, double network = 0.0,
                          const std::string& profile = "", std::int64_t per_node = 8);
+  /// What a process can allocate on a GPU that `cost` was asked for.
+  double memory_bytes(const std::string& gpu) const { return static_cast<double>(clusters_.at(gpu).gpu.memory_bytes); }
   Result<ModelSpec> model(const std::string& name);
+  /// The catalogue's name for what a table's cell calls a GPU ("DGX-GB200", "A100-80GB Selene") or a model
+  /// ("LLAMA3_70B", "Llama3-405B (126 layers)"); the reader is told when there is none.
+  std::string gpu_named(CellReader&, const std::string& cell) const;
+  std::string model_named(CellReader&, const std::string& cell) const;
   Result<FrameworkProfile> framework(const std::string& name) { return framework_named(name, catalogue_); }
   const std::filesystem::path& catalogue() const { return catalogue_; }
 
@@ -33,6 +39,11 @@ class ValidationContext {
 /// GPT-3 architecture: 4 h MLP with GELU, layer norms, biases, learned positions, tied embeddings.
 ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
                     std::int64_t sequence);
+
+/// A row's place in a table: its prediction, or the reason why it has none.
+void put(ValidationTable&, const std::string& label, const CellReader&, double measured, double predicted);
+/// The measurement is read from the column.
+void put(ValidationTable&, const std::string& label, CellReader, const std::string& column, double predicted);
 
 using TableResult = Result<std::vector<ValidationTable>>;
 TableResult validate_korthikanti(const CsvTable&, ValidationContext&);

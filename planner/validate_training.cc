@@ -8,8 +8,6 @@
 namespace hotbunk {
 namespace {
 
-using Row = CsvTable::Row;
-
 /// FLOPs of one GPT iteration as Megatron's papers count them: attention over the whole square, `passes` of 24 B s l h²
 /// (3: forward and backward; 4: with full recomputation).
 double megatron_flops(const ModelSpec& m, double sequences, double s, double passes) {
@@ -41,11 +39,26 @@ Choice fastest(const TrainModel& model, TrainPoint p, std::int64_t sequences_per
   return best;
 }
 
+/// The columns of a GPT's architecture, of one name in all tables but vTrain's.
+struct Shape {
+  std::string layers = "layers", hidden = "hidden", heads = "heads", sequence = "seq";
+};
+ModelSpec gpt_of(CellReader& cells, const Shape& names, std::int64_t vocab) {
+  const std::int64_t layers = cells.count(names.layers, 1, 4096), hidden = cells.count(names.hidden),
+                     heads = cells.count(names.heads);
+  cells.share(names.hidden, hidden, {heads});
+  return gpt_model(layers, hidden, heads, vocab, cells.count(names.sequence));
+}
+
 TrainSetting mixed_precision(std::int64_t sequence) { return {.sequence = sequence, .state = {2, 4, 4, 8}}; }
 
 }  // namespace
 
 TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context) {
+  if (auto has = csv.require({"model", "heads", "hidden", "layers", "tp", "pp", "interleave", "gpus", "global_batch",
+                              "micro_batch", "seq", "vocab", "hardware", "quantity", "setting", "value"});
+      !has)
+    return fail(has.error());
   auto frame = context.framework("megatron-a100");
   if (!frame) return fail(frame.error());
   const char* setting =
@@ -59,23 +72,41 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
                          {{"Calculon", 0.085, -1.0}}};
   ValidationTable share{"korthikanti_a100_share", "share of activations", "%", setting, {}, {}, {}};
   ValidationTable use{"korthikanti_a100_mfu", "model and hardware utilisation", "%", setting, {}, {}, {}};
+  const std::map<std::string, ValidationTable*> tables = {{"iter_time", &iteration},
+                                                          {"layer_forward", &layer},
+                                                          {"layer_backward", &layer},
+                                                          {"activation_mem", &kept},
+                                                          {"param+opt_mem", &states},
+                                                          {"activation_percent_of_baseline", &share},
+                                                          {"mfu", &use},
+                                                          {"hfu", &use}};
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    auto cost = context.cost("a100-sxm-80gb", r.integer("gpus"));
+    CellReader cells(csv.row(i));
+    const std::string how = cells.text("setting"), quantity = cells.text("quantity");
+    const std::string label = fmt::format("{} {} {}", cells.text("model"), quantity, how);
+    const auto named = tables.find(quantity);
+    ValidationTable& table = named == tables.end() ? iteration : *named->second;
+    if (named == tables.end()) cells.refuse(fmt::format("quantity '{}' is none of this table", quantity));
+    const auto says = [&](const char* word) { return how.find(word) != std::string::npos; };
+    if (!says("seq") && !says("selective") && !says("full") && !says("baseline") && how != "any")
+      cells.refuse(fmt::format("setting '{}' names neither recomputation nor sequence parallelism", how));
+    const std::int64_t gpus = cells.count("gpus");
+    const std::string gpu = context.gpu_named(cells, cells.text("hardware"));
+    const ModelSpec gpt = gpt_of(cells, {}, cells.count("vocab"));
+    TrainPoint p{.tp = cells.count("tp"), .pp = cells.count("pp"), .vpp = cells.count("interleave"), .sp = says("seq")};
+    p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
+    p.micro_batch = cells.count("micro_batch");
+    p.micro_batches = cells.share("sequences", cells.count("global_batch"), {p.dp, p.micro_batch});
+    if (says("full")) p.recompute = Recompute::full;
+    if (says("selective")) p.recompute = Recompute::selective;
+    auto cost = context.cost(gpu, gpus);
     if (!cost) return fail(cost.error());
-    const std::string how = r.text("setting"), quantity = r.text("quantity");
-    const ModelSpec gpt =
-        gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), r.integer("seq"));
-    const TrainModel model(gpt, mixed_precision(r.integer("seq")), *cost, *frame);
-    TrainPoint p{.tp = r.integer("tp", 1), .pp = r.integer("pp", 1), .vpp = r.integer("interleave", 1)};
-    p.dp = std::max<std::int64_t>(1, r.integer("gpus") / (p.tp * p.pp));
-    p.micro_batch = r.integer("micro_batch", 1);
-    p.micro_batches = std::max<std::int64_t>(1, r.integer("global_batch") / (p.dp * p.micro_batch));
-    const bool sequence_parallel = how.find("seq") != std::string::npos;
-    p.sp = sequence_parallel;
-    if (how.find("full") != std::string::npos) p.recompute = Recompute::full;
-    if (how.find("selective") != std::string::npos) p.recompute = Recompute::selective;
-    const std::string label = fmt::format("{} {} {}", r.text("model"), quantity, how);
+    const TrainModel model(gpt, mixed_precision(gpt.max_position), *cost, *frame);
+    if (!model.divides(p)) cells.refuse(model.why_invalid(p));
+    if (!cells.usable()) {
+      table.skipped.push_back({label, cells.why()});
+      continue;
+    }
     const TrainModel::Layers l = model.layers(p);
     const TrainPrice price = model.price(p, l);
     const double gib = 1024.0 * 1024.0 * 1024.0, layers = static_cast<double>(gpt.layers);
@@ -87,39 +118,39 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
       const double chunks = static_cast<double>(q.vpp > 1 ? 2 * (q.pp - 1) + (q.vpp - 1) * q.pp + 1 : q.pp * q.vpp);
       return each * layers * chunks / static_cast<double>(q.pp * q.vpp);
     };
+    double predicted = 0.0;
     if (quantity == "iter_time") {
-      iteration.rows.push_back({label, r.number("value"), price.step_seconds});
+      predicted = price.step_seconds;
     } else if (quantity == "layer_forward") {
-      layer.rows.push_back({label, r.number("value"), 1e3 * (l.dense.forward + l.dense.tensor_forward)});
+      predicted = 1e3 * (l.dense.forward + l.dense.tensor_forward);
     } else if (quantity == "layer_backward") {
       double seconds =
           l.dense.backward + l.dense.tensor_backward - (frame->overlap_tensor ? l.dense.hidden_tensor : 0.0);
       if (p.recompute == Recompute::full) seconds += l.dense.forward + l.dense.tensor_forward;
       if (p.recompute == Recompute::selective) seconds += l.dense.recompute_core;
-      layer.rows.push_back({label, r.number("value"), 1e3 * seconds});
+      predicted = 1e3 * seconds;
     } else if (quantity == "activation_mem") {
-      kept.rows.push_back({label, r.number("value"), kept_of(p, l.dense) / gib});
+      predicted = kept_of(p, l.dense) / gib;
     } else if (quantity == "param+opt_mem") {
       const StateBytes& b = model.setting().state;
       const double each = b.params + b.grads + b.master + b.moments;
-      states.rows.push_back(
-          {label, r.number("value"), each * l.dense.parameters * layers / static_cast<double>(p.pp) / gib});
+      predicted = each * l.dense.parameters * layers / static_cast<double>(p.pp) / gib;
     } else if (quantity == "activation_percent_of_baseline") {
       TrainPoint base = p;
       base.sp = false;
       base.recompute = Recompute::none;
-      share.rows.push_back(
-          {label, r.number("value"), 100.0 * kept_of(p, l.dense) / kept_of(base, model.dense_layer(base))});
-    } else if (quantity == "mfu" || quantity == "hfu") {
-      // The paper's hardware FLOPs add the recomputed attention core to the model's 3 passes.
-      const double sequences = r.number("global_batch"), s = r.number("seq"), h = r.number("hidden");
-      double flops = megatron_flops(gpt, sequences, s, 3.0);
-      if (quantity == "hfu") flops += 4.0 * sequences * s * s * h * layers;
-      const double peak = cost->peak_flops(DType::bf16) * static_cast<double>(p.ranks());
-      use.rows.push_back({label, r.number("value"), 100.0 * flops / peak / price.step_seconds});
+      predicted = 100.0 * kept_of(p, l.dense) / kept_of(base, model.dense_layer(base));
     } else {
-      iteration.skipped.push_back({label, "unknown quantity"});
+      // The paper's hardware FLOPs add what is recomputed to the model's 3 passes.
+      const double sequences = static_cast<double>(p.dp * p.micro_batch * p.micro_batches),
+                   s = static_cast<double>(gpt.max_position), h = static_cast<double>(gpt.hidden);
+      const bool again = quantity == "hfu" && p.recompute == Recompute::full;
+      double flops = megatron_flops(gpt, sequences, s, again ? 4.0 : 3.0);
+      if (quantity == "hfu" && p.recompute == Recompute::selective) flops += 4.0 * sequences * s * s * h * layers;
+      const double peak = cost->peak_flops(DType::bf16) * static_cast<double>(p.ranks());
+      predicted = 100.0 * flops / peak / price.step_seconds;
     }
+    put(table, label, cells, "value", predicted);
   }
   return std::vector<ValidationTable>{iteration, layer, kept, states, share, use};
 }
@@ -163,33 +194,34 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
                       {},
                       {},
                       {}};
+  if (auto has = csv.require({"heads", "hidden", "layers", "TP", "PP", "GPUs", "global_batch", "TFLOPs_per_GPU", "seq",
+                              "vocab", "hardware"});
+      !has)
+    return fail(has.error());
   auto frame = context.framework("megatron-sc21");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const std::int64_t gpus = r.integer("GPUs"), seq = r.integer("seq");
-    auto cost = context.cost("a100-sxm-80gb", gpus);
+    CellReader cells(csv.row(i));
+    const std::int64_t gpus = cells.count("GPUs"), seq = cells.count("seq");
+    auto cost = context.cost(context.gpu_named(cells, cells.text("hardware")), gpus);
     if (!cost) return fail(cost.error());
-    const ModelSpec gpt =
-        gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), seq);
-    TrainPoint p{
-        .tp = r.integer("TP"), .pp = r.integer("PP"), .sharding = Sharding::replicated, .recompute = Recompute::full};
-    p.dp = gpus / std::max<std::int64_t>(1, p.tp * p.pp);
+    const ModelSpec gpt = gpt_of(cells, {}, cells.count("vocab"));
+    TrainPoint p{.tp = cells.count("TP"),
+                 .pp = cells.count("PP"),
+                 .sharding = Sharding::replicated,
+                 .recompute = Recompute::full};
+    p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
     const TrainModel model(gpt, fp16_gradients(seq), *cost, sc21_frame(*frame, p));
-    const std::string label = fmt::format("{}B tp{} pp{} on {}", r.text("params_B"), p.tp, p.pp, gpus);
-    const std::int64_t replica = r.integer("global_batch") / std::max<std::int64_t>(1, p.dp);
+    const std::int64_t batch = cells.count("global_batch"), replica = cells.share("sequences", batch, {p.dp});
+    const std::string label = fmt::format("{}B tp{} pp{} on {}", cells.text("params_B"), p.tp, p.pp, gpus);
     const ScriptedRun* run = scripted(gpt);
     if (run) p.micro_batch = run->micro_batch, p.vpp = run->chunks;
     Choice best = fastest(model, p, replica, run ? 1e30 : 80e9, !run, !run);
     if (run && best.price.step_seconds > 1e29) best = fastest(model, p, replica, 80e9, true, true);
-    if (!best.price.valid || best.price.step_seconds > 1e29) {
-      out.skipped.push_back({label, "no micro-batch divides and fits"});
-      continue;
-    }
-    const double flops = megatron_flops(gpt, r.number("global_batch"), static_cast<double>(seq), 4.0);
-    out.rows.push_back({fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp),
-                        r.number("TFLOPs_per_GPU"),
-                        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+    if (best.price.step_seconds > 1e29) cells.refuse("no micro-batch divides and fits");
+    const double flops = megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 4.0);
+    put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
+        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -204,33 +236,39 @@ TableResult validate_sc21_zero3(const CsvTable& csv, ValidationContext& context)
       {},
       {},
       {}};
+  if (auto has = csv.require(
+          {"scheme", "params_B", "model_parallel", "global_batch", "GPUs", "micro_batch", "TFLOPs_per_GPU"});
+      !has)
+    return fail(has.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const bool zero = r.text("scheme") == "ZeRO-3";
+    CellReader cells(csv.row(i));
+    const bool zero = cells.text("scheme") == "ZeRO-3";
+    if (!zero && cells.text("scheme") != "PTD")
+      cells.refuse(fmt::format("scheme '{}' is neither ZeRO-3 nor PTD", cells.text("scheme")));
     auto frame = context.framework(zero ? "deepspeed-zero3" : "megatron-sc21");
     if (!frame) return fail(frame.error());
-    const std::int64_t gpus = r.integer("GPUs"), batch = r.integer("global_batch");
+    const std::int64_t gpus = cells.count("GPUs"), batch = cells.count("global_batch");
     auto cost = context.cost("a100-sxm-80gb", gpus);
     if (!cost) return fail(cost.error());
     // The two models of the table: 174.6B = 96 x 12288, 529.6B = 105 x 20480 (SC'21, table 1).
-    const bool small = r.number("params_B") < 300.0;
+    const bool small = cells.text("params_B").rfind("174.6", 0) == 0;
+    if (!small && cells.text("params_B").rfind("529.6", 0) != 0)
+      cells.refuse(fmt::format("{}B parameters are neither of the table's two models", cells.text("params_B")));
     const ModelSpec gpt = small ? gpt_model(96, 12288, 96, 51200, 2048) : gpt_model(105, 20480, 128, 51200, 2048);
-    TrainPoint p{.recompute = Recompute::full, .micro_batch = r.integer("micro_batch")};
+    TrainPoint p{.recompute = Recompute::full, .micro_batch = cells.count("micro_batch")};
     p.sharding = zero ? Sharding::zero3 : Sharding::replicated;
-    if (!zero) p.tp = 8, p.pp = r.integer("model_parallel") / 8;
-    p.dp = gpus / std::max<std::int64_t>(1, p.tp * p.pp);
+    const std::int64_t ways = cells.count("model_parallel");
+    if (zero && ways > 1) cells.refuse("ZeRO-3 with model parallelism: the table does not say of which kind");
+    if (!zero) p.tp = 8, p.pp = cells.share("model-parallel ranks", ways, {8});
+    p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
     const TrainModel model(gpt, fp16_gradients(2048), *cost, zero ? *frame : sc21_frame(*frame, p));
-    const std::string label = fmt::format("{} {}B on {}", r.text("scheme"), r.text("params_B"), gpus);
+    const std::string label = fmt::format("{} {}B on {}", cells.text("scheme"), cells.text("params_B"), gpus);
     // Where the global batch does not divide, the published one is what ran: whole micro-batches, at least one.
     const std::int64_t replica = std::max<std::int64_t>(p.micro_batch, batch / p.dp / p.micro_batch * p.micro_batch);
     const Choice best = fastest(model, p, replica, 1e30, false, false);
-    if (!best.price.valid || best.price.step_seconds > 1e29) {
-      out.skipped.push_back({label, "the batch does not divide"});
-      continue;
-    }
+    if (best.price.step_seconds > 1e29) cells.refuse("the batch does not divide");
     const double flops = megatron_flops(gpt, static_cast<double>(replica * p.dp), 2048, 4.0);
-    out.rows.push_back(
-        {label, r.number("TFLOPs_per_GPU"), flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+    put(out, label, cells, "TFLOPs_per_GPU", flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -244,28 +282,34 @@ TableResult validate_megatron_h100(const CsvTable& csv, ValidationContext& conte
                       {},
                       {},
                       {}};
+  if (auto has = csv.require({"heads", "hidden", "layers", "TP", "PP", "DP", "GPUs", "global_batch", "TFLOPs_per_GPU",
+                              "seq", "vocab", "hardware"});
+      !has)
+    return fail(has.error());
   auto frame = context.framework("megatron-h100");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const std::int64_t gpus = r.integer("GPUs"), seq = r.integer("seq");
-    auto cost = context.cost("h100-sxm-80gb", gpus);
+    CellReader cells(csv.row(i));
+    const std::int64_t gpus = cells.count("GPUs"), seq = cells.count("seq"), batch = cells.count("global_batch");
+    const std::string gpu = context.gpu_named(cells, cells.text("hardware"));
+    auto cost = context.cost(gpu, gpus);
     if (!cost) return fail(cost.error());
-    const ModelSpec gpt =
-        gpt_model(r.integer("layers"), r.integer("hidden"), r.integer("heads"), r.integer("vocab"), seq);
+    const ModelSpec gpt = gpt_of(cells, {}, cells.count("vocab"));
     const TrainModel model(gpt, mixed_precision(seq), *cost, *frame);
-    TrainPoint p{.dp = r.integer("DP"), .tp = r.integer("TP"), .pp = r.integer("PP")};
+    TrainPoint p{.dp = cells.count("DP"), .tp = cells.count("TP"), .pp = cells.count("PP")};
+    cells.layout(gpus, {p.dp, p.tp, p.pp});
     p.sp = p.tp > 1;
-    const std::string label = fmt::format("{}B tp{} pp{} on {}", r.text("params_B"), p.tp, p.pp, gpus);
-    Choice best = fastest(model, p, r.integer("global_batch") / p.dp, 80e9, true, true);
+    const std::string label = fmt::format("{}B tp{} pp{} on {}", cells.text("params_B"), p.tp, p.pp, gpus);
+    const std::int64_t replica = cells.share("sequences", batch, {p.dp});
+    Choice best = fastest(model, p, replica, context.memory_bytes(gpu), true, true);
     if (best.price.step_seconds > 1e29) {
       p.recompute = Recompute::selective;
-      best = fastest(model, p, r.integer("global_batch") / p.dp, 1e30, true, true);
+      best = fastest(model, p, replica, 1e30, true, true);
     }
-    const double flops = megatron_flops(gpt, r.number("global_batch"), static_cast<double>(seq), 3.0);
-    out.rows.push_back({fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp),
-                        r.number("TFLOPs_per_GPU"),
-                        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+    if (best.price.step_seconds > 1e29) cells.refuse(model.why_invalid(p));
+    const double flops = megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 3.0);
+    put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
+        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -278,25 +322,32 @@ TableResult validate_llama3_405b(const CsvTable& csv, ValidationContext& context
                       {},
                       {},
                       {}};
+  if (auto has =
+          csv.require({"GPUs", "TP", "CP", "PP", "DP", "seq", "batch_per_DP", "TFLOPs_per_GPU", "hardware", "model"});
+      !has)
+    return fail(has.error());
   auto frame = context.framework("megatron-h100");
-  auto llama = context.model("llama-3.1-405b");
   if (!frame) return fail(frame.error());
-  if (!llama) return fail(llama.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const std::int64_t gpus = r.integer("GPUs"), seq = r.integer("seq");
-    auto cost = context.cost("h100-sxm-80gb", gpus);
+    CellReader cells(csv.row(i));
+    const std::int64_t gpus = cells.count("GPUs"), seq = cells.count("seq");
+    auto cost = context.cost(context.gpu_named(cells, cells.text("hardware")), gpus);
+    auto llama = context.model(context.model_named(cells, cells.text("model")));
     if (!cost) return fail(cost.error());
+    if (!llama) return fail(llama.error());
     const TrainModel model(*llama, mixed_precision(seq), *cost, *frame);
     TrainPoint p{
-        .dp = r.integer("DP"), .cp = r.integer("CP", 1), .tp = r.integer("TP"), .pp = r.integer("PP"), .sp = true};
-    const std::int64_t batch = r.integer("batch_per_DP");
-    Choice best = fastest(model, p, batch, 1e30, false, true);
-    // 126 layers do not divide by 16 stages: without interleaving then.
-    const double tokens = static_cast<double>(batch * p.dp * seq);
-    out.rows.push_back({fmt::format("405B tp{} cp{} pp{} (vpp {})", p.tp, p.cp, p.pp, best.point.vpp),
-                        r.number("TFLOPs_per_GPU"),
-                        model.model_flops(tokens) / best.price.step_seconds / static_cast<double>(gpus) / 1e12});
+        .dp = cells.count("DP"), .cp = cells.count_or_one("CP"), .tp = cells.count("TP"), .pp = cells.count("PP")};
+    cells.layout(gpus, {p.dp, p.cp, p.tp, p.pp});
+    p.sp = p.tp > 1;
+    const std::int64_t batch = cells.count("batch_per_DP");
+    // 126 layers and the ends divide by 16 stages only together: stages of equal chunks, embedding and head one each.
+    const Choice best = fastest(model, p, batch, 1e30, false, true);
+    p.micro_batches = batch;
+    if (best.price.step_seconds > 1e29) cells.refuse(model.why_invalid(p));
+    const double tokens = static_cast<double>(batch) * static_cast<double>(p.dp) * static_cast<double>(seq);
+    put(out, fmt::format("405B tp{} cp{} pp{} on {} (vpp {})", p.tp, p.cp, p.pp, gpus, best.point.vpp), cells,
+        "TFLOPs_per_GPU", model.model_flops(tokens) / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -312,19 +363,22 @@ TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) 
       {},
       {},
       {}};
+  if (auto has = csv.require({"system", "GPUs", "batch", "iter_s", "model"}); !has) return fail(has.error());
   auto frame = context.framework("megatron-a100");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const std::int64_t gpus = r.integer("GPUs");
+    CellReader cells(csv.row(i));
+    const std::int64_t gpus = cells.count("GPUs"), batch = cells.count("batch");
     auto cost = context.cost("a100-sxm-80gb", gpus);
     if (!cost) return fail(cost.error());
     const TrainModel model(gpt_model(96, 12288, 128, 64000, 2048), mixed_precision(2048), *cost, *frame);
-    TrainPoint p{.dp = gpus / 64, .tp = 8, .pp = 8, .vpp = 6, .sp = true, .recompute = Recompute::selective};
-    p.micro_batches = std::max<std::int64_t>(1, r.integer("batch") / p.dp);
+    TrainPoint p{.tp = 8, .pp = 8, .vpp = 6, .sp = true, .recompute = Recompute::selective};
+    p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
+    p.micro_batches = cells.share("sequences", batch, {p.dp});
     if (p.micro_batches % p.pp != 0) p.vpp = 1;
-    out.rows.push_back({fmt::format("175B on {}, batch {} (vpp {})", gpus, r.integer("batch"), p.vpp),
-                        r.number("iter_s"), model.price(p).step_seconds});
+    if (!model.divides(p)) cells.refuse(model.why_invalid(p));
+    put(out, fmt::format("175B on {}, batch {} (vpp {})", gpus, batch, p.vpp), cells, "iter_s",
+        model.price(p).step_seconds);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -343,32 +397,33 @@ TableResult validate_vtrain(const CsvTable& csv, ValidationContext& context, con
       {},
       multi ? std::vector<PeerFigure>{{"vTrain", 0.1473, -1.0}, {"Calculon", 0.197, -1.0}}
             : std::vector<PeerFigure>{{"vTrain", 0.0837, -1.0}, {"Calculon", 0.39, 0.55}}};
+  const char* gpu_column = csv.has("# GPUs") ? "# GPUs" : "GPUs";
+  if (auto has = csv.require({gpu_column, "global batch", "micro batch", "hidden size", "attention heads", "# layers",
+                              "sequence length", "tensor parallelism", "data parallelism", "pipeline parallelism",
+                              "iteration time (ms)"});
+      !has)
+    return fail(has.error());
   auto frame = context.framework("megatron-vtrain");
   if (!frame) return fail(frame.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
-    const Row r = csv.row(i);
-    const auto get = [&](const char* a, const char* b) { return csv.has(a) ? r.integer(a) : r.integer(b); };
-    const std::int64_t gpus = get("# GPUs", "GPUs"), batch = r.integer("global batch"),
-                       seq = r.integer("sequence length");
+    CellReader cells(csv.row(i));
+    const std::int64_t gpus = cells.count(gpu_column), batch = cells.count("global batch");
     auto cost = context.cost("a100-sxm-80gb", gpus, 12.5e9);
     if (!cost) return fail(cost.error());
-    const ModelSpec gpt =
-        gpt_model(r.integer("# layers"), r.integer("hidden size"), r.integer("attention heads"), 51200, seq);
-    const TrainModel model(gpt, mixed_precision(seq), *cost, *frame);
-    TrainPoint p{.dp = r.integer("data parallelism"),
-                 .tp = r.integer("tensor parallelism"),
-                 .pp = r.integer("pipeline parallelism")};
+    const ModelSpec gpt = gpt_of(cells, {"# layers", "hidden size", "attention heads", "sequence length"}, 51200);
+    const TrainModel model(gpt, mixed_precision(gpt.max_position), *cost, *frame);
+    TrainPoint p{.dp = cells.count("data parallelism"),
+                 .tp = cells.count("tensor parallelism"),
+                 .pp = cells.count("pipeline parallelism")};
+    cells.layout(gpus, {p.dp, p.tp, p.pp});
     p.sharding = Sharding::replicated;
     p.recompute = multi ? Recompute::full : Recompute::none;
-    p.micro_batch = r.integer("micro batch");
+    p.micro_batch = cells.count("micro batch");
     const std::string label = fmt::format("{}x{} tp{} dp{} pp{} mb{} batch {} on {}", gpt.layers, gpt.hidden, p.tp,
                                           p.dp, p.pp, p.micro_batch, batch, gpus);
-    p.micro_batches = p.dp * p.micro_batch > 0 ? (batch + p.dp * p.micro_batch - 1) / (p.dp * p.micro_batch) : 0;
-    if (!model.divides(p)) {
-      out.skipped.push_back({label, model.why_invalid(p)});
-      continue;
-    }
-    out.rows.push_back({label, r.number("iteration time (ms)"), 1e3 * model.price(p).step_seconds});
+    p.micro_batches = cells.share("sequences", batch, {p.dp, p.micro_batch});
+    if (!model.divides(p)) cells.refuse(model.why_invalid(p));
+    put(out, label, cells, "iteration time (ms)", 1e3 * model.price(p).step_seconds);
   }
   return std::vector<ValidationTable>{out};
 }
