@@ -148,8 +148,7 @@ TableResult validate_simumax(const CsvTable& csv, ValidationContext& context) {
     if (cells.count("cross_entropy_fused", 0, 1) != 1)
       cells.refuse("the copies of the logits under an unfused cross-entropy are not known");
     const TrainModel trained(*model, half, *cost, *frame);
-    if (!trained.divides(p)) cells.refuse(trained.why_invalid(p));
-    const TrainPrice price = trained.price(p);
+    const TrainPrice price = price_of(cells, trained, p);
     put(time, label, cells, "measured_ms", 1e3 * price.step_seconds);
     put(memory, label, cells, "measured_alloc_gib_max", price.peak_bytes / gib);
     const double held = cells.usable() ? static_cast<double>(replay_step(trained, p).reserved) : 0.0;
@@ -193,8 +192,7 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
     if (!cost) return fail(cost.error());
     const TrainModel trained(*model, {.sequence = cells.count("seq"), .state = {2, 4, 4, 8}}, *cost, *frame);
     const TrainPoint p = torchtitan_point(cells);
-    if (!trained.divides(p)) cells.refuse(trained.why_invalid(p));
-    const TrainPrice price = trained.price(p);
+    const TrainPrice price = price_of(cells, trained, p);
     put(rate, label, cells, "TPS_per_GPU", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
     put(memory, label, cells, "mem_GiB", price.peak_bytes / gib);
   }
@@ -254,11 +252,12 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
     p.sp = p.tp > 1;
     p.micro_batch = cells.count("mbs");
     p.micro_batches = cells.share("sequences", cells.count("gbs"), {p.dp, p.micro_batch});
-    if (!trained.divides(p)) p.vpp = 1;  // interleaving of layers that do not divide: uneven chunks, priced without
-    if (!trained.divides(p)) cells.refuse(trained.why_invalid(p));
-    TrainPrice price = trained.price(p);
+    // Interleaving of layers that do not divide: uneven chunks, priced without.
+    if (cells.usable() && !trained.divides(p)) p.vpp = 1;
+    TrainPrice price = price_of(cells, trained, p);
     for (Recompute mode : {Recompute::selective, Recompute::full})
-      if (price.total_bytes() > context.memory_bytes(gpu)) p.recompute = mode, price = trained.price(p);
+      if (cells.usable() && price.total_bytes() > context.memory_bytes(gpu))
+        p.recompute = mode, price = trained.price(p);
     put(out, label, cells, "tokens_per_s_per_gpu", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
   }
   return std::vector<ValidationTable>{out};

@@ -68,6 +68,11 @@ std::string ValidationContext::model_named(CellReader& cells, const std::string&
   return "llama-3.1-8b";
 }
 
+TrainPrice price_of(CellReader& cells, const TrainModel& model, const TrainPoint& p) {
+  if (cells.usable() && !model.divides(p)) cells.refuse(model.why_invalid(p));
+  return cells.usable() ? model.price(p) : TrainPrice{};
+}
+
 void put(ValidationTable& table, const std::string& label, const CellReader& cells, double measured, double predicted) {
   if (!cells.usable()) table.skipped.push_back({label, cells.why()});
   else if (!(predicted > 0.0 && predicted < 1e18)) table.skipped.push_back({label, "the layout has no price"});

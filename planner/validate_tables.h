@@ -40,6 +40,9 @@ class ValidationContext {
 ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
                     std::int64_t sequence);
 
+/// The row's layout priced; without a price, and the reader told why, where its sizes do not divide.
+TrainPrice price_of(CellReader&, const TrainModel&, const TrainPoint&);
+
 /// A row's place in a table: its prediction, or the reason why it has none.
 void put(ValidationTable&, const std::string& label, const CellReader&, double measured, double predicted);
 /// The measurement is read from the column.

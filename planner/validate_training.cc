@@ -20,22 +20,27 @@ double megatron_flops(const ModelSpec& m, double sequences, double s, double pas
 struct Choice {
   TrainPoint point;
   TrainPrice price;
+  std::string why;  // none was found
 };
-Choice fastest(const TrainModel& model, TrainPoint p, std::int64_t sequences_per_replica, double capacity,
-               bool any_micro_batch, bool any_interleave) {
+Choice fastest(const CellReader& cells, const TrainModel& model, TrainPoint p, std::int64_t sequences_per_replica,
+               double capacity, bool any_micro_batch, bool any_interleave) {
   Choice best;
   best.price.step_seconds = 1e30;
-  const std::int64_t asked = p.micro_batch, most_chunks = any_interleave && p.pp > 1 ? 8 : 1;
+  if (!cells.usable()) return best;
+  const std::int64_t asked = p.micro_batch, chunks = p.vpp, most_chunks = any_interleave && p.pp > 1 ? 8 : 1;
   for (std::int64_t b = any_micro_batch ? 1 : asked; b <= (any_micro_batch ? 16 : asked); b *= 2)
-    for (std::int64_t v = any_interleave ? 1 : p.vpp; v <= std::max(most_chunks, p.vpp); ++v) {
+    for (std::int64_t v = any_interleave ? 1 : chunks; v <= std::max(most_chunks, chunks); ++v) {
       if (sequences_per_replica % b != 0) continue;
       p.micro_batch = b;
       p.micro_batches = sequences_per_replica / b;
       p.vpp = v;
       if (!model.divides(p)) continue;
       const TrainPrice price = model.price(p);
-      if (price.total_bytes() <= capacity && price.step_seconds < best.price.step_seconds) best = {p, price};
+      if (price.total_bytes() <= capacity && price.step_seconds < best.price.step_seconds) best = {p, price, ""};
     }
+  p.micro_batch = asked, p.micro_batches = sequences_per_replica / asked, p.vpp = chunks;
+  if (best.price.step_seconds > 1e29) best.why = model.why_invalid(p);
+  if (best.why.empty()) best.why = "no micro-batch divides and fits";
   return best;
 }
 
@@ -102,13 +107,12 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
     auto cost = context.cost(gpu, gpus);
     if (!cost) return fail(cost.error());
     const TrainModel model(gpt, mixed_precision(gpt.max_position), *cost, *frame);
-    if (!model.divides(p)) cells.refuse(model.why_invalid(p));
+    const TrainPrice price = price_of(cells, model, p);
     if (!cells.usable()) {
       table.skipped.push_back({label, cells.why()});
       continue;
     }
     const TrainModel::Layers l = model.layers(p);
-    const TrainPrice price = model.price(p, l);
     const double gib = 1024.0 * 1024.0 * 1024.0, layers = static_cast<double>(gpt.layers);
     const auto kept_of = [&](const TrainPoint& q, const LayerCost& c) {
       const double each = q.recompute == Recompute::full        ? c.kept_full_bytes
@@ -216,9 +220,9 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
     const std::string label = fmt::format("{}B tp{} pp{} on {}", cells.text("params_B"), p.tp, p.pp, gpus);
     const ScriptedRun* run = scripted(gpt);
     if (run) p.micro_batch = run->micro_batch, p.vpp = run->chunks;
-    Choice best = fastest(model, p, replica, run ? 1e30 : 80e9, !run, !run);
-    if (run && best.price.step_seconds > 1e29) best = fastest(model, p, replica, 80e9, true, true);
-    if (best.price.step_seconds > 1e29) cells.refuse("no micro-batch divides and fits");
+    Choice best = fastest(cells, model, p, replica, run ? 1e30 : 80e9, !run, !run);
+    if (run && best.price.step_seconds > 1e29) best = fastest(cells, model, p, replica, 80e9, true, true);
+    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
     const double flops = megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 4.0);
     put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
         flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
@@ -265,8 +269,8 @@ TableResult validate_sc21_zero3(const CsvTable& csv, ValidationContext& context)
     const std::string label = fmt::format("{} {}B on {}", cells.text("scheme"), cells.text("params_B"), gpus);
     // Where the global batch does not divide, the published one is what ran: whole micro-batches, at least one.
     const std::int64_t replica = std::max<std::int64_t>(p.micro_batch, batch / p.dp / p.micro_batch * p.micro_batch);
-    const Choice best = fastest(model, p, replica, 1e30, false, false);
-    if (best.price.step_seconds > 1e29) cells.refuse("the batch does not divide");
+    const Choice best = fastest(cells, model, p, replica, 1e30, false, false);
+    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
     const double flops = megatron_flops(gpt, static_cast<double>(replica * p.dp), 2048, 4.0);
     put(out, label, cells, "TFLOPs_per_GPU", flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
@@ -301,12 +305,12 @@ TableResult validate_megatron_h100(const CsvTable& csv, ValidationContext& conte
     p.sp = p.tp > 1;
     const std::string label = fmt::format("{}B tp{} pp{} on {}", cells.text("params_B"), p.tp, p.pp, gpus);
     const std::int64_t replica = cells.share("sequences", batch, {p.dp});
-    Choice best = fastest(model, p, replica, context.memory_bytes(gpu), true, true);
+    Choice best = fastest(cells, model, p, replica, context.memory_bytes(gpu), true, true);
     if (best.price.step_seconds > 1e29) {
       p.recompute = Recompute::selective;
-      best = fastest(model, p, replica, 1e30, true, true);
+      best = fastest(cells, model, p, replica, 1e30, true, true);
     }
-    if (best.price.step_seconds > 1e29) cells.refuse(model.why_invalid(p));
+    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
     const double flops = megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 3.0);
     put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
         flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
@@ -342,9 +346,9 @@ TableResult validate_llama3_405b(const CsvTable& csv, ValidationContext& context
     p.sp = p.tp > 1;
     const std::int64_t batch = cells.count("batch_per_DP");
     // 126 layers and the ends divide by 16 stages only together: stages of equal chunks, embedding and head one each.
-    const Choice best = fastest(model, p, batch, 1e30, false, true);
+    const Choice best = fastest(cells, model, p, batch, 1e30, false, true);
     p.micro_batches = batch;
-    if (best.price.step_seconds > 1e29) cells.refuse(model.why_invalid(p));
+    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
     const double tokens = static_cast<double>(batch) * static_cast<double>(p.dp) * static_cast<double>(seq);
     put(out, fmt::format("405B tp{} cp{} pp{} on {} (vpp {})", p.tp, p.cp, p.pp, gpus, best.point.vpp), cells,
         "TFLOPs_per_GPU", model.model_flops(tokens) / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
@@ -376,9 +380,8 @@ TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) 
     p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
     p.micro_batches = cells.share("sequences", batch, {p.dp});
     if (p.micro_batches % p.pp != 0) p.vpp = 1;
-    if (!model.divides(p)) cells.refuse(model.why_invalid(p));
-    put(out, fmt::format("175B on {}, batch {} (vpp {})", gpus, batch, p.vpp), cells, "iter_s",
-        model.price(p).step_seconds);
+    const TrainPrice price = price_of(cells, model, p);
+    put(out, fmt::format("175B on {}, batch {} (vpp {})", gpus, batch, p.vpp), cells, "iter_s", price.step_seconds);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -422,8 +425,8 @@ TableResult validate_vtrain(const CsvTable& csv, ValidationContext& context, con
     const std::string label = fmt::format("{}x{} tp{} dp{} pp{} mb{} batch {} on {}", gpt.layers, gpt.hidden, p.tp,
                                           p.dp, p.pp, p.micro_batch, batch, gpus);
     p.micro_batches = cells.share("sequences", batch, {p.dp, p.micro_batch});
-    if (!model.divides(p)) cells.refuse(model.why_invalid(p));
-    put(out, label, cells, "iteration time (ms)", 1e3 * model.price(p).step_seconds);
+    const TrainPrice price = price_of(cells, model, p);
+    put(out, label, cells, "iteration time (ms)", 1e3 * price.step_seconds);
   }
   return std::vector<ValidationTable>{out};
 }
