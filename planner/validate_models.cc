@@ -238,10 +238,7 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
       cells.refuse(fmt::format("{} has no {} products", gpu, format));
       format = "bf16";
     }
-    const TrainModel trained(*model,
-                             {.sequence = cells.count("seq"),
-                              .precision = format,
-                              .state = {2, 4, 4, 8}},
+    const TrainModel trained(*model, {.sequence = cells.count("seq"), .precision = format, .state = {2, 4, 4, 8}},
                              *cost, *frame);
     TrainPoint p{.cp = cells.count_or_one("cp"),
                  .tp = cells.count_or_one("tp"),

@@ -1,6 +1,4 @@
 // Tables of anyone's: whatever their cells hold, every row is predicted or out of scope with its reason.
-#include "planner/validate.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -13,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "planner/validate.h"
 #include "planner/validate_tables.h"
 #include "spec/catalog.h"
 
