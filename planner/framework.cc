@@ -91,6 +91,8 @@ void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors
     f.name = value.text;
   } else if (entry.key == "source") {
     f.source = value.text;
+  } else if (entry.key == "scenario") {
+    // Defaults of scenario keys: the loader's.
   } else if (entry.key == "schema") {
     if (value.text != "hotbunk.framework/1")
       errors.push_back(mistake(value, fmt::format("schema is '{}', expected hotbunk.framework/1", value.text)));

@@ -74,6 +74,7 @@ class Loader {
     }
     for (const auto& text : overrides) apply_override(root, text);
     load_gpu_base(root);
+    load_profile_defaults(root);
     walk(root, "");
     if (root.find("model") == nullptr && !problems_have("E202"))
       report("E208", "the scenario names no model", {file_}, {},
@@ -204,6 +205,20 @@ class Loader {
     }
     where_.clear();  // an error about a default should point at the scenario, not into the catalogue
     if (scenario_.cluster.gpu.is_cpu && name == "local-cpu") scale_to_local_machine();
+  }
+
+  /// What the framework of `profile` does where the scenario is silent: its order of sleep and wake, its bucket.
+  void load_profile_defaults(const YamlNode& root) {
+    const YamlNode* const profile = root.find("profile");
+    const fs::path file = profile == nullptr || profile->kind != YamlNode::Kind::scalar
+                              ? fs::path()
+                              : catalog_file("frameworks", profile->text);
+    if (file.empty()) return;  // no such profile: reported with the key
+    auto text = read_file(file, max_file_bytes);
+    auto tree = text ? parse_yaml(*text, file.string()) : fail(text.error());
+    if (!tree) return report(tree.error());
+    if (const YamlNode* defaults = tree->find("scenario")) walk(*defaults, "");
+    where_.clear();  // as for the GPU
   }
 
   /// The catalogue states one core; the machine says how many there are and how much memory. Devices of one machine

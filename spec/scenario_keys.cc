@@ -182,7 +182,9 @@ std::vector<ScenarioKey> build() {
   keys.push_back(
       word("profile", HB_FIELD(profile),
            {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "torchtitan", "megatron"},
-           {"", "framework whose memory and order rules are followed"}));
+           {"",
+            "framework whose memory rules are followed; verl and slime also set transition and sync.bucket_mib where "
+            "they are left out"}));
   keys.push_back(
       choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
   keys.push_back(

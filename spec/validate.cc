@@ -250,6 +250,16 @@ class Validator {
     if (t.offload == Offload::layerwise && !fsdp)
       report("E214", "train.offload", fmt::format("layer-wise offload belongs to FSDP, not to {}", name_of(t.engine)),
              {}, "set train.offload to sleep, or train.engine to fsdp2");
+    if (t.offload == Offload::layerwise && s_.placement == PlacementMode::colocated)
+      if (const auto order = transition_from(s_.transition, true, s_.rollout.sleep);
+          order && s_.transition != "hotbunk" &&
+          (order->has(TransitionStep::sleep_train) || order->has(TransitionStep::sleep_optimizer)))
+        report(
+            "E214", "transition", "layer-wise offload and whole-state sleep exclude each other",
+            {fmt::format("transition {} puts training's state to sleep; layer-wise offload keeps the optimizer on the "
+                         "host for ever",
+                         s_.transition.substr(0, 200))},
+            "set transition to hotbunk, which then moves nothing of training, or train.offload to sleep");
     const OptimizerSpec& o = s_.optimizer;
     if (o.beta1 >= 1 || o.beta2 >= 1)
       report("E206", o.beta1 >= 1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
@@ -350,6 +360,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const auto need = [&](bool ok, std::string why) {
     if (!ok) reasons.push_back(std::move(why));
   };
+  need(s.profile == "hotbunk", fmt::format("profile {}: other frameworks' rules are simulated only", s.profile));
   const ModelSpec& m = s.model;
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
@@ -368,7 +379,9 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   if (!sft && s.placement == PlacementMode::colocated) {
     const bool train = s.train.offload == Offload::sleep;
-    need(transition_from(s.transition, train, s.rollout.sleep) == transition_from("hotbunk", train, s.rollout.sleep),
+    // Another framework brings its own order.
+    need(s.profile != "hotbunk" || transition_from(s.transition, train, s.rollout.sleep) ==
+                                       transition_from("hotbunk", train, s.rollout.sleep),
          fmt::format("transition {}: hotbunk is executed", s.transition));
   }
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
@@ -379,7 +392,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
     need(s.sync.mode == SyncMode::bucketed, fmt::format("sync.mode {}: bucketed is executed", name_of(s.sync.mode)));
   }
   need(s.train.precision.gemm == "params", fmt::format("matrix products in {}", s.train.precision.gemm));
-  need(s.profile == "hotbunk", fmt::format("profile {}: other frameworks' rules are simulated only", s.profile));
   return reasons;
 }
 

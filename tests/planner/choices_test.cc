@@ -63,7 +63,7 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
     std::vector<std::string> sets;
   } cases[] = {{seven_b, {}},
                {seven_b, {"algorithm.max_staleness=1", "rollout.layout.order=auto", "transition=auto"}},
-               {seven_b, {"train.offload=layerwise", "transition=slime"}},
+               {seven_b, {"train.offload=layerwise"}},
                {seven_b, {"placement=disaggregated", "train.layout={dp: 4}", "rollout.layout={tp: 2, dp: 2}"}},
                {moe_megatron, {}},
                {moe_megatron, {"model=qwen2.5-32b", "train.layout.ep=1"}}};

@@ -228,4 +228,23 @@ TEST_CASE("docs/scenario.md holds the table of keys") {
   CHECK((std::getenv("HOTBUNK_UPDATE") != nullptr || *text == expected));
 }
 
+TEST_CASE("a framework's profile sets the order and the bucket where the scenario is silent") {
+  const auto loaded = [](const char* text) {
+    auto s = load_scenario_text(std::string("model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, gpus_per_node: 8}\n"
+                                            "train: {layout: {dp: 8}, micro_batch_tokens: 16384}\n"
+                                            "rollout: {engine: sglang, layout: {tp: 4, dp: 2}}\n") +
+                                    text,
+                                "scenario.yaml");
+    REQUIRE(s);
+    return *s;
+  };
+  CHECK(loaded("").transition == "hotbunk");
+  CHECK(loaded("profile: verl-fsdp\n").transition == "verl");
+  CHECK(loaded("profile: verl-fsdp\n").sync.bucket_bytes == std::int64_t{2048} << 20);
+  CHECK(loaded("profile: slime-fsdp\n").transition == "slime");
+  const Scenario own = loaded("profile: slime-fsdp\ntransition: auto\nsync: {bucket_mib: 64}\n");
+  CHECK(own.transition == "auto");
+  CHECK(own.sync.bucket_bytes == 64 << 20);
+}
+
 }  // namespace hotbunk
