@@ -43,7 +43,9 @@ RlPoint ScenarioPricer::point() const {
   if (scenario_.transition == "auto" && scenario_.placement == PlacementMode::colocated) {
     const bool sleeps = scenario_.train.offload == Offload::sleep;
     const std::size_t orders = choices.size();
-    for (const TransitionOrder& o : undominated(legal_transitions(sleeps, sleeps, scenario_.rollout.sleep, true)))
+    const bool rollout = scenario_.rollout.sleep;
+    for (const TransitionOrder& o :
+         undominated(legal_transitions(sleeps, sleeps, rollout, true), rollout && scenario_.rollout.sleep_level == 1))
       for (std::size_t i = 0; i < orders; ++i) {
         choices.push_back(choices[i]);
         choices.back().transition = o;

@@ -193,6 +193,10 @@ double CostModel::host_copy_seconds(double bytes, OpKind kind) const {
   return formula * (driver && !own.empty() ? own : host_).at({bytes, 1.0, 1.0});
 }
 
+double CostModel::map_seconds(double bytes, OpKind kind) const {
+  return bytes / hardware_.map_bandwidth.value * correction(kind, DType::u8, {std::max(bytes, 1.0), 1.0, 1.0});
+}
+
 double CostModel::wire_bytes(OpKind kind, std::int64_t ranks, double payload) {
   const auto w = static_cast<double>(std::max<std::int64_t>(ranks, 1));
   switch (kind) {
@@ -295,8 +299,7 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op
       return 0;
     case OpKind::map:
     case OpKind::unmap:
-      seconds = static_cast<double>(op.map_end - op.map_begin) / hardware_.map_bandwidth.value *
-                correction(op.kind, DType::u8, {std::max(static_cast<double>(op.map_end - op.map_begin), 1.0), 1, 1});
+      seconds = map_seconds(static_cast<double>(op.map_end - op.map_begin), op.kind);
       break;
     case OpKind::feed:
     case OpKind::fetch:

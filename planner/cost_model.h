@@ -76,6 +76,8 @@ class CostModel {
   /// Between device and host memory, one direction, nothing else on the link. For feed and fetch with what the driver
   /// does to make or take the data, where that was measured.
   double host_copy_seconds(double bytes, OpKind = OpKind::copy) const;
+  /// Taking memory for the arena or giving it back.
+  double map_seconds(double bytes, OpKind = OpKind::map) const;
 
   double peak_flops(DType) const;
   double peak_flops(const std::string& precision) const { return hardware_.peak_flops(precision); }

@@ -24,6 +24,7 @@ struct FrameworkProfile {
   bool overlap_pipeline = false;      // P2P beside compute
   bool fused_accumulation = true;     // products add weight gradients to what is there; else a pass of its own does
   bool uneven_chunks = false;         // interleaved chunks may differ in layers (Megatron-core's pipeline layout)
+  bool lowered_ops = false;  // the ops are those of lowering/, byte by byte: residuals inside norms, units staged
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
   bool keeps_norm_output = true;  // the input of the projection behind a norm is stored, not recomputed
   bool keeps_packed_qkv = false;  // rotary copies are stored beside the packed projection

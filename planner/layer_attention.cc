@@ -16,7 +16,9 @@ void grouped_query_attention(LayerBuilder& b, const ModelSpec& m, const Framewor
   const double bias = m.qkv_bias ? (static_cast<double>(m.heads + 2 * m.kv_heads) * d) : 0.0;
   b.weights((static_cast<double>(m.heads) * d + 2.0 * kv * b.tp() * d) * h + bias, 0.0);
   if (!m.learned_positions) {
-    b.stream(2.0 * e * T * (heads + kv) * d, 2.0 * e * T * (heads + kv) * d);
+    // Ours rotates the packed rows in place, values pass by.
+    const double rotated = 2.0 * e * T * (heads + (b.lowered() ? 2.0 : 1.0) * kv) * d;
+    b.stream(rotated, rotated);
     if (f.keeps_packed_qkv) b.keep(e * T * (heads + kv) * d);
   }
   if (m.qk_norm) {

@@ -21,12 +21,13 @@ LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector
 
 double LayerBuilder::grouped_linear(double groups, double rows, double n, double k) {
   const double together = std::min(groups, 4.0), batches = groups / together, m = together * rows;
-  const double third = 2.0 * together * (rows * n + rows * k + n * k), overhead = kernel();
+  const double element = frame_.lowered_ops ? e_ : 2.0, grads = frame_.lowered_ops ? model_.setting().state.grads : 8.0;
+  const double third = element * together * (rows * n + rows * k + n * k), overhead = kernel();
   const double product = batches * (cost_.gemm_seconds(m, n, k, peak_, third) + overhead);
   const double input = batches * (cost_.gemm_seconds(m, k, n, peak_, third) + overhead);
-  const double weight =
-      batches *
-      (cost_.gemm_seconds(together * n, k, rows, peak_, together * (2.0 * rows * (n + k) + 8.0 * n * k)) + overhead);
+  const double weight = batches * (cost_.gemm_seconds(together * n, k, rows, peak_,
+                                                      together * (element * rows * (n + k) + grads * n * k)) +
+                                   overhead);
   out_.forward += product;
   out_.backward += input + weight;
   out_.weight_grad += weight;
@@ -34,6 +35,7 @@ double LayerBuilder::grouped_linear(double groups, double rows, double n, double
     out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * groups * n * k) + overhead;
   out_.flops_forward += 2.0 * groups * rows * n * k;
   products_ += product;
+  last_product_ = product;
   product_bytes_ += e_ * groups * rows * n;
   launches(groups, 2.0 * groups);
   return weight;
@@ -59,15 +61,18 @@ void LayerBuilder::weights(double split, double replicated) {
 
 void LayerBuilder::norm() {
   const double h = hidden();
-  stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
+  // Ours adds the branch to the stream on the way, and its gradient on the way back.
+  if (frame_.lowered_ops) stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);
+  else stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
+  norms_ += cost_.memory_seconds(2.0 * e_ * narrow_ * h) + kernel();
   keep(e_ * narrow_ * h);
-  if (frame_.keeps_norm_output) keep(e_ * narrow_ * h);
+  if (frame_.keeps_norm_output) keep(e_ * narrow_ * h, frame_.lowered_ops);
   weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
 }
 
 void LayerBuilder::residual() {
   const double h = hidden(), mask = frame_.dropout ? 1.0 : 0.0;
-  stream(narrow_ * h * (3.0 * e_ + mask), narrow_ * h * (2.0 * e_ + mask));
+  if (!frame_.lowered_ops) stream(narrow_ * h * (3.0 * e_ + mask), narrow_ * h * (2.0 * e_ + mask));
   if (frame_.dropout) keep(narrow_ * h);
 }
 
@@ -100,7 +105,8 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   if (frame_.fused_attention) {
     const double bytes = e_ * tokens_ * (heads * (qk + v) + kv_heads * (qk + v));
     out_.forward += cost_.attention_seconds(products, keys, bytes, false, peak_) + kernel();
-    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, peak_) + 2.0 * kernel();
+    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, peak_) +
+                     (frame_.lowered_ops ? 1.0 : 2.0) * kernel();
     launches(1, 2);
     keep(4.0 * tokens_ * heads);
   } else {
@@ -165,6 +171,11 @@ LayerCost LayerBuilder::finish(double extra_kernels) {
   out_.forward += extra_kernels * each;
   out_.backward += backward * each;
   out_.input_bytes = e_ * narrow_ * hidden();
+  out_.recompute_layer = out_.forward;
+  if (frame_.lowered_ops) {  // Decoder::recompute_layer, recompute_selective
+    out_.recompute_layer = std::max(0.0, out_.forward - last_product_);
+    out_.recompute_core = norms_ + activation_;
+  }
   if (frame_.selective_products) {
     out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);
     out_.kept_selective_bytes = fill_ * (out_.input_bytes + attention_bytes_ + 0.5 * product_bytes_);

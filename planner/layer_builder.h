@@ -37,7 +37,15 @@ class LayerBuilder {
   void tensor_parallel(double hides_behind);
   /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.
   void attention(double heads, double kv_heads, double qk, double v);
+  /// What lies between an MLP's columns and rows.
+  void activation(double forward_bytes, double backward_bytes) {
+    const double before = out_.forward;
+    stream(forward_bytes, backward_bytes);
+    activation_ += out_.forward - before;
+  }
   LayerCost finish(double extra_kernels);
+
+  bool lowered() const { return frame_.lowered_ops; }
 
   double hidden() const { return static_cast<double>(model_.model().hidden); }
   double tokens() const { return tokens_; }
@@ -65,6 +73,7 @@ class LayerBuilder {
   double peak_, e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
   double fill_ = 1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of it, time of the mean
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
+  double last_product_ = 0, norms_ = 0, activation_ = 0;           // seconds of the forward pass
   std::vector<KeptTensor>* kept_ = nullptr;
   LayerCost out_;
 };

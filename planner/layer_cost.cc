@@ -11,9 +11,9 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, double rows, double width
   const double h = b.hidden(), e = b.e(), local = width / ways, fan = m.gated_mlp ? 2.0 : 1.0;
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
-  b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
+  b.activation(values * (fan + 1.0), values * (2.0 * fan + 1.0));
   b.keep(values * fan);
-  b.keep(values);
+  b.keep(values, b.lowered());  // Decoder::recompute_selective makes norms' and activations' outputs again
   b.grouped_linear(groups, rows, h, local);
 }
 
@@ -119,8 +119,10 @@ LayerCost TrainModel::head(const TrainPoint& p) const {
   // unfused loss forward moves 38 (cast 6, maximum 4, difference 8, exponential 8, sum 4, quotient 8), backward 14
   // (gradient 8, cast 6); others are split alike.
   const double traffic = framework_.loss_traffic.value * T * v, forward_share = 38.0 / 52.0;
-  b.move(forward_share * traffic, (1.0 - forward_share) * traffic);
-  LayerCost out = b.finish(10.0);
+  // Ours reads fp32 logits once, and once more to write their gradient.
+  if (framework_.lowered_ops) b.move(4.0 * T * v, (4.0 + b.e()) * T * v);
+  else b.move(forward_share * traffic, (1.0 - forward_share) * traffic);
+  LayerCost out = b.finish(framework_.lowered_ops ? 0.0 : 10.0);
   out.transient_bytes = framework_.loss_bytes.value * b.fill() * T * v;
   if (framework_.dummy_weight_grads) out.transient_bytes += 2.0 * v * h + 3.0 * b.e() * b.fill() * T * h;
   return out;

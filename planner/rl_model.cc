@@ -52,7 +52,7 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
   return std::max(0.0, need - held * overlap);
 }
 
-double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l) const {
+double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
   const ModelSpec& m = train_.model();
   const double dense =
       m.moe && m.moe->experts > 0 ? static_cast<double>(m.moe->first_dense_layers) : static_cast<double>(m.layers);
@@ -62,17 +62,26 @@ double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l
   };
   const double whole = of(l.dense) * dense + of(l.moe) * moe + of(l.embedding) + of(l.head);
   const auto stages = static_cast<double>(p.pp), m_count = p.full_micro_batches();
-  return whole / stages * (m_count + stages - 1.0);
+  return whole / stages * (m_count + stages - 1.0) +
+         static_cast<double>(p.micro_batches) * train_.exposed_gathers(p, l, whole / stages, trained);
 }
 
 SyncJob RlModel::sync_job(const RlPoint& p) const {
+  const bool colocated = p.placement == PlacementMode::colocated;
+  const StateBytes& state = train_.setting().state;
   return {.model_bytes = parameters_ * setting_.rollout_element_bytes,
           .tensors = tensors_,
           .bucket_bytes = p.bucket_bytes,
           .sources = p.train.ranks(),
           .target_tp = p.rollout.tp,
-          .targets = p.placement == PlacementMode::colocated ? p.train.ranks() : p.rollout.ranks(),
-          .received_bytes = p.placement == PlacementMode::colocated ? reshard_bytes(p.train, p.rollout) : 0.0};
+          .targets = colocated ? p.train.ranks() : p.rollout.ranks(),
+          .received_bytes = colocated ? reshard_bytes(p.train, p.rollout) : 0.0,
+          .one_process = colocated && setting_.own_engine,
+          .gathers = setting_.sync_gathers,
+          .verifies = setting_.sync_verifies,
+          .source_element_bytes = p.train.sharding == Sharding::fsdp ? state.master : state.params,
+          .target_element_bytes = setting_.rollout_element_bytes,
+          .slice_bytes = rank_elements(p.rollout) * setting_.rollout_element_bytes};
 }
 
 TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
@@ -80,7 +89,8 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   if (!t.valid) return out;
   const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
   out.train_seconds = passes * t.step_seconds;
-  out.forward_seconds = passes * forward_seconds(p, l);
+  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(p, l, true);
+  if (setting_.reference) out.reference_seconds = passes * forward_seconds(p, l, false);
   out.overhead_bytes = t.overhead_bytes;
   out.host_bytes = t.host_bytes;
   // What persists: the parameters that a sync reads, and beside them moments and separate master copies. A reference
@@ -96,6 +106,17 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   return out;
 }
 
+/// Copies over the host link, and memory taken (`kind` map) or given back (unmap) on the device. Our arena maps the
+/// host's side as well, the other way round; others keep their pinned pools.
+double RlModel::shift_seconds(double copied, double mapped, OpKind kind) const {
+  const CostModel& cost = train_.cost();
+  double seconds = mapped > 0.0 ? cost.map_seconds(mapped, kind) : 0.0;
+  if (copied > 0.0) seconds += cost.host_copy_seconds(copied);
+  if (copied > 0.0 && setting_.own_engine)
+    seconds += cost.map_seconds(copied, kind == OpKind::map ? OpKind::unmap : OpKind::map);
+  return seconds;
+}
+
 /// Shifts on one set of GPUs.
 void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
                        RlPrice& out) const {
@@ -105,10 +126,17 @@ void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPr
                                                       .optimizer = train.optimizer + train.reference,
                                                       .weights = rollout.weight_bytes,
                                                       .kv = rollout.pool_bytes,
+                                                      .keeps_weights = setting_.keeps_weights,
                                                       .staging = staging,
                                                       .host_staging = std::min(p.bucket_bytes, train.params)});
-  at(RlPhase::sleep) = shift.down > 0 ? cost.host_copy_seconds(shift.down) : 0.0;
-  at(RlPhase::wake) = shift.up > 0 ? cost.host_copy_seconds(shift.up) : 0.0;
+  // Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
+  double working = 0.0;
+  if (shift.mapped > 0.0)
+    working =
+        std::max(0.0, train.total_bytes - train.params - train.optimizer - train.reference - train.overhead_bytes) +
+        (setting_.own_engine ? rollout.activation_bytes : 0.0);
+  at(RlPhase::sleep) = shift_seconds(shift.down, shift.unmapped + working, OpKind::unmap);
+  at(RlPhase::wake) = shift_seconds(shift.up, shift.mapped + working, OpKind::map);
   if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.total_bytes + shift.train_rest;
@@ -149,9 +177,9 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const Rollout
         (setting_.staged_buckets + (setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0)) / 2.0;
   at(RlPhase::rollout) = rollout.seconds();
   at(RlPhase::sync) = sync.seconds;
-  at(RlPhase::reference) = setting_.reference ? train.forward_seconds : 0.0;
+  at(RlPhase::reference) = train.reference_seconds;
   if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
-  at(RlPhase::old_logprobs) = setting_.old_logprobs ? train.forward_seconds : 0.0;
+  at(RlPhase::old_logprobs) = train.old_seconds;
   at(RlPhase::train) = train.train_seconds;
   if (p.placement == PlacementMode::colocated) colocate(p, train, rollout, staging, out);
   else disaggregate(p, train, rollout, staging, out);
@@ -283,6 +311,10 @@ RlSetting rl_setting_of(const Scenario& s) {
   // docs/sync-and-sleep.md: one part, and the gathered bucket unless peers read it. Others double their buckets.
   if (ours) out.staged_buckets = s.sync.transport == SyncTransport::ipc ? 0.0 : 1.0;
   out.stages_part = ours;
+  out.own_engine = ours;
+  out.sync_gathers = s.sync.transport == SyncTransport::collective;
+  out.sync_verifies = s.sync.verify;
+  out.keeps_weights = s.rollout.sleep && s.rollout.sleep_level == 1;
   out.reference_on_device = ours;
   out.price_per_gpu_hour = s.cluster.gpu.price_per_hour.value;
   out.overlaps = s.algorithm.max_staleness > 0;

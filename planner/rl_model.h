@@ -30,6 +30,7 @@ struct RolloutPoint {
 
 struct RolloutPrice {
   double prefill_seconds = 0, decode_seconds = 0, tail_seconds = 0;  // tail: after the last admission
+  double exchange_seconds = 0;                                       // all ranks learn all samples; own engine
   double weight_bytes = 0, pool_bytes = 0;                           // per rank
   double activation_bytes = 0;                                       // per rank, of one prefill step
   double lacking_bytes = 0;                                          // where it does not fit
@@ -38,7 +39,7 @@ struct RolloutPrice {
   double steps = 0;
   double reduce_payload = 0, dispatch_payload = 0;  // all-reduce, all-to-all; bytes per rank, all steps
   bool fits = false;                                // weights and at least one sequence of the longest length
-  double seconds() const { return prefill_seconds + decode_seconds + tail_seconds; }
+  double seconds() const { return prefill_seconds + decode_seconds + tail_seconds + exchange_seconds; }
 };
 
 /// Training's phases around the optimizer steps, and what happens between.
@@ -76,7 +77,9 @@ struct RlPrice {
 
 /// What an iteration needs of a training point's price: small enough to keep a million of them.
 struct TrainSide {
-  double train_seconds = 0, forward_seconds = 0;  // of an iteration's optimizer steps, of one log-prob pass
+  double train_seconds = 0;                       // of an iteration's optimizer steps
+  double old_seconds = 0, reference_seconds = 0;  // of the log-prob passes: what is trained, and the reference
+  double scoring_seconds() const { return old_seconds + reference_seconds; }
   double total_bytes = 0, overhead_bytes = 0, host_bytes = 0;
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
   double swapped_reference = 0;                     // on the host, brought up for its pass
@@ -98,6 +101,10 @@ struct RlSetting {
   bool pool_by_need = false;                      // hotbunk's engine maps what its slots can use, others all they may
   double pool_tokens = 0;                         // of one engine, given; 0: what the memory fraction leaves
   double staged_buckets = 2;                      // of the sync on every rank
+  bool keeps_weights = false;                     // sleep level 1: the rollout's weights move to the host and back
+  bool own_engine = false;                        // hotbunk's: in the trainer's process, one arena for both
+  bool sync_gathers = false;                      // own engine: all-gathers buckets, else reads its peers' parts
+  bool sync_verifies = false;                     // own engine: hashes of every tensor on both sides
   bool stages_part = false;                       // and one rank's part of a bucket
   bool reference_on_device = false;               // beside the trained parameters; else on the host
   double price_per_gpu_hour = 0;                  // money, 0: unknown
@@ -162,13 +169,15 @@ class RlModel {
   double held_tokens() const;
   double prefill_activations(const RolloutPoint&) const;
   double communicators(const RolloutPoint&) const;
+  double exchange_seconds(const RolloutPoint&) const;
   /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
   struct RolloutPayload {
     double reduce = 0, dispatch = 0;
   };
   RolloutPayload rollout_payload(const RolloutPoint&, double tokens) const;
   double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
-  double forward_seconds(const TrainPoint&, const TrainModel::Layers&) const;
+  double forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
+  double shift_seconds(double copied, double mapped, OpKind) const;
   void colocate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
   void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
 

@@ -200,6 +200,23 @@ double RlModel::prefill_seconds(const RolloutPoint& r, double prompts) const {
                   layers * cost.attention_seconds(flops, keys, bytes, false, cost.peak_flops(setting_.rollout_dtype)));
 }
 
+/// Rows of finished samples, as long as the longest, and their log-probs: gathered by all ranks (lower_exchange).
+double RlModel::exchange_seconds(const RolloutPoint& r) const {
+  if (!setting_.own_engine) return 0.0;
+  const CostModel& cost = train_.cost();
+  const double rows = std::ceil(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)) /
+                                static_cast<double>(r.tp));
+  const auto world = static_cast<double>(r.ranks());
+  double seconds = 0.0;
+  for (const double values : {3.0 + setting_.longest_prompt + setting_.longest_response, setting_.longest_response}) {
+    const double mine = 4.0 * rows * values;
+    seconds += cost.host_copy_seconds(mine, OpKind::feed) + cost.host_copy_seconds(world * mine, OpKind::fetch) +
+               cost.collective_seconds(OpKind::all_gather, GroupShape::strided(r.ranks(), 1, cost.ranks_per_node()),
+                                       world * mine);
+  }
+  return seconds;
+}
+
 /// Of the engine itself, beside the process's context.
 double RlModel::communicators(const RolloutPoint& r) const {
   return r.tp * r.cp > 1 ? train_.framework().communicator_bytes.value : 0.0;
@@ -276,6 +293,7 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) con
   out.steps = full + tail;
   out.decode_seconds = full > 0.0 ? full * decode_step_seconds(r, out.slots, held) : 0.0;
   out.tail_seconds = tail * decode_step_seconds(r, last, held);
+  out.exchange_seconds = exchange_seconds(r);
   const RolloutPayload sent = rollout_payload(r, distinct * setting_.prompt_tokens + full * out.slots + tail * last);
   out.reduce_payload = sent.reduce;
   out.dispatch_payload = sent.dispatch;

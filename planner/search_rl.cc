@@ -190,7 +190,6 @@ void JointSearch::add_training(Segment& s) {
   TrainSpace space = space_.train;
   space.ranks = s.placement.train_ranks;
   const std::vector<LayerKey> keys = layer_keys(space);
-  const double passes = (model_.setting().reference ? 1.0 : 0.0) + (model_.setting().old_logprobs ? 1.0 : 0.0);
   const int threads = keys.size() < 64 ? 1 : threads_of(options_.threads);
   std::vector<std::vector<Trained>> parts(static_cast<std::size_t>(threads));
   std::vector<std::int64_t> rejected(static_cast<std::size_t>(threads), 0);
@@ -199,7 +198,7 @@ void JointSearch::add_training(Segment& s) {
     for (std::size_t k = mine; k < keys.size(); k += static_cast<std::size_t>(threads))
       rejected[mine] += visit_points(model_.train(), space, keys[k], [&](const TrainPoint& p, const auto& layers) {
         const TrainSide side = model_.train_side(p, model_.train().price(p, layers), layers);
-        parts[mine].push_back({p, side, side.train_seconds + passes * side.forward_seconds});
+        parts[mine].push_back({p, side, side.train_seconds + side.scoring_seconds()});
       });
   });
   for (const auto& part : parts) s.training.insert(s.training.end(), part.begin(), part.end());

@@ -71,8 +71,9 @@ std::vector<TransitionOrder> transitions(const Scenario& s) {
   for (const bool params : {false, true})
     for (const bool optimizer : {false, true})
       for (const TransitionOrder& o : legal_transitions(params, optimizer, s.rollout.sleep, true)) all.push_back(o);
-  all = undominated(std::move(all));
-  include(all, rl_point_of(s).transition);
+  all = undominated(std::move(all), s.rollout.sleep && s.rollout.sleep_level == 1);
+  // Disaggregated, a scenario has no order of its own.
+  if (const TransitionOrder own = rl_point_of(s).transition; own.size() > 0) include(all, own);
   return all;
 }
 

@@ -30,6 +30,39 @@ const SyncConstants& sync_constants(SyncMechanism m) {
   return constants[static_cast<std::size_t>(m)];
 }
 
+namespace {
+
+/// What lowering/sync.cc emits. Each bucket is packed, read (or gathered and unpacked) and done with before the next.
+double own_seconds(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
+  const double kernel = cost.hardware().kernel_overhead.value;
+  const auto ranks = static_cast<double>(std::max<std::int64_t>(job.sources, 1));
+  const GroupShape all = GroupShape::strided(job.sources, 1, cost.ranks_per_node());
+  // Direct is priced only: every tensor in one read, nothing packed.
+  const bool direct = m == SyncMechanism::shard_to_shard;
+  const double buckets = direct ? job.tensors : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
+  const double own = job.model_bytes / job.target_element_bytes / ranks;  // elements of a rank's shards
+  double seconds = 0.0;
+  if (!direct)
+    seconds += cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
+  if (job.gathers && !direct) {
+    seconds += buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel) +
+               cost.memory_seconds(2.0 * job.slice_bytes);
+  } else {
+    // Barriers order writers, readers and the next writers.
+    seconds += buckets * (cost.collective_seconds(OpKind::peer_copy, all, job.received_bytes / buckets) +
+                          2.0 * cost.collective_seconds(OpKind::barrier, all, 0.0));
+  }
+  if (job.verifies) {
+    const double sums = 2.0 * job.tensors * 8.0;  // int64
+    seconds += cost.memory_seconds(own * job.source_element_bytes + job.slice_bytes) +
+               (2.0 * job.tensors + 1.0) * kernel + cost.collective_seconds(OpKind::all_gather, all, ranks * sums) +
+               cost.host_copy_seconds(ranks * sums, OpKind::fetch);
+  }
+  return seconds;
+}
+
+}  // namespace
+
 SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
   const SyncConstants& c = sync_constants(m);
   const double buckets = std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
@@ -59,6 +92,8 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost)
   // Each further level of the broadcast tree delays every bucket's hand-over.
   const double levels = 1.0 + std::log2(std::max(nodes, 1.0));
   out.seconds = c.start.value + moving + c.per_tensor.value * job.tensors + c.per_bucket.value * buckets * levels;
+  if (job.one_process && (m == SyncMechanism::flattened_buckets || m == SyncMechanism::shard_to_shard))
+    out.seconds = own_seconds(m, job, cost);
   return out;
 }
 

@@ -40,6 +40,11 @@ struct SyncJob {
   std::int64_t target_tp = 1;  // ranks of one engine
   std::int64_t targets = 1;    // rollout ranks
   double received_bytes = 0;   // per rank, shard to shard; 0: model_bytes / target_tp
+  // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
+  bool one_process = false;
+  bool gathers = false;   // buckets are all-gathered; else each rank reads what it needs of its peers' parts
+  bool verifies = false;  // hashes of both sides of every tensor
+  double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
 };
 
 struct SyncPrice {

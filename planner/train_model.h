@@ -71,6 +71,7 @@ struct LayerCost {
   double weight_grad = 0;                          // part of backward that a TP collective can hide behind
   double accumulate = 0;                           // adding weight gradients to those of earlier micro-batches
   double recompute_core = 0;                       // attention core again (selective)
+  double recompute_layer = 0;                      // what full recomputation runs again
   double tensor_forward = 0, tensor_backward = 0;  // TP collectives
   double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
   double expert_forward = 0, expert_backward = 0;        // EP all-to-all
@@ -226,6 +227,9 @@ class TrainModel {
   RankGroups groups(const TrainPoint& p) const { return {p, setting_.order, cost_.ranks_per_node()}; }
   /// Whether where tp, cp and ep groups sit depends on dp and pp: then points of one layer key do not share layers.
   bool layers_follow_stages() const;
+  /// Seconds that one micro-batch's forward pass, which computes for `forward`, waits for gathered parameters.
+  /// `trained`: the parameters themselves, not a reference of their precision.
+  double exposed_gathers(const TrainPoint&, const Layers&, double forward, bool trained) const;
   /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
   std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
   std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
@@ -257,6 +261,13 @@ class TrainModel {
   };
   StageShare stage_share(const TrainPoint&, const Layers&, std::int64_t stage) const;
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
+  /// Sharded units of one micro-batch as our lowering moves them: exposed beside either pass, and all there is.
+  struct PassStreams {
+    double forward = 0, backward = 0, all = 0;
+  };
+  struct UnitSeconds;
+  UnitSeconds unit_seconds(const TrainPoint&, double elements, bool trained) const;
+  PassStreams pass_streams(const TrainPoint&, const Layers&, double forward, double backward, bool trained) const;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
   /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
   /// order: each takes the time of the first, and holds no more micro-batches in flight.

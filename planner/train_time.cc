@@ -30,7 +30,7 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   const auto add = [&](const LayerCost& c, double count) {
     const double hidden = framework_.overlap_tensor ? c.hidden_tensor : 0.0;
     double recompute = 0.0;
-    if (p.recompute == Recompute::full) recompute = c.forward;
+    if (p.recompute == Recompute::full) recompute = c.recompute_layer;
     if (p.recompute == Recompute::selective) recompute = c.recompute_core;
     const bool full = p.recompute == Recompute::full;
     t.compute += count * (c.forward + c.backward + c.accumulate * adds);
@@ -141,7 +141,12 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
   visit_stages(p, [&](std::int64_t stage, std::int64_t) {
     const StageShare held = stage_share(p, l, stage);
     if (any && held.ordinary <= most.ordinary && held.expert <= most.expert) return;
-    const StepEnd end = step_end(p, held, backward, forward);
+    StepEnd end = step_end(p, held, backward, forward);
+    if (framework_.lowered_ops && (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp)) {
+      const PassStreams s = pass_streams(p, l, forward, backward, true);
+      const auto m = static_cast<double>(p.micro_batches);
+      end.exposed = m * (s.forward + s.backward), end.hidden = m * s.all - end.exposed;
+    }
     if (!any || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held, any = true;
   });
   out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed;

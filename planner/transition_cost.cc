@@ -45,15 +45,16 @@ void reduce(std::vector<std::uint8_t>& sets) {
   });
 }
 
-Footprint footprint(const TransitionOrder& order) {
+Footprint footprint(const TransitionOrder& order, bool keeps_weights) {
   Footprint f;
   walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
     auto moment = static_cast<std::uint8_t>(parts_of(a) | parts_of(b));
     if (s == sync) moment |= a.params ? staging : staging | host_staging;
     if (s == rollout) f.during_rollout = moment;
     f.moments.push_back(moment);
-    f.host.push_back(
-        static_cast<std::uint8_t>((a.params && b.params ? 0 : params) | (a.optimizer && b.optimizer ? 0 : optimizer)));
+    f.host.push_back(static_cast<std::uint8_t>((a.params && b.params ? 0 : params) |
+                                               (a.optimizer && b.optimizer ? 0 : optimizer) |
+                                               (keeps_weights && !(a.weights && b.weights) ? weights : 0)));
     f.params_down += a.params && !b.params ? 1 : 0;
     f.params_up += !a.params && b.params ? 1 : 0;
     f.optimizer_down += a.optimizer && !b.optimizer ? 1 : 0;
@@ -96,20 +97,26 @@ ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
     else
       (a.rolled_out ? out.wake_bytes : out.sync_bytes) =
           std::max(a.rolled_out ? out.wake_bytes : out.sync_bytes, moment);
-    out.asleep = std::max(out.asleep, bytes(!a.params || !b.params, !a.optimizer || !b.optimizer, false, false));
-    out.down += bytes(a.params && !b.params, a.optimizer && !b.optimizer, false, false);
-    out.up += bytes(!a.params && b.params, !a.optimizer && b.optimizer, false, false);
+    const bool kept = z.keeps_weights;
+    out.asleep = std::max(out.asleep, bytes(!a.params || !b.params, !a.optimizer || !b.optimizer,
+                                            kept && !(a.weights && b.weights), false));
+    const bool p_down = a.params && !b.params, o_down = a.optimizer && !b.optimizer, w_down = a.weights && !b.weights;
+    const bool p_up = !a.params && b.params, o_up = !a.optimizer && b.optimizer, w_up = !a.weights && b.weights;
+    out.down += bytes(p_down, o_down, kept && w_down, false);
+    out.up += bytes(p_up, o_up, kept && w_up, false);
+    out.unmapped += bytes(p_down, o_down, w_down, a.kv && !b.kv);
+    out.mapped += bytes(p_up, o_up, w_up, !a.kv && b.kv);
   });
   const OnDevice start = start_of(order);
   out.train_rest = bytes(false, false, start.weights, start.kv);
   return out;
 }
 
-std::vector<TransitionOrder> undominated(std::vector<TransitionOrder> orders) {
+std::vector<TransitionOrder> undominated(std::vector<TransitionOrder> orders, bool keeps_weights) {
   std::sort(orders.begin(), orders.end());
   // Many orders have one footprint; the first stands for them.
   std::map<Footprint, TransitionOrder> distinct;
-  for (const TransitionOrder& o : orders) distinct.try_emplace(footprint(o), o);
+  for (const TransitionOrder& o : orders) distinct.try_emplace(footprint(o, keeps_weights), o);
   std::vector<TransitionOrder> out;
   for (const auto& [print, order] : distinct)
     if (std::none_of(distinct.begin(), distinct.end(),

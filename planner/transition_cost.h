@@ -13,24 +13,27 @@ struct ShiftBytes {
   double optimizer = 0;  // moments, master copies beside them, reference
   double weights = 0;    // of the rollout
   double kv = 0;
-  double staging = 0;       // of the sync, from parameters on the device
-  double host_staging = 0;  // more of it when the sync reads the parameters' host copy
+  bool keeps_weights = false;  // sleep level 1: the rollout's weights go to the host and come back
+  double staging = 0;          // of the sync, from parameters on the device
+  double host_staging = 0;     // more of it when the sync reads the parameters' host copy
 };
 
 struct ShiftPrice {
-  double sync_bytes = 0;        // fullest moment up to the rollout: the step that is under way counts on both sides
-  double wake_bytes = 0;        // fullest moment after the rollout
-  double rollout_rest = 0;      // of training on the device while the rollout runs
-  double train_rest = 0;        // of the rollout on the device while training runs
-  double asleep = 0;            // most on the host at once
-  double down = 0, up = 0;      // bytes to the host and back in a cycle, outside of the sync
-  bool sync_from_host = false;  // and params once more upwards, in the sync
+  double sync_bytes = 0;            // fullest moment up to the rollout: the step that is under way counts on both sides
+  double wake_bytes = 0;            // fullest moment after the rollout
+  double rollout_rest = 0;          // of training on the device while the rollout runs
+  double train_rest = 0;            // of the rollout on the device while training runs
+  double asleep = 0;                // most on the host at once
+  double down = 0, up = 0;          // bytes to the host and back in a cycle, outside of the sync
+  double mapped = 0, unmapped = 0;  // bytes of the device taken and given back
+  bool sync_from_host = false;      // and params once more upwards, in the sync
 };
 /// A step that moves a part counts it as on the device throughout: it leaves or arrives buffer by buffer.
 ShiftPrice price_shift(const TransitionOrder&, const ShiftBytes&);
 
 /// The orders that are not beaten by another in every moment and every copy, whatever the sizes: only these can win a
 /// search. Tests compare with all legal orders on random sizes.
-std::vector<TransitionOrder> undominated(std::vector<TransitionOrder>);
+/// `keeps_weights`: of a rollout that sleeps at level 1.
+std::vector<TransitionOrder> undominated(std::vector<TransitionOrder>, bool keeps_weights = false);
 
 }  // namespace hotbunk

@@ -315,7 +315,8 @@ TEST_CASE("transition orders: what is not beaten is enough, whatever the sizes")
   for (const bool params : {false, true})
     for (const bool optimizer : {false, true})
       for (const TransitionOrder& o : legal_transitions(params, optimizer, true, true)) all.push_back(o);
-  const std::vector<TransitionOrder> kept = undominated(all);
+  const bool level_1 = GENERATE(false, true);
+  const std::vector<TransitionOrder> kept = undominated(all, level_1);
   CHECK(kept.size() < all.size() / 10);
   CHECK(kept.size() >= 4);
   CHECK(rc::check([&] {
@@ -324,6 +325,7 @@ TEST_CASE("transition orders: what is not beaten is enough, whatever the sizes")
                        .optimizer = size(),
                        .weights = size(),
                        .kv = size(),
+                       .keeps_weights = level_1,
                        .staging = size(),
                        .host_staging = size()};
     // For every weight of bytes against copies, the best of all is among the kept.
@@ -331,7 +333,7 @@ TEST_CASE("transition orders: what is not beaten is enough, whatever the sizes")
       const auto cost = [&](const TransitionOrder& o) {
         const ShiftPrice s = price_shift(o, z);
         return std::max({s.sync_bytes, s.wake_bytes, z.weights + z.kv + s.rollout_rest}) +
-               copies * (s.down + s.up + (s.sync_from_host ? z.params : 0.0));
+               copies * (s.down + s.up + s.asleep + (s.sync_from_host ? z.params : 0.0));
       };
       double best = 1e300, best_kept = 1e300;
       for (const TransitionOrder& o : all) best = std::min(best, cost(o));
@@ -369,6 +371,21 @@ TEST_CASE("transition orders of the systems, moment by moment") {
   // Nothing sleeps: P+O besides W+K all the time.
   CHECK(price_shift(*transition_from("hotbunk", false, false), z).sync_bytes == 102);
   CHECK(price_shift(*transition_from("hotbunk", false, false), z).train_rest == 60);
+  // What sleeps is given back and mapped again: P+O, W+K. verl's parameters once more.
+  CHECK(price("hotbunk").unmapped == 100);
+  CHECK(price("hotbunk").mapped == 100);
+  CHECK(price("verl").mapped == 110);
+  CHECK(price_shift(*transition_from("hotbunk", false, false), z).mapped == 0);
+  // Level 1: the weights go to the host beside P+O when the rollout sleeps, and come back for the next sync.
+  ShiftBytes kept = z;
+  kept.keeps_weights = true;
+  const ShiftPrice level_1 = price_shift(*transition_from("hotbunk", true, true), kept);
+  CHECK(level_1.down == 60);
+  CHECK(level_1.up == 60);
+  CHECK(level_1.asleep == 60);
+  CHECK(level_1.mapped == 100);
+  // A rollout that never sleeps keeps nothing.
+  CHECK(price_shift(*transition_from("hotbunk", true, false), kept).down == 40);
 }
 
 }  // namespace hotbunk

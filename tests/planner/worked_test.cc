@@ -134,9 +134,10 @@ TEST_CASE("worked: 7B on 8, FSDP2 dp4 x cp2, rollout 2 x TP4, and the figures th
   CHECK(w.pricer->rl().sync_job(w.answer.point).model_bytes / n * 7e9 == Approx(14e9));
   // Qwen2.5-7B: 12.41 GiB received per rank.
   CHECK(w.node(RlPhase::sync, "gathered buckets") / gib == Approx(12.41).margin(0.005));
-  // fp32 logits of 16,384 tokens: 9.28 GiB per copy; this profile holds 8 B of each.
+  // fp32 logits of 16,384 tokens: 9.28 GiB per copy; this profile holds them and their bf16
+  // gradient, 6 B of each.
   CHECK(16384.0 * 152064 * 4 / gib == Approx(9.28).margin(0.005));
-  CHECK(w.part(PeakTensor::logits) == Approx(16384.0 * 152064 * 8));
+  CHECK(w.part(PeakTensor::logits) == Approx(16384.0 * 152064 * 6));
   // The ring sends one block of K and V to the neighbour: 2 KV-head tensors of 4 x 128, once forward, once more when
   // recomputed, twice (with gradients) in backward: 4.5 by the closed form's half-again of 3 blocks.  256 sequences
   // by 12.
