@@ -1,5 +1,17 @@
 // Layouts priced per second. Every point counted is distinct and priced in full: memory, time and traffic.
 #include <benchmark/benchmark.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "planner/choices.h"
 #include "planner/plan_form.h"
@@ -97,6 +109,60 @@ void explain_8_gpus(benchmark::State& state) {
   }
 }
 BENCHMARK(explain_8_gpus)->Unit(benchmark::kMillisecond);
+
+/// `hotbunk plan` as a user runs it, process start to exit; CPU seconds are the process's own, user and system.
+struct ProcessTimes {
+  double wall_s = 0, cpu_s = 0;
+};
+ProcessTimes run_plan(const std::string& scenario) {
+  const std::string binary = HOTBUNK_BINARY;
+  std::vector<const char*> arguments = {binary.c_str(), "plan", scenario.c_str(), nullptr};
+  posix_spawn_file_actions_t quiet;
+  posix_spawn_file_actions_init(&quiet);
+  for (int fd : {STDOUT_FILENO, STDERR_FILENO}) posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_WRONLY, 0);
+  const auto start = std::chrono::steady_clock::now();
+  pid_t pid = -1;
+  const int failed =
+      ::posix_spawn(&pid, binary.c_str(), &quiet, nullptr, const_cast<char**>(arguments.data()), environ);
+  posix_spawn_file_actions_destroy(&quiet);
+  int status = -1;
+  rusage used{};
+  if (failed != 0 || ::wait4(pid, &status, 0, &used) != pid || status != 0)
+    throw std::runtime_error(binary + " plan " + scenario + " failed");
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return {wall.count(), seconds(used.ru_utime) + seconds(used.ru_stime)};
+}
+
+/// The value that a fraction `p` of the sorted values does not exceed (nearest rank).
+double percentile(const std::vector<double>& sorted, double p) {
+  return sorted[static_cast<std::size_t>(std::ceil(p * static_cast<double>(sorted.size()))) - 1];
+}
+
+/// One `plan` of 8 GPUs with start-up: lowered whole and searched, or priced alone.
+void plan_command(benchmark::State& state, const char* name) {
+  const std::string scenario = (catalog_root().parent_path() / name).string();
+  std::vector<double> wall, cpu;
+  for (auto _ : state) {
+    const ProcessTimes t = run_plan(scenario);
+    state.SetIterationTime(t.wall_s);
+    wall.push_back(1e3 * t.wall_s), cpu.push_back(1e3 * t.cpu_s);
+  }
+  std::ranges::sort(wall), std::ranges::sort(cpu);
+  state.counters["p50_ms"] = percentile(wall, 0.5);
+  state.counters["p99_ms"] = percentile(wall, 0.99);
+  state.counters["cpu_p50_ms"] = percentile(cpu, 0.5);
+}
+BENCHMARK_CAPTURE(plan_command, lowered, "qwen2.5-7b-fsdp8.yaml")
+    ->UseManualTime()
+    ->Iterations(200)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(plan_command, priced, "qwen2.5-7b-colocated.yaml")
+    ->UseManualTime()
+    ->Iterations(200)
+    ->Unit(benchmark::kMillisecond);
 
 /// The plan's memory (all phases, device and host) and one rank's traffic in closed form, another layout each time.
 void plan_form_7b_on_8(benchmark::State& state) {

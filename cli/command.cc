@@ -20,7 +20,6 @@
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
-#include "trace/static_memory.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
 
@@ -77,12 +76,16 @@ std::optional<Job> load_job(const ScenarioOptions& o, int& code) {
     code = report_errors(scenario.error());
     return std::nullopt;
   }
-  auto plan = lower(*scenario);
+  return lower_job(std::move(*scenario), code);
+}
+
+std::optional<Job> lower_job(Scenario scenario, int& code) {
+  auto plan = lower(scenario);
   if (!plan) {
     code = report_errors(plan.error());
     return std::nullopt;
   }
-  Job job{std::move(*scenario), std::move(*plan), {}};
+  Job job{std::move(scenario), std::move(*plan), {}};
   job.hash = plan_hash(job.plan);
   return job;
 }
@@ -109,8 +112,9 @@ std::string remedy(const Job& job, const std::vector<LiveBuffer>& live, std::str
 
 }  // namespace
 
-std::optional<Diagnostic> fit_error(const Job& job) {
-  const FitReport fit = check_fit(job.plan);
+std::optional<Diagnostic> fit_error(const Job& job) { return fit_error(job, check_fit(job.plan)); }
+
+std::optional<Diagnostic> fit_error(const Job& job, const FitReport& fit) {
   if (fit.fits) return std::nullopt;
   const std::string phase = fit.phase >= 0 ? job.plan.phases[static_cast<std::size_t>(fit.phase)].name : "?";
   Diagnostic d{

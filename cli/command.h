@@ -12,6 +12,7 @@
 #include "graph/plan.h"
 #include "planner/hardware.h"
 #include "spec/scenario.h"
+#include "trace/static_memory.h"
 #include "trace/trace.h"
 
 namespace CLI {
@@ -68,9 +69,12 @@ struct Job {
   std::string hash;
 };
 std::optional<Job> load_job(const ScenarioOptions&, int& code);
+/// The same of a scenario that is loaded.
+std::optional<Job> lower_job(Scenario, int& code);
 
 /// E301 with the largest tensors and what to change, when the plan does not fit.
 std::optional<Diagnostic> fit_error(const Job&);
+std::optional<Diagnostic> fit_error(const Job&, const FitReport&);
 
 /// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan
 /// does not fit.

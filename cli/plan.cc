@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/parallel.h"
 #include "cli/command.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -15,7 +16,6 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
-#include "trace/static_memory.h"
 #include "trace/text_table.h"
 
 namespace hotbunk {
@@ -162,14 +162,17 @@ int run(const Options& o) {
     fmt::print("{}", resolved_yaml(*scenario));
     return exit_done;
   }
-  {
-    const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
-    if (!scenario) return report_errors(scenario.error());
-    if (o.gpus == "?") return smallest(o, *scenario);
-    if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
-      return price(o, *scenario, reasons);
-  }
-  const auto job = load_job(o.scenario, code);
+  const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
+  if (!scenario) return report_errors(scenario.error());
+  if (o.gpus == "?") return smallest(o, *scenario);
+  if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
+    return price(o, *scenario, reasons);
+  std::optional<Job> job;
+  Result<Choices> choices;
+  in_parallel(o.print ? 1 : 2, [&](std::size_t i) {
+    if (i == 0) job = lower_job(*scenario, code);
+    else choices = best_layouts(o, *scenario);
+  });
   if (!job) return code;
   if (!o.out.empty())
     if (auto s = write_file_atomic(o.out, plan_to_json(job->plan)); !s) return report_errors(s.error());
@@ -178,8 +181,7 @@ int run(const Options& o) {
     return exit_done;
   }
   const FitReport fit = check_fit(job->plan);
-  const auto error = fit_error(*job);
-  const auto choices = best_layouts(o, job->scenario);
+  const auto error = fit_error(*job, fit);
   if (!choices) return report_errors(choices.error());
   if (o.scenario.json) {
     Json doc = plan_document(*job, fit, !error);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <set>
 
+#include "base/parallel.h"
 #include "graph/access.h"
 #include "graph/section_states.h"
 #include "trace/meter.h"
@@ -66,8 +67,8 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
 
 FitReport check_fit(const Plan& plan) {
   FitReport report{.capacity_bytes = plan.device_capacity_bytes, .overhead_bytes = plan.overhead_bytes};
-  std::vector<RankMemory> by_program;
-  for (const Program& program : plan.programs) by_program.push_back(walk(plan, program, nullptr));
+  std::vector<RankMemory> by_program(plan.programs.size());
+  in_parallel(by_program.size(), [&](std::size_t i) { by_program[i] = walk(plan, plan.programs[i], nullptr); });
   const auto phase_of = [](const SpaceMemory& m) {
     std::int16_t fullest = -1;  // memory is mapped ahead of the phase that fills it
     for (const auto& [phase, peak] : m.phase_peaks)
