@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <regex>
 
 #include "planner/allocator_replay.h"
 #include "planner/validate_tables.h"
@@ -13,25 +12,6 @@ namespace hotbunk {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-
-/// "FSDP32 TP8", "FSDP 4, CP 2", "HSDP 2x4" -> {FSDP: {32}, TP: {8}} and so on. Anything else is not understood.
-std::map<std::string, std::vector<std::int64_t>> degrees(CellReader& cells, const std::string& text) {
-  static const std::regex word("([A-Za-z]+) ?([0-9]{1,6})(?:x([0-9]{1,6}))?"), separators("[ ,+]*");
-  std::map<std::string, std::vector<std::int64_t>> out;
-  std::string rest;
-  auto from = text.begin();
-  for (std::sregex_iterator at(text.begin(), text.end(), word), none; at != none; ++at) {
-    rest.append(from, (*at)[0].first);
-    from = (*at)[0].second;
-    std::vector<std::int64_t>& sizes = out[(*at)[1]];
-    sizes.push_back(std::stoll((*at)[2]));
-    if ((*at)[3].matched) sizes.push_back(std::stoll((*at)[3]));
-  }
-  rest.append(from, text.end());
-  if (out.empty() || !std::regex_match(rest, separators))
-    cells.refuse(fmt::format("parallelism '{}' is not understood", text));
-  return out;
-}
 
 Recompute recompute_named(CellReader& cells, const std::string& cell) {
   if (cell == "full") return Recompute::full;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <regex>
 
 #include "planner/validate_tables.h"
 #include "spec/catalog.h"
@@ -66,6 +67,24 @@ std::string ValidationContext::model_named(CellReader& cells, const std::string&
     if (letters(name) == said) return name;
   cells.refuse(fmt::format("model '{}' is not in the catalogue", cell));
   return "llama-3.1-8b";
+}
+
+Degrees degrees(CellReader& cells, const std::string& text) {
+  static const std::regex word("([A-Za-z]+) ?([0-9]{1,6})(?:x([0-9]{1,6}))?"), separators("[ ,+]*");
+  Degrees out;
+  std::string rest;
+  auto from = text.begin();
+  for (std::sregex_iterator at(text.begin(), text.end(), word), none; at != none; ++at) {
+    rest.append(from, (*at)[0].first);
+    from = (*at)[0].second;
+    std::vector<std::int64_t>& sizes = out[(*at)[1]];
+    sizes.push_back(std::stoll((*at)[2]));
+    if ((*at)[3].matched) sizes.push_back(std::stoll((*at)[3]));
+  }
+  rest.append(from, text.end());
+  if (out.empty() || !std::regex_match(rest, separators))
+    cells.refuse(fmt::format("parallelism '{}' is not understood", text));
+  return out;
 }
 
 TrainPrice price_of(CellReader& cells, const TrainModel& model, const TrainPoint& p) {

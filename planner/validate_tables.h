@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "planner/published.h"
 #include "planner/train_model.h"
@@ -39,6 +40,10 @@ class ValidationContext {
 /// GPT-3 architecture: 4 h MLP with GELU, layer norms, biases, learned positions, tied embeddings.
 ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
                     std::int64_t sequence);
+
+/// "FSDP32 TP8", "FSDP 4, CP 2", "HSDP 2x4" -> {FSDP: {32}, TP: {8}} and so on. Anything else is not understood.
+using Degrees = std::map<std::string, std::vector<std::int64_t>>;
+Degrees degrees(CellReader&, const std::string& text);
 
 /// The row's layout priced; without a price, and the reader told why, where its sizes do not divide.
 TrainPrice price_of(CellReader&, const TrainModel&, const TrainPoint&);

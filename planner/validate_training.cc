@@ -1,164 +1,11 @@
-// GPT-3-like training on A100 and H100: Megatron's papers and README, Llama 3, MegaScale's baseline, vTrain.
+// GPT-3-like training on A100 and H100: SC'21, Megatron's README, Llama 3, MegaScale's baseline, vTrain.
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "planner/validate_tables.h"
+#include "planner/validate_gpt.h"
 
 namespace hotbunk {
-namespace {
-
-/// FLOPs of one GPT iteration as Megatron's papers count them: attention over the whole square, `passes` of 24 B s l h²
-/// (3: forward and backward; 4: with full recomputation).
-double megatron_flops(const ModelSpec& m, double sequences, double s, double passes) {
-  const auto h = static_cast<double>(m.hidden), l = static_cast<double>(m.layers), v = static_cast<double>(m.vocab);
-  return passes * 24.0 * sequences * s * l * h * h * (1.0 + s / (6.0 * h)) + 6.0 * sequences * s * h * v;
-}
-
-/// The fastest of the settings that a source leaves open: micro-batches of 1 to 16 sequences, and for pipelines the
-/// number of interleaved chunks, up to 8.
-struct Choice {
-  TrainPoint point;
-  TrainPrice price;
-  std::string why;  // none was found
-};
-Choice fastest(const CellReader& cells, const TrainModel& model, TrainPoint p, std::int64_t sequences_per_replica,
-               double capacity, bool any_micro_batch, bool any_interleave) {
-  Choice best;
-  best.price.step_seconds = 1e30;
-  if (!cells.usable()) return best;
-  const std::int64_t asked = p.micro_batch, chunks = p.vpp, most_chunks = any_interleave && p.pp > 1 ? 8 : 1;
-  for (std::int64_t b = any_micro_batch ? 1 : asked; b <= (any_micro_batch ? 16 : asked); b *= 2)
-    for (std::int64_t v = any_interleave ? 1 : chunks; v <= std::max(most_chunks, chunks); ++v) {
-      if (sequences_per_replica % b != 0) continue;
-      p.micro_batch = b;
-      p.micro_batches = sequences_per_replica / b;
-      p.vpp = v;
-      if (!model.divides(p)) continue;
-      const TrainPrice price = model.price(p);
-      if (price.total_bytes() <= capacity && price.step_seconds < best.price.step_seconds) best = {p, price, ""};
-    }
-  p.micro_batch = asked, p.micro_batches = sequences_per_replica / asked, p.vpp = chunks;
-  if (best.price.step_seconds > 1e29) best.why = model.why_invalid(p);
-  if (best.why.empty()) best.why = "no micro-batch divides and fits";
-  return best;
-}
-
-/// The columns of a GPT's architecture, of one name in all tables but vTrain's.
-struct Shape {
-  std::string layers = "layers", hidden = "hidden", heads = "heads", sequence = "seq";
-};
-ModelSpec gpt_of(CellReader& cells, const Shape& names, std::int64_t vocab) {
-  const std::int64_t layers = cells.count(names.layers, 1, 4096), hidden = cells.count(names.hidden),
-                     heads = cells.count(names.heads);
-  cells.share(names.hidden, hidden, {heads});
-  return gpt_model(layers, hidden, heads, vocab, cells.count(names.sequence));
-}
-
-TrainSetting mixed_precision(std::int64_t sequence) { return {.sequence = sequence, .state = {2, 4, 4, 8}}; }
-
-}  // namespace
-
-TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context) {
-  if (auto has = csv.require({"model", "heads", "hidden", "layers", "tp", "pp", "interleave", "gpus", "global_batch",
-                              "micro_batch", "seq", "vocab", "hardware", "quantity", "setting", "value"});
-      !has)
-    return fail(has.error());
-  auto frame = context.framework("megatron-a100");
-  if (!frame) return fail(frame.error());
-  const char* setting =
-      "profile megatron-a100: unfused attention with dropout, fp16, fp32 gradients, Adam unsharded; activations and "
-      "states count the transformer layers, as the paper's figures do (its formulas leave embeddings out)";
-  ValidationTable iteration{"korthikanti_a100", "iteration time", "s", setting, {}, {}, {{"Calculon", 0.0365, -1.0}}};
-  ValidationTable layer{"korthikanti_a100_layer", "layer time", "ms", setting, {}, {}, {}};
-  ValidationTable kept{"korthikanti_a100_activations", "activation memory", "GiB", setting, {}, {},
-                       {{"Calculon", 0.021, -1.0}}};
-  ValidationTable states{"korthikanti_a100_states",  "states memory", "GiB", setting, {}, {},
-                         {{"Calculon", 0.085, -1.0}}};
-  ValidationTable share{"korthikanti_a100_share", "share of activations", "%", setting, {}, {}, {}};
-  ValidationTable use{"korthikanti_a100_mfu", "model and hardware utilisation", "%", setting, {}, {}, {}};
-  const std::map<std::string, ValidationTable*> tables = {{"iter_time", &iteration},
-                                                          {"layer_forward", &layer},
-                                                          {"layer_backward", &layer},
-                                                          {"activation_mem", &kept},
-                                                          {"param+opt_mem", &states},
-                                                          {"activation_percent_of_baseline", &share},
-                                                          {"mfu", &use},
-                                                          {"hfu", &use}};
-  for (std::size_t i = 0; i < csv.size(); ++i) {
-    CellReader cells(csv.row(i));
-    const std::string how = cells.text("setting"), quantity = cells.text("quantity");
-    const std::string label = fmt::format("{} {} {}", cells.text("model"), quantity, how);
-    const auto named = tables.find(quantity);
-    ValidationTable& table = named == tables.end() ? iteration : *named->second;
-    if (named == tables.end()) cells.refuse(fmt::format("quantity '{}' is none of this table", quantity));
-    const auto says = [&](const char* word) { return how.find(word) != std::string::npos; };
-    if (!says("seq") && !says("selective") && !says("full") && !says("baseline") && how != "any")
-      cells.refuse(fmt::format("setting '{}' names neither recomputation nor sequence parallelism", how));
-    const std::int64_t gpus = cells.count("gpus");
-    const std::string gpu = context.gpu_named(cells, cells.text("hardware"));
-    const ModelSpec gpt = gpt_of(cells, {}, cells.count("vocab"));
-    TrainPoint p{.tp = cells.count("tp"), .pp = cells.count("pp"), .vpp = cells.count("interleave"), .sp = says("seq")};
-    p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
-    p.micro_batch = cells.count("micro_batch");
-    p.micro_batches = cells.share("sequences", cells.count("global_batch"), {p.dp, p.micro_batch});
-    if (says("full")) p.recompute = Recompute::full;
-    if (says("selective")) p.recompute = Recompute::selective;
-    auto cost = context.cost(gpu, gpus);
-    if (!cost) return fail(cost.error());
-    const TrainModel model(gpt, mixed_precision(gpt.max_position), *cost, *frame);
-    const TrainPrice price = price_of(cells, model, p);
-    if (!cells.usable()) {
-      table.skipped.push_back({label, cells.why()});
-      continue;
-    }
-    const TrainModel::Layers l = model.layers(p);
-    const double gib = 1024.0 * 1024.0 * 1024.0, layers = static_cast<double>(gpt.layers);
-    const auto kept_of = [&](const TrainPoint& q, const LayerCost& c) {
-      const double each = q.recompute == Recompute::full        ? c.kept_full_bytes
-                          : q.recompute == Recompute::selective ? c.kept_selective_bytes
-                                                                : c.kept_bytes;
-      // Interleaved 1F1B on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1 chunks of L / (pp vpp) layers.
-      const double chunks = static_cast<double>(q.vpp > 1 ? 2 * (q.pp - 1) + (q.vpp - 1) * q.pp + 1 : q.pp * q.vpp);
-      return each * layers * chunks / static_cast<double>(q.pp * q.vpp);
-    };
-    double predicted = 0.0;
-    if (quantity == "iter_time") {
-      predicted = price.step_seconds;
-    } else if (quantity == "layer_forward") {
-      predicted = 1e3 * (l.dense.forward + l.dense.tensor_forward);
-    } else if (quantity == "layer_backward") {
-      double seconds =
-          l.dense.backward + l.dense.tensor_backward - (frame->overlap_tensor ? l.dense.hidden_tensor : 0.0);
-      if (p.recompute == Recompute::full) seconds += l.dense.forward + l.dense.tensor_forward;
-      if (p.recompute == Recompute::selective) seconds += l.dense.recompute_core;
-      predicted = 1e3 * seconds;
-    } else if (quantity == "activation_mem") {
-      predicted = kept_of(p, l.dense) / gib;
-    } else if (quantity == "param+opt_mem") {
-      const StateBytes& b = model.setting().state;
-      const double each = b.params + b.grads + b.master + b.moments;
-      predicted = each * l.dense.parameters * layers / static_cast<double>(p.pp) / gib;
-    } else if (quantity == "activation_percent_of_baseline") {
-      TrainPoint base = p;
-      base.sp = false;
-      base.recompute = Recompute::none;
-      predicted = 100.0 * kept_of(p, l.dense) / kept_of(base, model.dense_layer(base));
-    } else {
-      // The paper's hardware FLOPs add what is recomputed to the model's 3 passes.
-      const double sequences = static_cast<double>(p.dp * p.micro_batch * p.micro_batches),
-                   s = static_cast<double>(gpt.max_position), h = static_cast<double>(gpt.hidden);
-      const bool again = quantity == "hfu" && p.recompute == Recompute::full;
-      double flops = megatron_flops(gpt, sequences, s, again ? 4.0 : 3.0);
-      if (quantity == "hfu" && p.recompute == Recompute::selective) flops += 4.0 * sequences * s * s * h * layers;
-      const double peak = cost->peak_flops(DType::bf16) * static_cast<double>(p.ranks());
-      predicted = 100.0 * flops / peak / price.step_seconds;
-    }
-    put(table, label, cells, "value", predicted);
-  }
-  return std::vector<ValidationTable>{iteration, layer, kept, states, share, use};
-}
-
 namespace {
 
 /// What the authors' script of table 1 says of each model: Megatron-LM, examples/academic_paper_scripts/sc21/
@@ -350,8 +197,10 @@ TableResult validate_llama3_405b(const CsvTable& csv, ValidationContext& context
     p.micro_batches = batch;
     if (best.price.step_seconds > 1e29) cells.refuse(best.why);
     const double tokens = static_cast<double>(batch) * static_cast<double>(p.dp) * static_cast<double>(seq);
-    put(out, fmt::format("405B tp{} cp{} pp{} on {} (vpp {})", p.tp, p.cp, p.pp, gpus, best.point.vpp), cells,
-        "TFLOPs_per_GPU", model.model_flops(tokens) / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
+    put(out,
+        fmt::format("{} tp{} cp{} pp{} on {} (vpp {})", cells.text("model"), p.tp, p.cp, p.pp, gpus, best.point.vpp),
+        cells, "TFLOPs_per_GPU",
+        model.model_flops(tokens) / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -362,8 +211,8 @@ TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) 
       "iteration time",
       "s",
       "profile megatron-a100 (Megatron-LM at 285068c, without --use-flash-attn: the paper counts FlashAttention "
-      "among its own operators), 175B = 96 x 12288, tp 8 pp 8 vpp 6 (as the paper states), SP, selective "
-      "recomputation, micro-batch 1, sequence 2048, vocabulary 64000",
+      "among its own operators), 175B = 96 x 12288 in 6 chunks a stage, 530B = 105 x 20480 in 3 (the paper's table 1), "
+      "SP, selective recomputation, micro-batch 1, sequence 2048, vocabulary 64000",
       {},
       {},
       {}};
@@ -375,13 +224,31 @@ TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) 
     const std::int64_t gpus = cells.count("GPUs"), batch = cells.count("batch");
     auto cost = context.cost("a100-sxm-80gb", gpus);
     if (!cost) return fail(cost.error());
-    const TrainModel model(gpt_model(96, 12288, 128, 64000, 2048), mixed_precision(2048), *cost, *frame);
-    TrainPoint p{.tp = 8, .pp = 8, .vpp = 6, .sp = true, .recompute = Recompute::selective};
+    if (cells.text("system") != "Megatron-LM")
+      cells.refuse(fmt::format("system '{}': no profile has its own operators, overlap and model changes",
+                               cells.text("system")));
+    const std::string& named = cells.text("model");
+    const std::size_t size = named.find(' ');
+    const bool small = named.substr(0, size) == "175B";
+    if (!small && named.substr(0, size) != "530B")
+      cells.refuse(fmt::format("model '{}' is neither 175B nor 530B", named));
+    const ModelSpec gpt = small ? gpt_model(96, 12288, 128, 64000, 2048) : gpt_model(105, 20480, 160, 64000, 2048);
+    const TrainModel model(gpt, mixed_precision(2048), *cost, *frame);
+    TrainPoint p{.tp = 8, .pp = small ? 8 : 35, .vpp = small ? 6 : 3, .recompute = Recompute::selective};
+    if (size != std::string::npos) {
+      const auto by = degrees(cells, named.substr(size + 1));
+      for (const auto& [name, sizes] : by)
+        if (name == "TP") p.tp = sizes[0];
+        else if (name == "PP") p.pp = sizes[0];
+        else cells.refuse(fmt::format("model '{}' names more than TP and PP", named));
+    }
+    p.sp = p.tp > 1;
     p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
     p.micro_batches = cells.share("sequences", batch, {p.dp});
     if (p.micro_batches % p.pp != 0) p.vpp = 1;
     const TrainPrice price = price_of(cells, model, p);
-    put(out, fmt::format("175B on {}, batch {} (vpp {})", gpus, batch, p.vpp), cells, "iter_s", price.step_seconds);
+    put(out, fmt::format("{} on {}, batch {} (vpp {})", named, gpus, batch, p.vpp), cells, "iter_s",
+        price.step_seconds);
   }
   return std::vector<ValidationTable>{out};
 }
