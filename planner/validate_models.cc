@@ -162,6 +162,8 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
     const bool compiled = how.find("compile") != std::string::npos;
     if (how.find("bf16") == std::string::npos || how.find("float8") != std::string::npos)
       cells.refuse("float8 training is priced from datasheets only, uncalibrated");
+    if (fmt::format("{} {}", cells.text("parallelism"), how).find("sync") != std::string::npos)
+      cells.refuse("asynchronous tensor parallelism: no profile cuts products to run beside their own collectives");
     auto frame = context.framework(compiled ? "torchtitan-compile" : "torchtitan");
     auto model = context.model(context.model_named(cells, cells.text("model")));
     const std::string gpu = context.gpu_named(cells, cells.text("hardware"));

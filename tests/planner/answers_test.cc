@@ -54,15 +54,32 @@ TEST_CASE("the planner prefers the rank order that moves less") {
 }
 
 TEST_CASE("figures that circulate wrong") {
-  // BACKGROUND I. 7e9 parameters over 4 ranks: 3.5 GB in bf16, two fp32 moments 14 GB.
-  CHECK(7e9 / 4 * 2 == Approx(3.5e9));
-  CHECK(7e9 / 4 * 8 == Approx(14e9));
-  // fp32 logits of 16,384 tokens x 152,064: 9.28 GiB per copy.
-  CHECK(16384.0 * 152064 * 4 / gib == Approx(9.28).margin(0.005));
-  // verl's fp32 master: 16 bytes per parameter over 8 ranks, 15.2 GB per GPU.
-  const auto pricer = ScenarioPricer::make(scenario_of(), catalog_root());
+  // BACKGROUND I, of 7e9 parameters; Qwen2.5-7B's are 7.6e9, so each figure is scaled to 7e9.
+  const auto pricer = ScenarioPricer::make(scenario_of({"train.micro_batch_tokens=16384"}), catalog_root());
   REQUIRE(pricer.has_value());
-  CHECK((*pricer)->train().price((*pricer)->point().train).state_bytes == Approx(15.23e9).epsilon(0.01));
+  const TrainModel& train = (*pricer)->train();
+  const TrainPoint all = (*pricer)->point().train;
+  const double phi = static_cast<double>(parameter_count(train.model()));
+  TrainPoint quarter = all;  // FSDP over the 4 dp ranks of dp 4 x cp 2
+  quarter.dp = 4, quarter.cp = 2, quarter.fsdp = 4;
+  const auto held = [&](const TrainPoint& p, PeakTensor t) {
+    return train.peak_bytes(p, train.layers(p), 0)[static_cast<std::size_t>(t)] / phi * 7e9;
+  };
+  // Not 3.5 GB of optimizer per GPU: the two fp32 moments are 14 GB over 4 ranks, 7 GB over 8, with 3.5 GB of master.
+  CHECK(held(quarter, PeakTensor::moments) == Approx(14e9).epsilon(0.001));
+  CHECK(held(all, PeakTensor::moments) == Approx(7e9).epsilon(0.001));
+  CHECK(held(all, PeakTensor::master) == Approx(3.5e9).epsilon(0.001));
+  // Not 1.75 GB of parameters either: what a weight update reads of them over 4 ranks is 3.5 GB in bf16.
+  const double update = train.price(quarter).source_bytes / train.setting().state.master * train.setting().state.params;
+  CHECK(update / phi * 7e9 == Approx(3.5e9).epsilon(0.001));
+  // fp32 logits of 16,384 tokens x 152,064: 9.28 GiB per copy.
+  const double copies = train.framework().loss_bytes.value / 4.0;
+  CHECK(train.head(all).transient_bytes / copies / gib == Approx(9.28).margin(0.005));
+  // verl's fp32 master: 16 bytes per parameter over 8 ranks, 15.2 GB per GPU.
+  CHECK(train.price(all).state_bytes == Approx(15.23e9).epsilon(0.01));
+  // A full gather of 7e9 in bf16 is 14 GB, not 28.
+  const RlModel rl(train, rl_setting_of(scenario_of()));
+  CHECK(rl.price_rollout({.tp = 1, .engines = 8}).weight_bytes / phi * 7e9 == Approx(14e9).epsilon(0.001));
 }
 
 TEST_CASE("KV cache of a rank") {

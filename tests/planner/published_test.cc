@@ -149,4 +149,149 @@ TEST_CASE("a table without a column, a header or rows says so") {
   CHECK_THAT(unknown.error()[0].message, Catch::Contains("no published table"));
 }
 
+namespace {
+
+/// What becomes of the first row of a published table with the cells that `sets` names.
+struct Fate {
+  double predicted = 0.0;  // 0: out of scope
+  std::string why;
+};
+Fate fate(const std::string& file, const std::map<std::string, std::string>& sets, const std::string& table = "") {
+  const Folder folder;
+  Cells cells = read_cells(published / (file + ".csv"), 1);
+  for (const auto& [column, value] : sets) cells[1][column_of(cells, column)] = value;
+  const auto v = folder.validate(file, cells);
+  if (!v) FAIL(render(v.error()));
+  for (const ValidationTable& t : v->tables) {
+    if (t.name != (table.empty() ? file : table)) continue;
+    if (!t.skipped.empty()) return {0.0, t.skipped[0].why};
+    REQUIRE(t.rows.size() == 1);
+    return {t.rows[0].predicted, ""};
+  }
+  FAIL("no such table");
+  return {};
+}
+double priced(const std::string& file, const std::map<std::string, std::string>& sets, const std::string& table = "") {
+  const Fate f = fate(file, sets, table);
+  INFO(file << ": " << f.why);
+  CHECK(f.predicted > 0.0);
+  return f.predicted;
+}
+
+}  // namespace
+
+TEST_CASE("a torchtitan row is priced as the model and layout that it names") {
+  const double eight = priced("torchtitan", {});
+  // FLOPs per token are as parameters: 8.0, 70.6 and 405.9 billion.
+  const std::map<std::string, std::string> large = {
+      {"GPUs", "256"}, {"parallelism", "FSDP32 TP8"}, {"AC", "full"}, {"global_batch", "64"}};
+  auto seventy = large, most = large;
+  seventy["model"] = "Llama3.1-70B", most["model"] = "Llama3.1-405B";
+  CHECK(priced("torchtitan", large) < eight);
+  CHECK(priced("torchtitan", seventy) < 0.2 * priced("torchtitan", large));
+  CHECK(priced("torchtitan", most) < 0.25 * priced("torchtitan", seventy));
+  CHECK_THAT(fate("torchtitan", {{"model", "Llama4-Scout"}}).why,
+             Catch::Contains("'Llama4-Scout' is not in the catalogue"));
+  // Two replicas of four shards hold twice the states of eight shards: 16 bytes of 8.03e9 / 8 once more.
+  const std::string memory = "torchtitan_memory";
+  const double once = 16.0 * 8.03e9 / 8.0 / (1 << 30);
+  CHECK(priced("torchtitan", {{"parallelism", "HSDP 2x4"}}, memory) - priced("torchtitan", {}, memory) ==
+        Approx(once).epsilon(0.03));
+  // 32 sequences in 8 micro-batches through 8 stages: a bubble of 7 in 15; as one micro-batch it would be 7 in 8.
+  most["local_batch"] = "32", most["global_batch"] = "1024";
+  auto piped = most;
+  piped["parallelism"] = "FSDP4 TP8 PP8", piped["global_batch"] = "128";
+  const double share = priced("torchtitan", piped) / priced("torchtitan", most);
+  CHECK(share > 0.4);
+  CHECK(share < 0.7);
+  for (const char* layout : {"HSDP", "FSDP8 XP2", "FSDP0", "FSDP16", "TP3", "8"}) {
+    INFO(layout);
+    CHECK_FALSE(fate("torchtitan", {{"parallelism", layout}}).why.empty());
+  }
+  CHECK_THAT(fate("torchtitan", {{"parallelism", "FSDP4 TP2 asyncTP"}}).why, Catch::Contains("asynchronous"));
+  CHECK_THAT(fate("torchtitan", {{"AC", "op of 2"}}).why, Catch::Contains("recomputation 'op of 2'"));
+  CHECK_FALSE(fate("torchtitan", {{"precision", "float8 compile"}}).why.empty());
+}
+
+TEST_CASE("a row's hardware is the catalogue's, or it is out of scope") {
+  const auto on = [](const char* hardware) { return priced("megatron_readme_h100", {{"hardware", hardware}}); };
+  CHECK(on("A100-80GB Selene") < 0.6 * on("H100"));
+  CHECK(on("H200 SXM") > on("H100"));
+  CHECK(on("DGX-B200") > 1.3 * on("H200"));
+  for (const char* table : {"korthikanti_a100", "megatron_sc21_weak_scaling", "megatron_readme_h100", "llama3_405b",
+                            "torchtitan", "weight_sync"})
+    for (const char* hardware : {"TPU v5p", "H100 PCIe", "MI300X", ""}) {
+      INFO(table << " on " << hardware);
+      CHECK_THAT(fate(table, {{"hardware", hardware}}).why, Catch::Contains("not in the catalogue"));
+    }
+  // 405B in 32 ranks of 405e9 x 18 B / 32: more than a B200 has, so it recomputes; a B300 does not.
+  const std::map<std::string, std::string> row = {{"model", "LLAMA3.1_405B"},
+                                                  {"precision", "FP8"},
+                                                  {"gpus", "256"},
+                                                  {"gbs", "1536"},
+                                                  {"mbs", "1"},
+                                                  {"seq", "8192"},
+                                                  {"tp", "4"},
+                                                  {"pp", "8"},
+                                                  {"cp", "1"},
+                                                  {"vpp", "4"},
+                                                  {"ep", "n/a"}};
+  auto small = row, big = row;
+  small["system"] = "DGX-B200", big["system"] = "DGX-B300";
+  CHECK(priced("megatron_bridge", big) > 1.15 * priced("megatron_bridge", small));
+}
+
+TEST_CASE("rows beside the published ones have a price, or a reason") {
+  // MegaScale's two models, and its own system, which is none of ours.
+  const double small = priced("megascale_175b", {{"GPUs", "2240"}, {"batch", "2240"}, {"model", "175B TP8 PP8"}});
+  CHECK(priced("megascale_175b", {{"GPUs", "2240"}, {"batch", "2240"}, {"model", "530B TP8 PP35"}}) > 2.0 * small);
+  CHECK_THAT(fate("megascale_175b", {{"system", "MegaScale"}}).why, Catch::Contains("'MegaScale'"));
+  CHECK_THAT(fate("megascale_175b", {{"GPUs", "300"}}).why, Catch::Contains("300 GPUs do not divide by 8 x 8"));
+  // Llama 3's long contexts: sixteen times the keys.
+  const double long_context =
+      priced("llama3_405b", {{"GPUs", "16384"}, {"CP", "16"}, {"DP", "8"}, {"seq", "131072"}, {"batch_per_DP", "16"}});
+  CHECK(long_context < priced("llama3_405b", {}));
+  CHECK_THAT(fate("llama3_405b", {{"DP", "32"}}).why, Catch::Contains("4096 ranks, the row has 8192 GPUs"));
+  // SimuMax cuts any model to its layers.
+  std::map<std::string, std::string> cut = {{"model", "mixtral-8x7b"}, {"pp", "1"},          {"dp", "8"}, {"ep", "8"},
+                                            {"layers", "4"},           {"dense_layers", "0"}};
+  const double four = priced("simumax_b200", cut);
+  cut["layers"] = "8";
+  CHECK(priced("simumax_b200", cut) > 1.4 * four);
+  cut["model"] = "qwen3-30b-a3b";
+  priced("simumax_b200", cut);
+  cut["ep"] = "3";
+  CHECK_THAT(fate("simumax_b200", cut).why, Catch::Contains("128 experts do not divide by ep 3"));
+  CHECK(priced("simumax_b200", {{"grad_dtype", "bf16"}}, "simumax_b200_memory") <
+        priced("simumax_b200", {}, "simumax_b200_memory"));
+  // The papers' models that the table does not print: 530B and 1T, with and without interleaving.
+  const std::map<std::string, std::string> trillion = {
+      {"model", "1T"}, {"heads", "160"}, {"hidden", "25600"},     {"layers", "128"},
+      {"pp", "64"},    {"gpus", "512"},  {"global_batch", "512"}, {"micro_batch", "1"}};
+  CHECK(priced("korthikanti_a100", trillion) > 30.0);
+  CHECK(priced("megatron_sc21_zero3_vs_ptd", {{"GPUs", "768"}, {"micro_batch", "2"}}) <
+        priced("megatron_sc21_zero3_vs_ptd", {}));
+  CHECK_THAT(fate("megatron_sc21_zero3_vs_ptd", {{"params_B", "39.1"}}).why, Catch::Contains("39.1B"));
+  CHECK_THAT(fate("weight_sync", {{"mechanism", "rsync"}}).why, Catch::Contains("'rsync'"));
+  CHECK_THAT(fate("weight_sync", {{"seconds_low", "9"}}).why, Catch::Contains("below seconds_low"));
+}
+
+TEST_CASE("a changed figure is seen in its table, and in no other") {
+  const Folder folder;
+  const Cells as_published = read_cells(published / "korthikanti_a100.csv");
+  Cells changed = as_published;
+  changed[1][column_of(changed, "value")] = fmt::format("{}", 2.0 * std::stod(changed[1][column_of(changed, "value")]));
+  const auto before = folder.validate("korthikanti_a100", as_published),
+             after = folder.validate("korthikanti_a100", changed);
+  REQUIRE((before && after));
+  REQUIRE(before->tables.size() == after->tables.size());
+  // The first row is one of the table's n iteration times: its ratio halves, so the bias falls by ratio / 2 / n.
+  const ValidationTable& was = before->tables[0];
+  const double ratio = was.rows[0].predicted / was.rows[0].measured, n = static_cast<double>(was.rows.size());
+  CHECK(after->tables[0].bias() == Approx(was.bias() - ratio / 2.0 / n));
+  CHECK(after->tables[0].max_abs_error() > 0.4);
+  for (std::size_t i = 1; i < before->tables.size(); ++i)
+    CHECK(before->tables[i].mean_abs_error() == after->tables[i].mean_abs_error());
+}
+
 }  // namespace hotbunk
