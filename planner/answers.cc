@@ -122,7 +122,7 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
     training.children.push_back(std::move(category));
   }
   if (const double rest = price.train_bytes - train.total_bytes(); rest > 0.5)
-    training.children.push_back({"beside it", "the reference model, and a rollout that never sleeps", rest, 0, {}});
+    training.children.push_back({"beside it", "the reference model, a critic, and a rollout that never sleeps", rest, 0, {}});
   root.children.push_back(std::move(training));
   if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
   const RolloutPrice r = s.rl().price_rollout(p);

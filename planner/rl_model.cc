@@ -10,7 +10,8 @@
 namespace hotbunk {
 
 std::string_view name_of(RlPhase p) {
-  constexpr std::string_view names[] = {"rollout", "sync", "sleep", "wake", "reference", "old_logprobs", "train"};
+  constexpr std::string_view names[] = {"rollout",      "sync",   "sleep",  "wake", "reference",
+                                        "old_logprobs", "values", "critic", "train"};
   return names[static_cast<std::size_t>(p)];
 }
 
@@ -99,11 +100,26 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   out.params = t.source_bytes;
   out.optimizer = std::max(0.0, t.state_bytes - t.grad_bytes - t.source_bytes);
   out.total_bytes = t.total_bytes();
+  if (setting_.critic) add_critic(p, l, out);
   const double reference = p.sharding == Sharding::fsdp ? out.params * b.params / std::max(b.master, 1e-9) : out.params;
   if (!setting_.reference) return out;
   if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
   else out.swapped_reference = reference, out.host_bytes += reference;
   return out;
+}
+
+/// PPO's critic: the actor's layers, sharded and trained as the actor is, with a head of one output. Both models'
+/// states stay side by side while either trains; gradients and activations are of one at a time.
+void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, TrainSide& out) const {
+  TrainModel::Layers l = actor;
+  const bool tied = train_.model().tie_embeddings && p.pp == 1;  // end_parameters() counts such a pair once
+  l.head = {.parameters = tied ? actor.head.parameters : static_cast<double>(train_.model().hidden)};
+  const TrainPrice t = train_.price(p, l);
+  out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true);
+  out.critic_seconds = setting_.mini_batches * t.step_seconds;
+  out.critic = t.state_bytes - t.grad_bytes;
+  out.total_bytes = std::max(out.total_bytes + out.critic, t.total_bytes() + out.params + out.optimizer);
+  out.host_bytes += t.host_bytes;
 }
 
 /// Copies over the host link, and memory taken (`kind` map) or given back (unmap) on the device. Our arena maps the
@@ -123,7 +139,7 @@ void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPr
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
   const ShiftPrice shift = price_shift(p.transition, {.params = train.params,
-                                                      .optimizer = train.optimizer + train.reference,
+                                                      .optimizer = train.optimizer + train.critic + train.reference,
                                                       .weights = rollout.weight_bytes,
                                                       .kv = rollout.pool_bytes,
                                                       .keeps_weights = setting_.keeps_weights,
@@ -132,9 +148,9 @@ void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPr
   // Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
   double working = 0.0;
   if (shift.mapped > 0.0)
-    working =
-        std::max(0.0, train.total_bytes - train.params - train.optimizer - train.reference - train.overhead_bytes) +
-        (setting_.own_engine ? rollout.activation_bytes : 0.0);
+    working = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic - train.reference -
+                                train.overhead_bytes) +
+              (setting_.own_engine ? rollout.activation_bytes : 0.0);
   at(RlPhase::sleep) = shift_seconds(shift.down, shift.unmapped + working, OpKind::unmap);
   at(RlPhase::wake) = shift_seconds(shift.up, shift.mapped + working, OpKind::map);
   if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
@@ -156,11 +172,12 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
   out.train_bytes = train.total_bytes;
   out.rollout_bytes = rollout_side;
   out.sync_bytes =
-      std::max(train.params + train.optimizer + train.reference + train.overhead_bytes, rollout_side) + staging;
+      std::max(train.params + train.optimizer + train.critic + train.reference + train.overhead_bytes, rollout_side) +
+      staging;
   out.host_bytes = train.host_bytes;
   if (!setting_.overlaps) return;
   double training = 0.0;
-  for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::train})
+  for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
     training += out.seconds[static_cast<std::size_t>(phase)];
   out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
 }
@@ -180,6 +197,8 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const Rollout
   at(RlPhase::reference) = train.reference_seconds;
   if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
   at(RlPhase::old_logprobs) = train.old_seconds;
+  at(RlPhase::values) = train.values_seconds;
+  at(RlPhase::critic) = train.critic_seconds;
   at(RlPhase::train) = train.train_seconds;
   if (p.placement == PlacementMode::colocated) colocate(p, train, rollout, staging, out);
   else disaggregate(p, train, rollout, staging, out);
@@ -294,6 +313,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.drawn_response = longest_of(s.workload.response_tokens, out.prompts * out.samples);
   out.reference = s.algorithm.reference;
   out.old_logprobs = s.algorithm.old_logprobs;
+  out.critic = s.algorithm.name == AlgorithmName::ppo;
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
   out.engine = s.rollout.engine;
   out.rollout_dtype = s.rollout.dtype;

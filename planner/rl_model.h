@@ -43,7 +43,7 @@ struct RolloutPrice {
 };
 
 /// Training's phases around the optimizer steps, and what happens between.
-enum class RlPhase : std::uint8_t { rollout, sync, sleep, wake, reference, old_logprobs, train, count };
+enum class RlPhase : std::uint8_t { rollout, sync, sleep, wake, reference, old_logprobs, values, critic, train, count };
 inline constexpr std::size_t num_rl_phases = static_cast<std::size_t>(RlPhase::count);
 std::string_view name_of(RlPhase);
 
@@ -79,9 +79,12 @@ struct RlPrice {
 struct TrainSide {
   double train_seconds = 0;                       // of an iteration's optimizer steps
   double old_seconds = 0, reference_seconds = 0;  // of the log-prob passes: what is trained, and the reference
-  double scoring_seconds() const { return old_seconds + reference_seconds; }
+  double values_seconds = 0, critic_seconds = 0;  // PPO: the critic's forward passes, and its optimizer steps
+  /// Of all that a sample goes through but the actor's training.
+  double scoring_seconds() const { return old_seconds + reference_seconds + values_seconds + critic_seconds; }
   double total_bytes = 0, overhead_bytes = 0, host_bytes = 0;
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
+  double critic = 0;                                // PPO: all that persists of the critic, which sleeps as moments do
   double swapped_reference = 0;                     // on the host, brought up for its pass
 };
 
@@ -93,6 +96,7 @@ struct RlSetting {
   double longest_prompt = 512, longest_response = 8192;                 // what has to fit
   double drawn_response = 8192;                                         // the longest of an iteration's draws
   bool reference = false, old_logprobs = true;
+  bool critic = false;  // PPO: a second model of the actor's layers with one output, in the actor's layout
   RolloutEngine engine = RolloutEngine::sglang;
   DType rollout_dtype = DType::bf16;
   double rollout_element_bytes = 2;
@@ -178,6 +182,7 @@ class RlModel {
   double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
   double forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
   double shift_seconds(double copied, double mapped, OpKind) const;
+  void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
   void colocate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
   void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
 

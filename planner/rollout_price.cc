@@ -302,7 +302,7 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) con
 
 RolloutPrice RlModel::rollout_beside(const RlPoint& p, const TrainSide& train, const RolloutPrice& alone) const {
   if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return alone;
-  const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.reference};
+  const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.critic + train.reference};
   const double leftovers = price_shift(p.transition, training).rollout_rest +
                            std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);
   RolloutPrice out = alone;

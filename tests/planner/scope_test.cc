@@ -76,6 +76,30 @@ TEST_CASE("every engine and parallel dimension is priced for every family") {
   CHECK(least > 7.6e9 * 16 / 32 * 0.99);
 }
 
+TEST_CASE("PPO pays for a critic: its state beside the actor's, its values, its training") {
+  const auto priced = [](const char* algorithm) {
+    return pricer_of(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"),
+                     {fmt::format("algorithm.name={}", algorithm)});
+  };
+  const auto grpo = priced("grpo"), ppo = priced("ppo");
+  const RlPrice without = grpo->rl().price(grpo->point()), with = ppo->rl().price(ppo->point());
+  const auto at = [](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
+  CHECK(at(without, RlPhase::values) == 0.0);
+  CHECK(at(without, RlPhase::critic) == 0.0);
+  // The actor's passes without the head: 152,064 x 3584 of its 7.07e9 elements that multiply.
+  CHECK(at(with, RlPhase::values) < at(with, RlPhase::old_logprobs));
+  CHECK(at(with, RlPhase::values) > 0.8 * at(with, RlPhase::old_logprobs));
+  CHECK(at(with, RlPhase::critic) < at(with, RlPhase::train));
+  CHECK(at(with, RlPhase::critic) > 0.8 * at(with, RlPhase::train));
+  CHECK(at(with, RlPhase::train) == at(without, RlPhase::train));
+  // All but the head and a hidden-wide row for the value: fp32 master and two moments over 32 ranks.
+  const double elements = 7'615'616'512.0 - 152'064.0 * 3584 + 3584;
+  CHECK(with.train_bytes - without.train_bytes == Approx(elements * 12 / 32).epsilon(1e-6));
+  CHECK(with.host_bytes - without.host_bytes == Approx(elements * 12 / 32).epsilon(1e-6));  // asleep
+  CHECK(with.rollout_bytes == without.rollout_bytes);
+  CHECK(at(with, RlPhase::sleep) > at(without, RlPhase::sleep));
+}
+
 TEST_CASE("narrow precisions and GB200, GB300, B300: datasheet rates, marked uncalibrated") {
   for (const char* gpu : {"gb200-nvl72", "gb300-nvl72", "b300-sxm-288gb"}) {
     INFO(gpu);
