@@ -72,6 +72,20 @@ bool read_number(const YamlNode& node, Sourced& out) {
   return true;
 }
 
+void read_modules(const YamlNode& list, FrameworkProfile& f, Diagnostics& errors) {
+  if (list.kind != YamlNode::Kind::sequence)
+    return errors.push_back(
+        mistake(list, fmt::format("recompute_modules: expected a list of modules, found {}", list.describe())));
+  f.recompute_modules = 0;
+  for (const YamlNode& item : list.items) {
+    const auto* at = std::find(module_names.begin(), module_names.end(), item.text);
+    if (at == module_names.end())
+      errors.push_back(mistake(item, fmt::format("recompute_modules: no module {}", item.describe()),
+                               fmt::format("one of {}", fmt::join(module_names, ", "))));
+    else f.recompute_modules |= 1U << static_cast<unsigned>(at - module_names.begin());
+  }
+}
+
 void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors) {
   const YamlNode& value = entry.value;
   for (const Flag& flag : flags_of(f)) {
@@ -88,7 +102,9 @@ void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors
       errors.push_back(mistake(value, fmt::format("{}: expected {{value: number >= 0, source: text}}", entry.key)));
     return;
   }
-  if (entry.key == "name") {
+  if (entry.key == "recompute_modules") {
+    read_modules(value, f, errors);
+  } else if (entry.key == "name") {
     f.name = value.text;
   } else if (entry.key == "source") {
     f.source = value.text;
@@ -98,7 +114,7 @@ void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors
     if (value.text != "hotbunk.framework/1")
       errors.push_back(mistake(value, fmt::format("schema is '{}', expected hotbunk.framework/1", value.text)));
   } else {
-    std::vector<std::string> names = {"name", "source", "schema"};
+    std::vector<std::string> names = {"name", "source", "schema", "recompute_modules"};
     for (const Flag& flag : flags_of(f)) names.emplace_back(flag.key);
     for (const Number& number : numbers_of(f)) names.emplace_back(number.key);
     const std::string near = nearest_name(entry.key, names);

@@ -48,18 +48,21 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m, const FrameworkProfil
     b.keep(2.0 * e * b.narrow() * q_rank);
     b.stream(2.0 * e * T * q_rank, 3.0 * e * T * q_rank);
   }
-  up_grad += b.linear(T, heads * qk, q_rank > 0 ? q_rank : h);
-  b.weights(all * qk * (q_rank > 0 ? q_rank : h), 0.0);
   b.linear(b.narrow(), kv_rank + rope, h);
   b.weights(0.0, (kv_rank + rope) * h + kv_rank);
   b.keep(2.0 * e * b.narrow() * kv_rank + e * b.narrow() * rope);
   b.stream(2.0 * e * T * kv_rank, 3.0 * e * T * kv_rank);
-  up_grad += b.linear(T, heads * (nope + v), kv_rank);
-  b.weights(all * (nope + v) * kv_rank, 0.0);
-  // Rotary parts are concatenated to the others: copies of whole queries and keys.
-  b.stream(4.0 * e * T * heads * qk, 4.0 * e * T * heads * qk);
-  b.keep(e * T * heads * (2.0 * qk + v));
-  if (f.keeps_packed_qkv) b.keep(e * T * heads * (qk + nope));
+  {
+    const Within module(b, Module::mla_up_proj);
+    up_grad += b.linear(T, heads * qk, q_rank > 0 ? q_rank : h);
+    b.weights(all * qk * (q_rank > 0 ? q_rank : h), 0.0);
+    up_grad += b.linear(T, heads * (nope + v), kv_rank);
+    b.weights(all * (nope + v) * kv_rank, 0.0);
+    // Rotary parts are concatenated to the others: copies of whole queries and keys.
+    b.stream(4.0 * e * T * heads * qk, 4.0 * e * T * heads * qk);
+    b.keep(e * T * heads * (2.0 * qk + v));
+    if (f.keeps_packed_qkv) b.keep(e * T * heads * (qk + nope));
+  }
   b.attention(heads, heads, qk, v);
   b.keep(e * T * heads * v);
   b.linear(T, h, heads * v);

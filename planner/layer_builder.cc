@@ -47,11 +47,11 @@ void LayerBuilder::move(double forward_bytes, double backward_bytes) {
   launches(forward_bytes > 0 ? 1 : 0, backward_bytes > 0 ? 1 : 0);
 }
 
-void LayerBuilder::keep(double mean_bytes, bool core) {
+void LayerBuilder::keep(double mean_bytes) {
   const double bytes = fill_ * mean_bytes;
   out_.kept_bytes += bytes;
-  if (!core) out_.kept_selective_bytes += bytes;
-  if (kept_ && bytes > 0) kept_->push_back({bytes, core});
+  if (!again_) out_.kept_selective_bytes += bytes;
+  if (kept_ && bytes > 0) kept_->push_back({bytes, again_});
 }
 
 void LayerBuilder::weights(double split, double replicated) {
@@ -61,12 +61,16 @@ void LayerBuilder::weights(double split, double replicated) {
 
 void LayerBuilder::norm() {
   const double h = hidden();
-  // Ours adds the branch to the stream on the way, and its gradient on the way back.
-  if (frame_.lowered_ops) stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);
-  else stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
-  norms_ += cost_.memory_seconds(2.0 * e_ * narrow_ * h) + kernel();
   keep(e_ * narrow_ * h);
-  if (frame_.keeps_norm_output) keep(e_ * narrow_ * h, frame_.lowered_ops);
+  const Within module(*this, Module::layernorm);
+  if (frame_.lowered_ops) {
+    // Ours adds the branch to the stream on the way, and its gradient on the way back; run again, it finds the sum.
+    stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);
+    if (module.starts()) out_.recompute_core -= cost_.memory_seconds(2.0 * e_ * narrow_ * h);
+  } else {
+    stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
+  }
+  if (frame_.keeps_norm_output) keep(e_ * narrow_ * h);
   weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
 }
 
@@ -101,6 +105,8 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   const double keys = frame_.fused_attention ? causal : all_keys;
   const double products = 2.0 * tokens_ * keys * heads * (qk + v);
   out_.flops_forward += 2.0 * tokens_ * causal * heads * (qk + v);
+  const Within module(*this, Module::core_attn);
+  core_again_ = again_;
   const double before_forward = out_.forward, before_backward = out_.backward;
   if (frame_.fused_attention) {
     const double bytes = e_ * tokens_ * (heads * (qk + v) + kv_heads * (qk + v));
@@ -114,7 +120,6 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   }
   out_.attention_forward = out_.forward - before_forward;
   out_.attention_backward = out_.backward - before_backward;
-  out_.recompute_core = frame_.fused_attention ? 0.0 : out_.attention_forward;
   attention_bytes_ = e_ * tokens_ * heads * v;
   sequence_exchange(heads, kv_heads, qk, v);
 }
@@ -132,8 +137,8 @@ void LayerBuilder::unfused_attention(double heads, double keys, double qk, doubl
   stream(scores * (4.0 * e_ + mask), scores * (7.0 * e_ + mask));
   if (std::fmod(static_cast<double>(point_.micro_batch) * heads, 4.0) != 0.0)
     launches(frame_.softmax_kernels.value, frame_.backward_kernels.value * frame_.softmax_kernels.value);
-  keep(scores * e_, true);
-  if (frame_.dropout) keep(scores * (e_ + 1.0), true);
+  keep(scores * e_);
+  if (frame_.dropout) keep(scores * (e_ + 1.0));
 }
 
 void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, double v) {
@@ -172,10 +177,8 @@ LayerCost LayerBuilder::finish(double extra_kernels) {
   out_.backward += backward * each;
   out_.input_bytes = e_ * narrow_ * hidden();
   out_.recompute_layer = out_.forward;
-  if (frame_.lowered_ops) {  // Decoder::recompute_layer, recompute_selective
+  if (frame_.lowered_ops)  // Decoder::recompute_layer needs nothing behind the activation
     out_.recompute_layer = std::max(0.0, out_.forward - last_product_);
-    out_.recompute_core = norms_ + activation_;
-  }
   if (frame_.selective_products) {
     out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);
     out_.kept_selective_bytes = fill_ * (out_.input_bytes + attention_bytes_ + 0.5 * product_bytes_);
@@ -185,6 +188,7 @@ LayerCost LayerBuilder::finish(double extra_kernels) {
   // The ring hides behind attention except for what is longer; Ulysses hides behind nothing.
   out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + ulysses_forward_;
   out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + ulysses_forward_;
+  if (core_again_) out_.recompute_context = out_.context_forward;
   return out_;
 }
 

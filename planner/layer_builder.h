@@ -25,8 +25,8 @@ class LayerBuilder {
   }
   /// One that moves just these bytes: every pass is counted in them.
   void move(double forward_bytes, double backward_bytes);
-  /// Kept for backward; `core`: only where selective recomputation does not drop it.
-  void keep(double mean_bytes, bool core = false);
+  /// Kept for backward; inside a recomputed module only where selective recomputation is off.
+  void keep(double mean_bytes);
   void weights(double split, double replicated);
   /// Residual stream -> norm. Its input is kept (the residual), its output too where the framework does that.
   void norm();
@@ -37,12 +37,6 @@ class LayerBuilder {
   void tensor_parallel(double hides_behind);
   /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.
   void attention(double heads, double kv_heads, double qk, double v);
-  /// What lies between an MLP's columns and rows.
-  void activation(double forward_bytes, double backward_bytes) {
-    const double before = out_.forward;
-    stream(forward_bytes, backward_bytes);
-    activation_ += out_.forward - before;
-  }
   LayerCost finish(double extra_kernels);
 
   bool lowered() const { return frame_.lowered_ops; }
@@ -61,6 +55,7 @@ class LayerBuilder {
   LayerCost& out() { return out_; }
 
  private:
+  friend class Within;
   /// Two batched products around a softmax whose s x s scores go through memory.
   void unfused_attention(double heads, double keys, double qk, double v);
   /// CP passes K and V around a ring, Ulysses swaps tokens for heads and back (four all-to-alls forward).
@@ -73,9 +68,37 @@ class LayerBuilder {
   double peak_, e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
   double fill_ = 1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of it, time of the mean
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
-  double last_product_ = 0, norms_ = 0, activation_ = 0;           // seconds of the forward pass
+  double last_product_ = 0;                  // seconds of the forward pass
+  bool again_ = false, core_again_ = false;  // inside a recomputed module; attention's core is in one
   std::vector<KeptTensor>* kept_ = nullptr;
   LayerCost out_;
+};
+
+/// What is built in its scope belongs to `module`: where selective recomputation has it, its forward pass comes once
+/// more in backward and what it keeps is dropped. A module inside a recomputed one adds nothing.
+class Within {
+ public:
+  Within(LayerBuilder& b, Module module)
+      : b_(b), starts_(!b.again_ && b.frame_.recomputes(module) && !b.frame_.selective_products), before_(b.out_) {
+    if (starts_) b_.again_ = true;
+  }
+  ~Within() {
+    if (!starts_) return;
+    b_.again_ = false;
+    LayerCost& o = b_.out_;
+    o.recompute_core += o.forward - before_.forward;
+    o.recompute_tensor += o.tensor_forward - before_.tensor_forward;
+    o.recompute_expert += o.expert_forward - before_.expert_forward;
+    o.recompute_kernels += o.kernels_forward - before_.kernels_forward;
+  }
+  bool starts() const { return starts_; }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  LayerBuilder& b_;
+  bool starts_;
+  LayerCost before_;
 };
 
 /// Norm, q, k, v, positions, attention, output projection and residual: planner/layer_attention.cc.

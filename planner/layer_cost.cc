@@ -7,39 +7,24 @@ namespace hotbunk {
 namespace {
 
 /// Column, activation, row; `width` is the whole intermediate size, divided by `ways`. `groups` experts of `rows` each.
-void feed_forward(LayerBuilder& b, const ModelSpec& m, double rows, double width, double ways, double groups = 1.0) {
+void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double rows, double width, double ways,
+                  double groups = 1.0) {
   const double h = b.hidden(), e = b.e(), local = width / ways, fan = m.gated_mlp ? 2.0 : 1.0;
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
-  b.activation(values * (fan + 1.0), values * (2.0 * fan + 1.0));
   b.keep(values * fan);
-  b.keep(values, b.lowered());  // Decoder::recompute_selective makes norms' and activations' outputs again
+  {
+    const Within module(b, activation);
+    b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
+    b.keep(values);
+  }
   b.grouped_linear(groups, rows, h, local);
 }
 
-}  // namespace
-
-LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
-  LayerBuilder b(*this, p, kept);
-  attention_block(b, *this);
-  b.norm();
-  const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
-  const double before = b.out().weight_grad;
-  feed_forward(b, model_, b.tokens(), i, b.tp());
-  b.weights(fan * h * i + (model_.mlp_bias ? i : 0.0), model_.mlp_bias ? h : 0.0);
-  b.tensor_parallel((b.out().weight_grad - before) * 0.5);
-  b.residual();
-  // Backward of the MLP: gradients of both sides of the activation, and of the layer's output and input.
-  b.out().transient_bytes = b.e() * b.tokens() * ((model_.gated_mlp ? 3.0 : 2.0) * i / b.tp() + 2.0 * h);
-  return b.finish(framework_.forward_kernels.value);
-}
-
-LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
-  if (!model_.moe || model_.moe->experts == 0) return {};
-  const MoeSpec& moe = *model_.moe;
-  LayerBuilder b(*this, p, kept);
-  attention_block(b, *this);
-  b.norm();
+/// Router, dispatch, experts, combine, shared experts.
+void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
+  const ModelSpec& model = t.model();
+  const MoeSpec& moe = *model.moe;
   const double h = b.hidden(), e = b.e(), experts = static_cast<double>(moe.experts);
   const double top = static_cast<double>(moe.experts_per_token), i = static_cast<double>(moe.expert_intermediate);
   const auto ep = static_cast<double>(p.ep), etp = static_cast<double>(p.etp);
@@ -50,11 +35,11 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   b.weights(0.0, experts * h);
   // Under TP without SP every rank of the group routes the same tokens: each sends its share.
   const double routed = b.tokens() / b.tp() * top;
-  const double rows = routed * setting_.expert_balance * etp;
+  const double rows = routed * t.setting().expert_balance * etp;
   const double sent = e * routed * h * (ep - 1.0) / ep;
   if (p.ep > 1) {
-    const GroupShape group = groups(p).expert();
-    const double seconds = cost_.collective_seconds(OpKind::all_to_all, group, sent);
+    const GroupShape group = t.groups(p).expert();
+    const double seconds = t.cost().collective_seconds(OpKind::all_to_all, group, sent);
     b.out().expert_forward += 2.0 * seconds;
     b.out().expert_backward += 2.0 * seconds;
     b.out().expert_payload += 4.0 * sent;
@@ -65,19 +50,51 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);
   b.keep(2.0 * e * rows * h);
   const double local = std::max(1.0, experts / ep);
-  feed_forward(b, model_, rows / local, i, etp, local);
+  feed_forward(b, model, Module::moe_act, rows / local, i, etp, local);
   const double expert_weights = experts / ep * 3.0 * h * i / etp;
   b.out().parameters += expert_weights;
   b.out().expert_parameters += expert_weights;
   b.out().largest_weights += 3.0 * h * i / etp;
   if (moe.shared_experts > 0) {
+    const Within module(b, Module::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
-    feed_forward(b, model_, b.tokens(), width, b.tp());
+    feed_forward(b, model, Module::mlp_act, b.tokens(), width, b.tp());
     b.weights(3.0 * h * width, 0.0);
     b.tensor_parallel(0.0);
   }
+  b.out().transient_bytes = e * rows * ((model.gated_mlp ? 3.0 : 2.0) * i / etp + 2.0 * h);
+}
+
+}  // namespace
+
+LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
+  LayerBuilder b(*this, p, kept);
+  attention_block(b, *this);
+  b.norm();
+  const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
+  const double before = b.out().weight_grad;
+  {
+    const Within module(b, Module::mlp);
+    feed_forward(b, model_, Module::mlp_act, b.tokens(), i, b.tp());
+    b.weights(fan * h * i + (model_.mlp_bias ? i : 0.0), model_.mlp_bias ? h : 0.0);
+    b.tensor_parallel((b.out().weight_grad - before) * 0.5);
+  }
   b.residual();
-  b.out().transient_bytes = e * rows * ((model_.gated_mlp ? 3.0 : 2.0) * i / etp + 2.0 * h);
+  // Backward of the MLP: gradients of both sides of the activation, and of the layer's output and input.
+  b.out().transient_bytes = b.e() * b.tokens() * ((model_.gated_mlp ? 3.0 : 2.0) * i / b.tp() + 2.0 * h);
+  return b.finish(framework_.forward_kernels.value);
+}
+
+LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
+  if (!model_.moe || model_.moe->experts == 0) return {};
+  LayerBuilder b(*this, p, kept);
+  attention_block(b, *this);
+  b.norm();
+  {
+    const Within module(b, Module::moe);
+    mixture(b, *this, p);
+  }
+  b.residual();
   return b.finish(framework_.forward_kernels.value + 12.0);  // routing: a dozen small kernels
 }
 

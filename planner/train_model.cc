@@ -219,7 +219,8 @@ void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_
   out.tensor_payload =
       m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * again +
            (stage == 0 ? l.embedding.tensor_payload : 0.0) + (stage == p.pp - 1 ? l.head.tensor_payload : 0.0));
-  out.expert_payload = m * l.moe.expert_payload * moe * again;
+  const bool routes_again = p.recompute == Recompute::selective && framework_.recomputes(Module::moe);
+  out.expert_payload = m * l.moe.expert_payload * moe * (routes_again ? 1.5 : again);
   out.context_payload = m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * again;
   if (p.data_ranks() <= 1) return;
   // Experts are reduced among their own replicas; where there are none, not at all.

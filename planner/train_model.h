@@ -67,12 +67,14 @@ struct TrainPoint {
 
 /// What the passes over one layer cost one rank for one micro-batch. Seconds are of the stream's own time.
 struct LayerCost {
-  double forward = 0, backward = 0;                // compute, without communication
-  double weight_grad = 0;                          // part of backward that a TP collective can hide behind
-  double accumulate = 0;                           // adding weight gradients to those of earlier micro-batches
-  double recompute_core = 0;                       // attention core again (selective)
-  double recompute_layer = 0;                      // what full recomputation runs again
-  double tensor_forward = 0, tensor_backward = 0;  // TP collectives
+  double forward = 0, backward = 0;  // compute, without communication
+  double weight_grad = 0;            // part of backward that a TP collective can hide behind
+  double accumulate = 0;             // adding weight gradients to those of earlier micro-batches
+  double recompute_layer = 0;        // what full recomputation runs again
+  double recompute_core = 0;         // forward again of what selective recomputation drops
+  double recompute_tensor = 0, recompute_expert = 0, recompute_context = 0;  // its collectives, exposed
+  double recompute_kernels = 0;                                              // and its launches
+  double tensor_forward = 0, tensor_backward = 0;                            // TP collectives
   double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
   double expert_forward = 0, expert_backward = 0;        // EP all-to-all
   double context_forward = 0, context_backward = 0;      // CP ring or Ulysses all-to-all, beside attention

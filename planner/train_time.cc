@@ -32,16 +32,19 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     double recompute = 0.0;
     if (p.recompute == Recompute::full) recompute = c.recompute_layer;
     if (p.recompute == Recompute::selective) recompute = c.recompute_core;
-    const bool full = p.recompute == Recompute::full;
+    const bool full = p.recompute == Recompute::full, some = p.recompute == Recompute::selective;
     t.compute += count * (c.forward + c.backward + c.accumulate * adds);
     t.recompute += count * recompute;
-    t.tensor += count * (c.tensor_forward * (full ? 2.0 : 1.0) + c.tensor_backward - hidden);
-    t.expert += count * (c.expert_forward * (full ? 2.0 : 1.0) + c.expert_backward);
-    t.context += count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward);
+    t.tensor += count * (c.tensor_forward * (full ? 2.0 : 1.0) + c.tensor_backward - hidden +
+                         (some ? c.recompute_tensor : 0.0));
+    t.expert += count * (c.expert_forward * (full ? 2.0 : 1.0) + c.expert_backward + (some ? c.recompute_expert : 0.0));
+    t.context +=
+        count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward + (some ? c.recompute_context : 0.0));
     t.hidden += count * hidden;
     t.forward += count * (c.forward + c.tensor_forward + c.expert_forward + c.context_forward);
     t.weight_grad += count * c.weight_grad;
-    kernels += count * (c.kernels_forward * (full ? 2.0 : 1.0) + c.kernels_backward);
+    kernels +=
+        count * (c.kernels_forward * (full ? 2.0 : 1.0) + c.kernels_backward + (some ? c.recompute_kernels : 0.0));
   };
   const StageLayers layers = stage_layers(p, stage);
   add(l.dense, static_cast<double>(layers.dense));

@@ -1,0 +1,92 @@
+// What a layer costs: recomputed modules, precisions, collectives of experts. Shapes: T = 2048 tokens, e = 2 bytes.
+#include <catch2/catch.hpp>
+#include <string>
+
+#include "spec/catalog.h"
+#include "tests/planner/small_models.h"
+
+namespace hotbunk {
+namespace {
+
+FrameworkProfile frame_with(const std::string& keys) {
+  auto f = parse_framework("schema: hotbunk.framework/1\n" + keys, "test.yaml");
+  if (!f) FAIL(render(f.error()));
+  f->forward_kernels.value = 0;
+  return *f;
+}
+
+ModelSpec small_mla() {
+  ModelSpec m = small_moe();
+  m.mla = MlaSpec{
+      .q_lora_rank = 256, .kv_lora_rank = 128, .qk_nope_head_dim = 64, .qk_rope_head_dim = 32, .v_head_dim = 64};
+  return m;
+}
+
+double dropped(const LayerCost& c) { return c.kept_bytes - c.kept_selective_bytes; }
+
+}  // namespace
+
+TEST_CASE("selective recomputation under hotbunk is what its lowering runs again: norms and the activation") {
+  auto hotbunk = framework_named("hotbunk", catalog_root());
+  REQUIRE(hotbunk.has_value());
+  const TrainModel model = model_of(small_moe(), 8, *hotbunk);
+  const LayerCost c = model.dense_layer({});
+  // docs/memory.md: K - S of cp T (2H + I), H 1024 and I 4096 (its fp32 statistics are not in the estimate).
+  CHECK(dropped(c) == Approx(2.0 * 2048 * (2 * 1024 + 4096)));
+  // Two norms read and write T x H; SwiGLU reads T x 2I and writes T x I.
+  const CostModel& cost = model.cost();
+  const double kernel = cost.hardware().kernel_overhead.value;
+  CHECK(c.recompute_core == Approx(2 * cost.memory_seconds(2.0 * 2 * 2048 * 1024) +
+                                   cost.memory_seconds(2.0 * 2048 * 3 * 4096) + 3 * kernel));
+  const auto recompute = [&](Recompute r) {
+    return model.price({.recompute = r, .micro_batches = 3}).seconds[static_cast<std::size_t>(Term::recompute)];
+  };
+  const LayerCost moe = model.moe_layer({});
+  CHECK(recompute(Recompute::none) == 0.0);
+  CHECK(recompute(Recompute::selective) == Approx(3 * (c.recompute_core + 7 * moe.recompute_core)));
+}
+
+TEST_CASE("selective recomputation of Megatron's core attention repeats attention and drops its statistics") {
+  const TrainModel model = model_of(small_gpt(), 8);
+  const LayerCost c = model.dense_layer({});
+  CHECK(c.recompute_core == Approx(c.attention_forward));
+  CHECK(c.attention_forward > 0);
+  CHECK(dropped(c) == Approx(4.0 * 2048 * 16));  // fp32 log-sum-exp of 16 heads; q, k, v and the output stay
+  // A ring of K and V runs again with it.
+  const LayerCost ring = model_of(small_gpt(), 8).dense_layer({.cp = 2});
+  CHECK(ring.recompute_context == ring.context_forward);
+}
+
+TEST_CASE("each module of selective recomputation drops its own tensors and repeats its own work") {
+  const auto of = [](const std::string& modules, const ModelSpec& m = small_moe(), const TrainPoint& p = {}) {
+    return model_of(m, 8, frame_with("recompute_modules: [" + modules + "]\n")).moe_layer(p);
+  };
+  CHECK(dropped(of("")) == 0.0);
+  CHECK(of("").recompute_core == 0.0);
+  const double T = 2048, h = 1024, i = 512, rows = 2 * T;  // top 2 of 16 experts of width 512, one shared
+  CHECK(dropped(of("layernorm")) == Approx(2 * T * 2 * h));
+  CHECK(dropped(of("moe_act")) == Approx(2 * rows * i));
+  CHECK(dropped(of("shared_experts")) == Approx(2 * T * 3 * i));
+  // Scores of 16 experts (8 B), permuted inputs and outputs, gate, up and activation; the shared expert's three.
+  const double moe = T * 16 * 8 + 2 * (2 * rows * h + 3 * rows * i + 3 * T * i);
+  CHECK(dropped(of("moe")) == Approx(moe));
+  CHECK(dropped(of("mlp")) == 0.0);  // of dense layers only
+  // A module inside another adds nothing, two beside each other add up.
+  CHECK(dropped(of("moe, moe_act, shared_experts")) == Approx(moe));
+  CHECK(of("moe, moe_act").recompute_core == of("moe").recompute_core);
+  CHECK(of("moe_act, layernorm").recompute_core ==
+        Approx(of("moe_act").recompute_core + of("layernorm").recompute_core));
+  // Experts that are elsewhere are sent to once more.
+  const TrainPoint spread{.dp = 4, .ep = 4};
+  CHECK(of("moe", small_moe(), spread).recompute_expert == of("moe", small_moe(), spread).expert_forward);
+  CHECK(of("moe_act", small_moe(), spread).recompute_expert == 0.0);
+  // Latent attention: q and k of 16 heads x 96, v of 16 x 64, from the latents that stay.
+  CHECK(dropped(of("mla_up_proj", small_mla())) == Approx(2 * T * 16 * (2 * 96 + 64)));
+  const TrainModel dense = model_of(small_moe(), 8, frame_with("recompute_modules: [mlp]\n"));
+  CHECK(dropped(dense.dense_layer({})) == Approx(2 * T * 3 * 4096));
+  const auto wrong = parse_framework("schema: hotbunk.framework/1\nrecompute_modules: [attention]\n", "f.yaml");
+  REQUIRE_FALSE(wrong.has_value());
+  CHECK_THAT(wrong.error()[0].help, Catch::Contains("core_attn"));
+}
+
+}  // namespace hotbunk
