@@ -31,8 +31,6 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"fused_accumulation", &f.fused_accumulation},
           {"uneven_chunks", &f.uneven_chunks},
           {"lowered_ops", &f.lowered_ops},
-          {"keeps_norm_output", &f.keeps_norm_output},
-          {"keeps_packed_qkv", &f.keeps_packed_qkv},
           {"selective_products", &f.selective_products},
           {"dummy_weight_grads", &f.dummy_weight_grads}};
 }

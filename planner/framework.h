@@ -40,8 +40,6 @@ struct FrameworkProfile {
   bool uneven_chunks = false;         // interleaved chunks may differ in layers (Megatron-core's pipeline layout)
   bool lowered_ops = false;  // the ops are those of lowering/, byte by byte: residuals inside norms, units staged
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
-  bool keeps_norm_output = true;  // the input of the projection behind a norm is stored, not recomputed
-  bool keeps_packed_qkv = false;  // rotary copies are stored beside the packed projection
   // Selective recomputation keeps every second matrix product and attention's output (torchtitan); else everything but
   // what the modules drop.
   bool selective_products = false;

@@ -7,7 +7,7 @@ namespace hotbunk {
 namespace {
 
 /// q, k, v, rotary positions, attention and the output projection of grouped-query attention.
-void grouped_query_attention(LayerBuilder& b, const ModelSpec& m, const FrameworkProfile& f) {
+void grouped_query_attention(LayerBuilder& b, const ModelSpec& m) {
   const double d = static_cast<double>(m.head_dim), h = b.hidden(), T = b.tokens(), e = b.e();
   const double heads = static_cast<double>(m.heads) / b.tp();
   const double kv = std::max(static_cast<double>(m.kv_heads) / b.tp(), 1.0);
@@ -19,7 +19,6 @@ void grouped_query_attention(LayerBuilder& b, const ModelSpec& m, const Framewor
     // Ours rotates the packed rows in place, values pass by.
     const double rotated = 2.0 * e * T * (heads + (b.lowered() ? 2.0 : 1.0) * kv) * d;
     b.stream(rotated, rotated);
-    if (f.keeps_packed_qkv) b.keep(e * T * (heads + kv) * d);
   }
   if (m.qk_norm) {
     b.stream(2.0 * e * T * (heads + kv) * d, 3.0 * e * T * (heads + kv) * d);
@@ -28,14 +27,14 @@ void grouped_query_attention(LayerBuilder& b, const ModelSpec& m, const Framewor
   }
   b.keep(e * T * qkv);
   b.attention(heads, kv, d, d);
-  b.keep(e * T * heads * d);
+  b.keep_attended(T * heads * d);
   b.linear(T, h, heads * d);
   b.weights(static_cast<double>(m.heads) * d * h, m.o_bias ? h : 0.0);
   b.tensor_parallel(qkv_grad);
 }
 
 /// DeepSeek's latent attention: low-rank projections of queries and of keys with values, one rotary key for all heads.
-void latent_attention(LayerBuilder& b, const ModelSpec& m, const FrameworkProfile& f) {
+void latent_attention(LayerBuilder& b, const ModelSpec& m) {
   const MlaSpec& a = *m.mla;
   const double h = b.hidden(), T = b.tokens(), e = b.e(), all = static_cast<double>(m.heads), heads = all / b.tp();
   const double qk = static_cast<double>(a.qk_nope_head_dim + a.qk_rope_head_dim), v = static_cast<double>(a.v_head_dim);
@@ -45,12 +44,14 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m, const FrameworkProfil
   if (q_rank > 0) {
     b.linear(b.narrow(), q_rank, h);
     b.weights(0.0, q_rank * h + q_rank);
-    b.keep(2.0 * e * b.narrow() * q_rank);
+    b.keep(e * b.narrow() * q_rank);  // before its norm
+    b.keep_input(b.narrow() * q_rank);
     b.stream(2.0 * e * T * q_rank, 3.0 * e * T * q_rank);
   }
   b.linear(b.narrow(), kv_rank + rope, h);
   b.weights(0.0, (kv_rank + rope) * h + kv_rank);
-  b.keep(2.0 * e * b.narrow() * kv_rank + e * b.narrow() * rope);
+  b.keep(e * b.narrow() * (kv_rank + rope));
+  b.keep_input(b.narrow() * kv_rank);
   b.stream(2.0 * e * T * kv_rank, 3.0 * e * T * kv_rank);
   {
     const Within module(b, Module::mla_up_proj);
@@ -61,10 +62,9 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m, const FrameworkProfil
     // Rotary parts are concatenated to the others: copies of whole queries and keys.
     b.stream(4.0 * e * T * heads * qk, 4.0 * e * T * heads * qk);
     b.keep(e * T * heads * (2.0 * qk + v));
-    if (f.keeps_packed_qkv) b.keep(e * T * heads * (qk + nope));
   }
   b.attention(heads, heads, qk, v);
-  b.keep(e * T * heads * v);
+  b.keep_attended(T * heads * v);
   b.linear(T, h, heads * v);
   b.weights(all * v * h, 0.0);
   b.tensor_parallel(up_grad);
@@ -74,8 +74,8 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m, const FrameworkProfil
 
 void attention_block(LayerBuilder& b, const TrainModel& t) {
   b.norm();
-  if (t.model().mla) latent_attention(b, t.model(), t.framework());
-  else grouped_query_attention(b, t.model(), t.framework());
+  if (t.model().mla) latent_attention(b, t.model());
+  else grouped_query_attention(b, t.model());
   b.out().attention_weights = b.out().largest_weights;
   b.residual();
 }

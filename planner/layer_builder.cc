@@ -11,6 +11,8 @@ LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector
       cost_(m.cost()),
       frame_(m.framework()),
       peak_(m.peak_),
+      wide_peak_(m.wide_peak_),
+      quantization_(quantization_of(m.setting().precision)),
       e_(m.setting().element_bytes),
       kept_(kept) {
   tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
@@ -19,15 +21,33 @@ LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector
   narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
 }
 
-double LayerBuilder::grouped_linear(double groups, double rows, double n, double k) {
+Quantization quantization_of(const std::string& precision) {
+  // Transformer Engine's recipes (docs, "Using FP8 and FP4"). One scale per tensor (current scaling): a pass for the
+  // maximum 2 B, then 2 B read and 1 B written twice. MXFP8: a scale byte per 32, no pass before. NVFP4: a scale byte
+  // per 16 of half a byte each, after a pass for the tensor's own scale.
+  if (precision == "fp8") return {.stored_bytes = 1.0, .moved_bytes = 2.0 + 2.0 + 2.0 * 1.0};
+  if (precision == "mxfp8") return {.stored_bytes = 1.0 + 1.0 / 32, .moved_bytes = 2.0 + 2.0 * (1.0 + 1.0 / 32)};
+  if (precision == "nvfp4") return {.stored_bytes = 0.5 + 1.0 / 16, .moved_bytes = 2.0 + 2.0 + 2.0 * (0.5 + 1.0 / 16)};
+  return {};
+}
+
+double LayerBuilder::products(double groups, double rows, double n, double k, double peak, const Quantization& q) {
   const double together = std::min(groups, 4.0), batches = groups / together, m = together * rows;
-  const double element = frame_.lowered_ops ? e_ : 2.0, grads = frame_.lowered_ops ? model_.setting().state.grads : 8.0;
-  const double third = element * together * (rows * n + rows * k + n * k), overhead = kernel();
-  const double product = batches * (cost_.gemm_seconds(m, n, k, peak_, third) + overhead);
-  const double input = batches * (cost_.gemm_seconds(m, k, n, peak_, third) + overhead);
-  const double weight = batches * (cost_.gemm_seconds(together * n, k, rows, peak_,
-                                                      together * (element * rows * (n + k) + grads * n * k)) +
-                                   overhead);
+  const double operand = q.stored_bytes > 0 ? q.stored_bytes : e_, overhead = kernel();
+  // Weight gradients are added to what is there, written by our own ops, or written as activations are.
+  const double grads = model_.setting().state.grads;
+  const double grad = frame_.lowered_ops ? grads : frame_.fused_accumulation ? 2.0 * grads : e_;
+  const auto seconds = [&](double m_, double n_, double k_, double bytes) {
+    return batches * (cost_.gemm_seconds(m_, n_, k_, peak, together * bytes) + overhead);
+  };
+  double product = seconds(m, n, k, operand * (rows * k + n * k) + e_ * rows * n);
+  double input = seconds(m, k, n, operand * (rows * n + n * k) + e_ * rows * k);
+  const double weight = seconds(together * n, k, rows, operand * rows * (n + k) + grad * n * k);
+  if (q.moved_bytes > 0) {  // the weights once per step: TrainModel::step_end
+    product += cost_.memory_seconds(q.moved_bytes * groups * rows * k) + overhead;
+    input += cost_.memory_seconds(q.moved_bytes * groups * rows * n) + overhead;
+    launches(1, 1);
+  }
   out_.forward += product;
   out_.backward += input + weight;
   out_.weight_grad += weight;
@@ -59,7 +79,15 @@ void LayerBuilder::weights(double split, double replicated) {
   out_.largest_weights += split / tp_;
 }
 
-void LayerBuilder::norm() {
+void LayerBuilder::keep_attended(double elements) {
+  if (quantizes()) {
+    const Within module(*this, Module::core_attn);
+    keep(e_ * elements);
+  }
+  keep_input(elements);
+}
+
+void LayerBuilder::norm(bool quantized) {
   const double h = hidden();
   keep(e_ * narrow_ * h);
   const Within module(*this, Module::layernorm);
@@ -70,7 +98,8 @@ void LayerBuilder::norm() {
   } else {
     stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
   }
-  if (frame_.keeps_norm_output) keep(e_ * narrow_ * h);
+  if (quantized) keep_input(narrow_ * h);
+  else keep(e_ * narrow_ * h);
   weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
 }
 
@@ -110,8 +139,8 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   const double before_forward = out_.forward, before_backward = out_.backward;
   if (frame_.fused_attention) {
     const double bytes = e_ * tokens_ * (heads * (qk + v) + kv_heads * (qk + v));
-    out_.forward += cost_.attention_seconds(products, keys, bytes, false, peak_) + kernel();
-    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, peak_) +
+    out_.forward += cost_.attention_seconds(products, keys, bytes, false, wide_peak_) + kernel();
+    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, wide_peak_) +
                      (frame_.lowered_ops ? 1.0 : 2.0) * kernel();
     launches(1, 2);
     keep(4.0 * tokens_ * heads);
@@ -128,10 +157,10 @@ void LayerBuilder::unfused_attention(double heads, double keys, double qk, doubl
   const double scores = tokens_ * keys * heads, mask = frame_.dropout ? 5.0 : 0.0;
   const double rows = tokens_ * heads;
   const double overhead = kernel();
-  out_.forward +=
-      cost_.gemm_seconds(rows, keys, qk, peak_, 0.0) + cost_.gemm_seconds(rows, v, keys, peak_, 0.0) + 2.0 * overhead;
+  out_.forward += cost_.gemm_seconds(rows, keys, qk, wide_peak_, 0.0) +
+                  cost_.gemm_seconds(rows, v, keys, wide_peak_, 0.0) + 2.0 * overhead;
   out_.backward +=
-      2.0 * (cost_.gemm_seconds(rows, keys, qk, peak_, 0.0) + cost_.gemm_seconds(rows, v, keys, peak_, 0.0)) +
+      2.0 * (cost_.gemm_seconds(rows, keys, qk, wide_peak_, 0.0) + cost_.gemm_seconds(rows, v, keys, wide_peak_, 0.0)) +
       4.0 * overhead;
   launches(2, 4);
   stream(scores * (4.0 * e_ + mask), scores * (7.0 * e_ + mask));

@@ -2,11 +2,20 @@
 // bytes that backward keeps. Shapes: T tokens of the rank's micro-batch (after cp and ulysses), h hidden, a heads,
 // k KV heads, d head dim, i intermediate, s sequence, e bytes of an activation element.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "planner/train_model.h"
 
 namespace hotbunk {
+
+/// How products in less than 16 bits get their operands: a kernel reads the 16-bit tensor and writes it twice, along
+/// rows for one product and along columns for the next (Transformer Engine quantises inputs, gradients and weights so).
+struct Quantization {
+  double stored_bytes = 0;  // per element of one copy, scales included; 0: nothing is quantised
+  double moved_bytes = 0;   // per element by the kernels that make both
+};
+Quantization quantization_of(const std::string& precision);
 
 /// Collects one layer. Every call is one operation of the framework's forward pass with its backward.
 class LayerBuilder {
@@ -15,9 +24,13 @@ class LayerBuilder {
 
   /// Linear layer [rows,k] -> [rows,n] with its weight on this rank. Returns the weight gradient's seconds.
   double linear(double rows, double n, double k) { return grouped_linear(1.0, rows, n, k); }
+  /// The same in 16 bits or more whatever the layers' products are in: head and router.
+  double wide_linear(double rows, double n, double k) { return products(1.0, rows, n, k, wide_peak_, {}); }
   /// `groups` such layers of equal size, the experts of a rank: they share the SMs four at a time, as Transformer
   /// Engine's streams do, so that small ones leave SMs idle.
-  double grouped_linear(double groups, double rows, double n, double k);
+  double grouped_linear(double groups, double rows, double n, double k) {
+    return products(groups, rows, n, k, peak_, quantization_);
+  }
   /// A kernel that streams memory, in as many passes as the framework takes over it.
   void stream(double forward_bytes, double backward_bytes) {
     const double passes = frame_.elementwise_passes.value;
@@ -29,7 +42,16 @@ class LayerBuilder {
   void keep(double mean_bytes);
   void weights(double split, double replicated);
   /// Residual stream -> norm. Its input is kept (the residual), its output too where the framework does that.
-  void norm();
+  /// `quantized`: nothing but quantised products reads the output, so their copy is what is kept.
+  void norm(bool quantized = true);
+  /// Kept as the input of a product, in the precision that the product reads.
+  void keep_input(double elements) {
+    keep((quantization_.stored_bytes > 0 ? quantization_.stored_bytes : e_) * elements);
+  }
+  /// Attention's output, input of its projection: where that is quantised, attention's backward needs it as it was,
+  /// too.
+  void keep_attended(double elements);
+  bool quantizes() const { return quantization_.stored_bytes > 0; }
   /// Bias, dropout and residual behind a row-parallel projection.
   void residual();
   /// The collective on either side of a tensor-parallel pair (column then row): all-reduce of [T,h], or all-gather
@@ -56,6 +78,7 @@ class LayerBuilder {
 
  private:
   friend class Within;
+  double products(double groups, double rows, double n, double k, double peak, const Quantization&);
   /// Two batched products around a softmax whose s x s scores go through memory.
   void unfused_attention(double heads, double keys, double qk, double v);
   /// CP passes K and V around a ring, Ulysses swaps tokens for heads and back (four all-to-alls forward).
@@ -65,7 +88,9 @@ class LayerBuilder {
   const TrainPoint& point_;
   const CostModel& cost_;
   const FrameworkProfile& frame_;
-  double peak_, e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
+  double peak_, wide_peak_;  // of the layers' products; of attention, head and router
+  Quantization quantization_;
+  double e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
   double fill_ = 1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of it, time of the mean
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
   double last_product_ = 0;                  // seconds of the forward pass

@@ -16,7 +16,7 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double
   {
     const Within module(b, activation);
     b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
-    b.keep(values);
+    b.keep_input(groups * rows * local);
   }
   b.grouped_linear(groups, rows, h, local);
 }
@@ -29,7 +29,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   const double top = static_cast<double>(moe.experts_per_token), i = static_cast<double>(moe.expert_intermediate);
   const auto ep = static_cast<double>(p.ep), etp = static_cast<double>(p.etp);
   // Router: fp32 scores of every expert.
-  b.linear(b.narrow(), experts, h);
+  b.wide_linear(b.narrow(), experts, h);
   b.stream(16.0 * b.narrow() * experts, 16.0 * b.narrow() * experts);
   b.keep(8.0 * b.narrow() * experts);
   b.weights(0.0, experts * h);
@@ -48,7 +48,8 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   // Permute before dispatch, sort by expert behind it, and the two inverses with the routing weights.
   b.stream(4.0 * e * routed * h, 4.0 * e * routed * h);
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);
-  b.keep(2.0 * e * rows * h);
+  b.keep_input(rows * h);  // of the first product
+  b.keep(e * rows * h);    // of the combination
   const double local = std::max(1.0, experts / ep);
   feed_forward(b, model, Module::moe_act, rows / local, i, etp, local);
   const double expert_weights = experts / ep * 3.0 * h * i / etp;
@@ -58,6 +59,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   if (moe.shared_experts > 0) {
     const Within module(b, Module::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
+    if (b.quantizes()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
     feed_forward(b, model, Module::mlp_act, b.tokens(), width, b.tp());
     b.weights(3.0 * h * width, 0.0);
     b.tensor_parallel(0.0);
@@ -89,7 +91,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   if (!model_.moe || model_.moe->experts == 0) return {};
   LayerBuilder b(*this, p, kept);
   attention_block(b, *this);
-  b.norm();
+  b.norm(false);  // the router reads it
   {
     const Within module(b, Module::moe);
     mixture(b, *this, p);
@@ -118,8 +120,8 @@ LayerCost TrainModel::embedding(const TrainPoint& p) const {
 LayerCost TrainModel::head(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
   const double h = b.hidden(), v = static_cast<double>(model_.vocab) / b.tp(), T = b.tokens();
-  b.norm();
-  const double weight = b.linear(T, v, h);
+  b.norm(false);
+  const double weight = b.wide_linear(T, v, h);
   b.out().parameters += v * h;  // tied with the embedding where both are on one stage: end_parameters()
   if (p.tp > 1) {
     const GroupShape group = groups(p).tensor();

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "planner/layer_builder.h"
 
 namespace hotbunk {
 
@@ -19,6 +20,8 @@ TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostM
                        const FrameworkProfile& framework)
     : model_(model), setting_(std::move(setting)), cost_(cost), framework_(framework) {
   peak_ = cost_.peak_flops(setting_.precision);
+  wide_peak_ = quantization_of(setting_.precision).stored_bytes > 0 ? cost_.peak_flops("bf16") : peak_;
+  quantized_bytes_ = quantization_of(setting_.precision).moved_bytes;
   HB_CHECK(peak_ > 0.0 && setting_.sequence > 0, "no peak for {} or no sequence", setting_.precision);
   dense_layers_ = model_.layers;
   if (model_.moe && model_.moe->experts > 0) {
@@ -181,11 +184,12 @@ double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int
 TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
   const StageLayers n = stage_layers(p, stage);
   const auto dense = static_cast<double>(n.dense), moe = static_cast<double>(n.moe);
+  const double ends = end_parameters(p, l, stage);
   return {.dense = dense,
           .moe = moe,
-          .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
-                      end_parameters(p, l, stage),
-          .expert = moe * l.moe.expert_parameters};
+          .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) + ends,
+          .expert = moe * l.moe.expert_parameters,
+          .ends = ends};
 }
 
 TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {

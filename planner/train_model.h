@@ -258,7 +258,7 @@ class TrainModel {
   /// Layers of a stage, and the elements that each of its ranks holds.
   struct StageShare {
     double dense = 0, moe = 0;
-    double ordinary = 0, expert = 0;
+    double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
     double layers() const { return dense + moe; }
   };
   StageShare stage_share(const TrainPoint&, const Layers&, std::int64_t stage) const;
@@ -287,7 +287,8 @@ class TrainModel {
   TrainSetting setting_;
   CostModel cost_;
   FrameworkProfile framework_;
-  double peak_ = 0;
+  double peak_ = 0, wide_peak_ = 0;  // of the layers' products; of what stays in 16 bits where those have less
+  double quantized_bytes_ = 0;       // moved per weight of a layer's product and step
   double flops_per_token_ = 0;
   std::int64_t dense_layers_ = 0, moe_layers_ = 0;
 };

@@ -129,9 +129,12 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   const double local_grads = streamed || p.sharding == Sharding::zero2 ? own : ordinary + expert;
   const double adam = own * (b.grads + 2.0 * (b.master + b.moments) + b.params);
   out.optimizer = framework_.step_seconds.value + cost_.memory_seconds(adam + 2.0 * local_grads * b.grads);
+  // The layers' new weights are quantised once, for all micro-batches.
+  const double quantized = cost_.memory_seconds(quantized_bytes_ * (ordinary + expert - held.ends));
+  out.optimizer += quantized;
   if (p.optimizer_on_host)  // gradients out, parameters in, and Adam at the rate of host memory, about twice the link
     out.optimizer = cost_.host_copy_seconds(own * b.grads) + cost_.host_copy_seconds(own * b.params) +
-                    adam / (2.0 * cost_.hardware().host_bandwidth.value);
+                    adam / (2.0 * cost_.hardware().host_bandwidth.value) + quantized;
   return out;
 }
 

@@ -89,4 +89,61 @@ TEST_CASE("each module of selective recomputation drops its own tensors and repe
   CHECK_THAT(wrong.error()[0].help, Catch::Contains("core_attn"));
 }
 
+TEST_CASE("FP8 speeds up the layers' products alone: attention, head and router run in 16 bits") {
+  ClusterSpec c = cluster_of(8);
+  c.gpu.flops["fp8"] = c.gpu.flops["mxfp8"] = {6e14, "test"};
+  c.gpu.flops["nvfp4"] = {1.2e15, "test"};
+  const CostModel cost(hardware_from_datasheet(c), c);
+  const auto model = [&](const std::string& precision) {
+    return TrainModel(small_moe(), {.sequence = 2048, .precision = precision}, cost, plain_frame());
+  };
+  const TrainModel bf16 = model("bf16"), fp8 = model("fp8");
+  CHECK(fp8.head({}).forward == bf16.head({}).forward);
+  CHECK(fp8.head({}).backward == bf16.head({}).backward);
+  const LayerCost wide = bf16.dense_layer({}), narrow = fp8.dense_layer({});
+  CHECK(narrow.attention_forward == Approx(wide.attention_forward));
+  CHECK(narrow.attention_backward == Approx(wide.attention_backward));
+  // Four products of 2048 tokens: qkv 1024 -> 3072, o 1024 -> 1024, gate and up 1024 -> 8192, down 4096 -> 1024. Their
+  // inputs are cast in forward (6 B moved each: maximum, reading, two copies), their gradients in backward.
+  const double T = 2048, kernel = cost.hardware().kernel_overhead.value;
+  const double widths[4][2] = {{3072, 1024}, {1024, 1024}, {8192, 1024}, {1024, 4096}};
+  double faster = 0.0, casts = 0.0;
+  for (const auto& [n, k] : widths) {
+    faster += cost.gemm_seconds(T, n, k, 3e14, 0.0) - cost.gemm_seconds(T, n, k, 6e14, 0.0);
+    casts += cost.memory_seconds(6.0 * T * k) + kernel;
+  }
+  CHECK(narrow.forward == Approx(wide.forward - faster + casts));
+  CHECK(narrow.kernels_forward == wide.kernels_forward + 4);
+  CHECK(narrow.kernels_backward == wide.kernels_backward + 4);
+  // The weights of all layers are cast once per step, however many micro-batches.
+  const auto optimizer = [](const TrainModel& m, std::int64_t micro_batches) {
+    return m.price({.micro_batches = micro_batches}).seconds[static_cast<std::size_t>(Term::optimizer)];
+  };
+  const double layers = narrow.parameters + 7 * fp8.moe_layer({}).parameters;
+  CHECK(optimizer(fp8, 4) - optimizer(bf16, 4) == Approx(cost.memory_seconds(6.0 * layers)));
+  CHECK(optimizer(fp8, 1) == optimizer(fp8, 4));
+}
+
+TEST_CASE("what backward needs of quantised products is kept quantised, with its scales") {
+  const auto model = [&](const std::string& precision) {
+    const ClusterSpec c = [] {
+      ClusterSpec with = cluster_of(8);
+      with.gpu.flops["fp8"] = with.gpu.flops["mxfp8"] = with.gpu.flops["nvfp4"] = {6e14, "test"};
+      return with;
+    }();
+    return TrainModel(small_moe(), {.sequence = 2048, .precision = precision}, CostModel(hardware_from_datasheet(c), c),
+                      plain_frame());
+  };
+  // Inputs of products: two norms' outputs (h each) and the activation (4096); attention's output (h) is kept in 16
+  // bits for attention's backward and quantised for its projection. Everything else as in bf16.
+  const double T = 2048, h = 1024, i = 4096, bf16 = model("bf16").dense_layer({}).kept_bytes;
+  for (const auto& [precision, stored] : {std::pair{"fp8", 1.0}, {"mxfp8", 1.0 + 1.0 / 32}, {"nvfp4", 0.5625}})
+    CHECK(model(precision).dense_layer({}).kept_bytes - bf16 == Approx(T * ((stored - 2) * (2 * h + i) + stored * h)));
+  // Experts: the router keeps the norm's output as it is, the shared expert a copy; attention's norm and output as
+  // above; 2 x T rows of permuted inputs and activations of 512, the shared activation of 512.
+  const double rows = 2 * T;
+  CHECK(model("fp8").moe_layer({}).kept_bytes - model("bf16").moe_layer({}).kept_bytes ==
+        Approx(-T * h + T * h + T * h - rows * h - rows * 512 - T * 512));
+}
+
 }  // namespace hotbunk
