@@ -67,7 +67,9 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
   b.keep_attended(T * heads * v);
   b.linear(T, h, heads * v);
   b.weights(all * v * h, 0.0);
-  b.tensor_parallel(up_grad);
+  // Down-projections are whole on every rank: what the up-projections need of other ranks is the latents and the rotary
+  // key (Megatron-core gathers these), not the hidden state.
+  b.tensor_parallel(up_grad, (q_rank > 0 ? q_rank : h) + kv_rank + rope);
 }
 
 }  // namespace

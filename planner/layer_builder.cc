@@ -109,21 +109,29 @@ void LayerBuilder::residual() {
   if (frame_.dropout) keep(narrow_ * h);
 }
 
-void LayerBuilder::tensor_parallel(double hides_behind) {
+void LayerBuilder::tensor_parallel(double hides_behind, double width) {
   if (point_.tp <= 1) return;
   const GroupShape group = model_.groups(point_).tensor();
-  const double bytes = e_ * tokens_ * hidden();
-  const double gather = cost_.collective_seconds(OpKind::all_gather, group, bytes);
-  const double scatter = cost_.collective_seconds(OpKind::reduce_scatter, group, bytes);
-  const double reduce = cost_.collective_seconds(OpKind::all_reduce, group, bytes);
-  out_.tensor_forward += point_.sp ? gather + scatter : reduce;
-  // SP gathers the kept shard of the column layer's input once more, beside the input gradient.
-  out_.tensor_backward += point_.sp ? 2.0 * gather + scatter : reduce;
-  const double hideable = point_.sp ? gather + scatter : reduce;
-  out_.hidden_tensor += std::min(hideable, hides_behind);
-  out_.tensor_payload += (point_.sp ? 5.0 : 2.0) * bytes;
+  const double in = e_ * tokens_ * width, out = e_ * tokens_ * hidden();
+  const auto seconds = [&](OpKind kind, double bytes) { return cost_.collective_seconds(kind, group, bytes); };
   const double each = frame_.collective_kernels.value;
-  launches((point_.sp ? 2 : 1) * each, (point_.sp ? 3 : 1) * each);
+  double hideable = 0.0;
+  if (point_.sp) {
+    // Backward gathers the output's gradient, and the kept shard of the input once more beside the input gradient.
+    const double gather = seconds(OpKind::all_gather, in), scatter = seconds(OpKind::reduce_scatter, in);
+    out_.tensor_forward += gather + seconds(OpKind::reduce_scatter, out);
+    out_.tensor_backward += seconds(OpKind::all_gather, out) + gather + scatter;
+    out_.tensor_payload += 3.0 * in + 2.0 * out;
+    hideable = gather + scatter;
+    launches(2.0 * each, 3.0 * each);
+  } else {
+    hideable = seconds(OpKind::all_reduce, in);
+    out_.tensor_forward += seconds(OpKind::all_reduce, out);
+    out_.tensor_backward += hideable;
+    out_.tensor_payload += in + out;
+    launches(each, each);
+  }
+  out_.hidden_tensor += std::min(hideable, hides_behind);
 }
 
 void LayerBuilder::attention(double heads, double kv_heads, double qk, double v) {

@@ -54,9 +54,11 @@ class LayerBuilder {
   bool quantizes() const { return quantization_.stored_bytes > 0; }
   /// Bias, dropout and residual behind a row-parallel projection.
   void residual();
-  /// The collective on either side of a tensor-parallel pair (column then row): all-reduce of [T,h], or all-gather
-  /// plus reduce-scatter of the same volume under SP. `hides_behind`: weight gradients that backward's half overlaps.
-  void tensor_parallel(double hides_behind);
+  /// The collectives of a tensor-parallel pair (column then row): all-reduces of [T,width] and [T,h], or gather and
+  /// reduce-scatter of them under SP. `width`: of what the column side takes in, h but for latent attention.
+  /// `hides_behind`: weight gradients that backward's part overlaps.
+  void tensor_parallel(double hides_behind, double width);
+  void tensor_parallel(double hides_behind) { tensor_parallel(hides_behind, hidden()); }
   /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.
   void attention(double heads, double kv_heads, double qk, double v);
   LayerCost finish(double extra_kernels);

@@ -146,4 +146,25 @@ TEST_CASE("what backward needs of quantised products is kept quantised, with its
         Approx(-T * h + T * h + T * h - rows * h - rows * 512 - T * 512));
 }
 
+TEST_CASE("tensor parallelism of latent attention moves the latents and the rotary key, not the hidden state") {
+  const TrainModel model = model_of(small_mla(), 8);
+  const TrainPoint p{.tp = 4, .sp = true};
+  // Latents 256 + 128 and rotary key 32 in, hidden 1024 out: 3 x in + 2 x out; the MLP 5 x hidden.
+  const double T = 2048;
+  CHECK(model.dense_layer(p).tensor_payload == Approx(2 * T * (3 * (256 + 128 + 32) + 2 * 1024 + 5 * 1024)));
+  CHECK(model.dense_layer({.tp = 4}).tensor_payload == Approx(2 * T * (256 + 128 + 32 + 1024 + 2 * 1024)));
+  const GroupShape four{4, 1, 4};
+  const auto seconds = [&](OpKind kind, double width) {
+    return model.cost().collective_seconds(kind, four, 2 * T * width);
+  };
+  CHECK(model.dense_layer(p).tensor_forward ==
+        Approx(seconds(OpKind::all_gather, 416) + seconds(OpKind::all_gather, 1024) +
+               2 * seconds(OpKind::reduce_scatter, 1024)));
+  // Queries without a latent come from the hidden state.
+  ModelSpec plain = small_mla();
+  plain.mla->q_lora_rank = 0;
+  CHECK(model_of(plain, 8).dense_layer({.tp = 4}).tensor_payload ==
+        Approx(2 * T * (1024 + 128 + 32 + 1024 + 2 * 1024)));
+}
+
 }  // namespace hotbunk
