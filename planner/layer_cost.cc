@@ -45,6 +45,20 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
     b.out().expert_payload += 4.0 * sent;
     b.launches(2, 2);
   }
+  // Expert TP: every rank of the group needs the others' tokens, and its part of their outputs goes back. Under TP
+  // without SP each rank holds the outputs of its share of the tokens, and all need them all, as in backward their
+  // gradients.
+  const auto both = [&](const GroupShape& group, double bytes, std::initializer_list<OpKind> kinds) {
+    for (const OpKind kind : kinds) {
+      const double seconds = t.cost().collective_seconds(kind, group, bytes);
+      b.out().expert_forward += seconds;
+      b.out().expert_backward += seconds;
+      b.out().expert_payload += 2.0 * bytes;
+      b.launches(1, 1);
+    }
+  };
+  if (p.etp > 1) both(t.groups(p).expert_tensor(), e * rows * h, {OpKind::all_gather, OpKind::reduce_scatter});
+  if (p.tp > 1 && !p.sp) both(t.groups(p).tensor(), e * b.tokens() * h, {OpKind::all_gather});
   // Permute before dispatch, sort by expert behind it, and the two inverses with the routing weights.
   b.stream(4.0 * e * routed * h, 4.0 * e * routed * h);
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);

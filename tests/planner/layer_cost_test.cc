@@ -167,4 +167,23 @@ TEST_CASE("tensor parallelism of latent attention moves the latents and the rota
         Approx(2 * T * (1024 + 128 + 32 + 1024 + 2 * 1024)));
 }
 
+TEST_CASE("expert tensor parallelism gathers tokens and scatters outputs; TP without SP gathers the outputs") {
+  const TrainModel model = model_of(small_moe(), 8);
+  const double T = 2048, h = 1024, top = 2;
+  const auto seconds = [&](OpKind kind, std::int64_t ranks, double bytes) {
+    return model.cost().collective_seconds(kind, {ranks, 1, ranks}, bytes);
+  };
+  // tp 4 with SP, etp 4: each rank routes T / 4 tokens to two experts each; the group's four gather e T top h.
+  const LayerCost c = model.moe_layer({.dp = 2, .tp = 4, .etp = 4, .sp = true});
+  const double rows = 2 * T * top * h;
+  CHECK(c.expert_payload == Approx(4 * rows));
+  CHECK(c.expert_forward == Approx(seconds(OpKind::all_gather, 4, rows) + seconds(OpKind::reduce_scatter, 4, rows)));
+  CHECK(c.expert_backward == Approx(c.expert_forward));
+  // Without SP or etp: T x h once each way.
+  const LayerCost plain = model.moe_layer({.dp = 2, .tp = 4});
+  CHECK(plain.expert_payload == Approx(2 * 2 * T * h));
+  CHECK(plain.expert_forward == Approx(seconds(OpKind::all_gather, 4, 2 * T * h)));
+  CHECK(model.moe_layer({.dp = 2, .tp = 4, .sp = true}).expert_payload == 0.0);
+}
+
 }  // namespace hotbunk
