@@ -213,6 +213,31 @@ double CostModel::wire_bytes(OpKind kind, std::int64_t ranks, double payload) {
   }
 }
 
+double CostModel::protocol_seconds(const GroupShape& g, double intra_hops, double inter_hops, double moving) const {
+  const LinkModel &intra = hardware_.intra, &inter = hardware_.inter;
+  const double start = (g.nodes > 1 ? inter : intra).latency.value;
+  if (hardware_.shared_transport)
+    return start + intra_hops * intra.hop_latency.value + inter_hops * inter.hop_latency.value + moving;
+  double best = 1e300;
+  for (const Protocol& p : protocols)
+    best = std::min(best, start + p.start + intra_hops * intra.hop_latency.value * p.intra_hop +
+                              inter_hops * inter.hop_latency.value * p.inter_hop + moving / p.rate);
+  return best;
+}
+
+double CostModel::exchange_seconds(const GroupShape& g, double network, double node) const {
+  if (g.ranks <= 1) return 0.0;
+  const LinkModel &intra = hardware_.intra, &inter = hardware_.inter;
+  const double inside =
+      node / intra.bandwidth.value * (hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0);
+  double outside = g.nodes > 1 ? network / inter.bandwidth.value : 0.0;
+  if (std::max(g.span, g.nodes) > pod_nodes_) outside *= oversubscription_;
+  const Hops hops = hops_of(OpKind::all_to_all, g);
+  return protocol_seconds(g, hops.intra, hops.inter, std::max(inside, outside)) *
+         correction(OpKind::all_to_all, DType::u8,
+                    {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(network + node, 1.0)});
+}
+
 double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double payload) const {
   if (g.ranks <= 1) return 0.0;
   const double wire = wire_bytes(kind, g.ranks, payload);
@@ -239,14 +264,7 @@ double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double pa
       inside = 0.0;
     }
   }
-  const double start = (g.nodes > 1 ? inter : intra).latency.value, moving = std::max(inside, outside);
-  double formula = start + hops.intra * intra.hop_latency.value + hops.inter * inter.hop_latency.value + moving;
-  if (!hardware_.shared_transport) {
-    formula = 1e300;
-    for (const Protocol& p : protocols)
-      formula = std::min(formula, start + p.start + hops.intra * intra.hop_latency.value * p.intra_hop +
-                                      hops.inter * inter.hop_latency.value * p.inter_hop + moving / p.rate);
-  }
+  const double formula = protocol_seconds(g, hops.intra, hops.inter, std::max(inside, outside));
   return formula * correction(kind, DType::u8,
                               {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(payload, 1.0)});
 }

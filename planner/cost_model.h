@@ -71,6 +71,9 @@ class CostModel {
   /// Payload as DESIGN defines it: whole tensor of all-gather, reduce-scatter, all-reduce, broadcast; what one rank
   /// sends for all-to-all and P2P.
   double collective_seconds(OpKind, const GroupShape&, double payload_bytes) const;
+  /// An all-to-all of which a rank sends `network` bytes to other nodes and `node` bytes inside nodes, at the same
+  /// time.
+  double exchange_seconds(const GroupShape&, double network, double node) const;
   /// Bytes that one rank sends for that payload (ring; DESIGN: wire).
   static double wire_bytes(OpKind, std::int64_t ranks, double payload_bytes);
   /// Between device and host memory, one direction, nothing else on the link. For feed and fetch with what the driver
@@ -88,6 +91,8 @@ class CostModel {
  private:
   void load_measurements(const ClusterSpec&);
   double formula_seconds(const Measurement&) const;
+  /// What moves in `moving` seconds at the link's rate, with start and steps, by the best protocol.
+  double protocol_seconds(const GroupShape&, double intra_hops, double inter_hops, double moving) const;
   double compute_seconds(const Op&, const Sizes&) const;
   double correction(OpKind, DType, std::array<double, 3> at) const;
 

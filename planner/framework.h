@@ -37,6 +37,8 @@ struct FrameworkProfile {
   bool overlap_param_gather = false;  // gather of updated parameters beside the next forward
   bool overlap_pipeline = false;      // P2P beside compute
   bool fused_accumulation = true;     // products add weight gradients to what is there; else a pass of its own does
+  bool overlap_expert = false;        // experts' exchanges of one micro-batch beside another's compute (1F1B overlap)
+  bool distinct_dispatch = false;     // a token goes once to each node and rank of its experts, not once per expert
   bool uneven_chunks = false;         // interleaved chunks may differ in layers (Megatron-core's pipeline layout)
   bool lowered_ops = false;  // the ops are those of lowering/, byte by byte: residuals inside norms, units staged
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
@@ -51,6 +53,7 @@ struct FrameworkProfile {
   Sourced workspace_bytes{0.0, "none"};                   // libraries' buffers inside the allocator
   Sourced context_bytes{0.6e9, "CUDA context and modules, order of magnitude"};
   Sourced communicator_bytes{0.688e9, "NCCL issue 964: 688 MB for more than two ranks on A100"};
+  Sourced dispatch_bytes{0.0, "as activations"};  // per element on the way to experts; back and gradients: activations
   // What an eager front end costs.
   Sourced forward_kernels{20, "stated"};  // kernels of one layer's forward besides those the cost model counts
   Sourced backward_kernels{2, "two gradients per product"};  // of the backward pass for each of forward_kernels

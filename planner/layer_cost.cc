@@ -1,6 +1,7 @@
 // What a layer of each kind, the embedding and the head cost one rank for one micro-batch.
 #include <algorithm>
 
+#include "planner/expert_dispatch.h"
 #include "planner/layer_builder.h"
 
 namespace hotbunk {
@@ -36,14 +37,20 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   // Under TP without SP every rank of the group routes the same tokens: each sends its share.
   const double routed = b.tokens() / b.tp() * top;
   const double rows = routed * t.setting().expert_balance * etp;
-  const double sent = e * routed * h * (ep - 1.0) / ep;
   if (p.ep > 1) {
     const GroupShape group = t.groups(p).expert();
-    const double seconds = t.cost().collective_seconds(OpKind::all_to_all, group, sent);
-    b.out().expert_forward += 2.0 * seconds;
-    b.out().expert_backward += 2.0 * seconds;
-    b.out().expert_payload += 4.0 * sent;
-    b.launches(2, 2);
+    const FrameworkProfile& f = t.framework();
+    const Copies copies = f.distinct_dispatch ? copies_per_place(moe, group) : copies_per_expert(moe, group);
+    const double tokens = b.tokens() / b.tp() * h;
+    const auto send = [&](double bytes_each) {
+      const double bytes = tokens * bytes_each;
+      b.out().expert_payload += (copies.network + copies.node) * bytes;
+      b.launches(0.5, 0.5);
+      return t.cost().exchange_seconds(group, copies.network * bytes, copies.node * bytes);
+    };
+    const double combined = send(e);
+    b.out().expert_forward += send(f.dispatch_bytes.value > 0.0 ? f.dispatch_bytes.value : e) + combined;
+    b.out().expert_backward += send(e) + send(e);  // gradients are combined and dispatched
   }
   // Expert TP: every rank of the group needs the others' tokens, and its part of their outputs goes back. Under TP
   // without SP each rank holds the outputs of its share of the tokens, and all need them all, as in backward their

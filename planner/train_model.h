@@ -76,7 +76,8 @@ struct LayerCost {
   double recompute_kernels = 0;                                              // and its launches
   double tensor_forward = 0, tensor_backward = 0;                            // TP collectives
   double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
-  double expert_forward = 0, expert_backward = 0;        // EP all-to-all
+  double expert_forward = 0, expert_backward = 0;        // EP all-to-all, exposed
+  double hidden_expert = 0;                              // what of it runs beside compute, both passes
   double context_forward = 0, context_backward = 0;      // CP ring or Ulysses all-to-all, beside attention
   double attention_forward = 0, attention_backward = 0;  // part of forward, backward: hides the CP ring
   double kernels_forward = 0, kernels_backward = 0;      // launched

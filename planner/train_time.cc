@@ -40,7 +40,7 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     t.expert += count * (c.expert_forward * (full ? 2.0 : 1.0) + c.expert_backward + (some ? c.recompute_expert : 0.0));
     t.context +=
         count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward + (some ? c.recompute_context : 0.0));
-    t.hidden += count * hidden;
+    t.hidden += count * (hidden + c.hidden_expert);
     t.forward += count * (c.forward + c.tensor_forward + c.expert_forward + c.context_forward);
     t.weight_grad += count * c.weight_grad;
     kernels +=

@@ -1,7 +1,9 @@
 // What a layer costs: recomputed modules, precisions, collectives of experts. Shapes: T = 2048 tokens, e = 2 bytes.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <string>
 
+#include "planner/expert_dispatch.h"
 #include "spec/catalog.h"
 #include "tests/planner/small_models.h"
 
@@ -184,6 +186,70 @@ TEST_CASE("expert tensor parallelism gathers tokens and scatters outputs; TP wit
   CHECK(plain.expert_payload == Approx(2 * 2 * T * h));
   CHECK(plain.expert_forward == Approx(seconds(OpKind::all_gather, 4, 2 * T * h)));
   CHECK(model.moe_layer({.dp = 2, .tp = 4, .sp = true}).expert_payload == 0.0);
+}
+
+TEST_CASE("expected places of a token's experts: counted by hand, and one of each where all are chosen") {
+  MoeSpec m{
+      .experts = 4, .experts_per_token = 2, .expert_intermediate = 1, .shared_experts = 0, .first_dense_layers = 0};
+  // Two of four experts, two parts of two: of 6 pairs 2 lie in one part, 4 in both. 4/6 x 2 + 2/6 x 1 = 5/3.
+  CHECK(expected_parts(m, 2) == Approx(5.0 / 3));
+  CHECK(expected_parts(m, 4) == Approx(2.0));
+  CHECK(expected_parts(m, 1) == Approx(1.0));
+  // Only one of two groups may be chosen: both experts are in one part of two, in two of four.
+  m.groups = 2, m.topk_groups = 1;
+  CHECK(expected_parts(m, 2) == Approx(1.0));
+  CHECK(expected_parts(m, 4) == Approx(2.0));
+  // DeepSeek-V3: 8 of 256 experts in 4 of 8 groups. Every open group of 32 is missed by 8 of its pool of 128 with
+  // C(96, 8) / C(128, 8) = 0.0926: 4 x 0.9074 nodes of eight.
+  const MoeSpec v3{.experts = 256,
+                   .experts_per_token = 8,
+                   .expert_intermediate = 1,
+                   .shared_experts = 1,
+                   .first_dense_layers = 3,
+                   .groups = 8,
+                   .topk_groups = 4};
+  double missed = 1.0;
+  for (int i = 0; i < 8; ++i) missed *= (96.0 - i) / (128.0 - i);
+  CHECK(expected_parts(v3, 8) == Approx(4 * (1 - missed)));
+  CHECK(expected_parts(v3, 8) < 4.0);
+  CHECK(expected_parts(v3, 256) == Approx(8.0));
+  // Four nodes of two groups each: a node has none, one or two of the four open groups.
+  const double one = 2.0 * 20 / 70, two = 15.0 / 70;  // C(2,1) C(6,3) / C(8,4), C(6,2) / C(8,4)
+  double missed_two = 1.0;
+  for (int i = 0; i < 8; ++i) missed_two *= (64.0 - i) / (128.0 - i);
+  CHECK(expected_parts(v3, 4) == Approx(4 * (one * (1 - missed) + two * (1 - missed_two))));
+}
+
+TEST_CASE("dispatch once per place sends less over the network than once per expert, and in fewer bytes where told") {
+  // 32 ranks on four nodes of eight.
+  const GroupShape g = GroupShape::strided(32, 1, 8);
+  MoeSpec m = *small_moe().moe;
+  m.experts = 256, m.experts_per_token = 8;
+  const Copies each = copies_per_expert(m, g), place = copies_per_place(m, g);
+  CHECK(each.network == Approx(8 * 24.0 / 32));
+  CHECK(each.node == Approx(8 * 7.0 / 32));
+  CHECK(place.network == Approx(expected_parts(m, 4) * 3 / 4));
+  CHECK(place.network < 3.0);  // at most the three other nodes
+  CHECK(place.node == Approx(expected_parts(m, 32) * 7 / 8));
+  const auto layer = [&](const std::string& keys) {
+    ModelSpec spec = small_moe();
+    spec.moe = m;
+    return model_of(spec, 32, frame_with(keys)).moe_layer({.dp = 32, .ep = 32});
+  };
+  const LayerCost plain = layer(""), distinct = layer("distinct_dispatch: true\n"),
+                  fp8 = layer("distinct_dispatch: true\ndispatch_bytes: {value: 1, source: test}\n"),
+                  hidden = layer("distinct_dispatch: true\noverlap_expert: true\n");
+  const double values = 2048.0 * 1024;
+  CHECK(plain.expert_payload == Approx(4 * 2 * values * 8 * 31 / 32));
+  CHECK(distinct.expert_payload == Approx(4 * 2 * values * (place.network + place.node)));
+  CHECK(fp8.expert_payload == Approx(7 * values * (place.network + place.node)));
+  CHECK(distinct.expert_forward < 0.6 * plain.expert_forward);
+  CHECK(fp8.expert_forward < distinct.expert_forward);
+  CHECK(fp8.expert_backward == distinct.expert_backward);
+  // What other micro-batches' compute hides is not exposed, and none is lost.
+  CHECK(hidden.expert_forward == Approx(std::max(0.0, distinct.expert_forward - distinct.backward)));
+  CHECK(hidden.expert_forward + hidden.expert_backward + hidden.hidden_expert ==
+        Approx(distinct.expert_forward + distinct.expert_backward));
 }
 
 }  // namespace hotbunk
