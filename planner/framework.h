@@ -42,6 +42,9 @@ struct FrameworkProfile {
   bool uneven_chunks = false;         // interleaved chunks may differ in layers (Megatron-core's pipeline layout)
   bool lowered_ops = false;  // the ops are those of lowering/, byte by byte: residuals inside norms, units staged
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
+  // Modules run op by op: a norm keeps its fp32 input and the normalised copy beside its output, a gated activation
+  // silu(gate) beside gate and up.
+  bool eager_activations = false;
   // Selective recomputation keeps every second matrix product and attention's output (torchtitan); else everything but
   // what the modules drop.
   bool selective_products = false;

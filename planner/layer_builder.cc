@@ -89,8 +89,11 @@ void LayerBuilder::keep_attended(double elements) {
 
 void LayerBuilder::norm(bool quantized) {
   const double h = hidden();
-  keep(e_ * narrow_ * h);
+  // transformers' RMSNorm: hidden.to(float32) is kept for the square and the product, the normalised copy for the
+  // weight.
+  keep((frame_.eager_activations ? 4.0 : e_) * narrow_ * h);
   const Within module(*this, Module::layernorm);
+  if (frame_.eager_activations) keep(e_ * narrow_ * h);
   if (frame_.lowered_ops) {
     // Ours adds the branch to the stream on the way, and its gradient on the way back; run again, it finds the sum.
     stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);

@@ -51,6 +51,7 @@ class LayerBuilder {
   /// Attention's output, input of its projection: where that is quantised, attention's backward needs it as it was,
   /// too.
   void keep_attended(double elements);
+  bool eager() const { return frame_.eager_activations; }
   bool quantizes() const { return quantization_.stored_bytes > 0; }
   /// Bias, dropout and residual behind a row-parallel projection.
   void residual();
@@ -95,7 +96,7 @@ class LayerBuilder {
   double e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
   double fill_ = 1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of it, time of the mean
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
-  double last_product_ = 0;                  // seconds of the forward pass
+  double last_product_ = 0;                                        // seconds of the forward pass
   bool again_ = false, core_again_ = false;  // inside a recomputed module; attention's core is in one
   std::vector<KeptTensor>* kept_ = nullptr;
   LayerCost out_;

@@ -18,6 +18,7 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double
     const Within module(b, activation);
     b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
     b.keep_input(groups * rows * local);
+    if (m.gated_mlp && b.eager()) b.keep(values);
   }
   b.grouped_linear(groups, rows, h, local);
 }

@@ -40,8 +40,8 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
     p.micro_batch = key.micro_batch;
     p.set_sequences(sequences);
     // What fits in one micro-batch may fill the scenario's own budget, whatever the key's (fullest_tokens).
-    const bool shorter = p.micro_batch < key.micro_batch || (space.ragged && p.micro_batches == 1) ||
-                         model.layers_follow_stages();
+    const bool shorter =
+        p.micro_batch < key.micro_batch || (space.ragged && p.micro_batches == 1) || model.layers_follow_stages();
     TrainModel::Layers own;
     bool own_known = false;
     for (std::int64_t vpp : space.vpp) {

@@ -252,4 +252,16 @@ TEST_CASE("dispatch once per place sends less over the network than once per exp
         Approx(distinct.expert_forward + distinct.expert_backward));
 }
 
+TEST_CASE("modules that run op by op keep 8 bytes of a norm and four intermediates of a gated MLP") {
+  const auto kept = [](const std::string& keys, const ModelSpec& m) {
+    return model_of(m, 8, frame_with(keys)).dense_layer({}).kept_bytes;
+  };
+  // Two norms: fp32 input, normalised copy and output, 4 + 2 + 2 B instead of 2 + 2. SiLU: gate, silu(gate), up and
+  // their product, 4 x 2 B instead of 3. A GPT's MLP has no gate.
+  const double T = 2048, h = 1024, i = 4096;
+  const std::string eager = "eager_activations: true\n";
+  CHECK(kept(eager, small_moe()) - kept("", small_moe()) == Approx(T * (2 * 4 * h + 2 * i)));
+  CHECK(kept(eager, small_gpt()) - kept("", small_gpt()) == Approx(T * 2 * 4 * h));
+}
+
 }  // namespace hotbunk
