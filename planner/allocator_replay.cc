@@ -48,6 +48,7 @@ class Step {
     dense_ = tensors_of(m, p, false);
     if (moe > 0) moe_ = tensors_of(m, p, true);
     streams_ = p.sharding == Sharding::fsdp || p.sharding == Sharding::zero3;
+    flat_ = p.sharding == Sharding::fsdp && m.framework().flat_units;
   }
 
   ReservedMemory run() {
@@ -88,11 +89,20 @@ class Step {
       if (part(t) > 0) alloc(part(t));
   }
 
+  double whole(std::size_t layer) const { return kind(layer).weights * model_.setting().state.params; }
+
   /// The parameters that a layer works with where they are sharded.
   Handles gather(std::size_t layer) {
     Handles out;
-    if (streams_) out.push_back(alloc(kind(layer).weights * model_.setting().state.params));
+    if (streams_) out.push_back(alloc(whole(layer)));
     return out;
+  }
+  /// The flat output of a gather that was started early, before it is copied to the layer's tensors.
+  void prefetch(std::size_t layer, bool any) {
+    Handles next;
+    if (flat_ && any) next.push_back(alloc(whole(layer)));
+    free(gathering_);
+    gathering_ = std::move(next);
   }
 
   void forward(std::deque<std::vector<Handles>>& live) {
@@ -100,6 +110,7 @@ class Step {
     Handles before;
     for (std::size_t layer = 0; layer < kinds_.size(); ++layer) {
       Handles weights = gather(layer);
+      prefetch(layer + 1, layer + 1 < kinds_.size());
       free(before);  // the unit before goes when the next one is there
       before = std::move(weights);
       Handles held, passing;
@@ -118,21 +129,32 @@ class Step {
     // The root unit (embedding and head) stays gathered from its forward on, its gradient until backward is over.
     Handles before, root;
     const double ends = streams_ ? model_.end_parameters(point_, layers_, stage_) : 0.0;
-    if (ends > 0)
-      for (int i = 0; i < 2; ++i) root.push_back(alloc(ends * model_.setting().state.params));
+    const double gradient = flat_ ? (last() ? layers_.head.parameters : 0.0) : ends;
+    for (double elements : {ends, gradient})
+      if (elements > 0) root.push_back(alloc(elements * model_.setting().state.params));
+    prefetch(kinds_.empty() ? 0 : kinds_.size() - 1, !kinds_.empty());
     if (last()) loss();
     for (std::size_t layer = kinds_.size(); layer-- > 0;) {
-      Handles weights = gather(layer), work;
+      Handles weights = gather(layer), work, gradients;
+      prefetch(layer == 0 ? 0 : layer - 1, layer > 0);
       free(before);
       before = std::move(weights);
       for (double bytes : kind(layer).rebuilt) work.push_back(alloc(bytes));
       // Both sides of the activation, and the gradient of the layer's output and input.
       for (int i = 0; i < 3; ++i) work.push_back(alloc(kind(layer).transient / 3.0));
-      if (streams_) work.push_back(alloc(kind(layer).weights * model_.setting().state.params));  // gradient unsharded
+      if (streams_) (flat_ ? gradients : work).push_back(alloc(whole(layer)));  // gradient unsharded
       free(work);
       free(batch[layer]);
+      if (!flat_) continue;
+      // The reduction before is over, the layer's parameters go, its gradients are copied to the reduction's flat
+      // input.
+      free(reducing_);
+      free(before);
+      reducing_.push_back(alloc(kind(layer).weights * model_.setting().state.grads));
+      free(gradients);
     }
     free(before);
+    free(reducing_);
     free(root);
   }
 
@@ -152,7 +174,8 @@ class Step {
   PeakBytes peak_;
   std::vector<bool> kinds_;
   LayerTensors dense_, moe_;
-  bool streams_ = false;
+  bool streams_ = false, flat_ = false;  // units are sharded; they move through flat buffers
+  Handles gathering_, reducing_;         // flat buffers of the collectives under way
   CachingAllocator a_;
 };
 
@@ -163,8 +186,9 @@ ReservedMemory replay_step(const TrainModel& m, const TrainPoint& p, std::int64_
 }
 
 ReservedMemory replay_step(const TrainModel& m, const TrainPoint& p) {
+  if (!m.divides(p)) return {};
   ReservedMemory most;
-  for (std::int64_t stage : {std::int64_t{0}, p.pp - 1})
+  for (std::int64_t stage : {std::int64_t{0}, m.fullest_stage(p, m.layers(p)), p.pp - 1})
     if (const ReservedMemory r = replay_step(m, p, stage); r.reserved > most.reserved) most = r;
   return most;
 }

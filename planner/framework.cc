@@ -33,6 +33,7 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"distinct_dispatch", &f.distinct_dispatch},
           {"uneven_chunks", &f.uneven_chunks},
           {"lowered_ops", &f.lowered_ops},
+          {"flat_units", &f.flat_units},
           {"eager_activations", &f.eager_activations},
           {"selective_products", &f.selective_products},
           {"dummy_weight_grads", &f.dummy_weight_grads}};

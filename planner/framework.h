@@ -42,6 +42,7 @@ struct FrameworkProfile {
   bool uneven_chunks = false;         // interleaved chunks may differ in layers (Megatron-core's pipeline layout)
   bool lowered_ops = false;  // the ops are those of lowering/, byte by byte: residuals inside norms, units staged
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
+  bool flat_units = false;  // sharded units move through flat buffers beside their tensors (PyTorch's FSDP2)
   // Modules run op by op: a norm keeps its fp32 input and the normalised copy beside its output, a gated activation
   // silu(gate) beside gate and up.
   bool eager_activations = false;

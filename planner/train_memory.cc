@@ -44,6 +44,29 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
   return s;
 }
 
+/// Parameters and gradients of whole units under PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard: FSDPParamGroup,
+/// foreach_all_gather, foreach_reduce), at the loss and in the backward of the layers.
+struct FlatUnits {
+  double at_loss = 0, in_layers = 0;
+};
+
+/// Elements: `unit` of a layer, `ends` of the root (embedding, head), `head`, `all`; `kept`: bytes that one layer
+/// keeps.
+FlatUnits flat_units(const TrainPoint& p, const StateBytes& b, double unit, double ends, double head, double all,
+                     double kept) {
+  // The root stays whole from its forward to the end of backward. At the loss there are its head's gradient, which
+  // waits for the embedding's, and the flat output of the last layer's gather, prefetched but not yet copied to its
+  // tensors.
+  const double root = (ends + head) * b.params, flat = unit * b.params;
+  // In a layer's backward: its parameters, the flat output of the next gather, its gradients, and the input of the
+  // reduction before (in the dtype of the reduction), freed when this layer's starts. The last layer's backward has no
+  // reduction before, the one before it no longer what the last one kept.
+  const double reduced = std::max(0.0, unit * b.grads - kept);
+  if (!p.reshard_after_forward)
+    return {all * b.params + head * b.params, all * b.params + head * b.params + flat + reduced};
+  return {root + flat, root + 3.0 * flat + reduced};
+}
+
 constexpr Category category_of(PeakTensor t) {
   switch (t) {
     case PeakTensor::params:
@@ -89,10 +112,10 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double dense = held.dense, moe = held.moe, ends = end_parameters(p, l, stage);
   // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
   // root (embedding and head), which has no neighbour, hence two of the three copies.
-  const double unit = std::max({l.dense.parameters, l.moe.parameters, 2.0 / 3.0 * (last ? ends : 0.0)});
+  const double layer = std::max(dense > 0 ? l.dense.parameters : 0.0, moe > 0 ? l.moe.parameters : 0.0);
+  const double unit = std::max(layer, 2.0 / 3.0 * (last ? ends : 0.0));
   const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit);
   at(PeakTensor::params) = s.params;
-  at(PeakTensor::gathered) = s.gathered;
   at(PeakTensor::grads) = s.grads;
   at(PeakTensor::master) = s.master;
   at(PeakTensor::moments) = s.moments;
@@ -105,15 +128,24 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double flight = in_flight(p, stage);
   at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
   at(PeakTensor::ends_kept) = (first ? flight * l.embedding.kept_bytes : 0.0) + (last ? l.head.kept_bytes : 0.0);
-  // Full recomputation rebuilds one layer at a time, selective only the attention core.
-  const LayerCost& widest = l.moe.kept_bytes > l.dense.kept_bytes ? l.moe : l.dense;
-  double rebuilt = 0.0;
-  if (p.recompute == Recompute::full) rebuilt = widest.kept_bytes;
-  if (p.recompute == Recompute::selective) rebuilt = widest.kept_bytes - widest.kept_selective_bytes;
+  // Full recomputation rebuilds one layer at a time, selective only what the profile's modules drop. Of the kinds of
+  // layers that the stage has, the one that needs most.
+  const auto again = [&](const LayerCost& c) { return c.kept_bytes - kept(c); };
+  const auto extra = [&](const LayerCost& c) { return again(c) + c.transient_bytes; };
+  const LayerCost& widest = dense == 0 || (moe > 0 && extra(l.moe) > extra(l.dense)) ? l.moe : l.dense;
   // At the loss nothing is rebuilt yet; in the layers' backward the logits are gone.
   const double loss = last ? l.head.transient_bytes : 0.0;
-  if (loss >= rebuilt + widest.transient_bytes) at(PeakTensor::logits) = loss;
-  else at(PeakTensor::rebuilt) = rebuilt, at(PeakTensor::transient) = widest.transient_bytes;
+  FlatUnits units{s.gathered, s.gathered};
+  if (p.sharding == Sharding::fsdp && framework_.flat_units)
+    units = flat_units(p, setting_.state, layer, ends, last ? l.head.parameters : 0.0, held.ordinary + held.expert,
+                       kept(widest));
+  if (loss + units.at_loss >= extra(widest) + units.in_layers) {
+    at(PeakTensor::gathered) = units.at_loss;
+    at(PeakTensor::logits) = loss;
+  } else {
+    at(PeakTensor::gathered) = units.in_layers;
+    at(PeakTensor::rebuilt) = again(widest), at(PeakTensor::transient) = widest.transient_bytes;
+  }
 
   at(PeakTensor::workspace) = framework_.workspace_bytes.value;
   if (framework_.dummy_weight_grads) {
@@ -180,6 +212,8 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
         return fmt::format("{} x {} B each", layers, setting_.state.params);
       case PeakTensor::gathered:
         return p.sharding == Sharding::zero2 ? "one unit's gradients before they are reduced"
+               : framework_.flat_units       ? "root and its gradient, the unit at work, the next one's flat copy, "
+                                               "gradients, flat input of their reduction"
                                              : "the unit at work, its neighbour and its gradient";
       case PeakTensor::grads:
         return fmt::format("{} B each", setting_.state.grads);

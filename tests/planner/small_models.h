@@ -45,4 +45,12 @@ inline ModelSpec small_moe() {
   return m;
 }
 
+/// 13 layers of which the first 3 are dense: a model whose pipelines hold up to five kinds of stages.
+inline ModelSpec dense_first_moe() {
+  ModelSpec m = small_moe();
+  m.layers = 13;
+  m.moe->first_dense_layers = 3;
+  return m;
+}
+
 }  // namespace hotbunk

@@ -74,6 +74,50 @@ TEST_CASE("states of each sharding") {
   CHECK(states(Sharding::fsdp) == Approx(16.0 / 8 * n).epsilon(0.002));
 }
 
+TEST_CASE("FSDP2 as PyTorch does it: flat buffers beside the unit's tensors, the root whole all through backward") {
+  FrameworkProfile flat = plain_frame();
+  flat.flat_units = true;
+  const auto gathered = [&](const ModelSpec& m, const TrainPoint& p) {
+    const TrainModel model = model_of(m, 8, flat);
+    return model.peak_bytes(p, model.layers(p), 0)[static_cast<std::size_t>(PeakTensor::gathered)];
+  };
+  TrainPoint p{.dp = 8, .sharding = Sharding::fsdp, .micro_batches = 1};
+  // Large vocabulary: the peak is at the loss. Embedding and head are one tensor, whole, with its gradient and the flat
+  // output of the last layer's gather: 2 B each.
+  const ModelSpec wide = small_gpt();
+  const TrainModel model = model_of(wide, 8, flat);
+  const auto l = model.layers(p);
+  const double ends = model.end_parameters(p, l, 0), head = l.head.parameters, unit = l.dense.parameters;
+  CHECK(gathered(wide, p) == Approx(2 * (ends + head + unit)));
+  // Small vocabulary: in a layer's backward. Three times the unit in 2 B (parameters, the next one's flat output,
+  // gradients) and the flat input of the reduction before in 4 B, less what the layer before it no longer keeps: its
+  // input under full recomputation, 2048 x 1024 x 2 B.
+  ModelSpec narrow = wide;
+  narrow.vocab = 64, narrow.max_position = 64;
+  p.recompute = Recompute::full;
+  const TrainModel few = model_of(narrow, 8, flat);
+  const auto k = few.layers(p);
+  const double root = few.end_parameters(p, k, 0) + k.head.parameters;
+  CHECK(gathered(narrow, p) == Approx(2 * root + 3 * 2 * unit + 4 * unit - 2048 * 1024 * 2));
+  // Kept whole between forward and backward: all parameters, and the head's gradient.
+  p.reshard_after_forward = false;
+  const double all = 8 * unit + few.end_parameters(p, k, 0);
+  CHECK(gathered(narrow, p) == Approx(2 * (all + k.head.parameters) + 2 * unit + 4 * unit - 2048 * 1024 * 2));
+}
+
+TEST_CASE("what a stage rebuilds is of the kinds of layers that it has") {
+  // One layer a stage, the first three dense: no stage of dense layers pays for a MoE layer's recomputation.
+  const TrainModel model = model_of(dense_first_moe(), 16);
+  TrainPoint p{.pp = 13, .recompute = Recompute::full, .micro_batches = 1};
+  const auto l = model.layers(p);
+  const auto rebuilt = [&](std::int64_t stage) {
+    return model.peak_bytes(p, l, stage)[static_cast<std::size_t>(PeakTensor::rebuilt)];
+  };
+  CHECK(l.dense.kept_bytes != l.moe.kept_bytes);
+  CHECK(rebuilt(1) == l.dense.kept_bytes - l.dense.kept_full_bytes);
+  CHECK(rebuilt(5) == l.moe.kept_bytes - l.moe.kept_full_bytes);
+}
+
 TEST_CASE("traffic follows BACKGROUND A's table") {
   const TrainModel model = model_of(small_gpt(), 8);
   const double n = static_cast<double>(parameter_count(small_gpt()));
@@ -159,14 +203,6 @@ TEST_CASE("the loss moves the bytes that its profile counts, however many passes
 }
 
 namespace {
-
-/// 13 layers of which the first 3 are dense: a model whose pipelines hold up to five kinds of stages.
-ModelSpec dense_first_moe() {
-  ModelSpec m = small_moe();
-  m.layers = 13;
-  m.moe->first_dense_layers = 3;
-  return m;
-}
 
 /// Layers of every chunk, longer ones in the middle, as the search cuts where none are given.
 std::vector<std::int64_t> even_split(std::int64_t layers, std::int64_t chunks) {
