@@ -47,6 +47,8 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"communicator_bytes", &f.communicator_bytes},
           {"dispatch_bytes", &f.dispatch_bytes},
           {"forward_kernels", &f.forward_kernels},
+          {"routing_kernels", &f.routing_kernels},
+          {"loss_kernels", &f.loss_kernels},
           {"backward_kernels", &f.backward_kernels},
           {"kernel_seconds", &f.kernel_seconds},
           {"softmax_kernels", &f.softmax_kernels},

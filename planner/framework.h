@@ -60,6 +60,8 @@ struct FrameworkProfile {
   Sourced dispatch_bytes{0.0, "as activations"};  // per element on the way to experts; back and gradients: activations
   // What an eager front end costs.
   Sourced forward_kernels{20, "stated"};  // kernels of one layer's forward besides those the cost model counts
+  Sourced routing_kernels{12, "stated: softmax, top-k, masks, counts, offsets, sort indices, copies to the host"};
+  Sourced loss_kernels{10, "stated: cast, maximum, difference, exponential, sum, look-up, mask, quotient, mean"};
   Sourced backward_kernels{2, "two gradients per product"};  // of the backward pass for each of forward_kernels
   Sourced kernel_seconds{0.0, "profile of the hardware"};    // device time of an uncounted kernel, 0: the hardware's
   Sourced softmax_kernels{0, "fused whatever the shape"};    // instead of one, where batch x heads of a rank is no

@@ -99,6 +99,8 @@ void LayerBuilder::norm(bool quantized) {
     stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);
     if (module.starts()) out_.recompute_core -= cost_.memory_seconds(2.0 * e_ * narrow_ * h);
   } else {
+    // Backward reads the output's gradient and the input, writes the input's gradient, and the weight's gradient takes
+    // half a pass more over what is mostly in L2 (stated).
     stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
   }
   if (quantized) keep_input(narrow_ * h);

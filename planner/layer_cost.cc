@@ -30,14 +30,15 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   const double h = b.hidden(), e = b.e(), experts = static_cast<double>(moe.experts);
   const double top = static_cast<double>(moe.experts_per_token), i = static_cast<double>(moe.expert_intermediate);
   const auto ep = static_cast<double>(p.ep), etp = static_cast<double>(p.etp);
-  // Router: fp32 scores of every expert.
+  // Router: fp32 scores of every expert, written by softmax and top-k, read by each (16 B an expert and token, the same
+  // in backward); kept are the probabilities and the routing map (4 B each).
   b.wide_linear(b.narrow(), experts, h);
   b.stream(16.0 * b.narrow() * experts, 16.0 * b.narrow() * experts);
   b.keep(8.0 * b.narrow() * experts);
   b.weights(0.0, experts * h);
   // Under TP without SP every rank of the group routes the same tokens: each sends its share.
   const double routed = b.tokens() / b.tp() * top;
-  const double rows = routed * t.setting().expert_balance * etp;
+  const double rows = routed * etp;
   if (p.ep > 1) {
     const GroupShape group = t.groups(p).expert();
     const FrameworkProfile& f = t.framework();
@@ -119,7 +120,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
     mixture(b, *this, p);
   }
   b.residual();
-  return b.finish(framework_.forward_kernels.value + 12.0);  // routing: a dozen small kernels
+  return b.finish(framework_.forward_kernels.value + framework_.routing_kernels.value);
 }
 
 LayerCost TrainModel::embedding(const TrainPoint& p) const {
@@ -163,7 +164,7 @@ LayerCost TrainModel::head(const TrainPoint& p) const {
   // Ours reads fp32 logits once, and once more to write their gradient.
   if (framework_.lowered_ops) b.move(4.0 * T * v, (4.0 + b.e()) * T * v);
   else b.move(forward_share * traffic, (1.0 - forward_share) * traffic);
-  LayerCost out = b.finish(framework_.lowered_ops ? 0.0 : 10.0);
+  LayerCost out = b.finish(framework_.lowered_ops ? 0.0 : framework_.loss_kernels.value);
   out.transient_bytes = framework_.loss_bytes.value * b.fill() * T * v;
   if (framework_.dummy_weight_grads) out.transient_bytes += 2.0 * v * h + 3.0 * b.e() * b.fill() * T * h;
   return out;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "lowering/sample_rows.h"
+#include "planner/layer_kinds.h"
 #include "planner/length_moments.h"
 #include "planner/reshard_volume.h"
 
@@ -55,9 +56,8 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
 
 double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
   const ModelSpec& m = train_.model();
-  const double dense =
-      m.moe && m.moe->experts > 0 ? static_cast<double>(m.moe->first_dense_layers) : static_cast<double>(m.layers);
-  const double moe = static_cast<double>(m.layers) - dense;
+  const LayerKinds kinds = layer_kinds(m);
+  const auto dense = static_cast<double>(kinds.dense), moe = static_cast<double>(kinds.moe);
   const auto of = [](const LayerCost& c) {
     return c.forward + c.tensor_forward + c.expert_forward + c.context_forward;
   };

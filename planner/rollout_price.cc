@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "planner/kv_pool.h"
+#include "planner/layer_kinds.h"
 #include "planner/rl_model.h"
 
 namespace hotbunk {
@@ -41,9 +42,7 @@ double attention_flops_per_pair(const ModelSpec& m, bool decode) {
   return 2.0 * heads * static_cast<double>(widths);
 }
 
-double moe_layers(const ModelSpec& m) {
-  return m.moe && m.moe->experts > 0 ? static_cast<double>(m.layers - m.moe->first_dense_layers) : 0.0;
-}
+double moe_layers(const ModelSpec& m) { return static_cast<double>(layer_kinds(m).moe); }
 
 /// Elements of one dense layer's MLP.
 double mlp_elements(const ModelSpec& m) {

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "planner/layer_builder.h"
+#include "planner/layer_kinds.h"
 
 namespace hotbunk {
 
@@ -23,11 +24,8 @@ TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostM
   wide_peak_ = quantization_of(setting_.precision).stored_bytes > 0 ? cost_.peak_flops("bf16") : peak_;
   quantized_bytes_ = quantization_of(setting_.precision).moved_bytes;
   HB_CHECK(peak_ > 0.0 && setting_.sequence > 0, "no peak for {} or no sequence", setting_.precision);
-  dense_layers_ = model_.layers;
-  if (model_.moe && model_.moe->experts > 0) {
-    dense_layers_ = std::min(model_.layers, model_.moe->first_dense_layers);
-    moe_layers_ = model_.layers - dense_layers_;
-  }
+  const LayerKinds kinds = layer_kinds(model_);
+  dense_layers_ = kinds.dense, moe_layers_ = kinds.moe;
   // 2 FLOPs per weight and token forward, 4 backward, plus attention over the visible half of the sequence; the
   // embedding's look-up multiplies nothing, a tied one does as the head.
   const TrainPoint one{.micro_batch = 1};

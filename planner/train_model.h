@@ -181,9 +181,8 @@ struct TrainSetting {
   std::int64_t sequence = 2048;    // tokens of one sequence
   std::string precision = "bf16";  // of the GEMMs
   StateBytes state{};
-  double element_bytes = 2;     // of activations
-  double expert_balance = 1.0;  // busiest expert rank over the mean
-  double mean_keys = 0;         // visible keys per query when packed, 0: causal over `sequence`
+  double element_bytes = 2;  // of activations
+  double mean_keys = 0;      // visible keys per query when packed, 0: causal over `sequence`
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   AxisOrder order = megatron_axes;             // of the dimensions over ranks
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even

@@ -155,7 +155,14 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
     }
     if (!any || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held, any = true;
   });
-  out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed;
+  // The two ends of a pipeline add up their gradients of a tied embedding when all else is done (Megatron-core,
+  // finalize_model_grads).
+  double ends = 0.0;
+  if (p.pp > 1 && model_.tie_embeddings)
+    ends = cost_.collective_seconds(
+        OpKind::all_reduce, {2, groups(p).pipeline_leaves_node() ? 2 : 1, 1},
+        static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp) * setting_.state.grads);
+  out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed + ends;
   out.seconds[static_cast<std::size_t>(Term::optimizer)] = last.optimizer;
   out.seconds[static_cast<std::size_t>(Term::compute)] += last.hidden * cost_.hardware().overlap_slowdown.value;
   out.hidden_seconds += last.hidden;

@@ -356,6 +356,20 @@ TEST_CASE("traffic and the end of the step are those of the stage with most, not
   CHECK(model.price(spread, k).expert_payload == Approx(4 * k.moe.expert_payload));
 }
 
+TEST_CASE("a tied embedding at both ends of a pipeline: its gradients are added up over the two") {
+  ModelSpec tied = small_gpt(), own = tied;
+  own.tie_embeddings = false;
+  const TrainPoint p{.tp = 2, .pp = 2, .micro_batches = 4}, flat{.tp = 2, .micro_batches = 4};
+  const auto data = [](const ModelSpec& m, const TrainPoint& q) {
+    return model_of(m, 8).price(q).seconds[static_cast<std::size_t>(Term::data)];
+  };
+  // 32000 x 1024 elements over tp 2, 4 B each, between two ranks of the node.
+  const double seconds =
+      model_of(tied, 8).cost().collective_seconds(OpKind::all_reduce, {2, 1, 1}, 32000.0 * 1024 / 2 * 4);
+  CHECK(data(tied, p) - data(own, p) == Approx(seconds));
+  CHECK(data(tied, flat) == data(own, flat));
+}
+
 TEST_CASE("experts that exist once are stepped whole: their optimizer divides by their own replicas") {
   // dp 2, ep 2: two halves of the experts, one replica each; everything else is halved. 3 dense and 10 MoE layers.
   const TrainModel model = model_of(dense_first_moe(), 8);
