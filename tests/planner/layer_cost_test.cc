@@ -200,7 +200,7 @@ TEST_CASE("expected places of a token's experts: counted by hand, and one of eac
   CHECK(expected_parts(m, 2) == Approx(1.0));
   CHECK(expected_parts(m, 4) == Approx(2.0));
   // DeepSeek-V3: 8 of 256 experts in 4 of 8 groups. Every open group of 32 is missed by 8 of its pool of 128 with
-  // C(96, 8) / C(128, 8) = 0.0926: 4 x 0.9074 nodes of eight.
+  // C(96, 8) / C(128, 8) = 0.0927: 4 x 0.9073 nodes of eight.
   const MoeSpec v3{.experts = 256,
                    .experts_per_token = 8,
                    .expert_intermediate = 1,
