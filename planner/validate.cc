@@ -1,6 +1,7 @@
 #include "planner/validate.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -118,11 +119,20 @@ Result<Validation> validate_published(const std::filesystem::path& data, const s
     for (ValidationTable& t : *result) out.tables.push_back(std::move(t));
   }
   if (!errors.empty()) return fail(std::move(errors));
+  std::vector<std::string> known;
+  for (const auto& [name, check] : checks) known.push_back(name + ".csv");
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(data, unreadable)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() == ".csv" && std::find(known.begin(), known.end(), name) == known.end())
+      out.ignored.push_back(name);
+  }
+  std::sort(out.ignored.begin(), out.ignored.end());
   if (out.tables.empty())
     return fail(Diagnostic{.code = "E101",
                            .message = fmt::format("no published table in {}", data.string()),
                            .where = {},
-                           .notes = {"expected files like korthikanti_a100.csv"},
+                           .notes = {fmt::format("a table is known by its file name: {}", fmt::join(known, ", "))},
                            .help = "give the folder with --data"});
   return out;
 }
@@ -154,6 +164,7 @@ std::string render(const Validation& v, bool with_rows) {
       out += fmt::format("{:>6.2f} % {:>6.2f} % {:>+6.2f} %  {}\n", 100.0 * t.mean_abs_error(),
                          100.0 * t.max_abs_error(), 100.0 * t.bias(), peers);
   }
+  if (!v.ignored.empty()) out += fmt::format("\nNot read, none of the tables: {}\n", fmt::join(v.ignored, ", "));
   return out;
 }
 
@@ -187,6 +198,7 @@ std::string to_json(const Validation& v) {
     }
     doc["tables"].push_back(std::move(table));
   }
+  doc["ignored_files"] = v.ignored;
   return doc.dump(2);
 }
 

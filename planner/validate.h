@@ -40,9 +40,11 @@ struct ValidationTable {
 
 struct Validation {
   std::vector<ValidationTable> tables;
+  std::vector<std::string> ignored;  // *.csv files that are none of the tables
 };
 
-/// Every table found in `data` (names and columns of data/published/). E101 when the folder has none of them.
+/// Every table found in `data` (names and columns of data/published/). E101 when the folder has none of them, E107 for
+/// a column that is missing. A row is never lost: it is predicted, or out of scope with its reason.
 Result<Validation> validate_published(const std::filesystem::path& data, const std::filesystem::path& catalogue);
 
 /// Per-row table, then one line per table; errors in percent.

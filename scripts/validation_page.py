@@ -14,6 +14,8 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 
 def percent(x, signed=False):
+    if x is None:  # of no rows
+        return "-"
     return f"{100 * x:+.2f} %" if signed else f"{100 * x:.2f} %"
 
 

@@ -42,14 +42,16 @@ class Folder {
     fs::create_directories(path_);
   }
   ~Folder() { fs::remove_all(path_); }
-  Result<Validation> validate(const std::string& name, const Cells& cells) const {
+  Result<Validation> validate(const std::string& name, const Cells& cells, const std::string& beside = "") const {
     std::string text;
     for (const auto& row : cells) text += fmt::format("{}\n", fmt::join(row, ","));
-    return validate_text(name, text);
+    return validate_text(name, text, beside);
   }
-  Result<Validation> validate_text(const std::string& name, const std::string& text) const {
+  Result<Validation> validate_text(const std::string& name, const std::string& text,
+                                   const std::string& beside = "") const {
     for (const auto& old : fs::directory_iterator(path_)) fs::remove(old.path());
     std::ofstream(path_ / (name + ".csv")) << text;
+    if (!beside.empty()) std::ofstream(path_ / beside) << text;
     return validate_published(path_, catalog_root());
   }
 
@@ -81,7 +83,7 @@ std::string fault_of(const std::string& name, const Result<Validation>& v, std::
     // A row of Korthikanti's file is of one quantity; elsewhere every quantity has every row.
     if (name != "korthikanti_a100" && t.rows.size() + t.skipped.size() != rows)
       return fmt::format("{}: {} rows and {} out of scope of {}", t.name, t.rows.size(), t.skipped.size(), rows);
-    if (t.rows.empty() != nlohmann::json::parse(to_json({{t}}))["tables"][0]["mean_abs_error"].is_null())
+    if (t.rows.empty() != nlohmann::json::parse(to_json({{t}, {}}))["tables"][0]["mean_abs_error"].is_null())
       return t.name + ": an error of no rows";
   }
   if (name == "korthikanti_a100" && sum != rows) return fmt::format("{} of {} rows", sum, rows);
@@ -147,6 +149,12 @@ TEST_CASE("a table without a column, a header or rows says so") {
   const auto unknown = folder.validate("korthikanti", cells);
   REQUIRE_FALSE(unknown.has_value());
   CHECK_THAT(unknown.error()[0].message, Catch::Contains("no published table"));
+  CHECK_THAT(unknown.error()[0].notes[0], Catch::Contains("korthikanti_a100.csv"));
+  // Beside a known one it is named.
+  const auto mixed = folder.validate("korthikanti_a100", cells, "korthikanti.csv");
+  REQUIRE(mixed.has_value());
+  CHECK_THAT(render(*mixed), Catch::Contains("none of the tables: korthikanti.csv"));
+  CHECK(nlohmann::json::parse(to_json(*mixed))["ignored_files"][0] == "korthikanti.csv");
 }
 
 namespace {
