@@ -31,6 +31,27 @@ void add_scenario_options(CLI::App& app, ScenarioOptions& o) {
   app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
 }
 
+CLI::Validator whole_from(std::int64_t low) {
+  const auto check = [=](std::string& text) -> std::string {
+    std::int64_t value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= low) return {};
+    return fmt::format("{} is not a whole number from {} up", text, low);
+  };
+  return CLI::Validator(check, fmt::format("INT >= {}", low));
+}
+
+Status folder_of_exists(const std::filesystem::path& file) {
+  const std::filesystem::path folder = file.parent_path();
+  std::error_code ignored;
+  if (folder.empty() || std::filesystem::is_directory(folder, ignored)) return {};
+  return fail(Diagnostic{
+      .code = "E103",
+      .message = fmt::format("there is no folder {} to write {} in", folder.string(), file.filename().string()),
+      .where = {},
+      .notes = {},
+      .help = "create it first"});
+}
+
 CLI::Validator finite_in(double low, double high) {
   const auto check = [=](std::string& text) -> std::string {
     double value = 0.0;

@@ -49,6 +49,8 @@ struct ScenarioOptions {
 };
 void add_scenario_options(CLI::App&, ScenarioOptions&);
 
+/// A whole number from low up.
+CLI::Validator whole_from(std::int64_t low);
 /// A number from low to high: unlike CLI::Range, which NaN passes.
 CLI::Validator finite_in(double low, double high);
 /// Threads of a rank: from 1 to a few times the cores, far from where a team of threads breaks the stack or the
@@ -61,6 +63,8 @@ Diagnostic stopped(const std::string& why);
 /// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3,
 /// else 2.
 int report_errors(const Diagnostics&);
+/// E103 where the folder of a file to be written does not exist: a slip in a path makes no folders.
+Status folder_of_exists(const std::filesystem::path& file);
 
 /// Loads and lowers; prints what is wrong. On failure `code` holds the exit code.
 struct Job {

@@ -215,9 +215,9 @@ void add_plan(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand(
       "plan", "resolve a scenario, say what memory each phase needs, and which layouts of these GPUs are best");
   add_scenario_options(*sub, o->scenario);
-  sub->add_flag("--resolved", o->resolved, "print the scenario with every default and stop");
-  sub->add_flag("--print", o->print, "print the plan's ops and stop");
-  sub->add_option("--phase", o->phase, "with --print: only this phase");
+  CLI::Option* resolved = sub->add_flag("--resolved", o->resolved, "print the scenario with every default and stop");
+  CLI::Option* print = sub->add_flag("--print", o->print, "print the plan's ops and stop")->excludes(resolved);
+  sub->add_option("--phase", o->phase, "with --print: only this phase")->needs(print);
   sub->add_option("--objective", o->objective,
                   "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
                   "(fewest: with --gpus ?; else all use the same, and seconds decide)");
@@ -225,10 +225,14 @@ void add_plan(CLI::App& app, Action& action) {
       ->check(finite_in(0.0, 0.99));
   sub->add_option("--top", o->top, "how many of them")->check(CLI::Range(1, 100));
   sub->add_option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
-      ->check(CLI::NonNegativeNumber);
-  sub->add_option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
-      ->check(CLI::IsMember({"?"}));
-  sub->add_option("--out", o->out, "save the plan; `run --plan` then refuses anything else");
+      ->check(whole_from(0));
+  CLI::Option* gpus = sub->add_option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
+                          ->check(CLI::IsMember({"?"}))
+                          ->excludes(print)
+                          ->excludes(resolved);
+  sub->add_option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
+      ->excludes(gpus)
+      ->excludes(resolved);
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }
 

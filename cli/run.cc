@@ -273,8 +273,7 @@ void add_run(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"shm", "gloo"}));
   sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)")
       ->check(thread_count());
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")
-      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
   sub->add_flag("--check", o->check,
                 "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,

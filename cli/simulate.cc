@@ -84,8 +84,7 @@ void add_simulate(CLI::App& app, Action& action) {
   add_scenario_options(*sub, o->scenario);
   sub->add_option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
   sub->add_option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")
-      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }
 

@@ -28,6 +28,9 @@ int run(const Options& o) {
     if (axis) axes.push_back(std::move(*axis));
     else errors.insert(errors.end(), axis.error().begin(), axis.error().end());
   }
+  for (const std::string& file : {o.out, o.svg})
+    if (auto folder = folder_of_exists(file); !folder)
+      errors.insert(errors.end(), folder.error().begin(), folder.error().end());
   if (!errors.empty()) return report_errors(errors);
   const auto rows = sweep(o.scenario.path, o.scenario.sets, axes, catalog_root());
   if (!rows) return report_errors(rows.error());
@@ -42,6 +45,7 @@ int run(const Options& o) {
     if (auto written = write_file_atomic(o.svg, sweep_svg(title, axes, *rows)); !written)
       return report_errors(written.error());
   }
+  if (const std::string note = standing_note(*rows); !note.empty()) fmt::print(stderr, "note: {}", note);
   for (const SweepRow& row : *rows)
     if (row.valid && row.fits) return exit_done;
   fmt::print(stderr, "none of the {} points fits\n", rows->size());

@@ -108,8 +108,13 @@ constexpr std::string_view why_of(Category c) {
 
 CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
   CostNode root{"device memory of the fullest rank", "the highest of the moments below", price.peak_bytes(), 0, {}};
-  CostNode training{
-      "train", "one micro-batch in flight per stage, at the loss or in backward", price.train_bytes, 0, {}};
+  const double flight = s.train().in_flight(p.train, s.train().fullest_stage(p.train, s.train().layers(p.train)));
+  CostNode training{"train",
+                    fmt::format("{:.4g} micro-batch{} in flight on the fullest stage, at the loss or in backward",
+                                flight, flight > 1 ? "es" : ""),
+                    price.train_bytes,
+                    0,
+                    {}};
   const std::vector<PeakPart> parts = s.train().peak_parts(p.train, s.train().layers(p.train));
   for (int c = 0; c < num_categories; ++c) {
     const double bytes = train.bytes[static_cast<std::size_t>(c)];
@@ -141,21 +146,39 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
   return root;
 }
 
+/// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
+std::string schedule_of(const std::string& asked, const TrainPoint& p) {
+  if (p.pp == 1) return {};
+  if (asked == "zero-bubble") return "schedule zero-bubble (ZB-H1)";
+  const std::string chunks = p.vpp > 1 ? fmt::format(" in {} chunks a stage", p.vpp) : std::string();
+  if (asked == "gpipe") return fmt::format("schedule gpipe{}: every micro-batch is kept", chunks);
+  if (p.vpp > 1) return "schedule interleaved 1f1b" + chunks;
+  return asked == "interleaved" ? "schedule 1f1b: interleaved asks for a vpp of 2 or more" : "schedule 1f1b";
+}
+
 CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
   CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
   const double passes = s.rl().setting().mini_batches;
   for (std::size_t i = 0; i < num_rl_phases; ++i) {
     if (price.seconds[i] <= 0) continue;
     CostNode phase{std::string(name_of(static_cast<RlPhase>(i))), "", 0, price.seconds[i], {}};
-    if (static_cast<RlPhase>(i) == RlPhase::train)
+    if (static_cast<RlPhase>(i) == RlPhase::train) {
+      phase.why = schedule_of(s.scenario().train.pipeline_schedule, p.train);
       for (std::size_t t = 0; t < num_terms; ++t)
         if (train.seconds[t] > 0)
           phase.children.push_back({std::string(name_of(static_cast<Term>(t))), "", 0, passes * train.seconds[t], {}});
+    }
     if (static_cast<RlPhase>(i) == RlPhase::rollout) {
       const RolloutPrice r = s.rl().price_rollout(p);
-      phase.children = {{"prefill", "", 0, r.prefill_seconds, {}},
-                        {"decode", fmt::format("{:.0f} sequences at a time", r.slots), 0, r.decode_seconds, {}},
-                        {"tail", "the longest responses alone", 0, r.tail_seconds, {}}};
+      const std::string slots = fmt::format("{:.0f} sequences", r.slots);
+      phase.children = {{"prefill", "", 0, r.prefill_seconds, {}}};
+      if (r.decode_seconds > 0) phase.children.push_back({"decode", slots + " at a time", 0, r.decode_seconds, {}});
+      phase.children.push_back({"tail",
+                                r.decode_seconds > 0 ? "no more to admit: ever fewer, the longest alone at last"
+                                                     : slots + " from the start, ever fewer, the longest alone at last",
+                                0,
+                                r.tail_seconds,
+                                {}});
     }
     root.children.push_back(std::move(phase));
   }
@@ -200,8 +223,7 @@ Explanation explain(const ScenarioPricer& s) {
   out.hardware = s.train().cost().hardware().source;
   if (s.scenario().train.precision.gemm != "params")
     out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", s.scenario().train.precision.gemm);
-  out.calibrated = out.hardware == s.train().cost().hardware().source &&
-                   out.hardware != hardware_from_datasheet(s.scenario().cluster).source;
+  out.calibrated = s.train().cost().hardware().calibrated && s.scenario().train.precision.gemm == "params";
   out.framework = s.train().framework().name;
   out.point = s.point();
   const RlPrice estimate = out.price = s.price(out.point);

@@ -73,10 +73,12 @@ std::string render(const Explanation&);
 std::string to_json(const Explanation&);
 
 /// Iteration seconds under ±10 % of one number, the others and the layout fixed: every number of the hardware profile
-/// (numbers_of), the peaks, the memories, and what the workload asks for. Sorted by effect.
+/// (numbers_of), the peaks, the memories, and what the workload asks for. Sorted by effect. What is counted moves by
+/// whole ones, at least one, and a fraction stays below 1: the changes say by how much it was.
 struct Sensitivity {
   std::string number;
-  double minus = 0, plus = 0;  // relative change of the iteration's seconds
+  double minus = 0, plus = 0;                     // relative change of the iteration's seconds
+  double minus_change = -0.1, plus_change = 0.1;  // relative change of the number
   bool minus_fits = true, plus_fits = true;
 };
 Result<std::vector<Sensitivity>> sensitivity(const Scenario&, const std::filesystem::path& catalogue);
@@ -120,7 +122,12 @@ struct SweepRow {
   std::string why;  // not valid
   double iteration_seconds = 0, tokens_per_second = 0, peak_bytes = 0, host_bytes = 0;
   double capacity_bytes = 0;  // of a device
+  std::string gpu, hardware;  // and what its rates stand on
+  bool calibrated = false;
 };
+/// What to know before rows of different GPUs are compared: whose efficiencies were fitted and whose were not. Empty
+/// where all are of one standing.
+std::string standing_note(const std::vector<SweepRow>&);
 /// The product of the axes in order, each point a scenario of its own. E261 above 100,000 points.
 Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const std::vector<std::string>& overrides,
                                     const std::vector<SweepAxis>& axes, const std::filesystem::path& catalogue);

@@ -51,6 +51,7 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"loss_kernels", &f.loss_kernels},
           {"backward_kernels", &f.backward_kernels},
           {"kernel_seconds", &f.kernel_seconds},
+          {"kernel_overhead", &f.kernel_overhead},
           {"softmax_kernels", &f.softmax_kernels},
           {"elementwise_passes", &f.elementwise_passes},
           {"collective_kernels", &f.collective_kernels},

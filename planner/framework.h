@@ -64,6 +64,8 @@ struct FrameworkProfile {
   Sourced loss_kernels{10, "stated: cast, maximum, difference, exponential, sum, look-up, mask, quotient, mean"};
   Sourced backward_kernels{2, "two gradients per product"};  // of the backward pass for each of forward_kernels
   Sourced kernel_seconds{0.0, "profile of the hardware"};    // device time of an uncounted kernel, 0: the hardware's
+  Sourced kernel_overhead{0.0, "profile of the hardware"};   // device time beyond its roofline that each kernel takes
+                                                             // under this front end, 0: the hardware's
   Sourced softmax_kernels{0, "fused whatever the shape"};    // instead of one, where batch x heads of a rank is no
                                                              // multiple of 4 (Megatron's fused softmax)
   Sourced elementwise_passes{1, "fused kernels"};  // memory traffic of norms, activations, residuals over fused ones

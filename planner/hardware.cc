@@ -1,6 +1,11 @@
 #include "planner/hardware.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
+
+#include "spec/loader.h"
 
 namespace hotbunk {
 namespace {
@@ -82,6 +87,59 @@ Hardware hardware_from_datasheet(const ClusterSpec& c) {
   return h;
 }
 
+Result<ClusterSpec> catalogue_cluster(const std::string& gpu) {
+  auto scenario = load_scenario_text(
+      fmt::format("model: qwen2.5-0.5b\ncluster: {{gpu: {}, nodes: 1, gpus_per_node: 1}}\n", gpu), gpu);
+  if (!scenario) return fail(scenario.error());
+  return scenario->cluster;
+}
+
+namespace {
+
+/// What chips of one architecture share: the parts of their rates that kernels reach, and how kernels start. Rates,
+/// and what a switch or a host adds, are the chip's own; links reach the same share of their line.
+void inherit(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
+  h.memory_efficiency = fitted.memory_efficiency;
+  h.gemm = fitted.gemm;
+  h.attention = fitted.attention;
+  h.launch = fitted.launch;
+  h.kernel_overhead = fitted.kernel_overhead;
+  h.overlap_slowdown = fitted.overlap_slowdown;
+  const auto share = [](Sourced& rate, const Sourced& reached, const Sourced& line) {
+    if (line.value > 0.0 && reached.value != line.value)
+      rate = {rate.value * reached.value / line.value, reached.source};
+  };
+  share(h.intra.bandwidth, fitted.intra.bandwidth, their_sheet.intra.bandwidth);
+  share(h.inter.bandwidth, fitted.inter.bandwidth, their_sheet.inter.bandwidth);
+  share(h.host_bandwidth, fitted.host_bandwidth, their_sheet.host_bandwidth);
+}
+
+/// Of the catalogue's profiles the one that lists the GPU among its siblings.
+Result<std::optional<Hardware>> from_sibling(const ClusterSpec& c, const std::filesystem::path& profiles) {
+  std::vector<std::filesystem::path> files;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(profiles, ignored))
+    if (entry.path().extension() == ".yaml") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  for (const std::filesystem::path& file : files) {
+    auto fitted = read_hardware(file, c);
+    if (!fitted) return fail(fitted.error());
+    if (std::find(fitted->siblings.begin(), fitted->siblings.end(), c.gpu.name) == fitted->siblings.end()) continue;
+    const auto theirs = catalogue_cluster(fitted->name);
+    if (!theirs) return fail(theirs.error());
+    fitted = read_hardware(file, *theirs);
+    if (!fitted) return fail(fitted.error());
+    Hardware h = hardware_from_datasheet(c);
+    inherit(h, *fitted, hardware_from_datasheet(*theirs));
+    h.source = fmt::format("datasheet of {} with the efficiencies of its sibling {}, uncalibrated ({} is {})",
+                           c.gpu.name, fitted->name, fitted->name, fitted->source);
+    return std::optional<Hardware>(std::move(h));
+  }
+  return std::optional<Hardware>();
+}
+
+}  // namespace
+
 Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path& catalogue) {
   const std::filesystem::path profiles = catalogue / "profiles";
   std::error_code ignored;
@@ -90,8 +148,12 @@ Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path&
     return read_hardware(std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration), c);
   }
   const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");
-  if (!c.gpu.name.empty() && std::filesystem::exists(own, ignored)) return read_hardware(own, c);
-  return hardware_from_datasheet(c);
+  if (c.gpu.name.empty()) return hardware_from_datasheet(c);
+  if (std::filesystem::exists(own, ignored)) return read_hardware(own, c);
+  if (c.gpu.is_cpu) return hardware_from_datasheet(c);
+  auto sibling = from_sibling(c, profiles);
+  if (!sibling) return fail(sibling.error());
+  return *sibling ? std::move(**sibling) : hardware_from_datasheet(c);
 }
 
 }  // namespace hotbunk

@@ -53,6 +53,8 @@ struct AttentionModel {
 struct Hardware {
   std::string name;
   std::string source;                  // "datasheet + stated efficiencies", "calibrated on …"
+  bool calibrated = false;             // efficiencies were fitted or measured on this very chip
+  std::vector<std::string> siblings;   // other GPUs of the architecture, which these efficiencies stand in for
   std::map<std::string, double> peak;  // FLOP/s by precision name, datasheet
   double memory_bandwidth = 0.0;       // bytes/s, datasheet
   Sourced memory_efficiency;           // fraction of it that streaming kernels reach
@@ -88,8 +90,12 @@ Hardware hardware_from_datasheet(const ClusterSpec&);
 Result<Hardware> read_hardware(const std::filesystem::path&, const ClusterSpec&);
 Result<Hardware> parse_hardware(const std::string& text, const std::string& file, const ClusterSpec&);
 
+/// A catalogue GPU's cluster of one node with one device.
+Result<ClusterSpec> catalogue_cluster(const std::string& gpu);
+
 /// The profile that a cluster names (`calibration`: catalogue name or path), else the catalogue's profile of its GPU,
-/// else the datasheet. `catalogue` is the folder scenarios/catalog.
+/// else the efficiencies of a sibling of the same architecture on this GPU's own rates, else the datasheet. Only the
+/// first two are calibrated. `catalogue` is the folder scenarios/catalog.
 Result<Hardware> hardware_for(const ClusterSpec&, const std::filesystem::path& catalogue);
 
 /// The same for a scenario's cluster, whole: E260 where the scenario asks for products in a format that the device does

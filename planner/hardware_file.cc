@@ -156,11 +156,13 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
     h.shared_transport = entry.value.text == "true";
   } else if (key == "measured_ranks_per_device" && number_of(entry.value, number) && number >= 1 && number <= 4096) {
     h.measured_ranks_per_device = static_cast<std::int64_t>(number);
+  } else if (key == "siblings" && entry.value.kind == YamlNode::Kind::sequence) {
+    for (const YamlNode& node : entry.value.items) h.siblings.push_back(node.text);
   } else if (key == "measurements" && entry.value.kind == YamlNode::Kind::sequence) {
     for (const YamlNode& node : entry.value.items) read_measurement(node, h, errors);
   } else {
-    std::vector<std::string> names = {"schema",      "name", "source", "shared_transport", "measured_ranks_per_device",
-                                      "measurements"};
+    std::vector<std::string> names = {
+        "schema", "name", "source", "siblings", "shared_transport", "measured_ranks_per_device", "measurements"};
     for (const Field& field : fields_of(h)) names.emplace_back(field.key);
     const std::string near = nearest_name(key, names);
     errors.push_back(mistake(entry.value, fmt::format("unknown or malformed key '{}' in a hardware profile", key),
@@ -183,6 +185,7 @@ Result<Hardware> parse_hardware(const std::string& text, const std::string& file
   auto root = parse_yaml(text, file);
   if (!root) return fail(root.error());
   Hardware h = hardware_from_datasheet(cluster);
+  h.calibrated = true;
   Diagnostics errors;
   if (root->kind != YamlNode::Kind::map || !root->find("schema"))
     return fail(mistake(*root, "not a hardware profile", "the file starts with schema: hotbunk.hardware/1"));

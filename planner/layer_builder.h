@@ -72,7 +72,9 @@ class LayerBuilder {
   double e() const { return e_; }
   double tp() const { return tp_; }
   double fill() const { return fill_; }
-  double kernel() const { return cost_.hardware().kernel_overhead.value; }
+  double kernel() const {
+    return frame_.kernel_overhead.value > 0.0 ? frame_.kernel_overhead.value : cost_.hardware().kernel_overhead.value;
+  }
   void launches(double forward, double backward) {
     out_.kernels_forward += forward;
     out_.kernels_backward += backward;

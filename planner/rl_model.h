@@ -34,8 +34,9 @@ struct RolloutPrice {
   double weight_bytes = 0, pool_bytes = 0;                           // per rank
   double activation_bytes = 0;                                       // per rank, of one prefill step
   double lacking_bytes = 0;                                          // where it does not fit
-  double kv_bytes_per_token = 0;                                     // per rank, of a token that the engine holds
-  double slots = 0;                                                  // sequences decoded together by one engine
+  double start_lacking_bytes = 0;  // of these, what the engine's start asks for beyond what is free
+  double kv_bytes_per_token = 0;   // per rank, of a token that the engine holds
+  double slots = 0;                // sequences decoded together by one engine
   double steps = 0;
   double reduce_payload = 0, dispatch_payload = 0;  // all-reduce, all-to-all; bytes per rank, all steps
   bool fits = false;                                // weights and at least one sequence of the longest length
@@ -166,7 +167,7 @@ class RlModel {
   double rank_elements(const RolloutPoint&) const;
   /// Tokens that an engine's pool holds, and what the device lacks for the longest sequence.
   struct Room {
-    double tokens = 0, lacking_bytes = 0;
+    double tokens = 0, lacking_bytes = 0, start_lacking_bytes = 0;
   };
   Room room_of(const RolloutPoint&, const RolloutPrice&, double leftovers) const;
   void take_room(const RolloutPoint&, const Room&, RolloutPrice&) const;

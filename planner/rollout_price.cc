@@ -58,6 +58,16 @@ constexpr double end_kernels = 6.0;
 /// tables, lengths, rows and random numbers up, tokens and log-probs down (same source).
 constexpr double step_feeds = 8.0, step_fetches = 2.0;
 
+double step_kernels(const ModelSpec& m, const RolloutPoint& r) {
+  const double reductions = r.tp > 1 ? 2.0 : 0.0;
+  return (layer_kernels(m) + reductions) * static_cast<double>(m.layers) + end_kernels;
+}
+/// A step whose kernels the host launches one by one is not over before it has. SGLang and vLLM do so in prefill alone:
+/// their decode steps replay captured graphs, in which a kernel costs the device's own start and drain.
+double eager_seconds(const CostModel& cost, double kernels, double device_seconds) {
+  return std::max(device_seconds, kernels * cost.hardware().launch.value);
+}
+
 }  // namespace
 
 bool RlModel::divides(const RolloutPoint& r) const {
@@ -177,9 +187,11 @@ double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double 
   const double shares = static_cast<double>(r.attention_tp() * r.attention_dp * r.cp);
   const double cache = slots * context * kv_bytes_per_token(m, r, setting_.rollout_element_bytes);
   const double flops = attention_flops_per_pair(m, true) * slots * context / shares;
-  return layers_seconds(r, slots) + rollout_exchange_seconds(r, slots) + step_seconds(r, slots) +
-         layers * train_.cost().attention_seconds(flops, context, cache / layers, false,
-                                                  train_.cost().peak_flops(setting_.rollout_dtype));
+  const double device = layers_seconds(r, slots) + rollout_exchange_seconds(r, slots) + step_seconds(r, slots) +
+                        layers * train_.cost().attention_seconds(flops, context, cache / layers, false,
+                                                                 train_.cost().peak_flops(setting_.rollout_dtype));
+  const bool replays = setting_.engine != RolloutEngine::hotbunk;
+  return replays ? device : eager_seconds(train_.cost(), step_kernels(m, r), device);
 }
 
 /// Prompts in steps of at most max_prefill_tokens; each ends with the head on the prompts that end in it.
@@ -195,8 +207,10 @@ double RlModel::prefill_seconds(const RolloutPoint& r, double prompts) const {
   const double flops = attention_flops_per_pair(m, false) * each * keys / shares;
   const double wide = static_cast<double>(2 * m.heads * m.head_dim) / shares * setting_.rollout_element_bytes;
   const double bytes = each * (wide + kv_bytes_per_token(m, r, setting_.rollout_element_bytes) / layers);
-  return steps * (layers_seconds(r, each) + rollout_exchange_seconds(r, each) + step_seconds(r, prompts / steps) +
-                  layers * cost.attention_seconds(flops, keys, bytes, false, cost.peak_flops(setting_.rollout_dtype)));
+  const double device =
+      layers_seconds(r, each) + rollout_exchange_seconds(r, each) + step_seconds(r, prompts / steps) +
+      layers * cost.attention_seconds(flops, keys, bytes, false, cost.peak_flops(setting_.rollout_dtype));
+  return steps * eager_seconds(cost, step_kernels(m, r), device);
 }
 
 /// Rows of finished samples, as long as the longest, and their log-probs: gathered by all ranks (lower_exchange).
@@ -246,7 +260,7 @@ RlModel::Room RlModel::room_of(const RolloutPoint& r, const RolloutPrice& price,
                                                 .weights = price.weight_bytes,
                                                 .activations = price.activation_bytes,
                                                 .leftovers = leftovers});
-  Room out{pool.bytes / price.kv_bytes_per_token, pool.lacking};
+  Room out{pool.bytes / price.kv_bytes_per_token, pool.lacking, pool.lacking};
   if (setting_.pool_tokens > 0) out.tokens = std::min(out.tokens, setting_.pool_tokens);
   // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
   const double longest = setting_.longest_prompt + setting_.longest_response;
@@ -267,6 +281,7 @@ void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& o
       std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
   const double longest = setting_.longest_prompt + setting_.longest_response;
   out.lacking_bytes = room.lacking_bytes;
+  out.start_lacking_bytes = room.start_lacking_bytes;
   out.fits = room.lacking_bytes <= 0.0;
   out.slots = std::clamp(std::min(setting_.max_running, room.tokens / held_tokens()), 1.0, sequences);
   out.pool_bytes = (setting_.pool_by_need ? std::min(room.tokens, setting_.max_running * longest) : room.tokens) *

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
@@ -104,6 +105,14 @@ Result<SweepAxis> parse_axis(const std::string& text) {
 
 Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const std::vector<std::string>& overrides,
                                     const std::vector<SweepAxis>& axes, const std::filesystem::path& catalogue) {
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (axes[i].key == axes[j].key)
+        return fail(Diagnostic{.code = "E261",
+                               .message = fmt::format("{} is varied twice", axes[i].key),
+                               .where = {},
+                               .notes = {},
+                               .help = fmt::format("give all its values in one --vary {}=a,b,c", axes[i].key)});
   double points = 1;
   for (const SweepAxis& a : axes) points *= static_cast<double>(a.values.size());
   if (points > 100'000)
@@ -137,6 +146,8 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
       row.iteration_seconds = price.iteration_seconds;
       row.peak_bytes = price.peak_bytes();
       row.capacity_bytes = (*pricer)->rl().setting().device_bytes;
+      const Hardware& hardware = (*pricer)->train().cost().hardware();
+      row.gpu = loaded->cluster.gpu.name, row.hardware = hardware.source, row.calibrated = hardware.calibrated;
       row.host_bytes = price.host_bytes;
       row.tokens_per_second = (*pricer)->tokens() / price.iteration_seconds;
     }
@@ -147,6 +158,17 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
     }
   }
   return rows;
+}
+
+std::string standing_note(const std::vector<SweepRow>& rows) {
+  std::map<std::string, const SweepRow*> gpus;
+  for (const SweepRow& r : rows)
+    if (r.valid) gpus.try_emplace(r.gpu, &r);
+  const auto fitted = std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.second->calibrated; });
+  if (fitted == static_cast<std::ptrdiff_t>(gpus.size()) || gpus.size() < 2) return {};
+  std::string out = "these rows compare GPUs, and not all of their efficiencies were fitted\n";
+  for (const auto& [name, row] : gpus) out += fmt::format("  {}: {}\n", name, row->hardware);
+  return out;
 }
 
 std::string to_csv(const std::vector<SweepAxis>& axes, const std::vector<SweepRow>& rows) {
@@ -176,7 +198,8 @@ std::string to_json(const std::vector<SweepAxis>& axes, const std::vector<SweepR
                   {"iteration_seconds", r.iteration_seconds},
                   {"tokens_per_second", r.tokens_per_second},
                   {"peak_bytes", r.peak_bytes},
-                  {"host_bytes", r.host_bytes}});
+                  {"host_bytes", r.host_bytes},
+                  {"calibrated", r.calibrated}});
     else row["why"] = r.why;
     doc["rows"].push_back(std::move(row));
   }
@@ -205,23 +228,42 @@ class Perturbed {
       for (auto& [name, peak] : h.peak) peak *= f;
     }));
     out.push_back(machine("memory bandwidth", [](Hardware& h, double f) { h.memory_bandwidth *= f; }));
-    const auto bytes = [](std::int64_t& b, double f) { b = static_cast<std::int64_t>(static_cast<double>(b) * f); };
+    // Each returns what it really multiplied by.
+    const auto scale = [](double& x, double f) { return x *= f, f; };
+    const auto bytes = [](std::int64_t& b, double f) {
+      b = static_cast<std::int64_t>(static_cast<double>(b) * f);
+      return f;
+    };
     const auto count = [](std::int64_t& n, double f) {
-      n = std::max<std::int64_t>(1, std::llround(static_cast<double>(n) * f));
+      const auto before = static_cast<double>(n);
+      const std::int64_t near = std::llround(before * f);
+      n = std::max<std::int64_t>(1, f < 1.0 ? std::min(near, n - 1) : std::max(near, n + 1));
+      return static_cast<double>(n) / before;
+    };
+    const auto fraction = [](double& x, double f) {
+      const double before = x;
+      x = std::min(x * f, 1.0);
+      return x / before;
     };
     using S = Scenario;
-    out.push_back(work("cluster.device_memory", [&](S& s, double f) { bytes(s.cluster.device_memory_bytes, f); }));
-    out.push_back(work("cluster.host_memory", [&](S& s, double f) { bytes(s.cluster.host_memory_bytes, f); }));
-    out.push_back(work("algorithm.prompts", [&](S& s, double f) { count(s.algorithm.prompts, f); }));
     out.push_back(
-        work("algorithm.samples_per_prompt", [&](S& s, double f) { count(s.algorithm.samples_per_prompt, f); }));
+        work("cluster.device_memory", [&](S& s, double f) { return bytes(s.cluster.device_memory_bytes, f); }));
+    out.push_back(work("cluster.host_memory", [&](S& s, double f) { return bytes(s.cluster.host_memory_bytes, f); }));
+    out.push_back(work("algorithm.prompts", [&](S& s, double f) { return count(s.algorithm.prompts, f); }));
     out.push_back(
-        work("rollout.max_running_requests", [&](S& s, double f) { count(s.rollout.max_running_requests, f); }));
-    out.push_back(work("rollout.memory_fraction", [](S& s, double f) { s.rollout.memory_fraction *= f; }));
-    out.push_back(work("workload.prompt_tokens.mean", [](S& s, double f) { s.workload.prompt_tokens.mean *= f; }));
-    out.push_back(work("workload.prompt_tokens.max", [](S& s, double f) { s.workload.prompt_tokens.max *= f; }));
-    out.push_back(work("workload.response_tokens.mean", [](S& s, double f) { s.workload.response_tokens.mean *= f; }));
-    out.push_back(work("workload.response_tokens.max", [](S& s, double f) { s.workload.response_tokens.max *= f; }));
+        work("algorithm.samples_per_prompt", [&](S& s, double f) { return count(s.algorithm.samples_per_prompt, f); }));
+    out.push_back(
+        work("rollout.max_running_requests", [&](S& s, double f) { return count(s.rollout.max_running_requests, f); }));
+    out.push_back(
+        work("rollout.memory_fraction", [&](S& s, double f) { return fraction(s.rollout.memory_fraction, f); }));
+    out.push_back(
+        work("workload.prompt_tokens.mean", [&](S& s, double f) { return scale(s.workload.prompt_tokens.mean, f); }));
+    out.push_back(
+        work("workload.prompt_tokens.max", [&](S& s, double f) { return scale(s.workload.prompt_tokens.max, f); }));
+    out.push_back(work("workload.response_tokens.mean",
+                       [&](S& s, double f) { return scale(s.workload.response_tokens.mean, f); }));
+    out.push_back(
+        work("workload.response_tokens.max", [&](S& s, double f) { return scale(s.workload.response_tokens.max, f); }));
     return out;
   }
 
@@ -241,18 +283,23 @@ class Perturbed {
     return out;
   }
   Sensitivity effect(std::string name, const RlPrice& minus, const RlPrice& plus) const {
-    return {std::move(name), minus.iteration_seconds / base_ - 1.0, plus.iteration_seconds / base_ - 1.0, minus.fits,
-            plus.fits};
+    return {.number = std::move(name),
+            .minus = minus.iteration_seconds / base_ - 1.0,
+            .plus = plus.iteration_seconds / base_ - 1.0,
+            .minus_fits = minus.fits,
+            .plus_fits = plus.fits};
   }
   Sensitivity machine(std::string name, const std::function<void(Hardware&, double)>& change) const {
     Hardware less = hardware_, more = hardware_;
     change(less, 0.9), change(more, 1.1);
     return effect(std::move(name), price(less, scenario_), price(more, scenario_));
   }
-  Sensitivity work(std::string name, const std::function<void(Scenario&, double)>& change) const {
+  Sensitivity work(std::string name, const std::function<double(Scenario&, double)>& change) const {
     Scenario less = scenario_, more = scenario_;
-    change(less, 0.9), change(more, 1.1);
-    return effect(std::move(name), price(hardware_, less), price(hardware_, more));
+    const double down = change(less, 0.9), up = change(more, 1.1);
+    Sensitivity out = effect(std::move(name), price(hardware_, less), price(hardware_, more));
+    out.minus_change = down - 1.0, out.plus_change = up - 1.0;
+    return out;
   }
 
   Scenario scenario_;
@@ -279,12 +326,24 @@ Result<std::vector<Sensitivity>> sensitivity(const Scenario& scenario, const std
 }
 
 std::string render(const std::vector<Sensitivity>& all) {
-  std::string out = "Iteration seconds when one number is 10 % lower or higher\n";
-  for (const Sensitivity& s : all)
-    out += fmt::format("  {:<30} {:>+7.2f} %  {:>+7.2f} %{}\n", s.number, 100 * s.minus, 100 * s.plus,
-                       s.minus_fits && s.plus_fits ? ""
-                       : s.plus_fits               ? "  lower: does not fit"
-                                                   : "  higher: does not fit");
+  std::string out = "Iteration seconds when one number is 10 % lower or higher\n", none;
+  const auto ten = [](double change) { return std::abs(std::abs(change) - 0.1) < 5e-4; };
+  for (const Sensitivity& s : all) {
+    const bool fits = s.minus_fits && s.plus_fits;
+    if (fits && std::max(std::abs(s.minus), std::abs(s.plus)) < 5e-5) {  // what two decimals show as nothing
+      none += fmt::format("{}{}", none.empty() ? "" : ", ", s.number);
+      continue;
+    }
+    out +=
+        fmt::format("  {:<30} {:>+7.2f} %  {:>+7.2f} %{}{}\n", s.number, 100 * s.minus, 100 * s.plus,
+                    ten(s.minus_change) && ten(s.plus_change)
+                        ? ""
+                        : fmt::format("  changed by {:+.1f} and {:+.1f} %", 100 * s.minus_change, 100 * s.plus_change),
+                    fits          ? ""
+                    : s.plus_fits ? "  lower: does not fit"
+                                  : "  higher: does not fit");
+  }
+  if (!none.empty()) out += fmt::format("  no effect: {}\n", none);
   return out;
 }
 
@@ -294,6 +353,8 @@ std::string to_json(const std::vector<Sensitivity>& all) {
     doc.push_back({{"number", s.number},
                    {"minus", s.minus},
                    {"plus", s.plus},
+                   {"minus_change", s.minus_change},
+                   {"plus_change", s.plus_change},
                    {"minus_fits", s.minus_fits},
                    {"plus_fits", s.plus_fits}});
   return doc.dump(2);

@@ -206,6 +206,9 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
   const std::string layers = moe == 0     ? fmt::format("{} layers", dense)
                              : dense == 0 ? fmt::format("{} MoE layers", moe)
                                           : fmt::format("{} dense and {} MoE layers", dense, moe);
+  std::string over = fmt::format("over {} data ranks", p.shard_ranks());
+  if (moe > 0) over += fmt::format(", experts over {:.0f}", static_cast<double>(p.expert_shard_ranks()));
+  if (p.sharding == Sharding::replicated) over = "not sharded";
   const auto why = [&](PeakTensor t) -> std::string {
     switch (t) {
       case PeakTensor::params:
@@ -218,11 +221,12 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
       case PeakTensor::grads:
         return fmt::format("{} B each", setting_.state.grads);
       case PeakTensor::master:
-        return fmt::format("{} B each, over {} data ranks", setting_.state.master, p.shard_ranks());
+        return fmt::format("{} B each, {}", setting_.state.master, over);
       case PeakTensor::moments:
-        return fmt::format("{} B each, over {} data ranks", setting_.state.moments, p.shard_ranks());
+        return fmt::format("{} B each, {}", setting_.state.moments, over);
       case PeakTensor::kept:
-        return fmt::format("{}, {:.4g} micro-batches in flight of {:.0f} tokens", layers, in_flight(p, stage), held);
+        return fmt::format("{}, {:.4g} micro-batch{} in flight of {:.0f} tokens", layers, in_flight(p, stage),
+                           in_flight(p, stage) > 1 ? "es" : "", held);
       case PeakTensor::logits:
         return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}", held, vocab, framework_.loss_bytes.value,
                            framework_.dummy_weight_grads ? ", and buffers of the head" : "");

@@ -1,8 +1,12 @@
 // Why a layout has no price, with the arithmetic.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/format.h"
 #include "planner/answers.h"
+#include "spec/names.h"
 
 namespace hotbunk {
 namespace {
@@ -21,25 +25,39 @@ std::string rollout_sizes(const ModelSpec& m, const RolloutPoint& r) {
                      r.tp, r.attention_dp, r.ep, r.cp, m.heads, m.kv_heads, m.intermediate, experts);
 }
 
-/// E301 with the sum that is too large.
-Diagnostic no_room(const ScenarioPricer& s, const RolloutPoint& p) {
+Diagnostic lacks_room(std::string message, std::string note, std::string help) {
+  return {
+      .code = "E301", .message = std::move(message), .where = {}, .notes = {std::move(note)}, .help = std::move(help)};
+}
+
+/// E301 with the sum that is too large: what the start asks for, the pool that was given, or what the engine's rule
+/// leaves of the device.
+Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
   const RlSetting& set = s.rl().setting();
-  const RolloutPrice r = s.rl().price_rollout(p);
-  const double longest = set.prompt_tokens + set.longest_response, cache = longest * r.kv_bytes_per_token;
-  Diagnostic out{
-      .code = "E301",
-      .message = "the rollout does not hold its weights and one sequence of the longest length",
-      .where = {},
-      .notes = {fmt::format("weights {} + {:.0f} tokens x {} = {} on a rank, which has {:.2f} x {} = {}",
-                            format_bytes(r.weight_bytes), longest, format_bytes(r.kv_bytes_per_token),
-                            format_bytes(r.weight_bytes + cache), p.memory_fraction, format_bytes(set.device_bytes),
-                            format_bytes(p.memory_fraction * set.device_bytes))},
-      .help = "more tensor parallelism, or a larger rollout.memory_fraction"};
-  if (set.pool_tokens > 0 && set.pool_tokens < longest) {
-    out.notes = {fmt::format("the pool has {:.0f} tokens, the longest sequence {:.0f}", set.pool_tokens, longest)};
-    out.help = "a larger rollout.kv_cache_tokens";
+  const RolloutPrice r = s.rl().price_rollout(p.rollout);
+  if (r.start_lacking_bytes > 0) {
+    const double asked = std::ceil(p.rollout.memory_fraction * set.device_bytes), free = asked - r.start_lacking_bytes;
+    const double most = std::floor(100.0 * free / set.device_bytes) / 100.0;
+    return lacks_room(
+        fmt::format("{} does not start: it asks for more free memory than it finds", name_of(set.engine)),
+        fmt::format("rollout.memory_fraction {} x {} = {}, free beside contexts and communicators are {}",
+                    p.rollout.memory_fraction, format_bytes(set.device_bytes), format_bytes(asked), format_bytes(free)),
+        fmt::format("a smaller rollout.memory_fraction, {} at most", most));
   }
-  return out;
+  const std::string message = "the rollout does not hold its weights and one sequence of the longest length";
+  const double longest = set.longest_prompt + set.longest_response;
+  if (set.pool_tokens > 0 && set.pool_tokens < longest)
+    return lacks_room(message,
+                      fmt::format("the pool has {:.0f} tokens, the longest sequence {:.0f}", set.pool_tokens, longest),
+                      "a larger rollout.kv_cache_tokens");
+  const double need = r.weight_bytes + longest * r.kv_bytes_per_token;
+  return lacks_room(
+      message,
+      fmt::format("weights {} + {:.0f} tokens x {} = {} on a rank; rollout.memory_fraction {} of {} leaves {} for them",
+                  format_bytes(r.weight_bytes), longest, format_bytes(r.kv_bytes_per_token), format_bytes(need),
+                  p.rollout.memory_fraction, format_bytes(set.device_bytes),
+                  format_bytes(std::max(0.0, need - r.lacking_bytes))),
+      "more tensor parallelism, or a larger rollout.memory_fraction");
 }
 
 }  // namespace
@@ -48,7 +66,7 @@ std::optional<Diagnostic> ScenarioPricer::why_unpriced(const RlPoint& p) const {
   if (!train_.divides(p.train)) return no_layout(train_.why_invalid(p.train), "change train.layout or the batch");
   if (scenario_.algorithm.name == AlgorithmName::sft) return std::nullopt;
   if (!rl_.divides(p.rollout)) return no_layout(rollout_sizes(scenario_.model, p.rollout), "change rollout.layout");
-  if (!rl_.price_rollout(p.rollout).fits) return no_room(*this, p.rollout);
+  if (!rl_.price_rollout(p.rollout).fits) return no_room(*this, p);
   return std::nullopt;
 }
 

@@ -34,10 +34,9 @@ double ValidationTable::bias() const {
 Result<CostModel> ValidationContext::cost(const std::string& gpu, std::int64_t gpus, double network,
                                           const std::string& profile, std::int64_t per_node) {
   if (!clusters_.contains(gpu)) {
-    auto scenario = load_scenario_text(
-        fmt::format("model: qwen2.5-0.5b\ncluster: {{gpu: {}, nodes: 1, gpus_per_node: 1}}\n", gpu), "validate");
-    if (!scenario) return fail(scenario.error());
-    clusters_[gpu] = scenario->cluster;
+    auto cluster = catalogue_cluster(gpu);
+    if (!cluster) return fail(cluster.error());
+    clusters_[gpu] = std::move(*cluster);
   }
   const std::string key = gpu + "/" + profile;
   if (!hardware_.contains(key)) {

@@ -33,7 +33,7 @@ FITS = [
     ("DeepSpeed's share of the link", [(ZERO, "data_rate", .02, 1)], [("megatron_sc21_zero3_vs_ptd", range(3))], "singly"),
     ("H100: GEMM, unfused passes", [(H100, "gemm.efficiency", .4, .95), (MEGATRON, "elementwise_passes", 1, 5)],
      [("megatron_readme_h100", None), ("llama3_405b", None)], "singly"),
-    ("B200: GEMM, kernels, unfused passes", [(B200, "gemm.efficiency", .3, .95), (B200, "kernel_overhead", 1e-6, 2e-5),
+    ("B200: GEMM, kernels, unfused passes", [(B200, "gemm.efficiency", .3, .95), (TE, "kernel_overhead", 1e-6, 2e-5),
                                              (TE, "elementwise_passes", 1, 5)],
      [("simumax_b200", None)], "halves"),
 ]

@@ -11,6 +11,7 @@
 
 #include "base/format.h"
 #include "spec/names.h"
+#include "spec/scenario_keys.h"
 #include "spec/transition.h"
 
 namespace hotbunk {
@@ -105,13 +106,18 @@ class Validator {
   void covers(std::string_view key, const std::string& title, const std::vector<Factor>& factors) {
     const int64_t found = product(factors), expected = s_.cluster.ranks();
     if (found == expected) return;
+    const auto allowed = [](const std::string& path, int64_t value) {
+      const ScenarioKey* k = find_scenario_key(path);
+      return k != nullptr && static_cast<double>(value) <= k->high;
+    };
     std::vector<std::string> ways;
     for (const auto& f : factors) {
       if (found == std::numeric_limits<int64_t>::max()) break;
       const int64_t others = found / f.value;
-      if (expected % others == 0 && ways.empty()) ways.push_back(fmt::format("{} to {}", f.name, expected / others));
+      if (expected % others == 0 && ways.empty() && allowed(fmt::format("{}.{}", key, f.name), expected / others))
+        ways.push_back(fmt::format("{} to {}", f.name, expected / others));
     }
-    if (found % s_.cluster.ranks_per_node() == 0 && found != std::numeric_limits<int64_t>::max())
+    if (found % s_.cluster.ranks_per_node() == 0 && allowed("cluster.nodes", found / s_.cluster.ranks_per_node()))
       ways.push_back(fmt::format("nodes to {}", found / s_.cluster.ranks_per_node()));
     report("E203", key, title, {fmt::format("{} ranks, but the cluster has {}", equation(factors), cluster_equation())},
            ways.empty() ? "" : fmt::format("set {}", fmt::join(ways, ", or ")));

@@ -1,7 +1,9 @@
 // What a price stands on: what is known of a device, what is zero, and what is refused for want of a figure.
 #include <fmt/format.h>
+#include <rapidcheck.h>
 
 #include <catch2/catch.hpp>
+#include <set>
 
 #include "planner/answers.h"
 #include "spec/catalog.h"
@@ -108,6 +110,163 @@ TEST_CASE("rates that are not known are no lines of a profile") {
   REQUIRE(back.has_value());
   CHECK(back->inter.bandwidth.value == 0);
   CHECK(to_yaml(*back) == text);
+}
+
+TEST_CASE("a chip without a profile of its own stands on its sibling's efficiencies and its own rates") {
+  const struct {
+    const char *chip, *sibling;
+  } cases[] = {{"a100-sxm-40gb", "a100-sxm-80gb"},  {"h200-sxm-141gb", "h100-sxm-80gb"},
+               {"h800-sxm-80gb", "h100-sxm-80gb"},  {"h20-sxm-96gb", "h100-sxm-80gb"},
+               {"gb200-nvl72", "b200-sxm-180gb"},   {"gb300-nvl72", "b200-sxm-180gb"},
+               {"b300-sxm-288gb", "b200-sxm-180gb"}};
+  std::set<std::string> covered;
+  for (const auto& c : cases) {
+    INFO(c.chip);
+    covered.insert(c.chip), covered.insert(c.sibling);
+    const auto own = catalogue_cluster(c.chip), theirs = catalogue_cluster(c.sibling);
+    REQUIRE(own.has_value());
+    REQUIRE(theirs.has_value());
+    const auto h = hardware_for(*own, catalog_root()), fitted = hardware_for(*theirs, catalog_root());
+    REQUIRE(h.has_value());
+    REQUIRE(fitted.has_value());
+    CHECK(fitted->calibrated);
+    CHECK_FALSE(h->calibrated);
+    CHECK_THAT(h->source, Catch::Contains("uncalibrated") && Catch::Contains(c.sibling));
+    CHECK(h->gemm.efficiency == fitted->gemm.efficiency);
+    CHECK(h->gemm.units == fitted->gemm.units);
+    CHECK(h->attention.forward == fitted->attention.forward);
+    CHECK(h->memory_efficiency == fitted->memory_efficiency);
+    CHECK(h->kernel_overhead == fitted->kernel_overhead);
+    CHECK(h->overlap_slowdown == fitted->overlap_slowdown);
+    CHECK(h->peak_flops("bf16") == own->gpu.peak_flops("bf16"));
+    CHECK(h->memory_bandwidth == own->gpu.memory_bandwidth.value);
+    // The same share of another line.
+    CHECK(h->intra.bandwidth.value / own->gpu.nvlink_bandwidth.value ==
+          Approx(fitted->intra.bandwidth.value / theirs->gpu.nvlink_bandwidth.value));
+  }
+  // A GPU that joins the catalogue has a profile, a sibling, or a line here that says why not.
+  for (const std::string& gpu : catalog_names("gpus")) CHECK((gpu == "local-cpu" || covered.contains(gpu)));
+}
+
+namespace {
+
+/// Every figure of `a` that a price stands on is no less than that of `b`.
+bool dominates(const ClusterSpec& a, const ClusterSpec& b) {
+  return a.gpu.peak_flops("bf16") >= b.gpu.peak_flops("bf16") && a.gpu.peak_flops("fp32") >= b.gpu.peak_flops("fp32") &&
+         a.gpu.memory_bandwidth.value >= b.gpu.memory_bandwidth.value &&
+         a.gpu.nvlink_bandwidth.value >= b.gpu.nvlink_bandwidth.value && a.gpu.nvlink_sharp >= b.gpu.nvlink_sharp &&
+         a.gpu.pcie_bandwidth.value >= b.gpu.pcie_bandwidth.value &&
+         a.network_bandwidth.value >= b.network_bandwidth.value && a.gpu.memory_bytes >= b.gpu.memory_bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a chip that has more of every rate is slower in no phase, within an architecture and across") {
+  std::vector<std::pair<std::string, std::string>> pairs;  // faster, slower
+  for (const std::string& a : catalog_names("gpus"))
+    for (const std::string& b : catalog_names("gpus"))
+      if (a != b && a != "local-cpu" && b != "local-cpu" && dominates(*catalogue_cluster(a), *catalogue_cluster(b)))
+        pairs.emplace_back(a, b);
+  const auto is_there = [&](const char* a, const char* b) {
+    return std::find(pairs.begin(), pairs.end(), std::pair<std::string, std::string>(a, b)) != pairs.end();
+  };
+  for (const auto& [a, b] : {std::pair{"a100-sxm-80gb", "a100-sxm-40gb"},
+                             {"h100-sxm-80gb", "h800-sxm-80gb"},
+                             {"h200-sxm-141gb", "h100-sxm-80gb"},
+                             {"h100-sxm-80gb", "a100-sxm-80gb"},
+                             {"b200-sxm-180gb", "h200-sxm-141gb"},
+                             {"b300-sxm-288gb", "b200-sxm-180gb"},
+                             {"gb200-nvl72", "b200-sxm-180gb"},
+                             {"gb300-nvl72", "gb200-nvl72"}})
+    CHECK(is_there(a, b));
+  CHECK(rc::check([&] {
+    const auto pick = [](const std::vector<std::string>& values) { return *rc::gen::elementOf(values); };
+    const auto [fast, slow] = *rc::gen::elementOf(pairs);
+    std::vector<std::string> sets = {
+        pick({"profile=hotbunk", "profile=verl-fsdp", "profile=megatron", "profile=verl-megatron"}),
+        pick({"model=qwen2.5-7b", "model=qwen2.5-0.5b", "model=llama-3.1-8b"}),
+        pick({"train.recompute=none", "train.recompute=selective", "train.recompute=full"}),
+        pick({"train.layout={dp: 16}", "train.layout={dp: 8, cp: 2}", "train.layout={dp: 4, tp: 2, sp: true, pp: 2}"}),
+        pick({"train.micro_batch_tokens=4096", "train.micro_batch_tokens=16384"}),
+        pick({"rollout.engine=sglang", "rollout.engine=vllm", "rollout.engine=hotbunk"}),
+        pick({"rollout.layout={tp: 2, dp: 8}", "rollout.layout={tp: 1, dp: 16}"}),
+        pick({"rollout.max_running_requests=8", "rollout.max_running_requests=64"}),
+        // One capacity: with a larger pool engines run other batches, which is not what is compared here.
+        "cluster.device_memory_gib=39", "cluster.host_memory_gib=1024"};
+    if (sets[3].find("tp") != std::string::npos) sets.emplace_back("train.engine=megatron");
+    const auto priced = [&](const std::string& gpu) {
+      const auto p = ScenarioPricer::make(loaded(fmt::format("{{gpu: {}, nodes: 2, gpus_per_node: 8}}", gpu), sets),
+                                          catalog_root());
+      RC_ASSERT(p.has_value());
+      return (*p)->price((*p)->point());
+    };
+    const RlPrice more = priced(fast), less = priced(slow);
+    RC_ASSERT(less.iteration_seconds > 0);
+    for (std::size_t i = 0; i < num_rl_phases; ++i) {
+      RC_LOG() << fast << " against " << slow << ", " << name_of(static_cast<RlPhase>(i)) << ": " << more.seconds[i]
+               << " and " << less.seconds[i] << "\n";
+      RC_ASSERT(more.seconds[i] <= less.seconds[i] * (1 + 1e-12));
+    }
+  }));
+}
+
+TEST_CASE("what an eager front end leaves between kernels is the framework's, and no engine's decode pays it") {
+  const auto framework = framework_named("megatron-te", catalog_root());
+  REQUIRE(framework.has_value());
+  const Scenario s = loaded("{gpu: b200-sxm-180gb, nodes: 2, gpus_per_node: 8}", {"train.micro_batch_tokens=4096"});
+  const auto hardware = hardware_for(s, catalog_root());
+  REQUIRE(hardware.has_value());
+  CHECK(framework->kernel_overhead.value > 2 * hardware->kernel_overhead.value);
+  FrameworkProfile plain = *framework;
+  plain.kernel_overhead.value = 0;
+  const CostModel cost(*hardware, s.cluster);
+  const TrainModel eager(s.model, train_setting_of(s), cost, *framework),
+      tight(s.model, train_setting_of(s), cost, plain);
+  const TrainPoint p = rl_point_of(s).train;
+  CHECK(eager.price(p).step_seconds > tight.price(p).step_seconds);
+  CHECK(RlModel(eager, rl_setting_of(s)).price_rollout(rl_point_of(s).rollout).seconds() ==
+        RlModel(tight, rl_setting_of(s)).price_rollout(rl_point_of(s).rollout).seconds());
+  // Our engine launches each kernel of a step, SGLang replays the step: one sequence at a time shows the host.
+  const auto decode = [&](const char* engine, double launch) {
+    Scenario t = s;
+    t.rollout.engine = std::string(engine) == "hotbunk" ? RolloutEngine::hotbunk : RolloutEngine::sglang;
+    t.rollout.max_running_requests = 1;
+    Hardware h = *hardware;
+    h.launch.value = launch;
+    const TrainModel train(t.model, train_setting_of(t), CostModel(h, t.cluster), *framework);
+    return RlModel(train, rl_setting_of(t)).price_rollout(rl_point_of(t).rollout).decode_seconds;
+  };
+  CHECK(decode("sglang", 1e-4) == decode("sglang", 0));
+  // 28 layers of 10 kernels and 2 reductions, and 6 around them, at 100 us each.
+  const RolloutPrice r = [&] {
+    Scenario t = s;
+    t.rollout.max_running_requests = 1;
+    return RlModel(eager, rl_setting_of(t)).price_rollout(rl_point_of(t).rollout);
+  }();
+  const double steps = r.steps - rl_setting_of(s).drawn_response;
+  CHECK(decode("hotbunk", 1e-4) == Approx(steps * (28 * 12 + 6) * 1e-4).epsilon(1e-9));
+}
+
+TEST_CASE("a vLLM that cannot start says so, and what would let it") {
+  const std::string cluster = "{gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}";
+  const auto why = [&](const char* fraction) {
+    const auto p = ScenarioPricer::make(
+        loaded(cluster, {"rollout.engine=vllm", fmt::format("rollout.memory_fraction={}", fraction)}), catalog_root());
+    REQUIRE(p.has_value());
+    return (*p)->why_unpriced((*p)->point());
+  };
+  const auto refused = why("0.99");
+  REQUIRE(refused.has_value());
+  CHECK(refused->code == "E301");
+  CHECK_THAT(refused->message, Catch::Contains("vllm does not start"));
+  CHECK_THAT(refused->help, Catch::Contains("smaller rollout.memory_fraction"));
+  // What the help says works: 79.65 GiB less 0.6 + 0.688 GB is 0.9849 of the device.
+  CHECK_THAT(refused->help, Catch::Contains("0.98 at most"));
+  CHECK_FALSE(why("0.98").has_value());
+  // Too little for the weights is another story.
+  const auto small = why("0.05");
+  REQUIRE(small.has_value());
+  CHECK_THAT(small->help, Catch::Contains("larger rollout.memory_fraction"));
 }
 
 }  // namespace hotbunk

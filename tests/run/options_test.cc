@@ -34,3 +34,33 @@ TEST_CASE("what is not a number in range is refused, NaN too") {
       CHECK(r.err.find(fmt::format("{} is not a number from 0 to ", value)) != std::string::npos);
     }
 }
+
+TEST_CASE("flags that contradict each other are refused, not dropped") {
+  const fs::path file = scenario("flags", 2, 2, "steps: 2");
+  for (const char* flags : {"--gpus '?' --print", "--gpus '?' --resolved", "--resolved --print", "--phase train",
+                            "--resolved --out plan.json", "--gpus '?' --out plan.json"}) {
+    INFO(flags);
+    const Result2 r = hotbunk_command(fmt::format("plan {} {}", file.string(), flags));
+    CHECK(r.code == 2);
+    CHECK(r.out.empty());
+    CHECK_FALSE(r.err.empty());
+  }
+  const Result2 negative = hotbunk_command(fmt::format("plan {} --budget -3", file.string()));
+  CHECK(negative.code == 2);
+  CHECK_THAT(negative.err, Catch::Contains("-3 is not a whole number from 0 up"));
+}
+
+TEST_CASE("a sweep varies a key once, and writes into a folder that is there") {
+  const fs::path file = scenario("grid", 2, 2, "steps: 2");
+  const Result2 twice = hotbunk_command(fmt::format("sweep {} --vary seed=1,2 --vary seed=3,4", file.string()));
+  CHECK(twice.code == 2);
+  CHECK_THAT(twice.err, Catch::Contains("E261") && Catch::Contains("seed is varied twice"));
+  const fs::path nowhere = work_folder() / "no-such-folder";
+  for (const char* flag : {"--out", "--svg"}) {
+    const Result2 r = hotbunk_command(
+        fmt::format("sweep {} --vary seed=1,2 {} {}", file.string(), flag, (nowhere / "grid.csv").string()));
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, Catch::Contains("E103") && Catch::Contains("no-such-folder"));
+    CHECK_FALSE(fs::exists(nowhere));
+  }
+}
