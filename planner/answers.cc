@@ -179,6 +179,8 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
                                 0,
                                 r.tail_seconds,
                                 {}});
+      if (r.exchange_seconds > 0)
+        phase.children.push_back({"exchange", "every rank learns every sample", 0, r.exchange_seconds, {}});
     }
     root.children.push_back(std::move(phase));
   }

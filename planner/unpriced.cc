@@ -50,13 +50,12 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
     return lacks_room(message,
                       fmt::format("the pool has {:.0f} tokens, the longest sequence {:.0f}", set.pool_tokens, longest),
                       "a larger rollout.kv_cache_tokens");
-  const double need = r.weight_bytes + longest * r.kv_bytes_per_token;
+  const double need = r.weight_bytes + longest * r.kv_bytes_per_token, left = need - r.lacking_bytes;
   return lacks_room(
       message,
       fmt::format("weights {} + {:.0f} tokens x {} = {} on a rank; rollout.memory_fraction {} of {} leaves {} for them",
                   format_bytes(r.weight_bytes), longest, format_bytes(r.kv_bytes_per_token), format_bytes(need),
-                  p.rollout.memory_fraction, format_bytes(set.device_bytes),
-                  format_bytes(std::max(0.0, need - r.lacking_bytes))),
+                  p.rollout.memory_fraction, format_bytes(set.device_bytes), left > 0 ? format_bytes(left) : "nothing"),
       "more tensor parallelism, or a larger rollout.memory_fraction");
 }
 

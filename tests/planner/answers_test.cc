@@ -135,7 +135,7 @@ TEST_CASE("a layout without a price is explained by its arithmetic alone") {
        "E263",
        "interleaving needs micro-batches (5) divisible by pp (2)"},
       // 7,615,616,512 parameters x 2 B / 4 = 3.55 GiB in 0.8 x 100 MiB.
-      {{"cluster.device_memory_mib=100"}, "E301", "weights 3.55 GiB + 4608 tokens x 14.0 KiB"},
+      {{"cluster.device_memory_mib=100"}, "E301", "weights 3.55 GiB + 5120 tokens x 14.0 KiB"},
   };
   for (const auto& c : cases) {
     const auto pricer = ScenarioPricer::make(scenario_of(c.sets), catalog_root());
