@@ -37,9 +37,11 @@ Diagnostics missing(const Scenario& s, const Hardware& h) {
     if (h.peak_flops(precision) <= 0.0) out.push_back(no_products(h, c.gpu.name, precision, key));
   };
   const std::string trained(name_of(s.train.precision.params)), sampled(name_of(s.rollout.dtype));
-  if (params) products(trained, "train.precision.params");
-  else products(s.train.precision.gemm, "train.precision.gemm");
-  if (rolls && (sampled != trained || !params)) products(sampled, "rollout.dtype");
+  products(trained, "train.precision.params");
+  if (!params) products(s.train.precision.gemm, "train.precision.gemm");
+  // Attention and the head keep 16 bits where the layers' products have fewer (TrainModel).
+  if (!params && s.train.precision.gemm != "tf32" && trained != "bf16") products("bf16", "train.precision.gemm");
+  if (rolls && sampled != trained) products(sampled, "rollout.dtype");
   if (h.memory_bandwidth <= 0.0)
     out.push_back(
         unknown_figure(fmt::format("memory bandwidth of GPU '{}'", c.gpu.name), "cluster.gpu.memory_gb_per_s"));
