@@ -27,7 +27,7 @@ const SyncConstants& sync_constants(SyncMechanism m) {
       {{0.2, slime}, {50e-6, slime}, {45e-3, slime}, {0.0, "cost model"}},
       {{1.2, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
       {{1.7, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
-      {{0.2, nemo}, {35e-6, nemo}, {0.0, nemo}, {0.0, "cost model"}},
+      {{0.26, nemo}, {27e-6, nemo}, {0.0, nemo}, {0.0, "cost model"}},
   };
   return constants[static_cast<std::size_t>(m)];
 }

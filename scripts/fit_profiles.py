@@ -17,8 +17,10 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 A100, H100, B200 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
-VTRAIN, MEGATRON, TE, ZERO = (f"frameworks/{name}.yaml" for name in
-                              ("megatron-vtrain", "megatron-h100", "megatron-te", "deepspeed-zero3"))
+BLACKWELL = "profiles/blackwell-te.yaml"
+CAPPED = "profiles/h100-96gb-500w.yaml"
+VTRAIN, TE, ZERO, BRIDGE, TITAN = (f"frameworks/{name}.yaml" for name in
+                                   ("megatron-vtrain", "megatron-te", "deepspeed-zero3", "megatron-bridge", "torchtitan"))
 # name, constants (file, key, least, most), rows (table, range or None for all), how rows are left out
 FITS = [
     ("A100: GEMM, memory, overlap", [(A100, "gemm.efficiency", .5, .95), (A100, "gemm.half_k", 8, 512),
@@ -31,11 +33,16 @@ FITS = [
                                   (VTRAIN, "softmax_kernels", 1, 60)],
      [("vtrain_a100_single_node", None)], "halves"),
     ("DeepSpeed's share of the link", [(ZERO, "data_rate", .02, 1)], [("megatron_sc21_zero3_vs_ptd", range(3))], "singly"),
-    ("H100: GEMM, unfused passes", [(H100, "gemm.efficiency", .4, .95), (MEGATRON, "elementwise_passes", 1, 5)],
+    ("H100: GEMM", [(H100, "gemm.efficiency", .4, .95)],
      [("megatron_readme_h100", None), ("llama3_405b", None)], "singly"),
     ("B200: GEMM, kernels, unfused passes", [(B200, "gemm.efficiency", .3, .95), (TE, "kernel_overhead", 1e-6, 2e-5),
                                              (TE, "elementwise_passes", 1, 5)],
      [("simumax_b200", None)], "halves"),
+    ("H100 of 500 W, torchtitan", [(CAPPED, "gemm.efficiency", .3, .95), (TITAN, "elementwise_passes", 1, 8)],
+     [("torchtitan", None)], "singly"),
+    ("Blackwell in narrow formats: GEMM, unfused passes", [(BLACKWELL, "gemm.efficiency", .3, .95),
+                                                           (BRIDGE, "elementwise_passes", 1, 5)],
+     [("megatron_bridge", None)], "halves"),
 ]
 
 

@@ -232,7 +232,7 @@ TEST_CASE("a row's hardware is the catalogue's, or it is out of scope") {
       INFO(table << " on " << hardware);
       CHECK_THAT(fate(table, {{"hardware", hardware}}).why, Catch::Contains("not in the catalogue"));
     }
-  // 405B in 32 ranks of 405e9 x 18 B / 32: more than a B200 has, so it recomputes; a B300 does not.
+  // The published recipes recompute nothing that counts, whatever the memory: only the rate of the products differs.
   const std::map<std::string, std::string> row = {{"model", "LLAMA3.1_405B"},
                                                   {"precision", "FP8"},
                                                   {"gpus", "256"},
@@ -244,9 +244,14 @@ TEST_CASE("a row's hardware is the catalogue's, or it is out of scope") {
                                                   {"cp", "1"},
                                                   {"vpp", "4"},
                                                   {"ep", "n/a"}};
-  auto small = row, big = row;
-  small["system"] = "DGX-B200", big["system"] = "DGX-B300";
-  CHECK(priced("megatron_bridge", big) > 1.15 * priced("megatron_bridge", small));
+  auto fp8 = row, nvfp4 = row, hopper = row;
+  fp8["system"] = nvfp4["system"] = "DGX-B300", hopper["system"] = "DGX-H100";
+  nvfp4["precision"] = "NVFP4";
+  CHECK(priced("megatron_bridge", nvfp4) > 1.15 * priced("megatron_bridge", fp8));
+  CHECK(priced("megatron_bridge", fp8) > 1.5 * priced("megatron_bridge", hopper));
+  CHECK_THAT(fate("megatron_bridge", {{"model", "Nemotron_3_Ultra"}}).why, Catch::Contains("Mamba"));
+  CHECK_THAT(fate("megatron_bridge", {{"task", "lora"}}).why, Catch::Contains("frozen"));
+  CHECK(priced("megatron_bridge", {{"task", "sft"}}) > 0.0);
 }
 
 TEST_CASE("rows beside the published ones have a price, or a reason") {

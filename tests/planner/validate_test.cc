@@ -76,7 +76,7 @@ TEST_CASE("published tables: accuracy holds") {
                                                {"korthikanti_a100_layer", {0.04, 0.07}},
                                                {"korthikanti_a100_activations", {0.002}},
                                                {"korthikanti_a100_states", {0.002}},
-                                               {"simumax_b200", {0.035, 0.07}},
+                                               {"simumax_b200", {0.03, 0.07}},
                                                {"simumax_b200_memory", {0.005, 0.012}},
                                                {"simumax_b200_stages", {0.005}},
                                                {"simumax_b200_reserved", {0.045}},
@@ -84,13 +84,13 @@ TEST_CASE("published tables: accuracy holds") {
                                                {"vtrain_a100_single_node", {0.075}},
                                                {"megatron_sc21_weak_scaling", {0.025, 0.05, 0.025}},
                                                {"megatron_sc21_zero3_vs_ptd", {0.035, 0.06, 0.02}},
-                                               {"megatron_readme_h100", {0.03, 0.08}},
+                                               {"megatron_readme_h100", {0.04, 0.08}},
                                                {"llama3_405b", {0.06}},
                                                {"megascale_175b", {0.05, 0.08, 0.03}},
                                                {"torchtitan", {0.02, 0.04}},
                                                {"torchtitan_memory", {0.04}},
-                                               {"megatron_bridge", {0.29}},
-                                               {"weight_sync", {0.10}}};
+                                               {"megatron_bridge", {0.18}},
+                                               {"weight_sync", {0.07, 0.10}}};
   for (const auto& [name, bound] : bounds) {
     bool found = false;
     for (const ValidationTable& t : v->tables)
