@@ -76,6 +76,8 @@ TEST_CASE("each module of selective recomputation drops its own tensors and repe
   // A module inside another adds nothing, two beside each other add up.
   CHECK(dropped(of("moe, moe_act, shared_experts")) == Approx(moe));
   CHECK(of("moe, moe_act").recompute_core == of("moe").recompute_core);
+  CHECK(of("moe_act").recompute_core > 0);
+  CHECK(of("moe").recompute_core > of("moe_act").recompute_core + of("shared_experts").recompute_core);
   CHECK(of("moe_act, layernorm").recompute_core ==
         Approx(of("moe_act").recompute_core + of("layernorm").recompute_core));
   // Experts that are elsewhere are sent to once more.
