@@ -248,6 +248,8 @@ Explanation explain(const ScenarioPricer& s) {
       plan ? plan_link_bytes(s.scenario(), expected_runs(s.scenario(), out.point), s.train().cost().ranks_per_node())
            : link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point),
                         s.scenario().algorithm.name != AlgorithmName::sft);
+  if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));
+  if (auto lever = one_step_off(s, out.point)) out.levers.push_back(std::move(*lever));
   for (const auto& [name, point] : neighbours(s, out.point)) {
     RlPrice q = s.price(point);
     if (q.iteration_seconds <= 0) continue;
@@ -285,6 +287,7 @@ std::string render(const Explanation& e) {
   for (const LinkUse& u : e.links)
     out += fmt::format("  {:<14} {:<28} {:>12.3f} {:>12.3f} {:>12.3f}\n", name_of(u.phase), u.what, u.node_wire / 1e9,
                        u.network_wire / 1e9, u.host_bytes / 1e9);
+  for (const std::string& note : e.notes) out += "\nNote: " + note + "\n";
   out += "\nWhat one change buys (iteration, fullest moment)\n";
   for (const Lever& l : e.levers)
     out += fmt::format("  {:<44} {:>+10.3f} s  {:>+9.2f} GiB  {}\n", l.change, l.seconds, l.bytes / gib,
@@ -322,6 +325,7 @@ std::string to_json(const Explanation& e) {
                             {"node_wire_bytes", u.node_wire},
                             {"network_wire_bytes", u.network_wire},
                             {"host_bytes", u.host_bytes}});
+  doc["notes"] = e.notes;
   doc["levers"] = nlohmann::ordered_json::array();
   for (const Lever& l : e.levers)
     doc["levers"].push_back(

@@ -64,9 +64,10 @@ struct Explanation {
   double capacity_bytes = 0, host_capacity_bytes = 0;  // of a rank
   double mapped_bytes = 0, host_mapped_bytes = 0;      // of a lowered scenario, what must fit; 0: not lowered
   CostNode memory, time;
-  ReservedMemory torch;        // training under PyTorch's caching allocator; nothing under profile hotbunk
-  std::vector<LinkUse> links;  // of one rank and iteration
-  std::vector<Lever> levers;   // what can be changed by one step, best time first
+  ReservedMemory torch;            // training under PyTorch's caching allocator; nothing under profile hotbunk
+  std::vector<LinkUse> links;      // of one rank and iteration
+  std::vector<Lever> levers;       // what can be changed by one step, best time first
+  std::vector<std::string> notes;  // what a user of other systems would stumble over
 };
 Explanation explain(const ScenarioPricer&);
 std::string render(const Explanation&);

@@ -23,6 +23,10 @@ struct KvPool {
 ///   SGLang   free after load - free at init * (1 - fraction), that is free at init * fraction - weights
 ///   vLLM     ceil(device * fraction) - weights - activations - context - leftovers; does not start with less than
 ///            ceil(device * fraction) free
+/// SGLang measures what is free (the least over an engine's ranks) once its communicators stand, and again behind the
+/// load; a trainer's leftovers are missing from both. vLLM profiles a step; what is not torch's own of all that is used
+/// counts as non-torch memory, leftovers with it. Its releases since 0.10 count only what has been added since the
+/// worker's own first look: there leftovers take nothing from the pool, and only the check at the start-up sees them.
 KvPool kv_pool(RolloutEngine, const PoolInputs&);
 
 }  // namespace hotbunk

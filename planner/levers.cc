@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <functional>
 
+#include "base/format.h"
 #include "lowering/sample_rows.h"
 #include "planner/choices.h"
 #include "spec/validate.h"
@@ -18,6 +20,41 @@ bool legal(const ScenarioPricer& s, const RlPoint& p) {
 }
 
 }  // namespace
+
+std::optional<Lever> one_step_off(const ScenarioPricer& s, const RlPoint& p) {
+  RlSetting ahead = s.rl().setting();
+  if (p.placement != PlacementMode::disaggregated || ahead.overlaps ||
+      s.scenario().algorithm.name == AlgorithmName::sft)
+    return std::nullopt;
+  ahead.overlaps = true;
+  const RlPrice now = s.rl().price(p), then = RlModel(s.train(), ahead).price(p);
+  return Lever{.change = "algorithm.max_staleness = 1",
+               .point = p,
+               .seconds = then.iteration_seconds - now.iteration_seconds,
+               .bytes = then.peak_bytes() - now.peak_bytes(),
+               .fits = then.fits,
+               .flags = {"algorithm.max_staleness=1"}};
+}
+
+std::string oversized_tensor(const ScenarioPricer& s, const RlPoint& p) {
+  const Scenario& scenario = s.scenario();
+  if (scenario.algorithm.name == AlgorithmName::sft || p.sync == SyncMechanism::shard_to_shard) return "";
+  if (tensor_count(scenario.model) > 1e6) return "";  // no model that exists
+  const double element = s.rl().setting().rollout_element_bytes;
+  std::string name;
+  double most = 0.0;
+  for (const ParamSpec& parameter : parameters_of(scenario.model))
+    if (const double bytes = element * static_cast<double>(parameter.numel()); bytes > most)
+      most = bytes, name = parameter.name;
+  if (most <= p.bucket_bytes) return "";
+  const double all = std::ceil(s.rl().sync_job(p).model_bytes / p.bucket_bytes), own = std::ceil(most / p.bucket_bytes);
+  const double seconds = s.rl().sync_price(p).seconds * std::min(1.0, own / all);
+  return fmt::format(
+      "{} is {}, larger than the sync's bucket of {}: its rows fill {:.0f} of {:.0f} buckets ({} of the update); in a "
+      "bucket of its own it would take {} more staging on every rank",
+      name, format_bytes(most), format_bytes(p.bucket_bytes), own, all, format_seconds(seconds),
+      format_bytes(most - p.bucket_bytes));
+}
 
 std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s, const RlPoint& p) {
   std::vector<std::pair<std::string, RlPoint>> out;

@@ -73,6 +73,20 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainPrice& t, st
   if (s.old_logprobs) Splitter(RlPhase::old_logprobs, out).ring("dp parameters", OpKind::all_gather, data, sharded);
 }
 
+/// What crosses the host link as the transition order says.
+void add_shifts(const RlModel& rl, const RlPoint& p, const TrainPrice& t, const RolloutPrice& rollout,
+                std::vector<LinkUse>& out) {
+  const TrainSide side = rl.train_side(p.train, t, rl.train().layers(p.train));
+  const ShiftPrice shift = rl.shift(p, side, rollout, 0.0);
+  const double weights = rl.setting().keeps_weights ? rollout.weight_bytes : 0.0;
+  const Splitter down(RlPhase::sleep, out), up(RlPhase::wake, out);
+  down.host("training's state to the host", shift.down - weights);
+  down.host("rollout's weights to the host", weights);
+  up.host("and back", shift.up - weights);
+  up.host("rollout's weights back", weights);
+  if (shift.sync_from_host) Splitter(RlPhase::sync, out).host("parameters from their host copy", side.params);
+}
+
 }  // namespace
 
 std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const TrainPrice& train,
@@ -92,11 +106,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     const GroupShape all = GroupShape::strided(job.sources, 1, node);
     if (p.sync == SyncMechanism::shard_to_shard) move.point_to_point("shards", all.nodes > 1, sync.bytes_received);
     else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
-    if (p.sleeps()) {
-      const double state = train.state_bytes - train.grad_bytes;
-      Splitter(RlPhase::sleep, out).host("training's state to the host", state);
-      Splitter(RlPhase::wake, out).host("and back", state);
-    }
+    if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);
   }
   if (iterate) add_scoring(model, p.train, train, out);
   add_training(model.train(), p.train, train, model.setting().mini_batches, out);

@@ -133,18 +133,22 @@ double RlModel::shift_seconds(double copied, double mapped, OpKind kind) const {
   return seconds;
 }
 
+ShiftPrice RlModel::shift(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging) const {
+  return price_shift(p.transition, {.params = train.params,
+                                    .optimizer = train.optimizer + train.critic + train.reference,
+                                    .weights = rollout.weight_bytes,
+                                    .kv = rollout.pool_bytes,
+                                    .keeps_weights = setting_.keeps_weights,
+                                    .staging = staging,
+                                    .host_staging = std::min(p.bucket_bytes, train.params)});
+}
+
 /// Shifts on one set of GPUs.
 void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
                        RlPrice& out) const {
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const ShiftPrice shift = price_shift(p.transition, {.params = train.params,
-                                                      .optimizer = train.optimizer + train.critic + train.reference,
-                                                      .weights = rollout.weight_bytes,
-                                                      .kv = rollout.pool_bytes,
-                                                      .keeps_weights = setting_.keeps_weights,
-                                                      .staging = staging,
-                                                      .host_staging = std::min(p.bucket_bytes, train.params)});
+  const ShiftPrice shift = this->shift(p, train, rollout, staging);
   // Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
   double working = 0.0;
   if (shift.mapped > 0.0)
@@ -310,7 +314,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.response_square = mean_square(s.workload.response_tokens);
   out.longest_prompt = std::max(s.workload.prompt_tokens.max, s.workload.prompt_tokens.mean);
   out.longest_response = std::max(s.workload.response_tokens.max, s.workload.response_tokens.mean);
-  out.drawn_response = longest_of(s.workload.response_tokens, out.prompts * out.samples);
+  out.responses = s.workload.response_tokens;
   out.reference = s.algorithm.reference;
   out.old_logprobs = s.algorithm.old_logprobs;
   out.critic = s.algorithm.name == AlgorithmName::ppo;

@@ -95,7 +95,7 @@ struct RlSetting {
   double prompt_tokens = 512, response_tokens = 2048;                   // means
   double prompt_square = 512.0 * 512, response_square = 2048.0 * 2048;  // means of the squares
   double longest_prompt = 512, longest_response = 8192;                 // what has to fit
-  double drawn_response = 8192;                                         // the longest of an iteration's draws
+  LengthSpec responses{.mean = 2048, .max = 8192};                      // as drawn
   bool reference = false, old_logprobs = true;
   bool critic = false;  // PPO: a second model of the actor's layers with one output, in the actor's layout
   RolloutEngine engine = RolloutEngine::sglang;
@@ -144,6 +144,8 @@ class RlModel {
   RlPrice combine(const RlPoint&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
   /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
   RlPrice price(const RlPoint&) const;
+  /// What the point's shifts move; colocated.
+  ShiftPrice shift(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
   /// Tokens trained in an iteration, prompts and responses.
   double tokens() const {
     return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
@@ -158,7 +160,8 @@ class RlModel {
  private:
   // rollout_price.cc: seconds of one engine's parts.
   double decode_step_seconds(const RolloutPoint&, double slots, double context) const;
-  double prefill_seconds(const RolloutPoint&, double prompts) const;
+  double prefill_seconds(const RolloutPoint&, double sequences, double slots, double full) const;
+  double prefill_step_seconds(const RolloutPoint&, double tokens, double sequences) const;
   double layers_seconds(const RolloutPoint&, double tokens) const;
   double step_seconds(const RolloutPoint&, double sequences) const;
   double lumped_seconds(double flops, double weights) const;

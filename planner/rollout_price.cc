@@ -5,6 +5,7 @@
 
 #include "planner/kv_pool.h"
 #include "planner/layer_kinds.h"
+#include "planner/length_moments.h"
 #include "planner/rl_model.h"
 
 namespace hotbunk {
@@ -54,9 +55,9 @@ double mlp_elements(const ModelSpec& m) {
 double layer_kernels(const ModelSpec& m) { return m.qk_norm ? 11.0 : 10.0; }
 /// Kernels around the layers: embedding, two row gathers, final norm, head, sampling (same source).
 constexpr double end_kernels = 6.0;
-/// Copies between host and device in a step of our engine, whose driver waits for them: ids, positions, offsets, slots,
-/// tables, lengths, rows and random numbers up, tokens and log-probs down (same source).
-constexpr double step_feeds = 8.0, step_fetches = 2.0;
+/// Copies between host and device that a step of our engine waits for: ids up, before the other feeds, which come
+/// beside the first layer; tokens and log-probs down (same source).
+constexpr double step_feeds = 1.0, step_fetches = 2.0;
 
 double step_kernels(const ModelSpec& m, const RolloutPoint& r) {
   const double reductions = r.tp > 1 ? 2.0 : 0.0;
@@ -93,6 +94,7 @@ RlModel::RolloutPayload RlModel::rollout_payload(const RolloutPoint& r, double t
   RolloutPayload out;
   // After attention within its group (its own tokens), after the MLP over the whole engine.
   if (r.attention_tp() > 1) out.reduce += layers * row * tokens / static_cast<double>(r.attention_dp);
+  if (r.tp > 1 && r.attention_dp == 1) out.reduce += row * tokens;  // the embedding, split over the vocabulary
   if (r.ep > 1 && m.moe) {
     const double moe = moe_layers(m);
     // Dispatch and combine: each rank sends its share of the tokens to their experts and the results back.
@@ -121,6 +123,8 @@ double RlModel::rollout_exchange_seconds(const RolloutPoint& r, double tokens) c
     seconds += 2.0 * moe *
                cost.collective_seconds(OpKind::all_to_all, GroupShape::strided(r.ep, stride, node),
                                        rollout_payload(r, tokens).dispatch / (2.0 * moe));
+  // The embedding's rows are split over the engine too.
+  if (r.attention_dp == 1) seconds += cost.collective_seconds(OpKind::all_reduce, engine, tokens * row);
   return seconds + (layers - moe) * cost.collective_seconds(OpKind::all_reduce, engine, tokens * row);
 }
 
@@ -194,23 +198,40 @@ double RlModel::decode_step_seconds(const RolloutPoint& r, double slots, double 
   return replays ? device : eager_seconds(train_.cost(), step_kernels(m, r), device);
 }
 
-/// Prompts in steps of at most max_prefill_tokens; each ends with the head on the prompts that end in it.
-double RlModel::prefill_seconds(const RolloutPoint& r, double prompts) const {
+/// One step over `tokens` of prompts, with the head on the `sequences` that end in it.
+double RlModel::prefill_step_seconds(const RolloutPoint& r, double tokens, double sequences) const {
   const ModelSpec& m = train_.model();
   const CostModel& cost = train_.cost();
-  const double tokens = prompts * setting_.prompt_tokens;
-  const double steps = std::max(1.0, std::ceil(tokens / setting_.max_prefill_tokens)), each = tokens / steps;
   // Causal: a prompt of s tokens has s (s + 1) / 2 pairs.
   const double keys = (setting_.prompt_square / std::max(setting_.prompt_tokens, 1.0) + 1.0) / 2.0;
   const auto layers = static_cast<double>(m.layers);
   const double shares = static_cast<double>(r.attention_tp() * r.attention_dp * r.cp);
-  const double flops = attention_flops_per_pair(m, false) * each * keys / shares;
+  const double flops = attention_flops_per_pair(m, false) * tokens * keys / shares;
   const double wide = static_cast<double>(2 * m.heads * m.head_dim) / shares * setting_.rollout_element_bytes;
-  const double bytes = each * (wide + kv_bytes_per_token(m, r, setting_.rollout_element_bytes) / layers);
+  const double bytes = tokens * (wide + kv_bytes_per_token(m, r, setting_.rollout_element_bytes) / layers);
   const double device =
-      layers_seconds(r, each) + rollout_exchange_seconds(r, each) + step_seconds(r, prompts / steps) +
+      layers_seconds(r, tokens) + rollout_exchange_seconds(r, tokens) + step_seconds(r, sequences) +
       layers * cost.attention_seconds(flops, keys, bytes, false, cost.peak_flops(setting_.rollout_dtype));
-  return steps * eager_seconds(cost, step_kernels(m, r), device);
+  return eager_seconds(cost, step_kernels(m, r), device);
+}
+
+/// Prompts fill the slots in steps of at most max_prefill_tokens. Then a sequence is admitted whenever one has ended:
+/// of n ends over w decode steps w (1 - e^(-n / w)) steps see at least one, and each of them is followed by a prefill.
+double RlModel::prefill_seconds(const RolloutPoint& r, double sequences, double slots, double full) const {
+  const double first = std::min(sequences, slots), later = sequences - first;
+  // Samples of one prompt find it in the cache where prefixes are shared.
+  const double prompt = setting_.prefix_shared ? setting_.prompt_tokens *
+                                                     std::ceil(sequences / std::max(setting_.samples, 1.0)) / sequences
+                                               : setting_.prompt_tokens;
+  const auto price = [&](double n, double least_steps) {
+    if (n <= 0.0) return 0.0;
+    const double steps = std::max({1.0, least_steps, std::ceil(n * prompt / setting_.max_prefill_tokens)});
+    return steps * prefill_step_seconds(r, n * prompt / steps, n / steps);
+  };
+  const double mean = std::max(setting_.response_tokens, 1.0),
+               spread = std::sqrt(std::max(0.0, setting_.response_square / (mean * mean) - 1.0));
+  const double over = full * std::min(1.0, spread / 0.3);
+  return price(first, 0.0) + price(later, over > 0.0 ? over * -std::expm1(-later / over) : 0.0);
 }
 
 /// Rows of finished samples, as long as the longest, and their log-probs: gathered by all ranks (lower_exchange).
@@ -298,17 +319,25 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) con
   const double sequences =
       std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
   const double held = held_tokens();
-  const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
-  out.prefill_seconds = prefill_seconds(r, distinct);
-  // Until the last admission, when sequences - slots have ended, the slots are full. What is left, slots * mean tokens,
-  // spreads over as many steps as the longest response takes.
-  const double full = setting_.response_tokens * (sequences / out.slots - 1.0), tail = setting_.drawn_response;
-  const double last = std::max(1.0, out.slots * setting_.response_tokens / std::max(tail, 1.0));
-  out.steps = full + tail;
-  out.decode_seconds = full > 0.0 ? full * decode_step_seconds(r, out.slots, held) : 0.0;
-  out.tail_seconds = tail * decode_step_seconds(r, last, held);
+  // A prompt's pass samples the first token of its response.
+  LengthSpec decoded = setting_.responses;
+  decoded.mean = std::max(decoded.mean - 1.0, 0.0), decoded.max = std::max(decoded.max - 1.0, decoded.mean);
+  const DrainSteps steps = drain_steps(decoded, sequences, out.slots, static_cast<double>(r.engines));
+  const double tail = steps.all - steps.full;
+  const double last = std::max(0.0, sequences * decoded.mean - steps.full * out.slots) / std::max(tail, 1.0);
+  out.prefill_seconds = prefill_seconds(r, sequences, out.slots, steps.full);
+  out.steps = steps.all;
+  out.decode_seconds = steps.full > 0.0 ? steps.full * decode_step_seconds(r, out.slots, held) : 0.0;
+  double sum = 0.0;
+  for (double n : steps.running) sum += n;
+  // Quarter by quarter: few sequences take simpler protocols and smaller tiles.
+  for (double n : steps.running)
+    if (tail > 0.0 && sum > 0.0)
+      out.tail_seconds += tail / 4.0 * decode_step_seconds(r, std::clamp(4.0 * n / sum * last, 1.0, out.slots), held);
   out.exchange_seconds = exchange_seconds(r);
-  const RolloutPayload sent = rollout_payload(r, distinct * setting_.prompt_tokens + full * out.slots + tail * last);
+  const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
+  const RolloutPayload sent =
+      rollout_payload(r, distinct * setting_.prompt_tokens + steps.full * out.slots + tail * last);
   out.reduce_payload = sent.reduce;
   out.dispatch_payload = sent.dispatch;
   return out;

@@ -1,8 +1,10 @@
 // The closed form of an engine, each expectation derived in a comment.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <memory>
 
+#include "exec/lengths.h"
 #include "planner/answers.h"
 #include "planner/kv_pool.h"
 #include "planner/length_moments.h"
@@ -62,15 +64,16 @@ TEST_CASE("only sampled tokens meet the head, no token is multiplied by the embe
   wide.vocab *= 2;
   const TrainModel other(wide, t.setting(), t.cost(), t.framework());
   const RlModel twice(other, p->rl().setting());
-  // 16 distinct prompts of 512 tokens on an engine are one step: 16 rows more products with 152064 / 2 columns and 16
-  // rows of fp32 logits more to stream and to gather; 8192 tokens times the table would be 11 % of 7.6e9 parameters.
+  // 16 distinct prompts of 512 tokens on an engine are one step, which samples the first token of 128 responses: 128
+  // rows more products with 152064 / 2 columns and 128 rows of fp32 logits more to stream and to gather; 8192 tokens
+  // times the table would be 11 % of 7.6e9 parameters.
   const double whole = p->rl().price_rollout(tp2).prefill_seconds;
   const double more = twice.price_rollout(tp2).prefill_seconds - whole;
   const CostModel& c = t.cost();
   const double v = 152064, h = 3584;
   const auto ends = [&](double vocab) {
-    return c.gemm_seconds(16, vocab / 2, h, DType::bf16) + c.memory_seconds(4 * 16 * vocab) +
-           c.collective_seconds(OpKind::all_gather, GroupShape::strided(2, 1, 8), 4 * 16 * vocab);
+    return c.gemm_seconds(128, vocab / 2, h, DType::bf16) + c.memory_seconds(4 * 128 * vocab) +
+           c.collective_seconds(OpKind::all_gather, GroupShape::strided(2, 1, 8), 4 * 128 * vocab);
   };
   CHECK(more == Approx(ends(2 * v) - ends(v)).epsilon(1e-6));
   CHECK(more < 0.01 * whole);
@@ -99,13 +102,80 @@ TEST_CASE("every response token is decoded once, by full slots and then by what 
   for (const char* slots : {"8", "32", "4096"}) {
     const auto p = pricer_of({std::string("rollout.max_running_requests=") + slots});
     const RolloutPrice r = price_of(*p);
-    // 128 sequences on an engine; all-reduces of 3584 bf16 values twice in 28 layers for each token, 16 prompts once.
-    CHECK(r.reduce_payload == Approx(2.0 * 28 * 3584 * 2 * (16 * 512 + 128 * 1536)));
-    // The last one admitted may be the longest drawn: 1536 (128 / slots - 1) steps until it starts.
-    const double waits = std::max(0.0, 1536 * (128 / std::min(128.0, std::stod(slots)) - 1));
-    CHECK(r.steps == Approx(waits + p->rl().setting().drawn_response));
-    if (waits == 0) CHECK(r.decode_seconds == 0);
+    // 128 sequences on an engine; all-reduces of 3584 bf16 values twice in 28 layers and once behind the embedding, for
+    // each token: 16 prompts once, of each response all but the first, which the prompt's pass samples.
+    CHECK(r.reduce_payload == Approx((2.0 * 28 + 1) * 3584 * 2 * (16 * 512 + 128 * 1535)));
+    CHECK(r.steps * std::min(128.0, std::stod(slots)) >= 128 * 1535);
+    if (std::stod(slots) >= 128) CHECK(r.decode_seconds == 0);
   }
+}
+
+TEST_CASE("steps until an engine's sequences have ended") {
+  // Without spread: 8 sequences of 10 in 4 slots are two rounds, in 3 slots three, in 8 slots one.
+  const LengthSpec fixed{.mean = 10, .max = 100, .distribution = LengthDistribution::fixed};
+  CHECK(drain_steps(fixed, 8, 4, 1).full == Approx(10));
+  CHECK(drain_steps(fixed, 8, 4, 1).all == Approx(20).epsilon(1e-3));
+  CHECK(drain_steps(fixed, 8, 3, 1).all == Approx(30).epsilon(1e-3));
+  CHECK(drain_steps(fixed, 8, 8, 1).full == 0);
+  CHECK(drain_steps(fixed, 8, 8, 1).all == Approx(10).epsilon(1e-3));
+  // With spread, against slots that take the next sequence as soon as one has ended, drawn many times.
+  for (const double cv : {0.5, 1.0})
+    for (const double slots : {50.0, 100.0, 400.0}) {
+      const LengthSpec l{.mean = 1000, .max = 8000, .distribution = LengthDistribution::lognormal, .cv = cv};
+      constexpr int sequences = 400, rounds = 200;
+      double full = 0, all = 0;
+      for (int round = 1; round <= rounds; ++round) {
+        std::vector<double> free(static_cast<std::size_t>(slots), 0.0);
+        double admitted = 0, ended = 0;
+        for (int i = 0; i < sequences; ++i) {
+          const auto slot = std::min_element(free.begin(), free.end());
+          admitted = std::max(admitted, *slot);
+          *slot += static_cast<double>(draw_length(l, 1, round, LengthOf::response, i));
+          ended = std::max(ended, *slot);
+        }
+        full += admitted / rounds, all += ended / rounds;
+      }
+      const DrainSteps d = drain_steps(l, sequences, slots, 1);
+      INFO("cv " << cv << " slots " << slots << ": " << d.full << " of " << full << ", " << d.all << " of " << all);
+      CHECK(d.full == Approx(full).epsilon(0.1).margin(1));
+      CHECK(d.all == Approx(all).epsilon(0.08));
+    }
+}
+
+TEST_CASE("the spread of response lengths costs seconds") {
+  double first = 0, last = 0;
+  for (const char* cv : {"0", "0.2", "0.4", "0.6"}) {
+    const auto p = pricer_of({std::string("workload.response_tokens={mean: 1536, max: 4096, cv: ") + cv + "}"});
+    const double seconds = price_of(*p).seconds();
+    CHECK(seconds > last);
+    if (last == 0) first = seconds;
+    last = seconds;
+  }
+  CHECK(last > 1.3 * first);
+}
+
+TEST_CASE("prompts of a mixture of experts go through in steps, each with its exchange") {
+  const auto of = [](const char* tokens) {
+    auto s = load_scenario_text(
+        "model: qwen3-30b-a3b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+        "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 8192}\n"
+        "rollout: {engine: sglang, layout: {tp: 8, dp: 1, ep: 8}}\n"
+        "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8}\n"
+        "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n",
+        "moe.yaml", {std::string("rollout.max_prefill_tokens=") + tokens, "rollout.max_running_requests=512"});
+    if (!s) FAIL(render(s.error()));
+    auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    return std::move(*pricer);
+  };
+  // 64 distinct prompts of 512: one step of 32768, or 32 of 1024. Each streams the touched experts again, 48 layers of
+  // 128 x 3 x 2048 x 768 bf16 values over 8 ranks, and starts two all-to-alls a layer.
+  const auto few = of("32768"), many = of("1024");
+  const CostModel& c = many->train().cost();
+  const double more = price_of(*many).prefill_seconds - price_of(*few).prefill_seconds;
+  const double exchange = c.collective_seconds(OpKind::all_to_all, GroupShape::strided(8, 1, 8), 1.0);
+  CHECK(more > 31 * 48 * 2 * exchange);
+  CHECK(price_of(*many).dispatch_payload == Approx(price_of(*few).dispatch_payload));
 }
 
 TEST_CASE("moments of length distributions") {

@@ -122,6 +122,17 @@ TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by p
       {"qwen2.5-7b-fsdp8.yaml", few_and("train.recompute=selective"), 0.02, 0.08},
       {"qwen2.5-7b-fsdp8.yaml", few_and("sync.transport=collective"), 0.02, 0.08},
       {"qwen2.5-7b-fsdp8.yaml", few_and("sync.verify=true"), 0.02, 0.08},
+      // Lengths as drawn: means of several iterations, for one iteration's longest response is what it is.
+      {"qwen2.5-7b-fsdp8.yaml",
+       {"model.num_hidden_layers=4", "steps=6", "algorithm.prompts=48", "rollout.max_running_requests=64",
+        "workload.response_tokens={mean: 512, max: 2048}"},
+       0.05,
+       0.10},
+      {"qwen2.5-7b-fsdp8.yaml",
+       {"model.num_hidden_layers=4", "steps=6", "algorithm.prompts=24",
+        "workload.response_tokens={mean: 512, max: 2048}"},
+       0.05,
+       0.10},
       {"demo.yaml", {"steps=1", "rollout.sleep_level=1"}, 0.03, 0.15},
   };
   for (const auto& c : cases) {

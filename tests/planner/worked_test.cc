@@ -95,9 +95,11 @@ TEST_CASE("worked: 7B on 8, FSDP2 with Ulysses 4, rollout TP2") {
   CHECK(r.weight_bytes + r.pool_bytes ==
         Approx(0.7 * (79.65 * gib - f.context_bytes.value - f.communicator_bytes.value)).epsilon(0.001));
   CHECK(r.kv_bytes_per_token == 28.0 * 2 * 128 * 2 * 2);  // 28 layers, 4 / 2 KV heads of 128, K and V, bf16
-  // Links. The sync gathers 7/8 of 15.23 GB; sleep moves master and moments once each way.
+  // Links. The sync gathers 7/8 of 15.23 GB; sleep moves master and moments each way.
   CHECK(w.node(RlPhase::sync, "gathered buckets") == Approx(n * 2 * 7 / 8));
-  CHECK(w.link(RlPhase::sleep, "training's state to the host").host_bytes == Approx(n * 12 / 8).epsilon(0.001));
+  // verl's order brings the 4 B of the parameters back for the sync, and to the host again.
+  CHECK(w.link(RlPhase::sleep, "training's state to the host").host_bytes == Approx(n * (12 + 4) / 8).epsilon(0.001));
+  CHECK(w.link(RlPhase::wake, "and back").host_bytes == Approx(n * (12 + 4) / 8).epsilon(0.001));
   // 86 micro-batches: fp32 reduce-scatter once, bf16 gather twice each.
   CHECK(w.node(RlPhase::train, "dp gradients") == Approx(86.0 * n * 4 * 7 / 8).epsilon(0.001));
   CHECK(w.node(RlPhase::train, "dp parameters") == Approx(86.0 * n * 2 * 2 * 7 / 8).epsilon(0.001));
