@@ -1,5 +1,6 @@
 #include "planner/answers.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -122,6 +123,41 @@ TEST_CASE("an explanation's parts add up, its levers are legal") {
   }
   CHECK_THAT(render(e), Catch::Contains("What one change buys"));
   CHECK_THAT(to_json(e), Catch::Contains("hotbunk.explain/1"));
+}
+
+TEST_CASE("explain offers one step off to two sets of GPUs, at the price that the key brings") {
+  const std::vector<std::string> apart = {"placement=disaggregated", "train.layout.dp=4", "rollout.layout.dp=1",
+                                          "train.offload=none"};
+  const auto at = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), apart.begin(), apart.end());
+    const auto pricer = ScenarioPricer::make(scenario_of(sets), catalog_root());
+    REQUIRE(pricer.has_value());
+    return explain(**pricer);
+  };
+  const Explanation now = at({}), then = at({"algorithm.max_staleness=1"});
+  const auto offered = [](const Explanation& e) {
+    return std::find_if(e.levers.begin(), e.levers.end(),
+                        [](const Lever& l) { return l.change == "algorithm.max_staleness = 1"; });
+  };
+  REQUIRE(offered(now) != now.levers.end());
+  CHECK(offered(now)->seconds < 0);
+  CHECK(offered(now)->seconds == Approx(then.price.iteration_seconds - now.price.iteration_seconds));
+  CHECK(offered(then) == then.levers.end());
+}
+
+TEST_CASE("explain names a tensor that is larger than the sync's bucket") {
+  const auto notes = [](const std::vector<std::string>& sets) {
+    const auto pricer = ScenarioPricer::make(scenario_of(sets), catalog_root());
+    REQUIRE(pricer.has_value());
+    return explain(**pricer).notes;
+  };
+  // 152064 x 3584 bf16 values are 1.015 GiB: 3 buckets of 512 MiB, 0.515 GiB more in one of its own.
+  const auto found = notes({"sync.bucket_mib=512"});
+  REQUIRE(found.size() == 1);
+  CHECK_THAT(found[0], Catch::Contains("model.embed_tokens.weight is 1.02 GiB") && Catch::Contains("fill 3 of 29") &&
+                           Catch::Contains("527.50 MiB more"));
+  CHECK(notes({"sync.bucket_mib=2048"}).empty());
+  CHECK(notes({"sync.mode=direct"}).empty());
 }
 
 TEST_CASE("a layout without a price is explained by its arithmetic alone") {
