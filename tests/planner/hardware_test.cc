@@ -3,9 +3,11 @@
 #include <rapidcheck.h>
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <set>
 
 #include "planner/answers.h"
+#include "planner/length_moments.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 
@@ -238,12 +240,11 @@ TEST_CASE("what an eager front end leaves between kernels is the framework's, an
   };
   CHECK(decode("sglang", 1e-4) == decode("sglang", 0));
   // 28 layers of 10 kernels and 2 reductions, and 6 around them, at 100 us each.
-  const RolloutPrice r = [&] {
-    Scenario t = s;
-    t.rollout.max_running_requests = 1;
-    return RlModel(eager, rl_setting_of(t)).price_rollout(rl_point_of(t).rollout);
-  }();
-  const double steps = r.steps - rl_setting_of(s).drawn_response;
+  LengthSpec decoded = s.workload.response_tokens;  // but the token that the prompt's pass samples
+  decoded.mean -= 1.0, decoded.max -= 1.0;
+  const RlSetting set = rl_setting_of(s);
+  const auto engines = static_cast<double>(rl_point_of(s).rollout.engines);
+  const double steps = drain_steps(decoded, std::ceil(set.prompts * set.samples / engines), 1.0, engines).full;
   CHECK(decode("hotbunk", 1e-4) == Approx(steps * (28 * 12 + 6) * 1e-4).epsilon(1e-9));
 }
 
