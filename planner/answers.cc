@@ -342,10 +342,12 @@ std::string describe(const TrainPoint& p) {
       axis("ep", p.ep), axis("etp", p.etp);
   constexpr const char* sharding[] = {"replicated", "zero1", "zero2", "zero3", "fsdp"};
   constexpr const char* recompute[] = {"none", "selective", "full"};
-  out += fmt::format("{} {}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "",
-                     sharding[static_cast<std::size_t>(p.sharding)], p.micro_batches, p.micro_batch,
-                     recompute[static_cast<std::size_t>(p.recompute)],
-                     p.optimizer_on_host ? ", optimizer on the host" : "");
+  const bool groups = p.sharding != Sharding::replicated && p.shard_ranks() < p.data_ranks();
+  out += fmt::format(
+      "{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "", sharding[static_cast<std::size_t>(p.sharding)],
+      groups ? fmt::format(" over {}", p.shard_ranks()) : "", p.reshard_after_forward ? "" : " gathered once",
+      p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
+      p.optimizer_on_host ? ", optimizer on the host" : "");
   return out;
 }
 
@@ -356,8 +358,9 @@ std::string describe(const RlPoint& p) {
   };
   return fmt::format("train {} | rollout {} engine{} of tp {}{}{}{}{}, memory {:.2f} | {} | sync {}{}",
                      describe(p.train), p.rollout.engines, p.rollout.engines == 1 ? "" : "s", p.rollout.tp,
-                     axis("ep", p.rollout.ep), axis("attention dp", p.rollout.attention_dp), axis("cp", p.rollout.cp),
-                     p.rollout.strided ? " strided" : "", p.rollout.memory_fraction,
+                     axis("ep", p.rollout.ep), axis("attention dp", p.rollout.attention_dp),
+                     axis("cp", p.rollout.cp) + axis("pp", p.rollout.pp), p.rollout.strided ? " strided" : "",
+                     p.rollout.memory_fraction,
                      p.placement == PlacementMode::disaggregated ? "disaggregated"
                      : p.sleeps()                                ? "order " + to_text(p.transition)
                                                                  : "stays awake",

@@ -163,9 +163,12 @@ Scenario with_point(Scenario s, const RlPoint& p) {
     s.train.pipeline_split = split_of(s.model.layers, p.train.pp, p.train.vpp);
   t.dp = p.train.dp, t.cp = p.train.cp, t.ulysses = p.train.ulysses, t.tp = p.train.tp;
   t.pp = p.train.pp, t.vpp = p.train.vpp, t.ep = p.train.ep, t.etp = p.train.etp;
-  t.sp = p.train.sp, t.fsdp = p.train.fsdp;
+  t.sp = p.train.sp;
   s.train.engine =
       p.train.sharding == own.train.sharding ? s.train.engine : engine_of(p.train.sharding, s.train.engine);
+  // The scenario's word for all data ranks, their number or -1, stays where it still means that.
+  if (train_point_of(s).fsdp != p.train.fsdp || (t.fsdp > 0 && p.train.data_ranks() % t.fsdp != 0))
+    t.fsdp = p.train.fsdp;
   s.train.recompute = p.train.recompute;
   s.train.reshard_after_forward = p.train.reshard_after_forward;
   // On GPUs of its own training never sleeps, whatever its offload says.
@@ -184,6 +187,7 @@ Scenario with_point(Scenario s, const RlPoint& p) {
          .dp = p.rollout.engines,
          .ep = p.rollout.ep,
          .cp = p.rollout.cp,
+         .pp = p.rollout.pp,
          .attention_dp = p.rollout.attention_dp,
          .order = r.order};
   if (r.order != RankOrder::automatic || p.rollout.strided != own.rollout.strided)
@@ -279,11 +283,15 @@ std::string render(const Choices& c) {
   std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
                                 c.lowered ? " that execute" : "", name_of(c.options.objective), format_count(c.priced),
                                 format_count(c.points),
-                                c.complete ? ", the others are provably no better"
+                                c.complete ? ", the others of them are provably no better"
                                            : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
                                 format_count(c.feasible), format_bytes(c.limit_bytes));
   if (c.options.objective == Objective::gpus)
     out += "All of them use the same GPUs, so the faster is better here; --gpus ? searches smaller clusters\n";
+  // What was not tried is not said to be worse.
+  out +=
+      "Not varied, as the scenario says: train.engine, train.pipeline_schedule, train.loss_chunk_tokens, the order of "
+      "dimensions; docs/planner.md lists the values of the rest\n";
   if (!c.reason.empty()) out += c.reason + "\n";
   if (!c.rows.empty())
     out += fmt::format("  {:>5}  {:>11}  {:>12}  {:>10}  {:<8} {}\n", "", "iteration", "tokens/s/GPU", "fullest", "at",
@@ -299,7 +307,9 @@ std::string render(const Choices& c) {
                                                   r.moment == "host" ? " host memory" : ""));
   }
   const auto own = std::find_if(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.own; });
-  if (own != c.rows.end() && own != c.rows.begin() && c.rows.front().price.fits)
+  const bool differs = own != c.rows.end() && (own->price.iteration_seconds != c.rows.front().price.iteration_seconds ||
+                                               own->price.peak_bytes() != c.rows.front().price.peak_bytes());
+  if (differs && own != c.rows.begin() && c.rows.front().price.fits)
     out += fmt::format("Why 1 is better than yours (1 less yours)\n{}", difference(c.rows.front(), *own));
   const bool some = std::any_of(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.price.fits; });
   for (const ChoiceRow& r : c.infeasible)

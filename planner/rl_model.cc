@@ -246,6 +246,8 @@ TrainPoint train_point_of(const Scenario& s) {
       p.sharding = Sharding::fsdp;
       break;
   }
+  // The group of all data ranks has one name.
+  if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;
   p.recompute = s.train.recompute;
   p.reshard_after_forward = s.train.reshard_after_forward;
   p.optimizer_on_host = s.train.offload == Offload::layerwise;
@@ -253,12 +255,9 @@ TrainPoint train_point_of(const Scenario& s) {
   const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
   // A billion sequences are more than any batch, and far from overflowing the products they enter.
   p.micro_batch = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, 1e9)), 1, 1'000'000'000);
-  const double samples =
-      s.algorithm.name == AlgorithmName::sft
-          ? static_cast<double>(s.algorithm.prompts)
-          : static_cast<double>(s.algorithm.prompts) * static_cast<double>(s.algorithm.samples_per_prompt);
   // Of the busiest data rank.
-  const double each = samples / static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
+  const double each = static_cast<double>(num_samples(s)) /
+                      static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
                       static_cast<double>(std::max<std::int64_t>(p.dp, 1));
   p.set_sequences(static_cast<std::int64_t>(std::ceil(std::min(each, 1e18))));
   return p;
@@ -266,13 +265,14 @@ TrainPoint train_point_of(const Scenario& s) {
 
 RolloutPoint rollout_point_of(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  return {.tp = std::max<std::int64_t>(1, l.tp * l.pp),
+  return {.tp = std::max<std::int64_t>(1, l.tp),
           .engines = std::max<std::int64_t>(1, l.dp),
           .strided = l.order == RankOrder::strided,
           .memory_fraction = s.rollout.memory_fraction,
           .ep = l.ep,
           .attention_dp = l.attention_dp,
-          .cp = l.cp};
+          .cp = l.cp,
+          .pp = l.pp};
 }
 
 TrainSetting train_setting_of(const Scenario& s) {

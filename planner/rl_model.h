@@ -15,7 +15,7 @@
 
 namespace hotbunk {
 
-/// One rollout layout: `engines` engines of tp * cp ranks each.
+/// One rollout layout: `engines` engines of tp * cp * pp ranks each.
 struct RolloutPoint {
   std::int64_t tp = 1, engines = 1;
   bool strided = false;           // engine = rank mod engines: neighbours' shards lie in other engines
@@ -23,7 +23,8 @@ struct RolloutPoint {
   std::int64_t ep = 1;            // ranks that whole experts are spread over; 1: experts are split by tp like the rest
   std::int64_t attention_dp = 1;  // groups of tp / attention_dp ranks, each with attention's weights and its own tokens
   std::int64_t cp = 1;            // ranks that a sequence's cache is spread over
-  std::int64_t ranks() const { return engines * tp * cp; }
+  std::int64_t pp = 1;            // pipeline stages: named, not priced (divides() says no)
+  std::int64_t ranks() const { return engines * tp * cp * pp; }
   std::int64_t attention_tp() const { return std::max<std::int64_t>(1, tp / attention_dp); }
   friend auto operator<=>(const RolloutPoint&, const RolloutPoint&) = default;
 };
@@ -127,10 +128,9 @@ class RlModel {
   /// The rollout of a whole point, beside what its training leaves behind: `alone` with a smaller pool. Never faster.
   RolloutPrice rollout_beside(const RlPoint&, const TrainSide&, const RolloutPrice& alone) const;
   RolloutPrice price_rollout(const RlPoint&) const;
-  /// What every point with this rollout needs of a device: pools that shrink beside training count for nothing.
-  double least_rollout_bytes(const RolloutPrice& r) const {
-    return r.weight_bytes + (setting_.engine == RolloutEngine::hotbunk ? r.pool_bytes : 0.0);
-  }
+  /// What every point with this rollout needs of a device beside a trainer that leaves `rest` there and has that much
+  /// overhead. `alone`: the rollout without it, whose pool shrinks by no more than its rule says (kv_pool.h).
+  double least_rollout_bytes(const RolloutPoint&, const RolloutPrice& alone, double rest, double overhead) const;
   /// Whether heads, columns and experts divide by the layout: what the loader asks of a scenario.
   bool divides(const RolloutPoint&) const;
   /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: exact for

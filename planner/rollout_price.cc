@@ -73,7 +73,8 @@ double eager_seconds(const CostModel& cost, double kernels, double device_second
 
 bool RlModel::divides(const RolloutPoint& r) const {
   const ModelSpec& m = train_.model();
-  if (r.tp < 1 || r.engines < 1 || r.ep < 1 || r.attention_dp < 1 || r.cp < 1 || r.tp % r.attention_dp != 0)
+  if (r.tp < 1 || r.engines < 1 || r.ep < 1 || r.attention_dp < 1 || r.cp < 1 || r.pp != 1 ||
+      r.tp % r.attention_dp != 0)
     return false;
   const std::int64_t tp = r.attention_tp();
   if (m.heads % tp != 0 || (!m.mla && m.kv_heads % tp != 0 && tp % m.kv_heads != 0)) return false;
@@ -311,6 +312,7 @@ void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& o
 
 RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) const {
   RolloutPrice out;
+  if (r.pp > 1) return out;  // it is not priced as what it is not
   const double e = setting_.rollout_element_bytes;
   out.weight_bytes = rank_elements(r) * e;
   out.activation_bytes = prefill_activations(r);
@@ -341,6 +343,16 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) con
   out.reduce_payload = sent.reduce;
   out.dispatch_payload = sent.dispatch;
   return out;
+}
+
+double RlModel::least_rollout_bytes(const RolloutPoint& p, const RolloutPrice& alone, double rest,
+                                    double overhead) const {
+  const double bytes = alone.weight_bytes + alone.pool_bytes + alone.activation_bytes + communicators(p);
+  const double leftovers = rest + std::max(0.0, overhead - train_.framework().context_bytes.value);
+  const double shrinks = setting_.engine == RolloutEngine::hotbunk  ? 0.0
+                         : setting_.engine == RolloutEngine::sglang ? p.memory_fraction
+                                                                    : 1.0;
+  return bytes + rest + overhead - shrinks * leftovers;
 }
 
 RolloutPrice RlModel::rollout_beside(const RlPoint& p, const TrainSide& train, const RolloutPrice& alone) const {

@@ -20,6 +20,8 @@ struct TrainSpace {
   std::vector<bool> sp{false, true};
   std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};
   std::vector<Sharding> sharding{Sharding::zero1};
+  std::vector<std::int64_t> shard{-1};  // ranks that share one copy of what is sharded, -1: all data ranks
+  std::vector<bool> reshard{true};      // gathered units are freed between forward and backward
   std::vector<bool> optimizer_on_host{false};
 };
 

@@ -4,11 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <queue>
 
 #include "base/format.h"
 #include "planner/ranking.h"
-#include "planner/train_points.h"
+#include "planner/search_parts.h"
 
 namespace hotbunk {
 
@@ -55,31 +56,12 @@ Value value_of(Objective o, const RlSetting& s, double gpus, double seconds, dou
   return worst_value;
 }
 
-struct Trained {
-  TrainPoint point;
-  TrainSide side;
-  double seconds = 0;  // of training and its log-prob passes
-};
-struct Rolled {
-  RolloutPoint point;
-  RolloutPrice price;
-};
-
-/// The points of one placement.
-struct Segment {
-  PlacementChoice placement;
-  double gpus = 0;
-  std::vector<Trained> training;
-  std::vector<Rolled> rollouts;                // in the order in which lower bounds grow
-  std::vector<TransitionOrder> awake, asleep;  // orders without and with sleeping training
-  std::vector<SyncMechanism> sync;
-};
-
 /// One pair, the next of its training point.
 struct Pair {
   double bound = 0;
   std::uint32_t segment = 0, training = 0, rollout = 0;
-  bool alone = false;  // the training point's later pairs are queued elsewhere
+  bool alone = false;        // the training point's later pairs are queued elsewhere
+  std::uint64_t orders = 0;  // a bit for each of the segment's that is to be priced
   bool operator>(const Pair& o) const {
     return std::tie(bound, segment, training, rollout) > std::tie(o.bound, o.segment, o.training, o.rollout);
   }
@@ -105,7 +87,7 @@ class JointSearch {
  public:
   JointSearch(const RlModel& given, const RlSpace& space, const SearchOptions& options)
       : model_(given), space_(space), options_(options), found_(options.keep) {
-    for (const PlacementChoice& p : space.placement) prepare(p);
+    for (const PlacementChoice& p : space.placement) segments_.push_back(segment_of(model_, space_, options_, p));
     for (std::uint32_t s = 0; s < segments_.size(); ++s)
       for (std::uint32_t t = 0; t < segments_[s].training.size(); ++t)
         if (!segments_[s].rollouts.empty()) queue_.push({bound(s, t, 0).first, s, t, 0, false});
@@ -122,18 +104,18 @@ class JointSearch {
   }
 
  private:
-  void prepare(const PlacementChoice& choice);
-  void add_training(Segment&);
-  void add_rollouts(Segment&);
   /// What no point of the pair is below.
   Value bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const;
+  double least_sync(const Segment&, const Trained&, const Rolled&) const;
   double seconds_bound(const Segment&, const Trained&, const Rolled&) const;
   double bytes_bound(const Trained&) const;
   double bytes_bound(const Trained&, const Rolled&) const;
-  std::int64_t variants(const Segment&, const Trained&) const;
+  std::size_t num_orders(const Segment&, const Trained&) const;
+  std::int64_t variants(const Segment&, std::int64_t orders) const;
   void take(std::vector<Pair>& batch, std::size_t size);
-  enum class Need { price, skip, drop };
-  Need need_of(const Pair&) const;
+  bool wanted(double gpus, double seconds, double bytes) const;
+  bool later_wanted(const Pair&) const;
+  std::uint64_t wanted_orders(const Pair&) const;
   void price(const std::vector<Pair>& batch);
   void price_pair(const Pair&, Found&) const;
   /// What of a price decides; sets whether it fits.
@@ -157,86 +139,20 @@ class JointSearch {
   /// `late_`: pairs that cannot fit, wanted only for what is nearest to fitting once the best is known.
   Queue queue_, late_;
   Found found_;
-  std::int64_t rejected_ = 0, taken_ = 0;  // taken: points of the pairs that left the queues to be priced
+  std::int64_t taken_ = 0;  // taken: points of the pairs that left the queues to be priced
   bool stopped_ = false;
 };
 
-void JointSearch::prepare(const PlacementChoice& choice) {
-  Segment s;
-  s.placement = choice;
-  const bool shared = choice.mode == PlacementMode::colocated;
-  s.gpus = static_cast<double>(shared ? choice.train_ranks : choice.train_ranks + choice.rollout_ranks);
-  add_training(s);
-  add_rollouts(s);
-  if (shared) {
-    s.sync = space_.sync;
-    for (const TransitionOrder& o : space_.transition)
-      (o.has(TransitionStep::sleep_optimizer) || o.has(TransitionStep::sleep_train) ? s.asleep : s.awake).push_back(o);
-    for (const Rolled& r : s.rollouts)
-      model_.learn_reshard({.dp = choice.train_ranks, .sharding = Sharding::fsdp}, r.point);
-  } else {
-    s.awake.emplace_back();
-    // Buckets cross the network as a broadcast.
-    for (SyncMechanism m : space_.sync) {
-      const bool direct = m == SyncMechanism::shard_to_shard || m == SyncMechanism::point_to_point;
-      const SyncMechanism used = direct ? m : SyncMechanism::broadcast;
-      if (std::find(s.sync.begin(), s.sync.end(), used) == s.sync.end()) s.sync.push_back(used);
+/// Of the ways to move the weights the fastest.
+double JointSearch::least_sync(const Segment& s, const Trained& t, const Rolled& r) const {
+  RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
+  double least = worst_value.first;
+  for (SyncMechanism sync : s.sync)
+    for (double bucket : space_.bucket_bytes) {
+      p.sync = sync, p.bucket_bytes = bucket;
+      least = std::min(least, model_.sync_price(p).seconds);
     }
-  }
-  segments_.push_back(std::move(s));
-}
-
-void JointSearch::add_training(Segment& s) {
-  TrainSpace space = space_.train;
-  space.ranks = s.placement.train_ranks;
-  const std::vector<LayerKey> keys = layer_keys(space);
-  const int threads = keys.size() < 64 ? 1 : threads_of(options_.threads);
-  std::vector<std::vector<Trained>> parts(static_cast<std::size_t>(threads));
-  std::vector<std::int64_t> rejected(static_cast<std::size_t>(threads), 0);
-  on_threads(threads, [&](int i) {
-    const auto mine = static_cast<std::size_t>(i);
-    for (std::size_t k = mine; k < keys.size(); k += static_cast<std::size_t>(threads))
-      rejected[mine] += visit_points(model_.train(), space, keys[k], [&](const TrainPoint& p, const auto& layers) {
-        const TrainSide side = model_.train_side(p, model_.train().price(p, layers), layers);
-        parts[mine].push_back({p, side, side.train_seconds + side.scoring_seconds()});
-      });
-  });
-  for (const auto& part : parts) s.training.insert(s.training.end(), part.begin(), part.end());
-  for (std::int64_t r : rejected) rejected_ += r;
-  std::sort(s.training.begin(), s.training.end(), [](const Trained& a, const Trained& b) { return a.point < b.point; });
-  // A knob that lists a value twice would count its points twice.
-  s.training.erase(std::unique(s.training.begin(), s.training.end(),
-                               [](const Trained& a, const Trained& b) { return a.point == b.point; }),
-                   s.training.end());
-}
-
-void JointSearch::add_rollouts(Segment& s) {
-  const std::int64_t ranks = s.placement.rollout_ranks;
-  for (std::int64_t tp : space_.rollout_tp) {
-    if (tp < 1 || ranks % tp != 0) continue;
-    for (std::int64_t groups : space_.attention_dp)
-      for (bool whole : space_.whole_experts)
-        for (bool strided : space_.strided)
-          for (double fraction : space_.memory_fraction) {
-            const RolloutPoint p{.tp = tp,
-                                 .engines = ranks / tp,
-                                 .strided = strided,
-                                 .memory_fraction = fraction,
-                                 .ep = whole ? tp : 1,
-                                 .attention_dp = groups};
-            if (!model_.divides(p)) continue;
-            if (const RolloutPrice price = model_.price_rollout(p); price.fits) s.rollouts.push_back({p, price});
-          }
-  }
-  const bool memory = options_.objective == Objective::memory;
-  std::sort(s.rollouts.begin(), s.rollouts.end(), [&](const Rolled& a, const Rolled& b) {
-    const double x = memory ? model_.least_rollout_bytes(a.price) : a.price.seconds();
-    const double y = memory ? model_.least_rollout_bytes(b.price) : b.price.seconds();
-    return x != y ? x < y : a.point < b.point;
-  });
-  s.rollouts.erase(std::unique(s.rollouts.begin(), s.rollouts.end(),
-                               [](const Rolled& a, const Rolled& b) { return a.point == b.point; }),
-                   s.rollouts.end());
+  return least;
 }
 
 double JointSearch::seconds_bound(const Segment& s, const Trained& t, const Rolled& r) const {
@@ -252,7 +168,7 @@ double JointSearch::bytes_bound(const Trained& t) const {
 
 double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
   if (options_.plan_bytes) return 0.0;
-  return below * std::max(t.side.total_bytes, model_.least_rollout_bytes(r.price) + t.side.overhead_bytes);
+  return below * std::max(t.side.total_bytes, model_.least_rollout_bytes(r.point, r.price, 0.0, 0.0));
 }
 
 Value JointSearch::bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const {
@@ -262,26 +178,61 @@ Value JointSearch::bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) cons
 }
 
 /// Layer-wise offload keeps the state on the host for ever: nothing is left to sleep.
-std::int64_t JointSearch::variants(const Segment& s, const Trained& t) const {
-  const std::size_t orders = s.awake.size() + (t.point.optimizer_on_host ? 0 : s.asleep.size());
-  return static_cast<std::int64_t>(orders * s.sync.size() * space_.bucket_bytes.size());
+std::size_t JointSearch::num_orders(const Segment& s, const Trained& t) const {
+  return t.point.optimizer_on_host ? s.num_awake : s.orders.size();
 }
 
-JointSearch::Need JointSearch::need_of(const Pair& p) const {
-  if (!options_.prune) return Need::price;
+std::int64_t JointSearch::variants(const Segment& s, std::int64_t orders) const {
+  return orders * static_cast<std::int64_t>(s.sync.size() * space_.bucket_bytes.size());
+}
+
+/// Whether a point of at least so many seconds and bytes could change the answer.
+bool JointSearch::wanted(double gpus, double seconds, double bytes) const {
+  const double limit = options_.limit_bytes();
+  const Value least = value_of(options_.objective, model_.setting(), gpus, seconds, bytes);
+  if (bytes <= limit) return !(least > found_.best.bound()) || !found_.front.beats(seconds, bytes);
+  // It cannot fit: only where it is better than the best, and nearer to fitting than what is known.
+  if (!options_.nearest || (!found_.best.empty() && least.first >= found_.best.best().first)) return false;
+  return !found_.lacking.beats(least.first, bytes - limit);
+}
+
+/// Whether one of the training point's pairs from this one on could change the answer. In the objective each is no
+/// better than the one before; in seconds, too, but for memory.
+bool JointSearch::later_wanted(const Pair& p) const {
+  const Segment& s = segments_[p.segment];
+  const Trained& t = s.training[p.training];
+  const double seconds =
+      options_.objective == Objective::memory ? below * t.seconds : seconds_bound(s, t, s.rollouts[p.rollout]);
+  const double bytes = bytes_bound(t), best = found_.best.empty() ? worst_value.first : found_.best.best().first;
+  if (bytes > options_.limit_bytes()) return options_.nearest && p.bound < best;
+  return p.bound <= found_.best.bound().first || !found_.front.beats(seconds, bytes);
+}
+
+/// The orders of the pair that could change the answer, by what each copies and by its moments without staging.
+std::uint64_t JointSearch::wanted_orders(const Pair& p) const {
   const Segment& s = segments_[p.segment];
   const Trained& t = s.training[p.training];
   const Rolled& r = s.rollouts[p.rollout];
-  if (!options_.nearest && bytes_bound(t) > options_.limit_bytes()) return Need::drop;
-  const Value least = bound(p.segment, p.training, p.rollout), worst = found_.best.bound();
-  if (!(least > worst)) return Need::price;
-  // Neither the kept ones nor what is better than them can change; the front can, unless it beats the whole pair.
-  const double limit = options_.limit_bytes(), seconds = seconds_bound(s, t, r), bytes = bytes_bound(t, r);
-  // Later pairs of this training point are no better in the objective; bounds in seconds grow with it but for memory.
-  const double later = options_.objective == Objective::memory ? below * t.seconds : seconds;
-  const double all_bytes = bytes_bound(t);
-  if (least.first > worst.first && (all_bytes > limit || found_.front.beats(later, all_bytes))) return Need::drop;
-  return bytes > limit || found_.front.beats(seconds, bytes) ? Need::skip : Need::price;
+  const std::uint64_t all = (std::uint64_t{1} << num_orders(s, t)) - 1;
+  if (!options_.prune) return all;
+  const double seconds = seconds_bound(s, t, r) + below * least_sync(s, t, r), bytes = bytes_bound(t, r);
+  if (!wanted(s.gpus, seconds, bytes)) return 0;
+  if (s.placement.mode != PlacementMode::colocated || options_.plan_bytes) return all;
+  const CostModel& cost = model_.train().cost();
+  const auto copy = [&](double moved) { return moved > 0.0 ? cost.host_copy_seconds(moved) : 0.0; };
+  const ShiftBytes held{
+      .params = t.side.params, .optimizer = t.side.optimizer + t.side.reference, .weights = r.price.weight_bytes};
+  std::uint64_t out = 0;
+  for (std::size_t i = 0; i < num_orders(s, t); ++i) {
+    const ShiftPrice shift = price_shift(s.orders[i], held);
+    const double copied = copy(shift.down) + copy(shift.up) + (shift.sync_from_host ? copy(held.params) : 0.0);
+    const double overhead = t.side.overhead_bytes;
+    const double moments = std::max({t.side.total_bytes + shift.train_rest, shift.sync_bytes + overhead,
+                                     model_.least_rollout_bytes(r.point, r.price, shift.rollout_rest, overhead),
+                                     shift.wake_bytes + overhead});
+    if (wanted(s.gpus, seconds + below * copied, std::max(bytes, below * moments))) out |= std::uint64_t{1} << i;
+  }
+  return out;
 }
 
 /// The next pairs to price; fewer when the budget ends, none when all is done.
@@ -304,17 +255,19 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
       late_.push(p);
       continue;
     }
-    const Need need = need_of(p);
-    if (need != Need::drop && !p.alone && p.rollout + 1 < s.rollouts.size())
+    const bool more = !options_.prune || later_wanted(p);
+    if (more && !p.alone && p.rollout + 1 < s.rollouts.size())
       (early ? queue_ : late_)
           .push({bound(p.segment, p.training, p.rollout + 1).first, p.segment, p.training, p.rollout + 1, false});
-    if (need != Need::price) continue;
+    if (!more) continue;
+    p.orders = wanted_orders(p);
+    if (p.orders == 0) continue;
     if (early && too_large) {
       late_.push({p.bound, p.segment, p.training, p.rollout, true});
       continue;
     }
     batch.push_back(p);
-    taken_ += variants(s, t);
+    taken_ += variants(s, std::popcount(p.orders));
   }
 }
 
@@ -344,14 +297,10 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
       p.sync = sync;
       p.bucket_bytes = bucket;
       const SyncPrice moved = model_.sync_price(p);
-      const auto with = [&](const std::vector<TransitionOrder>& orders) {
-        for (const TransitionOrder& order : orders) {
-          p.transition = order;
-          consider({p, model_.combine(p, t.side, r.price, moved)}, out);
-        }
-      };
-      with(s.awake);
-      if (!t.point.optimizer_on_host) with(s.asleep);
+      for (std::uint64_t left = pair.orders; left != 0; left &= left - 1) {
+        p.transition = s.orders[static_cast<std::size_t>(std::countr_zero(left))];
+        consider({p, model_.combine(p, t.side, r.price, moved)}, out);
+      }
     }
 }
 
@@ -422,9 +371,12 @@ void JointSearch::settle() {
 
 RlSearch JointSearch::finish() {
   RlSearch out;
-  for (const Segment& s : segments_)
-    for (const Trained& t : s.training) out.points += static_cast<std::int64_t>(s.rollouts.size()) * variants(s, t);
-  out.rejected = rejected_;
+  for (const Segment& s : segments_) {
+    out.rejected += s.rejected;
+    for (const Trained& t : s.training)
+      out.points +=
+          static_cast<std::int64_t>(s.rollouts.size()) * variants(s, static_cast<std::int64_t>(num_orders(s, t)));
+  }
   out.priced = found_.priced;
   out.feasible = found_.feasible;
   out.limit_bytes = options_.limit_bytes();

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <set>
 
+#include "lowering/sample_rows.h"
 #include "planner/search.h"
 #include "planner/train_points.h"
 
@@ -77,6 +78,13 @@ std::vector<TransitionOrder> transitions(const Scenario& s) {
   return all;
 }
 
+/// The scenario's own layout is a point of its space.
+void keep_own(TrainSpace& s, const TrainPoint& own) {
+  include(s.tp, own.tp), include(s.pp, own.pp), include(s.vpp, own.vpp);
+  include(s.cp, own.cp), include(s.ulysses, own.ulysses), include(s.ep, own.ep), include(s.etp, own.etp);
+  include(s.shard, own.fsdp);
+}
+
 }  // namespace
 
 TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int64_t per_node, std::int64_t batch,
@@ -88,13 +96,15 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
   const bool megatron = engine == TrainEngine::megatron;
   s.pp = megatron ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
   s.vpp = megatron ? std::vector<std::int64_t>{1, 2, 3, 4, 6, 8} : std::vector<std::int64_t>{1};
-  s.cp = at_most(divisors(ranks), 8);
-  s.ulysses = megatron ? std::vector<std::int64_t>{1} : at_most(divisors(ranks), 8);
+  s.cp = s.ulysses = at_most(divisors(ranks), 8);
+  for (const std::int64_t group : divisors(ranks))
+    if (group > 1 && group < ranks) s.shard.push_back(group);
   s.micro_batch = at_most(divisors(s.batch), 16);
   if (m.moe && m.moe->experts > 0) s.ep = at_most(divisors(m.moe->experts), ranks);
   switch (engine) {
     case TrainEngine::ddp:
       s.sharding = {Sharding::replicated};
+      s.shard = {-1};
       break;
     case TrainEngine::zero2:
       s.sharding = {Sharding::zero2};
@@ -102,10 +112,10 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
     case TrainEngine::fsdp1:
     case TrainEngine::fsdp2:
       s.sharding = {Sharding::fsdp};
-      s.tp = {1};
+      s.reshard = {false, true};
       break;
     default:
-      s.sharding = {Sharding::replicated, Sharding::zero1};
+      s.sharding = {Sharding::zero1};
   }
   return s;
 }
@@ -114,8 +124,8 @@ RlSpace default_rl_space(const Scenario& s) {
   RlSpace out;
   const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
   const RlPoint own = rl_point_of(s);
-  const auto samples = s.algorithm.prompts * s.algorithm.samples_per_prompt;
-  const std::int64_t batch = std::max<std::int64_t>(1, samples / std::max<std::int64_t>(1, s.algorithm.mini_batches));
+  const std::int64_t batch =
+      std::max<std::int64_t>(1, num_samples(s) / std::max<std::int64_t>(1, s.algorithm.mini_batches));
   out.train = default_train_space(s.model, ranks, node, batch, s.train.engine);
   out.train.ragged = true;
   // A micro-batch holds the longest sequence (E217), so in sequences of mean length at least so many.
@@ -125,7 +135,9 @@ RlSpace default_rl_space(const Scenario& s) {
   out.train.micro_batch.clear();
   for (std::int64_t times : {1, 2, 4, 8, 16}) include(out.train.micro_batch, std::max<std::int64_t>(1, least) * times);
   if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);
-  include(out.train.tp, own.train.tp);
+  // verl's and slime's FSDP trainers have no tensor parallelism, torchtitan's has.
+  if (s.profile == "verl-fsdp" || s.profile == "slime-fsdp") out.train.tp = {1};
+  keep_own(out.train, own.train);
   if (s.train.offload == Offload::layerwise) out.train.optimizer_on_host = {false, true};
   out.placement = placements(s);
   out.rollout_tp.clear();
@@ -137,7 +149,7 @@ RlSpace default_rl_space(const Scenario& s) {
   }
   include(out.rollout_tp, own.rollout.tp);
   include(out.attention_dp, own.rollout.attention_dp);
-  out.memory_fraction = {0.6, 0.7, 0.8, 0.9};
+  out.memory_fraction = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9};
   include(out.memory_fraction, s.rollout.memory_fraction);
   out.transition = transitions(s);
   include(out.sync, own.sync);

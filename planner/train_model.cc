@@ -43,12 +43,15 @@ TrainModel::Layers TrainModel::layers(const TrainPoint& p) const {
 double TrainModel::fullest_tokens(const TrainPoint& p) const {
   const auto sequence = static_cast<double>(setting_.sequence), mean = static_cast<double>(p.micro_batch) * sequence;
   if (!setting_.ragged) return mean;
-  const double budget = setting_.budget_tokens * static_cast<double>(p.cp * p.ulysses);
+  const auto ways = static_cast<double>(p.cp * p.ulysses);
+  const double budget = setting_.budget_tokens * ways;
   const double sequences = std::floor(budget / sequence), own = static_cast<double>(p.micro_batch);
   const bool by_budget =
       sequences == own || (sequences > own && p.micro_batches == 1) || (sequences < 1.0 && own == 1.0);
   const double all = static_cast<double>(p.sequences()) * std::max(setting_.longest, sequence);
-  return std::clamp(by_budget ? budget : std::max(mean, setting_.longest), mean, std::max(mean, all));
+  // A rank holds whole tokens.
+  const double least = ways * std::ceil(std::max(mean, setting_.longest) / ways);
+  return std::clamp(by_budget ? budget : least, mean, std::max(mean, all));
 }
 
 bool TrainModel::layers_follow_stages() const {

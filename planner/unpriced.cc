@@ -64,6 +64,15 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
 std::optional<Diagnostic> ScenarioPricer::why_unpriced(const RlPoint& p) const {
   if (!train_.divides(p.train)) return no_layout(train_.why_invalid(p.train), "change train.layout or the batch");
   if (scenario_.algorithm.name == AlgorithmName::sft) return std::nullopt;
+  if (p.rollout.pp > 1)
+    return Diagnostic{
+        .code = "E263",
+        .message = "an engine that pipelines its layers is not priced",
+        .where = {},
+        .notes = {fmt::format("rollout pp {}: stages of a decode step would wait for each other, which the "
+                              "closed form of an engine does not model",
+                              p.rollout.pp)},
+        .help = "set rollout.layout.pp to 1 and tp to as many ranks"};
   if (!rl_.divides(p.rollout)) return no_layout(rollout_sizes(scenario_.model, p.rollout), "change rollout.layout");
   if (!rl_.price_rollout(p.rollout).fits) return no_room(*this, p);
   return std::nullopt;

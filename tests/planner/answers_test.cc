@@ -269,8 +269,8 @@ TEST_CASE("the smallest cluster: by every count, in the options given") {
 }
 
 TEST_CASE("SFT searches training alone, and its rows load") {
-  const std::vector<std::string> sft = {"algorithm.name=sft", "algorithm.samples_per_prompt=1",
-                                        "algorithm.reference=false", "workload.prompt_tokens={mean: 2048, max: 4096}"};
+  const std::vector<std::string> sft = {"algorithm.name=sft", "algorithm.reference=false",
+                                        "workload.prompt_tokens={mean: 2048, max: 4096}"};
   const auto pricer = ScenarioPricer::make(scenario_of(sft), catalog_root());
   REQUIRE(pricer.has_value());
   const auto c = choose(**pricer, {.top = 3});
@@ -285,6 +285,8 @@ TEST_CASE("SFT searches training alone, and its rows load") {
     CHECK((*there)->price((*there)->point()).iteration_seconds == Approx(r.price.iteration_seconds));
     CHECK(r.price.seconds[static_cast<std::size_t>(RlPhase::rollout)] == 0);
     CHECK(r.tokens_per_gpu == Approx(64 * 2048 / r.price.iteration_seconds / 8));
+    // One sequence per prompt, whatever samples_per_prompt says: 64 over the data ranks.
+    CHECK(r.point.train.sequences() == (64 + r.point.train.dp - 1) / r.point.train.dp);
   }
   const auto small = smallest_cluster((*pricer)->scenario(), catalog_root(), {.keep = 1}, 1);
   REQUIRE(small.has_value());

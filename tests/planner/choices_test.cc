@@ -65,9 +65,13 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
                {seven_b, {"algorithm.max_staleness=1", "rollout.layout.order=auto", "transition=auto"}},
                {seven_b, {"train.offload=layerwise"}},
                {seven_b, {"placement=disaggregated", "train.layout={dp: 4}", "rollout.layout={tp: 2, dp: 2}"}},
+               {seven_b,
+                {"cluster.nodes=2", "train.layout={dp: 8, fsdp: 4, cp: 2}", "rollout.layout={tp: 4, dp: 4}",
+                 "train.reshard_after_forward=false", "cluster.network_gb_per_s=1", "profile=torchtitan"}},
+               {seven_b, {"train.layout={dp: 8, fsdp: 8}", "profile=verl-fsdp"}},
                {moe_megatron, {}},
-               {moe_megatron, {"model=qwen2.5-32b", "train.layout.ep=1"}}};
-  int rows = 0, placements = 0;
+               {moe_megatron, {"model=qwen2.5-32b", "train.layout.ep=1", "train.layout.fsdp=2"}}};
+  int rows = 0, placements = 0, groups = 0, tensors = 0, once = 0;
   for (const auto& c : cases)
     for (const Objective objective : {Objective::seconds, Objective::memory}) {
       const Scenario s = load(c.text, c.sets);
@@ -92,12 +96,85 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
           // What was left to the planner is spelled out, also for the scenario's own layout.
           const bool spelled = s.transition == "auto";
           CHECK((spelled || row.own == row.flags.empty()));
+          groups += t.fsdp > 0 ? 1 : 0;
+          tensors += t.sharding == Sharding::fsdp && t.tp > 1 ? 1 : 0;
+          once += t.reshard_after_forward ? 0 : 1;
           placements += row.point.placement == PlacementMode::disaggregated ? 1 : 0;
           ++rows;
         }
     }
   CHECK(rows > 100);
   CHECK(placements > 0);
+  CHECK(groups > 10);
+  CHECK(tensors > 10);
+  CHECK(once > 0);
+}
+
+TEST_CASE("on a slow network the search finds shard groups, and never less than what it is asked about") {
+  // 64 ranks gather every unit over 1 GB/s; groups of a node gather inside it.
+  const std::vector<std::string> slow = {"cluster.nodes=8", "train.layout={dp: 64}", "rollout.layout={tp: 4, dp: 16}",
+                                         "cluster.network_gb_per_s=1", "algorithm.prompts=1024"};
+  const Choices found = choices_of(load(seven_b, slow));
+  REQUIRE(!found.rows.empty());
+  REQUIRE(found.complete);
+  CHECK(found.rows[0].point.train.fsdp > 0);
+  const auto asked = [&](std::vector<std::string> more) {
+    std::vector<std::string> sets = slow;
+    sets.insert(sets.end(), more.begin(), more.end());
+    const auto pricer = pricer_of(load(seven_b, sets));
+    return pricer->price(pricer->point());
+  };
+  for (const char* group : {"2", "4", "8", "16", "32", "64"})
+    for (const char* reshard : {"true", "false"}) {
+      const RlPrice price =
+          asked({fmt::format("train.layout.fsdp={}", group), fmt::format("train.reshard_after_forward={}", reshard),
+                 "train.micro_batch_tokens=20480", "train.offload=none", "rollout.memory_fraction=0.6"});
+      if (price.fits) CHECK(found.rows[0].price.iteration_seconds <= price.iteration_seconds);
+    }
+  const Choices own = choices_of(
+      load(seven_b, {"cluster.nodes=8", "train.layout={dp: 64, fsdp: 16}", "rollout.layout={tp: 4, dp: 16}"}),
+      {.top = 1});
+  CHECK(own.points >= found.points);  // a group that divides is in the space already
+}
+
+TEST_CASE("no two rows are one layout under two names") {
+  for (const auto& [text, sets] : std::vector<std::pair<const char*, std::vector<std::string>>>{
+           {moe_megatron, {"model=qwen2.5-32b", "train.layout.ep=1"}},
+           {moe_megatron, {"algorithm.max_staleness=1"}},
+           {seven_b, {}}}) {
+    const Choices c = choices_of(load(text, sets), {.top = 10});
+    for (std::size_t i = 0; i < c.rows.size(); ++i)
+      for (std::size_t k = 0; k < i; ++k) {
+        TrainPoint a = c.rows[i].point.train, b = c.rows[k].point.train;
+        a.sharding = b.sharding, a.fsdp = a.shard_ranks(), b.fsdp = b.shard_ranks();
+        if (a.data_ranks() == 1) CHECK_FALSE((a == b && c.rows[i].point.rollout == c.rows[k].point.rollout));
+        // The engine is the scenario's: another would not load every layout.
+        for (const std::string& flag : c.rows[i].flags) CHECK(flag.find("train.engine") == std::string::npos);
+      }
+  }
+  const Scenario one = load(moe_megatron, {"model=qwen2.5-7b", "cluster.nodes=1", "cluster.gpus_per_node=1",
+                                           "train.layout={dp: 1}", "rollout.layout={dp: 1}"});
+  const auto pricer = pricer_of(one);
+  TrainSpace space = default_train_space(one.model, 1, 1, 8, TrainEngine::megatron);
+  space.sharding = {Sharding::zero1, Sharding::replicated};
+  const TrainSearch twice = search_train(pricer->train(), space, {.keep = 1, .device_bytes = 1e12});
+  space.sharding = {Sharding::replicated};
+  CHECK(twice.priced == search_train(pricer->train(), space, {.keep = 1, .device_bytes = 1e12}).priced);
+}
+
+TEST_CASE("an engine with pipeline stages is refused, not priced as tensor parallelism") {
+  const auto pricer = pricer_of(load(seven_b, {"rollout.layout={tp: 2, pp: 2, dp: 2}"}));
+  const auto why = pricer->why_unpriced(pricer->point());
+  REQUIRE(why.has_value());
+  CHECK(why->code == "E263");
+  CHECK_THAT(why->message, Catch::Contains("pipelines"));
+  CHECK(pricer->price(pricer->point()).iteration_seconds == 0);
+  CHECK_THAT(describe(pricer->point()), Catch::Contains("tp 2 pp 2"));
+  // The others are ranked, and their flags take the stages back.
+  const auto c = choose(*pricer, {.top = 1});
+  REQUIRE(c.has_value());
+  REQUIRE(!c->rows.empty());
+  CHECK_THAT(nlohmann::json(c->rows[0].flags).dump(), Catch::Contains("rollout.layout.pp=1"));
 }
 
 TEST_CASE("671B with three leading dense layers: deep pipelines cost what their flags say") {

@@ -40,8 +40,12 @@ std::unique_ptr<ScenarioPricer> pricer_of(const Scenario& s) {
 RlSpace small_space(const Scenario& s) {
   RlSpace out = default_rl_space(s);
   out.train.cp = {1, 2};
-  out.train.ulysses = {1, 2};
+  out.train.ulysses = {1};
+  out.train.tp = {1, 2};
+  out.train.shard = {-1, 2, 4};
+  out.train.optimizer_on_host = {false, true};
   out.train.micro_batch = {3, 6};
+  out.rollout_tp = {2, 4};
   out.memory_fraction = {0.6, 0.8};
   out.placement = {
       {PlacementMode::colocated, 8, 8}, {PlacementMode::disaggregated, 4, 4}, {PlacementMode::disaggregated, 6, 2}};
@@ -59,29 +63,44 @@ struct Brute {
 
   Brute(RlModel model, const RlSpace& s, const SearchOptions& o) {
     for (const PlacementChoice& place : s.placement) {
-      const bool shared = place.mode == PlacementMode::colocated;
       for (auto cp : s.train.cp)
         for (auto ulysses : s.train.ulysses)
-          for (auto b : s.train.micro_batch)
-            for (Recompute recompute : s.train.recompute)
-              for (auto tp : s.rollout_tp)
-                for (bool strided : s.strided)
-                  for (double fraction : s.memory_fraction) {
-                    if (place.train_ranks % (cp * ulysses) != 0 || place.rollout_ranks % tp != 0) continue;
-                    RlPoint p;
-                    p.placement = place.mode;
-                    p.train = {.dp = place.train_ranks / (cp * ulysses), .cp = cp, .ulysses = ulysses};
-                    p.train.sharding = Sharding::fsdp;
-                    p.train.recompute = recompute;
-                    p.train.micro_batch = b;
-                    p.train.set_sequences((s.train.batch + p.train.dp - 1) / p.train.dp);
-                    p.rollout = {
-                        .tp = tp, .engines = place.rollout_ranks / tp, .strided = strided, .memory_fraction = fraction};
-                    if (!model.divides(p.rollout)) continue;
-                    if (shared) model.learn_reshard(p.train, p.rollout);
-                    add_variants(model, s, o, p, shared);
-                  }
+          for (auto tp : s.train.tp)
+            for (auto b : s.train.micro_batch)
+              for (Recompute recompute : s.train.recompute) {
+                if (place.train_ranks % (tp * cp * ulysses) != 0) continue;
+                RlPoint p;
+                p.placement = place.mode;
+                p.train = {.dp = place.train_ranks / (tp * cp * ulysses), .cp = cp, .ulysses = ulysses, .tp = tp};
+                p.train.sharding = Sharding::fsdp;
+                p.train.recompute = recompute;
+                p.train.micro_batch = b;
+                p.train.set_sequences((s.train.batch + p.train.dp - 1) / p.train.dp);
+                for (bool sp : s.train.sp)
+                  for (auto group : s.train.shard)
+                    for (bool reshard : s.train.reshard)
+                      for (bool on_host : s.train.optimizer_on_host) {
+                        const std::int64_t data = p.train.data_ranks();
+                        p.train.sp = sp, p.train.fsdp = group;
+                        p.train.reshard_after_forward = reshard, p.train.optimizer_on_host = on_host;
+                        if ((group > 0 && (data % group != 0 || group >= data)) || (data == 1 && !reshard)) continue;
+                        if (model.train().divides(p.train)) add_rollouts(model, s, o, p, place);
+                      }
+              }
     }
+  }
+
+  void add_rollouts(RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, const PlacementChoice& place) {
+    const bool shared = place.mode == PlacementMode::colocated;
+    for (auto tp : s.rollout_tp)
+      for (bool strided : s.strided)
+        for (double fraction : s.memory_fraction) {
+          if (place.rollout_ranks % tp != 0) continue;
+          p.rollout = {.tp = tp, .engines = place.rollout_ranks / tp, .strided = strided, .memory_fraction = fraction};
+          if (!model.divides(p.rollout)) continue;
+          if (shared) model.learn_reshard(p.train, p.rollout);
+          add_variants(model, s, o, p, shared);
+        }
   }
 
   void add_variants(const RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, bool shared) {
@@ -91,6 +110,7 @@ struct Brute {
       for (double bucket : s.bucket_bytes)
         for (const TransitionOrder& order : shared ? s.transition : none) {
           p.sync = sync, p.bucket_bytes = bucket, p.transition = order;
+          if (p.train.optimizer_on_host && p.sleeps()) continue;
           RlPrice price = model.price(p);
           if (price.iteration_seconds <= 0) continue;
           if (o.plan_bytes && !o.plan_bytes(p, true, price)) continue;
