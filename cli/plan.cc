@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -154,12 +155,36 @@ int smallest(const Options& o, const Scenario& scenario) {
   return small->gpus == 0 ? exit_no : exit_done;
 }
 
+/// `plan --print`: the whole plan or one phase of it.
+int print(const Options& o, const Plan& plan) {
+  std::vector<std::string> names;
+  for (const PhaseInfo& p : plan.phases) names.push_back(p.name);
+  if (!o.phase.empty() && std::find(names.begin(), names.end(), o.phase) == names.end()) {
+    const std::string nearest = nearest_name(o.phase, names);
+    return report_errors({{.code = "E129",
+                           .message = fmt::format("the plan has no phase '{}'", o.phase),
+                           .where = {},
+                           .notes = {fmt::format("its phases: {}", fmt::join(names, ", "))},
+                           .help = nearest.empty() ? "" : "did you mean " + nearest + "?"}});
+  }
+  if (!o.scenario.json) {
+    fmt::print("{}", print_plan(plan, {.phase = o.phase}));
+    return exit_done;
+  }
+  Json doc = Json::parse(plan_to_json(plan));
+  for (Json& program : doc["programs"])
+    for (std::size_t i = 0; i < names.size(); ++i)
+      if (!o.phase.empty() && names[i] != o.phase) program["phases"][i] = Json::array();
+  fmt::print("{}\n", doc.dump());
+  return exit_done;
+}
+
 int run(const Options& o) {
   int code = exit_done;
   if (o.resolved) {
     auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
     if (!scenario) return report_errors(scenario.error());
-    fmt::print("{}", resolved_yaml(*scenario));
+    fmt::print("{}", o.scenario.json ? resolved_json(*scenario) + "\n" : resolved_yaml(*scenario));
     return exit_done;
   }
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
@@ -176,10 +201,7 @@ int run(const Options& o) {
   if (!job) return code;
   if (!o.out.empty())
     if (auto s = write_file_atomic(o.out, plan_to_json(job->plan)); !s) return report_errors(s.error());
-  if (o.print) {
-    fmt::print("{}", print_plan(job->plan, {.phase = o.phase}));
-    return exit_done;
-  }
+  if (o.print) return print(o, job->plan);
   const FitReport fit = check_fit(job->plan);
   const auto error = fit_error(*job, fit);
   if (!choices) return report_errors(choices.error());

@@ -34,6 +34,13 @@ struct GpuSpec {
   bool operator==(const GpuSpec&) const = default;
 };
 
+/// How the nodes' ports reach each other below the spine.
+enum class NetworkTopology : std::uint8_t {
+  leaf,            // all ports of a node under one switch
+  rail_optimized,  // port i of every node of a pod under switch i
+  rail_only        // the same, and no spine: other rails are reached over NVLink
+};
+
 struct ClusterSpec {
   GpuSpec gpu;
   std::int64_t nodes = 1, gpus_per_node = 1;
@@ -43,9 +50,10 @@ struct ClusterSpec {
   Sourced network_bandwidth;             // bytes/s one way, per GPU, between nodes
   Sourced network_latency;               // seconds, one step between nodes
   Sourced nvlink_latency;                // seconds, one step inside a node
-  double oversubscription = 1.0;         // of the spine
-  std::int64_t pod_nodes = 0;            // nodes under one leaf or set of rails, which reach each other past the spine
-  std::string calibration;               // catalogue name or path of a calibration profile; "" = datasheet efficiencies
+  NetworkTopology network_topology = NetworkTopology::leaf;
+  double oversubscription = 1.0;  // of the spine
+  std::int64_t pod_nodes = 0;     // nodes under one leaf or set of rails, which reach each other past the spine
+  std::string calibration;        // catalogue name or path of a calibration profile; "" = datasheet efficiencies
 
   std::int64_t ranks() const { return nodes * gpus_per_node * ranks_per_device; }
   std::int64_t ranks_per_node() const { return gpus_per_node * ranks_per_device; }

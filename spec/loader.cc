@@ -111,6 +111,9 @@ class Loader {
   // ---- --set -------------------------------------------------------------------------------------------------------
 
   void apply_override(YamlNode& root, const std::string& text) {
+    if (!is_utf8(text))
+      return report("E201", "the text is no UTF-8", {fmt::format("--set {}", text.substr(0, text.find('=')))}, {},
+                    "write names and paths in UTF-8");
     const SourceLocation where{fmt::format("--set {}", text)};
     const auto equals = text.find('=');
     const std::string path = text.substr(0, equals);
@@ -405,7 +408,7 @@ class Loader {
     if (!given("rollout.dtype")) scenario_.rollout.dtype = scenario_.train.precision.params;
     if (!given("name")) {
       const std::string stem = fs::path(file_).stem().string();
-      if (!stem.empty()) scenario_.name = stem;
+      if (!stem.empty() && is_utf8(stem)) scenario_.name = stem;
     }
   }
 

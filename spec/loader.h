@@ -21,6 +21,8 @@ Result<Scenario> load_scenario_text(const std::string& text, const std::string& 
 
 /// The whole scenario as YAML: every key with its value, unit and meaning. Loads back to the identical Scenario.
 std::string resolved_yaml(const Scenario&);
+/// The same as one document of schema hotbunk.scenario/1; its `scenario` loads as a file.
+std::string resolved_json(const Scenario&);
 
 /// The table of keys for docs/scenario.md, in Markdown.
 std::string scenario_reference();

@@ -48,6 +48,15 @@ struct EnumNames<AlgorithmName> {
   static constexpr std::array<std::string_view, 3> names{"grpo", "ppo", "sft"};
 };
 template <>
+struct EnumNames<NetworkTopology> {
+  static constexpr std::array<std::string_view, 3> names{"leaf", "rail-optimized", "rail-only"};
+};
+template <>
+struct EnumNames<OptimizerName> {
+  static constexpr std::array<std::string_view, 6> names{"adamw", "adamw-8bit", "adamw-4bit",
+                                                         "sgd",   "adafactor",  "muon"};
+};
+template <>
 struct EnumNames<LengthDistribution> {
   static constexpr std::array<std::string_view, 3> names{"fixed", "uniform", "lognormal"};
 };

@@ -95,6 +95,34 @@ std::string resolved_yaml(const Scenario& scenario) {
   return out;
 }
 
+std::string resolved_json(const Scenario& scenario) {
+  nlohmann::ordered_json keys = {{"model", config_of(scenario.model, DType::f32)}};
+  keys["model"].erase("dtype");
+  keys["model"]["name"] = scenario.model.name;
+  if (!scenario.model.weights_path.empty()) keys["model"]["weights"] = scenario.model.weights_path;
+  for (const auto& key : scenario_keys()) {
+    if (!key.in_resolved) continue;
+    nlohmann::ordered_json value;
+    std::visit(
+        [&](const auto& v) {
+          using V = std::decay_t<decltype(v)>;
+          if constexpr (std::is_same_v<V, Sourced>) value = {{"value", v.value}, {"source", v.source}};
+          else if constexpr (!std::is_same_v<V, std::monostate>) value = v;
+        },
+        key.get(scenario));
+    if (value.is_null()) continue;
+    nlohmann::ordered_json* at = &keys;
+    const std::string section = parent_of(key.path);
+    for (std::size_t from = 0; from < section.size();) {
+      const auto dot = std::min(section.find('.', from), section.size());
+      at = &(*at)[section.substr(from, dot - from)];
+      from = dot + 1;
+    }
+    (*at)[leaf_of(key.path)] = std::move(value);
+  }
+  return nlohmann::ordered_json{{"schema", "hotbunk.scenario/1"}, {"scenario", std::move(keys)}}.dump(1);
+}
+
 std::string scenario_reference() {
   std::string out, current = "-";
   for (const auto& key : scenario_keys()) {

@@ -20,6 +20,7 @@ enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
 enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
 enum class SyncTransport : std::uint8_t { ipc, collective };
 enum class AlgorithmName : std::uint8_t { grpo, ppo, sft };
+enum class OptimizerName : std::uint8_t { adamw, adamw_8bit, adamw_4bit, sgd, adafactor, muon };
 enum class LengthDistribution : std::uint8_t { fixed, uniform, lognormal };
 
 /// Parallel dimensions of training. Ranks = dp * cp * ulysses * tp * pp; fsdp is the shard group's size within
@@ -57,9 +58,11 @@ struct TrainSpec {
 };
 
 struct OptimizerSpec {
+  OptimizerName name = OptimizerName::adamw;
   double lr = 1e-6, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   double max_grad_norm = 1.0;     // 0 = no clipping
   std::int64_t warmup_steps = 0;  // linear
+  double momentum = 0;            // of SGD and Adafactor, 0 = none is kept
   bool operator==(const OptimizerSpec&) const = default;
 };
 

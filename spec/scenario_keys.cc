@@ -50,8 +50,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
                                {"", "gradient reduction and accumulation"}));
   keys.push_back(floating_type("train.precision.master", HB_FIELD(train.precision.master),
                                {"", "the copy the optimizer updates"}));
-  keys.push_back(
-      floating_type("train.precision.moments", HB_FIELD(train.precision.moments), {"", "AdamW's two moments"}));
+  keys.push_back(floating_type(
+      "train.precision.moments", HB_FIELD(train.precision.moments),
+      {"", "AdamW's two moments, and the momentum of the others; adamw-8bit and -4bit have formats of their own"}));
   keys.push_back(word("train.precision.gemm", HB_FIELD(train.precision.gemm),
                       {"params", "tf32", "fp8", "mxfp8", "nvfp4"},
                       {"", "of matrix products; narrower formats are planned from datasheets, not executed"}));
@@ -70,7 +71,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
       [](const Scenario& s) -> KeyValue { return s.train.pipeline_split; },
       [](Scenario& s, const KeyValue& v) { s.train.pipeline_split = std::get<std::vector<int64_t>>(v); }));
 
-  keys.push_back(real("optimizer.lr", HB_FIELD(optimizer.lr), 0, 1e3, {"", "AdamW's learning rate after warm-up"}));
+  keys.push_back(choice("optimizer.name", HB_FIELD(optimizer.name),
+                        {"", "adamw is executed; the others are priced (bytes, step time, traffic)"}));
+  keys.push_back(real("optimizer.lr", HB_FIELD(optimizer.lr), 0, 1e3, {"", "learning rate after warm-up"}));
   keys.push_back(real("optimizer.beta1", HB_FIELD(optimizer.beta1), 0, 1, {"", "decay of the first moment"}));
   keys.push_back(real("optimizer.beta2", HB_FIELD(optimizer.beta2), 0, 1, {"", "decay of the second moment"}));
   keys.push_back(real("optimizer.eps", HB_FIELD(optimizer.eps), 0, 1, {"", "added to the root of the second moment"}));
@@ -80,6 +83,8 @@ void add_train(std::vector<ScenarioKey>& keys) {
                       {"", "global gradient norm is clipped to it; 0 = no clipping"}));
   keys.push_back(integer("optimizer.warmup_steps", HB_FIELD(optimizer.warmup_steps), 0, 1e9,
                          {"optimizer steps", "linear warm-up from 0"}));
+  keys.push_back(real("optimizer.momentum", HB_FIELD(optimizer.momentum), 0, 1,
+                      {"", "of sgd and adafactor; 0 = none, and no state for it"}));
 }
 
 void add_rollout(std::vector<ScenarioKey>& keys) {
@@ -205,7 +210,7 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"train", "the training engine"},
       {"train.layout", "parallel dimensions of training"},
       {"train.precision", "dtypes: fp32, bf16 or fp16"},
-      {"optimizer", "AdamW"},
+      {"optimizer", "AdamW, or what else is priced"},
       {"rollout", "the generation engines"},
       {"rollout.layout", "parallel dimensions of rollout"},
       {"sync", "weights from training to rollout"},

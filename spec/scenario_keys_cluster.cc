@@ -71,6 +71,10 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
                          {"us", "latency of one step between nodes", from_gpu}));
   keys.push_back(sourced("cluster.nvlink_latency_us", HB_FIELD(cluster.nvlink_latency), 1e-6, 0, 1e9,
                          {"us", "latency of one step inside a node", from_gpu}));
+  keys.push_back(choice("cluster.network_topology", HB_FIELD(cluster.network_topology),
+                        {"",
+                         "leaf: all ports of a node under one switch; rail-optimized: port i of every node of a pod "
+                         "under switch i; rail-only: the same without a spine"}));
   keys.push_back(real("cluster.oversubscription", HB_FIELD(cluster.oversubscription), 1, 1000,
                       {"", "of the network's spine; 1 = full bisection"}));
   keys.push_back(integer("cluster.pod_nodes", HB_FIELD(cluster.pod_nodes), 0, max_ranks,

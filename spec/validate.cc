@@ -267,6 +267,13 @@ class Validator {
                          s_.transition.substr(0, 200))},
             "set transition to hotbunk, which then moves nothing of training, or train.offload to sleep");
     const OptimizerSpec& o = s_.optimizer;
+    if (t.offload == Offload::layerwise && o.name == OptimizerName::muon)
+      report("E214", "train.offload", "layer-wise offload steps on the CPU, Muon's matrix products need the GPU", {},
+             "set train.offload to sleep or none, or optimizer.name to adamw");
+    if (o.momentum > 0 && o.name != OptimizerName::sgd && o.name != OptimizerName::adafactor)
+      report("E227", "optimizer.momentum",
+             fmt::format("optimizer.momentum is of sgd and adafactor, not of {}", name_of(o.name)), {},
+             o.name == OptimizerName::muon ? "Muon always keeps one" : "its decay is optimizer.beta1");
     if (o.beta1 >= 1 || o.beta2 >= 1)
       report("E206", o.beta1 >= 1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
              {fmt::format("beta1 {}, beta2 {}: bias correction divides by 1 - beta^step", o.beta1, o.beta2)},
@@ -279,6 +286,10 @@ class Validator {
                    "one of {}, auto, or steps such as sleep_optimizer-wake_rollout-sync-sleep_train-wake_kv-rollout-"
                    "sleep_rollout-wake_train",
                    fmt::join(transition_names(), ", ")));
+    if (!s_.task.data.empty() && uses_rollout())
+      report("E227", "task.data",
+             fmt::format("task.data is read by sft, algorithm.name is {}", name_of(s_.algorithm.name)), {},
+             "set algorithm.name to sft, or leave task.data out: prompts come from task.name");
     if (s_.algorithm.kl_coef > 0 && !s_.algorithm.reference)
       report("E219", "algorithm.kl_coef", "the KL term needs a reference model",
              {fmt::format("kl_coef {}, reference false", s_.algorithm.kl_coef)},
@@ -382,6 +393,8 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(std::max({t.cp, t.ulysses, t.tp, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp");
   need(t.fsdp == -1 || t.fsdp == t.dp, "hybrid sharding (fsdp smaller than dp)");
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
+  need(s.optimizer.name == OptimizerName::adamw,
+       fmt::format("optimizer {}: adamw is executed", name_of(s.optimizer.name)));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   if (!sft && s.placement == PlacementMode::colocated) {
     const bool train = s.train.offload == Offload::sleep;

@@ -131,9 +131,34 @@ auto syntax_error(std::string message, SourceLocation where) {
 
 }  // namespace
 
+bool is_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+    const unsigned first = byte(i);
+    const std::size_t length = first < 0x80   ? 1
+                               : first < 0xc2 ? 0
+                               : first < 0xe0 ? 2
+                               : first < 0xf0 ? 3
+                               : first < 0xf5 ? 4
+                                              : 0;
+    if (length == 0) return false;
+    unsigned code = length == 1 ? first : first & (0x7fu >> length);
+    for (std::size_t k = 1; k < length; ++k) {
+      if ((byte(i + k) & 0xc0u) != 0x80u) return false;
+      code = code << 6 | (byte(i + k) & 0x3fu);
+    }
+    // Longer than needed, a surrogate, or beyond Unicode.
+    if ((length == 3 && code < 0x800) || (length == 4 && (code < 0x10000 || code > 0x10ffff))) return false;
+    if (code >= 0xd800 && code < 0xe000) return false;
+    i += length;
+  }
+  return true;
+}
+
 Result<YamlNode> parse_yaml(const std::string& text, const std::string& file) {
   // yaml-cpp ends a document at a NUL; a file with one is no text.
   if (text.find('\0') != std::string::npos) return syntax_error("the file holds a NUL byte: it is not text", {file});
+  if (!is_utf8(text)) return syntax_error("the text is no UTF-8", {file});
   TreeBuilder builder(file);
   try {
     std::istringstream stream(text);

@@ -31,8 +31,11 @@ struct YamlEntry {
   YamlNode value;
 };
 
-/// One document; E201 on syntax errors, more than one document, keys that are no scalars, too deep or too large trees
-/// (aliases are expanded against that limit, so that a "billion laughs" file stops here).
+/// The bytes are whole characters of UTF-8, in their shortest form.
+bool is_utf8(std::string_view text);
+
+/// One document; E201 on bytes that are no UTF-8, syntax errors, more than one document, keys that are no scalars, too
+/// deep or too large trees (aliases are expanded against that limit, so that a "billion laughs" file stops here).
 Result<YamlNode> parse_yaml(const std::string& text, const std::string& file);
 
 }  // namespace hotbunk

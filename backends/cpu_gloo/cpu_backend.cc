@@ -45,7 +45,7 @@ Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, 
                            .message = e.what(),
                            .where = {},
                            .notes = {"while opening the plan's arenas and communicators"},
-                           .help = ""});
+                           .help = "`hotbunk doctor` tries memory, sockets and threads of this machine"});
   }
 }
 

@@ -45,7 +45,8 @@ Status guarded(const Program& program, const Op& op, F&& call) {
                            .message = e.what(),
                            .where = {},
                            .notes = {fmt::format("op {} '{}'", name_of(op.kind), label_of(program, op))},
-                           .help = ""});
+                           .help = "`hotbunk doctor` tries memory, sockets and threads of this machine; what another "
+                                   "rank said first may be the cause"});
   }
 }
 

@@ -13,6 +13,7 @@
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 #include "spec/validate.h"
+#include "spec/yaml_tree.h"
 
 namespace hotbunk {
 namespace {
@@ -154,7 +155,7 @@ std::string random_value(const ScenarioKey& key) {
       key.path.starts_with("cluster.device_memory") || key.path.starts_with("optimizer.beta") ||
       key.path == "rollout.top_p" || key.path == "cluster.nodes" || key.path == "cluster.gpus_per_node" ||
       key.path == "cluster.ranks_per_device" || key.path == "placement" || key.path == "train.offload" ||
-      key.path == "transition")
+      key.path == "transition" || key.path == "task.data" || key.path == "optimizer.momentum")
     return "";
   const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
   const double number = key.low + unit * unit * unit * (key.high - key.low);
@@ -168,7 +169,7 @@ std::string random_value(const ScenarioKey& key) {
     case KeyType::choice:
       return *rc::gen::elementOf(key.choices);
     case KeyType::text:
-      return yaml_text(*rc::gen::string<std::string>());
+      return yaml_text(*rc::gen::suchThat(rc::gen::string<std::string>(), is_utf8));
     case KeyType::sourced:
       return yaml_of(Sourced{number, "a \"source\": 5% # not a comment"});
     case KeyType::integers:
@@ -208,7 +209,7 @@ TEST_CASE("what today's backends execute, and why not") {
   const auto reasons = unsupported_to_execute(loaded(design_example));
   CHECK(reasons.size() == 2);  // cp 2; rollout.engine sglang
   for (const char* change : {"train.engine=megatron", "train.offload=layerwise", "sync.mode=direct",
-                             "algorithm.name=ppo", "profile=verl-fsdp", "rollout.engine=vllm"}) {
+                             "algorithm.name=ppo", "profile=verl-fsdp", "rollout.engine=vllm", "optimizer.name=muon"}) {
     INFO(change);
     CHECK(unsupported_to_execute(loaded(tiny, {change})).size() == 1);
   }
