@@ -10,6 +10,7 @@
 #include "planner/choices.h"
 #include "planner/levers.h"
 #include "planner/plan_answer.h"
+#include "spec/names.h"
 
 namespace hotbunk {
 
@@ -92,7 +93,7 @@ constexpr std::string_view why_of(Category c) {
     case Category::grads:
       return "gradients as reduced and accumulated";
     case Category::optimizer:
-      return "master copy and two moments, sharded over data parallelism where the engine does that";
+      return "master copy and moments, sharded over data parallelism where the engine does that";
     case Category::activations:
       return "what backward keeps, and the logits at the loss";
     case Category::communication:
@@ -127,7 +128,8 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
     training.children.push_back(std::move(category));
   }
   if (const double rest = price.train_bytes - train.total_bytes(); rest > 0.5)
-    training.children.push_back({"beside it", "the reference model, a critic, and a rollout that never sleeps", rest, 0, {}});
+    training.children.push_back(
+        {"beside it", "the reference model, a critic, and a rollout that never sleeps", rest, 0, {}});
   root.children.push_back(std::move(training));
   if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
   const RolloutPrice r = s.rl().price_rollout(p);
@@ -348,6 +350,7 @@ std::string describe(const TrainPoint& p) {
       groups ? fmt::format(" over {}", p.shard_ranks()) : "", p.reshard_after_forward ? "" : " gathered once",
       p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
       p.optimizer_on_host ? ", optimizer on the host" : "");
+  if (p.optimizer != OptimizerName::adamw) out += fmt::format(", {}", name_of(p.optimizer));
   return out;
 }
 

@@ -93,11 +93,15 @@ RlSearch search_layouts(const ScenarioPricer&, const RlSpace&, const SearchOptio
 Status price_known(const Scenario&, Objective);
 
 /// The fewest GPUs of the scenario's kind on which some layout fits, and the best layouts there: parts of one node,
-/// then whole nodes up to `most`. Every smaller count was searched, or cannot even hold the optimizer's state.
+/// then whole nodes up to `most`. Every smaller count was searched, or provably holds no layout.
 struct SmallestCluster {
-  std::int64_t nodes = 0, gpus = 0;  // 0: none up to `most`, where counts beyond one node were doubled
-  bool exact = true;                 // false: options.most_points ended the search of a smaller count
-  RlSearch search;
+  std::int64_t nodes = 0, gpus = 0;  // 0: none up to most_nodes
+  std::int64_t most_nodes = 0;
+  bool exact = true;             // false: options.most_points ended the search of a smaller count
+  bool executes = false;         // the scenario is lowered: `search` has layouts that execute, by their plans' bytes
+  RlSearch search;               // on those GPUs, or on the most when none hold it
+  std::int64_t priced_gpus = 0;  // fewer, where layouts that are only priced fit by estimate; 0: none
+  RlSearch priced;
 };
 /// The memories in `options` are the cluster's. E262 as price_known.
 Result<SmallestCluster> smallest_cluster(const Scenario&, const std::filesystem::path& catalogue,

@@ -170,6 +170,7 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   if (train_point_of(s).fsdp != p.train.fsdp || (t.fsdp > 0 && p.train.data_ranks() % t.fsdp != 0))
     t.fsdp = p.train.fsdp;
   s.train.recompute = p.train.recompute;
+  s.optimizer.name = p.train.optimizer;
   s.train.reshard_after_forward = p.train.reshard_after_forward;
   // On GPUs of its own training never sleeps, whatever its offload says.
   const bool shared = p.placement == PlacementMode::colocated;

@@ -47,42 +47,6 @@ double tile_fill(double m, double n, double units) {
   return best;
 }
 
-/// NCCL picks the fastest of three protocols by message size. Against the first (4 B of flag beside 4 B of data):
-/// seconds more to start, factors on the latency of a hop inside a node and between nodes, and the share of the link's
-/// rate. Source: NCCL's tuning model, src/graph/tuning.cc: ring latencies 3.6, 10.0, 8.4 us; NVLink hops 0.47, 1.9, 3.4
-/// us; network hops 2.7, 4.0, 9.6 us; rates 1/4, 0.92, 1.
-struct Protocol {
-  double start, intra_hop, inter_hop, rate;
-};
-constexpr Protocol protocols[] = {
-    {0.0, 1.0, 1.0, 0.25}, {6.4e-6, 1.9 / 0.47, 4.0 / 2.7, 0.92}, {4.8e-6, 3.4 / 0.47, 9.6 / 2.7, 1.0}};
-
-/// Steps one after the other in a collective: a ring's, or for all-reduce across nodes a tree's.
-struct Hops {
-  double intra, inter;
-};
-Hops hops_of(OpKind kind, const GroupShape& g) {
-  const auto local = static_cast<double>(g.per_node - 1), nodes = static_cast<double>(g.nodes),
-             ranks = static_cast<double>(g.ranks);
-  const double levels = std::ceil(std::log2(std::max(nodes, 1.0)));
-  switch (kind) {
-    case OpKind::all_reduce:
-      return {2.0 * local, 2.0 * levels};
-    case OpKind::broadcast:
-    case OpKind::barrier:
-      return {local, levels};
-    case OpKind::all_to_all:  // every peer in turn, those of the node over its links
-      return {local, nodes - 1.0};
-    case OpKind::send:
-    case OpKind::recv:
-    case OpKind::peer_copy:
-      return {g.nodes > 1 ? 0.0 : 1.0, g.nodes > 1 ? 1.0 : 0.0};
-    default:
-      // A ring passes every rank: all but nodes - 1 of its steps stay inside a node.
-      return {ranks - nodes, nodes - 1.0};
-  }
-}
-
 }  // namespace
 
 std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank, const Op& op, const Sizes& s,
@@ -122,12 +86,6 @@ std::optional<std::array<double, 3>> CostModel::kernel_size(const Op& op, const 
   return gemm_size(op, s);
 }
 
-GroupShape GroupShape::strided(std::int64_t ranks, std::int64_t stride, std::int64_t node) {
-  const std::int64_t per_node = std::clamp<std::int64_t>(node / std::max<std::int64_t>(stride, 1), 1, ranks);
-  return {ranks, (ranks + per_node - 1) / per_node, per_node,
-          std::max<std::int64_t>(1, (ranks - 1) * stride / node + 1)};
-}
-
 void Correction::add(std::array<double, 3> at, double ratio) {
   Point p{{}, std::log(ratio)};
   for (std::size_t i = 0; i < 3; ++i) p.log_at[i] = std::log(std::max(at[i], 1e-30));
@@ -155,6 +113,7 @@ CostModel::CostModel(Hardware hardware, const ClusterSpec& cluster)
     : hardware_(std::move(hardware)),
       ranks_per_node_(std::max<std::int64_t>(cluster.ranks_per_node(), 1)),
       pod_nodes_(cluster.pod_nodes),
+      topology_(cluster.network_topology),
       oversubscription_(std::max(cluster.oversubscription, 1.0)) {
   load_measurements(cluster);
 }
@@ -195,95 +154,6 @@ double CostModel::host_copy_seconds(double bytes, OpKind kind) const {
 
 double CostModel::map_seconds(double bytes, OpKind kind) const {
   return bytes / hardware_.map_bandwidth.value * correction(kind, DType::u8, {std::max(bytes, 1.0), 1.0, 1.0});
-}
-
-double CostModel::wire_bytes(OpKind kind, std::int64_t ranks, double payload) {
-  const auto w = static_cast<double>(std::max<std::int64_t>(ranks, 1));
-  switch (kind) {
-    case OpKind::all_reduce:
-      return 2.0 * (w - 1.0) / w * payload;
-    case OpKind::all_gather:
-    case OpKind::reduce_scatter:
-    case OpKind::broadcast:
-      return (w - 1.0) / w * payload;
-    case OpKind::barrier:
-      return 0.0;
-    default:
-      return payload;  // all-to-all and P2P: the payload is what leaves the rank
-  }
-}
-
-double CostModel::protocol_seconds(const GroupShape& g, double intra_hops, double inter_hops, double moving) const {
-  const LinkModel &intra = hardware_.intra, &inter = hardware_.inter;
-  const double start = (g.nodes > 1 ? inter : intra).latency.value;
-  if (hardware_.shared_transport)
-    return start + intra_hops * intra.hop_latency.value + inter_hops * inter.hop_latency.value + moving;
-  double best = 1e300;
-  for (const Protocol& p : protocols)
-    best = std::min(best, start + p.start + intra_hops * intra.hop_latency.value * p.intra_hop +
-                              inter_hops * inter.hop_latency.value * p.inter_hop + moving / p.rate);
-  return best;
-}
-
-double CostModel::exchange_seconds(const GroupShape& g, double network, double node) const {
-  if (g.ranks <= 1) return 0.0;
-  const LinkModel &intra = hardware_.intra, &inter = hardware_.inter;
-  const double inside =
-      node / intra.bandwidth.value * (hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0);
-  double outside = g.nodes > 1 ? network / inter.bandwidth.value : 0.0;
-  if (std::max(g.span, g.nodes) > pod_nodes_) outside *= oversubscription_;
-  const Hops hops = hops_of(OpKind::all_to_all, g);
-  return protocol_seconds(g, hops.intra, hops.inter, std::max(inside, outside)) *
-         correction(OpKind::all_to_all, DType::u8,
-                    {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(network + node, 1.0)});
-}
-
-double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double payload) const {
-  if (g.ranks <= 1) return 0.0;
-  const double wire = wire_bytes(kind, g.ranks, payload);
-  const Hops hops = hops_of(kind, g);
-  const LinkModel &intra = hardware_.intra, &inter = hardware_.inter;
-  const bool point_to_point = kind == OpKind::send || kind == OpKind::recv || kind == OpKind::peer_copy;
-  // Through host memory every rank of the node copies over the same bus.
-  double inside = wire / intra.bandwidth.value * (hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0);
-  double outside = 0.0;
-  if (g.nodes <= 1) {
-    if (kind == OpKind::all_reduce) inside /= hardware_.nvls_gain.value;
-  } else {
-    // Across nodes the rings of a group leave the node through the network ports of all its members there; what
-    // all-to-all sends to the own node stays on the fast links.
-    outside = wire / inter.bandwidth.value;
-    if (std::max(g.span, g.nodes) > pod_nodes_) outside *= oversubscription_;
-    if (kind == OpKind::all_to_all) {
-      const double away = static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1);
-      outside *= away;
-      inside *= 1.0 - away;
-    } else if (!point_to_point) {
-      outside /= static_cast<double>(g.per_node);
-    } else {
-      inside = 0.0;
-    }
-  }
-  const double formula = protocol_seconds(g, hops.intra, hops.inter, std::max(inside, outside));
-  return formula * correction(kind, DType::u8,
-                              {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(payload, 1.0)});
-}
-
-GroupShape CostModel::shape_of(const std::vector<Rank>& members) const {
-  GroupShape shape{static_cast<std::int64_t>(members.size()), 0, 0};
-  std::vector<std::int64_t> nodes;
-  nodes.reserve(members.size());
-  for (Rank r : members) nodes.push_back(r / ranks_per_node_);
-  std::sort(nodes.begin(), nodes.end());
-  std::int64_t run = 0;
-  if (!nodes.empty()) shape.span = nodes.back() - nodes.front() + 1;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const bool fresh = i == 0 || nodes[i] != nodes[i - 1];
-    shape.nodes += fresh ? 1 : 0;
-    run = fresh ? 1 : run + 1;
-    shape.per_node = std::max(shape.per_node, run);
-  }
-  return shape;
 }
 
 double CostModel::compute_seconds(const Op& op, const Sizes& s) const {

@@ -21,6 +21,7 @@ struct GroupShape {
   std::int64_t nodes = 1;
   std::int64_t per_node = 1;
   std::int64_t span = 0;  // nodes from the first member to the last, 0: as many as `nodes`
+  bool aligned = true;    // members have the same places in all their nodes: rings stay on their rails
 
   /// `ranks` members, `stride` ranks apart, on nodes of `node` ranks, starting at a node's first rank.
   static GroupShape strided(std::int64_t ranks, std::int64_t stride, std::int64_t node);
@@ -95,9 +96,17 @@ class CostModel {
   double protocol_seconds(const GroupShape&, double intra_hops, double inter_hops, double moving) const;
   double compute_seconds(const Op&, const Sizes&) const;
   double correction(OpKind, DType, std::array<double, 3> at) const;
+  /// Bytes over a rank's own links, in seconds at their full rates; nodes > 1: moving at the same time.
+  struct Moving {
+    double inside = 0, outside = 0, more_hops = 0;  // hops: over NVLink, to another rail
+    double seconds() const { return std::max(inside, outside); }
+  };
+  Moving across_nodes(OpKind, const GroupShape&, double inside_wire, double port_wire) const;
+  double all_reduce_across_nodes(const GroupShape&, double payload) const;
 
   Hardware hardware_;
   std::int64_t ranks_per_node_ = 1, pod_nodes_ = 0;
+  NetworkTopology topology_ = NetworkTopology::leaf;
   double oversubscription_ = 1.0;
   double share_ = 1.0;  // ranks of a device that its rates are divided among
   std::array<std::array<Correction, num_dtypes>, num_op_kinds> corrections_;

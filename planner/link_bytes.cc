@@ -35,42 +35,53 @@ class Splitter {
   std::vector<LinkUse>& out_;
 };
 
+/// What layers exchange in some passes over all micro-batches.
+void add_layers(const TrainModel& model, const TrainPoint& p, const ForwardTraffic& t, double steps,
+                const Splitter& split) {
+  const RankGroups where = model.groups(p);
+  // Gathers and scatters under SP, all-reduces without.
+  split.ring(p.sp ? "tp gather and scatter" : "tp all-reduce", p.sp ? OpKind::all_gather : OpKind::all_reduce,
+             where.tensor(), steps * t.tensor);
+  split.all_to_all("expert dispatch and combine", where.expert(), steps * t.expert);
+  if (p.cp > 1) split.point_to_point("cp ring", where.context().nodes > 1, steps * t.context);
+  else if (p.ulysses > 1) split.all_to_all("ulysses", where.ulysses(), steps * t.context);
+  split.point_to_point("pipeline", p.pp > 1 && where.pipeline_pair().nodes > 1, steps * t.pipeline);
+}
+
 void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice& t, double steps,
                   std::vector<LinkUse>& out) {
   const RankGroups where = model.groups(p);
+  const GroupShape data = where.shard(), experts = where.expert_shard();
   const Splitter split(RlPhase::train, out);
-  const GroupShape tensor = where.tensor(), data = where.shard();
-  // Gathers and scatters under SP, all-reduces without.
-  split.ring(p.sp ? "tp gather and scatter" : "tp all-reduce", p.sp ? OpKind::all_gather : OpKind::all_reduce, tensor,
-             steps * t.tensor_payload);
-  split.all_to_all("expert dispatch and combine", where.expert(), steps * t.expert_payload);
-  if (p.cp > 1) split.point_to_point("cp ring", where.context().nodes > 1, steps * t.context_payload);
-  else if (p.ulysses > 1) split.all_to_all("ulysses", where.ulysses(), steps * t.context_payload);
-  split.point_to_point("pipeline", p.pp > 1 && where.pipeline_leaves_node(), steps * t.pipeline_payload);
-  const bool replicated = p.sharding == Sharding::replicated;
-  split.ring("dp gradients", replicated ? OpKind::all_reduce : OpKind::reduce_scatter, data,
-             steps * t.data_reduce_payload);
+  add_layers(model, p, {t.tensor_payload, t.expert_payload, t.context_payload, t.pipeline_payload}, steps, split);
+  const OpKind sum = p.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
+  split.ring("dp gradients", sum, data, steps * (t.data_reduce_payload - t.expert_data_reduce_payload));
+  split.ring("experts' gradients", sum, experts, steps * t.expert_data_reduce_payload);
   // Each shard's gradients over the replicas of a hybrid layout.
-  if (const GroupShape replicas = where.replicas(); !replicated && replicas.ranks > 1)
-    split.ring("replicas' gradients", OpKind::all_reduce, replicas,
-               steps * t.data_reduce_payload / static_cast<double>(p.shard_ranks()));
-  split.ring("dp parameters", OpKind::all_gather, data, steps * t.data_gather_payload);
+  split.ring("replicas' gradients", OpKind::all_reduce, where.replicas(), steps * t.replica_payload);
+  split.ring("experts' replicas' gradients", OpKind::all_reduce, where.expert_shard_replicas(),
+             steps * t.expert_replica_payload);
+  split.ring("dp parameters", OpKind::all_gather, data, steps * (t.data_gather_payload - t.expert_data_gather_payload));
+  split.ring("experts' parameters", OpKind::all_gather, experts, steps * t.expert_data_gather_payload);
+  split.all_to_all("optimizer's matrices", data, steps * t.optimizer_payload);
 }
 
-/// Forward passes that score samples gather the parameters once, each pass of training with resharding twice.
-void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainPrice& t, std::vector<LinkUse>& out) {
+/// Forward passes that score samples, the same layers and micro-batches as training: under ZeRO-3 and FSDP they gather
+/// the parameters once, where each pass of training with resharding does twice.
+void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainPrice& t, RlPhase phase,
+                 std::vector<LinkUse>& out) {
   const RlSetting& s = rl.setting();
-  const GroupShape data = rl.train().groups(p).shard();
-  const double sharded = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp
-                             ? s.mini_batches * t.data_gather_payload / (p.reshard_after_forward ? 2.0 : 1.0)
-                             : 0.0;
-  if (s.reference) {
-    const Splitter split(RlPhase::reference, out);
-    const TrainModel::Layers l = rl.train().layers(p);
-    split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
-    split.ring("dp parameters", OpKind::all_gather, data, sharded);
-  }
-  if (s.old_logprobs) Splitter(RlPhase::old_logprobs, out).ring("dp parameters", OpKind::all_gather, data, sharded);
+  const TrainModel::Layers l = rl.train().layers(p);
+  const Splitter split(phase, out);
+  if (phase == RlPhase::reference) split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
+  const ForwardTraffic f = rl.train().forward_traffic(p, l);
+  add_layers(rl.train(), p, {f.tensor, f.expert, f.context, f.pipeline}, s.mini_batches, split);
+  if (p.sharding != Sharding::zero3 && p.sharding != Sharding::fsdp) return;
+  const RankGroups where = rl.train().groups(p);
+  const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0);
+  split.ring("dp parameters", OpKind::all_gather, where.shard(),
+             once * (t.data_gather_payload - t.expert_data_gather_payload));
+  split.ring("experts' parameters", OpKind::all_gather, where.expert_shard(), once * t.expert_data_gather_payload);
 }
 
 /// What crosses the host link as the transition order says.
@@ -108,7 +119,8 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
     if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);
   }
-  if (iterate) add_scoring(model, p.train, train, out);
+  if (iterate && model.setting().reference) add_scoring(model, p.train, train, RlPhase::reference, out);
+  if (iterate && model.setting().old_logprobs) add_scoring(model, p.train, train, RlPhase::old_logprobs, out);
   add_training(model.train(), p.train, train, model.setting().mini_batches, out);
   return out;
 }

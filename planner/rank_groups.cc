@@ -24,7 +24,9 @@ AxisOrder axis_order(std::string_view text) {
 }
 
 RankGroups::RankGroups(const TrainPoint& p, const AxisOrder& order, std::int64_t ranks_per_node)
-    : node_(std::max<std::int64_t>(ranks_per_node, 1)), shard_ranks_(p.shard_ranks()) {
+    : node_(std::max<std::int64_t>(ranks_per_node, 1)),
+      shard_ranks_(p.shard_ranks()),
+      expert_shard_ranks_(p.expert_shard_ranks()) {
   std::int64_t dense = 1, expert = 1;
   const auto next = [](Axis& axis, std::int64_t size, std::int64_t& stride) {
     axis = {size, stride};
@@ -46,7 +48,7 @@ RankGroups::RankGroups(const TrainPoint& p, const AxisOrder& order, std::int64_t
         break;
       case RankAxis::dp:
         next(dp_, p.dp, dense);
-        next(edp_, std::max<std::int64_t>(1, p.data_ranks() * p.tp / (p.ep * p.etp)), expert);
+        next(edp_, p.expert_ranks(), expert);
         break;
       case RankAxis::pp:
         next(pp_, p.pp, dense);
@@ -65,6 +67,7 @@ GroupShape RankGroups::box(std::initializer_list<Axis> axes) const {
     g.ranks *= a.size;
     g.per_node *= std::clamp<std::int64_t>(node_ / a.stride, 1, a.size);
     last += (a.size - 1) * a.stride;
+    g.aligned = g.aligned && (a.size == 1 || a.stride % node_ == 0 || node_ % a.stride == 0);
   }
   g.nodes = (g.ranks + g.per_node - 1) / g.per_node;
   g.span = last / node_ + 1;
@@ -97,6 +100,10 @@ GroupShape RankGroups::replicas() const {
   return box({a[3], a[4], a[5]});
 }
 
-bool RankGroups::pipeline_leaves_node() const { return pp_.stride >= node_ || node_ % (pp_.stride * pp_.size) != 0; }
+GroupShape RankGroups::pipeline_pair() const {
+  const bool leaves = pp_.stride >= node_ || node_ % (pp_.stride * pp_.size) != 0;
+  return {2, leaves ? 2 : 1, 1, leaves ? std::max<std::int64_t>(2, pp_.stride / node_ + 1) : 1,
+          pp_.stride % node_ == 0};
+}
 
 }  // namespace hotbunk

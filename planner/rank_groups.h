@@ -41,8 +41,13 @@ class RankGroups {
   GroupShape expert_tensor() const { return box({etp_}); }
   /// Ranks that hold the same experts.
   GroupShape expert_replicas() const { return box({edp_}); }
-  /// Neighbouring pipeline stages lie on different nodes, at least some of them.
-  bool pipeline_leaves_node() const;
+  /// Those of them in one shard group, which divide the experts' states, and those that hold the same shard of experts.
+  GroupShape expert_shard() const { return box({{expert_shard_ranks_, edp_.stride}}); }
+  GroupShape expert_shard_replicas() const {
+    return box({{edp_.size / expert_shard_ranks_, edp_.stride * expert_shard_ranks_}});
+  }
+  /// Two neighbouring pipeline stages: on different nodes when at least some of them are.
+  GroupShape pipeline_pair() const;
   /// A rank is in the same stage for its dense and its expert parameters.
   bool stages_agree() const { return pp_.size == 1 || pp_.stride == expert_stage_stride_; }
 
@@ -53,7 +58,7 @@ class RankGroups {
   GroupShape box(std::initializer_list<Axis>) const;
   std::array<Axis, 6> split_data() const;
 
-  std::int64_t node_, shard_ranks_;
+  std::int64_t node_, shard_ranks_, expert_shard_ranks_;
   Axis tp_, cp_, ulysses_, dp_, pp_, ep_, etp_, edp_;
   std::int64_t expert_stage_stride_ = 1;
 };

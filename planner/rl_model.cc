@@ -73,7 +73,7 @@ SyncJob RlModel::sync_job(const RlPoint& p) const {
   return {.model_bytes = parameters_ * setting_.rollout_element_bytes,
           .tensors = tensors_,
           .bucket_bytes = p.bucket_bytes,
-          .sources = p.train.ranks(),
+          .sources = p.train.ranks() / p.train.replicas(),
           .target_tp = p.rollout.tp,
           .targets = colocated ? p.train.ranks() : p.rollout.ranks(),
           .received_bytes = colocated ? reshard_bytes(p.train, p.rollout) : 0.0,
@@ -251,6 +251,7 @@ TrainPoint train_point_of(const Scenario& s) {
   p.recompute = s.train.recompute;
   p.reshard_after_forward = s.train.reshard_after_forward;
   p.optimizer_on_host = s.train.offload == Offload::layerwise;
+  p.optimizer = s.optimizer.name;
   const auto sequence = static_cast<double>(train_setting_of(s).sequence);
   const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
   // A billion sequences are more than any batch, and far from overflowing the products they enter.
@@ -297,6 +298,7 @@ TrainSetting train_setting_of(const Scenario& s) {
              static_cast<double>(size_of(s.train.precision.master)),
              2.0 * static_cast<double>(size_of(s.train.precision.moments))};
   t.order = axis_order(s.train.layout.order);
+  t.momentum = s.optimizer.momentum > 0;
   t.pipeline_split = s.train.pipeline_split;
   if (s.train.pipeline_schedule == "gpipe") t.schedule = PipelineSchedule::gpipe;
   if (s.train.pipeline_schedule == "zero-bubble") t.schedule = PipelineSchedule::zero_bubble;

@@ -23,6 +23,7 @@ struct TrainSpace {
   std::vector<std::int64_t> shard{-1};  // ranks that share one copy of what is sharded, -1: all data ranks
   std::vector<bool> reshard{true};      // gathered units are freed between forward and backward
   std::vector<bool> optimizer_on_host{false};
+  OptimizerName optimizer = OptimizerName::adamw;  // another one trains another model: no knob
 };
 
 /// All divisors up to sensible limits: tp within a node, pp up to the layers, micro-batches that divide the batch.

@@ -1,4 +1,4 @@
-// Searches of a scenario's layouts, SFT's included, on its cluster and on smaller ones.
+// Searches of a scenario's layouts, SFT's included.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -93,82 +93,8 @@ Status price_known(const Scenario& s, Objective o) {
                          .message = fmt::format("no price of a {} is known", s.cluster.gpu.name),
                          .where = {},
                          .notes = {},
-                         .help = "give cluster.gpu.price_per_hour, or choose gpu-hours"});
-}
-
-namespace {
-
-/// The scenario's layouts on a cluster of that size; `nearest`: what nearly fits is of interest too.
-Result<RlSearch> search_on(Scenario s, std::int64_t nodes, std::int64_t per_node, bool nearest,
-                           const std::filesystem::path& catalogue, SearchOptions options) {
-  s.cluster.nodes = nodes;
-  s.cluster.gpus_per_node = per_node;
-  auto pricer = ScenarioPricer::make(s, catalogue);
-  if (!pricer) return fail(pricer.error());
-  const RlSetting& set = (*pricer)->rl().setting();
-  options.device_bytes = set.device_bytes, options.host_bytes = set.host_bytes, options.nearest = nearest;
-  return search_layouts(**pricer, default_rl_space(s), options);
-}
-
-/// Ranks below which master copies, moments and gradients of the whole model do not even fit all devices together.
-double least_ranks(const Scenario& s, const SearchOptions& o) {
-  if (s.train.offload == Offload::layerwise) return 1.0;
-  const StateBytes b = train_setting_of(s).state;
-  return static_cast<double>(parameter_count(s.model)) * (b.master + b.moments + b.grads) /
-         (rl_setting_of(s).device_bytes * (1.0 - o.headroom));
-}
-
-}  // namespace
-
-Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::filesystem::path& catalogue,
-                                         const SearchOptions& options, std::int64_t most) {
-  if (const Status known = price_known(scenario, options.objective); !known) return fail(known.error());
-  SmallestCluster out;
-  const std::int64_t per_node = scenario.cluster.gpus_per_node;
-  const double least = least_ranks(scenario, options) / static_cast<double>(scenario.cluster.ranks_per_device);
-  bool complete = true;  // of the searches that found nothing
-  const auto try_size = [&](std::int64_t nodes, std::int64_t each, bool nearest) -> Result<bool> {
-    auto found = search_on(scenario, nodes, each, nearest, catalogue, options);
-    if (!found) return fail(found.error());
-    const bool fits = !found->best.empty();
-    if (fits) out.nodes = nodes, out.gpus = nodes * each;
-    else complete = complete && found->complete;
-    if (fits || nearest) out.search = std::move(*found);
-    return fits;
-  };
-  // Doubling first: most impossible scenarios are impossible on any number of nodes.
-  std::int64_t enough = 0;
-  std::vector<std::int64_t> too_few;
-  for (std::int64_t nodes = 1; nodes <= most && enough == 0; nodes *= 2) {
-    if (static_cast<double>(nodes * per_node) < least && nodes * 2 <= most) continue;
-    const auto fits = try_size(nodes, per_node, true);
-    if (!fits) return fail(fits.error());
-    if (*fits) enough = nodes;
-    else too_few.push_back(nodes);
-  }
-  // Then every smaller size, ascending: what fits on n GPUs need not fit on a few more, which divide other things.
-  const auto smaller = [&]() -> Status {
-    for (std::int64_t gpus = 1; gpus < enough * per_node; gpus += gpus < per_node ? 1 : per_node) {
-      const std::int64_t nodes = std::max<std::int64_t>(1, gpus / per_node);
-      if (static_cast<double>(gpus) < least) continue;
-      if (gpus >= per_node && std::find(too_few.begin(), too_few.end(), nodes) != too_few.end()) continue;
-      const auto fits = try_size(nodes, std::min(gpus, per_node), false);
-      if (!fits) return fail(fits.error());
-      if (*fits) break;
-    }
-    return {};
-  };
-  if (const Status searched = smaller(); !searched) return fail(searched.error());
-  out.exact = complete;
-  return out;
-}
-
-std::string render(const SmallestCluster& s) {
-  if (s.gpus == 0) return fmt::format("No cluster of such nodes holds it: {}\n", s.search.reason);
-  return fmt::format(
-      "{}: {} GPU{} on {} node{}\n{}",
-      s.exact ? "Smallest cluster" : "Smallest cluster found (the budget ended searches of smaller ones)", s.gpus,
-      s.gpus == 1 ? "" : "s", s.nodes, s.nodes == 1 ? "" : "s", render(s.search));
+                         .help = "prices are no fact of a GPU: --set cluster.gpu.price_per_hour=PRICE of one GPU and "
+                                 "hour, or choose the objective gpu-hours"});
 }
 
 std::string render(const RlSearch& s) {
@@ -200,14 +126,6 @@ std::string to_json(const RlSearch& s) {
                            {"host_bytes", c.price.host_bytes}});
   }
   return doc.dump(2);
-}
-
-std::string to_json(const SmallestCluster& s) {
-  return nlohmann::ordered_json{{"nodes", s.nodes},
-                                {"gpus", s.gpus},
-                                {"exact", s.exact},
-                                {"search", nlohmann::ordered_json::parse(to_json(s.search))}}
-      .dump(2);
 }
 
 }  // namespace hotbunk

@@ -128,6 +128,7 @@ RlSpace default_rl_space(const Scenario& s) {
       std::max<std::int64_t>(1, num_samples(s) / std::max<std::int64_t>(1, s.algorithm.mini_batches));
   out.train = default_train_space(s.model, ranks, node, batch, s.train.engine);
   out.train.ragged = true;
+  out.train.optimizer = own.train.optimizer;
   // A micro-batch holds the longest sequence (E217), so in sequences of mean length at least so many.
   const double mean = static_cast<double>(train_setting_of(s).sequence);
   const auto least = static_cast<std::int64_t>(

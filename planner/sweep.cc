@@ -77,6 +77,12 @@ bool parse_range(std::string_view text, std::vector<std::string>& values) {
   return true;
 }
 
+/// The command line or the file is wrong, whatever the point: it cannot be read, or has unknown keys, words or types.
+bool is_misspelt(const Diagnostic& d) {
+  constexpr std::string_view codes[] = {"E201", "E202", "E204", "E205", "E207", "E208", "E209", "E210"};
+  return d.code.starts_with("E1") || std::find(std::begin(codes), std::end(codes), d.code) != std::end(codes);
+}
+
 /// The message with its arithmetic.
 std::string why_not(const Diagnostic& d) {
   return d.notes.empty() ? d.message : fmt::format("{}: {}", d.message, fmt::join(d.notes, "; "));
@@ -131,8 +137,8 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
       sets.push_back(axes[a].key + "=" + row.values.back());
     }
     if (auto loaded = load_scenario(scenario, sets); !loaded) {
-      // A file that cannot be read is one error, not a table of them.
-      if (loaded.error()[0].code.starts_with("E1")) return fail(loaded.error());
+      // A file that cannot be read and a word that is none are one error, not a table of them.
+      if (is_misspelt(loaded.error()[0])) return fail(loaded.error());
       row.why = why_not(loaded.error()[0]);
     } else if (auto pricer = ScenarioPricer::make(*loaded, catalogue); !pricer) {
       row.why = why_not(pricer.error()[0]);

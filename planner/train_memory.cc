@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "planner/optimizer_cost.h"
 #include "planner/train_model.h"
+#include "spec/names.h"
 
 namespace hotbunk {
 namespace {
@@ -25,11 +27,11 @@ struct States {
 };
 
 /// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
-States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit) {
+States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit, double moments) {
   const double all = dense + expert, own = p.own_elements(dense, expert);
   const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
   States s{.params = all * b.params, .grads = (shards_grads ? own : all) * b.grads};
-  if (!p.optimizer_on_host) s.master = own * b.master, s.moments = own * b.moments;
+  if (!p.optimizer_on_host) s.master = own * b.master, s.moments = moments;
   if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
   if (p.sharding == Sharding::zero3) {
     s.params = own * b.params;
@@ -114,7 +116,8 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   // root (embedding and head), which has no neighbour, hence two of the three copies.
   const double layer = std::max(dense > 0 ? l.dense.parameters : 0.0, moe > 0 ? l.moe.parameters : 0.0);
   const double unit = std::max(layer, 2.0 / 3.0 * (last ? ends : 0.0));
-  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit);
+  const double moments = moment_bytes(p, held);
+  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, moments);
   at(PeakTensor::params) = s.params;
   at(PeakTensor::grads) = s.grads;
   at(PeakTensor::master) = s.master;
@@ -170,9 +173,10 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
     out->grad_bytes = s.grads;
     out->source_bytes = p.sharding == Sharding::fsdp ? s.master : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
-    out->host_bytes = p.optimizer_on_host ? p.own_elements(held.ordinary, held.expert) *
-                                                (setting_.state.master + setting_.state.moments + setting_.state.grads)
-                                          : 0.0;
+    out->host_bytes =
+        p.optimizer_on_host
+            ? p.own_elements(held.ordinary, held.expert) * (setting_.state.master + setting_.state.grads) + moments
+            : 0.0;
   }
   return total;
 }
@@ -223,7 +227,10 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
       case PeakTensor::master:
         return fmt::format("{} B each, {}", setting_.state.master, over);
       case PeakTensor::moments:
-        return fmt::format("{} B each, {}", setting_.state.moments, over);
+        return follows_shapes(p.optimizer)
+                   ? fmt::format("{}, {}", name_of(p.optimizer), over)
+                   : fmt::format("{} B each, {}",
+                                 moment_bytes_each(p.optimizer, setting_.state.moments, setting_.momentum), over);
       case PeakTensor::kept:
         return fmt::format("{}, {:.4g} micro-batch{} in flight of {:.0f} tokens", layers, in_flight(p, stage),
                            in_flight(p, stage) > 1 ? "es" : "", held);

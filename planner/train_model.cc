@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "planner/layer_builder.h"
 #include "planner/layer_kinds.h"
+#include "planner/optimizer_cost.h"
 
 namespace hotbunk {
 
@@ -37,7 +38,12 @@ TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostM
 }
 
 TrainModel::Layers TrainModel::layers(const TrainPoint& p) const {
-  return {dense_layer(p), moe_layers_ > 0 ? moe_layer(p) : LayerCost{}, embedding(p), head(p)};
+  Layers l{dense_layer(p), moe_layers_ > 0 ? moe_layer(p) : LayerCost{}, embedding(p), head(p)};
+  if (!follows_shapes(p.optimizer)) return l;
+  l.dense.optimizer = layer_work(p, l.dense, false);
+  if (moe_layers_ > 0) l.moe.optimizer = layer_work(p, l.moe, true);
+  l.embedding.optimizer = end_work(p, l.embedding), l.head.optimizer = end_work(p, l.head);
+  return l;
 }
 
 double TrainModel::fullest_tokens(const TrainPoint& p) const {
@@ -186,11 +192,18 @@ TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers
   const StageLayers n = stage_layers(p, stage);
   const auto dense = static_cast<double>(n.dense), moe = static_cast<double>(n.moe);
   const double ends = end_parameters(p, l, stage);
-  return {.dense = dense,
-          .moe = moe,
-          .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) + ends,
-          .expert = moe * l.moe.expert_parameters,
-          .ends = ends};
+  StageShare out{.dense = dense,
+                 .moe = moe,
+                 .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
+                             end_parameters(p, l, stage),
+                 .expert = moe * l.moe.expert_parameters,
+                 .ends = ends};
+  if (!follows_shapes(p.optimizer)) return out;
+  out.optimizer.add(l.dense.optimizer, dense).add(l.moe.optimizer, moe);
+  const bool tied = p.pp == 1 && model_.tie_embeddings;
+  if (stage == 0) out.optimizer.add(l.embedding.optimizer, 1.0);
+  if (stage == p.pp - 1 && !tied) out.optimizer.add(l.head.optimizer, 1.0);
+  return out;
 }
 
 TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
@@ -216,32 +229,82 @@ TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
   return out;
 }
 
+namespace {
+
+/// Shares of a layer's payload that its forward pass moves: under SP a gather and a scatter of five (backward gathers
+/// the kept shard once more), of the ring's K and V one of three, else half.
+double forward_tensor(const TrainPoint& p) { return p.sp ? 0.4 : 0.5; }
+double forward_context(const TrainPoint& p) { return p.cp > 1 ? 1.0 / 3.0 : 0.5; }
+
+}  // namespace
+
 void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice& out) const {
   const double m = p.full_micro_batches();
   const StageShare held = stage_share(p, l, stage);
   const double dense = held.dense, moe = held.moe;
-  const double again = p.recompute == Recompute::full ? 1.5 : 1.0;  // forward's half once more
+  const bool again = p.recompute == Recompute::full;  // forward's share once more
   out.tensor_payload =
-      m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * again +
+      m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * (again ? 1.0 + forward_tensor(p) : 1.0) +
            (stage == 0 ? l.embedding.tensor_payload : 0.0) + (stage == p.pp - 1 ? l.head.tensor_payload : 0.0));
   const bool routes_again = p.recompute == Recompute::selective && framework_.recomputes(Module::moe);
-  out.expert_payload = m * l.moe.expert_payload * moe * (routes_again ? 1.5 : again);
-  out.context_payload = m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * again;
+  out.expert_payload = m * l.moe.expert_payload * moe * (again || routes_again ? 1.5 : 1.0);
+  out.context_payload =
+      m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * (again ? 1.0 + forward_context(p) : 1.0);
+  data_traffic(p, held, out);
+}
+
+void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, TrainPrice& out) const {
   if (p.data_ranks() <= 1) return;
-  // Experts are reduced among their own replicas; where there are none, not at all.
-  const double params = held.ordinary + (p.data_ranks() * p.tp > p.ep * p.etp ? held.expert : 0.0);
   const StateBytes& b = setting_.state;
   const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const auto every = static_cast<double>(p.micro_batches);
-  out.data_reduce_payload = params * b.grads * (streams || p.sharding == Sharding::zero2 ? every : 1.0);
-  const double gathers = streams ? every * (p.reshard_after_forward ? 2.0 : 1.0) : 1.0;
-  out.data_gather_payload = p.sharding == Sharding::replicated ? 0.0 : params * b.params * gathers;
+  const double every = static_cast<double>(p.micro_batches);
+  const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
+  const double gathers = p.sharding == Sharding::replicated ? 0.0
+                         : streams                          ? every * (p.reshard_after_forward ? 2.0 : 1.0)
+                                                            : 1.0;
+  // Experts are divided among their own replicas; where there are none in a shard group, not at all.
+  const std::int64_t own = p.expert_shard_ranks();
+  const double expert = own > 1 ? held.expert : 0.0;
+  out.expert_data_reduce_payload = expert * b.grads * reductions;
+  out.expert_data_gather_payload = expert * b.params * gathers;
+  out.data_reduce_payload = held.ordinary * b.grads * reductions + out.expert_data_reduce_payload;
+  out.data_gather_payload = held.ordinary * b.params * gathers + out.expert_data_gather_payload;
+  if (p.replicas() > 1) {
+    out.replica_payload = held.ordinary / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
+    out.expert_replica_payload =
+        p.expert_ranks() > own ? held.expert / static_cast<double>(own) * b.grads * reductions : 0.0;
+  }
+  out.optimizer_payload = 2.0 * orthogonalizer_bytes * own_matrices(p, held.optimizer);
+}
+
+ForwardTraffic TrainModel::forward_traffic(const TrainPoint& p, const Layers& l) const {
+  ForwardTraffic out;
+  const double m = p.full_micro_batches();
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    const StageShare held = stage_share(p, l, stage);
+    // The embedding's collective is forward's alone; of the head's, backward has the input gradient's [T, h].
+    const double head = p.tp > 1 && stage == p.pp - 1 ? l.head.tensor_payload - l.embedding.tensor_payload : 0.0;
+    const ForwardTraffic t{
+        .tensor = m * (forward_tensor(p) * (l.dense.tensor_payload * held.dense + l.moe.tensor_payload * held.moe) +
+                       (stage == 0 ? l.embedding.tensor_payload : 0.0) + head),
+        .expert = m * 0.5 * l.moe.expert_payload * held.moe,
+        .context = m * forward_context(p) * (l.dense.context_payload * held.dense + l.moe.context_payload * held.moe)};
+    if (t.tensor + t.expert + t.context > out.tensor + out.expert + out.context) out = t;
+  });
+  if (p.pp > 1) out.pipeline = 0.5 * pipeline_payload(p, l);
+  return out;
+}
+
+double TrainModel::pipeline_payload(const TrainPoint& p, const Layers& l) const {
+  return 2.0 * p.full_micro_batches() * static_cast<double>(p.vpp) * l.dense.input_bytes /
+         (p.sp ? 1.0 : static_cast<double>(p.tp));
 }
 
 /// Of the rank with most traffic.
 void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
   const auto sum = [](const TrainPrice& t) {
-    return t.tensor_payload + t.expert_payload + t.context_payload + t.data_reduce_payload + t.data_gather_payload;
+    return t.tensor_payload + t.expert_payload + t.context_payload + t.data_reduce_payload + t.data_gather_payload +
+           t.replica_payload + t.expert_replica_payload + t.optimizer_payload;
   };
   std::int64_t most = 0;
   double bytes = -1.0;
@@ -250,9 +313,7 @@ void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice&
     if (const double own = sum(out); own > bytes) bytes = own, most = stage;
   });
   stage_traffic(p, l, most, out);
-  if (p.pp > 1)
-    out.pipeline_payload = 2.0 * p.full_micro_batches() * static_cast<double>(p.vpp) * l.dense.input_bytes /
-                           (p.sp ? 1.0 : static_cast<double>(p.tp));
+  if (p.pp > 1) out.pipeline_payload = pipeline_payload(p, l);
 }
 
 }  // namespace hotbunk

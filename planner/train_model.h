@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -33,18 +34,26 @@ struct TrainPoint {
   std::int64_t last_micro_batch = 0;  // sequences of the step's last one where it is shorter, 0: as many as the others
   bool optimizer_on_host = false;     // layer-wise offload: states on the host, step on the CPU
   bool reshard_after_forward = true;
+  OptimizerName optimizer = OptimizerName::adamw;
 
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   std::int64_t data_ranks() const { return dp * cp * ulysses; }
-  std::int64_t shard_ranks() const { return fsdp > 0 ? std::min(fsdp, data_ranks()) : data_ranks(); }
-  /// Ranks over which the optimizer's state of one expert is divided: it has fewer replicas than the other layers.
-  double expert_shard_ranks() const {
-    return std::max(1.0, static_cast<double>(shard_ranks() * tp) / static_cast<double>(ep * etp));
+  /// Of one shard group; below data_ranks() the layout is hybrid (HSDP), with a replica of the shards in every group.
+  std::int64_t shard_ranks() const {
+    return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();
+  }
+  std::int64_t replicas() const { return data_ranks() / shard_ranks(); }
+  /// Ranks that hold the same experts: fewer than hold the same of the other layers.
+  std::int64_t expert_ranks() const { return std::max<std::int64_t>(1, data_ranks() * tp / (ep * etp)); }
+  /// Of those, the ranks over which an expert is divided: what lies in one shard group.
+  std::int64_t expert_shard_ranks() const {
+    if (shard_ranks() == data_ranks()) return expert_ranks();
+    return std::gcd(expert_ranks(), std::max<std::int64_t>(1, shard_ranks() * tp / (ep * etp)));
   }
   /// Elements of `ordinary` and `expert` whose optimizer state is this rank's.
   double own_elements(double ordinary, double expert) const {
     if (sharding == Sharding::replicated) return ordinary + expert;
-    return ordinary / static_cast<double>(shard_ranks()) + expert / expert_shard_ranks();
+    return ordinary / static_cast<double>(shard_ranks()) + expert / static_cast<double>(expert_shard_ranks());
   }
   /// Cuts the sequences of one data rank and step into micro-batches; none is longer than all of them.
   void set_sequences(std::int64_t sequences) {
@@ -63,6 +72,17 @@ struct TrainPoint {
                                 : m;
   }
   friend auto operator<=>(const TrainPoint&, const TrainPoint&) = default;
+};
+
+/// What an optimizer keeps and does where that depends on the shapes of the weights (optimizer_cost.h): of one layer,
+/// or an end of the model, unsharded.
+struct OptimizerWork {
+  double ordinary_bytes = 0, expert_bytes = 0;        // of state, divided among the shards
+  double whole_bytes = 0;                             // of state that every shard holds
+  double ordinary_matrices = 0, expert_matrices = 0;  // elements that are orthogonalized
+  double ordinary_seconds = 0, expert_seconds = 0;    // of doing that on one rank
+  double longest_seconds = 0;                         // for one matrix
+  OptimizerWork& add(const OptimizerWork&, double count);
 };
 
 /// What the passes over one layer cost one rank for one micro-batch. Seconds are of the stream's own time.
@@ -92,6 +112,7 @@ struct LayerCost {
   double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
   double largest_weights = 0;    // distinct weight shapes, elements together (dummy gradients)
   double attention_weights = 0;  // of which the attention block's
+  OptimizerWork optimizer{};     // zero where state is so many bytes per element
 };
 
 /// One tensor that backward keeps; `core`: dropped by selective recomputation of the attention core.
@@ -116,6 +137,11 @@ enum class Term : std::uint8_t {
 inline constexpr std::size_t num_terms = static_cast<std::size_t>(Term::count);
 std::string_view name_of(Term);
 
+/// Payload of one forward pass over all micro-batches on its busiest rank, in bytes.
+struct ForwardTraffic {
+  double tensor = 0, expert = 0, context = 0, pipeline = 0;
+};
+
 /// A layout's answer. Device bytes are those of the fullest stage.
 struct TrainPrice {
   double step_seconds = 0;
@@ -131,9 +157,12 @@ struct TrainPrice {
   double source_bytes = 0;      // what a weight update reads: low-precision parameters, under FSDP the master shard
   double activation_bytes = 0;  // of the fullest stage
   double tensor_payload = 0, expert_payload = 0, context_payload = 0, pipeline_payload = 0;  // per rank and step
-  double data_gather_payload = 0, data_reduce_payload = 0;
-  double model_flops = 0;  // of one step, all ranks, no recomputation
-  double tokens = 0;       // of one step, all ranks
+  double data_gather_payload = 0, data_reduce_payload = 0;                                   // within the shard group
+  double expert_data_gather_payload = 0, expert_data_reduce_payload = 0;  // of which experts', among their own replicas
+  double replica_payload = 0, expert_replica_payload = 0;                 // of hybrid shards' gradients, all-reduced
+  double optimizer_payload = 0;  // matrices to the ranks that orthogonalize them, and back
+  double model_flops = 0;        // of one step, all ranks, no recomputation
+  double tokens = 0;             // of one step, all ranks
   bool valid = true;
 
   double total_bytes() const { return peak_bytes + overhead_bytes; }
@@ -171,7 +200,8 @@ struct PeakPart {
 
 /// Sizes in bytes of one element of each kind of state.
 struct StateBytes {
-  double params = 2, grads = 4, master = 4, moments = 8;
+  double params = 2, grads = 4, master = 4;
+  double moments = 8;  // AdamW's two; the momentum of another optimizer is half of it
 };
 
 /// Order of micro-batches in the pipeline; vpp above 1 interleaves 1F1B.
@@ -183,6 +213,7 @@ struct TrainSetting {
   StateBytes state{};
   double element_bytes = 2;  // of activations
   double mean_keys = 0;      // visible keys per query when packed, 0: causal over `sequence`
+  bool momentum = false;     // SGD and Adafactor keep one
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   AxisOrder order = megatron_axes;             // of the dimensions over ranks
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
@@ -232,6 +263,8 @@ class TrainModel {
   /// Seconds that one micro-batch's forward pass, which computes for `forward`, waits for gathered parameters.
   /// `trained`: the parameters themselves, not a reference of their precision.
   double exposed_gathers(const TrainPoint&, const Layers&, double forward, bool trained) const;
+  /// What a scoring pass exchanges, beside the gathers of parameters.
+  ForwardTraffic forward_traffic(const TrainPoint&, const Layers&) const;
   /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
   std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
   std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
@@ -259,9 +292,19 @@ class TrainModel {
   struct StageShare {
     double dense = 0, moe = 0;
     double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
+    OptimizerWork optimizer{};
     double layers() const { return dense + moe; }
   };
   StageShare stage_share(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  OptimizerWork layer_work(const TrainPoint&, const LayerCost&, bool moe) const;
+  OptimizerWork end_work(const TrainPoint&, const LayerCost&) const;
+  double moment_bytes(const TrainPoint&, const StageShare&) const;
+  double update_seconds(const TrainPoint&, const StageShare&) const;
+  /// Seconds that gathers of parameters and reductions of gradients take on their own.
+  struct DataSeconds {
+    double reduce = 0, gather = 0;
+  };
+  DataSeconds data_seconds(const TrainPoint&, const StageShare&) const;
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   /// Sharded units of one micro-batch as our lowering moves them: exposed beside either pass, and all there is.
   struct PassStreams {
@@ -282,6 +325,8 @@ class TrainModel {
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
   void stage_traffic(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice&) const;
+  double pipeline_payload(const TrainPoint&, const Layers&) const;
+  void data_traffic(const TrainPoint&, const StageShare&, TrainPrice&) const;
 
   ModelSpec model_;
   TrainSetting setting_;

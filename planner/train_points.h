@@ -59,7 +59,8 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
                .ep = key.ep,
                .etp = key.etp,
                .sp = key.sp,
-               .micro_batch = key.micro_batch};
+               .micro_batch = key.micro_batch,
+               .optimizer = space.optimizer};
   const bool keeps_all =
       std::find(space.recompute.begin(), space.recompute.end(), Recompute::none) != space.recompute.end();
   std::int64_t rejected = 0;
@@ -84,7 +85,7 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
     TrainModel::Layers own;
     bool own_known = false;
     for (std::int64_t vpp : space.vpp) {
-      p.vpp = vpp;
+      p.vpp = vpp, p.fsdp = -1;
       if (!model.divides(p)) {
         ++rejected;
         continue;

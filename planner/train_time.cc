@@ -65,50 +65,49 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   return t;
 }
 
+TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const StageShare& held) const {
+  const StateBytes& b = setting_.state;
+  const RankGroups where = groups(p);
+  const double ordinary = held.ordinary * b.grads, expert = held.expert * b.grads;
+  DataSeconds out;
+  if (p.sharding == Sharding::replicated) {
+    out.reduce = cost_.collective_seconds(OpKind::all_reduce, where.data(), ordinary) +
+                 (expert > 0 ? cost_.collective_seconds(OpKind::all_reduce, where.expert_replicas(), expert) : 0.0);
+    return out;
+  }
+  // One collective per unit or tensor where parameters or gradients stream, a few large buckets elsewhere.
+  const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const bool each_pass = streams || p.sharding == Sharding::zero2;
+  const double calls = each_pass ? std::max(1.0, held.layers() * framework_.unit_tensors.value) : 1.0,
+               slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
+  const auto both = [&](OpKind kind, const GroupShape& dense, double bytes, const GroupShape& sparse,
+                        double expert_bytes) {
+    const double each = slower / calls;
+    return calls * (cost_.collective_seconds(kind, dense, bytes * each) +
+                    (expert_bytes > 0 ? cost_.collective_seconds(kind, sparse, expert_bytes * each) : 0.0));
+  };
+  const double listing =
+      each_pass ? calls * framework_.rank_launches.value * static_cast<double>(p.shard_ranks()) * launch_seconds()
+                : 0.0;
+  const GroupShape group = where.shard(), experts = where.expert_shard();
+  const auto m = static_cast<double>(p.micro_batches);
+  out.reduce = listing + both(OpKind::reduce_scatter, group, ordinary, experts, expert);
+  out.gather = listing + both(OpKind::all_gather, group, held.ordinary * b.params, experts, held.expert * b.params);
+  if (streams) out.gather *= m * (p.reshard_after_forward ? 2.0 : 1.0);
+  // Every reduced shard is summed over the replicas at once, as FSDP does after each backward pass.
+  if (p.replicas() > 1)
+    out.reduce += both(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(p.shard_ranks()),
+                       where.expert_shard_replicas(), expert / static_cast<double>(p.expert_shard_ranks()));
+  if (each_pass) out.reduce *= m;
+  return out;
+}
+
 TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& held, double backward,
                                          double forward) const {
-  const double ordinary = held.ordinary, expert = held.expert;
-  const StateBytes& b = setting_.state;
-  const std::int64_t shard = p.shard_ranks(), replicas = p.data_ranks() / shard;
-  const RankGroups where = groups(p);
-  const GroupShape group = where.shard(), experts = where.expert_replicas();
-  const auto m = static_cast<double>(p.micro_batches);
-  double reduce = 0.0, gather = 0.0, passes = 1.0;  // passes: backward ones of full length that reduce gradients
-  // One collective per unit or tensor where parameters or gradients stream, a few large buckets elsewhere.
-  const bool units = p.sharding == Sharding::zero2 || p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
-  const double calls = units ? std::max(1.0, held.layers() * framework_.unit_tensors.value) : 1.0,
-               slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
-  const double listing = units ? framework_.rank_launches.value * static_cast<double>(shard) * launch_seconds() : 0.0;
-  const auto both = [&](OpKind kind, double bytes_each) {
-    const double each = slower * bytes_each / calls;
-    return calls * (listing + cost_.collective_seconds(kind, group, ordinary * each) +
-                    (expert > 0 ? cost_.collective_seconds(kind, experts, expert * each) : 0.0));
-  };
-  switch (p.sharding) {
-    case Sharding::replicated:
-      reduce = cost_.collective_seconds(OpKind::all_reduce, where.data(), ordinary * b.grads) +
-               (expert > 0 ? cost_.collective_seconds(OpKind::all_reduce, experts, expert * b.grads) : 0.0);
-      break;
-    case Sharding::zero1:
-      reduce = both(OpKind::reduce_scatter, b.grads);
-      gather = both(OpKind::all_gather, b.params);
-      break;
-    case Sharding::zero2:
-      reduce = both(OpKind::reduce_scatter, b.grads) * m;
-      gather = both(OpKind::all_gather, b.params);
-      passes = p.full_micro_batches();
-      break;
-    case Sharding::zero3:
-    case Sharding::fsdp:
-      reduce = both(OpKind::reduce_scatter, b.grads) * m;
-      gather = both(OpKind::all_gather, b.params) * m * (p.reshard_after_forward ? 2.0 : 1.0);
-      passes = p.full_micro_batches();
-      break;
-  }
-  // The experts' collectives span all their replicas already.
-  if (replicas > 1)
-    reduce +=
-        cost_.collective_seconds(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(shard) * b.grads);
+  const auto [reduce, gather] = data_seconds(p, held);
+  // Backward passes of full length that reduce gradients.
+  const bool each_pass = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
+  const double passes = each_pass ? p.full_micro_batches() : 1.0;
   // What runs beside the compute of the passes that need it; the first gather and the last reduction find nothing to
   // hide behind: one layer's share.
   const double count = std::max(1.0, held.layers());
@@ -123,18 +122,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   StepEnd out{.hidden = hidden_reduce + hidden_gather};
   out.exposed = reduce + gather - out.hidden;
 
-  // Adam reads gradient, master and two moments, writes master, moments and the low-precision parameter; the norm
-  // reads every gradient once more, and they are zeroed.
-  const double own = p.own_elements(ordinary, expert);
-  const double local_grads = streamed || p.sharding == Sharding::zero2 ? own : ordinary + expert;
-  const double adam = own * (b.grads + 2.0 * (b.master + b.moments) + b.params);
-  out.optimizer = framework_.step_seconds.value + cost_.memory_seconds(adam + 2.0 * local_grads * b.grads);
-  // The layers' new weights are quantised once, for all micro-batches.
-  const double quantized = cost_.memory_seconds(quantized_bytes_ * (ordinary + expert - held.ends));
-  out.optimizer += quantized;
-  if (p.optimizer_on_host)  // gradients out, parameters in, and Adam at the rate of host memory, about twice the link
-    out.optimizer = cost_.host_copy_seconds(own * b.grads) + cost_.host_copy_seconds(own * b.params) +
-                    adam / (2.0 * cost_.hardware().host_bandwidth.value) + quantized;
+  out.optimizer = update_seconds(p, held);
   return out;
 }
 
@@ -148,7 +136,8 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
     const StageShare held = stage_share(p, l, stage);
     if (any && held.ordinary <= most.ordinary && held.expert <= most.expert) return;
     StepEnd end = step_end(p, held, backward, forward);
-    if (framework_.lowered_ops && (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp)) {
+    // Experts are not lowered.
+    if (framework_.lowered_ops && held.expert == 0 && (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp)) {
       const PassStreams s = pass_streams(p, l, forward, backward, true);
       const auto m = static_cast<double>(p.micro_batches);
       end.exposed = m * (s.forward + s.backward), end.hidden = m * s.all - end.exposed;
@@ -195,7 +184,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
     const RankGroups where = groups(p);
     // Without SP the TP ranks send disjoint parts and gather on the other side.
     const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
-    double hop = cost_.collective_seconds(OpKind::send, {2, where.pipeline_leaves_node() ? 2 : 1, 1}, bytes);
+    double hop = cost_.collective_seconds(OpKind::send, where.pipeline_pair(), bytes);
     if (!p.sp && p.tp > 1) hop += cost_.collective_seconds(OpKind::all_gather, where.tensor(), l.dense.input_bytes);
     const double fill = 2.0 * static_cast<double>(p.pp - 1) * hop;
     at(Term::pipeline) = fill + (framework_.overlap_pipeline ? 0.0 : 2.0 * m * v * hop);

@@ -27,10 +27,12 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
   // FSDP's one shard is the master copy; the reference is kept as it computes.
   if (trained && p.sharding == Sharding::fsdp && b.master != b.params)
     out.gather_kernels += pass(own * (b.master + b.params));
+  // Hybrid shards are summed over their replicas behind the scatter.
+  if (p.replicas() > 1) out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
   if (shards == 1) return out;
   out.gather = cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
   out.gather_kernels += pass(2.0 * elements * b.params);
-  out.reduce = cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
+  out.reduce += cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
   out.reduce_kernels = pass(2.0 * elements * b.grads) + pass(3.0 * own * b.grads);
   return out;
 }

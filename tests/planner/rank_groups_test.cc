@@ -72,7 +72,7 @@ TEST_CASE("where a layout's groups sit is what its mesh says, in any order of th
     bool leaves = false;
     for (const auto& line : dense->groups({"pp"}))
       leaves = leaves || line.front() / cost.ranks_per_node() != line.back() / cost.ranks_per_node();
-    RC_ASSERT((p.pp > 1 && g.pipeline_leaves_node()) == leaves);
+    RC_ASSERT((p.pp > 1 && g.pipeline_pair().nodes > 1) == leaves);
   }));
 }
 

@@ -141,9 +141,10 @@ TEST_CASE("worked: 7B on 8, FSDP2 dp4 x cp2, rollout 2 x TP4, and the figures th
   CHECK(16384.0 * 152064 * 4 / gib == Approx(9.28).margin(0.005));
   CHECK(w.part(PeakTensor::logits) == Approx(16384.0 * 152064 * 6));
   // The ring sends one block of K and V to the neighbour: 2 KV-head tensors of 4 x 128, once forward, once more when
-  // recomputed, twice (with gradients) in backward: 4.5 by the closed form's half-again of 3 blocks.  256 sequences
-  // by 12.
-  CHECK(w.node(RlPhase::train, "cp ring") == Approx(256.0 / 12 * 28 * 4.5 * (2.0 * 15360 * 4 * 256)));
+  // recomputed, twice (with gradients) in backward. 256 sequences by 12. A scoring pass goes forward once.
+  const double ring = 256.0 / 12 * 28 * (2.0 * 15360 * 4 * 256);
+  CHECK(w.node(RlPhase::train, "cp ring") == Approx(4.0 * ring));
+  CHECK(w.node(RlPhase::old_logprobs, "cp ring") == Approx(ring));
   // Under reshard-after-forward the gathered peak is the root unit, not the model: embedding and head in bf16 are
   // 2.18 GB, and as much of its gradient.
   CHECK(w.part(PeakTensor::gathered) == Approx(2 * 2.18e9).epsilon(0.005));

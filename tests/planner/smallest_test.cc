@@ -1,0 +1,98 @@
+// `plan --gpus ?` against the obvious way: every count in turn, each searched in full.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "planner/answers.h"
+#include "planner/lowered_space.h"
+#include "planner/plan_form.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Scenario scenario_of(const std::string& model, std::int64_t per_node, const std::string& train,
+                     const std::string& rollout, const std::vector<std::string>& sets) {
+  auto s = load_scenario_text(
+      fmt::format("model: {}\ncluster: {{gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: {}}}\ntrain: {{{}}}\n"
+                  "rollout: {{{}}}\nalgorithm: {{prompts: 32, samples_per_prompt: 4}}\n"
+                  "workload: {{prompt_tokens: {{mean: 64, max: 128}}, response_tokens: {{mean: 64, max: 128}}}}\n",
+                  model, per_node, train, rollout),
+      "smallest.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  return *s;
+}
+
+struct Fit {
+  std::int64_t nodes = 0, gpus = 0;
+  bool operator==(const Fit&) const = default;
+};
+
+/// Nothing skipped, nothing bounded.
+Fit brute(const Scenario& given, std::int64_t most, bool executes) {
+  const std::int64_t per_node = given.cluster.gpus_per_node;
+  for (std::int64_t gpus = 1; gpus <= most * per_node; gpus += gpus < per_node ? 1 : per_node) {
+    Scenario s = given;
+    s.cluster.nodes = std::max<std::int64_t>(1, gpus / per_node);
+    s.cluster.gpus_per_node = std::min(gpus, per_node);
+    const auto pricer = ScenarioPricer::make(s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const RlSetting& set = (*pricer)->rl().setting();
+    SearchOptions o{.keep = 1, .device_bytes = set.device_bytes, .host_bytes = set.host_bytes, .prune = false};
+    RlSpace space = default_rl_space(s);
+    if (executes) {
+      o.plan_bytes = plan_bytes(s);
+      keep_what_executes(space, s, (*pricer)->point().sync);
+    }
+    if (!search_layouts(**pricer, space, o).best.empty()) return {s.cluster.nodes, gpus};
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("the smallest cluster is the first of all counts, powers of two or not") {
+  const struct {
+    const char *model, *train, *rollout;
+    double memory_gib;
+    std::int64_t most;
+  } cases[] = {
+      {"qwen2.5-0.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "layout: {dp: 2}", 3.0, 6},
+      {"qwen2.5-0.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "layout: {dp: 2}", 4.0, 6},
+      {"qwen2.5-1.5b", "engine: megatron, layout: {dp: 2}, micro_batch_tokens: 256", "engine: sglang, layout: {dp: 2}",
+       8.0, 3},
+      {"qwen2.5-1.5b", "engine: megatron, layout: {dp: 2}, micro_batch_tokens: 256", "engine: sglang, layout: {dp: 2}",
+       6.5, 7},
+      {"qwen2.5-1.5b", "engine: megatron, layout: {dp: 2}, micro_batch_tokens: 256", "engine: sglang, layout: {dp: 2}",
+       4.0, 4},
+      {"qwen2.5-1.5b", "engine: zero2, layout: {dp: 2}, micro_batch_tokens: 256", "engine: vllm, layout: {dp: 2}", 10.0,
+       4},
+      {"qwen2.5-1.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "engine: sglang, layout: {dp: 2}",
+       7.0, 5},
+  };
+  std::set<std::int64_t> answers;
+  for (const auto& c : cases) {
+    INFO(c.model << " " << c.train << " " << c.memory_gib);
+    const Scenario s =
+        scenario_of(c.model, 2, c.train, c.rollout, {fmt::format("cluster.device_memory_gib={}", c.memory_gib)});
+    const auto found = smallest_cluster(s, catalog_root(), {.keep = 1}, c.most);
+    REQUIRE(found.has_value());
+    CHECK(found->exact);
+    CHECK(found->most_nodes == c.most);
+    CHECK(found->executes == PlanForm::why_not(s).empty());
+    const Fit expected = brute(s, c.most, found->executes);
+    CHECK(Fit{found->nodes, found->gpus} == expected);
+    answers.insert(expected.gpus);
+    if (expected.gpus == 0) CHECK_FALSE(found->search.reason.empty());
+    if (found->executes && found->priced_gpus > 0) {
+      CHECK(Fit{(found->priced_gpus + 1) / 2, found->priced_gpus} == brute(s, c.most, false));
+      CHECK((found->gpus == 0 || found->priced_gpus < found->gpus));
+    }
+  }
+  // No power of two, and none at all: what doubling the nodes would have missed.
+  CHECK((answers.contains(6) && answers.contains(10) && answers.contains(0)));
+}
+
+}  // namespace hotbunk
