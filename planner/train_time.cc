@@ -149,7 +149,7 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
   double ends = 0.0;
   if (p.pp > 1 && model_.tie_embeddings)
     ends = cost_.collective_seconds(
-        OpKind::all_reduce, {2, groups(p).pipeline_leaves_node() ? 2 : 1, 1},
+        OpKind::all_reduce, groups(p).pipeline_pair(),
         static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp) * setting_.state.grads);
   out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed + ends;
   out.seconds[static_cast<std::size_t>(Term::optimizer)] = last.optimizer;
