@@ -186,11 +186,10 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
   out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
 }
 
-RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& alone,
+RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
                          const SyncPrice& sync) const {
   RlPrice out;
-  if (train.train_seconds <= 0.0 || !alone.fits) return out;
-  const RolloutPrice rollout = rollout_beside(p, train, alone);
+  if (train.train_seconds <= 0.0) return out;
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
   double staging = sync.peak_bytes;
   if (staging > 0.0 && p.placement == PlacementMode::colocated)
@@ -215,7 +214,10 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const Rollout
 
 RlPrice RlModel::price(const RlPoint& p) const {
   const TrainModel::Layers l = train_.layers(p.train);
-  return combine(p, train_side(p.train, train_.price(p.train, l), l), price_rollout(p.rollout), sync_price(p));
+  const RolloutPrice alone = price_rollout(p.rollout);
+  if (!alone.fits) return {};
+  const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
+  return combine(p, train, rollout_beside(p.rollout, leftovers(p, train), alone), sync_price(p));
 }
 
 TrainPoint train_point_of(const Scenario& s) {

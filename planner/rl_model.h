@@ -125,8 +125,10 @@ class RlModel {
   /// `leftovers`: bytes of a colocated trainer on the device while the engine runs. What does not fit beside them is
   /// priced with the least pool that would serve.
   RolloutPrice price_rollout(const RolloutPoint&, double leftovers = 0.0) const;
-  /// The rollout of a whole point, beside what its training leaves behind: `alone` with a smaller pool. Never faster.
-  RolloutPrice rollout_beside(const RlPoint&, const TrainSide&, const RolloutPrice& alone) const;
+  /// Bytes of a point's training on the device while its engine runs, as far as the engine's pool minds them.
+  double leftovers(const RlPoint&, const TrainSide&) const;
+  /// The rollout beside so many bytes of training: `alone` with a smaller pool. Never faster.
+  RolloutPrice rollout_beside(const RolloutPoint&, double leftovers, const RolloutPrice& alone) const;
   RolloutPrice price_rollout(const RlPoint&) const;
   /// What every point with this rollout needs of a device beside a trainer that leaves `rest` there and has that much
   /// overhead. `alone`: the rollout without it, whose pool shrinks by no more than its rule says (kv_pool.h).
@@ -139,7 +141,7 @@ class RlModel {
   /// Counts the exact volume, rectangle by rectangle (layout/reshard.h), of FSDP shards of a dense model; no-op for
   /// others and above 64 ranks, where the estimate serves.
   void learn_reshard(const TrainPoint&, const RolloutPoint&);
-  /// From parts that the search prices once each. No allocation.
+  /// From parts that the search prices once each; the rollout is the one beside this training. No allocation.
   TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&) const;
   RlPrice combine(const RlPoint&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
   /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.

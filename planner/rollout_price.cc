@@ -355,15 +355,19 @@ double RlModel::least_rollout_bytes(const RolloutPoint& p, const RolloutPrice& a
   return bytes + rest + overhead - shrinks * leftovers;
 }
 
-RolloutPrice RlModel::rollout_beside(const RlPoint& p, const TrainSide& train, const RolloutPrice& alone) const {
-  if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return alone;
+double RlModel::leftovers(const RlPoint& p, const TrainSide& train) const {
+  if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return 0.0;
   const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.critic + train.reference};
-  const double leftovers = price_shift(p.transition, training).rollout_rest +
-                           std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);
+  return price_shift(p.transition, training).rollout_rest +
+         std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);
+}
+
+RolloutPrice RlModel::rollout_beside(const RolloutPoint& r, double leftovers, const RolloutPrice& alone) const {
+  if (leftovers <= 0.0) return alone;
   RolloutPrice out = alone;
-  take_room(p.rollout, room_of(p.rollout, alone, leftovers), out);
+  take_room(r, room_of(r, alone, leftovers), out);
   if (out.slots == alone.slots) return out;
-  out = price_rollout(p.rollout, leftovers);
+  out = price_rollout(r, leftovers);
   // Fewer sequences at a time read the weights more often; where the estimate of the rest says otherwise, it is wrong.
   out.decode_seconds += std::max(0.0, alone.seconds() - out.seconds());
   return out;
@@ -371,7 +375,8 @@ RolloutPrice RlModel::rollout_beside(const RlPoint& p, const TrainSide& train, c
 
 RolloutPrice RlModel::price_rollout(const RlPoint& p) const {
   const TrainModel::Layers l = train_.layers(p.train);
-  return rollout_beside(p, train_side(p.train, train_.price(p.train, l), l), price_rollout(p.rollout));
+  const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
+  return rollout_beside(p.rollout, leftovers(p, train), price_rollout(p.rollout));
 }
 
 }  // namespace hotbunk

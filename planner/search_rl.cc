@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <queue>
+#include <utility>
 
 #include "base/format.h"
 #include "planner/ranking.h"
@@ -72,14 +73,18 @@ struct Found {
   Front<RlCandidate> front, lacking;  // lacking: objective against the bytes that are too many
   std::vector<RlCandidate> waiting;   // known by the least bytes of their plans
   std::int64_t priced = 0, feasible = 0;
+  RolloutsBeside beside;
+  std::vector<SyncPrice> moved;  // of the pair at hand
   explicit Found(std::size_t keep) : best(keep, {}) {}
-  void merge(const Found& o) {
+  /// What another found moves here; what it knows of rollouts stays for its next batch.
+  void take(Found& o) {
     best.merge(o.best);
     front.merge(o.front);
     lacking.merge(o.lacking);
     waiting.insert(waiting.end(), o.waiting.begin(), o.waiting.end());
-    priced += o.priced;
-    feasible += o.feasible;
+    o.waiting.clear();
+    priced += std::exchange(o.priced, 0);
+    feasible += std::exchange(o.feasible, 0);
   }
 };
 
@@ -139,7 +144,8 @@ class JointSearch {
   /// `late_`: pairs that cannot fit, wanted only for what is nearest to fitting once the best is known.
   Queue queue_, late_;
   Found found_;
-  std::int64_t taken_ = 0;  // taken: points of the pairs that left the queues to be priced
+  std::vector<Found> parts_;  // one a thread
+  std::int64_t taken_ = 0;    // taken: points of the pairs that left the queues to be priced
   bool stopped_ = false;
 };
 
@@ -278,12 +284,12 @@ void JointSearch::price(const std::vector<Pair>& batch) {
     for (const Pair& p : batch) price_pair(p, found_);
     return settle();
   }
-  std::vector<Found> parts(static_cast<std::size_t>(threads), Found(options_.keep));
+  parts_.resize(static_cast<std::size_t>(threads), Found(options_.keep));
   on_threads(threads, [&](int i) {
     for (auto k = static_cast<std::size_t>(i); k < batch.size(); k += static_cast<std::size_t>(threads))
-      price_pair(batch[k], parts[static_cast<std::size_t>(i)]);
+      price_pair(batch[k], parts_[static_cast<std::size_t>(i)]);
   });
-  for (const Found& part : parts) found_.merge(part);
+  for (Found& part : parts_) found_.take(part);
   settle();
 }
 
@@ -292,16 +298,19 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   const Trained& t = s.training[pair.training];
   const Rolled& r = s.rollouts[pair.rollout];
   RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
-  for (SyncMechanism sync : s.sync)
-    for (double bucket : space_.bucket_bytes) {
-      p.sync = sync;
-      p.bucket_bytes = bucket;
-      const SyncPrice moved = model_.sync_price(p);
-      for (std::uint64_t left = pair.orders; left != 0; left &= left - 1) {
-        p.transition = s.orders[static_cast<std::size_t>(std::countr_zero(left))];
-        consider({p, model_.combine(p, t.side, r.price, moved)}, out);
-      }
-    }
+  const auto each_sync = [&](auto visit) {
+    for (SyncMechanism sync : s.sync)
+      for (double bucket : space_.bucket_bytes) p.sync = sync, p.bucket_bytes = bucket, visit();
+  };
+  std::vector<SyncPrice>& moved = out.moved;  // as each_sync goes
+  moved.clear();
+  each_sync([&] { moved.push_back(model_.sync_price(p)); });
+  for (std::uint64_t left = pair.orders; left != 0; left &= left - 1) {
+    p.transition = s.orders[static_cast<std::size_t>(std::countr_zero(left))];
+    const RolloutPrice& rollout = out.beside.price(model_, r, model_.leftovers(p, t.side));
+    auto next = moved.begin();
+    each_sync([&] { consider({p, model_.combine(p, t.side, rollout, *next++)}, out); });
+  }
 }
 
 JointSearch::Judged JointSearch::judge(const RlPoint& p, RlPrice& price) const {

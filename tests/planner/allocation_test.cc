@@ -47,7 +47,8 @@ TEST_CASE("pricing a layout allocates nothing, a search next to nothing") {
       const TrainSide side = rl.train_side(p, train.price(p, layers), layers);
       RlPoint point = base;
       point.train = p;
-      sum += rl.combine(point, side, rollout, rl.sync_price(point)).iteration_seconds;
+      const RolloutPrice beside = rl.rollout_beside(point.rollout, rl.leftovers(point, side), rollout);
+      sum += rl.combine(point, side, beside, rl.sync_price(point)).iteration_seconds;
       ++points;
     });
     REQUIRE(allocations == before);
