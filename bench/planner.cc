@@ -39,6 +39,8 @@ TrainSpace whole_space(const ModelSpec& m) {
   s.sharding = {Sharding::replicated, Sharding::zero1, Sharding::zero2, Sharding::zero3};
   s.optimizer_on_host = {false, true};
   s.ulysses = {1, 2, 4, 8};  // context parallelism by all-to-all
+  s.shard = divisors(512);
+  s.shard.front() = -1, s.shard.pop_back();  // groups of one rank and of all have other names
   return s;
 }
 

@@ -78,6 +78,13 @@ std::vector<TransitionOrder> transitions(const Scenario& s) {
   return all;
 }
 
+/// Above so many ranks the space takes coarser steps: every knob has more divisors there, and its points multiply. Best
+/// rows of the worked scenarios are the same with and without the steps.
+constexpr std::int64_t many_ranks = 64;
+
+/// One node, or four: within the fastest links, and a step towards all ranks.
+bool is_node_group(std::int64_t ranks, std::int64_t per_node) { return ranks == per_node || ranks == 4 * per_node; }
+
 /// The scenario's own layout is a point of its space.
 void keep_own(TrainSpace& s, const TrainPoint& own) {
   include(s.tp, own.tp), include(s.pp, own.pp), include(s.vpp, own.vpp);
@@ -97,8 +104,12 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
   s.pp = megatron ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
   s.vpp = megatron ? std::vector<std::int64_t>{1, 2, 3, 4, 6, 8} : std::vector<std::int64_t>{1};
   s.cp = s.ulysses = at_most(divisors(ranks), 8);
+  const bool many = ranks > (megatron ? std::max<std::int64_t>(per_node, 1) : many_ranks);
+  // Megatron's pipelines and tensor parallelism leave several nodes layouts enough: there ring attention stands for
+  // both ways to split sequences.
+  if (megatron && many) s.ulysses = {1};
   for (const std::int64_t group : divisors(ranks))
-    if (group > 1 && group < ranks) s.shard.push_back(group);
+    if (group > 1 && group < ranks && (!many || is_node_group(group, per_node))) s.shard.push_back(group);
   s.micro_batch = at_most(divisors(s.batch), 16);
   if (m.moe && m.moe->experts > 0) s.ep = at_most(divisors(m.moe->experts), ranks);
   switch (engine) {
@@ -150,7 +161,8 @@ RlSpace default_rl_space(const Scenario& s) {
   }
   include(out.rollout_tp, own.rollout.tp);
   include(out.attention_dp, own.rollout.attention_dp);
-  out.memory_fraction = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9};
+  out.memory_fraction = {0.5, 0.6, 0.7, 0.8, 0.9};
+  if (ranks <= many_ranks) out.memory_fraction.insert(out.memory_fraction.begin(), {0.1, 0.2, 0.3, 0.4});
   include(out.memory_fraction, s.rollout.memory_fraction);
   out.transition = transitions(s);
   include(out.sync, own.sync);

@@ -423,6 +423,8 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
   for (const ModelSpec& spec : {small_gpt(), small_moe()}) {
     const TrainModel model = model_of(spec, 16);
     TrainSpace space = default_train_space(spec, 16, 8, 32, TrainEngine::megatron);
+    space.ulysses = {1, 2, 4, 8};  // by default fewer on several nodes
+    space.shard = {-1, 2, 4, 8};
     SearchOptions options{.keep = 5, .device_bytes = 12e9, .threads = 1};
     const TrainSearch found = search_train(model, space, options);
     // Brute force: every combination, straight from the model.
@@ -467,7 +469,6 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
                         best = std::min(best, price.step_seconds);
                       }
     REQUIRE(!found.best.empty());
-    CHECK(space.shard.size() > 3);
     CHECK(found.priced == priced);
     CHECK(found.feasible == feasible);
     CHECK(found.best[0].price.step_seconds == best);
