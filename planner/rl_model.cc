@@ -63,8 +63,7 @@ double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l
   };
   const double whole = of(l.dense) * dense + of(l.moe) * moe + of(l.embedding) + of(l.head);
   const auto stages = static_cast<double>(p.pp), m_count = p.full_micro_batches();
-  return whole / stages * (m_count + stages - 1.0) +
-         static_cast<double>(p.micro_batches) * train_.exposed_gathers(p, l, whole / stages, trained);
+  return whole / stages * (m_count + stages - 1.0) + train_.exposed_gathers(p, l, whole / stages, trained);
 }
 
 SyncJob RlModel::sync_job(const RlPoint& p) const {

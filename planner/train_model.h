@@ -71,6 +71,13 @@ struct TrainPoint {
     return last_micro_batch > 0 ? m - 1.0 + static_cast<double>(last_micro_batch) / static_cast<double>(micro_batch)
                                 : m;
   }
+  /// visit(count, share): the full micro-batches of a step, and the last where it is shorter, as a share of a full one.
+  template <class Visit>
+  void visit_micro_batches(Visit visit) const {
+    const double whole = static_cast<double>(micro_batches - (last_micro_batch > 0 ? 1 : 0));
+    if (whole > 0.0) visit(whole, 1.0);
+    if (last_micro_batch > 0) visit(1.0, static_cast<double>(last_micro_batch) / static_cast<double>(micro_batch));
+  }
   friend auto operator<=>(const TrainPoint&, const TrainPoint&) = default;
 };
 
@@ -260,7 +267,7 @@ class TrainModel {
   RankGroups groups(const TrainPoint& p) const { return {p, setting_.order, cost_.ranks_per_node()}; }
   /// Whether where tp, cp and ep groups sit depends on dp and pp: then points of one layer key do not share layers.
   bool layers_follow_stages() const;
-  /// Seconds that one micro-batch's forward pass, which computes for `forward`, waits for gathered parameters.
+  /// Seconds that the forward passes of all micro-batches wait for gathered parameters; a full one computes `forward`.
   /// `trained`: the parameters themselves, not a reference of their precision.
   double exposed_gathers(const TrainPoint&, const Layers&, double forward, bool trained) const;
   /// What a scoring pass exchanges, beside the gathers of parameters.
@@ -312,7 +319,9 @@ class TrainModel {
   };
   struct UnitSeconds;
   UnitSeconds unit_seconds(const TrainPoint&, double elements, bool trained) const;
-  PassStreams pass_streams(const TrainPoint&, const Layers&, double forward, double backward, bool trained) const;
+  /// Of a micro-batch with `share` of a full one's tokens.
+  PassStreams pass_streams(const TrainPoint&, const Layers&, double forward, double backward, double share,
+                           bool trained) const;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
   /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
   /// order: each takes the time of the first, and holds no more micro-batches in flight.

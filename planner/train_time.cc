@@ -8,7 +8,7 @@ namespace hotbunk {
 /// One micro-batch through one stage, forward and backward.
 struct TrainModel::StageTime {
   double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, host = 0, hidden = 0;
-  double forward = 0, backward = 0;  // of the device, all included
+  double forward = 0, backward = 0;  // of the device, all included but waiting for the host
   double weight_grad = 0;            // part of backward that no other stage waits for
   double total() const { return compute + recompute + tensor + expert + context + host; }
 };
@@ -60,8 +60,9 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
   if (stage == p.pp - 1) end(l.head);
   t.compute += t.hidden * cost_.hardware().overlap_slowdown.value;
   // The host runs ahead of the device; when it cannot, it sets the pace.
-  t.host = std::max(0.0, kernels * launch_seconds() - t.total());
-  t.backward = t.total() - t.forward;
+  const double device = t.total();
+  t.host = std::max(0.0, kernels * launch_seconds() - device);
+  t.backward = device - t.forward;
   return t;
 }
 
@@ -138,9 +139,11 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
     StepEnd end = step_end(p, held, backward, forward);
     // Experts are not lowered.
     if (framework_.lowered_ops && held.expert == 0 && (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp)) {
-      const PassStreams s = pass_streams(p, l, forward, backward, true);
-      const auto m = static_cast<double>(p.micro_batches);
-      end.exposed = m * (s.forward + s.backward), end.hidden = m * s.all - end.exposed;
+      end.exposed = end.hidden = 0.0;
+      p.visit_micro_batches([&](double count, double share) {
+        const PassStreams s = pass_streams(p, l, share * forward, share * backward, share, true);
+        end.exposed += count * (s.forward + s.backward), end.hidden += count * (s.all - s.forward - s.backward);
+      });
     }
     if (!any || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held, any = true;
   });
@@ -152,6 +155,9 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
         OpKind::all_reduce, groups(p).pipeline_pair(),
         static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp) * setting_.state.grads);
   out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed + ends;
+  // While the device waits for data the host launches what follows.
+  double& host = out.seconds[static_cast<std::size_t>(Term::host)];
+  host = std::max(0.0, host - last.exposed);
   out.seconds[static_cast<std::size_t>(Term::optimizer)] = last.optimizer;
   out.seconds[static_cast<std::size_t>(Term::compute)] += last.hidden * cost_.hardware().overlap_slowdown.value;
   out.hidden_seconds += last.hidden;

@@ -38,7 +38,7 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
 }
 
 TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, double forward, double backward,
-                                                 bool trained) const {
+                                                 double share, bool trained) const {
   PassStreams out;
   if (!streams_units(p)) return out;
   const StageShare held = stage_share(p, l, 0);
@@ -52,7 +52,7 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
     return first * gather + (layers - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / layers);
   };
   // The head runs before the first gather of backward and behind the last of forward.
-  out.forward = root.gather + root.gather_kernels + beside(forward - l.embedding.forward - l.head.forward);
+  out.forward = root.gather + root.gather_kernels + beside(forward - share * (l.embedding.forward + l.head.forward));
   out.all = root.gather + root.gather_kernels + layers * gather;
   if (backward <= 0.0) return out;
   // Transient memory is reused at once: a layer's first buffers lie where the gradients of the one before are still
@@ -60,12 +60,18 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
   out.backward = root.reduce + root.reduce_kernels + layers * (layer.reduce + layer.reduce_kernels);
   out.all += out.backward;
   if (p.reshard_after_forward)
-    out.backward += beside(backward - l.embedding.backward - l.head.backward), out.all += layers * gather;
+    out.backward += beside(backward - share * (l.embedding.backward + l.head.backward)), out.all += layers * gather;
   return out;
 }
 
 double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double forward, bool trained) const {
-  if (framework_.lowered_ops) return pass_streams(p, l, forward, 0.0, trained).forward;
+  double exposed = 0.0;
+  if (framework_.lowered_ops) {
+    p.visit_micro_batches([&](double count, double share) {
+      exposed += count * pass_streams(p, l, share * forward, 0.0, share, trained).forward;
+    });
+    return exposed;
+  }
   const std::int64_t shards = p.shard_ranks();
   if (!streams_units(p) || shards == 1) return 0.0;
   const StageShare held = stage_share(p, l, 0);
@@ -74,7 +80,10 @@ double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double 
       units / std::max(framework_.data_rate.value, 1e-3) *
       cost_.collective_seconds(OpKind::all_gather, groups(p).shard(), held.ordinary * setting_.state.params / units);
   // Prefetched: the first unit finds nothing to hide behind.
-  return framework_.overlap_param_gather ? std::max(gather / units, gather - forward) : gather;
+  p.visit_micro_batches([&](double count, double share) {
+    exposed += count * (framework_.overlap_param_gather ? std::max(gather / units, gather - share * forward) : gather);
+  });
+  return exposed;
 }
 
 }  // namespace hotbunk

@@ -1,10 +1,8 @@
 #include "planner/choices.h"
 
 #include <fmt/format.h>
-#include <rapidcheck.h>
 
 #include <catch2/catch.hpp>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
@@ -48,11 +46,6 @@ Choices choices_of(const Scenario& s, const ChoiceOptions& options = {}) {
   auto c = choose(*pricer_of(s), options);
   if (!c) FAIL(render(c.error()));
   return *c;
-}
-
-double seconds_of(const Scenario& s) {
-  const auto pricer = pricer_of(s);
-  return pricer->price(pricer->point()).iteration_seconds;
 }
 
 }  // namespace
@@ -344,49 +337,6 @@ TEST_CASE("impossible inputs get a reason") {
   for (const char* set : {"cluster.nodes=0", "cluster.gpus_per_node=0", "cluster.gpus_per_node=-8", "train.layout.dp=0",
                           "cluster.nodes=99999999999999999999", "rollout.memory_fraction=0"})
     CHECK_FALSE(load_scenario_text(seven_b, "test.yaml", {set}).has_value());
-}
-
-TEST_CASE("property: more bandwidth is never slower, more memory never infeasible") {
-  CHECK(rc::check([] {
-    const auto pick = [](const std::vector<std::string>& values) { return *rc::gen::elementOf(values); };
-    std::vector<std::string> sets = {
-        pick({"train.recompute=none", "train.recompute=selective", "train.recompute=full"}),
-        pick({"train.offload=none", "train.offload=sleep"}),
-        pick({"transition=hotbunk", "transition=slime", "transition=verl", "transition=auto"}),
-        pick({"sync.mode=bucketed", "sync.mode=direct", "sync.mode=broadcast", "sync.mode=stream"}),
-        pick({"train.layout={dp: 8}", "train.layout={dp: 4, cp: 2}", "train.layout={dp: 2, ulysses: 4}",
-              "train.layout={dp: 4, tp: 2, sp: true}"}),
-        pick({"rollout.layout={tp: 4, dp: 2}", "rollout.layout={tp: 2, dp: 4}", "rollout.layout={tp: 1, dp: 8}"})};
-    if (sets[4].find("tp") != std::string::npos) sets.emplace_back("train.engine=megatron");
-    const auto base = load_scenario_text(seven_b, "test.yaml", sets);
-    if (!base) RC_LOG() << render(base.error());
-    RC_ASSERT(base.has_value());
-    const double factor = 1.0 + *rc::gen::inRange(0, 1000) / 100.0;
-    const std::function<void(ClusterSpec&)> faster[] = {[&](ClusterSpec& c) { c.gpu.nvlink_bandwidth.value *= factor; },
-                                                        [&](ClusterSpec& c) { c.gpu.memory_bandwidth.value *= factor; },
-                                                        [&](ClusterSpec& c) { c.gpu.pcie_bandwidth.value *= factor; },
-                                                        [&](ClusterSpec& c) { c.network_bandwidth.value *= factor; },
-                                                        [&](ClusterSpec& c) {
-                                                          for (auto& [name, flops] : c.gpu.flops) flops.value *= factor;
-                                                        }};
-    Scenario s = *base;
-    s.cluster.calibration = "";
-    s.cluster.gpu.name = "unlisted";  // no profile of the catalogue: the datasheet's rates are what counts
-    const double before = seconds_of(s);
-    for (const auto& change : faster) {
-      Scenario t = s;
-      change(t.cluster);
-      RC_ASSERT(seconds_of(t) <= before * (1 + 1e-12));
-    }
-    // With more memory everything that fitted does.
-    const auto small = pricer_of(s);
-    Scenario t = s;
-    t.cluster.device_memory_bytes =
-        static_cast<std::int64_t>(static_cast<double>(s.cluster.device_memory_bytes) * factor);
-    t.rollout.memory_fraction = s.rollout.memory_fraction / factor;  // the same pool
-    const auto large = pricer_of(t);
-    RC_ASSERT(!small->price(small->point()).fits || large->price(large->point()).fits);
-  }));
 }
 
 TEST_CASE("where the scenario is lowered, every row executes and takes what its plan maps") {
