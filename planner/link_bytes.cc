@@ -10,10 +10,9 @@ class Splitter {
  public:
   Splitter(RlPhase phase, std::vector<LinkUse>& out) : phase_(phase), out_(out) {}
 
-  /// Rings: every rank sends the wire bytes inside its node; a node's ports share the crossing.
   void ring(std::string what, OpKind kind, const GroupShape& g, double payload) const {
-    const double wire = CostModel::wire_bytes(kind, g.ranks, payload);
-    add(std::move(what), g.per_node > 1 ? wire : 0.0, g.nodes > 1 ? wire / static_cast<double>(g.per_node) : 0.0);
+    const RingBytes sent = ring_bytes(kind, g, payload);
+    add(std::move(what), sent.node, sent.network);
   }
   void all_to_all(std::string what, const GroupShape& g, double sent) const {
     const double away =
@@ -48,11 +47,12 @@ void add_layers(const TrainModel& model, const TrainPoint& p, const ForwardTraff
   split.point_to_point("pipeline", p.pp > 1 && where.pipeline_pair().nodes > 1, steps * t.pipeline);
 }
 
-void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice& t, double steps,
+/// The optimizer steps of one model: the actor's, or PPO's critic.
+void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice& t, double steps, RlPhase phase,
                   std::vector<LinkUse>& out) {
   const RankGroups where = model.groups(p);
   const GroupShape data = where.shard(), experts = where.expert_shard();
-  const Splitter split(RlPhase::train, out);
+  const Splitter split(phase, out);
   add_layers(model, p, {t.tensor_payload, t.expert_payload, t.context_payload, t.pipeline_payload}, steps, split);
   const OpKind sum = p.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
   split.ring("dp gradients", sum, data, steps * (t.data_reduce_payload - t.expert_data_reduce_payload));
@@ -68,10 +68,9 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
 
 /// Forward passes that score samples, the same layers and micro-batches as training: under ZeRO-3 and FSDP they gather
 /// the parameters once, where each pass of training with resharding does twice.
-void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainPrice& t, RlPhase phase,
-                 std::vector<LinkUse>& out) {
+void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, const TrainPrice& t,
+                 RlPhase phase, std::vector<LinkUse>& out) {
   const RlSetting& s = rl.setting();
-  const TrainModel::Layers l = rl.train().layers(p);
   const Splitter split(phase, out);
   if (phase == RlPhase::reference) split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
   const ForwardTraffic f = rl.train().forward_traffic(p, l);
@@ -100,6 +99,13 @@ void add_shifts(const RlModel& rl, const RlPoint& p, const TrainPrice& t, const 
 
 }  // namespace
 
+RingBytes ring_bytes(OpKind kind, const GroupShape& g, double payload) {
+  const double wire = CostModel::wire_bytes(kind, g.ranks, payload);
+  if (g.nodes <= 1) return {wire, 0.0};
+  const double leaving = wire / static_cast<double>(g.per_node);
+  return {wire - leaving, leaving};
+}
+
 std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const TrainPrice& train,
                                 const RolloutPrice& rollout, bool iterate) {
   std::vector<LinkUse> out;
@@ -119,9 +125,17 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
     if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);
   }
-  if (iterate && model.setting().reference) add_scoring(model, p.train, train, RlPhase::reference, out);
-  if (iterate && model.setting().old_logprobs) add_scoring(model, p.train, train, RlPhase::old_logprobs, out);
-  add_training(model.train(), p.train, train, model.setting().mini_batches, out);
+  const RlSetting& s = model.setting();
+  const TrainModel::Layers l = model.train().layers(p.train);
+  if (iterate && s.reference) add_scoring(model, p.train, l, train, RlPhase::reference, out);
+  if (iterate && s.old_logprobs) add_scoring(model, p.train, l, train, RlPhase::old_logprobs, out);
+  if (iterate && s.critic) {
+    const TrainModel::Layers critic = model.critic_layers(p.train, l);
+    const TrainPrice price = model.train().price(p.train, critic);
+    add_scoring(model, p.train, critic, price, RlPhase::values, out);
+    add_training(model.train(), p.train, price, s.mini_batches, RlPhase::critic, out);
+  }
+  add_training(model.train(), p.train, train, s.mini_batches, RlPhase::train, out);
   return out;
 }
 

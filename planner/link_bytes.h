@@ -20,4 +20,11 @@ struct LinkUse {
 /// optimizer steps alone.
 std::vector<LinkUse> link_bytes(const RlModel&, const RlPoint&, const TrainPrice&, const RolloutPrice&, bool iterate);
 
+/// What one rank sends of a ring, on average: of a node's edges one leaves through its ports, the others stay inside.
+/// Together the collective's wire bytes.
+struct RingBytes {
+  double node = 0, network = 0;
+};
+RingBytes ring_bytes(OpKind, const GroupShape&, double payload);
+
 }  // namespace hotbunk

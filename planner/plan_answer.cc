@@ -194,9 +194,8 @@ std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, st
     const auto payload = static_cast<double>(t.payload_bytes + t.padding_bytes);
     // A peer reads as much as it is read from, on average; that needs one host.
     const bool peers = t.op == OpKind::peer_copy;
-    const double wire = peers ? payload : CostModel::wire_bytes(t.op, g.ranks, payload);
-    out.push_back({*phase, fmt::format("{} {}", what_of(t), name_of(t.op)), peers || g.per_node > 1 ? wire : 0.0,
-                   !peers && g.nodes > 1 ? wire / static_cast<double>(g.per_node) : 0.0, 0.0});
+    const RingBytes sent = peers ? RingBytes{payload, 0.0} : ring_bytes(t.op, g, payload);
+    out.push_back({*phase, fmt::format("{} {}", what_of(t), name_of(t.op)), sent.node, sent.network, 0.0});
   }
   if (!plan_phases_of(s)[static_cast<std::size_t>(PlanPhase::sleep_train)]) return out;
   const auto asleep =

@@ -107,12 +107,17 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   return out;
 }
 
-/// PPO's critic: the actor's layers, sharded and trained as the actor is, with a head of one output. Both models'
-/// states stay side by side while either trains; gradients and activations are of one at a time.
-void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, TrainSide& out) const {
+TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel::Layers& actor) const {
   TrainModel::Layers l = actor;
   const bool tied = train_.model().tie_embeddings && p.pp == 1;  // end_parameters() counts such a pair once
   l.head = {.parameters = tied ? actor.head.parameters : static_cast<double>(train_.model().hidden)};
+  return l;
+}
+
+/// The critic is sharded and trained as the actor is. Both models' states stay side by side while either trains;
+/// gradients and activations are of one at a time.
+void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, TrainSide& out) const {
+  const TrainModel::Layers l = critic_layers(p, actor);
   const TrainPrice t = train_.price(p, l);
   out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true);
   out.critic_seconds = setting_.mini_batches * t.step_seconds;

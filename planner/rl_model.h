@@ -146,6 +146,8 @@ class RlModel {
   RlPrice combine(const RlPoint&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
   /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
   RlPrice price(const RlPoint&) const;
+  /// PPO's critic: the actor's layers and a head of one output.
+  TrainModel::Layers critic_layers(const TrainPoint&, const TrainModel::Layers& actor) const;
   /// What the point's shifts move; colocated.
   ShiftPrice shift(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
   /// Tokens trained in an iteration, prompts and responses.

@@ -98,6 +98,21 @@ TEST_CASE("PPO pays for a critic: its state beside the actor's, its values, its 
   CHECK(with.host_bytes - without.host_bytes == Approx(elements * 12 / 32).epsilon(1e-6));  // asleep
   CHECK(with.rollout_bytes == without.rollout_bytes);
   CHECK(at(with, RlPhase::sleep) > at(without, RlPhase::sleep));
+  // 32 ranks on 4 nodes: a rank sends 31/32 of the fp32 gradients, one eighth of it over the network; its state sleeps.
+  double gradients = 0, network = 0, values = 0, asleep = 0;
+  for (const LinkUse& l : explain(*ppo).links) {
+    if (l.phase == RlPhase::critic && l.what == "dp gradients")
+      gradients = l.node_wire + l.network_wire, network = l.network_wire;
+    if (l.phase == RlPhase::values && l.what == "dp parameters") values = l.node_wire + l.network_wire;
+    if (l.phase == RlPhase::sleep) asleep += l.host_bytes;
+  }
+  for (const LinkUse& l : explain(*grpo).links)
+    if (l.phase == RlPhase::sleep) asleep -= l.host_bytes;
+  const auto micro_batches = static_cast<double>(ppo->point().train.micro_batches);
+  CHECK(gradients == Approx(micro_batches * elements * 4 * 31 / 32).epsilon(1e-6));
+  CHECK(network == Approx(gradients / 8));
+  CHECK(values == Approx(micro_batches * elements * 2 * 31 / 32).epsilon(1e-6));
+  CHECK(asleep == Approx(elements * 12 / 32).epsilon(1e-6));
 }
 
 TEST_CASE("narrow precisions and GB200, GB300, B300: datasheet rates, marked uncalibrated") {
