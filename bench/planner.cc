@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "planner/choices.h"
-#include "planner/plan_form.h"
-#include "planner/validate_tables.h"
+#include "planner/answers/choices.h"
+#include "planner/form/plan_form.h"
+#include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

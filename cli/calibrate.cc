@@ -22,7 +22,7 @@
 #include "base/format.h"
 #include "cli/command.h"
 #include "lowering/lower.h"
-#include "planner/cost_model.h"
+#include "planner/cost/cost_model.h"
 #include "rl/sft_driver.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"

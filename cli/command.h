@@ -10,7 +10,7 @@
 #include "base/diagnostic.h"
 #include "exec/lengths.h"
 #include "graph/plan.h"
-#include "planner/hardware.h"
+#include "planner/cost/hardware.h"
 #include "spec/scenario.h"
 #include "trace/static_memory.h"
 #include "trace/trace.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

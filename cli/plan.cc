@@ -13,7 +13,7 @@
 #include "cli/command.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
-#include "planner/choices.h"
+#include "planner/answers/choices.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"

@@ -7,7 +7,7 @@
 
 #include "base/file.h"
 #include "cli/command.h"
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "reports/sweep_svg.h"
 #include "spec/catalog.h"
 

@@ -1,4 +1,4 @@
-#include "planner/validate.h"
+#include "planner/validate/validate.h"
 
 #include <fmt/format.h>
 

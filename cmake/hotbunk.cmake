@@ -15,10 +15,15 @@ endif()
 target_compile_definitions(hotbunk_options INTERFACE HOTBUNK_VERSION="${PROJECT_VERSION}")
 target_link_libraries(hotbunk_options INTERFACE fmt::fmt Threads::Threads)
 
-# hotbunk_library(name [DEPS ...]): every *.cc of this folder (not of its subfolders) becomes hotbunk_<name>.
+# hotbunk_library(name [FOLDERS ...] [DEPS ...]): every *.cc of this folder, and of the subfolders named, becomes
+# hotbunk_<name>.
 function(hotbunk_library name)
-  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  cmake_parse_arguments(ARG "" "" "FOLDERS;DEPS" ${ARGN})
+  set(patterns ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  foreach(folder ${ARG_FOLDERS})
+    list(APPEND patterns ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cc)
+  endforeach()
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   if(NOT sources)  # headers only
     add_library(hotbunk_${name} INTERFACE)
     target_link_libraries(hotbunk_${name} INTERFACE hotbunk_options ${ARG_DEPS})

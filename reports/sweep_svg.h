@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 
 namespace hotbunk {
 

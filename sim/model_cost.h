@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "planner/cost_model.h"
+#include "planner/cost/cost_model.h"
 #include "sim/op_cost.h"
 
 namespace hotbunk {

@@ -1,5 +1,5 @@
 // The order of one iteration's changes of shift, as data: what sleeps, wakes and moves between training and rollout.
-// A scenario writes it under `transition`; the planner prices every legal order (planner/transition_cost.h).
+// A scenario writes it under `transition`; the planner prices every legal order (planner/rl/transition_cost.h).
 #pragma once
 #include <array>
 #include <compare>

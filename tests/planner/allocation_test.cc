@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "planner/answers.h"
-#include "planner/train_points.h"
+#include "planner/answers/answers.h"
+#include "planner/search/train_points.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -1,4 +1,4 @@
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -6,8 +6,8 @@
 #include <set>
 
 #include "base/format.h"
-#include "planner/choices.h"
-#include "planner/reshard_volume.h"
+#include "planner/answers/choices.h"
+#include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

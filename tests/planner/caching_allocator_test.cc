@@ -1,4 +1,4 @@
-#include "planner/caching_allocator.h"
+#include "planner/allocator/caching_allocator.h"
 
 #include <rapidcheck.h>
 

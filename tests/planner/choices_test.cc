@@ -1,4 +1,4 @@
-#include "planner/choices.h"
+#include "planner/answers/choices.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "planner/cost_model.h"
+#include "planner/cost/cost_model.h"
 
 #include <rapidcheck.h>
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <set>
 
-#include "planner/answers.h"
-#include "planner/length_moments.h"
+#include "planner/answers/answers.h"
+#include "planner/rl/length_moments.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -2,10 +2,10 @@
 #include <catch2/catch.hpp>
 #include <set>
 
-#include "planner/answers.h"
-#include "planner/choices.h"
-#include "planner/train_points.h"
-#include "planner/validate_tables.h"
+#include "planner/answers/answers.h"
+#include "planner/answers/choices.h"
+#include "planner/search/train_points.h"
+#include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

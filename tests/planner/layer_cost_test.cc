@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <string>
 
-#include "planner/expert_dispatch.h"
+#include "planner/train/expert_dispatch.h"
 #include "spec/catalog.h"
 #include "tests/planner/small_models.h"
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <set>
 
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "planner/cost_model.h"
+#include "planner/cost/cost_model.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -1,9 +1,9 @@
 // Optimizers other than AdamW: bytes of state, the step's time, what crosses links. Nothing executes them.
 #include <catch2/catch.hpp>
 
-#include "planner/answers.h"
-#include "planner/choices.h"
-#include "planner/optimizer_cost.h"
+#include "planner/answers/answers.h"
+#include "planner/answers/choices.h"
+#include "planner/train/optimizer_cost.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"

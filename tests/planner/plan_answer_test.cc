@@ -1,5 +1,5 @@
 // explain and sweep beside the lowered plan: the same bytes.
-#include "planner/plan_answer.h"
+#include "planner/answers/plan_answer.h"
 
 #include <fmt/format.h>
 

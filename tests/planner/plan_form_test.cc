@@ -1,5 +1,5 @@
 // The closed form against the graph: random scenarios of everything that lowers, memory and traffic equal to the byte.
-#include "planner/plan_form.h"
+#include "planner/form/plan_form.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "planner/validate.h"
-#include "planner/validate_tables.h"
+#include "planner/validate/validate.h"
+#include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {

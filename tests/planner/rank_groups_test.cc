@@ -6,7 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "layout/mesh.h"
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "exec/lengths.h"
-#include "planner/answers.h"
-#include "planner/kv_pool.h"
-#include "planner/length_moments.h"
+#include "planner/answers/answers.h"
+#include "planner/rl/kv_pool.h"
+#include "planner/rl/length_moments.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -4,8 +4,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "planner/answers.h"
-#include "planner/validate_tables.h"
+#include "planner/answers/answers.h"
+#include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -1,4 +1,4 @@
-#include "planner/search.h"
+#include "planner/search/search.h"
 
 #include <rapidcheck.h>
 
@@ -7,10 +7,10 @@
 #include <map>
 #include <random>
 
-#include "planner/answers.h"
-#include "planner/choices.h"
-#include "planner/lowered_space.h"
-#include "planner/plan_answer.h"
+#include "planner/answers/answers.h"
+#include "planner/answers/choices.h"
+#include "planner/answers/lowered_space.h"
+#include "planner/answers/plan_answer.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -2,8 +2,8 @@
 #pragma once
 #include <algorithm>
 
-#include "planner/train_model.h"
-#include "planner/validate_tables.h"
+#include "planner/train/train_model.h"
+#include "planner/validate/validate_tables.h"
 
 namespace hotbunk {
 

@@ -4,9 +4,9 @@
 #include <catch2/catch.hpp>
 #include <set>
 
-#include "planner/answers.h"
-#include "planner/lowered_space.h"
-#include "planner/plan_form.h"
+#include "planner/answers/answers.h"
+#include "planner/answers/lowered_space.h"
+#include "planner/form/plan_form.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -8,7 +8,7 @@
 
 #include "exec/length_driver.h"
 #include "lowering/lower.h"
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"

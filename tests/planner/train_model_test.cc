@@ -1,4 +1,4 @@
-#include "planner/train_model.h"
+#include "planner/train/train_model.h"
 
 #include <rapidcheck.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "planner/search.h"
-#include "planner/validate_tables.h"
+#include "planner/search/search.h"
+#include "planner/validate/validate_tables.h"
 #include "tests/planner/small_models.h"
 
 namespace hotbunk {

@@ -1,12 +1,12 @@
 // Published tables through the validator, and the mechanisms of framework profiles that they need.
-#include "planner/validate.h"
+#include "planner/validate/validate.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
 #include <map>
 
-#include "planner/validate_tables.h"
+#include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

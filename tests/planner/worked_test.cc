@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "base/format.h"
-#include "planner/answers.h"
+#include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "exec/length_driver.h"
 #include "lowering/lower.h"
-#include "planner/cost_model.h"
+#include "planner/cost/cost_model.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/loader.h"

@@ -1,0 +1,373 @@
+#include "planner/answers/answers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "planner/answers/choices.h"
+#include "planner/answers/levers.h"
+#include "planner/answers/plan_answer.h"
+#include "spec/names.h"
+
+namespace hotbunk {
+
+ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const FrameworkProfile& frame)
+    : scenario_(s), train_(s.model, train_setting_of(s), cost, frame), rl_(train_, rl_setting_of(s)) {
+  RlPoint p = rl_point_of(s);
+  for (bool strided : {false, true}) {
+    p.rollout.strided = strided;
+    rl_.learn_reshard(p.train, p.rollout);
+  }
+}
+
+Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
+                                                             const std::filesystem::path& catalogue) {
+  auto hardware = hardware_for(s, catalogue);
+  if (!hardware) return fail(hardware.error());
+  auto frame = framework_named(s.profile, catalogue);
+  if (!frame) return fail(frame.error());
+  // A process on a CPU has no device context, and its communicators are its own threads.
+  if (s.cluster.gpu.is_cpu) frame->context_bytes = frame->communicator_bytes = {0.0, "none on a CPU"};
+  return std::unique_ptr<ScenarioPricer>(new ScenarioPricer(s, CostModel(std::move(*hardware), s.cluster), *frame));
+}
+
+RlPoint ScenarioPricer::point() const {
+  const RlPoint given = rl_point_of(scenario_);
+  std::vector<RlPoint> choices = {given};
+  if (scenario_.rollout.layout.order == RankOrder::automatic) {
+    choices.push_back(given);
+    choices.back().rollout.strided = !given.rollout.strided;
+  }
+  if (scenario_.transition == "auto" && scenario_.placement == PlacementMode::colocated) {
+    const bool sleeps = scenario_.train.offload == Offload::sleep;
+    const std::size_t orders = choices.size();
+    const bool rollout = scenario_.rollout.sleep;
+    for (const TransitionOrder& o :
+         undominated(legal_transitions(sleeps, sleeps, rollout, true), rollout && scenario_.rollout.sleep_level == 1))
+      for (std::size_t i = 0; i < orders; ++i) {
+        choices.push_back(choices[i]);
+        choices.back().transition = o;
+      }
+  }
+  // The fastest that fits, else the leanest; between equals the leaner, then the first.
+  const auto better = [&](const RlPrice& a, const RlPrice& b) {
+    if (a.fits != b.fits) return a.fits;
+    const auto key = [](const RlPrice& x) {
+      return x.fits ? std::pair(x.iteration_seconds, x.peak_bytes()) : std::pair(x.peak_bytes(), x.iteration_seconds);
+    };
+    return key(a) < key(b);
+  };
+  RlPoint best = given;
+  for (const RlPoint& p : choices)
+    if (better(price(p), price(best))) best = p;
+  return best;
+}
+
+RlPrice ScenarioPricer::price(const RlPoint& p) const {
+  if (scenario_.algorithm.name != AlgorithmName::sft) return rl_.price(p);
+  const TrainPrice t = train_.price(p.train);
+  RlPrice out;
+  if (!t.valid) return out;
+  out.iteration_seconds = out.seconds[static_cast<std::size_t>(RlPhase::train)] =
+      t.step_seconds * rl_.setting().mini_batches;
+  out.train_bytes = t.total_bytes();
+  out.host_bytes = t.host_bytes;
+  out.fits = out.train_bytes <= rl_.setting().device_bytes && out.host_bytes <= rl_.setting().host_bytes;
+  return out;
+}
+
+double ScenarioPricer::tokens() const {
+  if (scenario_.algorithm.name != AlgorithmName::sft) return rl_.tokens();
+  return rl_.setting().prompts * rl_.setting().prompt_tokens;
+}
+
+namespace {
+
+constexpr std::string_view why_of(Category c) {
+  switch (c) {
+    case Category::params:
+      return "low-precision parameters, and units gathered around the peak";
+    case Category::grads:
+      return "gradients as reduced and accumulated";
+    case Category::optimizer:
+      return "master copy and moments, sharded over data parallelism where the engine does that";
+    case Category::activations:
+      return "what backward keeps, and the logits at the loss";
+    case Category::communication:
+      return "pipeline and sequence-parallel buffers";
+    case Category::workspace:
+      return "libraries' buffers";
+    case Category::overhead:
+      return "context and communicators, outside of the allocator";
+    default:
+      return "";
+  }
+}
+
+CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+  CostNode root{"device memory of the fullest rank", "the highest of the moments below", price.peak_bytes(), 0, {}};
+  const double flight = s.train().in_flight(p.train, s.train().fullest_stage(p.train, s.train().layers(p.train)));
+  CostNode training{"train",
+                    fmt::format("{:.4g} micro-batch{} in flight on the fullest stage, at the loss or in backward",
+                                flight, flight > 1 ? "es" : ""),
+                    price.train_bytes,
+                    0,
+                    {}};
+  const std::vector<PeakPart> parts = s.train().peak_parts(p.train, s.train().layers(p.train));
+  for (int c = 0; c < num_categories; ++c) {
+    const double bytes = train.bytes[static_cast<std::size_t>(c)];
+    if (bytes <= 0) continue;
+    CostNode category{
+        std::string(name_of(static_cast<Category>(c))), std::string(why_of(static_cast<Category>(c))), bytes, 0, {}};
+    for (const PeakPart& part : parts)
+      if (part.category == static_cast<Category>(c))
+        category.children.push_back({std::string(name_of(part.tensor)), part.why, part.bytes, 0, {}});
+    training.children.push_back(std::move(category));
+  }
+  if (const double rest = price.train_bytes - train.total_bytes(); rest > 0.5)
+    training.children.push_back(
+        {"beside it", "the reference model, a critic, and a rollout that never sleeps", rest, 0, {}});
+  root.children.push_back(std::move(training));
+  if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
+  const RolloutPrice r = s.rl().price_rollout(p);
+  CostNode rollout{"rollout", "while the engine generates", price.rollout_bytes, 0, {}};
+  rollout.children.push_back({"weights", "the engine's slice", r.weight_bytes, 0, {}});
+  rollout.children.push_back(
+      {"kv_cache", fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token)), r.pool_bytes, 0, {}});
+  rollout.children.push_back({"activations", "of one prefill step", r.activation_bytes, 0, {}});
+  const double rest = price.rollout_bytes - r.weight_bytes - r.pool_bytes - r.activation_bytes;
+  rollout.children.push_back(
+      {"training left behind", p.sleeps() ? "of what sleeps only contexts" : "awake", rest, 0, {}});
+  root.children.push_back(std::move(rollout));
+  root.children.push_back({"sync", "rollout weights beside training shards and buckets", price.sync_bytes, 0, {}});
+  if (price.wake_bytes > 0)
+    root.children.push_back({"wake", "from the rollout back to training", price.wake_bytes, 0, {}});
+  return root;
+}
+
+/// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
+std::string schedule_of(const std::string& asked, const TrainPoint& p) {
+  if (p.pp == 1) return {};
+  if (asked == "zero-bubble") return "schedule zero-bubble (ZB-H1)";
+  const std::string chunks = p.vpp > 1 ? fmt::format(" in {} chunks a stage", p.vpp) : std::string();
+  if (asked == "gpipe") return fmt::format("schedule gpipe{}: every micro-batch is kept", chunks);
+  if (p.vpp > 1) return "schedule interleaved 1f1b" + chunks;
+  return asked == "interleaved" ? "schedule 1f1b: interleaved asks for a vpp of 2 or more" : "schedule 1f1b";
+}
+
+CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+  CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
+  const double passes = s.rl().setting().mini_batches;
+  for (std::size_t i = 0; i < num_rl_phases; ++i) {
+    if (price.seconds[i] <= 0) continue;
+    CostNode phase{std::string(name_of(static_cast<RlPhase>(i))), "", 0, price.seconds[i], {}};
+    if (static_cast<RlPhase>(i) == RlPhase::train) {
+      phase.why = schedule_of(s.scenario().train.pipeline_schedule, p.train);
+      for (std::size_t t = 0; t < num_terms; ++t)
+        if (train.seconds[t] > 0)
+          phase.children.push_back({std::string(name_of(static_cast<Term>(t))), "", 0, passes * train.seconds[t], {}});
+    }
+    if (static_cast<RlPhase>(i) == RlPhase::rollout) {
+      const RolloutPrice r = s.rl().price_rollout(p);
+      const std::string slots = fmt::format("{:.0f} sequences", r.slots);
+      phase.children = {{"prefill", "", 0, r.prefill_seconds, {}}};
+      if (r.decode_seconds > 0) phase.children.push_back({"decode", slots + " at a time", 0, r.decode_seconds, {}});
+      phase.children.push_back({"tail",
+                                r.decode_seconds > 0 ? "no more to admit: ever fewer, the longest alone at last"
+                                                     : slots + " from the start, ever fewer, the longest alone at last",
+                                0,
+                                r.tail_seconds,
+                                {}});
+      if (r.exchange_seconds > 0)
+        phase.children.push_back({"exchange", "every rank learns every sample", 0, r.exchange_seconds, {}});
+    }
+    root.children.push_back(std::move(phase));
+  }
+  if (price.overlapped > 0)
+    root.children.push_back(
+        {"overlapped", "rollout and training side by side, one step off", 0, -price.overlapped, {}});
+  return root;
+}
+
+void render_node(const CostNode& n, int depth, bool bytes, double whole, std::string& out) {
+  const double value = bytes ? n.bytes : n.seconds;
+  out +=
+      fmt::format("{:<{}}{:<{}} {:>12} {:>6.1f} %  {}\n", "", 2 * depth, n.name, 34 - 2 * depth,
+                  bytes ? format_bytes(value) : format_seconds(value), whole > 0 ? 100.0 * value / whole : 0.0, n.why);
+  for (const CostNode& c : n.children) render_node(c, depth + 1, bytes, whole, out);
+}
+
+/// "  device: live 55.29 GiB, mapped 80.10 GiB of 79.65 GiB for a rank: it does not fit, 0.45 GiB too much". Where
+/// there is a plan its mapped bytes decide, which include the gaps between buffers.
+std::string fit_line(const char* where, double live, double mapped, double capacity) {
+  const double over = std::max(live, mapped) - capacity;
+  return fmt::format("  {}: {}{} of {} for a rank: {}\n", where,
+                     mapped > 0 ? fmt::format("live {}, mapped ", format_bytes(live)) : std::string(),
+                     format_bytes(mapped > 0 ? mapped : live), format_bytes(capacity),
+                     over > 0 ? fmt::format("it does not fit, {} too much", format_bytes(over)) : "it fits");
+}
+
+nlohmann::ordered_json node_json(const CostNode& n, bool bytes) {
+  nlohmann::ordered_json j = {{"name", n.name}};
+  if (bytes) j["bytes"] = n.bytes;
+  else j["seconds"] = n.seconds;
+  if (!n.why.empty()) j["why"] = n.why;
+  for (const CostNode& c : n.children) j["children"].push_back(node_json(c, bytes));
+  return j;
+}
+
+}  // namespace
+
+Explanation explain(const ScenarioPricer& s) {
+  Explanation out;
+  out.scenario = s.scenario().name;
+  out.hardware = s.train().cost().hardware().source;
+  if (s.scenario().train.precision.gemm != "params")
+    out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", s.scenario().train.precision.gemm);
+  out.calibrated = s.train().cost().hardware().calibrated && s.scenario().train.precision.gemm == "params";
+  out.framework = s.train().framework().name;
+  out.point = s.point();
+  const RlPrice estimate = out.price = s.price(out.point);
+  out.capacity_bytes = s.rl().setting().device_bytes;
+  out.host_capacity_bytes = s.rl().setting().host_bytes;
+  out.unpriced = s.why_unpriced(out.point);
+  if (out.unpriced) return out;
+  if (out.framework != "hotbunk") out.torch = replay_step(s.train(), out.point.train);
+  const TrainPrice train = s.train().price(out.point.train);
+  out.memory = memory_tree(s, out.point, out.price, train);
+  const auto plan = plan_memory_of(s.scenario());
+  if (plan) {
+    use_plan_bytes(s.scenario(), *plan, out.price);
+    out.mapped_bytes = static_cast<double>(plan->device.whole.mapped_bytes);
+    out.host_mapped_bytes = static_cast<double>(plan->host.whole.mapped_bytes);
+    out.memory = plan_memory_tree(*plan);
+  }
+  out.time = time_tree(s, out.point, out.price, train);
+  out.links =
+      plan ? plan_link_bytes(s.scenario(), expected_runs(s.scenario(), out.point), s.train().cost().ranks_per_node())
+           : link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point),
+                        s.scenario().algorithm.name != AlgorithmName::sft);
+  if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));
+  if (auto lever = one_step_off(s, out.point)) out.levers.push_back(std::move(*lever));
+  for (const auto& [name, point] : neighbours(s, out.point)) {
+    RlPrice q = s.price(point);
+    if (q.iteration_seconds <= 0) continue;
+    const double seconds = q.iteration_seconds - estimate.iteration_seconds;
+    double bytes = q.peak_bytes() - estimate.peak_bytes();
+    // Plans compare with plans; a layout that is not lowered as its estimate with this one's estimate.
+    if (plan && use_plan_bytes_at(s.scenario(), out.point, point, q)) bytes = q.peak_bytes() - out.price.peak_bytes();
+    out.levers.push_back({name, point, seconds, bytes, q.fits, flags_of(s.scenario(), point)});
+  }
+  std::stable_sort(out.levers.begin(), out.levers.end(),
+                   [](const Lever& a, const Lever& b) { return a.seconds < b.seconds; });
+  return out;
+}
+
+std::string render(const Explanation& e) {
+  std::string out = fmt::format("{}: {}\nhardware: {}\nframework profile: {}\n\n", e.scenario, describe(e.point),
+                                e.hardware, e.framework);
+  if (e.unpriced) {
+    out += fmt::format("This layout has no price: {}\n", e.unpriced->message);
+    for (const std::string& note : e.unpriced->notes) out += fmt::format("  {}\n", note);
+    return out;
+  }
+  out += "Where the bytes are\n";
+  render_node(e.memory, 0, true, e.capacity_bytes, out);
+  out += fit_line("device", e.price.peak_bytes(), e.mapped_bytes, e.capacity_bytes);
+  if (e.price.host_bytes > 0) out += fit_line("host", e.price.host_bytes, e.host_mapped_bytes, e.host_capacity_bytes);
+  if (e.torch.reserved > 0)
+    out += fmt::format("  train, as PyTorch shows it: allocated {}, reserved {} ({:.1f} % of it in no tensor)\n",
+                       format_bytes(static_cast<double>(e.torch.allocated)),
+                       format_bytes(static_cast<double>(e.torch.reserved)), 100.0 * e.torch.unused());
+  out += "\nWhere the seconds go\n";
+  render_node(e.time, 0, false, e.time.seconds, out);
+  out += "\nWhat a rank sends in an iteration (GB)\n";
+  out += fmt::format("  {:<14} {:<28} {:>12} {:>12} {:>12}\n", "phase", "what", "inside node", "network", "host link");
+  for (const LinkUse& u : e.links)
+    out += fmt::format("  {:<14} {:<28} {:>12.3f} {:>12.3f} {:>12.3f}\n", name_of(u.phase), u.what, u.node_wire / 1e9,
+                       u.network_wire / 1e9, u.host_bytes / 1e9);
+  for (const std::string& note : e.notes) out += "\nNote: " + note + "\n";
+  out += "\nWhat one change buys (iteration, fullest moment)\n";
+  for (const Lever& l : e.levers)
+    out += fmt::format("  {:<44} {:>+10.3f} s  {:>+9.2f} GiB  {}\n", l.change, l.seconds, l.bytes / gib,
+                       l.fits ? "fits" : "does not fit");
+  return out;
+}
+
+std::string to_json(const Explanation& e) {
+  nlohmann::ordered_json doc = {{"schema", "hotbunk.explain/1"},
+                                {"scenario", e.scenario},
+                                {"layout", describe(e.point)},
+                                {"hardware", e.hardware},
+                                {"calibrated", e.calibrated},
+                                {"framework", e.framework},
+                                {"priced", !e.unpriced},
+                                {"fits", e.price.fits},
+                                {"capacity_bytes", e.capacity_bytes},
+                                {"host_capacity_bytes", e.host_capacity_bytes}};
+  if (e.unpriced) {
+    doc["why_not"] = {{"code", e.unpriced->code}, {"message", e.unpriced->message}, {"notes", e.unpriced->notes}};
+    return doc.dump(2);
+  }
+  doc.update({{"iteration_seconds", e.price.iteration_seconds},
+              {"peak_bytes", e.price.peak_bytes()},
+              {"host_bytes", e.price.host_bytes},
+              {"memory", node_json(e.memory, true)},
+              {"time", node_json(e.time, false)}});
+  if (e.mapped_bytes > 0) doc.update({{"mapped_bytes", e.mapped_bytes}, {"host_mapped_bytes", e.host_mapped_bytes}});
+  if (e.torch.reserved > 0)
+    doc["torch"] = {{"allocated_bytes", e.torch.allocated}, {"reserved_bytes", e.torch.reserved}};
+  doc["links"] = nlohmann::ordered_json::array();
+  for (const LinkUse& u : e.links)
+    doc["links"].push_back({{"phase", name_of(u.phase)},
+                            {"what", u.what},
+                            {"node_wire_bytes", u.node_wire},
+                            {"network_wire_bytes", u.network_wire},
+                            {"host_bytes", u.host_bytes}});
+  doc["notes"] = e.notes;
+  doc["levers"] = nlohmann::ordered_json::array();
+  for (const Lever& l : e.levers)
+    doc["levers"].push_back(
+        {{"change", l.change}, {"seconds", l.seconds}, {"bytes", l.bytes}, {"fits", l.fits}, {"flags", l.flags}});
+  return doc.dump(2);
+}
+
+std::string describe(const TrainPoint& p) {
+  std::string out = fmt::format("dp {}", p.dp);
+  const auto axis = [&](const char* name, std::int64_t value) {
+    if (value > 1) out += fmt::format(" {} {}", name, value);
+  };
+  axis("tp", p.tp), axis("pp", p.pp), axis("vpp", p.vpp), axis("cp", p.cp), axis("ulysses", p.ulysses),
+      axis("ep", p.ep), axis("etp", p.etp);
+  constexpr const char* sharding[] = {"replicated", "zero1", "zero2", "zero3", "fsdp"};
+  constexpr const char* recompute[] = {"none", "selective", "full"};
+  const bool groups = p.sharding != Sharding::replicated && p.shard_ranks() < p.data_ranks();
+  out += fmt::format(
+      "{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "", sharding[static_cast<std::size_t>(p.sharding)],
+      groups ? fmt::format(" over {}", p.shard_ranks()) : "", p.reshard_after_forward ? "" : " gathered once",
+      p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
+      p.optimizer_on_host ? ", optimizer on the host" : "");
+  if (p.optimizer != OptimizerName::adamw) out += fmt::format(", {}", name_of(p.optimizer));
+  return out;
+}
+
+std::string describe(const RlPoint& p) {
+  const bool buckets = p.sync != SyncMechanism::shard_to_shard && p.sync != SyncMechanism::point_to_point;
+  const auto axis = [](const char* name, std::int64_t value) {
+    return value > 1 ? fmt::format(" {} {}", name, value) : std::string();
+  };
+  return fmt::format("train {} | rollout {} engine{} of tp {}{}{}{}{}, memory {:.2f} | {} | sync {}{}",
+                     describe(p.train), p.rollout.engines, p.rollout.engines == 1 ? "" : "s", p.rollout.tp,
+                     axis("ep", p.rollout.ep), axis("attention dp", p.rollout.attention_dp),
+                     axis("cp", p.rollout.cp) + axis("pp", p.rollout.pp), p.rollout.strided ? " strided" : "",
+                     p.rollout.memory_fraction,
+                     p.placement == PlacementMode::disaggregated ? "disaggregated"
+                     : p.sleeps()                                ? "order " + to_text(p.transition)
+                                                                 : "stays awake",
+                     name_of(p.sync), buckets ? " " + format_bytes(p.bucket_bytes) : "");
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,364 @@
+#include "planner/answers/choices.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "planner/answers/lowered_space.h"
+#include "planner/form/plan_form.h"
+#include "spec/names.h"
+#include "spec/scenario_keys.h"
+
+namespace hotbunk {
+namespace {
+
+TrainEngine engine_of(Sharding sharding, TrainEngine own) {
+  switch (sharding) {
+    case Sharding::replicated:
+      return TrainEngine::ddp;
+    case Sharding::zero1:
+      return own == TrainEngine::zero1 ? own : TrainEngine::megatron;
+    case Sharding::zero2:
+      return TrainEngine::zero2;
+    default:
+      return own == TrainEngine::fsdp1 ? own : TrainEngine::fsdp2;
+  }
+}
+
+SyncMode mode_of(SyncMechanism m) {
+  switch (m) {
+    case SyncMechanism::per_tensor_ipc:
+    case SyncMechanism::async_gather:
+      return SyncMode::stream;
+    case SyncMechanism::bucketed:
+    case SyncMechanism::flattened_buckets:
+      return SyncMode::bucketed;
+    case SyncMechanism::broadcast:
+      return SyncMode::broadcast;
+    default:
+      return SyncMode::direct;
+  }
+}
+
+/// Layers of every stage and chunk as TrainModel splits them where they do not divide: empty when they do.
+std::vector<std::int64_t> split_of(std::int64_t layers, std::int64_t pp, std::int64_t vpp) {
+  const std::int64_t chunks = pp * vpp, base = layers / chunks, extra = layers % chunks;
+  if (extra == 0) return {};
+  std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), base);
+  // The first and the last, which hold embedding and head, are short ones.
+  const std::int64_t first = (chunks - extra + 1) / 2;
+  for (std::int64_t i = first; i < first + extra; ++i) ++out[static_cast<std::size_t>(i)];
+  return out;
+}
+
+/// Tokens that make the point's micro-batch: the scenario's own where they do.
+std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
+  Scenario own = s;
+  own.train.layout.dp = p.dp, own.train.layout.cp = p.cp, own.train.layout.ulysses = p.ulysses;
+  if (train_point_of(own).micro_batch == p.micro_batch) return s.train.micro_batch_tokens;
+  // One that holds all sequences of its rank may be shorter than the longest sequence, its buffer not (E217).
+  const double longest = s.workload.prompt_tokens.max + s.workload.response_tokens.max;
+  const double held =
+      std::max(static_cast<double>(p.micro_batch) * static_cast<double>(train_setting_of(s).sequence), longest);
+  return static_cast<std::int64_t>(std::ceil(held / static_cast<double>(p.cp * p.ulysses)));
+}
+
+std::string transition_text(const RlPoint& p, bool rollout_sleeps) {
+  for (const std::string_view name : transition_names())
+    if (transition_from(name, p.sleeps(), rollout_sleeps) == p.transition) return std::string(name);
+  return to_text(p.transition);
+}
+
+std::string fullest_moment(const RlPrice& p, const SearchOptions& o) {
+  if (p.host_bytes > o.host_bytes) return "host";
+  const double peak = p.peak_bytes();
+  return peak == p.train_bytes ? "train" : peak == p.rollout_bytes ? "rollout" : peak == p.sync_bytes ? "sync" : "wake";
+}
+
+ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& point, const RlPrice& price, const SearchOptions& o) {
+  const RlSetting& set = s.rl().setting();
+  ChoiceRow r;
+  r.point = point;
+  r.price = price;
+  r.own = point == s.point();
+  const double gpus = static_cast<double>(point.gpus()), seconds = std::max(price.iteration_seconds, 1e-300);
+  r.tokens_per_gpu = s.tokens() / seconds / gpus;
+  r.gpu_hours = objective_of(Objective::gpu_hours, s.rl(), point, price);
+  r.money = r.gpu_hours * set.price_per_gpu_hour;
+  r.flags = flags_of(s.scenario(), point);
+  r.bytes_over = std::max({0.0, price.peak_bytes() - o.limit_bytes(), price.host_bytes - o.host_bytes});
+  r.moment = fullest_moment(price, o);
+  return r;
+}
+
+nlohmann::ordered_json row_json(const ChoiceRow& r) {
+  nlohmann::ordered_json phases, moments;
+  for (std::size_t i = 0; i < num_rl_phases; ++i)
+    phases[std::string(name_of(static_cast<RlPhase>(i)))] = r.price.seconds[i];
+  moments = {{"train", r.price.train_bytes},
+             {"rollout", r.price.rollout_bytes},
+             {"sync", r.price.sync_bytes},
+             {"wake", r.price.wake_bytes}};
+  nlohmann::ordered_json out = {{"layout", describe(r.point)},
+                                {"own", r.own},
+                                {"fits", r.price.fits},
+                                {"gpus", r.point.gpus()},
+                                {"iteration_seconds", r.price.iteration_seconds},
+                                {"tokens_per_second_per_gpu", r.tokens_per_gpu},
+                                {"gpu_hours_per_million_samples", r.gpu_hours},
+                                {"phases", phases},
+                                {"overlapped_seconds", r.price.overlapped},
+                                {"peak_bytes", r.price.peak_bytes()},
+                                {"moments", moments},
+                                {"host_bytes", r.price.host_bytes},
+                                {"fullest", r.moment},
+                                {"flags", r.flags}};
+  if (r.money > 0) out["money_per_million_samples"] = r.money;
+  if (!r.price.fits) out["bytes_over"] = r.bytes_over;
+  return out;
+}
+
+/// "train -9.25 s, sync -1.34 s": what differs, the largest first.
+std::string difference(const ChoiceRow& winner, const ChoiceRow& own) {
+  std::vector<std::pair<double, std::string>> parts;
+  for (std::size_t i = 0; i < num_rl_phases; ++i)
+    parts.emplace_back(winner.price.seconds[i] - own.price.seconds[i], name_of(static_cast<RlPhase>(i)));
+  parts.emplace_back(own.price.overlapped - winner.price.overlapped, "side by side");
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const auto& a, const auto& b) { return std::abs(a.first) > std::abs(b.first); });
+  std::vector<std::string> seconds, bytes;
+  for (const auto& [d, name] : parts)
+    if (std::abs(d) >= 0.0005) seconds.push_back(fmt::format("{} {:+.3f} s", name, d));
+  const std::pair<const char*, double> moments[] = {{"train", winner.price.train_bytes - own.price.train_bytes},
+                                                    {"rollout", winner.price.rollout_bytes - own.price.rollout_bytes},
+                                                    {"sync", winner.price.sync_bytes - own.price.sync_bytes},
+                                                    {"wake", winner.price.wake_bytes - own.price.wake_bytes},
+                                                    {"host", winner.price.host_bytes - own.price.host_bytes}};
+  for (const auto& [name, d] : moments)
+    if (std::abs(d) >= 0.001 * std::max(winner.price.peak_bytes(), own.price.peak_bytes()))
+      bytes.push_back(fmt::format("{} {}{}", name, d < 0 ? "-" : "+", format_bytes(std::abs(d))));
+  return fmt::format("  seconds: {}\n  bytes:   {}\n",
+                     seconds.empty() ? "the same" : fmt::format("{}", fmt::join(seconds, ", ")),
+                     bytes.empty() ? "the same" : fmt::format("{}", fmt::join(bytes, ", ")));
+}
+
+std::string flag_line(const ChoiceRow& r) {
+  std::string out;
+  for (const std::string& f : r.flags)
+    out += fmt::format(" --set {}", f.find_first_of(" []{}") == std::string::npos ? f : "'" + f + "'");
+  return out;
+}
+
+}  // namespace
+
+Scenario with_point(Scenario s, const RlPoint& p) {
+  const RlPoint own = rl_point_of(s);
+  s.train.micro_batch_tokens = micro_batch_tokens(s, p.train);
+  TrainLayout& t = s.train.layout;
+  if (t.pp * t.vpp != p.train.pp * p.train.vpp || s.train.pipeline_split.empty())
+    s.train.pipeline_split = split_of(s.model.layers, p.train.pp, p.train.vpp);
+  t.dp = p.train.dp, t.cp = p.train.cp, t.ulysses = p.train.ulysses, t.tp = p.train.tp;
+  t.pp = p.train.pp, t.vpp = p.train.vpp, t.ep = p.train.ep, t.etp = p.train.etp;
+  t.sp = p.train.sp;
+  s.train.engine =
+      p.train.sharding == own.train.sharding ? s.train.engine : engine_of(p.train.sharding, s.train.engine);
+  // The scenario's word for all data ranks, their number or -1, stays where it still means that.
+  if (train_point_of(s).fsdp != p.train.fsdp || (t.fsdp > 0 && p.train.data_ranks() % t.fsdp != 0))
+    t.fsdp = p.train.fsdp;
+  s.train.recompute = p.train.recompute;
+  s.optimizer.name = p.train.optimizer;
+  s.train.reshard_after_forward = p.train.reshard_after_forward;
+  // On GPUs of its own training never sleeps, whatever its offload says.
+  const bool shared = p.placement == PlacementMode::colocated;
+  if (p.train.optimizer_on_host) s.train.offload = Offload::layerwise;
+  else if (shared) s.train.offload = p.sleeps() ? Offload::sleep : Offload::none;
+  else if (s.train.offload == Offload::layerwise) s.train.offload = Offload::none;
+  s.placement = p.placement;
+  if (shared && !(own.placement == p.placement && own.transition == p.transition && s.transition != "auto"))
+    s.transition = transition_text(p, s.rollout.sleep);
+  RolloutLayout& r = s.rollout.layout;
+  RolloutPoint dimensions = p.rollout;
+  dimensions.strided = own.rollout.strided, dimensions.memory_fraction = own.rollout.memory_fraction;
+  if (dimensions != own.rollout)
+    r = {.tp = p.rollout.tp,
+         .dp = p.rollout.engines,
+         .ep = p.rollout.ep,
+         .cp = p.rollout.cp,
+         .pp = p.rollout.pp,
+         .attention_dp = p.rollout.attention_dp,
+         .order = r.order};
+  if (r.order != RankOrder::automatic || p.rollout.strided != own.rollout.strided)
+    r.order = p.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
+  s.rollout.memory_fraction = p.rollout.memory_fraction;
+  if (mechanism_of(s.sync, p.placement) != p.sync) s.sync.mode = mode_of(p.sync);
+  s.sync.bucket_bytes = std::llround(p.bucket_bytes);
+  return s;
+}
+
+std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) {
+  const Scenario chosen = with_point(s, p);
+  std::vector<std::string> out;
+  for (const ScenarioKey& key : scenario_keys()) {
+    if (!key.in_resolved) continue;
+    const KeyValue value = key.get(chosen);
+    if (!(value == key.get(s))) out.push_back(fmt::format("{}={}", key.path, yaml_of(value)));
+  }
+  return out;
+}
+
+namespace {
+
+std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlSpace& space, SearchOptions options) {
+  options.keep = 1;
+  options.nearest = false;
+  std::vector<ChoiceRow> out;
+  for (const RlCandidate& c : search_layouts(s, space, options).best)
+    out.push_back(row_of(s, c.point, c.price, options));
+  return out;
+}
+
+}  // namespace
+
+Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
+  if (auto known = price_known(s.scenario(), options.objective); !known) return fail(known.error());
+  SearchOptions search{.keep = options.top,
+                       .objective = options.objective,
+                       .device_bytes = s.rl().setting().device_bytes,
+                       .host_bytes = s.rl().setting().host_bytes,
+                       .headroom = options.headroom,
+                       .most_points = options.budget};
+  Choices out;
+  out.options = options;
+  out.lowered = PlanForm::why_not(s.scenario()).empty();
+  RlSpace space = default_rl_space(s.scenario());
+  if (out.lowered) {
+    out.beyond = better_beyond(s, space, search);
+    search.plan_bytes = plan_bytes(s.scenario());
+    keep_what_executes(space, s.scenario(), s.point().sync);
+  }
+  const RlSearch found = search_layouts(s, space, search);
+  for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, c.point, c.price, search));
+  for (const RlCandidate& c : found.infeasible) {
+    // Nearest first. More than twice the device is no near miss, and another micro-batch of a layout no news.
+    ChoiceRow row = row_of(s, c.point, c.price, search);
+    const bool far = row.bytes_over > (row.moment == "host" ? search.host_bytes : search.limit_bytes());
+    if (!far && std::none_of(out.infeasible.begin(), out.infeasible.end(),
+                             [&](const ChoiceRow& r) { return same_layout(r.point, c.point); }))
+      out.infeasible.push_back(std::move(row));
+  }
+  for (const RlCandidate& c : found.pareto) out.pareto.push_back(row_of(s, c.point, c.price, search));
+  out.points = found.points;
+  out.priced = found.priced;
+  out.feasible = found.feasible;
+  out.complete = found.complete;
+  out.gap = found.gap;
+  out.limit_bytes = found.limit_bytes;
+  out.reason = found.reason;
+  const RlPoint own = s.point();
+  RlPrice price = s.price(own);
+  if (search.plan_bytes) search.plan_bytes(own, true, price);
+  if (price.iteration_seconds > 0 &&
+      std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
+    price.fits = price.peak_bytes() <= search.limit_bytes() && price.host_bytes <= search.host_bytes;
+    const auto value = [&](const ChoiceRow& r) { return objective_of(options.objective, s.rl(), r.point, r.price); };
+    ChoiceRow row = row_of(s, own, price, search);
+    row.own = true;
+    const auto at = std::find_if(out.rows.begin(), out.rows.end(),
+                                 [&](const ChoiceRow& r) { return row.price.fits && value(row) < value(r); });
+    out.rows.insert(at, std::move(row));
+  }
+  std::erase_if(out.beyond, [&](const ChoiceRow& r) {
+    return !out.rows.empty() && out.rows[0].price.fits &&
+           objective_of(options.objective, s.rl(), r.point, r.price) >=
+               objective_of(options.objective, s.rl(), out.rows[0].point, out.rows[0].price);
+  });
+  return out;
+}
+
+std::string render(const Choices& c) {
+  if (c.points == 0 && c.rows.empty()) return fmt::format("No layout to rank: {}\n", c.reason);
+  std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
+                                c.lowered ? " that execute" : "", name_of(c.options.objective), format_count(c.priced),
+                                format_count(c.points),
+                                c.complete ? ", the others of them are provably no better"
+                                           : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
+                                format_count(c.feasible), format_bytes(c.limit_bytes));
+  if (c.options.objective == Objective::gpus)
+    out += "All of them use the same GPUs, so the faster is better here; --gpus ? searches smaller clusters\n";
+  // What was not tried is not said to be worse.
+  out +=
+      "Not varied, as the scenario says: train.engine, train.pipeline_schedule, train.loss_chunk_tokens, the order of "
+      "dimensions; docs/planner.md lists the values of the rest\n";
+  if (!c.reason.empty()) out += c.reason + "\n";
+  if (!c.rows.empty())
+    out += fmt::format("  {:>5}  {:>11}  {:>12}  {:>10}  {:<8} {}\n", "", "iteration", "tokens/s/GPU", "fullest", "at",
+                       "layout");
+  int rank = 0;
+  for (const ChoiceRow& r : c.rows) {
+    rank += r.price.fits ? 1 : 0;
+    out += fmt::format("  {:>5}  {:>11}  {:>12.0f}  {:>10}  {:<8} {}{}\n", r.own ? "yours" : fmt::format("{}", rank),
+                       format_seconds(r.price.iteration_seconds), r.tokens_per_gpu, format_bytes(r.price.peak_bytes()),
+                       r.moment, describe(r.point),
+                       r.price.fits ? ""
+                                    : fmt::format("; does not fit, {} too much{}", format_bytes(r.bytes_over),
+                                                  r.moment == "host" ? " host memory" : ""));
+  }
+  const auto own = std::find_if(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.own; });
+  const bool differs = own != c.rows.end() && (own->price.iteration_seconds != c.rows.front().price.iteration_seconds ||
+                                               own->price.peak_bytes() != c.rows.front().price.peak_bytes());
+  if (differs && own != c.rows.begin() && c.rows.front().price.fits)
+    out += fmt::format("Why 1 is better than yours (1 less yours)\n{}", difference(c.rows.front(), *own));
+  const bool some = std::any_of(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.price.fits; });
+  for (const ChoiceRow& r : c.infeasible)
+    out += fmt::format("{}, but {} too much at {}: {} in {}\n", some ? "Better" : "Nearest", format_bytes(r.bytes_over),
+                       r.moment, format_seconds(r.price.iteration_seconds), describe(r.point));
+  for (const ChoiceRow& r : c.beyond)
+    out += fmt::format("Better, but only priced, nothing executes it yet: {} in {}\n",
+                       format_seconds(r.price.iteration_seconds), describe(r.point));
+  rank = 0;
+  for (const ChoiceRow& r : c.rows) {
+    rank += r.price.fits ? 1 : 0;
+    if (!r.own) out += fmt::format("To select {}:{}\n", rank, flag_line(r));
+  }
+  return out;
+}
+
+std::string to_json(const Choices& c) {
+  nlohmann::ordered_json doc = {{"objective", name_of(c.options.objective)},
+                                {"headroom", c.options.headroom},
+                                {"limit_bytes", c.limit_bytes},
+                                {"points", c.points},
+                                {"priced", c.priced},
+                                {"feasible", c.feasible},
+                                {"lowered", c.lowered},
+                                {"complete", c.complete},
+                                {"gap", c.gap}};
+  if (!c.reason.empty()) doc["reason"] = c.reason;
+  const std::pair<const char*, const std::vector<ChoiceRow>*> lists[] = {
+      {"best", &c.rows}, {"infeasible", &c.infeasible}, {"pareto", &c.pareto}, {"beyond", &c.beyond}};
+  for (const auto& [name, rows] : lists) {
+    doc[name] = nlohmann::ordered_json::array();
+    for (const ChoiceRow& r : *rows) doc[name].push_back(row_json(r));
+  }
+  return doc.dump(2);
+}
+
+Result<Objective> objective_named(const std::string& text) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < num_objectives; ++i) {
+    names.emplace_back(name_of(static_cast<Objective>(i)));
+    if (names.back() == text) return static_cast<Objective>(i);
+  }
+  return fail(
+      Diagnostic{.code = "E262",
+                 .message = fmt::format("'{}' is no objective", text),
+                 .where = {},
+                 .notes = {fmt::format("one of {}", fmt::join(names, ", "))},
+                 .help = nearest_name(text, names).empty() ? "" : "did you mean " + nearest_name(text, names) + "?"});
+}
+
+}  // namespace hotbunk

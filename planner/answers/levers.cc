@@ -1,0 +1,133 @@
+#include "planner/answers/levers.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <functional>
+
+#include "base/format.h"
+#include "lowering/sample_rows.h"
+#include "planner/answers/choices.h"
+#include "spec/validate.h"
+
+namespace hotbunk {
+namespace {
+
+/// The models price it, and the loader takes the scenario that it is.
+bool legal(const ScenarioPricer& s, const RlPoint& p) {
+  if (s.why_unpriced(p)) return false;
+  return validate(with_point(s.scenario(), p), [](std::string_view) { return SourceLocation{}; }).empty();
+}
+
+}  // namespace
+
+std::optional<Lever> one_step_off(const ScenarioPricer& s, const RlPoint& p) {
+  RlSetting ahead = s.rl().setting();
+  if (p.placement != PlacementMode::disaggregated || ahead.overlaps ||
+      s.scenario().algorithm.name == AlgorithmName::sft)
+    return std::nullopt;
+  ahead.overlaps = true;
+  const RlPrice now = s.rl().price(p), then = RlModel(s.train(), ahead).price(p);
+  return Lever{.change = "algorithm.max_staleness = 1",
+               .point = p,
+               .seconds = then.iteration_seconds - now.iteration_seconds,
+               .bytes = then.peak_bytes() - now.peak_bytes(),
+               .fits = then.fits,
+               .flags = {"algorithm.max_staleness=1"}};
+}
+
+std::string oversized_tensor(const ScenarioPricer& s, const RlPoint& p) {
+  const Scenario& scenario = s.scenario();
+  if (scenario.algorithm.name == AlgorithmName::sft || p.sync == SyncMechanism::shard_to_shard) return "";
+  if (tensor_count(scenario.model) > 1e6) return "";  // no model that exists
+  const double element = s.rl().setting().rollout_element_bytes;
+  std::string name;
+  double most = 0.0;
+  for (const ParamSpec& parameter : parameters_of(scenario.model))
+    if (const double bytes = element * static_cast<double>(parameter.numel()); bytes > most)
+      most = bytes, name = parameter.name;
+  if (most <= p.bucket_bytes) return "";
+  const double all = std::ceil(s.rl().sync_job(p).model_bytes / p.bucket_bytes), own = std::ceil(most / p.bucket_bytes);
+  const double seconds = s.rl().sync_price(p).seconds * std::min(1.0, own / all);
+  return fmt::format(
+      "{} is {}, larger than the sync's bucket of {}: its rows fill {:.0f} of {:.0f} buckets ({} of the update); in a "
+      "bucket of its own it would take {} more staging on every rank",
+      name, format_bytes(most), format_bytes(p.bucket_bytes), own, all, format_seconds(seconds),
+      format_bytes(most - p.bucket_bytes));
+}
+
+std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s, const RlPoint& p) {
+  std::vector<std::pair<std::string, RlPoint>> out;
+  const auto add = [&](std::string name, const std::function<void(RlPoint&)>& change) {
+    RlPoint q = p;
+    change(q);
+    if (!(q == p) && legal(s, q)) out.emplace_back(std::move(name), q);
+  };
+  for (Recompute r : {Recompute::none, Recompute::selective, Recompute::full})
+    add(fmt::format("train.recompute = {}", r == Recompute::none        ? "none"
+                                            : r == Recompute::selective ? "selective"
+                                                                        : "full"),
+        [&](RlPoint& q) { q.train.recompute = r; });
+  const std::int64_t halved = s.scenario().train.micro_batch_tokens / 2;
+  if (p.train.micro_batch > 1 && p.train.micro_batch % 2 == 0 && halved >= max_sample_tokens(s.scenario()))  // E217
+    add("train.micro_batch_tokens halved", [](RlPoint& q) {
+      const std::int64_t sequences = q.train.sequences();
+      q.train.micro_batch /= 2;
+      q.train.set_sequences(sequences);
+    });
+  if (p.train.micro_batches % 2 == 0)
+    add("train.micro_batch_tokens doubled", [](RlPoint& q) {
+      const std::int64_t sequences = q.train.sequences();
+      q.train.micro_batch *= 2;
+      q.train.set_sequences(sequences);
+    });
+  const auto trade = [&](const char* name, std::int64_t TrainPoint::*axis) {
+    if (p.train.dp % 2 == 0)
+      add(fmt::format("train.layout.{} doubled, dp halved", name), [&](RlPoint& q) {
+        q.train.*axis *= 2, q.train.dp /= 2;
+        q.train.set_sequences(2 * q.train.sequences());
+      });
+    if (p.train.*axis % 2 == 0 && p.train.micro_batches % 2 == 0)
+      add(fmt::format("train.layout.{} halved, dp doubled", name), [&](RlPoint& q) {
+        q.train.*axis /= 2, q.train.dp *= 2;
+        q.train.set_sequences((q.train.sequences() + 1) / 2);
+      });
+  };
+  trade("tp", &TrainPoint::tp);
+  trade("pp", &TrainPoint::pp);
+  trade("cp", &TrainPoint::cp);
+  trade("ulysses", &TrainPoint::ulysses);
+  if (const std::int64_t node = s.scenario().cluster.ranks_per_node(); p.train.sharding == Sharding::fsdp) {
+    if (p.train.fsdp > 0) add("train.layout.fsdp = -1", [](RlPoint& q) { q.train.fsdp = -1; });
+    else if (p.train.data_ranks() > node && p.train.data_ranks() % node == 0)
+      add(fmt::format("train.layout.fsdp = {}", node), [&](RlPoint& q) { q.train.fsdp = node; });
+  }
+  if (p.train.optimizer == OptimizerName::adamw)
+    add("optimizer.name = adamw-8bit", [](RlPoint& q) { q.train.optimizer = OptimizerName::adamw_8bit; });
+  if (p.train.tp > 1)
+    add(p.train.sp ? "train.layout.sp = false" : "train.layout.sp = true",
+        [](RlPoint& q) { q.train.sp = !q.train.sp; });
+  if (s.scenario().algorithm.name == AlgorithmName::sft) return out;
+  if (p.placement == PlacementMode::colocated) {
+    const bool rollout = s.scenario().rollout.sleep;
+    if (!p.train.optimizer_on_host)
+      add(p.sleeps() ? "train.offload = none" : "train.offload = sleep", [&](RlPoint& q) {
+        if (const auto order = transition_from("hotbunk", !p.sleeps(), rollout)) q.transition = *order;
+      });
+    if (p.sleeps())
+      for (const std::string_view name : transition_names())
+        add(fmt::format("transition = {}", name), [&](RlPoint& q) {
+          if (const auto order = transition_from(name, true, rollout)) q.transition = *order;
+        });
+  }
+  if (p.rollout.engines % 2 == 0)
+    add("rollout.layout.tp doubled", [](RlPoint& q) { q.rollout.tp *= 2, q.rollout.engines /= 2; });
+  if (p.rollout.tp % 2 == 0)
+    add("rollout.layout.tp halved", [](RlPoint& q) { q.rollout.tp /= 2, q.rollout.engines *= 2; });
+  add("rollout.layout.order = strided", [](RlPoint& q) { q.rollout.strided = true; });
+  add("sync.mode = direct", [](RlPoint& q) { q.sync = SyncMechanism::shard_to_shard; });
+  add("rollout.memory_fraction - 0.1", [](RlPoint& q) { q.rollout.memory_fraction -= 0.1; });
+  return out;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,21 @@
+// What `explain` turns one step at a time: the layouts around a scenario's own.
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/answers/answers.h"
+
+namespace hotbunk {
+
+/// Sampling one step ahead of training, where both sides have GPUs of their own and do not yet.
+std::optional<Lever> one_step_off(const ScenarioPricer&, const RlPoint&);
+
+/// "" or which tensor is larger than the sync's bucket, how it travels, and what a bucket of its own would cost.
+std::string oversized_tensor(const ScenarioPricer&, const RlPoint&);
+
+/// Layouts that differ by one step in one knob, each with what changes. The loader takes all of them.
+std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer&, const RlPoint&);
+
+}  // namespace hotbunk

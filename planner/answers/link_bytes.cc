@@ -1,0 +1,142 @@
+#include "planner/answers/link_bytes.h"
+
+#include <algorithm>
+
+namespace hotbunk {
+namespace {
+
+/// How a payload of one group divides among the links, given the wire bytes of its kind of collective.
+class Splitter {
+ public:
+  Splitter(RlPhase phase, std::vector<LinkUse>& out) : phase_(phase), out_(out) {}
+
+  void ring(std::string what, OpKind kind, const GroupShape& g, double payload) const {
+    const RingBytes sent = ring_bytes(kind, g, payload);
+    add(std::move(what), sent.node, sent.network);
+  }
+  void all_to_all(std::string what, const GroupShape& g, double sent) const {
+    const double away =
+        g.ranks > 1 ? static_cast<double>(g.ranks - g.per_node) / static_cast<double>(g.ranks - 1) : 0.0;
+    add(std::move(what), sent * (1.0 - away), sent * away);
+  }
+  void point_to_point(std::string what, bool leaves, double sent) const {
+    add(std::move(what), leaves ? 0.0 : sent, leaves ? sent : 0.0);
+  }
+  void host(std::string what, double bytes) const {
+    if (bytes > 0) out_.push_back({phase_, std::move(what), 0.0, 0.0, bytes});
+  }
+
+ private:
+  void add(std::string what, double node, double network) const {
+    if (node + network > 0) out_.push_back({phase_, std::move(what), node, network, 0.0});
+  }
+  RlPhase phase_;
+  std::vector<LinkUse>& out_;
+};
+
+/// What layers exchange in some passes over all micro-batches.
+void add_layers(const TrainModel& model, const TrainPoint& p, const ForwardTraffic& t, double steps,
+                const Splitter& split) {
+  const RankGroups where = model.groups(p);
+  // Gathers and scatters under SP, all-reduces without.
+  split.ring(p.sp ? "tp gather and scatter" : "tp all-reduce", p.sp ? OpKind::all_gather : OpKind::all_reduce,
+             where.tensor(), steps * t.tensor);
+  split.all_to_all("expert dispatch and combine", where.expert(), steps * t.expert);
+  if (p.cp > 1) split.point_to_point("cp ring", where.context().nodes > 1, steps * t.context);
+  else if (p.ulysses > 1) split.all_to_all("ulysses", where.ulysses(), steps * t.context);
+  split.point_to_point("pipeline", p.pp > 1 && where.pipeline_pair().nodes > 1, steps * t.pipeline);
+}
+
+/// The optimizer steps of one model: the actor's, or PPO's critic.
+void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice& t, double steps, RlPhase phase,
+                  std::vector<LinkUse>& out) {
+  const RankGroups where = model.groups(p);
+  const GroupShape data = where.shard(), experts = where.expert_shard();
+  const Splitter split(phase, out);
+  add_layers(model, p, {t.tensor_payload, t.expert_payload, t.context_payload, t.pipeline_payload}, steps, split);
+  const OpKind sum = p.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
+  split.ring("dp gradients", sum, data, steps * (t.data_reduce_payload - t.expert_data_reduce_payload));
+  split.ring("experts' gradients", sum, experts, steps * t.expert_data_reduce_payload);
+  // Each shard's gradients over the replicas of a hybrid layout.
+  split.ring("replicas' gradients", OpKind::all_reduce, where.replicas(), steps * t.replica_payload);
+  split.ring("experts' replicas' gradients", OpKind::all_reduce, where.expert_shard_replicas(),
+             steps * t.expert_replica_payload);
+  split.ring("dp parameters", OpKind::all_gather, data, steps * (t.data_gather_payload - t.expert_data_gather_payload));
+  split.ring("experts' parameters", OpKind::all_gather, experts, steps * t.expert_data_gather_payload);
+  split.all_to_all("optimizer's matrices", data, steps * t.optimizer_payload);
+}
+
+/// Forward passes that score samples, the same layers and micro-batches as training: under ZeRO-3 and FSDP they gather
+/// the parameters once, where each pass of training with resharding does twice.
+void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, const TrainPrice& t,
+                 RlPhase phase, std::vector<LinkUse>& out) {
+  const RlSetting& s = rl.setting();
+  const Splitter split(phase, out);
+  if (phase == RlPhase::reference) split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
+  const ForwardTraffic f = rl.train().forward_traffic(p, l);
+  add_layers(rl.train(), p, {f.tensor, f.expert, f.context, f.pipeline}, s.mini_batches, split);
+  if (p.sharding != Sharding::zero3 && p.sharding != Sharding::fsdp) return;
+  const RankGroups where = rl.train().groups(p);
+  const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0);
+  split.ring("dp parameters", OpKind::all_gather, where.shard(),
+             once * (t.data_gather_payload - t.expert_data_gather_payload));
+  split.ring("experts' parameters", OpKind::all_gather, where.expert_shard(), once * t.expert_data_gather_payload);
+}
+
+/// What crosses the host link as the transition order says.
+void add_shifts(const RlModel& rl, const RlPoint& p, const TrainPrice& t, const RolloutPrice& rollout,
+                std::vector<LinkUse>& out) {
+  const TrainSide side = rl.train_side(p.train, t, rl.train().layers(p.train));
+  const ShiftPrice shift = rl.shift(p, side, rollout, 0.0);
+  const double weights = rl.setting().keeps_weights ? rollout.weight_bytes : 0.0;
+  const Splitter down(RlPhase::sleep, out), up(RlPhase::wake, out);
+  down.host("training's state to the host", shift.down - weights);
+  down.host("rollout's weights to the host", weights);
+  up.host("and back", shift.up - weights);
+  up.host("rollout's weights back", weights);
+  if (shift.sync_from_host) Splitter(RlPhase::sync, out).host("parameters from their host copy", side.params);
+}
+
+}  // namespace
+
+RingBytes ring_bytes(OpKind kind, const GroupShape& g, double payload) {
+  const double wire = CostModel::wire_bytes(kind, g.ranks, payload);
+  if (g.nodes <= 1) return {wire, 0.0};
+  const double leaving = wire / static_cast<double>(g.per_node);
+  return {wire - leaving, leaving};
+}
+
+std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const TrainPrice& train,
+                                const RolloutPrice& rollout, bool iterate) {
+  std::vector<LinkUse> out;
+  const std::int64_t node = model.train().cost().ranks_per_node();
+  if (iterate) {
+    const std::int64_t stride = p.rollout.strided ? p.rollout.engines : 1;
+    const Splitter generate(RlPhase::rollout, out);
+    generate.ring("tp all-reduce", OpKind::all_reduce, GroupShape::strided(p.rollout.tp, stride, node),
+                  rollout.reduce_payload);
+    generate.all_to_all("expert dispatch and combine", GroupShape::strided(p.rollout.ep, stride, node),
+                        rollout.dispatch_payload);
+    const SyncJob job = model.sync_job(p);
+    const SyncPrice sync = price_sync(p.sync, job, model.train().cost());
+    const Splitter move(RlPhase::sync, out);
+    const GroupShape all = GroupShape::strided(job.sources, 1, node);
+    if (p.sync == SyncMechanism::shard_to_shard) move.point_to_point("shards", all.nodes > 1, sync.bytes_received);
+    else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
+    if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);
+  }
+  const RlSetting& s = model.setting();
+  const TrainModel::Layers l = model.train().layers(p.train);
+  if (iterate && s.reference) add_scoring(model, p.train, l, train, RlPhase::reference, out);
+  if (iterate && s.old_logprobs) add_scoring(model, p.train, l, train, RlPhase::old_logprobs, out);
+  if (iterate && s.critic) {
+    const TrainModel::Layers critic = model.critic_layers(p.train, l);
+    const TrainPrice price = model.train().price(p.train, critic);
+    add_scoring(model, p.train, critic, price, RlPhase::values, out);
+    add_training(model.train(), p.train, price, s.mini_batches, RlPhase::critic, out);
+  }
+  add_training(model.train(), p.train, train, s.mini_batches, RlPhase::train, out);
+  return out;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,208 @@
+#include "planner/answers/plan_answer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lowering/sample_rows.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr std::string_view why_of(PlanPhase p) {
+  switch (p) {
+    case PlanPhase::load:
+      return "shards and moments of training";
+    case PlanPhase::sync:
+      return "rollout weights beside the parameters' shards and a bucket";
+    case PlanPhase::rollout:
+      return "the engine's slice of the weights, its KV pool and one step";
+    case PlanPhase::exchange:
+      return "finished samples of all ranks";
+    case PlanPhase::reference:
+    case PlanPhase::old_logprobs:
+      return "a forward pass that keeps nothing";
+    case PlanPhase::train:
+      return "a micro-batch at the loss or in backward, beside gradient shards and moments";
+    case PlanPhase::checkpoint:
+    case PlanPhase::export_:
+      return "one unit gathered at a time";
+    default:
+      return "";
+  }
+}
+
+enum class Moment : std::uint8_t { train, rollout, sync };
+
+constexpr Moment moment_of(PlanPhase p) {
+  switch (p) {
+    case PlanPhase::wake_rollout:
+    case PlanPhase::sync:
+    case PlanPhase::sleep_train:
+      return Moment::sync;
+    case PlanPhase::start_rollout:
+    case PlanPhase::wake_kv:
+    case PlanPhase::rollout:
+    case PlanPhase::sleep_rollout:
+    case PlanPhase::exchange:
+      return Moment::rollout;
+    default:
+      return Moment::train;
+  }
+}
+
+/// The phase of the time table that a phase of the plan belongs to; nullopt: it has no time of its own there.
+constexpr std::optional<RlPhase> rl_phase_of(PlanPhase p) {
+  switch (p) {
+    case PlanPhase::sync:
+      return RlPhase::sync;
+    case PlanPhase::rollout:
+    case PlanPhase::exchange:
+      return RlPhase::rollout;
+    case PlanPhase::reference:
+      return RlPhase::reference;
+    case PlanPhase::old_logprobs:
+      return RlPhase::old_logprobs;
+    case PlanPhase::train:
+      return RlPhase::train;
+    default:
+      return std::nullopt;
+  }
+}
+
+constexpr std::string_view what_of(const FormTraffic& t) {
+  if (t.phase == PlanPhase::exchange) return "samples";
+  if (t.group == Family::tp) return "tp";
+  if (t.group == Family::world) return "step";
+  return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
+}
+
+}  // namespace
+
+std::optional<FormMemory> plan_memory_of(const Scenario& s) {
+  if (!PlanForm::why_not(s).empty()) return std::nullopt;
+  return PlanForm(s.model).memory(s, Placed::each);
+}
+
+namespace {
+
+/// The highest of the phases around training, rollout and sync.
+void set_moments(const FormMemory& m, std::int64_t FormPeak::*of, RlPrice& price) {
+  price.train_bytes = price.rollout_bytes = price.sync_bytes = price.wake_bytes = 0.0;
+  for (std::size_t p = 0; p < num_plan_phases; ++p) {
+    if (!m.present[p]) continue;
+    const Moment moment = moment_of(static_cast<PlanPhase>(p));
+    double& bytes = moment == Moment::sync      ? price.sync_bytes
+                    : moment == Moment::rollout ? price.rollout_bytes
+                                                : price.train_bytes;
+    bytes = std::max(bytes, static_cast<double>(m.device.phases[p].*of));
+  }
+}
+
+}  // namespace
+
+void use_mapped_bytes(const FormMemory& m, RlPrice& price) {
+  set_moments(m, &FormPeak::mapped_bytes, price);
+  price.host_bytes = static_cast<double>(m.host.whole.mapped_bytes);
+}
+
+void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
+  set_moments(m, &FormPeak::bytes, price);
+  price.host_bytes = static_cast<double>(m.host.whole.bytes);
+  // As check_fit (trace/static_memory.h) judges the plan: 0 is unlimited.
+  const std::int64_t device = s.cluster.device_memory_bytes;
+  const std::int64_t host = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
+  price.fits =
+      (device <= 0 || m.device.whole.mapped_bytes <= device) && (host <= 0 || m.host.whole.mapped_bytes <= host);
+}
+
+CostNode plan_memory_tree(const FormMemory& m) {
+  CostNode root{"device memory of every rank",
+                "the highest of the phases below, live bytes of the plan",
+                static_cast<double>(m.device.whole.bytes),
+                0,
+                {}};
+  for (std::size_t p = 0; p < num_plan_phases; ++p) {
+    if (!m.present[p]) continue;
+    const auto phase = static_cast<PlanPhase>(p);
+    const FormPeak& peak = m.device.phases[p];
+    CostNode node{std::string(name_of(phase)), std::string(why_of(phase)), static_cast<double>(peak.bytes), 0, {}};
+    const bool open = phase == m.device.peak_phase || phase == PlanPhase::train || phase == PlanPhase::rollout ||
+                      phase == PlanPhase::sync;
+    for (int c = 0; open && c < num_categories; ++c)
+      if (const std::int64_t bytes = peak.by_category[static_cast<std::size_t>(c)]; bytes > 0)
+        node.children.push_back(
+            {std::string(name_of(static_cast<Category>(c))), "", static_cast<double>(bytes), 0, {}});
+    root.children.push_back(std::move(node));
+  }
+  return root;
+}
+
+std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, const RlPoint& to) {
+  RlPoint same = to;
+  same.train.recompute = from.train.recompute;
+  same.train.micro_batch = from.train.micro_batch;
+  same.train.set_sequences(from.train.sequences());
+  same.rollout = from.rollout, same.bucket_bytes = from.bucket_bytes;
+  const std::int64_t tokens = s.train.micro_batch_tokens * to.train.micro_batch;
+  if (!(same == from) || tokens % from.train.micro_batch != 0) return std::nullopt;
+  if (tokens / from.train.micro_batch < max_sample_tokens(s)) return std::nullopt;  // E217
+  Scenario out = s;
+  out.train.recompute = to.train.recompute;
+  out.train.micro_batch_tokens = tokens / from.train.micro_batch;
+  out.rollout.layout.tp = to.rollout.tp, out.rollout.layout.dp = to.rollout.engines;
+  out.rollout.layout.order = to.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
+  out.rollout.memory_fraction = to.rollout.memory_fraction;
+  out.sync.bucket_bytes = static_cast<std::int64_t>(to.bucket_bytes);
+  return out;
+}
+
+bool use_plan_bytes_at(const Scenario& s, const RlPoint& from, const RlPoint& to, RlPrice& price) {
+  const auto there = scenario_at(s, from, to);
+  const auto memory = there ? plan_memory_of(*there) : std::nullopt;
+  if (memory) use_plan_bytes(*there, *memory, price);
+  return memory.has_value();
+}
+
+PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
+  const auto tokens = [](double sequences, double each) { return static_cast<std::int64_t>(sequences * each); };
+  const auto blocks = [](std::int64_t all, std::int64_t at_once) {
+    return ceil_div(all, std::max<std::int64_t>(1, at_once));
+  };
+  const auto sequences = static_cast<double>(samples_per_engine(s));
+  const std::int64_t prefill = tokens(sequences, s.workload.prompt_tokens.mean);
+  // The prompt's pass samples the first token of a response.
+  const std::int64_t decode = tokens(sequences, std::max(0.0, s.workload.response_tokens.mean - 1.0));
+  PlanRuns runs;
+  runs.prefill = {blocks(prefill, s.rollout.max_prefill_tokens), prefill, samples_per_engine(s)};
+  runs.decode = {blocks(decode, s.rollout.max_running_requests), decode, decode};
+  runs.optimizer_steps = s.algorithm.mini_batches;
+  runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
+  return runs;
+}
+
+std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, std::int64_t ranks_per_node) {
+  const PlanForm form(s.model);
+  std::vector<LinkUse> out;
+  for (const FormTraffic& t : form.traffic(s, 0, runs).all()) {
+    const auto phase = rl_phase_of(t.phase);
+    if (!phase || t.payload_bytes == 0) continue;
+    const bool tensor = t.group == Family::tp;
+    const std::int64_t stride = tensor && s.rollout.layout.order == RankOrder::strided ? s.rollout.layout.dp : 1;
+    const GroupShape g =
+        GroupShape::strided(tensor ? s.rollout.layout.tp : s.train.layout.ranks(), stride, ranks_per_node);
+    const auto payload = static_cast<double>(t.payload_bytes + t.padding_bytes);
+    // A peer reads as much as it is read from, on average; that needs one host.
+    const bool peers = t.op == OpKind::peer_copy;
+    const RingBytes sent = peers ? RingBytes{payload, 0.0} : ring_bytes(t.op, g, payload);
+    out.push_back({*phase, fmt::format("{} {}", what_of(t), name_of(t.op)), sent.node, sent.network, 0.0});
+  }
+  if (!plan_phases_of(s)[static_cast<std::size_t>(PlanPhase::sleep_train)]) return out;
+  const auto asleep =
+      static_cast<double>(form.memory(s).device.phases[static_cast<std::size_t>(PlanPhase::load)].bytes);
+  out.push_back({RlPhase::sleep, "training's state to the host", 0.0, 0.0, asleep});
+  out.push_back({RlPhase::wake, "and back", 0.0, 0.0, asleep});
+  return out;
+}
+
+}  // namespace hotbunk

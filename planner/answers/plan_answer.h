@@ -1,0 +1,35 @@
+// Where a scenario's plan is lowered, the answers about its bytes are the plan's, from the closed form, and not the
+// estimates that price every other layout.
+#pragma once
+#include "planner/answers/answers.h"
+#include "planner/form/plan_form.h"
+
+namespace hotbunk {
+
+/// The closed form of the scenario's plan; nullopt where nothing lowers it.
+std::optional<FormMemory> plan_memory_of(const Scenario&);
+
+/// Replaces the bytes of a price by the plan's: the highest live bytes around training, rollout and sync, and on the
+/// host. Overhead is what the plan counts as such. It fits when the plan does (check_fit in trace/static_memory.h).
+void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
+
+/// The same in mapped bytes, which are what a device must have.
+void use_mapped_bytes(const FormMemory&, RlPrice&);
+
+/// The same for another point of a lowered scenario, whose own point is `from`; false: its plan is not lowered.
+bool use_plan_bytes_at(const Scenario&, const RlPoint& from, const RlPoint& to, RlPrice&);
+
+/// Each phase's live peak, those that matter by category.
+CostNode plan_memory_tree(const FormMemory&);
+
+/// The scenario with the knobs in which two of its points differ set as in `to`: recomputation, micro-batch, rollout
+/// layout, memory fraction and bucket. nullopt where they differ in others, whose plans are not lowered.
+std::optional<Scenario> scenario_at(const Scenario&, const RlPoint& from, const RlPoint& to);
+
+/// How often the blocks of one iteration run when all lengths are the mean ones.
+PlanRuns expected_runs(const Scenario&, const RlPoint&);
+
+/// Bytes over each kind of link of rank 0 in an iteration of `runs`, from the plan's calls and payloads.
+std::vector<LinkUse> plan_link_bytes(const Scenario&, const PlanRuns&, std::int64_t ranks_per_node);
+
+}  // namespace hotbunk

@@ -1,0 +1,131 @@
+// Searches of a scenario's layouts, SFT's included.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "planner/answers/answers.h"
+#include "planner/search/train_points.h"
+
+namespace hotbunk {
+namespace {
+
+/// One answer per layout: the first of each, of sorted candidates.
+std::vector<RlCandidate> distinct(const std::vector<RlCandidate>& all, std::size_t most) {
+  std::vector<RlCandidate> out;
+  for (const RlCandidate& c : all)
+    if (out.size() < most &&
+        std::none_of(out.begin(), out.end(), [&](const auto& o) { return same_layout(o.point, c.point); }))
+      out.push_back(c);
+  return out;
+}
+
+std::vector<RlCandidate> as_points(const ScenarioPricer& s, const std::vector<TrainCandidate>& all,
+                                   const SearchOptions& o) {
+  std::vector<RlCandidate> out;
+  RlPoint p = s.point();
+  for (const TrainCandidate& c : all) {
+    p.train = c.point;
+    RlPrice price = s.price(p);
+    if (o.plan_bytes && !o.plan_bytes(p, true, price)) continue;
+    price.fits = price.peak_bytes() <= o.limit_bytes() && price.host_bytes <= o.host_bytes;
+    out.push_back({p, price});
+  }
+  return out;
+}
+
+/// SFT has training alone: the rollout's knobs stay the scenario's.
+RlSearch search_sft(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& options) {
+  SearchOptions wide = options;
+  // A layout has fewer variants than this: micro-batches, recomputation, sequence parallelism, sharding.
+  wide.keep = 128 * options.keep;
+  // Estimates decide nothing where plans do.
+  if (options.plan_bytes) wide.device_bytes = wide.host_bytes = std::numeric_limits<double>::max();
+  const TrainSearch found = search_train(s.train(), space.train, wide);
+  RlSearch out;
+  out.points = out.priced = found.priced;
+  out.feasible = found.feasible;
+  out.rejected = found.rejected;
+  out.complete = found.complete;
+  out.gap = found.complete ? 0.0 : 1.0;
+  out.limit_bytes = options.limit_bytes();
+  out.reason = found.reason;
+  std::vector<RlCandidate> best = as_points(s, found.best, options), lacking = as_points(s, found.infeasible, options);
+  out.pareto = as_points(s, found.pareto, options);
+  if (options.plan_bytes) {
+    const auto fits = [](const RlCandidate& c) { return c.price.fits; };
+    const auto first_lacking = std::stable_partition(best.begin(), best.end(), fits);
+    lacking.assign(first_lacking, best.end());
+    best.erase(first_lacking, best.end());
+    out.priced = out.points = static_cast<std::int64_t>(best.size() + lacking.size());
+    out.feasible = static_cast<std::int64_t>(best.size());
+    std::erase_if(out.pareto, [&](const RlCandidate& c) { return !fits(c); });
+    std::stable_sort(lacking.begin(), lacking.end(), [](const RlCandidate& a, const RlCandidate& b) {
+      return a.price.peak_bytes() < b.price.peak_bytes();
+    });
+    if (best.empty())
+      out.reason = lacking.empty() ? "no layout executes"
+                                   : fmt::format("none of {} layouts fits: the smallest needs {}, a device has {}",
+                                                 lacking.size(), format_bytes(lacking.front().price.peak_bytes()),
+                                                 format_bytes(options.limit_bytes()));
+    else
+      std::erase_if(lacking, [&](const RlCandidate& c) {
+        return c.price.iteration_seconds >= best.front().price.iteration_seconds;
+      });
+  }
+  out.best = distinct(best, options.keep);
+  out.infeasible = distinct(lacking, 3);
+  return out;
+}
+
+}  // namespace
+
+RlSearch search_layouts(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& options) {
+  return s.scenario().algorithm.name == AlgorithmName::sft ? search_sft(s, space, options)
+                                                           : search_rl(s.rl(), space, options);
+}
+
+Status price_known(const Scenario& s, Objective o) {
+  if (o != Objective::money || s.cluster.gpu.price_per_hour.value > 0) return {};
+  return fail(Diagnostic{.code = "E262",
+                         .message = fmt::format("no price of a {} is known", s.cluster.gpu.name),
+                         .where = {},
+                         .notes = {},
+                         .help = "prices are no fact of a GPU: --set cluster.gpu.price_per_hour=PRICE of one GPU and "
+                                 "hour, or choose the objective gpu-hours"});
+}
+
+std::string render(const RlSearch& s) {
+  std::string out = fmt::format("{} of {} combinations priced, the others are provably no better; {} fit{}\n",
+                                format_count(s.priced), format_count(s.points), format_count(s.feasible),
+                                s.complete ? "" : fmt::format(" (stopped early, gap {:.2f} %)", 100 * s.gap));
+  if (s.best.empty()) return out + s.reason + "\n";
+  for (std::size_t i = 0; i < s.best.size(); ++i)
+    out += fmt::format("{:>3}. {:>10}  {:>10}  {}\n", i + 1, format_seconds(s.best[i].price.iteration_seconds),
+                       format_bytes(s.best[i].price.peak_bytes()), describe(s.best[i].point));
+  for (const RlCandidate& c : s.infeasible)
+    out += fmt::format("faster, but does not fit: {} in {}, lacks {}\n", format_seconds(c.price.iteration_seconds),
+                       describe(c.point), format_bytes(std::max(0.0, c.price.peak_bytes() - s.limit_bytes)));
+  return out;
+}
+
+std::string to_json(const RlSearch& s) {
+  nlohmann::ordered_json doc = {{"points", s.points},           {"priced", s.priced},     {"feasible", s.feasible},
+                                {"limit_bytes", s.limit_bytes}, {"complete", s.complete}, {"gap", s.gap}};
+  if (!s.reason.empty()) doc["reason"] = s.reason;
+  const std::pair<const char*, const std::vector<RlCandidate>*> lists[] = {
+      {"best", &s.best}, {"infeasible", &s.infeasible}, {"pareto", &s.pareto}};
+  for (const auto& [name, candidates] : lists) {
+    doc[name] = nlohmann::ordered_json::array();
+    for (const RlCandidate& c : *candidates)
+      doc[name].push_back({{"layout", describe(c.point)},
+                           {"iteration_seconds", c.price.iteration_seconds},
+                           {"peak_bytes", c.price.peak_bytes()},
+                           {"host_bytes", c.price.host_bytes}});
+  }
+  return doc.dump(2);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,226 @@
+// The fewest GPUs on which some layout fits: every count in turn, those that provably cannot hold it skipped.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "planner/answers/answers.h"
+#include "planner/answers/lowered_space.h"
+#include "planner/form/plan_form.h"
+#include "planner/train/optimizer_cost.h"
+
+namespace hotbunk {
+namespace {
+
+struct Size {
+  std::int64_t nodes = 1, per_node = 1;
+  std::int64_t gpus() const { return nodes * per_node; }
+};
+
+/// Parts of one node, then whole nodes; ascending in GPUs.
+std::vector<Size> sizes_up_to(std::int64_t per_node, std::int64_t most_nodes) {
+  std::vector<Size> out;
+  for (std::int64_t gpus = 1; gpus < per_node; ++gpus) out.push_back({1, gpus});
+  for (std::int64_t nodes = 1; nodes <= most_nodes; ++nodes) out.push_back({nodes, per_node});
+  return out;
+}
+
+/// A part of a peak: what depends on the tokens of a rank, or what does not.
+double part_of(const PeakBytes& bytes, bool of_tokens) {
+  constexpr PeakTensor tokens[] = {PeakTensor::kept,    PeakTensor::ends_kept, PeakTensor::logits,
+                                   PeakTensor::rebuilt, PeakTensor::transient, PeakTensor::pipeline,
+                                   PeakTensor::sequence};
+  double out = 0.0;
+  for (std::size_t i = 0; i < num_peak_tensors; ++i)
+    if ((std::find(std::begin(tokens), std::end(tokens), static_cast<PeakTensor>(i)) != std::end(tokens)) == of_tokens)
+      out += bytes[i];
+  return out;
+}
+
+/// What no training layout of the space needs less than on a device; looks no further once that is `enough`. Of every
+/// split of the weights its states on all ranks that remain, and beside them one sequence in flight, cut as often as
+/// the space allows, at the same stage: a sum of two minima, so no layout is below it.
+double least_training_bytes(const TrainModel& model, const TrainSpace& s, double enough) {
+  const std::int64_t cuts =
+      *std::max_element(s.cp.begin(), s.cp.end()) * *std::max_element(s.ulysses.begin(), s.ulysses.end());
+  constexpr double none = std::numeric_limits<double>::max();
+  double least = none;
+  const auto at_stages = [&](TrainPoint p) {
+    double fullest = 0.0;
+    TrainPoint cut = p;
+    cut.cp = cuts, cut.sp = p.tp > 1, cut.dp = 1;
+    const TrainModel::Layers whole = model.layers(p), parts = model.layers(cut);
+    for (const std::int64_t stage : {std::int64_t{0}, p.pp - 1}) {
+      double states = none, tokens = none;
+      for (const bool on_host : s.optimizer_on_host) {
+        p.optimizer_on_host = on_host;
+        states = std::min(states, part_of(model.peak_bytes(p, whole, stage), false));
+      }
+      for (const Recompute r : s.recompute) {
+        cut.recompute = r;
+        tokens = std::min(tokens, part_of(model.peak_bytes(cut, parts, stage), true));
+      }
+      fullest = std::max(fullest, states + tokens);
+    }
+    return fullest;
+  };
+  for (const std::int64_t tp : s.tp)
+    for (const std::int64_t pp : s.pp)
+      for (const std::int64_t ep : s.ep)
+        for (const std::int64_t etp : s.etp)
+          for (const Sharding sharding : s.sharding) {
+            const TrainPoint p{.dp = s.ranks / (tp * pp),
+                               .tp = tp,
+                               .pp = pp,
+                               .ep = ep,
+                               .etp = etp,
+                               .sharding = sharding,
+                               .optimizer = s.optimizer};
+            if (s.ranks % (tp * pp) != 0 || !model.divides(p)) continue;
+            least = std::min(least, at_stages(p));
+            if (least <= enough) return least;
+          }
+  return least;
+}
+
+/// Searches a scenario on clusters of other sizes.
+class ResizedSearch {
+ public:
+  ResizedSearch(const Scenario& s, std::filesystem::path catalogue, SearchOptions options, bool executes)
+      : scenario_(s), catalogue_(std::move(catalogue)), options_(std::move(options)), executes_(executes) {}
+
+  /// Nothing where the size provably cannot hold it; `always` searches it all the same, and what nearly fits too.
+  Result<std::optional<RlSearch>> search(const Size& size, bool always) const {
+    Scenario s = scenario_;
+    s.cluster.nodes = size.nodes;
+    s.cluster.gpus_per_node = size.per_node;
+    auto pricer = ScenarioPricer::make(s, catalogue_);
+    if (!pricer) return fail(pricer.error());
+    const RlSetting& set = (*pricer)->rl().setting();
+    SearchOptions o = options_;
+    o.device_bytes = set.device_bytes, o.host_bytes = set.host_bytes, o.nearest = always;
+    RlSpace space = default_rl_space(s);
+    if (!always && hopeless(**pricer, space, o)) return std::optional<RlSearch>();
+    if (executes_) {
+      o.plan_bytes = plan_bytes(s);
+      keep_what_executes(space, s, (*pricer)->point().sync);
+    }
+    return std::optional<RlSearch>(search_layouts(**pricer, space, o));
+  }
+
+ private:
+  bool hopeless(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& o) const {
+    // Master copies, moments and gradients of the whole model, over all devices together.
+    const Scenario& at = s.scenario();
+    const StateBytes b = train_setting_of(at).state;
+    const double each = b.master + moment_bytes_each(at.optimizer.name, b.moments, at.optimizer.momentum > 0) + b.grads;
+    if (at.train.offload != Offload::layerwise && static_cast<double>(parameter_count(at.model)) * each >
+                                                      static_cast<double>(at.cluster.ranks()) * o.limit_bytes())
+      return true;
+    if (executes_) return false;  // the closed form of training bounds no plan
+    if (at.algorithm.name != AlgorithmName::sft) {
+      RolloutPoint r = s.point().rollout;
+      bool any = false;
+      for (const std::int64_t tp : space.rollout_tp)
+        for (const std::int64_t apart : space.attention_dp)
+          for (const bool whole : space.whole_experts) {
+            r.tp = tp, r.attention_dp = apart, r.ep = whole ? tp : 1, r.cp = 1;
+            for (const double fraction : space.memory_fraction) {
+              r.memory_fraction = fraction;
+              any = any || (s.rl().divides(r) && s.rl().price_rollout(r).fits);
+            }
+          }
+      any = any || s.rl().price_rollout(s.point().rollout).fits;
+      if (!any) return true;
+    }
+    TrainSpace train = space.train;
+    double least = std::numeric_limits<double>::max();
+    for (const PlacementChoice& p : space.placement) {
+      train.ranks = p.train_ranks;
+      least = std::min(least, least_training_bytes(s.train(), train, o.limit_bytes()));
+      if (least <= o.limit_bytes()) return false;
+    }
+    return true;
+  }
+
+  const Scenario& scenario_;
+  std::filesystem::path catalogue_;
+  SearchOptions options_;
+  bool executes_;
+};
+
+/// The first size that fits, if any; `complete` becomes false where a budget ended the search of a smaller one.
+Result<std::optional<std::pair<Size, RlSearch>>> first_fit(const ResizedSearch& resized, const std::vector<Size>& all,
+                                                           bool& complete) {
+  for (const Size& size : all) {
+    auto found = resized.search(size, false);
+    if (!found) return fail(found.error());
+    if (!*found) continue;
+    if (!(*found)->best.empty()) return std::optional(std::pair(size, std::move(**found)));
+    complete = complete && (*found)->complete;
+  }
+  return std::optional<std::pair<Size, RlSearch>>();
+}
+
+}  // namespace
+
+Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::filesystem::path& catalogue,
+                                         const SearchOptions& options, std::int64_t most) {
+  if (const Status known = price_known(scenario, options.objective); !known) return fail(known.error());
+  SmallestCluster out;
+  out.most_nodes = most;
+  out.executes = PlanForm::why_not(scenario).empty();
+  const ResizedSearch resized(scenario, catalogue, options, out.executes);
+  std::vector<Size> all = sizes_up_to(scenario.cluster.gpus_per_node, most);
+  auto fits = first_fit(resized, all, out.exact);
+  if (!fits) return fail(fits.error());
+  if (*fits) {
+    out.nodes = (*fits)->first.nodes, out.gpus = (*fits)->first.gpus();
+    out.search = std::move((*fits)->second);
+  } else {
+    auto largest = resized.search(all.back(), true);  // for the reason
+    if (!largest) return fail(largest.error());
+    out.search = std::move(**largest);
+  }
+  if (!out.executes) return out;
+  // Layouts that are only priced may do with fewer.
+  std::erase_if(all, [&](const Size& s) { return out.gpus > 0 && s.gpus() >= out.gpus; });
+  bool complete = true;
+  auto priced = first_fit(ResizedSearch(scenario, catalogue, options, false), all, complete);
+  if (!priced) return fail(priced.error());
+  if (*priced) out.priced_gpus = (*priced)->first.gpus(), out.priced = std::move((*priced)->second);
+  return out;
+}
+
+std::string render(const SmallestCluster& s) {
+  const auto count = [](std::int64_t n, const char* what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+  };
+  std::string out;
+  if (s.gpus == 0)
+    out = fmt::format("No cluster of up to {}{}: {}\n", count(s.most_nodes, "such node"),
+                      s.executes ? " executes it" : " holds it", s.search.reason);
+  else
+    out = fmt::format("{}{}: {} on {}\n{}", s.exact ? "Smallest cluster" : "Smallest cluster found",
+                      s.executes ? " that executes it"
+                      : s.exact  ? ""
+                                 : " (the budget ended searches of smaller ones)",
+                      count(s.gpus, "GPU"), count(s.nodes, "node"), render(s.search));
+  if (s.priced_gpus > 0 && !s.priced.best.empty())
+    out += fmt::format("Layouts that are only priced fit on {} by estimate: {} in {}\n", count(s.priced_gpus, "GPU"),
+                       format_seconds(s.priced.best[0].price.iteration_seconds), describe(s.priced.best[0].point));
+  return out;
+}
+
+std::string to_json(const SmallestCluster& s) {
+  nlohmann::ordered_json doc = {
+      {"nodes", s.nodes},           {"gpus", s.gpus},
+      {"exact", s.exact},           {"executes", s.executes},
+      {"most_nodes", s.most_nodes}, {"search", nlohmann::ordered_json::parse(to_json(s.search))}};
+  if (s.priced_gpus > 0) doc["only_priced_gpus"] = s.priced_gpus;
+  return doc.dump(2);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,369 @@
+// Sweeps and sensitivity: many scenarios, each priced by the closed form.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "planner/answers/answers.h"
+#include "planner/answers/plan_answer.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Diagnostic bad_axis(const std::string& text) {
+  return {
+      .code = "E261",
+      .message = fmt::format("'{}' is no axis of a sweep", text),
+      .where = {},
+      .notes = {},
+      .help = "write key=a,b,c or key=first..last or key=first..last:step, whole or decimal, at most 10,000 values"};
+}
+
+/// A decimal number as digits and the places after its point: 0.15 is {15, 2}, so that steps add up exactly.
+struct Decimal {
+  std::int64_t digits = 0;
+  int places = 0;
+};
+
+bool decimal(std::string_view text, Decimal& out) {
+  const std::size_t point = text.find('.');
+  std::string digits(text.substr(0, point));
+  if (point != std::string_view::npos) {
+    out.places = static_cast<int>(text.size() - point - 1);
+    if (digits.empty() || digits == "-" || out.places < 1 || out.places > 9) return false;
+    digits += text.substr(point + 1);
+  }
+  const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out.digits);
+  return error == std::errc{} && stop == digits.data() + digits.size() && !digits.empty();
+}
+
+/// In units of 10^-places; false: beyond 10^17.
+bool scale(Decimal& d, int places) {
+  constexpr std::int64_t most = 100'000'000'000'000'000;
+  for (; d.places < places; ++d.places) {
+    if (std::abs(d.digits) > most / 10) return false;
+    d.digits *= 10;
+  }
+  return std::abs(d.digits) <= most;
+}
+
+std::string text_of(std::int64_t digits, int places) {
+  if (places == 0) return fmt::format("{}", digits);
+  std::int64_t unit = 1;
+  for (int i = 0; i < places; ++i) unit *= 10;
+  return fmt::format("{}{}.{:0{}}", digits < 0 ? "-" : "", std::abs(digits) / unit, std::abs(digits) % unit, places);
+}
+
+/// "8..64:8", "0.1..0.9:0.1"
+bool parse_range(std::string_view text, std::vector<std::string>& values) {
+  const std::size_t dots = text.find(".."), colon = text.find(':', dots);
+  Decimal first, last, step{1, 0};
+  const std::size_t end = std::min(colon, text.size());
+  if (!decimal(text.substr(0, dots), first) || !decimal(text.substr(dots + 2, end - dots - 2), last)) return false;
+  if (colon != std::string_view::npos && !decimal(text.substr(colon + 1), step)) return false;
+  const int places = std::max({first.places, last.places, step.places});
+  for (Decimal* d : {&first, &last, &step})
+    if (!scale(*d, places)) return false;
+  if (step.digits < 1 || last.digits < first.digits || (last.digits - first.digits) / step.digits >= 10'000)
+    return false;
+  for (std::int64_t v = first.digits; v <= last.digits; v += step.digits) values.push_back(text_of(v, places));
+  return true;
+}
+
+/// The command line or the file is wrong, whatever the point: it cannot be read, or has unknown keys, words or types.
+bool is_misspelt(const Diagnostic& d) {
+  constexpr std::string_view codes[] = {"E201", "E202", "E204", "E205", "E207", "E208", "E209", "E210"};
+  return d.code.starts_with("E1") || std::find(std::begin(codes), std::end(codes), d.code) != std::end(codes);
+}
+
+/// The message with its arithmetic.
+std::string why_not(const Diagnostic& d) {
+  return d.notes.empty() ? d.message : fmt::format("{}: {}", d.message, fmt::join(d.notes, "; "));
+}
+
+}  // namespace
+
+Result<SweepAxis> parse_axis(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) return fail(bad_axis(text));
+  SweepAxis out{text.substr(0, equals), {}};
+  const std::string values = text.substr(equals + 1);
+  if (values.find("..") != std::string::npos) {
+    if (!parse_range(values, out.values)) return fail(bad_axis(text));
+    return out;
+  }
+  std::size_t begin = 0;
+  while (begin <= values.size()) {
+    const std::size_t end = std::min(values.find(',', begin), values.size());
+    if (end == begin) return fail(bad_axis(text));
+    out.values.push_back(values.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const std::vector<std::string>& overrides,
+                                    const std::vector<SweepAxis>& axes, const std::filesystem::path& catalogue) {
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (axes[i].key == axes[j].key)
+        return fail(Diagnostic{.code = "E261",
+                               .message = fmt::format("{} is varied twice", axes[i].key),
+                               .where = {},
+                               .notes = {},
+                               .help = fmt::format("give all its values in one --vary {}=a,b,c", axes[i].key)});
+  double points = 1;
+  for (const SweepAxis& a : axes) points *= static_cast<double>(a.values.size());
+  if (points > 100'000)
+    return fail(Diagnostic{.code = "E261",
+                           .message = fmt::format("the sweep has {:.0f} points, at most 100,000 are priced", points),
+                           .where = {},
+                           .notes = {},
+                           .help = "give fewer values per axis"});
+  std::vector<SweepRow> rows;
+  std::vector<std::size_t> at(axes.size(), 0);
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(points); ++i) {
+    SweepRow row;
+    std::vector<std::string> sets = overrides;
+    for (std::size_t a = 0; a < axes.size(); ++a) {
+      row.values.push_back(axes[a].values[at[a]]);
+      sets.push_back(axes[a].key + "=" + row.values.back());
+    }
+    if (auto loaded = load_scenario(scenario, sets); !loaded) {
+      // A file that cannot be read and a word that is none are one error, not a table of them.
+      if (is_misspelt(loaded.error()[0])) return fail(loaded.error());
+      row.why = why_not(loaded.error()[0]);
+    } else if (auto pricer = ScenarioPricer::make(*loaded, catalogue); !pricer) {
+      row.why = why_not(pricer.error()[0]);
+    } else if (const RlPoint p = (*pricer)->point(); const auto unpriced = (*pricer)->why_unpriced(p)) {
+      row.why = why_not(*unpriced);
+    } else {
+      RlPrice price = (*pricer)->price(p);
+      if (const auto plan = plan_memory_of(*loaded)) use_plan_bytes(*loaded, *plan, price);
+      row.valid = true;
+      row.fits = price.fits;
+      row.iteration_seconds = price.iteration_seconds;
+      row.peak_bytes = price.peak_bytes();
+      row.capacity_bytes = (*pricer)->rl().setting().device_bytes;
+      const Hardware& hardware = (*pricer)->train().cost().hardware();
+      row.gpu = loaded->cluster.gpu.name, row.hardware = hardware.source, row.calibrated = hardware.calibrated;
+      row.host_bytes = price.host_bytes;
+      row.tokens_per_second = (*pricer)->tokens() / price.iteration_seconds;
+    }
+    rows.push_back(std::move(row));
+    for (std::size_t a = axes.size(); a-- > 0;) {
+      if (++at[a] < axes[a].values.size()) break;
+      at[a] = 0;
+    }
+  }
+  return rows;
+}
+
+std::string standing_note(const std::vector<SweepRow>& rows) {
+  std::map<std::string, const SweepRow*> gpus;
+  for (const SweepRow& r : rows)
+    if (r.valid) gpus.try_emplace(r.gpu, &r);
+  const auto fitted = std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.second->calibrated; });
+  if (fitted == static_cast<std::ptrdiff_t>(gpus.size()) || gpus.size() < 2) return {};
+  std::string out = "these rows compare GPUs, and not all of their efficiencies were fitted\n";
+  for (const auto& [name, row] : gpus) out += fmt::format("  {}: {}\n", name, row->hardware);
+  return out;
+}
+
+std::string to_csv(const std::vector<SweepAxis>& axes, const std::vector<SweepRow>& rows) {
+  std::string out;
+  for (const SweepAxis& a : axes) out += a.key + ",";
+  out += "fits,iteration_seconds,tokens_per_second,peak_gib,host_gib,why_not\n";
+  for (const SweepRow& r : rows) {
+    for (const std::string& v : r.values) out += v + ",";
+    std::string why = r.why;
+    std::replace(why.begin(), why.end(), ',', ';');
+    out += r.valid ? fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},\n", r.fits ? "yes" : "no", r.iteration_seconds,
+                                 r.tokens_per_second, r.peak_bytes / gib, r.host_bytes / gib)
+                   : fmt::format("invalid,,,,,{}\n", why);
+  }
+  return out;
+}
+
+std::string to_json(const std::vector<SweepAxis>& axes, const std::vector<SweepRow>& rows) {
+  nlohmann::ordered_json doc = {{"schema", "hotbunk.sweep/1"},
+                                {"axes", nlohmann::ordered_json::array()},
+                                {"rows", nlohmann::ordered_json::array()}};
+  for (const SweepAxis& a : axes) doc["axes"].push_back(a.key);
+  for (const SweepRow& r : rows) {
+    nlohmann::ordered_json row = {{"values", r.values}, {"valid", r.valid}};
+    if (r.valid)
+      row.update({{"fits", r.fits},
+                  {"iteration_seconds", r.iteration_seconds},
+                  {"tokens_per_second", r.tokens_per_second},
+                  {"peak_bytes", r.peak_bytes},
+                  {"host_bytes", r.host_bytes},
+                  {"calibrated", r.calibrated}});
+    else row["why"] = r.why;
+    doc["rows"].push_back(std::move(row));
+  }
+  return doc.dump(2);
+}
+
+namespace {
+
+/// Prices the scenario's layout with its hardware or its workload changed. Effects are those of the formulas: a
+/// measured size would stand still while the rate behind it moves, so measurements are left out on both sides.
+class Perturbed {
+ public:
+  Perturbed(const Scenario& s, Hardware h, FrameworkProfile f, const RlPoint& point)
+      : scenario_(s), hardware_(std::move(h)), frame_(std::move(f)), point_(point) {
+    hardware_.measurements.clear();
+    base_ = price(hardware_, scenario_).iteration_seconds;
+  }
+
+  bool valid() const { return base_ > 0.0; }
+  std::vector<Sensitivity> all() {
+    std::vector<Sensitivity> out;
+    for (std::size_t i = 0; i < numbers_of(hardware_).size(); ++i)
+      out.push_back(
+          machine(numbers_of(hardware_)[i].key, [i](Hardware& h, double f) { numbers_of(h)[i].at->value *= f; }));
+    out.push_back(machine("peak FLOP/s", [](Hardware& h, double f) {
+      for (auto& [name, peak] : h.peak) peak *= f;
+    }));
+    out.push_back(machine("memory bandwidth", [](Hardware& h, double f) { h.memory_bandwidth *= f; }));
+    // Each returns what it really multiplied by.
+    const auto scale = [](double& x, double f) { return x *= f, f; };
+    const auto bytes = [](std::int64_t& b, double f) {
+      b = static_cast<std::int64_t>(static_cast<double>(b) * f);
+      return f;
+    };
+    const auto count = [](std::int64_t& n, double f) {
+      const auto before = static_cast<double>(n);
+      const std::int64_t near = std::llround(before * f);
+      n = std::max<std::int64_t>(1, f < 1.0 ? std::min(near, n - 1) : std::max(near, n + 1));
+      return static_cast<double>(n) / before;
+    };
+    const auto fraction = [](double& x, double f) {
+      const double before = x;
+      x = std::min(x * f, 1.0);
+      return x / before;
+    };
+    using S = Scenario;
+    out.push_back(
+        work("cluster.device_memory", [&](S& s, double f) { return bytes(s.cluster.device_memory_bytes, f); }));
+    out.push_back(work("cluster.host_memory", [&](S& s, double f) { return bytes(s.cluster.host_memory_bytes, f); }));
+    out.push_back(work("algorithm.prompts", [&](S& s, double f) { return count(s.algorithm.prompts, f); }));
+    out.push_back(
+        work("algorithm.samples_per_prompt", [&](S& s, double f) { return count(s.algorithm.samples_per_prompt, f); }));
+    out.push_back(
+        work("rollout.max_running_requests", [&](S& s, double f) { return count(s.rollout.max_running_requests, f); }));
+    out.push_back(
+        work("rollout.memory_fraction", [&](S& s, double f) { return fraction(s.rollout.memory_fraction, f); }));
+    out.push_back(
+        work("workload.prompt_tokens.mean", [&](S& s, double f) { return scale(s.workload.prompt_tokens.mean, f); }));
+    out.push_back(
+        work("workload.prompt_tokens.max", [&](S& s, double f) { return scale(s.workload.prompt_tokens.max, f); }));
+    out.push_back(work("workload.response_tokens.mean",
+                       [&](S& s, double f) { return scale(s.workload.response_tokens.mean, f); }));
+    out.push_back(
+        work("workload.response_tokens.max", [&](S& s, double f) { return scale(s.workload.response_tokens.max, f); }));
+    return out;
+  }
+
+ private:
+  RlPrice price(const Hardware& h, const Scenario& s) const {
+    const TrainModel train(s.model, train_setting_of(s), CostModel(h, s.cluster), frame_);
+    const RlModel rl(train, rl_setting_of(s));
+    RlPoint p = point_;
+    // More samples are more micro-batches of the same size.
+    if (s.algorithm != scenario_.algorithm) p.train.set_sequences(rl_point_of(s).train.sequences());
+    p.rollout.memory_fraction = s.rollout.memory_fraction;
+    if (s.algorithm.name != AlgorithmName::sft) return rl.price(p);
+    const TrainPrice t = train.price(p.train);
+    RlPrice out;
+    out.iteration_seconds = t.valid ? t.step_seconds : 0.0;
+    out.fits = t.valid && t.total_bytes() <= rl.setting().device_bytes;
+    return out;
+  }
+  Sensitivity effect(std::string name, const RlPrice& minus, const RlPrice& plus) const {
+    return {.number = std::move(name),
+            .minus = minus.iteration_seconds / base_ - 1.0,
+            .plus = plus.iteration_seconds / base_ - 1.0,
+            .minus_fits = minus.fits,
+            .plus_fits = plus.fits};
+  }
+  Sensitivity machine(std::string name, const std::function<void(Hardware&, double)>& change) const {
+    Hardware less = hardware_, more = hardware_;
+    change(less, 0.9), change(more, 1.1);
+    return effect(std::move(name), price(less, scenario_), price(more, scenario_));
+  }
+  Sensitivity work(std::string name, const std::function<double(Scenario&, double)>& change) const {
+    Scenario less = scenario_, more = scenario_;
+    const double down = change(less, 0.9), up = change(more, 1.1);
+    Sensitivity out = effect(std::move(name), price(hardware_, less), price(hardware_, more));
+    out.minus_change = down - 1.0, out.plus_change = up - 1.0;
+    return out;
+  }
+
+  Scenario scenario_;
+  Hardware hardware_;
+  FrameworkProfile frame_;
+  RlPoint point_;
+  double base_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<Sensitivity>> sensitivity(const Scenario& scenario, const std::filesystem::path& catalogue) {
+  const auto pricer = ScenarioPricer::make(scenario, catalogue);
+  if (!pricer) return fail(pricer.error());
+  const TrainModel& train = (*pricer)->train();
+  Perturbed perturbed(scenario, train.cost().hardware(), train.framework(), (*pricer)->point());
+  std::vector<Sensitivity> out;
+  if (!perturbed.valid()) return out;
+  out = perturbed.all();
+  std::stable_sort(out.begin(), out.end(), [](const Sensitivity& a, const Sensitivity& b) {
+    return std::max(std::abs(a.minus), std::abs(a.plus)) > std::max(std::abs(b.minus), std::abs(b.plus));
+  });
+  return out;
+}
+
+std::string render(const std::vector<Sensitivity>& all) {
+  std::string out = "Iteration seconds when one number is 10 % lower or higher\n", none;
+  const auto ten = [](double change) { return std::abs(std::abs(change) - 0.1) < 5e-4; };
+  for (const Sensitivity& s : all) {
+    const bool fits = s.minus_fits && s.plus_fits;
+    if (fits && std::max(std::abs(s.minus), std::abs(s.plus)) < 5e-5) {  // what two decimals show as nothing
+      none += fmt::format("{}{}", none.empty() ? "" : ", ", s.number);
+      continue;
+    }
+    out +=
+        fmt::format("  {:<30} {:>+7.2f} %  {:>+7.2f} %{}{}\n", s.number, 100 * s.minus, 100 * s.plus,
+                    ten(s.minus_change) && ten(s.plus_change)
+                        ? ""
+                        : fmt::format("  changed by {:+.1f} and {:+.1f} %", 100 * s.minus_change, 100 * s.plus_change),
+                    fits          ? ""
+                    : s.plus_fits ? "  lower: does not fit"
+                                  : "  higher: does not fit");
+  }
+  if (!none.empty()) out += fmt::format("  no effect: {}\n", none);
+  return out;
+}
+
+std::string to_json(const std::vector<Sensitivity>& all) {
+  auto doc = nlohmann::ordered_json::array();
+  for (const Sensitivity& s : all)
+    doc.push_back({{"number", s.number},
+                   {"minus", s.minus},
+                   {"plus", s.plus},
+                   {"minus_change", s.minus_change},
+                   {"plus_change", s.plus_change},
+                   {"minus_fits", s.minus_fits},
+                   {"plus_fits", s.plus_fits}});
+  return doc.dump(2);
+}
+
+}  // namespace hotbunk

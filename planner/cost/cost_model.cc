@@ -1,0 +1,281 @@
+#include "planner/cost/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include "graph/catalogue.h"
+
+namespace hotbunk {
+namespace {
+
+bool is_gemm(OpKind k) { return k == OpKind::linear || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
+/// Attention is measured in heads of 128: a head of 64 is half of one.
+double heads_of_128(const Op& op) {
+  return static_cast<double>(op.integer(Attr::heads) * op.integer(Attr::head_dim)) / 128.0;
+}
+bool is_attention(OpKind k) {
+  return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::paged_attention;
+}
+
+/// The product's rows, columns and depth: dgrad contracts N, wgrad contracts the tokens.
+std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
+  const Tensor& a = op.inputs[0];
+  const Tensor& b = op.inputs[1];
+  const auto m = static_cast<double>(a.shape[0].actual(s));
+  const auto first = static_cast<double>(a.shape[1].actual(s));
+  const auto other = static_cast<double>((op.kind == OpKind::linear ? b.shape[0] : b.shape[1]).actual(s));
+  return op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
+}
+
+/// Output tiles that GEMM libraries choose among and the fraction of the large tile's rate that each sustains: a
+/// smaller tile reads each operand more often. Rates are stated, after CUTLASS's published tile sweeps.
+struct Tile {
+  double rows, cols, rate;
+};
+constexpr Tile tiles[] = {{256, 128, 1.0}, {128, 128, 0.95}, {128, 64, 0.82}, {64, 64, 0.60}};
+
+/// Fraction of the peak rate that an m x n output gets from `units` SMs: whole waves of the best tile.
+double tile_fill(double m, double n, double units) {
+  double best = 0.0;
+  for (const Tile& t : tiles) {
+    const double waves = std::ceil(m / t.rows) * std::ceil(n / t.cols) / units;
+    const double useful = (m * n) / (std::ceil(m / t.rows) * t.rows * std::ceil(n / t.cols) * t.cols);
+    best = std::max(best, t.rate * useful * waves / std::ceil(waves));
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank, const Op& op, const Sizes& s,
+                                                     double seconds) const {
+  Measurement m{.op = std::string(name_of(op.kind)), .dtype = DType::f32, .at = {1.0, 1.0, 1.0}, .seconds = seconds};
+  const auto bytes = static_cast<double>(op_bytes(op, s));
+  if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
+    m.at[0] = static_cast<double>(op.map_end - op.map_begin);
+  } else if (op.kind == OpKind::feed || op.kind == OpKind::fetch) {
+    m.at[0] = bytes;
+  } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
+    m.op = name_of(op.stream);
+    m.at[0] = static_cast<double>(op.outputs[0].bytes(s));
+  } else if (is_communication(op.kind)) {
+    const GroupShape shape = shape_of(plan.group_of(op.group, rank));
+    m.at = {static_cast<double>(shape.ranks), static_cast<double>(shape.nodes),
+            std::max(static_cast<double>(payload_bytes(op, s)), 1.0)};
+  } else if (is_gemm(op.kind)) {
+    m.dtype = op.inputs[1].dtype;
+    m.at = gemm_size(op, s);
+  } else if (is_compute(op.kind) || op.kind > OpKind::fetch) {
+    m.dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
+    m.at[0] = std::max(bytes, 1.0);
+    if (is_attention(op.kind)) {
+      const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
+      m.at = {tokens, std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0), heads_of_128(op)};
+    }
+  } else {
+    return std::nullopt;  // order and booking cost nothing
+  }
+  if (m.at[0] <= 0.0 || m.at[1] <= 0.0 || m.at[2] <= 0.0) return std::nullopt;  // an empty micro-batch
+  return m;
+}
+
+std::optional<std::array<double, 3>> CostModel::kernel_size(const Op& op, const Sizes& s) const {
+  if (!is_gemm(op.kind)) return std::nullopt;
+  return gemm_size(op, s);
+}
+
+void Correction::add(std::array<double, 3> at, double ratio) {
+  Point p{{}, std::log(ratio)};
+  for (std::size_t i = 0; i < 3; ++i) p.log_at[i] = std::log(std::max(at[i], 1e-30));
+  points_.push_back(p);
+}
+
+double Correction::at(std::array<double, 3> where) const {
+  if (points_.empty()) return 1.0;
+  double weights = 0.0, sum = 0.0;
+  for (const Point& p : points_) {
+    double d2 = 0.0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const double d = std::log(std::max(where[i], 1e-30)) - p.log_at[i];
+      d2 += d * d;
+    }
+    if (d2 < 1e-18) return std::exp(p.log_ratio);
+    const double w = 1.0 / (d2 * d2);
+    weights += w;
+    sum += w * p.log_ratio;
+  }
+  return std::exp(sum / weights);
+}
+
+CostModel::CostModel(Hardware hardware, const ClusterSpec& cluster)
+    : hardware_(std::move(hardware)),
+      ranks_per_node_(std::max<std::int64_t>(cluster.ranks_per_node(), 1)),
+      pod_nodes_(cluster.pod_nodes),
+      topology_(cluster.network_topology),
+      oversubscription_(std::max(cluster.oversubscription, 1.0)) {
+  load_measurements(cluster);
+}
+
+double CostModel::peak_flops(DType t) const { return hardware_.peak_flops(std::string(name_of(t))); }
+
+double CostModel::gemm_seconds(double m, double n, double k, DType dtype) const {
+  const auto size = static_cast<double>(size_of(dtype));
+  return gemm_seconds(m, n, k, peak_flops(dtype), size * (m * k + n * k + m * n)) *
+         correction(OpKind::linear, dtype, {m, n, k});
+}
+
+double CostModel::gemm_seconds(double m, double n, double k, double peak, double bytes) const {
+  if (m <= 0.0 || n <= 0.0 || k <= 0.0) return 0.0;
+  const GemmModel& g = hardware_.gemm;
+  const double fill = g.units.value > 0.0 ? tile_fill(m, n, g.units.value) : 1.0;
+  const double rate = std::max(peak, 1.0) * g.efficiency.value * fill * k / (k + g.half_k.value);
+  return std::max(2.0 * m * n * k / rate * share_, memory_seconds(bytes));
+}
+
+double CostModel::attention_seconds(double flops, double keys, double bytes, bool backward, double peak) const {
+  const AttentionModel& a = hardware_.attention;
+  const double efficiency = (backward ? a.backward : a.forward).value * keys / (keys + a.half_keys.value);
+  if (flops <= 0.0) return memory_seconds(bytes);
+  return std::max(flops / (std::max(peak, 1.0) * std::max(efficiency, 1e-6)) * share_, memory_seconds(bytes));
+}
+
+double CostModel::memory_seconds(double bytes) const {
+  return bytes / (std::max(hardware_.memory_bandwidth, 1.0) * hardware_.memory_efficiency.value) * share_;
+}
+
+double CostModel::host_copy_seconds(double bytes, OpKind kind) const {
+  const double formula = hardware_.host_latency.value + bytes / std::max(hardware_.host_bandwidth.value, 1.0) * share_;
+  const Correction& own = corrections_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(DType::u8)];
+  const bool driver = kind == OpKind::feed || kind == OpKind::fetch;
+  return formula * (driver && !own.empty() ? own : host_).at({bytes, 1.0, 1.0});
+}
+
+double CostModel::map_seconds(double bytes, OpKind kind) const {
+  return bytes / hardware_.map_bandwidth.value * correction(kind, DType::u8, {std::max(bytes, 1.0), 1.0, 1.0});
+}
+
+double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
+  const double flops = op_flops(op, s);
+  const auto bytes = static_cast<double>(op_bytes(op, s));
+  if (is_gemm(op.kind)) {
+    const Tensor& b = op.inputs[1];
+    const std::array<double, 3> size = gemm_size(op, s);
+    return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
+  }
+  const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
+  if (is_attention(op.kind)) {
+    const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
+    const double keys = std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0);
+    return attention_seconds(flops, keys, bytes, op.kind == OpKind::attention_backward, peak_flops(dtype)) *
+           correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
+  }
+  // Without a known fp32 peak its memory traffic is what bounds a streaming kernel.
+  const double peak = peak_flops(DType::f32);
+  return std::max(memory_seconds(bytes), peak > 0.0 ? flops / peak * share_ : 0.0) *
+         correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
+}
+
+std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op, const Sizes& s) const {
+  double seconds = 0.0;
+  switch (op.kind) {
+    case OpKind::alloc:
+    case OpKind::free:
+    case OpKind::record:
+    case OpKind::wait:
+      return 0;
+    case OpKind::map:
+    case OpKind::unmap:
+      seconds = map_seconds(static_cast<double>(op.map_end - op.map_begin), op.kind);
+      break;
+    case OpKind::feed:
+    case OpKind::fetch:
+      seconds = host_copy_seconds(static_cast<double>(op_bytes(op, s)), op.kind);
+      break;
+    default:
+      if (is_communication(op.kind)) {
+        const std::vector<Rank>& members = plan.group_of(op.group, rank);
+        seconds = collective_seconds(op.kind, shape_of(members), static_cast<double>(payload_bytes(op, s)));
+      } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
+        seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
+      } else {
+        seconds = hardware_.kernel_overhead.value + compute_seconds(op, s);
+      }
+  }
+  HB_CHECK(std::isfinite(seconds) && seconds >= 0.0, "{} '{}' costs {} s", name_of(op.kind), op.name, seconds);
+  return std::llround(std::min(seconds, 9e9) * 1e9);
+}
+
+double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at) const {
+  return corrections_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(dtype)].at(at);
+}
+
+double CostModel::formula_seconds(const Measurement& m) const {
+  const double size = static_cast<double>(size_of(m.dtype)), peak = peak_flops(m.dtype);
+  const auto& at = m.at;
+  if (m.op.starts_with("linear"))
+    return gemm_seconds(at[0], at[1], at[2], peak, size * (at[0] * at[2] + at[1] * at[2] + at[0] * at[1]));
+  if (m.op == "h2d" || m.op == "d2h" || m.op == "feed" || m.op == "fetch") return host_copy_seconds(at[0]);
+  if (m.op == "map" || m.op == "unmap") return at[0] / hardware_.map_bandwidth.value;
+  for (int k = 0; k < num_op_kinds; ++k) {
+    const auto kind = static_cast<OpKind>(k);
+    if (m.op != name_of(kind)) continue;
+    if (is_communication(kind)) {
+      const auto ranks = static_cast<std::int64_t>(at[0]),
+                 nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(at[1]));
+      return collective_seconds(kind, {ranks, nodes, (ranks + nodes - 1) / nodes}, at[2]);
+    }
+    if (is_attention(kind)) {
+      // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention).
+      const double pairs = at[0] * at[1], factor = kind == OpKind::attention_backward ? 10.0 : 4.0;
+      return attention_seconds(factor * pairs * at[2] * 128.0, at[1], size * at[0] * at[2] * 128.0 * 2.5,
+                               kind == OpKind::attention_backward, peak);
+    }
+  }
+  return memory_seconds(at[0]);
+}
+
+/// Turns measurements into corrections of the formulas. Compute kernels are measured with their start-up, which the
+/// plan's ops pay on top of the formula, so it is taken off first.
+void CostModel::load_measurements(const ClusterSpec& cluster) {
+  std::array<std::array<Correction, num_dtypes>, num_op_kinds> loaded;
+  Correction host;
+  for (const Measurement& m : hardware_.measurements) {
+    if (m.op == "launch") {
+      hardware_.kernel_overhead = {m.seconds, "measured: " + hardware_.source};
+      continue;
+    }
+    const double formula = formula_seconds(m);
+    if (formula <= 0.0) continue;
+    if (m.op == "h2d" || m.op == "d2h") {
+      host.add({m.at[0], 1.0, 1.0}, m.seconds / formula);
+      continue;
+    }
+    for (int k = 0; k < num_op_kinds; ++k) {
+      const auto kind = static_cast<OpKind>(k);
+      if (m.op != name_of(kind)) continue;
+      const bool moves = is_communication(kind) || kind == OpKind::map || kind == OpKind::unmap ||
+                         kind == OpKind::feed || kind == OpKind::fetch;
+      const double seconds =
+          moves ? m.seconds : std::max(m.seconds - hardware_.kernel_overhead.value, m.seconds * 0.05);
+      const DType dtype = moves ? DType::u8 : m.dtype;
+      loaded[static_cast<std::size_t>(k)][static_cast<std::size_t>(dtype)].add(m.at, seconds / formula);
+    }
+  }
+  // The backward products of a linear layer run the same kernels: without measurements of their own they take its.
+  const auto linear = static_cast<std::size_t>(OpKind::linear);
+  for (OpKind kind : {OpKind::linear_dgrad, OpKind::linear_wgrad})
+    for (std::size_t t = 0; t < num_dtypes; ++t)
+      if (auto& own = loaded[static_cast<std::size_t>(kind)][t]; own.empty()) own = loaded[linear][t];
+  corrections_ = std::move(loaded);
+  host_ = std::move(host);
+  const auto ranks = static_cast<double>(cluster.ranks_per_device);
+  const auto measured = static_cast<double>(std::max<std::int64_t>(hardware_.measured_ranks_per_device, 1));
+  // With cores, a price is that of the cores which one rank's kernels use: waiting for a core is the simulator's part.
+  const double cores = hardware_.cores.value;
+  share_ = cores > 0.0 ? std::max(1.0, cores / measured) / std::max(1.0, cores / ranks) : ranks / measured;
+  share_ = std::max(1.0, share_);
+}
+
+}  // namespace hotbunk

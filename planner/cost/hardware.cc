@@ -1,0 +1,159 @@
+#include "planner/cost/hardware.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+Sourced stated(double value, const char* why) { return {value, why}; }
+Sourced known_or(const Sourced& given, double value, const char* why) {
+  return given.known() ? given : stated(value, why);
+}
+
+/// The local machine's cores, shared memory and TCP as a "GPU" and its links.
+void cpu_defaults(Hardware& h, const ClusterSpec& c) {
+  h.memory_efficiency = stated(0.8, "stated: streaming kernels on cores");
+  h.gemm = {stated(0.85, "stated: packed fp32 GEMM against the FMA peak"), stated(16, "stated"),
+            stated(0, "no waves on cores")};
+  h.attention = {stated(0.25, "stated"), stated(0.25, "stated"), stated(16, "stated")};
+  h.shared_transport = true;
+  h.nvls_gain = stated(1.0, "no switch");
+  // 256 MiB all-gather over 4 ranks through shared memory moved 11.2 GB/s in total on a machine that reads 33 GB/s.
+  h.intra = {
+      stated(c.gpu.memory_bandwidth.value / 3.0, "stated: a copy in and a copy out, a third of memory bandwidth"),
+      stated(20e-6, "stated: wake-up of a waiting thread"), known_or(c.nvlink_latency, 10e-6, "stated")};
+  h.inter = {stated(c.network_bandwidth.value * 0.8, "stated: 80 % of the network"),
+             stated(100e-6, "stated: TCP round trip"), known_or(c.network_latency, 50e-6, "stated")};
+  h.host_bandwidth = stated(c.gpu.memory_bandwidth.value / 2.5, "stated: memcpy reads, writes and fetches its target");
+  h.host_latency = stated(2e-6, "stated");
+  h.map_bandwidth = stated(16e9, "stated: a quarter of a microsecond per 4 KiB page");
+  h.cores = stated(0, "uncalibrated: a rank's share of the device, no waiting for cores");
+  h.wake = stated(0, "uncalibrated");
+  h.thread_switch = stated(0, "uncalibrated");
+  h.call = stated(0, "uncalibrated");
+  h.decision = stated(0, "uncalibrated");
+  h.first_use = stated(0, "uncalibrated");
+  h.time_slice = stated(4e-3, "stated: a tick of 250 Hz, Debian's kernels");
+  h.launch = stated(1e-6, "stated");
+  h.kernel_overhead = stated(3e-6, "stated: fork and join of the cores");
+  h.overlap_slowdown = stated(0.5, "stated: communication runs on the same cores");
+}
+
+void gpu_defaults(Hardware& h, const ClusterSpec& c) {
+  h.memory_efficiency = stated(0.78, "RMSNorm on H200: 3.7-3.8 of 4.8 TB/s");
+  h.gemm = {stated(0.80, "bf16 GEMM on H100/H200: 780-795 of 989 TF/s"), stated(128, "stated: about two tile steps"),
+            stated(0, "unknown")};
+  h.attention = {stated(0.69, "cuDNN SDPA forward, H200, 16-32k: 673-688 of 989 TF/s"),
+                 stated(0.58, "cuDNN SDPA backward, H200, 16-32k: 579-581 of 989 TF/s"),
+                 stated(400, "cuDNN SDPA, H200, 2k: 484 of 688 TF/s at 1k visible keys")};
+  const bool nvlink = c.gpu.nvlink_bandwidth.value > 0.0;
+  const double wire = nvlink ? c.gpu.nvlink_bandwidth.value : c.gpu.pcie_bandwidth.value;
+  h.intra = {stated(wire * 0.80, "NCCL ring on 8 H200: 361-367 of 450 GB/s"),
+             stated(12e-6, "small NCCL all-reduce on 8 H200: 20-25 us"),
+             known_or(c.nvlink_latency, 0.8e-6, "small NCCL all-reduce on 8 H200: 20-25 us over 14 steps")};
+  h.nvls_gain =
+      c.gpu.nvlink_sharp ? stated(1.31, "NCCL all-reduce 8 H200: NVLS 480, ring 367 GB/s") : stated(1.0, "no NVLS");
+  h.inter = {stated(c.network_bandwidth.value * 0.90, "NCCL all-reduce, 4 nodes: 365 of 400 GB/s"),
+             stated(20e-6, "stated"), known_or(c.network_latency, 5e-6, "stated: one InfiniBand hop with NCCL")};
+  h.host_bandwidth = stated(c.gpu.pcie_bandwidth.value, "pinned copies run at the link's usable rate");
+  h.host_latency = stated(10e-6, "stated");
+  h.map_bandwidth = stated(130e9, "stated: 15 us to create and map a 2 MiB chunk");
+  h.time_slice = stated(4e-3, "streams are hardware");
+  h.launch = stated(4.5e-6, "stated: eager launch of one kernel with its framework overhead");
+  h.kernel_overhead = stated(2e-6, "stated: start, drain and the gap to the next kernel");
+  h.overlap_slowdown = stated(0.08, "stated: SMs and bandwidth taken by NCCL");
+}
+
+}  // namespace
+
+double Hardware::peak_flops(const std::string& precision) const {
+  const auto it = peak.find(precision);
+  return it == peak.end() ? 0.0 : it->second;
+}
+
+Hardware hardware_from_datasheet(const ClusterSpec& c) {
+  Hardware h;
+  h.name = c.gpu.name;
+  h.source = "datasheet of " + c.gpu.name + " with stated efficiencies, uncalibrated";
+  for (const auto& [precision, flops] : c.gpu.flops) h.peak[precision] = flops.value;
+  h.memory_bandwidth = c.gpu.memory_bandwidth.value;
+  if (c.gpu.is_cpu) cpu_defaults(h, c);
+  else gpu_defaults(h, c);
+  return h;
+}
+
+Result<ClusterSpec> catalogue_cluster(const std::string& gpu) {
+  auto scenario = load_scenario_text(
+      fmt::format("model: qwen2.5-0.5b\ncluster: {{gpu: {}, nodes: 1, gpus_per_node: 1}}\n", gpu), gpu);
+  if (!scenario) return fail(scenario.error());
+  return scenario->cluster;
+}
+
+namespace {
+
+/// What chips of one architecture share: the parts of their rates that kernels reach, and how kernels start. Rates,
+/// and what a switch or a host adds, are the chip's own; links reach the same share of their line.
+void inherit(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
+  h.memory_efficiency = fitted.memory_efficiency;
+  h.gemm = fitted.gemm;
+  h.attention = fitted.attention;
+  h.launch = fitted.launch;
+  h.kernel_overhead = fitted.kernel_overhead;
+  h.overlap_slowdown = fitted.overlap_slowdown;
+  const auto share = [](Sourced& rate, const Sourced& reached, const Sourced& line) {
+    if (line.value > 0.0 && reached.value != line.value)
+      rate = {rate.value * reached.value / line.value, reached.source};
+  };
+  share(h.intra.bandwidth, fitted.intra.bandwidth, their_sheet.intra.bandwidth);
+  share(h.inter.bandwidth, fitted.inter.bandwidth, their_sheet.inter.bandwidth);
+  share(h.host_bandwidth, fitted.host_bandwidth, their_sheet.host_bandwidth);
+}
+
+/// Of the catalogue's profiles the one that lists the GPU among its siblings.
+Result<std::optional<Hardware>> from_sibling(const ClusterSpec& c, const std::filesystem::path& profiles) {
+  std::vector<std::filesystem::path> files;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(profiles, ignored))
+    if (entry.path().extension() == ".yaml") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  for (const std::filesystem::path& file : files) {
+    auto fitted = read_hardware(file, c);
+    if (!fitted) return fail(fitted.error());
+    if (std::find(fitted->siblings.begin(), fitted->siblings.end(), c.gpu.name) == fitted->siblings.end()) continue;
+    const auto theirs = catalogue_cluster(fitted->name);
+    if (!theirs) return fail(theirs.error());
+    fitted = read_hardware(file, *theirs);
+    if (!fitted) return fail(fitted.error());
+    Hardware h = hardware_from_datasheet(c);
+    inherit(h, *fitted, hardware_from_datasheet(*theirs));
+    h.source = fmt::format("datasheet of {} with the efficiencies of its sibling {}, uncalibrated ({} is {})",
+                           c.gpu.name, fitted->name, fitted->name, fitted->source);
+    return std::optional<Hardware>(std::move(h));
+  }
+  return std::optional<Hardware>();
+}
+
+}  // namespace
+
+Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path& catalogue) {
+  const std::filesystem::path profiles = catalogue / "profiles";
+  std::error_code ignored;
+  if (!c.calibration.empty()) {
+    const std::filesystem::path named = profiles / (c.calibration + ".yaml");
+    return read_hardware(std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration), c);
+  }
+  const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");
+  if (c.gpu.name.empty()) return hardware_from_datasheet(c);
+  if (std::filesystem::exists(own, ignored)) return read_hardware(own, c);
+  if (c.gpu.is_cpu) return hardware_from_datasheet(c);
+  auto sibling = from_sibling(c, profiles);
+  if (!sibling) return fail(sibling.error());
+  return *sibling ? std::move(**sibling) : hardware_from_datasheet(c);
+}
+
+}  // namespace hotbunk

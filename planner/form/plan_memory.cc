@@ -1,0 +1,244 @@
+// Memory of the plan in closed form: the phases around the passes, the sections and what of them is mapped.
+#include <algorithm>
+
+#include "base/check.h"
+#include "lowering/sample_rows.h"
+#include "planner/form/plan_walk.h"
+
+namespace hotbunk {
+namespace {
+
+using enum Category;
+
+/// What the sections hold, live and mapped. Host sections are as large as the device's that move there.
+struct Sections {
+  std::int64_t params = 0, moments = 0, reference = 0, weights = 0, kv = 0;  // live bytes
+  struct Mapped {
+    std::int64_t params = 0, moments = 0, reference = 0, weights = 0, kv = 0;
+  } mapped;
+
+  Sections(const ShardedShapes& sharded, const Scenario& s, std::int64_t kv_blocks, std::int64_t chunk) {
+    const Precision& precision = s.train.precision;
+    const PlanShapes& shapes = sharded.shapes;
+    const std::int64_t root = sharded.root.elements, layer = sharded.layer.elements;
+    const auto shards = [&](DType dtype) { return (root + shapes.layers * layer) * size_of(dtype); };
+    const auto section = [&](DType dtype) {
+      return aligned_bytes(root * size_of(dtype)) + shapes.layers * aligned_bytes(layer * size_of(dtype));
+    };
+    params = shards(precision.master), moments = 2 * shards(precision.moments);
+    mapped.params = round_up(section(precision.master), chunk);
+    mapped.moments = round_up(2 * section(precision.moments), chunk);
+    if (s.algorithm.reference) {
+      reference = shards(precision.params);
+      mapped.reference = round_up(section(precision.params), chunk);
+    }
+    if (s.algorithm.name == AlgorithmName::sft) return;
+    const EngineSlices& e = engine_of(shapes, s);
+    weights = e.elements(shapes.layers) * size_of(s.rollout.dtype);
+    mapped.weights = round_up(e.section_bytes(shapes.layers, s.rollout.dtype), chunk);
+    kv = shapes.layers * kv_blocks * 2 * s.rollout.block_tokens * e.kv_heads * s.model.head_dim *
+         size_of(s.rollout.dtype);
+    mapped.kv = round_up(aligned_bytes(kv), chunk);
+  }
+};
+
+/// Bytes mapped on both sides through the phases.
+class MapWalk {
+ public:
+  explicit MapWalk(FormMemory& memory) : memory_(memory) {}
+  void enter(std::size_t phase) { at_ = phase, note(); }
+  void device(std::int64_t delta) { device_ += delta, note(); }
+  void host(std::int64_t delta) { host_ += delta, note(); }
+  /// map there, then unmap here.
+  void to_host(std::int64_t bytes) { host(bytes), device(-bytes); }
+  void to_device(std::int64_t bytes) { device(bytes), host(-bytes); }
+
+ private:
+  void note() {
+    raise(memory_.device, device_);
+    raise(memory_.host, host_);
+  }
+  void raise(FormSpace& space, std::int64_t mapped) const {
+    space.phases[at_].mapped_bytes = std::max(space.phases[at_].mapped_bytes, mapped);
+    space.whole.mapped_bytes = std::max(space.whole.mapped_bytes, mapped);
+  }
+  FormMemory& memory_;
+  std::int64_t device_ = 0, host_ = 0;
+  std::size_t at_ = 0;
+};
+
+constexpr bool driven(PlanPhase p) {
+  using enum PlanPhase;
+  return p == rollout || p == exchange || p >= reference;
+}
+constexpr bool prologue(PlanPhase p) { return p <= PlanPhase::start_rollout; }
+
+/// Transients mapped from each phase's start on; the rule of lowering/builder.cc (transient_levels) over a job's
+/// phases: a phase that is not driven provides for the driven ones behind it, the last such phase also for the next
+/// iteration's first ones, the prologue for all until the first change.
+std::array<std::int64_t, num_plan_phases> transient_levels(const PlanPhases& present,
+                                                           const std::array<std::int64_t, num_plan_phases>& need,
+                                                           bool keep_mapped) {
+  std::array<std::int64_t, num_plan_phases> level{};
+  if (keep_mapped) {
+    level.fill(*std::max_element(need.begin(), need.end()));
+    return level;
+  }
+  std::int64_t carried = 0, entry = 0;
+  std::size_t last = num_plan_phases;  // that is not driven, of the iteration
+  for (std::size_t p = num_plan_phases; p-- > 0;) {
+    const auto phase = static_cast<PlanPhase>(p);
+    if (!present[p]) continue;
+    carried = std::max(carried, need[p]);
+    level[p] = carried;
+    if (!driven(phase)) carried = 0;
+    if (!prologue(phase) && phase != PlanPhase::export_) {
+      entry = carried;  // of the iteration's first phase in the end
+      if (!driven(phase) && last == num_plan_phases) last = p;
+    }
+  }
+  if (last < num_plan_phases) {
+    entry = std::max(level[last], entry);
+    for (std::size_t p = last; p < static_cast<std::size_t>(PlanPhase::export_); ++p) level[p] = entry;
+  }
+  for (std::size_t p = 0; p < num_plan_phases; ++p)
+    if (present[p] && prologue(static_cast<PlanPhase>(p))) level[p] = std::max(level[p], entry);
+  return level;
+}
+
+/// Everything that a job's phases do to live and mapped bytes, in order.
+class JobWalk {
+ public:
+  JobWalk(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks)
+      : sharded_(shapes, s.train.layout.ranks()),
+        s_(s),
+        chunk_(s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20),
+        hold_(sharded_, s, kv_blocks, chunk_),
+        rollout_sleeps_(s.rollout.sleep),
+        backed_up_(s.rollout.sleep && s.rollout.sleep_level == 1) {}
+
+  FormMemory walk(Placed placed) {
+    FormMemory out;
+    out.present = plan_phases_of(s_);
+    for (std::size_t p = 0; p < num_plan_phases; ++p) {
+      if (!out.present[p]) continue;
+      device_.enter(static_cast<PlanPhase>(p)), host_.enter(static_cast<PlanPhase>(p));
+      live(static_cast<PlanPhase>(p));
+    }
+    out.device = whole(device_, out.present), out.host = whole(host_, out.present);
+    map(out, placed);
+    return out;
+  }
+
+ private:
+  void to_host(Category c, std::int64_t bytes) { host_.hold(c, bytes), device_.drop(c, bytes); }
+  void to_device(Category c, std::int64_t bytes) { device_.hold(c, bytes), host_.drop(c, bytes); }
+
+  void live(PlanPhase p) {
+    using enum PlanPhase;
+    switch (p) {
+      case load:
+        device_.hold(params, hold_.params), device_.hold(params, hold_.reference);
+        return device_.hold(optimizer, hold_.moments);
+      case start_rollout:
+        if (rollout_sleeps_) return host_.hold(params, hold_.weights);
+        return device_.hold(params, hold_.weights), device_.hold(kv_cache, hold_.kv);
+      case sleep_optimizer:
+        return to_host(optimizer, hold_.moments), to_host(params, hold_.reference);
+      case wake_rollout:
+        if (backed_up_) return to_device(params, hold_.weights);
+        return device_.hold(params, hold_.weights);
+      case sleep_train:
+        return to_host(params, hold_.params);
+      case wake_kv:
+        return device_.hold(kv_cache, hold_.kv);
+      case sleep_rollout:
+        device_.drop(kv_cache, hold_.kv);
+        if (backed_up_) return to_host(params, hold_.weights);
+        return device_.drop(params, hold_.weights);
+      case wake_train:
+        to_device(params, hold_.params), to_device(params, hold_.reference);
+        return to_device(optimizer, hold_.moments);
+      default:
+        return walk_phase(device_, p, sharded_, s_);
+    }
+  }
+
+  /// The peak of all phases is the highest phase's, the first of equals.
+  static FormSpace whole(LiveWalk& w, const PlanPhases& present) {
+    FormSpace out = w.finish();
+    for (std::size_t p = 0; p < num_plan_phases; ++p)
+      if (present[p] && out.phases[p].bytes > out.whole.bytes)
+        out.whole = out.phases[p], out.peak_phase = static_cast<PlanPhase>(p);
+    return out;
+  }
+
+  void map(FormMemory& out, Placed placed) const {
+    ArenaWalk arena;
+    std::array<std::int64_t, num_plan_phases> need{};
+    for (std::size_t p = 0; p < num_plan_phases; ++p) {
+      if (!out.present[p]) continue;
+      const auto phase = static_cast<PlanPhase>(p);
+      arena.enter(phase);
+      if (placed == Placed::each) walk_phase(arena, phase, sharded_, s_);
+      need[p] = round_up(placed == Placed::each ? arena.transients(p) : device_.transients(p), chunk_);
+    }
+    const bool nothing_sleeps = s_.train.offload != Offload::sleep && !s_.rollout.sleep;
+    const auto level = transient_levels(out.present, need, nothing_sleeps);
+    MapWalk walk(out);
+    std::int64_t transients = 0;
+    for (std::size_t p = 0; p < num_plan_phases; ++p) {
+      if (!out.present[p]) continue;
+      walk.enter(p);
+      if (!driven(static_cast<PlanPhase>(p))) walk.device(level[p] - transients), transients = level[p];
+      map(walk, static_cast<PlanPhase>(p));
+    }
+  }
+
+  void map(MapWalk& walk, PlanPhase p) const {
+    using enum PlanPhase;
+    const Sections::Mapped& m = hold_.mapped;
+    switch (p) {
+      case load:
+        return walk.device(m.params + m.moments + m.reference);
+      case start_rollout:
+        return rollout_sleeps_ ? walk.host(m.weights) : walk.device(m.weights + m.kv);
+      case sleep_optimizer:
+        return walk.to_host(m.moments), walk.to_host(m.reference);
+      case wake_rollout:
+        return backed_up_ ? walk.to_device(m.weights) : walk.device(m.weights);
+      case sleep_train:
+        return walk.to_host(m.params);
+      case wake_kv:
+        return walk.device(m.kv);
+      case sleep_rollout:
+        walk.device(-m.kv);
+        return backed_up_ ? walk.to_host(m.weights) : walk.device(-m.weights);
+      case wake_train:
+        return walk.to_device(m.params), walk.to_device(m.reference), walk.to_device(m.moments);
+      default:
+        return;
+    }
+  }
+
+  ShardedShapes sharded_;
+  const Scenario& s_;
+  std::int64_t chunk_;
+  Sections hold_;
+  bool rollout_sleeps_, backed_up_;
+  LiveWalk device_, host_;
+};
+
+}  // namespace
+
+FormMemory PlanForm::memory(const Scenario& s, Placed placed) const {
+  std::int64_t blocks = 0;
+  if (s.algorithm.name != AlgorithmName::sft) {
+    const auto known = kv_blocks(s);
+    HB_CHECK(known, "no room for a KV pool");
+    blocks = *known;
+  }
+  return JobWalk(shapes_, s, blocks).walk(placed);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,370 @@
+#include "planner/rl/rl_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lowering/sample_rows.h"
+#include "planner/rl/length_moments.h"
+#include "planner/rl/reshard_volume.h"
+#include "planner/train/layer_kinds.h"
+
+namespace hotbunk {
+
+std::string_view name_of(RlPhase p) {
+  constexpr std::string_view names[] = {"rollout",      "sync",   "sleep",  "wake", "reference",
+                                        "old_logprobs", "values", "critic", "train"};
+  return names[static_cast<std::size_t>(p)];
+}
+
+RlModel::RlModel(const TrainModel& train, RlSetting setting)
+    : train_(train),
+      setting_(setting),
+      parameters_(static_cast<double>(parameter_count(train.model()))),
+      active_(static_cast<double>(active_parameter_count(train.model()))),
+      tensors_(tensor_count(train.model())),
+      ends_(static_cast<double>(train.model().vocab) * static_cast<double>(train.model().hidden) *
+            (train.model().tie_embeddings ? 1.0 : 2.0)) {}
+
+namespace {
+bool is_plain_fsdp(const TrainPoint& p) {
+  return (p.sharding == Sharding::fsdp || p.sharding == Sharding::zero3) && p.tp == 1 && p.pp == 1 && p.ep == 1 &&
+         p.shard_ranks() == p.ranks();
+}
+}  // namespace
+
+void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
+  const ModelSpec& m = train_.model();
+  if (!is_plain_fsdp(p) || p.ranks() > 64 || p.ranks() != r.tp * r.engines || m.moe || m.mla) return;
+  if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
+  const auto key = std::make_tuple(p.ranks(), r.tp, r.strided);
+  if (exact_reshard_.contains(key)) return;
+  exact_reshard_[key] = most_received_elements(m, r.tp, r.engines, r.strided) * setting_.rollout_element_bytes;
+}
+
+double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const {
+  if (is_plain_fsdp(p))
+    if (const auto known = exact_reshard_.find({p.ranks(), r.tp, r.strided}); known != exact_reshard_.end())
+      return known->second;
+  // A rank needs 1 / tp of the weights and holds 1 / shard of them; how much of that lies in its own slice depends on
+  // the order: with contiguous engines the shards run across the slices, with strided ones along them.
+  const double bytes = parameters_ * setting_.rollout_element_bytes;
+  const double need = rank_elements(r) * setting_.rollout_element_bytes;
+  const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
+  const double overlap = r.strided ? 1.0 : 1.0 / static_cast<double>(r.tp);
+  return std::max(0.0, need - held * overlap);
+}
+
+double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
+  const ModelSpec& m = train_.model();
+  const LayerKinds kinds = layer_kinds(m);
+  const auto dense = static_cast<double>(kinds.dense), moe = static_cast<double>(kinds.moe);
+  const auto of = [](const LayerCost& c) {
+    return c.forward + c.tensor_forward + c.expert_forward + c.context_forward;
+  };
+  const double whole = of(l.dense) * dense + of(l.moe) * moe + of(l.embedding) + of(l.head);
+  const auto stages = static_cast<double>(p.pp), m_count = p.full_micro_batches();
+  return whole / stages * (m_count + stages - 1.0) + train_.exposed_gathers(p, l, whole / stages, trained);
+}
+
+SyncJob RlModel::sync_job(const RlPoint& p) const {
+  const bool colocated = p.placement == PlacementMode::colocated;
+  const StateBytes& state = train_.setting().state;
+  return {.model_bytes = parameters_ * setting_.rollout_element_bytes,
+          .tensors = tensors_,
+          .bucket_bytes = p.bucket_bytes,
+          .sources = p.train.ranks() / p.train.replicas(),
+          .target_tp = p.rollout.tp,
+          .targets = colocated ? p.train.ranks() : p.rollout.ranks(),
+          .received_bytes = colocated ? reshard_bytes(p.train, p.rollout) : 0.0,
+          .one_process = colocated && setting_.own_engine,
+          .gathers = setting_.sync_gathers,
+          .verifies = setting_.sync_verifies,
+          .source_element_bytes = p.train.sharding == Sharding::fsdp ? state.master : state.params,
+          .target_element_bytes = setting_.rollout_element_bytes,
+          .slice_bytes = rank_elements(p.rollout) * setting_.rollout_element_bytes};
+}
+
+TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
+  TrainSide out;
+  if (!t.valid) return out;
+  const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
+  out.train_seconds = passes * t.step_seconds;
+  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(p, l, true);
+  if (setting_.reference) out.reference_seconds = passes * forward_seconds(p, l, false);
+  out.overhead_bytes = t.overhead_bytes;
+  out.host_bytes = t.host_bytes;
+  // What persists: the parameters that a sync reads, and beside them moments and separate master copies. A reference
+  // model is held as the parameters are, in their dtype.
+  const StateBytes& b = train_.setting().state;
+  out.params = t.source_bytes;
+  out.optimizer = std::max(0.0, t.state_bytes - t.grad_bytes - t.source_bytes);
+  out.total_bytes = t.total_bytes();
+  if (setting_.critic) add_critic(p, l, out);
+  const double reference = p.sharding == Sharding::fsdp ? out.params * b.params / std::max(b.master, 1e-9) : out.params;
+  if (!setting_.reference) return out;
+  if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
+  else out.swapped_reference = reference, out.host_bytes += reference;
+  return out;
+}
+
+TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel::Layers& actor) const {
+  TrainModel::Layers l = actor;
+  const bool tied = train_.model().tie_embeddings && p.pp == 1;  // end_parameters() counts such a pair once
+  l.head = {.parameters = tied ? actor.head.parameters : static_cast<double>(train_.model().hidden)};
+  return l;
+}
+
+/// The critic is sharded and trained as the actor is. Both models' states stay side by side while either trains;
+/// gradients and activations are of one at a time.
+void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, TrainSide& out) const {
+  const TrainModel::Layers l = critic_layers(p, actor);
+  const TrainPrice t = train_.price(p, l);
+  out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true);
+  out.critic_seconds = setting_.mini_batches * t.step_seconds;
+  out.critic = t.state_bytes - t.grad_bytes;
+  out.total_bytes = std::max(out.total_bytes + out.critic, t.total_bytes() + out.params + out.optimizer);
+  out.host_bytes += t.host_bytes;
+}
+
+/// Copies over the host link, and memory taken (`kind` map) or given back (unmap) on the device. Our arena maps the
+/// host's side as well, the other way round; others keep their pinned pools.
+double RlModel::shift_seconds(double copied, double mapped, OpKind kind) const {
+  const CostModel& cost = train_.cost();
+  double seconds = mapped > 0.0 ? cost.map_seconds(mapped, kind) : 0.0;
+  if (copied > 0.0) seconds += cost.host_copy_seconds(copied);
+  if (copied > 0.0 && setting_.own_engine)
+    seconds += cost.map_seconds(copied, kind == OpKind::map ? OpKind::unmap : OpKind::map);
+  return seconds;
+}
+
+ShiftPrice RlModel::shift(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging) const {
+  return price_shift(p.transition, {.params = train.params,
+                                    .optimizer = train.optimizer + train.critic + train.reference,
+                                    .weights = rollout.weight_bytes,
+                                    .kv = rollout.pool_bytes,
+                                    .keeps_weights = setting_.keeps_weights,
+                                    .staging = staging,
+                                    .host_staging = std::min(p.bucket_bytes, train.params)});
+}
+
+/// Shifts on one set of GPUs.
+void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
+                       RlPrice& out) const {
+  const CostModel& cost = train_.cost();
+  const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
+  const ShiftPrice shift = this->shift(p, train, rollout, staging);
+  // Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
+  double working = 0.0;
+  if (shift.mapped > 0.0)
+    working = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic - train.reference -
+                                train.overhead_bytes) +
+              (setting_.own_engine ? rollout.activation_bytes : 0.0);
+  at(RlPhase::sleep) = shift_seconds(shift.down, shift.unmapped + working, OpKind::unmap);
+  at(RlPhase::wake) = shift_seconds(shift.up, shift.mapped + working, OpKind::map);
+  if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
+  const double overhead = train.overhead_bytes;
+  out.train_bytes = train.total_bytes + shift.train_rest;
+  out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes + shift.rollout_rest +
+                      overhead + communicators(p.rollout);
+  out.sync_bytes = shift.sync_bytes + overhead;
+  out.wake_bytes = shift.wake_bytes + overhead;
+  out.host_bytes = train.host_bytes + shift.asleep;
+}
+
+/// Two sets of GPUs: nothing sleeps, buckets cross the network, and both sides may run at the same time when sampling
+/// weights may be one step old.
+void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
+                           RlPrice& out) const {
+  const double rollout_side = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes +
+                              train_.framework().context_bytes.value + communicators(p.rollout);
+  out.train_bytes = train.total_bytes;
+  out.rollout_bytes = rollout_side;
+  out.sync_bytes =
+      std::max(train.params + train.optimizer + train.critic + train.reference + train.overhead_bytes, rollout_side) +
+      staging;
+  out.host_bytes = train.host_bytes;
+  if (!setting_.overlaps) return;
+  double training = 0.0;
+  for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
+    training += out.seconds[static_cast<std::size_t>(phase)];
+  out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
+}
+
+RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
+                         const SyncPrice& sync) const {
+  RlPrice out;
+  if (train.train_seconds <= 0.0) return out;
+  const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
+  double staging = sync.peak_bytes;
+  if (staging > 0.0 && p.placement == PlacementMode::colocated)
+    staging *=
+        (setting_.staged_buckets + (setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0)) / 2.0;
+  at(RlPhase::rollout) = rollout.seconds();
+  at(RlPhase::sync) = sync.seconds;
+  at(RlPhase::reference) = train.reference_seconds;
+  if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
+  at(RlPhase::old_logprobs) = train.old_seconds;
+  at(RlPhase::values) = train.values_seconds;
+  at(RlPhase::critic) = train.critic_seconds;
+  at(RlPhase::train) = train.train_seconds;
+  if (p.placement == PlacementMode::colocated) colocate(p, train, rollout, staging, out);
+  else disaggregate(p, train, rollout, staging, out);
+  if (!rollout.fits) out.rollout_bytes = std::max(out.rollout_bytes, setting_.device_bytes + rollout.lacking_bytes);
+  for (double s : out.seconds) out.iteration_seconds += s;
+  out.iteration_seconds -= out.overlapped;
+  out.fits = out.peak_bytes() <= setting_.device_bytes && out.host_bytes <= setting_.host_bytes;
+  return out;
+}
+
+RlPrice RlModel::price(const RlPoint& p) const {
+  const TrainModel::Layers l = train_.layers(p.train);
+  const RolloutPrice alone = price_rollout(p.rollout);
+  if (!alone.fits) return {};
+  const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
+  return combine(p, train, rollout_beside(p.rollout, leftovers(p, train), alone), sync_price(p));
+}
+
+TrainPoint train_point_of(const Scenario& s) {
+  const TrainLayout& a = s.train.layout;
+  TrainPoint p{.dp = a.dp,
+               .cp = a.cp,
+               .ulysses = a.ulysses,
+               .tp = a.tp,
+               .pp = a.pp,
+               .vpp = a.vpp,
+               .ep = a.ep,
+               .etp = a.etp,
+               .fsdp = a.fsdp,
+               .sp = a.sp};
+  switch (s.train.engine) {
+    case TrainEngine::ddp:
+      p.sharding = Sharding::replicated;
+      break;
+    case TrainEngine::zero1:
+    case TrainEngine::megatron:
+      p.sharding = Sharding::zero1;
+      break;
+    case TrainEngine::zero2:
+      p.sharding = Sharding::zero2;
+      break;
+    case TrainEngine::fsdp1:
+    case TrainEngine::fsdp2:
+      p.sharding = Sharding::fsdp;
+      break;
+  }
+  // The group of all data ranks has one name.
+  if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;
+  p.recompute = s.train.recompute;
+  p.reshard_after_forward = s.train.reshard_after_forward;
+  p.optimizer_on_host = s.train.offload == Offload::layerwise;
+  p.optimizer = s.optimizer.name;
+  const auto sequence = static_cast<double>(train_setting_of(s).sequence);
+  const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
+  // A billion sequences are more than any batch, and far from overflowing the products they enter.
+  p.micro_batch = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, 1e9)), 1, 1'000'000'000);
+  // Of the busiest data rank.
+  const double each = static_cast<double>(num_samples(s)) /
+                      static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
+                      static_cast<double>(std::max<std::int64_t>(p.dp, 1));
+  p.set_sequences(static_cast<std::int64_t>(std::ceil(std::min(each, 1e18))));
+  return p;
+}
+
+RolloutPoint rollout_point_of(const Scenario& s) {
+  const RolloutLayout& l = s.rollout.layout;
+  return {.tp = std::max<std::int64_t>(1, l.tp),
+          .engines = std::max<std::int64_t>(1, l.dp),
+          .strided = l.order == RankOrder::strided,
+          .memory_fraction = s.rollout.memory_fraction,
+          .ep = l.ep,
+          .attention_dp = l.attention_dp,
+          .cp = l.cp,
+          .pp = l.pp};
+}
+
+TrainSetting train_setting_of(const Scenario& s) {
+  const bool sampled = s.algorithm.name != AlgorithmName::sft;
+  const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
+  const double mean = prompt.mean + (sampled ? response.mean : 0.0);
+  // E[L^2] of prompt and response together, drawn independently.
+  const double square =
+      mean_square(prompt) + (sampled ? 2.0 * prompt.mean * response.mean + mean_square(response) : 0.0);
+  TrainSetting t;
+  t.ragged = true;
+  t.sequence = static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0)));
+  t.budget_tokens = static_cast<double>(s.train.micro_batch_tokens);
+  // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
+  t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
+  t.longest = static_cast<double>(max_sample_tokens(s));
+  t.precision =
+      s.train.precision.gemm == "params" ? std::string(name_of(s.train.precision.params)) : s.train.precision.gemm;
+  t.element_bytes = static_cast<double>(size_of(s.train.precision.params));
+  t.state = {static_cast<double>(size_of(s.train.precision.params)),
+             static_cast<double>(size_of(s.train.precision.grads)),
+             static_cast<double>(size_of(s.train.precision.master)),
+             2.0 * static_cast<double>(size_of(s.train.precision.moments))};
+  t.order = axis_order(s.train.layout.order);
+  t.momentum = s.optimizer.momentum > 0;
+  t.pipeline_split = s.train.pipeline_split;
+  if (s.train.pipeline_schedule == "gpipe") t.schedule = PipelineSchedule::gpipe;
+  if (s.train.pipeline_schedule == "zero-bubble") t.schedule = PipelineSchedule::zero_bubble;
+  return t;
+}
+
+RlSetting rl_setting_of(const Scenario& s) {
+  RlSetting out;
+  out.prompts = static_cast<double>(s.algorithm.prompts);
+  out.samples = static_cast<double>(s.algorithm.samples_per_prompt);
+  out.mini_batches = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
+  out.prompt_tokens = s.workload.prompt_tokens.mean;
+  out.response_tokens = s.workload.response_tokens.mean;
+  out.prompt_square = mean_square(s.workload.prompt_tokens);
+  out.response_square = mean_square(s.workload.response_tokens);
+  out.longest_prompt = std::max(s.workload.prompt_tokens.max, s.workload.prompt_tokens.mean);
+  out.longest_response = std::max(s.workload.response_tokens.max, s.workload.response_tokens.mean);
+  out.responses = s.workload.response_tokens;
+  out.reference = s.algorithm.reference;
+  out.old_logprobs = s.algorithm.old_logprobs;
+  out.critic = s.algorithm.name == AlgorithmName::ppo;
+  out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
+  out.engine = s.rollout.engine;
+  out.rollout_dtype = s.rollout.dtype;
+  out.max_prefill_tokens = static_cast<double>(s.rollout.max_prefill_tokens);
+  out.max_running = static_cast<double>(s.rollout.max_running_requests);
+  out.device_bytes = static_cast<double>(s.cluster.device_memory_bytes > 0 ? s.cluster.device_memory_bytes
+                                                                           : s.cluster.gpu.memory_bytes);
+  if (s.cluster.host_memory_bytes > 0)
+    out.host_bytes = static_cast<double>(s.cluster.host_memory_bytes) /
+                     static_cast<double>(std::max<std::int64_t>(s.cluster.ranks_per_node(), 1));
+  const bool ours = s.rollout.engine == RolloutEngine::hotbunk;
+  out.pool_by_need = ours;
+  out.prefix_shared = !ours;  // our engine prefills every sample
+  out.pool_tokens = static_cast<double>(s.rollout.kv_cache_tokens);
+  // docs/sync-and-sleep.md: one part, and the gathered bucket unless peers read it. Others double their buckets.
+  if (ours) out.staged_buckets = s.sync.transport == SyncTransport::ipc ? 0.0 : 1.0;
+  out.stages_part = ours;
+  out.own_engine = ours;
+  out.sync_gathers = s.sync.transport == SyncTransport::collective;
+  out.sync_verifies = s.sync.verify;
+  out.keeps_weights = s.rollout.sleep && s.rollout.sleep_level == 1;
+  out.reference_on_device = ours;
+  out.price_per_gpu_hour = s.cluster.gpu.price_per_hour.value;
+  out.overlaps = s.algorithm.max_staleness > 0;
+  return out;
+}
+
+RlPoint rl_point_of(const Scenario& s) {
+  RlPoint p{.train = train_point_of(s),
+            .rollout = rollout_point_of(s),
+            .placement = s.placement,
+            .sync = mechanism_of(s.sync, s.placement),
+            .bucket_bytes = static_cast<double>(s.sync.bucket_bytes)};
+  if (s.placement != PlacementMode::colocated) return p;
+  // "auto" becomes the best order where the scenario is priced (ScenarioPricer::point).
+  const std::string name = s.transition == "auto" ? "hotbunk" : s.transition;
+  if (const auto order = transition_from(name, s.train.offload == Offload::sleep, s.rollout.sleep))
+    p.transition = *order;
+  return p;
+}
+
+}  // namespace hotbunk

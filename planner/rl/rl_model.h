@@ -1,0 +1,213 @@
+// The closed form of one RL iteration: rollout, weight sync, sleep and wake, log-prob passes, training; colocated by
+// shifts, or on two sets of GPUs.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "planner/rl/sync_model.h"
+#include "planner/rl/transition_cost.h"
+#include "planner/train/train_model.h"
+
+namespace hotbunk {
+
+/// One rollout layout: `engines` engines of tp * cp * pp ranks each.
+struct RolloutPoint {
+  std::int64_t tp = 1, engines = 1;
+  bool strided = false;           // engine = rank mod engines: neighbours' shards lie in other engines
+  double memory_fraction = 0.8;   // of the device, weights + KV
+  std::int64_t ep = 1;            // ranks that whole experts are spread over; 1: experts are split by tp like the rest
+  std::int64_t attention_dp = 1;  // groups of tp / attention_dp ranks, each with attention's weights and its own tokens
+  std::int64_t cp = 1;            // ranks that a sequence's cache is spread over
+  std::int64_t pp = 1;            // pipeline stages: named, not priced (divides() says no)
+  std::int64_t ranks() const { return engines * tp * cp * pp; }
+  std::int64_t attention_tp() const { return std::max<std::int64_t>(1, tp / attention_dp); }
+  friend auto operator<=>(const RolloutPoint&, const RolloutPoint&) = default;
+};
+
+struct RolloutPrice {
+  double prefill_seconds = 0, decode_seconds = 0, tail_seconds = 0;  // tail: after the last admission
+  double exchange_seconds = 0;                                       // all ranks learn all samples; own engine
+  double weight_bytes = 0, pool_bytes = 0;                           // per rank
+  double activation_bytes = 0;                                       // per rank, of one prefill step
+  double lacking_bytes = 0;                                          // where it does not fit
+  double start_lacking_bytes = 0;  // of these, what the engine's start asks for beyond what is free
+  double kv_bytes_per_token = 0;   // per rank, of a token that the engine holds
+  double slots = 0;                // sequences decoded together by one engine
+  double steps = 0;
+  double reduce_payload = 0, dispatch_payload = 0;  // all-reduce, all-to-all; bytes per rank, all steps
+  bool fits = false;                                // weights and at least one sequence of the longest length
+  double seconds() const { return prefill_seconds + decode_seconds + tail_seconds + exchange_seconds; }
+};
+
+/// Training's phases around the optimizer steps, and what happens between.
+enum class RlPhase : std::uint8_t { rollout, sync, sleep, wake, reference, old_logprobs, values, critic, train, count };
+inline constexpr std::size_t num_rl_phases = static_cast<std::size_t>(RlPhase::count);
+std::string_view name_of(RlPhase);
+
+struct RlPoint {
+  TrainPoint train;
+  RolloutPoint rollout;
+  PlacementMode placement = PlacementMode::colocated;
+  TransitionOrder transition{};  // colocated: what sleeps and in which order
+  SyncMechanism sync = SyncMechanism::flattened_buckets;
+  double bucket_bytes = 512.0 * 1024 * 1024;
+  bool sleeps() const {
+    return transition.has(TransitionStep::sleep_optimizer) || transition.has(TransitionStep::sleep_train);
+  }
+  std::int64_t gpus() const {
+    return placement == PlacementMode::colocated ? train.ranks() : train.ranks() + rollout.ranks();
+  }
+  /// Equal to the last knob; the order among points of one price, so that an answer does not depend on how it is found.
+  friend auto operator<=>(const RlPoint&, const RlPoint&) = default;
+};
+
+struct RlPrice {
+  double iteration_seconds = 0;
+  std::array<double, num_rl_phases> seconds{};  // of each phase; their sum less `overlapped` is the iteration
+  double overlapped = 0;                        // seconds that rollout and training run side by side (one step off)
+  // Device bytes of one rank at each moment, overhead included; sync: from training to the rollout, wake: back.
+  double train_bytes = 0, rollout_bytes = 0, sync_bytes = 0, wake_bytes = 0;
+  double host_bytes = 0;  // of one rank
+  bool fits = false;
+  double peak_bytes() const { return std::max({train_bytes, rollout_bytes, sync_bytes, wake_bytes}); }
+};
+
+/// What an iteration needs of a training point's price: small enough to keep a million of them.
+struct TrainSide {
+  double train_seconds = 0;                       // of an iteration's optimizer steps
+  double old_seconds = 0, reference_seconds = 0;  // of the log-prob passes: what is trained, and the reference
+  double values_seconds = 0, critic_seconds = 0;  // PPO: the critic's forward passes, and its optimizer steps
+  /// Of all that a sample goes through but the actor's training.
+  double scoring_seconds() const { return old_seconds + reference_seconds + values_seconds + critic_seconds; }
+  double total_bytes = 0, overhead_bytes = 0, host_bytes = 0;
+  double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
+  double critic = 0;                                // PPO: all that persists of the critic, which sleeps as moments do
+  double swapped_reference = 0;                     // on the host, brought up for its pass
+};
+
+/// Rollout's share of a scenario, in the units of the closed form.
+struct RlSetting {
+  double prompts = 128, samples = 8, mini_batches = 1;
+  double prompt_tokens = 512, response_tokens = 2048;                   // means
+  double prompt_square = 512.0 * 512, response_square = 2048.0 * 2048;  // means of the squares
+  double longest_prompt = 512, longest_response = 8192;                 // what has to fit
+  LengthSpec responses{.mean = 2048, .max = 8192};                      // as drawn
+  bool reference = false, old_logprobs = true;
+  bool critic = false;  // PPO: a second model of the actor's layers with one output, in the actor's layout
+  RolloutEngine engine = RolloutEngine::sglang;
+  DType rollout_dtype = DType::bf16;
+  double rollout_element_bytes = 2;
+  double max_running = 256, max_prefill_tokens = 8192;
+  double device_bytes = 80e9, host_bytes = 2e12;  // of one rank
+  bool pool_by_need = false;                      // hotbunk's engine maps what its slots can use, others all they may
+  double pool_tokens = 0;                         // of one engine, given; 0: what the memory fraction leaves
+  double staged_buckets = 2;                      // of the sync on every rank
+  bool keeps_weights = false;                     // sleep level 1: the rollout's weights move to the host and back
+  bool own_engine = false;                        // hotbunk's: in the trainer's process, one arena for both
+  bool sync_gathers = false;                      // own engine: all-gathers buckets, else reads its peers' parts
+  bool sync_verifies = false;                     // own engine: hashes of every tensor on both sides
+  bool stages_part = false;                       // and one rank's part of a bucket
+  bool reference_on_device = false;               // beside the trained parameters; else on the host
+  double price_per_gpu_hour = 0;                  // money, 0: unknown
+  bool overlaps = false;                          // sampling weights may lag: disaggregated sides run at the same time
+  bool prefix_shared = true;                      // samples of one prompt prefill it once
+};
+
+class RlModel {
+ public:
+  RlModel(const TrainModel& train, RlSetting setting);
+
+  /// `leftovers`: bytes of a colocated trainer on the device while the engine runs. What does not fit beside them is
+  /// priced with the least pool that would serve.
+  RolloutPrice price_rollout(const RolloutPoint&, double leftovers = 0.0) const;
+  /// Bytes of a point's training on the device while its engine runs, as far as the engine's pool minds them.
+  double leftovers(const RlPoint&, const TrainSide&) const;
+  /// The rollout beside so many bytes of training: `alone` with a smaller pool. Never faster.
+  RolloutPrice rollout_beside(const RolloutPoint&, double leftovers, const RolloutPrice& alone) const;
+  RolloutPrice price_rollout(const RlPoint&) const;
+  /// What every point with this rollout needs of a device beside a trainer that leaves `rest` there and has that much
+  /// overhead. `alone`: the rollout without it, whose pool shrinks by no more than its rule says (kv_pool.h).
+  double least_rollout_bytes(const RolloutPoint&, const RolloutPrice& alone, double rest, double overhead) const;
+  /// Whether heads, columns and experts divide by the layout: what the loader asks of a scenario.
+  bool divides(const RolloutPoint&) const;
+  /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: exact for
+  /// what learn_reshard has computed, else an estimate from the layouts' sizes.
+  double reshard_bytes(const TrainPoint&, const RolloutPoint&) const;
+  /// Counts the exact volume, rectangle by rectangle (layout/reshard.h), of FSDP shards of a dense model; no-op for
+  /// others and above 64 ranks, where the estimate serves.
+  void learn_reshard(const TrainPoint&, const RolloutPoint&);
+  /// From parts that the search prices once each; the rollout is the one beside this training. No allocation.
+  TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&) const;
+  RlPrice combine(const RlPoint&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
+  /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
+  RlPrice price(const RlPoint&) const;
+  /// PPO's critic: the actor's layers and a head of one output.
+  TrainModel::Layers critic_layers(const TrainPoint&, const TrainModel::Layers& actor) const;
+  /// What the point's shifts move; colocated.
+  ShiftPrice shift(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
+  /// Tokens trained in an iteration, prompts and responses.
+  double tokens() const {
+    return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
+  }
+  /// What a weight update of the point has to move, and its price.
+  SyncJob sync_job(const RlPoint&) const;
+  SyncPrice sync_price(const RlPoint& p) const { return price_sync(p.sync, sync_job(p), train_.cost()); }
+
+  const RlSetting& setting() const { return setting_; }
+  const TrainModel& train() const { return train_; }
+
+ private:
+  // rollout_price.cc: seconds of one engine's parts.
+  double decode_step_seconds(const RolloutPoint&, double slots, double context) const;
+  double prefill_seconds(const RolloutPoint&, double sequences, double slots, double full) const;
+  double prefill_step_seconds(const RolloutPoint&, double tokens, double sequences) const;
+  double layers_seconds(const RolloutPoint&, double tokens) const;
+  double step_seconds(const RolloutPoint&, double sequences) const;
+  double lumped_seconds(double flops, double weights) const;
+  /// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
+  /// (whole experts over ep are as many elements as slices of all of them).
+  double rank_elements(const RolloutPoint&) const;
+  /// Tokens that an engine's pool holds, and what the device lacks for the longest sequence.
+  struct Room {
+    double tokens = 0, lacking_bytes = 0, start_lacking_bytes = 0;
+  };
+  Room room_of(const RolloutPoint&, const RolloutPrice&, double leftovers) const;
+  void take_room(const RolloutPoint&, const Room&, RolloutPrice&) const;
+  double held_tokens() const;
+  double prefill_activations(const RolloutPoint&) const;
+  double communicators(const RolloutPoint&) const;
+  double exchange_seconds(const RolloutPoint&) const;
+  /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
+  struct RolloutPayload {
+    double reduce = 0, dispatch = 0;
+  };
+  RolloutPayload rollout_payload(const RolloutPoint&, double tokens) const;
+  double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
+  double forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
+  double shift_seconds(double copied, double mapped, OpKind) const;
+  void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
+  void colocate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
+  void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
+
+  const TrainModel& train_;
+  RlSetting setting_;
+  // Counted once: counting walks the model's layers.
+  double parameters_ = 0, active_ = 0, tensors_ = 0;
+  double ends_ = 0;                                                               // elements of embedding and head
+  std::map<std::tuple<std::int64_t, std::int64_t, bool>, double> exact_reshard_;  // (ranks, rollout tp, strided)
+};
+
+/// What a scenario asks for, in the closed form's terms. Sequence: mean prompt + response, rounded up so that the
+/// layout's splits divide it.
+TrainPoint train_point_of(const Scenario&);
+RolloutPoint rollout_point_of(const Scenario&);
+TrainSetting train_setting_of(const Scenario&);
+RlSetting rl_setting_of(const Scenario&);
+RlPoint rl_point_of(const Scenario&);
+
+}  // namespace hotbunk

@@ -1,0 +1,129 @@
+#include "planner/rl/sync_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/train/layer_kinds.h"
+
+namespace hotbunk {
+
+std::string_view name_of(SyncMechanism m) {
+  constexpr std::string_view names[] = {"per tensor",     "stream", "handles per tensor", "bucketed", "broadcast",
+                                        "point to point", "direct"};
+  return names[static_cast<std::size_t>(m)];
+}
+
+const SyncConstants& sync_constants(SyncMechanism m) {
+  // The slime figures (61 GB, 18,867 tensors; 120, 90, 30 and 7 s) differ by mechanism alone; each step of their
+  // history removes one cost: gathers one by one (1.6 ms per tensor), a request per tensor (3.2 ms), a handle opened
+  // and closed per tensor (1.2 ms). What remains is bytes and buckets.
+  static const char* const slime = "fitted on slime's history of Qwen3-30B-A3B (weight_sync.csv)";
+  static const char* const engine = "fitted on checkpoint-engine's broadcast rows (weight_sync.csv)";
+  static const char* const nemo = "fitted on NeMo-RL's reshard rows (weight_sync.csv)";
+  static const SyncConstants constants[] = {
+      {{0.2, slime}, {6.0e-3, slime}, {0.0, slime}, {0.0, "cost model"}},
+      {{0.2, slime}, {4.4e-3, slime}, {0.0, slime}, {0.0, "cost model"}},
+      {{0.2, slime}, {1.2e-3, slime}, {45e-3, slime}, {0.0, "cost model"}},
+      {{0.2, slime}, {50e-6, slime}, {45e-3, slime}, {0.0, "cost model"}},
+      {{1.2, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
+      {{1.7, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
+      {{0.26, nemo}, {27e-6, nemo}, {0.0, nemo}, {0.0, "cost model"}},
+  };
+  return constants[static_cast<std::size_t>(m)];
+}
+
+namespace {
+
+/// What lowering/sync.cc emits. Each bucket is packed, read (or gathered and unpacked) and done with before the next.
+double own_seconds(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
+  const double kernel = cost.hardware().kernel_overhead.value;
+  const auto ranks = static_cast<double>(std::max<std::int64_t>(job.sources, 1));
+  const GroupShape all = GroupShape::strided(job.sources, 1, cost.ranks_per_node());
+  // Direct is priced only: every tensor in one read, nothing packed.
+  const bool direct = m == SyncMechanism::shard_to_shard;
+  const double buckets = direct ? job.tensors : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
+  const double own = job.model_bytes / job.target_element_bytes / ranks;  // elements of a rank's shards
+  double seconds = 0.0;
+  if (!direct)
+    seconds += cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
+  if (job.gathers && !direct) {
+    seconds += buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel) +
+               cost.memory_seconds(2.0 * job.slice_bytes);
+  } else {
+    // Barriers order writers, readers and the next writers.
+    seconds += buckets * (cost.collective_seconds(OpKind::peer_copy, all, job.received_bytes / buckets) +
+                          2.0 * cost.collective_seconds(OpKind::barrier, all, 0.0));
+  }
+  if (job.verifies) {
+    const double sums = 2.0 * job.tensors * 8.0;  // int64
+    seconds += cost.memory_seconds(own * job.source_element_bytes + job.slice_bytes) +
+               (2.0 * job.tensors + 1.0) * kernel + cost.collective_seconds(OpKind::all_gather, all, ranks * sums) +
+               cost.host_copy_seconds(ranks * sums, OpKind::fetch);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
+  const SyncConstants& c = sync_constants(m);
+  const double buckets = std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
+  const std::int64_t node = cost.ranks_per_node(), ranks = std::max(job.sources, job.targets);
+  const double nodes = std::ceil(static_cast<double>(ranks) / static_cast<double>(node));
+  SyncPrice out;
+  out.peak_bytes = 2.0 * std::min(job.bucket_bytes, job.model_bytes);
+  double moving = 0.0;
+  if (m == SyncMechanism::shard_to_shard) {
+    out.bytes_received = job.received_bytes > 0
+                             ? job.received_bytes
+                             : job.model_bytes / static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
+    moving = cost.collective_seconds(OpKind::send, {2, nodes > 1 ? 2 : 1, 1}, out.bytes_received);
+    out.peak_bytes = 0.0;
+  } else {
+    out.bytes_received = job.model_bytes;
+    if (job.sources > 1 && c.bandwidth.value <= 0.0) {
+      const GroupShape all = GroupShape::strided(job.sources, 1, node);
+      out.bytes_received *= static_cast<double>(job.sources - 1) / static_cast<double>(job.sources);
+      moving = cost.collective_seconds(OpKind::all_gather, all, job.model_bytes);
+    }
+    if (c.bandwidth.value > 0.0) moving = job.model_bytes / c.bandwidth.value;
+    // The engine copies its slice out of the bucket.
+    moving = std::max(moving, cost.memory_seconds(2.0 * job.model_bytes /
+                                                  static_cast<double>(std::max<std::int64_t>(job.target_tp, 1))));
+  }
+  // Each further level of the broadcast tree delays every bucket's hand-over.
+  const double levels = 1.0 + std::log2(std::max(nodes, 1.0));
+  out.seconds = c.start.value + moving + c.per_tensor.value * job.tensors + c.per_bucket.value * buckets * levels;
+  if (job.one_process && (m == SyncMechanism::flattened_buckets || m == SyncMechanism::shard_to_shard))
+    out.seconds = own_seconds(m, job, cost);
+  return out;
+}
+
+double tensor_count(const ModelSpec& m) {
+  // Attention 4 and norms 2, biases and head norms where the family has them, then the MLP or the experts.
+  double per_layer = 6.0 + (m.qkv_bias ? 3.0 : 0.0) + (m.qk_norm ? 2.0 : 0.0) + (m.mla ? 3.0 : 0.0);
+  const double mlp = m.gated_mlp ? 3.0 : 2.0;
+  const LayerKinds kinds = layer_kinds(m);
+  double total = 2.0 + (m.tie_embeddings ? 0.0 : 1.0);
+  if (m.moe && m.moe->experts > 0) {
+    const double experts = 3.0 * static_cast<double>(m.moe->experts) + 1.0 + (m.moe->shared_experts > 0 ? 3.0 : 0.0);
+    total += static_cast<double>(kinds.moe) * experts;
+  }
+  return total + per_layer * static_cast<double>(m.layers) + static_cast<double>(kinds.dense) * mlp;
+}
+
+SyncMechanism mechanism_of(const SyncSpec& s, PlacementMode placement) {
+  switch (s.mode) {
+    case SyncMode::direct:
+      return SyncMechanism::shard_to_shard;
+    case SyncMode::broadcast:
+      return SyncMechanism::broadcast;
+    case SyncMode::stream:
+      return SyncMechanism::async_gather;
+    case SyncMode::bucketed:
+      return placement == PlacementMode::colocated ? SyncMechanism::flattened_buckets : SyncMechanism::broadcast;
+  }
+  return SyncMechanism::flattened_buckets;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,63 @@
+// Seconds of one whole-model weight update from training to rollout, by mechanism:
+//   max over pipelined stages of bytes / bandwidth + per-tensor cost * tensors + per-bucket cost * buckets + start
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "planner/cost/cost_model.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// How the bytes travel; finer than SyncMode because the field's systems differ inside one mode.
+enum class SyncMechanism : std::uint8_t {
+  per_tensor_ipc,     // gather, serialise and open one handle per tensor, one after the other
+  async_gather,       // the same with the gathers ahead
+  bucketed,           // handles per tensor, requests per bucket
+  flattened_buckets,  // one handle and one request per bucket
+  broadcast,          // pipelined buckets, every receiver gets every byte
+  point_to_point,     // receivers ask for what they lack
+  shard_to_shard      // each pair exchanges the intersection of its shards
+};
+
+/// "bucketed", "direct", …: the scenario's word for it where it has one.
+std::string_view name_of(SyncMechanism);
+
+struct SyncConstants {
+  Sourced start;       // s per update
+  Sourced per_tensor;  // s
+  Sourced per_bucket;  // s
+  Sourced bandwidth;   // bytes/s of the slowest pipelined stage, 0: from the cost model
+};
+/// Constants with their sources; which rows they were fitted on stands in docs/validation.md.
+const SyncConstants& sync_constants(SyncMechanism);
+
+struct SyncJob {
+  double model_bytes = 0;  // in the rollout's dtype
+  double tensors = 0;      // parameters by their Hugging Face names
+  double bucket_bytes = 512.0 * 1024 * 1024;
+  std::int64_t sources = 1;    // ranks that hold the training shards
+  std::int64_t target_tp = 1;  // ranks of one engine
+  std::int64_t targets = 1;    // rollout ranks
+  double received_bytes = 0;   // per rank, shard to shard; 0: model_bytes / target_tp
+  // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
+  bool one_process = false;
+  bool gathers = false;   // buckets are all-gathered; else each rank reads what it needs of its peers' parts
+  bool verifies = false;  // hashes of both sides of every tensor
+  double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
+};
+
+struct SyncPrice {
+  double seconds = 0;
+  double bytes_received = 0;  // worst rank
+  double peak_bytes = 0;      // staging on every rank: buckets
+};
+SyncPrice price_sync(SyncMechanism, const SyncJob&, const CostModel&);
+
+/// Tensors that an update moves: parameters of the model by their Hugging Face names.
+double tensor_count(const ModelSpec&);
+
+/// The mechanism that a scenario's sync settings mean.
+SyncMechanism mechanism_of(const SyncSpec&, PlacementMode);
+
+}  // namespace hotbunk

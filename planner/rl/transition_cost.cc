@@ -1,0 +1,129 @@
+#include "planner/rl/transition_cost.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+
+namespace hotbunk {
+namespace {
+
+using enum TransitionStep;
+
+/// Walks the order; visit(step, state before, state after, after the rollout).
+template <class Visit>
+void walk(const TransitionOrder& order, Visit visit) {
+  OnDevice state = start_of(order);
+  for (TransitionStep s : order) {
+    const OnDevice before = state;
+    state.take(s);
+    visit(s, before, state);
+  }
+}
+
+/// A moment as a set of parts; a larger set is never smaller in bytes.
+enum Part : std::uint8_t { params = 1, optimizer = 2, weights = 4, kv = 8, staging = 16, host_staging = 32 };
+std::uint8_t parts_of(const OnDevice& d) {
+  return static_cast<std::uint8_t>((d.params ? params : 0) | (d.optimizer ? optimizer : 0) | (d.weights ? weights : 0) |
+                                   (d.kv ? kv : 0));
+}
+
+struct Footprint {
+  std::vector<std::uint8_t> moments;  // on the device
+  std::vector<std::uint8_t> host;     // asleep
+  std::uint8_t during_rollout = 0;    // on the device
+  int params_down = 0, params_up = 0, optimizer_down = 0, optimizer_up = 0, host_sync = 0;
+  auto operator<=>(const Footprint&) const = default;
+};
+
+/// Only the sets that no other contains, sorted: equal footprints are then equal lists.
+void reduce(std::vector<std::uint8_t>& sets) {
+  std::sort(sets.begin(), sets.end());
+  sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
+  const std::vector<std::uint8_t> all = sets;
+  std::erase_if(sets, [&](std::uint8_t m) {
+    return std::any_of(all.begin(), all.end(), [&](std::uint8_t other) { return other != m && (m & other) == m; });
+  });
+}
+
+Footprint footprint(const TransitionOrder& order, bool keeps_weights) {
+  Footprint f;
+  walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
+    auto moment = static_cast<std::uint8_t>(parts_of(a) | parts_of(b));
+    if (s == sync) moment |= a.params ? staging : staging | host_staging;
+    if (s == rollout) f.during_rollout = moment;
+    f.moments.push_back(moment);
+    f.host.push_back(static_cast<std::uint8_t>((a.params && b.params ? 0 : params) |
+                                               (a.optimizer && b.optimizer ? 0 : optimizer) |
+                                               (keeps_weights && !(a.weights && b.weights) ? weights : 0)));
+    f.params_down += a.params && !b.params ? 1 : 0;
+    f.params_up += !a.params && b.params ? 1 : 0;
+    f.optimizer_down += a.optimizer && !b.optimizer ? 1 : 0;
+    f.optimizer_up += !a.optimizer && b.optimizer ? 1 : 0;
+    f.host_sync += s == sync && !a.params ? 1 : 0;
+  });
+  reduce(f.moments);
+  reduce(f.host);
+  return f;
+}
+
+bool covered(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b) {
+  return std::all_of(a.begin(), a.end(), [&](std::uint8_t m) {
+    return std::any_of(b.begin(), b.end(), [&](std::uint8_t other) { return (m & other) == m; });
+  });
+}
+
+/// Never worse in any moment or copy.
+bool no_worse(const Footprint& a, const Footprint& b) {
+  return covered(a.moments, b.moments) && covered(a.host, b.host) &&
+         (a.during_rollout & b.during_rollout) == a.during_rollout && a.params_down <= b.params_down &&
+         a.params_up <= b.params_up && a.optimizer_down <= b.optimizer_down && a.optimizer_up <= b.optimizer_up &&
+         a.host_sync <= b.host_sync;
+}
+
+}  // namespace
+
+ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
+  ShiftPrice out;
+  const auto bytes = [&](bool p, bool o, bool w, bool k) {
+    return (p ? z.params : 0.0) + (o ? z.optimizer : 0.0) + (w ? z.weights : 0.0) + (k ? z.kv : 0.0);
+  };
+  walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
+    double moment = bytes(a.params || b.params, a.optimizer || b.optimizer, a.weights || b.weights, a.kv || b.kv);
+    if (s == sync) {
+      moment += z.staging + (a.params ? 0.0 : z.host_staging);
+      out.sync_from_host = !a.params;
+    }
+    if (s == rollout) out.rollout_rest = bytes(a.params, a.optimizer, false, false);
+    else
+      (a.rolled_out ? out.wake_bytes : out.sync_bytes) =
+          std::max(a.rolled_out ? out.wake_bytes : out.sync_bytes, moment);
+    const bool kept = z.keeps_weights;
+    out.asleep = std::max(out.asleep, bytes(!a.params || !b.params, !a.optimizer || !b.optimizer,
+                                            kept && !(a.weights && b.weights), false));
+    const bool p_down = a.params && !b.params, o_down = a.optimizer && !b.optimizer, w_down = a.weights && !b.weights;
+    const bool p_up = !a.params && b.params, o_up = !a.optimizer && b.optimizer, w_up = !a.weights && b.weights;
+    out.down += bytes(p_down, o_down, kept && w_down, false);
+    out.up += bytes(p_up, o_up, kept && w_up, false);
+    out.unmapped += bytes(p_down, o_down, w_down, a.kv && !b.kv);
+    out.mapped += bytes(p_up, o_up, w_up, !a.kv && b.kv);
+  });
+  const OnDevice start = start_of(order);
+  out.train_rest = bytes(false, false, start.weights, start.kv);
+  return out;
+}
+
+std::vector<TransitionOrder> undominated(std::vector<TransitionOrder> orders, bool keeps_weights) {
+  std::sort(orders.begin(), orders.end());
+  // Many orders have one footprint; the first stands for them.
+  std::map<Footprint, TransitionOrder> distinct;
+  for (const TransitionOrder& o : orders) distinct.try_emplace(footprint(o, keeps_weights), o);
+  std::vector<TransitionOrder> out;
+  for (const auto& [print, order] : distinct)
+    if (std::none_of(distinct.begin(), distinct.end(),
+                     [&](const auto& other) { return other.first != print && no_worse(other.first, print); }))
+      out.push_back(order);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace hotbunk

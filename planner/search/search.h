@@ -1,0 +1,132 @@
+// Search over layouts. Every point of the space is priced in full, or provably no better than what is kept; a budget
+// makes it any-time: then the gap that is left is proven too.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/rl/rl_model.h"
+
+namespace hotbunk {
+
+/// The values that each knob may take; the space is their product, less what does not divide.
+struct TrainSpace {
+  std::int64_t ranks = 1;
+  std::int64_t batch = 1;  // sequences per optimizer step, over all ranks
+  bool ragged = false;     // the last micro-batch may be short; else dp x micro-batch divides the batch
+  std::vector<std::int64_t> tp{1}, pp{1}, vpp{1}, cp{1}, ulysses{1}, ep{1}, etp{1}, micro_batch{1};
+  std::vector<bool> sp{false, true};
+  std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};
+  std::vector<Sharding> sharding{Sharding::zero1};
+  std::vector<std::int64_t> shard{-1};  // ranks that share one copy of what is sharded, -1: all data ranks
+  std::vector<bool> reshard{true};      // gathered units are freed between forward and backward
+  std::vector<bool> optimizer_on_host{false};
+  OptimizerName optimizer = OptimizerName::adamw;  // another one trains another model: no knob
+};
+
+/// All divisors up to sensible limits: tp within a node, pp up to the layers, micro-batches that divide the batch.
+TrainSpace default_train_space(const ModelSpec&, std::int64_t ranks, std::int64_t ranks_per_node, std::int64_t batch,
+                               TrainEngine);
+
+/// Replaces the estimate of a point's bytes by what its plan needs, at least (`exact` false, cheap) or to the byte.
+/// False: nothing lowers the point, which is then no part of the search.
+using PlanBytes = std::function<bool(const RlPoint&, bool exact, RlPrice&)>;
+
+/// What "best" means; each is made smaller. Between equals the faster wins, and between those the leaner.
+enum class Objective : std::uint8_t {
+  seconds,         // of an iteration
+  tokens_per_gpu,  // most tokens per second and GPU
+  gpu_hours,       // per million samples
+  money,           // per million samples, at cluster.gpu.price_per_hour
+  memory,          // bytes at the fullest moment
+  gpus             // fewest
+};
+inline constexpr std::size_t num_objectives = 6;
+std::string_view name_of(Objective);
+
+struct SearchOptions {
+  std::size_t keep = 10;
+  Objective objective = Objective::seconds;
+  double device_bytes = 80e9;  // of one rank
+  double host_bytes = 2e12;
+  double headroom = 0.0;         // fraction of device_bytes left free
+  int threads = 0;               // 0: the machine's
+  bool prune = true;             // skip what provably changes nothing; false: price every point
+  bool nearest = true;           // also find what nearly fits; false: skip what cannot fit
+  std::int64_t most_points = 0;  // any-time: stop after about so many prices, 0: never
+  PlanBytes plan_bytes{};        // of a joint search over what is lowered; none: the estimates
+  double limit_bytes() const { return device_bytes * (1.0 - headroom); }
+};
+
+struct TrainCandidate {
+  TrainPoint point;
+  TrainPrice price;
+};
+
+struct TrainSearch {
+  std::vector<TrainCandidate> best;        // feasible, best first
+  std::vector<TrainCandidate> infeasible;  // do not fit, but would be better than the best: the nearest to fitting
+  std::vector<TrainCandidate> pareto;      // seconds against peak bytes, among all that is feasible
+  std::int64_t priced = 0, rejected = 0, feasible = 0;  // rejected: do not divide
+  bool complete = true;                                 // false: stopped by most_points
+  std::string reason;                                   // why `best` is empty
+};
+
+/// Objectives other than memory all mean the step's seconds: the GPUs are given. No allocation per point.
+TrainSearch search_train(const TrainModel&, const TrainSpace&, const SearchOptions&);
+
+/// One way to divide the GPUs.
+struct PlacementChoice {
+  PlacementMode mode = PlacementMode::colocated;
+  std::int64_t train_ranks = 1, rollout_ranks = 1;  // colocated: the same GPUs
+};
+
+/// Rollout, transfer and shift knobs beside the training ones; `train.ranks` is set by each placement.
+struct RlSpace {
+  TrainSpace train;
+  std::vector<PlacementChoice> placement;
+  std::vector<std::int64_t> rollout_tp{1};  // engines = rollout ranks / tp
+  std::vector<std::int64_t> attention_dp{1};
+  std::vector<bool> whole_experts{false};  // spread over the engine (ep = tp) instead of split
+  std::vector<bool> strided{false, true};
+  std::vector<double> memory_fraction{0.8};
+  std::vector<TransitionOrder> transition;  // of colocated points
+  std::vector<SyncMechanism> sync{SyncMechanism::flattened_buckets, SyncMechanism::shard_to_shard};
+  std::vector<double> bucket_bytes{512.0 * 1024 * 1024, 2048.0 * 1024 * 1024};
+};
+/// Colocated on all ranks and disaggregated in eighths; the scenario's own values besides the usual ones.
+RlSpace default_rl_space(const Scenario&);
+
+struct RlCandidate {
+  RlPoint point;
+  RlPrice price;
+};
+
+struct RlSearch {
+  std::vector<RlCandidate> best;        // feasible; of the variants of one layout (same_layout) the best stands for all
+  std::vector<RlCandidate> infeasible;  // better than the best but too large: the nearest to fitting first
+  std::vector<RlCandidate> pareto;      // seconds against the fullest moment, among all that is feasible
+  std::int64_t points = 0;              // of the space, less what does not divide or holds no sequence
+  std::int64_t priced = 0, feasible = 0, rejected = 0;
+  double limit_bytes = 0;  // of a device, headroom taken off
+  bool complete = true;    // false: stopped by most_points
+  double gap = 0;          // the best may be better by this fraction of its value at most; 0 when complete
+  std::string reason;      // why `best` is empty
+};
+
+/// Two points with the same parallel dimensions; micro-batch, recomputation, order, sync and fractions may differ.
+bool same_layout(const RlPoint&, const RlPoint&);
+
+/// Training, rollout, weight sync and shifts together under all memory limits at once, pairs of training and rollout
+/// with the smallest lower bound first.
+RlSearch search_rl(const RlModel&, const RlSpace&, const SearchOptions&);
+
+/// The objective's value of a priced point, as `infeasible` and the ranking compare it.
+double objective_of(Objective, const RlModel&, const RlPoint&, const RlPrice&);
+
+/// Divisors of n, ascending.
+std::vector<std::int64_t> divisors(std::int64_t n);
+
+}  // namespace hotbunk

@@ -1,0 +1,99 @@
+#include "planner/search/search_parts.h"
+
+#include <algorithm>
+
+#include "planner/search/ranking.h"
+#include "planner/search/train_points.h"
+
+namespace hotbunk {
+namespace {
+
+/// Sorted; a knob that lists a value twice does not count its points twice.
+template <class Part, class Less>
+void in_order(std::vector<Part>& parts, Less less) {
+  std::sort(parts.begin(), parts.end(), less);
+  parts.erase(std::unique(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.point == b.point; }),
+              parts.end());
+}
+
+void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Segment& s) {
+  space.ranks = s.placement.train_ranks;
+  const TrainModel& train = model.train();
+  const std::vector<LayerKey> keys = layer_keys(space);
+  const int threads = keys.size() < 64 ? 1 : threads_of(options.threads);
+  std::vector<std::vector<Trained>> parts(static_cast<std::size_t>(threads));
+  std::vector<std::int64_t> rejected(static_cast<std::size_t>(threads), 0);
+  on_threads(threads, [&](int i) {
+    const auto mine = static_cast<std::size_t>(i);
+    for (std::size_t k = mine; k < keys.size(); k += static_cast<std::size_t>(threads))
+      rejected[mine] += visit_points(train, space, keys[k], [&](const TrainPoint& p, const auto& layers) {
+        const TrainSide side = model.train_side(p, train.price(p, layers), layers);
+        const double brought =
+            side.swapped_reference > 0 ? train.cost().host_copy_seconds(side.swapped_reference) : 0.0;
+        parts[mine].push_back({p, side, side.train_seconds + side.scoring_seconds() + brought});
+      });
+  });
+  for (const auto& part : parts) s.training.insert(s.training.end(), part.begin(), part.end());
+  for (std::int64_t r : rejected) s.rejected += r;
+  in_order(s.training, [](const Trained& a, const Trained& b) { return a.point < b.point; });
+}
+
+void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOptions& options, Segment& s) {
+  const std::int64_t ranks = s.placement.rollout_ranks;
+  for (std::int64_t tp : space.rollout_tp) {
+    if (tp < 1 || ranks % tp != 0) continue;
+    for (std::int64_t groups : space.attention_dp)
+      for (bool whole : space.whole_experts)
+        for (bool strided : space.strided)
+          for (double fraction : space.memory_fraction) {
+            const RolloutPoint p{.tp = tp,
+                                 .engines = ranks / tp,
+                                 .strided = strided,
+                                 .memory_fraction = fraction,
+                                 .ep = whole ? tp : 1,
+                                 .attention_dp = groups};
+            if (!model.divides(p)) continue;
+            if (const RolloutPrice price = model.price_rollout(p); price.fits) s.rollouts.push_back({p, price});
+          }
+  }
+  const bool memory = options.objective == Objective::memory;
+  in_order(s.rollouts, [&](const Rolled& a, const Rolled& b) {
+    const double x = memory ? model.least_rollout_bytes(a.point, a.price, 0.0, 0.0) : a.price.seconds();
+    const double y = memory ? model.least_rollout_bytes(b.point, b.price, 0.0, 0.0) : b.price.seconds();
+    return x != y ? x < y : a.point < b.point;
+  });
+}
+
+}  // namespace
+
+Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& options, const PlacementChoice& choice) {
+  Segment s;
+  s.placement = choice;
+  const bool shared = choice.mode == PlacementMode::colocated;
+  s.gpus = static_cast<double>(shared ? choice.train_ranks : choice.train_ranks + choice.rollout_ranks);
+  add_training(model, space.train, options, s);
+  add_rollouts(model, space, options, s);
+  if (shared) {
+    s.sync = space.sync;
+    const auto awake = [](const TransitionOrder& o) {
+      return !o.has(TransitionStep::sleep_optimizer) && !o.has(TransitionStep::sleep_train);
+    };
+    s.orders = space.transition;
+    s.num_awake = static_cast<std::size_t>(
+        std::distance(s.orders.begin(), std::stable_partition(s.orders.begin(), s.orders.end(), awake)));
+    for (const Rolled& r : s.rollouts)
+      model.learn_reshard({.dp = choice.train_ranks, .sharding = Sharding::fsdp}, r.point);
+  } else {
+    s.orders.emplace_back();
+    s.num_awake = 1;
+    // Buckets cross the network as a broadcast.
+    for (SyncMechanism m : space.sync) {
+      const bool direct = m == SyncMechanism::shard_to_shard || m == SyncMechanism::point_to_point;
+      const SyncMechanism used = direct ? m : SyncMechanism::broadcast;
+      if (std::find(s.sync.begin(), s.sync.end(), used) == s.sync.end()) s.sync.push_back(used);
+    }
+  }
+  return s;
+}
+
+}  // namespace hotbunk

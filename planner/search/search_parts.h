@@ -1,0 +1,59 @@
+// What the joint search pairs: the training points and the rollouts of one placement, each priced once.
+#pragma once
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "planner/search/search.h"
+
+namespace hotbunk {
+
+struct Trained {
+  TrainPoint point;
+  TrainSide side;
+  double seconds = 0;  // of training and its log-prob passes, a reference brought up included
+};
+struct Rolled {
+  RolloutPoint point;
+  RolloutPrice price;
+};
+
+/// The points of one placement.
+struct Segment {
+  PlacementChoice placement;
+  double gpus = 0;
+  std::vector<Trained> training;
+  std::vector<Rolled> rollouts;         // in the order in which lower bounds grow
+  std::vector<TransitionOrder> orders;  // those in which training stays awake first
+  std::size_t num_awake = 0;
+  std::vector<SyncMechanism> sync;
+  std::int64_t rejected = 0;  // training points that do not divide
+};
+
+/// Rollouts beside what training leaves on the device, each priced once: of all orders, syncs and training points of a
+/// layout few leave another number of bytes.
+class RolloutsBeside {
+ public:
+  const RolloutPrice& price(const RlModel& model, const Rolled& alone, double leftovers) {
+    if (leftovers <= 0.0) return alone.price;
+    if (known_.size() >= most) known_.clear();
+    const auto [at, is_new] = known_.try_emplace({&alone, leftovers});
+    if (is_new) at->second = model.rollout_beside(alone.point, leftovers, alone.price);
+    return at->second;
+  }
+
+ private:
+  using Key = std::pair<const Rolled*, double>;
+  struct Hash {
+    std::size_t operator()(const Key& k) const {
+      return std::hash<const Rolled*>()(k.first) * 31 + std::hash<double>()(k.second);
+    }
+  };
+  static constexpr std::size_t most = 1 << 16;  // 10 MB
+  std::unordered_map<Key, RolloutPrice, Hash> known_;
+};
+
+/// The model learns the exact reshard volumes of the segment.
+Segment segment_of(RlModel&, const RlSpace&, const SearchOptions&, const PlacementChoice&);
+
+}  // namespace hotbunk

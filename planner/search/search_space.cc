@@ -1,0 +1,173 @@
+// Which values the knobs of a search take by default.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "lowering/sample_rows.h"
+#include "planner/search/search.h"
+#include "planner/search/train_points.h"
+
+namespace hotbunk {
+
+std::string_view name_of(Objective o) {
+  constexpr std::string_view names[num_objectives] = {"seconds", "tokens-per-gpu", "gpu-hours",
+                                                      "money",   "memory",         "gpus"};
+  return names[static_cast<std::size_t>(o)];
+}
+
+std::vector<std::int64_t> divisors(std::int64_t n) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t d = 1; d <= n / d; ++d)
+    if (n % d == 0) {
+      out.push_back(d);
+      if (d != n / d) out.push_back(n / d);
+    }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::vector<LayerKey> layer_keys(const TrainSpace& s) {
+  std::vector<LayerKey> keys;
+  for (auto tp : s.tp)
+    for (auto cp : s.cp)
+      for (auto ulysses : s.ulysses)
+        for (auto ep : s.ep)
+          for (auto etp : s.etp)
+            for (auto b : s.micro_batch)
+              for (bool sp : s.sp)
+                if (s.ranks % (tp * cp * ulysses) == 0 && (tp > 1 || !sp))
+                  keys.push_back({tp, cp, ulysses, ep, etp, b, sp});
+  return keys;
+}
+
+namespace {
+
+std::vector<std::int64_t> at_most(std::vector<std::int64_t> values, std::int64_t limit) {
+  std::erase_if(values, [&](std::int64_t v) { return v > limit; });
+  return values;
+}
+
+/// `own` beside the usual values, each once.
+template <class T>
+void include(std::vector<T>& values, const T& own) {
+  if (std::find(values.begin(), values.end(), own) == values.end()) values.push_back(own);
+}
+
+std::vector<PlacementChoice> placements(const Scenario& s) {
+  const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
+  std::vector<PlacementChoice> out = {{PlacementMode::colocated, ranks, ranks}};
+  // Eighths of the cluster, in whole nodes where it has several.
+  const std::int64_t unit = ranks > node ? node : 1;
+  std::set<std::int64_t> parts;
+  for (std::int64_t eighth = 1; eighth < 8; ++eighth)
+    parts.insert(std::max<std::int64_t>(1, ranks * eighth / 8 / unit) * unit);
+  if (s.placement == PlacementMode::disaggregated) parts.insert(s.train.layout.ranks());
+  for (std::int64_t train : parts)
+    if (train > 0 && train < ranks) out.push_back({PlacementMode::disaggregated, train, ranks - train});
+  return out;
+}
+
+std::vector<TransitionOrder> transitions(const Scenario& s) {
+  std::vector<TransitionOrder> all;
+  for (const bool params : {false, true})
+    for (const bool optimizer : {false, true})
+      for (const TransitionOrder& o : legal_transitions(params, optimizer, s.rollout.sleep, true)) all.push_back(o);
+  all = undominated(std::move(all), s.rollout.sleep && s.rollout.sleep_level == 1);
+  // Disaggregated, a scenario has no order of its own.
+  if (const TransitionOrder own = rl_point_of(s).transition; own.size() > 0) include(all, own);
+  return all;
+}
+
+/// Above so many ranks the space takes coarser steps: every knob has more divisors there, and its points multiply. Best
+/// rows of the worked scenarios are the same with and without the steps.
+constexpr std::int64_t many_ranks = 64;
+
+/// One node, or four: within the fastest links, and a step towards all ranks.
+bool is_node_group(std::int64_t ranks, std::int64_t per_node) { return ranks == per_node || ranks == 4 * per_node; }
+
+/// The scenario's own layout is a point of its space.
+void keep_own(TrainSpace& s, const TrainPoint& own) {
+  include(s.tp, own.tp), include(s.pp, own.pp), include(s.vpp, own.vpp);
+  include(s.cp, own.cp), include(s.ulysses, own.ulysses), include(s.ep, own.ep), include(s.etp, own.etp);
+  include(s.shard, own.fsdp);
+}
+
+}  // namespace
+
+TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int64_t per_node, std::int64_t batch,
+                               TrainEngine engine) {
+  TrainSpace s;
+  s.ranks = ranks;
+  s.batch = std::max<std::int64_t>(batch, 1);
+  s.tp = at_most(divisors(ranks), std::min<std::int64_t>(std::max<std::int64_t>(per_node, 1), m.heads));
+  const bool megatron = engine == TrainEngine::megatron;
+  s.pp = megatron ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
+  s.vpp = megatron ? std::vector<std::int64_t>{1, 2, 3, 4, 6, 8} : std::vector<std::int64_t>{1};
+  s.cp = s.ulysses = at_most(divisors(ranks), 8);
+  const bool many = ranks > (megatron ? std::max<std::int64_t>(per_node, 1) : many_ranks);
+  // Megatron's pipelines and tensor parallelism leave several nodes layouts enough: there ring attention stands for
+  // both ways to split sequences.
+  if (megatron && many) s.ulysses = {1};
+  for (const std::int64_t group : divisors(ranks))
+    if (group > 1 && group < ranks && (!many || is_node_group(group, per_node))) s.shard.push_back(group);
+  s.micro_batch = at_most(divisors(s.batch), 16);
+  if (m.moe && m.moe->experts > 0) s.ep = at_most(divisors(m.moe->experts), ranks);
+  switch (engine) {
+    case TrainEngine::ddp:
+      s.sharding = {Sharding::replicated};
+      s.shard = {-1};
+      break;
+    case TrainEngine::zero2:
+      s.sharding = {Sharding::zero2};
+      break;
+    case TrainEngine::fsdp1:
+    case TrainEngine::fsdp2:
+      s.sharding = {Sharding::fsdp};
+      s.reshard = {false, true};
+      break;
+    default:
+      s.sharding = {Sharding::zero1};
+  }
+  return s;
+}
+
+RlSpace default_rl_space(const Scenario& s) {
+  RlSpace out;
+  const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
+  const RlPoint own = rl_point_of(s);
+  const std::int64_t batch =
+      std::max<std::int64_t>(1, num_samples(s) / std::max<std::int64_t>(1, s.algorithm.mini_batches));
+  out.train = default_train_space(s.model, ranks, node, batch, s.train.engine);
+  out.train.ragged = true;
+  out.train.optimizer = own.train.optimizer;
+  // A micro-batch holds the longest sequence (E217), so in sequences of mean length at least so many.
+  const double mean = static_cast<double>(train_setting_of(s).sequence);
+  const auto least = static_cast<std::int64_t>(
+      std::ceil((s.workload.prompt_tokens.max + s.workload.response_tokens.max) / std::max(mean, 1.0)));
+  out.train.micro_batch.clear();
+  for (std::int64_t times : {1, 2, 4, 8, 16}) include(out.train.micro_batch, std::max<std::int64_t>(1, least) * times);
+  if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);
+  // verl's and slime's FSDP trainers have no tensor parallelism, torchtitan's has.
+  if (s.profile == "verl-fsdp" || s.profile == "slime-fsdp") out.train.tp = {1};
+  keep_own(out.train, own.train);
+  if (s.train.offload == Offload::layerwise) out.train.optimizer_on_host = {false, true};
+  out.placement = placements(s);
+  out.rollout_tp.clear();
+  for (std::int64_t tp : divisors(ranks))
+    if (tp <= 4 * node) out.rollout_tp.push_back(tp);
+  if (s.model.moe && s.model.moe->experts > 0) {
+    out.attention_dp = {1, 2, 4, 8};
+    out.whole_experts = {false, true};
+  }
+  include(out.rollout_tp, own.rollout.tp);
+  include(out.attention_dp, own.rollout.attention_dp);
+  out.memory_fraction = {0.5, 0.6, 0.7, 0.8, 0.9};
+  if (ranks <= many_ranks) out.memory_fraction.insert(out.memory_fraction.begin(), {0.1, 0.2, 0.3, 0.4});
+  include(out.memory_fraction, s.rollout.memory_fraction);
+  out.transition = transitions(s);
+  include(out.sync, own.sync);
+  include(out.bucket_bytes, own.bucket_bytes);
+  return out;
+}
+
+}  // namespace hotbunk

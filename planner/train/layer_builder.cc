@@ -1,0 +1,245 @@
+#include "planner/train/layer_builder.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hotbunk {
+
+LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector<KeptTensor>* kept)
+    : model_(m),
+      point_(p),
+      cost_(m.cost()),
+      frame_(m.framework()),
+      peak_(m.peak_),
+      wide_peak_(m.wide_peak_),
+      quantization_(quantization_of(m.setting().precision)),
+      e_(m.setting().element_bytes),
+      kept_(kept) {
+  tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
+  fill_ = m.fullest_tokens(p) / static_cast<double>(p.micro_batch * m.setting().sequence);
+  tp_ = static_cast<double>(p.tp);
+  narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
+}
+
+Quantization quantization_of(const std::string& precision) {
+  // Transformer Engine's recipes (docs, "Using FP8 and FP4"). One scale per tensor (current scaling): a pass for the
+  // maximum 2 B, then 2 B read and 1 B written twice. MXFP8: a scale byte per 32, no pass before. NVFP4: a scale byte
+  // per 16 of half a byte each, after a pass for the tensor's own scale.
+  if (precision == "fp8") return {.stored_bytes = 1.0, .moved_bytes = 2.0 + 2.0 + 2.0 * 1.0};
+  if (precision == "mxfp8") return {.stored_bytes = 1.0 + 1.0 / 32, .moved_bytes = 2.0 + 2.0 * (1.0 + 1.0 / 32)};
+  if (precision == "nvfp4") return {.stored_bytes = 0.5 + 1.0 / 16, .moved_bytes = 2.0 + 2.0 + 2.0 * (0.5 + 1.0 / 16)};
+  return {};
+}
+
+double LayerBuilder::products(double groups, double rows, double n, double k, double peak, const Quantization& q) {
+  const double together = std::min(groups, 4.0), batches = groups / together, m = together * rows;
+  const double operand = q.stored_bytes > 0 ? q.stored_bytes : e_, overhead = kernel();
+  // Weight gradients are added to what is there, written by our own ops, or written as activations are.
+  const double grads = model_.setting().state.grads;
+  const double grad = frame_.lowered_ops ? grads : frame_.fused_accumulation ? 2.0 * grads : e_;
+  const auto seconds = [&](double m_, double n_, double k_, double bytes) {
+    return batches * (cost_.gemm_seconds(m_, n_, k_, peak, together * bytes) + overhead);
+  };
+  double product = seconds(m, n, k, operand * (rows * k + n * k) + e_ * rows * n);
+  double input = seconds(m, k, n, operand * (rows * n + n * k) + e_ * rows * k);
+  const double weight = seconds(together * n, k, rows, operand * rows * (n + k) + grad * n * k);
+  if (q.moved_bytes > 0) {  // the weights once per step: TrainModel::step_end
+    product += cost_.memory_seconds(q.moved_bytes * groups * rows * k) + overhead;
+    input += cost_.memory_seconds(q.moved_bytes * groups * rows * n) + overhead;
+    launches(1, 1);
+  }
+  out_.forward += product;
+  out_.backward += input + weight;
+  out_.weight_grad += weight;
+  if (!frame_.fused_accumulation)  // reads both, writes one
+    out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * groups * n * k) + overhead;
+  out_.flops_forward += 2.0 * groups * rows * n * k;
+  products_ += product;
+  last_product_ = product;
+  product_bytes_ += e_ * groups * rows * n;
+  launches(groups, 2.0 * groups);
+  return weight;
+}
+
+void LayerBuilder::move(double forward_bytes, double backward_bytes) {
+  out_.forward += cost_.memory_seconds(forward_bytes) + (forward_bytes > 0 ? kernel() : 0.0);
+  out_.backward += cost_.memory_seconds(backward_bytes) + (backward_bytes > 0 ? kernel() : 0.0);
+  launches(forward_bytes > 0 ? 1 : 0, backward_bytes > 0 ? 1 : 0);
+}
+
+void LayerBuilder::keep(double mean_bytes) {
+  const double bytes = fill_ * mean_bytes;
+  out_.kept_bytes += bytes;
+  if (!again_) out_.kept_selective_bytes += bytes;
+  if (kept_ && bytes > 0) kept_->push_back({bytes, again_});
+}
+
+void LayerBuilder::weights(double split, double replicated) {
+  out_.parameters += split / tp_ + replicated;
+  out_.largest_weights += split / tp_;
+}
+
+void LayerBuilder::keep_attended(double elements) {
+  if (quantizes()) {
+    const Within module(*this, Module::core_attn);
+    keep(e_ * elements);
+  }
+  keep_input(elements);
+}
+
+void LayerBuilder::norm(bool quantized) {
+  const double h = hidden();
+  // transformers' RMSNorm: hidden.to(float32) is kept for the square and the product, the normalised copy for the
+  // weight.
+  keep((frame_.eager_activations ? 4.0 : e_) * narrow_ * h);
+  const Within module(*this, Module::layernorm);
+  if (frame_.eager_activations) keep(e_ * narrow_ * h);
+  if (frame_.lowered_ops) {
+    // Ours adds the branch to the stream on the way, and its gradient on the way back; run again, it finds the sum.
+    stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);
+    if (module.starts()) out_.recompute_core -= cost_.memory_seconds(2.0 * e_ * narrow_ * h);
+  } else {
+    // Backward reads the output's gradient and the input, writes the input's gradient, and the weight's gradient takes
+    // half a pass more over what is mostly in L2 (stated).
+    stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
+  }
+  if (quantized) keep_input(narrow_ * h);
+  else keep(e_ * narrow_ * h);
+  weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
+}
+
+void LayerBuilder::residual() {
+  const double h = hidden(), mask = frame_.dropout ? 1.0 : 0.0;
+  if (!frame_.lowered_ops) stream(narrow_ * h * (3.0 * e_ + mask), narrow_ * h * (2.0 * e_ + mask));
+  if (frame_.dropout) keep(narrow_ * h);
+}
+
+void LayerBuilder::tensor_parallel(double hides_behind, double width) {
+  if (point_.tp <= 1) return;
+  const GroupShape group = model_.groups(point_).tensor();
+  const double in = e_ * tokens_ * width, out = e_ * tokens_ * hidden();
+  const auto seconds = [&](OpKind kind, double bytes) { return cost_.collective_seconds(kind, group, bytes); };
+  const double each = frame_.collective_kernels.value;
+  double hideable = 0.0;
+  if (point_.sp) {
+    // Backward gathers the output's gradient, and the kept shard of the input once more beside the input gradient.
+    const double gather = seconds(OpKind::all_gather, in), scatter = seconds(OpKind::reduce_scatter, in);
+    out_.tensor_forward += gather + seconds(OpKind::reduce_scatter, out);
+    out_.tensor_backward += seconds(OpKind::all_gather, out) + gather + scatter;
+    out_.tensor_payload += 3.0 * in + 2.0 * out;
+    hideable = gather + scatter;
+    launches(2.0 * each, 3.0 * each);
+  } else {
+    hideable = seconds(OpKind::all_reduce, in);
+    out_.tensor_forward += seconds(OpKind::all_reduce, out);
+    out_.tensor_backward += hideable;
+    out_.tensor_payload += in + out;
+    launches(each, each);
+  }
+  out_.hidden_tensor += std::min(hideable, hides_behind);
+}
+
+void LayerBuilder::attention(double heads, double kv_heads, double qk, double v) {
+  const TrainSetting& s = model_.setting();
+  const double all_keys = static_cast<double>(s.sequence);
+  const double causal = s.mean_keys > 0 ? s.mean_keys : (all_keys + 1.0) / 2.0;
+  // Ulysses trades tokens for heads: the products stay the same.
+  const double keys = frame_.fused_attention ? causal : all_keys;
+  const double products = 2.0 * tokens_ * keys * heads * (qk + v);
+  out_.flops_forward += 2.0 * tokens_ * causal * heads * (qk + v);
+  const Within module(*this, Module::core_attn);
+  core_again_ = again_;
+  const double before_forward = out_.forward, before_backward = out_.backward;
+  if (frame_.fused_attention) {
+    const double bytes = e_ * tokens_ * (heads * (qk + v) + kv_heads * (qk + v));
+    out_.forward += cost_.attention_seconds(products, keys, bytes, false, wide_peak_) + kernel();
+    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, wide_peak_) +
+                     (frame_.lowered_ops ? 1.0 : 2.0) * kernel();
+    launches(1, 2);
+    keep(4.0 * tokens_ * heads);
+  } else {
+    unfused_attention(heads, keys, qk, v);
+  }
+  out_.attention_forward = out_.forward - before_forward;
+  out_.attention_backward = out_.backward - before_backward;
+  attention_bytes_ = e_ * tokens_ * heads * v;
+  sequence_exchange(heads, kv_heads, qk, v);
+}
+
+void LayerBuilder::unfused_attention(double heads, double keys, double qk, double v) {
+  const double scores = tokens_ * keys * heads, mask = frame_.dropout ? 5.0 : 0.0;
+  const double rows = tokens_ * heads;
+  const double overhead = kernel();
+  out_.forward += cost_.gemm_seconds(rows, keys, qk, wide_peak_, 0.0) +
+                  cost_.gemm_seconds(rows, v, keys, wide_peak_, 0.0) + 2.0 * overhead;
+  out_.backward +=
+      2.0 * (cost_.gemm_seconds(rows, keys, qk, wide_peak_, 0.0) + cost_.gemm_seconds(rows, v, keys, wide_peak_, 0.0)) +
+      4.0 * overhead;
+  launches(2, 4);
+  stream(scores * (4.0 * e_ + mask), scores * (7.0 * e_ + mask));
+  if (std::fmod(static_cast<double>(point_.micro_batch) * heads, 4.0) != 0.0)
+    launches(frame_.softmax_kernels.value, frame_.backward_kernels.value * frame_.softmax_kernels.value);
+  keep(scores * e_);
+  if (frame_.dropout) keep(scores * (e_ + 1.0));
+}
+
+void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, double v) {
+  if (point_.cp > 1) {
+    const auto steps = static_cast<double>(point_.cp - 1);
+    const GroupShape pair = model_.groups(point_).context();
+    const double block = e_ * tokens_ * kv_heads * (qk + v);
+    const double seconds = steps * cost_.collective_seconds(OpKind::send, {2, pair.nodes > 1 ? 2 : 1, 1}, block);
+    out_.context_forward += seconds;
+    out_.context_backward += 2.0 * seconds;
+    out_.context_payload += 3.0 * steps * block;
+    launches(point_.cp, 2 * point_.cp);
+  }
+  if (point_.ulysses > 1) {
+    const auto ways = static_cast<double>(point_.ulysses);
+    const GroupShape group = model_.groups(point_).ulysses();
+    const double repeat = std::max(1.0, ways / std::max(kv_heads, 1.0));
+    const double share = (ways - 1.0) / ways * e_ * tokens_;
+    const double sent[] = {share * heads * qk, share * kv_heads * repeat * qk, share * kv_heads * repeat * v,
+                           share * heads * v};
+    for (double bytes : sent) {
+      const double seconds = cost_.collective_seconds(OpKind::all_to_all, group, bytes);
+      ulysses_forward_ += seconds;
+      out_.context_payload += 2.0 * bytes;
+    }
+    launches(4, 4);
+  }
+}
+
+LayerCost LayerBuilder::finish(double extra_kernels) {
+  // Kernels that are not listed (views made contiguous, casts, masks) occupy the device for a moment each.
+  const double backward = frame_.backward_kernels.value * extra_kernels;
+  launches(extra_kernels, backward);
+  const double each = frame_.kernel_seconds.value > 0.0 ? frame_.kernel_seconds.value : kernel();
+  out_.forward += extra_kernels * each;
+  out_.backward += backward * each;
+  if (frame_.overlap_expert) {
+    // Forward's exchanges run beside another micro-batch's backward and the other way round.
+    const double before = out_.expert_forward + out_.expert_backward;
+    out_.expert_forward = std::max(0.0, out_.expert_forward - out_.backward);
+    out_.expert_backward = std::max(0.0, out_.expert_backward - out_.forward);
+    out_.hidden_expert = before - out_.expert_forward - out_.expert_backward;
+    out_.recompute_expert = 0.0;
+  }
+  out_.input_bytes = e_ * narrow_ * hidden();
+  out_.recompute_layer = out_.forward;
+  if (frame_.lowered_ops)  // Decoder::recompute_layer needs nothing behind the activation
+    out_.recompute_layer = std::max(0.0, out_.forward - last_product_);
+  if (frame_.selective_products) {
+    out_.recompute_core = std::max(0.0, out_.forward - out_.attention_forward - 0.5 * products_);
+    out_.kept_selective_bytes = fill_ * (out_.input_bytes + attention_bytes_ + 0.5 * product_bytes_);
+  }
+  out_.kept_full_bytes = fill_ * out_.input_bytes;
+  out_.transient_bytes *= fill_;
+  // The ring hides behind attention except for what is longer; Ulysses hides behind nothing.
+  out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + ulysses_forward_;
+  out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + ulysses_forward_;
+  if (core_again_) out_.recompute_context = out_.context_forward;
+  return out_;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,256 @@
+// Device bytes of one pipeline stage at its fullest moment, by category.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "planner/train/optimizer_cost.h"
+#include "planner/train/train_model.h"
+#include "spec/names.h"
+
+namespace hotbunk {
+namespace {
+
+/// Micro-batches (or, interleaved, chunks of 1/vpp of the stage's layers) whose activations a stage holds at once.
+/// 1F1B: min(m, pp - stage). Interleaved 1F1B: warm-up of 2 (pp - stage - 1) + (vpp - 1) pp chunks and the current one.
+/// GPipe keeps all of them; zero-bubble (ZB-H1) as many as 1F1B.
+double in_flight(const TrainPoint& p, PipelineSchedule schedule, std::int64_t stage) {
+  if (p.pp == 1) return 1.0;
+  if (schedule == PipelineSchedule::gpipe) return static_cast<double>(p.micro_batches);
+  if (p.vpp == 1) return static_cast<double>(std::min(p.micro_batches, p.pp - stage));
+  const std::int64_t chunks = std::min(p.micro_batches * p.vpp, 2 * (p.pp - stage - 1) + (p.vpp - 1) * p.pp + 1);
+  return static_cast<double>(chunks) / static_cast<double>(p.vpp);
+}
+
+struct States {
+  double params = 0, grads = 0, master = 0, moments = 0, gathered = 0;
+  double optimizer() const { return master + moments; }
+};
+
+/// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
+States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit, double moments) {
+  const double all = dense + expert, own = p.own_elements(dense, expert);
+  const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
+  States s{.params = all * b.params, .grads = (shards_grads ? own : all) * b.grads};
+  if (!p.optimizer_on_host) s.master = own * b.master, s.moments = moments;
+  if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
+  if (p.sharding == Sharding::zero3) {
+    s.params = own * b.params;
+    s.gathered = unit * (2.0 * b.params + b.grads);
+  }
+  if (p.sharding == Sharding::fsdp) {
+    // One persistent shard in the master dtype; two units gathered at once, and the gradient of one.
+    s.params = 0.0;
+    s.gathered = unit * 3.0 * b.params;
+    if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
+  }
+  return s;
+}
+
+/// Parameters and gradients of whole units under PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard: FSDPParamGroup,
+/// foreach_all_gather, foreach_reduce), at the loss and in the backward of the layers.
+struct FlatUnits {
+  double at_loss = 0, in_layers = 0;
+};
+
+/// Elements: `unit` of a layer, `ends` of the root (embedding, head), `head`, `all`; `kept`: bytes that one layer
+/// keeps.
+FlatUnits flat_units(const TrainPoint& p, const StateBytes& b, double unit, double ends, double head, double all,
+                     double kept) {
+  // The root stays whole from its forward to the end of backward. At the loss there are its head's gradient, which
+  // waits for the embedding's, and the flat output of the last layer's gather, prefetched but not yet copied to its
+  // tensors.
+  const double root = (ends + head) * b.params, flat = unit * b.params;
+  // In a layer's backward: its parameters, the flat output of the next gather, its gradients, and the input of the
+  // reduction before (in the dtype of the reduction), freed when this layer's starts. The last layer's backward has no
+  // reduction before, the one before it no longer what the last one kept.
+  const double reduced = std::max(0.0, unit * b.grads - kept);
+  if (!p.reshard_after_forward)
+    return {all * b.params + head * b.params, all * b.params + head * b.params + flat + reduced};
+  return {root + flat, root + 3.0 * flat + reduced};
+}
+
+constexpr Category category_of(PeakTensor t) {
+  switch (t) {
+    case PeakTensor::params:
+    case PeakTensor::gathered:
+      return Category::params;
+    case PeakTensor::grads:
+      return Category::grads;
+    case PeakTensor::master:
+    case PeakTensor::moments:
+      return Category::optimizer;
+    case PeakTensor::workspace:
+    case PeakTensor::weight_grads:
+      return Category::workspace;
+    case PeakTensor::pipeline:
+    case PeakTensor::sequence:
+      return Category::communication;
+    default:
+      return Category::activations;
+  }
+}
+
+/// ZeRO-2 gathers nothing: what it holds of a whole unit are gradients.
+constexpr Category category_of(PeakTensor t, Sharding sharding) {
+  return t == PeakTensor::gathered && sharding == Sharding::zero2 ? Category::grads : category_of(t);
+}
+
+}  // namespace
+
+std::string_view name_of(PeakTensor t) {
+  constexpr std::string_view names[] = {
+      "parameters",      "gathered units",          "gradients",         "master copy",      "moments",
+      "kept by layers",  "kept by the ends",        "logits and copies", "rebuilt",          "backward's own",
+      "library buffers", "weight-gradient buffers", "P2P buffers",       "gathered sequence"};
+  return names[static_cast<std::size_t>(t)];
+}
+
+double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice* out,
+                               PeakBytes* parts) const {
+  PeakBytes bytes{};
+  const auto at = [&](PeakTensor t) -> double& { return bytes[static_cast<std::size_t>(t)]; };
+  const bool first = stage == 0, last = stage == p.pp - 1;
+  const StageShare held = stage_share(p, l, stage);
+  const double dense = held.dense, moe = held.moe, ends = end_parameters(p, l, stage);
+  // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
+  // root (embedding and head), which has no neighbour, hence two of the three copies.
+  const double layer = std::max(dense > 0 ? l.dense.parameters : 0.0, moe > 0 ? l.moe.parameters : 0.0);
+  const double unit = std::max(layer, 2.0 / 3.0 * (last ? ends : 0.0));
+  const double moments = moment_bytes(p, held);
+  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, moments);
+  at(PeakTensor::params) = s.params;
+  at(PeakTensor::grads) = s.grads;
+  at(PeakTensor::master) = s.master;
+  at(PeakTensor::moments) = s.moments;
+
+  const auto kept = [&](const LayerCost& c) {
+    return p.recompute == Recompute::none        ? c.kept_bytes
+           : p.recompute == Recompute::selective ? c.kept_selective_bytes
+                                                 : c.kept_full_bytes;
+  };
+  const double flight = in_flight(p, stage);
+  at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
+  at(PeakTensor::ends_kept) = (first ? flight * l.embedding.kept_bytes : 0.0) + (last ? l.head.kept_bytes : 0.0);
+  // Full recomputation rebuilds one layer at a time, selective only what the profile's modules drop. Of the kinds of
+  // layers that the stage has, the one that needs most.
+  const auto again = [&](const LayerCost& c) { return c.kept_bytes - kept(c); };
+  const auto extra = [&](const LayerCost& c) { return again(c) + c.transient_bytes; };
+  const LayerCost& widest = dense == 0 || (moe > 0 && extra(l.moe) > extra(l.dense)) ? l.moe : l.dense;
+  // At the loss nothing is rebuilt yet; in the layers' backward the logits are gone.
+  const double loss = last ? l.head.transient_bytes : 0.0;
+  FlatUnits units{s.gathered, s.gathered};
+  if (p.sharding == Sharding::fsdp && framework_.flat_units)
+    units = flat_units(p, setting_.state, layer, ends, last ? l.head.parameters : 0.0, held.ordinary + held.expert,
+                       kept(widest));
+  if (loss + units.at_loss >= extra(widest) + units.in_layers) {
+    at(PeakTensor::gathered) = units.at_loss;
+    at(PeakTensor::logits) = loss;
+  } else {
+    at(PeakTensor::gathered) = units.in_layers;
+    at(PeakTensor::rebuilt) = again(widest), at(PeakTensor::transient) = widest.transient_bytes;
+  }
+
+  at(PeakTensor::workspace) = framework_.workspace_bytes.value;
+  if (framework_.dummy_weight_grads) {
+    const double shapes = moe > 0 && dense > 0
+                              ? l.dense.largest_weights + l.moe.largest_weights - l.moe.attention_weights
+                          : moe > 0 ? l.moe.largest_weights
+                                    : l.dense.largest_weights;
+    at(PeakTensor::weight_grads) = setting_.state.params * shapes;
+  }
+  at(PeakTensor::pipeline) = p.pp > 1 ? 2.0 * l.dense.kept_full_bytes : 0.0;
+  if (p.sp)
+    at(PeakTensor::sequence) = setting_.element_bytes * fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses) *
+                               static_cast<double>(model_.hidden);
+  double total = 0.0;
+  for (double b : bytes) total += b;
+  if (parts) *parts = bytes;
+  if (out) {
+    out->bytes = {};
+    for (std::size_t i = 0; i < num_peak_tensors; ++i)
+      out->bytes[static_cast<std::size_t>(category_of(static_cast<PeakTensor>(i), p.sharding))] += bytes[i];
+    out->state_bytes = s.params + s.grads + s.optimizer();
+    out->grad_bytes = s.grads;
+    out->source_bytes = p.sharding == Sharding::fsdp ? s.master : s.params;
+    out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
+    out->host_bytes =
+        p.optimizer_on_host
+            ? p.own_elements(held.ordinary, held.expert) * (setting_.state.master + setting_.state.grads) + moments
+            : 0.0;
+  }
+  return total;
+}
+
+double TrainModel::in_flight(const TrainPoint& p, std::int64_t stage) const {
+  return hotbunk::in_flight(p, setting_.schedule, stage);
+}
+
+PeakBytes TrainModel::peak_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  PeakBytes bytes{};
+  stage_bytes(p, l, stage, nullptr, &bytes);
+  return bytes;
+}
+
+std::int64_t TrainModel::fullest_stage(const TrainPoint& p, const Layers& l) const {
+  std::int64_t fullest = 0;
+  double most = 0.0;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    if (const double bytes = stage_bytes(p, l, stage, nullptr); bytes > most) most = bytes, fullest = stage;
+  });
+  return fullest;
+}
+
+std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& l) const {
+  if (!divides(p)) return {};
+  const std::int64_t stage = fullest_stage(p, l);
+  const PeakBytes bytes = peak_bytes(p, l, stage);
+  const std::int64_t dense = layers_of(p, stage, false), moe = layers_of(p, stage, true);
+  const double held = fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses);
+  const double vocab = static_cast<double>(model_.vocab) / static_cast<double>(p.tp);
+  const std::string layers = moe == 0     ? fmt::format("{} layers", dense)
+                             : dense == 0 ? fmt::format("{} MoE layers", moe)
+                                          : fmt::format("{} dense and {} MoE layers", dense, moe);
+  std::string over = fmt::format("over {} data ranks", p.shard_ranks());
+  if (moe > 0) over += fmt::format(", experts over {:.0f}", static_cast<double>(p.expert_shard_ranks()));
+  if (p.sharding == Sharding::replicated) over = "not sharded";
+  const auto why = [&](PeakTensor t) -> std::string {
+    switch (t) {
+      case PeakTensor::params:
+        return fmt::format("{} x {} B each", layers, setting_.state.params);
+      case PeakTensor::gathered:
+        return p.sharding == Sharding::zero2 ? "one unit's gradients before they are reduced"
+               : framework_.flat_units       ? "root and its gradient, the unit at work, the next one's flat copy, "
+                                               "gradients, flat input of their reduction"
+                                             : "the unit at work, its neighbour and its gradient";
+      case PeakTensor::grads:
+        return fmt::format("{} B each", setting_.state.grads);
+      case PeakTensor::master:
+        return fmt::format("{} B each, {}", setting_.state.master, over);
+      case PeakTensor::moments:
+        return follows_shapes(p.optimizer)
+                   ? fmt::format("{}, {}", name_of(p.optimizer), over)
+                   : fmt::format("{} B each, {}",
+                                 moment_bytes_each(p.optimizer, setting_.state.moments, setting_.momentum), over);
+      case PeakTensor::kept:
+        return fmt::format("{}, {:.4g} micro-batch{} in flight of {:.0f} tokens", layers, in_flight(p, stage),
+                           in_flight(p, stage) > 1 ? "es" : "", held);
+      case PeakTensor::logits:
+        return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}", held, vocab, framework_.loss_bytes.value,
+                           framework_.dummy_weight_grads ? ", and buffers of the head" : "");
+      case PeakTensor::rebuilt:
+        return "one layer, forward once more";
+      case PeakTensor::transient:
+        return "gradients inside the layer at work";
+      default:
+        return "";
+    }
+  };
+  std::vector<PeakPart> out;
+  for (std::size_t i = 0; i < num_peak_tensors; ++i)
+    if (const auto t = static_cast<PeakTensor>(i); bytes[i] > 0)
+      out.push_back({t, category_of(t, p.sharding), bytes[i], why(t)});
+  std::stable_sort(out.begin(), out.end(), [](const PeakPart& a, const PeakPart& b) { return a.bytes > b.bytes; });
+  return out;
+}
+
+}  // namespace hotbunk

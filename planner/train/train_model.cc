@@ -1,0 +1,319 @@
+#include "planner/train/train_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "planner/train/layer_builder.h"
+#include "planner/train/layer_kinds.h"
+#include "planner/train/optimizer_cost.h"
+
+namespace hotbunk {
+
+std::string_view name_of(Term t) {
+  constexpr std::string_view names[] = {"compute",  "recompute", "tensor", "expert",    "context",
+                                        "pipeline", "bubble",    "data",   "optimizer", "host"};
+  return names[static_cast<std::size_t>(t)];
+}
+
+TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostModel& cost,
+                       const FrameworkProfile& framework)
+    : model_(model), setting_(std::move(setting)), cost_(cost), framework_(framework) {
+  peak_ = cost_.peak_flops(setting_.precision);
+  wide_peak_ = quantization_of(setting_.precision).stored_bytes > 0 ? cost_.peak_flops("bf16") : peak_;
+  quantized_bytes_ = quantization_of(setting_.precision).moved_bytes;
+  HB_CHECK(peak_ > 0.0 && setting_.sequence > 0, "no peak for {} or no sequence", setting_.precision);
+  const LayerKinds kinds = layer_kinds(model_);
+  dense_layers_ = kinds.dense, moe_layers_ = kinds.moe;
+  // 2 FLOPs per weight and token forward, 4 backward, plus attention over the visible half of the sequence; the
+  // embedding's look-up multiplies nothing, a tied one does as the head.
+  const TrainPoint one{.micro_batch = 1};
+  const Layers l = layers(one);
+  flops_per_token_ = 3.0 *
+                     (l.dense.flops_forward * static_cast<double>(dense_layers_) +
+                      l.moe.flops_forward * static_cast<double>(moe_layers_) + l.head.flops_forward) /
+                     static_cast<double>(setting_.sequence);
+}
+
+TrainModel::Layers TrainModel::layers(const TrainPoint& p) const {
+  Layers l{dense_layer(p), moe_layers_ > 0 ? moe_layer(p) : LayerCost{}, embedding(p), head(p)};
+  if (!follows_shapes(p.optimizer)) return l;
+  l.dense.optimizer = layer_work(p, l.dense, false);
+  if (moe_layers_ > 0) l.moe.optimizer = layer_work(p, l.moe, true);
+  l.embedding.optimizer = end_work(p, l.embedding), l.head.optimizer = end_work(p, l.head);
+  return l;
+}
+
+double TrainModel::fullest_tokens(const TrainPoint& p) const {
+  const auto sequence = static_cast<double>(setting_.sequence), mean = static_cast<double>(p.micro_batch) * sequence;
+  if (!setting_.ragged) return mean;
+  const auto ways = static_cast<double>(p.cp * p.ulysses);
+  const double budget = setting_.budget_tokens * ways;
+  const double sequences = std::floor(budget / sequence), own = static_cast<double>(p.micro_batch);
+  const bool by_budget =
+      sequences == own || (sequences > own && p.micro_batches == 1) || (sequences < 1.0 && own == 1.0);
+  const double all = static_cast<double>(p.sequences()) * std::max(setting_.longest, sequence);
+  // A rank holds whole tokens.
+  const double least = ways * std::ceil(std::max(mean, setting_.longest) / ways);
+  return std::clamp(by_budget ? budget : least, mean, std::max(mean, all));
+}
+
+bool TrainModel::layers_follow_stages() const {
+  bool after = false;
+  for (const RankAxis axis : setting_.order) {
+    if (axis == RankAxis::dp || axis == RankAxis::pp) after = true;
+    else if (after) return true;
+  }
+  return false;
+}
+
+double TrainModel::model_flops(double tokens) const { return flops_per_token_ * tokens; }
+
+bool TrainModel::divides(const TrainPoint& p) const {
+  const std::int64_t ways = p.cp * p.ulysses;
+  if (p.dp < 1 || p.cp < 1 || p.ulysses < 1 || p.tp < 1 || p.pp < 1 || p.vpp < 1 || p.ep < 1 || p.etp < 1) return false;
+  if (p.micro_batch < 1 || p.micro_batches < 1) return false;
+  if (model_.heads % p.tp != 0 || (model_.heads / p.tp) % p.ulysses != 0) return false;
+  if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0) return false;
+  if (model_.intermediate % p.tp != 0) return false;
+  // C1: KV heads are split or repeated whole.
+  if (!model_.mla && model_.kv_heads % p.ulysses != 0 && p.ulysses % model_.kv_heads != 0) return false;
+  if (!setting_.ragged && setting_.sequence % ways != 0) return false;
+  if (p.pp > model_.layers || p.pp * p.vpp > model_.layers || (p.vpp > 1 && p.pp == 1)) return false;
+  // Interleaved chunks are equal, or one layer short at both ends where the embedding and the head count as one each;
+  // some frameworks take any split.
+  const bool equal = framework_.uneven_chunks || split_given(p) || model_.layers % (p.pp * p.vpp) == 0 ||
+                     (model_.layers + 2) % (p.pp * p.vpp) == 0;
+  if (p.vpp > 1 && (!equal || p.micro_batches % p.pp != 0)) return false;
+  if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
+  if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
+  if (p.ep > 1 || p.etp > 1) {
+    if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
+    if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0 || !groups(p).stages_agree()) return false;
+  }
+  return true;
+}
+
+std::string TrainModel::why_invalid(const TrainPoint& p) const {
+  if (divides(p)) return "";
+  if (p.tp >= 1 && model_.heads % p.tp != 0) return fmt::format("{} heads do not divide by tp {}", model_.heads, p.tp);
+  if (p.tp >= 1 && model_.intermediate % p.tp != 0)
+    return fmt::format("intermediate size {} does not divide by tp {}", model_.intermediate, p.tp);
+  if (p.tp >= 1 && p.ulysses >= 1 && (model_.heads / p.tp) % p.ulysses != 0)
+    return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
+  if (p.pp * p.vpp > model_.layers)
+    return fmt::format("{} layers are fewer than pp {} x vpp {}", model_.layers, p.pp, p.vpp);
+  if (p.vpp > 1 && p.micro_batches % p.pp != 0)
+    return fmt::format("interleaving needs micro-batches ({}) divisible by pp ({})", p.micro_batches, p.pp);
+  if (p.vpp > 1 && p.pp > 1 && !framework_.uneven_chunks && model_.layers % (p.pp * p.vpp) != 0)
+    return fmt::format("{} interleaves equal chunks only: {} layers do not divide by pp {} x vpp {}", framework_.name,
+                       model_.layers, p.pp, p.vpp);
+  if (p.sp && p.tp == 1) return "sequence parallelism needs tp above 1";
+  if (p.ep > 1 && !model_.moe) return "expert parallelism needs a model with experts";
+  if (p.ep > 1 && model_.moe->experts % p.ep != 0)
+    return fmt::format("{} experts do not divide by ep {}", model_.moe->experts, p.ep);
+  if (!groups(p).stages_agree()) return "this order puts a rank's experts into another pipeline stage: name pp last";
+  return fmt::format(
+      "dp {} cp {} ulysses {} tp {} pp {} vpp {} ep {} etp {} fsdp {} micro-batch {}: sizes below 1 or "
+      "that do not divide",
+      p.dp, p.cp, p.ulysses, p.tp, p.pp, p.vpp, p.ep, p.etp, p.fsdp, p.micro_batch);
+}
+
+bool TrainModel::split_given(const TrainPoint& p) const {
+  return static_cast<std::int64_t>(setting_.pipeline_split.size()) == p.pp * p.vpp;
+}
+
+namespace {
+
+/// A pipeline cut as evenly as its layers allow. The longer chunks are in the middle: the first and last also hold the
+/// embedding and the head.
+struct EvenCut {
+  std::int64_t base, extra, first_long;
+  EvenCut(std::int64_t layers, std::int64_t chunks)
+      : base(layers / chunks), extra(layers % chunks), first_long((chunks - extra + 1) / 2) {}
+  std::int64_t begin(std::int64_t i) const { return i * base + std::clamp<std::int64_t>(i - first_long, 0, extra); }
+  /// The chunk that holds a layer.
+  std::int64_t chunk_of(std::int64_t layer) const {
+    const std::int64_t before = first_long * base, longer = extra * (base + 1);
+    if (layer < before) return layer / base;
+    if (layer < before + longer) return first_long + (layer - before) / (base + 1);
+    return first_long + extra + (layer - before - longer) / base;
+  }
+};
+
+}  // namespace
+
+/// Where what the stages hold can change, ascending: behind the first and before the last stage (the ends), at the
+/// longer chunks and behind them, at the chunk where dense layers become MoE ones and behind it. A chunk is of stage
+/// i mod pp, so its stage changes there, too.
+std::array<std::int64_t, 7> TrainModel::stage_breaks(const TrainPoint& p) const {
+  const EvenCut cut(model_.layers, p.pp * p.vpp);
+  std::array<std::int64_t, 7> out{0, 1, p.pp - 1, 0, 0, 0, 0};
+  if (cut.extra > 0) out[3] = cut.first_long % p.pp, out[4] = (cut.first_long + cut.extra) % p.pp;
+  if (moe_layers_ > 0 && dense_layers_ > 0) {
+    const std::int64_t mixed = cut.chunk_of(dense_layers_);
+    out[5] = mixed % p.pp, out[6] = (mixed + 1) % p.pp;
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// The dense layers come first in model order. As the setting splits them, else as even as possible.
+TrainModel::StageLayers TrainModel::stage_layers(const TrainPoint& p, std::int64_t stage) const {
+  std::int64_t own = 0, dense = 0;
+  const auto add = [&](std::int64_t begin, std::int64_t layers) {
+    own += layers;
+    dense += std::clamp<std::int64_t>(dense_layers_ - begin, 0, layers);
+  };
+  if (split_given(p)) {
+    std::int64_t begin = 0;
+    for (std::int64_t i = 0; i < p.pp * p.vpp; ++i) {
+      const std::int64_t layers = setting_.pipeline_split[static_cast<std::size_t>(i)];
+      if (i % p.pp == stage) add(begin, layers);
+      begin += layers;
+    }
+  } else {
+    const EvenCut cut(model_.layers, p.pp * p.vpp);
+    for (std::int64_t i = stage; i < p.pp * p.vpp; i += p.pp) add(cut.begin(i), cut.begin(i + 1) - cut.begin(i));
+  }
+  return {dense, own - dense};
+}
+
+double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const double tied = p.pp == 1 && model_.tie_embeddings
+                          ? static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp)
+                          : 0.0;
+  return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
+}
+
+TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const StageLayers n = stage_layers(p, stage);
+  const auto dense = static_cast<double>(n.dense), moe = static_cast<double>(n.moe);
+  const double ends = end_parameters(p, l, stage);
+  StageShare out{.dense = dense,
+                 .moe = moe,
+                 .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
+                             end_parameters(p, l, stage),
+                 .expert = moe * l.moe.expert_parameters,
+                 .ends = ends};
+  if (!follows_shapes(p.optimizer)) return out;
+  out.optimizer.add(l.dense.optimizer, dense).add(l.moe.optimizer, moe);
+  const bool tied = p.pp == 1 && model_.tie_embeddings;
+  if (stage == 0) out.optimizer.add(l.embedding.optimizer, 1.0);
+  if (stage == p.pp - 1 && !tied) out.optimizer.add(l.head.optimizer, 1.0);
+  return out;
+}
+
+TrainPrice TrainModel::price(const TrainPoint& p, const Layers& l) const {
+  TrainPrice out;
+  if (!divides(p)) {
+    out.valid = false;
+    return out;
+  }
+  // In double: a batch of absurd size must not overflow.
+  out.tokens = static_cast<double>(p.dp) * static_cast<double>(p.micro_batch) * p.full_micro_batches() *
+               static_cast<double>(setting_.sequence);
+  out.model_flops = model_flops(out.tokens);
+  price_time(p, l, out);
+  price_traffic(p, l, out);
+  out.first_stage_bytes = stage_bytes(p, l, 0, nullptr);
+  out.last_stage_bytes = stage_bytes(p, l, p.pp - 1, nullptr);
+  out.peak_bytes = stage_bytes(p, l, fullest_stage(p, l), &out);
+  double communicators = 0.0;
+  for (std::int64_t size : {p.data_ranks(), p.tp, p.pp, p.ep, p.cp * p.ulysses})
+    communicators += size > 1 ? framework_.communicator_bytes.value : 0.0;
+  out.overhead_bytes = framework_.context_bytes.value + communicators;
+  out.bytes[static_cast<std::size_t>(Category::overhead)] = out.overhead_bytes;
+  return out;
+}
+
+namespace {
+
+/// Shares of a layer's payload that its forward pass moves: under SP a gather and a scatter of five (backward gathers
+/// the kept shard once more), of the ring's K and V one of three, else half.
+double forward_tensor(const TrainPoint& p) { return p.sp ? 0.4 : 0.5; }
+double forward_context(const TrainPoint& p) { return p.cp > 1 ? 1.0 / 3.0 : 0.5; }
+
+}  // namespace
+
+void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice& out) const {
+  const double m = p.full_micro_batches();
+  const StageShare held = stage_share(p, l, stage);
+  const double dense = held.dense, moe = held.moe;
+  const bool again = p.recompute == Recompute::full;  // forward's share once more
+  out.tensor_payload =
+      m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * (again ? 1.0 + forward_tensor(p) : 1.0) +
+           (stage == 0 ? l.embedding.tensor_payload : 0.0) + (stage == p.pp - 1 ? l.head.tensor_payload : 0.0));
+  const bool routes_again = p.recompute == Recompute::selective && framework_.recomputes(Module::moe);
+  out.expert_payload = m * l.moe.expert_payload * moe * (again || routes_again ? 1.5 : 1.0);
+  out.context_payload =
+      m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * (again ? 1.0 + forward_context(p) : 1.0);
+  data_traffic(p, held, out);
+}
+
+void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, TrainPrice& out) const {
+  if (p.data_ranks() <= 1) return;
+  const StateBytes& b = setting_.state;
+  const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const double every = static_cast<double>(p.micro_batches);
+  const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
+  const double gathers = p.sharding == Sharding::replicated ? 0.0
+                         : streams                          ? every * (p.reshard_after_forward ? 2.0 : 1.0)
+                                                            : 1.0;
+  // Experts are divided among their own replicas; where there are none in a shard group, not at all.
+  const std::int64_t own = p.expert_shard_ranks();
+  const double expert = own > 1 ? held.expert : 0.0;
+  out.expert_data_reduce_payload = expert * b.grads * reductions;
+  out.expert_data_gather_payload = expert * b.params * gathers;
+  out.data_reduce_payload = held.ordinary * b.grads * reductions + out.expert_data_reduce_payload;
+  out.data_gather_payload = held.ordinary * b.params * gathers + out.expert_data_gather_payload;
+  if (p.replicas() > 1) {
+    out.replica_payload = held.ordinary / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
+    out.expert_replica_payload =
+        p.expert_ranks() > own ? held.expert / static_cast<double>(own) * b.grads * reductions : 0.0;
+  }
+  out.optimizer_payload = 2.0 * orthogonalizer_bytes * own_matrices(p, held.optimizer);
+}
+
+ForwardTraffic TrainModel::forward_traffic(const TrainPoint& p, const Layers& l) const {
+  ForwardTraffic out;
+  const double m = p.full_micro_batches();
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    const StageShare held = stage_share(p, l, stage);
+    // The embedding's collective is forward's alone; of the head's, backward has the input gradient's [T, h].
+    const double head = p.tp > 1 && stage == p.pp - 1 ? l.head.tensor_payload - l.embedding.tensor_payload : 0.0;
+    const ForwardTraffic t{
+        .tensor = m * (forward_tensor(p) * (l.dense.tensor_payload * held.dense + l.moe.tensor_payload * held.moe) +
+                       (stage == 0 ? l.embedding.tensor_payload : 0.0) + head),
+        .expert = m * 0.5 * l.moe.expert_payload * held.moe,
+        .context = m * forward_context(p) * (l.dense.context_payload * held.dense + l.moe.context_payload * held.moe)};
+    if (t.tensor + t.expert + t.context > out.tensor + out.expert + out.context) out = t;
+  });
+  if (p.pp > 1) out.pipeline = 0.5 * pipeline_payload(p, l);
+  return out;
+}
+
+double TrainModel::pipeline_payload(const TrainPoint& p, const Layers& l) const {
+  return 2.0 * p.full_micro_batches() * static_cast<double>(p.vpp) * l.dense.input_bytes /
+         (p.sp ? 1.0 : static_cast<double>(p.tp));
+}
+
+/// Of the rank with most traffic.
+void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
+  const auto sum = [](const TrainPrice& t) {
+    return t.tensor_payload + t.expert_payload + t.context_payload + t.data_reduce_payload + t.data_gather_payload +
+           t.replica_payload + t.expert_replica_payload + t.optimizer_payload;
+  };
+  std::int64_t most = 0;
+  double bytes = -1.0;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    stage_traffic(p, l, stage, out);
+    if (const double own = sum(out); own > bytes) bytes = own, most = stage;
+  });
+  stage_traffic(p, l, most, out);
+  if (p.pp > 1) out.pipeline_payload = pipeline_payload(p, l);
+}
+
+}  // namespace hotbunk

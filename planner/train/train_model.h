@@ -1,0 +1,364 @@
+// The closed form of one training step: seconds, bytes and traffic of a layout, without building its graph.
+//
+//   LayerCost   one layer (or embedding, or head) for one micro-batch on one rank: what each stream does, what stays
+//   TrainModel  layer costs + pipeline schedule + data parallelism + optimizer -> TrainPrice
+//
+// Both call CostModel's primitives, so a FLOP costs the same here and in the simulator.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "planner/cost/cost_model.h"
+#include "planner/cost/framework.h"
+#include "planner/train/rank_groups.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// Where optimizer state, gradients and parameters live in the data-parallel dimension.
+enum class Sharding : std::uint8_t { replicated, zero1, zero2, zero3, fsdp };
+
+/// One training layout with its batch: everything that the search varies.
+struct TrainPoint {
+  std::int64_t dp = 1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
+  std::int64_t fsdp = -1;  // size of the shard group, -1: dp * cp * ulysses
+  bool sp = false;
+  Sharding sharding = Sharding::zero1;
+  Recompute recompute = Recompute::none;
+  std::int64_t micro_batch = 1;       // sequences of one micro-batch, over the cp and ulysses ranks that share them
+  std::int64_t micro_batches = 1;     // per optimizer step
+  std::int64_t last_micro_batch = 0;  // sequences of the step's last one where it is shorter, 0: as many as the others
+  bool optimizer_on_host = false;     // layer-wise offload: states on the host, step on the CPU
+  bool reshard_after_forward = true;
+  OptimizerName optimizer = OptimizerName::adamw;
+
+  std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
+  std::int64_t data_ranks() const { return dp * cp * ulysses; }
+  /// Of one shard group; below data_ranks() the layout is hybrid (HSDP), with a replica of the shards in every group.
+  std::int64_t shard_ranks() const {
+    return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();
+  }
+  std::int64_t replicas() const { return data_ranks() / shard_ranks(); }
+  /// Ranks that hold the same experts: fewer than hold the same of the other layers.
+  std::int64_t expert_ranks() const { return std::max<std::int64_t>(1, data_ranks() * tp / (ep * etp)); }
+  /// Of those, the ranks over which an expert is divided: what lies in one shard group.
+  std::int64_t expert_shard_ranks() const {
+    if (shard_ranks() == data_ranks()) return expert_ranks();
+    return std::gcd(expert_ranks(), std::max<std::int64_t>(1, shard_ranks() * tp / (ep * etp)));
+  }
+  /// Elements of `ordinary` and `expert` whose optimizer state is this rank's.
+  double own_elements(double ordinary, double expert) const {
+    if (sharding == Sharding::replicated) return ordinary + expert;
+    return ordinary / static_cast<double>(shard_ranks()) + expert / static_cast<double>(expert_shard_ranks());
+  }
+  /// Cuts the sequences of one data rank and step into micro-batches; none is longer than all of them.
+  void set_sequences(std::int64_t sequences) {
+    micro_batch = std::min(micro_batch, std::max<std::int64_t>(sequences, 1));
+    micro_batches = std::max<std::int64_t>(1, (sequences - 1) / micro_batch + 1);
+    last_micro_batch = sequences % micro_batch;
+  }
+  std::int64_t sequences() const {
+    return last_micro_batch > 0 ? (micro_batches - 1) * micro_batch + last_micro_batch : micro_batches * micro_batch;
+  }
+  /// Full micro-batches that hold as many tokens: what is linear in tokens takes so many times as long. In double: a
+  /// batch of absurd size must not overflow.
+  double full_micro_batches() const {
+    const auto m = static_cast<double>(micro_batches);
+    return last_micro_batch > 0 ? m - 1.0 + static_cast<double>(last_micro_batch) / static_cast<double>(micro_batch)
+                                : m;
+  }
+  /// visit(count, share): the full micro-batches of a step, and the last where it is shorter, as a share of a full one.
+  template <class Visit>
+  void visit_micro_batches(Visit visit) const {
+    const double whole = static_cast<double>(micro_batches - (last_micro_batch > 0 ? 1 : 0));
+    if (whole > 0.0) visit(whole, 1.0);
+    if (last_micro_batch > 0) visit(1.0, static_cast<double>(last_micro_batch) / static_cast<double>(micro_batch));
+  }
+  friend auto operator<=>(const TrainPoint&, const TrainPoint&) = default;
+};
+
+/// What an optimizer keeps and does where that depends on the shapes of the weights (optimizer_cost.h): of one layer,
+/// or an end of the model, unsharded.
+struct OptimizerWork {
+  double ordinary_bytes = 0, expert_bytes = 0;        // of state, divided among the shards
+  double whole_bytes = 0;                             // of state that every shard holds
+  double ordinary_matrices = 0, expert_matrices = 0;  // elements that are orthogonalized
+  double ordinary_seconds = 0, expert_seconds = 0;    // of doing that on one rank
+  double longest_seconds = 0;                         // for one matrix
+  OptimizerWork& add(const OptimizerWork&, double count);
+};
+
+/// What the passes over one layer cost one rank for one micro-batch. Seconds are of the stream's own time.
+struct LayerCost {
+  double forward = 0, backward = 0;  // compute, without communication
+  double weight_grad = 0;            // part of backward that a TP collective can hide behind
+  double accumulate = 0;             // adding weight gradients to those of earlier micro-batches
+  double recompute_layer = 0;        // what full recomputation runs again
+  double recompute_core = 0;         // forward again of what selective recomputation drops
+  double recompute_tensor = 0, recompute_expert = 0, recompute_context = 0;  // its collectives, exposed
+  double recompute_kernels = 0;                                              // and its launches
+  double tensor_forward = 0, tensor_backward = 0;                            // TP collectives
+  double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
+  double expert_forward = 0, expert_backward = 0;        // EP all-to-all, exposed
+  double hidden_expert = 0;                              // what of it runs beside compute, both passes
+  double context_forward = 0, context_backward = 0;      // CP ring or Ulysses all-to-all, beside attention
+  double attention_forward = 0, attention_backward = 0;  // part of forward, backward: hides the CP ring
+  double kernels_forward = 0, kernels_backward = 0;      // launched
+  double kept_bytes = 0;                                 // for backward without recomputation
+  double kept_selective_bytes = 0;                       // with selective recomputation
+  double kept_full_bytes = 0;                            // with full recomputation: the layer's input
+  double input_bytes = 0;                                // the layer's input in a micro-batch of mean sequences
+  double transient_bytes = 0;                            // highest extra while its backward runs
+  double parameters = 0;                                 // elements on the rank, all experts included
+  double expert_parameters = 0;                          // of which routed experts
+  double flops_forward = 0;
+  double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
+  double largest_weights = 0;    // distinct weight shapes, elements together (dummy gradients)
+  double attention_weights = 0;  // of which the attention block's
+  OptimizerWork optimizer{};     // zero where state is so many bytes per element
+};
+
+/// One tensor that backward keeps; `core`: dropped by selective recomputation of the attention core.
+struct KeptTensor {
+  double bytes = 0;
+  bool core = false;
+};
+
+enum class Term : std::uint8_t {
+  compute,
+  recompute,
+  tensor,
+  expert,
+  context,
+  pipeline,
+  bubble,
+  data,
+  optimizer,
+  host,
+  count
+};
+inline constexpr std::size_t num_terms = static_cast<std::size_t>(Term::count);
+std::string_view name_of(Term);
+
+/// Payload of one forward pass over all micro-batches on its busiest rank, in bytes.
+struct ForwardTraffic {
+  double tensor = 0, expert = 0, context = 0, pipeline = 0;
+};
+
+/// A layout's answer. Device bytes are those of the fullest stage.
+struct TrainPrice {
+  double step_seconds = 0;
+  std::array<double, num_terms> seconds{};     // exposed; sums to step_seconds
+  double hidden_seconds = 0;                   // communication that ran beside compute
+  std::array<double, num_categories> bytes{};  // at the peak
+  double peak_bytes = 0;                       // all categories but overhead
+  double overhead_bytes = 0;
+  double first_stage_bytes = 0, last_stage_bytes = 0;
+  double host_bytes = 0;
+  double state_bytes = 0;       // parameters, gradients, optimizer of the fullest stage, nothing gathered
+  double grad_bytes = 0;        // of which gradients
+  double source_bytes = 0;      // what a weight update reads: low-precision parameters, under FSDP the master shard
+  double activation_bytes = 0;  // of the fullest stage
+  double tensor_payload = 0, expert_payload = 0, context_payload = 0, pipeline_payload = 0;  // per rank and step
+  double data_gather_payload = 0, data_reduce_payload = 0;                                   // within the shard group
+  double expert_data_gather_payload = 0, expert_data_reduce_payload = 0;  // of which experts', among their own replicas
+  double replica_payload = 0, expert_replica_payload = 0;                 // of hybrid shards' gradients, all-reduced
+  double optimizer_payload = 0;  // matrices to the ranks that orthogonalize them, and back
+  double model_flops = 0;        // of one step, all ranks, no recomputation
+  double tokens = 0;             // of one step, all ranks
+  bool valid = true;
+
+  double total_bytes() const { return peak_bytes + overhead_bytes; }
+};
+
+/// The tensors, by what they are for, that make the fullest stage's peak.
+enum class PeakTensor : std::uint8_t {
+  params,
+  gathered,  // units around the peak under ZeRO-3 and FSDP, one unit's gradients under ZeRO-2
+  grads,
+  master,
+  moments,
+  kept,       // by all layers in flight, for backward
+  ends_kept,  // by embedding and head
+  logits,     // and their copies at the loss
+  rebuilt,    // of the layer that is recomputed around the peak
+  transient,  // of one layer's backward
+  workspace,
+  weight_grads,  // low-precision buffers per distinct weight shape
+  pipeline,      // P2P buffers
+  sequence,      // gathered activation under Megatron's sequence parallelism
+  count
+};
+inline constexpr std::size_t num_peak_tensors = static_cast<std::size_t>(PeakTensor::count);
+using PeakBytes = std::array<double, num_peak_tensors>;
+std::string_view name_of(PeakTensor);
+
+/// One of them with the arithmetic that gives it.
+struct PeakPart {
+  PeakTensor tensor{};
+  Category category{};
+  double bytes = 0;
+  std::string why;
+};
+
+/// Sizes in bytes of one element of each kind of state.
+struct StateBytes {
+  double params = 2, grads = 4, master = 4;
+  double moments = 8;  // AdamW's two; the momentum of another optimizer is half of it
+};
+
+/// Order of micro-batches in the pipeline; vpp above 1 interleaves 1F1B.
+enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, zero_bubble };
+
+struct TrainSetting {
+  std::int64_t sequence = 2048;    // tokens of one sequence
+  std::string precision = "bf16";  // of the GEMMs
+  StateBytes state{};
+  double element_bytes = 2;  // of activations
+  double mean_keys = 0;      // visible keys per query when packed, 0: causal over `sequence`
+  bool momentum = false;     // SGD and Adafactor keep one
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  AxisOrder order = megatron_axes;             // of the dimensions over ranks
+  std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
+  bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
+  // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
+  double budget_tokens = 0, longest = 0;
+};
+
+class TrainModel {
+ public:
+  TrainModel(const ModelSpec&, TrainSetting, const CostModel&, const FrameworkProfile&);
+
+  /// What a layer of the kind costs under the point's tp, sp, cp, ulysses, ep, etp and micro-batch.
+  /// `kept`: also lists the tensors that make kept_bytes, in the order of the forward pass.
+  LayerCost dense_layer(const TrainPoint&, std::vector<KeptTensor>* kept = nullptr) const;
+  LayerCost moe_layer(const TrainPoint&, std::vector<KeptTensor>* kept = nullptr) const;
+  LayerCost embedding(const TrainPoint&) const;
+  LayerCost head(const TrainPoint&) const;
+
+  /// The layer costs that one point needs; points that share tp, sp, cp, ulysses, ep, etp and micro-batch share them.
+  struct Layers {
+    LayerCost dense, moe, embedding, head;
+  };
+  Layers layers(const TrainPoint&) const;
+
+  /// No allocation. A point whose sizes do not divide comes back with valid = false (see why_invalid).
+  TrainPrice price(const TrainPoint&, const Layers&) const;
+  TrainPrice price(const TrainPoint& p) const { return price(p, layers(p)); }
+
+  /// "" or the sentence that says what does not divide.
+  std::string why_invalid(const TrainPoint&) const;
+  bool divides(const TrainPoint&) const;
+
+  const ModelSpec& model() const { return model_; }
+  const TrainSetting& setting() const { return setting_; }
+  const CostModel& cost() const { return cost_; }
+  const FrameworkProfile& framework() const { return framework_; }
+  /// Tokens of the fullest micro-batch, on the cp and ulysses ranks that share it. A mean one holds micro_batch
+  /// sequences of mean length, but the buffer takes more: the scenario's own budget where that gives this micro-batch,
+  /// else the least that holds the longest sequence; never more than all sequences of the step.
+  double fullest_tokens(const TrainPoint&) const;
+  /// 6 N + attention per token: model FLOPs of one step over all ranks.
+  double model_flops(double tokens) const;
+  RankGroups groups(const TrainPoint& p) const { return {p, setting_.order, cost_.ranks_per_node()}; }
+  /// Whether where tp, cp and ep groups sit depends on dp and pp: then points of one layer key do not share layers.
+  bool layers_follow_stages() const;
+  /// Seconds that the forward passes of all micro-batches wait for gathered parameters; a full one computes `forward`.
+  /// `trained`: the parameters themselves, not a reference of their precision.
+  double exposed_gathers(const TrainPoint&, const Layers&, double forward, bool trained) const;
+  /// What a scoring pass exchanges, beside the gathers of parameters.
+  ForwardTraffic forward_traffic(const TrainPoint&, const Layers&) const;
+  /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
+  std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
+  std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
+  /// Micro-batches (or chunks, over vpp) whose activations a stage holds at once.
+  double in_flight(const TrainPoint&, std::int64_t stage) const;
+  /// The same tensors as peak_parts, of any stage.
+  PeakBytes peak_bytes(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  std::int64_t layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
+    const StageLayers n = stage_layers(p, stage);
+    return moe ? n.moe : n.dense;
+  }
+  /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
+  double end_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
+
+ private:
+  friend class LayerBuilder;
+  struct StageTime;
+  struct StepEnd;
+  double launch_seconds() const;  // of the host, per kernel
+  struct StageLayers {
+    std::int64_t dense = 0, moe = 0;
+  };
+  StageLayers stage_layers(const TrainPoint&, std::int64_t stage) const;
+  /// Layers of a stage, and the elements that each of its ranks holds.
+  struct StageShare {
+    double dense = 0, moe = 0;
+    double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
+    OptimizerWork optimizer{};
+    double layers() const { return dense + moe; }
+  };
+  StageShare stage_share(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  OptimizerWork layer_work(const TrainPoint&, const LayerCost&, bool moe) const;
+  OptimizerWork end_work(const TrainPoint&, const LayerCost&) const;
+  double moment_bytes(const TrainPoint&, const StageShare&) const;
+  double update_seconds(const TrainPoint&, const StageShare&) const;
+  /// Seconds that gathers of parameters and reductions of gradients take on their own.
+  struct DataSeconds {
+    double reduce = 0, gather = 0;
+  };
+  DataSeconds data_seconds(const TrainPoint&, const StageShare&) const;
+  StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
+  /// Sharded units of one micro-batch as our lowering moves them: exposed beside either pass, and all there is.
+  struct PassStreams {
+    double forward = 0, backward = 0, all = 0;
+  };
+  struct UnitSeconds;
+  UnitSeconds unit_seconds(const TrainPoint&, double elements, bool trained) const;
+  /// Of a micro-batch with `share` of a full one's tokens.
+  PassStreams pass_streams(const TrainPoint&, const Layers&, double forward, double backward, double share,
+                           bool trained) const;
+  StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
+  /// order: each takes the time of the first, and holds no more micro-batches in flight.
+  template <class Visit>
+  void visit_stages(const TrainPoint&, Visit) const;
+  std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
+  bool split_given(const TrainPoint&) const;
+  void price_data(const TrainPoint&, const Layers&, double backward, double forward, TrainPrice&) const;
+  double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
+  void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
+  void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
+  void stage_traffic(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice&) const;
+  double pipeline_payload(const TrainPoint&, const Layers&) const;
+  void data_traffic(const TrainPoint&, const StageShare&, TrainPrice&) const;
+
+  ModelSpec model_;
+  TrainSetting setting_;
+  CostModel cost_;
+  FrameworkProfile framework_;
+  double peak_ = 0, wide_peak_ = 0;  // of the layers' products; of what stays in 16 bits where those have less
+  double quantized_bytes_ = 0;       // moved per weight of a layer's product and step
+  double flops_per_token_ = 0;
+  std::int64_t dense_layers_ = 0, moe_layers_ = 0;
+};
+
+template <class Visit>
+void TrainModel::visit_stages(const TrainPoint& p, Visit visit) const {
+  if (p.pp == 1) return visit(std::int64_t{0}, std::int64_t{1});
+  if (split_given(p)) {
+    for (std::int64_t stage = 0; stage < p.pp; ++stage) visit(stage, std::int64_t{1});
+    return;
+  }
+  const auto breaks = stage_breaks(p);
+  for (std::size_t i = 0; i < breaks.size(); ++i) {
+    const std::int64_t next = i + 1 < breaks.size() ? breaks[i + 1] : p.pp;
+    if (next > breaks[i]) visit(breaks[i], next - breaks[i]);
+  }
+}
+
+}  // namespace hotbunk

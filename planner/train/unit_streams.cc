@@ -1,0 +1,89 @@
+// What our lowering's sharded units cost beside compute (lowering/train_state.cc): each is cast, gathered and copied
+// out on one stream, its gradients packed, scattered and added on another.
+#include <algorithm>
+
+#include "planner/train/train_model.h"
+
+namespace hotbunk {
+namespace {
+
+bool streams_units(const TrainPoint& p) { return p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp; }
+
+}  // namespace
+
+/// Seconds of one unit of `elements` on its two streams: the collective, and the kernels before and behind it, which
+/// take the device from compute.
+struct TrainModel::UnitSeconds {
+  double gather = 0, gather_kernels = 0, reduce = 0, reduce_kernels = 0;
+};
+
+TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, bool trained) const {
+  const StateBytes& b = setting_.state;
+  const std::int64_t shards = p.shard_ranks();
+  const GroupShape group = groups(p).shard();
+  const double own = elements / static_cast<double>(shards), kernel = cost_.hardware().kernel_overhead.value;
+  const auto pass = [&](double bytes) { return cost_.memory_seconds(bytes) + kernel; };
+  UnitSeconds out;
+  // FSDP's one shard is the master copy; the reference is kept as it computes.
+  if (trained && p.sharding == Sharding::fsdp && b.master != b.params)
+    out.gather_kernels += pass(own * (b.master + b.params));
+  // Hybrid shards are summed over their replicas behind the scatter.
+  if (p.replicas() > 1) out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
+  if (shards == 1) return out;
+  out.gather = cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
+  out.gather_kernels += pass(2.0 * elements * b.params);
+  out.reduce += cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
+  out.reduce_kernels = pass(2.0 * elements * b.grads) + pass(3.0 * own * b.grads);
+  return out;
+}
+
+TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, double forward, double backward,
+                                                 double share, bool trained) const {
+  PassStreams out;
+  if (!streams_units(p)) return out;
+  const StageShare held = stage_share(p, l, 0);
+  const double layers = std::max(1.0, held.layers()), ends = end_parameters(p, l, 0);
+  const UnitSeconds root = unit_seconds(p, ends, trained),
+                    layer = unit_seconds(p, (held.ordinary - ends) / layers, trained);
+  // A pass begins with the root and the two layers that may be whole at once, before there is anything to compute; the
+  // others come while one computes, if that takes longer than their collective.
+  const double gather = layer.gather + layer.gather_kernels, first = std::min(2.0, layers);
+  const auto beside = [&](double compute) {
+    return first * gather + (layers - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / layers);
+  };
+  // The head runs before the first gather of backward and behind the last of forward.
+  out.forward = root.gather + root.gather_kernels + beside(forward - share * (l.embedding.forward + l.head.forward));
+  out.all = root.gather + root.gather_kernels + layers * gather;
+  if (backward <= 0.0) return out;
+  // Transient memory is reused at once: a layer's first buffers lie where the gradients of the one before are still
+  // being reduced, so reductions are waited for.
+  out.backward = root.reduce + root.reduce_kernels + layers * (layer.reduce + layer.reduce_kernels);
+  out.all += out.backward;
+  if (p.reshard_after_forward)
+    out.backward += beside(backward - share * (l.embedding.backward + l.head.backward)), out.all += layers * gather;
+  return out;
+}
+
+double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double forward, bool trained) const {
+  double exposed = 0.0;
+  if (framework_.lowered_ops) {
+    p.visit_micro_batches([&](double count, double share) {
+      exposed += count * pass_streams(p, l, share * forward, 0.0, share, trained).forward;
+    });
+    return exposed;
+  }
+  const std::int64_t shards = p.shard_ranks();
+  if (!streams_units(p) || shards == 1) return 0.0;
+  const StageShare held = stage_share(p, l, 0);
+  const double units = std::max(1.0, held.layers());
+  const double gather =
+      units / std::max(framework_.data_rate.value, 1e-3) *
+      cost_.collective_seconds(OpKind::all_gather, groups(p).shard(), held.ordinary * setting_.state.params / units);
+  // Prefetched: the first unit finds nothing to hide behind.
+  p.visit_micro_batches([&](double count, double share) {
+    exposed += count * (framework_.overlap_param_gather ? std::max(gather / units, gather - share * forward) : gather);
+  });
+  return exposed;
+}
+
+}  // namespace hotbunk

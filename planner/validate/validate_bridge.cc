@@ -1,0 +1,140 @@
+// Megatron-Bridge's performance summary: recent models, mostly in FP8, MXFP8 and NVFP4, on H100 to GB300. What its
+// table does not state is taken from the recipes that it publishes (src/megatron/bridge/perf_recipes), by rules:
+//   gradients are reduced in bf16 (grad_reduce_in_fp32 = False);
+//   dense models without tp and pp are Megatron-FSDP, with activations offloaded beside compute;
+//   single modules are recomputed at most: mla_up_proj, the most frequent one, of models that have it;
+//   from release 26.06 on, MoE models in MXFP8 run whole iterations as CUDA graphs and overlap the experts' exchange.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "planner/validate/validate_tables.h"
+
+namespace hotbunk {
+namespace {
+
+/// A model that the catalogue lacks: which one it is like, and what its card changes of that.
+struct ModelCard {
+  const char* like = nullptr;
+  void (*change)(ModelSpec&) = nullptr;
+  double window = 0;  // keys that every second layer sees, 0: all of them are causal over the sequence
+};
+
+void make_kimi_k2(ModelSpec& m) {
+  m.name = "kimi-k2";
+  m.heads = m.kv_heads = 64;
+  m.vocab = 163840;
+  m.moe->experts = 384;
+  m.moe->first_dense_layers = 1;
+}
+
+void make_gpt_oss_120b(ModelSpec& m) {
+  m.name = "gpt-oss-120b";
+  m.layers = 36;
+  m.hidden = m.intermediate = 2880;
+  m.heads = 64;
+  m.kv_heads = 8;
+  m.head_dim = 64;
+  m.vocab = 201088;
+  m.qk_norm = false;
+  m.qkv_bias = m.o_bias = true;
+  m.moe->experts = 128;
+  m.moe->experts_per_token = 4;
+  m.moe->expert_intermediate = 2880;
+}
+
+const std::map<std::string, ModelCard>& model_cards() {
+  static const std::map<std::string, ModelCard> cards = {{"Kimi_K2", {"deepseek-v3", make_kimi_k2}},
+                                                         {"GPT OSS 120B", {"qwen3-30b-a3b", make_gpt_oss_120b, 128}}};
+  return cards;
+}
+
+/// Why a model has no price, "" where it may have one.
+const char* unpriced(const std::string& model) {
+  if (model.find("Nemotron") != std::string::npos) return "Mamba layers are not priced";
+  if (model.find("DeepSeekV4") != std::string::npos) return "compressed sparse attention is not priced";
+  if (model.find("Next") != std::string::npos) return "linear attention is not priced";
+  return "";
+}
+
+TrainPoint point_of(CellReader& cells, const ModelSpec& model) {
+  TrainPoint p{.cp = cells.count_or_one("cp"),
+               .tp = cells.count_or_one("tp"),
+               .pp = cells.count_or_one("pp"),
+               .vpp = cells.count_or_one("vpp"),
+               .ep = cells.count_or_one("ep")};
+  p.dp = cells.share("GPUs", cells.count("gpus"), {p.cp, p.tp, p.pp});
+  p.sp = p.tp > 1;
+  p.recompute = Recompute::selective;  // of the modules that the profile names
+  p.micro_batch = cells.count("mbs");
+  p.micro_batches = cells.share("sequences", cells.count("gbs"), {p.dp, p.micro_batch});
+  if (!model.moe && p.tp == 1 && p.pp == 1 && p.dp > 8) p.sharding = Sharding::fsdp;
+  return p;
+}
+
+}  // namespace
+
+TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& context) {
+  ValidationTable out{
+      "megatron_bridge",
+      "tokens per second and GPU",
+      "tokens/s",
+      "profiles megatron-bridge and, for MoE models in MXFP8 from 26.06 on, megatron-bridge-graphs; products in FP8, "
+      "MXFP8 and NVFP4 from datasheets, uncalibrated; FSDP, recomputation and overlaps by the rules of the published "
+      "recipes",
+      {},
+      {},
+      {}};
+  if (auto has = csv.require({"release", "task", "model", "system", "gpus", "precision", "gbs", "mbs", "seq", "tp",
+                              "pp", "cp", "vpp", "ep", "tokens_per_s_per_gpu"});
+      !has)
+    return fail(has.error());
+  const std::map<std::string, std::string> precisions = {
+      {"BF16", "bf16"}, {"FP8", "fp8"}, {"MXFP8", "mxfp8"}, {"NVFP4", "nvfp4"}};
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    CellReader cells(csv.row(i));
+    const std::string label = fmt::format("{} {} {} {} {}", cells.text("release"), cells.text("task"),
+                                          cells.text("model"), cells.text("system"), cells.text("precision"));
+    if (const char* why = unpriced(cells.text("model")); *why) cells.refuse(why);
+    const auto card = model_cards().find(cells.text("model"));
+    const ModelCard changed = card == model_cards().end() ? ModelCard{} : card->second;
+    auto model = context.model(changed.like ? changed.like : context.model_named(cells, cells.text("model")));
+    if (!model) return fail(model.error());
+    if (changed.change) changed.change(*model);
+    // Fine-tuning of all weights is training; LoRA is not.
+    const std::string& task = cells.text("task");
+    if (task != "pre-training" && task != "sft")
+      cells.refuse(fmt::format("task '{}'{}", task, task == "lora" ? ": frozen weights are not priced" : ""));
+    const std::string gpu = context.gpu_named(cells, cells.text("system"));
+    const auto precision = precisions.find(cells.text("precision"));
+    if (precision == precisions.end())
+      cells.refuse(fmt::format("precision '{}' is not known", cells.text("precision")));
+    std::string format = precision == precisions.end() ? "bf16" : precision->second;
+    const bool graphs = model->moe && format == "mxfp8" && csv.row(i).number("release") >= 26.06;
+    auto frame = context.framework(graphs ? "megatron-bridge-graphs" : "megatron-bridge");
+    // Layouts in powers of two use 64 of the 72 GPUs of an NVL72 domain.
+    const bool rack = gpu.find("nvl72") != std::string::npos,
+               blackwell = gpu.find("b200") != std::string::npos || gpu.find("b300") != std::string::npos;
+    const std::string profile = !blackwell ? "" : format == "bf16" ? "b200-sxm-180gb" : "blackwell-te";
+    auto cost = context.cost(gpu, cells.count("gpus"), 0.0, profile, rack ? 64 : 8);
+    if (!frame) return fail(frame.error());
+    if (!cost) return fail(cost.error());
+    if (cost->peak_flops(format) <= 0.0) {
+      cells.refuse(fmt::format("{} has no {} products", gpu, format));
+      format = "bf16";
+    }
+    TrainSetting setting{.sequence = cells.count("seq"), .precision = format, .state = {2, 2, 4, 8}};
+    if (changed.window > 0)
+      setting.mean_keys = (changed.window + (static_cast<double>(setting.sequence) + 1.0) / 2.0) / 2.0;
+    TrainPoint p = point_of(cells, *model);
+    const TrainModel trained(*model, setting, *cost, *frame);
+    // Interleaving of layers that do not divide: uneven chunks, priced without.
+    if (cells.usable() && !trained.divides(p)) p.vpp = 1;
+    const TrainPrice price = price_of(cells, trained, p);
+    put(out, label, cells, "tokens_per_s_per_gpu", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
+  }
+  return std::vector<ValidationTable>{out};
+}
+
+}  // namespace hotbunk

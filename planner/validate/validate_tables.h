@@ -1,0 +1,70 @@
+// The tables of validate.h, one function per file of data/published/. Internal to the planner.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "planner/train/train_model.h"
+#include "planner/validate/published.h"
+#include "planner/validate/validate.h"
+
+namespace hotbunk {
+
+/// Clusters, models and profiles from the catalogue, loaded once.
+class ValidationContext {
+ public:
+  explicit ValidationContext(std::filesystem::path catalogue) : catalogue_(std::move(catalogue)) {}
+
+  /// `network`: bytes/s per GPU between nodes, 0: the catalogue's. `profile`: another than the GPU's own. `per_node`:
+  /// GPUs of one NVLink domain.
+  Result<CostModel> cost(const std::string& gpu, std::int64_t gpus, double network = 0.0,
+                         const std::string& profile = "", std::int64_t per_node = 8);
+  /// What a process can allocate on a GPU that `cost` was asked for.
+  double memory_bytes(const std::string& gpu) const { return static_cast<double>(clusters_.at(gpu).gpu.memory_bytes); }
+  Result<ModelSpec> model(const std::string& name);
+  /// The catalogue's name for what a table's cell calls a GPU ("DGX-GB200", "A100-80GB Selene") or a model
+  /// ("LLAMA3_70B", "Llama3-405B (126 layers)"); the reader is told when there is none.
+  std::string gpu_named(CellReader&, const std::string& cell) const;
+  std::string model_named(CellReader&, const std::string& cell) const;
+  Result<FrameworkProfile> framework(const std::string& name) { return framework_named(name, catalogue_); }
+  const std::filesystem::path& catalogue() const { return catalogue_; }
+
+ private:
+  std::filesystem::path catalogue_;
+  std::map<std::string, ClusterSpec> clusters_;
+  std::map<std::string, Hardware> hardware_;
+  std::map<std::string, ModelSpec> models_;
+};
+
+/// GPT-3 architecture: 4 h MLP with GELU, layer norms, biases, learned positions, tied embeddings.
+ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
+                    std::int64_t sequence);
+
+/// "FSDP32 TP8", "FSDP 4, CP 2", "HSDP 2x4" -> {FSDP: {32}, TP: {8}} and so on. Anything else is not understood.
+using Degrees = std::map<std::string, std::vector<std::int64_t>>;
+Degrees degrees(CellReader&, const std::string& text);
+
+/// The row's layout priced; without a price, and the reader told why, where its sizes do not divide.
+TrainPrice price_of(CellReader&, const TrainModel&, const TrainPoint&);
+
+/// A row's place in a table: its prediction, or the reason why it has none.
+void put(ValidationTable&, const std::string& label, const CellReader&, double measured, double predicted);
+/// The measurement is read from the column.
+void put(ValidationTable&, const std::string& label, CellReader, const std::string& column, double predicted);
+
+using TableResult = Result<std::vector<ValidationTable>>;
+TableResult validate_korthikanti(const CsvTable&, ValidationContext&);
+TableResult validate_sc21_scaling(const CsvTable&, ValidationContext&);
+TableResult validate_sc21_zero3(const CsvTable&, ValidationContext&);
+TableResult validate_megatron_h100(const CsvTable&, ValidationContext&);
+TableResult validate_llama3_405b(const CsvTable&, ValidationContext&);
+TableResult validate_megascale(const CsvTable&, ValidationContext&);
+TableResult validate_vtrain(const CsvTable&, ValidationContext&, const std::string& name);
+TableResult validate_simumax(const CsvTable&, ValidationContext&);
+TableResult validate_torchtitan(const CsvTable&, ValidationContext&);
+TableResult validate_megatron_bridge(const CsvTable&, ValidationContext&);
+TableResult validate_weight_sync(const CsvTable&, ValidationContext&);
+TableResult validate_rl_phases(const CsvTable&, ValidationContext&);
+
+}  // namespace hotbunk
