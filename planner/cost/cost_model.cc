@@ -94,11 +94,13 @@ void Correction::add(std::array<double, 3> at, double ratio) {
 
 double Correction::at(std::array<double, 3> where) const {
   if (points_.empty()) return 1.0;
+  std::array<double, 3> log_where;
+  for (std::size_t i = 0; i < 3; ++i) log_where[i] = std::log(std::max(where[i], 1e-30));
   double weights = 0.0, sum = 0.0;
   for (const Point& p : points_) {
     double d2 = 0.0;
     for (std::size_t i = 0; i < 3; ++i) {
-      const double d = std::log(std::max(where[i], 1e-30)) - p.log_at[i];
+      const double d = log_where[i] - p.log_at[i];
       d2 += d * d;
     }
     if (d2 < 1e-18) return std::exp(p.log_ratio);

@@ -137,22 +137,23 @@ double RlModel::shift_seconds(double copied, double mapped, OpKind kind) const {
   return seconds;
 }
 
-ShiftPrice RlModel::shift(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging) const {
-  return price_shift(p.transition, {.params = train.params,
-                                    .optimizer = train.optimizer + train.critic + train.reference,
-                                    .weights = rollout.weight_bytes,
-                                    .kv = rollout.pool_bytes,
-                                    .keeps_weights = setting_.keeps_weights,
-                                    .staging = staging,
-                                    .host_staging = std::min(p.bucket_bytes, train.params)});
+ShiftPrice RlModel::shift(const RlPoint& p, const ShiftShape& shape, const TrainSide& train,
+                          const RolloutPrice& rollout, double staging) const {
+  return shape.price({.params = train.params,
+                      .optimizer = train.optimizer + train.critic + train.reference,
+                      .weights = rollout.weight_bytes,
+                      .kv = rollout.pool_bytes,
+                      .keeps_weights = setting_.keeps_weights,
+                      .staging = staging,
+                      .host_staging = std::min(p.bucket_bytes, train.params)});
 }
 
 /// Shifts on one set of GPUs.
-void RlModel::colocate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
-                       RlPrice& out) const {
+void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSide& train, const RolloutPrice& rollout,
+                       double staging, RlPrice& out) const {
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const ShiftPrice shift = this->shift(p, train, rollout, staging);
+  const ShiftPrice shift = this->shift(p, shape, train, rollout, staging);
   // Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
   double working = 0.0;
   if (shift.mapped > 0.0)
@@ -190,7 +191,7 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
   out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
 }
 
-RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
+RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainSide& train, const RolloutPrice& rollout,
                          const SyncPrice& sync) const {
   RlPrice out;
   if (train.train_seconds <= 0.0) return out;
@@ -207,7 +208,7 @@ RlPrice RlModel::combine(const RlPoint& p, const TrainSide& train, const Rollout
   at(RlPhase::values) = train.values_seconds;
   at(RlPhase::critic) = train.critic_seconds;
   at(RlPhase::train) = train.train_seconds;
-  if (p.placement == PlacementMode::colocated) colocate(p, train, rollout, staging, out);
+  if (p.placement == PlacementMode::colocated) colocate(p, shape, train, rollout, staging, out);
   else disaggregate(p, train, rollout, staging, out);
   if (!rollout.fits) out.rollout_bytes = std::max(out.rollout_bytes, setting_.device_bytes + rollout.lacking_bytes);
   for (double s : out.seconds) out.iteration_seconds += s;
@@ -221,7 +222,8 @@ RlPrice RlModel::price(const RlPoint& p) const {
   const RolloutPrice alone = price_rollout(p.rollout);
   if (!alone.fits) return {};
   const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
-  return combine(p, train, rollout_beside(p.rollout, leftovers(p, train), alone), sync_price(p));
+  const ShiftShape shape(p.transition);
+  return combine(p, shape, train, rollout_beside(p.rollout, leftovers(p, shape, train), alone), sync_price(p));
 }
 
 TrainPoint train_point_of(const Scenario& s) {

@@ -125,8 +125,9 @@ class RlModel {
   /// `leftovers`: bytes of a colocated trainer on the device while the engine runs. What does not fit beside them is
   /// priced with the least pool that would serve.
   RolloutPrice price_rollout(const RolloutPoint&, double leftovers = 0.0) const;
-  /// Bytes of a point's training on the device while its engine runs, as far as the engine's pool minds them.
-  double leftovers(const RlPoint&, const TrainSide&) const;
+  /// Bytes of a point's training on the device while its engine runs, as far as the engine's pool minds them. The shape
+  /// is that of its transition, here as in combine.
+  double leftovers(const RlPoint&, const ShiftShape&, const TrainSide&) const;
   /// The rollout beside so many bytes of training: `alone` with a smaller pool. Never faster.
   RolloutPrice rollout_beside(const RolloutPoint&, double leftovers, const RolloutPrice& alone) const;
   RolloutPrice price_rollout(const RlPoint&) const;
@@ -143,13 +144,13 @@ class RlModel {
   void learn_reshard(const TrainPoint&, const RolloutPoint&);
   /// From parts that the search prices once each; the rollout is the one beside this training. No allocation.
   TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&) const;
-  RlPrice combine(const RlPoint&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
+  RlPrice combine(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
   /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
   RlPrice price(const RlPoint&) const;
   /// PPO's critic: the actor's layers and a head of one output.
   TrainModel::Layers critic_layers(const TrainPoint&, const TrainModel::Layers& actor) const;
   /// What the point's shifts move; colocated.
-  ShiftPrice shift(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
+  ShiftPrice shift(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging) const;
   /// Tokens trained in an iteration, prompts and responses.
   double tokens() const {
     return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
@@ -191,7 +192,8 @@ class RlModel {
   double forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
   double shift_seconds(double copied, double mapped, OpKind) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
-  void colocate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
+  void colocate(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging,
+                RlPrice&) const;
   void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
 
   const TrainModel& train_;

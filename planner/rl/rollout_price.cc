@@ -355,10 +355,10 @@ double RlModel::least_rollout_bytes(const RolloutPoint& p, const RolloutPrice& a
   return bytes + rest + overhead - shrinks * leftovers;
 }
 
-double RlModel::leftovers(const RlPoint& p, const TrainSide& train) const {
+double RlModel::leftovers(const RlPoint& p, const ShiftShape& shape, const TrainSide& train) const {
   if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return 0.0;
   const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.critic + train.reference};
-  return price_shift(p.transition, training).rollout_rest +
+  return shape.price(training).rollout_rest +
          std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);
 }
 
@@ -376,7 +376,7 @@ RolloutPrice RlModel::rollout_beside(const RolloutPoint& r, double leftovers, co
 RolloutPrice RlModel::price_rollout(const RlPoint& p) const {
   const TrainModel::Layers l = train_.layers(p.train);
   const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
-  return rollout_beside(p.rollout, leftovers(p, train), price_rollout(p.rollout));
+  return rollout_beside(p.rollout, leftovers(p, ShiftShape(p.transition), train), price_rollout(p.rollout));
 }
 
 }  // namespace hotbunk

@@ -112,6 +112,61 @@ ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
   return out;
 }
 
+void ShiftShape::Sets::add_uncontained(std::uint8_t set) {
+  std::uint8_t kept = 0;
+  for (std::uint8_t other : *this) {
+    if ((other & set) == set) return;  // none was dropped yet: what `set` contains, `other` does
+    if ((other & set) != other) sets_[kept++] = other;
+  }
+  sets_[kept++] = set;
+  count_ = kept;
+}
+
+ShiftShape::ShiftShape(const TransitionOrder& order) {
+  const auto add_move = [](Sets& moves, std::uint8_t parts) {
+    if (parts != 0) moves.add(parts);
+  };
+  walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
+    const std::uint8_t before = parts_of(a), after = parts_of(b);
+    auto moment = static_cast<std::uint8_t>(before | after);
+    if (s == sync) {
+      moment |= a.params ? staging : staging | host_staging;
+      sync_from_host_ = !a.params;
+    }
+    if (s == rollout) rollout_rest_ = before & (params | optimizer);
+    else (a.rolled_out ? to_wake_ : to_sync_).add_uncontained(moment);
+    constexpr std::uint8_t sleeps = params | optimizer | weights;
+    asleep_.add_uncontained(sleeps & ~(before & after));
+    const auto left = static_cast<std::uint8_t>(before & ~after), came = static_cast<std::uint8_t>(after & ~before);
+    add_move(down_, left & sleeps), add_move(unmapped_, left);
+    add_move(up_, came & sleeps), add_move(mapped_, came);
+  });
+  train_rest_ = parts_of(start_of(order)) & (weights | kv);
+}
+
+ShiftPrice ShiftShape::price(const ShiftBytes& z) const {
+  std::array<double, 16> bytes{0.0, z.params, z.optimizer, z.params + z.optimizer};  // of each set
+  for (std::size_t i = 0; i < 4; ++i) bytes[i | weights] = bytes[i] + z.weights;
+  for (std::size_t i = 0; i < 8; ++i) bytes[i | kv] = bytes[i] + z.kv;
+  const std::uint8_t to_host = z.keeps_weights ? params | optimizer | weights : params | optimizer;
+  const auto staged = [&](std::uint8_t set) {
+    if ((set & staging) == 0) return bytes[set];
+    return bytes[set & 15] + (z.staging + ((set & host_staging) == 0 ? 0.0 : z.host_staging));
+  };
+  ShiftPrice out;
+  for (std::uint8_t set : to_sync_) out.sync_bytes = std::max(out.sync_bytes, staged(set));
+  for (std::uint8_t set : to_wake_) out.wake_bytes = std::max(out.wake_bytes, staged(set));
+  for (std::uint8_t set : asleep_) out.asleep = std::max(out.asleep, bytes[set & to_host]);
+  for (std::uint8_t set : down_) out.down += bytes[set & to_host];
+  for (std::uint8_t set : up_) out.up += bytes[set & to_host];
+  for (std::uint8_t set : unmapped_) out.unmapped += bytes[set];
+  for (std::uint8_t set : mapped_) out.mapped += bytes[set];
+  out.rollout_rest = bytes[rollout_rest_];
+  out.train_rest = bytes[train_rest_];
+  out.sync_from_host = sync_from_host_;
+  return out;
+}
+
 std::vector<TransitionOrder> undominated(std::vector<TransitionOrder> orders, bool keeps_weights) {
   std::sort(orders.begin(), orders.end());
   // Many orders have one footprint; the first stands for them.

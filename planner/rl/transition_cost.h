@@ -1,6 +1,8 @@
 // What a transition order costs: the fullest moments of the device while the shifts change, and the bytes that cross
 // the host link. Closed form: a walk over at most eleven steps.
 #pragma once
+#include <array>
+#include <cstdint>
 #include <vector>
 
 #include "spec/transition.h"
@@ -27,9 +29,38 @@ struct ShiftPrice {
   double down = 0, up = 0;          // bytes to the host and back in a cycle, outside of the sync
   double mapped = 0, unmapped = 0;  // bytes of the device taken and given back
   bool sync_from_host = false;      // and params once more upwards, in the sync
+  friend bool operator==(const ShiftPrice&, const ShiftPrice&) = default;
 };
 /// A step that moves a part counts it as on the device throughout: it leaves or arrives buffer by buffer.
 ShiftPrice price_shift(const TransitionOrder&, const ShiftBytes&);
+
+/// An order walked once, for a search that prices it with thousands of sizes: which parts are somewhere together or
+/// move together. Its prices are those of price_shift, bit for bit, for sizes that are not negative.
+class ShiftShape {
+ public:
+  explicit ShiftShape(const TransitionOrder&);
+  ShiftPrice price(const ShiftBytes&) const;
+
+ private:
+  /// Sets of parts, a bit each.
+  class Sets {
+   public:
+    void add(std::uint8_t set) { sets_[count_++] = set; }
+    /// Of sets of which the largest counts, those that others contain do not.
+    void add_uncontained(std::uint8_t set);
+    const std::uint8_t* begin() const { return sets_.data(); }
+    const std::uint8_t* end() const { return sets_.data() + count_; }
+
+   private:
+    std::array<std::uint8_t, TransitionOrder::most> sets_{};
+    std::uint8_t count_ = 0;
+  };
+
+  Sets to_sync_, to_wake_, asleep_;     // moments
+  Sets down_, up_, unmapped_, mapped_;  // moves, in order
+  std::uint8_t rollout_rest_ = 0, train_rest_ = 0;
+  bool sync_from_host_ = false;
+};
 
 /// The orders that are not beaten by another in every moment and every copy, whatever the sizes: only these can win a
 /// search. Tests compare with all legal orders on random sizes.

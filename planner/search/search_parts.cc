@@ -93,6 +93,7 @@ Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& op
       if (std::find(s.sync.begin(), s.sync.end(), used) == s.sync.end()) s.sync.push_back(used);
     }
   }
+  for (const TransitionOrder& o : s.orders) s.shifts.emplace_back(o);
   return s;
 }
 

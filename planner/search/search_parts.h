@@ -25,6 +25,7 @@ struct Segment {
   std::vector<Trained> training;
   std::vector<Rolled> rollouts;         // in the order in which lower bounds grow
   std::vector<TransitionOrder> orders;  // those in which training stays awake first
+  std::vector<ShiftShape> shifts;       // one of each order
   std::size_t num_awake = 0;
   std::vector<SyncMechanism> sync;
   std::int64_t rejected = 0;  // training points that do not divide

@@ -230,7 +230,7 @@ std::uint64_t JointSearch::wanted_orders(const Pair& p) const {
       .params = t.side.params, .optimizer = t.side.optimizer + t.side.reference, .weights = r.price.weight_bytes};
   std::uint64_t out = 0;
   for (std::size_t i = 0; i < num_orders(s, t); ++i) {
-    const ShiftPrice shift = price_shift(s.orders[i], held);
+    const ShiftPrice shift = s.shifts[i].price(held);
     const double copied = copy(shift.down) + copy(shift.up) + (shift.sync_from_host ? copy(held.params) : 0.0);
     const double overhead = t.side.overhead_bytes;
     const double moments = std::max({t.side.total_bytes + shift.train_rest, shift.sync_bytes + overhead,
@@ -306,10 +306,12 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   moved.clear();
   each_sync([&] { moved.push_back(model_.sync_price(p)); });
   for (std::uint64_t left = pair.orders; left != 0; left &= left - 1) {
-    p.transition = s.orders[static_cast<std::size_t>(std::countr_zero(left))];
-    const RolloutPrice& rollout = out.beside.price(model_, r, model_.leftovers(p, t.side));
+    const auto order = static_cast<std::size_t>(std::countr_zero(left));
+    const ShiftShape& shift = s.shifts[order];
+    p.transition = s.orders[order];
+    const RolloutPrice& rollout = out.beside.price(model_, r, model_.leftovers(p, shift, t.side));
     auto next = moved.begin();
-    each_sync([&] { consider({p, model_.combine(p, t.side, rollout, *next++)}, out); });
+    each_sync([&] { consider({p, model_.combine(p, shift, t.side, rollout, *next++)}, out); });
   }
 }
 

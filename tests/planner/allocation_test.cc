@@ -38,6 +38,7 @@ TEST_CASE("pricing a layout allocates nothing, a search next to nothing") {
   const TrainModel& train = (*pricer)->train();
   TrainSpace space = default_train_space(s->model, 8, 8, 1024, TrainEngine::megatron);
   const RlPoint base = (*pricer)->point();
+  const ShiftShape shift(base.transition);
   const RolloutPrice rollout = rl.price_rollout(base.rollout);
   double sum = 0;
   long points = 0;
@@ -47,8 +48,8 @@ TEST_CASE("pricing a layout allocates nothing, a search next to nothing") {
       const TrainSide side = rl.train_side(p, train.price(p, layers), layers);
       RlPoint point = base;
       point.train = p;
-      const RolloutPrice beside = rl.rollout_beside(point.rollout, rl.leftovers(point, side), rollout);
-      sum += rl.combine(point, side, beside, rl.sync_price(point)).iteration_seconds;
+      const RolloutPrice beside = rl.rollout_beside(point.rollout, rl.leftovers(point, shift, side), rollout);
+      sum += rl.combine(point, shift, side, beside, rl.sync_price(point)).iteration_seconds;
       ++points;
     });
     REQUIRE(allocations == before);

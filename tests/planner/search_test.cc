@@ -330,11 +330,34 @@ TEST_CASE("a space beyond a billion points is answered with a proven gap") {
   CHECK(found.priced < 2'000'000);
 }
 
-TEST_CASE("transition orders: what is not beaten is enough, whatever the sizes") {
+std::vector<TransitionOrder> orders_in_which_the_rollout_sleeps() {
   std::vector<TransitionOrder> all;
   for (const bool params : {false, true})
     for (const bool optimizer : {false, true})
       for (const TransitionOrder& o : legal_transitions(params, optimizer, true, true)) all.push_back(o);
+  return all;
+}
+
+TEST_CASE("transition orders: one walked once has the prices of one walked each time, bit for bit") {
+  std::vector<TransitionOrder> all = orders_in_which_the_rollout_sleeps();
+  for (const TransitionOrder& o : legal_transitions(true, true, false, true)) all.push_back(o);
+  all.emplace_back();
+  CHECK(rc::check([&] {
+    // Thirds: sums are rounded, so their order shows.
+    const auto size = [] { return static_cast<double>(*rc::gen::inRange(0, 1000)) / 3.0; };
+    const ShiftBytes z{.params = size(),
+                       .optimizer = size(),
+                       .weights = size(),
+                       .kv = size(),
+                       .keeps_weights = *rc::gen::arbitrary<bool>(),
+                       .staging = size(),
+                       .host_staging = size()};
+    for (const TransitionOrder& o : all) RC_ASSERT(ShiftShape(o).price(z) == price_shift(o, z));
+  }));
+}
+
+TEST_CASE("transition orders: what is not beaten is enough, whatever the sizes") {
+  const std::vector<TransitionOrder> all = orders_in_which_the_rollout_sleeps();
   const bool level_1 = GENERATE(false, true);
   const std::vector<TransitionOrder> kept = undominated(all, level_1);
   CHECK(kept.size() < all.size() / 10);
