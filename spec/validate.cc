@@ -374,43 +374,41 @@ Diagnostics validate(const Scenario& scenario, const ScenarioLocator& locate) {
 
 std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   std::vector<std::string> reasons;
-  const auto need = [&](bool ok, std::string why) {
-    if (!ok) reasons.push_back(std::move(why));
+  const auto need = [&]<class... Args>(bool ok, fmt::format_string<Args...> why, Args&&... args) {
+    if (!ok) reasons.push_back(fmt::format(why, std::forward<Args>(args)...));
   };
-  need(s.profile == "hotbunk", fmt::format("profile {}: other frameworks' rules are simulated only", s.profile));
+  need(s.profile == "hotbunk", "profile {}: other frameworks' rules are simulated only", s.profile);
   const ModelSpec& m = s.model;
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
   need(m.family == ModelFamily::llama || m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3,
-       fmt::format("model family {}: llama, qwen2 and qwen3 are executed", name_of(m.family)));
+       "model family {}: llama, qwen2 and qwen3 are executed", name_of(m.family));
   need(!m.o_bias, "a bias on the attention output");
   need(m.sliding_window == 0 || m.sliding_window >= m.max_position, "sliding-window attention");
-  need(!m.rope_scaling || m.rope_scaling->type == "llama3",
-       fmt::format("rotary scaling {}", m.rope_scaling ? m.rope_scaling->type : ""));
-  need(s.train.engine == TrainEngine::fsdp2,
-       fmt::format("train.engine {}: fsdp2 is executed", name_of(s.train.engine)));
+  need(!m.rope_scaling || m.rope_scaling->type == "llama3", "rotary scaling {}",
+       m.rope_scaling ? m.rope_scaling->type : "");
+  need(s.train.engine == TrainEngine::fsdp2, "train.engine {}: fsdp2 is executed", name_of(s.train.engine));
   need(std::max({t.cp, t.ulysses, t.tp, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp");
   need(t.fsdp == -1 || t.fsdp == t.dp, "hybrid sharding (fsdp smaller than dp)");
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
-  need(s.optimizer.name == OptimizerName::adamw,
-       fmt::format("optimizer {}: adamw is executed", name_of(s.optimizer.name)));
+  need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   if (!sft && s.placement == PlacementMode::colocated) {
     const bool train = s.train.offload == Offload::sleep;
     // Another framework brings its own order.
     need(s.profile != "hotbunk" || transition_from(s.transition, train, s.rollout.sleep) ==
                                        transition_from("hotbunk", train, s.rollout.sleep),
-         fmt::format("transition {}: hotbunk is executed", s.transition));
+         "transition {}: hotbunk is executed", s.transition);
   }
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {
-    need(s.rollout.engine == RolloutEngine::hotbunk,
-         fmt::format("rollout.engine {}: hotbunk is executed", name_of(s.rollout.engine)));
+    need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",
+         name_of(s.rollout.engine));
     need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
-    need(s.sync.mode == SyncMode::bucketed, fmt::format("sync.mode {}: bucketed is executed", name_of(s.sync.mode)));
+    need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
   }
-  need(s.train.precision.gemm == "params", fmt::format("matrix products in {}", s.train.precision.gemm));
+  need(s.train.precision.gemm == "params", "matrix products in {}", s.train.precision.gemm);
   return reasons;
 }
 

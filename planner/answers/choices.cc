@@ -57,9 +57,9 @@ std::vector<std::int64_t> split_of(std::int64_t layers, std::int64_t pp, std::in
 
 /// Tokens that make the point's micro-batch: the scenario's own where they do.
 std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
-  Scenario own = s;
-  own.train.layout.dp = p.dp, own.train.layout.cp = p.cp, own.train.layout.ulysses = p.ulysses;
-  if (train_point_of(own).micro_batch == p.micro_batch) return s.train.micro_batch_tokens;
+  TrainPoint own{.dp = p.dp, .cp = p.cp, .ulysses = p.ulysses};
+  fill_micro_batches(s, own);
+  if (own.micro_batch == p.micro_batch) return s.train.micro_batch_tokens;
   // One that holds all sequences of its rank may be shorter than the longest sequence, its buffer not (E217).
   const double longest = s.workload.prompt_tokens.max + s.workload.response_tokens.max;
   const double held =

@@ -13,7 +13,8 @@
 namespace hotbunk {
 namespace {
 
-/// Bytes of the plans of a lowered scenario's points; each plan is asked once, by whichever thread comes first.
+/// Bytes of the plans of a lowered scenario's points. Each plan is asked once, and of those that differ in nothing but
+/// what sleeps and how large the KV pool is, the transients are walked once, by whichever thread comes first.
 class PlanAnswers {
  public:
   explicit PlanAnswers(const Scenario& s) : scenario_(s), form_(s.model) {}
@@ -21,41 +22,51 @@ class PlanAnswers {
   bool operator()(const RlPoint& p, bool exact, RlPrice& price) {
     RlPoint key = p;
     key.rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
-    auto& known = exact ? exact_ : least_;
-    {
-      const std::scoped_lock lock(mutex_);
-      if (const auto at = known.find(key); at != known.end()) return use(at->second, price);
-    }
-    const std::optional<FormMemory> memory = ask(key, exact ? Placed::each : Placed::gapless);
-    std::optional<RlPrice> answer;
-    if (memory) use_mapped_bytes(*memory, answer.emplace());
-    const std::scoped_lock lock(mutex_);
-    return use(known.emplace(key, answer).first->second, price);
+    const Placed placed = exact ? Placed::each : Placed::gapless;
+    const std::optional<RlPrice> answer = known_or(exact ? exact_ : least_, key, [&] { return ask(key, placed); });
+    if (!answer) return false;
+    price.train_bytes = answer->train_bytes, price.rollout_bytes = answer->rollout_bytes;
+    price.sync_bytes = answer->sync_bytes, price.wake_bytes = answer->wake_bytes;
+    price.host_bytes = answer->host_bytes;
+    return true;
   }
 
  private:
-  /// None where nothing lowers the point.
-  std::optional<FormMemory> ask(const RlPoint& p, Placed placed) const {
+  template <class Value>
+  using Known = std::map<RlPoint, Value>;
+
+  /// Asked outside of the lock: two threads may ask the same, and both get the answer of the first.
+  template <class Value, class Ask>
+  Value known_or(Known<Value>& known, const RlPoint& key, Ask&& value_of) {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (const auto at = known.find(key); at != known.end()) return at->second;
+    }
+    Value value = value_of();
+    const std::scoped_lock lock(mutex_);
+    return known.emplace(key, std::move(value)).first->second;
+  }
+
+  /// None where nothing lowers the point; of a price only the bytes.
+  std::optional<RlPrice> ask(const RlPoint& p, Placed placed) {
     const Scenario there = with_point(scenario_, p);
     if (there.train.micro_batch_tokens < max_sample_tokens(there)) return std::nullopt;  // E217
     if (!unsupported_to_execute(there).empty()) return std::nullopt;
     if (there.algorithm.name != AlgorithmName::sft && !form_.kv_blocks(there)) return std::nullopt;
-    return form_.memory(there, placed);
+    RlPoint key = p;
+    key.rollout.memory_fraction = 0.0, key.transition = {};
+    const PhaseBytes transients =
+        known_or(placed == Placed::each ? placed_ : gapless_, key, [&] { return form_.transients(there, placed); });
+    RlPrice answer;
+    use_mapped_bytes(form_.mapped(there, transients), answer);
+    return answer;
   }
 
-  static bool use(const std::optional<RlPrice>& bytes, RlPrice& price) {
-    if (!bytes) return false;
-    price.train_bytes = bytes->train_bytes, price.rollout_bytes = bytes->rollout_bytes;
-    price.sync_bytes = bytes->sync_bytes, price.wake_bytes = bytes->wake_bytes;
-    price.host_bytes = bytes->host_bytes;
-    return true;
-  }
-
-  using Answers = std::map<RlPoint, std::optional<RlPrice>>;  // of a price only the bytes
   const Scenario& scenario_;
   PlanForm form_;
   std::mutex mutex_;
-  Answers least_, exact_;
+  Known<std::optional<RlPrice>> least_, exact_;
+  Known<PhaseBytes> gapless_, placed_;
 };
 
 }  // namespace

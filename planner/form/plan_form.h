@@ -71,6 +71,9 @@ struct FormMemory {
   FormSpace device, host;
 };
 
+/// A number of bytes for each phase; 0 where a plan lacks it.
+using PhaseBytes = std::array<std::int64_t, num_plan_phases>;
+
 /// How often the blocks of one iteration run, with which sizes in total.
 struct BlockRuns {
   std::int64_t runs = 0, tokens = 0, seqs = 0;
@@ -108,8 +111,13 @@ class PlanForm {
   /// Blocks of the KV pool (kv_pool_blocks of lowering/lower.h); nullopt: no room for one sequence.
   std::optional<std::int64_t> kv_blocks(const Scenario&) const;
 
-  // Both ask for a scenario that why_not accepts.
+  // All ask for a scenario that why_not accepts.
   FormMemory memory(const Scenario&, Placed = Placed::gapless) const;
+  /// The slow part of it: what each phase's transients need. Nothing that sleeps and no KV pool is among them, so
+  /// neither the memory fraction nor the transition changes it.
+  PhaseBytes transients(const Scenario&, Placed) const;
+  /// The rest: memory() of the scenario with these transients, but for live bytes.
+  FormMemory mapped(const Scenario&, const PhaseBytes& transients) const;
   FormTraffics traffic(const Scenario&, Rank, const PlanRuns&) const;
 
   const PlanShapes& shapes() const { return shapes_; }

@@ -76,10 +76,8 @@ constexpr bool prologue(PlanPhase p) { return p <= PlanPhase::start_rollout; }
 /// Transients mapped from each phase's start on; the rule of lowering/builder.cc (transient_levels) over a job's
 /// phases: a phase that is not driven provides for the driven ones behind it, the last such phase also for the next
 /// iteration's first ones, the prologue for all until the first change.
-std::array<std::int64_t, num_plan_phases> transient_levels(const PlanPhases& present,
-                                                           const std::array<std::int64_t, num_plan_phases>& need,
-                                                           bool keep_mapped) {
-  std::array<std::int64_t, num_plan_phases> level{};
+PhaseBytes transient_levels(const PlanPhases& present, const PhaseBytes& need, bool keep_mapped) {
+  PhaseBytes level{};
   if (keep_mapped) {
     level.fill(*std::max_element(need.begin(), need.end()));
     return level;
@@ -112,6 +110,7 @@ class JobWalk {
   JobWalk(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks)
       : sharded_(shapes, s.train.layout.ranks()),
         s_(s),
+        present_(plan_phases_of(s)),
         chunk_(s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20),
         hold_(sharded_, s, kv_blocks, chunk_),
         rollout_sleeps_(s.rollout.sleep),
@@ -119,14 +118,25 @@ class JobWalk {
 
   FormMemory walk(Placed placed) {
     FormMemory out;
-    out.present = plan_phases_of(s_);
-    for (std::size_t p = 0; p < num_plan_phases; ++p) {
-      if (!out.present[p]) continue;
-      device_.enter(static_cast<PlanPhase>(p)), host_.enter(static_cast<PlanPhase>(p));
-      live(static_cast<PlanPhase>(p));
-    }
-    out.device = whole(device_, out.present), out.host = whole(host_, out.present);
-    map(out, placed);
+    out.present = present_;
+    each_phase([&](PlanPhase p) { device_.enter(p), host_.enter(p), live(p); });
+    out.device = whole(device_), out.host = whole(host_);
+    map(out, placed == Placed::each ? placed_transients() : transients_of(device_));
+    return out;
+  }
+
+  PhaseBytes transients(Placed placed) const {
+    if (placed == Placed::each) return placed_transients();
+    LiveWalk alone;
+    each_phase([&](PlanPhase p) { alone.enter(p), walk_phase(alone, p, sharded_, s_); });
+    alone.finish();
+    return transients_of(alone);
+  }
+
+  FormMemory mapped(const PhaseBytes& transients) const {
+    FormMemory out;
+    out.present = present_;
+    map(out, transients);
     return out;
   }
 
@@ -164,35 +174,46 @@ class JobWalk {
     }
   }
 
-  /// The peak of all phases is the highest phase's, the first of equals.
-  static FormSpace whole(LiveWalk& w, const PlanPhases& present) {
-    FormSpace out = w.finish();
+  template <class Visit>
+  void each_phase(Visit&& visit) const {
     for (std::size_t p = 0; p < num_plan_phases; ++p)
-      if (present[p] && out.phases[p].bytes > out.whole.bytes)
-        out.whole = out.phases[p], out.peak_phase = static_cast<PlanPhase>(p);
+      if (present_[p]) visit(static_cast<PlanPhase>(p));
+  }
+
+  /// The peak of all phases is the highest phase's, the first of equals.
+  FormSpace whole(LiveWalk& w) const {
+    FormSpace out = w.finish();
+    each_phase([&](PlanPhase p) {
+      const FormPeak& peak = out.phases[static_cast<std::size_t>(p)];
+      if (peak.bytes > out.whole.bytes) out.whole = peak, out.peak_phase = p;
+    });
     return out;
   }
 
-  void map(FormMemory& out, Placed placed) const {
+  template <class Walk>
+  PhaseBytes transients_of(const Walk& walk) const {
+    PhaseBytes out{};
+    each_phase([&](PlanPhase p) { out[static_cast<std::size_t>(p)] = walk.transients(static_cast<std::size_t>(p)); });
+    return out;
+  }
+  PhaseBytes placed_transients() const {
     ArenaWalk arena;
-    std::array<std::int64_t, num_plan_phases> need{};
-    for (std::size_t p = 0; p < num_plan_phases; ++p) {
-      if (!out.present[p]) continue;
-      const auto phase = static_cast<PlanPhase>(p);
-      arena.enter(phase);
-      if (placed == Placed::each) walk_phase(arena, phase, sharded_, s_);
-      need[p] = round_up(placed == Placed::each ? arena.transients(p) : device_.transients(p), chunk_);
-    }
+    each_phase([&](PlanPhase p) { arena.enter(p), walk_phase(arena, p, sharded_, s_); });
+    return transients_of(arena);
+  }
+
+  void map(FormMemory& out, PhaseBytes need) const {
+    for (std::int64_t& bytes : need) bytes = round_up(bytes, chunk_);
     const bool nothing_sleeps = s_.train.offload != Offload::sleep && !s_.rollout.sleep;
-    const auto level = transient_levels(out.present, need, nothing_sleeps);
+    const PhaseBytes level = transient_levels(present_, need, nothing_sleeps);
     MapWalk walk(out);
     std::int64_t transients = 0;
-    for (std::size_t p = 0; p < num_plan_phases; ++p) {
-      if (!out.present[p]) continue;
+    each_phase([&](PlanPhase phase) {
+      const auto p = static_cast<std::size_t>(phase);
       walk.enter(p);
-      if (!driven(static_cast<PlanPhase>(p))) walk.device(level[p] - transients), transients = level[p];
-      map(walk, static_cast<PlanPhase>(p));
-    }
+      if (!driven(phase)) walk.device(level[p] - transients), transients = level[p];
+      map(walk, phase);
+    });
   }
 
   void map(MapWalk& walk, PlanPhase p) const {
@@ -223,6 +244,7 @@ class JobWalk {
 
   ShardedShapes sharded_;
   const Scenario& s_;
+  PlanPhases present_;
   std::int64_t chunk_;
   Sections hold_;
   bool rollout_sleeps_, backed_up_;
@@ -231,14 +253,26 @@ class JobWalk {
 
 }  // namespace
 
-FormMemory PlanForm::memory(const Scenario& s, Placed placed) const {
+namespace {
+
+JobWalk walk_of(const PlanForm& form, const Scenario& s) {
   std::int64_t blocks = 0;
   if (s.algorithm.name != AlgorithmName::sft) {
-    const auto known = kv_blocks(s);
+    const auto known = form.kv_blocks(s);
     HB_CHECK(known, "no room for a KV pool");
     blocks = *known;
   }
-  return JobWalk(shapes_, s, blocks).walk(placed);
+  return {form.shapes(), s, blocks};
+}
+
+}  // namespace
+
+FormMemory PlanForm::memory(const Scenario& s, Placed placed) const { return walk_of(*this, s).walk(placed); }
+
+PhaseBytes PlanForm::transients(const Scenario& s, Placed placed) const { return walk_of(*this, s).transients(placed); }
+
+FormMemory PlanForm::mapped(const Scenario& s, const PhaseBytes& transients) const {
+  return walk_of(*this, s).mapped(transients);
 }
 
 }  // namespace hotbunk

@@ -260,6 +260,11 @@ TrainPoint train_point_of(const Scenario& s) {
   p.reshard_after_forward = s.train.reshard_after_forward;
   p.optimizer_on_host = s.train.offload == Offload::layerwise;
   p.optimizer = s.optimizer.name;
+  fill_micro_batches(s, p);
+  return p;
+}
+
+void fill_micro_batches(const Scenario& s, TrainPoint& p) {
   const auto sequence = static_cast<double>(train_setting_of(s).sequence);
   const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
   // A billion sequences are more than any batch, and far from overflowing the products they enter.
@@ -269,7 +274,6 @@ TrainPoint train_point_of(const Scenario& s) {
                       static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
                       static_cast<double>(std::max<std::int64_t>(p.dp, 1));
   p.set_sequences(static_cast<std::int64_t>(std::ceil(std::min(each, 1e18))));
-  return p;
 }
 
 RolloutPoint rollout_point_of(const Scenario& s) {

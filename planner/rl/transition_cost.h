@@ -31,11 +31,12 @@ struct ShiftPrice {
   bool sync_from_host = false;      // and params once more upwards, in the sync
   friend bool operator==(const ShiftPrice&, const ShiftPrice&) = default;
 };
-/// A step that moves a part counts it as on the device throughout: it leaves or arrives buffer by buffer.
+/// A step that moves a part counts it as on the device throughout: it leaves or arrives buffer by buffer. The obvious
+/// walk, step by step; ShiftShape is held to it.
 ShiftPrice price_shift(const TransitionOrder&, const ShiftBytes&);
 
 /// An order walked once, for a search that prices it with thousands of sizes: which parts are somewhere together or
-/// move together. Its prices are those of price_shift, bit for bit, for sizes that are not negative.
+/// move together. Its prices are those of price_shift, bit for bit, where no size is negative.
 class ShiftShape {
  public:
   explicit ShiftShape(const TransitionOrder&);
