@@ -47,6 +47,7 @@ struct ClusterSpec {
   std::int64_t ranks_per_device = 1;     // > 1: several ranks share one physical device
   std::int64_t device_memory_bytes = 0;  // capacity of one rank; default gpu.memory_bytes / ranks_per_device
   std::int64_t host_memory_bytes = 0;    // per node, 0: not known
+  Sourced host_memory_bandwidth;         // bytes/s of a node's CPUs on their memory, datasheet
   Sourced network_bandwidth;             // bytes/s one way, per GPU, between nodes
   Sourced network_latency;               // seconds, one step between nodes
   Sourced nvlink_latency;                // seconds, one step inside a node

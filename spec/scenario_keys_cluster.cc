@@ -65,6 +65,8 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
   keys.push_back(std::move(in_mib));
   keys.push_back(bytes("cluster.host_memory_gib", HB_FIELD(cluster.host_memory_bytes), gib, 1.0 / (1 << 20), max_gib,
                        {"GiB", "host memory of one node", from_gpu}));
+  keys.push_back(sourced("cluster.host_memory_gb_per_s", HB_FIELD(cluster.host_memory_bandwidth), 1e9, least_rate,
+                         max_rate, {"GB/s", "bandwidth of one node's host memory, all its channels", from_gpu}));
   keys.push_back(sourced("cluster.network_gb_per_s", HB_FIELD(cluster.network_bandwidth), 1e9, least_rate, max_rate,
                          {"GB/s", "bandwidth of one GPU between nodes, one way (400 Gb/s = 50 GB/s)", from_gpu}));
   keys.push_back(sourced("cluster.network_latency_us", HB_FIELD(cluster.network_latency), 1e-6, 0, 1e9,

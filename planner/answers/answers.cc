@@ -349,7 +349,9 @@ std::string describe(const TrainPoint& p) {
       "{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "", sharding[static_cast<std::size_t>(p.sharding)],
       groups ? fmt::format(" over {}", p.shard_ranks()) : "", p.reshard_after_forward ? "" : " gathered once",
       p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
-      p.optimizer_on_host ? ", optimizer on the host" : "");
+      p.streams_from_host() ? ", layer-wise offload"
+      : p.optimizer_on_host ? ", optimizer on the host"
+                            : "");
   if (p.optimizer != OptimizerName::adamw) out += fmt::format(", {}", name_of(p.optimizer));
   return out;
 }

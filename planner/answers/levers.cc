@@ -8,6 +8,7 @@
 #include "base/format.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
+#include "planner/train/layer_kinds.h"
 #include "spec/validate.h"
 
 namespace hotbunk {

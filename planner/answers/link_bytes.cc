@@ -64,6 +64,8 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
   split.ring("dp parameters", OpKind::all_gather, data, steps * (t.data_gather_payload - t.expert_data_gather_payload));
   split.ring("experts' parameters", OpKind::all_gather, experts, steps * t.expert_data_gather_payload);
   split.all_to_all("optimizer's matrices", data, steps * t.optimizer_payload);
+  split.host("parameters from the host", steps * t.host_up_bytes);
+  split.host("gradients to the host", steps * t.host_down_bytes);
 }
 
 /// Forward passes that score samples, the same layers and micro-batches as training: under ZeRO-3 and FSDP they gather
@@ -75,9 +77,10 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
   if (phase == RlPhase::reference) split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
   const ForwardTraffic f = rl.train().forward_traffic(p, l);
   add_layers(rl.train(), p, {f.tensor, f.expert, f.context, f.pipeline}, s.mini_batches, split);
-  if (p.sharding != Sharding::zero3 && p.sharding != Sharding::fsdp) return;
+  if (!p.gathers_units()) return;
   const RankGroups where = rl.train().groups(p);
   const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0);
+  if (phase != RlPhase::reference) split.host("parameters from the host", once * t.host_up_bytes);
   split.ring("dp parameters", OpKind::all_gather, where.shard(),
              once * (t.data_gather_payload - t.expert_data_gather_payload));
   split.ring("experts' parameters", OpKind::all_gather, where.expert_shard(), once * t.expert_data_gather_payload);
@@ -123,6 +126,8 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     const GroupShape all = GroupShape::strided(job.sources, 1, node);
     if (p.sync == SyncMechanism::shard_to_shard) move.point_to_point("shards", all.nodes > 1, sync.bytes_received);
     else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
+    move.host("parameters from the host",
+              model.train_side(p.train, train, model.train().layers(p.train)).streamed_source);
     if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);
   }
   const RlSetting& s = model.setting();

@@ -116,8 +116,9 @@ class ResizedSearch {
     const Scenario& at = s.scenario();
     const StateBytes b = train_setting_of(at).state;
     const double each = b.master + moment_bytes_each(at.optimizer.name, b.moments, at.optimizer.momentum > 0) + b.grads;
-    if (at.train.offload != Offload::layerwise && static_cast<double>(parameter_count(at.model)) * each >
-                                                      static_cast<double>(at.cluster.ranks()) * o.limit_bytes())
+    const bool on_host = std::ranges::count(space.train.optimizer_on_host, true) > 0 && !executes_;
+    if (!on_host && static_cast<double>(parameter_count(at.model)) * each >
+                        static_cast<double>(at.cluster.ranks()) * o.limit_bytes())
       return true;
     if (executes_) return false;  // the closed form of training bounds no plan
     if (at.algorithm.name != AlgorithmName::sft) {

@@ -1,6 +1,7 @@
 // CostModel: op + hardware -> time. The one place where FLOPs and bytes become seconds; the simulator prices ops here,
 // the planner's closed forms call the same primitives.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -80,6 +81,14 @@ class CostModel {
   /// Between device and host memory, one direction, nothing else on the link. For feed and fetch with what the driver
   /// does to make or take the data, where that was measured.
   double host_copy_seconds(double bytes, OpKind = OpKind::copy) const;
+  /// The same while every rank of the node copies as much: their links share its host memory.
+  double node_copy_seconds(double bytes) const {
+    return bytes > 0.0 ? std::max(host_copy_seconds(bytes), host_memory_seconds(bytes)) : 0.0;
+  }
+  /// CPU work that moves so many bytes for each rank of the node, all of them at once.
+  double host_memory_seconds(double bytes) const {
+    return bytes * static_cast<double>(ranks_per_node()) / std::max(hardware_.host_memory_bandwidth.value, 1.0);
+  }
   /// Taking memory for the arena or giving it back.
   double map_seconds(double bytes, OpKind = OpKind::map) const;
 

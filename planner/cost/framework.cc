@@ -58,6 +58,7 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"launch_seconds", &f.launch_seconds},
           {"unit_tensors", &f.unit_tensors},
           {"rank_launches", &f.rank_launches},
+          {"host_step_passes", &f.host_step_passes},
           {"data_rate", &f.data_rate},
           {"step_seconds", &f.step_seconds}};
 }

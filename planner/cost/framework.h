@@ -75,6 +75,8 @@ struct FrameworkProfile {
   Sourced rank_launches{0, "one flat buffer"};  // of each of them, for every rank: a copy into a list of shards
   Sourced data_rate{1.0, "the link's"};         // share of the link's rate that data-parallel collectives reach
   Sourced step_seconds{0.0, "none"};            // host time per optimizer step
+  Sourced host_step_passes{7, "fused: gradient, master, moments read, three written"};  // over host memory, where
+                                                                                        // AdamW steps on the CPUs
 };
 
 /// E205 with file, line and key on anything unknown.

@@ -31,6 +31,7 @@ void cpu_defaults(Hardware& h, const ClusterSpec& c) {
              stated(100e-6, "stated: TCP round trip"), known_or(c.network_latency, 50e-6, "stated")};
   h.host_bandwidth = stated(c.gpu.memory_bandwidth.value / 2.5, "stated: memcpy reads, writes and fetches its target");
   h.host_latency = stated(2e-6, "stated");
+  h.host_memory_bandwidth = stated(c.gpu.memory_bandwidth.value * 0.8, "stated: the device's own memory");
   h.map_bandwidth = stated(16e9, "stated: a quarter of a microsecond per 4 KiB page");
   h.cores = stated(0, "uncalibrated: a rank's share of the device, no waiting for cores");
   h.wake = stated(0, "uncalibrated");
@@ -62,6 +63,12 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
              stated(20e-6, "stated"), known_or(c.network_latency, 5e-6, "stated: one InfiniBand hop with NCCL")};
   h.host_bandwidth = stated(c.gpu.pcie_bandwidth.value, "pinned copies run at the link's usable rate");
   h.host_latency = stated(10e-6, "stated");
+  // A dual-socket server streams at about four fifths of what its channels add up to (STREAM triad).
+  h.host_memory_bandwidth =
+      c.host_memory_bandwidth.known()
+          ? stated(c.host_memory_bandwidth.value * 0.80, "stated: 80 % of the channels' rate, as STREAM reaches")
+          : stated(41e9 * static_cast<double>(c.gpus_per_node),
+                   "stated: an eighth of two sockets of DDR4-3200 for each GPU, at 80 %");
   h.map_bandwidth = stated(130e9, "stated: 15 us to create and map a 2 MiB chunk");
   h.time_slice = stated(4e-3, "streams are hardware");
   h.launch = stated(4.5e-6, "stated: eager launch of one kernel with its framework overhead");

@@ -38,6 +38,7 @@ std::vector<Field> fields_of(Hardware& h) {
       {"nvls_gain", &h.nvls_gain, 1.0, 4.0},
       {"host_bandwidth", &h.host_bandwidth, 1.0, rate},
       {"host_latency", &h.host_latency, 0.0, 1.0},
+      {"host_memory_bandwidth", &h.host_memory_bandwidth, 1.0, rate},
       {"map_bandwidth", &h.map_bandwidth, 1.0, rate},
       {"cores", &h.cores, 0.0, 65536.0},
       {"wake", &h.wake, 0.0, 1.0},

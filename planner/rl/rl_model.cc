@@ -96,11 +96,11 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   // What persists: the parameters that a sync reads, and beside them moments and separate master copies. A reference
   // model is held as the parameters are, in their dtype.
   const StateBytes& b = train_.setting().state;
-  out.params = t.source_bytes;
+  (p.streams_from_host() ? out.streamed_source : out.params) = t.source_bytes;
   out.optimizer = std::max(0.0, t.state_bytes - t.grad_bytes - t.source_bytes);
   out.total_bytes = t.total_bytes();
   if (setting_.critic) add_critic(p, l, out);
-  const double reference = p.sharding == Sharding::fsdp ? out.params * b.params / std::max(b.master, 1e-9) : out.params;
+  const double reference = t.source_bytes * (p.sharding == Sharding::fsdp ? b.params / std::max(b.master, 1e-9) : 1.0);
   if (!setting_.reference) return out;
   if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
   else out.swapped_reference = reference, out.host_bytes += reference;
@@ -201,7 +201,7 @@ RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainS
     staging *=
         (setting_.staged_buckets + (setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0)) / 2.0;
   at(RlPhase::rollout) = rollout.seconds();
-  at(RlPhase::sync) = sync.seconds;
+  at(RlPhase::sync) = sync.seconds + train_.cost().node_copy_seconds(train.streamed_source);
   at(RlPhase::reference) = train.reference_seconds;
   if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
   at(RlPhase::old_logprobs) = train.old_seconds;

@@ -88,6 +88,7 @@ struct TrainSide {
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
   double critic = 0;                                // PPO: all that persists of the critic, which sleeps as moments do
   double swapped_reference = 0;                     // on the host, brought up for its pass
+  double streamed_source = 0;                       // what a sync reads, where it lives on the host for ever
 };
 
 /// Rollout's share of a scenario, in the units of the closed form.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "planner/train/layer_kinds.h"
-
 namespace hotbunk {
 
 std::string_view name_of(SyncMechanism m) {
@@ -97,19 +95,6 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost)
   if (job.one_process && (m == SyncMechanism::flattened_buckets || m == SyncMechanism::shard_to_shard))
     out.seconds = own_seconds(m, job, cost);
   return out;
-}
-
-double tensor_count(const ModelSpec& m) {
-  // Attention 4 and norms 2, biases and head norms where the family has them, then the MLP or the experts.
-  double per_layer = 6.0 + (m.qkv_bias ? 3.0 : 0.0) + (m.qk_norm ? 2.0 : 0.0) + (m.mla ? 3.0 : 0.0);
-  const double mlp = m.gated_mlp ? 3.0 : 2.0;
-  const LayerKinds kinds = layer_kinds(m);
-  double total = 2.0 + (m.tie_embeddings ? 0.0 : 1.0);
-  if (m.moe && m.moe->experts > 0) {
-    const double experts = 3.0 * static_cast<double>(m.moe->experts) + 1.0 + (m.moe->shared_experts > 0 ? 3.0 : 0.0);
-    total += static_cast<double>(kinds.moe) * experts;
-  }
-  return total + per_layer * static_cast<double>(m.layers) + static_cast<double>(kinds.dense) * mlp;
 }
 
 SyncMechanism mechanism_of(const SyncSpec& s, PlacementMode placement) {

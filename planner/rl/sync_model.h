@@ -54,9 +54,6 @@ struct SyncPrice {
 };
 SyncPrice price_sync(SyncMechanism, const SyncJob&, const CostModel&);
 
-/// Tensors that an update moves: parameters of the model by their Hugging Face names.
-double tensor_count(const ModelSpec&);
-
 /// The mechanism that a scenario's sync settings mean.
 SyncMechanism mechanism_of(const SyncSpec&, PlacementMode);
 

@@ -20,9 +20,10 @@ struct TrainSpace {
   std::vector<bool> sp{false, true};
   std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};
   std::vector<Sharding> sharding{Sharding::zero1};
-  std::vector<std::int64_t> shard{-1};  // ranks that share one copy of what is sharded, -1: all data ranks
-  std::vector<bool> reshard{true};      // gathered units are freed between forward and backward
-  std::vector<bool> optimizer_on_host{false};
+  std::vector<std::int64_t> shard{-1};             // ranks that share one copy of what is sharded, -1: all data ranks
+  std::vector<bool> reshard{true};                 // gathered units are freed between forward and backward
+  std::vector<bool> optimizer_on_host{false};      // layer-wise offload
+  bool accumulates_on_host = true;                 // else only in steps of one micro-batch
   OptimizerName optimizer = OptimizerName::adamw;  // another one trains another model: no knob
 };
 

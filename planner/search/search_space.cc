@@ -150,7 +150,11 @@ RlSpace default_rl_space(const Scenario& s) {
   // verl's and slime's FSDP trainers have no tensor parallelism, torchtitan's has.
   if (s.profile == "verl-fsdp" || s.profile == "slime-fsdp") out.train.tp = {1};
   keep_own(out.train, own.train);
-  if (s.train.offload == Offload::layerwise) out.train.optimizer_on_host = {false, true};
+  // FSDP alone has it, and the CPU orthogonalizes no matrices (E214). PyTorch's FSDP1 adds no gradients up there: its
+  // documentation calls what accumulates with CPU offload incorrect.
+  const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
+  if (fsdp && s.optimizer.name != OptimizerName::muon) out.train.optimizer_on_host = {false, true};
+  out.train.accumulates_on_host = s.train.engine != TrainEngine::fsdp1 || own.train.optimizer_on_host;
   out.placement = placements(s);
   out.rollout_tp.clear();
   for (std::int64_t tp : divisors(ranks))

@@ -100,6 +100,7 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
         p.recompute = recompute;
         visit_shardings(space, p, [&](TrainPoint sharded) {
           for (bool on_host : space.optimizer_on_host) {
+            if (on_host && !space.accumulates_on_host && p.micro_batches > 1) continue;
             sharded.optimizer_on_host = on_host;
             visit(sharded, layers);
           }

@@ -139,9 +139,7 @@ double TrainModel::update_seconds(const TrainPoint& p, const StageShare& held) c
   double bytes = own * (b.grads + 2.0 * b.master + b.params) + 2.0 * moment_bytes(p, held);
   // Its statistics first, then the fp32 update, which is written to be scaled by its root mean square.
   if (p.optimizer == OptimizerName::adafactor) bytes += own * (b.grads + 8.0);
-  if (p.optimizer_on_host)  // gradients out, parameters in, and the step at the rate of host memory, twice the link's
-    return cost_.host_copy_seconds(own * b.grads) + cost_.host_copy_seconds(own * b.params) +
-           bytes / (2.0 * cost_.hardware().host_bandwidth.value) + quantized;
+  if (p.optimizer_on_host) return host_step_seconds(p, own, moment_bytes(p, held)) + quantized;
   double seconds =
       framework_.step_seconds.value + cost_.memory_seconds(bytes + 2.0 * local_grads * b.grads) + quantized;
   if (p.optimizer != OptimizerName::muon) return seconds;

@@ -35,7 +35,7 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
   if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
   if (p.sharding == Sharding::zero3) {
     s.params = own * b.params;
-    s.gathered = unit * (2.0 * b.params + b.grads);
+    s.gathered = unit * (2.0 * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
   }
   if (p.sharding == Sharding::fsdp) {
     // One persistent shard in the master dtype; two units gathered at once, and the gradient of one.
@@ -43,7 +43,14 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
     s.gathered = unit * 3.0 * b.params;
     if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
   }
+  if (p.streams_from_host()) s.params = s.grads = s.master = 0.0;
   return s;
+}
+
+/// Shards that stream from the host: two units' on their way up, one's reduced gradients on their way down.
+double staged_shards(const TrainPoint& p, const StateBytes& b, double unit, double all, double own) {
+  if (!p.streams_from_host()) return 0.0;
+  return unit * own / std::max(all, 1.0) * (2.0 * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
 }
 
 /// Parameters and gradients of whole units under PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard: FSDPParamGroup,
@@ -142,6 +149,9 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   if (p.sharding == Sharding::fsdp && framework_.flat_units)
     units = flat_units(p, setting_.state, layer, ends, last ? l.head.parameters : 0.0, held.ordinary + held.expert,
                        kept(widest));
+  const double staged =
+      staged_shards(p, setting_.state, unit, held.ordinary + held.expert, p.own_elements(held.ordinary, held.expert));
+  units.at_loss += staged, units.in_layers += staged;
   if (loss + units.at_loss >= extra(widest) + units.in_layers) {
     at(PeakTensor::gathered) = units.at_loss;
     at(PeakTensor::logits) = loss;
@@ -171,12 +181,12 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
       out->bytes[static_cast<std::size_t>(category_of(static_cast<PeakTensor>(i), p.sharding))] += bytes[i];
     out->state_bytes = s.params + s.grads + s.optimizer();
     out->grad_bytes = s.grads;
-    out->source_bytes = p.sharding == Sharding::fsdp ? s.master : s.params;
+    const double own = p.own_elements(held.ordinary, held.expert);
+    out->source_bytes = p.sharding == Sharding::fsdp    ? own * setting_.state.master
+                        : p.sharding == Sharding::zero3 ? own * setting_.state.params
+                                                        : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
-    out->host_bytes =
-        p.optimizer_on_host
-            ? p.own_elements(held.ordinary, held.expert) * (setting_.state.master + setting_.state.grads) + moments
-            : 0.0;
+    out->host_bytes = p.optimizer_on_host ? own * (setting_.state.master + setting_.state.grads) + moments : 0.0;
   }
   return total;
 }
@@ -219,9 +229,10 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
         return fmt::format("{} x {} B each", layers, setting_.state.params);
       case PeakTensor::gathered:
         return p.sharding == Sharding::zero2 ? "one unit's gradients before they are reduced"
-               : framework_.flat_units       ? "root and its gradient, the unit at work, the next one's flat copy, "
-                                               "gradients, flat input of their reduction"
-                                             : "the unit at work, its neighbour and its gradient";
+               : p.streams_from_host() ? "units around the peak, and their shards on the way from the host and back"
+               : framework_.flat_units ? "root and its gradient, the unit at work, the next one's flat copy, "
+                                         "gradients, flat input of their reduction"
+                                       : "the unit at work, its neighbour and its gradient";
       case PeakTensor::grads:
         return fmt::format("{} B each", setting_.state.grads);
       case PeakTensor::master:

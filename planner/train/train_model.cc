@@ -25,6 +25,8 @@ TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostM
   wide_peak_ = quantization_of(setting_.precision).stored_bytes > 0 ? cost_.peak_flops("bf16") : peak_;
   quantized_bytes_ = quantization_of(setting_.precision).moved_bytes;
   HB_CHECK(peak_ > 0.0 && setting_.sequence > 0, "no peak for {} or no sequence", setting_.precision);
+  tensors_ = tensor_count(model_), expert_tensors_ = expert_tensor_count(model_);
+  parameters_ = static_cast<double>(parameter_count(model_));
   const LayerKinds kinds = layer_kinds(model_);
   dense_layers_ = kinds.dense, moe_layers_ = kinds.moe;
   // 2 FLOPs per weight and token forward, 4 backward, plus attention over the visible half of the sequence; the
@@ -254,10 +256,16 @@ void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_
 }
 
 void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, TrainPrice& out) const {
-  if (p.data_ranks() <= 1) return;
   const StateBytes& b = setting_.state;
-  const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const bool streams = p.gathers_units();
   const double every = static_cast<double>(p.micro_batches);
+  if (p.optimizer_on_host) {
+    const double own = p.own_elements(held.ordinary, held.expert), passes = streams ? every : 1.0;
+    out.host_down_bytes = passes * own * b.grads;
+    out.host_up_bytes = passes * own * (p.sharding == Sharding::fsdp ? b.master : b.params) *
+                        (streams && p.reshard_after_forward ? 2.0 : 1.0);
+  }
+  if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
   const double gathers = p.sharding == Sharding::replicated ? 0.0
                          : streams                          ? every * (p.reshard_after_forward ? 2.0 : 1.0)

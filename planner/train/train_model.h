@@ -32,7 +32,7 @@ struct TrainPoint {
   std::int64_t micro_batch = 1;       // sequences of one micro-batch, over the cp and ulysses ranks that share them
   std::int64_t micro_batches = 1;     // per optimizer step
   std::int64_t last_micro_batch = 0;  // sequences of the step's last one where it is shorter, 0: as many as the others
-  bool optimizer_on_host = false;     // layer-wise offload: states on the host, step on the CPU
+  bool optimizer_on_host = false;     // layer-wise offload: states on the host, step on the CPU (host_offload.cc)
   bool reshard_after_forward = true;
   OptimizerName optimizer = OptimizerName::adamw;
 
@@ -43,6 +43,10 @@ struct TrainPoint {
     return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();
   }
   std::int64_t replicas() const { return data_ranks() / shard_ranks(); }
+  /// Parameters are gathered unit by unit around each pass.
+  bool gathers_units() const { return sharding == Sharding::zero3 || sharding == Sharding::fsdp; }
+  /// And their shards, with gradients and optimizer state, live on the host.
+  bool streams_from_host() const { return optimizer_on_host && gathers_units(); }
   /// Ranks that hold the same experts: fewer than hold the same of the other layers.
   std::int64_t expert_ranks() const { return std::max<std::int64_t>(1, data_ranks() * tp / (ep * etp)); }
   /// Of those, the ranks over which an expert is divided: what lies in one shard group.
@@ -161,15 +165,17 @@ struct TrainPrice {
   double host_bytes = 0;
   double state_bytes = 0;       // parameters, gradients, optimizer of the fullest stage, nothing gathered
   double grad_bytes = 0;        // of which gradients
-  double source_bytes = 0;      // what a weight update reads: low-precision parameters, under FSDP the master shard
+  double source_bytes = 0;      // what a weight update reads: low-precision parameters, under FSDP the master shard,
+                                // wherever it lives
   double activation_bytes = 0;  // of the fullest stage
   double tensor_payload = 0, expert_payload = 0, context_payload = 0, pipeline_payload = 0;  // per rank and step
   double data_gather_payload = 0, data_reduce_payload = 0;                                   // within the shard group
   double expert_data_gather_payload = 0, expert_data_reduce_payload = 0;  // of which experts', among their own replicas
   double replica_payload = 0, expert_replica_payload = 0;                 // of hybrid shards' gradients, all-reduced
-  double optimizer_payload = 0;  // matrices to the ranks that orthogonalize them, and back
-  double model_flops = 0;        // of one step, all ranks, no recomputation
-  double tokens = 0;             // of one step, all ranks
+  double optimizer_payload = 0;                   // matrices to the ranks that orthogonalize them, and back
+  double host_up_bytes = 0, host_down_bytes = 0;  // over the host link, layer-wise offload
+  double model_flops = 0;                         // of one step, all ranks, no recomputation
+  double tokens = 0;                              // of one step, all ranks
   bool valid = true;
 
   double total_bytes() const { return peak_bytes + overhead_bytes; }
@@ -312,6 +318,19 @@ class TrainModel {
     double reduce = 0, gather = 0;
   };
   DataSeconds data_seconds(const TrainPoint&, const StageShare&) const;
+  /// Layer-wise offload, in seconds of one micro-batch: shards copied up for a gather, gradients down, and added to
+  /// those of earlier micro-batches on the CPUs.
+  struct HostPass {
+    double up = 0, down = 0, add = 0;
+  };
+  HostPass host_pass(const TrainPoint&, double own, double tensors) const;
+  HostPass host_pass(const TrainPoint& p, const StageShare& held) const {
+    return host_pass(p, p.own_elements(held.ordinary, held.expert), rank_tensors(p));
+  }
+  double rank_tensors(const TrainPoint& p) const {
+    return tensors_ - expert_tensors_ * (1.0 - 1.0 / static_cast<double>(p.ep));
+  }
+  double host_step_seconds(const TrainPoint&, double own, double moments) const;
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   /// Sharded units of one micro-batch as our lowering moves them: exposed beside either pass, and all there is.
   struct PassStreams {
@@ -344,6 +363,7 @@ class TrainModel {
   double peak_ = 0, wide_peak_ = 0;  // of the layers' products; of what stays in 16 bits where those have less
   double quantized_bytes_ = 0;       // moved per weight of a layer's product and step
   double flops_per_token_ = 0;
+  double parameters_ = 0, tensors_ = 0, expert_tensors_ = 0;  // of the whole model
   std::int64_t dense_layers_ = 0, moe_layers_ = 0;
 };
 

@@ -77,7 +77,7 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
     return out;
   }
   // One collective per unit or tensor where parameters or gradients stream, a few large buckets elsewhere.
-  const bool streams = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const bool streams = p.gathers_units();
   const bool each_pass = streams || p.sharding == Sharding::zero2;
   const double calls = each_pass ? std::max(1.0, held.layers() * framework_.unit_tensors.value) : 1.0,
                slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
@@ -105,14 +105,24 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
 
 TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& held, double backward,
                                          double forward) const {
-  const auto [reduce, gather] = data_seconds(p, held);
+  auto [reduce, gather] = data_seconds(p, held);
   // Backward passes of full length that reduce gradients.
   const bool each_pass = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
-  const double passes = each_pass ? p.full_micro_batches() : 1.0;
+  double passes = each_pass ? p.full_micro_batches() : 1.0;
+  double blocked = 0.0;
+  if (p.streams_from_host()) {
+    const HostPass host = host_pass(p, held);
+    const auto all = static_cast<double>(p.micro_batches), later = all - 1.0;
+    gather += all * (p.reshard_after_forward ? 2.0 : 1.0) * host.up;
+    // A gradient that is there already makes the copy down wait, and with it the launches of the next unit's backward:
+    // from the second micro-batch on nothing hides a reduction.
+    blocked = later * (reduce / all + host.down + host.add);
+    reduce = reduce / all + host.down, passes = std::min(passes, 1.0);
+  }
   // What runs beside the compute of the passes that need it; the first gather and the last reduction find nothing to
   // hide behind: one layer's share.
   const double count = std::max(1.0, held.layers());
-  const bool streamed = p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp;
+  const bool streamed = p.gathers_units();
   const double behind_reduce = framework_.overlap_grad_reduce ? backward * passes : 0.0;
   const double behind_gather =
       framework_.overlap_param_gather
@@ -121,7 +131,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   const double hidden_reduce = std::min(reduce * (1.0 - 1.0 / count), behind_reduce);
   const double hidden_gather = std::min(gather * (1.0 - 1.0 / count), std::max(behind_gather, 0.0));
   StepEnd out{.hidden = hidden_reduce + hidden_gather};
-  out.exposed = reduce + gather - out.hidden;
+  out.exposed = reduce + gather - out.hidden + blocked;
 
   out.optimizer = update_seconds(p, held);
   return out;
@@ -138,7 +148,7 @@ void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backwar
     if (any && held.ordinary <= most.ordinary && held.expert <= most.expert) return;
     StepEnd end = step_end(p, held, backward, forward);
     // Experts are not lowered.
-    if (framework_.lowered_ops && held.expert == 0 && (p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp)) {
+    if (framework_.lowered_ops && held.expert == 0 && p.gathers_units()) {
       end.exposed = end.hidden = 0.0;
       p.visit_micro_batches([&](double count, double share) {
         const PassStreams s = pass_streams(p, l, share * forward, share * backward, share, true);

@@ -5,12 +5,6 @@
 #include "planner/train/train_model.h"
 
 namespace hotbunk {
-namespace {
-
-bool streams_units(const TrainPoint& p) { return p.sharding == Sharding::zero3 || p.sharding == Sharding::fsdp; }
-
-}  // namespace
-
 /// Seconds of one unit of `elements` on its two streams: the collective, and the kernels before and behind it, which
 /// take the device from compute.
 struct TrainModel::UnitSeconds {
@@ -29,8 +23,12 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
     out.gather_kernels += pass(own * (b.master + b.params));
   // Hybrid shards are summed over their replicas behind the scatter.
   if (p.replicas() > 1) out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
+  const double tensors = tensors_ * elements / std::max(parameters_, 1.0);
+  const HostPass host = trained && p.streams_from_host() ? host_pass(p, own, tensors) : HostPass{};
+  const auto micro_batches = static_cast<double>(p.micro_batches);
+  out.gather = host.up, out.reduce += host.down + host.add * (1.0 - 1.0 / micro_batches);
   if (shards == 1) return out;
-  out.gather = cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
+  out.gather += cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
   out.gather_kernels += pass(2.0 * elements * b.params);
   out.reduce += cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
   out.reduce_kernels = pass(2.0 * elements * b.grads) + pass(3.0 * own * b.grads);
@@ -40,7 +38,7 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
 TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, double forward, double backward,
                                                  double share, bool trained) const {
   PassStreams out;
-  if (!streams_units(p)) return out;
+  if (!p.gathers_units()) return out;
   const StageShare held = stage_share(p, l, 0);
   const double layers = std::max(1.0, held.layers()), ends = end_parameters(p, l, 0);
   const UnitSeconds root = unit_seconds(p, ends, trained),
@@ -73,12 +71,14 @@ double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double 
     return exposed;
   }
   const std::int64_t shards = p.shard_ranks();
-  if (!streams_units(p) || shards == 1) return 0.0;
+  const bool from_host = trained && p.streams_from_host();
+  if (!p.gathers_units() || (shards == 1 && !from_host)) return 0.0;
   const StageShare held = stage_share(p, l, 0);
   const double units = std::max(1.0, held.layers());
-  const double gather =
+  double gather =
       units / std::max(framework_.data_rate.value, 1e-3) *
       cost_.collective_seconds(OpKind::all_gather, groups(p).shard(), held.ordinary * setting_.state.params / units);
+  if (from_host) gather += host_pass(p, held).up;
   // Prefetched: the first unit finds nothing to hide behind.
   p.visit_micro_batches([&](double count, double share) {
     exposed += count * (framework_.overlap_param_gather ? std::max(gather / units, gather - share * forward) : gather);

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "planner/rl/sync_model.h"
+#include "planner/train/layer_kinds.h"
 #include "planner/validate/validate_tables.h"
 
 namespace hotbunk {

@@ -233,7 +233,8 @@ TEST_CASE("sensitivity is of the layout shown") {
 }
 
 TEST_CASE("the smallest cluster: by every count, in the options given") {
-  const Scenario s = scenario_of();
+  // 110 GiB of a host take what sleeps of one GPU, 12 B x 7.6e9 and the reference, and not layer-wise offload's 16 B.
+  const Scenario s = scenario_of({"cluster.host_memory_gib=110"});
   const auto gpus = [&](const SearchOptions& o) {
     const auto small = smallest_cluster(s, catalog_root(), o, 2);
     REQUIRE(small.has_value());
@@ -251,8 +252,8 @@ TEST_CASE("the smallest cluster: by every count, in the options given") {
   CHECK(unpriced.error()[0].code == "E262");
   CHECK(lean->search.best[0].price.peak_bytes() < fast->search.best[0].price.peak_bytes());
   // 72B on whole nodes: each smaller count is searched, none fits.
-  const Scenario large =
-      scenario_of({"model=qwen2.5-72b", "cluster.nodes=4", "train.layout.dp=32", "rollout.layout.dp=8"});
+  const Scenario large = scenario_of({"model=qwen2.5-72b", "cluster.nodes=4", "train.layout.dp=32",
+                                      "rollout.layout.dp=8", "cluster.host_memory_gib=1024"});
   const auto small = smallest_cluster(large, catalog_root(), {.keep = 1}, 64);
   REQUIRE(small.has_value());
   REQUIRE(small->gpus > 8);
@@ -318,7 +319,11 @@ TEST_CASE("sensitivity and the smallest cluster") {
       CHECK(n.plus < 0);
     }
   }
-  const auto small = smallest_cluster(s, catalog_root(), {.keep = 3}, 2);
+  const auto streamed = smallest_cluster(s, catalog_root(), {.keep = 1}, 2);
+  REQUIRE(streamed.has_value());
+  CHECK(streamed->gpus == 1);  // with layer-wise offload, whose 122 GB a host of 2 TiB holds
+  CHECK(streamed->search.best[0].point.train.streams_from_host());
+  const auto small = smallest_cluster(scenario_of({"cluster.host_memory_gib=110"}), catalog_root(), {.keep = 3}, 2);
   REQUIRE(small.has_value());
   CHECK(small->nodes == 1);
   // 16 bytes of state per parameter (4 gradient, 4 master, 8 moments) over n GPUs of 79.65 GiB and what training adds:

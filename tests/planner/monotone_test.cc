@@ -45,10 +45,14 @@ std::string draw_text() {
                                 : std::vector<std::string>{"verl-fsdp", "torchtitan", "hotbunk"}));
   text += fmt::format("placement: {}\nsync: {{mode: {}}}\n", split ? "disaggregated" : "colocated",
                       split ? pick({"direct", "broadcast"}) : pick({"bucketed", "direct", "broadcast", "stream"}));
-  if (!split) text += fmt::format("transition: {}\n", pick({"hotbunk", "slime", "verl"}));
+  const bool host = engine == "fsdp2" && *rc::gen::inRange(0, 3) == 0;  // where training's state stays
+  if (!split) text += fmt::format("transition: {}\n", host ? "hotbunk" : pick({"hotbunk", "slime", "verl"}));
   text += fmt::format("train: {{engine: {}, layout: {}, recompute: {}, offload: {}, micro_batch_tokens: {}}}\n", engine,
                       train_layout(engine, split ? half : world), pick({"none", "selective", "full"}),
-                      split ? "none" : pick({"none", "sleep"}), one_of({8192, 16384, 32768}));
+                      host    ? "layerwise"
+                      : split ? "none"
+                              : pick({"none", "sleep"}),
+                      one_of({8192, 16384, 32768}));
   text += fmt::format(
       "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, ep: {}}}, memory_fraction: {}, max_running_requests: {}}}\n",
       pick({"sglang", "vllm", "hotbunk"}), tp, (split ? half : world) / tp, std::min(tp, ep),
@@ -126,6 +130,7 @@ const Improvement improvements[] = {
     {"NVLink", [](Hardware& h, double f) { h.intra.bandwidth.value *= f; }},
     {"network", [](Hardware& h, double f) { h.inter.bandwidth.value *= f; }},
     {"PCIe", [](Hardware& h, double f) { h.host_bandwidth.value *= f; }},
+    {"host memory", [](Hardware& h, double f) { h.host_memory_bandwidth.value *= f; }},
     {"mapping", [](Hardware& h, double f) { h.map_bandwidth.value *= f; }},
     {"peak",
      [](Hardware& h, double f) {
