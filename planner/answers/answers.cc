@@ -10,6 +10,7 @@
 #include "planner/answers/choices.h"
 #include "planner/answers/levers.h"
 #include "planner/answers/plan_answer.h"
+#include "planner/answers/trees.h"
 #include "spec/names.h"
 
 namespace hotbunk {
@@ -85,112 +86,6 @@ double ScenarioPricer::tokens() const {
 }
 
 namespace {
-
-constexpr std::string_view why_of(Category c) {
-  switch (c) {
-    case Category::params:
-      return "low-precision parameters, and units gathered around the peak";
-    case Category::grads:
-      return "gradients as reduced and accumulated";
-    case Category::optimizer:
-      return "master copy and moments, sharded over data parallelism where the engine does that";
-    case Category::activations:
-      return "what backward keeps, and the logits at the loss";
-    case Category::communication:
-      return "pipeline and sequence-parallel buffers";
-    case Category::workspace:
-      return "libraries' buffers";
-    case Category::overhead:
-      return "context and communicators, outside of the allocator";
-    default:
-      return "";
-  }
-}
-
-CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
-  CostNode root{"device memory of the fullest rank", "the highest of the moments below", price.peak_bytes(), 0, {}};
-  const double flight = s.train().in_flight(p.train, s.train().fullest_stage(p.train, s.train().layers(p.train)));
-  CostNode training{"train",
-                    fmt::format("{:.4g} micro-batch{} in flight on the fullest stage, at the loss or in backward",
-                                flight, flight > 1 ? "es" : ""),
-                    price.train_bytes,
-                    0,
-                    {}};
-  const std::vector<PeakPart> parts = s.train().peak_parts(p.train, s.train().layers(p.train));
-  for (int c = 0; c < num_categories; ++c) {
-    const double bytes = train.bytes[static_cast<std::size_t>(c)];
-    if (bytes <= 0) continue;
-    CostNode category{
-        std::string(name_of(static_cast<Category>(c))), std::string(why_of(static_cast<Category>(c))), bytes, 0, {}};
-    for (const PeakPart& part : parts)
-      if (part.category == static_cast<Category>(c))
-        category.children.push_back({std::string(name_of(part.tensor)), part.why, part.bytes, 0, {}});
-    training.children.push_back(std::move(category));
-  }
-  if (const double rest = price.train_bytes - train.total_bytes(); rest > 0.5)
-    training.children.push_back(
-        {"beside it", "the reference model, a critic, and a rollout that never sleeps", rest, 0, {}});
-  root.children.push_back(std::move(training));
-  if (s.scenario().algorithm.name == AlgorithmName::sft) return root;
-  const RolloutPrice r = s.rl().price_rollout(p);
-  CostNode rollout{"rollout", "while the engine generates", price.rollout_bytes, 0, {}};
-  rollout.children.push_back({"weights", "the engine's slice", r.weight_bytes, 0, {}});
-  rollout.children.push_back(
-      {"kv_cache", fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token)), r.pool_bytes, 0, {}});
-  rollout.children.push_back({"activations", "of one prefill step", r.activation_bytes, 0, {}});
-  const double rest = price.rollout_bytes - r.weight_bytes - r.pool_bytes - r.activation_bytes;
-  rollout.children.push_back(
-      {"training left behind", p.sleeps() ? "of what sleeps only contexts" : "awake", rest, 0, {}});
-  root.children.push_back(std::move(rollout));
-  root.children.push_back({"sync", "rollout weights beside training shards and buckets", price.sync_bytes, 0, {}});
-  if (price.wake_bytes > 0)
-    root.children.push_back({"wake", "from the rollout back to training", price.wake_bytes, 0, {}});
-  return root;
-}
-
-/// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
-std::string schedule_of(const std::string& asked, const TrainPoint& p) {
-  if (p.pp == 1) return {};
-  if (asked == "zero-bubble") return "schedule zero-bubble (ZB-H1)";
-  const std::string chunks = p.vpp > 1 ? fmt::format(" in {} chunks a stage", p.vpp) : std::string();
-  if (asked == "gpipe") return fmt::format("schedule gpipe{}: every micro-batch is kept", chunks);
-  if (p.vpp > 1) return "schedule interleaved 1f1b" + chunks;
-  return asked == "interleaved" ? "schedule 1f1b: interleaved asks for a vpp of 2 or more" : "schedule 1f1b";
-}
-
-CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
-  CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
-  const double passes = s.rl().setting().mini_batches;
-  for (std::size_t i = 0; i < num_rl_phases; ++i) {
-    if (price.seconds[i] <= 0) continue;
-    CostNode phase{std::string(name_of(static_cast<RlPhase>(i))), "", 0, price.seconds[i], {}};
-    if (static_cast<RlPhase>(i) == RlPhase::train) {
-      phase.why = schedule_of(s.scenario().train.pipeline_schedule, p.train);
-      for (std::size_t t = 0; t < num_terms; ++t)
-        if (train.seconds[t] > 0)
-          phase.children.push_back({std::string(name_of(static_cast<Term>(t))), "", 0, passes * train.seconds[t], {}});
-    }
-    if (static_cast<RlPhase>(i) == RlPhase::rollout) {
-      const RolloutPrice r = s.rl().price_rollout(p);
-      const std::string slots = fmt::format("{:.0f} sequences", r.slots);
-      phase.children = {{"prefill", "", 0, r.prefill_seconds, {}}};
-      if (r.decode_seconds > 0) phase.children.push_back({"decode", slots + " at a time", 0, r.decode_seconds, {}});
-      phase.children.push_back({"tail",
-                                r.decode_seconds > 0 ? "no more to admit: ever fewer, the longest alone at last"
-                                                     : slots + " from the start, ever fewer, the longest alone at last",
-                                0,
-                                r.tail_seconds,
-                                {}});
-      if (r.exchange_seconds > 0)
-        phase.children.push_back({"exchange", "every rank learns every sample", 0, r.exchange_seconds, {}});
-    }
-    root.children.push_back(std::move(phase));
-  }
-  if (price.overlapped > 0)
-    root.children.push_back(
-        {"overlapped", "rollout and training side by side, one step off", 0, -price.overlapped, {}});
-  return root;
-}
 
 void render_node(const CostNode& n, int depth, bool bytes, double whole, std::string& out) {
   const double value = bytes ? n.bytes : n.seconds;

@@ -90,7 +90,7 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
 void add_shifts(const RlModel& rl, const RlPoint& p, const TrainPrice& t, const RolloutPrice& rollout,
                 std::vector<LinkUse>& out) {
   const TrainSide side = rl.train_side(p.train, t, rl.train().layers(p.train));
-  const ShiftPrice shift = rl.shift(p, ShiftShape(p.transition), side, rollout, 0.0);
+  const ShiftPrice shift = price_shift(p.transition, rl.shift_bytes(p, side, rollout, 0.0));
   const double weights = rl.setting().keeps_weights ? rollout.weight_bytes : 0.0;
   const Splitter down(RlPhase::sleep, out), up(RlPhase::wake, out);
   down.host("training's state to the host", shift.down - weights);

@@ -1,9 +1,10 @@
 // What walks the plan's alloc and free in program order without a plan: sizes only, written once (plan_train_walk.cc,
 // plan_rollout_walk.cc) and walked in two ways.
 //
-//   LiveWalk   counts live bytes as MemoryMeter (trace/meter.h) does of a graph; skips layers that repeat; no
-//   allocation ArenaWalk  places every buffer as assign_offsets (graph/passes.h) does, layer by layer: how much must be
-//   mapped
+//   LiveWalk   counts live bytes as MemoryMeter (trace/meter.h) does of a graph; skips layers that repeat; allocates
+//              nothing
+//
+//   ArenaWalk  places every buffer as assign_offsets (graph/passes.h) does, layer by layer: how much must be mapped
 #pragma once
 #include <algorithm>
 #include <cstdint>

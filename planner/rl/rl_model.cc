@@ -54,16 +54,24 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
   return std::max(0.0, need - held * overlap);
 }
 
-double RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
-  const ModelSpec& m = train_.model();
-  const LayerKinds kinds = layer_kinds(m);
+ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
+  const LayerKinds kinds = layer_kinds(train_.model());
   const auto dense = static_cast<double>(kinds.dense), moe = static_cast<double>(kinds.moe);
-  const auto of = [](const LayerCost& c) {
-    return c.forward + c.tensor_forward + c.expert_forward + c.context_forward;
+  const auto m = p.full_micro_batches(), stages = static_cast<double>(p.pp);
+  const auto of_stage = [&](double LayerCost::*part) {  // a mean one
+    return (l.dense.*part * dense + l.moe.*part * moe + l.embedding.*part + l.head.*part) / stages;
   };
-  const double whole = of(l.dense) * dense + of(l.moe) * moe + of(l.embedding) + of(l.head);
-  const auto stages = static_cast<double>(p.pp), m_count = p.full_micro_batches();
-  return whole / stages * (m_count + stages - 1.0) + train_.exposed_gathers(p, l, whole / stages, trained);
+  ForwardSeconds one{.compute = of_stage(&LayerCost::forward),
+                     .tensor = of_stage(&LayerCost::tensor_forward),
+                     .expert = of_stage(&LayerCost::expert_forward),
+                     .context = of_stage(&LayerCost::context_forward)};
+  const double pass = one.total();
+  return {.compute = m * one.compute,
+          .tensor = m * one.tensor,
+          .expert = m * one.expert,
+          .context = m * one.context,
+          .bubble = (stages - 1.0) * pass,
+          .gathers = train_.exposed_gathers(p, l, pass, trained)};
 }
 
 SyncJob RlModel::sync_job(const RlPoint& p) const {
@@ -89,8 +97,8 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   if (!t.valid) return out;
   const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
   out.train_seconds = passes * t.step_seconds;
-  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(p, l, true);
-  if (setting_.reference) out.reference_seconds = passes * forward_seconds(p, l, false);
+  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(p, l, true).total();
+  if (setting_.reference) out.reference_seconds = passes * forward_seconds(p, l, false).total();
   out.overhead_bytes = t.overhead_bytes;
   out.host_bytes = t.host_bytes;
   // What persists: the parameters that a sync reads, and beside them moments and separate master copies. A reference
@@ -119,33 +127,51 @@ TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel:
 void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, TrainSide& out) const {
   const TrainModel::Layers l = critic_layers(p, actor);
   const TrainPrice t = train_.price(p, l);
-  out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true);
+  out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true).total();
   out.critic_seconds = setting_.mini_batches * t.step_seconds;
   out.critic = t.state_bytes - t.grad_bytes;
   out.total_bytes = std::max(out.total_bytes + out.critic, t.total_bytes() + out.params + out.optimizer);
   out.host_bytes += t.host_bytes;
 }
 
-/// Copies over the host link, and memory taken (`kind` map) or given back (unmap) on the device. Our arena maps the
-/// host's side as well, the other way round; others keep their pinned pools.
-double RlModel::shift_seconds(double copied, double mapped, OpKind kind) const {
+/// `mapped`: taken (`kind` map) or given back (unmap) on the device. Our arena maps the host's side as well, the other
+/// way round; others keep their pinned pools.
+ShiftSeconds RlModel::shift_seconds(double copied, double mapped, OpKind kind) const {
   const CostModel& cost = train_.cost();
-  double seconds = mapped > 0.0 ? cost.map_seconds(mapped, kind) : 0.0;
-  if (copied > 0.0) seconds += cost.host_copy_seconds(copied);
+  ShiftSeconds out;
+  if (mapped > 0.0) out.device = cost.map_seconds(mapped, kind);
+  if (copied > 0.0) out.copies = cost.host_copy_seconds(copied);
   if (copied > 0.0 && setting_.own_engine)
-    seconds += cost.map_seconds(copied, kind == OpKind::map ? OpKind::unmap : OpKind::map);
-  return seconds;
+    out.host = cost.map_seconds(copied, kind == OpKind::map ? OpKind::unmap : OpKind::map);
+  return out;
 }
 
-ShiftPrice RlModel::shift(const RlPoint& p, const ShiftShape& shape, const TrainSide& train,
-                          const RolloutPrice& rollout, double staging) const {
-  return shape.price({.params = train.params,
-                      .optimizer = train.optimizer + train.critic + train.reference,
-                      .weights = rollout.weight_bytes,
-                      .kv = rollout.pool_bytes,
-                      .keeps_weights = setting_.keeps_weights,
-                      .staging = staging,
-                      .host_staging = std::min(p.bucket_bytes, train.params)});
+ShiftBytes RlModel::shift_bytes(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
+                                double staging) const {
+  return {.params = train.params,
+          .optimizer = train.optimizer + train.critic + train.reference,
+          .weights = rollout.weight_bytes,
+          .kv = rollout.pool_bytes,
+          .keeps_weights = setting_.keeps_weights,
+          .staging = staging,
+          .host_staging = std::min(p.bucket_bytes, train.params)};
+}
+
+/// Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
+double RlModel::working_bytes(const TrainSide& train, const RolloutPrice& rollout, const ShiftPrice& shift) const {
+  if (shift.mapped <= 0.0) return 0.0;
+  return std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic - train.reference -
+                           train.overhead_bytes) +
+         (setting_.own_engine ? rollout.activation_bytes : 0.0);
+}
+
+ShiftSeconds RlModel::sleep_seconds(const TrainSide& train, const RolloutPrice& rollout,
+                                    const ShiftPrice& shift) const {
+  return shift_seconds(shift.down, shift.unmapped + working_bytes(train, rollout, shift), OpKind::unmap);
+}
+
+ShiftSeconds RlModel::wake_seconds(const TrainSide& train, const RolloutPrice& rollout, const ShiftPrice& shift) const {
+  return shift_seconds(shift.up, shift.mapped + working_bytes(train, rollout, shift), OpKind::map);
 }
 
 /// Shifts on one set of GPUs.
@@ -153,15 +179,9 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
                        double staging, RlPrice& out) const {
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const ShiftPrice shift = this->shift(p, shape, train, rollout, staging);
-  // Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
-  double working = 0.0;
-  if (shift.mapped > 0.0)
-    working = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic - train.reference -
-                                train.overhead_bytes) +
-              (setting_.own_engine ? rollout.activation_bytes : 0.0);
-  at(RlPhase::sleep) = shift_seconds(shift.down, shift.unmapped + working, OpKind::unmap);
-  at(RlPhase::wake) = shift_seconds(shift.up, shift.mapped + working, OpKind::map);
+  const ShiftPrice shift = shape.price(shift_bytes(p, train, rollout, staging));
+  at(RlPhase::sleep) = sleep_seconds(train, rollout, shift).total();
+  at(RlPhase::wake) = wake_seconds(train, rollout, shift).total();
   if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.total_bytes + shift.train_rest;
@@ -191,17 +211,20 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
   out.overlapped = std::min(training, out.seconds[static_cast<std::size_t>(RlPhase::rollout)]);
 }
 
+double RlModel::staging_bytes(const RlPoint& p, const SyncPrice& sync) const {
+  if (sync.peak_bytes <= 0.0 || p.placement != PlacementMode::colocated) return sync.peak_bytes;
+  const double part = setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0;
+  return sync.peak_bytes * (setting_.staged_buckets + part) / 2.0;
+}
+
 RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainSide& train, const RolloutPrice& rollout,
                          const SyncPrice& sync) const {
   RlPrice out;
   if (train.train_seconds <= 0.0) return out;
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  double staging = sync.peak_bytes;
-  if (staging > 0.0 && p.placement == PlacementMode::colocated)
-    staging *=
-        (setting_.staged_buckets + (setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0)) / 2.0;
+  const double staging = staging_bytes(p, sync);
   at(RlPhase::rollout) = rollout.seconds();
-  at(RlPhase::sync) = sync.seconds + train_.cost().node_copy_seconds(train.streamed_source);
+  at(RlPhase::sync) = sync.seconds() + train_.cost().node_copy_seconds(train.streamed_source);
   at(RlPhase::reference) = train.reference_seconds;
   if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
   at(RlPhase::old_logprobs) = train.old_seconds;
@@ -217,13 +240,17 @@ RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainS
   return out;
 }
 
-RlPrice RlModel::price(const RlPoint& p) const {
+RlModel::Parts RlModel::parts(const RlPoint& p) const {
   const TrainModel::Layers l = train_.layers(p.train);
   const RolloutPrice alone = price_rollout(p.rollout);
   if (!alone.fits) return {};
   const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
-  const ShiftShape shape(p.transition);
-  return combine(p, shape, train, rollout_beside(p.rollout, leftovers(p, shape, train), alone), sync_price(p));
+  return {train, rollout_beside(p.rollout, leftovers(p, ShiftShape(p.transition), train), alone), sync_price(p)};
+}
+
+RlPrice RlModel::price(const RlPoint& p) const {
+  const Parts of = parts(p);
+  return combine(p, ShiftShape(p.transition), of.train, of.rollout, of.sync);
 }
 
 TrainPoint train_point_of(const Scenario& s) {

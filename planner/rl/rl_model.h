@@ -91,6 +91,20 @@ struct TrainSide {
   double streamed_source = 0;                       // what a sync reads, where it lives on the host for ever
 };
 
+/// Seconds of the forward passes of all micro-batches over one model. Bubble: of filling the pipeline; gathers: of
+/// parameters, exposed.
+struct ForwardSeconds {
+  double compute = 0, tensor = 0, expert = 0, context = 0, bubble = 0, gathers = 0;
+  double total() const { return compute + tensor + expert + context + bubble + gathers; }
+};
+
+/// Seconds of what sleeps or wakes: copies over the host link, memory of the device and of the host taken or given
+/// back.
+struct ShiftSeconds {
+  double copies = 0, device = 0, host = 0;
+  double total() const { return copies + device + host; }
+};
+
 /// Rollout's share of a scenario, in the units of the closed form.
 struct RlSetting {
   double prompts = 128, samples = 8, mini_batches = 1;
@@ -150,8 +164,23 @@ class RlModel {
   RlPrice price(const RlPoint&) const;
   /// PPO's critic: the actor's layers and a head of one output.
   TrainModel::Layers critic_layers(const TrainPoint&, const TrainModel::Layers& actor) const;
+  /// The parts that a point's price is combined from.
+  struct Parts {
+    TrainSide train;
+    RolloutPrice rollout;
+    SyncPrice sync;
+  };
+  Parts parts(const RlPoint&) const;
+  /// Device bytes of the sync's buckets on one rank.
+  double staging_bytes(const RlPoint&, const SyncPrice&) const;
   /// What the point's shifts move; colocated.
-  ShiftPrice shift(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging) const;
+  ShiftBytes shift_bytes(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
+  ShiftSeconds sleep_seconds(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
+  ShiftSeconds wake_seconds(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
+  /// Of the engine itself, beside the process's context; bytes.
+  double communicators(const RolloutPoint&) const;
+  /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
+  ForwardSeconds forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
   /// Tokens trained in an iteration, prompts and responses.
   double tokens() const {
     return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
@@ -182,7 +211,6 @@ class RlModel {
   void take_room(const RolloutPoint&, const Room&, RolloutPrice&) const;
   double held_tokens() const;
   double prefill_activations(const RolloutPoint&) const;
-  double communicators(const RolloutPoint&) const;
   double exchange_seconds(const RolloutPoint&) const;
   /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
   struct RolloutPayload {
@@ -190,8 +218,8 @@ class RlModel {
   };
   RolloutPayload rollout_payload(const RolloutPoint&, double tokens) const;
   double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
-  double forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
-  double shift_seconds(double copied, double mapped, OpKind) const;
+  ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
+  double working_bytes(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
   void colocate(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging,
                 RlPrice&) const;

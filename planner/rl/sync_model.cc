@@ -33,7 +33,7 @@ const SyncConstants& sync_constants(SyncMechanism m) {
 namespace {
 
 /// What lowering/sync.cc emits. Each bucket is packed, read (or gathered and unpacked) and done with before the next.
-double own_seconds(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
+void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncPrice& out) {
   const double kernel = cost.hardware().kernel_overhead.value;
   const auto ranks = static_cast<double>(std::max<std::int64_t>(job.sources, 1));
   const GroupShape all = GroupShape::strided(job.sources, 1, cost.ranks_per_node());
@@ -41,24 +41,22 @@ double own_seconds(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
   const bool direct = m == SyncMechanism::shard_to_shard;
   const double buckets = direct ? job.tensors : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
   const double own = job.model_bytes / job.target_element_bytes / ranks;  // elements of a rank's shards
-  double seconds = 0.0;
   if (!direct)
-    seconds += cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
+    out.packing = cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
   if (job.gathers && !direct) {
-    seconds += buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel) +
-               cost.memory_seconds(2.0 * job.slice_bytes);
+    out.moving = buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel);
+    out.packing += cost.memory_seconds(2.0 * job.slice_bytes);
   } else {
     // Barriers order writers, readers and the next writers.
-    seconds += buckets * (cost.collective_seconds(OpKind::peer_copy, all, job.received_bytes / buckets) +
-                          2.0 * cost.collective_seconds(OpKind::barrier, all, 0.0));
+    out.moving = buckets * cost.collective_seconds(OpKind::peer_copy, all, job.received_bytes / buckets);
+    out.buckets = buckets * 2.0 * cost.collective_seconds(OpKind::barrier, all, 0.0);
   }
   if (job.verifies) {
     const double sums = 2.0 * job.tensors * 8.0;  // int64
-    seconds += cost.memory_seconds(own * job.source_element_bytes + job.slice_bytes) +
-               (2.0 * job.tensors + 1.0) * kernel + cost.collective_seconds(OpKind::all_gather, all, ranks * sums) +
-               cost.host_copy_seconds(ranks * sums, OpKind::fetch);
+    out.hashing = cost.memory_seconds(own * job.source_element_bytes + job.slice_bytes) +
+                  (2.0 * job.tensors + 1.0) * kernel + cost.collective_seconds(OpKind::all_gather, all, ranks * sums) +
+                  cost.host_copy_seconds(ranks * sums, OpKind::fetch);
   }
-  return seconds;
 }
 
 }  // namespace
@@ -68,32 +66,37 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost)
   const double buckets = std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
   const std::int64_t node = cost.ranks_per_node(), ranks = std::max(job.sources, job.targets);
   const double nodes = std::ceil(static_cast<double>(ranks) / static_cast<double>(node));
+  const bool own = job.one_process && (m == SyncMechanism::flattened_buckets || m == SyncMechanism::shard_to_shard);
   SyncPrice out;
   out.peak_bytes = 2.0 * std::min(job.bucket_bytes, job.model_bytes);
-  double moving = 0.0;
   if (m == SyncMechanism::shard_to_shard) {
     out.bytes_received = job.received_bytes > 0
                              ? job.received_bytes
                              : job.model_bytes / static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
-    moving = cost.collective_seconds(OpKind::send, {2, nodes > 1 ? 2 : 1, 1}, out.bytes_received);
+    out.moving = cost.collective_seconds(OpKind::send, {2, nodes > 1 ? 2 : 1, 1}, out.bytes_received);
     out.peak_bytes = 0.0;
   } else {
     out.bytes_received = job.model_bytes;
     if (job.sources > 1 && c.bandwidth.value <= 0.0) {
       const GroupShape all = GroupShape::strided(job.sources, 1, node);
       out.bytes_received *= static_cast<double>(job.sources - 1) / static_cast<double>(job.sources);
-      moving = cost.collective_seconds(OpKind::all_gather, all, job.model_bytes);
+      out.moving = cost.collective_seconds(OpKind::all_gather, all, job.model_bytes);
     }
-    if (c.bandwidth.value > 0.0) moving = job.model_bytes / c.bandwidth.value;
+    if (c.bandwidth.value > 0.0) out.moving = job.model_bytes / c.bandwidth.value;
     // The engine copies its slice out of the bucket.
-    moving = std::max(moving, cost.memory_seconds(2.0 * job.model_bytes /
-                                                  static_cast<double>(std::max<std::int64_t>(job.target_tp, 1))));
+    out.moving = std::max(
+        out.moving,
+        cost.memory_seconds(2.0 * job.model_bytes / static_cast<double>(std::max<std::int64_t>(job.target_tp, 1))));
+  }
+  if (own) {
+    price_own(m, job, cost, out);
+    return out;
   }
   // Each further level of the broadcast tree delays every bucket's hand-over.
   const double levels = 1.0 + std::log2(std::max(nodes, 1.0));
-  out.seconds = c.start.value + moving + c.per_tensor.value * job.tensors + c.per_bucket.value * buckets * levels;
-  if (job.one_process && (m == SyncMechanism::flattened_buckets || m == SyncMechanism::shard_to_shard))
-    out.seconds = own_seconds(m, job, cost);
+  out.start = c.start.value;
+  out.tensors = c.per_tensor.value * job.tensors;
+  out.buckets = c.per_bucket.value * buckets * levels;
   return out;
 }
 

@@ -48,7 +48,9 @@ struct SyncJob {
 };
 
 struct SyncPrice {
-  double seconds = 0;
+  // Seconds: to begin; bytes on the slowest stage; per tensor and per bucket; casts and copies into buckets; hashes.
+  double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0;
+  double seconds() const { return start + moving + tensors + buckets + packing + hashing; }
   double bytes_received = 0;  // worst rank
   double peak_bytes = 0;      // staging on every rank: buckets
 };

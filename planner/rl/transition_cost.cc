@@ -80,7 +80,26 @@ bool no_worse(const Footprint& a, const Footprint& b) {
          a.host_sync <= b.host_sync;
 }
 
+ShiftMoment moment_of(TransitionStep s, const OnDevice& a, const OnDevice& b, const ShiftBytes& z) {
+  ShiftMoment m;
+  if (a.params || b.params) m.params = z.params;
+  if (a.optimizer || b.optimizer) m.optimizer = z.optimizer;
+  if (a.weights || b.weights) m.weights = z.weights;
+  if (a.kv || b.kv) m.kv = z.kv;
+  if (s == sync) m.staging = z.staging + (a.params ? 0.0 : z.host_staging);
+  return m;
+}
+
 }  // namespace
+
+ShiftMoment fullest_moment(const TransitionOrder& order, const ShiftBytes& z, bool after_rollout) {
+  ShiftMoment fullest;
+  walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
+    if (s == rollout || a.rolled_out != after_rollout) return;
+    if (const ShiftMoment m = moment_of(s, a, b, z); m.total() > fullest.total()) fullest = m;
+  });
+  return fullest;
+}
 
 ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
   ShiftPrice out;
@@ -88,11 +107,8 @@ ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
     return (p ? z.params : 0.0) + (o ? z.optimizer : 0.0) + (w ? z.weights : 0.0) + (k ? z.kv : 0.0);
   };
   walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
-    double moment = bytes(a.params || b.params, a.optimizer || b.optimizer, a.weights || b.weights, a.kv || b.kv);
-    if (s == sync) {
-      moment += z.staging + (a.params ? 0.0 : z.host_staging);
-      out.sync_from_host = !a.params;
-    }
+    const double moment = moment_of(s, a, b, z).total();
+    if (s == sync) out.sync_from_host = !a.params;
     if (s == rollout) out.rollout_rest = bytes(a.params, a.optimizer, false, false);
     else
       (a.rolled_out ? out.wake_bytes : out.sync_bytes) =

@@ -20,6 +20,12 @@ struct ShiftBytes {
   double host_staging = 0;     // more of it when the sync reads the parameters' host copy
 };
 
+/// What is on the device at one moment of the shifts, in bytes.
+struct ShiftMoment {
+  double params = 0, optimizer = 0, weights = 0, kv = 0, staging = 0;
+  double total() const { return params + optimizer + weights + kv + staging; }
+};
+
 struct ShiftPrice {
   double sync_bytes = 0;            // fullest moment up to the rollout: the step that is under way counts on both sides
   double wake_bytes = 0;            // fullest moment after the rollout
@@ -62,6 +68,9 @@ class ShiftShape {
   std::uint8_t rollout_rest_ = 0, train_rest_ = 0;
   bool sync_from_host_ = false;
 };
+
+/// What makes up price_shift's sync_bytes or, `after_rollout`, its wake_bytes.
+ShiftMoment fullest_moment(const TransitionOrder&, const ShiftBytes&, bool after_rollout);
 
 /// The orders that are not beaten by another in every moment and every copy, whatever the sizes: only these can win a
 /// search. Tests compare with all legal orders on random sizes.

@@ -156,7 +156,7 @@ double JointSearch::least_sync(const Segment& s, const Trained& t, const Rolled&
   for (SyncMechanism sync : s.sync)
     for (double bucket : space_.bucket_bytes) {
       p.sync = sync, p.bucket_bytes = bucket;
-      least = std::min(least, model_.sync_price(p).seconds);
+      least = std::min(least, model_.sync_price(p).seconds());
     }
   return least;
 }

@@ -89,7 +89,7 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
     const SyncMechanism how = mechanism == mechanisms.end() ? SyncMechanism::bucketed : mechanism->second;
     const double low = cells.measured("seconds_low"), high = cells.measured("seconds_high");
     if (high < low) cells.refuse(fmt::format("seconds_high {} is below seconds_low {}", high, low));
-    put(out, label, cells, (low + high) / 2.0, price_sync(how, *job, *cost).seconds);
+    put(out, label, cells, (low + high) / 2.0, price_sync(how, *job, *cost).seconds());
   }
   return std::vector<ValidationTable>{out};
 }

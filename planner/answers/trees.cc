@@ -1,0 +1,236 @@
+#include "planner/answers/trees.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/format.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr std::string_view why_of(Category c) {
+  switch (c) {
+    case Category::params:
+      return "low-precision parameters, and units gathered around the peak";
+    case Category::grads:
+      return "gradients as reduced and accumulated";
+    case Category::optimizer:
+      return "master copy and moments, sharded over data parallelism where the engine does that";
+    case Category::activations:
+      return "what backward keeps, and the logits at the loss";
+    case Category::communication:
+      return "pipeline and sequence-parallel buffers";
+    case Category::workspace:
+      return "libraries' buffers";
+    case Category::overhead:
+      return "context and communicators, outside of the allocator";
+    default:
+      return "";
+  }
+}
+
+/// A node whose children are those of `parts` that are not empty.
+CostNode node_of(std::string name, std::string why, double bytes, double seconds, std::vector<CostNode> parts) {
+  CostNode out{std::move(name), std::move(why), bytes, seconds, {}};
+  for (CostNode& p : parts)
+    if (p.bytes > 0.0 || p.seconds > 0.0) out.children.push_back(std::move(p));
+  return out;
+}
+CostNode bytes_of(std::string name, double bytes, std::string why = {}) {
+  return {std::move(name), std::move(why), bytes, 0, {}};
+}
+CostNode seconds_of(std::string name, double seconds, std::string why = {}) {
+  return {std::move(name), std::move(why), 0, seconds, {}};
+}
+
+CostNode training_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train,
+                        const RlModel::Parts& of) {
+  const TrainModel::Layers l = s.train().layers(p.train);
+  const double flight = s.train().in_flight(p.train, s.train().fullest_stage(p.train, l));
+  CostNode out{"train",
+               fmt::format("{:.4g} micro-batch{} in flight on the fullest stage, at the loss or in backward", flight,
+                           flight > 1 ? "es" : ""),
+               price.train_bytes,
+               0,
+               {}};
+  const std::vector<PeakPart> parts = s.train().peak_parts(p.train, l);
+  for (int c = 0; c < num_categories; ++c) {
+    const double bytes = train.bytes[static_cast<std::size_t>(c)];
+    if (bytes <= 0) continue;
+    CostNode category =
+        bytes_of(std::string(name_of(static_cast<Category>(c))), bytes, std::string(why_of(static_cast<Category>(c))));
+    for (const PeakPart& part : parts)
+      if (part.category == static_cast<Category>(c))
+        category.children.push_back(bytes_of(std::string(name_of(part.tensor)), part.bytes, part.why));
+    out.children.push_back(std::move(category));
+  }
+  const double rest = price.train_bytes - train.total_bytes();
+  if (rest <= 0.5) return out;
+  const double reference = of.train.reference, beside = of.train.total_bytes - train.total_bytes() - reference;
+  out.children.push_back(node_of("beside it", "what else is on the device", rest, 0,
+                                 {bytes_of("reference model", reference), bytes_of("critic", beside),
+                                  bytes_of("rollout, awake", price.train_bytes - of.train.total_bytes)}));
+  return out;
+}
+
+/// What stays of a moment of the shifts, beside contexts and communicators.
+CostNode shift_moment(std::string name, std::string why, const ShiftMoment& m, double overhead, double bytes) {
+  return node_of(std::move(name), std::move(why), bytes, 0,
+                 {bytes_of("training's parameters", m.params, "the shards that the sync reads"),
+                  bytes_of("training's other state", m.optimizer,
+                           "moments, master copies beside the shards, a critic, a reference"),
+                  bytes_of("rollout's weights", m.weights), bytes_of("kv_cache", m.kv),
+                  bytes_of("buckets", m.staging, "the sync's staging"),
+                  bytes_of("overhead", overhead, std::string(why_of(Category::overhead)))});
+}
+
+/// The two sides of a disaggregated sync: the fuller one and the buckets.
+CostNode sync_apart(const RlModel& rl, const RlPoint& p, const RlModel::Parts& of, double bytes) {
+  const double staging = rl.staging_bytes(p, of.sync), fuller = bytes - staging;
+  const RolloutPrice& r = of.rollout;
+  const double generating = r.weight_bytes + r.pool_bytes + r.activation_bytes;
+  const bool rollout =
+      fuller > of.train.params + of.train.optimizer + of.train.critic + of.train.reference + of.train.overhead_bytes;
+  CostNode side =
+      rollout ? node_of("rollout's GPU", "the fuller side", fuller, 0,
+                        {bytes_of("weights", r.weight_bytes), bytes_of("kv_cache", r.pool_bytes),
+                         bytes_of("activations", r.activation_bytes), bytes_of("overhead", fuller - generating)})
+              : node_of("trainer's GPU", "the fuller side", fuller, 0,
+                        {bytes_of("parameters", of.train.params), bytes_of("other state", of.train.optimizer),
+                         bytes_of("critic", of.train.critic), bytes_of("reference model", of.train.reference),
+                         bytes_of("overhead", of.train.overhead_bytes)});
+  return node_of("sync", "the fuller of both sides and the buckets", bytes, 0,
+                 {std::move(side), bytes_of("buckets", staging)});
+}
+
+CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const RlModel::Parts& of) {
+  const RolloutPrice& r = of.rollout;
+  const double own = r.weight_bytes + r.pool_bytes + r.activation_bytes, left = price.rollout_bytes - own;
+  const double communicators = s.rl().communicators(p.rollout);
+  const double context =
+      p.placement == PlacementMode::colocated ? of.train.overhead_bytes : s.train().framework().context_bytes.value;
+  return node_of(
+      "rollout", "while the engine generates", price.rollout_bytes, 0,
+      {bytes_of("weights", r.weight_bytes, "the engine's slice"),
+       bytes_of("kv_cache", r.pool_bytes, fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token))),
+       bytes_of("activations", r.activation_bytes, "of one prefill step"),
+       node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
+               {bytes_of("training's state", left - context - communicators, "awake"),
+                bytes_of("contexts and communicators", context + communicators)})});
+}
+
+/// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
+std::string schedule_of(const std::string& asked, const TrainPoint& p) {
+  if (p.pp == 1) return {};
+  if (asked == "zero-bubble") return "schedule zero-bubble (ZB-H1)";
+  const std::string chunks = p.vpp > 1 ? fmt::format(" in {} chunks a stage", p.vpp) : std::string();
+  if (asked == "gpipe") return fmt::format("schedule gpipe{}: every micro-batch is kept", chunks);
+  if (p.vpp > 1) return "schedule interleaved 1f1b" + chunks;
+  return asked == "interleaved" ? "schedule 1f1b: interleaved asks for a vpp of 2 or more" : "schedule 1f1b";
+}
+
+std::vector<CostNode> forward_parts(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, bool trained) {
+  const ForwardSeconds f = rl.forward_seconds(p, l, trained);
+  const double times = rl.setting().mini_batches;
+  return {seconds_of("compute", times * f.compute),
+          seconds_of("tensor", times * f.tensor),
+          seconds_of("expert", times * f.expert),
+          seconds_of("context", times * f.context),
+          seconds_of("bubble", times * f.bubble, "of filling the pipeline"),
+          seconds_of("data", times * f.gathers, "gathers that no pass hides")};
+}
+
+std::vector<CostNode> train_parts(const TrainPrice& train, double times) {
+  std::vector<CostNode> out;
+  for (std::size_t t = 0; t < num_terms; ++t)
+    out.push_back(seconds_of(std::string(name_of(static_cast<Term>(t))), times * train.seconds[t]));
+  return out;
+}
+
+std::vector<CostNode> rollout_parts(const RolloutPrice& r) {
+  const std::string slots = fmt::format("{:.0f} sequences", r.slots);
+  return {seconds_of("prefill", r.prefill_seconds), seconds_of("decode", r.decode_seconds, slots + " at a time"),
+          seconds_of("tail", r.tail_seconds,
+                     r.decode_seconds > 0 ? "no more to admit: ever fewer, the longest alone at last"
+                                          : slots + " from the start, ever fewer, the longest alone at last"),
+          seconds_of("exchange", r.exchange_seconds, "every rank learns every sample")};
+}
+
+std::vector<CostNode> sync_parts(const SyncPrice& sync, double seconds) {
+  return {seconds_of("start", sync.start),
+          seconds_of("bytes", sync.moving, "on the slowest of the stages that run at the same time"),
+          seconds_of("packing", sync.packing, "casts and copies into buckets and out of them"),
+          seconds_of("tensors", sync.tensors, "requests and handles of each"),
+          seconds_of("buckets", sync.buckets, "requests and handles of each"),
+          seconds_of("hashes", sync.hashing, "of both sides"),
+          seconds_of("parameters from the host", seconds - sync.seconds())};
+}
+
+std::vector<CostNode> shift_parts(const ShiftSeconds& s, bool down) {
+  return {seconds_of("copies", s.copies, down ? "to the host" : "from the host"),
+          seconds_of("device memory", s.device, down ? "given back" : "taken"),
+          seconds_of("host memory", s.host, down ? "taken" : "given back")};
+}
+
+}  // namespace
+
+CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+  CostNode root{"device memory of the fullest rank", "the highest of the moments below", price.peak_bytes(), 0, {}};
+  const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
+  const RlModel::Parts of = sampled ? s.rl().parts(p) : RlModel::Parts{};
+  root.children.push_back(training_bytes(s, p, price, train, of));
+  if (!sampled) return root;
+  root.children.push_back(rollout_bytes(s, p, price, of));
+  if (p.placement == PlacementMode::disaggregated) {
+    root.children.push_back(sync_apart(s.rl(), p, of, price.sync_bytes));
+    return root;
+  }
+  const ShiftBytes bytes = s.rl().shift_bytes(p, of.train, of.rollout, s.rl().staging_bytes(p, of.sync));
+  const double overhead = of.train.overhead_bytes;
+  root.children.push_back(shift_moment("sync", "the fullest moment from training to the rollout",
+                                       fullest_moment(p.transition, bytes, false), overhead, price.sync_bytes));
+  if (price.wake_bytes > 0)
+    root.children.push_back(shift_moment("wake", "and from the rollout back to training",
+                                         fullest_moment(p.transition, bytes, true), overhead, price.wake_bytes));
+  return root;
+}
+
+CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+  CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
+  const RlModel& rl = s.rl();
+  const double passes = rl.setting().mini_batches;
+  const auto add = [&](RlPhase phase, const std::string& why, std::vector<CostNode> parts) {
+    const double seconds = price.seconds[static_cast<std::size_t>(phase)];
+    if (seconds > 0) root.children.push_back(node_of(std::string(name_of(phase)), why, 0, seconds, std::move(parts)));
+  };
+  const std::string schedule = schedule_of(s.scenario().train.pipeline_schedule, p.train);
+  if (s.scenario().algorithm.name == AlgorithmName::sft) {
+    add(RlPhase::train, schedule, train_parts(train, passes));
+    return root;
+  }
+  const RlModel::Parts of = rl.parts(p);
+  const TrainModel::Layers l = s.train().layers(p.train), critic = rl.critic_layers(p.train, l);
+  const ShiftPrice shift = price_shift(p.transition, rl.shift_bytes(p, of.train, of.rollout, 0.0));
+  std::vector<CostNode> reference = forward_parts(rl, p.train, l, false);
+  if (of.train.swapped_reference > 0)
+    reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
+                                   "the model from host memory"));
+  add(RlPhase::rollout, "", rollout_parts(of.rollout));
+  add(RlPhase::sync, "", sync_parts(of.sync, price.seconds[static_cast<std::size_t>(RlPhase::sync)]));
+  add(RlPhase::sleep, "", shift_parts(rl.sleep_seconds(of.train, of.rollout, shift), true));
+  add(RlPhase::wake, "", shift_parts(rl.wake_seconds(of.train, of.rollout, shift), false));
+  add(RlPhase::reference, "", std::move(reference));
+  add(RlPhase::old_logprobs, "", forward_parts(rl, p.train, l, true));
+  add(RlPhase::values, "", forward_parts(rl, p.train, critic, true));
+  if (rl.setting().critic) add(RlPhase::critic, schedule, train_parts(s.train().price(p.train, critic), passes));
+  add(RlPhase::train, schedule, train_parts(train, passes));
+  if (price.overlapped > 0)
+    root.children.push_back(
+        seconds_of("overlapped", -price.overlapped, "rollout and training side by side, one step off"));
+  return root;
+}
+
+}  // namespace hotbunk
