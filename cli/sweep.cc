@@ -58,7 +58,8 @@ void add_sweep(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("sweep", "price a grid of scenarios: one line per point, as CSV or JSON");
   add_scenario_options(*sub, o->scenario);
-  sub->add_option("--vary", o->vary, "key=a,b,c or key=first..last:step (repeatable: the grid)")
+  sub->add_option("--vary", o->vary,
+                  "key=a,b,c or key=first..last:step (repeatable: the grid); key,key=a:b,c:d moves keys together")
       ->required()
       ->allow_extra_args(false);
   sub->add_option("--out", o->out, "write to this file instead of stdout");

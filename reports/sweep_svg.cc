@@ -157,10 +157,10 @@ std::string lines(const std::string& title, const SweepAxis& axis, std::span<con
       svg, 66 + plot_height + 48, "peak memory of a device", rows, [](const SweepRow& r) { return r.peak_bytes; },
       [](double g) { return fmt::format("{:g} GiB", g); }, true);
   const double bottom = 66 + 2 * plot_height + 48, step = plot_width / static_cast<double>(rows.size());
-  const std::size_t every = (axis.values.size() + 15) / 16;  // labels that do not run into each other
-  for (std::size_t i = 0; i < axis.values.size(); i += every)
-    svg.text(left + (static_cast<double>(i) + 0.5) * step, bottom + 18, axis.values[i], "text-anchor=\"middle\"");
-  svg.text(left + plot_width / 2, bottom + 38, axis.key, "text-anchor=\"middle\"");
+  const std::size_t every = (axis.points.size() + 15) / 16;  // labels that do not run into each other
+  for (std::size_t i = 0; i < axis.points.size(); i += every)
+    svg.text(left + (static_cast<double>(i) + 0.5) * step, bottom + 18, axis.label(i), "text-anchor=\"middle\"");
+  svg.text(left + plot_width / 2, bottom + 38, axis.name(), "text-anchor=\"middle\"");
   svg.text(left, bottom + 62,
            "dashed: capacity; crossed out: does not fit; grey: no layout; framed: the fastest that fits",
            "fill=\"#5B6876\"");
@@ -184,7 +184,7 @@ void cell(Svg& svg, double x, double y, double w, double h, const SweepRow& r, d
 }
 
 std::string heat_map(const std::string& title, std::span<const SweepAxis> axes, std::span<const SweepRow> rows) {
-  const std::size_t columns = axes.back().values.size(), num_rows = rows.size() / columns;
+  const std::size_t columns = axes.back().points.size(), num_rows = rows.size() / columns;
   const double w = std::max(64.0, plot_width / static_cast<double>(columns)), h = 44.0, top = 84.0;
   double low = INFINITY, high = 0.0, label = 0.0, least_capacity = INFINITY, most_capacity = 0.0;
   for (const SweepRow& r : rows)
@@ -196,8 +196,10 @@ std::string heat_map(const std::string& title, std::span<const SweepAxis> axes, 
   std::vector<std::string> names;
   for (std::size_t i = 0; i < num_rows; ++i) {
     std::string name;
+    auto value = rows[i * columns].values.begin();
     for (std::size_t a = 0; a + 1 < axes.size(); ++a)
-      name += fmt::format("{}{} {}", a ? ", " : "", axes[a].key, rows[i * columns].values[a]);
+      for (const std::string& key : axes[a].keys)
+        name += fmt::format("{}{} {}", name.empty() ? "" : ", ", key, *value++);
     label = std::max(label, 7.0 * static_cast<double>(name.size()) + 20);
     names.push_back(std::move(name));
   }
@@ -210,10 +212,10 @@ std::string heat_map(const std::string& title, std::span<const SweepAxis> axes, 
                    : fmt::format("capacity {} to {}", format_bytes(least_capacity), format_bytes(most_capacity));
   svg.text(20, 44, fmt::format("seconds of an iteration and peak memory of a device; {}", capacity));
   const double right = label + w * static_cast<double>(columns);
-  svg.text(label + (right - label) / 2, top - 20, axes.back().key, "text-anchor=\"middle\"");
+  svg.text(label + (right - label) / 2, top - 20, axes.back().name(), "text-anchor=\"middle\"");
   const SweepRow* best = best_of(rows);
   for (std::size_t c = 0; c < columns; ++c)
-    svg.text(label + (static_cast<double>(c) + 0.5) * w, top - 5, axes.back().values[c], "text-anchor=\"middle\"");
+    svg.text(label + (static_cast<double>(c) + 0.5) * w, top - 5, axes.back().label(c), "text-anchor=\"middle\"");
   for (std::size_t i = 0; i < num_rows; ++i) {
     const double y = top + static_cast<double>(i) * h;
     svg.text(label - 10, y + h / 2 + 4, names[i], "text-anchor=\"end\"");
@@ -233,7 +235,7 @@ std::string heat_map(const std::string& title, std::span<const SweepAxis> axes, 
 }  // namespace
 
 std::string sweep_svg(const std::string& title, std::span<const SweepAxis> axes, std::span<const SweepRow> rows) {
-  HB_CHECK(!axes.empty() && !rows.empty() && rows.size() % axes.back().values.size() == 0, "{} axes, {} rows",
+  HB_CHECK(!axes.empty() && !rows.empty() && rows.size() % axes.back().points.size() == 0, "{} axes, {} rows",
            axes.size(), rows.size());
   return axes.size() == 1 ? lines(title, axes[0], rows) : heat_map(title, axes, rows);
 }

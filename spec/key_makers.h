@@ -48,6 +48,7 @@ ScenarioKey make(std::string path, KeyType type, double low, double high, Text t
           .choices = {},
           .derived = std::move(text.derived),
           .in_resolved = true,
+          .may_be_auto = false,
           .get = std::move(get),
           .set = std::move(set)};
 }
@@ -58,6 +59,13 @@ ScenarioKey integer(std::string path, F field, double low, double high, Text tex
       std::move(path), KeyType::integer, low, high, std::move(text),
       [field](const Scenario& s) -> KeyValue { return static_cast<int64_t>(field(s)); },
       [field](Scenario& s, const KeyValue& v) { field(s) = std::get<int64_t>(v); });
+}
+
+template <class F>
+ScenarioKey integer_or_auto(std::string path, F field, double low, double high, Text text) {
+  ScenarioKey key = integer(std::move(path), field, low, high, std::move(text));
+  key.may_be_auto = true;
+  return key;
 }
 
 template <class F>

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "spec/auto_ranks.h"
 #include "spec/catalog.h"
 #include "spec/model_source.h"
 #include "spec/scenario_keys.h"
@@ -45,7 +46,7 @@ std::string expectation(const ScenarioKey& key) {
   const std::string range = fmt::format(" from {} to {}{}{}", key.low, key.high, key.unit.empty() ? "" : " ", key.unit);
   switch (key.type) {
     case KeyType::integer:
-      return "an integer" + range;
+      return "an integer" + range + (key.may_be_auto ? ", or auto" : "");
     case KeyType::real:
       return "a number" + range;
     case KeyType::boolean:
@@ -80,7 +81,9 @@ class Loader {
       report("E208", "the scenario names no model", {file_}, {},
              "add `model: ` with a catalogue name, a config.json or a model folder");
     fill_derived();
-    if (problems_.empty()) problems_ = validate(scenario_, [this](std::string_view path) { return locate(path); });
+    const auto locator = [this](std::string_view path) { return locate(path); };
+    if (problems_.empty()) problems_ = fill_auto_ranks(scenario_, auto_ranks_, locator);
+    if (problems_.empty()) problems_ = validate(scenario_, locator);
     if (!problems_.empty()) return fail(std::move(problems_));
     return std::move(scenario_);
   }
@@ -346,6 +349,10 @@ class Loader {
 
   KeyValue integer(const ScenarioKey& key, const YamlNode& node) {
     double number = 0;
+    if (key.may_be_auto && node.kind == YamlNode::Kind::scalar && node.text == "auto") {
+      (key.path.starts_with("train.") ? auto_ranks_.train : auto_ranks_.rollout) = true;
+      return {};
+    }
     if (!parse_number(node, number)) return wrong_type(key, node);
     std::int64_t value = 0;
     if (!parse_whole(node.text, value))  // "1e400", "99999999999999999999" or "3.5"
@@ -416,6 +423,7 @@ class Loader {
   fs::path folder_;
   Scenario scenario_;
   Diagnostics problems_;
+  AutoRanks auto_ranks_;
   double local_devices_ = 1;  // cluster.gpus_per_node, where the GPU is the local machine
   std::map<std::string, SourceLocation, std::less<>> where_;
 };

@@ -70,7 +70,8 @@ std::string range_of(const ScenarioKey& key) {
     case KeyType::sourced:
       return fmt::format("{} … {}, or {{value, source}}", key.low, key.high);
     default:
-      return fmt::format("{} {} … {}", key.type == KeyType::integer ? "integer" : "number", key.low, key.high);
+      return fmt::format("{} {} … {}{}", key.type == KeyType::integer ? "integer" : "number", key.low, key.high,
+                         key.may_be_auto ? ", or auto" : "");
   }
 }
 

@@ -21,8 +21,8 @@ using std::int64_t;
 void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("train.engine", HB_FIELD(train.engine), {"", "how training is distributed"}));
   const std::string rank_rule = "train ranks = dp x cp x ulysses x tp x pp";
-  keys.push_back(
-      integer("train.layout.dp", HB_FIELD(train.layout.dp), 1, max_ranks, {"ranks", "data parallel; " + rank_rule}));
+  keys.push_back(integer_or_auto("train.layout.dp", HB_FIELD(train.layout.dp), 1, max_ranks,
+                                 {"ranks", "data parallel; " + rank_rule + "; auto: what the others leave"}));
   keys.push_back(integer("train.layout.fsdp", HB_FIELD(train.layout.fsdp), -1, max_ranks,
                          {"ranks", "shard group inside dp x cp x ulysses; -1 = all of it, smaller = HSDP"}));
   keys.push_back(integer("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
@@ -91,8 +91,8 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("rollout.engine", HB_FIELD(rollout.engine), {"", "whose memory rules the engine follows"}));
   keys.push_back(integer("rollout.layout.tp", HB_FIELD(rollout.layout.tp), 1, max_ranks,
                          {"ranks", "tensor parallel of one engine; rollout ranks = tp x pp x cp x dp"}));
-  keys.push_back(
-      integer("rollout.layout.dp", HB_FIELD(rollout.layout.dp), 1, max_ranks, {"engines", "number of engines"}));
+  keys.push_back(integer_or_auto("rollout.layout.dp", HB_FIELD(rollout.layout.dp), 1, max_ranks,
+                                 {"engines", "number of engines; auto: what the others leave"}));
   keys.push_back(integer("rollout.layout.ep", HB_FIELD(rollout.layout.ep), 1, max_ranks, {"ranks", "expert parallel"}));
   keys.push_back(
       integer("rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks, {"ranks", "context parallel"}));

@@ -26,6 +26,7 @@ struct ScenarioKey {
   std::vector<std::string> choices;  // of a choice
   std::string derived;               // the default in words where it depends on other keys
   bool in_resolved = true;           // false: another spelling of a key that is printed
+  bool may_be_auto = false;          // `auto`: what the other dimensions leave of the ranks
   std::function<KeyValue(const Scenario&)> get;
   std::function<void(Scenario&, const KeyValue&)> set;
 };

@@ -114,15 +114,19 @@ std::string to_json(const RlSearch&);
 std::string describe(const RlPoint&);
 std::string describe(const TrainPoint&);
 
-/// One axis of a sweep: a scenario key and its values, "train.micro_batch_tokens=4096,8192" or "cluster.nodes=1..8:1".
+/// One axis of a sweep: a scenario key and its values, "train.micro_batch_tokens=4096,8192" or "cluster.nodes=1..8:1",
+/// or keys that move together, "cluster.nodes,train.layout.dp=1:8,2:16".
 struct SweepAxis {
-  std::string key;
-  std::vector<std::string> values;
+  std::vector<std::string> keys;
+  std::vector<std::vector<std::string>> points;  // in each a value of every key
+  std::string name() const;
+  std::string label(std::size_t point) const;
 };
+/// E261: malformed, or not as many values in a point as keys.
 Result<SweepAxis> parse_axis(const std::string& text);
 
 struct SweepRow {
-  std::vector<std::string> values;  // of the axes
+  std::vector<std::string> values;  // of the axes' keys, in order
   bool valid = false, fits = false;
   std::string why;  // not valid
   double iteration_seconds = 0, tokens_per_second = 0, peak_bytes = 0, host_bytes = 0;

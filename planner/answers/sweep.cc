@@ -3,11 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/format.h"
 #include "planner/answers/answers.h"
@@ -16,66 +16,6 @@
 
 namespace hotbunk {
 namespace {
-
-Diagnostic bad_axis(const std::string& text) {
-  return {
-      .code = "E261",
-      .message = fmt::format("'{}' is no axis of a sweep", text),
-      .where = {},
-      .notes = {},
-      .help = "write key=a,b,c or key=first..last or key=first..last:step, whole or decimal, at most 10,000 values"};
-}
-
-/// A decimal number as digits and the places after its point: 0.15 is {15, 2}, so that steps add up exactly.
-struct Decimal {
-  std::int64_t digits = 0;
-  int places = 0;
-};
-
-bool decimal(std::string_view text, Decimal& out) {
-  const std::size_t point = text.find('.');
-  std::string digits(text.substr(0, point));
-  if (point != std::string_view::npos) {
-    out.places = static_cast<int>(text.size() - point - 1);
-    if (digits.empty() || digits == "-" || out.places < 1 || out.places > 9) return false;
-    digits += text.substr(point + 1);
-  }
-  const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out.digits);
-  return error == std::errc{} && stop == digits.data() + digits.size() && !digits.empty();
-}
-
-/// In units of 10^-places; false: beyond 10^17.
-bool scale(Decimal& d, int places) {
-  constexpr std::int64_t most = 100'000'000'000'000'000;
-  for (; d.places < places; ++d.places) {
-    if (std::abs(d.digits) > most / 10) return false;
-    d.digits *= 10;
-  }
-  return std::abs(d.digits) <= most;
-}
-
-std::string text_of(std::int64_t digits, int places) {
-  if (places == 0) return fmt::format("{}", digits);
-  std::int64_t unit = 1;
-  for (int i = 0; i < places; ++i) unit *= 10;
-  return fmt::format("{}{}.{:0{}}", digits < 0 ? "-" : "", std::abs(digits) / unit, std::abs(digits) % unit, places);
-}
-
-/// "8..64:8", "0.1..0.9:0.1"
-bool parse_range(std::string_view text, std::vector<std::string>& values) {
-  const std::size_t dots = text.find(".."), colon = text.find(':', dots);
-  Decimal first, last, step{1, 0};
-  const std::size_t end = std::min(colon, text.size());
-  if (!decimal(text.substr(0, dots), first) || !decimal(text.substr(dots + 2, end - dots - 2), last)) return false;
-  if (colon != std::string_view::npos && !decimal(text.substr(colon + 1), step)) return false;
-  const int places = std::max({first.places, last.places, step.places});
-  for (Decimal* d : {&first, &last, &step})
-    if (!scale(*d, places)) return false;
-  if (step.digits < 1 || last.digits < first.digits || (last.digits - first.digits) / step.digits >= 10'000)
-    return false;
-  for (std::int64_t v = first.digits; v <= last.digits; v += step.digits) values.push_back(text_of(v, places));
-  return true;
-}
 
 /// The command line or the file is wrong, whatever the point: it cannot be read, or has unknown keys, words or types.
 bool is_misspelt(const Diagnostic& d) {
@@ -88,39 +28,29 @@ std::string why_not(const Diagnostic& d) {
   return d.notes.empty() ? d.message : fmt::format("{}: {}", d.message, fmt::join(d.notes, "; "));
 }
 
-}  // namespace
-
-Result<SweepAxis> parse_axis(const std::string& text) {
-  const std::size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) return fail(bad_axis(text));
-  SweepAxis out{text.substr(0, equals), {}};
-  const std::string values = text.substr(equals + 1);
-  if (values.find("..") != std::string::npos) {
-    if (!parse_range(values, out.values)) return fail(bad_axis(text));
-    return out;
-  }
-  std::size_t begin = 0;
-  while (begin <= values.size()) {
-    const std::size_t end = std::min(values.find(',', begin), values.size());
-    if (end == begin) return fail(bad_axis(text));
-    out.values.push_back(values.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
+/// RFC 4180: a value with commas or quotes stands in quotes ("[8, 12]").
+std::string csv_field(const std::string& value) {
+  if (value.find_first_of(",\"\n") == std::string::npos) return value;
+  std::string out = "\"";
+  for (const char c : value) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + "\"";
 }
+
+}  // namespace
 
 Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const std::vector<std::string>& overrides,
                                     const std::vector<SweepAxis>& axes, const std::filesystem::path& catalogue) {
-  for (std::size_t i = 0; i < axes.size(); ++i)
-    for (std::size_t j = 0; j < i; ++j)
-      if (axes[i].key == axes[j].key)
+  std::set<std::string> varied;
+  for (const SweepAxis& axis : axes)
+    for (const std::string& key : axis.keys)
+      if (!varied.insert(key).second)
         return fail(Diagnostic{.code = "E261",
-                               .message = fmt::format("{} is varied twice", axes[i].key),
+                               .message = fmt::format("{} is varied twice", key),
                                .where = {},
                                .notes = {},
-                               .help = fmt::format("give all its values in one --vary {}=a,b,c", axes[i].key)});
+                               .help = fmt::format("give all its values in one --vary {}=a,b,c", key)});
   double points = 1;
-  for (const SweepAxis& a : axes) points *= static_cast<double>(a.values.size());
+  for (const SweepAxis& a : axes) points *= static_cast<double>(a.points.size());
   if (points > 100'000)
     return fail(Diagnostic{.code = "E261",
                            .message = fmt::format("the sweep has {:.0f} points, at most 100,000 are priced", points),
@@ -132,10 +62,11 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(points); ++i) {
     SweepRow row;
     std::vector<std::string> sets = overrides;
-    for (std::size_t a = 0; a < axes.size(); ++a) {
-      row.values.push_back(axes[a].values[at[a]]);
-      sets.push_back(axes[a].key + "=" + row.values.back());
-    }
+    for (std::size_t a = 0; a < axes.size(); ++a)
+      for (std::size_t k = 0; k < axes[a].keys.size(); ++k) {
+        row.values.push_back(axes[a].points[at[a]][k]);
+        sets.push_back(axes[a].keys[k] + "=" + row.values.back());
+      }
     if (auto loaded = load_scenario(scenario, sets); !loaded) {
       // A file that cannot be read and a word that is none are one error, not a table of them.
       if (is_misspelt(loaded.error()[0])) return fail(loaded.error());
@@ -159,7 +90,7 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
     }
     rows.push_back(std::move(row));
     for (std::size_t a = axes.size(); a-- > 0;) {
-      if (++at[a] < axes[a].values.size()) break;
+      if (++at[a] < axes[a].points.size()) break;
       at[a] = 0;
     }
   }
@@ -179,10 +110,11 @@ std::string standing_note(const std::vector<SweepRow>& rows) {
 
 std::string to_csv(const std::vector<SweepAxis>& axes, const std::vector<SweepRow>& rows) {
   std::string out;
-  for (const SweepAxis& a : axes) out += a.key + ",";
+  for (const SweepAxis& axis : axes)
+    for (const std::string& key : axis.keys) out += key + ",";
   out += "fits,iteration_seconds,tokens_per_second,peak_gib,host_gib,why_not\n";
   for (const SweepRow& r : rows) {
-    for (const std::string& v : r.values) out += v + ",";
+    for (const std::string& v : r.values) out += csv_field(v) + ",";
     std::string why = r.why;
     std::replace(why.begin(), why.end(), ',', ';');
     out += r.valid ? fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},\n", r.fits ? "yes" : "no", r.iteration_seconds,
@@ -196,7 +128,8 @@ std::string to_json(const std::vector<SweepAxis>& axes, const std::vector<SweepR
   nlohmann::ordered_json doc = {{"schema", "hotbunk.sweep/1"},
                                 {"axes", nlohmann::ordered_json::array()},
                                 {"rows", nlohmann::ordered_json::array()}};
-  for (const SweepAxis& a : axes) doc["axes"].push_back(a.key);
+  for (const SweepAxis& axis : axes)
+    for (const std::string& key : axis.keys) doc["axes"].push_back(key);
   for (const SweepRow& r : rows) {
     nlohmann::ordered_json row = {{"values", r.values}, {"valid", r.valid}};
     if (r.valid)

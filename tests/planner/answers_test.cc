@@ -376,18 +376,6 @@ TEST_CASE("the worked configurations of BACKGROUND I are priced and come out san
   }
 }
 
-TEST_CASE("axes of a sweep") {
-  CHECK(parse_axis("a.b=1,2,4")->values == std::vector<std::string>{"1", "2", "4"});
-  CHECK(parse_axis("a=2..8:3")->values == std::vector<std::string>{"2", "5", "8"});
-  CHECK(parse_axis("a=0.1..0.3:0.1")->values == std::vector<std::string>{"0.1", "0.2", "0.3"});
-  CHECK(parse_axis("a=-1..0.5:0.75")->values == std::vector<std::string>{"-1.00", "-0.25", "0.50"});
-  CHECK(parse_axis("a=1..2")->values == std::vector<std::string>{"1", "2"});
-  for (const char* bad : {"a=0.1..0.2:0", "a=1...3", "a=.5..1", "a=0.1..9e9", "a=0.0000000001..1",
-                          "a=1..2:", "a=0..100:0.001", "a=9223372036854775807..9223372036854775807:0.5", "", "a", "=1",
-                          "a=", "a=1,,2", "a=5..1", "a=1..9:0", "a=0..99999999999", "a=x..3"})
-    CHECK_FALSE(parse_axis(bad).has_value());
-}
-
 TEST_CASE("profiles of frameworks: all load, mistakes are found") {
   for (const char* name :
        {"hotbunk", "megatron-sc21", "megatron-a100", "megatron-a100-flash", "megatron-vtrain", "megatron-h100",

@@ -33,7 +33,7 @@ SweepRow invalid(std::vector<std::string> values) {
 }  // namespace
 
 TEST_CASE("one axis: lines, the capacity, crosses where it does not fit, grey where it is no layout") {
-  const std::vector<SweepAxis> axes = {{"train.micro_batch_tokens", {"1", "2", "4", "8"}}};
+  const std::vector<SweepAxis> axes = {{{"train.micro_batch_tokens"}, {{"1"}, {"2"}, {"4"}, {"8"}}}};
   const std::vector<SweepRow> rows = {row({"1"}, 9, 40), row({"2"}, 5, 60), row({"4"}, 4, 90, false), invalid({"8"})};
   const std::string svg = sweep_svg("a <b> & c", axes, rows);
   CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
@@ -49,7 +49,7 @@ TEST_CASE("one axis: lines, the capacity, crosses where it does not fit, grey wh
 }
 
 TEST_CASE("two axes: a heat map, the fastest that fits is framed, a faster one that does not is crossed out") {
-  const std::vector<SweepAxis> axes = {{"tp", {"1", "2"}}, {"dp", {"1", "2", "4"}}};
+  const std::vector<SweepAxis> axes = {{{"tp"}, {{"1"}, {"2"}}}, {{"dp"}, {{"1"}, {"2"}, {"4"}}}};
   const std::vector<SweepRow> rows = {row({"1", "1"}, 8, 70), row({"1", "2"}, 2, 90, false), row({"1", "4"}, 4, 50),
                                       row({"2", "1"}, 6, 30), invalid({"2", "2"}),           row({"2", "4"}, 5, 20)};
   const std::string svg = sweep_svg("s", axes, rows);
@@ -64,4 +64,16 @@ TEST_CASE("two axes: a heat map, the fastest that fits is framed, a faster one t
   // The frame comes right behind the texts of the 4 s cell.
   CHECK(svg.find("class=\"best\"") > svg.find(">4.00 s<"));
   CHECK(svg.find("class=\"best\"") < svg.find(">tp 2<"));
+}
+
+TEST_CASE("keys that move together are one axis, and all are named") {
+  const SweepAxis linked{{"nodes", "dp"}, {{"1", "8"}, {"2", "16"}}};
+  const std::vector<SweepRow> two = {row({"1", "8"}, 9, 40), row({"2", "16"}, 5, 60)};
+  const std::string lines = sweep_svg("s", std::vector{linked}, two);
+  CHECK(lines.find(">nodes, dp<") != std::string::npos);
+  CHECK(lines.find(">2:16<") != std::string::npos);
+  const std::vector<SweepRow> four = {row({"1", "8", "1"}, 9, 40), row({"1", "8", "2"}, 5, 60),
+                                      row({"2", "16", "1"}, 9, 40), row({"2", "16", "2"}, 5, 60)};
+  const std::string map = sweep_svg("s", std::vector<SweepAxis>{linked, {{"tp"}, {{"1"}, {"2"}}}}, four);
+  CHECK(map.find(">nodes 2, dp 16<") != std::string::npos);
 }

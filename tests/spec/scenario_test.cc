@@ -94,6 +94,26 @@ TEST_CASE("defaults that depend on other keys") {
   CHECK(loaded(tiny, {"sync.bucket_mib=0.25"}).sync.bucket_bytes == 1 << 18);
 }
 
+TEST_CASE("dp auto is what the other dimensions leave of the ranks") {
+  const auto loaded = [](const std::vector<std::string>& sets) {
+    const auto s = load_scenario_text(
+        "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 4, gpus_per_node: 8}\n"
+        "train: {layout: {dp: auto, cp: 2, pp: 2}, micro_batch_tokens: 16384}\nrollout: {layout: {tp: 4, dp: auto}}\n",
+        "auto.yaml", sets);
+    if (!s) FAIL(render(s.error()));
+    return *s;
+  };
+  CHECK(loaded({}).train.layout.dp == 8);  // 32 / (2 x 2)
+  CHECK(loaded({}).rollout.layout.dp == 8);
+  CHECK(loaded({"cluster.nodes=1"}).train.layout.dp == 2);
+  CHECK(loaded({"train.layout.dp=8"}) == loaded({}));
+  // Disaggregated: what the other side leaves, 32 - 2 x 4 = 24 = 6 x 2 x 2.
+  const std::string apart = "placement=disaggregated";
+  CHECK(loaded({apart, "rollout.layout.dp=2"}).train.layout.dp == 6);
+  CHECK(loaded({apart, "train.layout.dp=2"}).rollout.layout.dp == 6);  // (32 - 8) / 4
+  CHECK(loaded({"algorithm.name=sft", "rollout.layout.tp=5"}).train.layout.dp == 8);
+}
+
 TEST_CASE("--set changes one key of a catalogue entry, makes missing maps, and the last one wins") {
   const Scenario s =
       loaded(design_example, {"cluster.gpu.memory_gib=40", "model.num_hidden_layers=2", "optimizer.lr=1e-4",
