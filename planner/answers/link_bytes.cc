@@ -123,9 +123,14 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     const SyncJob job = model.sync_job(p);
     const SyncPrice sync = price_sync(p.sync, job, model.train().cost());
     const Splitter move(RlPhase::sync, out);
-    const GroupShape all = GroupShape::strided(job.sources, 1, node);
-    if (p.sync == SyncMechanism::shard_to_shard) move.point_to_point("shards", all.nodes > 1, sync.bytes_received);
-    else move.ring("gathered buckets", OpKind::all_gather, all, job.model_bytes);
+    const GroupShape all = everyone(job, node), sources = GroupShape::strided(job.sources, 1, node);
+    if (p.sync == SyncMechanism::shard_to_shard) {
+      move.point_to_point("shards", all.nodes > 1, sync.bytes_sent);
+    } else {
+      const bool broadcast = p.sync == SyncMechanism::broadcast;
+      if (!broadcast) move.ring("gathered buckets", OpKind::all_gather, sources, job.model_bytes);
+      if (broadcast || job.apart > 0) move.ring("buckets to the engines", OpKind::broadcast, all, job.model_bytes);
+    }
     move.host("parameters from the host",
               model.train_side(p.train, train, model.train().layers(p.train)).streamed_source);
     if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);

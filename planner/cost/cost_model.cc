@@ -36,9 +36,17 @@ struct Tile {
 };
 constexpr Tile tiles[] = {{256, 128, 1.0}, {128, 128, 0.95}, {128, 64, 0.82}, {64, 64, 0.60}};
 
-/// Fraction of the peak rate that an m x n output gets from `units` SMs: whole waves of the best tile.
+/// Few rows, as in decoding: operands change places, so that a tile is as narrow as the matrix instruction allows and
+/// reads every weight once, and the depth is split where columns are too few to fill the SMs. What is left to wait for
+/// is memory.
+constexpr double narrow_rows = 128, instruction_rows = 16;
+double narrow_fill(double m) {
+  return m > narrow_rows ? 0.0 : tiles[1].rate * m / (std::ceil(m / instruction_rows) * instruction_rows);
+}
+
+/// Fraction of the peak rate that an m x n output gets from `units` SMs: whole waves of the best tile, or narrow tiles.
 double tile_fill(double m, double n, double units) {
-  double best = 0.0;
+  double best = narrow_fill(m);
   for (const Tile& t : tiles) {
     const double waves = std::ceil(m / t.rows) * std::ceil(n / t.cols) / units;
     const double useful = (m * n) / (std::ceil(m / t.rows) * t.rows * std::ceil(n / t.cols) * t.cols);

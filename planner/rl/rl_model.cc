@@ -83,6 +83,7 @@ SyncJob RlModel::sync_job(const RlPoint& p) const {
           .sources = p.train.ranks() / p.train.replicas(),
           .target_tp = p.rollout.tp,
           .targets = colocated ? p.train.ranks() : p.rollout.ranks(),
+          .apart = colocated ? 0 : p.train.ranks(),
           .received_bytes = colocated ? reshard_bytes(p.train, p.rollout) : 0.0,
           .one_process = colocated && setting_.own_engine,
           .gathers = setting_.sync_gathers,

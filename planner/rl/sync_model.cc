@@ -59,44 +59,63 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
   }
 }
 
+/// Each pair of ranks exchanges the intersection of its shards. Where few trainers feed many engines, what one of them
+/// sends takes longest.
+void price_shards(const SyncJob& job, const GroupShape& all, const CostModel& cost, SyncPrice& out) {
+  const auto slices = static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
+  out.bytes_received = job.received_bytes > 0 ? job.received_bytes : job.model_bytes / slices;
+  out.bytes_sent =
+      out.bytes_received * (job.apart > 0 ? static_cast<double>(job.targets) / static_cast<double>(job.apart) : 1.0);
+  out.moving = cost.collective_seconds(OpKind::send, {2, all.nodes > 1 ? 2 : 1, 1},
+                                       std::max(out.bytes_received, out.bytes_sent));
+}
+
+/// Whole tensors in buckets, in stages that run at the same time: trainers gather, or read host copies at the
+/// mechanism's own rate; the bytes cross to every rank on other GPUs; engines copy their slices out.
+void price_buckets(const SyncConstants& c, const SyncJob& job, const GroupShape& all, const CostModel& cost,
+                   SyncPrice& out) {
+  const bool from_host = c.bandwidth.value > 0.0;
+  out.bytes_received = job.model_bytes;
+  out.peak_bytes = 2.0 * std::min(job.bucket_bytes, job.model_bytes);
+  if (from_host) {
+    out.moving = job.model_bytes / c.bandwidth.value;
+  } else if (job.sources > 1) {
+    if (job.apart == 0) out.bytes_received *= static_cast<double>(job.sources - 1) / static_cast<double>(job.sources);
+    const GroupShape sources = GroupShape::strided(job.sources, 1, cost.ranks_per_node());
+    out.moving = cost.collective_seconds(OpKind::all_gather, sources, job.model_bytes);
+  }
+  if (from_host || job.apart > 0)
+    out.moving = std::max(out.moving, cost.collective_seconds(OpKind::broadcast, all, job.model_bytes));
+  const auto slices = static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
+  out.moving = std::max(out.moving, cost.memory_seconds(2.0 * job.model_bytes / slices));
+  // Each further level of a broadcast's tree delays every bucket's hand-over; engines that share the trainers' GPUs are
+  // asked by their own ranks, all at once.
+  const double levels =
+      from_host || job.apart > 0 ? 1.0 + std::log2(std::max(static_cast<double>(all.nodes), 1.0)) : 1.0;
+  out.buckets = c.per_bucket.value * std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0)) * levels;
+}
+
 }  // namespace
+
+GroupShape everyone(const SyncJob& job, std::int64_t ranks_per_node) {
+  const std::int64_t ranks = job.apart > 0 ? job.apart + job.targets : std::max(job.sources, job.targets);
+  return GroupShape::strided(ranks, 1, ranks_per_node);
+}
 
 SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
   const SyncConstants& c = sync_constants(m);
-  const double buckets = std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
-  const std::int64_t node = cost.ranks_per_node(), ranks = std::max(job.sources, job.targets);
-  const double nodes = std::ceil(static_cast<double>(ranks) / static_cast<double>(node));
-  const bool own = job.one_process && (m == SyncMechanism::flattened_buckets || m == SyncMechanism::shard_to_shard);
+  const GroupShape all = everyone(job, cost.ranks_per_node());
+  const bool shards = m == SyncMechanism::shard_to_shard;
   SyncPrice out;
-  out.peak_bytes = 2.0 * std::min(job.bucket_bytes, job.model_bytes);
-  if (m == SyncMechanism::shard_to_shard) {
-    out.bytes_received = job.received_bytes > 0
-                             ? job.received_bytes
-                             : job.model_bytes / static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
-    out.moving = cost.collective_seconds(OpKind::send, {2, nodes > 1 ? 2 : 1, 1}, out.bytes_received);
-    out.peak_bytes = 0.0;
-  } else {
-    out.bytes_received = job.model_bytes;
-    if (job.sources > 1 && c.bandwidth.value <= 0.0) {
-      const GroupShape all = GroupShape::strided(job.sources, 1, node);
-      out.bytes_received *= static_cast<double>(job.sources - 1) / static_cast<double>(job.sources);
-      out.moving = cost.collective_seconds(OpKind::all_gather, all, job.model_bytes);
-    }
-    if (c.bandwidth.value > 0.0) out.moving = job.model_bytes / c.bandwidth.value;
-    // The engine copies its slice out of the bucket.
-    out.moving = std::max(
-        out.moving,
-        cost.memory_seconds(2.0 * job.model_bytes / static_cast<double>(std::max<std::int64_t>(job.target_tp, 1))));
-  }
-  if (own) {
+  if (shards) price_shards(job, all, cost, out);
+  else price_buckets(c, job, all, cost, out);
+  if (job.one_process && (shards || m == SyncMechanism::flattened_buckets)) {
+    out.moving = out.buckets = 0.0;
     price_own(m, job, cost, out);
     return out;
   }
-  // Each further level of the broadcast tree delays every bucket's hand-over.
-  const double levels = 1.0 + std::log2(std::max(nodes, 1.0));
   out.start = c.start.value;
   out.tensors = c.per_tensor.value * job.tensors;
-  out.buckets = c.per_bucket.value * buckets * levels;
   return out;
 }
 

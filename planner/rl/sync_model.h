@@ -39,6 +39,7 @@ struct SyncJob {
   std::int64_t sources = 1;    // ranks that hold the training shards
   std::int64_t target_tp = 1;  // ranks of one engine
   std::int64_t targets = 1;    // rollout ranks
+  std::int64_t apart = 0;      // ranks of a trainer on GPUs of its own, from which all bytes must cross; 0: the same
   double received_bytes = 0;   // per rank, shard to shard; 0: model_bytes / target_tp
   // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
   bool one_process = false;
@@ -52,9 +53,12 @@ struct SyncPrice {
   double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0;
   double seconds() const { return start + moving + tensors + buckets + packing + hashing; }
   double bytes_received = 0;  // worst rank
+  double bytes_sent = 0;      // worst rank, shard to shard
   double peak_bytes = 0;      // staging on every rank: buckets
 };
 SyncPrice price_sync(SyncMechanism, const SyncJob&, const CostModel&);
+/// All ranks of both sides, in the order of their nodes.
+GroupShape everyone(const SyncJob&, std::int64_t ranks_per_node);
 
 /// The mechanism that a scenario's sync settings mean.
 SyncMechanism mechanism_of(const SyncSpec&, PlacementMode);

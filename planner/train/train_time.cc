@@ -202,8 +202,9 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
     const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
     double hop = cost_.collective_seconds(OpKind::send, where.pipeline_pair(), bytes);
     if (!p.sp && p.tp > 1) hop += cost_.collective_seconds(OpKind::all_gather, where.tensor(), l.dense.input_bytes);
-    const double fill = 2.0 * static_cast<double>(p.pp - 1) * hop;
-    at(Term::pipeline) = fill + (framework_.overlap_pipeline ? 0.0 : 2.0 * m * v * hop);
+    // Beside the passes of other micro-batches only as much as these take.
+    const double fill = 2.0 * static_cast<double>(p.pp - 1) * hop, sends = 2.0 * m * v * hop;
+    at(Term::pipeline) = fill + (framework_.overlap_pipeline ? std::max(0.0, sends - m * slowest.total()) : sends);
   }
   price_data(p, l, slowest.backward, slowest.forward, out);
   for (double s : out.seconds) out.step_seconds += s;

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "spec/catalog.h"
 #include "spec/loader.h"
 
 namespace hotbunk {
@@ -152,6 +153,28 @@ TEST_CASE("more bandwidth is never slower, more bytes never faster") {
     RC_ASSERT(model_of(fast).collective_seconds(kind, shape, bytes) <= before);
     RC_ASSERT(model_of(slow).collective_seconds(kind, shape, bytes * 2) >= before);
   }));
+}
+
+TEST_CASE("products of few rows wait for the weights, on a chip with few FLOPs as on one with many") {
+  for (const char* gpu : {"h100-sxm-80gb", "h20-sxm-96gb"}) {
+    INFO(gpu);
+    const auto cluster = catalogue_cluster(gpu);
+    REQUIRE(cluster.has_value());
+    const auto hardware = hardware_for(*cluster, catalog_root());
+    REQUIRE(hardware.has_value());
+    const CostModel cost(*hardware, *cluster);
+    const double n = 14336, k = 4096, bytes = 2 * n * k;
+    CHECK(cost.gemm_seconds(1, n, k, DType::bf16) == Approx(cost.memory_seconds(bytes)).epsilon(0.01));
+    // A matrix instruction has sixteen rows, used or not.
+    CHECK(cost.gemm_seconds(1, n, k, cost.peak_flops(DType::bf16), 0.0) ==
+          cost.gemm_seconds(16, n, k, cost.peak_flops(DType::bf16), 0.0));
+    double last = 0.0;
+    for (double m = 1; m <= 600; ++m) {
+      const double seconds = cost.gemm_seconds(m, n, k, DType::bf16);
+      CHECK(seconds >= last * (1 - 1e-12));
+      last = seconds;
+    }
+  }
 }
 
 }  // namespace hotbunk

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "planner/answers/answers.h"
 #include "planner/cost/cost_model.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -162,6 +163,25 @@ TEST_CASE("the topology is a key of the cluster") {
   const auto s = load_scenario_text(text, "rails.yaml");
   REQUIRE(s.has_value());
   CHECK(s->cluster.network_topology == NetworkTopology::rail_only);
+}
+
+TEST_CASE("sends between stages hide behind passes only as far as these take") {
+  const auto seconds = [](const char* network) {
+    auto s = load_scenario(std::filesystem::path(HOTBUNK_SOURCE_DIR) / "scenarios" / "qwen2.5-32b-megatron.yaml",
+                           {std::string("cluster.network_gb_per_s=") + network, "train.layout.vpp=8"});
+    if (!s) FAIL(render(s.error()));
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    REQUIRE((*pricer)->train().framework().overlap_pipeline);
+    const TrainPrice price = (*pricer)->train().price((*pricer)->point().train);
+    REQUIRE(price.pipeline_payload > 0);
+    return std::pair(price.seconds[static_cast<std::size_t>(Term::pipeline)], price.pipeline_payload);
+  };
+  const auto [fast, bytes] = seconds("50");
+  CHECK(fast < 0.1 * bytes / 5e6);
+  const auto [slow, same] = seconds("0.005");
+  CHECK(bytes == same);
+  CHECK(slow > 0.9 * bytes / 5e6);
 }
 
 }  // namespace hotbunk

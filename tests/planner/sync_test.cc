@@ -1,0 +1,86 @@
+// Weight updates: what crosses which link, and what does not grow with the cluster.
+#include <catch2/catch.hpp>
+
+#include "planner/answers/answers.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+struct Sync {
+  double seconds = 0, network = 0, node = 0;
+};
+
+Sync sync_of(const std::vector<std::string>& sets) {
+  auto s = load_scenario(std::filesystem::path(HOTBUNK_SOURCE_DIR) / "scenarios" / "qwen2.5-7b-colocated.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  const auto pricer = ScenarioPricer::make(*s, catalog_root());
+  REQUIRE(pricer.has_value());
+  const RlPoint p = (*pricer)->point();
+  Sync out{.seconds = (*pricer)->price(p).seconds[static_cast<std::size_t>(RlPhase::sync)]};
+  REQUIRE(out.seconds > 0);
+  for (const LinkUse& u :
+       link_bytes((*pricer)->rl(), p, (*pricer)->train().price(p.train), (*pricer)->rl().price_rollout(p), true))
+    if (u.phase == RlPhase::sync) out.network += u.network_wire, out.node += u.node_wire;
+  return out;
+}
+
+std::vector<std::string> apart(const std::string& mode, const std::string& network) {
+  return {"placement=disaggregated",       "cluster.nodes=2",   "train.layout={dp: 8}",
+          "rollout.layout={tp: 4, dp: 2}", "sync.mode=" + mode, "cluster.network_gb_per_s=" + network};
+}
+
+}  // namespace
+
+TEST_CASE("weights for engines on other nodes cross the network at its rate") {
+  const double weights = 7'615'616'512 * 2.0;
+  for (const std::string mode : {"bucketed", "stream", "broadcast", "direct"}) {
+    INFO(mode);
+    double last = 0.0;
+    for (const auto& [text, rate] : {std::pair{"400", 400e9}, {"50", 50e9}, {"1", 1e9}, {"0.1", 0.1e9}}) {
+      const Sync s = sync_of(apart(mode, text));
+      // Eight ports: direct, every rank of two engines of tp 4 takes its quarter; else every byte once through each
+      // node's ports together.
+      const double port = weights / (mode == "direct" ? 4.0 : 8.0);
+      CHECK(s.seconds > port / rate);
+      CHECK(s.seconds >= last);
+      CHECK(s.network == Approx(mode == "direct" ? weights / 4 : weights * 15 / 16 / 8));
+      last = s.seconds;
+    }
+    // So slow that nothing else counts: 90 % of the line rate is what collectives reach, fewer protocols less.
+    const double port = weights / (mode == "direct" ? 4.0 : 8.0) / 0.1e9;
+    CHECK(last > port);
+    CHECK(last < 1.4 * port + 3.0);
+  }
+}
+
+TEST_CASE("few trainers that feed many engines are the bottleneck of a direct update") {
+  const auto of = [](const std::string& nodes, const std::string& dp) {
+    return sync_of({"placement=disaggregated", "cluster.nodes=" + nodes, "train.layout={dp: 8}",
+                    "rollout.layout={tp: 4, dp: " + dp + "}", "sync.mode=direct", "cluster.network_gb_per_s=0.1"});
+  };
+  const Sync same = of("2", "2"), many = of("4", "6");  // 8 to 8, 8 to 24
+  CHECK(many.network == Approx(3 * same.network));
+  CHECK(many.seconds > 2.9 * same.seconds);
+}
+
+TEST_CASE("requests per bucket of engines on the trainers' GPUs do not grow with the cluster") {
+  const auto job = [](std::int64_t ranks) {
+    return SyncJob{.model_bytes = 15.2e9, .tensors = 339, .sources = ranks, .target_tp = 4, .targets = ranks};
+  };
+  const auto cluster = catalogue_cluster("h100-sxm-80gb");
+  REQUIRE(cluster.has_value());
+  ClusterSpec many = *cluster;
+  many.gpus_per_node = 8, many.nodes = 64;
+  const CostModel cost(hardware_from_datasheet(many), many);
+  const auto buckets = [&](SyncMechanism m, std::int64_t ranks) { return price_sync(m, job(ranks), cost).buckets; };
+  for (SyncMechanism m : {SyncMechanism::bucketed, SyncMechanism::flattened_buckets}) {
+    CHECK(buckets(m, 8) > 1.0);
+    CHECK(buckets(m, 512) == buckets(m, 8));
+  }
+  // A broadcast's tree has six levels more over 64 nodes.
+  CHECK(buckets(SyncMechanism::broadcast, 512) == Approx(7 * buckets(SyncMechanism::broadcast, 8)));
+}
+
+}  // namespace hotbunk
