@@ -313,12 +313,14 @@ class Validator {
 
   void batches() {
     const AlgorithmSpec& a = s_.algorithm;
-    const int64_t samples = a.prompts * a.samples_per_prompt;
-    if (samples % a.mini_batches != 0)
+    const bool sampled = uses_rollout();  // SFT reads one per prompt
+    const int64_t samples = a.prompts * (sampled ? a.samples_per_prompt : 1), rest = samples % a.mini_batches;
+    if (rest != 0)
       report("E216", "algorithm.mini_batches", "samples do not divide into mini-batches",
-             {fmt::format("{} prompts x {} samples = {}; % mini_batches {} = {}", a.prompts, a.samples_per_prompt,
-                          samples, a.mini_batches, samples % a.mini_batches)},
-             "change mini_batches, prompts or samples_per_prompt");
+             {sampled ? fmt::format("{} prompts x {} samples = {}; % mini_batches {} = {}", a.prompts,
+                                    a.samples_per_prompt, samples, a.mini_batches, rest)
+                      : fmt::format("{} prompts % mini_batches {} = {}", samples, a.mini_batches, rest)},
+             sampled ? "change mini_batches, prompts or samples_per_prompt" : "change mini_batches or prompts");
   }
 
   // ---- lengths -----------------------------------------------------------------------------------------------------
@@ -340,7 +342,10 @@ class Validator {
     if (longest > static_cast<double>(s_.model.max_position))
       report("E217", "workload.response_tokens.max", "the longest sequence exceeds the model's positions",
              {sum, fmt::format("{} has max_position_embeddings {}", s_.model.name, s_.model.max_position)},
-             "lower workload.response_tokens.max");
+             uses_rollout() ? "lower workload.response_tokens.max"
+                            : fmt::format("a sample of sft is a prompt and its response too: "
+                                          "workload.prompt_tokens.max + workload.response_tokens.max = {} at most",
+                                          s_.model.max_position));
     const TrainLayout& t = s_.train.layout;
     const std::vector<Factor> split = {
         {"micro_batch_tokens", s_.train.micro_batch_tokens}, {"cp", t.cp}, {"ulysses", t.ulysses}};

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/levers.h"
 #include "planner/answers/plan_answer.h"
@@ -37,6 +38,7 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
 
 RlPoint ScenarioPricer::point() const {
   const RlPoint given = rl_point_of(scenario_);
+  if (!given.samples()) return given;
   std::vector<RlPoint> choices = {given};
   if (scenario_.rollout.layout.order == RankOrder::automatic) {
     choices.push_back(given);
@@ -82,7 +84,7 @@ RlPrice ScenarioPricer::price(const RlPoint& p) const {
 
 double ScenarioPricer::tokens() const {
   if (scenario_.algorithm.name != AlgorithmName::sft) return rl_.tokens();
-  return rl_.setting().prompts * rl_.setting().prompt_tokens;
+  return static_cast<double>(num_samples(scenario_)) * (rl_.setting().prompt_tokens + rl_.setting().response_tokens);
 }
 
 namespace {
@@ -252,6 +254,7 @@ std::string describe(const TrainPoint& p) {
 }
 
 std::string describe(const RlPoint& p) {
+  if (!p.samples()) return "train " + describe(p.train);
   const bool buckets = p.sync != SyncMechanism::shard_to_shard && p.sync != SyncMechanism::point_to_point;
   const auto axis = [](const char* name, std::int64_t value) {
     return value > 1 ? fmt::format(" {} {}", name, value) : std::string();

@@ -172,11 +172,12 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   s.train.recompute = p.train.recompute;
   s.optimizer.name = p.train.optimizer;
   s.train.reshard_after_forward = p.train.reshard_after_forward;
-  // On GPUs of its own training never sleeps, whatever its offload says.
-  const bool shared = p.placement == PlacementMode::colocated;
+  // On GPUs of its own training never sleeps, whatever its offload says; alone, it has nothing to sleep for.
+  const bool shared = p.samples() && p.placement == PlacementMode::colocated;
   if (p.train.optimizer_on_host) s.train.offload = Offload::layerwise;
   else if (shared) s.train.offload = p.sleeps() ? Offload::sleep : Offload::none;
   else if (s.train.offload == Offload::layerwise) s.train.offload = Offload::none;
+  if (!p.samples()) return s;
   s.placement = p.placement;
   if (shared && !(own.placement == p.placement && own.transition == p.transition && s.transition != "auto"))
     s.transition = transition_text(p, s.rollout.sleep);

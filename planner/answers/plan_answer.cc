@@ -150,6 +150,7 @@ std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, cons
   Scenario out = s;
   out.train.recompute = to.train.recompute;
   out.train.micro_batch_tokens = tokens / from.train.micro_batch;
+  if (!to.samples()) return out;
   out.rollout.layout.tp = to.rollout.tp, out.rollout.layout.dp = to.rollout.engines;
   out.rollout.layout.order = to.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
   out.rollout.memory_fraction = to.rollout.memory_fraction;

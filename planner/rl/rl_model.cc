@@ -317,12 +317,11 @@ RolloutPoint rollout_point_of(const Scenario& s) {
 }
 
 TrainSetting train_setting_of(const Scenario& s) {
-  const bool sampled = s.algorithm.name != AlgorithmName::sft;
+  // A sample is a prompt and its response, sampled or, in SFT, read (lowering/sample_rows.h).
   const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
-  const double mean = prompt.mean + (sampled ? response.mean : 0.0);
+  const double mean = prompt.mean + response.mean;
   // E[L^2] of prompt and response together, drawn independently.
-  const double square =
-      mean_square(prompt) + (sampled ? 2.0 * prompt.mean * response.mean + mean_square(response) : 0.0);
+  const double square = mean_square(prompt) + 2.0 * prompt.mean * response.mean + mean_square(response);
   TrainSetting t;
   t.ragged = true;
   t.sequence = static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0)));
@@ -388,6 +387,7 @@ RlSetting rl_setting_of(const Scenario& s) {
 }
 
 RlPoint rl_point_of(const Scenario& s) {
+  if (s.algorithm.name == AlgorithmName::sft) return {.train = train_point_of(s), .rollout = {.engines = 0}};
   RlPoint p{.train = train_point_of(s),
             .rollout = rollout_point_of(s),
             .placement = s.placement,

@@ -15,7 +15,7 @@
 
 namespace hotbunk {
 
-/// One rollout layout: `engines` engines of tp * cp * pp ranks each.
+/// One rollout layout: `engines` engines of tp * cp * pp ranks each; none where nothing is sampled (SFT).
 struct RolloutPoint {
   std::int64_t tp = 1, engines = 1;
   bool strided = false;           // engine = rank mod engines: neighbours' shards lie in other engines
@@ -56,6 +56,7 @@ struct RlPoint {
   TransitionOrder transition{};  // colocated: what sleeps and in which order
   SyncMechanism sync = SyncMechanism::flattened_buckets;
   double bucket_bytes = 512.0 * 1024 * 1024;
+  bool samples() const { return rollout.engines > 0; }
   bool sleeps() const {
     return transition.has(TransitionStep::sleep_optimizer) || transition.has(TransitionStep::sleep_train);
   }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/format.h"
+#include "exec/lengths.h"
 #include "planner/answers/choices.h"
 #include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
@@ -285,7 +286,7 @@ TEST_CASE("SFT searches training alone, and its rows load") {
     REQUIRE(there.has_value());
     CHECK((*there)->price((*there)->point()).iteration_seconds == Approx(r.price.iteration_seconds));
     CHECK(r.price.seconds[static_cast<std::size_t>(RlPhase::rollout)] == 0);
-    CHECK(r.tokens_per_gpu == Approx(64 * 2048 / r.price.iteration_seconds / 8));
+    CHECK(r.tokens_per_gpu == Approx(64 * (2048 + 1536) / r.price.iteration_seconds / 8));
     // One sequence per prompt, whatever samples_per_prompt says: 64 over the data ranks.
     CHECK(r.point.train.sequences() == (64 + r.point.train.dp - 1) / r.point.train.dp);
   }
@@ -293,6 +294,35 @@ TEST_CASE("SFT searches training alone, and its rows load") {
   REQUIRE(small.has_value());
   CHECK(small->gpus >= 2);
   CHECK(small->gpus <= 4);
+}
+
+TEST_CASE("SFT is priced for the samples that simulation draws, and tells of no rollout") {
+  const Scenario s = scenario_of({"algorithm.name=sft", "algorithm.reference=false"});
+  double tokens = 0, pairs = 0, samples = 0;
+  for (int step = 1; step <= 100; ++step) {
+    const SampleLengths drawn = draw_lengths(s, step);
+    for (std::size_t i = 0; i < drawn.prompt_tokens.size(); ++i) {
+      const auto length = static_cast<double>(drawn.prompt_tokens[i] + drawn.response_tokens[i]);
+      tokens += length, pairs += length * (length + 1) / 2, ++samples;
+    }
+  }
+  // 6400 draws with a standard deviation of some 40 % of the mean: half a percent.
+  const TrainSetting t = train_setting_of(s);
+  CHECK(static_cast<double>(t.sequence) == Approx(tokens / samples).epsilon(0.02));
+  CHECK(t.mean_keys == Approx(pairs / tokens).epsilon(0.05));
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  REQUIRE(pricer.has_value());
+  CHECK((*pricer)->tokens() == 64 * (512 + 1536));
+  CHECK(with_point(s, (*pricer)->point()) == s);
+  const auto smallest = smallest_cluster(s, catalog_root(), {.keep = 1}, 1);
+  REQUIRE(smallest.has_value());
+  for (const std::string& text : {render(explain(**pricer)), render(*choose(**pricer, {.top = 2})), render(*smallest)})
+    for (const char* nothing :
+         {"| rollout", "engine of", "memory 0.", "| order", "| sync", "transition", "rollout.", "sync."}) {
+      INFO(text);
+      INFO(nothing);
+      CHECK((text.find(nothing) == std::string::npos));
+    }
 }
 
 TEST_CASE("sensitivity and the smallest cluster") {
