@@ -51,6 +51,7 @@ double LayerBuilder::products(double groups, double rows, double n, double k, do
   out_.forward += product;
   out_.backward += input + weight;
   out_.weight_grad += weight;
+  out_.weight_grad_kernels += groups;
   if (!frame_.fused_accumulation)  // reads both, writes one
     out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * groups * n * k) + overhead;
   out_.flops_forward += 2.0 * groups * rows * n * k;
@@ -217,14 +218,6 @@ LayerCost LayerBuilder::finish(double extra_kernels) {
   const double each = frame_.kernel_seconds.value > 0.0 ? frame_.kernel_seconds.value : kernel();
   out_.forward += extra_kernels * each;
   out_.backward += backward * each;
-  if (frame_.overlap_expert) {
-    // Forward's exchanges run beside another micro-batch's backward and the other way round.
-    const double before = out_.expert_forward + out_.expert_backward;
-    out_.expert_forward = std::max(0.0, out_.expert_forward - out_.backward);
-    out_.expert_backward = std::max(0.0, out_.expert_backward - out_.forward);
-    out_.hidden_expert = before - out_.expert_forward - out_.expert_backward;
-    out_.recompute_expert = 0.0;
-  }
   out_.input_bytes = e_ * narrow_ * hidden();
   out_.recompute_layer = out_.forward;
   if (frame_.lowered_ops)  // Decoder::recompute_layer needs nothing behind the activation

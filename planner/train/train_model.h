@@ -100,15 +100,15 @@ struct OptimizerWork {
 struct LayerCost {
   double forward = 0, backward = 0;  // compute, without communication
   double weight_grad = 0;            // part of backward that a TP collective can hide behind
+  double weight_grad_kernels = 0;    // of kernels_backward
   double accumulate = 0;             // adding weight gradients to those of earlier micro-batches
   double recompute_layer = 0;        // what full recomputation runs again
   double recompute_core = 0;         // forward again of what selective recomputation drops
-  double recompute_tensor = 0, recompute_expert = 0, recompute_context = 0;  // its collectives, exposed
+  double recompute_tensor = 0, recompute_expert = 0, recompute_context = 0;  // its collectives
   double recompute_kernels = 0;                                              // and its launches
   double tensor_forward = 0, tensor_backward = 0;                            // TP collectives
   double hidden_tensor = 0;  // part of tensor_backward that overlaps weight gradients when allowed
-  double expert_forward = 0, expert_backward = 0;        // EP all-to-all, exposed
-  double hidden_expert = 0;                              // what of it runs beside compute, both passes
+  double expert_forward = 0, expert_backward = 0;        // EP all-to-all
   double context_forward = 0, context_backward = 0;      // CP ring or Ulysses all-to-all, beside attention
   double attention_forward = 0, attention_backward = 0;  // part of forward, backward: hides the CP ring
   double kernels_forward = 0, kernels_backward = 0;      // launched
@@ -295,6 +295,8 @@ class TrainModel {
  private:
   friend class LayerBuilder;
   struct StageTime;
+  class Pace;
+  struct StepOver;
   struct StepEnd;
   double launch_seconds() const;  // of the host, per kernel
   struct StageLayers {
@@ -332,6 +334,10 @@ class TrainModel {
   }
   double host_step_seconds(const TrainPoint&, double own, double moments) const;
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
+  StepEnd stage_end(const TrainPoint&, const Layers&, const StageShare&, const StageTime&) const;
+  double hop_seconds(const TrainPoint&, const Layers&) const;
+  double tied_ends_seconds(const TrainPoint&) const;
+  static double hiding_passes(const TrainPoint&);
   /// Sharded units of one micro-batch as our lowering moves them: exposed beside either pass, and all there is.
   struct PassStreams {
     double forward = 0, backward = 0, all = 0;
@@ -348,7 +354,6 @@ class TrainModel {
   void visit_stages(const TrainPoint&, Visit) const;
   std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
   bool split_given(const TrainPoint&) const;
-  void price_data(const TrainPoint&, const Layers&, double backward, double forward, TrainPrice&) const;
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;

@@ -1,5 +1,7 @@
 // Seconds of one optimizer step: the slowest stage's micro-batches, the bubble, data parallelism and the optimizer.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "planner/train/train_model.h"
 
@@ -7,15 +9,61 @@ namespace hotbunk {
 
 /// One micro-batch through one stage, forward and backward.
 struct TrainModel::StageTime {
-  double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, host = 0, hidden = 0;
-  double forward = 0, backward = 0;  // of the device, all included but waiting for the host
-  double weight_grad = 0;            // part of backward that no other stage waits for
-  double total() const { return compute + recompute + tensor + expert + context + host; }
+  double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, hidden = 0;
+  double forward = 0, backward = 0;                  // of the device, all included
+  double launches = 0;                               // what the host needs for them
+  double weight_grad = 0, weight_grad_launches = 0;  // of backward and of launches: what no other stage waits for
+  double device() const { return compute + recompute + tensor + expert + context; }
+};
+
+/// All micro-batches through all stages at one pace, the device's or the host's: every stage waits for the others once,
+/// and the step takes as long as the stage that is through last.
+class TrainModel::Pace {
+ public:
+  /// `deferred`: passes over weight gradients that wait until their stage would idle.
+  Pace(double micro_batches, double chunks, double deferred)
+      : micro_batches_(micro_batches), chunks_(chunks), deferred_(deferred) {}
+
+  /// `count` stages that take `own` for a micro-batch.
+  void add(double own, double weight_grad, double count) {
+    all_ += count * own;
+    longest_ = std::max(longest_, own);
+    longest_wait_ = std::max(longest_wait_, own * (micro_batches_ - 1.0 / chunks_) - deferred_ * weight_grad);
+  }
+  /// When a stage is through.
+  double through(double own, double weight_grad) const {
+    return micro_batches_ * own + std::max(0.0, (all_ - own) / chunks_ - deferred_ * weight_grad);
+  }
+  double last() const { return std::max(micro_batches_ * longest_, all_ / chunks_ + longest_wait_); }
+
+ private:
+  double micro_batches_, chunks_, deferred_;
+  double all_ = 0;  // one micro-batch through all stages
+  double longest_ = 0, longest_wait_ = -std::numeric_limits<double>::infinity();
 };
 
 /// What follows the passes on one stage: collectives over the data ranks and the optimizer, in seconds.
 struct TrainModel::StepEnd {
   double exposed = 0, hidden = 0, optimizer = 0;
+};
+
+/// When the step is over on one stage, and why.
+struct TrainModel::StepOver {
+  StageShare held;
+  StageTime time;
+  double passes = 0;
+  StepEnd end;
+  double sends = 0;  // between stages, exposed
+  double over = -1;
+
+  /// Whether the other stage cannot be later: it has no more to move and to step, and what less it computes exposes no
+  /// more than the time by which its passes are over sooner.
+  bool behind(const StepOver& other, double hiding) const {
+    const double less = (time.forward - other.time.forward) + (time.backward - other.time.backward);
+    return other.held.ordinary <= held.ordinary && other.held.expert <= held.expert &&
+           other.time.forward <= time.forward && other.time.backward <= time.backward &&
+           passes - other.passes >= hiding * less && other.sends <= sends;
+  }
 };
 
 double TrainModel::launch_seconds() const {
@@ -24,26 +72,35 @@ double TrainModel::launch_seconds() const {
 
 TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
   StageTime t;
-  double kernels = 0.0;
   // The first micro-batch of a step finds nothing to add its gradients to.
   const double adds = 1.0 - 1.0 / static_cast<double>(std::max<std::int64_t>(p.micro_batches, 1));
+  // Of the experts' exchanges: forward's run beside another micro-batch's backward and the other way round, which the
+  // first forward pass and the last backward pass of a step do not find.
+  const double paired = framework_.overlap_expert ? adds : 0.0;
   const auto add = [&](const LayerCost& c, double count) {
     const double hidden = framework_.overlap_tensor ? c.hidden_tensor : 0.0;
-    double recompute = 0.0;
-    if (p.recompute == Recompute::full) recompute = c.recompute_layer;
-    if (p.recompute == Recompute::selective) recompute = c.recompute_core;
     const bool full = p.recompute == Recompute::full, some = p.recompute == Recompute::selective;
-    t.compute += count * (c.forward + c.backward + c.accumulate * adds);
+    const double recompute = full ? c.recompute_layer : some ? c.recompute_core : 0.0;
+    const double backward = c.backward + c.accumulate * adds;
+    const double sent = c.expert_forward, sent_back = c.expert_backward + (full   ? c.expert_forward
+                                                                           : some ? c.recompute_expert
+                                                                                  : 0.0);
+    const double beside_backward = paired * std::min(sent, backward + recompute),
+                 beside_forward = paired * std::min(sent_back, c.forward);
+    const double exposed = sent - beside_backward;
+    t.compute += count * (c.forward + backward);
     t.recompute += count * recompute;
     t.tensor += count * (c.tensor_forward * (full ? 2.0 : 1.0) + c.tensor_backward - hidden +
                          (some ? c.recompute_tensor : 0.0));
-    t.expert += count * (c.expert_forward * (full ? 2.0 : 1.0) + c.expert_backward + (some ? c.recompute_expert : 0.0));
+    t.expert += count * (exposed + sent_back - beside_forward);
     t.context +=
         count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward + (some ? c.recompute_context : 0.0));
-    t.hidden += count * (hidden + c.hidden_expert);
-    t.forward += count * (c.forward + c.tensor_forward + c.expert_forward + c.context_forward);
-    t.weight_grad += count * c.weight_grad;
-    kernels +=
+    t.hidden += count * (hidden + beside_backward + beside_forward);
+    t.forward += count * (c.forward + c.tensor_forward + exposed + c.context_forward);
+    // Those that hide a collective are not put off.
+    t.weight_grad += count * std::max(0.0, c.weight_grad - hidden);
+    t.weight_grad_launches += count * c.weight_grad_kernels;
+    t.launches +=
         count * (c.kernels_forward * (full ? 2.0 : 1.0) + c.kernels_backward + (some ? c.recompute_kernels : 0.0));
   };
   const StageLayers layers = stage_layers(p, stage);
@@ -54,15 +111,13 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     t.compute += c.forward + c.backward + c.accumulate * adds;
     t.tensor += c.tensor_forward + c.tensor_backward - (framework_.overlap_tensor ? c.hidden_tensor : 0.0);
     t.forward += c.forward + c.tensor_forward;
-    kernels += c.kernels_forward + c.kernels_backward;
+    t.launches += c.kernels_forward + c.kernels_backward;
   };
   if (stage == 0) end(l.embedding);
   if (stage == p.pp - 1) end(l.head);
   t.compute += t.hidden * cost_.hardware().overlap_slowdown.value;
-  // The host runs ahead of the device; when it cannot, it sets the pace.
-  const double device = t.total();
-  t.host = std::max(0.0, kernels * launch_seconds() - device);
-  t.backward = device - t.forward;
+  t.backward = t.device() - t.forward;
+  t.launches *= launch_seconds(), t.weight_grad_launches *= launch_seconds();
   return t;
 }
 
@@ -103,12 +158,15 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   return out;
 }
 
+/// Passes of full length that collectives over the data ranks can hide behind.
+double TrainModel::hiding_passes(const TrainPoint& p) {
+  return p.sharding != Sharding::replicated && p.sharding != Sharding::zero1 ? p.full_micro_batches() : 1.0;
+}
+
 TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& held, double backward,
                                          double forward) const {
   auto [reduce, gather] = data_seconds(p, held);
-  // Backward passes of full length that reduce gradients.
-  const bool each_pass = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
-  double passes = each_pass ? p.full_micro_batches() : 1.0;
+  double passes = hiding_passes(p);
   double blocked = 0.0;
   if (p.streams_from_host()) {
     const HostPass host = host_pass(p, held);
@@ -137,77 +195,93 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   return out;
 }
 
-void TrainModel::price_data(const TrainPoint& p, const Layers& l, double backward, double forward,
-                            TrainPrice& out) const {
-  // The step is over when the last stage is. Of the stages only those can be it that hold more of either kind.
-  StageShare most;
-  bool any = false;
-  StepEnd last;
-  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
-    const StageShare held = stage_share(p, l, stage);
-    if (any && held.ordinary <= most.ordinary && held.expert <= most.expert) return;
-    StepEnd end = step_end(p, held, backward, forward);
-    // Experts are not lowered.
-    if (framework_.lowered_ops && held.expert == 0 && p.gathers_units()) {
-      end.exposed = end.hidden = 0.0;
-      p.visit_micro_batches([&](double count, double share) {
-        const PassStreams s = pass_streams(p, l, share * forward, share * backward, share, true);
-        end.exposed += count * (s.forward + s.backward), end.hidden += count * (s.all - s.forward - s.backward);
-      });
-    }
-    if (!any || end.exposed + end.optimizer > last.exposed + last.optimizer) last = end, most = held, any = true;
+/// Where our lowering's units stream, their own account.
+TrainModel::StepEnd TrainModel::stage_end(const TrainPoint& p, const Layers& l, const StageShare& held,
+                                          const StageTime& t) const {
+  StepEnd end = step_end(p, held, t.backward, t.forward);
+  // Experts are not lowered.
+  if (!framework_.lowered_ops || held.expert > 0 || !p.gathers_units()) return end;
+  end.exposed = end.hidden = 0.0;
+  p.visit_micro_batches([&](double count, double share) {
+    const PassStreams s = pass_streams(p, l, share * t.forward, share * t.backward, share, true);
+    end.exposed += count * (s.forward + s.backward), end.hidden += count * (s.all - s.forward - s.backward);
   });
-  // The two ends of a pipeline add up their gradients of a tied embedding when all else is done (Megatron-core,
-  // finalize_model_grads).
-  double ends = 0.0;
-  if (p.pp > 1 && model_.tie_embeddings)
-    ends = cost_.collective_seconds(
-        OpKind::all_reduce, groups(p).pipeline_pair(),
-        static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp) * setting_.state.grads);
-  out.seconds[static_cast<std::size_t>(Term::data)] = last.exposed + ends;
-  // While the device waits for data the host launches what follows.
-  double& host = out.seconds[static_cast<std::size_t>(Term::host)];
-  host = std::max(0.0, host - last.exposed);
-  out.seconds[static_cast<std::size_t>(Term::optimizer)] = last.optimizer;
-  out.seconds[static_cast<std::size_t>(Term::compute)] += last.hidden * cost_.hardware().overlap_slowdown.value;
-  out.hidden_seconds += last.hidden;
+  return end;
 }
 
 void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& out) const {
   // What a micro-batch takes is as its tokens are, so a short last one counts in part.
   const double m = p.full_micro_batches(), v = static_cast<double>(p.vpp);
-  StageTime slowest;
-  double whole = 0.0;  // one micro-batch through all stages
+  // ZB-H1 (Qi et al., 2401.10241): weight gradients wait until a stage would idle, (p - 1)(F + B + W) becomes
+  // (p - 1)(F + B - W). No more of them can wait than there are.
+  const bool defers = setting_.schedule == PipelineSchedule::zero_bubble;
+  Pace device(m, v, defers ? std::min(2.0 * static_cast<double>(p.pp - 1) / v, m) : 0.0);
+  Pace host = device;
+  // Stages of an even pipeline are at most seven kinds (stage_breaks); of a written split, the first are kept.
+  std::array<StageTime, 7> known;
+  std::size_t kinds = 0;
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
     const StageTime t = stage_time(p, l, stage);
-    whole += static_cast<double>(count) * t.total();
-    if (t.total() > slowest.total()) slowest = t;
+    device.add(t.device(), t.weight_grad, static_cast<double>(count));
+    host.add(t.launches, t.weight_grad_launches, static_cast<double>(count));
+    if (kinds < known.size()) known[kinds] = t;
+    ++kinds;
+  });
+  // The step is over when the last stage is: passes, what of its collectives nothing hides, its optimizer.
+  const double launched = host.last(), slowdown = cost_.hardware().overlap_slowdown.value;
+  const double hop = p.pp > 1 ? hop_seconds(p, l) : 0.0, sends = 2.0 * m * v * hop;
+  StepOver last;
+  std::size_t kind = 0;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    const StageTime t = kind < known.size() ? known[kind] : stage_time(p, l, stage);
+    ++kind;
+    StepOver now{.held = stage_share(p, l, stage),
+                 .time = t,
+                 .passes = device.through(t.device(), t.weight_grad),
+                 .end = {},
+                 .sends = sends};
+    // Beside the passes of other micro-batches only as much as these take.
+    if (framework_.overlap_pipeline) now.sends = std::max(0.0, sends - m * t.device());
+    if (kind > 1 && last.behind(now, hiding_passes(p))) return;
+    now.end = stage_end(p, l, now.held, t);
+    // The host runs ahead of the device, also while that waits for data; when it cannot, it sets the pace.
+    now.over =
+        std::max(now.passes + now.end.exposed, launched) + now.end.optimizer + slowdown * now.end.hidden + now.sends;
+    const bool equal = std::abs(now.over - last.over) <= 1e-12 * now.over;  // but for rounding
+    if (equal ? t.device() > last.time.device() : now.over > last.over) last = now;
   });
   const auto at = [&](Term t) -> double& { return out.seconds[static_cast<std::size_t>(t)]; };
-  at(Term::compute) = m * slowest.compute;
-  at(Term::recompute) = m * slowest.recompute;
-  at(Term::tensor) = m * slowest.tensor;
-  at(Term::expert) = m * slowest.expert;
-  at(Term::context) = m * slowest.context;
-  at(Term::host) = m * slowest.host;
-  at(Term::bubble) = std::max(0.0, whole - slowest.total()) / v;
-  // ZB-H1 (Qi et al., 2401.10241): weight gradients wait until a stage would idle, (p - 1)(F + B + W) becomes
-  // (p - 1)(F + B - W).
-  if (setting_.schedule == PipelineSchedule::zero_bubble)
-    at(Term::bubble) = std::max(0.0, at(Term::bubble) - 2.0 * static_cast<double>(p.pp - 1) * slowest.weight_grad / v);
-  out.hidden_seconds = m * slowest.hidden;
-  if (p.pp > 1) {
-    const RankGroups where = groups(p);
-    // Without SP the TP ranks send disjoint parts and gather on the other side.
-    const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
-    double hop = cost_.collective_seconds(OpKind::send, where.pipeline_pair(), bytes);
-    if (!p.sp && p.tp > 1) hop += cost_.collective_seconds(OpKind::all_gather, where.tensor(), l.dense.input_bytes);
-    // Beside the passes of other micro-batches only as much as these take.
-    const double fill = 2.0 * static_cast<double>(p.pp - 1) * hop, sends = 2.0 * m * v * hop;
-    at(Term::pipeline) = fill + (framework_.overlap_pipeline ? std::max(0.0, sends - m * slowest.total()) : sends);
-  }
-  price_data(p, l, slowest.backward, slowest.forward, out);
+  at(Term::compute) = m * last.time.compute + slowdown * last.end.hidden;
+  at(Term::recompute) = m * last.time.recompute;
+  at(Term::tensor) = m * last.time.tensor;
+  at(Term::expert) = m * last.time.expert;
+  at(Term::context) = m * last.time.context;
+  at(Term::bubble) = last.passes - m * last.time.device();
+  at(Term::data) = last.end.exposed + tied_ends_seconds(p);
+  at(Term::optimizer) = last.end.optimizer;
+  at(Term::host) = std::max(0.0, launched - last.passes - last.end.exposed);
+  out.hidden_seconds = m * last.time.hidden + last.end.hidden;
+  if (p.pp > 1) at(Term::pipeline) = 2.0 * static_cast<double>(p.pp - 1) * hop + last.sends;
   for (double s : out.seconds) out.step_seconds += s;
+}
+
+/// One micro-batch from a stage to the next.
+double TrainModel::hop_seconds(const TrainPoint& p, const Layers& l) const {
+  const RankGroups where = groups(p);
+  // Without SP the TP ranks send disjoint parts and gather on the other side.
+  const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
+  const double sent = cost_.collective_seconds(OpKind::send, where.pipeline_pair(), bytes);
+  if (p.sp || p.tp == 1) return sent;
+  return sent + cost_.collective_seconds(OpKind::all_gather, where.tensor(), l.dense.input_bytes);
+}
+
+/// The two ends of a pipeline add up their gradients of a tied embedding when all else is done (Megatron-core,
+/// finalize_model_grads).
+double TrainModel::tied_ends_seconds(const TrainPoint& p) const {
+  if (p.pp == 1 || !model_.tie_embeddings) return 0.0;
+  return cost_.collective_seconds(
+      OpKind::all_reduce, groups(p).pipeline_pair(),
+      static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp) * setting_.state.grads);
 }
 
 }  // namespace hotbunk

@@ -158,6 +158,25 @@ TEST_CASE(
   const double weight_grad = 8 * of(PipelineSchedule::one_f_one_b).dense_layer(p).weight_grad;
   CHECK(bubble(PipelineSchedule::one_f_one_b) - bubble(PipelineSchedule::zero_bubble) == Approx(6 * weight_grad));
   CHECK(bubble(PipelineSchedule::zero_bubble) > 0.0);
+  // Of two micro-batches no more than their two weight gradients can wait.
+  TrainPoint few = p;
+  few.micro_batches = 2;
+  const auto saved = [&](const TrainModel& a, const TrainModel& b, const TrainPoint& at) {
+    return a.price(at).step_seconds - b.price(at).step_seconds;
+  };
+  CHECK(saved(of(PipelineSchedule::one_f_one_b), of(PipelineSchedule::zero_bubble), few) == Approx(2 * weight_grad));
+  // Those that a TP collective hides behind stay where they are.
+  FrameworkProfile overlapping = plain_frame();
+  overlapping.overlap_tensor = true;
+  const auto with_tp = [&](PipelineSchedule s) {
+    return TrainModel(m, {.sequence = 2048, .schedule = s}, CostModel(hardware_from_datasheet(c), c), overlapping);
+  };
+  TrainPoint cut = p;
+  cut.tp = 2;
+  const LayerCost layer = with_tp(PipelineSchedule::one_f_one_b).dense_layer(cut);
+  REQUIRE(layer.hidden_tensor > 0.1 * layer.weight_grad);
+  CHECK(saved(with_tp(PipelineSchedule::one_f_one_b), with_tp(PipelineSchedule::zero_bubble), cut) ==
+        Approx(6 * 8 * (layer.weight_grad - layer.hidden_tensor)));
   // 1F1B holds 4 micro-batches on the first stage, GPipe all 8.
   const auto kept = [&](PipelineSchedule s) {
     for (const PeakPart& part : of(s).peak_parts(p, of(s).layers(p)))
@@ -289,18 +308,26 @@ TEST_CASE("leading dense layers: the first full MoE stage is the fullest, and th
   CHECK(bare.fullest_stage(many, n) == 3);
   CHECK(bare.price(many, n).state_bytes == Approx(18.0 * n.moe.parameters));
   CHECK(bare.peak_bytes(many, n, 3)[static_cast<std::size_t>(PeakTensor::kept)] == Approx(10.0 * 2048 * 1024 * 2));
-  // Bubble: the slowest stage waits for all others, 3 dense and 10 MoE layers, embedding and head. Compute alone: tp,
-  // ep and cp are 1, and launches hide (kernel counts are not in the profile).
+  // Bubble: the stage that is through last waits for all others, 3 dense and 10 MoE layers, embedding and head. Of one
+  // micro-batch all stages are through at once, and stage 12 has most to step. Compute alone: tp, ep and cp are 1, and
+  // launches hide (kernel counts are not in the profile).
   FrameworkProfile quiet = plain_frame();
   quiet.launch_seconds.value = 1e-12;
   const TrainModel calm = model_of(narrow, 16, quiet);
   const auto q = calm.layers(p);
   const auto of = [](const LayerCost& c) { return c.forward + c.backward; };
   const double whole = of(q.embedding) + 3 * of(q.dense) + 10 * of(q.moe) + of(q.head);
-  const double slowest = std::max(of(q.embedding) + of(q.dense), of(q.moe) + of(q.head));
+  const double last = of(q.moe) + of(q.head);
+  CHECK(of(q.embedding) + of(q.dense) > last);
   const TrainPrice price = calm.price(p, q);
-  CHECK(price.seconds[static_cast<std::size_t>(Term::compute)] == Approx(slowest));
-  CHECK(price.seconds[static_cast<std::size_t>(Term::bubble)] == Approx(whole - slowest));
+  CHECK(price.seconds[static_cast<std::size_t>(Term::compute)] == Approx(last));
+  CHECK(price.seconds[static_cast<std::size_t>(Term::bubble)] == Approx(whole - last));
+  // Of many, the one that computes longest: its optimizer is shorter by less.
+  many.recompute = Recompute::none, many.micro_batches = 1000;
+  const TrainPrice long_step = calm.price(many, q);
+  const auto each = [&](const LayerCost& c) { return of(c) + 0.999 * c.accumulate; };
+  CHECK(long_step.seconds[static_cast<std::size_t>(Term::compute)] ==
+        Approx(1000 * (each(q.embedding) + each(q.dense))));
 }
 
 TEST_CASE("a step's short last micro-batch takes the time of its tokens, and none is longer than all sequences") {
