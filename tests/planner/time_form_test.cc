@@ -4,7 +4,9 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <map>
+#include <random>
 
 #include "exec/length_driver.h"
 #include "lowering/lower.h"
@@ -89,6 +91,73 @@ Compared compare(const Scenario& s) {
   return {(*pricer)->price((*pricer)->point()).seconds, simulated(s, (*pricer)->train().cost())};
 }
 
+/// A scenario that lowers, of sizes that a GPU or a CPU core is busy with for more than a moment, and that a simulation
+/// is done with in one. What the closed form takes as a mean is fixed: one iteration's longest response is what it is.
+class Draws {
+ public:
+  explicit Draws(std::uint64_t seed) : random_(seed) {}
+
+  std::string scenario() {
+    const bool gpu = in(0, 3) > 0;
+    const auto tp = of({1, 1, 2, 4}), engines = of({1, 2, 4, 8}), world = std::min<std::int64_t>(tp * engines, 8);
+    const std::int64_t dim = gpu ? 128 : of({16, 32}), kv = tp * of({1, 2}), heads = kv * of({1, 2, 4});
+    const std::int64_t wide = gpu ? 1024 * in(1, 6) : heads * dim, prompt = gpu ? in(256, 1024) : in(8, 64),
+                       response = gpu ? in(16, 96) : in(4, 24);
+    const std::int64_t longest = prompt + response, samples = of({1, 2, 4}), mini_batches = of({1, 1, samples});
+    // Every rank trains as many sequences of every step, and every engine samples as many.
+    const std::int64_t prompts = world * (gpu ? of({4, 8, 16}) : of({1, 2, 4}));
+    const bool sft = in(0, 7) == 0;
+    std::string text = fmt::format(
+        "name: drawn\nmodel: {{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, "
+        "num_attention_heads: {}, num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: "
+        "4096, tie_word_embeddings: {}}}\n",
+        pick({"llama", "qwen2", "qwen3"}), wide, wide * in(2, 4), in(2, 6), heads, kv, dim,
+        gpu ? in(32000, 152000) : in(50, 2000), flag());
+    text += gpu ? fmt::format("cluster: {{gpu: {}, nodes: 1, gpus_per_node: {}}}\n",
+                              pick({"h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"}), world)
+                : fmt::format("cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {}}}\n", world);
+    text += fmt::format(
+        "train: {{layout: {{dp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
+        "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, moments: {}}}}}\n",
+        world, longest * (gpu ? in(4, 16) : in(1, 8)), pick({"none", "selective", "full"}), flag(), in(0, 1),
+        flag() == "true" ? 0 : longest * (gpu ? 4 : 1), pick({"none", "sleep"}), dtype(gpu), dtype(gpu), dtype(gpu));
+    text += fmt::format(
+        "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "
+        "max_prefill_tokens: {}, sleep: {}, sleep_level: {}}}\n",
+        std::min(tp, world), world / std::min(tp, world), pick({"contiguous", "strided"}), dtype(gpu),
+        of({4, 16, 64, 256}), std::max(longest, of({256, 2048, 8192})), flag(), in(1, 2));
+    text += fmt::format("sync: {{transport: {}, verify: {}, bucket_mib: {}}}\n", pick({"ipc", "collective"}), flag(),
+                        gpu ? of({16, 128, 512}) : of({1, 4}));
+    text += fmt::format(
+        "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, old_logprobs: "
+        "{}}}\n",
+        sft ? "sft" : "grpo", prompts * (sft ? samples : 1), samples, mini_batches, flag(), flag());
+    return text + fmt::format(
+                      "workload: {{prompt_tokens: {{mean: {0}, max: {0}, distribution: fixed}}, response_tokens: "
+                      "{{mean: {1}, max: {1}, distribution: fixed}}}}\n",
+                      prompt, response);
+  }
+
+ private:
+  std::int64_t in(std::int64_t from, std::int64_t to) {
+    return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
+  }
+  std::int64_t of(std::initializer_list<std::int64_t> values) {
+    return values.begin()[in(0, static_cast<std::int64_t>(values.size()) - 1)];
+  }
+  std::string pick(std::initializer_list<const char*> values) {
+    return values.begin()[in(0, static_cast<std::int64_t>(values.size()) - 1)];
+  }
+  std::string flag() { return pick({"true", "false"}); }
+  std::string dtype(bool gpu) { return gpu ? pick({"bf16", "bf16", "fp32"}) : "fp32"; }
+  std::mt19937_64 random_;
+};
+
+std::int64_t number_of(const char* variable, std::int64_t otherwise) {
+  const char* asked = std::getenv(variable);
+  return asked ? std::max(1LL, std::atoll(asked)) : otherwise;
+}
+
 Scenario named(const std::string& file, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/" + file, sets);
   if (!s) throw std::runtime_error(render(s.error()));
@@ -141,4 +210,42 @@ TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by p
     CHECK(std::abs(seconds.error()) < c.whole);
     CHECK(seconds.worst(0.01) < c.phase);
   }
+}
+
+TEST_CASE("seconds: closed form = graph for random scenarios that lower") {
+  // What computes: each phase that takes 5 % of the iteration, and all of them together; worst of 2,400 draws 27 % and
+  // 17 %, on CPU cores that ranks share, where waits are estimated. The shifts and the sync: the closed form maps what
+  // training works in by its estimate of those bytes, which knows no chunks of the loss and no gaps between buffers, so
+  // where transients outweigh the state it is off by up to 2.9 times (worst of the same draws: -61 %, +184 %).
+  constexpr double phase = 0.32, computing = 0.20, shifts_least = 0.3, shifts_most = 3.2, mean_computing = 0.05;
+  const std::array computes = {RlPhase::rollout, RlPhase::reference, RlPhase::old_logprobs, RlPhase::train};
+  const std::array moves = {RlPhase::sleep, RlPhase::wake, RlPhase::sync};
+  const auto sum = [](const PhaseSeconds& s, const auto& phases) {
+    double out = 0.0;
+    for (const RlPhase p : phases) out += s[static_cast<std::size_t>(p)];
+    return out;
+  };
+  Draws draws(static_cast<std::uint64_t>(number_of("HOTBUNK_PROPERTY_SEED", 1)));
+  const std::int64_t cases = number_of("HOTBUNK_TIME_CASES", 80);
+  double errors = 0.0;
+  for (std::int64_t i = 0; i < cases; ++i) {
+    const std::string text = draws.scenario();
+    const auto s = load_scenario_text(text, "drawn.yaml");
+    INFO(text);
+    REQUIRE(s.has_value());
+    const Compared seconds = compare(*s);
+    INFO(seconds.text());
+    for (const RlPhase p : computes) {
+      const auto at = static_cast<std::size_t>(p);
+      if (seconds.graph[at] > 0.05 * sum_of(seconds.graph)) CHECK(std::abs(seconds.error(at)) < phase);
+    }
+    const double error = sum(seconds.closed, computes) / sum(seconds.graph, computes) - 1.0;
+    CHECK(std::abs(error) < computing);
+    errors += std::abs(error) / static_cast<double>(cases);
+    const double moved = sum(seconds.graph, moves);
+    if (moved < 0.05 * sum_of(seconds.graph)) continue;
+    CHECK(sum(seconds.closed, moves) > shifts_least * moved);
+    CHECK(sum(seconds.closed, moves) < shifts_most * moved);
+  }
+  CHECK(errors < mean_computing);
 }
