@@ -21,16 +21,16 @@ void merge(Clock& into, const Clock& from) {
 
 class BlockPass {
  public:
-  BlockPass(Program& program, Block& block) : program_(program), block_(block) {
+  BlockPass(Program& program, Block& block) : program_(program), ops_(block.ops.edit()) {
     known_.fill(filled(-1));
     last_.fill(-1);
-    after_.resize(block.ops.size(), -1);
-    before_.resize(block.ops.size());
-    clock_at_.resize(block.ops.size(), filled(-1));
+    after_.resize(ops_.size(), -1);
+    before_.resize(ops_.size());
+    clock_at_.resize(ops_.size(), filled(-1));
   }
 
   void run() {
-    for (std::size_t i = 0; i < block_.ops.size(); ++i) order(static_cast<std::int32_t>(i));
+    for (std::size_t i = 0; i < ops_.size(); ++i) order(static_cast<std::int32_t>(i));
     rebuild();
   }
 
@@ -52,7 +52,7 @@ class BlockPass {
   }
 
   void order(std::int32_t i) {
-    const Op& op = block_.ops[static_cast<std::size_t>(i)];
+    const Op& op = ops_[static_cast<std::size_t>(i)];
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     Clock needed = filled(-1);
     each_access(program_, op, [&](const Access& a) {
@@ -82,7 +82,7 @@ class BlockPass {
 
   void rebuild() {
     std::vector<Op> ops;
-    ops.reserve(block_.ops.size() * 5 / 4 + 16);
+    ops.reserve(ops_.size() * 5 / 4 + 16);
     const auto other = [&](auto&& visit) {
       for (std::size_t s = 0; s < used_.size(); ++s)
         if (used_[s] && s != at(StreamId::compute)) visit(static_cast<StreamId>(s));
@@ -94,17 +94,15 @@ class BlockPass {
       ops.push_back(event_op(OpKind::record, StreamId::compute, start));
       other([&](StreamId s) { ops.push_back(event_op(OpKind::wait, s, start)); });
     }
-    for (std::size_t i = 0; i < block_.ops.size(); ++i) {
-      const StreamId stream = block_.ops[i].stream;
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const StreamId stream = ops_[i].stream;
       // An alloc comes right before its first use, and behind the waits of that use: from alloc on the range is its
       // own.
       std::size_t user = i;
-      while (user + 1 < block_.ops.size() && block_.ops[user].kind == OpKind::alloc &&
-             block_.ops[user + 1].stream == stream)
-        ++user;
+      while (user + 1 < ops_.size() && ops_[user].kind == OpKind::alloc && ops_[user + 1].stream == stream) ++user;
       for (const auto& [s, event] : before_[user]) ops.push_back(event_op(OpKind::wait, s, event));
       before_[user].clear();
-      ops.push_back(std::move(block_.ops[i]));
+      ops.push_back(std::move(ops_[i]));
       if (after_[i] >= 0) ops.push_back(event_op(OpKind::record, stream, after_[i]));
     }
     other([&](StreamId s) {  // end joined
@@ -113,7 +111,7 @@ class BlockPass {
       ops.push_back(event_op(OpKind::record, s, end));
       ops.push_back(event_op(OpKind::wait, StreamId::compute, end));
     });
-    block_.ops = std::move(ops);
+    ops_ = std::move(ops);
   }
 
   struct Wait {
@@ -122,7 +120,7 @@ class BlockPass {
   };
 
   Program& program_;
-  Block& block_;
+  std::vector<Op>& ops_;  // of the block
   ConflictMap conflicts_;
   std::array<Clock, num_streams> known_;
   std::array<std::int32_t, num_streams> last_;

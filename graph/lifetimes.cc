@@ -28,14 +28,15 @@ class LifetimePass {
     std::ranges::sort(used_, by(&Use::first));
     std::vector<BufferId> ending = used_;
     std::ranges::sort(ending, by(&Use::last));
+    std::vector<Op>& written = block.ops.edit();
     std::vector<Op> ops;
-    ops.reserve(block.ops.size() + 2 * used_.size());
+    ops.reserve(written.size() + 2 * used_.size());
     auto begins = used_.begin(), ends = ending.begin();
-    for (std::size_t i = 0; i < block.ops.size(); ++i) {
-      const StreamId stream = block.ops[i].stream;
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      const StreamId stream = written[i].stream;
       for (; begins != used_.end() && use(*begins).first == i; ++begins)
         ops.push_back(memory_op(OpKind::alloc, stream, *begins));
-      ops.push_back(std::move(block.ops[i]));
+      ops.push_back(std::move(written[i]));
       for (; ends != ending.end() && use(*ends).last == i; ++ends)
         ops.push_back(memory_op(OpKind::free, stream, *ends));
     }
@@ -87,7 +88,8 @@ void insert_lifetimes(Program& program, const std::vector<BufferId>& transients)
 
 void assign_offsets(const Plan& plan, Program& program) {
   program.section_bytes.fill(0);
-  for (Buffer& b : program.buffers) {
+  std::vector<Buffer>& buffers = program.buffers.edit();
+  for (Buffer& b : buffers) {
     if (b.section == Section::transient) continue;
     std::int64_t& end = program.section_bytes[static_cast<std::size_t>(b.section)];
     b.offset = end;
@@ -95,11 +97,11 @@ void assign_offsets(const Plan& plan, Program& program) {
   }
   BestFit ranges;
   std::int64_t high = 0;
-  for (auto& blocks : program.phases)
-    for (Block& block : blocks)
+  for (const auto& blocks : program.phases)
+    for (const Block& block : blocks)
       for (const Op& op : block.ops) {
         if (op.kind != OpKind::alloc && op.kind != OpKind::free) continue;
-        Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
+        Buffer& b = buffers[static_cast<std::size_t>(op.buffer)];
         if (b.section != Section::transient || b.bytes() == 0) continue;
         const std::int64_t bytes = aligned(b.bytes(), alignment);
         if (op.kind == OpKind::alloc) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/shared_vector.h"
 #include "graph/op.h"
 
 namespace hotbunk {
@@ -52,7 +53,7 @@ std::string_view name_of(Enters);
 
 struct Block {
   std::string name;
-  std::vector<Op> ops;
+  SharedVector<Op> ops;  // with other ranks' programs
   Enters enters = Enters::nothing;
   Section section = Section::transient;  // the one that sleeps or wakes
   friend bool operator==(const Block&, const Block&) = default;
@@ -70,7 +71,7 @@ struct PhaseInfo {
 
 /// The work of one class of ranks: blocks[phase][block].
 struct Program {
-  std::vector<Buffer> buffers;
+  SharedVector<Buffer> buffers;
   std::vector<std::vector<Block>> phases;
   std::array<std::int64_t, num_sections> section_bytes{};  // virtual extent of each section, chunk-aligned
   std::int32_t num_events = 0;

@@ -171,8 +171,9 @@ std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
       blocks[i].enters = block["enters"].name<Enters>(num_enters);
       blocks[i].section = block["section"].name<Section>(num_sections);
     }
-    blocks[i].ops.reserve(ops.array());
-    for (std::size_t k = 0; k < ops.size(); ++k) blocks[i].ops.push_back(read_op(ops.at(k), scope));
+    std::vector<Op>& read = blocks[i].ops.edit();
+    read.reserve(ops.array());
+    for (std::size_t k = 0; k < ops.size(); ++k) read.push_back(read_op(ops.at(k), scope));
   }
   return blocks;
 }
@@ -183,7 +184,7 @@ Program read_program(const Value& v, const Plan& plan) {
   sections.array(num_sections, num_sections);
   for (std::size_t s = 0; s < p.section_bytes.size(); ++s) p.section_bytes[s] = sections.at(s).integer(0, largest);
   p.num_events = v["num_events"].int32(0, most_events);
-  p.buffers.reserve(buffers.array());
+  p.buffers.edit().reserve(buffers.array());
   for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
   phases.array(plan.phases.size(), plan.phases.size());
   for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), {plan, p}));

@@ -9,6 +9,7 @@
 
 #include "base/parallel.h"
 #include "graph/catalogue.h"
+#include "graph/same_but_boxes.h"
 #include "graph/verify_walks.h"
 
 namespace hotbunk {
@@ -44,7 +45,7 @@ std::string check_names(const Plan& plan, const Program& program, const Block& b
 }
 
 void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
-  const Program& program = plan.programs[index];
+  const Program &program = plan.programs[index], &first = plan.programs.front();
   const auto fault = [&](const std::string& text) { faults.add(fmt::format("program {}: {}", index, text)); };
   if (program.phases.size() != plan.phases.size())
     return fault(fmt::format("has {} phases, the plan {}", program.phases.size(), plan.phases.size()));
@@ -54,12 +55,23 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
       fault(fmt::format("buffer '{}' takes bytes {}..{} of section {}, which has {}", b.name, b.offset,
                         b.offset + b.bytes(), name_of(b.section), end));
   }
+  // What a program shares with the first is checked there.
+  const bool comparable = index > 0 && program.buffers.shares(first.buffers) &&
+                          program.num_events == first.num_events && first.phases.size() == plan.phases.size();
+  const auto checked = [&](std::size_t p, std::size_t b) {
+    if (!comparable || b >= first.phases[p].size()) return false;
+    const Block &mine = program.phases[p][b], &its = first.phases[p][b];
+    return mine.ops.shares(its.ops) && mine.enters == its.enters;
+  };
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
-    for (const Block& block : program.phases[p])
+    for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
+      if (checked(p, b)) continue;
+      const Block& block = program.phases[p][b];
       for (const Op& op : block.ops)
         if (const std::string bad = check_names(plan, program, block, op); !bad.empty())
           fault(fmt::format("phase {}, block {}: {} '{}' {}", plan.phases[p].name, block.name, name_of(op.kind),
                             op.name, bad));
+    }
 }
 
 /// Programs by what they have in common: of each class all are the same but for boxes.

@@ -259,17 +259,24 @@ class Written {
     }
     place_.enter(&op);
     for (const Account& a : accounts_)
-      if (WrittenBytes::reads_boxes(op.kind) || !a.bytes.unwritten(op).empty())
-        for (std::size_t program : a.programs) read(a.bytes, program);
+      if (WrittenBytes::reads_boxes(op.kind) || !a.bytes.unwritten(op).empty()) read(a.bytes, a.programs);
     if (WrittenBytes::writes_boxes(op.kind)) part(op);
     else
       for (Account& a : accounts_) a.bytes.write(op);
   }
 
-  void read(const WrittenBytes& bytes, std::size_t program) {
-    for (const Tensor* t : bytes.unwritten(op_of(program)))
-      faults_.add(place_(program, fmt::format("reads bytes of '{}' that nobody wrote since it was allocated",
-                                              first_.buffers[static_cast<std::size_t>(t->buffer)].name)));
+  /// An op that programs share is asked once, unless there is a fault to tell of each of them.
+  void read(const WrittenBytes& bytes, const std::vector<std::size_t>& programs) {
+    const Op* proven = nullptr;
+    for (std::size_t program : programs) {
+      const Op& op = op_of(program);
+      if (&op == proven) continue;
+      const std::vector<const Tensor*> unwritten = bytes.unwritten(op);
+      if (unwritten.empty()) proven = &op;
+      for (const Tensor* t : unwritten)
+        faults_.add(place_(program, fmt::format("reads bytes of '{}' that nobody wrote since it was allocated",
+                                                first_.buffers[static_cast<std::size_t>(t->buffer)].name)));
+    }
   }
 
   /// Each program writes by its own boxes; accounts that are equal then become one.
@@ -281,7 +288,10 @@ class Written {
       if (twin == parts.end()) parts.push_back(std::move(account));
       else twin->programs.insert(twin->programs.end(), account.programs.begin(), account.programs.end());
     };
-    const auto same_boxes = [&](std::size_t program) { return op_of(program).boxes == op.boxes; };
+    const auto same_boxes = [&](std::size_t program) {
+      const Op& its = op_of(program);
+      return &its == &op || its.boxes == op.boxes;
+    };
     for (Account& a : accounts_)
       if (std::ranges::all_of(a.programs, same_boxes)) join(std::move(a), op);
       else
@@ -299,26 +309,6 @@ class Written {
 };
 
 }  // namespace
-
-bool same_but_boxes(const Program& a, const Program& b) {
-  const auto same_buffer = [](const Buffer& x, const Buffer& y) {
-    return x.section == y.section && x.offset == y.offset && x.elements == y.elements && x.dtype == y.dtype;
-  };
-  const auto same_op = [](const Op& x, const Op& y) {
-    return x.kind == y.kind && x.stream == y.stream && x.group == y.group && x.buffer == y.buffer &&
-           x.event == y.event && x.section == y.section && x.map_begin == y.map_begin && x.map_end == y.map_end &&
-           x.inputs == y.inputs && x.outputs == y.outputs;
-  };
-  const auto same_block = [&](const Block& x, const Block& y) {
-    return x.name == y.name && x.enters == y.enters && x.section == y.section &&
-           std::ranges::equal(x.ops, y.ops, same_op);
-  };
-  const auto same_phase = [&](const std::vector<Block>& x, const std::vector<Block>& y) {
-    return std::ranges::equal(x, y, same_block);
-  };
-  return a.section_bytes == b.section_bytes && a.num_events == b.num_events &&
-         std::ranges::equal(a.phases, b.phases, same_phase) && std::ranges::equal(a.buffers, b.buffers, same_buffer);
-}
 
 void check_memory_and_order(const Plan& plan, std::size_t program, Faults& faults) {
   MemoryAndOrder(plan, program, faults).run();

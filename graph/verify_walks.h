@@ -24,10 +24,6 @@ class Faults {
   std::vector<std::string> lines_;
 };
 
-/// Whether two programs differ in nothing but names, attributes and boxes: then memory, order and what is said to the
-/// groups are the same in both.
-bool same_but_boxes(const Program&, const Program&);
-
 /// What is alive and mapped, and the order between streams.
 void check_memory_and_order(const Plan&, std::size_t program, Faults&);
 

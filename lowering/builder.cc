@@ -55,7 +55,7 @@ void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Ente
 
 Op& ProgramBuilder::push(OpKind kind, StreamId stream) {
   HB_CHECK(block_, "an op before the first block");
-  Op& op = block_->ops.emplace_back();
+  Op& op = block_->ops.edit().emplace_back();
   op.kind = kind;
   op.stream = stream;
   return op;
@@ -75,6 +75,17 @@ Op& ProgramBuilder::communicate(OpKind kind, StreamId stream, Family family, std
   Op& op = emit(kind, stream, std::move(name), std::move(inputs), std::move(outputs));
   op.group = static_cast<GroupId>(family);
   return op;
+}
+
+void ProgramBuilder::take(const ProgramBuilder& from, std::int32_t phase, const Mark& begin, const Mark& end) {
+  HB_CHECK(mark() == begin, "phase {} begins at buffer {}, not {}", phase, mark().buffers, begin.buffers);
+  const auto append = [](const auto& all, std::size_t first, std::size_t last, auto& to) {
+    to.insert(to.end(), all.begin() + static_cast<std::ptrdiff_t>(first),
+              all.begin() + static_cast<std::ptrdiff_t>(last));
+  };
+  append(from.program_.buffers, begin.buffers, end.buffers, program_.buffers.edit());
+  append(from.transients_, begin.transients, end.transients, transients_);
+  program_.phases[static_cast<std::size_t>(phase)] = from.program_.phases[static_cast<std::size_t>(phase)];
 }
 
 void ProgramBuilder::alloc(BufferId id, StreamId stream) { push(OpKind::alloc, stream).buffer = id; }
@@ -116,10 +127,11 @@ namespace {
 void fill_section_extents(Program& program) {
   for (auto& blocks : program.phases)
     for (Block& block : blocks) {
-      for (Op& op : block.ops)
+      std::vector<Op>& ops = block.ops.edit();
+      for (Op& op : ops)
         if ((op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_end == whole_section)
           op.map_end = program.section_bytes[static_cast<std::size_t>(op.section)];
-      std::erase_if(block.ops, [](const Op& op) {
+      std::erase_if(ops, [](const Op& op) {
         return (op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_begin == op.map_end;
       });
     }
@@ -173,22 +185,49 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
     // A block that a rank may skip cannot hold it: transients are mapped for all that follows.
     auto& blocks = program.phases[p];
     if (blocks.front().enters != Enters::nothing) blocks.insert(blocks.begin(), Block{.name = "transients", .ops = {}});
-    auto& ops = blocks.front().ops;
+    std::vector<Op>& ops = blocks.front().ops.edit();
     ops.insert(ops.begin(), std::move(op));
     mapped = level[p];
   }
 }
 
+/// What the passes add; they keep the order of the other ops.
+bool is_memory_or_order(const Op& op) { return op.kind <= OpKind::wait; }
+
+void take_names_and_boxes(const std::vector<Op>& from, std::vector<Op>& to) {
+  auto next = from.begin();
+  for (Op& op : to) {
+    if (is_memory_or_order(op)) continue;
+    next = std::find_if_not(next, from.end(), is_memory_or_order);
+    HB_CHECK(next != from.end() && next->kind == op.kind, "{} '{}' has no counterpart", name_of(op.kind), op.name);
+    op.name = next->name;
+    op.attrs = next->attrs;
+    op.boxes = next->boxes;
+    ++next;
+  }
+}
+
 }  // namespace
 
-Program finish(const Plan& plan, ProgramBuilder&& builder, bool keep_mapped) {
-  Program program = std::move(builder.program());
-  insert_lifetimes(program, builder.transients());
+Program finish(const Plan& plan, Program program, const std::vector<BufferId>& transients, bool keep_mapped) {
+  insert_lifetimes(program, transients);
   assign_offsets(plan, program);
   fill_section_extents(program);
   insert_transient_maps(plan, program, keep_mapped);
   insert_dependencies(program);
   return program;
+}
+
+Program finish_like(const Program& like, const Program& finished, const Program& program) {
+  Program out = finished;
+  for (std::size_t p = 0; p < like.phases.size(); ++p) {
+    // The passes may have put a block that maps transients before the first (insert_transient_maps).
+    const std::size_t added = finished.phases[p].size() - like.phases[p].size();
+    for (std::size_t b = 0; b < like.phases[p].size(); ++b)
+      if (const Block& mine = program.phases[p][b]; !(mine.ops == like.phases[p][b].ops))
+        take_names_and_boxes(mine.ops, out.phases[p][b + added].ops.edit());
+  }
+  return out;
 }
 
 }  // namespace hotbunk

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/cores.h"
 #include "base/format.h"
 #include "base/hash.h"
-#include "base/parallel.h"
 #include "graph/verify.h"
+#include "lowering/rank_programs.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 #include "spec/validate.h"
@@ -55,11 +56,6 @@ class PhaseList {
   std::vector<PhaseInfo> phases_;
 };
 
-/// Whether ranks serve rollout engines.
-bool rolls_out(const Scenario& s, Purpose purpose) {
-  return purpose == Purpose::generate || (purpose == Purpose::job && s.algorithm.name != AlgorithmName::sft);
-}
-
 /// The scenario with what a model that is only asked does not have.
 Scenario for_purpose(Scenario s, Purpose purpose) {
   if (purpose == Purpose::job) return s;
@@ -82,36 +78,6 @@ std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world, b
       tp.groups.push_back(std::move(members));
     }
   return {{"fsdp", {all}}, std::move(tp), {"world", {all}}};
-}
-
-Program lower_rank(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t rank, std::int64_t kv_blocks) {
-  const std::int64_t world = plan.num_ranks();
-  ProgramBuilder b(plan.phases.size());
-  const auto on = [&](const char* name, auto&& emit) {
-    if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
-  };
-  const TrainState train(s, b, world, rank, purpose == Purpose::job);
-  on("load", [&](auto p) { lower_load(b, train, p); });
-  on("train", [&](auto p) { lower_train(s, b, train, p); });
-  on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
-  on("old_logprobs", [&](auto p) { lower_log_probs(s, b, train, p, Weights::trained, "old."); });
-  on("checkpoint", [&](auto p) { lower_export(b, train, p, "checkpoint."); });
-  on("export", [&](auto p) { lower_export(b, train, p, "export."); });
-  on("sleep_optimizer", [&](auto p) { lower_sleep_optimizer(b, train, p); });
-  on("sleep_train", [&](auto p) { lower_sleep_params(b, train, p); });
-  on("wake_train", [&](auto p) { lower_wake_train(b, train, p); });
-  if (rolls_out(s, purpose)) {
-    const RolloutState rollout(s, b, rank, kv_blocks);
-    on("start_rollout", [&](auto p) { lower_start_rollout(s, b, rollout, p); });
-    on("wake_rollout", [&](auto p) { lower_wake_rollout(s, b, rollout, p); });
-    on("sync", [&](auto p) { lower_sync(s, b, train, rollout, rank, p); });
-    on("wake_kv", [&](auto p) { lower_wake_kv(b, rollout, p); });
-    on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
-    on("sleep_rollout", [&](auto p) { lower_sleep_rollout(s, b, rollout, p); });
-    on("exchange", [&](auto p) { lower_exchange(s, b, world, p); });
-  }
-  const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
-  return finish(plan, std::move(b), nothing_sleeps);
 }
 
 std::int64_t rollout_weight_bytes(const Scenario& s) {
@@ -179,16 +145,15 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   plan.groups = group_families(s, world, engines);
   plan.phases = PhaseList(s, purpose).take();
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
-  // A few at once: equal programs become one before the next ones are written.
+  RankPrograms ranks(s, plan, purpose, kv_blocks);
+  // A few at once: equal programs become one before the next ones are written. The first alone, for the others to
+  // share with.
   const auto batch = local_cores();
-  for (std::int64_t begin = 0; begin < world; begin += batch) {
-    std::vector<Program> lowered(static_cast<std::size_t>(std::min(batch, world - begin)));
-    in_parallel(lowered.size(), [&](std::size_t i) {
-      lowered[i] = lower_rank(s, plan, purpose, begin + static_cast<std::int64_t>(i), kv_blocks);
-    });
+  for (std::int64_t begin = 0, end = 1; begin < world; begin = end, end = std::min(end + batch, world)) {
+    const std::vector<Program> lowered = ranks.lower(begin, end);
     for (std::size_t i = 0; i < lowered.size(); ++i) {
       const auto which = static_cast<std::size_t>(std::ranges::find(plan.programs, lowered[i]) - plan.programs.begin());
-      if (which == plan.programs.size()) plan.programs.push_back(std::move(lowered[i]));
+      if (which == plan.programs.size()) plan.programs.push_back(lowered[i]);
       plan.program_of_rank[static_cast<std::size_t>(begin) + i] = static_cast<std::int32_t>(which);
     }
   }

@@ -6,6 +6,7 @@
 
 #include "base/parallel.h"
 #include "graph/access.h"
+#include "graph/same_but_boxes.h"
 #include "graph/section_states.h"
 #include "trace/meter.h"
 
@@ -41,6 +42,23 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
   return meter.result();
 }
 
+/// Programs that do the same on other shards take the same memory: one walk for all of them.
+std::vector<RankMemory> memory_by_program(const Plan& plan) {
+  const std::vector<Program>& programs = plan.programs;
+  std::vector<std::size_t> distinct, like(programs.size());  // like: which of the distinct
+  for (std::size_t i = 0; i < programs.size(); ++i) {
+    const auto known = std::ranges::find_if(distinct, [&](std::size_t d) {
+      return programs[d].buffers == programs[i].buffers && same_but_boxes(programs[d], programs[i]);
+    });
+    like[i] = static_cast<std::size_t>(known - distinct.begin());
+    if (known == distinct.end()) distinct.push_back(i);
+  }
+  std::vector<RankMemory> walked(distinct.size()), out;
+  in_parallel(distinct.size(), [&](std::size_t d) { walked[d] = walk(plan, programs[distinct[d]], nullptr); });
+  for (std::size_t i : like) out.push_back(walked[i]);
+  return out;
+}
+
 }  // namespace
 
 RankMemory static_memory(const Plan& plan, Rank rank) { return walk(plan, plan.program(rank), nullptr); }
@@ -67,8 +85,7 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
 
 FitReport check_fit(const Plan& plan) {
   FitReport report{.capacity_bytes = plan.device_capacity_bytes, .overhead_bytes = plan.overhead_bytes};
-  std::vector<RankMemory> by_program(plan.programs.size());
-  in_parallel(by_program.size(), [&](std::size_t i) { by_program[i] = walk(plan, plan.programs[i], nullptr); });
+  const std::vector<RankMemory> by_program = memory_by_program(plan);
   const auto phase_of = [](const SpaceMemory& m) {
     std::int16_t fullest = -1;  // memory is mapped ahead of the phase that fills it
     for (const auto& [phase, peak] : m.phase_peaks)

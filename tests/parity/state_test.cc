@@ -327,7 +327,7 @@ TEST_CASE("a verified sync finds a slice that was not delivered") {
 TEST_CASE("a verified sync names the tensor that was corrupted, in every layout") {
   // After the slices have arrived, one element of layer 1's down projection on the last rank becomes 0.
   const auto corrupt = [](Plan& plan) {
-    auto& ops = plan.programs.back().phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops;
+    auto& ops = plan.programs.back().phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops.edit();
     Program& program = plan.programs.back();
     const auto first = std::ranges::find_if(ops, [](const Op& op) { return op.kind == OpKind::hash_boxes; });
     Op zero;
