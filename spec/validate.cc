@@ -204,6 +204,10 @@ class Validator {
     expert_parallel("train.layout.ep", t.ep);
     if (t.etp > 1 && s_.model.moe)
       divides("train.layout.etp", "expert columns", s_.model.moe->expert_intermediate, "etp", t.etp, "");
+    if (t.etp > 1 && !s_.model.moe)
+      report("E213", "train.layout.etp", "a dense model has no experts to split",
+             {fmt::format("etp {}, {} is dense", t.etp, s_.model.name)},
+             "set train.layout.etp to 1; train.layout.tp splits a dense model's MLP");
     // B9: the expert mesh etp x ep x edp x pp lies over the same ranks as the dense one.
     const std::vector<Factor> dense = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}, {"tp", t.tp}};
     const std::vector<Factor> expert = {{"ep", t.ep}, {"etp", t.etp}};

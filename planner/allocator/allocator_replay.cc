@@ -100,7 +100,7 @@ class Step {
   /// The flat output of a gather that was started early, before it is copied to the layer's tensors.
   void prefetch(std::size_t layer, bool any) {
     Handles next;
-    if (flat_ && any) next.push_back(alloc(whole(layer)));
+    if (flat_ && any && model_.setting().prefetch) next.push_back(alloc(whole(layer)));
     free(gathering_);
     gathering_ = std::move(next);
   }

@@ -9,6 +9,7 @@
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/train/layer_kinds.h"
+#include "spec/names.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -35,6 +36,21 @@ std::optional<Lever> one_step_off(const ScenarioPricer& s, const RlPoint& p) {
                .bytes = then.peak_bytes() - now.peak_bytes(),
                .fits = then.fits,
                .flags = {"algorithm.max_staleness=1"}};
+}
+
+std::vector<std::string> without_effect(const Scenario& s) {
+  std::vector<std::string> out;
+  const bool sft = s.algorithm.name == AlgorithmName::sft;
+  if (s.algorithm.max_staleness > 0 && (sft || s.placement == PlacementMode::colocated))
+    out.push_back(fmt::format(
+        "algorithm.max_staleness = {} changes nothing: {}", s.algorithm.max_staleness,
+        sft ? "nothing is sampled"
+            : "training and rollout share their GPUs by shifts; with placement = disaggregated they run side by side"));
+  const bool streams = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
+  if (!streams && (s.train.prefetch == 0 || !s.train.reshard_after_forward))
+    out.push_back(fmt::format("train.{} changes nothing: {} gathers no units",
+                              s.train.prefetch == 0 ? "prefetch" : "reshard_after_forward", name_of(s.train.engine)));
+  return out;
 }
 
 std::string oversized_tensor(const ScenarioPricer& s, const RlPoint& p) {

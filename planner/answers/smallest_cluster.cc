@@ -201,8 +201,10 @@ std::string render(const SmallestCluster& s) {
   };
   std::string out;
   if (s.gpus == 0)
-    out = fmt::format("No cluster of up to {}{}: {}\n", count(s.most_nodes, "such node"),
-                      s.executes ? " executes it" : " holds it", s.search.reason);
+    out = fmt::format(
+        "No layout that was searched {} on up to {}: {}\nSearched: every training layout of docs/planner.md's space, "
+        "engines of at most four nodes; a scenario with a larger rollout.layout.tp has engines of that size too\n",
+        s.executes ? "executes and fits" : "fits", count(s.most_nodes, "such node"), s.search.reason);
   else
     out = fmt::format("{}{}: {} on {}\n{}", s.exact ? "Smallest cluster" : "Smallest cluster found",
                       s.executes ? " that executes it"

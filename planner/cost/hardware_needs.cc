@@ -6,18 +6,24 @@
 
 #include "planner/cost/hardware.h"
 #include "spec/scenario.h"
+#include "spec/scenario_keys.h"
 
 namespace hotbunk {
 namespace {
 
-Diagnostic no_products(const Hardware& h, const std::string& gpu, const std::string& precision, const char* key) {
-  std::vector<std::string> has;
+Diagnostic no_products(const Hardware& h, const std::string& gpu, const std::string& precision, const char* key,
+                       const std::string& parameters) {
+  std::vector<std::string> has, taken;
   for (const auto& [name, flops] : h.peak) has.push_back(name);
+  // What the key takes of them; products in the parameters' own dtype always are.
+  for (const std::string& choice : find_scenario_key(key)->choices)
+    if ((choice == "params" && h.peak_flops(parameters) > 0.0) || h.peak_flops(choice) > 0.0) taken.push_back(choice);
   return {.code = "E260",
           .message = fmt::format("{} has no {} products, which {} asks for", gpu, precision, key),
           .where = {},
           .notes = {has.empty() ? "no peak of it is known" : fmt::format("it has {}", fmt::join(has, ", "))},
-          .help = fmt::format("set {} to one of these, or give cluster.gpu.tflops.{} if the GPU has it after all", key,
+          .help = fmt::format("{}give cluster.gpu.tflops.{} if the GPU has it after all",
+                              taken.empty() ? "" : fmt::format("set {} to {}, or ", key, fmt::join(taken, " or ")),
                               precision)};
 }
 
@@ -34,7 +40,8 @@ Diagnostics missing(const Scenario& s, const Hardware& h) {
   const bool rolls = s.algorithm.name != AlgorithmName::sft, params = s.train.precision.gemm == "params";
   Diagnostics out;
   const auto products = [&](const std::string& precision, const char* key) {
-    if (h.peak_flops(precision) <= 0.0) out.push_back(no_products(h, c.gpu.name, precision, key));
+    const std::string trained(name_of(s.train.precision.params));
+    if (h.peak_flops(precision) <= 0.0) out.push_back(no_products(h, c.gpu.name, precision, key, trained));
   };
   const std::string trained(name_of(s.train.precision.params)), sampled(name_of(s.rollout.dtype));
   products(trained, "train.precision.params");

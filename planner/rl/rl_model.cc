@@ -339,6 +339,8 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.order = axis_order(s.train.layout.order);
   t.momentum = s.optimizer.momentum > 0;
   t.pipeline_split = s.train.pipeline_split;
+  t.prefetch = s.train.prefetch > 0;
+  t.flat_parameters = s.train.engine == TrainEngine::fsdp1;
   if (s.train.pipeline_schedule == "gpipe") t.schedule = PipelineSchedule::gpipe;
   if (s.train.pipeline_schedule == "zero-bubble") t.schedule = PipelineSchedule::zero_bubble;
   return t;

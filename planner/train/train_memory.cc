@@ -27,7 +27,9 @@ struct States {
 };
 
 /// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
-States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit, double moments) {
+/// `copies`: of a gathered unit's parameters and gradient (unit_copies).
+States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit, double copies,
+                 double moments) {
   const double all = dense + expert, own = p.own_elements(dense, expert);
   const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
   States s{.params = all * b.params, .grads = (shards_grads ? own : all) * b.grads};
@@ -38,19 +40,27 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
     s.gathered = unit * (2.0 * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
   }
   if (p.sharding == Sharding::fsdp) {
-    // One persistent shard in the master dtype; two units gathered at once, and the gradient of one.
+    // One persistent shard in the master dtype; units gathered at once, and the gradient of one.
     s.params = 0.0;
-    s.gathered = unit * 3.0 * b.params;
+    s.gathered = unit * copies * b.params;
     if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
   }
   if (p.streams_from_host()) s.params = s.grads = s.master = 0.0;
   return s;
 }
 
+/// Copies of one unit under FSDP: the one at work and its gradient, the next one where it is prefetched, and under
+/// FSDP1 the one before: it belongs to the stream of the collectives and is recorded on that of the compute, so the
+/// allocator gives it back only once that has passed it; the rate limiter lets the host run two gathers ahead
+/// (torch/distributed/fsdp/_runtime_utils.py, limit_all_gathers).
+double unit_copies(const TrainSetting& s) { return 2.0 + (s.prefetch ? 1.0 : 0.0) + (s.flat_parameters ? 1.0 : 0.0); }
+
 /// Shards that stream from the host: two units' on their way up, one's reduced gradients on their way down.
-double staged_shards(const TrainPoint& p, const StateBytes& b, double unit, double all, double own) {
+double staged_shards(const TrainPoint& p, const TrainSetting& s, double unit, double all, double own) {
   if (!p.streams_from_host()) return 0.0;
-  return unit * own / std::max(all, 1.0) * (2.0 * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
+  const StateBytes& b = s.state;
+  return unit * own / std::max(all, 1.0) *
+         ((s.prefetch ? 2.0 : 1.0) * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
 }
 
 /// Parameters and gradients of whole units under PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard: FSDPParamGroup,
@@ -61,8 +71,9 @@ struct FlatUnits {
 
 /// Elements: `unit` of a layer, `ends` of the root (embedding, head), `head`, `all`; `kept`: bytes that one layer
 /// keeps.
-FlatUnits flat_units(const TrainPoint& p, const StateBytes& b, double unit, double ends, double head, double all,
+FlatUnits flat_units(const TrainPoint& p, const TrainSetting& s, double unit, double ends, double head, double all,
                      double kept) {
+  const StateBytes& b = s.state;
   // The root stays whole from its forward to the end of backward. At the loss there are its head's gradient, which
   // waits for the embedding's, and the flat output of the last layer's gather, prefetched but not yet copied to its
   // tensors.
@@ -73,7 +84,8 @@ FlatUnits flat_units(const TrainPoint& p, const StateBytes& b, double unit, doub
   const double reduced = std::max(0.0, unit * b.grads - kept);
   if (!p.reshard_after_forward)
     return {all * b.params + head * b.params, all * b.params + head * b.params + flat + reduced};
-  return {root + flat, root + 3.0 * flat + reduced};
+  // FSDP1 gathers into the flat parameter itself: where FSDP2 has the next one's flat output it has the next unit.
+  return {root + (s.prefetch ? flat : 0.0), root + unit_copies(s) * flat + reduced};
 }
 
 constexpr Category category_of(PeakTensor t) {
@@ -120,11 +132,12 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const StageShare held = stage_share(p, l, stage);
   const double dense = held.dense, moe = held.moe, ends = end_parameters(p, l, stage);
   // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
-  // root (embedding and head), which has no neighbour, hence two of the three copies.
+  // root (embedding and head), which has no neighbour, hence two of the copies.
   const double layer = std::max(dense > 0 ? l.dense.parameters : 0.0, moe > 0 ? l.moe.parameters : 0.0);
-  const double unit = std::max(layer, 2.0 / 3.0 * (last ? ends : 0.0));
+  const double copies = p.sharding == Sharding::fsdp ? unit_copies(setting_) : 3.0;
+  const double unit = std::max(layer, 2.0 / copies * (last ? ends : 0.0));
   const double moments = moment_bytes(p, held);
-  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, moments);
+  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, copies, moments);
   at(PeakTensor::params) = s.params;
   at(PeakTensor::grads) = s.grads;
   at(PeakTensor::master) = s.master;
@@ -147,10 +160,10 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double loss = last ? l.head.transient_bytes : 0.0;
   FlatUnits units{s.gathered, s.gathered};
   if (p.sharding == Sharding::fsdp && framework_.flat_units)
-    units = flat_units(p, setting_.state, layer, ends, last ? l.head.parameters : 0.0, held.ordinary + held.expert,
-                       kept(widest));
+    units =
+        flat_units(p, setting_, layer, ends, last ? l.head.parameters : 0.0, held.ordinary + held.expert, kept(widest));
   const double staged =
-      staged_shards(p, setting_.state, unit, held.ordinary + held.expert, p.own_elements(held.ordinary, held.expert));
+      staged_shards(p, setting_, unit, held.ordinary + held.expert, p.own_elements(held.ordinary, held.expert));
   units.at_loss += staged, units.in_layers += staged;
   if (loss + units.at_loss >= extra(widest) + units.in_layers) {
     at(PeakTensor::gathered) = units.at_loss;

@@ -100,6 +100,18 @@ bool TrainModel::divides(const TrainPoint& p) const {
 
 std::string TrainModel::why_invalid(const TrainPoint& p) const {
   if (divides(p)) return "";
+  const std::pair<const char*, std::int64_t> sizes[] = {{"dp", p.dp},
+                                                        {"cp", p.cp},
+                                                        {"ulysses", p.ulysses},
+                                                        {"tp", p.tp},
+                                                        {"pp", p.pp},
+                                                        {"vpp", p.vpp},
+                                                        {"ep", p.ep},
+                                                        {"etp", p.etp},
+                                                        {"micro-batch", p.micro_batch},
+                                                        {"micro-batches", p.micro_batches}};
+  for (const auto& [name, size] : sizes)
+    if (size < 1) return fmt::format("{} is {}", name, size);
   if (p.tp >= 1 && model_.heads % p.tp != 0) return fmt::format("{} heads do not divide by tp {}", model_.heads, p.tp);
   if (p.tp >= 1 && model_.intermediate % p.tp != 0)
     return fmt::format("intermediate size {} does not divide by tp {}", model_.intermediate, p.tp);
@@ -113,14 +125,27 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
     return fmt::format("{} interleaves equal chunks only: {} layers do not divide by pp {} x vpp {}", framework_.name,
                        model_.layers, p.pp, p.vpp);
   if (p.sp && p.tp == 1) return "sequence parallelism needs tp above 1";
-  if (p.ep > 1 && !model_.moe) return "expert parallelism needs a model with experts";
+  if ((p.ep > 1 || p.etp > 1) && !model_.moe)
+    return fmt::format("expert parallelism (ep {}, etp {}) needs a model with experts", p.ep, p.etp);
   if (p.ep > 1 && model_.moe->experts % p.ep != 0)
     return fmt::format("{} experts do not divide by ep {}", model_.moe->experts, p.ep);
-  if (!groups(p).stages_agree()) return "this order puts a rank's experts into another pipeline stage: name pp last";
-  return fmt::format(
-      "dp {} cp {} ulysses {} tp {} pp {} vpp {} ep {} etp {} fsdp {} micro-batch {}: sizes below 1 or "
-      "that do not divide",
-      p.dp, p.cp, p.ulysses, p.tp, p.pp, p.vpp, p.ep, p.etp, p.fsdp, p.micro_batch);
+  if (p.ep * p.etp > 1 && p.data_ranks() * p.tp % (p.ep * p.etp) == 0 && !groups(p).stages_agree())
+    return "this order puts a rank's experts into another pipeline stage: name pp last";
+  if (p.etp > 1 && model_.moe->expert_intermediate % p.etp != 0)
+    return fmt::format("{} columns of an expert % etp {} = {}", model_.moe->expert_intermediate, p.etp,
+                       model_.moe->expert_intermediate % p.etp);
+  if (p.ep * p.etp > 1 && p.data_ranks() * p.tp % (p.ep * p.etp) != 0)
+    return fmt::format("{} ranks of a pipeline stage % (ep {} x etp {} = {}) = {}", p.data_ranks() * p.tp, p.ep, p.etp,
+                       p.ep * p.etp, p.data_ranks() * p.tp % (p.ep * p.etp));
+  if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0)
+    return fmt::format("{} data ranks % fsdp {} = {}", p.data_ranks(), p.fsdp, p.data_ranks() % p.fsdp);
+  if (p.vpp > 1 && p.pp == 1) return fmt::format("vpp {} needs a pipeline, pp is 1", p.vpp);
+  if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0)
+    return fmt::format("{} KV heads neither divide by tp {} nor it by them", model_.kv_heads, p.tp);
+  if (!model_.mla && model_.kv_heads % p.ulysses != 0 && p.ulysses % model_.kv_heads != 0)
+    return fmt::format("{} KV heads neither divide by ulysses {} nor it by them", model_.kv_heads, p.ulysses);
+  return fmt::format("{} tokens of a sequence, {} layers do not divide by cp {} x ulysses {}, tp {} and vpp {}",
+                     setting_.sequence, model_.layers, p.cp, p.ulysses, p.tp, p.vpp);
 }
 
 bool TrainModel::split_given(const TrainPoint& p) const {

@@ -233,6 +233,8 @@ struct TrainSetting {
   bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
   // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
   double budget_tokens = 0, longest = 0;
+  bool prefetch = true;          // sharded units: the next is gathered while one computes
+  bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
 
 class TrainModel {

@@ -134,7 +134,9 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   // One collective per unit or tensor where parameters or gradients stream, a few large buckets elsewhere.
   const bool streams = p.gathers_units();
   const bool each_pass = streams || p.sharding == Sharding::zero2;
-  const double calls = each_pass ? std::max(1.0, held.layers() * framework_.unit_tensors.value) : 1.0,
+  // FSDP1's flat parameter is one tensor and is gathered and reduced in place.
+  const bool flat = streams && setting_.flat_parameters;
+  const double calls = each_pass ? std::max(1.0, held.layers() * (flat ? 1.0 : framework_.unit_tensors.value)) : 1.0,
                slower = 1.0 / std::max(framework_.data_rate.value, 1e-3);
   const auto both = [&](OpKind kind, const GroupShape& dense, double bytes, const GroupShape& sparse,
                         double expert_bytes) {
@@ -142,9 +144,9 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
     return calls * (cost_.collective_seconds(kind, dense, bytes * each) +
                     (expert_bytes > 0 ? cost_.collective_seconds(kind, sparse, expert_bytes * each) : 0.0));
   };
-  const double listing =
-      each_pass ? calls * framework_.rank_launches.value * static_cast<double>(p.shard_ranks()) * launch_seconds()
-                : 0.0;
+  const double listing = each_pass && !flat ? calls * framework_.rank_launches.value *
+                                                  static_cast<double>(p.shard_ranks()) * launch_seconds()
+                                            : 0.0;
   const GroupShape group = where.shard(), experts = where.expert_shard();
   const auto m = static_cast<double>(p.micro_batches);
   out.reduce = listing + both(OpKind::reduce_scatter, group, ordinary, experts, expert);
@@ -183,7 +185,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   const bool streamed = p.gathers_units();
   const double behind_reduce = framework_.overlap_grad_reduce ? backward * passes : 0.0;
   const double behind_gather =
-      framework_.overlap_param_gather
+      framework_.overlap_param_gather && (setting_.prefetch || !streamed)
           ? (streamed ? (backward + forward) * p.full_micro_batches() - std::min(reduce, behind_reduce) : forward)
           : 0.0;
   const double hidden_reduce = std::min(reduce * (1.0 - 1.0 / count), behind_reduce);

@@ -44,8 +44,9 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
   const UnitSeconds root = unit_seconds(p, ends, trained),
                     layer = unit_seconds(p, (held.ordinary - ends) / layers, trained);
   // A pass begins with the root and the two layers that may be whole at once, before there is anything to compute; the
-  // others come while one computes, if that takes longer than their collective.
-  const double gather = layer.gather + layer.gather_kernels, first = std::min(2.0, layers);
+  // others come while one computes, if that takes longer than their collective. Without prefetch none does: the layer
+  // before lies where the next one goes.
+  const double gather = layer.gather + layer.gather_kernels, first = setting_.prefetch ? std::min(2.0, layers) : layers;
   const auto beside = [&](double compute) {
     return first * gather + (layers - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / layers);
   };
@@ -81,7 +82,9 @@ double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double 
   if (from_host) gather += host_pass(p, held).up;
   // Prefetched: the first unit finds nothing to hide behind.
   p.visit_micro_batches([&](double count, double share) {
-    exposed += count * (framework_.overlap_param_gather ? std::max(gather / units, gather - share * forward) : gather);
+    exposed += count * (framework_.overlap_param_gather && setting_.prefetch
+                            ? std::max(gather / units, gather - share * forward)
+                            : gather);
   });
   return exposed;
 }

@@ -31,6 +31,47 @@ std::string scenario(const std::string& model, const std::string& gpu, const std
 
 }  // namespace
 
+TEST_CASE("every model of the catalogue is priced") {
+  for (const std::string& name : catalog_names("models")) {
+    INFO(name);
+    const auto s = load_scenario_text(
+        fmt::format("model: {}\ncluster: {{gpu: h200-sxm-141gb, nodes: 32, gpus_per_node: 8}}\n"
+                    "train: {{engine: megatron, layout: {{dp: 256}}, micro_batch_tokens: 1024}}\n"
+                    "algorithm: {{name: sft, prompts: 256}}\n"
+                    "workload: {{prompt_tokens: {{mean: 256, max: 512}}, response_tokens: {{mean: 256, max: 512}}}}\n",
+                    name),
+        "catalogue.yaml");
+    if (!s) FAIL(render(s.error()));
+    const auto p = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(p.has_value());
+    const RlPrice price = (*p)->price((*p)->point());
+    CHECK(price.iteration_seconds > 0);
+    // Parameters and fp32 gradients of the whole model, 6 B each, on every rank.
+    CHECK(price.peak_bytes() > 6.0 * static_cast<double>(parameter_count(s->model)));
+  }
+}
+
+TEST_CASE("what a GPU lacks is answered with what the key takes, and a size that does not divide with its arithmetic") {
+  const auto s = load_scenario_text(scenario("qwen2.5-7b", "a100-sxm-80gb", "layout: {dp: 32}, precision: {gemm: fp8}"),
+                                    "fp8.yaml");
+  REQUIRE(s.has_value());
+  const auto lacks = ScenarioPricer::make(*s, catalog_root());
+  REQUIRE_FALSE(lacks.has_value());
+  CHECK(lacks.error()[0].code == "E260");
+  CHECK_THAT(lacks.error()[0].help, Catch::StartsWith("set train.precision.gemm to params or tf32, or give"));
+  const auto p = pricer_of(scenario("mixtral-8x7b", "h100-sxm-80gb", "engine: megatron, layout: {dp: 32, ep: 8}"));
+  TrainPoint point = p->point().train;
+  CHECK(p->train().why_invalid(point).empty());
+  point.etp = 3;  // 14336 = 3 x 4778 + 2
+  CHECK(p->train().why_invalid(point) == "14336 columns of an expert % etp 3 = 2");
+  point.etp = 8;
+  CHECK(p->train().why_invalid(point) == "32 ranks of a pipeline stage % (ep 8 x etp 8 = 64) = 32");
+  point.etp = 0;
+  CHECK(p->train().why_invalid(point) == "etp is 0");
+  point.etp = 1, point.fsdp = 5;
+  CHECK(p->train().why_invalid(point) == "32 data ranks % fsdp 5 = 2");
+}
+
 TEST_CASE("every profile of the profile key is priced, and says what hardware it stands on") {
   for (const char* profile :
        {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "torchtitan", "megatron"}) {

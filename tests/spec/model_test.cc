@@ -32,16 +32,39 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
     std::int64_t parameters;  // of the safetensors on the Hugging Face hub ("total parameters" of the index or page)
   };
   // Exact counts: Qwen2.5-7B is BACKGROUND I's check; Llama-2-7B, Llama-3-8B and Mixtral are the well-known totals.
-  const Published exact[] = {
-      {"qwen2.5-7b", 7615616512},     {"llama-2-7b", 6738415616},       {"llama-2-13b", 13015864320},
-      {"llama-2-70b", 68976648192},   {"llama-3-8b", 8030261248},       {"llama-3.1-8b", 8030261248},
-      {"llama-3.1-70b", 70553706496}, {"llama-3.1-405b", 405853388800}, {"llama-3.2-1b", 1235814400},
-      {"llama-3.2-3b", 3212749824},   {"qwen2.5-0.5b", 494032768},      {"qwen2.5-1.5b", 1543714304},
-      {"qwen2.5-3b", 3085938688},     {"qwen2.5-14b", 14770033664},     {"qwen2.5-32b", 32763876352},
-      {"qwen2.5-72b", 72706203648},   {"qwen3-0.6b", 596049920},        {"qwen3-1.7b", 1720574976},
-      {"qwen3-4b", 4022468096},       {"qwen3-8b", 8190735360},         {"qwen3-14b", 14768307200},
-      {"qwen3-32b", 32762123264},     {"qwen3-30b-a3b", 30532122624},   {"qwen3-235b-a22b", 235093634560},
-      {"mixtral-8x7b", 46702792704}};
+  const Published exact[] = {{"qwen2.5-7b", 7615616512},
+                             {"llama-2-7b", 6738415616},
+                             {"llama-2-13b", 13015864320},
+                             {"llama-2-70b", 68976648192},
+                             {"llama-3-8b", 8030261248},
+                             {"llama-3.1-8b", 8030261248},
+                             {"llama-3.1-70b", 70553706496},
+                             {"llama-3.1-405b", 405853388800},
+                             {"llama-3.2-1b", 1235814400},
+                             {"llama-3.2-3b", 3212749824},
+                             {"qwen2.5-0.5b", 494032768},
+                             {"qwen2.5-1.5b", 1543714304},
+                             {"qwen2.5-3b", 3085938688},
+                             {"qwen2.5-14b", 14770033664},
+                             {"qwen2.5-32b", 32763876352},
+                             {"qwen2.5-72b", 72706203648},
+                             {"qwen3-0.6b", 596049920},
+                             {"qwen3-1.7b", 1720574976},
+                             {"qwen3-4b", 4022468096},
+                             {"qwen3-8b", 8190735360},
+                             {"qwen3-14b", 14768307200},
+                             {"qwen3-32b", 32762123264},
+                             {"qwen3-30b-a3b", 30532122624},
+                             {"qwen3-235b-a22b", 235093634560},
+                             {"mixtral-8x7b", 46702792704},
+                             {"mistral-7b", 7241732096},
+                             {"gpt2", 124439808},
+                             {"gpt2-medium", 354823168},
+                             {"gpt2-large", 774030080},
+                             {"gpt2-xl", 1557611200},
+                             // Brown et al. 2005.14165, table 2.1: 96 layers of 12288, 50257 tokens, 2048 positions: V
+                             // h + 2048 h + L (12 h^2 + 13 h) + 2 h.
+                             {"gpt3-175b", 174604259328}};
   for (const auto& p : exact) {
     INFO(p.name);
     CHECK(parameter_count(catalogued(p.name)) == p.parameters);
