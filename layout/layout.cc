@@ -38,11 +38,13 @@ Layout fsdp_layout(std::int64_t shard, std::int64_t replicas) {
   return {mesh, mesh, {}, 1};
 }
 
-Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder order) {
-  std::vector<MeshAxis> axes = {{"tp", tp}, {"dp", engines}};
-  if (order == EngineOrder::strided) std::reverse(axes.begin(), axes.end());
+Layout rollout_layout(const EngineAxes& engine, std::int64_t engines, EngineOrder order) {
+  std::vector<MeshAxis> axes = {{"tp", engine.tp}};
+  if (engine.cp > 1) axes.push_back({"cp", engine.cp});
+  if (engine.stages.size() > 1) axes.push_back({"pp", static_cast<std::int64_t>(engine.stages.size())});
+  axes.insert(order == EngineOrder::strided ? axes.begin() : axes.end(), {"dp", engines});
   const Mesh mesh(axes);
-  return {mesh, mesh, {}, 1};
+  return {mesh, mesh, engine.stages, 1};
 }
 
 Rectangle held_by(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {

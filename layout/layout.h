@@ -26,10 +26,19 @@ struct Layout {
 /// FSDP2 over `shard` consecutive ranks, repeated `replicas` times (HSDP; 1 = plain FSDP).
 Layout fsdp_layout(std::int64_t shard, std::int64_t replicas = 1);
 
-/// Rollout engines of `tp` ranks each.
-///   contiguous: engine = rank / tp, tp index = rank % tp; strided: engine = rank % engines, tp index = rank / engines.
+/// One rollout engine: tp is its fastest axis, pipeline stages the slowest.
+struct EngineAxes {
+  std::int64_t tp = 1, cp = 1;
+  std::vector<StageChunk> stages;  // one chunk per stage; empty: every rank has all layers
+};
+
+/// Rollout engines of n = tp * cp * stages ranks each.
+///   contiguous: engine = rank / n, place in it = rank % n; strided: engine = rank % engines, place = rank / engines.
 enum class EngineOrder : std::uint8_t { contiguous, strided };
-Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder order = EngineOrder::contiguous);
+Layout rollout_layout(const EngineAxes&, std::int64_t engines, EngineOrder order = EngineOrder::contiguous);
+inline Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder order = EngineOrder::contiguous) {
+  return rollout_layout({tp, 1, {}}, engines, order);
+}
 
 /// The rectangle of one parameter on one rank; empty where the rank has none of it.
 /// Throws InternalError where the layout does not fit the model (validation comes first).

@@ -93,10 +93,14 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
                          {"ranks", "tensor parallel of one engine; rollout ranks = tp x pp x cp x dp"}));
   keys.push_back(integer_or_auto("rollout.layout.dp", HB_FIELD(rollout.layout.dp), 1, max_ranks,
                                  {"engines", "number of engines; auto: what the others leave"}));
-  keys.push_back(integer("rollout.layout.ep", HB_FIELD(rollout.layout.ep), 1, max_ranks, {"ranks", "expert parallel"}));
-  keys.push_back(
-      integer("rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks, {"ranks", "context parallel"}));
-  keys.push_back(integer("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks, {"ranks", "pipeline stages"}));
+  keys.push_back(integer("rollout.layout.ep", HB_FIELD(rollout.layout.ep), 1, max_ranks,
+                         {"ranks", "expert parallel inside an engine; divides tp x cp"}));
+  keys.push_back(integer(
+      "rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks,
+      {"ranks",
+       "context parallel of one engine: ranks that prompts, under vllm a sequence's cache too, are spread over"}));
+  keys.push_back(integer("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks,
+                         {"ranks", "pipeline stages of one engine"}));
   keys.push_back(integer("rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
                          {"", "attention data parallel inside an engine; divides tp"}));
   keys.push_back(

@@ -307,9 +307,10 @@ class Validator {
              {fmt::format("tp {} % attention_dp {} = {}", r.layout.tp, r.layout.attention_dp,
                           r.layout.tp % r.layout.attention_dp)});
     else heads("rollout.layout", r.layout.tp / r.layout.attention_dp, 1);
-    if (s_.model.layers % r.layout.pp != 0)
-      report("E212", "rollout.layout.pp", "layers do not divide into the engine's pipeline stages",
-             {fmt::format("{} layers % pp {} = {}", s_.model.layers, r.layout.pp, s_.model.layers % r.layout.pp)});
+    if (r.layout.pp > s_.model.layers)
+      report("E212", "rollout.layout.pp", "an engine has more pipeline stages than the model has layers",
+             {fmt::format("pp {}, {} layers", r.layout.pp, s_.model.layers)},
+             fmt::format("set rollout.layout.pp to {} at most", s_.model.layers));
     if (r.top_p <= 0)
       report("E206", "rollout.top_p", "top_p 0 leaves no token to sample", {},
              "greedy is temperature 0; 1 samples from all");

@@ -141,6 +141,13 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
     add("rollout.layout.tp doubled", [](RlPoint& q) { q.rollout.tp *= 2, q.rollout.engines /= 2; });
   if (p.rollout.tp % 2 == 0)
     add("rollout.layout.tp halved", [](RlPoint& q) { q.rollout.tp /= 2, q.rollout.engines *= 2; });
+  // Stages pay where tensor parallelism would leave the node.
+  if (p.rollout.tp % 2 == 0 && (p.rollout.pp > 1 || p.rollout.tp > s.scenario().cluster.ranks_per_node()))
+    add("rollout.layout.pp doubled, tp halved", [](RlPoint& q) { q.rollout.pp *= 2, q.rollout.tp /= 2; });
+  if (p.rollout.pp % 2 == 0) {
+    add("rollout.layout.pp halved, tp doubled", [](RlPoint& q) { q.rollout.pp /= 2, q.rollout.tp *= 2; });
+    add("rollout.layout.pp halved, dp doubled", [](RlPoint& q) { q.rollout.pp /= 2, q.rollout.engines *= 2; });
+  }
   add("rollout.layout.order = strided", [](RlPoint& q) { q.rollout.strided = true; });
   add("sync.mode = direct", [](RlPoint& q) { q.sync = SyncMechanism::shard_to_shard; });
   add("rollout.memory_fraction - 0.1", [](RlPoint& q) { q.rollout.memory_fraction -= 0.1; });

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/rl/engine_step.h"
+
 namespace hotbunk {
 namespace {
 
@@ -86,6 +88,19 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
   split.ring("experts' parameters", OpKind::all_gather, where.expert_shard(), once * t.expert_data_gather_payload);
 }
 
+/// What an engine's ranks exchange in all steps.
+void add_generation(const RlModel& rl, const RolloutPoint& r, const RolloutPayload& sent, std::vector<LinkUse>& out) {
+  const Splitter split(RlPhase::rollout, out);
+  const EngineStep engine(rl, r);
+  split.ring("tp all-reduce", OpKind::all_reduce, engine.group(r.tp), sent.reduce);
+  split.ring("experts' all-reduce", OpKind::all_reduce, engine.group(r.tp * r.cp), sent.experts);
+  split.all_to_all("expert dispatch and combine", engine.group(r.ep), sent.dispatch);
+  split.point_to_point("pipeline", engine.leaves_node(), sent.pipeline);
+  split.ring("tp gather behind a hop", OpKind::all_gather, engine.group(r.attention_tp()), sent.arriving);
+  split.ring("cp keys and values", OpKind::all_gather, engine.group(r.cp, r.tp), sent.context_gather);
+  split.ring("cp partial attention", OpKind::all_reduce, engine.group(r.cp, r.tp), sent.context_reduce);
+}
+
 /// What crosses the host link as the transition order says.
 void add_shifts(const RlModel& rl, const RlPoint& p, const TrainPrice& t, const RolloutPrice& rollout,
                 std::vector<LinkUse>& out) {
@@ -114,12 +129,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
   std::vector<LinkUse> out;
   const std::int64_t node = model.train().cost().ranks_per_node();
   if (iterate) {
-    const std::int64_t stride = p.rollout.strided ? p.rollout.engines : 1;
-    const Splitter generate(RlPhase::rollout, out);
-    generate.ring("tp all-reduce", OpKind::all_reduce, GroupShape::strided(p.rollout.tp, stride, node),
-                  rollout.reduce_payload);
-    generate.all_to_all("expert dispatch and combine", GroupShape::strided(p.rollout.ep, stride, node),
-                        rollout.dispatch_payload);
+    add_generation(model, p.rollout, rollout.sent, out);
     const SyncJob job = model.sync_job(p);
     const SyncPrice sync = price_sync(p.sync, job, model.train().cost());
     const Splitter move(RlPhase::sync, out);

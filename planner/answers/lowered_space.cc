@@ -84,6 +84,7 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   t.shard = {-1};
   t.sharding = {Sharding::fsdp};
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });
+  space.rollout_pp = space.rollout_cp = {1};
   space.attention_dp = {1};
   space.whole_experts = {false};
   space.sync = {bucketed};

@@ -111,6 +111,18 @@ class ResizedSearch {
   }
 
  private:
+  /// Whether some engine of the shape holds its weights and one sequence, however many there are.
+  static bool holds(const ScenarioPricer& s, const RlSpace& space, RolloutPoint r) {
+    r.engines = s.point().rollout.engines;
+    for (const std::int64_t apart : space.attention_dp)
+      for (const bool whole : space.whole_experts)
+        for (const double fraction : space.memory_fraction) {
+          r.attention_dp = apart, r.ep = whole ? r.tp * r.cp : 1, r.memory_fraction = fraction;
+          if (s.rl().divides(r) && s.rl().price_rollout(r).fits) return true;
+        }
+    return false;
+  }
+
   bool hopeless(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& o) const {
     // Master copies, moments and gradients of the whole model, over all devices together.
     const Scenario& at = s.scenario();
@@ -122,17 +134,11 @@ class ResizedSearch {
       return true;
     if (executes_) return false;  // the closed form of training bounds no plan
     if (at.algorithm.name != AlgorithmName::sft) {
-      RolloutPoint r = s.point().rollout;
       bool any = false;
       for (const std::int64_t tp : space.rollout_tp)
-        for (const std::int64_t apart : space.attention_dp)
-          for (const bool whole : space.whole_experts) {
-            r.tp = tp, r.attention_dp = apart, r.ep = whole ? tp : 1, r.cp = 1;
-            for (const double fraction : space.memory_fraction) {
-              r.memory_fraction = fraction;
-              any = any || (s.rl().divides(r) && s.rl().price_rollout(r).fits);
-            }
-          }
+        for (const std::int64_t cp : space.rollout_cp)
+          for (const std::int64_t pp : space.rollout_pp)
+            any = any || (space.has_engine(tp, cp, pp) && holds(s, space, {.tp = tp, .cp = cp, .pp = pp}));
       any = any || s.rl().price_rollout(s.point().rollout).fits;
       if (!any) return true;
     }

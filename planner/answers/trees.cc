@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "spec/names.h"
 
 namespace hotbunk {
 namespace {
@@ -106,20 +107,38 @@ CostNode sync_apart(const RlModel& rl, const RlPoint& p, const RlModel::Parts& o
                  {std::move(side), bytes_of("buckets", staging)});
 }
 
+/// What stages and context ranks do to an engine's slices, and its micro-batches to its pace.
+std::string slice_note(const RolloutPoint& r) {
+  return r.pp > 1 ? fmt::format("the engine's slice in the fullest of {} stages", r.pp) : "the engine's slice";
+}
+std::string cache_note(const RlSetting& s, const RolloutPoint& r) {
+  if (r.cp == 1) return "";
+  return cache_shares(s.engine, r) > static_cast<double>(r.attention_dp)
+             ? fmt::format(", a sequence's divided among {} cp ranks", r.cp)
+             : fmt::format(", whole on each of {} cp ranks ({} divides prompts alone)", r.cp, name_of(s.engine));
+}
+std::string pace_note(const RlModel& rl, const RolloutPoint& r, double sequences) {
+  if (r.pp == 1) return "";
+  const DecodeRound d = rl.decode_round(r, sequences, rl.held_tokens());
+  return fmt::format(", in {:.3g} micro-batches of {:.3g}, paced by {}", d.micro_batches, d.sequences,
+                     d.seconds() > d.latency ? "the slowest stage" : "the way through all stages and back");
+}
+
 CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const RlModel::Parts& of) {
   const RolloutPrice& r = of.rollout;
   const double own = r.weight_bytes + r.pool_bytes + r.activation_bytes, left = price.rollout_bytes - own;
   const double communicators = s.rl().communicators(p.rollout);
   const double context =
       p.placement == PlacementMode::colocated ? of.train.overhead_bytes : s.train().framework().context_bytes.value;
-  return node_of(
-      "rollout", "while the engine generates", price.rollout_bytes, 0,
-      {bytes_of("weights", r.weight_bytes, "the engine's slice"),
-       bytes_of("kv_cache", r.pool_bytes, fmt::format("{} per token and rank", format_bytes(r.kv_bytes_per_token))),
-       bytes_of("activations", r.activation_bytes, "of one prefill step"),
-       node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
-               {bytes_of("training's state", left - context - communicators, "awake"),
-                bytes_of("contexts and communicators", context + communicators)})});
+  return node_of("rollout", "while the engine generates", price.rollout_bytes, 0,
+                 {bytes_of("weights", r.weight_bytes, slice_note(p.rollout)),
+                  bytes_of("kv_cache", r.pool_bytes,
+                           fmt::format("{} per token and rank{}", format_bytes(r.kv_bytes_per_token),
+                                       cache_note(s.rl().setting(), p.rollout))),
+                  bytes_of("activations", r.activation_bytes, "of one prefill step"),
+                  node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
+                          {bytes_of("training's state", left - context - communicators, "awake"),
+                           bytes_of("contexts and communicators", context + communicators)})});
 }
 
 /// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
@@ -150,9 +169,9 @@ std::vector<CostNode> train_parts(const TrainPrice& train, double times) {
   return out;
 }
 
-std::vector<CostNode> rollout_parts(const RolloutPrice& r) {
-  const std::string slots = fmt::format("{:.0f} sequences", r.slots);
-  return {seconds_of("prefill", r.prefill_seconds), seconds_of("decode", r.decode_seconds, slots + " at a time"),
+std::vector<CostNode> rollout_parts(const RlModel& rl, const RolloutPoint& p, const RolloutPrice& r) {
+  const std::string slots = fmt::format("{:.0f} sequences", r.slots), pace = pace_note(rl, p, r.slots);
+  return {seconds_of("prefill", r.prefill_seconds), seconds_of("decode", r.decode_seconds, slots + " at a time" + pace),
           seconds_of("tail", r.tail_seconds,
                      r.decode_seconds > 0 ? "no more to admit: ever fewer, the longest alone at last"
                                           : slots + " from the start, ever fewer, the longest alone at last"),
@@ -218,7 +237,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   if (of.train.swapped_reference > 0)
     reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
                                    "the model from host memory"));
-  add(RlPhase::rollout, "", rollout_parts(of.rollout));
+  add(RlPhase::rollout, "", rollout_parts(s.rl(), p.rollout, of.rollout));
   add(RlPhase::sync, "", sync_parts(of.sync, price.seconds[static_cast<std::size_t>(RlPhase::sync)]));
   add(RlPhase::sleep, "", shift_parts(rl.sleep_seconds(of.train, of.rollout, shift), true));
   add(RlPhase::wake, "", shift_parts(rl.wake_seconds(of.train, of.rollout, shift), false));

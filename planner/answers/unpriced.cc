@@ -21,8 +21,10 @@ Diagnostic no_layout(std::string why, std::string help) {
 
 std::string rollout_sizes(const ModelSpec& m, const RolloutPoint& r) {
   const std::string experts = m.moe ? fmt::format(", {} experts", m.moe->experts) : std::string();
-  return fmt::format("rollout tp {} attention dp {} ep {} cp {} over {} heads, {} KV heads, intermediate size {}{}",
-                     r.tp, r.attention_dp, r.ep, r.cp, m.heads, m.kv_heads, m.intermediate, experts);
+  return fmt::format(
+      "rollout tp {} attention dp {} ep {} cp {} pp {} over {} heads, {} KV heads, {} layers, intermediate "
+      "size {}{}",
+      r.tp, r.attention_dp, r.ep, r.cp, r.pp, m.heads, m.kv_heads, m.layers, m.intermediate, experts);
 }
 
 Diagnostic lacks_room(std::string message, std::string note, std::string help) {
@@ -64,15 +66,6 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
 std::optional<Diagnostic> ScenarioPricer::why_unpriced(const RlPoint& p) const {
   if (!train_.divides(p.train)) return no_layout(train_.why_invalid(p.train), "change train.layout or the batch");
   if (scenario_.algorithm.name == AlgorithmName::sft) return std::nullopt;
-  if (p.rollout.pp > 1)
-    return Diagnostic{
-        .code = "E263",
-        .message = "an engine that pipelines its layers is not priced",
-        .where = {},
-        .notes = {fmt::format("rollout pp {}: stages of a decode step would wait for each other, which the "
-                              "closed form of an engine does not model",
-                              p.rollout.pp)},
-        .help = "set rollout.layout.pp to 1 and tp to as many ranks"};
   if (!rl_.divides(p.rollout)) return no_layout(rollout_sizes(scenario_.model, p.rollout), "change rollout.layout");
   if (!rl_.price_rollout(p.rollout).fits) return no_room(*this, p);
   return std::nullopt;

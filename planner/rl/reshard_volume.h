@@ -2,13 +2,22 @@
 // the plan graph's copies are both called Box.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "spec/model.h"
 
 namespace hotbunk {
 
-/// Elements that the worst of tp * engines ranks receives, shard to shard: every parameter as Shard(0) over all ranks
-/// before, sliced for engines of `tp` after. Dense models.
-double most_received_elements(const ModelSpec&, std::int64_t tp, std::int64_t engines, bool strided);
+/// Engines over all ranks; `stage_layers`: one number per pipeline stage.
+struct EngineShape {
+  std::int64_t tp = 1, cp = 1;
+  std::vector<std::int64_t> stage_layers;
+  std::int64_t engines = 1;
+  bool strided = false;
+};
+
+/// Elements that the worst rank receives, shard to shard: every parameter as Shard(0) over all ranks before, the layers
+/// of its stage sliced for tensor parallelism after. Dense models.
+double most_received_elements(const ModelSpec&, const EngineShape&);
 
 }  // namespace hotbunk

@@ -17,13 +17,14 @@ std::string_view name_of(RlPhase p) {
 }
 
 RlModel::RlModel(const TrainModel& train, RlSetting setting)
-    : train_(train),
-      setting_(setting),
-      parameters_(static_cast<double>(parameter_count(train.model()))),
-      active_(static_cast<double>(active_parameter_count(train.model()))),
-      tensors_(tensor_count(train.model())),
-      ends_(static_cast<double>(train.model().vocab) * static_cast<double>(train.model().hidden) *
-            (train.model().tie_embeddings ? 1.0 : 2.0)) {}
+    : train_(train), setting_(setting), counts_(counts_of(train.model())) {}
+
+void RolloutPayload::raise_to(const RolloutPayload& o) {
+  for (const auto part :
+       {&RolloutPayload::reduce, &RolloutPayload::dispatch, &RolloutPayload::experts, &RolloutPayload::pipeline,
+        &RolloutPayload::arriving, &RolloutPayload::context_gather, &RolloutPayload::context_reduce})
+    this->*part = std::max(this->*part, o.*part);
+}
 
 namespace {
 bool is_plain_fsdp(const TrainPoint& p) {
@@ -34,24 +35,43 @@ bool is_plain_fsdp(const TrainPoint& p) {
 
 void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
   const ModelSpec& m = train_.model();
-  if (!is_plain_fsdp(p) || p.ranks() > 64 || p.ranks() != r.tp * r.engines || m.moe || m.mla) return;
+  if (!is_plain_fsdp(p) || p.ranks() > 64 || p.ranks() != r.ranks() || m.moe || m.mla) return;
   if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
-  const auto key = std::make_tuple(p.ranks(), r.tp, r.strided);
+  const auto key = std::make_tuple(p.ranks(), r.tp, r.cp, r.pp, r.strided);
   if (exact_reshard_.contains(key)) return;
-  exact_reshard_[key] = most_received_elements(m, r.tp, r.engines, r.strided) * setting_.rollout_element_bytes;
+  std::vector<std::int64_t> layers;
+  for (std::int64_t i = 0; i < r.pp; ++i) layers.push_back(stage_layers(setting_.engine, m.layers, r.pp, i));
+  exact_reshard_[key] =
+      most_received_elements(m, {r.tp, r.cp, std::move(layers), r.engines, r.strided}) * setting_.rollout_element_bytes;
 }
 
 double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const {
   if (is_plain_fsdp(p))
-    if (const auto known = exact_reshard_.find({p.ranks(), r.tp, r.strided}); known != exact_reshard_.end())
+    if (const auto known = exact_reshard_.find({p.ranks(), r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
       return known->second;
-  // A rank needs 1 / tp of the weights and holds 1 / shard of them; how much of that lies in its own slice depends on
-  // the order: with contiguous engines the shards run across the slices, with strided ones along them.
-  const double bytes = parameters_ * setting_.rollout_element_bytes;
-  const double need = rank_elements(r) * setting_.rollout_element_bytes;
+  // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
+  // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.
+  // Training stages lie elsewhere than the engines': some rank then holds nothing of the layers that it needs.
+  const HeaviestStage stage = heaviest_stage(r);
+  const double bytes = counts_.parameters * setting_.rollout_element_bytes;
+  const double need = stage.elements * setting_.rollout_element_bytes;
   const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
-  const double overlap = r.strided ? 1.0 : 1.0 / static_cast<double>(r.tp);
-  return std::max(0.0, need - held * overlap);
+  const double overlap = r.strided && r.pp == 1 ? 1.0 : 1.0 / static_cast<double>(r.tp);
+  const double here = r.pp == 1 ? 1.0 : p.pp > 1 ? 0.0 : stage.layers / static_cast<double>(train_.model().layers);
+  return std::max(0.0, need - held * overlap * here);
+}
+
+/// The stage with most weights, the first of equals.
+RlModel::HeaviestStage RlModel::heaviest_stage(const RolloutPoint& r) const {
+  HeaviestStage out;
+  each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
+    const double elements = stage_elements(counts_, r, s);
+    if (elements > out.elements)
+      out = {elements, s.layers,
+             s.dense() * counts_.dense_layer_tensors + s.moe * counts_.moe_layer_tensors + (s.first ? 1.0 : 0.0) +
+                 (s.last ? 2.0 : 0.0)};
+  });
+  return out;
 }
 
 ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
@@ -77,11 +97,15 @@ ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::L
 SyncJob RlModel::sync_job(const RlPoint& p) const {
   const bool colocated = p.placement == PlacementMode::colocated;
   const StateBytes& state = train_.setting().state;
-  return {.model_bytes = parameters_ * setting_.rollout_element_bytes,
-          .tensors = tensors_,
+  const HeaviestStage stage = heaviest_stage(p.rollout);
+  const double slice = stage.elements * setting_.rollout_element_bytes;
+  const double model = counts_.parameters * setting_.rollout_element_bytes;
+  return {.model_bytes = model,
+          .tensors = counts_.tensors,
           .bucket_bytes = p.bucket_bytes,
           .sources = p.train.ranks() / p.train.replicas(),
-          .target_tp = p.rollout.tp,
+          .target_parts = p.rollout.pp > 1 ? model / slice : static_cast<double>(p.rollout.tp),
+          .target_tensors = p.rollout.pp > 1 ? stage.tensors : counts_.tensors,
           .targets = colocated ? p.train.ranks() : p.rollout.ranks(),
           .apart = colocated ? 0 : p.train.ranks(),
           .received_bytes = colocated ? reshard_bytes(p.train, p.rollout) : 0.0,
@@ -90,7 +114,7 @@ SyncJob RlModel::sync_job(const RlPoint& p) const {
           .verifies = setting_.sync_verifies,
           .source_element_bytes = p.train.sharding == Sharding::fsdp ? state.master : state.params,
           .target_element_bytes = setting_.rollout_element_bytes,
-          .slice_bytes = rank_elements(p.rollout) * setting_.rollout_element_bytes};
+          .slice_bytes = slice};
 }
 
 TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
@@ -197,8 +221,7 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
 /// weights may be one step old.
 void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
                            RlPrice& out) const {
-  const double rollout_side = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes +
-                              train_.framework().context_bytes.value + communicators(p.rollout);
+  const double rollout_side = apart_bytes(p.rollout, rollout);
   out.train_bytes = train.total_bytes;
   out.rollout_bytes = rollout_side;
   out.sync_bytes =

@@ -9,24 +9,43 @@
 #include <string_view>
 #include <tuple>
 
+#include "planner/rl/engine_parts.h"
 #include "planner/rl/sync_model.h"
 #include "planner/rl/transition_cost.h"
 #include "planner/train/train_model.h"
 
 namespace hotbunk {
 
-/// One rollout layout: `engines` engines of tp * cp * pp ranks each; none where nothing is sampled (SFT).
+/// One rollout layout: `engines` engines of tp * cp * pp ranks each, none where nothing is sampled (SFT); inside an
+/// engine tp is the fastest, pp the slowest.
 struct RolloutPoint {
   std::int64_t tp = 1, engines = 1;
   bool strided = false;           // engine = rank mod engines: neighbours' shards lie in other engines
   double memory_fraction = 0.8;   // of the device, weights + KV
   std::int64_t ep = 1;            // ranks that whole experts are spread over; 1: experts are split by tp like the rest
   std::int64_t attention_dp = 1;  // groups of tp / attention_dp ranks, each with attention's weights and its own tokens
-  std::int64_t cp = 1;            // ranks that a sequence's cache is spread over
-  std::int64_t pp = 1;            // pipeline stages: named, not priced (divides() says no)
+  std::int64_t cp = 1;  // ranks that prompts, and a sequence's cache where the engine divides it, are spread over
+  std::int64_t pp = 1;  // pipeline stages
   std::int64_t ranks() const { return engines * tp * cp * pp; }
   std::int64_t attention_tp() const { return std::max<std::int64_t>(1, tp / attention_dp); }
   friend auto operator<=>(const RolloutPoint&, const RolloutPoint&) = default;
+};
+
+/// Payload of one rank of an engine in all steps, in bytes.
+struct RolloutPayload {
+  double reduce = 0, dispatch = 0;                // all-reduce over tp, all-to-all of experts
+  double experts = 0;                             // all-reduce of experts that tp x cp ranks share
+  double pipeline = 0, arriving = 0;              // sent to the next stage; all-gathered over tp where it arrives
+  double context_gather = 0, context_reduce = 0;  // over cp: prompts' keys and values; partial attention of decoding
+  /// The larger of each kind.
+  void raise_to(const RolloutPayload&);
+};
+
+/// One token for every sequence that an engine decodes.
+struct DecodeRound {
+  double micro_batches = 1, sequences = 1;  // in flight, and in each of them
+  double slowest_stage = 0, latency = 0;    // seconds of a micro-batch: in the slowest stage; through all and back
+  double seconds() const { return std::max(micro_batches * slowest_stage, latency); }
 };
 
 struct RolloutPrice {
@@ -37,10 +56,11 @@ struct RolloutPrice {
   double lacking_bytes = 0;                                          // where it does not fit
   double start_lacking_bytes = 0;  // of these, what the engine's start asks for beyond what is free
   double kv_bytes_per_token = 0;   // per rank, of a token that the engine holds
+  double slim_bytes = 0;           // all three of a rank of a stage with the fewest layers
   double slots = 0;                // sequences decoded together by one engine
   double steps = 0;
-  double reduce_payload = 0, dispatch_payload = 0;  // all-reduce, all-to-all; bytes per rank, all steps
-  bool fits = false;                                // weights and at least one sequence of the longest length
+  RolloutPayload sent;
+  bool fits = false;  // weights and at least one sequence of the longest length
   double seconds() const { return prefill_seconds + decode_seconds + tail_seconds + exchange_seconds; }
 };
 
@@ -147,8 +167,11 @@ class RlModel {
   /// The rollout beside so many bytes of training: `alone` with a smaller pool. Never faster.
   RolloutPrice rollout_beside(const RolloutPoint&, double leftovers, const RolloutPrice& alone) const;
   RolloutPrice price_rollout(const RlPoint&) const;
+  /// What an engine needs of a device that nothing trains on.
+  double apart_bytes(const RolloutPoint&, const RolloutPrice&) const;
   /// What every point with this rollout needs of a device beside a trainer that leaves `rest` there and has that much
-  /// overhead. `alone`: the rollout without it, whose pool shrinks by no more than its rule says (kv_pool.h).
+  /// overhead. `alone`: the rollout without it, whose pool shrinks by no more than its rule says (kv_pool.h). Grows
+  /// with both.
   double least_rollout_bytes(const RolloutPoint&, const RolloutPrice& alone, double rest, double overhead) const;
   /// Whether heads, columns and experts divide by the layout: what the loader asks of a scenario.
   bool divides(const RolloutPoint&) const;
@@ -186,39 +209,46 @@ class RlModel {
   double tokens() const {
     return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
   }
+  /// One token for each of so many sequences.
+  DecodeRound decode_round(const RolloutPoint&, double sequences, double context) const;
+  /// Tokens that a running sequence holds on average.
+  double held_tokens() const;
   /// What a weight update of the point has to move, and its price.
   SyncJob sync_job(const RlPoint&) const;
   SyncPrice sync_price(const RlPoint& p) const { return price_sync(p.sync, sync_job(p), train_.cost()); }
 
   const RlSetting& setting() const { return setting_; }
   const TrainModel& train() const { return train_; }
+  const ModelCounts& counts() const { return counts_; }
 
  private:
   // rollout_price.cc: seconds of one engine's parts.
-  double decode_step_seconds(const RolloutPoint&, double slots, double context) const;
+  /// Seconds of the slowest stage, and of all together.
+  struct Stages {
+    double slowest = 0, all = 0;
+  };
+  template <class Seconds>
+  Stages stages_of(const RolloutPoint&, Seconds) const;
   double prefill_seconds(const RolloutPoint&, double sequences, double slots, double full) const;
-  double prefill_step_seconds(const RolloutPoint&, double tokens, double sequences) const;
-  double layers_seconds(const RolloutPoint&, double tokens) const;
-  double step_seconds(const RolloutPoint&, double sequences) const;
-  double lumped_seconds(double flops, double weights) const;
-  /// Elements of the model on one rank of an engine: attention is held once per attention group, the rest split by tp
-  /// (whole experts over ep are as many elements as slices of all of them).
-  double rank_elements(const RolloutPoint&) const;
+  double exchange_seconds(const RolloutPoint&) const;
+  RolloutPayload payload(const RolloutPoint&, double prompt, double whole, double local) const;
+  // rollout_memory.cc
+  /// Of one rank; token: of the cache, in all its layers.
+  struct StageBytes {
+    double weights = 0, token = 0, activations = 0;
+  };
+  StageBytes stage_bytes(const RolloutPoint&, const RolloutStage&) const;
   /// Tokens that an engine's pool holds, and what the device lacks for the longest sequence.
   struct Room {
     double tokens = 0, lacking_bytes = 0, start_lacking_bytes = 0;
   };
-  Room room_of(const RolloutPoint&, const RolloutPrice&, double leftovers) const;
+  Room room_of(const RolloutPoint&, double leftovers) const;
   void take_room(const RolloutPoint&, const Room&, RolloutPrice&) const;
-  double held_tokens() const;
-  double prefill_activations(const RolloutPoint&) const;
-  double exchange_seconds(const RolloutPoint&) const;
-  /// Bytes of one rank's all-reduces and all-to-alls while an engine passes `tokens` through all layers once.
-  struct RolloutPayload {
-    double reduce = 0, dispatch = 0;
+  double prefill_activations(const RolloutPoint&, const RolloutStage&) const;
+  struct HeaviestStage {
+    double elements = 0, layers = 0, tensors = 0;
   };
-  RolloutPayload rollout_payload(const RolloutPoint&, double tokens) const;
-  double rollout_exchange_seconds(const RolloutPoint&, double tokens) const;
+  HeaviestStage heaviest_stage(const RolloutPoint&) const;
   ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
   double working_bytes(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
@@ -228,10 +258,9 @@ class RlModel {
 
   const TrainModel& train_;
   RlSetting setting_;
-  // Counted once: counting walks the model's layers.
-  double parameters_ = 0, active_ = 0, tensors_ = 0;
-  double ends_ = 0;                                                               // elements of embedding and head
-  std::map<std::tuple<std::int64_t, std::int64_t, bool>, double> exact_reshard_;  // (ranks, rollout tp, strided)
+  ModelCounts counts_;
+  // (ranks, rollout tp, cp, pp, strided)
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool>, double> exact_reshard_;
 };
 
 /// What a scenario asks for, in the closed form's terms. Sequence: mean prompt + response, rounded up so that the

@@ -39,7 +39,7 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
   const GroupShape all = GroupShape::strided(job.sources, 1, cost.ranks_per_node());
   // Direct is priced only: every tensor in one read, nothing packed.
   const bool direct = m == SyncMechanism::shard_to_shard;
-  const double buckets = direct ? job.tensors : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
+  const double buckets = direct ? job.taken_tensors() : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
   const double own = job.model_bytes / job.target_element_bytes / ranks;  // elements of a rank's shards
   if (!direct)
     out.packing = cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
@@ -62,7 +62,7 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
 /// Each pair of ranks exchanges the intersection of its shards. Where few trainers feed many engines, what one of them
 /// sends takes longest.
 void price_shards(const SyncJob& job, const GroupShape& all, const CostModel& cost, SyncPrice& out) {
-  const auto slices = static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
+  const double slices = std::max(job.target_parts, 1.0);
   out.bytes_received = job.received_bytes > 0 ? job.received_bytes : job.model_bytes / slices;
   out.bytes_sent =
       out.bytes_received * (job.apart > 0 ? static_cast<double>(job.targets) / static_cast<double>(job.apart) : 1.0);
@@ -86,7 +86,7 @@ void price_buckets(const SyncConstants& c, const SyncJob& job, const GroupShape&
   }
   if (from_host || job.apart > 0)
     out.moving = std::max(out.moving, cost.collective_seconds(OpKind::broadcast, all, job.model_bytes));
-  const auto slices = static_cast<double>(std::max<std::int64_t>(job.target_tp, 1));
+  const double slices = std::max(job.target_parts, 1.0);
   out.moving = std::max(out.moving, cost.memory_seconds(2.0 * job.model_bytes / slices));
   // Each further level of a broadcast's tree delays every bucket's hand-over; engines that share the trainers' GPUs are
   // asked by their own ranks, all at once.
@@ -115,7 +115,8 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost)
     return out;
   }
   out.start = c.start.value;
-  out.tensors = c.per_tensor.value * job.tensors;
+  // Gathering, every rank handles every tensor; shard to shard those that it needs.
+  out.tensors = c.per_tensor.value * (shards ? job.taken_tensors() : job.tensors);
   return out;
 }
 

@@ -36,16 +36,18 @@ struct SyncJob {
   double model_bytes = 0;  // in the rollout's dtype
   double tensors = 0;      // parameters by their Hugging Face names
   double bucket_bytes = 512.0 * 1024 * 1024;
-  std::int64_t sources = 1;    // ranks that hold the training shards
-  std::int64_t target_tp = 1;  // ranks of one engine
-  std::int64_t targets = 1;    // rollout ranks
-  std::int64_t apart = 0;      // ranks of a trainer on GPUs of its own, from which all bytes must cross; 0: the same
-  double received_bytes = 0;   // per rank, shard to shard; 0: model_bytes / target_tp
+  std::int64_t sources = 1;   // ranks that hold the training shards
+  double target_parts = 1;    // of the model, one on a rank of an engine: its tp; with stages by the fullest one
+  double target_tensors = 0;  // that a rank of an engine takes part of; 0: all
+  std::int64_t targets = 1;   // rollout ranks
+  std::int64_t apart = 0;     // ranks of a trainer on GPUs of its own, from which all bytes must cross; 0: the same
+  double received_bytes = 0;  // per rank, shard to shard; 0: model_bytes / target_parts
   // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
   bool one_process = false;
   bool gathers = false;   // buckets are all-gathered; else each rank reads what it needs of its peers' parts
   bool verifies = false;  // hashes of both sides of every tensor
   double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
+  double taken_tensors() const { return target_tensors > 0 ? target_tensors : tensors; }
 };
 
 struct SyncPrice {

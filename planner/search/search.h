@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -88,7 +89,13 @@ struct PlacementChoice {
 struct RlSpace {
   TrainSpace train;
   std::vector<PlacementChoice> placement;
-  std::vector<std::int64_t> rollout_tp{1};  // engines = rollout ranks / tp
+  std::vector<std::int64_t> rollout_tp{1}, rollout_pp{1}, rollout_cp{1};  // engines = rollout ranks / (tp pp cp)
+  // Of engines with stages: ranks of a stage, 0: any; and of the engine at most.
+  std::int64_t stage_ranks = 0, most_engine_ranks = std::numeric_limits<std::int64_t>::max();
+  /// Whether engines of that shape are part of the space.
+  bool has_engine(std::int64_t tp, std::int64_t cp, std::int64_t pp) const {
+    return pp == 1 || ((stage_ranks == 0 || tp * cp == stage_ranks) && tp * cp * pp <= most_engine_ranks);
+  }
   std::vector<std::int64_t> attention_dp{1};
   std::vector<bool> whole_experts{false};  // spread over the engine (ep = tp) instead of split
   std::vector<bool> strided{false, true};

@@ -1,6 +1,8 @@
 #include "planner/search/search_parts.h"
 
 #include <algorithm>
+#include <limits>
+#include <ranges>
 
 #include "planner/search/ranking.h"
 #include "planner/search/train_points.h"
@@ -38,30 +40,39 @@ void add_training(const RlModel& model, TrainSpace space, const SearchOptions& o
   in_order(s.training, [](const Trained& a, const Trained& b) { return a.point < b.point; });
 }
 
+/// Every engine of one shape.
+void add_engines(const RlModel& model, const RlSpace& space, const RolloutPoint& shape, Segment& s) {
+  const bool apart = s.placement.mode == PlacementMode::disaggregated;
+  double overhead = s.training.empty() ? 0.0 : std::numeric_limits<double>::infinity();
+  for (const Trained& t : s.training) overhead = std::min(overhead, t.side.overhead_bytes);
+  for (std::int64_t groups : space.attention_dp)
+    for (bool whole : space.whole_experts)
+      for (bool strided : space.strided)
+        for (double fraction : space.memory_fraction) {
+          RolloutPoint p = shape;
+          p.strided = strided, p.memory_fraction = fraction, p.attention_dp = groups;
+          p.ep = whole ? p.tp * p.cp : 1;
+          if (!model.divides(p)) continue;
+          if (const RolloutPrice price = model.price_rollout(p); price.fits)
+            s.rollouts.push_back(
+                {p, price, apart ? model.apart_bytes(p, price) : model.least_rollout_bytes(p, price, 0.0, overhead)});
+        }
+}
+
 void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOptions& options, Segment& s) {
   const std::int64_t ranks = s.placement.rollout_ranks;
-  for (std::int64_t tp : space.rollout_tp) {
-    if (tp < 1 || ranks % tp != 0) continue;
-    for (std::int64_t groups : space.attention_dp)
-      for (bool whole : space.whole_experts)
-        for (bool strided : space.strided)
-          for (double fraction : space.memory_fraction) {
-            const RolloutPoint p{.tp = tp,
-                                 .engines = ranks / tp,
-                                 .strided = strided,
-                                 .memory_fraction = fraction,
-                                 .ep = whole ? tp : 1,
-                                 .attention_dp = groups};
-            if (!model.divides(p)) continue;
-            if (const RolloutPrice price = model.price_rollout(p); price.fits) s.rollouts.push_back({p, price});
-          }
-  }
+  for (std::int64_t tp : space.rollout_tp)
+    for (std::int64_t cp : space.rollout_cp)
+      for (std::int64_t pp : space.rollout_pp)
+        if (tp >= 1 && cp >= 1 && pp >= 1 && ranks % (tp * cp * pp) == 0 && space.has_engine(tp, cp, pp))
+          add_engines(model, space, {.tp = tp, .engines = ranks / (tp * cp * pp), .cp = cp, .pp = pp}, s);
   const bool memory = options.objective == Objective::memory;
   in_order(s.rollouts, [&](const Rolled& a, const Rolled& b) {
-    const double x = memory ? model.least_rollout_bytes(a.point, a.price, 0.0, 0.0) : a.price.seconds();
-    const double y = memory ? model.least_rollout_bytes(b.point, b.price, 0.0, 0.0) : b.price.seconds();
+    const double x = memory ? a.least_bytes : a.price.seconds(), y = memory ? b.least_bytes : b.price.seconds();
     return x != y ? x < y : a.point < b.point;
   });
+  double least = std::numeric_limits<double>::infinity();
+  for (Rolled& r : std::views::reverse(s.rollouts)) r.least_later_bytes = least = std::min(least, r.least_bytes);
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ struct Trained {
 struct Rolled {
   RolloutPoint point;
   RolloutPrice price;
+  // Of a device in the rollout, whatever trains beside it: with this one, and with this or any later one of the list.
+  double least_bytes = 0, least_later_bytes = 0;
 };
 
 /// The points of one placement.

@@ -174,7 +174,7 @@ double JointSearch::bytes_bound(const Trained& t) const {
 
 double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
   if (options_.plan_bytes) return 0.0;
-  return below * std::max(t.side.total_bytes, model_.least_rollout_bytes(r.point, r.price, 0.0, 0.0));
+  return below * std::max(t.side.total_bytes, r.least_bytes);
 }
 
 Value JointSearch::bound(std::uint32_t s, std::uint32_t t, std::uint32_t r) const {
@@ -209,7 +209,9 @@ bool JointSearch::later_wanted(const Pair& p) const {
   const Trained& t = s.training[p.training];
   const double seconds =
       options_.objective == Objective::memory ? below * t.seconds : seconds_bound(s, t, s.rollouts[p.rollout]);
-  const double bytes = bytes_bound(t), best = found_.best.empty() ? worst_value.first : found_.best.best().first;
+  const double later = options_.plan_bytes ? 0.0 : below * s.rollouts[p.rollout].least_later_bytes;
+  const double bytes = std::max(bytes_bound(t), later),
+               best = found_.best.empty() ? worst_value.first : found_.best.best().first;
   if (bytes > options_.limit_bytes()) return options_.nearest && p.bound < best;
   return p.bound <= found_.best.bound().first || !found_.front.beats(seconds, bytes);
 }

@@ -85,6 +85,19 @@ constexpr std::int64_t many_ranks = 64;
 /// One node, or four: within the fastest links, and a step towards all ranks.
 bool is_node_group(std::int64_t ranks, std::int64_t per_node) { return ranks == per_node || ranks == 4 * per_node; }
 
+/// Pipeline stages of engines that have them, up to four nodes; on many ranks each stage is one node, or as large as
+/// the scenario's own. Context parallelism is the scenario's own.
+void add_stages(const Scenario& s, const RolloutPoint& own, RlSpace& out) {
+  const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
+  out.most_engine_ranks = 4 * node;
+  if (ranks > many_ranks) out.stage_ranks = own.pp > 1 ? own.tp * own.cp : node;
+  if (s.rollout.engine != RolloutEngine::hotbunk)
+    out.rollout_pp = at_most(divisors(ranks), std::min<std::int64_t>(8, s.model.layers));
+  include(out.rollout_pp, own.pp);
+  include(out.rollout_cp, own.cp);
+  out.most_engine_ranks = std::max(out.most_engine_ranks, own.tp * own.cp * own.pp);
+}
+
 /// The scenario's own layout is a point of its space.
 void keep_own(TrainSpace& s, const TrainPoint& own) {
   include(s.tp, own.tp), include(s.pp, own.pp), include(s.vpp, own.vpp);
@@ -164,6 +177,7 @@ RlSpace default_rl_space(const Scenario& s) {
     out.whole_experts = {false, true};
   }
   include(out.rollout_tp, own.rollout.tp);
+  add_stages(s, own.rollout, out);
   include(out.attention_dp, own.rollout.attention_dp);
   out.memory_fraction = {0.5, 0.6, 0.7, 0.8, 0.9};
   if (ranks <= many_ranks) out.memory_fraction.insert(out.memory_fraction.begin(), {0.1, 0.2, 0.3, 0.4});

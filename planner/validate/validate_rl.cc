@@ -47,10 +47,9 @@ Result<SyncJob> job_of(CellReader& cells, ValidationContext& context) {
   // One engine of eight ranks where the source names no TP degree.
   const std::string& target = cells.text("target_layout");
   const std::size_t at = target.find("tp");
-  job.target_tp = at == std::string::npos ? 8 : std::atoi(target.c_str() + at + 2);
-  if (job.target_tp < 1 || job.target_tp > job.targets)
-    cells.refuse(fmt::format("target_layout '{}' on {} ranks", target, job.targets));
-  job.target_tp = std::max<std::int64_t>(job.target_tp, 1);
+  const int tp = at == std::string::npos ? 8 : std::atoi(target.c_str() + at + 2);
+  if (tp < 1 || tp > job.targets) cells.refuse(fmt::format("target_layout '{}' on {} ranks", target, job.targets));
+  job.target_parts = std::max(tp, 1);
   return job;
 }
 

@@ -155,19 +155,25 @@ TEST_CASE("no two rows are one layout under two names") {
   CHECK(twice.priced == search_train(pricer->train(), space, {.keep = 1, .device_bytes = 1e12}).priced);
 }
 
-TEST_CASE("an engine with pipeline stages is refused, not priced as tensor parallelism") {
-  const auto pricer = pricer_of(load(seven_b, {"rollout.layout={tp: 2, pp: 2, dp: 2}"}));
-  const auto why = pricer->why_unpriced(pricer->point());
-  REQUIRE(why.has_value());
-  CHECK(why->code == "E263");
-  CHECK_THAT(why->message, Catch::Contains("pipelines"));
-  CHECK(pricer->price(pricer->point()).iteration_seconds == 0);
+TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its flags") {
+  const Scenario s = load(seven_b, {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"});
+  const auto pricer = pricer_of(s);
+  CHECK_FALSE(pricer->why_unpriced(pricer->point()).has_value());
+  CHECK(pricer->price(pricer->point()).iteration_seconds > 0);
   CHECK_THAT(describe(pricer->point()), Catch::Contains("tp 2 pp 2"));
-  // The others are ranked, and their flags take the stages back.
-  const auto c = choose(*pricer, {.top = 1});
-  REQUIRE(c.has_value());
-  REQUIRE(!c->rows.empty());
-  CHECK_THAT(nlohmann::json(c->rows[0].flags).dump(), Catch::Contains("rollout.layout.pp=1"));
+  RlPoint p = pricer->point();
+  p.rollout.pp = 4, p.rollout.engines = 1;
+  const std::vector<std::string> flags = flags_of(s, p);
+  CHECK_THAT(nlohmann::json(flags).dump(), Catch::Contains("rollout.layout.pp=4"));
+  std::vector<std::string> sets = {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"};
+  sets.insert(sets.end(), flags.begin(), flags.end());
+  const auto there = pricer_of(load(seven_b, sets));
+  CHECK(there->point() == p);
+  CHECK(there->price(p).iteration_seconds == pricer->price(p).iteration_seconds);
+  // What is not executed says so; more stages than layers have no price.
+  CHECK_THAT(nlohmann::json(unsupported_to_execute(s)).dump(), Catch::Contains("rollout parallelism"));
+  p.rollout.pp = 56;
+  CHECK(pricer->why_unpriced(p)->code == "E263");
 }
 
 TEST_CASE("671B with three leading dense layers: deep pipelines cost what their flags say") {

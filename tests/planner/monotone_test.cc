@@ -38,7 +38,8 @@ std::string draw_text() {
   const std::string engine = pick({"fsdp2", "megatron", "zero1", "zero2"});
   const bool split = *rc::gen::inRange(0, 4) == 0;  // two sets of GPUs
   const std::int64_t nodes = one_of({1, 2, 4, 8, 16}), world = 8 * nodes, half = world / 2;
-  const std::int64_t tp = one_of({1, 2, 4, 8}), ep = one_of({1, 1, 8});
+  const std::int64_t tp = one_of({1, 2, 4, 8}), ep = one_of({1, 1, 8}), pp = one_of({1, 1, 1, 2, 4, 8}),
+                     cp = one_of({1, 1, 1, 2, 4});
   std::string text =
       fmt::format("model: {}\ncluster: {{gpu: {}, nodes: {}{}}}\nprofile: {}\n",
                   pick({"qwen2.5-7b", "qwen2.5-32b", "llama-3.1-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"}),
@@ -60,8 +61,9 @@ std::string draw_text() {
               : pick({"none", "sleep"}),
       one_of({8192, 16384, 32768}));
   text += fmt::format(
-      "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, ep: {}}}, memory_fraction: {}, max_running_requests: {}}}\n",
-      pick({"sglang", "vllm", "hotbunk"}), tp, (split ? half : world) / tp, std::min(tp, ep),
+      "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, ep: {}, pp: {}, cp: {}}}, memory_fraction: {}, "
+      "max_running_requests: {}}}\n",
+      pick({"sglang", "vllm", "hotbunk"}), tp, (split ? half : world) / (tp * pp * cp), std::min(tp, ep), pp, cp,
       pick({"0.5", "0.7", "0.85"}), one_of({64, 256, 1024}));
   text += fmt::format(
       "algorithm: {{name: {}, prompts: {}, samples_per_prompt: 8, mini_batches: {}, reference: {}, "

@@ -104,7 +104,7 @@ TEST_CASE("every response token is decoded once, by full slots and then by what 
     const RolloutPrice r = price_of(*p);
     // 128 sequences on an engine; all-reduces of 3584 bf16 values twice in 28 layers and once behind the embedding, for
     // each token: 16 prompts once, of each response all but the first, which the prompt's pass samples.
-    CHECK(r.reduce_payload == Approx((2.0 * 28 + 1) * 3584 * 2 * (16 * 512 + 128 * 1535)));
+    CHECK(r.sent.reduce == Approx((2.0 * 28 + 1) * 3584 * 2 * (16 * 512 + 128 * 1535)));
     CHECK(r.steps * std::min(128.0, std::stod(slots)) >= 128 * 1535);
     if (std::stod(slots) >= 128) CHECK(r.decode_seconds == 0);
   }
@@ -175,7 +175,7 @@ TEST_CASE("prompts of a mixture of experts go through in steps, each with its ex
   const double more = price_of(*many).prefill_seconds - price_of(*few).prefill_seconds;
   const double exchange = c.collective_seconds(OpKind::all_to_all, GroupShape::strided(8, 1, 8), 1.0);
   CHECK(more > 31 * 48 * 2 * exchange);
-  CHECK(price_of(*many).dispatch_payload == Approx(price_of(*few).dispatch_payload));
+  CHECK(price_of(*many).sent.dispatch == Approx(price_of(*few).sent.dispatch));
 }
 
 TEST_CASE("moments of length distributions") {
@@ -241,6 +241,62 @@ TEST_CASE("sglang and vllm size other pools, and what training leaves awake shri
         Approx(0.9 * device - (device - outside - groups - state)).epsilon(1e-3));
   CHECK(shrunk(*less).fits);
   CHECK(of("vllm", "sleep", "0.9")->rl().price_rollout(late->point().rollout).fits);
+}
+
+TEST_CASE("worked: an engine of four stages, its weights, its cache and its cadence") {
+  // Qwen2.5-7B on one node as one engine of tp 2 x pp 4: 7 layers a stage.
+  const auto p = pricer_of({"rollout.layout={tp: 2, pp: 4, dp: 1}"});
+  const RolloutPoint r = p->point().rollout;
+  const RolloutPrice price = p->rl().price_rollout(r);
+  const CostModel& c = p->train().cost();
+  // A layer: attention 3584 x 128 x (2 x 28 + 2 x 4) and biases 3584 + 2 x 512, MLP 3 x 3584 x 18944, two norms.
+  const double layer = 29'360'128 + 4'608 + 203'685'888 + 7'168, head = 152064.0 * 3584;
+  // The last stage has head and final norm, the first the embedding: two slices, bf16.
+  CHECK(price.weight_bytes == Approx((7 * layer + head + 3584) / 2 * 2));
+  // K and V of 4 / 2 heads of 128 in 7 layers, bf16.
+  CHECK(price.kv_bytes_per_token == 7.0 * 2 * 128 * 2 * 2);
+  // SGLang's rule on the stage with most weights, the smallest pool; communicators of the stage and of its neighbours.
+  const FrameworkProfile& f = p->train().framework();
+  const double device = p->rl().setting().device_bytes,
+               outside = f.context_bytes.value + 2 * f.communicator_bytes.value;
+  CHECK(price.pool_bytes == Approx((device - outside) * 0.8 - price.weight_bytes));
+  // A prefill step of 8192 tokens there: MLP 2 x 8192 x (3584 + 3 x 9472), and hidden states and residual that arrive.
+  CHECK(price.activation_bytes == Approx(2.0 * 8192 * (3584 + 3 * 9472) + 2.0 * 8192 * 3584 * 2));
+
+  // 64 sequences of 1000 tokens in 4 micro-batches of 16. Seven layers on 16 tokens: Q 1792 columns, K and V 256 each.
+  const double n = 16, h = 3584, row = n * h * 2;
+  const GroupShape pair = GroupShape::strided(2, 1, 8);
+  const DType bf16 = DType::bf16;
+  const double kernel = c.hardware().kernel_overhead.value;
+  const double layers =
+      7 * (c.gemm_seconds(n, 1792 + 512, h, bf16) + c.gemm_seconds(n, h, 1792, bf16) +
+           c.gemm_seconds(n, 2 * 9472, h, bf16) + c.gemm_seconds(n, h, 9472, bf16) +
+           2 * c.collective_seconds(OpKind::all_reduce, pair, row) +
+           c.attention_seconds(4 * 28 * 128 * n * 1000 / 2, 1000, n * 1000 * 1024, false, c.peak_flops(bf16)) +
+           10 * kernel) +
+      c.memory_seconds((n * 7 * (8 * h + 2 * (1792 + 256)) + 3 * n * 7 * 9472) * 2);
+  // Behind a hop both tensors are gathered over tp; the embedding is summed over it.
+  const double arrival = c.collective_seconds(OpKind::all_gather, pair, 2 * row);
+  const double first = layers + c.collective_seconds(OpKind::all_reduce, pair, row) + kernel, middle = layers + arrival;
+  const double logits = 4 * n * 152064;
+  const double last = middle + c.gemm_seconds(n, 152064.0 / 2, h, bf16) + c.memory_seconds(logits) + 5 * kernel +
+                      c.collective_seconds(OpKind::all_gather, pair, logits);
+  // Three hops inside the node with half of both tensors each, and 16 token ids back.
+  const double hops = 3 * c.collective_seconds(OpKind::send, {2, 1, 1}, 2 * row / 2) +
+                      c.collective_seconds(OpKind::send, {2, 1, 1}, 4 * n);
+  const DecodeRound round = p->rl().decode_round(r, 64, 1000);
+  CHECK(round.micro_batches == 4);
+  CHECK(round.sequences == 16);
+  CHECK(round.slowest_stage == Approx(last).epsilon(1e-9));
+  CHECK(round.latency == Approx(first + 2 * middle + last + hops).epsilon(1e-9));
+  CHECK(round.seconds() == Approx(4 * last).epsilon(1e-9));
+  // Each micro-batch reads the stage's weights: four times a token.
+  CHECK(round.seconds() > 4 * (7 * layer + head) / 2 * 2 / c.hardware().memory_bandwidth);
+  // One sequence alone passes stage after stage, as slowly as two in two micro-batches.
+  const DecodeRound one = p->rl().decode_round(r, 1, 1000), two = p->rl().decode_round(r, 2, 1000);
+  CHECK(one.seconds() == one.latency);
+  CHECK(two.micro_batches == 2);
+  CHECK(two.seconds() == Approx(one.seconds()));
 }
 
 TEST_CASE("fewer slots beside training are never faster") {

@@ -46,6 +46,7 @@ RlSpace small_space(const Scenario& s) {
   out.train.optimizer_on_host = {false, true};
   out.train.micro_batch = {3, 6};
   out.rollout_tp = {2, 4};
+  out.rollout_pp = {1, 2};
   out.memory_fraction = {0.6, 0.8};
   out.placement = {
       {PlacementMode::colocated, 8, 8}, {PlacementMode::disaggregated, 4, 4}, {PlacementMode::disaggregated, 6, 2}};
@@ -93,14 +94,19 @@ struct Brute {
   void add_rollouts(RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, const PlacementChoice& place) {
     const bool shared = place.mode == PlacementMode::colocated;
     for (auto tp : s.rollout_tp)
-      for (bool strided : s.strided)
-        for (double fraction : s.memory_fraction) {
-          if (place.rollout_ranks % tp != 0) continue;
-          p.rollout = {.tp = tp, .engines = place.rollout_ranks / tp, .strided = strided, .memory_fraction = fraction};
-          if (!model.divides(p.rollout)) continue;
-          if (shared) model.learn_reshard(p.train, p.rollout);
-          add_variants(model, s, o, p, shared);
-        }
+      for (auto pp : s.rollout_pp)
+        for (bool strided : s.strided)
+          for (double fraction : s.memory_fraction) {
+            if (place.rollout_ranks % (tp * pp) != 0) continue;
+            p.rollout = {.tp = tp,
+                         .engines = place.rollout_ranks / (tp * pp),
+                         .strided = strided,
+                         .memory_fraction = fraction,
+                         .pp = pp};
+            if (!model.divides(p.rollout)) continue;
+            if (shared) model.learn_reshard(p.train, p.rollout);
+            add_variants(model, s, o, p, shared);
+          }
   }
 
   void add_variants(const RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, bool shared) {
@@ -273,7 +279,8 @@ TEST_CASE("the order in which knobs list their values changes nothing") {
     RlSpace mixed = space;
     const auto mix = [&](auto& values) { std::shuffle(values.begin(), values.end(), random); };
     mix(mixed.train.cp), mix(mixed.train.ulysses), mix(mixed.train.micro_batch), mix(mixed.train.recompute);
-    mix(mixed.placement), mix(mixed.rollout_tp), mix(mixed.memory_fraction), mix(mixed.transition);
+    mix(mixed.placement), mix(mixed.rollout_tp), mix(mixed.rollout_pp), mix(mixed.memory_fraction),
+        mix(mixed.transition);
     mix(mixed.sync), mix(mixed.bucket_bytes);
     std::reverse(mixed.strided.begin(), mixed.strided.end());
     mixed.train.cp.push_back(mixed.train.cp[0]);  // twice in the list is once in the space

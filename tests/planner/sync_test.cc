@@ -67,7 +67,7 @@ TEST_CASE("few trainers that feed many engines are the bottleneck of a direct up
 
 TEST_CASE("requests per bucket of engines on the trainers' GPUs do not grow with the cluster") {
   const auto job = [](std::int64_t ranks) {
-    return SyncJob{.model_bytes = 15.2e9, .tensors = 339, .sources = ranks, .target_tp = 4, .targets = ranks};
+    return SyncJob{.model_bytes = 15.2e9, .tensors = 339, .sources = ranks, .target_parts = 4, .targets = ranks};
   };
   const auto cluster = catalogue_cluster("h100-sxm-80gb");
   REQUIRE(cluster.has_value());

@@ -261,6 +261,7 @@ TEST_CASE("worked: arithmetic of moments, caches, links") {
   // D2: b 32, s 2048, k 32, d 128, bf16: 1 GiB per layer whole, 256 MiB per rank at TP4, 8 GiB for 32 layers.
   Scenario s = w.scenario;
   s.model.heads = s.model.kv_heads = 32, s.model.head_dim = 128, s.model.layers = 32;
+  s.rollout.engine = RolloutEngine::vllm;  // which divides a sequence's cache among context-parallel ranks
   const TrainModel train(s.model, train_setting_of(s), CostModel(hardware_from_datasheet(c), c), {});
   const RlModel rl(train, rl_setting_of(s));
   const auto cache = [&](std::int64_t tp, std::int64_t cp, double tokens) {

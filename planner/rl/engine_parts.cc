@@ -1,0 +1,91 @@
+#include "planner/rl/engine_parts.h"
+
+#include <algorithm>
+
+#include "planner/rl/rl_model.h"
+
+namespace hotbunk {
+namespace {
+
+double attention_elements(const ModelSpec& m) {
+  const auto h = static_cast<double>(m.hidden), heads = static_cast<double>(m.heads);
+  if (!m.mla) return h * static_cast<double>(m.head_dim) * (2.0 * heads + 2.0 * static_cast<double>(m.kv_heads));
+  const MlaSpec& a = *m.mla;
+  const auto nope = static_cast<double>(a.qk_nope_head_dim), rope = static_cast<double>(a.qk_rope_head_dim),
+             v = static_cast<double>(a.v_head_dim), q = static_cast<double>(a.q_lora_rank),
+             kv = static_cast<double>(a.kv_lora_rank);
+  const double queries = q > 0 ? h * q + q * heads * (nope + rope) : h * heads * (nope + rope);
+  return queries + h * (kv + rope) + kv * heads * (nope + v) + heads * v * h;
+}
+
+/// The model with no layers, or with one of a kind.
+ModelSpec with_layers(ModelSpec m, std::int64_t layers, bool dense) {
+  m.layers = layers;
+  if (m.moe) m.moe->first_dense_layers = dense ? layers : 0;
+  return m;
+}
+
+}  // namespace
+
+ModelCounts counts_of(const ModelSpec& m) {
+  const auto h = static_cast<double>(m.hidden), table = static_cast<double>(m.vocab) * h;
+  const bool moe = m.moe && m.moe->experts > 0;
+  ModelCounts c;
+  c.parameters = static_cast<double>(parameter_count(m));
+  c.active = static_cast<double>(active_parameter_count(m));
+  c.ends = table * (m.tie_embeddings ? 1.0 : 2.0);
+  const ModelSpec ends = with_layers(m, 0, true), one_dense = with_layers(m, 1, true);
+  const auto both = static_cast<double>(parameter_count(ends));
+  c.front = table + (m.learned_positions ? static_cast<double>(m.max_position) * h : 0.0);
+  c.back = both - c.front;
+  c.tied_head = m.tie_embeddings ? table : 0.0;
+  c.attention = attention_elements(m);
+  c.dense_layer = static_cast<double>(parameter_count(one_dense)) - both;
+  c.tensors = tensor_count(m);
+  c.dense_layer_tensors = tensor_count(one_dense) - tensor_count(ends);
+  if (!moe) return c;
+  const ModelSpec one_moe = with_layers(m, 1, false);
+  c.moe_layer = static_cast<double>(parameter_count(one_moe)) - both;
+  c.moe_layer_tensors = tensor_count(one_moe) - tensor_count(ends);
+  c.experts = 3.0 * h * static_cast<double>(m.moe->expert_intermediate * m.moe->experts);
+  return c;
+}
+
+std::int64_t stage_layers(RolloutEngine engine, std::int64_t layers, std::int64_t pp, std::int64_t i) {
+  const std::int64_t base = layers / pp, rest = layers % pp, end = engine == RolloutEngine::sglang ? pp : pp - 1;
+  return base + (i >= end - rest && i < end ? 1 : 0);
+}
+
+double cache_shares(RolloutEngine engine, const RolloutPoint& r) {
+  return static_cast<double>(engine == RolloutEngine::sglang ? r.attention_dp : r.attention_dp * r.cp);
+}
+
+double cache_bytes(const ModelSpec& m, const RolloutPoint& r, double layers, double element, double shares) {
+  if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element / shares;
+  const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(r.attention_tp()), 1.0);
+  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element / shares;
+}
+
+double attention_flops_per_pair(const ModelSpec& m, bool decode) {
+  const auto heads = static_cast<double>(m.heads);
+  if (!m.mla) return 4.0 * heads * static_cast<double>(m.head_dim);
+  const MlaSpec& a = *m.mla;
+  const std::int64_t widths =
+      decode ? 2 * a.kv_lora_rank + a.qk_rope_head_dim : a.qk_nope_head_dim + a.qk_rope_head_dim + a.v_head_dim;
+  return 2.0 * heads * static_cast<double>(widths);
+}
+
+double mlp_elements(const ModelSpec& m) {
+  return (m.gated_mlp ? 3.0 : 2.0) * static_cast<double>(m.hidden) * static_cast<double>(m.intermediate);
+}
+
+double stage_elements(const ModelCounts& c, const RolloutPoint& r, const RolloutStage& s) {
+  const double whole = s.dense() * c.dense_layer + s.moe * c.moe_layer + (s.first ? c.front : 0.0) +
+                       (s.last ? c.back : 0.0) + (s.last && !s.first ? c.tied_head : 0.0);
+  const double attention = c.attention * s.layers,
+               elsewhere = s.moe * c.experts * (1.0 - 1.0 / static_cast<double>(r.cp));
+  return attention / static_cast<double>(r.attention_tp()) +
+         (whole - attention - elsewhere) / static_cast<double>(r.tp);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,229 @@
+#include "planner/rl/engine_step.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hotbunk {
+namespace {
+
+/// Kernels of a layer besides its collectives: two norms, four products, rotary positions, the write to the cache,
+/// attention, the activation (lowering/rollout.cc), and the norm of Q and K.
+double layer_kernels(const ModelSpec& m) { return m.qk_norm ? 11.0 : 10.0; }
+/// Kernels around the layers: embedding; two row gathers, final norm, head, sampling (same source).
+constexpr double front_kernels = 1.0, back_kernels = 5.0;
+double end_kernels(const RolloutStage& s) { return (s.first ? front_kernels : 0.0) + (s.last ? back_kernels : 0.0); }
+/// Copies between host and device that a step of our engine waits for: ids up, before the other feeds, which come
+/// beside the first layer; tokens and log-probs down (same source).
+constexpr double step_feeds = 1.0, step_fetches = 2.0;
+/// A step whose kernels the host launches one by one is not over before it has. SGLang and vLLM do so in prefill alone:
+/// their decode steps replay captured graphs, in which a kernel costs the device's own start and drain.
+double eager_seconds(const CostModel& cost, double kernels, double device_seconds) {
+  return std::max(device_seconds, kernels * cost.hardware().launch.value);
+}
+
+}  // namespace
+
+EngineStep::EngineStep(const RlModel& rl, const RolloutPoint& r)
+    : model_(rl.train().model()),
+      cost_(rl.train().cost()),
+      set_(rl.setting()),
+      counts_(rl.counts()),
+      r_(r),
+      moe_(static_cast<double>(layer_kinds(model_).moe)),
+      apart_(r.tp * r.cp * (r.strided ? r.engines : 1)) {
+  const std::int64_t node = cost_.ranks_per_node(), engine = apart_ * r.pp;
+  // Where stages or engines do not tile nodes, some engine has one boundary more between nodes than it need have.
+  const bool tiles = apart_ >= node ? apart_ % node == 0 : node % apart_ == 0;
+  const bool engines_tile = engine >= node ? engine % node == 0 : node % engine == 0;
+  crossings_ = std::min(r.pp - 1, apart_ >= node ? r.pp - 1 : (engine - 1) / node + (tiles && engines_tile ? 0 : 1));
+}
+
+GroupShape EngineStep::group(std::int64_t members, std::int64_t apart) const {
+  return GroupShape::strided(members, apart * (r_.strided ? r_.engines : 1), cost_.ranks_per_node());
+}
+
+double EngineStep::kernels(const RolloutStage& s) const {
+  const double reductions = r_.tp > 1 ? 2.0 : 0.0;
+  return (layer_kernels(model_) + reductions) * s.layers + end_kernels(s);
+}
+
+/// Layers whose experts are split over the engine's tensor and context ranks alike, and summed over both.
+double EngineStep::experts_reduced(const RolloutStage& s) const { return r_.ep == 1 && r_.cp > 1 ? s.moe : 0.0; }
+
+RolloutPayload EngineStep::payload(const RolloutStage& s, double whole, double local, double prompt) const {
+  const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
+  const auto groups = static_cast<double>(r_.attention_dp);
+  const double summed = experts_reduced(s);
+  RolloutPayload out;
+  // After attention within its group (its own tokens), after the MLP over the whole engine.
+  if (r_.attention_tp() > 1) out.reduce += s.layers * row * local / groups;
+  if (s.first && r_.tp > 1 && r_.attention_dp == 1) out.reduce += row * local;  // the embedding, split by vocabulary
+  if (r_.ep > 1 && model_.moe) {
+    out.dispatch = dispatch_bytes(s, whole);
+    if (r_.tp > 1) out.reduce += s.dense() * row * local;
+  } else if (r_.tp > 1) {
+    out.reduce += (s.layers - summed) * row * local;
+  }
+  out.experts = summed * row * whole;
+  if (!s.last) out.pipeline = boundary_tensors * row * local / static_cast<double>(r_.tp);
+  if (!s.first && r_.attention_tp() > 1) out.arriving = boundary_tensors * row * local / groups;
+  if (r_.cp == 1) return out;
+  out.context_gather = cache_bytes(model_, r_, s.layers, set_.rollout_element_bytes, groups) * prompt;
+  if (cache_shares(set_.engine, r_) > groups)
+    out.context_reduce = s.layers * attended_bytes() * (whole - prompt) / groups;
+  return out;
+}
+
+/// Dispatch and combine: each rank sends its share of the tokens to their experts and the results back.
+double EngineStep::dispatch_bytes(const RolloutStage& s, double tokens) const {
+  const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
+  return 2.0 * s.moe * row * tokens / static_cast<double>(r_.tp * r_.cp) *
+         static_cast<double>(model_.moe->experts_per_token) * static_cast<double>(r_.ep - 1) /
+         static_cast<double>(r_.ep);
+}
+
+/// Of one token in one layer, what its heads on this rank attended to: partial results that context ranks add up.
+double EngineStep::attended_bytes() const {
+  const std::int64_t width = model_.mla ? model_.mla->kv_lora_rank : model_.head_dim;
+  return set_.rollout_element_bytes * static_cast<double>(model_.heads * width) /
+         static_cast<double>(r_.attention_tp());
+}
+
+double EngineStep::exchange_seconds(const RolloutStage& s, const Tokens& t) const {
+  const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
+  const double mine = t.local / static_cast<double>(r_.attention_dp);
+  double seconds = s.layers * cost_.collective_seconds(OpKind::all_reduce, group(r_.attention_tp()), mine * row);
+  const GroupShape engine = group(r_.tp);
+  const double moe = r_.ep > 1 ? s.moe : 0.0, summed = experts_reduced(s);
+  if (moe > 0.0)
+    seconds += 2.0 * moe *
+               cost_.collective_seconds(OpKind::all_to_all, group(r_.ep), dispatch_bytes(s, t.whole) / (2.0 * moe));
+  // The embedding's rows are split over the engine too.
+  if (s.first && r_.attention_dp == 1) seconds += cost_.collective_seconds(OpKind::all_reduce, engine, t.local * row);
+  if (summed > 0.0)
+    seconds += summed * cost_.collective_seconds(OpKind::all_reduce, group(r_.tp * r_.cp), t.whole * row);
+  return seconds + (s.layers - moe - summed) * cost_.collective_seconds(OpKind::all_reduce, engine, t.local * row);
+}
+
+/// A prompt's ranks gather each other's keys and values before they attend. Decoding over a divided cache, each attends
+/// to its part for all of its heads; with everyone's log-sum-exp the parts are scaled, then added up.
+double EngineStep::context_seconds(const RolloutStage& s, const Tokens& t) const {
+  if (r_.cp == 1) return 0.0;
+  const auto groups = static_cast<double>(r_.attention_dp);
+  const double mine = t.whole / groups;
+  const GroupShape ranks = group(r_.cp, r_.tp);
+  if (!t.decode) {
+    const double row = cache_bytes(model_, r_, 1.0, set_.rollout_element_bytes, 1.0);
+    return s.layers * cost_.collective_seconds(OpKind::all_gather, ranks, mine * row);
+  }
+  if (cache_shares(set_.engine, r_) <= groups) return 0.0;
+  const double sums = 4.0 * static_cast<double>(model_.heads) / static_cast<double>(r_.attention_tp());  // fp32
+  return s.layers * (cost_.collective_seconds(OpKind::all_gather, ranks, mine * sums * static_cast<double>(r_.cp)) +
+                     cost_.collective_seconds(OpKind::all_reduce, ranks, mine * attended_bytes()));
+}
+
+double EngineStep::arrival_seconds(const RolloutStage& s, const Tokens& t) const {
+  if (s.first) return 0.0;
+  const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
+  return cost_.collective_seconds(OpKind::all_gather, group(r_.attention_tp()),
+                                  boundary_tensors * row * t.local / static_cast<double>(r_.attention_dp));
+}
+
+double EngineStep::hops_seconds(double local, double sequences) const {
+  if (r_.pp == 1) return 0.0;
+  const std::int64_t node = cost_.ranks_per_node();
+  const GroupShape near{2, 1, 1}, far{2, 2, 1, std::max<std::int64_t>(2, apart_ / node + 1), apart_ % node == 0};
+  const double bytes = boundary_tensors * set_.rollout_element_bytes * static_cast<double>(model_.hidden) * local /
+                       static_cast<double>(r_.tp);
+  const auto across = static_cast<double>(crossings_), inside = static_cast<double>(r_.pp - 1) - across;
+  return across * cost_.collective_seconds(OpKind::send, far, bytes) +
+         inside * cost_.collective_seconds(OpKind::send, near, bytes) +
+         cost_.collective_seconds(OpKind::send, leaves_node() ? far : near, 4.0 * sequences);
+}
+
+double EngineStep::lumped_seconds(double flops, double weights) const {
+  const double rate = cost_.peak_flops(set_.rollout_dtype) * cost_.hardware().gemm.efficiency.value;
+  return std::max(cost_.memory_seconds(weights * set_.rollout_element_bytes), flops / std::max(rate, 1.0));
+}
+
+/// Products with the weights that the tokens touch, streams of activations.
+double EngineStep::layers_seconds(const RolloutStage& s, const Tokens& t) const {
+  const ModelSpec& m = model_;
+  const DType dtype = set_.rollout_dtype;
+  const auto h = static_cast<double>(m.hidden), d = static_cast<double>(m.head_dim), tp = static_cast<double>(r_.tp),
+             group = static_cast<double>(r_.attention_tp());
+  const double mine = t.local / static_cast<double>(r_.attention_dp), dense = s.dense();
+  const double q = static_cast<double>(m.heads) * d / group,
+               kv = std::max(static_cast<double>(m.kv_heads) / group, 1.0) * d;
+  double attention = 0.0;
+  if (m.mla) attention = lumped_seconds(2.0 * mine * counts_.attention / group, counts_.attention / group);
+  else attention = cost_.gemm_seconds(mine, q + 2.0 * kv, h, dtype) + cost_.gemm_seconds(mine, h, q, dtype);
+  double seconds = s.layers * attention;
+  const double width = static_cast<double>(m.intermediate) / tp;
+  if (dense > 0.0)
+    seconds += dense * (cost_.gemm_seconds(t.local, (m.gated_mlp ? 2.0 : 1.0) * width, h, dtype) +
+                        cost_.gemm_seconds(t.local, h, width, dtype));
+  double inner = dense * width;
+  if (s.moe > 0.0) {
+    // Experts: with many tokens nearly all are touched, with few only theirs.
+    const auto layers = static_cast<double>(m.layers), ranks = static_cast<double>(r_.tp * r_.cp);
+    const double others = counts_.ends + layers * counts_.attention + (layers - moe_) * mlp_elements(m);
+    const double active = std::max(0.0, counts_.active - others), all = std::max(0.0, counts_.parameters - others);
+    const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
+    const double touched = active + (all - active) * (1.0 - std::pow(1.0 - share, std::max(t.whole, 1.0) - 1.0));
+    const double part = s.moe / moe_;
+    seconds += lumped_seconds(2.0 * t.whole * active * part / ranks, touched * part / ranks);
+    inner += s.moe * static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp /
+             (t.decode ? static_cast<double>(r_.cp) : 1.0);
+  }
+  // Two norms read the stream and the branch and write both; rotary positions go in place; the gate reads 2, writes 1.
+  const double streamed = mine * s.layers * (8.0 * h + 2.0 * (q + kv)) + 3.0 * t.local * inner;
+  return seconds + cost_.memory_seconds(streamed * set_.rollout_element_bytes);
+}
+
+/// Head and sampling of `sequences` tokens, and what every step costs whatever its size.
+double EngineStep::ends_seconds(const RolloutStage& s, double sequences) const {
+  const double vocab = static_cast<double>(model_.vocab), logits = 4.0 * sequences * vocab;  // fp32
+  double seconds = 0.0;
+  if (s.last)
+    seconds = cost_.gemm_seconds(sequences, vocab / static_cast<double>(r_.tp), static_cast<double>(model_.hidden),
+                                 set_.rollout_dtype) +
+              cost_.memory_seconds(logits);
+  seconds += (layer_kernels(model_) * s.layers + end_kernels(s)) * cost_.hardware().kernel_overhead.value;
+  if (s.last) seconds += cost_.collective_seconds(OpKind::all_gather, group(r_.tp), logits);
+  if (set_.engine != RolloutEngine::hotbunk) return seconds;
+  const double fed = s.first ? step_feeds * cost_.host_copy_seconds(4.0 * sequences, OpKind::feed) : 0.0;
+  return seconds + (fed + (s.last ? step_fetches * cost_.host_copy_seconds(4.0 * sequences, OpKind::fetch) : 0.0));
+}
+
+double EngineStep::decode_seconds(const RolloutStage& s, double sequences, double context) const {
+  const Tokens t{sequences, sequences, true};
+  const double split = cache_shares(set_.engine, r_);
+  const double cache = sequences * context * cache_bytes(model_, r_, s.layers, set_.rollout_element_bytes, split);
+  const double flops =
+      attention_flops_per_pair(model_, true) * sequences * context / (static_cast<double>(r_.attention_tp()) * split);
+  const double device = layers_seconds(s, t) + exchange_seconds(s, t) + ends_seconds(s, sequences) +
+                        s.layers * cost_.attention_seconds(flops, context, cache / s.layers, false,
+                                                           cost_.peak_flops(set_.rollout_dtype)) +
+                        (context_seconds(s, t) + arrival_seconds(s, t));
+  const bool replays = set_.engine != RolloutEngine::hotbunk;
+  return replays ? device : eager_seconds(cost_, kernels(s), device);
+}
+
+double EngineStep::prefill_seconds(const RolloutStage& s, double tokens, double sequences) const {
+  const Tokens t{tokens, tokens / static_cast<double>(r_.cp), false};
+  const double e = set_.rollout_element_bytes;
+  // Causal: a prompt of s tokens has s (s + 1) / 2 pairs.
+  const double keys = (set_.prompt_square / std::max(set_.prompt_tokens, 1.0) + 1.0) / 2.0;
+  const double shares = static_cast<double>(r_.attention_tp() * r_.attention_dp * r_.cp);
+  const double flops = attention_flops_per_pair(model_, false) * tokens * keys / shares;
+  const double wide = static_cast<double>(2 * model_.heads * model_.head_dim) / shares * e;
+  const double gathered = cache_bytes(model_, r_, s.layers, e, static_cast<double>(r_.attention_dp)) / s.layers;
+  const double device = layers_seconds(s, t) + exchange_seconds(s, t) + ends_seconds(s, sequences) +
+                        s.layers * cost_.attention_seconds(flops, keys, tokens * (wide + gathered), false,
+                                                           cost_.peak_flops(set_.rollout_dtype)) +
+                        (context_seconds(s, t) + arrival_seconds(s, t));
+  return eager_seconds(cost_, kernels(s), device);
+}
+
+}  // namespace hotbunk

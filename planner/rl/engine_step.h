@@ -1,0 +1,54 @@
+// Seconds of one step of one pipeline stage of an engine, and the bytes that its ranks exchange.
+#pragma once
+#include "planner/rl/rl_model.h"
+
+namespace hotbunk {
+
+class EngineStep {
+ public:
+  EngineStep(const RlModel&, const RolloutPoint&);
+
+  /// One token for each of `sequences` with `context` tokens in the cache.
+  double decode_seconds(const RolloutStage&, double sequences, double context) const;
+  /// `tokens` of prompts, with the head on the `sequences` that end in the step.
+  double prefill_seconds(const RolloutStage&, double tokens, double sequences) const;
+  /// All hops that a step of `local` tokens on each context-parallel rank makes between stages, and the sampled tokens'
+  /// way back to the first one.
+  double hops_seconds(double local, double sequences) const;
+  /// Of one rank while the engine passes `whole` tokens through its layers, `prompt` of them of prompts; `local`: those
+  /// of a context-parallel rank, which takes a part of the prompts and all of the rest.
+  RolloutPayload payload(const RolloutStage&, double whole, double local, double prompt) const;
+
+  /// Members of an engine `apart` of its ranks from each other.
+  GroupShape group(std::int64_t members, std::int64_t apart = 1) const;
+  /// Whether two neighbouring stages lie on different nodes somewhere.
+  bool leaves_node() const { return crossings_ > 0; }
+
+ private:
+  /// Tokens of a step: of the engine, and of one context-parallel rank. Decoding they are the same ones.
+  struct Tokens {
+    double whole = 0, local = 0;
+    bool decode = false;
+  };
+  double layers_seconds(const RolloutStage&, const Tokens&) const;
+  double exchange_seconds(const RolloutStage&, const Tokens&) const;
+  double context_seconds(const RolloutStage&, const Tokens&) const;
+  double arrival_seconds(const RolloutStage&, const Tokens&) const;
+  double ends_seconds(const RolloutStage&, double sequences) const;
+  double dispatch_bytes(const RolloutStage&, double tokens) const;
+  double attended_bytes() const;
+  double lumped_seconds(double flops, double weights) const;
+  double kernels(const RolloutStage&) const;
+  double experts_reduced(const RolloutStage&) const;
+
+  const ModelSpec& model_;
+  const CostModel& cost_;
+  const RlSetting& set_;
+  const ModelCounts& counts_;
+  const RolloutPoint r_;
+  double moe_ = 0;              // layers of the model with experts
+  std::int64_t apart_ = 1;      // ranks from one stage to the next
+  std::int64_t crossings_ = 0;  // boundaries between stages that lie between nodes
+};
+
+}  // namespace hotbunk

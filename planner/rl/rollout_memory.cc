@@ -1,0 +1,127 @@
+// What an engine holds: weights, the activations of a step, and the pool that its rules leave for the KV cache. With
+// pipeline stages every rank sizes a pool for its own layers and the smallest decides how many tokens the engine holds
+// (vLLM: the least number of blocks of all workers; SGLang: the least over the ranks).
+#include <algorithm>
+#include <cmath>
+
+#include "planner/rl/engine_step.h"
+#include "planner/rl/kv_pool.h"
+
+namespace hotbunk {
+
+/// Of the engine itself, beside the process's context: one for the ranks of a stage, one for its neighbours.
+double RlModel::communicators(const RolloutPoint& r) const {
+  return ((r.tp * r.cp > 1 ? 1.0 : 0.0) + (r.pp > 1 ? 1.0 : 0.0)) * train_.framework().communicator_bytes.value;
+}
+
+/// The widest moment of a prefill step: the stream with Q, K, V and what was attended, or with the MLP's columns; or
+/// the logits, a slice and the whole in fp32. Beside it what arrives from another stage and what leaves for one.
+double RlModel::prefill_activations(const RolloutPoint& r, const RolloutStage& s) const {
+  const ModelSpec& m = train_.model();
+  const double e = setting_.rollout_element_bytes, h = static_cast<double>(m.hidden);
+  const double tokens = setting_.max_prefill_tokens / static_cast<double>(r.cp);
+  const auto tp = static_cast<double>(r.tp), group = static_cast<double>(r.attention_tp());
+  const double mine = tokens / static_cast<double>(r.attention_dp), d = static_cast<double>(m.head_dim);
+  const double qkv = (2.0 * static_cast<double>(m.heads) + 2.0 * static_cast<double>(m.kv_heads)) * d / group;
+  double width = static_cast<double>(m.intermediate) / tp;
+  if (layer_kinds(m).moe > 0)
+    width = std::max(m.moe->first_dense_layers > 0 ? width : 0.0,
+                     static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp);
+  const double sampled =
+      s.last ? std::min(setting_.max_running, setting_.max_prefill_tokens) * static_cast<double>(m.vocab) * 4.0 : 0.0;
+  // Context ranks gather the keys and values of one layer.
+  const double others = static_cast<double>(r.cp - 1) * mine * cache_bytes(m, r, 1.0, e, 1.0);
+  const double handed = ((s.first ? 0.0 : 1.0) + (s.last ? 0.0 : 1.0)) * boundary_tensors * e * mine * h;
+  return std::max({e * mine * (2.0 * h + qkv) + others, e * tokens * (h + std::max(h + 2.0 * width, 3.0 * width)),
+                   2.0 * e * tokens * h + sampled * (r.tp > 1 ? 1.0 + 1.0 / tp : 1.0)}) +
+         handed;
+}
+
+RlModel::StageBytes RlModel::stage_bytes(const RolloutPoint& r, const RolloutStage& s) const {
+  const double e = setting_.rollout_element_bytes;
+  return {stage_elements(counts_, r, s) * e,
+          cache_bytes(train_.model(), r, s.layers, e, cache_shares(setting_.engine, r)), prefill_activations(r, s)};
+}
+
+RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {
+  // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
+  const double longest = setting_.longest_prompt + setting_.longest_response;
+  Room out{.tokens = std::numeric_limits<double>::infinity()};
+  each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
+    const StageBytes b = stage_bytes(r, s);
+    const KvPool pool = kv_pool(setting_.engine, {.device = setting_.device_bytes,
+                                                  .fraction = r.memory_fraction,
+                                                  .context = train_.framework().context_bytes.value + communicators(r),
+                                                  .weights = b.weights,
+                                                  .activations = b.activations,
+                                                  .leftovers = leftovers});
+    double tokens = pool.bytes / b.token;
+    if (setting_.pool_tokens > 0) tokens = std::min(tokens, setting_.pool_tokens);
+    out.start_lacking_bytes = std::max(out.start_lacking_bytes, pool.lacking);
+    out.lacking_bytes = std::max(out.lacking_bytes, pool.lacking);
+    if (tokens < longest) out.lacking_bytes = std::max(out.lacking_bytes, (longest - tokens) * b.token);
+    out.tokens = std::min(out.tokens, tokens);
+  });
+  out.tokens = std::max(out.tokens, longest);
+  return out;
+}
+
+/// Tokens of a running sequence: its prompt and the age of its response, E[L^2] / (2 E[L]) at a random moment.
+double RlModel::held_tokens() const {
+  return setting_.prompt_tokens + setting_.response_square / (2.0 * std::max(setting_.response_tokens, 1.0));
+}
+
+/// Each number is what the fullest rank adds to the numbers before it: of weights alone, of weights with the cache, of
+/// both with a step's activations. Stages that are not alike may each be the fullest at another moment.
+void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& out) const {
+  const double sequences =
+      std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
+  const double longest = setting_.longest_prompt + setting_.longest_response;
+  out.lacking_bytes = room.lacking_bytes;
+  out.start_lacking_bytes = room.start_lacking_bytes;
+  out.fits = room.lacking_bytes <= 0.0;
+  out.slots = std::clamp(std::min(setting_.max_running, room.tokens / held_tokens()), 1.0, sequences);
+  const double tokens = setting_.pool_by_need ? std::min(room.tokens, setting_.max_running * longest) : room.tokens;
+  double weights = 0.0, held = 0.0, working = 0.0;  // fullest at each moment
+  StageBytes last;
+  out.slim_bytes = 0.0;
+  double slimmest = std::numeric_limits<double>::infinity();
+  each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
+    const StageBytes b = stage_bytes(r, s);
+    const double both = b.weights + tokens * b.token, all = both + b.activations;
+    weights = std::max(weights, b.weights);
+    if (both > held) held = both, out.kv_bytes_per_token = b.token;
+    working = std::max(working, all);
+    if (b.token < slimmest) slimmest = b.token, out.slim_bytes = 0.0;
+    if (b.token == slimmest) out.slim_bytes = std::max(out.slim_bytes, all);
+    last = b;
+  });
+  out.weight_bytes = weights;
+  out.pool_bytes = r.pp > 1 ? held - weights : tokens * last.token;
+  out.activation_bytes = r.pp > 1 ? working - held : last.activations;
+}
+
+double RlModel::apart_bytes(const RolloutPoint& r, const RolloutPrice& p) const {
+  return p.weight_bytes + p.pool_bytes + p.activation_bytes + train_.framework().context_bytes.value + communicators(r);
+}
+
+/// Where a pool shrinks, all stages hold fewer tokens: none of those with the fewest layers loses more than the rule
+/// takes, others may.
+double RlModel::least_rollout_bytes(const RolloutPoint& p, const RolloutPrice& alone, double rest,
+                                    double overhead) const {
+  const double bytes = alone.slim_bytes + communicators(p);
+  const double leftovers = rest + std::max(0.0, overhead - train_.framework().context_bytes.value);
+  const double shrinks = setting_.engine == RolloutEngine::hotbunk  ? 0.0
+                         : setting_.engine == RolloutEngine::sglang ? p.memory_fraction
+                                                                    : 1.0;
+  return bytes + rest + overhead - shrinks * leftovers;
+}
+
+double RlModel::leftovers(const RlPoint& p, const ShiftShape& shape, const TrainSide& train) const {
+  if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return 0.0;
+  const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.critic + train.reference};
+  return shape.price(training).rollout_rest +
+         std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);
+}
+
+}  // namespace hotbunk

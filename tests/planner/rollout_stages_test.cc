@@ -1,0 +1,214 @@
+// Engines with pipeline stages and context parallelism: what each rank holds, exchanges and receives.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <memory>
+
+#include "layout/layout.h"
+#include "layout/reshard.h"
+#include "planner/answers/answers.h"
+#include "planner/rl/engine_step.h"
+#include "planner/rl/reshard_volume.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+std::unique_ptr<ScenarioPricer> pricer_of(const std::string& model, const std::vector<std::string>& sets) {
+  const std::string text =
+      "model: " + model +
+      "\ncluster: {gpu: h200-sxm-141gb, nodes: 4}\nprofile: verl-fsdp\n"
+      "train: {engine: fsdp2, layout: {dp: 32}, micro_batch_tokens: 16384}\n"
+      "algorithm: {name: grpo, prompts: 256, samples_per_prompt: 8}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
+  auto s = load_scenario_text(text, "test.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  auto pricer = ScenarioPricer::make(*s, catalog_root());
+  if (!pricer) FAIL(render(pricer.error()));
+  return std::move(*pricer);
+}
+
+std::vector<std::int64_t> stages(RolloutEngine engine, std::int64_t layers, std::int64_t pp) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t i = 0; i < pp; ++i) out.push_back(stage_layers(engine, layers, pp, i));
+  return out;
+}
+
+double wire(const Explanation& e, const std::string& what, bool network) {
+  double sum = 0.0;
+  for (const LinkUse& u : e.links)
+    if (u.phase == RlPhase::rollout && u.what == what) sum += network ? u.network_wire : u.node_wire;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("layers that do not divide go where each engine puts them") {
+  using List = std::vector<std::int64_t>;
+  CHECK(stages(RolloutEngine::vllm, 61, 2) == List{31, 30});
+  CHECK(stages(RolloutEngine::sglang, 61, 2) == List{30, 31});
+  CHECK(stages(RolloutEngine::vllm, 61, 4) == List{15, 15, 16, 15});
+  CHECK(stages(RolloutEngine::vllm, 15, 4) == List{4, 4, 4, 3});
+  CHECK(stages(RolloutEngine::sglang, 14, 4) == List{3, 3, 4, 4});
+  CHECK(stages(RolloutEngine::sglang, 64, 4) == List{16, 16, 16, 16});
+}
+
+TEST_CASE("stages hold the model once, a tied embedding at both ends") {
+  for (const char* model : {"qwen2.5-7b", "qwen2.5-0.5b", "mixtral-8x7b", "deepseek-v3"})
+    for (const std::int64_t pp : {1, 2, 3, 8}) {
+      const auto p = pricer_of(model, {"rollout.layout={dp: 32}"});
+      const ModelSpec& m = p->train().model();
+      const ModelCounts c = counts_of(m);
+      double sum = 0.0, layers = 0.0;
+      each_stage(m, RolloutEngine::sglang, pp, [&](const RolloutStage& s, std::int64_t count) {
+        sum += static_cast<double>(count) * stage_elements(c, {.pp = pp}, s);
+        layers += static_cast<double>(count) * s.layers;
+      });
+      const double again = m.tie_embeddings && pp > 1 ? static_cast<double>(m.vocab * m.hidden) : 0.0;
+      INFO(model << " pp " << pp);
+      CHECK(sum == static_cast<double>(parameter_count(m)) + again);
+      CHECK(layers == static_cast<double>(m.layers));
+    }
+}
+
+TEST_CASE("the smallest pool of the stages is the engine's, the fullest stage its memory") {
+  // DeepSeek-V3 under SGLang: 30 layers, three of them dense, then 31 and the head.
+  for (const char* engine : {"sglang", "vllm"}) {
+    const auto p = pricer_of("deepseek-v3", {"rollout.layout={tp: 8, pp: 2, dp: 2, ep: 8}",
+                                             std::string("rollout.engine=") + engine, "rollout.memory_fraction=0.9"});
+    const RlModel& rl = p->rl();
+    const RolloutPoint r = p->point().rollout;
+    const RolloutPrice price = rl.price_rollout(r);
+    REQUIRE(price.fits);
+    const double moe = 3.0 * 7168 * 2048 * 256, table = 129280.0 * 7168;  // routed experts of a layer; an embedding
+    CHECK(rl.counts().experts == moe);
+    CHECK(rl.counts().front == table);
+    // Weights: the last stage, with more layers of experts than the first and as large a table.
+    const double layers = engine == std::string("sglang") ? 31 : 30;
+    const ModelCounts& c = rl.counts();
+    const double attention = layers * c.attention, rest = layers * c.moe_layer + c.back - attention;
+    CHECK(price.weight_bytes == Approx(2 * (attention + rest) / 8));
+    // A latent of 576 in bf16 for each layer of that stage, the fullest with the cache, too.
+    CHECK(price.kv_bytes_per_token == layers * 576 * 2);
+    // The last stage's pool, in tokens of its own layers.
+    const FrameworkProfile& f = p->train().framework();
+    const double device = rl.setting().device_bytes, outside = f.context_bytes.value + 2 * f.communicator_bytes.value;
+    if (engine == std::string("sglang"))
+      CHECK(price.pool_bytes == Approx((device - outside) * 0.9 - price.weight_bytes));
+    else CHECK(price.weight_bytes + price.pool_bytes + price.activation_bytes + outside <= device * 0.9 * (1 + 1e-9));
+  }
+}
+
+TEST_CASE("hops stay in a node where stages share it") {
+  // Every token leaves a stage as hidden states and residual, half of them on each of two ranks.
+  const auto near = pricer_of("qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.engine=vllm"}),
+             far = pricer_of("qwen2.5-7b",
+                             {"rollout.layout={tp: 2, pp: 4, dp: 4, order: strided}", "rollout.engine=vllm"});
+  // 512 sequences on an engine, 64 distinct prompts of 512 tokens; of each response all but the first token.
+  const double tokens = 64 * 512 + 512 * 1535.0;
+  const Explanation a = explain(*near), b = explain(*far);
+  CHECK(wire(a, "pipeline", false) == Approx(tokens * 2 * 3584 * 2 / 2));
+  CHECK(wire(a, "pipeline", true) == 0);
+  CHECK(wire(b, "pipeline", true) == Approx(tokens * 2 * 3584 * 2 / 2));
+  // A ring over two ranks passes half of what it gathers.
+  CHECK(wire(a, "tp gather behind a hop", false) == Approx(tokens * 2 * 3584 * 2 / 2));
+  // Of the network's hops latency is felt where few sequences are left.
+  CHECK(far->rl().decode_round(far->point().rollout, 1, 1000).latency >
+        near->rl().decode_round(near->point().rollout, 1, 1000).latency);
+}
+
+TEST_CASE("prompts go through the stages in steps: a bubble of pp - 1 of them") {
+  // All 512 sequences start at once: 64 distinct prompts of 512 tokens, 32768 tokens in steps of 8192 and 2048.
+  for (const std::int64_t tokens : {8192, 2048}) {
+    const auto p = pricer_of(
+        "qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.engine=sglang",
+                       "rollout.max_running_requests=512", "rollout.max_prefill_tokens=" + std::to_string(tokens)});
+    const RolloutPoint r = p->point().rollout;
+    const EngineStep step(p->rl(), r);
+    const double steps = 32768.0 / static_cast<double>(tokens), ends = 512 / steps, each = static_cast<double>(tokens);
+    double slowest = 0, all = 0;
+    each_stage(p->train().model(), RolloutEngine::sglang, 4, [&](const RolloutStage& s, std::int64_t count) {
+      const double one = step.prefill_seconds(s, each, ends);
+      slowest = std::max(slowest, one), all += static_cast<double>(count) * one;
+    });
+    const double seconds = p->rl().price_rollout(r).prefill_seconds;
+    CHECK(seconds == Approx((steps - 1) * slowest + all + step.hops_seconds(each, ends)));
+    // Stages are nearly alike: (steps + pp - 1) / steps of the time without a bubble.
+    CHECK(seconds / (steps * slowest) == Approx((steps + 3) / steps).epsilon(0.1));
+  }
+}
+
+TEST_CASE("context ranks share prompts; only vLLM's share a sequence's cache") {
+  const auto of = [](const char* engine, int cp) {
+    return pricer_of("qwen2.5-7b",
+                     {"rollout.layout={tp: 2, cp: " + std::to_string(cp) + ", dp: " + std::to_string(16 / cp) + "}",
+                      std::string("rollout.engine=") + engine, "algorithm.prompts=512",
+                      "workload.prompt_tokens={mean: 16384, max: 32768}", "rollout.max_prefill_tokens=32768",
+                      "train.micro_batch_tokens=65536"});
+  };
+  const auto price = [](const ScenarioPricer& p) { return p.rl().price_rollout(p.point().rollout); };
+  const auto vllm1 = of("vllm", 1), vllm2 = of("vllm", 2), sglang1 = of("sglang", 1), sglang2 = of("sglang", 2);
+  CHECK(price(*vllm2).kv_bytes_per_token == price(*vllm1).kv_bytes_per_token / 2);
+  CHECK(price(*sglang2).kv_bytes_per_token == price(*sglang1).kv_bytes_per_token);
+  // The weights lie on both ranks.
+  CHECK(price(*vllm2).weight_bytes == price(*vllm1).weight_bytes);
+  for (const auto& [one, two] : {std::pair(vllm1.get(), vllm2.get()), std::pair(sglang1.get(), sglang2.get())}) {
+    const RolloutPoint a = one->point().rollout, b = two->point().rollout;
+    const EngineStep alone(one->rl(), a), shared(two->rl(), b);
+    const RolloutStage whole{28, 0, true, true};
+    // One step of 32768 tokens: half as many on each rank, and 28 gathers of the keys and values of all of them.
+    const CostModel& c = one->train().cost();
+    const double gathers = 28 * c.collective_seconds(OpKind::all_gather, GroupShape::strided(2, 2, 8), 32768.0 * 1024);
+    const double x = alone.prefill_seconds(whole, 32768, 2), y = shared.prefill_seconds(whole, 32768, 2);
+    CHECK(y > 0.5 * x);
+    CHECK(y < 0.5 * x + gathers + 0.05 * x);
+    // Every rank passes all decoded tokens: no sooner than alone but for the cache that vLLM's ranks share.
+    const double s = alone.decode_seconds(whole, 64, 30000), t = shared.decode_seconds(whole, 64, 30000);
+    if (one == sglang1.get()) CHECK(t == s);
+    else CHECK((t < s && t > s / 2));
+  }
+  const Explanation e = explain(*vllm2);
+  CHECK(wire(e, "cp keys and values", false) > 0);
+  CHECK(wire(e, "cp partial attention", false) > 0);
+  CHECK(wire(explain(*sglang2), "cp partial attention", false) == 0);
+}
+
+TEST_CASE("an update brings a rank its stage's weights") {
+  const auto at = [](const char* layout, const char* order = "contiguous") {
+    return pricer_of("qwen2.5-7b", {std::string("rollout.layout={") + layout + ", order: " + order + "}",
+                                    "sync.mode=direct", "rollout.engine=vllm"});
+  };
+  const auto whole = at("tp: 2, dp: 16"), staged = at("tp: 2, pp: 4, dp: 4");
+  const SyncJob a = whole->rl().sync_job(whole->point()), b = staged->rl().sync_job(staged->point());
+  // Gathered buckets carry the model; a rank takes its slice of 7 layers and the head out of them.
+  CHECK(a.model_bytes == b.model_bytes);
+  CHECK(b.slice_bytes == staged->rl().price_rollout(staged->point().rollout).weight_bytes);
+  CHECK(b.model_bytes / b.target_parts == Approx(b.slice_bytes));
+  // 12 tensors a layer; the last stage has the final norm and the head beside its seven.
+  CHECK(a.taken_tensors() == 28 * 12 + 3);
+  CHECK(b.taken_tensors() == 7 * 12 + 2);
+  CHECK(b.received_bytes < 0.4 * a.received_bytes);
+  CHECK(staged->rl().sync_price(staged->point()).seconds() < whole->rl().sync_price(whole->point()).seconds());
+}
+
+TEST_CASE("received bytes of stages = every tensor of every layer moved") {
+  const auto p = pricer_of("qwen2.5-0.5b", {"rollout.layout={dp: 32}"});
+  ModelSpec m = p->train().model();
+  m.layers = 6;
+  for (const bool strided : {false, true})
+    for (const std::int64_t cp : {1, 2}) {
+      // 16 ranks: engines of tp 2 with three stages of 1, 3 and 2 layers would be 6 ranks; here two stages of 4 and 2.
+      const EngineShape shape{.tp = 2, .cp = cp, .stage_layers = {4, 2}, .engines = 16 / (4 * cp), .strided = strided};
+      const EngineAxes axes{2, cp, {{0, 0, {0, 4}}, {1, 0, {4, 6}}}};
+      const Layout need = rollout_layout(axes, shape.engines, strided ? EngineOrder::strided : EngineOrder::contiguous);
+      const Layout have = fsdp_layout(16);
+      std::vector<TensorMove> moves;
+      for (const ParamSpec& t : parameters_of(m)) moves.push_back({t.name, holdings(have, m, t), holdings(need, m, t)});
+      const std::vector<std::int64_t> received = reshard(moves).received;
+      CHECK(most_received_elements(m, shape) ==
+            static_cast<double>(*std::max_element(received.begin(), received.end())));
+    }
+}
+
+}  // namespace hotbunk
