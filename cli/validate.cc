@@ -29,12 +29,14 @@ int run(const Options& o) {
   if (!result) return report_errors(result.error());
   if (o.json) {
     fmt::print("{}\n", to_json(*result));
-    return exit_done;
+    return result->unreadable.empty() ? exit_done : report_errors(result->unreadable);
   }
   fmt::print("{}", render(*result, o.rows));
   fmt::print("\nWhich rows each constant was fitted on: docs/validation.md\n");
   if (!o.rows) fmt::print("Next: hotbunk validate --rows\n");
-  return exit_done;
+  if (result->unreadable.empty()) return exit_done;
+  std::fflush(stdout);  // the tables first, then what is wrong with the others
+  return report_errors(result->unreadable);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <numeric>
 
 namespace hotbunk {
 namespace {
@@ -15,6 +16,7 @@ struct LayerTensors {
   std::vector<double> rebuilt;  // by recomputation, in backward; in forward they come and go
   double transient = 0;         // gradients inside the layer while its backward runs
   double weights = 0;           // elements, gathered where parameters are sharded
+  double working() const { return std::accumulate(rebuilt.begin(), rebuilt.end(), transient); }
 };
 
 LayerTensors tensors_of(const TrainModel& m, const TrainPoint& p, bool moe) {
@@ -25,7 +27,12 @@ LayerTensors tensors_of(const TrainModel& m, const TrainPoint& p, bool moe) {
   out.weights = cost.parameters;
   if (p.recompute == Recompute::full) {
     out.held = {cost.kept_full_bytes};
-    for (const KeptTensor& t : all) out.rebuilt.push_back(t.bytes);
+    double input = cost.kept_full_bytes;  // it is there: the first of the tensors are not built again
+    for (const KeptTensor& t : all) {
+      const double there = std::min(input, t.bytes);
+      input -= there;
+      if (t.bytes > there) out.rebuilt.push_back(t.bytes - there);
+    }
   } else if (p.recompute == Recompute::selective && m.framework().selective_products) {
     // The input, attention's output and every second product: the input, and the rest in two.
     const double rest = cost.kept_selective_bytes - cost.kept_full_bytes;
@@ -42,26 +49,36 @@ class Step {
  public:
   Step(const TrainModel& m, const TrainPoint& p, std::int64_t stage)
       : model_(m), point_(p), stage_(stage), layers_(m.layers(p)), peak_(m.peak_bytes(p, layers_, stage)) {
-    const std::int64_t dense = m.layers_of(p, stage, false), moe = m.layers_of(p, stage, true);
-    kinds_.assign(static_cast<std::size_t>(dense), false);
-    kinds_.resize(static_cast<std::size_t>(dense + moe), true);
+    const auto dense = static_cast<std::size_t>(m.layers_of(p, stage, false)),
+               moe = static_cast<std::size_t>(m.layers_of(p, stage, true));
     dense_ = tensors_of(m, p, false);
     if (moe > 0) moe_ = tensors_of(m, p, true);
+    // Backward begins with the kind of layers that needs most beside what all of them keep.
+    const bool moe_last = dense == 0 || (moe > 0 && moe_.working() > dense_.working());
+    kinds_.assign(moe_last ? dense : moe, !moe_last);
+    kinds_.resize(dense + moe, moe_last);
     streams_ = p.sharding == Sharding::fsdp || p.sharding == Sharding::zero3;
     flat_ = p.sharding == Sharding::fsdp && m.framework().flat_units;
+    stays_ = p.sharding == Sharding::fsdp && !p.reshard_after_forward;
+    ends_ = m.end_parameters(p, layers_, stage);
+    unit_ = std::max(dense > 0 ? dense_.weights : 0.0, moe > 0 ? moe_.weights : 0.0);
+    // Without flat buffers the root takes the place of a layer's unit, without a neighbour (TrainModel::stage_bytes).
+    if (!flat_ && last()) unit_ = std::max(unit_, 2.0 / 3.0 * ends_);
   }
 
   ReservedMemory run() {
     states();
-    const auto flight =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(model_.in_flight(point_, stage_))));
+    // Of chunks that are part of a micro-batch the whole ones come and go, the rest stays.
+    const double in_flight = std::max(1.0, model_.in_flight(point_, stage_)), whole = std::floor(in_flight + 1e-9);
+    const auto flight = static_cast<std::int64_t>(whole);
+    for (std::size_t layer = 0; in_flight > whole && layer < kinds_.size(); ++layer)
+      for (double bytes : kind(layer).held) alloc((in_flight - whole) * bytes);
     // Two micro-batches of steady state show what comes back; later ones repeat them.
     const std::int64_t steps = std::min(point_.micro_batches, flight + 2);
     std::deque<std::vector<Handles>> live;
     for (std::int64_t i = 0; i < steps; ++i) {
       if (static_cast<std::int64_t>(live.size()) == flight) backward(live);
       forward(live);
-      if (last()) backward(live);  // 1F1B: the last stage turns round at once
     }
     while (!live.empty()) backward(live);
     return {a_.peak_allocated_bytes(), a_.peak_reserved_bytes()};
@@ -77,40 +94,60 @@ class Step {
   }
   const LayerTensors& kind(std::size_t layer) const { return kinds_[layer] ? moe_ : dense_; }
 
+  double params() const { return model_.setting().state.params; }
+
   /// A flat gradient buffer per stage as Megatron and ZeRO keep it, the rest by layer; library buffers.
   void states() {
-    for (PeakTensor t : {PeakTensor::params, PeakTensor::master, PeakTensor::moments})
-      for (std::size_t layer = 0; layer < kinds_.size(); ++layer) alloc(part(t) / static_cast<double>(kinds_.size()));
-    if (streams_)
-      for (std::size_t layer = 0; layer < kinds_.size(); ++layer)
-        alloc(part(PeakTensor::grads) / static_cast<double>(kinds_.size()));
+    const auto pieces = static_cast<double>(std::max<std::size_t>(1, kinds_.size()));
+    const auto by_layer = [&](double bytes) {
+      for (double piece = 0; piece < pieces; ++piece) alloc(bytes / pieces);
+    };
+    for (PeakTensor t : {PeakTensor::params, PeakTensor::master, PeakTensor::moments}) by_layer(part(t));
+    if (streams_) by_layer(part(PeakTensor::grads));
     else alloc(part(PeakTensor::grads));
+    if (stays_) {  // gathered once, for all micro-batches
+      for (std::size_t layer = 0; layer < kinds_.size(); ++layer) alloc(kind(layer).weights * params());
+      alloc(ends_ * params());
+    }
+    // Of embedding and head: kept from forward to backward of every micro-batch.
+    if (const double kept = part(PeakTensor::ends_kept); kept > 0) alloc(kept);
     for (PeakTensor t : {PeakTensor::workspace, PeakTensor::weight_grads, PeakTensor::pipeline, PeakTensor::sequence})
       if (part(t) > 0) alloc(part(t));
   }
 
-  double whole(std::size_t layer) const { return kind(layer).weights * model_.setting().state.params; }
+  double whole() const { return unit_ * params(); }
 
   /// The parameters that a layer works with where they are sharded.
-  Handles gather(std::size_t layer) {
+  Handles gather() {
     Handles out;
-    if (streams_) out.push_back(alloc(whole(layer)));
+    if (streams_ && !stays_) out.push_back(alloc(whole()));
     return out;
   }
   /// The flat output of a gather that was started early, before it is copied to the layer's tensors.
-  void prefetch(std::size_t layer, bool any) {
+  void prefetch(bool any) {
     Handles next;
-    if (flat_ && any && model_.setting().prefetch) next.push_back(alloc(whole(layer)));
+    if (flat_ && !stays_ && any && model_.setting().prefetch) next.push_back(alloc(whole()));
     free(gathering_);
     gathering_ = std::move(next);
+  }
+  /// Units and gradients around a layer's backward, or the root's at the loss, without flat buffers (states_of).
+  Handles units() {
+    Handles out;
+    if (flat_) return out;
+    const double grads = unit_ * model_.setting().state.grads;
+    if (point_.sharding == Sharding::zero2) out = {alloc(grads)};
+    if (point_.sharding == Sharding::zero3) out = {alloc(whole()), alloc(whole()), alloc(grads)};
+    if (point_.sharding == Sharding::fsdp)
+      for (int i = 0; i < (stays_ ? 1 : 3); ++i) out.push_back(alloc(whole()));
+    return out;
   }
 
   void forward(std::deque<std::vector<Handles>>& live) {
     std::vector<Handles> batch;
     Handles before;
     for (std::size_t layer = 0; layer < kinds_.size(); ++layer) {
-      Handles weights = gather(layer);
-      prefetch(layer + 1, layer + 1 < kinds_.size());
+      Handles weights = gather();
+      prefetch(layer + 1 < kinds_.size());
       free(before);  // the unit before goes when the next one is there
       before = std::move(weights);
       Handles held, passing;
@@ -126,23 +163,23 @@ class Step {
   void backward(std::deque<std::vector<Handles>>& live) {
     std::vector<Handles> batch = std::move(live.front());
     live.pop_front();
-    // The root unit (embedding and head) stays gathered from its forward on, its gradient until backward is over.
+    // Flat: the root (embedding and head) stays gathered from its forward on, the head's gradient until backward is
+    // over.
     Handles before, root;
-    const double ends = streams_ ? model_.end_parameters(point_, layers_, stage_) : 0.0;
-    const double gradient = flat_ ? (last() ? layers_.head.parameters : 0.0) : ends;
-    for (double elements : {ends, gradient})
-      if (elements > 0) root.push_back(alloc(elements * model_.setting().state.params));
-    prefetch(kinds_.empty() ? 0 : kinds_.size() - 1, !kinds_.empty());
+    const double head = last() ? layers_.head.parameters : 0.0;
+    for (double elements : {stays_ ? 0.0 : ends_, head})
+      if (flat_ && elements > 0) root.push_back(alloc(elements * params()));
+    prefetch(!kinds_.empty());
     if (last()) loss();
     for (std::size_t layer = kinds_.size(); layer-- > 0;) {
-      Handles weights = gather(layer), work, gradients;
-      prefetch(layer == 0 ? 0 : layer - 1, layer > 0);
+      Handles weights = flat_ ? gather() : Handles{}, work = units(), gradients;
+      prefetch(layer > 0);
       free(before);
       before = std::move(weights);
       for (double bytes : kind(layer).rebuilt) work.push_back(alloc(bytes));
       // Both sides of the activation, and the gradient of the layer's output and input.
       for (int i = 0; i < 3; ++i) work.push_back(alloc(kind(layer).transient / 3.0));
-      if (streams_) (flat_ ? gradients : work).push_back(alloc(whole(layer)));  // gradient unsharded
+      if (flat_) gradients.push_back(alloc(whole()));  // unsharded
       free(work);
       free(batch[layer]);
       if (!flat_) continue;
@@ -150,7 +187,7 @@ class Step {
       // input.
       free(reducing_);
       free(before);
-      reducing_.push_back(alloc(kind(layer).weights * model_.setting().state.grads));
+      reducing_.push_back(alloc(unit_ * model_.setting().state.grads));
       free(gradients);
     }
     free(before);
@@ -160,7 +197,7 @@ class Step {
 
   /// Logits in the compute dtype, then fp32 copies as long as the profile's bytes last.
   void loss() {
-    Handles work;
+    Handles work = units();
     const double total = layers_.head.transient_bytes, per_logit = model_.framework().loss_bytes.value;
     for (double left = per_logit, next = model_.setting().element_bytes; left > 1e-9; left -= next, next = 4.0)
       work.push_back(alloc(total * std::min(next, left) / per_logit));
@@ -175,6 +212,8 @@ class Step {
   std::vector<bool> kinds_;
   LayerTensors dense_, moe_;
   bool streams_ = false, flat_ = false;  // units are sharded; they move through flat buffers
+  bool stays_ = false;                   // what is gathered stays so
+  double ends_ = 0, unit_ = 0;           // elements of embedding and head, of the largest unit
   Handles gathering_, reducing_;         // flat buffers of the collectives under way
   CachingAllocator a_;
 };
@@ -188,8 +227,10 @@ ReservedMemory replay_step(const TrainModel& m, const TrainPoint& p, std::int64_
 ReservedMemory replay_step(const TrainModel& m, const TrainPoint& p) {
   if (!m.divides(p)) return {};
   ReservedMemory most;
-  for (std::int64_t stage : {std::int64_t{0}, m.fullest_stage(p, m.layers(p)), p.pp - 1})
-    if (const ReservedMemory r = replay_step(m, p, stage); r.reserved > most.reserved) most = r;
+  for (std::int64_t stage : {std::int64_t{0}, m.fullest_stage(p, m.layers(p)), p.pp - 1}) {
+    const ReservedMemory r = replay_step(m, p, stage);
+    most = {std::max(most.allocated, r.allocated), std::max(most.reserved, r.reserved)};
+  }
   return most;
 }
 

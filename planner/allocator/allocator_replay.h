@@ -17,7 +17,7 @@ struct ReservedMemory {
 /// Stage `stage` of the layout: states first, then micro-batches in 1F1B order (warm-up, steady state, drain), the
 /// layers of each forward and backward. Sizes are those of the closed form; nothing for a layout that does not divide.
 ReservedMemory replay_step(const TrainModel&, const TrainPoint&, std::int64_t stage);
-/// Of the stage that reserves most.
+/// The most of any stage, of either.
 ReservedMemory replay_step(const TrainModel&, const TrainPoint&);
 
 }  // namespace hotbunk

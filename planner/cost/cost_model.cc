@@ -144,8 +144,10 @@ double CostModel::gemm_seconds(double m, double n, double k, double peak, double
   return std::max(2.0 * m * n * k / rate * share_, memory_seconds(bytes));
 }
 
-double CostModel::attention_seconds(double flops, double keys, double bytes, bool backward, double peak) const {
-  const AttentionModel& a = hardware_.attention;
+double CostModel::attention_seconds(double flops, double keys, double bytes, bool backward, double peak,
+                                    AttentionKernel kernel) const {
+  const bool flash2 = kernel == AttentionKernel::flash2 && hardware_.flash2.forward.value > 0.0;
+  const AttentionModel& a = flash2 ? hardware_.flash2 : hardware_.attention;
   const double efficiency = (backward ? a.backward : a.forward).value * keys / (keys + a.half_keys.value);
   if (flops <= 0.0) return memory_seconds(bytes);
   return std::max(flops / (std::max(peak, 1.0) * std::max(efficiency, 1e-6)) * share_, memory_seconds(bytes));

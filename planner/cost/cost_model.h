@@ -67,7 +67,8 @@ class CostModel {
   /// The same with the peak (FLOP/s) of any precision and the bytes that operands and result take.
   double gemm_seconds(double m, double n, double k, double peak, double bytes) const;
   /// Fused attention of `flops` at `keys` visible keys per query on average.
-  double attention_seconds(double flops, double keys, double bytes, bool backward, double peak) const;
+  double attention_seconds(double flops, double keys, double bytes, bool backward, double peak,
+                           AttentionKernel = AttentionKernel::library) const;
   /// A streaming kernel that moves `bytes` of device memory.
   double memory_seconds(double bytes) const;
   /// Payload as DESIGN defines it: whole tensor of all-gather, reduce-scatter, all-reduce, broadcast; what one rank

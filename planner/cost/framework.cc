@@ -23,6 +23,9 @@ struct Number {
 
 std::vector<Flag> flags_of(FrameworkProfile& f) {
   return {{"fused_attention", &f.fused_attention},
+          {"flash2_attention", &f.flash2_attention},
+          {"repeated_kv", &f.repeated_kv},
+          {"gathered_context", &f.gathered_context},
           {"dropout", &f.dropout},
           {"overlap_tensor", &f.overlap_tensor},
           {"overlap_grad_reduce", &f.overlap_grad_reduce},

@@ -31,6 +31,9 @@ struct FrameworkProfile {
 
   // What runs.
   bool fused_attention = true;        // one kernel, nothing of size s x s in memory; else scores are materialised
+  bool flash2_attention = false;      // that kernel is FlashAttention-2 (PyTorch's SDPA on Hopper, flash-attn 2)
+  bool repeated_kv = false;           // K and V heads are repeated to as many as queries' before attention
+  bool gathered_context = false;      // cp gathers K and V and merges blocks in fp32 (PyTorch), else a ring passes them
   bool dropout = false;               // masks are kept, 1 byte per element
   bool overlap_tensor = false;        // TP collectives of backward run beside the weight gradients
   bool overlap_grad_reduce = false;   // DP gradient reduction beside backward

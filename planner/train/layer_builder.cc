@@ -151,10 +151,16 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   const Within module(*this, Module::core_attn);
   core_again_ = again_;
   const double before_forward = out_.forward, before_backward = out_.backward;
+  if (frame_.repeated_kv && kv_heads < heads) {
+    const double copied = e_ * tokens_ * (qk + v);
+    stream(copied * (kv_heads + heads), copied * (kv_heads + heads));
+    kv_heads = heads;
+  }
   if (frame_.fused_attention) {
+    const AttentionKernel which = frame_.flash2_attention ? AttentionKernel::flash2 : AttentionKernel::library;
     const double bytes = e_ * tokens_ * (heads * (qk + v) + kv_heads * (qk + v));
-    out_.forward += cost_.attention_seconds(products, keys, bytes, false, wide_peak_) + kernel();
-    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, wide_peak_) +
+    out_.forward += cost_.attention_seconds(products, keys, bytes, false, wide_peak_, which) + kernel();
+    out_.backward += cost_.attention_seconds(2.5 * products, keys, 2.5 * bytes, true, wide_peak_, which) +
                      (frame_.lowered_ops ? 1.0 : 2.0) * kernel();
     launches(1, 2);
     keep(4.0 * tokens_ * heads);
@@ -185,7 +191,9 @@ void LayerBuilder::unfused_attention(double heads, double keys, double qk, doubl
 }
 
 void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, double v) {
-  if (point_.cp > 1) {
+  if (point_.cp > 1 && frame_.gathered_context) {
+    gathered_context(heads, kv_heads, qk, v);
+  } else if (point_.cp > 1) {
     const auto steps = static_cast<double>(point_.cp - 1);
     const GroupShape pair = model_.groups(point_).context();
     const double block = e_ * tokens_ * kv_heads * (qk + v);
@@ -204,11 +212,31 @@ void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, d
                            share * heads * v};
     for (double bytes : sent) {
       const double seconds = cost_.collective_seconds(OpKind::all_to_all, group, bytes);
-      ulysses_forward_ += seconds;
+      exposed_context_forward_ += seconds;
+      exposed_context_backward_ += seconds;
       out_.context_payload += 2.0 * bytes;
     }
     launches(4, 4);
   }
+}
+
+void LayerBuilder::gathered_context(double heads, double kv_heads, double qk, double v) {
+  const auto ways = static_cast<double>(point_.cp);
+  const GroupShape group = model_.groups(point_).context();
+  const double own = tokens_ * kv_heads * (qk + v), out = tokens_ * heads * v;
+  // The gather runs beside the rank's own block; what is left of it is waited for.
+  const double gather = cost_.collective_seconds(OpKind::all_gather, group, ways * e_ * own);
+  exposed_context_forward_ += std::max(0.0, gather - out_.attention_forward / ways);
+  // Gradients of K and V travel in fp32, one step behind every block; the last finds nothing to run beside.
+  const double pass = cost_.collective_seconds(OpKind::send, {2, group.nodes > 1 ? 2 : 1, 1}, 4.0 * own);
+  exposed_context_backward_ += std::max(0.0, gather - out_.attention_backward / ways) + pass +
+                               (ways - 1.0) * std::max(0.0, pass - out_.attention_backward / ways);
+  out_.context_payload += 2.0 * ways * e_ * own + ways * 4.0 * own;
+  launches(1 + 9 * point_.cp, 1 + 9 * point_.cp);
+  // Every block is cast (6 B an element) and merged: difference 12, weight 8, sum 12; the result is cast back. In
+  // backward three gradients are added to fp32 sums (10), those of K and V packed for the next rank (8).
+  const double blocks = ways - 1.0;
+  move((6.0 * ways + 32.0 * blocks + 6.0) * out, ways * (10.0 * tokens_ * heads * qk + 18.0 * own));
 }
 
 LayerCost LayerBuilder::finish(double extra_kernels) {
@@ -229,8 +257,8 @@ LayerCost LayerBuilder::finish(double extra_kernels) {
   out_.kept_full_bytes = fill_ * out_.input_bytes;
   out_.transient_bytes *= fill_;
   // The ring hides behind attention except for what is longer; Ulysses hides behind nothing.
-  out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + ulysses_forward_;
-  out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + ulysses_forward_;
+  out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + exposed_context_forward_;
+  out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + exposed_context_backward_;
   if (core_again_) out_.recompute_context = out_.context_forward;
   return out_;
 }

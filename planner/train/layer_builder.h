@@ -88,6 +88,9 @@ class LayerBuilder {
   void unfused_attention(double heads, double keys, double qk, double v);
   /// CP passes K and V around a ring, Ulysses swaps tokens for heads and back (four all-to-alls forward).
   void sequence_exchange(double heads, double kv_heads, double qk, double v);
+  /// CP as PyTorch has it (torch/distributed/tensor/experimental/_attention.py): each rank gathers all K and V at once,
+  /// attends to one rank's block after the other and merges the blocks in fp32 by kernels of their own.
+  void gathered_context(double heads, double kv_heads, double qk, double v);
 
   const TrainModel& model_;
   const TrainPoint& point_;
@@ -95,7 +98,8 @@ class LayerBuilder {
   const FrameworkProfile& frame_;
   double peak_, wide_peak_;  // of the layers' products; of attention, head and router
   Quantization quantization_;
-  double e_, tokens_ = 0, narrow_ = 0, tp_ = 1, ulysses_forward_ = 0;
+  double e_, tokens_ = 0, narrow_ = 0, tp_ = 1;
+  double exposed_context_forward_ = 0, exposed_context_backward_ = 0;  // nothing to run beside
   double fill_ = 1;  // tokens of the fullest micro-batch over those of a mean one: bytes are of it, time of the mean
   double products_ = 0, product_bytes_ = 0, attention_bytes_ = 0;  // of the forward pass
   double last_product_ = 0;                                        // seconds of the forward pass

@@ -47,6 +47,7 @@ Leading leading_number(const std::string& cell) {
 
 Result<CsvTable> CsvTable::parse(const std::string& text, const std::string& file) {
   CsvTable table;
+  Diagnostics ragged;
   table.file_ = file;
   // A spreadsheet's byte order mark is no part of the first column's name.
   std::size_t begin = text.rfind("\xef\xbb\xbf", 0) == 0 ? 3 : 0;
@@ -61,14 +62,14 @@ Result<CsvTable> CsvTable::parse(const std::string& text, const std::string& fil
       continue;
     }
     if (cells.size() != table.header_.size())
-      return fail(
-          Diagnostic{.code = "E106",
-                     .message = fmt::format("row has {} cells, the header {}", cells.size(), table.header_.size()),
-                     .where = {file, line, 1},
-                     .notes = {},
-                     .help = "one comma-separated cell per column"});
-    table.cells_.push_back(std::move(cells));
+      ragged.push_back({.code = "E106",
+                        .message = fmt::format("row has {} cells, the header {}", cells.size(), table.header_.size()),
+                        .where = {file, line, 1},
+                        .notes = {},
+                        .help = "one comma-separated cell per column, in quotes where it has a comma"});
+    else table.cells_.push_back(std::move(cells));
   }
+  if (!ragged.empty()) return fail(std::move(ragged));
   if (table.header_.empty())
     return fail(Diagnostic{.code = "E107",
                            .message = "the table has no header line",

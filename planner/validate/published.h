@@ -21,7 +21,7 @@ class CsvTable {
     std::int64_t integer(const std::string& column, std::int64_t otherwise = 0) const;
   };
 
-  /// E106 with the line when a row has another number of cells than the header, E107 without a header line.
+  /// E106 with the line of every row that has another number of cells than the header, E107 without a header line.
   static Result<CsvTable> parse(const std::string& text, const std::string& file);
   static Result<CsvTable> read(const std::filesystem::path&);
 

@@ -104,7 +104,6 @@ Result<Validation> validate_published(const std::filesystem::path& data, const s
   };
   Validation out;
   ValidationContext context(catalogue);
-  Diagnostics errors;
   for (const auto& [name, check] : checks) {
     const std::filesystem::path file = data / (name + ".csv");
     std::error_code ignored;
@@ -112,12 +111,12 @@ Result<Validation> validate_published(const std::filesystem::path& data, const s
     auto table = CsvTable::read(file);
     auto result = table ? check(*table, context) : TableResult(fail(table.error()));
     if (!result) {
-      errors.insert(errors.end(), result.error().begin(), result.error().end());
+      out.unreadable.insert(out.unreadable.end(), result.error().begin(), result.error().end());
       continue;
     }
     for (ValidationTable& t : *result) out.tables.push_back(std::move(t));
   }
-  if (!errors.empty()) return fail(std::move(errors));
+  if (out.tables.empty() && !out.unreadable.empty()) return fail(std::move(out.unreadable));
   std::vector<std::string> known;
   for (const auto& [name, check] : checks) known.push_back(name + ".csv");
   std::error_code unreadable;
@@ -163,6 +162,12 @@ std::string render(const Validation& v, bool with_rows) {
       out += fmt::format("{:>6.2f} % {:>6.2f} % {:>+6.2f} %  {}\n", 100.0 * t.mean_abs_error(),
                          100.0 * t.max_abs_error(), 100.0 * t.bias(), peers);
   }
+  std::vector<std::string> bad;
+  for (const Diagnostic& d : v.unreadable)
+    if (const std::string file = std::filesystem::path(d.where.file).filename().string();
+        std::find(bad.begin(), bad.end(), file) == bad.end())
+      bad.push_back(file);
+  if (!bad.empty()) out += fmt::format("\nCould not be read, see the errors: {}\n", fmt::join(bad, ", "));
   if (!v.ignored.empty()) out += fmt::format("\nNot read, none of the tables: {}\n", fmt::join(v.ignored, ", "));
   return out;
 }
@@ -198,6 +203,10 @@ std::string to_json(const Validation& v) {
     doc["tables"].push_back(std::move(table));
   }
   doc["ignored_files"] = v.ignored;
+  doc["unreadable"] = nlohmann::ordered_json::array();
+  for (const Diagnostic& d : v.unreadable)
+    doc["unreadable"].push_back(
+        {{"code", d.code}, {"file", d.where.file}, {"line", d.where.line}, {"message", d.message}});
   return doc.dump(2);
 }
 

@@ -41,15 +41,18 @@ struct ValidationTable {
 struct Validation {
   std::vector<ValidationTable> tables;
   std::vector<std::string> ignored;  // *.csv files that are none of the tables
+  Diagnostics unreadable;            // files that are, but without a table in them: E106, E107
 };
 
-/// Every table found in `data` (names and columns of data/published/). E101 when the folder has none of them, E107 for
-/// a column that is missing. A row is never lost: it is predicted, or out of scope with its reason.
+/// Every table found in `data` (names and columns of data/published/). A file with a ragged row or without a column
+/// that is needed is named in `unreadable`, the others are predicted; an error when that leaves none, E101 when the
+/// folder has none of them. A row is never lost: it is predicted, or out of scope with its reason.
 Result<Validation> validate_published(const std::filesystem::path& data, const std::filesystem::path& catalogue);
 
-/// Per-row table, then one line per table; errors in percent.
+/// Per-row table, then one line per table, then the files that could not be read; errors in percent.
 std::string render(const Validation&, bool with_rows = true);
-/// hotbunk.validate/1: {"schema", "tables": [{name, quantity, rows, mean_abs_error, max_abs_error, bias, …}]}.
+/// hotbunk.validate/1: {"schema", "tables": [{name, quantity, rows, mean_abs_error, max_abs_error, bias, …}],
+/// "ignored_files", "unreadable": [{code, file, line, message}]}.
 std::string to_json(const Validation&);
 
 }  // namespace hotbunk

@@ -3,7 +3,9 @@
 //   gradients are reduced in bf16 (grad_reduce_in_fp32 = False);
 //   dense models without tp and pp are Megatron-FSDP, with activations offloaded beside compute;
 //   single modules are recomputed at most: mla_up_proj, the most frequent one, of models that have it;
-//   from release 26.06 on, MoE models in MXFP8 run whole iterations as CUDA graphs and overlap the experts' exchange.
+//   from release 26.06 on, MoE models in formats with block scales (MXFP8, NVFP4) run whole iterations as CUDA graphs
+//   and overlap the experts' exchange (deepseek_v3.py: _enable_deepseek_full_iteration in both, none of it in fp8_cs
+//   and bf16).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,17 +46,42 @@ void make_gpt_oss_120b(ModelSpec& m) {
   m.moe->expert_intermediate = 2880;
 }
 
+void make_gpt_oss_20b(ModelSpec& m) {
+  make_gpt_oss_120b(m);
+  m.name = "gpt-oss-20b";
+  m.layers = 24;
+  m.moe->experts = 32;
+}
+
+/// By letters and digits alone: sources write GPT OSS 20B and GPT-OSS 20B. K2.5's language model is K2.
 const std::map<std::string, ModelCard>& model_cards() {
-  static const std::map<std::string, ModelCard> cards = {{"Kimi_K2", {"deepseek-v3", make_kimi_k2}},
-                                                         {"GPT OSS 120B", {"qwen3-30b-a3b", make_gpt_oss_120b, 128}}};
+  static const std::map<std::string, ModelCard> cards = {{"KIMIK2", {"deepseek-v3", make_kimi_k2}},
+                                                         {"KIMIK25", {"deepseek-v3", make_kimi_k2}},
+                                                         {"GPTOSS120B", {"qwen3-30b-a3b", make_gpt_oss_120b, 128}},
+                                                         {"GPTOSS20B", {"qwen3-30b-a3b", make_gpt_oss_20b, 128}}};
   return cards;
+}
+
+/// The format of the layers' products by a source's word for the recipe, "" for none of ours. Current and delayed
+/// scaling (CS, DS) differ by one pass over an operand; the former is priced.
+std::string format_named(CellReader& cells, const std::string& cell) {
+  static const std::map<std::string, std::string> formats = {{"BF16", "bf16"},   {"FP8", "fp8"},     {"FP8CS", "fp8"},
+                                                             {"FP8DS", "fp8"},   {"FP8MX", "mxfp8"}, {"MXFP8", "mxfp8"},
+                                                             {"NVFP4", "nvfp4"}, {"FP4", "nvfp4"}};
+  const auto named = formats.find(letters_of(cell));
+  if (named != formats.end()) return named->second;
+  cells.refuse(letters_of(cell) == "FP8SC" ? "FP8 in blocks of 128 x 128 (sub-channel scales) is not priced"
+                                           : fmt::format("precision '{}' is not known", cell));
+  return "bf16";
 }
 
 /// Why a model has no price, "" where it may have one.
 const char* unpriced(const std::string& model) {
   if (model.find("Nemotron") != std::string::npos) return "Mamba layers are not priced";
   if (model.find("DeepSeekV4") != std::string::npos) return "compressed sparse attention is not priced";
-  if (model.find("Next") != std::string::npos) return "linear attention is not priced";
+  if (letters_of(model) == "DEEPSEEKV32") return "sparse attention behind an indexer is not priced";
+  for (const char* linear : {"Next", "Qwen3.5", "Qwen3_5", "Qwen35"})
+    if (model.find(linear) != std::string::npos) return "linear attention is not priced";
   return "";
 }
 
@@ -80,9 +107,9 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
       "megatron_bridge",
       "tokens per second and GPU",
       "tokens/s",
-      "profiles megatron-bridge and, for MoE models in MXFP8 from 26.06 on, megatron-bridge-graphs; products in FP8, "
-      "MXFP8 and NVFP4 from datasheets, uncalibrated; FSDP, recomputation and overlaps by the rules of the published "
-      "recipes",
+      "profiles megatron-bridge and, for MoE models in MXFP8 and NVFP4 from 26.06 on, megatron-bridge-graphs; products "
+      "in FP8, MXFP8 and NVFP4 from datasheets, uncalibrated; FSDP, recomputation and overlaps by the rules of the "
+      "published recipes; of models with a vision tower the language model",
       {},
       {},
       {}};
@@ -90,16 +117,16 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
                               "pp", "cp", "vpp", "ep", "tokens_per_s_per_gpu"});
       !has)
     return fail(has.error());
-  const std::map<std::string, std::string> precisions = {
-      {"BF16", "bf16"}, {"FP8", "fp8"}, {"MXFP8", "mxfp8"}, {"NVFP4", "nvfp4"}};
   for (std::size_t i = 0; i < csv.size(); ++i) {
     CellReader cells(csv.row(i));
     const std::string label = fmt::format("{} {} {} {} {}", cells.text("release"), cells.text("task"),
                                           cells.text("model"), cells.text("system"), cells.text("precision"));
     if (const char* why = unpriced(cells.text("model")); *why) cells.refuse(why);
-    const auto card = model_cards().find(cells.text("model"));
+    const auto card = model_cards().find(letters_of(cells.text("model")));
     const ModelCard changed = card == model_cards().end() ? ModelCard{} : card->second;
-    auto model = context.model(changed.like ? changed.like : context.model_named(cells, cells.text("model")));
+    std::string named = cells.text("model");
+    if (const auto vision = named.find("_VL"); vision != std::string::npos) named.erase(vision, 3);
+    auto model = context.model(changed.like ? changed.like : context.model_named(cells, named));
     if (!model) return fail(model.error());
     if (changed.change) changed.change(*model);
     // Fine-tuning of all weights is training; LoRA is not.
@@ -107,11 +134,8 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
     if (task != "pre-training" && task != "sft")
       cells.refuse(fmt::format("task '{}'{}", task, task == "lora" ? ": frozen weights are not priced" : ""));
     const std::string gpu = context.gpu_named(cells, cells.text("system"));
-    const auto precision = precisions.find(cells.text("precision"));
-    if (precision == precisions.end())
-      cells.refuse(fmt::format("precision '{}' is not known", cells.text("precision")));
-    std::string format = precision == precisions.end() ? "bf16" : precision->second;
-    const bool graphs = model->moe && format == "mxfp8" && csv.row(i).number("release") >= 26.06;
+    std::string format = format_named(cells, cells.text("precision"));
+    const bool graphs = model->moe && (format == "mxfp8" || format == "nvfp4") && csv.row(i).number("release") >= 26.06;
     auto frame = context.framework(graphs ? "megatron-bridge-graphs" : "megatron-bridge");
     // Layouts in powers of two use 64 of the 72 GPUs of an NVL72 domain.
     const bool rack = gpu.find("nvl72") != std::string::npos,

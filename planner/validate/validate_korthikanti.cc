@@ -22,6 +22,8 @@ double figure(const std::string& quantity, const TrainModel& model, const TrainP
   };
   if (quantity == "iter_time") return price.step_seconds;
   if (quantity == "layer_forward") return 1e3 * (l.dense.forward + l.dense.tensor_forward);
+  if (quantity == "layer_total")
+    return figure("layer_forward", model, p, price) + figure("layer_backward", model, p, price);
   if (quantity == "layer_backward") {
     double seconds =
         l.dense.backward + l.dense.tensor_backward - (model.framework().overlap_tensor ? l.dense.hidden_tensor : 0.0);
@@ -74,6 +76,7 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
   const std::map<std::string, ValidationTable*> tables = {{"iter_time", &iteration},
                                                           {"layer_forward", &layer},
                                                           {"layer_backward", &layer},
+                                                          {"layer_total", &layer},
                                                           {"activation_mem", &kept},
                                                           {"param+opt_mem", &states},
                                                           {"activation_percent_of_baseline", &share},

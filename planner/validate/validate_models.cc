@@ -36,11 +36,39 @@ TrainPoint simumax_point(CellReader& cells) {
   return p;
 }
 
-/// A layout of torchtitan. With a pipeline there are as many micro-batches as stages of ranks, and units stay gathered
-/// (its defaults of December 2024: pipeline_parallel_microbatches, reshard_after_forward).
-TrainPoint torchtitan_point(CellReader& cells) {
-  auto by = degrees(cells, cells.text("parallelism"));
-  TrainPoint p{.sharding = Sharding::fsdp};
+/// A pipeline schedule by PyTorch's name for it, taken out of the text; one that holds two stages a rank has two
+/// chunks.
+struct Schedule {
+  PipelineSchedule order = PipelineSchedule::one_f_one_b;
+  std::int64_t chunks = 1;
+};
+Schedule schedule_in(std::string& parallelism) {
+  struct Word {
+    const char* name;
+    Schedule schedule;
+  };
+  // ZBV's chunks make a V, so that the last stage is the first rank's: priced as ZB-H1, which has its memory.
+  static const Word words[] = {{"Interleaved1F1B", {PipelineSchedule::one_f_one_b, 2}},
+                               {"Interleaved 1F1B", {PipelineSchedule::one_f_one_b, 2}},
+                               {"ZBVZeroBubble", {PipelineSchedule::zero_bubble, 1}},
+                               {"ZBV", {PipelineSchedule::zero_bubble, 1}},
+                               {"GPipe", {PipelineSchedule::gpipe, 1}},
+                               {"1F1B", {}}};
+  for (const Word& word : words)
+    if (const auto at = parallelism.find(word.name); at != std::string::npos) {
+      parallelism.erase(at, std::string(word.name).size());
+      if (at > 0 && at == parallelism.size()) parallelism.erase(parallelism.find_last_not_of(" ,") + 1);
+      return word.schedule;
+    }
+  return {};
+}
+
+/// A layout of torchtitan, of what `parallelism` says without the schedule. With a pipeline there are as many
+/// micro-batches as stages, two of which a rank has where it has chunks, and units stay gathered (its defaults of
+/// December 2024: pipeline_parallel_microbatches, pipelining_utils.py, reshard_after_forward).
+TrainPoint torchtitan_point(CellReader& cells, const std::string& parallelism, std::int64_t chunks) {
+  auto by = degrees(cells, parallelism);
+  TrainPoint p{.vpp = chunks, .sharding = Sharding::fsdp};
   for (const auto& [name, sizes] : by) {
     std::int64_t* const own = name == "TP" ? &p.tp : name == "CP" ? &p.cp : name == "PP" ? &p.pp : &p.dp;
     const bool data = own == &p.dp, hybrid = name == "HSDP";
@@ -60,8 +88,9 @@ TrainPoint torchtitan_point(CellReader& cells) {
   p.recompute = recompute_named(cells, cells.text("AC"));
   p.reshard_after_forward = p.pp == 1;
   const std::int64_t local = cells.count("local_batch");
-  p.micro_batches = p.pp;
-  p.micro_batch = cells.share("local sequences", local, {p.pp});
+  if (chunks > 1 && p.pp == 1) cells.refuse("an interleaved schedule without a pipeline");
+  p.micro_batches = p.pp * chunks;
+  p.micro_batch = cells.share("local sequences", local, {p.pp, chunks});
   // A global batch of several local ones is accumulated.
   if (!cells.text("global_batch").empty())
     p.micro_batches *= cells.share("sequences", cells.count("global_batch"), {p.dp, local});
@@ -145,11 +174,14 @@ TableResult validate_simumax(const CsvTable& csv, ValidationContext& context) {
 }
 
 TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context) {
-  const char* setting =
+  const std::string setting =
       "profiles torchtitan and torchtitan-compile: FSDP2, fp32 parameters and gradients reduced in "
       "fp32, selective checkpointing of every second matrix product";
+  const std::string narrow = setting + "; layers' products in float8 from the datasheet, uncalibrated";
   ValidationTable rate{"torchtitan", "tokens per second and GPU", "tokens/s", setting, {}, {}, {}};
   ValidationTable memory{"torchtitan_memory", "peak memory", "GiB", setting, {}, {}, {}};
+  ValidationTable rate8{"torchtitan_float8", "tokens per second and GPU", "tokens/s", narrow, {}, {}, {}};
+  ValidationTable memory8{"torchtitan_float8_memory", "peak memory", "GiB", narrow, {}, {}, {}};
   if (auto has = csv.require({"model", "GPUs", "parallelism", "precision", "seq", "local_batch", "AC", "TPS_per_GPU",
                               "global_batch", "mem_GiB", "hardware"});
       !has)
@@ -160,8 +192,9 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
     const std::string label =
         fmt::format("{} {} on {} {}", cells.text("model"), cells.text("parallelism"), cells.text("GPUs"), how);
     const bool compiled = how.find("compile") != std::string::npos;
-    if (how.find("bf16") == std::string::npos || how.find("float8") != std::string::npos)
-      cells.refuse("float8 training is priced from datasheets only, uncalibrated");
+    const bool float8 = how.find("float8") != std::string::npos;
+    if (!float8 && how.find("bf16") == std::string::npos)
+      cells.refuse(fmt::format("precision '{}' is neither bf16 nor float8", how));
     if (fmt::format("{} {}", cells.text("parallelism"), how).find("sync") != std::string::npos)
       cells.refuse("asynchronous tensor parallelism: no profile cuts products to run beside their own collectives");
     auto frame = context.framework(compiled ? "torchtitan-compile" : "torchtitan");
@@ -172,13 +205,29 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
     if (!frame) return fail(frame.error());
     if (!model) return fail(model.error());
     if (!cost) return fail(cost.error());
-    const TrainModel trained(*model, {.sequence = cells.count("seq"), .state = {2, 4, 4, 8}}, *cost, *frame);
-    const TrainPoint p = torchtitan_point(cells);
+    const bool rated = !float8 || cost->peak_flops("fp8") > 0.0;
+    if (!rated) cells.refuse(fmt::format("{} has no fp8 products", gpu));
+    std::string parallelism = cells.text("parallelism");
+    const Schedule schedule = schedule_in(parallelism);
+    const TrainModel trained(*model,
+                             {.sequence = cells.count("seq"),
+                              .precision = float8 && rated ? "fp8" : "bf16",
+                              .state = {2, 4, 4, 8},
+                              .schedule = schedule.order},
+                             *cost, *frame);
+    const TrainPoint p = torchtitan_point(cells, parallelism, schedule.chunks);
     const TrainPrice price = price_of(cells, trained, p);
-    put(rate, label, cells, "TPS_per_GPU", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
-    put(memory, label, cells, "mem_GiB", price.peak_bytes / gib);
+    // Every row is in either pair of tables; the other says which.
+    CellReader calibrated = cells, uncalibrated = cells;
+    if (float8) calibrated.refuse("float8: in torchtitan_float8");
+    else uncalibrated.refuse("bf16: in torchtitan");
+    const double tokens = price.tokens / price.step_seconds / static_cast<double>(p.ranks());
+    put(rate, label, calibrated, "TPS_per_GPU", tokens);
+    put(memory, label, calibrated, "mem_GiB", price.peak_bytes / gib);
+    put(rate8, label, uncalibrated, "TPS_per_GPU", tokens);
+    put(memory8, label, uncalibrated, "mem_GiB", price.peak_bytes / gib);
   }
-  return std::vector<ValidationTable>{rate, memory};
+  return std::vector<ValidationTable>{rate, memory, rate8, memory8};
 }
 
 }  // namespace hotbunk

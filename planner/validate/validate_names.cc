@@ -25,15 +25,21 @@ std::vector<std::string> words(const std::string& text) {
   return out;
 }
 
-/// "Qwen3_30B_a3B" and "qwen3-30b-a3b" -> QWEN330BA3B.
-std::string letters(const std::string& text) {
+}  // namespace
+
+std::string letters_of(const std::string& text) {
   std::string out;
   for (char c : text)
     if (is_word(c)) out += upper(c);
   return out;
 }
 
-}  // namespace
+std::string without_variant(const std::string& model) {
+  // Words behind a model's size that change neither shapes nor what a pass costs. A format is the row's precision.
+  static const std::regex variant("([-_ ](Instruct|Base|Chat|Thinking|it|FP8|BF16|NVFP4|INT4|Dynamic|[0-9]{4}))+$",
+                                  std::regex::icase);
+  return std::regex_replace(model, variant, "");
+}
 
 std::string ValidationContext::gpu_named(CellReader& cells, const std::string& cell) const {
   const std::vector<std::string> said = words(cell);
@@ -56,7 +62,7 @@ std::string ValidationContext::gpu_named(CellReader& cells, const std::string& c
 }
 
 std::string ValidationContext::model_named(CellReader& cells, const std::string& cell) const {
-  std::string said = letters(cell.substr(0, cell.find(" (")));
+  std::string said = letters_of(without_variant(cell.substr(0, cell.find(" ("))));
   // Releases of one architecture; what changed between them costs nothing.
   static const std::map<std::string, std::string> same = {{"LLAMA370B", "LLAMA3170B"},
                                                           {"LLAMA3405B", "LLAMA31405B"},
@@ -64,7 +70,7 @@ std::string ValidationContext::model_named(CellReader& cells, const std::string&
                                                           {"DEEPSEEKR1", "DEEPSEEKV3"}};
   if (const auto other = same.find(said); other != same.end()) said = other->second;
   for (const std::string& name : catalog_names("models"))
-    if (letters(name) == said) return name;
+    if (letters_of(name) == said) return name;
   cells.refuse(fmt::format("model '{}' is not in the catalogue", cell));
   return "llama-3.1-8b";
 }

@@ -15,7 +15,8 @@ struct ModelCard {
   double parameters, tensors;
 };
 const std::map<std::string, ModelCard>& model_cards() {
-  static const std::map<std::string, ModelCard> cards = {{"GLM-4.5-Air", {106e9, 17500}}, {"Kimi-K2", {1026e9, 69700}}};
+  static const std::map<std::string, ModelCard> cards = {
+      {"GLM-4.5-Air", {106e9, 17500}}, {"GLM-4.5", {355e9, 44200}}, {"Kimi-K2", {1026e9, 69700}}};
   return cards;
 }
 
@@ -28,7 +29,7 @@ std::int64_t ranks_of(CellReader& cells, const char* column) {
 Result<SyncJob> job_of(CellReader& cells, ValidationContext& context) {
   SyncJob job;
   double parameters = 0.0;
-  if (const auto card = model_cards().find(cells.text("model")); card != model_cards().end()) {
+  if (const auto card = model_cards().find(without_variant(cells.text("model"))); card != model_cards().end()) {
     parameters = card->second.parameters;
     job.tensors = card->second.tensors;
   } else {

@@ -37,6 +37,11 @@ class ValidationContext {
   std::map<std::string, ModelSpec> models_;
 };
 
+/// "Qwen3_30B_a3B" and "qwen3-30b-a3b" -> QWEN330BA3B.
+std::string letters_of(const std::string& text);
+/// "Llama-3.1-8B-Instruct", "Qwen3-30B-A3B-FP8" without the last word.
+std::string without_variant(const std::string& model);
+
 /// GPT-3 architecture: 4 h MLP with GELU, layer norms, biases, learned positions, tied embeddings.
 ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
                     std::int64_t sequence);

@@ -8,18 +8,23 @@
 namespace hotbunk {
 namespace {
 
-/// What the authors' script of table 1 says of each model: Megatron-LM, examples/academic_paper_scripts/sc21/
+/// What the authors' script of table 1 says of each run: Megatron-LM, examples/academic_paper_scripts/sc21/
 /// run_table_1.sh. Chunks: layers / pp / --num-layers-per-virtual-pipeline-stage.
 struct ScriptedRun {
-  std::int64_t layers, hidden, micro_batch, chunks;
+  std::int64_t layers, hidden, tp, pp, gpus, batch, micro_batch, chunks;
 };
-constexpr ScriptedRun sc21_table_1[] = {{24, 2304, 16, 1},  {30, 3072, 16, 1}, {36, 4096, 16, 1}, {40, 6144, 8, 1},
-                                        {48, 8192, 4, 1},   {60, 10240, 2, 3}, {80, 12288, 2, 2}, {96, 16384, 1, 2},
-                                        {105, 20480, 1, 3}, {128, 25600, 1, 1}};
+constexpr ScriptedRun sc21_table_1[] = {{24, 2304, 1, 1, 32, 512, 16, 1},      {30, 3072, 2, 1, 64, 512, 16, 1},
+                                        {36, 4096, 4, 1, 128, 512, 16, 1},     {40, 6144, 8, 1, 256, 1024, 8, 1},
+                                        {48, 8192, 8, 2, 512, 1536, 4, 1},     {60, 10240, 8, 4, 1024, 1792, 2, 3},
+                                        {80, 12288, 8, 8, 1536, 2304, 2, 2},   {96, 16384, 8, 16, 1920, 2160, 1, 2},
+                                        {105, 20480, 8, 35, 2520, 2520, 1, 3}, {128, 25600, 8, 64, 3072, 3072, 1, 1}};
 
-const ScriptedRun* scripted(const ModelSpec& m) {
+/// A micro-batch was chosen for a layout and a batch: of another of either, the script says nothing.
+const ScriptedRun* scripted(const ModelSpec& m, const TrainPoint& p, std::int64_t gpus, std::int64_t batch) {
   for (const ScriptedRun& run : sc21_table_1)
-    if (run.layers == m.layers && run.hidden == m.hidden) return &run;
+    if (run.layers == m.layers && run.hidden == m.hidden && run.tp == p.tp && run.pp == p.pp && run.gpus == gpus &&
+        run.batch == batch)
+      return &run;
   return nullptr;
 }
 
@@ -40,8 +45,8 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
                       "TFLOP/s per GPU",
                       "TFLOP/s",
                       "profile megatron-sc21, fp16 gradients, full recomputation, 4 passes counted as in the paper; "
-                      "micro-batch and interleaving of the authors' script (run_table_1.sh), of other models the "
-                      "fastest that fits",
+                      "micro-batch and interleaving of the authors' script (run_table_1.sh), of other models, layouts "
+                      "and batches the fastest that fits",
                       {},
                       {},
                       {}};
@@ -65,7 +70,7 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
     const TrainModel model(gpt, fp16_gradients(seq), *cost, sc21_frame(*frame, p));
     const std::int64_t batch = cells.count("global_batch"), replica = cells.share("sequences", batch, {p.dp});
     const std::string label = fmt::format("{}B tp{} pp{} on {}", cells.text("params_B"), p.tp, p.pp, gpus);
-    const ScriptedRun* run = scripted(gpt);
+    const ScriptedRun* run = scripted(gpt, p, gpus, batch);
     if (run) p.micro_batch = run->micro_batch, p.vpp = run->chunks;
     Choice best = fastest(cells, model, p, replica, run ? 1e30 : 80e9, !run, !run);
     if (run && best.price.step_seconds > 1e29) best = fastest(cells, model, p, replica, 80e9, true, true);

@@ -1,69 +1,20 @@
 // Tables of anyone's: whatever their cells hold, every row is predicted or out of scope with its reason.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "own_tables.h"
 #include "planner/validate/validate.h"
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {
 namespace {
-
-namespace fs = std::filesystem;
-using Cells = std::vector<std::vector<std::string>>;  // first the header
-const fs::path published = fs::path(HOTBUNK_SOURCE_DIR) / "data" / "published";
-
-Cells read_cells(const fs::path& file, std::size_t most_rows = 1'000'000) {
-  Cells out;
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line) && out.size() <= most_rows;) {
-    std::vector<std::string> cells(1);
-    for (char c : line)
-      if (c == ',') cells.emplace_back();
-      else if (c != '\r') cells.back() += c;
-    out.push_back(std::move(cells));
-  }
-  return out;
-}
-
-/// A folder with one table, gone at the end.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / fmt::format("hotbunk_validate_{}", ::getpid())) {
-    fs::create_directories(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Result<Validation> validate(const std::string& name, const Cells& cells, const std::string& beside = "") const {
-    std::string text;
-    for (const auto& row : cells) text += fmt::format("{}\n", fmt::join(row, ","));
-    return validate_text(name, text, beside);
-  }
-  Result<Validation> validate_text(const std::string& name, const std::string& text,
-                                   const std::string& beside = "") const {
-    for (const auto& old : fs::directory_iterator(path_)) fs::remove(old.path());
-    std::ofstream(path_ / (name + ".csv")) << text;
-    if (!beside.empty()) std::ofstream(path_ / beside) << text;
-    return validate_published(path_, catalog_root());
-  }
-
- private:
-  fs::path path_;
-};
-
-std::size_t column_of(const Cells& cells, const std::string& name) {
-  const auto at = std::find(cells[0].begin(), cells[0].end(), name);
-  REQUIRE(at != cells[0].end());
-  return static_cast<std::size_t>(at - cells[0].begin());
-}
 
 /// What is wrong with an answer about `rows` rows; "" when nothing is.
 std::string fault_of(const std::string& name, const Result<Validation>& v, std::size_t rows) {
@@ -83,7 +34,7 @@ std::string fault_of(const std::string& name, const Result<Validation>& v, std::
     // A row of Korthikanti's file is of one quantity; elsewhere every quantity has every row.
     if (name != "korthikanti_a100" && t.rows.size() + t.skipped.size() != rows)
       return fmt::format("{}: {} rows and {} out of scope of {}", t.name, t.rows.size(), t.skipped.size(), rows);
-    if (t.rows.empty() != nlohmann::json::parse(to_json({{t}, {}}))["tables"][0]["mean_abs_error"].is_null())
+    if (t.rows.empty() != nlohmann::json::parse(to_json({{t}, {}, {}}))["tables"][0]["mean_abs_error"].is_null())
       return t.name + ": an error of no rows";
   }
   if (name == "korthikanti_a100" && sum != rows) return fmt::format("{} of {} rows", sum, rows);
@@ -156,37 +107,6 @@ TEST_CASE("a table without a column, a header or rows says so") {
   CHECK_THAT(render(*mixed), Catch::Contains("none of the tables: korthikanti.csv"));
   CHECK(nlohmann::json::parse(to_json(*mixed))["ignored_files"][0] == "korthikanti.csv");
 }
-
-namespace {
-
-/// What becomes of the first row of a published table with the cells that `sets` names.
-struct Fate {
-  double predicted = 0.0;  // 0: out of scope
-  std::string why;
-};
-Fate fate(const std::string& file, const std::map<std::string, std::string>& sets, const std::string& table = "") {
-  const Folder folder;
-  Cells cells = read_cells(published / (file + ".csv"), 1);
-  for (const auto& [column, value] : sets) cells[1][column_of(cells, column)] = value;
-  const auto v = folder.validate(file, cells);
-  if (!v) FAIL(render(v.error()));
-  for (const ValidationTable& t : v->tables) {
-    if (t.name != (table.empty() ? file : table)) continue;
-    if (!t.skipped.empty()) return {0.0, t.skipped[0].why};
-    REQUIRE(t.rows.size() == 1);
-    return {t.rows[0].predicted, ""};
-  }
-  FAIL("no such table");
-  return {};
-}
-double priced(const std::string& file, const std::map<std::string, std::string>& sets, const std::string& table = "") {
-  const Fate f = fate(file, sets, table);
-  INFO(file << ": " << f.why);
-  CHECK(f.predicted > 0.0);
-  return f.predicted;
-}
-
-}  // namespace
 
 TEST_CASE("a torchtitan row is priced as the model and layout that it names") {
   const double eight = priced("torchtitan", {});
