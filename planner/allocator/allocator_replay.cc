@@ -109,10 +109,26 @@ class Step {
       for (std::size_t layer = 0; layer < kinds_.size(); ++layer) alloc(kind(layer).weights * params());
       alloc(ends_ * params());
     }
+    staged();
     // Of embedding and head: kept from forward to backward of every micro-batch.
     if (const double kept = part(PeakTensor::ends_kept); kept > 0) alloc(kept);
     for (PeakTensor t : {PeakTensor::workspace, PeakTensor::weight_grads, PeakTensor::pipeline, PeakTensor::sequence})
       if (part(t) > 0) alloc(part(t));
+  }
+
+  /// Shards on their way from the host, two units' of them, and one's gradients on their way back.
+  void staged() {
+    if (!point_.streams_from_host()) return;
+    double all = ends_, expert = 0.0;
+    for (const bool moe : kinds_) {
+      all += (moe ? moe_ : dense_).weights;
+      if (moe) expert += layers_.moe.expert_parameters;
+    }
+    const StateBytes& b = model_.setting().state;
+    const double unit = last() ? std::max(unit_, 2.0 / 3.0 * ends_) : unit_;
+    const double own = unit * point_.own_elements(all - expert, expert) / std::max(all, 1.0);
+    for (int up = 0; up < 2; ++up) alloc(own * (point_.sharding == Sharding::fsdp ? b.master : b.params));
+    alloc(own * b.grads);
   }
 
   double whole() const { return unit_ * params(); }
