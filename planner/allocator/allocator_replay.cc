@@ -63,7 +63,9 @@ class Step {
     ends_ = m.end_parameters(p, layers_, stage);
     unit_ = std::max(dense > 0 ? dense_.weights : 0.0, moe > 0 ? moe_.weights : 0.0);
     // Without flat buffers the root takes the place of a layer's unit, without a neighbour (TrainModel::stage_bytes).
-    if (!flat_ && last()) unit_ = std::max(unit_, 2.0 / 3.0 * ends_);
+    if (p.sharding == Sharding::fsdp)
+      copies_ = 2 + (m.setting().prefetch ? 1 : 0) + (m.setting().flat_parameters ? 1 : 0);
+    if (!flat_ && last()) unit_ = std::max(unit_, 2.0 / copies_ * ends_);
   }
 
   ReservedMemory run() {
@@ -125,9 +127,10 @@ class Step {
       if (moe) expert += layers_.moe.expert_parameters;
     }
     const StateBytes& b = model_.setting().state;
-    const double unit = last() ? std::max(unit_, 2.0 / 3.0 * ends_) : unit_;
+    const double unit = last() ? std::max(unit_, 2.0 / copies_ * ends_) : unit_;
     const double own = unit * point_.own_elements(all - expert, expert) / std::max(all, 1.0);
-    for (int up = 0; up < 2; ++up) alloc(own * (point_.sharding == Sharding::fsdp ? b.master : b.params));
+    for (int up = 0; up < (model_.setting().prefetch ? 2 : 1); ++up)
+      alloc(own * (point_.sharding == Sharding::fsdp ? b.master : b.params));
     alloc(own * b.grads);
   }
 
@@ -154,7 +157,7 @@ class Step {
     if (point_.sharding == Sharding::zero2) out = {alloc(grads)};
     if (point_.sharding == Sharding::zero3) out = {alloc(whole()), alloc(whole()), alloc(grads)};
     if (point_.sharding == Sharding::fsdp)
-      for (int i = 0; i < (stays_ ? 1 : 3); ++i) out.push_back(alloc(whole()));
+      for (int i = 0; i < (stays_ ? 1 : copies_); ++i) out.push_back(alloc(whole()));
     return out;
   }
 
@@ -196,6 +199,8 @@ class Step {
       // Both sides of the activation, and the gradient of the layer's output and input.
       for (int i = 0; i < 3; ++i) work.push_back(alloc(kind(layer).transient / 3.0));
       if (flat_) gradients.push_back(alloc(whole()));  // unsharded
+      // FSDP1's unit before is given back late: it is recorded on another stream.
+      if (flat_ && !stays_ && model_.setting().flat_parameters) work.push_back(alloc(whole()));
       free(work);
       free(batch[layer]);
       if (!flat_) continue;
@@ -229,6 +234,7 @@ class Step {
   LayerTensors dense_, moe_;
   bool streams_ = false, flat_ = false;  // units are sharded; they move through flat buffers
   bool stays_ = false;                   // what is gathered stays so
+  int copies_ = 3;                       // of a unit, its gradient included
   double ends_ = 0, unit_ = 0;           // elements of embedding and head, of the largest unit
   Handles gathering_, reducing_;         // flat buffers of the collectives under way
   CachingAllocator a_;

@@ -45,10 +45,13 @@ TEST_CASE("the replay allocates what the closed form says: never less, at most 1
         p.micro_batches = one_of(1, 2, 4, 8);
         p.reshard_after_forward = one_of(0, 1) == 1;
         p.optimizer_on_host = one_of(0, 0, 1) == 1;
-        const TrainModel m(
-            *model,
-            {.sequence = one_of(1024, 4096), .state = {2, one_of(2, 4) == 2 ? 2.0 : 4.0, 4, 8}, .schedule = schedule},
-            *cost, *frame);
+        const TrainModel m(*model,
+                           {.sequence = one_of(1024, 4096),
+                            .state = {2, one_of(2, 4) == 2 ? 2.0 : 4.0, 4, 8},
+                            .schedule = schedule,
+                            .prefetch = one_of(0, 1, 1) == 1,
+                            .flat_parameters = one_of(0, 0, 1) == 1},
+                           *cost, *frame);
         if (!m.divides(p)) continue;
         const TrainModel::Layers layers = m.layers(p);
         for (std::int64_t stage = 0; stage < p.pp; ++stage) {
