@@ -1,0 +1,88 @@
+// The search of training's layouts against every combination, priced one by one.
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "planner/search/search.h"
+#include "tests/planner/small_models.h"
+
+namespace hotbunk {
+
+TEST_CASE("the search finds what brute force finds, whatever the number of threads") {
+  for (const ModelSpec& spec : {small_gpt(), small_moe()}) {
+    const TrainModel model = model_of(spec, 16);
+    TrainSpace space = default_train_space(spec, 16, 8, 32, TrainEngine::megatron);
+    space.ulysses = {1, 2, 4, 8};  // by default fewer on several nodes
+    space.shard = {-1, 2, 4, 8};
+    SearchOptions options{.keep = 5, .device_bytes = 12e9, .threads = 1};
+    const TrainSearch found = search_train(model, space, options);
+    // Brute force: every combination, straight from the model.
+    double best = 1e300;
+    std::int64_t feasible = 0, priced = 0;
+    for (auto tp : space.tp)
+      for (auto cp : space.cp)
+        for (auto ep : space.ep)
+          for (auto b : space.micro_batch)
+            for (bool sp : space.sp)
+              for (auto pp : space.pp)
+                for (auto vpp : space.vpp)
+                  for (Recompute r : space.recompute)
+                    for (auto ulysses : space.ulysses)
+                      for (std::int64_t shard : space.shard) {
+                        if (16 % (tp * cp * ulysses * pp) != 0 || (sp && tp == 1)) continue;
+                        const std::int64_t dp = 16 / (tp * cp * ulysses * pp), data = dp * cp * ulysses;
+                        if (32 % (dp * b) != 0 || (shard > 0 && (data % shard != 0 || shard == data))) continue;
+                        TrainPoint p{.dp = dp,
+                                     .cp = cp,
+                                     .ulysses = ulysses,
+                                     .tp = tp,
+                                     .pp = pp,
+                                     .vpp = vpp,
+                                     .ep = ep,
+                                     .fsdp = shard,
+                                     .sp = sp,
+                                     .recompute = r,
+                                     .micro_batch = b,
+                                     .micro_batches = 32 / (dp * b)};
+                        const TrainPrice price = model.price(p);
+                        if (!price.valid) continue;
+                        // Under fused attention selective recomputation drops nothing: one point, not two.
+                        p.recompute = Recompute::none;
+                        const TrainPrice none = model.price(p);
+                        if (r == Recompute::selective && price.step_seconds == none.step_seconds &&
+                            price.peak_bytes == none.peak_bytes)
+                          continue;
+                        ++priced;
+                        if (price.total_bytes() > options.device_bytes) continue;
+                        ++feasible;
+                        best = std::min(best, price.step_seconds);
+                      }
+    REQUIRE(!found.best.empty());
+    CHECK(found.priced == priced);
+    CHECK(found.feasible == feasible);
+    CHECK(found.best[0].price.step_seconds == best);
+    options.threads = 3;
+    const TrainSearch again = search_train(model, space, options);
+    REQUIRE(again.best.size() == found.best.size());
+    for (std::size_t i = 0; i < found.best.size(); ++i) CHECK(again.best[i].point == found.best[i].point);
+    REQUIRE(again.pareto.size() == found.pareto.size());
+    for (std::size_t i = 1; i < found.pareto.size(); ++i)
+      CHECK(found.pareto[i].price.total_bytes() < found.pareto[i - 1].price.total_bytes());
+    // More memory is never infeasible.
+    options.device_bytes *= 2;
+    CHECK(search_train(model, space, options).feasible >= found.feasible);
+  }
+}
+
+TEST_CASE("an impossible space says why") {
+  const TrainModel model = model_of(small_gpt(), 8);
+  TrainSpace space = default_train_space(small_gpt(), 8, 8, 8, TrainEngine::megatron);
+  const TrainSearch tight = search_train(model, space, {.device_bytes = 1e6});
+  CHECK(tight.best.empty());
+  CHECK_THAT(tight.reason, Catch::Contains("none of"));
+  space.ranks = 7;
+  space.tp = {7};
+  const TrainSearch odd = search_train(model, space, {});
+  CHECK_THAT(odd.reason, Catch::Contains("divides"));
+}
+
+}  // namespace hotbunk
