@@ -214,9 +214,9 @@ TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by p
 
 TEST_CASE("seconds: closed form = graph for random scenarios that lower") {
   // What computes: each phase that takes 5 % of the iteration, and all of them together; worst of 2,400 draws 27 % and
-  // 17 %, on CPU cores that ranks share, where waits are estimated. The shifts and the sync: the closed form maps what
-  // training works in by its estimate of those bytes, which knows no chunks of the loss and no gaps between buffers, so
-  // where transients outweigh the state it is off by up to 2.9 times (worst of the same draws: -61 %, +184 %).
+  // 17 %, on CPU cores that ranks share, where waits are estimated. The shifts and the sync: worst of
+  // the same draws -61 % and +184 %. The closed form maps what training works in by its estimate of those bytes, which
+  // knows no chunks of the loss and no gaps between buffers; that this is the larger part of the error is a guess.
   constexpr double phase = 0.32, computing = 0.20, shifts_least = 0.3, shifts_most = 3.2, mean_computing = 0.05;
   const std::array computes = {RlPhase::rollout, RlPhase::reference, RlPhase::old_logprobs, RlPhase::train};
   const std::array moves = {RlPhase::sleep, RlPhase::wake, RlPhase::sync};
