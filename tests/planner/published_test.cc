@@ -174,6 +174,27 @@ TEST_CASE("a row's hardware is the catalogue's, or it is out of scope") {
   CHECK(priced("megatron_bridge", {{"task", "sft"}}) > 0.0);
 }
 
+TEST_CASE("the recipes' FSDP: dense models on more than eight replicas gather their layers for every micro-batch") {
+  // 64 micro-batches of 128 tokens on each GPU: 8e9 parameters in 2 bytes, gathered twice over a port of less than
+  // 100 GB/s each time, take far longer than 6 x 8e9 x 128 FLOPs. Whole on every rank, they are reduced once.
+  const auto on = [](const char* gpus, const char* sequences, const char* tp) {
+    return priced("megatron_bridge", {{"model", "LLAMA3_8B"},
+                                      {"system", "DGX-H100"},
+                                      {"precision", "BF16"},
+                                      {"gpus", gpus},
+                                      {"gbs", sequences},
+                                      {"mbs", "1"},
+                                      {"seq", "128"},
+                                      {"tp", tp},
+                                      {"pp", "1"},
+                                      {"cp", "1"},
+                                      {"vpp", "n/a"},
+                                      {"ep", "n/a"}});
+  };
+  CHECK(on("16", "1024", "1") < 0.5 * on("8", "512", "1"));
+  CHECK(on("32", "1024", "2") > 0.5 * on("16", "512", "2"));  // tensor parallelism: no FSDP, whatever the replicas
+}
+
 TEST_CASE("rows beside the published ones have a price, or a reason") {
   // MegaScale's two models, and its own system, which is none of ours.
   const double small = priced("megascale_175b", {{"GPUs", "2240"}, {"batch", "2240"}, {"model", "175B TP8 PP8"}});

@@ -176,6 +176,16 @@ TEST_CASE("prompts of a mixture of experts go through in steps, each with its ex
   const double exchange = c.collective_seconds(OpKind::all_to_all, GroupShape::strided(8, 1, 8), 1.0);
   CHECK(more > 31 * 48 * 2 * exchange);
   CHECK(price_of(*many).sent.dispatch == Approx(price_of(*few).sent.dispatch));
+  // 1024 tokens touch every expert, not only the 8 of each token: 128 experts more, of which as many are active, are
+  // 128 more to stream in each of 32 steps, which are too short for the products to hide it.
+  const TrainModel& t = many->train();
+  ModelSpec wider = t.model();
+  wider.moe->experts *= 2;
+  const RolloutPoint engine = many->point().rollout;
+  const TrainModel other(wider, t.setting(), c, t.framework());
+  const double streamed = RlModel(other, many->rl().setting()).price_rollout(engine).prefill_seconds -
+                          many->rl().price_rollout(engine).prefill_seconds;
+  CHECK(streamed == Approx(32 * c.memory_seconds(48.0 * 128 * 3 * 2048 * 768 * 2 / 8)).epsilon(0.02));
 }
 
 TEST_CASE("moments of length distributions") {
