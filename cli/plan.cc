@@ -97,19 +97,22 @@ void print_memory(const Job& job, const FitReport& fit) {
 }
 
 /// The best layouts of the same GPUs.
-Result<Choices> best_layouts(const Options& o, const Scenario& scenario) {
+Result<Choices> best_layouts(const Options& o, const ScenarioPricer& pricer) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
+  return choose(pricer, {*objective, o.headroom, o.top, o.budget});
+}
+Result<Choices> best_layouts(const Options& o, const Scenario& scenario) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return fail(pricer.error());
-  return choose(**pricer, {*objective, o.headroom, o.top, o.budget});
+  return best_layouts(o, **pricer);
 }
 
 /// What nothing lowers yet is priced in closed form; the answer says so.
 int price(const Options& o, const Scenario& scenario, const std::vector<std::string>& reasons) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
-  const auto choices = best_layouts(o, scenario);
+  const auto choices = best_layouts(o, **pricer);
   if (!choices) return report_errors(choices.error());
   const Explanation e = explain(**pricer);
   if (o.scenario.json) {

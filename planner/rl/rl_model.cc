@@ -349,6 +349,7 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.ragged = true;
   t.sequence = static_cast<std::int64_t>(std::ceil(std::max(mean, 1.0)));
   t.budget_tokens = static_cast<double>(s.train.micro_batch_tokens);
+  t.loss_chunk = static_cast<double>(s.train.loss_chunk_tokens);
   // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
   t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
   t.longest = static_cast<double>(max_sample_tokens(s));

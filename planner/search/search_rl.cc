@@ -151,12 +151,12 @@ class JointSearch {
 
 /// Of the ways to move the weights the fastest.
 double JointSearch::least_sync(const Segment& s, const Trained& t, const Rolled& r) const {
-  RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
+  SyncJob job = model_.sync_job({.train = t.point, .rollout = r.point, .placement = s.placement.mode});
   double least = worst_value.first;
   for (SyncMechanism sync : s.sync)
     for (double bucket : space_.bucket_bytes) {
-      p.sync = sync, p.bucket_bytes = bucket;
-      least = std::min(least, model_.sync_price(p).seconds());
+      job.bucket_bytes = bucket;
+      least = std::min(least, price_sync(sync, job, model_.train().cost()).seconds());
     }
   return least;
 }
@@ -306,7 +306,11 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   };
   std::vector<SyncPrice>& moved = out.moved;  // as each_sync goes
   moved.clear();
-  each_sync([&] { moved.push_back(model_.sync_price(p)); });
+  SyncJob job = model_.sync_job(p);
+  each_sync([&] {
+    job.bucket_bytes = p.bucket_bytes;
+    moved.push_back(price_sync(p.sync, job, model_.train().cost()));
+  });
   for (std::uint64_t left = pair.orders; left != 0; left &= left - 1) {
     const auto order = static_cast<std::size_t>(std::countr_zero(left));
     const ShiftShape& shift = s.shifts[order];

@@ -90,7 +90,11 @@ bool is_node_group(std::int64_t ranks, std::int64_t per_node) { return ranks == 
 void add_stages(const Scenario& s, const RolloutPoint& own, RlSpace& out) {
   const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
   out.most_engine_ranks = 4 * node;
-  if (ranks > many_ranks) out.stage_ranks = own.pp > 1 ? own.tp * own.cp : node;
+  // An engine is cut into stages where tensor parallelism, on faster links, can go no further.
+  std::int64_t widest = 1;
+  for (const std::int64_t tp : divisors(std::min(node, ranks)))
+    if (s.model.heads % tp == 0) widest = tp;
+  out.stage_ranks = own.pp > 1 ? own.tp * own.cp : widest;
   if (s.rollout.engine != RolloutEngine::hotbunk)
     out.rollout_pp = at_most(divisors(ranks), std::min<std::int64_t>(8, s.model.layers));
   include(out.rollout_pp, own.pp);
@@ -125,6 +129,7 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
     if (group > 1 && group < ranks && (!many || is_node_group(group, per_node))) s.shard.push_back(group);
   s.micro_batch = at_most(divisors(s.batch), 16);
   if (m.moe && m.moe->experts > 0) s.ep = at_most(divisors(m.moe->experts), ranks);
+  if (m.moe && m.moe->experts > 0 && megatron && !many) s.etp = s.tp;
   switch (engine) {
     case TrainEngine::ddp:
       s.sharding = {Sharding::replicated};

@@ -165,7 +165,10 @@ LayerCost TrainModel::head(const TrainPoint& p) const {
   if (framework_.lowered_ops) b.move(4.0 * T * v, (4.0 + b.e()) * T * v);
   else b.move(forward_share * traffic, (1.0 - forward_share) * traffic);
   LayerCost out = b.finish(framework_.lowered_ops ? 0.0 : framework_.loss_kernels.value);
-  out.transient_bytes = framework_.loss_bytes.value * b.fill() * T * v;
+  // Chunk by chunk, forward and backward at once (docs/memory.md): logits of one, and the stream's gradient that they
+  // leave piece by piece.
+  const double all = b.fill() * T, at_once = loss_tokens(all);
+  out.transient_bytes = framework_.loss_bytes.value * at_once * v + (at_once < all ? b.e() * all * h : 0.0);
   if (framework_.dummy_weight_grads) out.transient_bytes += 2.0 * v * h + 3.0 * b.e() * b.fill() * T * h;
   return out;
 }

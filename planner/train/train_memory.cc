@@ -259,7 +259,9 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
         return fmt::format("{}, {:.4g} micro-batch{} in flight of {:.0f} tokens", layers, in_flight(p, stage),
                            in_flight(p, stage) > 1 ? "es" : "", held);
       case PeakTensor::logits:
-        return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}", held, vocab, framework_.loss_bytes.value,
+        return fmt::format("{:.0f} tokens x {:.0f} vocabulary x {:.4g} B{}{}", loss_tokens(held), vocab,
+                           framework_.loss_bytes.value,
+                           loss_tokens(held) < held ? ", and the gradient of all tokens' stream" : "",
                            framework_.dummy_weight_grads ? ", and buffers of the head" : "");
       case PeakTensor::rebuilt:
         return "one layer, forward once more";

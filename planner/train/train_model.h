@@ -231,6 +231,7 @@ struct TrainSetting {
   AxisOrder order = megatron_axes;             // of the dimensions over ranks
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
   bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
+  double loss_chunk = 0;  // tokens of which logits are alive at once, 0: all
   // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
   double budget_tokens = 0, longest = 0;
   bool prefetch = true;          // sharded units: the next is gathered while one computes
@@ -264,6 +265,10 @@ class TrainModel {
 
   const ModelSpec& model() const { return model_; }
   const TrainSetting& setting() const { return setting_; }
+  /// Of so many tokens of a micro-batch those whose logits are alive at once.
+  double loss_tokens(double tokens) const {
+    return setting_.loss_chunk > 0.0 ? std::min(tokens, setting_.loss_chunk) : tokens;
+  }
   const CostModel& cost() const { return cost_; }
   const FrameworkProfile& framework() const { return framework_; }
   /// Tokens of the fullest micro-batch, on the cp and ulysses ranks that share it. A mean one holds micro_batch

@@ -46,7 +46,7 @@ RlSpace small_space(const Scenario& s) {
   out.train.optimizer_on_host = {false, true};
   out.train.micro_batch = {3, 6};
   out.rollout_tp = {2, 4};
-  out.rollout_pp = {1, 2};
+  out.rollout_pp = {1, 2}, out.stage_ranks = 0;
   out.memory_fraction = {0.6, 0.8};
   out.placement = {
       {PlacementMode::colocated, 8, 8}, {PlacementMode::disaggregated, 4, 4}, {PlacementMode::disaggregated, 6, 2}};
@@ -103,7 +103,7 @@ struct Brute {
                          .strided = strided,
                          .memory_fraction = fraction,
                          .pp = pp};
-            if (!model.divides(p.rollout)) continue;
+            if (!s.has_engine(tp, 1, pp) || !model.divides(p.rollout)) continue;
             if (shared) model.learn_reshard(p.train, p.rollout);
             add_variants(model, s, o, p, shared);
           }

@@ -6,7 +6,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "planner/answers/answers.h"
 #include "planner/validate/validate_tables.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
 #include "tests/planner/small_models.h"
 
 namespace hotbunk {
@@ -228,6 +231,26 @@ TEST_CASE("a layout that does not divide is invalid with a reason") {
     CHECK_FALSE(model.price(p).valid);
     CHECK_FALSE(model.why_invalid(p).empty());
   }
+}
+
+TEST_CASE("logits in chunks: those of one chunk, and the stream's gradient whole") {
+  auto s = load_scenario_text(
+      "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, gpus_per_node: 8}\ntrain: {layout: {dp: 4, cp: 2}, "
+      "micro_batch_tokens: 16384, loss_chunk_tokens: 1024}\nrollout: {layout: {tp: 4, dp: 2}}\n",
+      "t.yaml");
+  REQUIRE(s.has_value());
+  const auto at_loss = [&](std::int64_t chunk) {
+    s->train.loss_chunk_tokens = chunk;
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    return (*pricer)->train().head((*pricer)->point().train).transient_bytes;
+  };
+  // Profile hotbunk: fp32 logits and bf16 gradient, 6 B each of 152,064; 3,584 columns of 2 B.
+  const double tokens = 16384, vocabulary = 152064 * 6.0, stream = tokens * 3584 * 2;
+  CHECK(at_loss(0) == Approx(tokens * vocabulary));
+  CHECK(at_loss(1024) == Approx(1024 * vocabulary + stream));
+  CHECK(at_loss(16384) == at_loss(0));
+  CHECK(at_loss(100'000) == at_loss(0));
 }
 
 }  // namespace hotbunk

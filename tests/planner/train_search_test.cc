@@ -1,11 +1,25 @@
 // The search of training's layouts against every combination, priced one by one.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <utility>
+#include <vector>
 
 #include "planner/search/search.h"
 #include "tests/planner/small_models.h"
 
 namespace hotbunk {
+
+namespace {
+
+using ExpertDegrees = std::vector<std::int64_t>;
+std::vector<std::pair<std::int64_t, std::int64_t>> pairs_of(const ExpertDegrees& a, const ExpertDegrees& b) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> out;
+  for (auto x : a)
+    for (auto y : b) out.emplace_back(x, y);
+  return out;
+}
+
+}  // namespace
 
 TEST_CASE("the search finds what brute force finds, whatever the number of threads") {
   for (const ModelSpec& spec : {small_gpt(), small_moe()}) {
@@ -13,6 +27,7 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
     TrainSpace space = default_train_space(spec, 16, 8, 32, TrainEngine::megatron);
     space.ulysses = {1, 2, 4, 8};  // by default fewer on several nodes
     space.shard = {-1, 2, 4, 8};
+    if (spec.moe) space.etp = {1, 2, 4};  // by default on one node
     SearchOptions options{.keep = 5, .device_bytes = 12e9, .threads = 1};
     const TrainSearch found = search_train(model, space, options);
     // Brute force: every combination, straight from the model.
@@ -20,7 +35,7 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
     std::int64_t feasible = 0, priced = 0;
     for (auto tp : space.tp)
       for (auto cp : space.cp)
-        for (auto ep : space.ep)
+        for (auto [ep, etp] : pairs_of(space.ep, space.etp))
           for (auto b : space.micro_batch)
             for (bool sp : space.sp)
               for (auto pp : space.pp)
@@ -38,6 +53,7 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
                                      .pp = pp,
                                      .vpp = vpp,
                                      .ep = ep,
+                                     .etp = etp,
                                      .fsdp = shard,
                                      .sp = sp,
                                      .recompute = r,
@@ -83,6 +99,16 @@ TEST_CASE("an impossible space says why") {
   space.tp = {7};
   const TrainSearch odd = search_train(model, space, {});
   CHECK_THAT(odd.reason, Catch::Contains("divides"));
+}
+
+TEST_CASE("experts' own tensor parallelism is searched where a node holds all of them") {
+  const auto etp = [](std::int64_t ranks, const ModelSpec& spec, TrainEngine engine) {
+    return default_train_space(spec, ranks, 8, 32, engine).etp;
+  };
+  CHECK(etp(8, small_moe(), TrainEngine::megatron) == ExpertDegrees{1, 2, 4, 8});
+  CHECK(etp(16, small_moe(), TrainEngine::megatron) == ExpertDegrees{1});
+  CHECK(etp(8, small_moe(), TrainEngine::fsdp2) == ExpertDegrees{1});
+  CHECK(etp(8, small_gpt(), TrainEngine::megatron) == ExpertDegrees{1});
 }
 
 }  // namespace hotbunk
