@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "base/format.h"
+#include "planner/answers/nodes.h"
+#include "planner/answers/rollout_tree.h"
 #include "spec/names.h"
 
 namespace hotbunk {
@@ -31,20 +33,6 @@ constexpr std::string_view why_of(Category c) {
     default:
       return "";
   }
-}
-
-/// A node whose children are those of `parts` that are not empty.
-CostNode node_of(std::string name, std::string why, double bytes, double seconds, std::vector<CostNode> parts) {
-  CostNode out{std::move(name), std::move(why), bytes, seconds, {}};
-  for (CostNode& p : parts)
-    if (p.bytes > 0.0 || p.seconds > 0.0) out.children.push_back(std::move(p));
-  return out;
-}
-CostNode bytes_of(std::string name, double bytes, std::string why = {}) {
-  return {std::move(name), std::move(why), bytes, 0, {}};
-}
-CostNode seconds_of(std::string name, double seconds, std::string why = {}) {
-  return {std::move(name), std::move(why), 0, seconds, {}};
 }
 
 CostNode training_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train,
@@ -107,7 +95,7 @@ CostNode sync_apart(const RlModel& rl, const RlPoint& p, const RlModel::Parts& o
                  {std::move(side), bytes_of("buckets", staging)});
 }
 
-/// What stages and context ranks do to an engine's slices, and its micro-batches to its pace.
+/// What stages and context ranks do to an engine's slices.
 std::string slice_note(const RolloutPoint& r) {
   return r.pp > 1 ? fmt::format("the engine's slice in the fullest of {} stages", r.pp) : "the engine's slice";
 }
@@ -116,12 +104,6 @@ std::string cache_note(const RlSetting& s, const RolloutPoint& r) {
   return cache_shares(s.engine, r) > static_cast<double>(r.attention_dp)
              ? fmt::format(", a sequence's divided among {} cp ranks", r.cp)
              : fmt::format(", whole on each of {} cp ranks ({} divides prompts alone)", r.cp, name_of(s.engine));
-}
-std::string pace_note(const RlModel& rl, const RolloutPoint& r, double sequences) {
-  if (r.pp == 1) return "";
-  const DecodeRound d = rl.decode_round(r, sequences, rl.held_tokens());
-  return fmt::format(", in {:.3g} micro-batches of {:.3g}, paced by {}", d.micro_batches, d.sequences,
-                     d.seconds() > d.latency ? "the slowest stage" : "the way through all stages and back");
 }
 
 CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const RlModel::Parts& of) {
@@ -167,15 +149,6 @@ std::vector<CostNode> train_parts(const TrainPrice& train, double times) {
   for (std::size_t t = 0; t < num_terms; ++t)
     out.push_back(seconds_of(std::string(name_of(static_cast<Term>(t))), times * train.seconds[t]));
   return out;
-}
-
-std::vector<CostNode> rollout_parts(const RlModel& rl, const RolloutPoint& p, const RolloutPrice& r) {
-  const std::string slots = fmt::format("{:.0f} sequences", r.slots), pace = pace_note(rl, p, r.slots);
-  return {seconds_of("prefill", r.prefill_seconds), seconds_of("decode", r.decode_seconds, slots + " at a time" + pace),
-          seconds_of("tail", r.tail_seconds,
-                     r.decode_seconds > 0 ? "no more to admit: ever fewer, the longest alone at last"
-                                          : slots + " from the start, ever fewer, the longest alone at last"),
-          seconds_of("exchange", r.exchange_seconds, "every rank learns every sample")};
 }
 
 std::vector<CostNode> sync_parts(const SyncPrice& sync, double seconds) {
@@ -237,7 +210,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   if (of.train.swapped_reference > 0)
     reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
                                    "the model from host memory"));
-  add(RlPhase::rollout, "", rollout_parts(s.rl(), p.rollout, of.rollout));
+  add(RlPhase::rollout, "", rollout_nodes(rl, p, of.rollout));
   add(RlPhase::sync, "", sync_parts(of.sync, price.seconds[static_cast<std::size_t>(RlPhase::sync)]));
   add(RlPhase::sleep, "", shift_parts(rl.sleep_seconds(of.train, of.rollout, shift), true));
   add(RlPhase::wake, "", shift_parts(rl.wake_seconds(of.train, of.rollout, shift), false));

@@ -15,11 +15,6 @@ double end_kernels(const RolloutStage& s) { return (s.first ? front_kernels : 0.
 /// Copies between host and device that a step of our engine waits for: ids up, before the other feeds, which come
 /// beside the first layer; tokens and log-probs down (same source).
 constexpr double step_feeds = 1.0, step_fetches = 2.0;
-/// A step whose kernels the host launches one by one is not over before it has. SGLang and vLLM do so in prefill alone:
-/// their decode steps replay captured graphs, in which a kernel costs the device's own start and drain.
-double eager_seconds(const CostModel& cost, double kernels, double device_seconds) {
-  return std::max(device_seconds, kernels * cost.hardware().launch.value);
-}
 
 }  // namespace
 
@@ -89,44 +84,56 @@ double EngineStep::attended_bytes() const {
          static_cast<double>(r_.attention_tp());
 }
 
-double EngineStep::exchange_seconds(const RolloutStage& s, const Tokens& t) const {
+template <class Book>
+void EngineStep::exchange(const RolloutStage& s, const Tokens& t, Book& book) const {
   const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
   const double mine = t.local / static_cast<double>(r_.attention_dp);
-  double seconds = s.layers * cost_.collective_seconds(OpKind::all_reduce, group(r_.attention_tp()), mine * row);
+  const auto reduce = [&](double times, const GroupShape& ranks, double bytes, StepPart part) {
+    book.add(part, times * cost_.collective_seconds(OpKind::all_reduce, ranks, bytes), times, times * bytes);
+  };
+  reduce(s.layers, group(r_.attention_tp()), mine * row, StepPart::reduce);
   const GroupShape engine = group(r_.tp);
   const double moe = r_.ep > 1 ? s.moe : 0.0, summed = experts_reduced(s);
-  if (moe > 0.0)
-    seconds += 2.0 * moe *
-               cost_.collective_seconds(OpKind::all_to_all, group(r_.ep), dispatch_bytes(s, t.whole) / (2.0 * moe));
+  if (moe > 0.0) {
+    const double bytes = dispatch_bytes(s, t.whole);
+    book.add(StepPart::dispatch,
+             2.0 * moe * cost_.collective_seconds(OpKind::all_to_all, group(r_.ep), bytes / (2.0 * moe)), 2.0 * moe,
+             bytes);
+  }
   // The embedding's rows are split over the engine too.
-  if (s.first && r_.attention_dp == 1) seconds += cost_.collective_seconds(OpKind::all_reduce, engine, t.local * row);
-  if (summed > 0.0)
-    seconds += summed * cost_.collective_seconds(OpKind::all_reduce, group(r_.tp * r_.cp), t.whole * row);
-  return seconds + (s.layers - moe - summed) * cost_.collective_seconds(OpKind::all_reduce, engine, t.local * row);
+  if (s.first && r_.attention_dp == 1) reduce(1.0, engine, t.local * row, StepPart::reduce);
+  if (summed > 0.0) reduce(summed, group(r_.tp * r_.cp), t.whole * row, StepPart::experts_reduce);
+  reduce(s.layers - moe - summed, engine, t.local * row, StepPart::reduce);
 }
 
 /// A prompt's ranks gather each other's keys and values before they attend. Decoding over a divided cache, each attends
 /// to its part for all of its heads; with everyone's log-sum-exp the parts are scaled, then added up.
-double EngineStep::context_seconds(const RolloutStage& s, const Tokens& t) const {
-  if (r_.cp == 1) return 0.0;
+template <class Book>
+void EngineStep::context(const RolloutStage& s, const Tokens& t, Book& book) const {
+  if (r_.cp == 1) return;
   const auto groups = static_cast<double>(r_.attention_dp);
   const double mine = t.whole / groups;
   const GroupShape ranks = group(r_.cp, r_.tp);
+  const auto each_layer = [&](OpKind kind, double bytes) {
+    book.add(StepPart::context, s.layers * cost_.collective_seconds(kind, ranks, bytes), s.layers, s.layers * bytes);
+  };
   if (!t.decode) {
-    const double row = cache_bytes(model_, r_, 1.0, set_.rollout_element_bytes, 1.0);
-    return s.layers * cost_.collective_seconds(OpKind::all_gather, ranks, mine * row);
+    each_layer(OpKind::all_gather, mine * cache_bytes(model_, r_, 1.0, set_.rollout_element_bytes, 1.0));
+    return;
   }
-  if (cache_shares(set_.engine, r_) <= groups) return 0.0;
+  if (cache_shares(set_.engine, r_) <= groups) return;
   const double sums = 4.0 * static_cast<double>(model_.heads) / static_cast<double>(r_.attention_tp());  // fp32
-  return s.layers * (cost_.collective_seconds(OpKind::all_gather, ranks, mine * sums * static_cast<double>(r_.cp)) +
-                     cost_.collective_seconds(OpKind::all_reduce, ranks, mine * attended_bytes()));
+  each_layer(OpKind::all_gather, mine * sums * static_cast<double>(r_.cp));
+  each_layer(OpKind::all_reduce, mine * attended_bytes());
 }
 
-double EngineStep::arrival_seconds(const RolloutStage& s, const Tokens& t) const {
-  if (s.first) return 0.0;
+template <class Book>
+void EngineStep::arrive(const RolloutStage& s, const Tokens& t, Book& book) const {
+  if (s.first) return;
   const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
-  return cost_.collective_seconds(OpKind::all_gather, group(r_.attention_tp()),
-                                  boundary_tensors * row * t.local / static_cast<double>(r_.attention_dp));
+  const double bytes = boundary_tensors * row * t.local / static_cast<double>(r_.attention_dp);
+  book.add(StepPart::arrival, cost_.collective_seconds(OpKind::all_gather, group(r_.attention_tp()), bytes), 1.0,
+           bytes);
 }
 
 double EngineStep::hops_seconds(double local, double sequences) const {
@@ -147,22 +154,35 @@ double EngineStep::lumped_seconds(double flops, double weights) const {
 }
 
 /// Products with the weights that the tokens touch, streams of activations.
-double EngineStep::layers_seconds(const RolloutStage& s, const Tokens& t) const {
+template <class Book>
+void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) const {
   const ModelSpec& m = model_;
   const DType dtype = set_.rollout_dtype;
+  const double e = set_.rollout_element_bytes;
   const auto h = static_cast<double>(m.hidden), d = static_cast<double>(m.head_dim), tp = static_cast<double>(r_.tp),
              group = static_cast<double>(r_.attention_tp());
   const double mine = t.local / static_cast<double>(r_.attention_dp), dense = s.dense();
   const double q = static_cast<double>(m.heads) * d / group,
                kv = std::max(static_cast<double>(m.kv_heads) / group, 1.0) * d;
-  double attention = 0.0;
-  if (m.mla) attention = lumped_seconds(2.0 * mine * counts_.attention / group, counts_.attention / group);
-  else attention = cost_.gemm_seconds(mine, q + 2.0 * kv, h, dtype) + cost_.gemm_seconds(mine, h, q, dtype);
-  double seconds = s.layers * attention;
+  // `times` products of `rows` tokens with n x k weights.
+  const auto product = [&](StepPart part, double times, double rows, double n, double k) {
+    book.add(part, times * cost_.gemm_seconds(rows, n, k, dtype), times, times * n * k * e);
+  };
+  // Products that are counted by their elements alone.
+  const auto lumped = [&](StepPart part, double times, double flops, double weights) {
+    book.add(part, times * lumped_seconds(flops, weights), times, times * weights * e);
+  };
+  if (m.mla) {
+    lumped(StepPart::latent, s.layers, 2.0 * mine * counts_.attention / group, counts_.attention / group);
+  } else {
+    product(StepPart::qkv, s.layers, mine, q + 2.0 * kv, h);
+    product(StepPart::output, s.layers, mine, h, q);
+  }
   const double width = static_cast<double>(m.intermediate) / tp;
-  if (dense > 0.0)
-    seconds += dense * (cost_.gemm_seconds(t.local, (m.gated_mlp ? 2.0 : 1.0) * width, h, dtype) +
-                        cost_.gemm_seconds(t.local, h, width, dtype));
+  if (dense > 0.0) {
+    product(StepPart::mlp, dense, t.local, (m.gated_mlp ? 2.0 : 1.0) * width, h);
+    product(StepPart::mlp, dense, t.local, h, width);
+  }
   double inner = dense * width;
   if (s.moe > 0.0) {
     // Experts: with many tokens nearly all are touched, with few only theirs.
@@ -172,45 +192,72 @@ double EngineStep::layers_seconds(const RolloutStage& s, const Tokens& t) const 
     const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
     const double touched = active + (all - active) * (1.0 - std::pow(1.0 - share, std::max(t.whole, 1.0) - 1.0));
     const double part = s.moe / moe_;
-    seconds += lumped_seconds(2.0 * t.whole * active * part / ranks, touched * part / ranks);
+    lumped(StepPart::experts, 1.0, 2.0 * t.whole * active * part / ranks, touched * part / ranks);
     inner += s.moe * static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp /
              (t.decode ? static_cast<double>(r_.cp) : 1.0);
   }
   // Two norms read the stream and the branch and write both; rotary positions go in place; the gate reads 2, writes 1.
-  const double streamed = mine * s.layers * (8.0 * h + 2.0 * (q + kv)) + 3.0 * t.local * inner;
-  return seconds + cost_.memory_seconds(streamed * set_.rollout_element_bytes);
+  const double streamed = (mine * s.layers * (8.0 * h + 2.0 * (q + kv)) + 3.0 * t.local * inner) * e;
+  book.add(StepPart::streams, cost_.memory_seconds(streamed), 1.0, streamed);
 }
 
 /// Head and sampling of `sequences` tokens, and what every step costs whatever its size.
-double EngineStep::ends_seconds(const RolloutStage& s, double sequences) const {
+template <class Book>
+void EngineStep::ends(const RolloutStage& s, double sequences, Book& book) const {
   const double vocab = static_cast<double>(model_.vocab), logits = 4.0 * sequences * vocab;  // fp32
-  double seconds = 0.0;
+  if (s.last) {
+    const double rows = vocab / static_cast<double>(r_.tp), h = static_cast<double>(model_.hidden);
+    book.add(StepPart::head, cost_.gemm_seconds(sequences, rows, h, set_.rollout_dtype), 1.0,
+             rows * h * set_.rollout_element_bytes);
+    book.add(StepPart::sampling, cost_.memory_seconds(logits), 1.0, logits);
+  }
+  const double kernels = layer_kernels(model_) * s.layers + end_kernels(s);
+  book.add(StepPart::kernels, kernels * cost_.hardware().kernel_overhead.value, kernels);
   if (s.last)
-    seconds = cost_.gemm_seconds(sequences, vocab / static_cast<double>(r_.tp), static_cast<double>(model_.hidden),
-                                 set_.rollout_dtype) +
-              cost_.memory_seconds(logits);
-  seconds += (layer_kernels(model_) * s.layers + end_kernels(s)) * cost_.hardware().kernel_overhead.value;
-  if (s.last) seconds += cost_.collective_seconds(OpKind::all_gather, group(r_.tp), logits);
-  if (set_.engine != RolloutEngine::hotbunk) return seconds;
-  const double fed = s.first ? step_feeds * cost_.host_copy_seconds(4.0 * sequences, OpKind::feed) : 0.0;
-  return seconds + (fed + (s.last ? step_fetches * cost_.host_copy_seconds(4.0 * sequences, OpKind::fetch) : 0.0));
+    book.add(StepPart::logits, cost_.collective_seconds(OpKind::all_gather, group(r_.tp), logits), 1.0, logits);
+  if (set_.engine != RolloutEngine::hotbunk) return;
+  const double fed = s.first ? step_feeds * cost_.host_copy_seconds(4.0 * sequences, OpKind::feed) : 0.0,
+               fetched = s.last ? step_fetches * cost_.host_copy_seconds(4.0 * sequences, OpKind::fetch) : 0.0;
+  book.add(StepPart::feeds, fed + fetched, (s.first ? step_feeds : 0.0) + (s.last ? step_fetches : 0.0));
 }
 
-double EngineStep::decode_seconds(const RolloutStage& s, double sequences, double context) const {
+/// `keys`: that a query sees on average; flops and bytes of one layer.
+template <class Book>
+void EngineStep::attend(const RolloutStage& s, double flops, double keys, double bytes, Book& book) const {
+  book.add(StepPart::attention,
+           s.layers * cost_.attention_seconds(flops, keys, bytes, false, cost_.peak_flops(set_.rollout_dtype)),
+           s.layers, s.layers * bytes);
+}
+
+/// A step whose kernels the host launches one by one is not over before it has. SGLang and vLLM do so in prefill alone:
+/// their decode steps replay captured graphs, in which a kernel costs the device's own start and drain.
+template <class Book>
+void EngineStep::launch(const RolloutStage& s, Book& book) const {
+  const double launched = kernels(s);
+  book.add(StepPart::launches, std::max(0.0, launched * cost_.hardware().launch.value - book.total), launched);
+}
+
+template <class Book>
+Book EngineStep::decode(const RolloutStage& s, double sequences, double held) const {
+  Book book;
   const Tokens t{sequences, sequences, true};
   const double split = cache_shares(set_.engine, r_);
-  const double cache = sequences * context * cache_bytes(model_, r_, s.layers, set_.rollout_element_bytes, split);
+  const double cache = sequences * held * cache_bytes(model_, r_, 1.0, set_.rollout_element_bytes, split);
   const double flops =
-      attention_flops_per_pair(model_, true) * sequences * context / (static_cast<double>(r_.attention_tp()) * split);
-  const double device = layers_seconds(s, t) + exchange_seconds(s, t) + ends_seconds(s, sequences) +
-                        s.layers * cost_.attention_seconds(flops, context, cache / s.layers, false,
-                                                           cost_.peak_flops(set_.rollout_dtype)) +
-                        (context_seconds(s, t) + arrival_seconds(s, t));
-  const bool replays = set_.engine != RolloutEngine::hotbunk;
-  return replays ? device : eager_seconds(cost_, kernels(s), device);
+      attention_flops_per_pair(model_, true) * sequences * held / (static_cast<double>(r_.attention_tp()) * split);
+  layers(s, t, book);
+  exchange(s, t, book);
+  ends(s, sequences, book);
+  attend(s, flops, held, cache, book);
+  context(s, t, book);
+  arrive(s, t, book);
+  if (set_.engine == RolloutEngine::hotbunk) launch(s, book);
+  return book;
 }
 
-double EngineStep::prefill_seconds(const RolloutStage& s, double tokens, double sequences) const {
+template <class Book>
+Book EngineStep::prefill(const RolloutStage& s, double tokens, double sequences) const {
+  Book book;
   const Tokens t{tokens, tokens / static_cast<double>(r_.cp), false};
   const double e = set_.rollout_element_bytes;
   // Causal: a prompt of s tokens has s (s + 1) / 2 pairs.
@@ -218,12 +265,20 @@ double EngineStep::prefill_seconds(const RolloutStage& s, double tokens, double 
   const double shares = static_cast<double>(r_.attention_tp() * r_.attention_dp * r_.cp);
   const double flops = attention_flops_per_pair(model_, false) * tokens * keys / shares;
   const double wide = static_cast<double>(2 * model_.heads * model_.head_dim) / shares * e;
-  const double gathered = cache_bytes(model_, r_, s.layers, e, static_cast<double>(r_.attention_dp)) / s.layers;
-  const double device = layers_seconds(s, t) + exchange_seconds(s, t) + ends_seconds(s, sequences) +
-                        s.layers * cost_.attention_seconds(flops, keys, tokens * (wide + gathered), false,
-                                                           cost_.peak_flops(set_.rollout_dtype)) +
-                        (context_seconds(s, t) + arrival_seconds(s, t));
-  return eager_seconds(cost_, kernels(s), device);
+  const double gathered = cache_bytes(model_, r_, 1.0, e, static_cast<double>(r_.attention_dp));
+  layers(s, t, book);
+  exchange(s, t, book);
+  ends(s, sequences, book);
+  attend(s, flops, keys, tokens * (wide + gathered), book);
+  context(s, t, book);
+  arrive(s, t, book);
+  launch(s, book);
+  return book;
 }
+
+template StepSeconds EngineStep::decode(const RolloutStage&, double, double) const;
+template StepParts EngineStep::decode(const RolloutStage&, double, double) const;
+template StepSeconds EngineStep::prefill(const RolloutStage&, double, double) const;
+template StepParts EngineStep::prefill(const RolloutStage&, double, double) const;
 
 }  // namespace hotbunk

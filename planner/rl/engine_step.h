@@ -1,6 +1,7 @@
 // Seconds of one step of one pipeline stage of an engine, and the bytes that its ranks exchange.
 #pragma once
 #include "planner/rl/rl_model.h"
+#include "planner/rl/step_parts.h"
 
 namespace hotbunk {
 
@@ -8,10 +9,12 @@ class EngineStep {
  public:
   EngineStep(const RlModel&, const RolloutPoint&);
 
-  /// One token for each of `sequences` with `context` tokens in the cache.
-  double decode_seconds(const RolloutStage&, double sequences, double context) const;
+  /// One token for each of `sequences` with `context` tokens in the cache. Book: StepSeconds or StepParts.
+  template <class Book>
+  Book decode(const RolloutStage&, double sequences, double context) const;
   /// `tokens` of prompts, with the head on the `sequences` that end in the step.
-  double prefill_seconds(const RolloutStage&, double tokens, double sequences) const;
+  template <class Book>
+  Book prefill(const RolloutStage&, double tokens, double sequences) const;
   /// All hops that a step of `local` tokens on each context-parallel rank makes between stages, and the sampled tokens'
   /// way back to the first one.
   double hops_seconds(double local, double sequences) const;
@@ -30,11 +33,21 @@ class EngineStep {
     double whole = 0, local = 0;
     bool decode = false;
   };
-  double layers_seconds(const RolloutStage&, const Tokens&) const;
-  double exchange_seconds(const RolloutStage&, const Tokens&) const;
-  double context_seconds(const RolloutStage&, const Tokens&) const;
-  double arrival_seconds(const RolloutStage&, const Tokens&) const;
-  double ends_seconds(const RolloutStage&, double sequences) const;
+  // What a step books, in this order.
+  template <class Book>
+  void layers(const RolloutStage&, const Tokens&, Book&) const;
+  template <class Book>
+  void exchange(const RolloutStage&, const Tokens&, Book&) const;
+  template <class Book>
+  void ends(const RolloutStage&, double sequences, Book&) const;
+  template <class Book>
+  void attend(const RolloutStage&, double flops, double keys, double bytes, Book&) const;
+  template <class Book>
+  void context(const RolloutStage&, const Tokens&, Book&) const;
+  template <class Book>
+  void arrive(const RolloutStage&, const Tokens&, Book&) const;
+  template <class Book>
+  void launch(const RolloutStage&, Book&) const;
   double dispatch_bytes(const RolloutStage&, double tokens) const;
   double attended_bytes() const;
   double lumped_seconds(double flops, double weights) const;

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "planner/rl/engine_parts.h"
+#include "planner/rl/step_parts.h"
 #include "planner/rl/sync_model.h"
 #include "planner/rl/transition_cost.h"
 #include "planner/train/train_model.h"
@@ -62,6 +63,11 @@ struct RolloutPrice {
   RolloutPayload sent;
   bool fits = false;  // weights and at least one sequence of the longest length
   double seconds() const { return prefill_seconds + decode_seconds + tail_seconds + exchange_seconds; }
+};
+
+/// What the seconds of that name in a RolloutPrice are spent on, to rounding.
+struct RolloutParts {
+  StepParts prefill, decode, tail;
 };
 
 /// Training's phases around the optimizer steps, and what happens between.
@@ -160,13 +166,14 @@ class RlModel {
 
   /// `leftovers`: bytes of a colocated trainer on the device while the engine runs. What does not fit beside them is
   /// priced with the least pool that would serve.
-  RolloutPrice price_rollout(const RolloutPoint&, double leftovers = 0.0) const;
+  RolloutPrice price_rollout(const RolloutPoint&, double leftovers = 0.0, RolloutParts* parts = nullptr) const;
   /// Bytes of a point's training on the device while its engine runs, as far as the engine's pool minds them. The shape
   /// is that of its transition, here as in combine.
   double leftovers(const RlPoint&, const ShiftShape&, const TrainSide&) const;
-  /// The rollout beside so many bytes of training: `alone` with a smaller pool. Never faster.
-  RolloutPrice rollout_beside(const RolloutPoint&, double leftovers, const RolloutPrice& alone) const;
-  RolloutPrice price_rollout(const RlPoint&) const;
+  /// The rollout beside so many bytes of training: `alone` with a smaller pool. Never faster. `parts` are alone's.
+  RolloutPrice rollout_beside(const RolloutPoint&, double leftovers, const RolloutPrice& alone,
+                              RolloutParts* parts = nullptr) const;
+  RolloutPrice price_rollout(const RlPoint&, RolloutParts* parts = nullptr) const;
   /// What an engine needs of a device that nothing trains on.
   double apart_bytes(const RolloutPoint&, const RolloutPrice&) const;
   /// What every point with this rollout needs of a device beside a trainer that leaves `rest` there and has that much
@@ -223,13 +230,20 @@ class RlModel {
 
  private:
   // rollout_price.cc: seconds of one engine's parts.
-  /// Seconds of the slowest stage, and of all together.
+  // Book: StepSeconds, or StepParts where someone asks what they are spent on.
+  /// Of the slowest stage, and of all together.
+  template <class Book>
   struct Stages {
-    double slowest = 0, all = 0;
+    Book slowest, all;
   };
-  template <class Seconds>
-  Stages stages_of(const RolloutPoint&, Seconds) const;
-  double prefill_seconds(const RolloutPoint&, double sequences, double slots, double full) const;
+  template <class Book, class Step>
+  Stages<Book> stages_of(const RolloutPoint&, Step) const;
+  template <class Book>
+  DecodeRound decode_rounds(const RolloutPoint&, double sequences, double context, double times, Book&) const;
+  template <class Book>
+  void prefill(const RolloutPoint&, double sequences, double slots, double full, Book&) const;
+  template <class Book>
+  RolloutPrice price_steps(const RolloutPoint&, double leftovers, Book& prefill, Book& decode, Book& tail) const;
   double exchange_seconds(const RolloutPoint&) const;
   RolloutPayload payload(const RolloutPoint&, double prompt, double whole, double local) const;
   // rollout_memory.cc

@@ -18,13 +18,13 @@ bool RlModel::divides(const RolloutPoint& r) const {
   return m.moe->experts % r.ep == 0 && r.tp * r.cp % r.ep == 0;
 }
 
-template <class Seconds>
-RlModel::Stages RlModel::stages_of(const RolloutPoint& r, Seconds seconds) const {
-  Stages out;
+template <class Book, class Step>
+RlModel::Stages<Book> RlModel::stages_of(const RolloutPoint& r, Step step) const {
+  Stages<Book> out;
   each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t count) {
-    const double one = seconds(s);
-    out.slowest = std::max(out.slowest, one);
-    out.all += static_cast<double>(count) * one;
+    const Book one = step(s);
+    if (one.total > out.slowest.total) out.slowest = one;
+    out.all.add(one, static_cast<double>(count));
   });
   return out;
 }
@@ -32,23 +32,35 @@ RlModel::Stages RlModel::stages_of(const RolloutPoint& r, Seconds seconds) const
 /// With stages the engine keeps as many micro-batches in flight, each of which has every stage read its weights once.
 /// Every sequence gets a token when all micro-batches have passed the slowest stage, or when one has passed all stages
 /// and its tokens are back at the first, whichever takes longer; fewer sequences than stages leave stages idle.
-DecodeRound RlModel::decode_round(const RolloutPoint& r, double sequences, double context) const {
+template <class Book>
+DecodeRound RlModel::decode_rounds(const RolloutPoint& r, double sequences, double context, double times,
+                                   Book& book) const {
   const EngineStep step(*this, r);
   DecodeRound out;
   out.micro_batches = std::clamp(sequences, 1.0, static_cast<double>(r.pp));
   out.sequences = sequences / out.micro_batches;
-  const Stages s =
-      stages_of(r, [&](const RolloutStage& stage) { return step.decode_seconds(stage, out.sequences, context); });
-  out.slowest_stage = s.slowest;
-  out.latency = s.all + step.hops_seconds(out.sequences, out.sequences);
+  Stages<Book> s =
+      stages_of<Book>(r, [&](const RolloutStage& stage) { return step.decode<Book>(stage, out.sequences, context); });
+  s.all.add(StepPart::hops, step.hops_seconds(out.sequences, out.sequences), static_cast<double>(r.pp));
+  out.slowest_stage = s.slowest.total;
+  out.latency = s.all.total;
+  if (out.micro_batches * out.slowest_stage > out.latency) book.add(s.slowest, times * out.micro_batches);
+  else book.add(s.all, times);
+  book.count(times, times * sequences);
   return out;
+}
+
+DecodeRound RlModel::decode_round(const RolloutPoint& r, double sequences, double context) const {
+  StepSeconds once;
+  return decode_rounds(r, sequences, context, 1.0, once);
 }
 
 /// Prompts fill the slots in steps of at most max_prefill_tokens. Then a sequence is admitted whenever one has ended:
 /// of n ends over w decode steps w (1 - e^(-n / w)) steps see at least one, and each of them is followed by a prefill.
 /// With pipeline stages the first steps follow each other from stage to stage, at least one for each micro-batch; later
 /// ones, w for each micro-batch, go between decode steps and cost the pipeline what its slowest stage takes.
-double RlModel::prefill_seconds(const RolloutPoint& r, double sequences, double slots, double full) const {
+template <class Book>
+void RlModel::prefill(const RolloutPoint& r, double sequences, double slots, double full, Book& book) const {
   const EngineStep step(*this, r);
   const double first = std::min(sequences, slots), later = sequences - first;
   const double batches = std::clamp(slots, 1.0, static_cast<double>(r.pp));
@@ -56,21 +68,24 @@ double RlModel::prefill_seconds(const RolloutPoint& r, double sequences, double 
   const double prompt = setting_.prefix_shared ? setting_.prompt_tokens *
                                                      std::ceil(sequences / std::max(setting_.samples, 1.0)) / sequences
                                                : setting_.prompt_tokens;
-  const auto price = [&](double n, double least_steps, bool fills) {
-    if (n <= 0.0) return 0.0;
+  const auto pass = [&](double n, double least_steps, bool fills) {
+    if (n <= 0.0) return;
     const double steps = std::max({1.0, least_steps, std::ceil(n * prompt / setting_.max_prefill_tokens)});
     const double tokens = n * prompt / steps;
-    const Stages s =
-        stages_of(r, [&](const RolloutStage& stage) { return step.prefill_seconds(stage, tokens, n / steps); });
-    const double filled =
-        fills ? s.all - s.slowest + step.hops_seconds(tokens / static_cast<double>(r.cp), n / steps) : 0.0;
-    return steps * s.slowest + (r.pp > 1 ? filled : 0.0);
+    const Stages<Book> s =
+        stages_of<Book>(r, [&](const RolloutStage& stage) { return step.prefill<Book>(stage, tokens, n / steps); });
+    book.add(s.slowest, steps);
+    book.count(steps, n * prompt);
+    if (!fills || r.pp == 1) return;
+    book.add(StepPart::filling, s.all.total - s.slowest.total, static_cast<double>(r.pp - 1));
+    book.add(StepPart::hops, step.hops_seconds(tokens / static_cast<double>(r.cp), n / steps),
+             static_cast<double>(r.pp));
   };
   const double mean = std::max(setting_.response_tokens, 1.0),
                spread = std::sqrt(std::max(0.0, setting_.response_square / (mean * mean) - 1.0));
   const double over = full * std::min(1.0, spread / 0.3) * batches;
-  return price(first, r.pp > 1 ? std::min(batches, first) : 0.0, true) +
-         price(later, over > 0.0 ? over * -std::expm1(-later / over) : 0.0, false);
+  pass(first, r.pp > 1 ? std::min(batches, first) : 0.0, true);
+  pass(later, over > 0.0 ? over * -std::expm1(-later / over) : 0.0, false);
 }
 
 /// Rows of finished samples, as long as the longest, and their log-probs: gathered by all ranks (lower_exchange).
@@ -99,7 +114,9 @@ RolloutPayload RlModel::payload(const RolloutPoint& r, double prompt, double who
   return out;
 }
 
-RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) const {
+template <class Book>
+RolloutPrice RlModel::price_steps(const RolloutPoint& r, double leftovers, Book& prompts, Book& decode,
+                                  Book& ending) const {
   RolloutPrice out;
   if (r.pp > train_.model().layers) return out;
   take_room(r, room_of(r, leftovers), out);
@@ -112,16 +129,18 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) con
   const DrainSteps steps = drain_steps(decoded, sequences, out.slots, static_cast<double>(r.engines));
   const double tail = steps.all - steps.full;
   const double last = std::max(0.0, sequences * decoded.mean - steps.full * out.slots) / std::max(tail, 1.0);
-  out.prefill_seconds = prefill_seconds(r, sequences, out.slots, steps.full);
+  prefill(r, sequences, out.slots, steps.full, prompts);
+  out.prefill_seconds = prompts.total;
   out.steps = steps.all;
-  out.decode_seconds = steps.full > 0.0 ? steps.full * decode_round(r, out.slots, held).seconds() : 0.0;
+  if (steps.full > 0.0) decode_rounds(r, out.slots, held, steps.full, decode);
+  out.decode_seconds = decode.total;
   double sum = 0.0;
   for (double n : steps.running) sum += n;
   // Quarter by quarter: few sequences take simpler protocols and smaller tiles.
   for (double n : steps.running)
     if (tail > 0.0 && sum > 0.0)
-      out.tail_seconds +=
-          tail / 4.0 * decode_round(r, std::clamp(4.0 * n / sum * last, 1.0, out.slots), held).seconds();
+      decode_rounds(r, std::clamp(4.0 * n / sum * last, 1.0, out.slots), held, tail / 4.0, ending);
+  out.tail_seconds = ending.total;
   out.exchange_seconds = exchange_seconds(r);
   const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
   const double prompt = distinct * setting_.prompt_tokens;
@@ -130,21 +149,34 @@ RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers) con
   return out;
 }
 
-RolloutPrice RlModel::rollout_beside(const RolloutPoint& r, double leftovers, const RolloutPrice& alone) const {
+RolloutPrice RlModel::price_rollout(const RolloutPoint& r, double leftovers, RolloutParts* parts) const {
+  if (parts) {
+    *parts = {};
+    return price_steps(r, leftovers, parts->prefill, parts->decode, parts->tail);
+  }
+  StepSeconds prompts, decode, ending;
+  return price_steps(r, leftovers, prompts, decode, ending);
+}
+
+RolloutPrice RlModel::rollout_beside(const RolloutPoint& r, double leftovers, const RolloutPrice& alone,
+                                     RolloutParts* parts) const {
   if (leftovers <= 0.0) return alone;
   RolloutPrice out = alone;
   take_room(r, room_of(r, leftovers), out);
   if (out.slots == alone.slots) return out;
-  out = price_rollout(r, leftovers);
+  out = price_rollout(r, leftovers, parts);
   // Fewer sequences at a time read the weights more often; where the estimate of the rest says otherwise, it is wrong.
-  out.decode_seconds += std::max(0.0, alone.seconds() - out.seconds());
+  const double held = std::max(0.0, alone.seconds() - out.seconds());
+  out.decode_seconds += held;
+  if (parts) parts->decode.add(StepPart::held, held);
   return out;
 }
 
-RolloutPrice RlModel::price_rollout(const RlPoint& p) const {
+RolloutPrice RlModel::price_rollout(const RlPoint& p, RolloutParts* parts) const {
   const TrainModel::Layers l = train_.layers(p.train);
   const TrainSide train = train_side(p.train, train_.price(p.train, l), l);
-  return rollout_beside(p.rollout, leftovers(p, ShiftShape(p.transition), train), price_rollout(p.rollout));
+  const RolloutPrice alone = price_rollout(p.rollout, 0.0, parts);
+  return rollout_beside(p.rollout, leftovers(p, ShiftShape(p.transition), train), alone, parts);
 }
 
 }  // namespace hotbunk

@@ -129,7 +129,7 @@ TEST_CASE("prompts go through the stages in steps: a bubble of pp - 1 of them") 
     const double steps = 32768.0 / static_cast<double>(tokens), ends = 512 / steps, each = static_cast<double>(tokens);
     double slowest = 0, all = 0;
     each_stage(p->train().model(), RolloutEngine::sglang, 4, [&](const RolloutStage& s, std::int64_t count) {
-      const double one = step.prefill_seconds(s, each, ends);
+      const double one = step.prefill<StepSeconds>(s, each, ends).total;
       slowest = std::max(slowest, one), all += static_cast<double>(count) * one;
     });
     const double seconds = p->rl().price_rollout(r).prefill_seconds;
@@ -160,11 +160,13 @@ TEST_CASE("context ranks share prompts; only vLLM's share a sequence's cache") {
     // One step of 32768 tokens: half as many on each rank, and 28 gathers of the keys and values of all of them.
     const CostModel& c = one->train().cost();
     const double gathers = 28 * c.collective_seconds(OpKind::all_gather, GroupShape::strided(2, 2, 8), 32768.0 * 1024);
-    const double x = alone.prefill_seconds(whole, 32768, 2), y = shared.prefill_seconds(whole, 32768, 2);
+    const double x = alone.prefill<StepSeconds>(whole, 32768, 2).total,
+                 y = shared.prefill<StepSeconds>(whole, 32768, 2).total;
     CHECK(y > 0.5 * x);
     CHECK(y < 0.5 * x + gathers + 0.05 * x);
     // Every rank passes all decoded tokens: no sooner than alone but for the cache that vLLM's ranks share.
-    const double s = alone.decode_seconds(whole, 64, 30000), t = shared.decode_seconds(whole, 64, 30000);
+    const double s = alone.decode<StepSeconds>(whole, 64, 30000).total,
+                 t = shared.decode<StepSeconds>(whole, 64, 30000).total;
     if (one == sglang1.get()) CHECK(t == s);
     else CHECK((t < s && t > s / 2));
   }

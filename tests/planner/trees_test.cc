@@ -32,6 +32,8 @@ std::vector<Case> cases() {
           {seven, {"rollout.sleep_level=1"}},
           {seven, {"train.offload=layerwise"}},
           {seven, {"rollout.engine=hotbunk"}},
+          {seven, {"rollout.layout={tp: 2, pp: 4, dp: 1}"}},
+          {seven, {"rollout.engine=vllm", "rollout.layout={tp: 2, cp: 2, dp: 2}"}},
           {seven, {"rollout.engine=hotbunk", "sync.transport=collective", "sync.verify=true"}},
           {seven, {"placement=disaggregated", "train.layout={dp: 4}", "rollout.layout={tp: 2, dp: 2}"}},
           {seven,
@@ -73,6 +75,8 @@ TEST_CASE("explain's trees: parts make up their parents, nothing is left unsaid"
     for (const CostNode& phase : time.children) {
       INFO(phase.name);
       CHECK((!phase.children.empty() || phase.name == "overlapped"));
+      if (phase.name != "rollout") continue;
+      for (const CostNode& part : phase.children) CHECK((!part.children.empty() || part.name == "exchange"));
     }
 
     // Moments follow each other: the root is the highest of them.
