@@ -24,6 +24,7 @@ struct GpuSpec {
   Sourced memory_bandwidth;       // bytes/s
   std::map<std::string, Sourced>
       flops;                  // dense peak by precision name: "fp32", "tf32", "bf16", "fp8", "nvfp4"…, FLOP/s
+  Sourced sms;                // streaming multiprocessors that tiles of products are spread over, 0: not known
   Sourced nvlink_bandwidth;   // bytes/s one way, per GPU, 0: none
   Sourced pcie_bandwidth;     // bytes/s one way, per GPU (pinned)
   bool nvlink_sharp = false;  // NVLS in the switch

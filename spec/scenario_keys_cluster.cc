@@ -38,6 +38,9 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
                        {"GiB", "what a process can allocate on an empty device", from_gpu}));
   keys.push_back(sourced("cluster.gpu.memory_gb_per_s", HB_FIELD(cluster.gpu.memory_bandwidth), 1e9, least_rate,
                          max_rate, {"GB/s", "device memory bandwidth", from_gpu}));
+  keys.push_back(
+      sourced("cluster.gpu.sms", HB_FIELD(cluster.gpu.sms), 1.0, 0, 1e5,
+              {"", "streaming multiprocessors, over which products spread their tiles; 0 = not known", from_gpu}));
   keys.push_back(sourced("cluster.gpu.nvlink_gb_per_s", HB_FIELD(cluster.gpu.nvlink_bandwidth), 1e9, 0, max_rate,
                          {"GB/s", "NVLink bandwidth of one GPU, one way; 0 = none", from_gpu}));
   keys.push_back(sourced("cluster.gpu.pcie_gb_per_s", HB_FIELD(cluster.gpu.pcie_bandwidth), 1e9, least_rate, max_rate,

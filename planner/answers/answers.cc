@@ -97,7 +97,7 @@ void render_node(const CostNode& n, int depth, bool bytes, double whole, std::st
   for (const CostNode& c : n.children) render_node(c, depth + 1, bytes, whole, out);
 }
 
-/// "  device: live 55.29 GiB, mapped 80.10 GiB of 79.65 GiB for a rank: it does not fit, 0.45 GiB too much". Where
+/// "  device: live 55.29 GiB, mapped 79.64 GiB of 79.19 GiB for a rank: it does not fit, 0.45 GiB too much". Where
 /// there is a plan its mapped bytes decide, which include the gaps between buffers.
 std::string fit_line(const char* where, double live, double mapped, double capacity) {
   const double over = std::max(live, mapped) - capacity;

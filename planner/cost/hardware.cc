@@ -48,7 +48,7 @@ void cpu_defaults(Hardware& h, const ClusterSpec& c) {
 void gpu_defaults(Hardware& h, const ClusterSpec& c) {
   h.memory_efficiency = stated(0.78, "RMSNorm on H200: 3.7-3.8 of 4.8 TB/s");
   h.gemm = {stated(0.80, "bf16 GEMM on H100/H200: 780-795 of 989 TF/s"), stated(128, "stated: about two tile steps"),
-            stated(0, "unknown")};
+            known_or(c.gpu.sms, 0, "not known: no wave quantisation")};
   h.attention = {stated(0.69, "cuDNN SDPA forward, H200, 16-32k: 673-688 of 989 TF/s"),
                  stated(0.58, "cuDNN SDPA backward, H200, 16-32k: 579-581 of 989 TF/s"),
                  stated(400, "cuDNN SDPA, H200, 2k: 484 of 688 TF/s at 1k visible keys")};
@@ -114,10 +114,11 @@ Result<ClusterSpec> catalogue_cluster(const std::string& gpu) {
 namespace {
 
 /// What chips of one architecture share: the parts of their rates that kernels reach, and how kernels start. Rates,
-/// and what a switch or a host adds, are the chip's own; links reach the same share of their line.
+/// SMs, and what a switch or a host adds, are the chip's own; links reach the same share of their line.
 void inherit(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
   h.memory_efficiency = fitted.memory_efficiency;
-  h.gemm = fitted.gemm;
+  h.gemm.efficiency = fitted.gemm.efficiency;
+  h.gemm.half_k = fitted.gemm.half_k;
   h.attention = fitted.attention;
   h.launch = fitted.launch;
   h.kernel_overhead = fitted.kernel_overhead;

@@ -257,7 +257,7 @@ TEST_CASE("memory is that of a full micro-batch, time that of a mean one, and a 
 }
 
 TEST_CASE("the ranking has the scenario's own layout in its place and says why the winner wins") {
-  // 79.65 GiB hold the fastest layout of all; 70 do not.
+  // 79.19 GiB hold the fastest layout of all; 70 do not.
   const Choices c = choices_of(load(seven_b, {"cluster.device_memory_mib=71680"}), {.top = 4});
   int own = 0;
   double last = 0;
@@ -279,13 +279,13 @@ TEST_CASE("the ranking has the scenario's own layout in its place and says why t
   CHECK(doc["complete"] == true);
   // Near misses: one per layout, none by more than the device.
   for (std::size_t i = 0; i < c.infeasible.size(); ++i) {
-    CHECK(c.infeasible[i].bytes_over <= 79.65 * gib);
+    CHECK(c.infeasible[i].bytes_over <= 79.19 * gib);
     for (std::size_t k = 0; k < i; ++k) CHECK_FALSE(same_layout(c.infeasible[i].point, c.infeasible[k].point));
   }
   // Headroom is kept by all rows but the scenario's own.
   const Choices spare = choices_of(load(seven_b), {.headroom = 0.4, .top = 4});
   for (const ChoiceRow& r : spare.rows)
-    if (r.price.fits) CHECK(r.price.peak_bytes() <= 0.6 * 79.65 * gib);
+    if (r.price.fits) CHECK(r.price.peak_bytes() <= 0.6 * 79.19 * gib);
 }
 
 TEST_CASE("objectives: each is best in its own, money needs a price") {

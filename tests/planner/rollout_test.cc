@@ -244,7 +244,7 @@ TEST_CASE("sglang and vllm size other pools, and what training leaves awake shri
   CHECK(shrunk(*of("sglang", "none")).pool_bytes == Approx(a.pool_bytes - 0.8 * (state + groups)).epsilon(1e-4));
   CHECK(shrunk(*of("vllm", "none")).pool_bytes == Approx(b.pool_bytes - state - groups).epsilon(1e-4));
   CHECK(shrunk(*sglang).pool_bytes == Approx(a.pool_bytes - 0.8 * groups));
-  // 0.9 of 79.65 GiB are not free beside 11.4 GB: vLLM does not start, SGLang takes less.
+  // 0.9 of 79.19 GiB are not free beside 11.4 GB: vLLM does not start, SGLang takes less.
   const auto late = of("vllm", "none", "0.9"), less = of("sglang", "none", "0.9");
   CHECK_FALSE(late->price(late->point()).fits);
   CHECK(late->price(late->point()).rollout_bytes - device ==
