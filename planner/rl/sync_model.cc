@@ -14,7 +14,8 @@ std::string_view name_of(SyncMechanism m) {
 const SyncConstants& sync_constants(SyncMechanism m) {
   // The slime figures (61 GB, 18,867 tensors; 120, 90, 30 and 7 s) differ by mechanism alone; each step of their
   // history removes one cost: gathers one by one (1.6 ms per tensor), a request per tensor (3.2 ms), a handle opened
-  // and closed per tensor (1.2 ms). What remains is bytes and buckets.
+  // and closed per tensor (1.2 ms). What remains is bytes and buckets. No second source confirms the 45 ms of a bucket;
+  // later slime runs of GLM-4.5 bound it from above (docs/validation.md), and verl with vLLM takes longer.
   static const char* const slime = "fitted on slime's history of Qwen3-30B-A3B (weight_sync.csv)";
   static const char* const engine = "fitted on checkpoint-engine's broadcast rows (weight_sync.csv)";
   static const char* const nemo = "fitted on NeMo-RL's reshard rows (weight_sync.csv)";
