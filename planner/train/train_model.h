@@ -230,7 +230,7 @@ struct TrainSetting {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   AxisOrder order = megatron_axes;             // of the dimensions over ranks
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
-  bool ragged = false;  // `sequence` is a mean: splits pad each sequence, they need not divide the mean
+  bool ragged = false;    // `sequence` is a mean: splits pad each sequence, they need not divide the mean
   double loss_chunk = 0;  // tokens of which logits are alive at once, 0: all
   // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
   double budget_tokens = 0, longest = 0;
@@ -349,11 +349,20 @@ class TrainModel {
   struct PassStreams {
     double forward = 0, backward = 0, all = 0;
   };
-  struct UnitSeconds;
+  /// Seconds of one unit on its two streams: the collective, and the kernels before and behind it, which take the
+  /// device from compute.
+  struct UnitSeconds {
+    double gather = 0, gather_kernels = 0, reduce = 0, reduce_kernels = 0;
+  };
   UnitSeconds unit_seconds(const TrainPoint&, double elements, bool trained) const;
+  struct UnitStreams {
+    UnitSeconds root, layer;
+    double layers = 1;  // of them
+  };
+  UnitStreams unit_streams(const TrainPoint&, const Layers&, bool trained) const;
   /// Of a micro-batch with `share` of a full one's tokens.
-  PassStreams pass_streams(const TrainPoint&, const Layers&, double forward, double backward, double share,
-                           bool trained) const;
+  PassStreams pass_streams(const TrainPoint&, const Layers&, const UnitStreams&, double forward, double backward,
+                           double share) const;
   StageTime stage_time(const TrainPoint&, const Layers&, std::int64_t stage) const;
   /// Calls visit(stage, count) for the first of every `count` neighbouring stages of the same layers and ends, in
   /// order: each takes the time of the first, and holds no more micro-batches in flight.

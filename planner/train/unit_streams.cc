@@ -5,11 +5,6 @@
 #include "planner/train/train_model.h"
 
 namespace hotbunk {
-/// Seconds of one unit of `elements` on its two streams: the collective, and the kernels before and behind it, which
-/// take the device from compute.
-struct TrainModel::UnitSeconds {
-  double gather = 0, gather_kernels = 0, reduce = 0, reduce_kernels = 0;
-};
 
 TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, bool trained) const {
   const StateBytes& b = setting_.state;
@@ -35,22 +30,26 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
   return out;
 }
 
-TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, double forward, double backward,
-                                                 double share, bool trained) const {
-  PassStreams out;
-  if (!p.gathers_units()) return out;
+TrainModel::UnitStreams TrainModel::unit_streams(const TrainPoint& p, const Layers& l, bool trained) const {
   const StageShare held = stage_share(p, l, 0);
   const double layers = std::max(1.0, held.layers()), ends = end_parameters(p, l, 0);
-  const UnitSeconds root = unit_seconds(p, ends, trained),
-                    layer = unit_seconds(p, (held.ordinary - ends) / layers, trained);
+  return {.root = unit_seconds(p, ends, trained),
+          .layer = unit_seconds(p, (held.ordinary - ends) / layers, trained),
+          .layers = layers};
+}
+
+TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, const UnitStreams& units,
+                                                 double forward, double backward, double share) const {
+  const auto& [root, layer, layers] = units;
   // A pass begins with the root and the two layers that may be whole at once, before there is anything to compute; the
   // others come while one computes, if that takes longer than their collective. Without prefetch none does: the layer
   // before lies where the next one goes.
   const double gather = layer.gather + layer.gather_kernels, first = setting_.prefetch ? std::min(2.0, layers) : layers;
-  const auto beside = [&](double compute) {
-    return first * gather + (layers - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / layers);
+  const auto beside = [&, count = layers](double compute) {
+    return first * gather + (count - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / count);
   };
   // The head runs before the first gather of backward and behind the last of forward.
+  PassStreams out;
   out.forward = root.gather + root.gather_kernels + beside(forward - share * (l.embedding.forward + l.head.forward));
   out.all = root.gather + root.gather_kernels + layers * gather;
   if (backward <= 0.0) return out;
@@ -65,15 +64,16 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
 
 double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double forward, bool trained) const {
   double exposed = 0.0;
+  if (!p.gathers_units()) return exposed;
   if (framework_.lowered_ops) {
+    const UnitStreams units = unit_streams(p, l, trained);
     p.visit_micro_batches([&](double count, double share) {
-      exposed += count * pass_streams(p, l, share * forward, 0.0, share, trained).forward;
+      exposed += count * pass_streams(p, l, units, share * forward, 0.0, share).forward;
     });
     return exposed;
   }
-  const std::int64_t shards = p.shard_ranks();
   const bool from_host = trained && p.streams_from_host();
-  if (!p.gathers_units() || (shards == 1 && !from_host)) return 0.0;
+  if (p.shard_ranks() == 1 && !from_host) return exposed;
   const StageShare held = stage_share(p, l, 0);
   const double units = std::max(1.0, held.layers());
   double gather =
