@@ -79,12 +79,14 @@ std::string fullest_moment(const RlPrice& p, const SearchOptions& o) {
   return peak == p.train_bytes ? "train" : peak == p.rollout_bytes ? "rollout" : peak == p.sync_bytes ? "sync" : "wake";
 }
 
-ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& point, const RlPrice& price, const SearchOptions& o) {
+/// `own`: the scenario's point.
+ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& own, const RlPoint& point, const RlPrice& price,
+                 const SearchOptions& o) {
   const RlSetting& set = s.rl().setting();
   ChoiceRow r;
   r.point = point;
   r.price = price;
-  r.own = point == s.point();
+  r.own = point == own;
   const double gpus = static_cast<double>(point.gpus()), seconds = std::max(price.iteration_seconds, 1e-300);
   r.tokens_per_gpu = s.tokens() / seconds / gpus;
   r.gpu_hours = objective_of(Objective::gpu_hours, s.rl(), point, price);
@@ -213,12 +215,13 @@ std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) {
 
 namespace {
 
-std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlSpace& space, SearchOptions options) {
+std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
+                                     SearchOptions options) {
   options.keep = 1;
   options.nearest = false;
   std::vector<ChoiceRow> out;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
-    out.push_back(row_of(s, c.point, c.price, options));
+    out.push_back(row_of(s, own, c.point, c.price, options));
   return out;
 }
 
@@ -232,26 +235,27 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
                        .host_bytes = s.rl().setting().host_bytes,
                        .headroom = options.headroom,
                        .most_points = options.budget};
+  const RlPoint own = s.point();
   Choices out;
   out.options = options;
   out.lowered = PlanForm::why_not(s.scenario()).empty();
   RlSpace space = default_rl_space(s.scenario());
   if (out.lowered) {
-    out.beyond = better_beyond(s, space, search);
+    out.beyond = better_beyond(s, own, space, search);
     search.plan_bytes = plan_bytes(s.scenario());
-    keep_what_executes(space, s.scenario(), s.point().sync);
+    keep_what_executes(space, s.scenario(), own.sync);
   }
   const RlSearch found = search_layouts(s, space, search);
-  for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, c.point, c.price, search));
+  for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, own, c.point, c.price, search));
   for (const RlCandidate& c : found.infeasible) {
     // Nearest first. More than twice the device is no near miss, and another micro-batch of a layout no news.
-    ChoiceRow row = row_of(s, c.point, c.price, search);
+    ChoiceRow row = row_of(s, own, c.point, c.price, search);
     const bool far = row.bytes_over > (row.moment == "host" ? search.host_bytes : search.limit_bytes());
     if (!far && std::none_of(out.infeasible.begin(), out.infeasible.end(),
                              [&](const ChoiceRow& r) { return same_layout(r.point, c.point); }))
       out.infeasible.push_back(std::move(row));
   }
-  for (const RlCandidate& c : found.pareto) out.pareto.push_back(row_of(s, c.point, c.price, search));
+  for (const RlCandidate& c : found.pareto) out.pareto.push_back(row_of(s, own, c.point, c.price, search));
   out.points = found.points;
   out.priced = found.priced;
   out.feasible = found.feasible;
@@ -259,14 +263,13 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.gap = found.gap;
   out.limit_bytes = found.limit_bytes;
   out.reason = found.reason;
-  const RlPoint own = s.point();
   RlPrice price = s.price(own);
   if (search.plan_bytes) search.plan_bytes(own, true, price);
   if (price.iteration_seconds > 0 &&
       std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
     price.fits = price.peak_bytes() <= search.limit_bytes() && price.host_bytes <= search.host_bytes;
     const auto value = [&](const ChoiceRow& r) { return objective_of(options.objective, s.rl(), r.point, r.price); };
-    ChoiceRow row = row_of(s, own, price, search);
+    ChoiceRow row = row_of(s, own, own, price, search);
     row.own = true;
     const auto at = std::find_if(out.rows.begin(), out.rows.end(),
                                  [&](const ChoiceRow& r) { return row.price.fits && value(row) < value(r); });

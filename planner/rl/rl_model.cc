@@ -26,16 +26,17 @@ void RolloutPayload::raise_to(const RolloutPayload& o) {
     this->*part = std::max(this->*part, o.*part);
 }
 
-namespace {
-bool is_plain_fsdp(const TrainPoint& p) {
-  return (p.sharding == Sharding::fsdp || p.sharding == Sharding::zero3) && p.tp == 1 && p.pp == 1 && p.ep == 1 &&
-         p.shard_ranks() == p.ranks();
-}
-}  // namespace
+SyncSource::SyncSource(const TrainPoint& p)
+    : ranks(p.ranks()),
+      holders(ranks / p.replicas()),
+      parts(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1)),
+      stages(p.pp > 1),
+      shards_of_master(p.sharding == Sharding::fsdp),
+      plain_shards(p.gathers_units() && p.tp == 1 && p.pp == 1 && p.ep == 1 && p.shard_ranks() == ranks) {}
 
 void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
   const ModelSpec& m = train_.model();
-  if (!is_plain_fsdp(p) || p.ranks() > 64 || p.ranks() != r.ranks() || m.moe || m.mla) return;
+  if (!SyncSource(p).plain_shards || p.ranks() > 64 || p.ranks() != r.ranks() || m.moe || m.mla) return;
   if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
   const auto key = std::make_tuple(p.ranks(), r.tp, r.cp, r.pp, r.strided);
   if (exact_reshard_.contains(key)) return;
@@ -45,9 +46,9 @@ void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
       most_received_elements(m, {r.tp, r.cp, std::move(layers), r.engines, r.strided}) * setting_.rollout_element_bytes;
 }
 
-double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const {
-  if (is_plain_fsdp(p))
-    if (const auto known = exact_reshard_.find({p.ranks(), r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
+double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const {
+  if (p.plain_shards)
+    if (const auto known = exact_reshard_.find({p.ranks, r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
       return known->second;
   // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
   // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.
@@ -55,9 +56,9 @@ double RlModel::reshard_bytes(const TrainPoint& p, const RolloutPoint& r) const 
   const HeaviestStage stage = heaviest_stage(r);
   const double bytes = counts_.parameters * setting_.rollout_element_bytes;
   const double need = stage.elements * setting_.rollout_element_bytes;
-  const double held = bytes / static_cast<double>(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1));
+  const double held = bytes / static_cast<double>(p.parts);
   const double overlap = r.strided && r.pp == 1 ? 1.0 : 1.0 / static_cast<double>(r.tp);
-  const double here = r.pp == 1 ? 1.0 : p.pp > 1 ? 0.0 : stage.layers / static_cast<double>(train_.model().layers);
+  const double here = r.pp == 1 ? 1.0 : p.stages ? 0.0 : stage.layers / static_cast<double>(train_.model().layers);
   return std::max(0.0, need - held * overlap * here);
 }
 
@@ -94,25 +95,26 @@ ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::L
           .gathers = train_.exposed_gathers(p, l, pass, trained)};
 }
 
-SyncJob RlModel::sync_job(const RlPoint& p) const {
-  const bool colocated = p.placement == PlacementMode::colocated;
+SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, PlacementMode placement,
+                          double bucket_bytes) const {
+  const bool colocated = placement == PlacementMode::colocated;
   const StateBytes& state = train_.setting().state;
-  const HeaviestStage stage = heaviest_stage(p.rollout);
+  const HeaviestStage stage = heaviest_stage(to);
   const double slice = stage.elements * setting_.rollout_element_bytes;
   const double model = counts_.parameters * setting_.rollout_element_bytes;
   return {.model_bytes = model,
           .tensors = counts_.tensors,
-          .bucket_bytes = p.bucket_bytes,
-          .sources = p.train.ranks() / p.train.replicas(),
-          .target_parts = p.rollout.pp > 1 ? model / slice : static_cast<double>(p.rollout.tp),
-          .target_tensors = p.rollout.pp > 1 ? stage.tensors : counts_.tensors,
-          .targets = colocated ? p.train.ranks() : p.rollout.ranks(),
-          .apart = colocated ? 0 : p.train.ranks(),
-          .received_bytes = colocated ? reshard_bytes(p.train, p.rollout) : 0.0,
+          .bucket_bytes = bucket_bytes,
+          .sources = from.holders,
+          .target_parts = to.pp > 1 ? model / slice : static_cast<double>(to.tp),
+          .target_tensors = to.pp > 1 ? stage.tensors : counts_.tensors,
+          .targets = colocated ? from.ranks : to.ranks(),
+          .apart = colocated ? 0 : from.ranks,
+          .received_bytes = colocated ? reshard_bytes(from, to) : 0.0,
           .one_process = colocated && setting_.own_engine,
           .gathers = setting_.sync_gathers,
           .verifies = setting_.sync_verifies,
-          .source_element_bytes = p.train.sharding == Sharding::fsdp ? state.master : state.params,
+          .source_element_bytes = from.shards_of_master ? state.master : state.params,
           .target_element_bytes = setting_.rollout_element_bytes,
           .slice_bytes = slice};
 }

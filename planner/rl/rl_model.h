@@ -104,6 +104,18 @@ struct RlPrice {
   double peak_bytes() const { return std::max({train_bytes, rollout_bytes, sync_bytes, wake_bytes}); }
 };
 
+/// What a weight sync minds of the training layout: few of its layouts differ in it.
+struct SyncSource {
+  std::int64_t ranks = 1;         // that train
+  std::int64_t holders = 1;       // of one copy of the weights
+  std::int64_t parts = 1;         // that the weights are cut into
+  bool stages = false;            // some ranks hold nothing of some layers
+  bool shards_of_master = false;  // the sync reads fp32 shards
+  bool plain_shards = false;      // of every tensor one shard on every rank
+  explicit SyncSource(const TrainPoint&);
+  friend auto operator<=>(const SyncSource&, const SyncSource&) = default;
+};
+
 /// What an iteration needs of a training point's price: small enough to keep a million of them.
 struct TrainSide {
   double train_seconds = 0;                       // of an iteration's optimizer steps
@@ -184,7 +196,7 @@ class RlModel {
   bool divides(const RolloutPoint&) const;
   /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: exact for
   /// what learn_reshard has computed, else an estimate from the layouts' sizes.
-  double reshard_bytes(const TrainPoint&, const RolloutPoint&) const;
+  double reshard_bytes(const SyncSource&, const RolloutPoint&) const;
   /// Counts the exact volume, rectangle by rectangle (layout/reshard.h), of FSDP shards of a dense model; no-op for
   /// others and above 64 ranks, where the estimate serves.
   void learn_reshard(const TrainPoint&, const RolloutPoint&);
@@ -221,7 +233,10 @@ class RlModel {
   /// Tokens that a running sequence holds on average.
   double held_tokens() const;
   /// What a weight update of the point has to move, and its price.
-  SyncJob sync_job(const RlPoint&) const;
+  SyncJob sync_job(const SyncSource&, const RolloutPoint&, PlacementMode, double bucket_bytes) const;
+  SyncJob sync_job(const RlPoint& p) const {
+    return sync_job(SyncSource(p.train), p.rollout, p.placement, p.bucket_bytes);
+  }
   SyncPrice sync_price(const RlPoint& p) const { return price_sync(p.sync, sync_job(p), train_.cost()); }
 
   const RlSetting& setting() const { return setting_; }

@@ -3,6 +3,7 @@
 // threads nor on the order in which knobs list their values.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <limits>
@@ -30,6 +31,13 @@ class TopList {
   Value bound() const { return list_.size() < keep_ ? worst_value : list_.back().value; }
   bool empty() const { return list_.empty(); }
   const Value& best() const { return list_.front().value; }
+
+  /// Nothing above it can enter as a variant of the point's layout.
+  template <class Point>
+  Value entry(const Point& p) const {
+    const auto twin = std::ranges::find_if(list_, [&](const Item& i) { return same_(i.candidate.point, p); });
+    return twin == list_.end() ? bound() : std::min(bound(), twin->value);
+  }
 
   /// Whether offer() would change the list.
   bool takes(const Value& value, const Candidate& c) const {
@@ -92,6 +100,12 @@ class Front {
     at = list_.erase(at, end);
     list_.insert(at, Item{x, y, c});
   }
+  /// y of the last point below x but n: the y of all that follow are smaller. Infinite where there are not so many.
+  double last_but(std::size_t n, double x) const {
+    const auto end = std::lower_bound(list_.begin(), list_.end(), x, [](const Item& i, double s) { return i.x < s; });
+    const auto count = static_cast<std::size_t>(end - list_.begin());
+    return count > n ? (end - 1 - static_cast<std::ptrdiff_t>(n))->y : std::numeric_limits<double>::infinity();
+  }
   void merge(const Front& o) {
     for (const Item& i : o.list_) offer(i.x, i.y, i.candidate);
   }
@@ -119,6 +133,18 @@ void on_threads(int threads, Work work) {
   for (int i = 1; i < threads; ++i) helpers.emplace_back(work, i);
   work(0);
   for (std::thread& t : helpers) t.join();
+}
+
+/// work(i, thread) for i in [0, count), each once, wherever a thread is free. Few are done here.
+template <class Work>
+void each_of(std::size_t count, int threads, Work work) {
+  constexpr std::size_t worth_a_thread = 8;
+  std::atomic<std::size_t> next{0};
+  on_threads(static_cast<int>(
+                 std::clamp<std::size_t>(count / worth_a_thread, 1, static_cast<std::size_t>(threads_of(threads)))),
+             [&](int thread) {
+               for (std::size_t i = next++; i < count; i = next++) work(i, thread);
+             });
 }
 
 }  // namespace hotbunk

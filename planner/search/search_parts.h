@@ -1,5 +1,6 @@
 // What the joint search pairs: the training points and the rollouts of one placement, each priced once.
 #pragma once
+#include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -11,7 +12,8 @@ namespace hotbunk {
 struct Trained {
   TrainPoint point;
   TrainSide side;
-  double seconds = 0;  // of training and its log-prob passes, a reference brought up included
+  double seconds = 0;        // of training and its log-prob passes, a reference brought up included
+  std::uint32_t source = 0;  // of the segment's sync sources
 };
 struct Rolled {
   RolloutPoint point;
@@ -24,13 +26,23 @@ struct Rolled {
 struct Segment {
   PlacementChoice placement;
   double gpus = 0;
-  std::vector<Trained> training;
+  std::vector<Trained> training;        // of a search that prunes without those that a variant of theirs beats
+  std::vector<SyncSource> sources;      // that training points have, each once
   std::vector<Rolled> rollouts;         // in the order in which lower bounds grow
   std::vector<TransitionOrder> orders;  // those in which training stays awake first
   std::vector<ShiftShape> shifts;       // one of each order
   std::size_t num_awake = 0;
   std::vector<SyncMechanism> sync;
+  std::vector<double> bucket_bytes;
   std::int64_t rejected = 0;  // training points that do not divide
+  // Training points before those that are beaten left, and how many of them have their state on the host.
+  std::int64_t trained = 0, on_host = 0;
+
+  /// Layer-wise offload keeps the state on the host for ever: nothing is left to sleep.
+  std::size_t num_orders(const Trained& t) const { return t.point.optimizer_on_host ? num_awake : orders.size(); }
+  /// Ways to move the weights.
+  std::size_t num_syncs() const { return sync.size() * bucket_bytes.size(); }
+  std::int64_t points() const;
 };
 
 /// Rollouts beside what training leaves on the device, each priced once: of all orders, syncs and training points of a
@@ -54,6 +66,24 @@ class RolloutsBeside {
   };
   static constexpr std::size_t most = 1 << 16;  // 10 MB
   std::unordered_map<Key, RolloutPrice, Hash> known_;
+};
+
+/// Prices of a segment's ways to move the weights between one training and one rollout layout, buckets of the first
+/// mechanism first.
+struct SyncPrices {
+  std::vector<SyncPrice> each;
+  double least_seconds = 0;
+};
+
+/// These prices, each asked once: few training points differ as sources of a sync.
+class SyncsBetween {
+ public:
+  const SyncPrices& price(const RlModel&, const Segment&, const Trained&, const Rolled&);
+
+ private:
+  static constexpr std::size_t most = 1 << 19;  // prices, 38 MB
+  std::map<std::pair<const SyncSource*, const Rolled*>, SyncPrices> known_;
+  std::size_t held_ = 0;  // prices
 };
 
 /// The model learns the exact reshard volumes of the segment.

@@ -188,7 +188,7 @@ void check_search(const RlModel& model, const RlSpace& space, SearchOptions opti
   REQUIRE(!best.empty());
   RlSearch first;
   for (const int threads : {1, 2, 3})
-    for (const bool prune : {true, false}) {
+    for (const bool prune : {true, false}) {  // what is priced does not depend on threads either
       INFO(name_of(options.objective) << ", " << options.device_bytes << " bytes, " << threads << " threads, prune "
                                       << prune);
       options.threads = threads;
@@ -220,6 +220,7 @@ void check_search(const RlModel& model, const RlSpace& space, SearchOptions opti
       }
       if (threads == 1 && prune) first = found;
       else check_equal(first, found);
+      if (prune) CHECK(found.priced == first.priced);
     }
 }
 
@@ -237,6 +238,15 @@ TEST_CASE("joint search = brute force for every objective, on one to three threa
       REQUIRE(brute.best(options.keep).size() == options.keep);
       check_search(pricer->rl(), space, options, brute);
     }
+}
+
+TEST_CASE("joint search = brute force without log-prob passes, which tell the same of micro-batches as training") {
+  const auto pricer = pricer_of(scenario_of({"algorithm.reference=false", "algorithm.old_logprobs=false"}));
+  const RlSpace space = small_space(pricer->scenario());
+  for (const double device : {80e9, 60e9}) {
+    const SearchOptions options{.keep = 6, .device_bytes = device};
+    check_search(pricer->rl(), space, options, Brute(pricer->rl(), space, options));
+  }
 }
 
 TEST_CASE("where plans are lowered, asking few of them = asking all of them") {
