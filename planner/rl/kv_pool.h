@@ -27,9 +27,9 @@ struct KvPool {
 /// load; a trainer's leftovers are missing from both. vLLM profiles a step; what is not torch's own of all that is used
 /// counts as non-torch memory, leftovers with it. Its releases since 0.10 count only what has been added since the
 /// worker's own first look: there leftovers take nothing from the pool, and only the check at the start-up sees them.
-/// Later ones look when NCCL stands, so context and communicators take nothing either, and from 0.21 on they subtract
-/// an estimate of the CUDA graphs (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, gpu_worker.py), in practice 0.4 GiB and
-/// more: without leftovers the two changes roughly make up for each other.
+/// Later ones (pull request 25359) look when NCCL stands, so context and communicators take nothing either, and from
+/// 0.21 on they subtract an estimate of the CUDA graphs (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, gpu_worker.py), in
+/// practice 0.4 GiB and more: without leftovers the two changes roughly make up for each other.
 KvPool kv_pool(RolloutEngine, const PoolInputs&);
 
 }  // namespace hotbunk
