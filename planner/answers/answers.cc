@@ -11,6 +11,7 @@
 #include "planner/answers/choices.h"
 #include "planner/answers/levers.h"
 #include "planner/answers/plan_answer.h"
+#include "planner/answers/plan_shifts.h"
 #include "planner/answers/trees.h"
 #include "spec/names.h"
 
@@ -136,13 +137,15 @@ Explanation explain(const ScenarioPricer& s) {
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
   const auto plan = plan_memory_of(s.scenario());
+  const auto shifts = plan_shifts_of(s.scenario(), s.train().cost());
   if (plan) {
     use_plan_bytes(s.scenario(), *plan, out.price);
+    use_plan_shifts(*shifts, out.price);
     out.mapped_bytes = static_cast<double>(plan->device.whole.mapped_bytes);
     out.host_mapped_bytes = static_cast<double>(plan->host.whole.mapped_bytes);
     out.memory = plan_memory_tree(*plan);
   }
-  out.time = time_tree(s, out.point, out.price, train);
+  out.time = time_tree(s, out.point, out.price, train, shifts);
   out.links =
       plan ? plan_link_bytes(s.scenario(), expected_runs(s.scenario(), out.point), s.train().cost().ranks_per_node())
            : link_bytes(s.rl(), out.point, train, s.rl().price_rollout(out.point),
@@ -153,10 +156,10 @@ Explanation explain(const ScenarioPricer& s) {
   for (const auto& [name, point] : neighbours(s, out.point)) {
     RlPrice q = s.price(point);
     if (q.iteration_seconds <= 0) continue;
-    const double seconds = q.iteration_seconds - estimate.iteration_seconds;
-    double bytes = q.peak_bytes() - estimate.peak_bytes();
     // Plans compare with plans; a layout that is not lowered as its estimate with this one's estimate.
-    if (plan && use_plan_bytes_at(s.scenario(), out.point, point, q)) bytes = q.peak_bytes() - out.price.peak_bytes();
+    const bool lowered = plan && use_plan_at(s.scenario(), out.point, point, s.train().cost(), q);
+    const RlPrice& from = lowered ? out.price : estimate;
+    const double seconds = q.iteration_seconds - from.iteration_seconds, bytes = q.peak_bytes() - from.peak_bytes();
     out.levers.push_back({name, point, seconds, bytes, q.fits, flags_of(s.scenario(), point)});
   }
   std::stable_sort(out.levers.begin(), out.levers.end(),

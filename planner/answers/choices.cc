@@ -242,7 +242,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   RlSpace space = default_rl_space(s.scenario());
   if (out.lowered) {
     out.beyond = better_beyond(s, own, space, search);
-    search.plan_bytes = plan_bytes(s.scenario());
+    search.plan_bytes = plan_bytes(s.scenario(), s.train().cost());
     keep_what_executes(space, s.scenario(), own.sync);
   }
   const RlSearch found = search_layouts(s, space, search);

@@ -1,5 +1,6 @@
 #include "planner/answers/lowered_space.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -8,30 +9,37 @@
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/plan_answer.h"
+#include "planner/answers/plan_shifts.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
 
-/// Bytes of the plans of a lowered scenario's points. Each plan is asked once, and of those that differ in nothing but
-/// what sleeps and how large the KV pool is, the transients are walked once, by whichever thread comes first.
+/// Bytes and shifts of the plans of a lowered scenario's points. Each plan is asked once, by whichever thread comes
+/// first, and the slow part of it, transients, once for all plans that train alike and once for all that roll out and
+/// synchronise alike, whatever sleeps and however large the KV pool is. So all answers are exact.
 class PlanAnswers {
  public:
-  explicit PlanAnswers(const Scenario& s) : scenario_(s), form_(s.model) {}
+  PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), form_(s.model) {}
 
-  bool operator()(const RlPoint& p, bool exact, RlPrice& price) {
+  bool operator()(const RlPoint& p, RlPrice& price) {
     RlPoint key = p;
     key.rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
-    const Placed placed = exact ? Placed::each : Placed::gapless;
-    const std::optional<RlPrice> answer = known_or(exact ? exact_ : least_, key, [&] { return ask(key, placed); });
+    const std::optional<Answer> answer = known_or(answers_, key, [&] { return ask(key); });
     if (!answer) return false;
-    price.train_bytes = answer->train_bytes, price.rollout_bytes = answer->rollout_bytes;
-    price.sync_bytes = answer->sync_bytes, price.wake_bytes = answer->wake_bytes;
-    price.host_bytes = answer->host_bytes;
+    const RlPrice& bytes = answer->bytes;
+    price.train_bytes = bytes.train_bytes, price.rollout_bytes = bytes.rollout_bytes;
+    price.sync_bytes = bytes.sync_bytes, price.wake_bytes = bytes.wake_bytes;
+    price.host_bytes = bytes.host_bytes;
+    use_plan_shifts(answer->shifts, price);
     return true;
   }
 
  private:
+  struct Answer {
+    RlPrice bytes;  // nothing else of it
+    ShiftsSeconds shifts;
+  };
   template <class Value>
   using Known = std::map<RlPoint, Value>;
 
@@ -47,33 +55,50 @@ class PlanAnswers {
     return known.emplace(key, std::move(value)).first->second;
   }
 
-  /// None where nothing lowers the point; of a price only the bytes.
-  std::optional<RlPrice> ask(const RlPoint& p, Placed placed) {
+  /// None where nothing lowers the point.
+  std::optional<Answer> ask(const RlPoint& p) {
     const Scenario there = with_point(scenario_, p);
     if (there.train.micro_batch_tokens < max_sample_tokens(there)) return std::nullopt;  // E217
     if (!unsupported_to_execute(there).empty()) return std::nullopt;
     if (there.algorithm.name != AlgorithmName::sft && !form_.kv_blocks(there)) return std::nullopt;
-    RlPoint key = p;
-    key.rollout.memory_fraction = 0.0, key.transition = {};
-    const PhaseBytes transients =
-        known_or(placed == Placed::each ? placed_ : gapless_, key, [&] { return form_.transients(there, placed); });
-    RlPrice answer;
-    use_mapped_bytes(form_.mapped(there, transients), answer);
-    return answer;
+    PhaseBytes transients = of_training(p, there);
+    const PhaseBytes others = of_others(p, there);
+    for (std::size_t i = 0; i < num_plan_phases; ++i) transients[i] = std::max(transients[i], others[i]);
+    Answer out{.bytes = {}, .shifts = shifts_seconds(form_.shifts(there, transients), cost_)};
+    use_mapped_bytes(form_.mapped(there, transients), out.bytes);
+    return out;
+  }
+
+  PhaseBytes of_training(const RlPoint& p, const Scenario& there) {
+    RlPoint key;
+    key.train = p.train;
+    return known_or(training_, key, [&] { return form_.transients(there, Placed::each, phases(there, true)); });
+  }
+  PhaseBytes of_others(const RlPoint& p, const Scenario& there) {
+    RlPoint key;
+    key.train.dp = p.train.ranks(), key.rollout.tp = p.rollout.tp, key.bucket_bytes = p.bucket_bytes;
+    return known_or(others_, key, [&] { return form_.transients(there, Placed::each, phases(there, false)); });
+  }
+  static PlanPhases phases(const Scenario& s, bool of_training) {
+    PlanPhases out = plan_phases_of(s);
+    for (std::size_t i = 0; i < num_plan_phases; ++i)
+      out[i] = out[i] && (static_cast<PlanPhase>(i) >= PlanPhase::reference) == of_training;
+    return out;
   }
 
   const Scenario& scenario_;
+  const CostModel& cost_;
   PlanForm form_;
   std::mutex mutex_;
-  Known<std::optional<RlPrice>> least_, exact_;
-  Known<PhaseBytes> gapless_, placed_;
+  Known<std::optional<Answer>> answers_;
+  Known<PhaseBytes> training_, others_;
 };
 
 }  // namespace
 
-PlanBytes plan_bytes(const Scenario& s) {
-  return [answers = std::make_shared<PlanAnswers>(s)](const RlPoint& p, bool exact, RlPrice& price) {
-    return (*answers)(p, exact, price);
+PlanBytes plan_bytes(const Scenario& s, const CostModel& cost) {
+  return [answers = std::make_shared<PlanAnswers>(s, cost)](const RlPoint& p, bool /*exact*/, RlPrice& price) {
+    return (*answers)(p, price);
   };
 }
 

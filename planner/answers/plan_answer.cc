@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lowering/sample_rows.h"
+#include "planner/answers/plan_shifts.h"
 
 namespace hotbunk {
 namespace {
@@ -158,11 +159,17 @@ std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, cons
   return out;
 }
 
-bool use_plan_bytes_at(const Scenario& s, const RlPoint& from, const RlPoint& to, RlPrice& price) {
+bool use_plan(const Scenario& s, const CostModel& cost, RlPrice& price) {
+  const auto memory = plan_memory_of(s);
+  if (!memory) return false;
+  use_plan_bytes(s, *memory, price);
+  use_plan_shifts(*plan_shifts_of(s, cost), price);
+  return true;
+}
+
+bool use_plan_at(const Scenario& s, const RlPoint& from, const RlPoint& to, const CostModel& cost, RlPrice& price) {
   const auto there = scenario_at(s, from, to);
-  const auto memory = there ? plan_memory_of(*there) : std::nullopt;
-  if (memory) use_plan_bytes(*there, *memory, price);
-  return memory.has_value();
+  return there && use_plan(*there, cost, price);
 }
 
 PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {

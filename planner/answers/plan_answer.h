@@ -16,8 +16,10 @@ void use_plan_bytes(const Scenario&, const FormMemory&, RlPrice&);
 /// The same in mapped bytes, which are what a device must have.
 void use_mapped_bytes(const FormMemory&, RlPrice&);
 
-/// The same for another point of a lowered scenario, whose own point is `from`; false: its plan is not lowered.
-bool use_plan_bytes_at(const Scenario&, const RlPoint& from, const RlPoint& to, RlPrice&);
+/// Live bytes and shifts (plan_shifts.h) of the scenario's plan, as every answer prices it; false: nothing lowers it.
+bool use_plan(const Scenario&, const CostModel&, RlPrice&);
+/// The same for another point of a lowered scenario, whose own point is `from`.
+bool use_plan_at(const Scenario&, const RlPoint& from, const RlPoint& to, const CostModel&, RlPrice&);
 
 /// Each phase's live peak, those that matter by category.
 CostNode plan_memory_tree(const FormMemory&);

@@ -77,7 +77,7 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
       row.why = why_not(*unpriced);
     } else {
       RlPrice price = (*pricer)->price(p);
-      if (const auto plan = plan_memory_of(*loaded)) use_plan_bytes(*loaded, *plan, price);
+      use_plan(*loaded, (*pricer)->train().cost(), price);
       row.valid = true;
       row.fits = price.fits;
       row.iteration_seconds = price.iteration_seconds;
@@ -214,9 +214,13 @@ class Perturbed {
     // More samples are more micro-batches of the same size.
     if (s.algorithm != scenario_.algorithm) p.train.set_sequences(rl_point_of(s).train.sequences());
     p.rollout.memory_fraction = s.rollout.memory_fraction;
-    if (s.algorithm.name != AlgorithmName::sft) return rl.price(p);
-    const TrainPrice t = train.price(p.train);
     RlPrice out;
+    if (s.algorithm.name != AlgorithmName::sft) {
+      out = rl.price(p);
+      if (out.iteration_seconds > 0.0) use_plan(s, train.cost(), out);
+      return out;
+    }
+    const TrainPrice t = train.price(p.train);
     out.iteration_seconds = t.valid ? t.step_seconds : 0.0;
     out.fits = t.valid && t.total_bytes() <= rl.setting().device_bytes;
     return out;

@@ -151,14 +151,15 @@ std::vector<CostNode> train_parts(const TrainPrice& train, double times) {
   return out;
 }
 
-std::vector<CostNode> sync_parts(const SyncPrice& sync, double seconds) {
+std::vector<CostNode> sync_parts(const SyncPrice& sync, double staging, double from_host) {
   return {seconds_of("start", sync.start),
           seconds_of("bytes", sync.moving, "on the slowest of the stages that run at the same time"),
           seconds_of("packing", sync.packing, "casts and copies into buckets and out of them"),
           seconds_of("tensors", sync.tensors, "requests and handles of each"),
           seconds_of("buckets", sync.buckets, "requests and handles of each"),
           seconds_of("hashes", sync.hashing, "of both sides"),
-          seconds_of("parameters from the host", seconds - sync.seconds())};
+          seconds_of("device memory", staging, "taken for buckets"),
+          seconds_of("parameters from the host", from_host)};
 }
 
 std::vector<CostNode> shift_parts(const ShiftSeconds& s, bool down) {
@@ -190,7 +191,8 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
   return root;
 }
 
-CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
+CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train,
+                   const std::optional<ShiftsSeconds>& plan) {
   CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
   const RlModel& rl = s.rl();
   const double passes = rl.setting().mini_batches;
@@ -205,15 +207,21 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   }
   const RlModel::Parts of = rl.parts(p);
   const TrainModel::Layers l = s.train().layers(p.train), critic = rl.critic_layers(p.train, l);
-  const ShiftPrice shift = price_shift(p.transition, rl.shift_bytes(p, of.train, of.rollout, 0.0));
   std::vector<CostNode> reference = forward_parts(rl, p.train, l, false);
   if (of.train.swapped_reference > 0)
     reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
                                    "the model from host memory"));
   add(RlPhase::rollout, "", rollout_nodes(rl, p, of.rollout));
-  add(RlPhase::sync, "", sync_parts(of.sync, price.seconds[static_cast<std::size_t>(RlPhase::sync)]));
-  add(RlPhase::sleep, "", shift_parts(rl.sleep_seconds(of.train, of.rollout, shift), true));
-  add(RlPhase::wake, "", shift_parts(rl.wake_seconds(of.train, of.rollout, shift), false));
+  const ShiftBytes moved = rl.shift_bytes(p, of.train, of.rollout, rl.staging_bytes(p, of.sync));
+  const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(ShiftShape(p.transition), moved, of.train, of.rollout);
+  const CostModel& cost = s.train().cost();
+  add(RlPhase::sync, "",
+      sync_parts(
+          of.sync, shifts.staging,
+          cost.node_copy_seconds(of.train.streamed_source) +
+              (price_shift(p.transition, moved).sync_from_host ? cost.host_copy_seconds(of.train.params) : 0.0)));
+  add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
+  add(RlPhase::wake, "", shift_parts(shifts.wake, false));
   add(RlPhase::reference, "", std::move(reference));
   add(RlPhase::old_logprobs, "", forward_parts(rl, p.train, l, true));
   add(RlPhase::values, "", forward_parts(rl, p.train, critic, true));

@@ -4,6 +4,7 @@
 //
 //   memory   live peaks per phase and category, and mapped ones: equal to trace/static_memory.h's, to the byte; without
 //            placing the transients (Placed::gapless) the device's mapped peaks are a lower bound
+//   shifts   what the phases between training and rollout take, give back and copy: the plan's ops
 //   traffic  calls, payload and padding per phase, group and op of one rank: equal to a run's with the same sizes
 //
 // tests/planner/plan_form_test.cc holds it to the lowered plan over random scenarios; docs/memory.md derives it.
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lowering/builder.h"
 #include "planner/form/plan_shapes.h"
@@ -74,6 +76,15 @@ struct FormMemory {
 /// A number of bytes for each phase; 0 where a plan lacks it.
 using PhaseBytes = std::array<std::int64_t, num_plan_phases>;
 
+/// One op of the phases that put something to sleep, wake it or synchronise the weights, in the order of the plan.
+struct ShiftOp {
+  PlanPhase phase{};
+  OpKind kind{};                      // map, unmap: memory taken, given back; copy: between device and host
+  Space space = Space::device;        // of map and unmap
+  std::int64_t count = 1, bytes = 0;  // copies: so many alike, each of these bytes
+  friend bool operator==(const ShiftOp&, const ShiftOp&) = default;
+};
+
 /// How often the blocks of one iteration run, with which sizes in total.
 struct BlockRuns {
   std::int64_t runs = 0, tokens = 0, seqs = 0;
@@ -116,8 +127,12 @@ class PlanForm {
   /// The slow part of it: what each phase's transients need. Nothing that sleeps and no KV pool is among them, so
   /// neither the memory fraction nor the transition changes it.
   PhaseBytes transients(const Scenario&, Placed) const;
+  /// The same of some phases, 0 elsewhere: those of different phases do not touch one another.
+  PhaseBytes transients(const Scenario&, Placed, const PlanPhases& of) const;
   /// The rest: memory() of the scenario with these transients, but for live bytes.
   FormMemory mapped(const Scenario&, const PhaseBytes& transients) const;
+  /// What one iteration's shifts take, give back and copy; exact where the transients are placed.
+  std::vector<ShiftOp> shifts(const Scenario&, const PhaseBytes& transients) const;
   FormTraffics traffic(const Scenario&, Rank, const PlanRuns&) const;
 
   const PlanShapes& shapes() const { return shapes_; }

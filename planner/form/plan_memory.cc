@@ -1,5 +1,8 @@
 // Memory of the plan in closed form: the phases around the passes, the sections and what of them is mapped.
 #include <algorithm>
+#include <cstdlib>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "lowering/sample_rows.h"
@@ -42,16 +45,19 @@ struct Sections {
   }
 };
 
+/// What moves between device and host as a whole.
+enum class Part : std::uint8_t { params, moments, reference, weights };
+
 /// Bytes mapped on both sides through the phases.
 class MapWalk {
  public:
   explicit MapWalk(FormMemory& memory) : memory_(memory) {}
-  void enter(std::size_t phase) { at_ = phase, note(); }
+  void enter(PlanPhase p) { at_ = static_cast<std::size_t>(p), note(); }
   void device(std::int64_t delta) { device_ += delta, note(); }
   void host(std::int64_t delta) { host_ += delta, note(); }
   /// map there, then unmap here.
-  void to_host(std::int64_t bytes) { host(bytes), device(-bytes); }
-  void to_device(std::int64_t bytes) { device(bytes), host(-bytes); }
+  void to_host(std::int64_t bytes, Part) { host(bytes), device(-bytes); }
+  void to_device(std::int64_t bytes, Part) { device(bytes), host(-bytes); }
 
  private:
   void note() {
@@ -65,6 +71,54 @@ class MapWalk {
   FormMemory& memory_;
   std::int64_t device_ = 0, host_ = 0;
   std::size_t at_ = 0;
+};
+
+/// The same phases as ops, those of an iteration's shifts.
+class ShiftWalk {
+ public:
+  ShiftWalk(const ShardedShapes& sharded, const Scenario& s) : sharded_(sharded), s_(s) {}
+  void enter(PlanPhase p) { at_ = p; }
+  void device(std::int64_t delta) { map(delta, Space::device); }
+  void host(std::int64_t delta) { map(delta, Space::host); }
+  /// Buffer by buffer, between the map there and the unmap here.
+  void to_host(std::int64_t bytes, Part part) { host(bytes), copy(part), device(-bytes); }
+  void to_device(std::int64_t bytes, Part part) { device(bytes), copy(part), host(-bytes); }
+  std::vector<ShiftOp> take() { return std::move(out_); }
+
+ private:
+  void map(std::int64_t delta, Space space) {
+    if (delta != 0) out_.push_back({at_, delta > 0 ? OpKind::map : OpKind::unmap, space, 1, std::abs(delta)});
+  }
+  void copy(std::int64_t count, std::int64_t bytes) {
+    if (count > 0 && bytes > 0) out_.push_back({.phase = at_, .kind = OpKind::copy, .count = count, .bytes = bytes});
+  }
+  void copy_shards(DType dtype, std::int64_t each) {
+    copy(each, sharded_.root.elements * size_of(dtype));
+    copy(each * sharded_.shapes.layers, sharded_.layer.elements * size_of(dtype));
+  }
+  void copy(Part part) {
+    switch (part) {
+      case Part::params:
+        return copy_shards(s_.train.precision.master, 1);
+      case Part::moments:
+        return copy_shards(s_.train.precision.moments, 2);
+      case Part::reference:
+        if (s_.algorithm.reference) copy_shards(s_.train.precision.params, 1);
+        return;
+      case Part::weights: {
+        const EngineSlices& e = engine_of(sharded_.shapes, s_);
+        for (std::int64_t elements : e.root_buffers) copy(1, elements * size_of(s_.rollout.dtype));
+        for (std::int64_t elements : e.layer_buffers)
+          copy(sharded_.shapes.layers, elements * size_of(s_.rollout.dtype));
+        return;
+      }
+    }
+  }
+
+  const ShardedShapes& sharded_;
+  const Scenario& s_;
+  PlanPhase at_ = PlanPhase::load;
+  std::vector<ShiftOp> out_;
 };
 
 constexpr bool driven(PlanPhase p) {
@@ -121,16 +175,26 @@ class JobWalk {
     out.present = present_;
     each_phase([&](PlanPhase p) { device_.enter(p), host_.enter(p), live(p); });
     out.device = whole(device_), out.host = whole(host_);
-    map(out, placed == Placed::each ? placed_transients() : transients_of(device_));
+    map(out, placed == Placed::each ? placed_transients(present_) : transients_of(device_));
     return out;
   }
 
-  PhaseBytes transients(Placed placed) const {
-    if (placed == Placed::each) return placed_transients();
+  PhaseBytes transients(Placed placed, const PlanPhases& of) const {
+    if (placed == Placed::each) return placed_transients(of);
     LiveWalk alone;
-    each_phase([&](PlanPhase p) { alone.enter(p), walk_phase(alone, p, sharded_, s_); });
+    each_phase([&](PlanPhase p) {
+      if (of[static_cast<std::size_t>(p)]) alone.enter(p), walk_phase(alone, p, sharded_, s_);
+    });
     alone.finish();
     return transients_of(alone);
+  }
+
+  std::vector<ShiftOp> shifts(const PhaseBytes& transients) const {
+    ShiftWalk walk(sharded_, s_);
+    map_all(walk, transients);
+    std::vector<ShiftOp> out = walk.take();
+    std::erase_if(out, [](const ShiftOp& op) { return prologue(op.phase); });
+    return out;
   }
 
   FormMemory mapped(const PhaseBytes& transients) const {
@@ -196,27 +260,36 @@ class JobWalk {
     each_phase([&](PlanPhase p) { out[static_cast<std::size_t>(p)] = walk.transients(static_cast<std::size_t>(p)); });
     return out;
   }
-  PhaseBytes placed_transients() const {
+  PhaseBytes placed_transients(const PlanPhases& of) const {
     ArenaWalk arena;
-    each_phase([&](PlanPhase p) { arena.enter(p), walk_phase(arena, p, sharded_, s_); });
+    each_phase([&](PlanPhase p) {
+      if (of[static_cast<std::size_t>(p)]) arena.enter(p), walk_phase(arena, p, sharded_, s_);
+    });
     return transients_of(arena);
   }
 
-  void map(FormMemory& out, PhaseBytes need) const {
+  void map(FormMemory& out, const PhaseBytes& need) const {
+    MapWalk walk(out);
+    map_all(walk, need);
+  }
+
+  /// Each phase in order: first the transients' level, then its sections.
+  template <class Walk>
+  void map_all(Walk& walk, PhaseBytes need) const {
     for (std::int64_t& bytes : need) bytes = round_up(bytes, chunk_);
     const bool nothing_sleeps = s_.train.offload != Offload::sleep && !s_.rollout.sleep;
     const PhaseBytes level = transient_levels(present_, need, nothing_sleeps);
-    MapWalk walk(out);
     std::int64_t transients = 0;
     each_phase([&](PlanPhase phase) {
       const auto p = static_cast<std::size_t>(phase);
-      walk.enter(p);
+      walk.enter(phase);
       if (!driven(phase)) walk.device(level[p] - transients), transients = level[p];
       map(walk, phase);
     });
   }
 
-  void map(MapWalk& walk, PlanPhase p) const {
+  template <class Walk>
+  void map(Walk& walk, PlanPhase p) const {
     using enum PlanPhase;
     const Sections::Mapped& m = hold_.mapped;
     switch (p) {
@@ -225,18 +298,19 @@ class JobWalk {
       case start_rollout:
         return rollout_sleeps_ ? walk.host(m.weights) : walk.device(m.weights + m.kv);
       case sleep_optimizer:
-        return walk.to_host(m.moments), walk.to_host(m.reference);
+        return walk.to_host(m.moments, Part::moments), walk.to_host(m.reference, Part::reference);
       case wake_rollout:
-        return backed_up_ ? walk.to_device(m.weights) : walk.device(m.weights);
+        return backed_up_ ? walk.to_device(m.weights, Part::weights) : walk.device(m.weights);
       case sleep_train:
-        return walk.to_host(m.params);
+        return walk.to_host(m.params, Part::params);
       case wake_kv:
         return walk.device(m.kv);
       case sleep_rollout:
         walk.device(-m.kv);
-        return backed_up_ ? walk.to_host(m.weights) : walk.device(-m.weights);
+        return backed_up_ ? walk.to_host(m.weights, Part::weights) : walk.device(-m.weights);
       case wake_train:
-        return walk.to_device(m.params), walk.to_device(m.reference), walk.to_device(m.moments);
+        walk.to_device(m.params, Part::params), walk.to_device(m.reference, Part::reference);
+        return walk.to_device(m.moments, Part::moments);
       default:
         return;
     }
@@ -269,7 +343,17 @@ JobWalk walk_of(const PlanForm& form, const Scenario& s) {
 
 FormMemory PlanForm::memory(const Scenario& s, Placed placed) const { return walk_of(*this, s).walk(placed); }
 
-PhaseBytes PlanForm::transients(const Scenario& s, Placed placed) const { return walk_of(*this, s).transients(placed); }
+PhaseBytes PlanForm::transients(const Scenario& s, Placed placed) const {
+  return transients(s, placed, plan_phases_of(s));
+}
+
+PhaseBytes PlanForm::transients(const Scenario& s, Placed placed, const PlanPhases& of) const {
+  return walk_of(*this, s).transients(placed, of);
+}
+
+std::vector<ShiftOp> PlanForm::shifts(const Scenario& s, const PhaseBytes& transients) const {
+  return walk_of(*this, s).shifts(transients);
+}
 
 FormMemory PlanForm::mapped(const Scenario& s, const PhaseBytes& transients) const {
   return walk_of(*this, s).mapped(transients);

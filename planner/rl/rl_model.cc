@@ -184,21 +184,26 @@ ShiftBytes RlModel::shift_bytes(const RlPoint& p, const TrainSide& train, const 
           .host_staging = std::min(p.bucket_bytes, train.params)};
 }
 
-/// Where something sleeps, what training's steps work in is given back too; our engine's steps share that memory.
-double RlModel::working_bytes(const TrainSide& train, const RolloutPrice& rollout, const ShiftPrice& shift) const {
-  if (shift.mapped <= 0.0) return 0.0;
-  return std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic - train.reference -
-                           train.overhead_bytes) +
-         (setting_.own_engine ? rollout.activation_bytes : 0.0);
-}
-
-ShiftSeconds RlModel::sleep_seconds(const TrainSide& train, const RolloutPrice& rollout,
-                                    const ShiftPrice& shift) const {
-  return shift_seconds(shift.down, shift.unmapped + working_bytes(train, rollout, shift), OpKind::unmap);
-}
-
-ShiftSeconds RlModel::wake_seconds(const TrainSide& train, const RolloutPrice& rollout, const ShiftPrice& shift) const {
-  return shift_seconds(shift.up, shift.mapped + working_bytes(train, rollout, shift), OpKind::map);
+/// Where something sleeps, what steps work in is given back too. Our engine and the sync share the section of
+/// training's.
+ShiftsSeconds RlModel::shifts_seconds(const ShiftShape& shape, const ShiftBytes& bytes, const TrainSide& train,
+                                      const RolloutPrice& rollout) const {
+  const CostModel& cost = train_.cost();
+  const ShiftPrice shift = shape.price(bytes);
+  WorkMoves work;
+  if (shift.mapped > 0.0) {
+    const double training = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic -
+                                              train.reference - train.overhead_bytes);
+    if (setting_.own_engine) work = shape.moves({bytes.staging, rollout.activation_bytes, training});
+    else work.sleep.unmapped = work.wake.mapped = training;
+  }
+  const auto more = [&](double moved, OpKind kind) { return moved > 0.0 ? cost.map_seconds(moved, kind) : 0.0; };
+  ShiftsSeconds out{.sleep = shift_seconds(shift.down, shift.unmapped + work.sleep.unmapped, OpKind::unmap),
+                    .wake = shift_seconds(shift.up, shift.mapped + work.wake.mapped, OpKind::map)};
+  out.sleep.device += more(work.sleep.mapped, OpKind::map);
+  out.wake.device += more(work.wake.unmapped, OpKind::unmap);
+  out.staging = more(work.sync.mapped, OpKind::map) + more(work.sync.unmapped, OpKind::unmap);
+  return out;
 }
 
 /// Shifts on one set of GPUs.
@@ -206,9 +211,13 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
                        double staging, RlPrice& out) const {
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const ShiftPrice shift = shape.price(shift_bytes(p, train, rollout, staging));
-  at(RlPhase::sleep) = sleep_seconds(train, rollout, shift).total();
-  at(RlPhase::wake) = wake_seconds(train, rollout, shift).total();
+  const ShiftBytes bytes = shift_bytes(p, train, rollout, staging);
+  const ShiftPrice shift = shape.price(bytes);
+  const ShiftsSeconds seconds = shifts_seconds(shape, bytes, train, rollout);
+  at(RlPhase::sleep) = seconds.sleep.total();
+  at(RlPhase::wake) = seconds.wake.total();
+  at(RlPhase::sync) += seconds.staging;
+  out.staging_seconds = seconds.staging;
   if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.total_bytes + shift.train_rest;
@@ -240,7 +249,8 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
 double RlModel::staging_bytes(const RlPoint& p, const SyncPrice& sync) const {
   if (sync.peak_bytes <= 0.0 || p.placement != PlacementMode::colocated) return sync.peak_bytes;
   const double part = setting_.stages_part ? 1.0 / static_cast<double>(p.train.ranks()) : 0.0;
-  return sync.peak_bytes * (setting_.staged_buckets + part) / 2.0;
+  const double whole = setting_.stages_part && p.train.ranks() == 1 ? 0.0 : setting_.staged_buckets;  // its own part
+  return sync.peak_bytes * (whole + part) / 2.0;
 }
 
 RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainSide& train, const RolloutPrice& rollout,

@@ -97,6 +97,7 @@ struct RlPrice {
   double iteration_seconds = 0;
   std::array<double, num_rl_phases> seconds{};  // of each phase; their sum less `overlapped` is the iteration
   double overlapped = 0;                        // seconds that rollout and training run side by side (one step off)
+  double staging_seconds = 0;                   // of the sync's: taking memory for its buckets
   // Device bytes of one rank at each moment, overhead included; sync: from training to the rollout, wake: back.
   double train_bytes = 0, rollout_bytes = 0, sync_bytes = 0, wake_bytes = 0;
   double host_bytes = 0;  // of one rank
@@ -142,6 +143,12 @@ struct ForwardSeconds {
 struct ShiftSeconds {
   double copies = 0, device = 0, host = 0;
   double total() const { return copies + device + host; }
+};
+
+/// Of all shifts of a cycle. Staging: of the sync, taking memory for its buckets.
+struct ShiftsSeconds {
+  ShiftSeconds sleep, wake;
+  double staging = 0;
 };
 
 /// Rollout's share of a scenario, in the units of the closed form.
@@ -218,8 +225,7 @@ class RlModel {
   double staging_bytes(const RlPoint&, const SyncPrice&) const;
   /// What the point's shifts move; colocated.
   ShiftBytes shift_bytes(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
-  ShiftSeconds sleep_seconds(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
-  ShiftSeconds wake_seconds(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
+  ShiftsSeconds shifts_seconds(const ShiftShape&, const ShiftBytes&, const TrainSide&, const RolloutPrice&) const;
   /// Of the engine itself, beside the process's context; bytes.
   double communicators(const RolloutPoint&) const;
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
@@ -279,7 +285,6 @@ class RlModel {
   };
   HeaviestStage heaviest_stage(const RolloutPoint&) const;
   ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
-  double working_bytes(const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
   void colocate(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging,
                 RlPrice&) const;

@@ -42,9 +42,11 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
   const bool direct = m == SyncMechanism::shard_to_shard;
   const double buckets = direct ? job.taken_tensors() : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
   const double own = job.model_bytes / job.target_element_bytes / ranks;  // elements of a rank's shards
+  // One rank reads its own part.
+  const bool gathers = job.gathers && job.sources > 1;
   if (!direct)
     out.packing = cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
-  if (job.gathers && !direct) {
+  if (gathers && !direct) {
     out.moving = buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel);
     out.packing += cost.memory_seconds(2.0 * job.slice_bytes);
   } else {

@@ -1,6 +1,7 @@
 #include "planner/rl/transition_cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 
@@ -158,6 +159,35 @@ ShiftShape::ShiftShape(const TransitionOrder& order) {
     add_move(up_, came & sleeps), add_move(mapped_, came);
   });
   train_rest_ = parts_of(start_of(order)) & (weights | kv);
+  for (const TransitionStep s : order) {
+    if (s == rollout) {
+      if (num_levels_ > 0) levels_[num_levels_ - 1].rollout = true;
+      continue;
+    }
+    const bool sleeps = s == sleep_optimizer || s == sleep_train || s == sleep_rollout;
+    levels_[num_levels_++] = {s == sync ? &WorkMoves::sync : sleeps ? &WorkMoves::sleep : &WorkMoves::wake, s == sync};
+  }
+  if (num_levels_ > 0) levels_[num_levels_ - 1].train = true;  // behind it training begins
+}
+
+WorkMoves ShiftShape::moves(const WorkBytes& work) const {
+  std::array<double, TransitionOrder::most> bytes{};
+  for (std::size_t i = 0; i < num_levels_; ++i) {
+    const Level& l = levels_[i];
+    bytes[i] = std::max({l.sync ? work.sync : 0.0, l.rollout ? work.rollout : 0.0, l.train ? work.train : 0.0});
+  }
+  WorkMoves out;
+  if (num_levels_ < 2) return out;
+  // Where training works in least, what it could give back is kept: else less of its work would move more.
+  double& last = bytes[num_levels_ - 1];
+  last = std::max(last, std::min(bytes[num_levels_ - 2], bytes[0]));
+  double at = last;
+  for (std::size_t i = 0; i < num_levels_; ++i) {
+    WorkMoves::Moved& of = out.*levels_[i].of;
+    (bytes[i] > at ? of.mapped : of.unmapped) += std::abs(bytes[i] - at);
+    at = bytes[i];
+  }
+  return out;
 }
 
 ShiftPrice ShiftShape::price(const ShiftBytes& z) const {

@@ -41,12 +41,28 @@ struct ShiftPrice {
 /// walk, step by step; ShiftShape is held to it.
 ShiftPrice price_shift(const TransitionOrder&, const ShiftBytes&);
 
+/// What the steps between the shifts work in, bytes of a rank: the sync in its buckets, the engine and training in
+/// theirs. In our arena one section holds it, mapped for what comes next.
+struct WorkBytes {
+  double sync = 0, rollout = 0, train = 0;
+};
+/// Taken and given back of it in the steps of each kind.
+struct WorkMoves {
+  struct Moved {
+    double mapped = 0, unmapped = 0;
+  };
+  Moved sync, sleep, wake;
+};
+
 /// An order walked once, for a search that prices it with thousands of sizes: which parts are somewhere together or
 /// move together. Its prices are those of price_shift, bit for bit, where no size is negative.
 class ShiftShape {
  public:
   explicit ShiftShape(const TransitionOrder&);
   ShiftPrice price(const ShiftBytes&) const;
+  /// By the rule of lowering/builder.cc: before each step the section is mapped for the step itself and for what is
+  /// driven right behind it. Less work never moves more.
+  WorkMoves moves(const WorkBytes&) const;
 
  private:
   /// Sets of parts, a bit each.
@@ -63,6 +79,14 @@ class ShiftShape {
     std::uint8_t count_ = 0;
   };
 
+  /// A step but the rollout: what of WorkBytes is mapped for it.
+  struct Level {
+    WorkMoves::Moved WorkMoves::*of = nullptr;
+    bool sync = false, rollout = false, train = false;
+  };
+
+  std::array<Level, TransitionOrder::most> levels_{};
+  std::size_t num_levels_ = 0;
   Sets to_sync_, to_wake_, asleep_;     // moments
   Sets down_, up_, unmapped_, mapped_;  // moves, in order
   std::uint8_t rollout_rest_ = 0, train_rest_ = 0;

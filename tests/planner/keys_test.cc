@@ -30,7 +30,7 @@ std::optional<std::array<double, 7>> price_of(const std::string& name, const Set
   if (!pricer) return std::nullopt;
   RlPrice p = (*pricer)->price((*pricer)->point());
   if (p.iteration_seconds <= 0) return std::nullopt;
-  if (const auto plan = plan_memory_of(*s)) use_plan_bytes(*s, *plan, p);
+  use_plan(*s, (*pricer)->train().cost(), p);
   return {{p.iteration_seconds, p.train_bytes, p.rollout_bytes, p.sync_bytes, p.wake_bytes, p.host_bytes,
            p.fits ? 1.0 : 0.0}};
 }

@@ -130,7 +130,9 @@ TEST_CASE("Only knobs that stay lowered are turned in the plan") {
   CHECK(other->rollout.layout.tp == 4);
   CHECK(other->sync.bucket_bytes == 4096);
   RlPrice price;
-  CHECK(use_plan_bytes_at(s, from, to, price));
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  REQUIRE(pricer.has_value());
+  CHECK(use_plan_at(s, from, to, (*pricer)->train().cost(), price));
   CHECK(price.peak_bytes() == plan_peak(*other));
   Scenario long_samples = s;
   long_samples.workload.response_tokens.max = 600;  // a micro-batch has 576 tokens

@@ -227,6 +227,32 @@ std::string difference(const Plan& plan, const FormMemory& memory, const FormSpa
   return "";
 }
 
+/// What an iteration's shifts do: memory taken and given back, in order, and how many copies there are of each size.
+struct Shifts {
+  std::vector<ShiftOp> maps;
+  std::map<std::pair<PlanPhase, std::int64_t>, std::int64_t> copies;
+  void add(const ShiftOp& op) {
+    if (op.kind == OpKind::copy) copies[{op.phase, op.bytes}] += op.count;
+    else maps.push_back(op);
+  }
+  bool operator==(const Shifts&) const = default;
+};
+Shifts shifts_of_plan(const Plan& plan, const Program& program) {
+  Shifts out;
+  for (std::size_t p = 0; p < num_plan_phases; ++p) {
+    const auto phase = static_cast<PlanPhase>(p);
+    const std::int32_t index = plan.phase_index(std::string(name_of(phase)));
+    if (index < 0 || plan.phases[static_cast<std::size_t>(index)].when != When::iteration) continue;
+    for (const Block& block : program.phases[static_cast<std::size_t>(index)])
+      for (const Op& op : block.ops)
+        if (op.kind == OpKind::map || op.kind == OpKind::unmap)
+          out.add({phase, op.kind, space_of(op.section), 1, op.map_end - op.map_begin});
+        else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h))
+          out.add({.phase = phase, .kind = op.kind, .bytes = op.outputs[0].bytes({})});
+  }
+  return out;
+}
+
 /// How far the bound of mapped bytes without gaps lies below the graph's.
 struct Gaps {
   std::int64_t cases = 0, none = 0;
@@ -283,6 +309,10 @@ std::string difference(const Scenario& s, const Visits& visits, Gaps& gaps) {
   const FormMemory memory = form.memory(s, Placed::each);
   if (auto d = gapless_difference(form.memory(s), memory, gaps); !d.empty()) return d;
   if (auto d = answer_difference(s, *plan, memory); !d.empty()) return d;
+  Shifts shifts;
+  for (const ShiftOp& op : form.shifts(s, form.transients(s, Placed::each))) shifts.add(op);
+  for (const Program& program : plan->programs)
+    if (!(shifts == shifts_of_plan(*plan, program))) return "what the shifts take, give back and copy";
   for (Rank r = 0; r < plan->num_ranks(); ++r) {
     const TrafficTable expected = traffic_of_plan(*plan, r, visits), found = table_of(form.traffic(s, r, visits.runs));
     if (expected != found)
@@ -312,7 +342,7 @@ int rounds() {
 
 }  // namespace
 
-TEST_CASE("Closed form = graph: traffic, live and mapped peaks of random scenarios, to the byte") {
+TEST_CASE("Closed form = graph: traffic, shifts, live and mapped peaks of random scenarios, to the byte") {
   Gaps gaps;
   int lowered = 0, refused = 0;
   std::set<std::string> seen;

@@ -11,6 +11,7 @@
 #include "planner/answers/choices.h"
 #include "planner/answers/lowered_space.h"
 #include "planner/answers/plan_answer.h"
+#include "planner/answers/plan_shifts.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 
@@ -257,9 +258,12 @@ TEST_CASE("where plans are lowered, asking few of them = asking all of them") {
   space.train.micro_batch = {3, 6};
   space.memory_fraction = {0.5, 0.8};
   const PlanBytes each = [&](const RlPoint& p, bool, RlPrice& price) {
-    const auto memory = plan_memory_of(with_point(s, p));
-    if (memory) use_mapped_bytes(*memory, price);
-    return memory.has_value();
+    const Scenario there = with_point(s, p);
+    const auto memory = plan_memory_of(there);
+    if (!memory) return false;
+    use_mapped_bytes(*memory, price);
+    use_plan_shifts(*plan_shifts_of(there, pricer->train().cost()), price);
+    return true;
   };
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 50e9}) {
@@ -269,7 +273,8 @@ TEST_CASE("where plans are lowered, asking few of them = asking all of them") {
       REQUIRE(brute.all.size() > 200);
       REQUIRE(brute.nearest(1e300) < 1e300);  // some do not fit
       std::int64_t exact = 0;
-      options.plan_bytes = [&, fast = plan_bytes(s)](const RlPoint& p, bool exactly, RlPrice& price) {
+      options.plan_bytes = [&, fast = plan_bytes(s, pricer->train().cost())](const RlPoint& p, bool exactly,
+                                                                             RlPrice& price) {
         if (exactly) ++exact;
         return fast(p, exactly, price);
       };

@@ -1,0 +1,44 @@
+#include "planner/answers/plan_shifts.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr bool sleeps(PlanPhase p) {
+  return p == PlanPhase::sleep_optimizer || p == PlanPhase::sleep_train || p == PlanPhase::sleep_rollout;
+}
+
+}  // namespace
+
+ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost) {
+  ShiftsSeconds out;
+  for (const ShiftOp& op : ops) {
+    const auto bytes = static_cast<double>(op.bytes), count = static_cast<double>(op.count);
+    const bool copies = op.kind == OpKind::copy;
+    const double seconds = copies ? count * cost.host_copy_seconds(bytes) : cost.map_seconds(bytes, op.kind);
+    if (op.phase == PlanPhase::sync) {
+      out.staging += seconds;
+      continue;
+    }
+    ShiftSeconds& of = sleeps(op.phase) ? out.sleep : out.wake;
+    (copies ? of.copies : op.space == Space::device ? of.device : of.host) += seconds;
+  }
+  return out;
+}
+
+std::optional<ShiftsSeconds> plan_shifts_of(const Scenario& s, const CostModel& cost) {
+  if (!PlanForm::why_not(s).empty()) return std::nullopt;
+  const PlanForm form(s.model);
+  return shifts_seconds(form.shifts(s, form.transients(s, Placed::each)), cost);
+}
+
+void use_plan_shifts(const ShiftsSeconds& plan, RlPrice& price) {
+  const auto at = [&](RlPhase p) -> double& { return price.seconds[static_cast<std::size_t>(p)]; };
+  at(RlPhase::sleep) = plan.sleep.total();
+  at(RlPhase::wake) = plan.wake.total();
+  at(RlPhase::sync) += plan.staging - price.staging_seconds;
+  price.staging_seconds = plan.staging;
+  price.iteration_seconds = -price.overlapped;
+  for (double s : price.seconds) price.iteration_seconds += s;
+}
+
+}  // namespace hotbunk
