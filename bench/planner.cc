@@ -75,7 +75,7 @@ void rl_deepseek_on_2048(benchmark::State& state) {
   s.profile = "megatron";
   const auto pricer = ScenarioPricer::make(s, catalog_root());
   if (!pricer) throw std::runtime_error(render(pricer.error()));
-  const RlSpace space = default_rl_space(s);
+  const RlSpace space = default_rl_space(s, (*pricer)->train().framework());
   RlSearch found;
   for (auto _ : state) {
     found = search_rl((*pricer)->rl(), space, {.keep = 10, .threads = 2});

@@ -37,7 +37,7 @@ int run(const Options& o) {
   }
   if (o.search) {
     const RlSetting& set = (*pricer)->rl().setting();
-    const RlSearch found = search_layouts(**pricer, default_rl_space(*scenario),
+    const RlSearch found = search_layouts(**pricer, default_rl_space(*scenario, (*pricer)->train().framework()),
                                           {.device_bytes = set.device_bytes, .host_bytes = set.host_bytes});
     doc["search"] = Json::parse(to_json(found));
     text += fmt::format("\nLayouts of these {} ranks, fastest iteration first\n{}", scenario->cluster.ranks(),

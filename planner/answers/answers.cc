@@ -253,6 +253,7 @@ std::string describe(const TrainPoint& p) {
       p.streams_from_host() ? ", layer-wise offload"
       : p.optimizer_on_host ? ", optimizer on the host"
                             : "");
+  if (p.schedule != PipelineSchedule::one_f_one_b) out += fmt::format(", {}", name_of(p.schedule));
   if (p.optimizer != OptimizerName::adamw) out += fmt::format(", {}", name_of(p.optimizer));
   return out;
 }

@@ -171,6 +171,9 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   // The scenario's word for all data ranks, their number or -1, stays where it still means that.
   if (train_point_of(s).fsdp != p.train.fsdp || (t.fsdp > 0 && p.train.data_ranks() % t.fsdp != 0))
     t.fsdp = p.train.fsdp;
+  // "interleaved" and "1f1b" are one schedule, told apart by vpp.
+  if (p.train.pp > 1 && schedule_named(s.train.pipeline_schedule) != p.train.schedule)
+    s.train.pipeline_schedule = name_of(p.train.schedule);
   s.train.recompute = p.train.recompute;
   s.optimizer.name = p.train.optimizer;
   s.train.reshard_after_forward = p.train.reshard_after_forward;
@@ -239,7 +242,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   Choices out;
   out.options = options;
   out.lowered = PlanForm::why_not(s.scenario()).empty();
-  RlSpace space = default_rl_space(s.scenario());
+  RlSpace space = default_rl_space(s.scenario(), s.train().framework());
   if (out.lowered) {
     out.beyond = better_beyond(s, own, space, search);
     search.plan_bytes = plan_bytes(s.scenario(), s.train().cost());
@@ -295,8 +298,8 @@ std::string render(const Choices& c) {
     out += "All of them use the same GPUs, so the faster is better here; --gpus ? searches smaller clusters\n";
   // What was not tried is not said to be worse.
   out +=
-      "Not varied, as the scenario says: train.engine, train.pipeline_schedule, train.loss_chunk_tokens, the order of "
-      "dimensions; docs/planner.md lists the values of the rest\n";
+      "Not varied, as the scenario says: train.engine, train.loss_chunk_tokens, the order of dimensions; "
+      "docs/planner.md lists the values of the rest\n";
   if (!c.reason.empty()) out += c.reason + "\n";
   if (!c.rows.empty())
     out += fmt::format("  {:>5}  {:>11}  {:>12}  {:>10}  {:<8} {}\n", "", "iteration", "tokens/s/GPU", "fullest", "at",

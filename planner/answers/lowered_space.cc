@@ -106,6 +106,7 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   TrainSpace& t = space.train;
   t.tp = t.pp = t.vpp = t.cp = t.ulysses = t.ep = t.etp = {1};
   t.sp = t.optimizer_on_host = {false};
+  t.schedule = {PipelineSchedule::one_f_one_b};
   t.shard = {-1};
   t.sharding = {Sharding::fsdp};
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });

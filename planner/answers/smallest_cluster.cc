@@ -101,7 +101,7 @@ class ResizedSearch {
     const RlSetting& set = (*pricer)->rl().setting();
     SearchOptions o = options_;
     o.device_bytes = set.device_bytes, o.host_bytes = set.host_bytes, o.nearest = always;
-    RlSpace space = default_rl_space(s);
+    RlSpace space = default_rl_space(s, (*pricer)->train().framework());
     if (!always && hopeless(**pricer, space, o)) return std::optional<RlSearch>();
     if (executes_) {
       o.plan_bytes = plan_bytes(s, (*pricer)->train().cost());

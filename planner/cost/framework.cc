@@ -39,6 +39,8 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"flat_units", &f.flat_units},
           {"eager_activations", &f.eager_activations},
           {"selective_products", &f.selective_products},
+          {"has_gpipe", &f.has_gpipe},
+          {"has_zero_bubble", &f.has_zero_bubble},
           {"dummy_weight_grads", &f.dummy_weight_grads}};
 }
 

@@ -319,6 +319,8 @@ TrainPoint train_point_of(const Scenario& s) {
   }
   // The group of all data ranks has one name.
   if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;
+  // One stage has nothing to order.
+  if (p.pp > 1) p.schedule = schedule_named(s.train.pipeline_schedule);
   p.recompute = s.train.recompute;
   p.reshard_after_forward = s.train.reshard_after_forward;
   p.optimizer_on_host = s.train.offload == Offload::layerwise;
@@ -377,8 +379,6 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.pipeline_split = s.train.pipeline_split;
   t.prefetch = s.train.prefetch > 0;
   t.flat_parameters = s.train.engine == TrainEngine::fsdp1;
-  if (s.train.pipeline_schedule == "gpipe") t.schedule = PipelineSchedule::gpipe;
-  if (s.train.pipeline_schedule == "zero-bubble") t.schedule = PipelineSchedule::zero_bubble;
   return t;
 }
 

@@ -8,6 +8,7 @@ namespace hotbunk {
 bool same_layout(const RlPoint& a, const RlPoint& b) {
   const auto dimensions = [](const RlPoint& p) {
     TrainPoint t = p.train;
+    t.schedule = PipelineSchedule::one_f_one_b;
     t.recompute = Recompute::none;
     t.micro_batch = t.micro_batches = 1, t.last_micro_batch = 0;
     t.optimizer_on_host = false;
@@ -21,16 +22,16 @@ bool same_layout(const RlPoint& a, const RlPoint& b) {
 }
 
 Value value_of(Objective o, const RlSetting& s, double gpus, double seconds, double bytes) {
-  const double hours = gpus * seconds / 3600.0 / std::max(s.prompts * s.samples, 1.0) * 1e6;
+  const auto hours = [&] { return gpus * seconds / 3600.0 / std::max(s.prompts * s.samples, 1.0) * 1e6; };
   switch (o) {
     case Objective::seconds:
       return {seconds, bytes};
     case Objective::tokens_per_gpu:  // GPU-seconds per token
       return {gpus * seconds / std::max(s.prompts * s.samples * (s.prompt_tokens + s.response_tokens), 1.0), bytes};
     case Objective::gpu_hours:
-      return {hours, bytes};
+      return {hours(), bytes};
     case Objective::money:
-      return {hours * s.price_per_gpu_hour, bytes};
+      return {hours() * s.price_per_gpu_hour, bytes};
     case Objective::memory:
       return {bytes, seconds};
     case Objective::gpus:

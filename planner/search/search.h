@@ -18,7 +18,9 @@ struct TrainSpace {
   std::int64_t batch = 1;  // sequences per optimizer step, over all ranks
   bool ragged = false;     // the last micro-batch may be short; else dp x micro-batch divides the batch
   std::vector<std::int64_t> tp{1}, pp{1}, vpp{1}, cp{1}, ulysses{1}, ep{1}, etp{1}, micro_batch{1};
+  bool etp_as_tp = false;  // beside the values of etp, which go with every tp
   std::vector<bool> sp{false, true};
+  std::vector<PipelineSchedule> schedule{PipelineSchedule::one_f_one_b};  // others where vpp is 1
   std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};
   std::vector<Sharding> sharding{Sharding::zero1};
   std::vector<std::int64_t> shard{-1};             // ranks that share one copy of what is sharded, -1: all data ranks
@@ -104,8 +106,9 @@ struct RlSpace {
   std::vector<SyncMechanism> sync{SyncMechanism::flattened_buckets, SyncMechanism::shard_to_shard};
   std::vector<double> bucket_bytes{512.0 * 1024 * 1024, 2048.0 * 1024 * 1024};
 };
-/// Colocated on all ranks and disaggregated in eighths; the scenario's own values besides the usual ones.
-RlSpace default_rl_space(const Scenario&);
+/// Colocated on all ranks and disaggregated in eighths; the scenario's own values besides the usual ones. Schedules
+/// besides 1F1B are those that the framework has.
+RlSpace default_rl_space(const Scenario&, const FrameworkProfile& = {});
 
 struct RlCandidate {
   RlPoint point;
@@ -124,7 +127,8 @@ struct RlSearch {
   std::string reason;      // why `best` is empty
 };
 
-/// Two points with the same parallel dimensions; micro-batch, recomputation, order, sync and fractions may differ.
+/// Two points with the same parallel dimensions; micro-batch, schedule, recomputation, order, sync and fractions may
+/// differ.
 bool same_layout(const RlPoint&, const RlPoint&);
 
 /// Training, rollout, weight sync and shifts together under all memory limits at once, pairs of training and rollout

@@ -1,10 +1,10 @@
 #include "planner/search/search_parts.h"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <map>
 #include <ranges>
+#include <span>
 #include <tuple>
 
 #include "planner/search/ranking.h"
@@ -13,12 +13,11 @@
 namespace hotbunk {
 namespace {
 
-/// Sorted; a knob that lists a value twice does not count its points twice.
-template <class Part, class Less>
-void in_order(std::vector<Part>& parts, Less less) {
-  std::sort(parts.begin(), parts.end(), less);
-  parts.erase(std::unique(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.point == b.point; }),
-              parts.end());
+template <class Part>
+void sort_by_point(std::vector<Part>& parts) {
+  std::ranges::sort(parts, {}, &Part::point);
+  const auto twice = std::ranges::unique(parts, {}, &Part::point);
+  parts.erase(twice.begin(), twice.end());
 }
 
 /// Whether `a` is in no combination worse than `b`, and comes first where they are equal: what an engine, a sync and
@@ -27,7 +26,7 @@ bool beats(const Trained& a, const Trained& b) {
   const TrainSide &x = a.side, &y = b.side;
   const auto held = [](const Trained& t) {
     const TrainSide& s = t.side;
-    return std::tie(t.point.optimizer_on_host, t.source, s.overhead_bytes, s.params, s.optimizer, s.reference, s.critic,
+    return std::tie(t.point.optimizer_on_host, s.overhead_bytes, s.params, s.optimizer, s.reference, s.critic,
                     s.swapped_reference, s.streamed_source);
   };
   return a.point < b.point && held(a) == held(b) && x.total_bytes <= y.total_bytes && x.host_bytes <= y.host_bytes &&
@@ -41,7 +40,8 @@ bool are_variants(const Trained& a, const Trained& b) {
   return same_layout({.train = a.point, .rollout = {}}, {.train = b.point, .rollout = {}});
 }
 
-/// Drops what another variant beats. Variants are neighbours: what they differ in is compared last.
+/// Of points in their order drops what another variant beats. Variants are neighbours: what they differ in is compared
+/// last.
 void drop_beaten(std::vector<Trained>& all) {
   std::vector<Trained> out;
   std::size_t layout = 0;  // where the present one's begin in `out`
@@ -53,33 +53,55 @@ void drop_beaten(std::vector<Trained>& all) {
   all = std::move(out);
 }
 
-void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Segment& s) {
-  space.ranks = s.placement.train_ranks;
+/// The training points of some keys, with all variants of their layouts, and how many there were with and without
+/// state on the host.
+struct Share {
+  std::vector<Trained> points;
+  std::int64_t trained = 0, on_host = 0, rejected = 0;
+};
+
+Share price_share(const RlModel& model, const TrainSpace& space, std::span<const LayerKey> keys, bool drop) {
   const TrainModel& train = model.train();
-  const std::vector<LayerKey> keys = layer_keys(space);
-  std::vector<std::vector<Trained>> parts(static_cast<std::size_t>(threads_of(options.threads)));
-  std::atomic<std::int64_t> rejected{0};
-  each_of(keys.size(), options.threads, [&](std::size_t k, int thread) {
-    rejected += visit_points(train, space, keys[k], [&](const TrainPoint& p, const auto& layers) {
+  Share out;
+  for (const LayerKey& key : keys)
+    out.rejected += visit_points(train, space, key, [&](const TrainPoint& p, const auto& layers) {
       const TrainSide side = model.train_side(p, train.price(p, layers), layers);
       const double brought = side.swapped_reference > 0 ? train.cost().host_copy_seconds(side.swapped_reference) : 0.0;
-      parts[static_cast<std::size_t>(thread)].push_back(
-          {p, side, side.train_seconds + side.scoring_seconds() + brought});
+      out.points.push_back({p, side, side.train_seconds + side.scoring_seconds() + brought});
     });
-  });
-  for (const auto& part : parts) s.training.insert(s.training.end(), part.begin(), part.end());
-  s.rejected = rejected;
-  in_order(s.training, [](const Trained& a, const Trained& b) { return a.point < b.point; });
-  std::map<SyncSource, std::uint32_t> known;
-  for (Trained& t : s.training) {
-    const auto [at, is_new] = known.try_emplace(SyncSource(t.point), static_cast<std::uint32_t>(s.sources.size()));
-    if (is_new) s.sources.push_back(at->first);
-    t.source = at->second;
+  // Where a rank has few sequences, several keys come to the same micro-batch.
+  sort_by_point(out.points);
+  out.trained = std::ssize(out.points);
+  out.on_host = std::ranges::count_if(out.points, [](const Trained& t) { return t.point.optimizer_on_host; });
+  if (drop) drop_beaten(out.points);
+  return out;
+}
+
+void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Segment& s) {
+  space.ranks = s.placement.train_ranks;
+  const std::vector<LayerKey> keys = layer_keys(space);
+  std::vector<std::span<const LayerKey>> shares;
+  for (auto from = keys.begin(); from != keys.end();) {
+    const auto to = std::find_if_not(from, keys.end(), [&](const LayerKey& k) { return k.same_layouts(*from); });
+    shares.emplace_back(from, to);
+    from = to;
   }
-  s.trained = static_cast<std::int64_t>(s.training.size());
-  s.on_host = std::ranges::count_if(s.training, [](const Trained& t) { return t.point.optimizer_on_host; });
   // Estimates say nothing about the bytes of plans.
-  if (options.prune && !options.plan_bytes) drop_beaten(s.training);
+  const bool drop = options.prune && !options.plan_bytes;
+  std::vector<Share> priced(shares.size());
+  each_of(shares.size(), options.threads,
+          [&](std::size_t i, int) { priced[i] = price_share(model, space, shares[i], drop); });
+  std::map<SyncSource, std::uint32_t> known;
+  for (Share& share : priced) {
+    s.trained += share.trained, s.on_host += share.on_host, s.rejected += share.rejected;
+    for (Trained& t : share.points) {
+      const auto [at, is_new] = known.try_emplace(SyncSource(t.point), static_cast<std::uint32_t>(s.sources.size()));
+      if (is_new) s.sources.push_back(at->first);
+      t.source = at->second;
+      s.training.push_back(t);
+    }
+    share.points = {};
+  }
 }
 
 /// Every engine of one shape that divides.
@@ -115,10 +137,8 @@ void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOption
           {p, prices[i],
            apart ? model.apart_bytes(p, prices[i]) : model.least_rollout_bytes(p, prices[i], 0.0, overhead)});
   const bool memory = options.objective == Objective::memory;
-  in_order(s.rollouts, [&](const Rolled& a, const Rolled& b) {
-    const double x = memory ? a.least_bytes : a.price.seconds(), y = memory ? b.least_bytes : b.price.seconds();
-    return x != y ? x < y : a.point < b.point;
-  });
+  sort_by_point(s.rollouts);
+  std::ranges::stable_sort(s.rollouts, {}, [&](const Rolled& r) { return memory ? r.least_bytes : r.price.seconds(); });
   double least = std::numeric_limits<double>::infinity();
   for (Rolled& r : std::views::reverse(s.rollouts)) r.least_later_bytes = least = std::min(least, r.least_bytes);
 }
@@ -131,16 +151,10 @@ std::int64_t Segment::points() const {
   return shifted * static_cast<std::int64_t>(rollouts.size() * num_syncs());
 }
 
-const SyncPrices& SyncsBetween::price(const RlModel& model, const Segment& s, const Trained& t, const Rolled& r) {
-  if (held_ >= most) known_.clear(), held_ = 0;
-  const SyncSource& source = s.sources[t.source];
-  const auto [at, is_new] = known_.try_emplace({&source, &r});
-  SyncPrices& out = at->second;
-  if (!is_new) return out;
-  held_ += s.num_syncs();
+SyncPrices sync_prices(const RlModel& model, const Segment& s, const SyncSource& source, const Rolled& r) {
+  SyncPrices out{.each = {}, .least_seconds = std::numeric_limits<double>::infinity()};
   out.each.reserve(s.num_syncs());
   SyncJob job = model.sync_job(source, r.point, s.placement.mode, 0.0);
-  out.least_seconds = std::numeric_limits<double>::infinity();
   for (SyncMechanism sync : s.sync)
     for (double bucket : s.bucket_bytes) {
       job.bucket_bytes = bucket;
@@ -148,6 +162,14 @@ const SyncPrices& SyncsBetween::price(const RlModel& model, const Segment& s, co
       out.least_seconds = std::min(out.least_seconds, out.each.back().seconds());
     }
   return out;
+}
+
+const SyncPrices& SyncsBetween::price(const RlModel& model, const Segment& s, const Trained& t, const Rolled& r) {
+  if (held_ >= most) known_.clear(), held_ = 0;
+  const SyncSource& source = s.sources[t.source];
+  const auto [at, is_new] = known_.try_emplace({&source, &r});
+  if (is_new) at->second = sync_prices(model, s, source, r), held_ += s.num_syncs();
+  return at->second;
 }
 
 Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& options, const PlacementChoice& choice) {
@@ -179,6 +201,11 @@ Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& op
     }
   }
   for (const TransitionOrder& o : s.orders) s.shifts.emplace_back(o);
+  s.sync_seconds.resize(s.sources.size());
+  each_of(s.sources.size(), options.threads, [&](std::size_t i, int) {
+    double& least = s.sync_seconds[i] = std::numeric_limits<double>::infinity();
+    for (const Rolled& r : s.rollouts) least = std::min(least, sync_prices(model, s, s.sources[i], r).least_seconds);
+  });
   return s;
 }
 

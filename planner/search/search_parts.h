@@ -28,6 +28,7 @@ struct Segment {
   double gpus = 0;
   std::vector<Trained> training;        // of a search that prunes without those that a variant of theirs beats
   std::vector<SyncSource> sources;      // that training points have, each once
+  std::vector<double> sync_seconds;     // of each source: no way to move the weights to any rollout takes less
   std::vector<Rolled> rollouts;         // in the order in which lower bounds grow
   std::vector<TransitionOrder> orders;  // those in which training stays awake first
   std::vector<ShiftShape> shifts;       // one of each order

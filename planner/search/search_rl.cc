@@ -56,7 +56,8 @@ class JointSearch {
   /// What no point of the pair is below.
   Value bound(const Segment&, const Trained&, const Rolled&) const;
   double best_value() const { return found_.best.empty() ? worst_value.first : found_.best.best().first; }
-  double seconds_bound(const Segment&, const Trained&, const RolloutPrice&) const;
+  double computing_bound(const Segment&, const Trained&, const RolloutPrice&) const;
+  double seconds_bound(const Segment&, const Trained&, const Rolled&) const;
   double bytes_bound(const Trained&) const;
   double bytes_bound(const Trained&, const Rolled&) const;
   double later_bytes(const Segment&, const Trained&, std::uint32_t rollout) const;
@@ -91,10 +92,15 @@ class JointSearch {
   bool stopped_ = false;
 };
 
-double JointSearch::seconds_bound(const Segment& s, const Trained& t, const RolloutPrice& r) const {
+/// Without sync and shifts.
+double JointSearch::computing_bound(const Segment& s, const Trained& t, const RolloutPrice& r) const {
   const bool side_by_side = s.placement.mode == PlacementMode::disaggregated && model_.setting().overlaps;
   const double rollout = r.seconds();
   return below * (side_by_side ? std::max(t.seconds, rollout) : t.seconds + rollout);
+}
+
+double JointSearch::seconds_bound(const Segment& s, const Trained& t, const Rolled& r) const {
+  return computing_bound(s, t, r.price) + below * s.sync_seconds[t.source];
 }
 
 /// What every point of the training layout needs; estimates bound nothing where plans are asked.
@@ -108,7 +114,7 @@ double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
 }
 
 Value JointSearch::bound(const Segment& s, const Trained& t, const Rolled& r) const {
-  return value_of(options_.objective, model_.setting(), s.gpus, seconds_bound(s, t, r.price), bytes_bound(t, r));
+  return value_of(options_.objective, model_.setting(), s.gpus, seconds_bound(s, t, r), bytes_bound(t, r));
 }
 
 /// Whether a point of at least so many seconds and bytes could change the answer. Entry: what it must not exceed to be
@@ -128,7 +134,7 @@ double JointSearch::later_bytes(const Segment& s, const Trained& t, std::uint32_
 }
 
 bool JointSearch::pair_wanted(const Segment& s, const Trained& t, const Rolled& r) const {
-  return !options_.prune || wanted(found_.best.bound(), s.gpus, seconds_bound(s, t, r.price), bytes_bound(t, r));
+  return !options_.prune || wanted(found_.best.bound(), s.gpus, seconds_bound(s, t, r), bytes_bound(t, r));
 }
 
 /// Whether one of the training point's pairs from this rollout on could change the answer. In the objective each is no
@@ -138,7 +144,7 @@ bool JointSearch::later_wanted(const Segment& s, const Trained& t, std::uint32_t
   const Value least = bound(s, t, s.rollouts[r]);
   if (bytes > limit) return options_.nearest && least.first < best_value() && bytes - limit <= nearest_over_;
   const double seconds =
-      options_.objective == Objective::memory ? below * t.seconds : seconds_bound(s, t, s.rollouts[r].price);
+      options_.objective == Objective::memory ? below * t.seconds : seconds_bound(s, t, s.rollouts[r]);
   return least.first <= found_.best.bound().first || !found_.front.beats(seconds, bytes);
 }
 
@@ -226,7 +232,7 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
     return options_.prune && !wanted(entry, s.gpus, seconds, bytes);
   };
   const SyncPrices& syncs = out.syncs.price(model_, s, t, r);
-  const double seconds = seconds_bound(s, t, r.price), bytes = bytes_bound(t, r);
+  const double seconds = computing_bound(s, t, r.price), bytes = bytes_bound(t, r);
   if (skipped(seconds + below * syncs.least_seconds, bytes)) return;
   for (std::size_t order = 0; order < s.num_orders(t); ++order) {
     const ShiftShape& shape = s.shifts[order];
@@ -235,7 +241,7 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
     if (skipped(seconds + shift.seconds + below * syncs.least_seconds, least)) continue;
     p.transition = s.orders[order];
     const RolloutPrice& rollout = out.beside.price(model_, r, model_.leftovers(p, shape, t.side));
-    const double beside = seconds_bound(s, t, rollout) + shift.seconds;
+    const double beside = computing_bound(s, t, rollout) + shift.seconds;
     for (std::size_t i = 0; i < syncs.each.size(); ++i) {
       if (skipped(beside + below * syncs.each[i].seconds(), least)) continue;
       p.sync = s.sync[i / s.bucket_bytes.size()];

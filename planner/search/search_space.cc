@@ -26,17 +26,36 @@ std::vector<std::int64_t> divisors(std::int64_t n) {
   return out;
 }
 
+namespace {
+
+/// `own` beside the usual values, each once.
+template <class T>
+void include(std::vector<T>& values, const T& own) {
+  if (std::find(values.begin(), values.end(), own) == values.end()) values.push_back(own);
+}
+
+std::vector<std::int64_t> expert_tp(const TrainSpace& s, std::int64_t tp) {
+  std::vector<std::int64_t> out = s.etp;
+  if (s.etp_as_tp) include(out, tp);
+  return out;
+}
+
+}  // namespace
+
 std::vector<LayerKey> layer_keys(const TrainSpace& s) {
   std::vector<LayerKey> keys;
   for (auto tp : s.tp)
     for (auto cp : s.cp)
       for (auto ulysses : s.ulysses)
         for (auto ep : s.ep)
-          for (auto etp : s.etp)
-            for (auto b : s.micro_batch)
-              for (bool sp : s.sp)
+          for (auto etp : expert_tp(s, tp))
+            for (bool sp : s.sp)
+              for (auto b : s.micro_batch)
                 if (s.ranks % (tp * cp * ulysses) == 0 && (tp > 1 || !sp))
-                  keys.push_back({tp, cp, ulysses, ep, etp, b, sp});
+                  keys.push_back({tp, cp, ulysses, ep, etp, sp, b});
+  std::ranges::sort(keys);
+  const auto twice = std::ranges::unique(keys);
+  keys.erase(twice.begin(), twice.end());
   return keys;
 }
 
@@ -45,12 +64,6 @@ namespace {
 std::vector<std::int64_t> at_most(std::vector<std::int64_t> values, std::int64_t limit) {
   std::erase_if(values, [&](std::int64_t v) { return v > limit; });
   return values;
-}
-
-/// `own` beside the usual values, each once.
-template <class T>
-void include(std::vector<T>& values, const T& own) {
-  if (std::find(values.begin(), values.end(), own) == values.end()) values.push_back(own);
 }
 
 std::vector<PlacementChoice> placements(const Scenario& s) {
@@ -106,7 +119,15 @@ void add_stages(const Scenario& s, const RolloutPoint& own, RlSpace& out) {
 void keep_own(TrainSpace& s, const TrainPoint& own) {
   include(s.tp, own.tp), include(s.pp, own.pp), include(s.vpp, own.vpp);
   include(s.cp, own.cp), include(s.ulysses, own.ulysses), include(s.ep, own.ep), include(s.etp, own.etp);
-  include(s.shard, own.fsdp);
+  include(s.shard, own.fsdp), include(s.schedule, own.schedule);
+}
+
+/// Cuts of one sequence: all up to 8, then powers of two while every rank has a thousand tokens of the longest one.
+std::vector<std::int64_t> sequence_cuts(std::int64_t ranks, double longest) {
+  std::vector<std::int64_t> out = at_most(divisors(ranks), 8);
+  for (const std::int64_t cut : {16, 32, 64})
+    if (ranks % cut == 0 && longest >= 1000.0 * static_cast<double>(cut)) out.push_back(cut);
+  return out;
 }
 
 }  // namespace
@@ -129,7 +150,10 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
     if (group > 1 && group < ranks && (!many || is_node_group(group, per_node))) s.shard.push_back(group);
   s.micro_batch = at_most(divisors(s.batch), 16);
   if (m.moe && m.moe->experts > 0) s.ep = at_most(divisors(m.moe->experts), ranks);
-  if (m.moe && m.moe->experts > 0 && megatron && !many) s.etp = s.tp;
+  if (m.moe && m.moe->experts > 0 && megatron) {
+    if (many) s.etp_as_tp = true;  // Megatron-core's default
+    else s.etp = s.tp;
+  }
   switch (engine) {
     case TrainEngine::ddp:
       s.sharding = {Sharding::replicated};
@@ -149,7 +173,7 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
   return s;
 }
 
-RlSpace default_rl_space(const Scenario& s) {
+RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
   RlSpace out;
   const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
   const RlPoint own = rl_point_of(s);
@@ -165,6 +189,11 @@ RlSpace default_rl_space(const Scenario& s) {
   out.train.micro_batch.clear();
   for (std::int64_t times : {1, 2, 4, 8, 16}) include(out.train.micro_batch, std::max<std::int64_t>(1, least) * times);
   if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);
+  out.train.cp = sequence_cuts(ranks, s.workload.prompt_tokens.max + s.workload.response_tokens.max);
+  if (out.train.ulysses.size() > 1) out.train.ulysses = out.train.cp;
+  // What the framework has; a scenario may ask for others.
+  if (frame.has_gpipe) include(out.train.schedule, PipelineSchedule::gpipe);
+  if (frame.has_zero_bubble) include(out.train.schedule, PipelineSchedule::zero_bubble);
   // verl's and slime's FSDP trainers have no tensor parallelism, torchtitan's has.
   if (s.profile == "verl-fsdp" || s.profile == "slime-fsdp") out.train.tp = {1};
   keep_own(out.train, own.train);

@@ -1,6 +1,7 @@
 // Walks a TrainSpace: the one enumeration that both searches use.
 #pragma once
 #include <algorithm>
+#include <tuple>
 
 #include "planner/search/search.h"
 
@@ -8,9 +9,16 @@ namespace hotbunk {
 
 /// What decides the layer costs: points that share it share one computation of them.
 struct LayerKey {
-  std::int64_t tp, cp, ulysses, ep, etp, micro_batch;
+  std::int64_t tp, cp, ulysses, ep, etp;
   bool sp;
+  std::int64_t micro_batch;
+  /// Their points are of the same layouts, in other micro-batches.
+  bool same_layouts(const LayerKey& o) const {
+    return std::tie(tp, cp, ulysses, ep, etp, sp) == std::tie(o.tp, o.cp, o.ulysses, o.ep, o.etp, o.sp);
+  }
+  friend auto operator<=>(const LayerKey&, const LayerKey&) = default;
 };
+/// In order, each once: those of the same layouts side by side.
 std::vector<LayerKey> layer_keys(const TrainSpace&);
 
 /// Backward keeps as much, and computes nothing again.
@@ -47,6 +55,17 @@ void visit_shardings(const TrainSpace& space, TrainPoint p, Visit visit) {
         visit(p);
       }
     }
+  }
+}
+
+/// visit(point) for every order of its micro-batches: one stage has nothing to order, and what is interleaved is 1F1B.
+template <class Visit>
+void visit_schedules(const TrainSpace& space, TrainPoint p, Visit visit) {
+  for (PipelineSchedule schedule : space.schedule) {
+    const bool plain = p.pp == 1 || p.vpp > 1;
+    if (plain && schedule != space.schedule.front()) continue;
+    p.schedule = plain ? PipelineSchedule::one_f_one_b : schedule;
+    visit(p);
   }
 }
 
@@ -94,18 +113,20 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
       TrainModel::Layers& layers = shorter ? own : shared;
       if (!ready) layers = model.layers(p), ready = true;
       const bool idle = keeps_all && saves_nothing(layers.dense) && saves_nothing(layers.moe);
-      for (Recompute recompute : space.recompute) {
-        // Fused attention leaves selective recomputation nothing to drop: it is `none` by another name.
-        if (idle && recompute == Recompute::selective) continue;
-        p.recompute = recompute;
-        visit_shardings(space, p, [&](TrainPoint sharded) {
-          for (bool on_host : space.optimizer_on_host) {
-            if (on_host && !space.accumulates_on_host && p.micro_batches > 1) continue;
-            sharded.optimizer_on_host = on_host;
-            visit(sharded, layers);
-          }
-        });
-      }
+      visit_schedules(space, p, [&](TrainPoint ordered) {
+        for (Recompute recompute : space.recompute) {
+          // Fused attention leaves selective recomputation nothing to drop: it is `none` by another name.
+          if (idle && recompute == Recompute::selective) continue;
+          ordered.recompute = recompute;
+          visit_shardings(space, ordered, [&](TrainPoint sharded) {
+            for (bool on_host : space.optimizer_on_host) {
+              if (on_host && !space.accumulates_on_host && p.micro_batches > 1) continue;
+              sharded.optimizer_on_host = on_host;
+              visit(sharded, layers);
+            }
+          });
+        }
+      });
     }
   }
   return rejected;

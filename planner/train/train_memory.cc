@@ -10,17 +10,6 @@
 namespace hotbunk {
 namespace {
 
-/// Micro-batches (or, interleaved, chunks of 1/vpp of the stage's layers) whose activations a stage holds at once.
-/// 1F1B: min(m, pp - stage). Interleaved 1F1B: warm-up of 2 (pp - stage - 1) + (vpp - 1) pp chunks and the current one.
-/// GPipe keeps all of them; zero-bubble (ZB-H1) as many as 1F1B.
-double in_flight(const TrainPoint& p, PipelineSchedule schedule, std::int64_t stage) {
-  if (p.pp == 1) return 1.0;
-  if (schedule == PipelineSchedule::gpipe) return static_cast<double>(p.micro_batches);
-  if (p.vpp == 1) return static_cast<double>(std::min(p.micro_batches, p.pp - stage));
-  const std::int64_t chunks = std::min(p.micro_batches * p.vpp, 2 * (p.pp - stage - 1) + (p.vpp - 1) * p.pp + 1);
-  return static_cast<double>(chunks) / static_cast<double>(p.vpp);
-}
-
 struct States {
   double params = 0, grads = 0, master = 0, moments = 0, gathered = 0;
   double optimizer() const { return master + moments; }
@@ -204,8 +193,15 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   return total;
 }
 
+/// Micro-batches (or, interleaved, chunks of 1/vpp of the stage's layers) whose activations a stage holds at once.
+/// 1F1B: min(m, pp - stage). Interleaved 1F1B: warm-up of 2 (pp - stage - 1) + (vpp - 1) pp chunks and the current one.
+/// GPipe keeps all of them; zero-bubble (ZB-H1) as many as 1F1B.
 double TrainModel::in_flight(const TrainPoint& p, std::int64_t stage) const {
-  return hotbunk::in_flight(p, setting_.schedule, stage);
+  if (p.pp == 1) return 1.0;
+  if (p.schedule == PipelineSchedule::gpipe) return static_cast<double>(p.micro_batches);
+  if (p.vpp == 1) return static_cast<double>(std::min(p.micro_batches, p.pp - stage));
+  const std::int64_t chunks = std::min(p.micro_batches * p.vpp, 2 * (p.pp - stage - 1) + (p.vpp - 1) * p.pp + 1);
+  return static_cast<double>(chunks) / static_cast<double>(p.vpp);
 }
 
 PeakBytes TrainModel::peak_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage) const {

@@ -12,6 +12,17 @@
 
 namespace hotbunk {
 
+std::string_view name_of(PipelineSchedule s) {
+  constexpr std::string_view names[] = {"1f1b", "gpipe", "zero-bubble"};
+  return names[static_cast<std::size_t>(s)];
+}
+
+PipelineSchedule schedule_named(std::string_view word) {
+  return word == "gpipe"         ? PipelineSchedule::gpipe
+         : word == "zero-bubble" ? PipelineSchedule::zero_bubble
+                                 : PipelineSchedule::one_f_one_b;
+}
+
 std::string_view name_of(Term t) {
   constexpr std::string_view names[] = {"compute",  "recompute", "tensor", "expert",    "context",
                                         "pipeline", "bubble",    "data",   "optimizer", "host"};

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/cost/cost_model.h"
@@ -22,12 +23,19 @@ namespace hotbunk {
 /// Where optimizer state, gradients and parameters live in the data-parallel dimension.
 enum class Sharding : std::uint8_t { replicated, zero1, zero2, zero3, fsdp };
 
+/// Order of micro-batches in the pipeline; vpp above 1 interleaves 1F1B.
+enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, zero_bubble };
+std::string_view name_of(PipelineSchedule);
+/// By the scenario's word: "interleaved" is 1F1B with a vpp above 1.
+PipelineSchedule schedule_named(std::string_view word);
+
 /// One training layout with its batch: everything that the search varies.
 struct TrainPoint {
   std::int64_t dp = 1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::int64_t fsdp = -1;  // size of the shard group, -1: dp * cp * ulysses
   bool sp = false;
   Sharding sharding = Sharding::zero1;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   Recompute recompute = Recompute::none;
   std::int64_t micro_batch = 1;       // sequences of one micro-batch, over the cp and ulysses ranks that share them
   std::int64_t micro_batches = 1;     // per optimizer step
@@ -217,17 +225,13 @@ struct StateBytes {
   double moments = 8;  // AdamW's two; the momentum of another optimizer is half of it
 };
 
-/// Order of micro-batches in the pipeline; vpp above 1 interleaves 1F1B.
-enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, zero_bubble };
-
 struct TrainSetting {
   std::int64_t sequence = 2048;    // tokens of one sequence
   std::string precision = "bf16";  // of the GEMMs
   StateBytes state{};
-  double element_bytes = 2;  // of activations
-  double mean_keys = 0;      // visible keys per query when packed, 0: causal over `sequence`
-  bool momentum = false;     // SGD and Adafactor keep one
-  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  double element_bytes = 2;                    // of activations
+  double mean_keys = 0;                        // visible keys per query when packed, 0: causal over `sequence`
+  bool momentum = false;                       // SGD and Adafactor keep one
   AxisOrder order = megatron_axes;             // of the dimensions over ranks
   std::vector<std::int64_t> pipeline_split{};  // layers of every stage (and chunk, stage fastest); empty: even
   bool ragged = false;    // `sequence` is a mean: splits pad each sequence, they need not divide the mean

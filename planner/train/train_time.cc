@@ -217,7 +217,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   const double m = p.full_micro_batches(), v = static_cast<double>(p.vpp);
   // ZB-H1 (Qi et al., 2401.10241): weight gradients wait until a stage would idle, (p - 1)(F + B + W) becomes
   // (p - 1)(F + B - W). No more of them can wait than there are.
-  const bool defers = setting_.schedule == PipelineSchedule::zero_bubble;
+  const bool defers = p.schedule == PipelineSchedule::zero_bubble;
   Pace device(m, v, defers ? std::min(2.0 * static_cast<double>(p.pp - 1) / v, m) : 0.0);
   Pace host = device;
   // Stages of an even pipeline are at most seven kinds (stage_breaks); of a written split, the first are kept.

@@ -66,9 +66,9 @@ Schedule schedule_in(std::string& parallelism) {
 /// A layout of torchtitan, of what `parallelism` says without the schedule. With a pipeline there are as many
 /// micro-batches as stages, two of which a rank has where it has chunks, and units stay gathered (its defaults of
 /// December 2024: pipeline_parallel_microbatches, pipelining_utils.py, reshard_after_forward).
-TrainPoint torchtitan_point(CellReader& cells, const std::string& parallelism, std::int64_t chunks) {
+TrainPoint torchtitan_point(CellReader& cells, const std::string& parallelism, const Schedule& schedule) {
   auto by = degrees(cells, parallelism);
-  TrainPoint p{.vpp = chunks, .sharding = Sharding::fsdp};
+  TrainPoint p{.vpp = schedule.chunks, .sharding = Sharding::fsdp, .schedule = schedule.order};
   for (const auto& [name, sizes] : by) {
     std::int64_t* const own = name == "TP" ? &p.tp : name == "CP" ? &p.cp : name == "PP" ? &p.pp : &p.dp;
     const bool data = own == &p.dp, hybrid = name == "HSDP";
@@ -88,9 +88,9 @@ TrainPoint torchtitan_point(CellReader& cells, const std::string& parallelism, s
   p.recompute = recompute_named(cells, cells.text("AC"));
   p.reshard_after_forward = p.pp == 1;
   const std::int64_t local = cells.count("local_batch");
-  if (chunks > 1 && p.pp == 1) cells.refuse("an interleaved schedule without a pipeline");
-  p.micro_batches = p.pp * chunks;
-  p.micro_batch = cells.share("local sequences", local, {p.pp, chunks});
+  if (schedule.chunks > 1 && p.pp == 1) cells.refuse("an interleaved schedule without a pipeline");
+  p.micro_batches = p.pp * schedule.chunks;
+  p.micro_batch = cells.share("local sequences", local, {p.pp, schedule.chunks});
   // A global batch of several local ones is accumulated.
   if (!cells.text("global_batch").empty())
     p.micro_batches *= cells.share("sequences", cells.count("global_batch"), {p.dp, local});
@@ -209,13 +209,10 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
     if (!rated) cells.refuse(fmt::format("{} has no fp8 products", gpu));
     std::string parallelism = cells.text("parallelism");
     const Schedule schedule = schedule_in(parallelism);
-    const TrainModel trained(*model,
-                             {.sequence = cells.count("seq"),
-                              .precision = float8 && rated ? "fp8" : "bf16",
-                              .state = {2, 4, 4, 8},
-                              .schedule = schedule.order},
-                             *cost, *frame);
-    const TrainPoint p = torchtitan_point(cells, parallelism, schedule.chunks);
+    const TrainModel trained(
+        *model, {.sequence = cells.count("seq"), .precision = float8 && rated ? "fp8" : "bf16", .state = {2, 4, 4, 8}},
+        *cost, *frame);
+    const TrainPoint p = torchtitan_point(cells, parallelism, schedule);
     const TrainPrice price = price_of(cells, trained, p);
     // Every row is in either pair of tables; the other says which.
     CellReader calibrated = cells, uncalibrated = cells;

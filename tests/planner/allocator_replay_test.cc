@@ -37,6 +37,7 @@ TEST_CASE("the replay allocates what the closed form says: never less, at most 1
             one_of(0, 0, 1) == 1 ? PipelineSchedule::gpipe : PipelineSchedule::one_f_one_b;
         TrainPoint p{.dp = one_of(2, 4, 8), .cp = one_of(1, 1, 2), .tp = one_of(1, 1, 2, 4), .pp = one_of(1, 1, 2, 4)};
         p.vpp = p.pp > 1 && schedule == PipelineSchedule::one_f_one_b ? one_of(1, 1, 2) : 1;
+        if (p.pp > 1) p.schedule = schedule;
         p.sp = p.tp > 1 && one_of(0, 1) == 1;
         p.ep = model->moe ? one_of(1, 2, 4) : 1;
         p.sharding = shardings[random() % 5];
@@ -48,7 +49,6 @@ TEST_CASE("the replay allocates what the closed form says: never less, at most 1
         const TrainModel m(*model,
                            {.sequence = one_of(1024, 4096),
                             .state = {2, one_of(2, 4) == 2 ? 2.0 : 4.0, 4, 8},
-                            .schedule = schedule,
                             .prefetch = one_of(0, 1, 1) == 1,
                             .flat_parameters = one_of(0, 0, 1) == 1},
                            *cost, *frame);

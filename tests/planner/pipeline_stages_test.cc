@@ -35,39 +35,36 @@ TEST_CASE(
     "schedules: zero-bubble saves two weight-gradient passes per stage of bubble, GPipe keeps every micro-batch") {
   const ModelSpec m = gpt_model(32, 1024, 16, 64, 2048);
   const ClusterSpec c = cluster_of(8);
-  const auto of = [&](PipelineSchedule s) {
-    return TrainModel(m, {.sequence = 2048, .schedule = s}, CostModel(hardware_from_datasheet(c), c), plain_frame());
-  };
-  const TrainPoint p{.pp = 4, .micro_batches = 8};
+  const TrainModel model(m, {.sequence = 2048}, CostModel(hardware_from_datasheet(c), c), plain_frame());
+  const auto of = [](PipelineSchedule s) { return TrainPoint{.pp = 4, .schedule = s, .micro_batches = 8}; };
   const auto bubble = [&](PipelineSchedule s) {
-    return of(s).price(p).seconds[static_cast<std::size_t>(Term::bubble)];
+    return model.price(of(s)).seconds[static_cast<std::size_t>(Term::bubble)];
   };
   // 1F1B: 3 (F + B + W); ZB-H1: 3 (F + B - W), W of 8 layers.
-  const double weight_grad = 8 * of(PipelineSchedule::one_f_one_b).dense_layer(p).weight_grad;
+  const double weight_grad = 8 * model.dense_layer(of(PipelineSchedule::one_f_one_b)).weight_grad;
   CHECK(bubble(PipelineSchedule::one_f_one_b) - bubble(PipelineSchedule::zero_bubble) == Approx(6 * weight_grad));
   CHECK(bubble(PipelineSchedule::zero_bubble) > 0.0);
   // Of two micro-batches no more than their two weight gradients can wait.
-  TrainPoint few = p;
-  few.micro_batches = 2;
-  const auto saved = [&](const TrainModel& a, const TrainModel& b, const TrainPoint& at) {
-    return a.price(at).step_seconds - b.price(at).step_seconds;
+  const auto saved = [](const TrainModel& by, TrainPoint at) {
+    const double plain = by.price(at).step_seconds;
+    at.schedule = PipelineSchedule::zero_bubble;
+    return plain - by.price(at).step_seconds;
   };
-  CHECK(saved(of(PipelineSchedule::one_f_one_b), of(PipelineSchedule::zero_bubble), few) == Approx(2 * weight_grad));
+  TrainPoint few = of(PipelineSchedule::one_f_one_b);
+  few.micro_batches = 2;
+  CHECK(saved(model, few) == Approx(2 * weight_grad));
   // Those that a TP collective hides behind stay where they are.
   FrameworkProfile overlapping = plain_frame();
   overlapping.overlap_tensor = true;
-  const auto with_tp = [&](PipelineSchedule s) {
-    return TrainModel(m, {.sequence = 2048, .schedule = s}, CostModel(hardware_from_datasheet(c), c), overlapping);
-  };
-  TrainPoint cut = p;
+  const TrainModel with_tp(m, {.sequence = 2048}, CostModel(hardware_from_datasheet(c), c), overlapping);
+  TrainPoint cut = of(PipelineSchedule::one_f_one_b);
   cut.tp = 2;
-  const LayerCost layer = with_tp(PipelineSchedule::one_f_one_b).dense_layer(cut);
+  const LayerCost layer = with_tp.dense_layer(cut);
   REQUIRE(layer.hidden_tensor > 0.1 * layer.weight_grad);
-  CHECK(saved(with_tp(PipelineSchedule::one_f_one_b), with_tp(PipelineSchedule::zero_bubble), cut) ==
-        Approx(6 * 8 * (layer.weight_grad - layer.hidden_tensor)));
+  CHECK(saved(with_tp, cut) == Approx(6 * 8 * (layer.weight_grad - layer.hidden_tensor)));
   // 1F1B holds 4 micro-batches on the first stage, GPipe all 8.
   const auto kept = [&](PipelineSchedule s) {
-    for (const PeakPart& part : of(s).peak_parts(p, of(s).layers(p)))
+    for (const PeakPart& part : model.peak_parts(of(s), model.layers(of(s))))
       if (part.tensor == PeakTensor::kept) return part.bytes;
     return 0.0;
   };
@@ -96,7 +93,7 @@ TEST_CASE("an even pipeline costs what it costs when its split is written down, 
         for (const auto schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe}) {
           ModelSpec m = dense_first_moe();
           m.layers = layers, m.moe->first_dense_layers = first;
-          TrainSetting even{.sequence = 2048, .schedule = schedule};
+          TrainSetting even{.sequence = 2048};
           TrainSetting given = even;
           given.pipeline_split = even_split(layers, pp * vpp);
           const CostModel cost(hardware_from_datasheet(c), c);
@@ -104,7 +101,8 @@ TEST_CASE("an even pipeline costs what it costs when its split is written down, 
           any_cut.uneven_chunks = true;
           const TrainModel a(m, even, cost, any_cut), b(m, given, cost, plain_frame());
           for (const Recompute r : {Recompute::none, Recompute::full}) {
-            const TrainPoint p{.dp = 2, .pp = pp, .vpp = vpp, .ep = 2, .recompute = r, .micro_batches = pp * 2};
+            const TrainPoint p{
+                .dp = 2, .pp = pp, .vpp = vpp, .ep = 2, .schedule = schedule, .recompute = r, .micro_batches = pp * 2};
             if (!a.divides(p)) continue;
             INFO(layers << " layers, first " << first << " pp " << pp << " vpp " << vpp);
             const TrainPrice x = a.price(p), y = b.price(p);

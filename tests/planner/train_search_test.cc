@@ -1,21 +1,22 @@
 // The search of training's layouts against every combination, priced one by one.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <set>
 #include <utility>
 #include <vector>
 
-#include "planner/search/search.h"
+#include "planner/search/train_points.h"
 #include "tests/planner/small_models.h"
 
 namespace hotbunk {
 
 namespace {
 
-using ExpertDegrees = std::vector<std::int64_t>;
-std::vector<std::pair<std::int64_t, std::int64_t>> pairs_of(const ExpertDegrees& a, const ExpertDegrees& b) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> out;
-  for (auto x : a)
-    for (auto y : b) out.emplace_back(x, y);
+template <class A, class B>
+std::vector<std::pair<A, B>> pairs_of(const std::vector<A>& a, const std::vector<B>& b) {
+  std::vector<std::pair<A, B>> out;
+  for (const A& x : a)
+    for (const B& y : b) out.emplace_back(x, y);
   return out;
 }
 
@@ -27,6 +28,8 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
     TrainSpace space = default_train_space(spec, 16, 8, 32, TrainEngine::megatron);
     space.ulysses = {1, 2, 4, 8};  // by default fewer on several nodes
     space.shard = {-1, 2, 4, 8};
+    space.schedule = {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe, PipelineSchedule::zero_bubble};
+    space.etp_as_tp = false;
     if (spec.moe) space.etp = {1, 2, 4};  // by default on one node
     SearchOptions options{.keep = 5, .device_bytes = 12e9, .threads = 1};
     const TrainSearch found = search_train(model, space, options);
@@ -42,7 +45,9 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
                 for (auto vpp : space.vpp)
                   for (Recompute r : space.recompute)
                     for (auto ulysses : space.ulysses)
-                      for (std::int64_t shard : space.shard) {
+                      for (const auto& [shard, schedule] : pairs_of(space.shard, space.schedule)) {
+                        // The others order stages of one chunk each.
+                        if (schedule != PipelineSchedule::one_f_one_b && (pp == 1 || vpp > 1)) continue;
                         if (16 % (tp * cp * ulysses * pp) != 0 || (sp && tp == 1)) continue;
                         const std::int64_t dp = 16 / (tp * cp * ulysses * pp), data = dp * cp * ulysses;
                         if (32 % (dp * b) != 0 || (shard > 0 && (data % shard != 0 || shard == data))) continue;
@@ -56,6 +61,7 @@ TEST_CASE("the search finds what brute force finds, whatever the number of threa
                                      .etp = etp,
                                      .fsdp = shard,
                                      .sp = sp,
+                                     .schedule = schedule,
                                      .recompute = r,
                                      .micro_batch = b,
                                      .micro_batches = 32 / (dp * b)};
@@ -101,14 +107,19 @@ TEST_CASE("an impossible space says why") {
   CHECK_THAT(odd.reason, Catch::Contains("divides"));
 }
 
-TEST_CASE("experts' own tensor parallelism is searched where a node holds all of them") {
-  const auto etp = [](std::int64_t ranks, const ModelSpec& spec, TrainEngine engine) {
-    return default_train_space(spec, ranks, 8, 32, engine).etp;
+TEST_CASE("experts' own tensor parallelism: any where a node holds all of them, else 1 or the layers'") {
+  const auto etp = [](std::int64_t ranks, const ModelSpec& spec, TrainEngine engine, std::int64_t tp) {
+    std::set<std::int64_t> out;
+    for (const LayerKey& k : layer_keys(default_train_space(spec, ranks, 8, 32, engine)))
+      if (k.tp == tp) out.insert(k.etp);
+    return out;
   };
-  CHECK(etp(8, small_moe(), TrainEngine::megatron) == ExpertDegrees{1, 2, 4, 8});
-  CHECK(etp(16, small_moe(), TrainEngine::megatron) == ExpertDegrees{1});
-  CHECK(etp(8, small_moe(), TrainEngine::fsdp2) == ExpertDegrees{1});
-  CHECK(etp(8, small_gpt(), TrainEngine::megatron) == ExpertDegrees{1});
+  using Set = std::set<std::int64_t>;
+  CHECK(etp(8, small_moe(), TrainEngine::megatron, 4) == Set{1, 2, 4, 8});
+  CHECK(etp(16, small_moe(), TrainEngine::megatron, 4) == Set{1, 4});
+  CHECK(etp(16, small_moe(), TrainEngine::megatron, 1) == Set{1});
+  CHECK(etp(8, small_moe(), TrainEngine::fsdp2, 4) == Set{1});
+  CHECK(etp(8, small_gpt(), TrainEngine::megatron, 4) == Set{1});
 }
 
 }  // namespace hotbunk

@@ -1,0 +1,61 @@
+// The --set flags of a search's points select exactly these points, whichever knob they turn.
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "planner/answers/answers.h"
+#include "planner/answers/choices.h"
+#include "planner/search/train_points.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+
+TEST_CASE("the flags of any training point of a space select that point") {
+  const char* const rest =
+      "rollout: {engine: sglang, layout: {tp: 8, dp: 4}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 39000}}\n";
+  const struct {
+    const char* text;
+    std::size_t schedules, etps, on_host, longest_cp;  // values that the sample has
+  } cases[] = {{"model: qwen3-30b-a3b\ncluster: {gpu: h200-sxm-141gb, nodes: 4}\nprofile: hotbunk\n"
+                "train: {engine: megatron, layout: {dp: 4, tp: 4, pp: 2, ep: 4}, micro_batch_tokens: 65536}\n",
+                3, 4, 1, 32},
+               {"model: qwen3-32b\ncluster: {gpu: h200-sxm-141gb, nodes: 4}\nprofile: torchtitan\n"
+                "train: {engine: fsdp2, layout: {dp: 32}, micro_batch_tokens: 65536}\n",
+                1, 1, 2, 32}};
+  for (const auto& c : cases) {
+    const std::string text = std::string(c.text) + rest;
+    const auto s = load_scenario_text(text, "t.yaml");
+    if (!s) FAIL(render(s.error()));
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const TrainSpace space = default_rl_space(*s, (*pricer)->train().framework()).train;
+    std::set<PipelineSchedule> schedules;
+    std::set<std::int64_t> etps, cps, groups;
+    std::set<bool> on_host;
+    std::int64_t seen = 0, tried = 0;
+    for (const LayerKey& key : layer_keys(space))
+      visit_points((*pricer)->train(), space, key, [&](const TrainPoint& t, const auto&) {
+        if (seen++ % 149 != 0) return;
+        RlPoint p = (*pricer)->point();
+        p.train = t;
+        const std::vector<std::string> flags = flags_of(*s, p);
+        INFO(describe(t) << "\n" << nlohmann::json(flags).dump());
+        const auto again = load_scenario_text(text, "t.yaml", flags);
+        if (!again) FAIL(render(again.error()));
+        CHECK(rl_point_of(*again).train == t);
+        schedules.insert(t.schedule), etps.insert(t.etp), cps.insert(t.cp), groups.insert(t.fsdp);
+        on_host.insert(t.optimizer_on_host);
+        ++tried;
+      });
+    CHECK(tried > 100);
+    CHECK(schedules.size() == c.schedules);
+    CHECK(etps.size() == c.etps);
+    CHECK(on_host.size() == c.on_host);
+    CHECK(*cps.rbegin() == static_cast<std::int64_t>(c.longest_cp));
+    CHECK(groups.size() > 1);
+  }
+}
+
+}  // namespace hotbunk
