@@ -212,14 +212,14 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
     reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
                                    "the model from host memory"));
   add(RlPhase::rollout, "", rollout_nodes(rl, p, of.rollout));
-  const ShiftBytes moved = rl.shift_bytes(p, of.train, of.rollout, rl.staging_bytes(p, of.sync));
-  const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(ShiftShape(p.transition), moved, of.train, of.rollout);
+  const double staging = rl.staging_bytes(p, of.sync);
+  const ShiftShape shape(p.transition);
+  const ShiftPrice shift = shape.price(rl.shift_bytes(p, of.train, of.rollout, staging));
+  const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(shape, shift, staging, of.train, of.rollout);
   const CostModel& cost = s.train().cost();
-  add(RlPhase::sync, "",
-      sync_parts(
-          of.sync, shifts.staging,
-          cost.node_copy_seconds(of.train.streamed_source) +
-              (price_shift(p.transition, moved).sync_from_host ? cost.host_copy_seconds(of.train.params) : 0.0)));
+  const double from_host = cost.node_copy_seconds(of.train.streamed_source) +
+                           (shift.sync_from_host ? cost.host_copy_seconds(of.train.params) : 0.0);
+  add(RlPhase::sync, "", sync_parts(of.sync, shifts.staging, from_host));
   add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
   add(RlPhase::wake, "", shift_parts(shifts.wake, false));
   add(RlPhase::reference, "", std::move(reference));

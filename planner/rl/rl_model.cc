@@ -186,15 +186,14 @@ ShiftBytes RlModel::shift_bytes(const RlPoint& p, const TrainSide& train, const 
 
 /// Where something sleeps, what steps work in is given back too. Our engine and the sync share the section of
 /// training's.
-ShiftsSeconds RlModel::shifts_seconds(const ShiftShape& shape, const ShiftBytes& bytes, const TrainSide& train,
-                                      const RolloutPrice& rollout) const {
+ShiftsSeconds RlModel::shifts_seconds(const ShiftShape& shape, const ShiftPrice& shift, double staging,
+                                      const TrainSide& train, const RolloutPrice& rollout) const {
   const CostModel& cost = train_.cost();
-  const ShiftPrice shift = shape.price(bytes);
   WorkMoves work;
   if (shift.mapped > 0.0) {
     const double training = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic -
                                               train.reference - train.overhead_bytes);
-    if (setting_.own_engine) work = shape.moves({bytes.staging, rollout.activation_bytes, training});
+    if (setting_.own_engine) work = shape.moves({staging, rollout.activation_bytes, training});
     else work.sleep.unmapped = work.wake.mapped = training;
   }
   const auto more = [&](double moved, OpKind kind) { return moved > 0.0 ? cost.map_seconds(moved, kind) : 0.0; };
@@ -211,9 +210,8 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
                        double staging, RlPrice& out) const {
   const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const ShiftBytes bytes = shift_bytes(p, train, rollout, staging);
-  const ShiftPrice shift = shape.price(bytes);
-  const ShiftsSeconds seconds = shifts_seconds(shape, bytes, train, rollout);
+  const ShiftPrice shift = shape.price(shift_bytes(p, train, rollout, staging));
+  const ShiftsSeconds seconds = shifts_seconds(shape, shift, staging, train, rollout);
   at(RlPhase::sleep) = seconds.sleep.total();
   at(RlPhase::wake) = seconds.wake.total();
   at(RlPhase::sync) += seconds.staging;

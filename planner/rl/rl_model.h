@@ -225,7 +225,9 @@ class RlModel {
   double staging_bytes(const RlPoint&, const SyncPrice&) const;
   /// What the point's shifts move; colocated.
   ShiftBytes shift_bytes(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
-  ShiftsSeconds shifts_seconds(const ShiftShape&, const ShiftBytes&, const TrainSide&, const RolloutPrice&) const;
+  /// The price is the shape's.
+  ShiftsSeconds shifts_seconds(const ShiftShape&, const ShiftPrice&, double staging, const TrainSide&,
+                               const RolloutPrice&) const;
   /// Of the engine itself, beside the process's context; bytes.
   double communicators(const RolloutPoint&) const;
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
