@@ -291,8 +291,9 @@ std::string render(const Choices& c) {
   std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
                                 c.lowered ? " that execute" : "", name_of(c.options.objective), format_count(c.priced),
                                 format_count(c.points),
-                                c.complete ? ", the others of them are provably no better"
-                                           : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
+                                c.complete   ? ", the others of them are provably no better"
+                                : c.gap <= 0 ? ", budget spent, none of the others is better than the first"
+                                             : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
                                 format_count(c.feasible), format_bytes(c.limit_bytes));
   if (c.options.objective == Objective::gpus)
     out += "All of them use the same GPUs, so the faster is better here; --gpus ? searches smaller clusters\n";
