@@ -218,14 +218,14 @@ std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) {
 
 namespace {
 
+/// The best of the whole space by estimate that nothing lowers: of what is lowered, the plan says whether it fits.
 std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
-                                     SearchOptions options) {
-  options.keep = 1;
+                                     SearchOptions options, const PlanBytes& lowered) {
+  options.keep = 4;
   options.nearest = false;
-  std::vector<ChoiceRow> out;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
-    out.push_back(row_of(s, own, c.point, c.price, options));
-  return out;
+    if (RlPrice plan = c.price; !lowered(c.point, true, plan)) return {row_of(s, own, c.point, c.price, options)};
+  return {};
 }
 
 }  // namespace
@@ -244,8 +244,9 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.lowered = PlanForm::why_not(s.scenario()).empty();
   RlSpace space = default_rl_space(s.scenario(), s.train().framework());
   if (out.lowered) {
-    out.beyond = better_beyond(s, own, space, search);
-    search.plan_bytes = plan_bytes(s.scenario(), s.train().cost());
+    const PlanBytes lowered = plan_bytes(s.scenario(), s.train().cost());
+    out.beyond = better_beyond(s, own, space, search, lowered);
+    search.plan_bytes = lowered;
     keep_what_executes(space, s.scenario(), own.sync);
   }
   const RlSearch found = search_layouts(s, space, search);

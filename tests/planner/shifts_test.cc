@@ -136,6 +136,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     CHECK(swept.iteration_seconds == e.price.iteration_seconds);
     use_plan_shifts(plan, swept);  // twice is once
     CHECK(swept.iteration_seconds == e.price.iteration_seconds);
+    for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(PlanForm::why_not(with_point(s, r.point)).empty());
     // Rows that were found by searching are what `explain` says of them.
     for (const ChoiceRow& r : choices->rows) {
       const Explanation there = explain(*pricer_of(load("demo.yaml", [&] {
