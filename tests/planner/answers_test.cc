@@ -296,6 +296,20 @@ TEST_CASE("SFT searches training alone, and its rows load") {
   CHECK(small->gpus <= 4);
 }
 
+TEST_CASE("SFT is explained under every engine's key: no engine is there to price") {
+  for (const char* engine : {"hotbunk", "sglang", "vllm"}) {
+    INFO(engine);
+    const Scenario s =
+        scenario_of({"algorithm.name=sft", "train.layout={dp: 4, cp: 2}", std::string("rollout.engine=") + engine});
+    const auto pricer = ScenarioPricer::make(s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const Explanation e = explain(**pricer);
+    CHECK(e.price.iteration_seconds > 0);
+    REQUIRE_FALSE(e.links.empty());
+    for (const LinkUse& u : e.links) CHECK(u.phase == RlPhase::train);
+  }
+}
+
 TEST_CASE("SFT is priced for the samples that simulation draws, and tells of no rollout") {
   const Scenario s = scenario_of({"algorithm.name=sft", "algorithm.reference=false"});
   double tokens = 0, pairs = 0, samples = 0;
