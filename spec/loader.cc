@@ -412,7 +412,10 @@ class Loader {
              locate("cluster.device_memory_mib"), {}, "keep one of the two");
     if (!given("cluster.device_memory_gib") && !given("cluster.device_memory_mib"))
       cluster.device_memory_bytes = cluster.gpu.memory_bytes / cluster.ranks_per_device;
-    if (!given("rollout.dtype")) scenario_.rollout.dtype = scenario_.train.precision.params;
+    RolloutSpec& rollout = scenario_.rollout;
+    if (!given("rollout.dtype") || !rollout.quantization.empty()) rollout.dtype = scenario_.train.precision.params;
+    // Kernels of narrow products write 16 bits.
+    if (!rollout.quantization.empty() && rollout.dtype == DType::f32) rollout.dtype = DType::bf16;
     if (!given("name")) {
       const std::string stem = fs::path(file_).stem().string();
       if (!stem.empty() && is_utf8(stem)) scenario_.name = stem;

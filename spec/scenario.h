@@ -77,6 +77,7 @@ struct RolloutSpec {
   RolloutEngine engine = RolloutEngine::hotbunk;
   RolloutLayout layout;
   DType dtype = DType::bf16;     // weights, activations and KV of the engine; default = train.precision.params
+  std::string quantization;      // rollout.dtype fp8, mxfp8 or nvfp4: format of the layers' products, beside `dtype`
   double memory_fraction = 0.8;  // of the device, for weights + KV (SGLang's mem_fraction_static)
   std::int64_t max_running_requests = 256;  // slots of one engine
   std::int64_t max_prefill_tokens = 8192;   // capacity of one prefill step

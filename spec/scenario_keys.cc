@@ -87,6 +87,28 @@ void add_train(std::vector<ScenarioKey>& keys) {
                       {"", "of sgd and adafactor; 0 = none, and no state for it"}));
 }
 
+/// One word of two meanings: an element type, or a narrow format of the layers' products. Then what stays wide keeps
+/// the type that training computes in (loader.cc).
+ScenarioKey rollout_dtype() {
+  ScenarioKey key =
+      floating_type("rollout.dtype", HB_FIELD(rollout.dtype),
+                    {"",
+                     "weights, activations and KV cache of the engine; fp8, mxfp8, nvfp4: of the layers' products "
+                     "under sglang and vllm, planned from datasheets",
+                     "train.precision.params"});
+  key.get = [](const Scenario& s) -> KeyValue {
+    return s.rollout.quantization.empty() ? std::string(name_of(s.rollout.dtype)) : s.rollout.quantization;
+  };
+  key.set = [](Scenario& s, const KeyValue& v) {
+    const std::string& word = std::get<std::string>(v);
+    const auto dtype = dtype_from(word);
+    s.rollout.quantization = dtype ? "" : word;
+    if (dtype) s.rollout.dtype = *dtype;
+  };
+  for (const char* format : {"fp8", "mxfp8", "nvfp4"}) key.choices.emplace_back(format);
+  return key;
+}
+
 void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("rollout.engine", HB_FIELD(rollout.engine), {"", "whose memory rules the engine follows"}));
   keys.push_back(integer("rollout.layout.tp", HB_FIELD(rollout.layout.tp), 1, max_ranks,
@@ -106,8 +128,7 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(
       choice("rollout.layout.order", HB_FIELD(rollout.layout.order),
              {"", "ranks of one engine: contiguous (0 1), strided (0 2) or what moves the fewest bytes in a sync"}));
-  keys.push_back(floating_type("rollout.dtype", HB_FIELD(rollout.dtype),
-                               {"", "weights, activations and KV cache of the engine", "train.precision.params"}));
+  keys.push_back(rollout_dtype());
   keys.push_back(real("rollout.memory_fraction", HB_FIELD(rollout.memory_fraction), 0.01, 1,
                       {"", "of the device, for weights and KV cache"}));
   keys.push_back(integer("rollout.max_running_requests", HB_FIELD(rollout.max_running_requests), 1, 1 << 20,

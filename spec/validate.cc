@@ -307,6 +307,10 @@ class Validator {
              {fmt::format("tp {} % attention_dp {} = {}", r.layout.tp, r.layout.attention_dp,
                           r.layout.tp % r.layout.attention_dp)});
     else heads("rollout.layout", r.layout.tp / r.layout.attention_dp, 1);
+    if (!r.quantization.empty() && r.engine == RolloutEngine::hotbunk)
+      report("E214", "rollout.dtype", fmt::format("hotbunk's engine has no products in {}", r.quantization),
+             {"sglang and vllm are planned with them; nothing executes them yet"},
+             "set rollout.engine to sglang or vllm, or rollout.dtype to bf16");
     if (r.layout.pp > s_.model.layers)
       report("E212", "rollout.layout.pp", "an engine has more pipeline stages than the model has layers",
              {fmt::format("pp {}, {} layers", r.layout.pp, s_.model.layers)},

@@ -119,13 +119,24 @@ nlohmann::ordered_json node_json(const CostNode& n, bool bytes) {
 
 }  // namespace
 
+Standing standing_of(const ScenarioPricer& s) {
+  const Scenario& scenario = s.scenario();
+  Standing out{s.train().cost().hardware().source, s.train().cost().hardware().calibrated};
+  const std::string gemm = scenario.train.precision.gemm == "params" ? "" : scenario.train.precision.gemm;
+  const std::string rollout = scenario.algorithm.name == AlgorithmName::sft ? "" : scenario.rollout.quantization;
+  for (const std::string& format : {gemm, rollout == gemm ? "" : rollout}) {
+    if (format.empty()) continue;
+    out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", format);
+    out.calibrated = false;
+  }
+  return out;
+}
+
 Explanation explain(const ScenarioPricer& s) {
   Explanation out;
   out.scenario = s.scenario().name;
-  out.hardware = s.train().cost().hardware().source;
-  if (s.scenario().train.precision.gemm != "params")
-    out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", s.scenario().train.precision.gemm);
-  out.calibrated = s.train().cost().hardware().calibrated && s.scenario().train.precision.gemm == "params";
+  const Standing standing = standing_of(s);
+  out.hardware = standing.hardware, out.calibrated = standing.calibrated;
   out.framework = s.train().framework().name;
   out.point = s.point();
   const RlPrice estimate = out.price = s.price(out.point);

@@ -55,6 +55,13 @@ struct Lever {
   std::vector<std::string> flags;  // that select it, for --set
 };
 
+/// What the prices of a scenario stand on.
+struct Standing {
+  std::string hardware;
+  bool calibrated = false;  // rates were fitted to measurements; narrow products never were
+};
+Standing standing_of(const ScenarioPricer&);
+
 struct Explanation {
   std::string scenario, hardware, framework;
   bool calibrated = false;  // rates were fitted to measurements; else all are the datasheet's and stated efficiencies

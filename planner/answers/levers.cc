@@ -64,7 +64,7 @@ std::string oversized_tensor(const ScenarioPricer& s, const RlPoint& p) {
     if (const double bytes = element * static_cast<double>(parameter.numel()); bytes > most)
       most = bytes, name = parameter.name;
   if (most <= p.bucket_bytes) return "";
-  const double all = std::ceil(s.rl().sync_job(p).model_bytes / p.bucket_bytes), own = std::ceil(most / p.bucket_bytes);
+  const double all = std::ceil(s.rl().sync_job(p).handed() / p.bucket_bytes), own = std::ceil(most / p.bucket_bytes);
   const double seconds = s.rl().sync_price(p).seconds() * std::min(1.0, own / all);
   return fmt::format(
       "{} is {}, larger than the sync's bucket of {}: its rows fill {:.0f} of {:.0f} buckets ({} of the update); in a "

@@ -139,7 +139,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     } else {
       const bool broadcast = p.sync == SyncMechanism::broadcast;
       if (!broadcast) move.ring("gathered buckets", OpKind::all_gather, sources, job.model_bytes);
-      if (broadcast || job.apart > 0) move.ring("buckets to the engines", OpKind::broadcast, all, job.model_bytes);
+      if (broadcast || job.apart > 0) move.ring("buckets to the engines", OpKind::broadcast, all, job.handed());
     }
     move.host("parameters from the host",
               model.train_side(p.train, train, model.train().layers(p.train)).streamed_source);

@@ -56,12 +56,16 @@ CostNode group_of(std::string name, std::string why, const StepParts& p, std::sp
 /// What the steps' seconds are spent on; per step and rank.
 std::vector<CostNode> parts_of(const StepParts& p, const CostModel& cost) {
   const double steps = std::max(p.steps, 1e-300);
-  const StepParts::Share &attention = p.of(StepPart::attention), &kernels = p.of(StepPart::kernels);
+  const StepParts::Share &attention = p.of(StepPart::attention), &kernels = p.of(StepPart::kernels),
+                         &quantize = p.of(StepPart::quantize);
   const auto seconds = [&](StepPart part) { return p.of(part).seconds; };
   return {group_of("products", "with the weights", p, products),
           seconds_of("attention", attention.seconds,
                      fmt::format("{} of keys, values and queries a step", format_bytes(attention.bytes / steps))),
           group_of("streams", "passes over activations", p, streams),
+          seconds_of("quantisation", quantize.seconds,
+                     fmt::format("{} of activations a step, read wide and written narrow",
+                                 format_bytes(quantize.bytes / steps))),
           group_of("between ranks", "nothing hides them", p, between_ranks),
           seconds_of("kernels' start and drain", kernels.seconds,
                      fmt::format("{:.4g} kernels a step, {} each", kernels.calls / steps,

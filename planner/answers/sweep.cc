@@ -83,8 +83,8 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
       row.iteration_seconds = price.iteration_seconds;
       row.peak_bytes = price.peak_bytes();
       row.capacity_bytes = (*pricer)->rl().setting().device_bytes;
-      const Hardware& hardware = (*pricer)->train().cost().hardware();
-      row.gpu = loaded->cluster.gpu.name, row.hardware = hardware.source, row.calibrated = hardware.calibrated;
+      const Standing standing = standing_of(**pricer);
+      row.gpu = loaded->cluster.gpu.name, row.hardware = standing.hardware, row.calibrated = standing.calibrated;
       row.host_bytes = price.host_bytes;
       row.tokens_per_second = (*pricer)->tokens() / price.iteration_seconds;
     }

@@ -112,15 +112,24 @@ CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice&
   const double communicators = s.rl().communicators(p.rollout);
   const double context =
       p.placement == PlacementMode::colocated ? of.train.overhead_bytes : s.train().framework().context_bytes.value;
-  return node_of("rollout", "while the engine generates", price.rollout_bytes, 0,
-                 {bytes_of("weights", r.weight_bytes, slice_note(p.rollout)),
-                  bytes_of("kv_cache", r.pool_bytes,
-                           fmt::format("{} per token and rank{}", format_bytes(r.kv_bytes_per_token),
-                                       cache_note(s.rl().setting(), p.rollout))),
-                  bytes_of("activations", r.activation_bytes, "of one prefill step"),
-                  node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
-                          {bytes_of("training's state", left - context - communicators, "awake"),
-                           bytes_of("contexts and communicators", context + communicators)})});
+  const RlSetting& set = s.rl().setting();
+  CostNode weights = bytes_of("weights", r.weight_bytes, slice_note(p.rollout));
+  if (const double narrow = s.rl().narrow_bytes(p.rollout); narrow > 0.0)
+    weights.children = {
+        bytes_of(
+            "of products", narrow,
+            fmt::format("{}, {:.5g} B an element with its scales", set.weights.products, set.weights.stored_bytes)),
+        bytes_of("other weights", r.weight_bytes - narrow,
+                 fmt::format("embedding, head, norms, biases, router: {}", name_of(set.rollout_dtype)))};
+  return node_of(
+      "rollout", "while the engine generates", price.rollout_bytes, 0,
+      {std::move(weights),
+       bytes_of("kv_cache", r.pool_bytes,
+                fmt::format("{} per token and rank{}", format_bytes(r.kv_bytes_per_token), cache_note(set, p.rollout))),
+       bytes_of("activations", r.activation_bytes, "of one prefill step"),
+       node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
+               {bytes_of("training's state", left - context - communicators, "awake"),
+                bytes_of("contexts and communicators", context + communicators)})});
 }
 
 /// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
@@ -151,13 +160,19 @@ std::vector<CostNode> train_parts(const TrainPrice& train, double times) {
   return out;
 }
 
-std::vector<CostNode> sync_parts(const SyncPrice& sync, double staging, double from_host) {
+std::vector<CostNode> sync_parts(const RlSetting& set, SyncMechanism mechanism, const SyncPrice& sync, double staging,
+                                 double from_host) {
+  const std::string quantizing = mechanism == SyncMechanism::shard_to_shard ? "each rank its slice, once it has it"
+                                 : set.engine == RolloutEngine::sglang
+                                     ? "by the trainers behind the gather, whole tensors: sglang loads narrow ones"
+                                     : "by the engines out of wide whole tensors that they are handed";
   return {seconds_of("start", sync.start),
           seconds_of("bytes", sync.moving, "on the slowest of the stages that run at the same time"),
           seconds_of("packing", sync.packing, "casts and copies into buckets and out of them"),
           seconds_of("tensors", sync.tensors, "requests and handles of each"),
           seconds_of("buckets", sync.buckets, "requests and handles of each"),
           seconds_of("hashes", sync.hashing, "of both sides"),
+          seconds_of("quantisation", sync.quantizing, quantizing),
           seconds_of("device memory", staging, "taken for buckets"),
           seconds_of("parameters from the host", from_host)};
 }
@@ -219,7 +234,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   const CostModel& cost = s.train().cost();
   const double from_host = cost.node_copy_seconds(of.train.streamed_source) +
                            (shift.sync_from_host ? cost.host_copy_seconds(of.train.params) : 0.0);
-  add(RlPhase::sync, "", sync_parts(of.sync, shifts.staging, from_host));
+  add(RlPhase::sync, "", sync_parts(rl.setting(), p.sync, of.sync, shifts.staging, from_host));
   add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
   add(RlPhase::wake, "", shift_parts(shifts.wake, false));
   add(RlPhase::reference, "", std::move(reference));

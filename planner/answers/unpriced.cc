@@ -19,12 +19,14 @@ Diagnostic no_layout(std::string why, std::string help) {
           .help = std::move(help)};
 }
 
-std::string rollout_sizes(const ModelSpec& m, const RolloutPoint& r) {
+std::string rollout_sizes(const ModelSpec& m, const RolloutPoint& r, const WeightFormat& w) {
+  const std::string blocks =
+      w.narrow ? fmt::format("; a rank's slice is whole blocks of {} in {}", w.block, w.products) : "";
   const std::string experts = m.moe ? fmt::format(", {} experts", m.moe->experts) : std::string();
   return fmt::format(
       "rollout tp {} attention dp {} ep {} cp {} pp {} over {} heads, {} KV heads, {} layers, intermediate "
-      "size {}{}",
-      r.tp, r.attention_dp, r.ep, r.cp, r.pp, m.heads, m.kv_heads, m.layers, m.intermediate, experts);
+      "size {}{}{}",
+      r.tp, r.attention_dp, r.ep, r.cp, r.pp, m.heads, m.kv_heads, m.layers, m.intermediate, experts, blocks);
 }
 
 Diagnostic lacks_room(std::string message, std::string note, std::string help) {
@@ -66,7 +68,8 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
 std::optional<Diagnostic> ScenarioPricer::why_unpriced(const RlPoint& p) const {
   if (!train_.divides(p.train)) return no_layout(train_.why_invalid(p.train), "change train.layout or the batch");
   if (scenario_.algorithm.name == AlgorithmName::sft) return std::nullopt;
-  if (!rl_.divides(p.rollout)) return no_layout(rollout_sizes(scenario_.model, p.rollout), "change rollout.layout");
+  if (!rl_.divides(p.rollout))
+    return no_layout(rollout_sizes(scenario_.model, p.rollout, rl_.setting().weights), "change rollout.layout");
   if (!rl_.price_rollout(p.rollout).fits) return no_room(*this, p);
   return std::nullopt;
 }

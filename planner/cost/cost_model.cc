@@ -125,10 +125,10 @@ CostModel::CostModel(Hardware hardware, const ClusterSpec& cluster)
       pod_nodes_(cluster.pod_nodes),
       topology_(cluster.network_topology),
       oversubscription_(std::max(cluster.oversubscription, 1.0)) {
+  for (std::size_t t = 0; t < num_dtypes; ++t)
+    peaks_[t] = hardware_.peak_flops(std::string(name_of(static_cast<DType>(t))));
   load_measurements(cluster);
 }
-
-double CostModel::peak_flops(DType t) const { return hardware_.peak_flops(std::string(name_of(t))); }
 
 double CostModel::gemm_seconds(double m, double n, double k, DType dtype) const {
   const auto size = static_cast<double>(size_of(dtype));

@@ -93,7 +93,7 @@ class CostModel {
   /// Taking memory for the arena or giving it back.
   double map_seconds(double bytes, OpKind = OpKind::map) const;
 
-  double peak_flops(DType) const;
+  double peak_flops(DType t) const { return peaks_[static_cast<std::size_t>(t)]; }
   double peak_flops(const std::string& precision) const { return hardware_.peak_flops(precision); }
   const Hardware& hardware() const { return hardware_; }
   std::int64_t ranks_per_node() const { return ranks_per_node_; }
@@ -115,6 +115,7 @@ class CostModel {
   double all_reduce_across_nodes(const GroupShape&, double payload) const;
 
   Hardware hardware_;
+  std::array<double, num_dtypes> peaks_{};  // FLOP/s, of hardware_: a price asks for them by the million
   std::int64_t ranks_per_node_ = 1, pod_nodes_ = 0;
   NetworkTopology topology_ = NetworkTopology::leaf;
   double oversubscription_ = 1.0;

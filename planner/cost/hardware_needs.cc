@@ -49,6 +49,7 @@ Diagnostics missing(const Scenario& s, const Hardware& h) {
   // Attention and the head keep 16 bits where the layers' products have fewer (TrainModel).
   if (!params && s.train.precision.gemm != "tf32" && trained != "bf16") products("bf16", "train.precision.gemm");
   if (rolls && sampled != trained) products(sampled, "rollout.dtype");
+  if (rolls && !s.rollout.quantization.empty()) products(s.rollout.quantization, "rollout.dtype");
   if (h.memory_bandwidth <= 0.0)
     out.push_back(
         unknown_figure(fmt::format("memory bandwidth of GPU '{}'", c.gpu.name), "cluster.gpu.memory_gb_per_s"));

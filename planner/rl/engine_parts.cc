@@ -25,6 +25,25 @@ ModelSpec with_layers(ModelSpec m, std::int64_t layers, bool dense) {
   return m;
 }
 
+bool is_product(ParamRole r) {
+  using R = ParamRole;
+  constexpr R products[] = {R::q_proj,    R::k_proj,      R::v_proj,      R::o_proj,    R::q_a_proj,   R::q_b_proj,
+                            R::kv_a_proj, R::kv_b_proj,   R::gate_proj,   R::up_proj,   R::down_proj,  R::expert_gate,
+                            R::expert_up, R::expert_down, R::shared_gate, R::shared_up, R::shared_down};
+  return std::find(std::begin(products), std::end(products), r) != std::end(products);
+}
+
+/// Of a model of one layer: all that its layer multiplies tokens with, but the router.
+void count_products(ModelSpec m, double& elements, double& tensors) {
+  const double experts = m.moe ? static_cast<double>(m.moe->experts) : 0.0;
+  if (m.moe) m.moe->experts = std::min<std::int64_t>(m.moe->experts, 1);  // it stands for all
+  for (const ParamSpec& p : parameters_of(m)) {
+    if (!is_product(p.role)) continue;
+    const double times = p.expert >= 0 ? experts : 1.0;
+    elements += times * static_cast<double>(p.numel()), tensors += times;
+  }
+}
+
 }  // namespace
 
 ModelCounts counts_of(const ModelSpec& m) {
@@ -43,10 +62,12 @@ ModelCounts counts_of(const ModelSpec& m) {
   c.dense_layer = static_cast<double>(parameter_count(one_dense)) - both;
   c.tensors = tensor_count(m);
   c.dense_layer_tensors = tensor_count(one_dense) - tensor_count(ends);
+  count_products(one_dense, c.dense_layer_products, c.dense_product_tensors);
   if (!moe) return c;
   const ModelSpec one_moe = with_layers(m, 1, false);
   c.moe_layer = static_cast<double>(parameter_count(one_moe)) - both;
   c.moe_layer_tensors = tensor_count(one_moe) - tensor_count(ends);
+  count_products(one_moe, c.moe_layer_products, c.moe_product_tensors);
   c.experts = 3.0 * h * static_cast<double>(m.moe->expert_intermediate * m.moe->experts);
   return c;
 }
@@ -82,6 +103,14 @@ double mlp_elements(const ModelSpec& m) {
 double stage_elements(const ModelCounts& c, const RolloutPoint& r, const RolloutStage& s) {
   const double whole = s.dense() * c.dense_layer + s.moe * c.moe_layer + (s.first ? c.front : 0.0) +
                        (s.last ? c.back : 0.0) + (s.last && !s.first ? c.tied_head : 0.0);
+  const double attention = c.attention * s.layers,
+               elsewhere = s.moe * c.experts * (1.0 - 1.0 / static_cast<double>(r.cp));
+  return attention / static_cast<double>(r.attention_tp()) +
+         (whole - attention - elsewhere) / static_cast<double>(r.tp);
+}
+
+double stage_products(const ModelCounts& c, const RolloutPoint& r, const RolloutStage& s) {
+  const double whole = s.dense() * c.dense_layer_products + s.moe * c.moe_layer_products;
   const double attention = c.attention * s.layers,
                elsewhere = s.moe * c.experts * (1.0 - 1.0 / static_cast<double>(r.cp));
   return attention / static_cast<double>(r.attention_tp()) +

@@ -22,6 +22,9 @@ struct ModelCounts {
   double experts = 0;                     // routed ones of a moe layer
   double tensors = 0;                     // parameters by name, not elements: of the model, of a layer
   double dense_layer_tensors = 0, moe_layer_tensors = 0;
+  // Weights of a layer's products, which a narrow format holds: elements, attention's among them, and tensors.
+  double dense_layer_products = 0, moe_layer_products = 0;
+  double dense_product_tensors = 0, moe_product_tensors = 0;
 };
 ModelCounts counts_of(const ModelSpec&);
 
@@ -78,5 +81,7 @@ double mlp_elements(const ModelSpec&);
 /// Elements on one rank of a stage: attention is held once per attention group, routed experts are split over the
 /// engine's ranks of the stage (whole experts over ep are as many elements as slices of all), the rest by tp.
 double stage_elements(const ModelCounts&, const RolloutPoint&, const RolloutStage&);
+/// Of these the weights of products.
+double stage_products(const ModelCounts&, const RolloutPoint&, const RolloutStage&);
 
 }  // namespace hotbunk

@@ -8,7 +8,10 @@ namespace {
 
 /// Kernels of a layer besides its collectives: two norms, four products, rotary positions, the write to the cache,
 /// attention, the activation (lowering/rollout.cc), and the norm of Q and K.
-double layer_kernels(const ModelSpec& m) { return m.qk_norm ? 11.0 : 10.0; }
+double layer_kernels(const ModelSpec& m, const WeightFormat& weights) {
+  // Narrow products: what enters each of the four is quantised by a kernel of its own (stated; engines fuse some).
+  return (m.qk_norm ? 11.0 : 10.0) + (weights.narrow ? 4.0 : 0.0);
+}
 /// Kernels around the layers: embedding; two row gathers, final norm, head, sampling (same source).
 constexpr double front_kernels = 1.0, back_kernels = 5.0;
 double end_kernels(const RolloutStage& s) { return (s.first ? front_kernels : 0.0) + (s.last ? back_kernels : 0.0); }
@@ -19,7 +22,8 @@ constexpr double step_feeds = 1.0, step_fetches = 2.0;
 }  // namespace
 
 EngineStep::EngineStep(const RlModel& rl, const RolloutPoint& r)
-    : model_(rl.train().model()),
+    : rl_(rl),
+      model_(rl.train().model()),
       cost_(rl.train().cost()),
       set_(rl.setting()),
       counts_(rl.counts()),
@@ -39,7 +43,7 @@ GroupShape EngineStep::group(std::int64_t members, std::int64_t apart) const {
 
 double EngineStep::kernels(const RolloutStage& s) const {
   const double reductions = r_.tp > 1 ? 2.0 : 0.0;
-  return (layer_kernels(model_) + reductions) * s.layers + end_kernels(s);
+  return (layer_kernels(model_, set_.weights) + reductions) * s.layers + end_kernels(s);
 }
 
 /// Layers whose experts are split over the engine's tensor and context ranks alike, and summed over both.
@@ -148,17 +152,27 @@ double EngineStep::hops_seconds(double local, double sequences) const {
          cost_.collective_seconds(OpKind::send, leaves_node() ? far : near, 4.0 * sequences);
 }
 
-double EngineStep::lumped_seconds(double flops, double weights) const {
-  const double rate = cost_.peak_flops(set_.rollout_dtype) * cost_.hardware().gemm.efficiency.value;
-  return std::max(cost_.memory_seconds(weights * set_.rollout_element_bytes), flops / std::max(rate, 1.0));
+/// Of products that are known by their FLOPs and the bytes of their weights alone.
+double EngineStep::lumped_seconds(double flops, double bytes) const {
+  const double rate = rl_.product_peak() * cost_.hardware().gemm.efficiency.value;
+  return std::max(cost_.memory_seconds(bytes), flops / std::max(rate, 1.0));
+}
+
+/// `rows` tokens times a layer's weights of n x k. The result is wide whatever the operands are.
+double EngineStep::product_seconds(double rows, double n, double k) const {
+  const WeightFormat& w = set_.weights;
+  if (!w.narrow) return cost_.gemm_seconds(rows, n, k, set_.rollout_dtype);
+  return cost_.gemm_seconds(
+      rows, n, k, rl_.product_peak(),
+      w.operand_bytes * rows * k + w.stored_bytes * n * k + set_.rollout_element_bytes * rows * n);
 }
 
 /// Products with the weights that the tokens touch, streams of activations.
 template <class Book>
 void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) const {
   const ModelSpec& m = model_;
-  const DType dtype = set_.rollout_dtype;
-  const double e = set_.rollout_element_bytes;
+  const WeightFormat& w = set_.weights;
+  const double e = set_.rollout_element_bytes, stored = w.narrow ? w.stored_bytes : e;
   const auto h = static_cast<double>(m.hidden), d = static_cast<double>(m.head_dim), tp = static_cast<double>(r_.tp),
              group = static_cast<double>(r_.attention_tp());
   const double mine = t.local / static_cast<double>(r_.attention_dp), dense = s.dense();
@@ -166,14 +180,13 @@ void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) cons
                kv = std::max(static_cast<double>(m.kv_heads) / group, 1.0) * d;
   // `times` products of `rows` tokens with n x k weights.
   const auto product = [&](StepPart part, double times, double rows, double n, double k) {
-    book.add(part, times * cost_.gemm_seconds(rows, n, k, dtype), times, times * n * k * e);
+    book.add(part, times * product_seconds(rows, n, k), times, times * n * k * stored);
   };
-  // Products that are counted by their elements alone.
-  const auto lumped = [&](StepPart part, double times, double flops, double weights) {
-    book.add(part, times * lumped_seconds(flops, weights), times, times * weights * e);
+  const auto lumped = [&](StepPart part, double times, double flops, double bytes) {
+    book.add(part, times * lumped_seconds(flops, bytes), times, times * bytes);
   };
   if (m.mla) {
-    lumped(StepPart::latent, s.layers, 2.0 * mine * counts_.attention / group, counts_.attention / group);
+    lumped(StepPart::latent, s.layers, 2.0 * mine * counts_.attention / group, counts_.attention / group * stored);
   } else {
     product(StepPart::qkv, s.layers, mine, q + 2.0 * kv, h);
     product(StepPart::output, s.layers, mine, h, q);
@@ -192,13 +205,23 @@ void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) cons
     const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
     const double touched = active + (all - active) * (1.0 - std::pow(1.0 - share, std::max(t.whole, 1.0) - 1.0));
     const double part = s.moe / moe_;
-    lumped(StepPart::experts, 1.0, 2.0 * t.whole * active * part / ranks, touched * part / ranks);
+    // Router, norms and biases stay wide.
+    const double plain = w.narrow ? moe_ * (counts_.moe_layer - counts_.moe_layer_products) * (e - stored) : 0.0;
+    lumped(StepPart::experts, 1.0, 2.0 * t.whole * active * part / ranks, (touched * stored + plain) * part / ranks);
     inner += s.moe * static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp /
              (t.decode ? static_cast<double>(r_.cp) : 1.0);
   }
   // Two norms read the stream and the branch and write both; rotary positions go in place; the gate reads 2, writes 1.
   const double streamed = (mine * s.layers * (8.0 * h + 2.0 * (q + kv)) + 3.0 * t.local * inner) * e;
   book.add(StepPart::streams, cost_.memory_seconds(streamed), 1.0, streamed);
+  if (!w.narrow) return;
+  // What enters Q, K, V (MLA: the latents' projections, and queries out of theirs), the output and the MLP, then what
+  // leaves the gate: read wide, written narrow.
+  const double inputs =
+      m.mla ? h + static_cast<double>(m.mla->q_lora_rank) + static_cast<double>(m.heads * m.mla->v_head_dim) / group
+            : h + q;
+  const double quantized = (mine * s.layers * inputs + t.local * (s.layers * h + inner)) * (e + w.operand_bytes);
+  book.add(StepPart::quantize, cost_.memory_seconds(quantized), 4.0 * s.layers, quantized);
 }
 
 /// Head and sampling of `sequences` tokens, and what every step costs whatever its size.
@@ -211,7 +234,7 @@ void EngineStep::ends(const RolloutStage& s, double sequences, Book& book) const
              rows * h * set_.rollout_element_bytes);
     book.add(StepPart::sampling, cost_.memory_seconds(logits), 1.0, logits);
   }
-  const double kernels = layer_kernels(model_) * s.layers + end_kernels(s);
+  const double kernels = layer_kernels(model_, set_.weights) * s.layers + end_kernels(s);
   book.add(StepPart::kernels, kernels * cost_.hardware().kernel_overhead.value, kernels);
   if (s.last)
     book.add(StepPart::logits, cost_.collective_seconds(OpKind::all_gather, group(r_.tp), logits), 1.0, logits);
@@ -224,8 +247,7 @@ void EngineStep::ends(const RolloutStage& s, double sequences, Book& book) const
 /// `keys`: that a query sees on average; flops and bytes of one layer.
 template <class Book>
 void EngineStep::attend(const RolloutStage& s, double flops, double keys, double bytes, Book& book) const {
-  book.add(StepPart::attention,
-           s.layers * cost_.attention_seconds(flops, keys, bytes, false, cost_.peak_flops(set_.rollout_dtype)),
+  book.add(StepPart::attention, s.layers * cost_.attention_seconds(flops, keys, bytes, false, rl_.wide_peak()),
            s.layers, s.layers * bytes);
 }
 

@@ -50,10 +50,12 @@ class EngineStep {
   void launch(const RolloutStage&, Book&) const;
   double dispatch_bytes(const RolloutStage&, double tokens) const;
   double attended_bytes() const;
-  double lumped_seconds(double flops, double weights) const;
+  double lumped_seconds(double flops, double bytes) const;
+  double product_seconds(double rows, double n, double k) const;
   double kernels(const RolloutStage&) const;
   double experts_reduced(const RolloutStage&) const;
 
+  const RlModel& rl_;
   const ModelSpec& model_;
   const CostModel& cost_;
   const RlSetting& set_;

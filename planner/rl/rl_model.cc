@@ -5,7 +5,6 @@
 
 #include "lowering/sample_rows.h"
 #include "planner/rl/length_moments.h"
-#include "planner/rl/reshard_volume.h"
 #include "planner/train/layer_kinds.h"
 
 namespace hotbunk {
@@ -17,62 +16,17 @@ std::string_view name_of(RlPhase p) {
 }
 
 RlModel::RlModel(const TrainModel& train, RlSetting setting)
-    : train_(train), setting_(setting), counts_(counts_of(train.model())) {}
+    : train_(train),
+      setting_(std::move(setting)),
+      counts_(counts_of(train.model())),
+      product_peak_(train.cost().peak_flops(setting_.weights.products)),
+      wide_peak_(train.cost().peak_flops(setting_.rollout_dtype)) {}
 
 void RolloutPayload::raise_to(const RolloutPayload& o) {
   for (const auto part :
        {&RolloutPayload::reduce, &RolloutPayload::dispatch, &RolloutPayload::experts, &RolloutPayload::pipeline,
         &RolloutPayload::arriving, &RolloutPayload::context_gather, &RolloutPayload::context_reduce})
     this->*part = std::max(this->*part, o.*part);
-}
-
-SyncSource::SyncSource(const TrainPoint& p)
-    : ranks(p.ranks()),
-      holders(ranks / p.replicas()),
-      parts(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1)),
-      stages(p.pp > 1),
-      shards_of_master(p.sharding == Sharding::fsdp),
-      plain_shards(p.gathers_units() && p.tp == 1 && p.pp == 1 && p.ep == 1 && p.shard_ranks() == ranks) {}
-
-void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
-  const ModelSpec& m = train_.model();
-  if (!SyncSource(p).plain_shards || p.ranks() > 64 || p.ranks() != r.ranks() || m.moe || m.mla) return;
-  if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
-  const auto key = std::make_tuple(p.ranks(), r.tp, r.cp, r.pp, r.strided);
-  if (exact_reshard_.contains(key)) return;
-  std::vector<std::int64_t> layers;
-  for (std::int64_t i = 0; i < r.pp; ++i) layers.push_back(stage_layers(setting_.engine, m.layers, r.pp, i));
-  exact_reshard_[key] =
-      most_received_elements(m, {r.tp, r.cp, std::move(layers), r.engines, r.strided}) * setting_.rollout_element_bytes;
-}
-
-double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const {
-  if (p.plain_shards)
-    if (const auto known = exact_reshard_.find({p.ranks, r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
-      return known->second;
-  // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
-  // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.
-  // Training stages lie elsewhere than the engines': some rank then holds nothing of the layers that it needs.
-  const HeaviestStage stage = heaviest_stage(r);
-  const double bytes = counts_.parameters * setting_.rollout_element_bytes;
-  const double need = stage.elements * setting_.rollout_element_bytes;
-  const double held = bytes / static_cast<double>(p.parts);
-  const double overlap = r.strided && r.pp == 1 ? 1.0 : 1.0 / static_cast<double>(r.tp);
-  const double here = r.pp == 1 ? 1.0 : p.stages ? 0.0 : stage.layers / static_cast<double>(train_.model().layers);
-  return std::max(0.0, need - held * overlap * here);
-}
-
-/// The stage with most weights, the first of equals.
-RlModel::HeaviestStage RlModel::heaviest_stage(const RolloutPoint& r) const {
-  HeaviestStage out;
-  each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
-    const double elements = stage_elements(counts_, r, s);
-    if (elements > out.elements)
-      out = {elements, s.layers,
-             s.dense() * counts_.dense_layer_tensors + s.moe * counts_.moe_layer_tensors + (s.first ? 1.0 : 0.0) +
-                 (s.last ? 2.0 : 0.0)};
-  });
-  return out;
 }
 
 ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
@@ -93,30 +47,6 @@ ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::L
           .context = m * one.context,
           .bubble = (stages - 1.0) * pass,
           .gathers = train_.exposed_gathers(p, l, pass, trained)};
-}
-
-SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, PlacementMode placement,
-                          double bucket_bytes) const {
-  const bool colocated = placement == PlacementMode::colocated;
-  const StateBytes& state = train_.setting().state;
-  const HeaviestStage stage = heaviest_stage(to);
-  const double slice = stage.elements * setting_.rollout_element_bytes;
-  const double model = counts_.parameters * setting_.rollout_element_bytes;
-  return {.model_bytes = model,
-          .tensors = counts_.tensors,
-          .bucket_bytes = bucket_bytes,
-          .sources = from.holders,
-          .target_parts = to.pp > 1 ? model / slice : static_cast<double>(to.tp),
-          .target_tensors = to.pp > 1 ? stage.tensors : counts_.tensors,
-          .targets = colocated ? from.ranks : to.ranks(),
-          .apart = colocated ? 0 : from.ranks,
-          .received_bytes = colocated ? reshard_bytes(from, to) : 0.0,
-          .one_process = colocated && setting_.own_engine,
-          .gathers = setting_.sync_gathers,
-          .verifies = setting_.sync_verifies,
-          .source_element_bytes = from.shards_of_master ? state.master : state.params,
-          .target_element_bytes = setting_.rollout_element_bytes,
-          .slice_bytes = slice};
 }
 
 TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
@@ -398,6 +328,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
   out.engine = s.rollout.engine;
   out.rollout_dtype = s.rollout.dtype;
+  out.weights = weight_format_of(s.rollout);
   out.max_prefill_tokens = static_cast<double>(s.rollout.max_prefill_tokens);
   out.max_running = static_cast<double>(s.rollout.max_running_requests);
   out.device_bytes = static_cast<double>(s.cluster.device_memory_bytes > 0 ? s.cluster.device_memory_bytes

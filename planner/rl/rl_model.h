@@ -13,6 +13,7 @@
 #include "planner/rl/step_parts.h"
 #include "planner/rl/sync_model.h"
 #include "planner/rl/transition_cost.h"
+#include "planner/rl/weight_format.h"
 #include "planner/train/train_model.h"
 
 namespace hotbunk {
@@ -162,7 +163,8 @@ struct RlSetting {
   bool critic = false;  // PPO: a second model of the actor's layers with one output, in the actor's layout
   RolloutEngine engine = RolloutEngine::sglang;
   DType rollout_dtype = DType::bf16;
-  double rollout_element_bytes = 2;
+  double rollout_element_bytes = 2;  // of activations, cache, and weights but those of `weights`
+  WeightFormat weights;              // of the layers' products
   double max_running = 256, max_prefill_tokens = 8192;
   double device_bytes = 80e9, host_bytes = 2e12;  // of one rank
   bool pool_by_need = false;                      // hotbunk's engine maps what its slots can use, others all they may
@@ -228,6 +230,8 @@ class RlModel {
   /// The price is the shape's.
   ShiftsSeconds shifts_seconds(const ShiftShape&, const ShiftPrice&, double staging, const TrainSide&,
                                const RolloutPrice&) const;
+  /// Of a rollout's weight_bytes what is held in a narrow format.
+  double narrow_bytes(const RolloutPoint&) const;
   /// Of the engine itself, beside the process's context; bytes.
   double communicators(const RolloutPoint&) const;
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
@@ -250,9 +254,13 @@ class RlModel {
   const RlSetting& setting() const { return setting_; }
   const TrainModel& train() const { return train_; }
   const ModelCounts& counts() const { return counts_; }
+  /// FLOP/s, datasheet: of the layers' products; of attention and head.
+  double product_peak() const { return product_peak_; }
+  double wide_peak() const { return wide_peak_; }
 
  private:
   // rollout_price.cc: seconds of one engine's parts.
+  bool blocks_divide(const RolloutPoint&) const;
   // Book: StepSeconds, or StepParts where someone asks what they are spent on.
   /// Of the slowest stage, and of all together.
   template <class Book>
@@ -285,6 +293,7 @@ class RlModel {
   struct HeaviestStage {
     double elements = 0, layers = 0, tensors = 0;
   };
+  void quantize(const RolloutPoint&, SyncJob&) const;
   HeaviestStage heaviest_stage(const RolloutPoint&) const;
   ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
@@ -295,6 +304,7 @@ class RlModel {
   const TrainModel& train_;
   RlSetting setting_;
   ModelCounts counts_;
+  double product_peak_ = 0, wide_peak_ = 0;
   // (ranks, rollout tp, cp, pp, strided)
   std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool>, double> exact_reshard_;
 };

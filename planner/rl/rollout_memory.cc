@@ -39,8 +39,20 @@ double RlModel::prefill_activations(const RolloutPoint& r, const RolloutStage& s
 
 RlModel::StageBytes RlModel::stage_bytes(const RolloutPoint& r, const RolloutStage& s) const {
   const double e = setting_.rollout_element_bytes;
-  return {stage_elements(counts_, r, s) * e,
+  const double narrow =
+      setting_.weights.narrow ? stage_products(counts_, r, s) * (e - setting_.weights.stored_bytes) : 0.0;
+  return {stage_elements(counts_, r, s) * e - narrow,
           cache_bytes(train_.model(), r, s.layers, e, cache_shares(setting_.engine, r)), prefill_activations(r, s)};
+}
+
+double RlModel::narrow_bytes(const RolloutPoint& r) const {
+  if (!setting_.weights.narrow) return 0.0;
+  double fullest = 0.0, out = 0.0;
+  each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
+    if (const double weights = stage_bytes(r, s).weights; weights > fullest)
+      fullest = weights, out = stage_products(counts_, r, s) * setting_.weights.stored_bytes;
+  });
+  return out;
 }
 
 RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {

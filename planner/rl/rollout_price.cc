@@ -13,9 +13,27 @@ bool RlModel::divides(const RolloutPoint& r) const {
       r.tp % r.attention_dp != 0)
     return false;
   const std::int64_t tp = r.attention_tp();
+  if (setting_.weights.narrow && !blocks_divide(r)) return false;
   if (m.heads % tp != 0 || (!m.mla && m.kv_heads % tp != 0 && tp % m.kv_heads != 0)) return false;
   if (!m.moe) return m.intermediate % tp == 0 && r.ep == 1;
   return m.moe->experts % r.ep == 0 && r.tp * r.cp % r.ep == 0;
+}
+
+/// Engines refuse slices that cut a block of weights which share a scale (vLLM's and SGLang's
+/// validate_fp8_block_shape).
+bool RlModel::blocks_divide(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  const LayerKinds kinds = layer_kinds(m);
+  const auto whole = [&](std::int64_t width, std::int64_t ranks) {
+    return width % (std::max<std::int64_t>(ranks, 1) * setting_.weights.block) == 0;
+  };
+  const std::int64_t tp = r.attention_tp(), d = m.mla ? m.mla->v_head_dim : m.head_dim;
+  if (!whole(m.heads * d, tp)) return false;
+  if (!m.mla && !whole(m.kv_heads * d, std::min(tp, m.kv_heads))) return false;
+  if (kinds.dense > 0 && !whole(m.intermediate, r.tp)) return false;
+  if (kinds.moe == 0) return true;
+  return whole(m.moe->expert_intermediate, r.tp * r.cp / r.ep) &&
+         (m.moe->shared_experts == 0 || whole(m.moe->shared_experts * m.moe->expert_intermediate, r.tp));
 }
 
 template <class Book, class Step>

@@ -16,6 +16,7 @@ enum class StepPart : std::uint8_t {
   head,
   attention,
   streams,   // passes over activations: norms, positions, gates
+  quantize,  // activations, for narrow products
   sampling,  // fp32 logits
   reduce,    // over tp
   dispatch,  // all-to-all of experts, there and back

@@ -74,28 +74,30 @@ void price_shards(const SyncJob& job, const GroupShape& all, const CostModel& co
 }
 
 /// Whole tensors in buckets, in stages that run at the same time: trainers gather, or read host copies at the
-/// mechanism's own rate; the bytes cross to every rank on other GPUs; engines copy their slices out.
+/// mechanism's own rate; the bytes cross to every rank on other GPUs; engines copy their slices out. Where narrow
+/// weights are made before they are handed over, gathers alone move wide ones.
 void price_buckets(const SyncConstants& c, const SyncJob& job, const GroupShape& all, const CostModel& cost,
                    SyncPrice& out) {
   const bool from_host = c.bandwidth.value > 0.0;
-  out.bytes_received = job.model_bytes;
+  const double handed = job.handed();
+  out.bytes_received = job.apart > 0 ? handed : job.model_bytes;
   out.peak_bytes = 2.0 * std::min(job.bucket_bytes, job.model_bytes);
   if (from_host) {
-    out.moving = job.model_bytes / c.bandwidth.value;
+    out.moving = handed / c.bandwidth.value;
   } else if (job.sources > 1) {
     if (job.apart == 0) out.bytes_received *= static_cast<double>(job.sources - 1) / static_cast<double>(job.sources);
     const GroupShape sources = GroupShape::strided(job.sources, 1, cost.ranks_per_node());
     out.moving = cost.collective_seconds(OpKind::all_gather, sources, job.model_bytes);
   }
   if (from_host || job.apart > 0)
-    out.moving = std::max(out.moving, cost.collective_seconds(OpKind::broadcast, all, job.model_bytes));
+    out.moving = std::max(out.moving, cost.collective_seconds(OpKind::broadcast, all, handed));
   const double slices = std::max(job.target_parts, 1.0);
-  out.moving = std::max(out.moving, cost.memory_seconds(2.0 * job.model_bytes / slices));
+  out.moving = std::max(out.moving, cost.memory_seconds(2.0 * handed / slices));
   // Each further level of a broadcast's tree delays every bucket's hand-over; engines that share the trainers' GPUs are
   // asked by their own ranks, all at once.
   const double levels =
       from_host || job.apart > 0 ? 1.0 + std::log2(std::max(static_cast<double>(all.nodes), 1.0)) : 1.0;
-  out.buckets = c.per_bucket.value * std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0)) * levels;
+  out.buckets = c.per_bucket.value * std::ceil(handed / std::max(job.bucket_bytes, 1.0)) * levels;
 }
 
 }  // namespace
@@ -119,7 +121,10 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost)
   }
   out.start = c.start.value;
   // Gathering, every rank handles every tensor; shard to shard those that it needs.
-  out.tensors = c.per_tensor.value * (shards ? job.taken_tensors() : job.tensors);
+  out.tensors = c.per_tensor.value * (shards ? job.taken_tensors() : job.tensors + job.scale_tensors);
+  if (job.quantizing_bytes > 0.0)
+    out.quantizing =
+        cost.memory_seconds(job.quantizing_bytes * (shards ? job.quantized_slice : job.quantized_elements));
   return out;
 }
 

@@ -33,8 +33,12 @@ struct SyncConstants {
 const SyncConstants& sync_constants(SyncMechanism);
 
 struct SyncJob {
-  double model_bytes = 0;  // in the rollout's dtype
-  double tensors = 0;      // parameters by their Hugging Face names
+  double model_bytes = 0;   // as trainers gather it, in the element type of the rollout's activations
+  double handed_bytes = 0;  // as engines are handed it, quantised before; 0: as gathered
+  // Narrow weights. Bytes moved to quantise an element, 0: none is; elements that every rank quantises of whole
+  // tensors, and of a slice; tensors of scales that are handed over.
+  double quantizing_bytes = 0, quantized_elements = 0, quantized_slice = 0, scale_tensors = 0;
+  double tensors = 0;  // parameters by their Hugging Face names
   double bucket_bytes = 512.0 * 1024 * 1024;
   std::int64_t sources = 1;   // ranks that hold the training shards
   double target_parts = 1;    // of the model, one on a rank of an engine: its tp; with stages by the fullest one
@@ -47,13 +51,15 @@ struct SyncJob {
   bool gathers = false;   // buckets are all-gathered; else each rank reads what it needs of its peers' parts
   bool verifies = false;  // hashes of both sides of every tensor
   double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
+  double handed() const { return handed_bytes > 0 ? handed_bytes : model_bytes; }
   double taken_tensors() const { return target_tensors > 0 ? target_tensors : tensors; }
 };
 
 struct SyncPrice {
-  // Seconds: to begin; bytes on the slowest stage; per tensor and per bucket; casts and copies into buckets; hashes.
-  double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0;
-  double seconds() const { return start + moving + tensors + buckets + packing + hashing; }
+  // Seconds: to begin; bytes on the slowest stage; per tensor and per bucket; casts and copies into buckets; hashes;
+  // narrow weights made of wide ones.
+  double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0, quantizing = 0;
+  double seconds() const { return start + moving + tensors + buckets + packing + hashing + quantizing; }
   double bytes_received = 0;  // worst rank
   double bytes_sent = 0;      // worst rank, shard to shard
   double peak_bytes = 0;      // staging on every rank: buckets

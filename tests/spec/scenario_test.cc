@@ -81,6 +81,17 @@ TEST_CASE("defaults that depend on other keys") {
   CHECK(loaded(tiny).name == "test");
   CHECK(loaded(tiny, {"train.precision.params=fp32"}).rollout.dtype == DType::f32);
   CHECK(loaded(tiny, {"train.precision.params=fp32", "rollout.dtype=bf16"}).rollout.dtype == DType::bf16);
+  // A narrow format is of the layers' products alone: the rest is as wide as training, 16 bits at most.
+  const auto narrow = [](const std::vector<std::string>& sets) {
+    std::vector<std::string> all = {"rollout.engine=sglang", "rollout.dtype=nvfp4"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    return loaded(tiny, all).rollout;
+  };
+  CHECK(narrow({}).quantization == "nvfp4");
+  CHECK(narrow({"train.precision.params=fp32"}).dtype == DType::bf16);
+  CHECK(narrow({"train.precision.params=fp16"}).dtype == DType::f16);
+  CHECK(narrow({"rollout.dtype=fp32"}).quantization.empty());
+  CHECK(narrow({"rollout.dtype=fp32"}).dtype == DType::f32);
   const Scenario two = loaded(tiny, {"cluster.ranks_per_device=2", "train.layout.dp=2", "rollout.layout.dp=2"});
   CHECK(two.cluster.device_memory_bytes == two.cluster.gpu.memory_bytes / 2);
   CHECK(two.cluster.gpu.is_cpu);
@@ -175,7 +186,8 @@ std::string random_value(const ScenarioKey& key) {
       key.path.starts_with("cluster.device_memory") || key.path.starts_with("optimizer.beta") ||
       key.path == "rollout.top_p" || key.path == "cluster.nodes" || key.path == "cluster.gpus_per_node" ||
       key.path == "cluster.ranks_per_device" || key.path == "placement" || key.path == "train.offload" ||
-      key.path == "transition" || key.path == "task.data" || key.path == "optimizer.momentum")
+      key.path == "transition" || key.path == "task.data" || key.path == "optimizer.momentum" ||
+      key.path == "rollout.engine")
     return "";
   const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
   const double number = key.low + unit * unit * unit * (key.high - key.low);
