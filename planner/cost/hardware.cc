@@ -113,6 +113,17 @@ Result<ClusterSpec> catalogue_cluster(const std::string& gpu) {
 
 namespace {
 
+/// `h` has its own lines' default rates. Where those of a fitted profile are another share of its lines, so are these.
+void share_links(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
+  const auto share = [](Sourced& rate, const Sourced& reached, const Sourced& line) {
+    if (line.value > 0.0 && reached.value != line.value)
+      rate = {rate.value * reached.value / line.value, reached.source};
+  };
+  share(h.intra.bandwidth, fitted.intra.bandwidth, their_sheet.intra.bandwidth);
+  share(h.inter.bandwidth, fitted.inter.bandwidth, their_sheet.inter.bandwidth);
+  share(h.host_bandwidth, fitted.host_bandwidth, their_sheet.host_bandwidth);
+}
+
 /// What chips of one architecture share: the parts of their rates that kernels reach, and how kernels start. Rates,
 /// SMs, and what a switch or a host adds, are the chip's own; links reach the same share of their line.
 void inherit(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
@@ -123,13 +134,7 @@ void inherit(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
   h.launch = fitted.launch;
   h.kernel_overhead = fitted.kernel_overhead;
   h.overlap_slowdown = fitted.overlap_slowdown;
-  const auto share = [](Sourced& rate, const Sourced& reached, const Sourced& line) {
-    if (line.value > 0.0 && reached.value != line.value)
-      rate = {rate.value * reached.value / line.value, reached.source};
-  };
-  share(h.intra.bandwidth, fitted.intra.bandwidth, their_sheet.intra.bandwidth);
-  share(h.inter.bandwidth, fitted.inter.bandwidth, their_sheet.inter.bandwidth);
-  share(h.host_bandwidth, fitted.host_bandwidth, their_sheet.host_bandwidth);
+  share_links(h, fitted, their_sheet);
 }
 
 /// Of the catalogue's profiles the one that lists the GPU among its siblings.
@@ -156,6 +161,25 @@ Result<std::optional<Hardware>> from_sibling(const ClusterSpec& c, const std::fi
   return std::optional<Hardware>();
 }
 
+/// A chip's own profile. What it states of a link holds for the catalogue's line: of another one in the scenario the
+/// same share is reached.
+Result<Hardware> from_own(const std::filesystem::path& profile, const ClusterSpec& c) {
+  auto h = read_hardware(profile, c);
+  const Hardware sheet = hardware_from_datasheet(c);
+  if (!h || (h->intra.bandwidth == sheet.intra.bandwidth && h->inter.bandwidth == sheet.inter.bandwidth &&
+             h->host_bandwidth == sheet.host_bandwidth))
+    return h;  // it states no link: these are the scenario's already
+  const auto usual = catalogue_cluster(c.gpu.name);
+  if (!usual) return fail(usual.error());
+  const auto fitted = read_hardware(profile, *usual);
+  if (!fitted) return fail(fitted.error());
+  h->intra.bandwidth = sheet.intra.bandwidth;
+  h->inter.bandwidth = sheet.inter.bandwidth;
+  h->host_bandwidth = sheet.host_bandwidth;
+  share_links(*h, *fitted, hardware_from_datasheet(*usual));
+  return h;
+}
+
 }  // namespace
 
 Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path& catalogue) {
@@ -167,7 +191,7 @@ Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path&
   }
   const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");
   if (c.gpu.name.empty()) return hardware_from_datasheet(c);
-  if (std::filesystem::exists(own, ignored)) return read_hardware(own, c);
+  if (std::filesystem::exists(own, ignored)) return from_own(own, c);
   if (c.gpu.is_cpu) return hardware_from_datasheet(c);
   auto sibling = from_sibling(c, profiles);
   if (!sibling) return fail(sibling.error());

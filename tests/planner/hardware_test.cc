@@ -153,6 +153,29 @@ TEST_CASE("a chip without a profile of its own stands on its sibling's efficienc
   for (const std::string& gpu : catalog_names("gpus")) CHECK((gpu == "local-cpu" || covered.contains(gpu)));
 }
 
+TEST_CASE("a profile's links follow the lines that a scenario gives") {
+  // A100's states 235 GB/s of its 300 GB/s of NVLink: 600 GB/s carry 470. Its other links are the datasheet's.
+  auto a100 = catalogue_cluster("a100-sxm-80gb");
+  REQUIRE(a100.has_value());
+  REQUIRE(a100->gpu.nvlink_bandwidth.value == 300e9);
+  CHECK(hardware_for(*a100, catalog_root())->intra.bandwidth.value == Approx(235e9).epsilon(1e-12));
+  a100->gpu.nvlink_bandwidth.value = 600e9;
+  CHECK(hardware_for(*a100, catalog_root())->intra.bandwidth.value == Approx(470e9).epsilon(1e-12));
+  for (const std::string& gpu : catalog_names("gpus")) {
+    INFO(gpu);
+    auto c = catalogue_cluster(gpu);
+    REQUIRE(c.has_value());
+    const auto usual = hardware_for(*c, catalog_root());
+    if (c->gpu.is_cpu) continue;  // one memory carries everything there
+    c->gpu.nvlink_bandwidth.value *= 3, c->network_bandwidth.value *= 5, c->gpu.pcie_bandwidth.value *= 7;
+    const auto other = hardware_for(*c, catalog_root());
+    REQUIRE(other.has_value());
+    CHECK(other->intra.bandwidth.value == Approx(3 * usual->intra.bandwidth.value));
+    CHECK(other->inter.bandwidth.value == Approx(5 * usual->inter.bandwidth.value));
+    CHECK(other->host_bandwidth.value == Approx(7 * usual->host_bandwidth.value));
+  }
+}
+
 namespace {
 
 /// Every rate of `a` that a price stands on is no less than that of `b`. Not the capacity, which is one for all below:
