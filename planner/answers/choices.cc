@@ -224,7 +224,7 @@ std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own
   options.keep = 4;
   options.nearest = false;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
-    if (RlPrice plan = c.price; !lowered(c.point, true, plan)) return {row_of(s, own, c.point, c.price, options)};
+    if (RlPrice plan = c.price; !lowered(c.point, plan)) return {row_of(s, own, c.point, c.price, options)};
   return {};
 }
 
@@ -268,7 +268,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.limit_bytes = found.limit_bytes;
   out.reason = found.reason;
   RlPrice price = s.price(own);
-  if (search.plan_bytes) search.plan_bytes(own, true, price);
+  if (search.plan_bytes) search.plan_bytes(own, price);
   if (price.iteration_seconds > 0 &&
       std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
     price.fits = price.peak_bytes() <= search.limit_bytes() && price.host_bytes <= search.host_bytes;
@@ -292,7 +292,8 @@ std::string render(const Choices& c) {
   std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
                                 c.lowered ? " that execute" : "", name_of(c.options.objective), format_count(c.priced),
                                 format_count(c.points),
-                                c.complete   ? ", the others of them are provably no better"
+                                c.complete && c.priced == c.points ? ""
+                                : c.complete                       ? ", the others of them are provably no better"
                                 : c.gap <= 0 ? ", budget spent, none of the others is better than the first"
                                              : fmt::format(", budget spent, the best is within {:.2f} %", 100 * c.gap),
                                 format_count(c.feasible), format_bytes(c.limit_bytes));

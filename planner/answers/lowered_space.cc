@@ -97,7 +97,7 @@ class PlanAnswers {
 }  // namespace
 
 PlanBytes plan_bytes(const Scenario& s, const CostModel& cost) {
-  return [answers = std::make_shared<PlanAnswers>(s, cost)](const RlPoint& p, bool /*exact*/, RlPrice& price) {
+  return [answers = std::make_shared<PlanAnswers>(s, cost)](const RlPoint& p, RlPrice& price) {
     return (*answers)(p, price);
   };
 }

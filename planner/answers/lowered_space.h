@@ -5,7 +5,7 @@
 
 namespace hotbunk {
 
-/// Bytes and shifts of the plans of a lowered scenario's points, always exact. The shifts add to the sync's own seconds
+/// Bytes and shifts of the plans of a lowered scenario's points. The shifts add to the sync's own seconds
 /// and are never below 0, so the bounds of the search hold. Scenario and model outlive it.
 PlanBytes plan_bytes(const Scenario&, const CostModel&);
 

@@ -29,7 +29,7 @@ std::vector<RlCandidate> as_points(const ScenarioPricer& s, const std::vector<Tr
   for (const TrainCandidate& c : all) {
     p.train = c.point;
     RlPrice price = s.price(p);
-    if (o.plan_bytes && !o.plan_bytes(p, true, price)) continue;
+    if (o.plan_bytes && !o.plan_bytes(p, price)) continue;
     price.fits = price.peak_bytes() <= o.limit_bytes() && price.host_bytes <= o.host_bytes;
     out.push_back({p, price});
   }

@@ -68,9 +68,6 @@ void Found::take(Found& o) {
   best.merge(o.best);
   front.merge(o.front);
   lacking.merge(o.lacking);
-  waiting.insert(waiting.end(), o.waiting.begin(), o.waiting.end());
-  o.waiting.clear();
-  combined += std::exchange(o.combined, 0);
   priced += std::exchange(o.priced, 0);
   feasible += std::exchange(o.feasible, 0);
 }

@@ -1,7 +1,6 @@
 // What the joint search has found so far, and what could still change it.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "planner/search/ranking.h"
 #include "planner/search/search_parts.h"
@@ -25,8 +24,7 @@ Judged judge(const RlModel&, const SearchOptions&, const RlPoint&, RlPrice&);
 struct Found {
   TopList<RlCandidate, SameLayout> best;
   Front<RlCandidate> front, lacking;  // lacking: objective against the bytes that are too many
-  std::vector<RlCandidate> waiting;   // known by the least bytes of their plans
-  std::int64_t combined = 0, priced = 0, feasible = 0;
+  std::int64_t priced = 0, feasible = 0;
   RolloutsBeside beside;
   SyncsBetween syncs;
   explicit Found(std::size_t keep) : best(keep, {}) {}

@@ -34,9 +34,9 @@ struct TrainSpace {
 TrainSpace default_train_space(const ModelSpec&, std::int64_t ranks, std::int64_t ranks_per_node, std::int64_t batch,
                                TrainEngine);
 
-/// Replaces the estimate of a point's bytes by what its plan needs, at least (`exact` false, cheap) or to the byte.
-/// False: nothing lowers the point, which is then no part of the search.
-using PlanBytes = std::function<bool(const RlPoint&, bool exact, RlPrice&)>;
+/// Replaces the estimates of a point's bytes and of its shifts' seconds by what its plan has. False: nothing lowers the
+/// point, which is then no part of the search.
+using PlanBytes = std::function<bool(const RlPoint&, RlPrice&)>;
 
 /// What "best" means; each is made smaller. Between equals the faster wins, and between those the leaner.
 enum class Objective : std::uint8_t {

@@ -73,9 +73,7 @@ class JointSearch {
   std::uint32_t next_wanted(const Pair&) const;
   void price(const std::vector<Pair>& batch);
   void price_pair(const Pair&, Found&) const;
-  void consider(const RlCandidate&, Found&) const;
-  bool matters(const RlCandidate&, const Judged&) const;
-  void settle();
+  void consider(RlCandidate, Found&) const;
   RlSearch finish();
   std::string reason() const;
 
@@ -179,7 +177,7 @@ JointSearch::LeastShift JointSearch::least_shift(const Segment& s, const Trained
 void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
   batch.clear();
   const double limit = options_.limit_bytes();
-  std::int64_t left = options_.most_points > 0 ? options_.most_points - found_.combined : 0;
+  std::int64_t left = options_.most_points > 0 ? options_.most_points - found_.priced : 0;
   while (batch.size() < size && !(queue_.empty() && late_.empty())) {
     if (options_.most_points > 0 && left <= 0) {
       stopped_ = batch.empty();
@@ -217,7 +215,6 @@ void JointSearch::price(const std::vector<Pair>& batch) {
   each_of(batch.size(), options_.threads,
           [&](std::size_t i, int thread) { price_pair(batch[i], parts_[static_cast<std::size_t>(thread)]); });
   for (Found& part : parts_) found_.take(part);
-  settle();
   // What fits has been seen: the best stays, and what is nearest below it only comes nearer.
   if (queue_.empty()) nearest_over_ = found_.lacking.last_but(most_nearest - 1, best_value());
 }
@@ -251,49 +248,10 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   }
 }
 
-void JointSearch::consider(const RlCandidate& given, Found& out) const {
-  RlCandidate c = given;
-  ++out.combined;
-  if (options_.plan_bytes) {
-    if (options_.plan_bytes(c.point, false, c.price)) out.waiting.push_back(c);
-    return;
-  }
+void JointSearch::consider(RlCandidate c, Found& out) const {
+  if (options_.plan_bytes && !options_.plan_bytes(c.point, c.price)) return;
   ++out.priced;
   out.offer(c, judge(model_, options_, c.point, c.price));
-}
-
-/// Whether a candidate can still change the answer, known by the least that it needs.
-bool JointSearch::matters(const RlCandidate& c, const Judged& least) const {
-  if (!options_.prune) return true;
-  if (c.price.fits)
-    return found_.best.takes(least.value, c) || !found_.front.beats(c.price.iteration_seconds, least.bytes);
-  return least.value.first < best_value() && options_.nearest && !found_.lacking.beats(least.value.first, least.over);
-}
-
-/// Asks the exact bytes of what still matters: what seems to fit first and the best of it first, since each that is
-/// found makes later ones matter less.
-void JointSearch::settle() {
-  struct Waiting {
-    RlCandidate candidate;
-    Judged least;
-  };
-  std::vector<Waiting> all;
-  for (RlCandidate& c : found_.waiting) {
-    const Judged least = judge(model_, options_, c.point, c.price);
-    all.push_back({c, least});
-  }
-  found_.waiting.clear();
-  std::ranges::sort(all, [](const Waiting& a, const Waiting& b) {
-    const RlCandidate &x = a.candidate, &y = b.candidate;
-    return std::tie(y.price.fits, a.least.value, x.point) < std::tie(x.price.fits, b.least.value, y.point);
-  });
-  for (Waiting& w : all) {
-    RlCandidate& c = w.candidate;
-    if (!matters(c, w.least)) continue;
-    options_.plan_bytes(c.point, true, c.price);
-    ++found_.priced;
-    found_.offer(c, judge(model_, options_, c.point, c.price));
-  }
 }
 
 RlSearch JointSearch::finish() {
