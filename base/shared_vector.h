@@ -1,6 +1,7 @@
 // A vector whose copies share one array until one of them is changed: the programs of many ranks are mostly the same
 // ops and buffers.
 #pragma once
+#include <atomic>
 #include <initializer_list>
 #include <memory>
 #include <utility>
@@ -41,7 +42,7 @@ class SharedVector {
   /// For what a vector can do beside this.
   Vector& edit() {
     if (!elements_) elements_ = std::make_shared<Vector>();
-    else if (elements_.use_count() > 1) elements_ = std::make_shared<Vector>(*elements_);
+    else if (!alone()) elements_ = std::make_shared<Vector>(*elements_);
     return *elements_;
   }
   operator Vector&() { return edit(); }
@@ -58,6 +59,16 @@ class SharedVector {
   friend bool operator==(const SharedVector& a, const SharedVector& b) { return a.shares(b) || a.get() == b.get(); }
 
  private:
+  /// use_count is a relaxed read; the fence lets what another thread read before it let go happen before what is
+  /// changed from now on.
+  bool alone() const {
+    if (elements_.use_count() > 1) return false;
+#ifndef __SANITIZE_THREAD__  // which knows no fences
+    std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+    return true;
+  }
+
   std::shared_ptr<Vector> elements_;
 };
 

@@ -38,6 +38,14 @@ FrameworkProfile sc21_frame(FrameworkProfile frame, const TrainPoint& p) {
   return frame;
 }
 
+/// A row that gives TFLOP/s per GPU, counted as `flops` of a step; the label says what was chosen for it.
+void put_rate(ValidationTable& out, CellReader& cells, const std::string& label, const Choice& best, double flops,
+              std::int64_t gpus) {
+  if (best.price.step_seconds > 1e29) cells.refuse(best.why);
+  put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
+      flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
+}
+
 }  // namespace
 
 TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& context) {
@@ -74,10 +82,8 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
     if (run) p.micro_batch = run->micro_batch, p.vpp = run->chunks;
     Choice best = fastest(cells, model, p, replica, run ? 1e30 : 80e9, !run, !run);
     if (run && best.price.step_seconds > 1e29) best = fastest(cells, model, p, replica, 80e9, true, true);
-    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
-    const double flops = megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 4.0);
-    put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
-        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
+    put_rate(out, cells, label, best, megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 4.0),
+             gpus);
   }
   return std::vector<ValidationTable>{out};
 }
@@ -162,10 +168,8 @@ TableResult validate_megatron_h100(const CsvTable& csv, ValidationContext& conte
       p.recompute = Recompute::selective;
       best = fastest(cells, model, p, replica, 1e30, true, true);
     }
-    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
-    const double flops = megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 3.0);
-    put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
-        flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
+    put_rate(out, cells, label, best, megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 3.0),
+             gpus);
   }
   return std::vector<ValidationTable>{out};
 }

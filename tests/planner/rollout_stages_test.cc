@@ -11,6 +11,7 @@
 #include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/planner/pricers.h"
 
 namespace hotbunk {
 namespace {
@@ -22,11 +23,7 @@ std::unique_ptr<ScenarioPricer> pricer_of(const std::string& model, const std::v
       "train: {engine: fsdp2, layout: {dp: 32}, micro_batch_tokens: 16384}\n"
       "algorithm: {name: grpo, prompts: 256, samples_per_prompt: 8}\n"
       "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
-  auto s = load_scenario_text(text, "test.yaml", sets);
-  if (!s) FAIL(render(s.error()));
-  auto pricer = ScenarioPricer::make(*s, catalog_root());
-  if (!pricer) FAIL(render(pricer.error()));
-  return std::move(*pricer);
+  return pricer_of_text(text, sets);
 }
 
 std::vector<std::int64_t> stages(RolloutEngine engine, std::int64_t layers, std::int64_t pp) {

@@ -10,6 +10,7 @@
 #include "planner/rl/length_moments.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/planner/pricers.h"
 
 namespace hotbunk {
 namespace {
@@ -21,11 +22,7 @@ std::unique_ptr<ScenarioPricer> pricer_of(const std::vector<std::string>& sets =
       "rollout: {engine: sglang, layout: {tp: 2, dp: 4}, memory_fraction: 0.8}\n"
       "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8}\n"
       "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
-  auto s = load_scenario_text(text, "test.yaml", sets);
-  if (!s) FAIL(render(s.error()));
-  auto pricer = ScenarioPricer::make(*s, catalog_root());
-  if (!pricer) FAIL(render(pricer.error()));
-  return std::move(*pricer);
+  return pricer_of_text(text, sets);
 }
 
 RolloutPrice price_of(const ScenarioPricer& p) { return p.rl().price_rollout(p.point().rollout); }
