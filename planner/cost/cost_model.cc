@@ -37,16 +37,19 @@ struct Tile {
 constexpr Tile tiles[] = {{256, 128, 1.0}, {128, 128, 0.95}, {128, 64, 0.82}, {64, 64, 0.60}};
 
 /// Few rows, as in decoding: operands change places, so that a tile is as narrow as the matrix instruction allows and
-/// reads every weight once, and the depth is split where columns are too few to fill the SMs. What is left to wait for
-/// is memory.
-constexpr double narrow_rows = 128, instruction_rows = 16;
-double narrow_fill(double m) {
-  return m > narrow_rows ? 0.0 : tiles[1].rate * m / (std::ceil(m / instruction_rows) * instruction_rows);
+/// reads every weight once, and the depth is split where columns are too few to fill the SMs. Up to narrow_rows what is
+/// left to wait for is memory; beyond, and up to two of the widest tiles, whole waves count.
+constexpr double narrow_rows = 128, instruction_rows = 16, widest_tile = 256;
+double narrow_fill(double m, double n, double units) {
+  if (m > 2.0 * widest_tile) return 0.0;
+  const double useful = m / (std::ceil(m / instruction_rows) * instruction_rows);
+  const double waves = std::ceil(m / widest_tile) * std::ceil(n / tiles[1].rows) / units;
+  return tiles[1].rate * useful * (m <= narrow_rows || waves < 1.0 ? 1.0 : waves / std::ceil(waves));
 }
 
 /// Fraction of the peak rate that an m x n output gets from `units` SMs: whole waves of the best tile, or narrow tiles.
 double tile_fill(double m, double n, double units) {
-  double best = narrow_fill(m);
+  double best = narrow_fill(m, n, units);
   for (const Tile& t : tiles) {
     const double waves = std::ceil(m / t.rows) * std::ceil(n / t.cols) / units;
     const double useful = (m * n) / (std::ceil(m / t.rows) * t.rows * std::ceil(n / t.cols) * t.cols);

@@ -174,6 +174,12 @@ TEST_CASE("products of few rows wait for the weights, on a chip with few FLOPs a
       CHECK(seconds >= last * (1 - 1e-12));
       last = seconds;
     }
+    // Nor do a few more rows than a tile cost another of them, whatever the columns: tiles are as wide as it takes.
+    for (const double columns : {3584.0, 4608.0, 37888.0})
+      for (const double m : {128.0, 256.0, 384.0}) {
+        INFO(columns << " columns, " << m << " rows");
+        CHECK(cost.gemm_seconds(m + 8, columns, k, DType::bf16) < 1.4 * cost.gemm_seconds(m, columns, k, DType::bf16));
+      }
   }
 }
 
