@@ -168,7 +168,7 @@ Explanation explain(const ScenarioPricer& s) {
     RlPrice q = s.price(point);
     if (q.iteration_seconds <= 0) continue;
     // Plans compare with plans; a layout that is not lowered as its estimate with this one's estimate.
-    const bool lowered = plan && use_plan_at(s.scenario(), out.point, point, s.train().cost(), q);
+    const bool lowered = plan && use_plan_at(s.scenario(), point, s.train().cost(), q);
     const RlPrice& from = lowered ? out.price : estimate;
     const double seconds = q.iteration_seconds - from.iteration_seconds, bytes = q.peak_bytes() - from.peak_bytes();
     out.levers.push_back({name, point, seconds, bytes, q.fits, flags_of(s.scenario(), point)});

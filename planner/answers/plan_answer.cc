@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "lowering/sample_rows.h"
+#include "planner/answers/choices.h"
 #include "planner/answers/plan_shifts.h"
+#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
@@ -139,23 +141,10 @@ CostNode plan_memory_tree(const FormMemory& m) {
   return root;
 }
 
-std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& from, const RlPoint& to) {
-  RlPoint same = to;
-  same.train.recompute = from.train.recompute;
-  same.train.micro_batch = from.train.micro_batch;
-  same.train.set_sequences(from.train.sequences());
-  same.rollout = from.rollout, same.bucket_bytes = from.bucket_bytes;
-  const std::int64_t tokens = s.train.micro_batch_tokens * to.train.micro_batch;
-  if (!(same == from) || tokens % from.train.micro_batch != 0) return std::nullopt;
-  if (tokens / from.train.micro_batch < max_sample_tokens(s)) return std::nullopt;  // E217
-  Scenario out = s;
-  out.train.recompute = to.train.recompute;
-  out.train.micro_batch_tokens = tokens / from.train.micro_batch;
-  if (!to.samples()) return out;
-  out.rollout.layout.tp = to.rollout.tp, out.rollout.layout.dp = to.rollout.engines;
-  out.rollout.layout.order = to.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
-  out.rollout.memory_fraction = to.rollout.memory_fraction;
-  out.sync.bucket_bytes = static_cast<std::int64_t>(to.bucket_bytes);
+std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& p) {
+  Scenario out = with_point(s, p);
+  if (out.train.micro_batch_tokens < max_sample_tokens(out)) return std::nullopt;  // E217
+  if (!unsupported_to_execute(out).empty()) return std::nullopt;
   return out;
 }
 
@@ -167,8 +156,8 @@ bool use_plan(const Scenario& s, const CostModel& cost, RlPrice& price) {
   return true;
 }
 
-bool use_plan_at(const Scenario& s, const RlPoint& from, const RlPoint& to, const CostModel& cost, RlPrice& price) {
-  const auto there = scenario_at(s, from, to);
+bool use_plan_at(const Scenario& s, const RlPoint& p, const CostModel& cost, RlPrice& price) {
+  const auto there = scenario_at(s, p);
   return there && use_plan(*there, cost, price);
 }
 

@@ -18,15 +18,14 @@ void use_mapped_bytes(const FormMemory&, RlPrice&);
 
 /// Live bytes and shifts (plan_shifts.h) of the scenario's plan, as every answer prices it; false: nothing lowers it.
 bool use_plan(const Scenario&, const CostModel&, RlPrice&);
-/// The same for another point of a lowered scenario, whose own point is `from`.
-bool use_plan_at(const Scenario&, const RlPoint& from, const RlPoint& to, const CostModel&, RlPrice&);
+/// The same for another point of a lowered scenario.
+bool use_plan_at(const Scenario&, const RlPoint&, const CostModel&, RlPrice&);
 
 /// Each phase's live peak, those that matter by category.
 CostNode plan_memory_tree(const FormMemory&);
 
-/// The scenario with the knobs in which two of its points differ set as in `to`: recomputation, micro-batch, rollout
-/// layout, memory fraction and bucket. nullopt where they differ in others, whose plans are not lowered.
-std::optional<Scenario> scenario_at(const Scenario&, const RlPoint& from, const RlPoint& to);
+/// The scenario that the flags of a point select (with_point); nullopt where nothing lowers it.
+std::optional<Scenario> scenario_at(const Scenario&, const RlPoint&);
 
 /// How often the blocks of one iteration run when all lengths are the mean ones.
 PlanRuns expected_runs(const Scenario&, const RlPoint&);
