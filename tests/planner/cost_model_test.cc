@@ -183,4 +183,24 @@ TEST_CASE("products of few rows wait for the weights, on a chip with few FLOPs a
   }
 }
 
+TEST_CASE("products of 128 and 256 rows take what vLLM measured") {
+  // torch-bf16 of vLLM's bench_fp8_gemm.py, TFLOP/s: pull requests 17126 and 49363 (H100), 18778 (B200). Efficiencies
+  // are those of training, on which none of this is fitted.
+  const struct {
+    const char* gpu;
+    double m, n, k, tflops;
+  } rows[] = {{"h100-sxm-80gb", 128, 6144, 4096, 307.9},  {"h100-sxm-80gb", 256, 6144, 4096, 544.3},
+              {"h100-sxm-80gb", 128, 43008, 5376, 364.7}, {"h100-sxm-80gb", 256, 43008, 5376, 593.3},
+              {"b200-sxm-180gb", 128, 6144, 4096, 727.3}, {"b200-sxm-180gb", 256, 6144, 4096, 1111.9}};
+  for (const auto& r : rows) {
+    INFO(r.gpu << " " << r.m << " x " << r.n << " x " << r.k);
+    const auto cluster = catalogue_cluster(r.gpu);
+    REQUIRE(cluster.has_value());
+    const auto hardware = hardware_for(*cluster, catalog_root());
+    REQUIRE(hardware.has_value());
+    const double measured = 2.0 * r.m * r.n * r.k / (r.tflops * 1e12);
+    CHECK(CostModel(*hardware, *cluster).gemm_seconds(r.m, r.n, r.k, DType::bf16) == Approx(measured).epsilon(0.16));
+  }
+}
+
 }  // namespace hotbunk
