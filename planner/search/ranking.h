@@ -3,7 +3,6 @@
 // threads nor on the order in which knobs list their values.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <limits>
@@ -133,18 +132,6 @@ void on_threads(int threads, Work work) {
   for (int i = 1; i < threads; ++i) helpers.emplace_back(work, i);
   work(0);
   for (std::thread& t : helpers) t.join();
-}
-
-/// work(i, thread) for i in [0, count), each once, wherever a thread is free. Few are done here.
-template <class Work>
-void each_of(std::size_t count, int threads, Work work) {
-  constexpr std::size_t worth_a_thread = 8;
-  std::atomic<std::size_t> next{0};
-  on_threads(static_cast<int>(
-                 std::clamp<std::size_t>(count / worth_a_thread, 1, static_cast<std::size_t>(threads_of(threads)))),
-             [&](int thread) {
-               for (std::size_t i = next++; i < count; i = next++) work(i, thread);
-             });
 }
 
 }  // namespace hotbunk

@@ -77,7 +77,7 @@ Share price_share(const RlModel& model, const TrainSpace& space, std::span<const
   return out;
 }
 
-void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Segment& s) {
+void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Workers& workers, Segment& s) {
   space.ranks = s.placement.train_ranks;
   const std::vector<LayerKey> keys = layer_keys(space);
   std::vector<std::span<const LayerKey>> shares;
@@ -89,8 +89,7 @@ void add_training(const RlModel& model, TrainSpace space, const SearchOptions& o
   // Estimates say nothing about the bytes of plans.
   const bool drop = options.prune && !options.plan_bytes;
   std::vector<Share> priced(shares.size());
-  each_of(shares.size(), options.threads,
-          [&](std::size_t i, int) { priced[i] = price_share(model, space, shares[i], drop); });
+  workers.each(shares.size(), [&](std::size_t i, int) { priced[i] = price_share(model, space, shares[i], drop); });
   std::map<SyncSource, std::uint32_t> known;
   for (Share& share : priced) {
     s.trained += share.trained, s.on_host += share.on_host, s.rejected += share.rejected;
@@ -118,7 +117,8 @@ void add_engines(const RlModel& model, const RlSpace& space, const RolloutPoint&
         }
 }
 
-void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOptions& options, Segment& s) {
+void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOptions& options, Workers& workers,
+                  Segment& s) {
   const std::int64_t ranks = s.placement.rollout_ranks;
   std::vector<RolloutPoint> engines;
   for (std::int64_t tp : space.rollout_tp)
@@ -130,7 +130,7 @@ void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOption
   double overhead = s.training.empty() ? 0.0 : std::numeric_limits<double>::infinity();
   for (const Trained& t : s.training) overhead = std::min(overhead, t.side.overhead_bytes);
   std::vector<RolloutPrice> prices(engines.size());
-  each_of(engines.size(), options.threads, [&](std::size_t i, int) { prices[i] = model.price_rollout(engines[i]); });
+  workers.each(engines.size(), [&](std::size_t i, int) { prices[i] = model.price_rollout(engines[i]); });
   for (std::size_t i = 0; i < engines.size(); ++i)
     if (const RolloutPoint& p = engines[i]; prices[i].fits)
       s.rollouts.push_back(
@@ -172,14 +172,15 @@ const SyncPrices& SyncsBetween::price(const RlModel& model, const Segment& s, co
   return at->second;
 }
 
-Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& options, const PlacementChoice& choice) {
+Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& options, const PlacementChoice& choice,
+                   Workers& workers) {
   Segment s;
   s.placement = choice;
   const bool shared = choice.mode == PlacementMode::colocated;
   s.gpus = static_cast<double>(shared ? choice.train_ranks : choice.train_ranks + choice.rollout_ranks);
   s.bucket_bytes = space.bucket_bytes;
-  add_training(model, space.train, options, s);
-  add_rollouts(model, space, options, s);
+  add_training(model, space.train, options, workers, s);
+  add_rollouts(model, space, options, workers, s);
   if (shared) {
     s.sync = space.sync;
     const auto awake = [](const TransitionOrder& o) {
@@ -202,7 +203,7 @@ Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& op
   }
   for (const TransitionOrder& o : s.orders) s.shifts.emplace_back(o);
   s.sync_seconds.resize(s.sources.size());
-  each_of(s.sources.size(), options.threads, [&](std::size_t i, int) {
+  workers.each(s.sources.size(), [&](std::size_t i, int) {
     double& least = s.sync_seconds[i] = std::numeric_limits<double>::infinity();
     for (const Rolled& r : s.rollouts) least = std::min(least, sync_prices(model, s, s.sources[i], r).least_seconds);
   });

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/workers.h"
 #include "planner/search/search.h"
 
 namespace hotbunk {
@@ -88,6 +89,6 @@ class SyncsBetween {
 };
 
 /// The model learns the exact reshard volumes of the segment.
-Segment segment_of(RlModel&, const RlSpace&, const SearchOptions&, const PlacementChoice&);
+Segment segment_of(RlModel&, const RlSpace&, const SearchOptions&, const PlacementChoice&, Workers&);
 
 }  // namespace hotbunk

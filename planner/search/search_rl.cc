@@ -30,9 +30,10 @@ struct Pair {
 class JointSearch {
  public:
   JointSearch(const RlModel& given, const RlSpace& space, const SearchOptions& options)
-      : model_(given), space_(space), options_(options), found_(options.keep) {
-    parts_.resize(static_cast<std::size_t>(threads_of(options.threads)), Found(options.keep));
-    for (const PlacementChoice& p : space.placement) segments_.push_back(segment_of(model_, space_, options_, p));
+      : model_(given), space_(space), options_(options), workers_(threads_of(options.threads)), found_(options.keep) {
+    parts_.resize(static_cast<std::size_t>(workers_.threads()), Found(options.keep));
+    for (const PlacementChoice& p : space.placement)
+      segments_.push_back(segment_of(model_, space_, options_, p, workers_));
     std::vector<Pair> first;  // of every training point
     for (std::uint32_t i = 0; i < segments_.size(); ++i) {
       const Segment& s = segments_[i];
@@ -80,6 +81,7 @@ class JointSearch {
   RlModel model_;  // learns exact reshard volumes of the space
   const RlSpace& space_;
   const SearchOptions& options_;
+  Workers workers_;
   std::vector<Segment> segments_;
   using Queue = std::priority_queue<Pair, std::vector<Pair>, std::greater<>>;
   Queue queue_;  // by the objective
@@ -212,8 +214,8 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
 
 /// Each thread prunes by what was found before the batch: what is priced does not depend on their number.
 void JointSearch::price(const std::vector<Pair>& batch) {
-  each_of(batch.size(), options_.threads,
-          [&](std::size_t i, int thread) { price_pair(batch[i], parts_[static_cast<std::size_t>(thread)]); });
+  workers_.each(batch.size(),
+                [&](std::size_t i, int thread) { price_pair(batch[i], parts_[static_cast<std::size_t>(thread)]); });
   for (Found& part : parts_) found_.take(part);
   // What fits has been seen: the best stays, and what is nearest below it only comes nearer.
   if (queue_.empty()) nearest_over_ = found_.lacking.last_but(most_nearest - 1, best_value());

@@ -19,6 +19,7 @@
 #include "base/parallel.h"
 #include "base/parse.h"
 #include "base/rng.h"
+#include "base/workers.h"
 
 using namespace hotbunk;
 
@@ -114,6 +115,27 @@ TEST_CASE("work in parallel: every piece once, and the lowest error comes out") 
                         },
                         4),
                     "7");
+}
+
+TEST_CASE("workers do every piece of every round once, and no thread two at a time") {
+  for (const int threads : {1, 2, 4}) {
+    Workers workers(threads);
+    CHECK(workers.threads() == threads);
+    std::vector<std::atomic<int>> busy(static_cast<std::size_t>(threads));
+    std::atomic<int> shared = 0;
+    for (std::size_t round = 0; round < 2000; ++round) {
+      const std::size_t count = round % 7;
+      std::vector<int> done(count, 0);
+      workers.each(count, [&](std::size_t i, int thread) {
+        std::atomic<int>& mine = busy[static_cast<std::size_t>(thread)];
+        if (mine.fetch_add(1) != 0) ++shared;
+        ++done[i];
+        mine.fetch_sub(1);
+      });
+      REQUIRE(done == std::vector<int>(count, 1));  // all of them when each() returns
+    }
+    CHECK(shared == 0);
+  }
 }
 
 TEST_CASE("work in parallel goes on where the machine gives no more threads") {
