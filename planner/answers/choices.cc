@@ -222,7 +222,7 @@ namespace {
 std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
                                      SearchOptions options, const PlanBytes& lowered) {
   options.keep = 4;
-  options.nearest = false;
+  options.nearest = options.front = false;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
     if (RlPrice plan = c.price; !lowered(c.point, plan)) return {row_of(s, own, c.point, c.price, options)};
   return {};

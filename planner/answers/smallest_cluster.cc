@@ -100,7 +100,7 @@ class ResizedSearch {
     if (!pricer) return fail(pricer.error());
     const RlSetting& set = (*pricer)->rl().setting();
     SearchOptions o = options_;
-    o.device_bytes = set.device_bytes, o.host_bytes = set.host_bytes, o.nearest = always;
+    o.device_bytes = set.device_bytes, o.host_bytes = set.host_bytes, o.nearest = o.front = always;
     RlSpace space = default_rl_space(s, (*pricer)->train().framework());
     if (!always && hopeless(**pricer, space, o)) return std::optional<RlSearch>();
     if (executes_) {

@@ -59,6 +59,7 @@ struct SearchOptions {
   int threads = 0;               // 0: the machine's
   bool prune = true;             // skip what provably changes nothing; false: price every point
   bool nearest = true;           // also find what nearly fits; false: skip what cannot fit
+  bool front = true;             // of a joint search also the Pareto front; false: the best alone
   std::int64_t most_points = 0;  // any-time: stop after about so many prices, 0: never
   PlanBytes plan_bytes{};        // of a joint search over what is lowered; none: the estimates
   double limit_bytes() const { return device_bytes * (1.0 - headroom); }

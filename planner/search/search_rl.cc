@@ -122,7 +122,7 @@ Value JointSearch::bound(const Segment& s, const Trained& t, const Rolled& r) co
 bool JointSearch::wanted(const Value& entry, double gpus, double seconds, double bytes) const {
   const double limit = options_.limit_bytes();
   const Value least = value_of(options_.objective, model_.setting(), gpus, seconds, bytes);
-  if (bytes <= limit) return !(least > entry) || !found_.front.beats(seconds, bytes);
+  if (bytes <= limit) return !(least > entry) || (options_.front && !found_.front.beats(seconds, bytes));
   // It cannot fit: only where it is better than the best, and nearer to fitting than what is known.
   if (!options_.nearest || least.first >= best_value() || bytes - limit > nearest_over_) return false;
   return !found_.lacking.beats(least.first, bytes - limit);
@@ -145,7 +145,7 @@ bool JointSearch::later_wanted(const Segment& s, const Trained& t, std::uint32_t
   if (bytes > limit) return options_.nearest && least.first < best_value() && bytes - limit <= nearest_over_;
   const double seconds =
       options_.objective == Objective::memory ? below * t.seconds : seconds_bound(s, t, s.rollouts[r]);
-  return least.first <= found_.best.bound().first || !found_.front.beats(seconds, bytes);
+  return least.first <= found_.best.bound().first || (options_.front && !found_.front.beats(seconds, bytes));
 }
 
 /// The next rollout that could change the answer with the pair's training point; none: as many as there are.
@@ -266,7 +266,7 @@ RlSearch JointSearch::finish() {
   out.feasible = found_.feasible;
   out.limit_bytes = options_.limit_bytes();
   out.best = found_.best.take();
-  out.pareto = found_.front.take();
+  if (options_.front) out.pareto = found_.front.take();
   out.complete = !stopped_;
   const double best = best_value();
   if (stopped_ && !queue_.empty()) {

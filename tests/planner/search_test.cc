@@ -223,6 +223,12 @@ void check_search(const RlModel& model, const RlSpace& space, SearchOptions opti
       else check_equal(first, found);
       if (prune) CHECK(found.priced == first.priced);
     }
+  // Without the front the rest of the answer stands.
+  options.prune = true, options.front = false;
+  RlSearch narrow = search_rl(model, space, options);
+  CHECK(narrow.pareto.empty());
+  narrow.pareto = first.pareto;
+  check_equal(narrow, first);
 }
 
 }  // namespace
