@@ -41,6 +41,8 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"selective_products", &f.selective_products},
           {"has_gpipe", &f.has_gpipe},
           {"has_zero_bubble", &f.has_zero_bubble},
+          {"has_ring", &f.has_ring},
+          {"has_ulysses", &f.has_ulysses},
           {"dummy_weight_grads", &f.dummy_weight_grads}};
 }
 

@@ -192,6 +192,8 @@ RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
   out.train.cp = sequence_cuts(ranks, s.workload.prompt_tokens.max + s.workload.response_tokens.max);
   if (out.train.ulysses.size() > 1) out.train.ulysses = out.train.cp;
   // What the framework has; a scenario may ask for others.
+  if (!frame.has_ring) out.train.cp = {1};
+  if (!frame.has_ulysses) out.train.ulysses = {1};
   if (frame.has_gpipe) include(out.train.schedule, PipelineSchedule::gpipe);
   if (frame.has_zero_bubble) include(out.train.schedule, PipelineSchedule::zero_bubble);
   // verl's and slime's FSDP trainers have no tensor parallelism, torchtitan's has.

@@ -37,7 +37,7 @@ TEST_CASE("the flags of any training point of a space select that point") {
     std::int64_t seen = 0, tried = 0;
     for (const LayerKey& key : layer_keys(space))
       visit_points((*pricer)->train(), space, key, [&](const TrainPoint& t, const auto&) {
-        if (seen++ % 149 != 0) return;
+        if (seen++ % 47 != 0) return;
         RlPoint p = (*pricer)->point();
         p.train = t;
         const std::vector<std::string> flags = flags_of(*s, p);
@@ -56,6 +56,25 @@ TEST_CASE("the flags of any training point of a space select that point") {
     CHECK(*cps.rbegin() == static_cast<std::int64_t>(c.longest_cp));
     CHECK(groups.size() > 1);
   }
+}
+
+TEST_CASE("a framework's rows cut sequences only as it can, unless the scenario does otherwise") {
+  const auto cuts = [](const std::string& profile, const std::string& layout) {
+    const auto s = load_scenario_text("model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb}\nprofile: " + profile +
+                                          "\ntrain: {engine: fsdp2, layout: " + layout +
+                                          ", micro_batch_tokens: 16384}\nrollout: {engine: sglang, layout: {dp: 8}}\n",
+                                      "t.yaml");
+    if (!s) FAIL(render(s.error()));
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const TrainSpace space = default_rl_space(*s, (*pricer)->train().framework()).train;
+    return std::pair(space.cp.size() > 1, space.ulysses.size() > 1);
+  };
+  CHECK(cuts("hotbunk", "{dp: 8}") == std::pair(true, true));
+  CHECK(cuts("verl-fsdp", "{dp: 8}") == std::pair(false, true));
+  CHECK(cuts("verl-fsdp", "{dp: 4, cp: 2}") == std::pair(true, true));
+  CHECK(cuts("slime-fsdp", "{dp: 8}") == std::pair(true, false));
+  CHECK(cuts("torchtitan", "{dp: 8}") == std::pair(true, false));
 }
 
 }  // namespace hotbunk
