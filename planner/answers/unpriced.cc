@@ -60,7 +60,8 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
       fmt::format("weights {} + {:.0f} tokens x {} = {} on a rank; rollout.memory_fraction {} of {} leaves {} for them",
                   format_bytes(r.weight_bytes), longest, format_bytes(r.kv_bytes_per_token), format_bytes(need),
                   p.rollout.memory_fraction, format_bytes(set.device_bytes), left > 0 ? format_bytes(left) : "nothing"),
-      "more tensor parallelism, or a larger rollout.memory_fraction");
+      need < set.device_bytes ? "more tensor parallelism, or a larger rollout.memory_fraction"
+                              : "more tensor parallelism: a whole device does not hold them either");
 }
 
 }  // namespace

@@ -295,6 +295,13 @@ TEST_CASE("a vLLM that cannot start says so, and what would let it") {
   const auto small = why("0.05");
   REQUIRE(small.has_value());
   CHECK_THAT(small->help, Catch::Contains("larger rollout.memory_fraction"));
+  // Where a whole device is too small no fraction of it helps.
+  const auto huge = ScenarioPricer::make(loaded(cluster, {"model=deepseek-v3"}), catalog_root());
+  REQUIRE(huge.has_value());
+  const auto hopeless = (*huge)->why_unpriced((*huge)->point());
+  REQUIRE(hopeless.has_value());
+  CHECK(hopeless->code == "E301");
+  CHECK_THAT(hopeless->help, !Catch::Contains("larger"));
 }
 
 }  // namespace hotbunk
