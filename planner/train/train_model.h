@@ -358,12 +358,14 @@ class TrainModel {
   struct UnitSeconds {
     double gather = 0, gather_kernels = 0, reduce = 0, reduce_kernels = 0;
   };
-  UnitSeconds unit_seconds(const TrainPoint&, double elements, bool trained) const;
+  /// What units are gathered for: both passes of a step, a forward pass alone, or one of the reference.
+  enum class UnitPass : std::uint8_t { step, forward, reference };
+  UnitSeconds unit_seconds(const TrainPoint&, double elements, UnitPass) const;
   struct UnitStreams {
     UnitSeconds root, layer;
     double layers = 1;  // of them
   };
-  UnitStreams unit_streams(const TrainPoint&, const Layers&, bool trained) const;
+  UnitStreams unit_streams(const TrainPoint&, const Layers&, UnitPass) const;
   /// Of a micro-batch with `share` of a full one's tokens.
   PassStreams pass_streams(const TrainPoint&, const Layers&, const UnitStreams&, double forward, double backward,
                            double share) const;

@@ -204,7 +204,7 @@ TrainModel::StepEnd TrainModel::stage_end(const TrainPoint& p, const Layers& l, 
   // Experts are not lowered.
   if (!framework_.lowered_ops || held.expert > 0 || !p.gathers_units()) return end;
   end.exposed = end.hidden = 0.0;
-  const UnitStreams units = unit_streams(p, l, true);
+  const UnitStreams units = unit_streams(p, l, UnitPass::step);
   p.visit_micro_batches([&](double count, double share) {
     const PassStreams s = pass_streams(p, l, units, share * t.forward, share * t.backward, share);
     end.exposed += count * (s.forward + s.backward), end.hidden += count * (s.all - s.forward - s.backward);

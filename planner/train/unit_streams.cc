@@ -6,7 +6,7 @@
 
 namespace hotbunk {
 
-TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, bool trained) const {
+TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, UnitPass of) const {
   const StateBytes& b = setting_.state;
   const std::int64_t shards = p.shard_ranks();
   const GroupShape group = groups(p).shard();
@@ -14,10 +14,13 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
   const auto pass = [&](double bytes) { return cost_.memory_seconds(bytes) + kernel; };
   UnitSeconds out;
   // FSDP's one shard is the master copy; the reference is kept as it computes.
+  const bool trained = of != UnitPass::reference;
   if (trained && p.sharding == Sharding::fsdp && b.master != b.params)
     out.gather_kernels += pass(own * (b.master + b.params));
   // Hybrid shards are summed over their replicas behind the scatter.
-  if (p.replicas() > 1) out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
+  const bool reduces = of == UnitPass::step;
+  if (reduces && p.replicas() > 1)
+    out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
   const double tensors = tensors_ * elements / std::max(parameters_, 1.0);
   const HostPass host = trained && p.streams_from_host() ? host_pass(p, own, tensors) : HostPass{};
   const auto micro_batches = static_cast<double>(p.micro_batches);
@@ -25,16 +28,17 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
   if (shards == 1) return out;
   out.gather += cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
   out.gather_kernels += pass(2.0 * elements * b.params);
+  if (!reduces) return out;
   out.reduce += cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
   out.reduce_kernels = pass(2.0 * elements * b.grads) + pass(3.0 * own * b.grads);
   return out;
 }
 
-TrainModel::UnitStreams TrainModel::unit_streams(const TrainPoint& p, const Layers& l, bool trained) const {
+TrainModel::UnitStreams TrainModel::unit_streams(const TrainPoint& p, const Layers& l, UnitPass of) const {
   const StageShare held = stage_share(p, l, 0);
   const double layers = std::max(1.0, held.layers()), ends = end_parameters(p, l, 0);
-  return {.root = unit_seconds(p, ends, trained),
-          .layer = unit_seconds(p, (held.ordinary - ends) / layers, trained),
+  return {.root = unit_seconds(p, ends, of),
+          .layer = unit_seconds(p, (held.ordinary - ends) / layers, of),
           .layers = layers};
 }
 
@@ -66,7 +70,7 @@ double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double 
   double exposed = 0.0;
   if (!p.gathers_units()) return exposed;
   if (framework_.lowered_ops) {
-    const UnitStreams units = unit_streams(p, l, trained);
+    const UnitStreams units = unit_streams(p, l, trained ? UnitPass::forward : UnitPass::reference);
     p.visit_micro_batches([&](double count, double share) {
       exposed += count * pass_streams(p, l, units, share * forward, 0.0, share).forward;
     });
