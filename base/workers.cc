@@ -23,7 +23,12 @@ Workers::~Workers() {
 
 void Workers::Round::run(int thread) {
   for (std::size_t i = next++; i < count; i = next++) {
-    work(i, thread);
+    try {
+      work(i, thread);
+    } catch (...) {
+      const std::scoped_lock lock(mutex);
+      if (!thrown || i < thrown_by) thrown = std::current_exception(), thrown_by = i;
+    }
     done.fetch_add(1, std::memory_order_release);
   }
 }
@@ -57,6 +62,7 @@ void Workers::each(std::size_t count, std::function<void(std::size_t, int)> work
   round->run(0);
   // Only pieces that a helper has begun are waited for.
   while (round->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+  if (round->thrown) std::rethrow_exception(round->thrown);
 }
 
 }  // namespace hotbunk

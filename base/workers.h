@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,7 +24,7 @@ class Workers {
   int threads() const { return static_cast<int>(helpers_.size()) + 1; }
 
   /// work(i, thread) for every i in [0, count), once each; `thread` in [0, threads()) is never at two pieces at a time.
-  /// Returns when all are done. Work must not throw, nor ask for more of it here.
+  /// Returns when all are done; rethrows what the lowest i threw. Work must not ask for more of it here.
   void each(std::size_t count, std::function<void(std::size_t, int)> work);
 
  private:
@@ -32,6 +33,9 @@ class Workers {
     std::function<void(std::size_t, int)> work;
     std::size_t count = 0;
     std::atomic<std::size_t> next{0}, done{0};
+    std::mutex mutex;  // of what follows
+    std::exception_ptr thrown{};
+    std::size_t thrown_by = 0;
     void run(int thread);
   };
   void help(int thread);

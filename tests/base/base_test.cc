@@ -135,6 +135,17 @@ TEST_CASE("workers do every piece of every round once, and no thread two at a ti
       REQUIRE(done == std::vector<int>(count, 1));  // all of them when each() returns
     }
     CHECK(shared == 0);
+    // An error waits for the others, and the next round goes on.
+    std::atomic<int> begun = 0;
+    CHECK_THROWS_WITH(workers.each(50,
+                                   [&](std::size_t i, int) {
+                                     ++begun;
+                                     if (i % 20 == 7) throw std::runtime_error(std::to_string(i));
+                                   }),
+                      "7");
+    CHECK((begun == 50 || threads == 1));
+    workers.each(3, [&](std::size_t, int) { ++begun; });
+    CHECK((begun == 53 || threads == 1));
   }
 }
 

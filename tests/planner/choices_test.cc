@@ -10,6 +10,7 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "tests/planner/pricers.h"
 #include "trace/static_memory.h"
 
 namespace hotbunk {
@@ -31,19 +32,11 @@ const char* const moe_megatron =
     "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 6144}}\n";
 
 Scenario load(const std::string& text, const std::vector<std::string>& sets = {}) {
-  auto s = load_scenario_text(text, "test.yaml", sets);
-  if (!s) FAIL(render(s.error()));
-  return *s;
-}
-
-std::unique_ptr<ScenarioPricer> pricer_of(const Scenario& s) {
-  auto pricer = ScenarioPricer::make(s, catalog_root());
-  if (!pricer) FAIL(render(pricer.error()));
-  return std::move(*pricer);
+  return scenario_of_text(text, sets);
 }
 
 Choices choices_of(const Scenario& s, const ChoiceOptions& options = {}) {
-  auto c = choose(*pricer_of(s), options);
+  auto c = choose(*pricer_for(s), options);
   if (!c) FAIL(render(c.error()));
   return *c;
 }
@@ -77,7 +70,7 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
           INFO(describe(row.point) << "\n" << nlohmann::json(row.flags).dump());
           const auto again = load_scenario_text(c.text, "test.yaml", sets);
           if (!again) FAIL(render(again.error()));
-          const auto pricer = pricer_of(*again);
+          const auto pricer = pricer_for(*again);
           const RlPrice price = pricer->price(pricer->point());
           CHECK(price.iteration_seconds == Approx(row.price.iteration_seconds).epsilon(1e-12));
           CHECK(price.peak_bytes() == Approx(row.price.peak_bytes()).epsilon(1e-12));
@@ -114,7 +107,7 @@ TEST_CASE("on a slow network the search finds shard groups, and never less than 
   const auto asked = [&](std::vector<std::string> more) {
     std::vector<std::string> sets = slow;
     sets.insert(sets.end(), more.begin(), more.end());
-    const auto pricer = pricer_of(load(seven_b, sets));
+    const auto pricer = pricer_for(load(seven_b, sets));
     return pricer->price(pricer->point());
   };
   for (const char* group : {"2", "4", "8", "16", "32", "64"})
@@ -151,7 +144,7 @@ TEST_CASE("no two rows are one layout under two names") {
   }
   const Scenario one = load(moe_megatron, {"model=qwen2.5-7b", "cluster.nodes=1", "cluster.gpus_per_node=1",
                                            "train.layout={dp: 1}", "rollout.layout={dp: 1}"});
-  const auto pricer = pricer_of(one);
+  const auto pricer = pricer_for(one);
   TrainSpace space = default_train_space(one.model, 1, 1, 8, TrainEngine::megatron);
   space.sharding = {Sharding::zero1, Sharding::replicated};
   const TrainSearch twice = search_train(pricer->train(), space, {.keep = 1, .device_bytes = 1e12});
@@ -161,7 +154,7 @@ TEST_CASE("no two rows are one layout under two names") {
 
 TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its flags") {
   const Scenario s = load(seven_b, {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"});
-  const auto pricer = pricer_of(s);
+  const auto pricer = pricer_for(s);
   CHECK_FALSE(pricer->why_unpriced(pricer->point()).has_value());
   CHECK(pricer->price(pricer->point()).iteration_seconds > 0);
   CHECK_THAT(describe(pricer->point()), Catch::Contains("tp 2 pp 2"));
@@ -171,7 +164,7 @@ TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its 
   CHECK_THAT(nlohmann::json(flags).dump(), Catch::Contains("rollout.layout.pp=4"));
   std::vector<std::string> sets = {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"};
   sets.insert(sets.end(), flags.begin(), flags.end());
-  const auto there = pricer_of(load(seven_b, sets));
+  const auto there = pricer_for(load(seven_b, sets));
   CHECK(there->point() == p);
   CHECK(there->price(p).iteration_seconds == pricer->price(p).iteration_seconds);
   // What is not executed says so; more stages than layers have no price.
@@ -194,13 +187,13 @@ TEST_CASE("671B with three leading dense layers: deep pipelines cost what their 
                                              fmt::format("train.layout={{dp: {}, tp: 8, ep: 8, sp: true}}", pp),
                                              fmt::format("rollout.layout={{tp: 8, dp: {}}}", pp)};
       const Scenario s = load(text, base);
-      const auto here = pricer_of(s);
+      const auto here = pricer_for(s);
       RlPoint p = here->point();
       p.train.dp = 1, p.train.pp = pp;
       p.train.set_sequences(1024);
       std::vector<std::string> sets = base;
       for (const std::string& flag : flags_of(s, p)) sets.push_back(flag);
-      const auto there = pricer_of(load(text, sets));
+      const auto there = pricer_for(load(text, sets));
       REQUIRE(there->point() == p);
       const TrainPrice searched = here->train().price(p.train), applied = there->train().price(p.train);
       INFO(gpu << " pp " << pp);
@@ -218,8 +211,8 @@ TEST_CASE("671B with three leading dense layers: deep pipelines cost what their 
 
 TEST_CASE("a batch smaller than a micro-batch trains its own sequences") {
   // 8 samples on dp 4 are 2 sequences each, 48 are 12: both in one micro-batch, whose buffer would hold 16.
-  const auto few = pricer_of(load(seven_b, {"algorithm.prompts=1"})),
-             more = pricer_of(load(seven_b, {"algorithm.prompts=6"}));
+  const auto few = pricer_for(load(seven_b, {"algorithm.prompts=1"})),
+             more = pricer_for(load(seven_b, {"algorithm.prompts=6"}));
   const TrainPoint a = few->point().train, b = more->point().train;
   CHECK((a.micro_batch == 2 && a.micro_batches == 1 && a.sequences() == 2));
   CHECK((b.micro_batch == 12 && b.micro_batches == 1 && b.sequences() == 12));
@@ -235,7 +228,7 @@ TEST_CASE("a batch smaller than a micro-batch trains its own sequences") {
 
 TEST_CASE("memory is that of a full micro-batch, time that of a mean one, and a spread of lengths costs attention") {
   const auto train = [](const std::vector<std::string>& sets) {
-    const auto p = pricer_of(load(seven_b, sets));
+    const auto p = pricer_for(load(seven_b, sets));
     return p->train().price(p->point().train);
   };
   // A mean sequence has 2036 tokens: 16 of them fit into 2 x 16384 as into 2 x 17000, but the logits are longer.
@@ -294,7 +287,7 @@ TEST_CASE("objectives: each is best in its own, money needs a price") {
     const auto objective = static_cast<Objective>(i);
     CHECK(objective_named(std::string(name_of(objective))) == objective);
     const Choices mine = choices_of(s, {.objective = objective, .top = 1});
-    const auto pricer = pricer_of(s);
+    const auto pricer = pricer_for(s);
     for (std::size_t k = 0; k < num_objectives; ++k) {
       const Choices other = choices_of(s, {.objective = static_cast<Objective>(k), .top = 1});
       CHECK(objective_of(objective, pricer->rl(), mine.rows[0].point, mine.rows[0].price) <=
@@ -305,7 +298,7 @@ TEST_CASE("objectives: each is best in its own, money needs a price") {
   // 8 GPUs x seconds / 3600 x 2 per hour, for 512 samples, scaled to a million.
   CHECK(c.rows[0].money == Approx(8 * c.rows[0].price.iteration_seconds / 3600 * 2 / 512 * 1e6));
   const auto without =
-      choose(*pricer_of(load(seven_b, {"cluster.gpu.price_per_hour=0"})), {.objective = Objective::money});
+      choose(*pricer_for(load(seven_b, {"cluster.gpu.price_per_hour=0"})), {.objective = Objective::money});
   REQUIRE_FALSE(without.has_value());
   CHECK(without.error()[0].code == "E262");
   CHECK_FALSE(objective_named("second").has_value());
@@ -316,7 +309,7 @@ TEST_CASE("disaggregated: one step off hides the shorter side, on policy adds th
                                           "rollout.layout={tp: 2, dp: 2}"};
   auto off = split;
   off.emplace_back("algorithm.max_staleness=1");
-  const auto on_policy = pricer_of(load(seven_b, split)), one_off = pricer_of(load(seven_b, off));
+  const auto on_policy = pricer_for(load(seven_b, split)), one_off = pricer_for(load(seven_b, off));
   const RlPrice a = on_policy->price(on_policy->point()), b = one_off->price(one_off->point());
   const auto at = [&](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
   const double rollout = at(a, RlPhase::rollout), sync = at(a, RlPhase::sync);

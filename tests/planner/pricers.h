@@ -12,13 +12,23 @@
 
 namespace hotbunk {
 
-/// Fails the test with the diagnostics where there is none.
-inline std::unique_ptr<ScenarioPricer> pricer_of_text(const std::string& text, const std::vector<std::string>& sets) {
+// Each fails the test with the diagnostics where there is none.
+
+inline Scenario scenario_of_text(const std::string& text, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario_text(text, "test.yaml", sets);
   if (!s) FAIL(render(s.error()));
-  auto pricer = ScenarioPricer::make(*s, catalog_root());
+  return *s;
+}
+
+inline std::unique_ptr<ScenarioPricer> pricer_for(const Scenario& s) {
+  auto pricer = ScenarioPricer::make(s, catalog_root());
   if (!pricer) FAIL(render(pricer.error()));
   return std::move(*pricer);
+}
+
+inline std::unique_ptr<ScenarioPricer> pricer_of_text(const std::string& text,
+                                                      const std::vector<std::string>& sets = {}) {
+  return pricer_for(scenario_of_text(text, sets));
 }
 
 }  // namespace hotbunk

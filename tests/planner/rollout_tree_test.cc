@@ -7,6 +7,7 @@
 #include "planner/rl/engine_step.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/planner/pricers.h"
 
 namespace hotbunk {
 namespace {
@@ -19,11 +20,7 @@ std::unique_ptr<ScenarioPricer> pricer_of(const std::string& model, const std::v
       "rollout: {engine: sglang, layout: {tp: 2, dp: 16}, max_running_requests: 8, memory_fraction: 0.8}\n"
       "algorithm: {name: grpo, prompts: 128, samples_per_prompt: 8}\n"
       "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
-  auto s = load_scenario_text(text, "test.yaml", sets);
-  if (!s) FAIL(render(s.error()));
-  auto pricer = ScenarioPricer::make(*s, catalog_root());
-  if (!pricer) FAIL(render(pricer.error()));
-  return std::move(*pricer);
+  return pricer_of_text(text, sets);
 }
 
 std::vector<CostNode> nodes_of(const ScenarioPricer& p) {

@@ -14,6 +14,7 @@
 #include "planner/answers/plan_shifts.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/planner/pricers.h"
 
 namespace hotbunk {
 namespace {
@@ -26,15 +27,7 @@ Scenario scenario_of(const std::vector<std::string>& sets = {}) {
       "rollout: {engine: sglang, layout: {tp: 4, dp: 2}, memory_fraction: 0.8}\n"
       "algorithm: {name: grpo, prompts: 64, samples_per_prompt: 8, reference: true}\n"
       "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
-  auto s = load_scenario_text(text, "test.yaml", sets);
-  if (!s) FAIL(render(s.error()));
-  return *s;
-}
-
-std::unique_ptr<ScenarioPricer> pricer_of(const Scenario& s) {
-  auto pricer = ScenarioPricer::make(s, catalog_root());
-  if (!pricer) FAIL(render(pricer.error()));
-  return std::move(*pricer);
+  return scenario_of_text(text, sets);
 }
 
 /// Small enough to price by hand-written loops, with every kind of knob in it.
@@ -234,7 +227,7 @@ void check_search(const RlModel& model, const RlSpace& space, SearchOptions opti
 }  // namespace
 
 TEST_CASE("joint search = brute force for every objective, on one to three threads") {
-  const auto pricer = pricer_of(scenario_of({"algorithm.max_staleness=1"}));
+  const auto pricer = pricer_for(scenario_of({"algorithm.max_staleness=1"}));
   const RlSpace space = small_space(pricer->scenario());
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 60e9}) {
@@ -248,7 +241,7 @@ TEST_CASE("joint search = brute force for every objective, on one to three threa
 }
 
 TEST_CASE("joint search = brute force without log-prob passes, which tell the same of micro-batches as training") {
-  const auto pricer = pricer_of(scenario_of({"algorithm.reference=false", "algorithm.old_logprobs=false"}));
+  const auto pricer = pricer_for(scenario_of({"algorithm.reference=false", "algorithm.old_logprobs=false"}));
   const RlSpace space = small_space(pricer->scenario());
   for (const double device : {80e9, 60e9}) {
     const SearchOptions options{.keep = 6, .device_bytes = device};
@@ -256,9 +249,22 @@ TEST_CASE("joint search = brute force without log-prob passes, which tell the sa
   }
 }
 
+TEST_CASE("joint search = brute force under our own engine by estimates, and with narrow weights") {
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{"rollout.engine=hotbunk"}, {"rollout.dtype=fp8"}, {"rollout.engine=vllm"}}) {
+    const auto pricer = pricer_for(scenario_of(sets));
+    RlSpace space = small_space(pricer->scenario());
+    space.placement.resize(1);  // where shifts are
+    if (sets[0] == "rollout.engine=hotbunk") space.rollout_pp = {1};
+    INFO(sets[0]);
+    const SearchOptions options{.keep = 6};
+    check_search(pricer->rl(), space, options, Brute(pricer->rl(), space, options));
+  }
+}
+
 TEST_CASE("where plans are lowered, what is shared between them is asked once, and they answer the same") {
   const Scenario s = scenario_of({"rollout.engine=hotbunk"});
-  const auto pricer = pricer_of(s);
+  const auto pricer = pricer_for(s);
   RlSpace space = default_rl_space(s);
   keep_what_executes(space, s, pricer->point().sync);
   space.train.micro_batch = {3, 6};
@@ -284,7 +290,7 @@ TEST_CASE("where plans are lowered, what is shared between them is asked once, a
 }
 
 TEST_CASE("the order in which knobs list their values changes nothing") {
-  const auto pricer = pricer_of(scenario_of());
+  const auto pricer = pricer_for(scenario_of());
   const RlSpace space = small_space(pricer->scenario());
   SearchOptions options{.keep = 8, .threads = 2};
   const RlSearch straight = search_rl(pricer->rl(), space, options);
@@ -303,7 +309,7 @@ TEST_CASE("the order in which knobs list their values changes nothing") {
 }
 
 TEST_CASE("any-time: a budget leaves a gap that is proven, shrinks and ends at zero") {
-  const auto pricer = pricer_of(scenario_of());
+  const auto pricer = pricer_for(scenario_of());
   const RlSpace space = small_space(pricer->scenario());
   for (const Objective objective : {Objective::seconds, Objective::memory, Objective::money}) {
     SearchOptions options{.keep = 3, .objective = objective, .threads = 2};
@@ -337,7 +343,7 @@ TEST_CASE("any-time: a budget leaves a gap that is proven, shrinks and ends at z
 }
 
 TEST_CASE("a space beyond a billion points is answered with a proven gap") {
-  const auto pricer = pricer_of(scenario_of());
+  const auto pricer = pricer_for(scenario_of());
   RlSpace space = default_rl_space(pricer->scenario());
   space.memory_fraction.clear(), space.bucket_bytes.clear();
   for (int i = 0; i < 400; ++i) space.memory_fraction.push_back(0.5 + 0.001 * i);

@@ -11,6 +11,7 @@
 #include "planner/form/plan_form.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/planner/pricers.h"
 
 using namespace hotbunk;
 
@@ -30,12 +31,6 @@ Scenario load(const std::string& name, const std::vector<std::string>& sets = {}
   auto s = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/" + name, sets);
   if (!s) FAIL(render(s.error()));
   return *s;
-}
-
-std::unique_ptr<ScenarioPricer> pricer_of(const Scenario& s) {
-  auto pricer = ScenarioPricer::make(s, catalog_root());
-  if (!pricer) FAIL(render(pricer.error()));
-  return std::move(*pricer);
 }
 
 }  // namespace
@@ -80,7 +75,7 @@ TEST_CASE("less work of training never moves more memory, in any order") {
 
 TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4") {
   const Scenario s = load("qwen2.5-7b-fsdp8.yaml");
-  const auto pricer = pricer_of(s);
+  const auto pricer = pricer_for(s);
   const CostModel& cost = pricer->train().cost();
   // fp32 shards of a rank: embedding, head and norm 2 x 19008 x 3584 + 448 elements, 28 layers of 233,057,792 / 8.
   const double root = 4.0 * (2 * 19008 * 3584 + 448), layer = 4.0 * 233'057'792 / 8;
@@ -118,7 +113,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
   for (const std::vector<std::string>& sets :
        {std::vector<std::string>{}, {"rollout.sleep_level=1"}, {"train.offload=none"}, {"rollout.sleep=false"}}) {
     const Scenario s = load("demo.yaml", sets);
-    const auto pricer = pricer_of(s);
+    const auto pricer = pricer_for(s);
     const CostModel& cost = pricer->train().cost();
     const ShiftsSeconds plan = *plan_shifts_of(s, cost);
     const Explanation e = explain(*pricer);
@@ -139,7 +134,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(PlanForm::why_not(with_point(s, r.point)).empty());
     // Rows that were found by searching are what `explain` says of them.
     for (const ChoiceRow& r : choices->rows) {
-      const Explanation there = explain(*pricer_of(load("demo.yaml", [&] {
+      const Explanation there = explain(*pricer_for(load("demo.yaml", [&] {
         std::vector<std::string> all = sets;
         for (const std::string& flag : flags_of(s, r.point)) all.push_back(flag);
         return all;
@@ -154,7 +149,7 @@ TEST_CASE("one rank's sync copies once and gathers nothing") {
                                         "rollout.layout.dp=1"};
   std::vector<std::string> gathers = one;
   gathers.emplace_back("sync.transport=collective");
-  const auto a = pricer_of(load("demo.yaml", one)), b = pricer_of(load("demo.yaml", gathers));
+  const auto a = pricer_for(load("demo.yaml", one)), b = pricer_for(load("demo.yaml", gathers));
   const SyncPrice x = a->rl().sync_price(a->point()), y = b->rl().sync_price(b->point());
   CHECK(x.moving == 0.0);
   CHECK(y.seconds() == x.seconds());
