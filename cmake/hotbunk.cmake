@@ -34,8 +34,10 @@ function(hotbunk_library name)
 endfunction()
 
 # Catch2's main is slow to compile: once for all test programs.
-add_library(hotbunk_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/main.cc)
-target_link_libraries(hotbunk_test_main PUBLIC Catch2::Catch2)
+add_library(hotbunk_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/main.cc ${PROJECT_SOURCE_DIR}/tests/paths.cc)
+target_link_libraries(hotbunk_test_main PUBLIC hotbunk_options Catch2::Catch2)
+set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/paths.cc PROPERTIES
+  COMPILE_DEFINITIONS "HOTBUNK_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\";HOTBUNK_BINARY_DIR=\"${PROJECT_BINARY_DIR}\"")
 
 # hotbunk_test(folder [DEPS ...]): every *_test.cc of tests/<folder> becomes one Catch2 program and one CTest per program.
 function(hotbunk_test name)
@@ -46,8 +48,6 @@ function(hotbunk_test name)
   target_link_libraries(${target}_test PRIVATE hotbunk_options hotbunk_test_main rapidcheck ${ARG_DEPS})
   # Tests are compiled more often than they run long: the library is what needs the optimiser.
   target_compile_options(${target}_test PRIVATE -O1 -g0)
-  target_compile_definitions(${target}_test PRIVATE
-    HOTBUNK_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOTBUNK_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "tests/paths.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
@@ -34,8 +35,8 @@ std::vector<Json> records(const fs::path& file) {
 }
 
 void run_demo(const fs::path& folder) {
-  const std::string command = fmt::format("{} run {}/scenarios/demo.yaml --out {} > /dev/null 2> {}.log",
-                                          HOTBUNK_BINARY, HOTBUNK_SOURCE_DIR, folder.string(), folder.string());
+  const std::string command = fmt::format("{} run {}/scenarios/demo.yaml --out {} > /dev/null 2> {}.log", program_file,
+                                          source_folder, folder.string(), folder.string());
   INFO(read_file(folder.string() + ".log").value_or(""));
   REQUIRE(std::system(command.c_str()) == 0);
 }

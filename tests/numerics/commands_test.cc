@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "tests/numerics/golden.h"
 #include "tests/numerics/training_run.h"
+#include "tests/paths.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
@@ -19,7 +20,7 @@ struct Answer {
 
 Answer run(const std::string& arguments, const std::filesystem::path& scratch) {
   const auto err = scratch / "stderr";
-  const std::string command = std::string(HOTBUNK_BINARY_DIR) + "/hotbunk " + arguments + " 2>" + err.string();
+  const std::string command = std::string(build_folder) + "/hotbunk " + arguments + " 2>" + err.string();
   Answer answer;
   FILE* pipe = ::popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);

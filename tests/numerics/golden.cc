@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "spec/model_config.h"
+#include "tests/paths.h"
 
 namespace hotbunk::test {
 namespace {
@@ -47,7 +48,7 @@ const std::vector<std::string>& golden_models() {
 
 Golden Golden::load(const std::string& name) {
   Golden g;
-  g.folder = std::string(HOTBUNK_SOURCE_DIR) + "/tests/golden/" + name;
+  g.folder = std::string(source_folder) + "/tests/golden/" + name;
   g.model = value(load_model(g.folder));
   g.files_ = {value(Checkpoint::open(g.folder + "/golden.safetensors")),
               value(Checkpoint::open(g.folder + "/model.safetensors"))};

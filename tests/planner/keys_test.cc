@@ -14,13 +14,14 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/scenario_keys.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
 
 using Sets = std::vector<std::string>;
 
-std::string file_of(const std::string& name) { return fmt::format("{}/scenarios/{}.yaml", HOTBUNK_SOURCE_DIR, name); }
+std::string file_of(const std::string& name) { return fmt::format("{}/scenarios/{}.yaml", source_folder, name); }
 
 /// Seconds, bytes of each moment and of the host, and whether they fit; nothing where the scenario is none.
 std::optional<std::array<double, 7>> price_of(const std::string& name, const Sets& sets) {
@@ -112,7 +113,7 @@ bool changes_a_price(const ScenarioKey& key) {
 
 /// "| `key` | why |" between the marks.
 std::map<std::string, std::string> documented() {
-  const auto text = read_file(std::string(HOTBUNK_SOURCE_DIR) + "/docs/planner.md");
+  const auto text = read_file(std::string(source_folder) + "/docs/planner.md");
   REQUIRE(text.has_value());
   const std::size_t begin = text->find("<!-- unpriced keys: begin -->"),
                     end = text->find("<!-- unpriced keys: end -->");

@@ -7,6 +7,7 @@
 #include "planner/cost/cost_model.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -170,7 +171,7 @@ TEST_CASE("the topology is a key of the cluster") {
 
 TEST_CASE("sends between stages hide behind passes only as far as these take") {
   const auto seconds = [](const char* network) {
-    auto s = load_scenario(std::filesystem::path(HOTBUNK_SOURCE_DIR) / "scenarios" / "qwen2.5-32b-megatron.yaml",
+    auto s = load_scenario(std::filesystem::path(source_folder) / "scenarios" / "qwen2.5-32b-megatron.yaml",
                            {std::string("cluster.network_gb_per_s=") + network, "train.layout.vpp=8"});
     if (!s) FAIL(render(s.error()));
     const auto pricer = ScenarioPricer::make(*s, catalog_root());

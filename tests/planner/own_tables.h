@@ -13,12 +13,13 @@
 
 #include "planner/validate/validate.h"
 #include "spec/catalog.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 
 namespace fs = std::filesystem;
 using Cells = std::vector<std::vector<std::string>>;  // first the header
-inline const fs::path published = fs::path(HOTBUNK_SOURCE_DIR) / "data" / "published";
+inline const fs::path published = fs::path(source_folder) / "data" / "published";
 
 inline Cells read_cells(const fs::path& file, std::size_t most_rows = 1'000'000) {
   Cells out;

@@ -10,6 +10,7 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "tests/paths.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
 
@@ -18,7 +19,7 @@ using namespace hotbunk;
 namespace {
 
 Scenario load(const std::string& name, const std::vector<std::string>& sets = {}) {
-  auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", HOTBUNK_SOURCE_DIR, name), sets);
+  auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", source_folder, name), sets);
   if (!s) FAIL(render(s.error()));
   return *s;
 }
@@ -99,7 +100,7 @@ TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
 
   const auto axis = parse_axis("train.recompute=none,selective,full");
   REQUIRE(axis.has_value());
-  const auto rows = sweep(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml", {}, {*axis}, catalog_root());
+  const auto rows = sweep(std::string(source_folder) + "/scenarios/demo.yaml", {}, {*axis}, catalog_root());
   REQUIRE((rows.has_value() && rows->size() == 3));
   CHECK((*rows)[0].peak_bytes == none);
   CHECK((*rows)[1].peak_bytes == selective);
@@ -108,7 +109,7 @@ TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
   for (const SweepRow& r : *rows) CHECK(r.tokens_per_second == Approx(64 * 8 * 9 / r.iteration_seconds));
 
   const auto ranks = parse_axis("train.layout.dp=3");
-  const auto invalid = sweep(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml", {}, {*ranks}, catalog_root());
+  const auto invalid = sweep(std::string(source_folder) + "/scenarios/demo.yaml", {}, {*ranks}, catalog_root());
   REQUIRE(invalid.has_value());
   CHECK_THAT((*invalid)[0].why, Catch::Contains("mesh does not cover the cluster: dp 3"));
 }

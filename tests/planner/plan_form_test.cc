@@ -13,6 +13,7 @@
 #include "lowering/lower.h"
 #include "planner/answers/plan_answer.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
 
@@ -418,7 +419,7 @@ TEST_CASE("Closed form = graph: what the random scenarios could miss, by name") 
 }
 
 TEST_CASE("Closed form: the demo's peak is the one derived in docs/memory.md") {
-  const auto s = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml", {});
+  const auto s = load_scenario(std::string(source_folder) + "/scenarios/demo.yaml", {});
   REQUIRE(s.has_value());
   const FormMemory m = PlanForm(s->model).memory(*s);
   CHECK(m.device.whole.bytes == 5'438'340);

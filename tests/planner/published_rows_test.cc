@@ -8,6 +8,7 @@
 #include "own_tables.h"
 #include "planner/train/train_model.h"
 #include "planner/validate/validate_tables.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -198,7 +199,7 @@ TEST_CASE("a table that cannot be read costs no other table") {
 TEST_CASE("docs/validation.md says what validate computes") {
   const auto v = validate_published(published, catalog_root());
   REQUIRE(v.has_value());
-  std::ifstream in(fs::path(HOTBUNK_SOURCE_DIR) / "docs" / "validation.md");
+  std::ifstream in(fs::path(source_folder) / "docs" / "validation.md");
   std::stringstream text;
   text << in.rdbuf();
   const auto percent = [](const ValidationTable& t, double error, bool sign) {

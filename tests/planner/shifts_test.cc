@@ -11,6 +11,7 @@
 #include "planner/form/plan_form.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 #include "tests/planner/pricers.h"
 
 using namespace hotbunk;
@@ -28,7 +29,7 @@ double total(const WorkMoves& m) {
 }
 
 Scenario load(const std::string& name, const std::vector<std::string>& sets = {}) {
-  auto s = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/" + name, sets);
+  auto s = load_scenario(std::string(source_folder) + "/scenarios/" + name, sets);
   if (!s) FAIL(render(s.error()));
   return *s;
 }

@@ -3,6 +3,7 @@
 
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 
@@ -53,7 +54,7 @@ TEST_CASE("axes of a sweep") {
 TEST_CASE("dimensions that follow the nodes are swept with them") {
   const auto axis = parse_axis("cluster.nodes,train.layout.dp,rollout.layout.dp=1:4:2,2:8:4,4:16:8");
   REQUIRE(axis.has_value());
-  const std::string file = std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/qwen2.5-7b-colocated.yaml";
+  const std::string file = std::string(source_folder) + "/scenarios/qwen2.5-7b-colocated.yaml";
   const auto rows = sweep(file, {}, {*axis}, catalog_root());
   REQUIRE((rows.has_value() && rows->size() == 3));
   for (const SweepRow& r : *rows) CHECK((r.valid && r.fits));

@@ -4,6 +4,7 @@
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -13,7 +14,7 @@ struct Sync {
 };
 
 Sync sync_of(const std::vector<std::string>& sets) {
-  auto s = load_scenario(std::filesystem::path(HOTBUNK_SOURCE_DIR) / "scenarios" / "qwen2.5-7b-colocated.yaml", sets);
+  auto s = load_scenario(std::filesystem::path(source_folder) / "scenarios" / "qwen2.5-7b-colocated.yaml", sets);
   if (!s) FAIL(render(s.error()));
   const auto pricer = ScenarioPricer::make(*s, catalog_root());
   REQUIRE(pricer.has_value());

@@ -15,6 +15,7 @@
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 using namespace hotbunk;
 
@@ -162,7 +163,7 @@ std::int64_t number_of(const char* variable, std::int64_t otherwise) {
 }
 
 Scenario named(const std::string& file, const std::vector<std::string>& sets = {}) {
-  auto s = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/" + file, sets);
+  auto s = load_scenario(std::string(source_folder) + "/scenarios/" + file, sets);
   if (!s) throw std::runtime_error(render(s.error()));
   return *s;
 }

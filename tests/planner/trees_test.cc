@@ -5,6 +5,7 @@
 
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -60,7 +61,7 @@ void check_sums(const CostNode& n, double CostNode::*value) {
 TEST_CASE("explain's trees: parts make up their parents, nothing is left unsaid") {
   for (const Case& c : cases()) {
     INFO(c.file << " " << (c.sets.empty() ? "" : c.sets.back()));
-    auto s = load_scenario(std::filesystem::path(HOTBUNK_SOURCE_DIR) / "scenarios" / c.file, c.sets);
+    auto s = load_scenario(std::filesystem::path(source_folder) / "scenarios" / c.file, c.sets);
     if (!s) FAIL(render(s.error()));
     const auto pricer = ScenarioPricer::make(*s, catalog_root());
     REQUIRE(pricer.has_value());

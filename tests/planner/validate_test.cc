@@ -8,6 +8,7 @@
 
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -65,7 +66,7 @@ TEST_CASE("collectives tensor by tensor: latency for each, and a copy for every 
 }
 
 TEST_CASE("published tables: accuracy holds") {
-  const auto data = std::filesystem::path(HOTBUNK_SOURCE_DIR) / "data" / "published";
+  const auto data = std::filesystem::path(source_folder) / "data" / "published";
   const auto v = validate_published(data, catalog_root());
   if (!v) FAIL(render(v.error()));
   // What is asked for, or tighter where docs/validation.md states less: a model that gets worse fails here.

@@ -6,6 +6,7 @@
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -37,7 +38,7 @@ struct Worked {
 };
 
 Worked worked(const std::string& file, const std::vector<std::string>& sets = {}) {
-  auto s = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/" + file, sets);
+  auto s = load_scenario(std::string(source_folder) + "/scenarios/" + file, sets);
   if (!s) FAIL(render(s.error()));
   auto pricer = ScenarioPricer::make(*s, catalog_root());
   if (!pricer) FAIL(render(pricer.error()));

@@ -6,6 +6,7 @@
 #include "lowering/sample_rows.h"
 #include "rl/rl_driver.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 using namespace hotbunk;
 
@@ -27,7 +28,7 @@ Sizes capacity_of(const Block& block) {
 }  // namespace
 
 TEST_CASE("the demo scenario's plan has room for whatever its drivers decide") {
-  const auto scenario = load_scenario(std::string(HOTBUNK_SOURCE_DIR) + "/scenarios/demo.yaml");
+  const auto scenario = load_scenario(std::string(source_folder) + "/scenarios/demo.yaml");
   if (!scenario) FAIL(render(scenario.error()));
   const auto plan = lower(*scenario);
   if (!plan) FAIL(render(plan.error()));

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 
@@ -34,7 +35,7 @@ inline std::string text_of(const fs::path& p) { return read_file(p).value_or("")
 inline Result2 hotbunk_command(const std::string& arguments) {
   const fs::path out = work_folder() / "stdout", err = work_folder() / "stderr";
   const int status = std::system(
-      fmt::format("{} {} > {} 2> {} < /dev/null", HOTBUNK_BINARY, arguments, out.string(), err.string()).c_str());
+      fmt::format("{} {} > {} 2> {} < /dev/null", program_file, arguments, out.string(), err.string()).c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
 }
 

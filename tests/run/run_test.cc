@@ -14,6 +14,7 @@
 
 #include "base/hash.h"
 #include "spec/safetensors.h"
+#include "tests/paths.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -222,7 +223,7 @@ TEST_CASE("killing one rank stops the others within seconds and names it") {
   if (launcher == 0) {
     if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
     const std::string path = file.string(), out = (work_folder() / "killed").string();
-    ::execl(HOTBUNK_BINARY, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
+    ::execl(program_file, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
     ::_exit(9);
   }
   std::vector<int> ranks;

@@ -12,12 +12,13 @@
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 
 using namespace hotbunk;
 
 namespace {
 
-const std::filesystem::path folder = std::filesystem::path(HOTBUNK_SOURCE_DIR) / "tests/sim/recorded";
+const std::filesystem::path folder = std::filesystem::path(source_folder) / "tests/sim/recorded";
 
 struct Record {
   Scenario scenario;

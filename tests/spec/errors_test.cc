@@ -22,12 +22,13 @@
 #include "spec/loader.h"
 #include "spec/model_config.h"
 #include "spec/safetensors.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace fs = std::filesystem;
 namespace {
 
-const fs::path folder = fs::path(HOTBUNK_SOURCE_DIR) / "tests/spec/errors";
+const fs::path folder = fs::path(source_folder) / "tests/spec/errors";
 
 /// A folder of its own as working directory, so that messages hold the same relative paths everywhere.
 class Scratch {
@@ -163,7 +164,7 @@ TEST_CASE("error goldens") {
 }
 
 TEST_CASE("docs/errors.md lists every code that a source file can report") {
-  const fs::path root = HOTBUNK_SOURCE_DIR;
+  const fs::path root = source_folder;
   const auto page = read_file(root / "docs/errors.md");
   REQUIRE(page);
   std::set<std::string> codes;

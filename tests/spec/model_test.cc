@@ -9,11 +9,12 @@
 #include "spec/catalog.h"
 #include "spec/model_config.h"
 #include "spec/safetensors.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
 
-const std::filesystem::path golden = std::filesystem::path(HOTBUNK_SOURCE_DIR) / "tests/golden";
+const std::filesystem::path golden = std::filesystem::path(source_folder) / "tests/golden";
 
 ModelSpec catalogued(const std::string& name) {
   const auto file = catalog_file("models", name);

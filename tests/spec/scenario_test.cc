@@ -14,6 +14,7 @@
 #include "spec/scenario_keys.h"
 #include "spec/validate.h"
 #include "spec/yaml_tree.h"
+#include "tests/paths.h"
 
 namespace hotbunk {
 namespace {
@@ -248,7 +249,7 @@ TEST_CASE("what today's backends execute, and why not") {
 }
 
 TEST_CASE("docs/scenario.md holds the table of keys") {
-  const std::filesystem::path page = std::filesystem::path(HOTBUNK_SOURCE_DIR) / "docs/scenario.md";
+  const std::filesystem::path page = std::filesystem::path(source_folder) / "docs/scenario.md";
   const auto text = read_file(page);
   REQUIRE(text);
   const std::string begin = "<!-- keys: begin -->\n", end = "<!-- keys: end -->\n";
