@@ -1,0 +1,107 @@
+// Executes the kernels of a module as PTX says: blocks one after another, the warps of a block in turn, the lanes of a
+// warp in lock step where they agree. What would be undefined on a GPU is a Finding here, with instruction, block and
+// threads named.
+//
+// Arithmetic is IEEE 754 with the rounding that the instruction names. `.approx` functions return the float nearest to
+// the exact result (hardware: within 2 ulp). mma: exact products, summed in double, rounded once to f32.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/ptx/module.h"
+
+namespace hotbunk::ptx {
+
+enum class Check : std::uint8_t {
+  out_of_bounds,   // no allocation there, or beyond its end
+  misaligned,      // address no multiple of the access's size
+  uninitialised,   // read of a byte that nothing wrote
+  in_flight,       // read of a byte that an asynchronous copy has not been waited for
+  shared_race,     // two threads, one writes, no barrier between
+  barrier,         // a barrier that not all threads of the block reach
+  warp_operation,  // a shuffle, vote or ldmatrix that not all named lanes reach together
+  launch,          // more threads or shared memory than there is, parameters that do not match
+};
+std::string_view name_of(Check);
+
+class Finding : public std::runtime_error {
+ public:
+  Finding(Check check, const std::string& what) : std::runtime_error(what), check_(check) {}
+  Check check() const { return check_; }
+
+ private:
+  Check check_;
+};
+
+/// What is allocated in device memory, and which of its bytes were written. Addresses are the host's own.
+class DeviceMemory {
+ public:
+  void add(std::uint64_t begin, std::int64_t bytes, std::string name, bool written);
+  /// The allocation that begins there; internal fault when there is none.
+  void remove(std::uint64_t begin);
+  void mark_written(std::uint64_t address, std::int64_t bytes);
+  /// Every byte of an allocation becomes unwritten again.
+  void forget(std::uint64_t begin);
+
+  struct Range {
+    std::uint64_t begin = 0;
+    std::int64_t bytes = 0;
+    std::string name;
+    std::vector<bool> written;
+    bool all_written = false;
+  };
+  /// The allocation that holds the address, or nullptr.
+  Range* find(std::uint64_t address);
+  /// "'x' (4096 bytes) + 4100" or "no allocation".
+  std::string describe(std::uint64_t address);
+
+ private:
+  std::map<std::uint64_t, Range> ranges_;  // by begin
+};
+
+struct Dim3 {
+  std::uint32_t x = 1, y = 1, z = 1;
+  std::int64_t count() const { return std::int64_t{x} * y * z; }
+};
+
+/// What a launch did, counted exactly.
+struct Counters {
+  std::int64_t instructions = 0;  // of warps
+  std::int64_t thread_instructions = 0;
+  std::int64_t global_read_bytes = 0, global_written_bytes = 0;  // asked for by lanes
+  std::int64_t global_requests = 0, global_sectors = 0;          // of warps; 32-byte sectors that they touch
+  std::int64_t shared_requests = 0, shared_wavefronts = 0;       // of warps; passes over 32 banks of 4 bytes
+  std::int64_t flops = 0;                                        // of float instructions and mma
+  std::int64_t barriers = 0;
+};
+
+struct Launch {
+  Dim3 grid, block;
+  std::int64_t dynamic_shared_bytes = 0;
+  std::span<const std::byte> parameters;  // laid out as the kernel's
+};
+
+class Machine {
+ public:
+  /// Loads the module: its variables get device memory. Both outlive the machine.
+  Machine(const Module&, DeviceMemory&);
+  ~Machine();
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  /// Runs a whole grid. Throws Finding; UnknownPtx where the module has no such kernel.
+  Counters launch(std::string_view kernel, const Launch&);
+
+ private:
+  const Module& module_;
+  DeviceMemory& memory_;
+  std::vector<std::uint8_t> data_;  // the module's variables
+};
+
+}  // namespace hotbunk::ptx

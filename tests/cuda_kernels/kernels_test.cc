@@ -1,0 +1,373 @@
+// Kernels against the same formulas in fp64, over random shapes; every check of the executor is on.
+//
+// Tolerances. fp32 results: sums of n terms in fp32 err by at most about n 2^-24 of the sum of magnitudes (pairwise
+// much less); bf16 results: one rounding to 8 bits, 2^-8 of the value, on top. Inputs are exact in their dtype.
+#include "backends/cuda/kernels/kernels.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "backends/cuda/ptx/warp.h"
+#include "base/rng.h"
+#include "tests/cuda_ptx/device.h"
+
+using namespace hotbunk;
+using namespace hotbunk::ptx;
+
+namespace {
+
+using Bf16 = std::uint16_t;
+
+double value(float x) { return x; }
+double value(Bf16 x) { return from_bf16(x); }
+template <class E>
+E rounded(double x) {
+  if constexpr (std::is_same_v<E, float>) return static_cast<float>(x);
+  else return to_bf16(x);
+}
+/// Relative error of one rounding to E.
+template <class E>
+constexpr double unit = std::is_same_v<E, float> ? 0x1p-24 : 0x1p-8;
+template <class E>
+constexpr const char* suffix = std::is_same_v<E, float> ? "f32" : "bf16";
+
+/// Seeded draws: shapes and data.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : seed_(seed) {}
+  int between(int low, int high) { return low + static_cast<int>(word() % static_cast<std::uint32_t>(high - low + 1)); }
+  double number() { return 2.0 * uniform24(word()) - 1.0; }
+  template <class E>
+  std::vector<E> numbers(std::size_t n, double scale = 1.0) {
+    std::vector<E> out(n);
+    for (E& x : out) x = rounded<E>(scale * number());
+    return out;
+  }
+
+ private:
+  std::uint32_t word() { return random_words(seed_, RngPurpose::test, 0, next_++)[0]; }
+  std::uint64_t seed_, next_ = 0;
+};
+
+/// One kernel file on a toy device.
+struct Device {
+  explicit Device(std::string_view file) : module(parse(kernel_ptx(file))), machine(module, memory) {}
+  template <class... T>
+  Counters run(const std::string& kernel, Dim3 grid, std::uint32_t threads, const T&... values) {
+    return machine.launch(kernel, {grid, {threads}, 0, Arguments(values...).bytes()});
+  }
+  Module module;
+  DeviceMemory memory;
+  Machine machine;
+};
+
+template <class E>
+void near(const std::vector<E>& got, const std::vector<double>& wanted, double relative, double absolute) {
+  REQUIRE(got.size() == wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("element " << i << ": " << value(got[i]) << ", not " << wanted[i]);
+    REQUIRE(std::abs(value(got[i]) - wanted[i]) <= relative * std::abs(wanted[i]) + absolute);
+  }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("rms_norm and its backward", "[kernels]", float, Bf16) {
+  using E = TestType;
+  Device d("norm");
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    Draw draw(seed);
+    const int T = draw.between(1, 5), H = draw.between(1, 300);
+    const auto threads = static_cast<std::uint32_t>(32 * draw.between(1, 8));
+    const bool fused = seed % 2 == 0, accumulate = seed % 3 == 0;
+    const auto TH = static_cast<std::size_t>(T * H), h = static_cast<std::size_t>(H), t = static_cast<std::size_t>(T);
+    Array<E> x(d.memory, "x", draw.numbers<E>(TH)), r(d.memory, "residual", draw.numbers<E>(TH)),
+        w(d.memory, "w", draw.numbers<E>(h));
+    Array<E> y(d.memory, "y", TH), sum(d.memory, "sum", TH);
+    Array<float> rstd(d.memory, "rstd", t);
+    const float eps = 1e-5f;
+    d.run(std::string("rms_norm_") + suffix<E>, {static_cast<std::uint32_t>(T)}, threads, x.begin(),
+          fused ? r.begin() : nullptr, w.begin(), y.begin(), rstd.begin(), fused ? sum.begin() : nullptr, H, eps);
+    std::vector<double> wanted_y(TH), wanted_rstd(t);
+    std::vector<E> s = x.values();
+    for (std::size_t i = 0; i < TH && fused; ++i)
+      s[i] = rounded<E>(static_cast<float>(value(x[i])) + static_cast<float>(value(r[i])));
+    for (std::size_t row = 0; row < t; ++row) {
+      double squares = 0;
+      for (std::size_t j = 0; j < h; ++j) squares += value(s[row * h + j]) * value(s[row * h + j]);
+      wanted_rstd[row] = 1.0 / std::sqrt(squares / H + eps);
+      for (std::size_t j = 0; j < h; ++j)
+        wanted_y[row * h + j] = value(s[row * h + j]) * wanted_rstd[row] * value(w[j]);
+    }
+    if (fused) CHECK(sum.values() == s);
+    near(rstd.values(), wanted_rstd, 1e-5, 0);
+    near(y.values(), wanted_y, 1e-5 + unit<E>, 0);
+
+    Array<E> dy(d.memory, "dy", draw.numbers<E>(TH)), dx(d.memory, "dx", draw.numbers<E>(TH)),
+        saved(d.memory, "saved", s);
+    Array<float> dw(d.memory, "dw", draw.numbers<float>(h));
+    const auto dx0 = dx.values();
+    const auto dw0 = dw.values();
+    d.run(std::string("rms_norm_backward_") + suffix<E>, {static_cast<std::uint32_t>(T)}, threads, dy.begin(),
+          saved.begin(), w.begin(), rstd.begin(), dx.begin(), H, int{accumulate});
+    d.run(std::string("rms_norm_weight_") + suffix<E>, {static_cast<std::uint32_t>((H + 63) / 64)}, 64, dy.begin(),
+          saved.begin(), rstd.begin(), dw.begin(), T, H, int{accumulate});
+    std::vector<double> wanted_dx(TH), wanted_dw(h, 0.0);
+    for (std::size_t j = 0; j < h && accumulate; ++j) wanted_dw[j] = dw0[j];
+    for (std::size_t row = 0; row < t; ++row) {
+      double dot = 0;
+      const double q = wanted_rstd[row];
+      for (std::size_t j = 0; j < h; ++j) dot += value(dy[row * h + j]) * value(w[j]) * value(s[row * h + j]);
+      for (std::size_t j = 0; j < h; ++j) {
+        const std::size_t i = row * h + j;
+        wanted_dx[i] =
+            value(dy[i]) * value(w[j]) * q - value(s[i]) * dot / H * q * q * q + (accumulate ? value(dx0[i]) : 0.0);
+        wanted_dw[j] += value(dy[i]) * value(s[i]) * q;
+      }
+    }
+    near(dx.values(), wanted_dx, 1e-5 + unit<E>, 2e-5);
+    near(dw.values(), wanted_dw, 1e-5, 2e-5);
+  }
+}
+
+TEMPLATE_TEST_CASE("swiglu and its backward", "[kernels]", float, Bf16) {
+  using E = TestType;
+  Device d("swiglu");
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    Draw draw(seed);
+    const int T = draw.between(1, 7), I = draw.between(1, 90);
+    const auto TI = static_cast<std::size_t>(T * I), i = static_cast<std::size_t>(I);
+    Array<E> x(d.memory, "gate_up", draw.numbers<E>(2 * TI, 8.0)), dact(d.memory, "dact", draw.numbers<E>(TI));
+    Array<E> act(d.memory, "act", TI), dx(d.memory, "dgate_up", 2 * TI);
+    d.run(std::string("swiglu_") + suffix<E>, {3}, 64, x.begin(), act.begin(), T, I);
+    d.run(std::string("swiglu_backward_") + suffix<E>, {3}, 64, dact.begin(), x.begin(), dx.begin(), T, I);
+    std::vector<double> wanted(TI), wanted_dx(2 * TI);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(T); ++t)
+      for (std::size_t j = 0; j < i; ++j) {
+        const double g = value(x[2 * t * i + j]), u = value(x[(2 * t + 1) * i + j]), s = 1 / (1 + std::exp(-g)),
+                     dy = value(dact[t * i + j]);
+        wanted[t * i + j] = g * s * u;
+        wanted_dx[2 * t * i + j] = dy * u * (s + g * s * (1 - s));
+        wanted_dx[(2 * t + 1) * i + j] = dy * g * s;
+      }
+    near(act.values(), wanted, 1e-6 + unit<E>, 1e-7);
+    near(dx.values(), wanted_dx, 1e-5 + unit<E>, 1e-5);
+  }
+}
+
+TEMPLATE_TEST_CASE("rope turns and turns back", "[kernels]", float, Bf16) {
+  using E = TestType;
+  Device d("rope");
+  Draw draw(7);
+  const int T = 5, heads = 3, d_head = 16, width = (heads + 1) * d_head;  // one value head stays
+  const auto n = static_cast<std::size_t>(T * width);
+  Array<E> x(d.memory, "qkv", draw.numbers<E>(n));
+  Array<std::int32_t> positions(d.memory, "positions", std::vector<std::int32_t>{0, 1, 2, 77, 1000});
+  std::vector<float> frequencies;
+  for (int j = 0; j < d_head / 2; ++j) frequencies.push_back(static_cast<float>(std::pow(1e4, -2.0 * j / d_head)));
+  Array<float> inv(d.memory, "inv_freq", frequencies);
+  const auto before = x.values();
+  d.run(std::string("rope_") + suffix<E>, {T}, 64, x.begin(), positions.begin(), inv.begin(), heads, width, d_head,
+        1.0f);
+  std::vector<double> wanted(before.size());
+  for (std::size_t i = 0; i < before.size(); ++i) wanted[i] = value(before[i]);
+  for (std::size_t t = 0; t < T; ++t)
+    for (std::size_t h = 0; h < heads; ++h)
+      for (std::size_t j = 0; j < d_head / 2; ++j) {
+        const double angle = static_cast<float>(positions[t]) * frequencies[j];
+        const std::size_t low = t * width + h * d_head + j, high = low + d_head / 2;
+        wanted[low] = value(before[low]) * std::cos(angle) - value(before[high]) * std::sin(angle);
+        wanted[high] = value(before[high]) * std::cos(angle) + value(before[low]) * std::sin(angle);
+      }
+  near(x.values(), wanted, unit<E>, 1e-4);  // an angle of 1000 is rounded to 2^-15
+  d.run(std::string("rope_") + suffix<E>, {T}, 64, x.begin(), positions.begin(), inv.begin(), heads, width, d_head,
+        -1.0f);
+  std::vector<double> original(before.size());
+  for (std::size_t i = 0; i < before.size(); ++i) original[i] = value(before[i]);
+  near(x.values(), original, 2 * unit<E>, 2 * unit<E> + 1e-6);
+}
+
+TEMPLATE_TEST_CASE("embedding of a part of the vocabulary, and its scatter-add", "[kernels]", float, Bf16) {
+  using E = TestType;
+  Device d("embedding");
+  Draw draw(3);
+  const int T = 6, H = 37, begin = 10, end = 14;
+  Array<E> table(d.memory, "table", draw.numbers<E>((end - begin) * H)), y(d.memory, "y", T * H),
+      dy(d.memory, "dy", draw.numbers<E>(T * H));
+  Array<std::int32_t> ids(d.memory, "ids", std::vector<std::int32_t>{10, 13, 9, 14, 13, 12});
+  Array<float> dtable(d.memory, "dtable", draw.numbers<float>((end - begin) * H));
+  const auto before = dtable.values();
+  d.run(std::string("embedding_") + suffix<E>, {T}, 32, table.begin(), ids.begin(), y.begin(), H, begin, end);
+  d.run(std::string("embedding_backward_") + suffix<E>, {2}, 32, ids.begin(), dy.begin(), dtable.begin(), T, H, begin,
+        end);
+  std::vector<double> wanted(before.begin(), before.end());
+  for (std::size_t t = 0; t < T; ++t)
+    for (std::size_t j = 0; j < H; ++j) {
+      const bool here = ids[t] >= begin && ids[t] < end;
+      const std::size_t row = here ? static_cast<std::size_t>(ids[t] - begin) : 0;
+      CHECK(value(y[t * H + j]) == (here ? value(table[row * H + j]) : 0.0));
+      if (here) wanted[row * H + j] += value(dy[t * H + j]);
+    }
+  near(dtable.values(), wanted, 1e-6, 1e-6);
+}
+
+TEMPLATE_TEST_CASE("matrix products, whole and ragged tiles", "[kernels]", float, Bf16) {
+  using C = TestType;
+  Device d("matmul");
+  const std::vector<std::array<int, 3>> shapes = {{64, 64, 64}, {1, 5, 8}, {70, 33, 41}, {130, 64, 24}, {17, 129, 96}};
+  std::uint64_t seed = 1;
+  for (const auto& [M, N, K] : shapes)
+    for (const char* form : {"nt", "nn", "tn"}) {
+      INFO(form << " " << M << " x " << N << " x " << K);
+      Draw draw(seed++);
+      const auto m = static_cast<std::size_t>(M), n = static_cast<std::size_t>(N), k = static_cast<std::size_t>(K);
+      const bool accumulate = seed % 2 == 0, has_bias = form[1] == 't' && seed % 3 == 0;
+      Array<Bf16> a(d.memory, "a", draw.numbers<Bf16>(m * k)), b(d.memory, "b", draw.numbers<Bf16>(n * k)),
+          bias(d.memory, "bias", draw.numbers<Bf16>(n));
+      Array<C> c(d.memory, "c", draw.numbers<C>(m * n));
+      const auto before = c.values();
+      d.run(std::string("matmul_") + form + "_" + suffix<C>,
+            {static_cast<std::uint32_t>((N + 63) / 64), static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(),
+            b.begin(), has_bias ? bias.begin() : nullptr, c.begin(), M, N, K, int{accumulate});
+      std::vector<double> wanted(m * n);
+      for (std::size_t r = 0; r < m; ++r)
+        for (std::size_t q = 0; q < n; ++q) {
+          double sum = (accumulate ? value(before[r * n + q]) : 0.0) + (has_bias ? value(bias[q]) : 0.0);
+          for (std::size_t x = 0; x < k; ++x)
+            sum += value(a[form[0] == 'n' ? r * k + x : x * m + r]) * value(b[form[1] == 't' ? q * k + x : x * n + q]);
+          wanted[r * n + q] = sum;
+        }
+      near(c.values(), wanted, unit<C>, 1e-5 * std::sqrt(K));
+    }
+}
+
+TEST_CASE("a row of a product does not depend on how many rows there are", "[kernels]") {
+  Device d("matmul");
+  Draw draw(11);
+  const int N = 24, K = 72;
+  const auto rows = draw.numbers<Bf16>(100 * K);
+  Array<Bf16> b(d.memory, "b", draw.numbers<Bf16>(N * K));
+  std::vector<float> first;
+  for (const int M : {1, 7, 64, 100}) {
+    Array<Bf16> a(d.memory, "a", std::vector<Bf16>(rows.begin(), rows.begin() + M * K));
+    Array<float> c(d.memory, "c", static_cast<std::size_t>(M * N));
+    const Bf16* none = nullptr;
+    d.run("matmul_nt_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(), b.begin(), none, c.begin(),
+          M, N, K, 0);
+    const std::vector<float> row(c.begin(), c.begin() + N);
+    if (first.empty()) first = row;
+    CHECK(row == first);
+  }
+}
+
+TEST_CASE("log-probabilities and their backward", "[kernels]") {
+  Device d("loss");
+  for (const int V : {1, 31, 500}) {
+    Draw draw(static_cast<std::uint64_t>(V));
+    const int T = 4;
+    const float inverse = 1.0f / 0.7f;
+    const auto v = static_cast<std::size_t>(V);
+    Array<float> logits(d.memory, "logits", draw.numbers<float>(T * v, 20.0));
+    Array<std::int32_t> targets(d.memory, "targets", std::vector<std::int32_t>{0, -1, V - 1, V / 2});
+    Array<float> logp(d.memory, "logp", T), lse(d.memory, "lse", T), entropy(d.memory, "entropy", T),
+        dlogp(d.memory, "dlogp", draw.numbers<float>(T));
+    Array<float> dlogits(d.memory, "dlogits", T * v);
+    d.run("log_prob", {T}, 64, logits.begin(), targets.begin(), logp.begin(), lse.begin(), entropy.begin(), V, inverse);
+    d.run("log_prob_backward_f32", {T}, 64, logits.begin(), lse.begin(), targets.begin(), dlogp.begin(),
+          dlogits.begin(), V, inverse);
+    std::vector<double> wanted_logp(T), wanted_lse(T), wanted_entropy(T), wanted(T * v);
+    for (std::size_t t = 0; t < T; ++t) {
+      if (targets[t] < 0) continue;
+      double sum = 0, most = -1e30;
+      for (std::size_t j = 0; j < v; ++j) most = std::max(most, value(logits[t * v + j]) * inverse);
+      for (std::size_t j = 0; j < v; ++j) sum += std::exp(value(logits[t * v + j]) * inverse - most);
+      wanted_lse[t] = most + std::log(sum);
+      wanted_logp[t] = value(logits[t * v + static_cast<std::size_t>(targets[t])]) * inverse - wanted_lse[t];
+      for (std::size_t j = 0; j < v; ++j) {
+        const double p = std::exp(value(logits[t * v + j]) * inverse - wanted_lse[t]);
+        wanted_entropy[t] -= p > 0 ? p * std::log(p) : 0;
+        wanted[t * v + j] = dlogp[t] * inverse * ((static_cast<int>(j) == targets[t] ? 1.0 : 0.0) - p);
+      }
+    }
+    near(logp.values(), wanted_logp, 1e-6, 5e-6);
+    near(lse.values(), wanted_lse, 1e-6, 1e-6);
+    near(entropy.values(), wanted_entropy, 1e-5, 2e-6);
+    near(dlogits.values(), wanted, 1e-5, 5e-6);
+  }
+}
+
+TEST_CASE("sum of squares and AdamW", "[kernels]") {
+  Device d("optimizer");
+  Draw draw(5);
+  const std::size_t n = 1000;
+  Array<float> g(d.memory, "g", draw.numbers<float>(n)), p(d.memory, "p", draw.numbers<float>(n)),
+      m(d.memory, "m", draw.numbers<float>(n)), v(d.memory, "v", n, true);
+  for (std::size_t i = 0; i < n; ++i) v[i] = std::abs(m[i]);
+  Array<double> partial(d.memory, "partial", 5);
+  Array<float> s(d.memory, "s", 1), lr(d.memory, "lr", std::vector<float>{1e-2f, 3.0f}),
+      c(d.memory, "c", std::vector<float>{0.5f});
+  const auto count = static_cast<std::int64_t>(n);
+  d.run("sum_squares_partial", {5}, 64, g.begin(), partial.begin(), count);
+  d.run("sum_squares_finish", {1}, 1, partial.begin(), s.begin(), 5, 0);
+  double squares = 0;
+  for (std::size_t i = 0; i < n; ++i) squares += value(g[i]) * value(g[i]);
+  CHECK(s[0] == Approx(squares).epsilon(1e-7));
+  std::vector<double> wanted(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double x = 0.5 * g[i], mi = 0.9 * m[i] + 0.1 * x, vi = 0.99 * v[i] + 0.01 * x * x;
+    wanted[i] =
+        p[i] - 1e-2 * (mi / (1 - std::pow(0.9, 3)) / (std::sqrt(vi / (1 - std::pow(0.99, 3))) + 1e-8) + 0.1 * p[i]);
+  }
+  const Counters used = d.run("adamw", {4}, 128, g.begin(), lr.begin(), c.begin(), p.begin(), m.begin(), v.begin(),
+                              count, 0.9f, 0.99f, 1e-8f, 0.1f);
+  near(p.values(), wanted, 2e-6, 2e-6);
+  // The catalogue's bytes: g, p, m and v read, p, m and v written; beside them only the scalars of each thread.
+  CHECK(used.global_written_bytes == 3 * 4 * count);
+  CHECK(used.global_read_bytes >= 4 * 4 * count);
+}
+
+TEST_CASE("boxes land where they belong, cast on the way", "[kernels]") {
+  Device d("boxes");
+  Draw draw(9);
+  struct Box {
+    std::int64_t src_offset, src_pitch, dst_offset, dst_pitch, rows, cols;
+  };
+  const std::vector<Box> boxes = {{3, 20, 0, 7, 4, 7}, {100, 9, 40, 30, 2, 9}, {0, 1, 120, 1, 0, 0}};
+  Array<float> src(d.memory, "src", draw.numbers<float>(120));
+  Array<Bf16> dst(d.memory, "dst", std::vector<Bf16>(120, Bf16{0x1234}));
+  Array<Box> list(d.memory, "boxes", boxes);
+  d.run("copy_boxes_f32_bf16", {2, 3}, 32, src.begin(), dst.begin(), list.begin());
+  std::vector<Bf16> wanted(120, Bf16{0x1234});
+  for (const Box& b : boxes)
+    for (std::int64_t i = 0; i < b.rows; ++i)
+      for (std::int64_t j = 0; j < b.cols; ++j)
+        wanted[static_cast<std::size_t>(b.dst_offset + i * b.dst_pitch + j)] =
+            to_bf16(src[static_cast<std::size_t>(b.src_offset + i * b.src_pitch + j)]);
+  CHECK(dst.values() == wanted);
+}
+
+TEST_CASE("hot kernels ask for the bytes that they must, in whole sectors, and meet no shared-memory bank twice",
+          "[kernels]") {
+  Device norm("norm");
+  const int T = 3, H = 1024;
+  Array<Bf16> x(norm.memory, "x", Draw(1).numbers<Bf16>(T * H)), w(norm.memory, "w", Draw(2).numbers<Bf16>(H)),
+      y(norm.memory, "y", T * H);
+  Array<float> rstd(norm.memory, "rstd", T);
+  Bf16* none = nullptr;
+  const Counters c =
+      norm.run("rms_norm_bf16", {T}, 256, x.begin(), none, w.begin(), y.begin(), rstd.begin(), none, H, 1e-5f);
+  CHECK(c.global_written_bytes == T * H * 2 + T * 4);
+  CHECK(c.global_read_bytes == T * H * 2 * 2 + T * H * 2);  // x twice (the second time from L1), w once a row
+  CHECK(c.global_sectors * 32 ==
+        c.global_read_bytes + c.global_written_bytes - T * 4 + T * 32);  // rstd: one of 8 floats
+
+  Device matmul("matmul");
+  const int M = 64, N = 64, K = 64;
+  Array<Bf16> a(matmul.memory, "a", Draw(3).numbers<Bf16>(M * K)), b(matmul.memory, "b", Draw(4).numbers<Bf16>(N * K));
+  Array<float> out(matmul.memory, "c", M * N);
+  const Counters m = matmul.run("matmul_nt_f32", {1, 1}, 128, a.begin(), b.begin(), none, out.begin(), M, N, K, 0);
+  CHECK(m.global_read_bytes == 2 * (M + N) * K);
+  // 16 bytes a lane are four passes at least, to fetch a tile as to read a fragment: none more.
+  CHECK(m.shared_wavefronts == 4 * m.shared_requests);
+  CHECK(m.flops >= 2LL * M * N * K);
+}
