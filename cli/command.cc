@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "cli/progress.h"
+#include "cli/run_folder.h"
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
 #include "lowering/lower.h"
@@ -183,38 +184,59 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   return execute(job.plan, backend, **driver, run);
 }
 
+namespace {
+
+/// Files of a run folder, each written whole or not at all; one that cannot be written stops no other.
+class Outputs {
+ public:
+  void write(const std::filesystem::path& file, const std::string& text) { note(file, write_file_atomic(file, text)); }
+  void note(const std::filesystem::path& file, const Status& status) {
+    const std::string name = file.filename().string();
+    if (status) written_.push_back(name);
+    else failed_.push_back(fmt::format("not written: {}: {}", name, status.error().front().message));
+  }
+  /// E633: the work is done, but its files are not all there.
+  Status status(const RunFolder& folder) && {
+    if (failed_.empty()) return {};
+    if (!written_.empty()) failed_.push_back(fmt::format("written: {}", fmt::join(written_, ", ")));
+    return fail(Diagnostic{.code = "E633",
+                           .message = "not all files of the run folder could be written",
+                           .where = {folder.root.string()},
+                           .notes = std::move(failed_),
+                           .help = "make room; where plan.json, scenario.yaml and trace.json are written, `hotbunk "
+                                   "report` writes the others again"});
+  }
+
+ private:
+  std::vector<std::string> written_, failed_;
+};
+
+}  // namespace
+
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
-  const auto write = [](const std::filesystem::path& path, const std::string& text) {
-    return write_file_atomic(path, text);
-  };
+  Outputs outputs;
   Scenario scenario = job.scenario;
   std::string& profile =
       scenario.cluster.calibration;  // of the catalogue, or a path: then the folder works from anywhere
   std::error_code ignored;
   if (!profile.empty() && !std::filesystem::exists(catalog_root() / "profiles" / (profile + ".yaml"), ignored))
     profile = std::filesystem::absolute(profile, ignored).string();
-  if (auto s = write(folder.scenario(), resolved_yaml(scenario)); !s) return s;
-  if (auto s = write(folder.plan(), plan_to_json(job.plan)); !s) return s;
-  if (auto s = write(folder.trace(), trace_to_json(record.trace, job.hash)); !s) return s;
-  if (record.predicted)
-    if (auto s = write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash)); !s) return s;
-  if (!record.lengths.empty())
-    if (auto s = write_lengths(folder.lengths(), record.lengths); !s) return s;
-  if (auto s = write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n"); !s) return s;
-  if (auto s = write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, record.trace)); !s) return s;
-  if (auto s = write(folder.chrome_trace(), chrome_trace(job.plan, record.trace)); !s) return s;
-  if (auto s = write(folder.report(), html_report({.plan = job.plan,
-                                                   .scenario = job.scenario,
-                                                   .trace = record.trace,
-                                                   .predicted = record.predicted,
-                                                   .calibration = record.calibration,
-                                                   .lengths = record.lengths}));
-      !s)
-    return s;
-  // Only now that all is written: what stays of an earlier run would be read as this one's.
-  if (!record.predicted) std::filesystem::remove(folder.simulated_trace(), ignored);
-  if (record.lengths.empty()) std::filesystem::remove(folder.lengths(), ignored);
-  return {};
+  // What cannot be made again comes first, and what is small: the disk may be full soon.
+  outputs.write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, record.trace));
+  outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
+  outputs.write(folder.scenario(), resolved_yaml(scenario));
+  if (!record.lengths.empty()) outputs.note(folder.lengths(), write_lengths(folder.lengths(), record.lengths));
+  outputs.write(folder.plan(), plan_to_json(job.plan));
+  outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
+  if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
+  outputs.write(folder.report(), html_report({.plan = job.plan,
+                                              .scenario = job.scenario,
+                                              .trace = record.trace,
+                                              .predicted = record.predicted,
+                                              .calibration = record.calibration,
+                                              .lengths = record.lengths}));
+  outputs.write(folder.chrome_trace(), chrome_trace(job.plan, record.trace));
+  return std::move(outputs).status(folder);
 }
 
 namespace {
@@ -243,14 +265,8 @@ Result<Trace> read_trace_of(const RunFolder& folder, const std::filesystem::path
 }  // namespace
 
 Result<LoadedRun> read_run_folder(const RunFolder& folder) {
+  if (auto s = check_whole_run(folder); !s) return tl::unexpected(s.error());
   std::error_code ignored;
-  for (const auto& needed : {folder.scenario(), folder.plan(), folder.trace()})
-    if (!std::filesystem::exists(needed, ignored))
-      return fail(Diagnostic{.code = "E127",
-                             .message = fmt::format("no run folder: it has no {}", needed.filename().string()),
-                             .where = {folder.root.string()},
-                             .notes = {},
-                             .help = "give the folder of `hotbunk run`, or of `hotbunk simulate --out`"});
   auto scenario = load_scenario(folder.scenario());
   if (!scenario) return tl::unexpected(scenario.error());
   auto plan_text = read_file(folder.plan());

@@ -114,8 +114,8 @@ struct RunRecord {
   std::vector<SampleLengths> lengths;  // that the trace was made with; none: no lengths.jsonl
   std::string calibration;
 };
-/// Writes everything but checkpoints and hashes, which belong to `run`; then removes the trace and the lengths of an
-/// earlier run that this one has none of.
+/// Writes everything but checkpoints and hashes, which belong to `run`. E633 when files could not be written: the
+/// others are, each of them whole.
 Status write_run_folder(const RunFolder&, const Job&, const RunRecord&);
 
 /// A run folder read back, its files checked to be of one run.
@@ -125,7 +125,7 @@ struct LoadedRun {
   std::optional<Trace> predicted;
   std::vector<SampleLengths> lengths;  // empty where none were recorded
 };
-/// E127 when it is none; E115 when its files are of different plans.
+/// E127 when it is none, E134 when its run did not end; E115 when its files are of different runs or plans.
 Result<LoadedRun> read_run_folder(const RunFolder&);
 
 }  // namespace hotbunk

@@ -1,6 +1,7 @@
 // hotbunk: plan, simulate and run colocated RL post-training. One file per subcommand; this one only finds it.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -11,6 +12,7 @@
 
 int main(int argc, char** argv) {
   using namespace hotbunk;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of the write that meets it
   CLI::App app{"hotbunk plans, simulates and runs colocated RL post-training of LLMs", "hotbunk"};
   app.set_version_flag("--version", HOTBUNK_VERSION);
   app.require_subcommand(1);

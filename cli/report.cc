@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "cli/command.h"
+#include "cli/run_folder.h"
 #include "reports/memory_snapshot.h"
 #include "trace/summary.h"
 
@@ -29,7 +30,9 @@ int run(const Options& o) {
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
                          .lengths = loaded->lengths,
                          .calibration = hardware->source};
-  if (auto s = write_run_folder(folder, loaded->job, record); !s) return report_errors(s.error());
+  const Status written = write_run_folder(folder, loaded->job, record), ended = end_in_folder(folder);
+  for (const Status* s : {&written, &ended})
+    if (!*s) return report_errors(s->error());
   if (!o.snapshot.empty())
     if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s)
       return report_errors(s.error());

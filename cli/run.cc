@@ -5,12 +5,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "cli/command.h"
+#include "cli/run_folder.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -34,13 +35,13 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::string out, plan, transport;
-  bool no_fit_check = false, check = false;
+  bool no_fit_check = false, check = false, overwrite = false;
   std::int32_t span_steps = 2;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
 };
 
-RunFolder run_folder(const Options& o, const Job& job) { return {o.out.empty() ? "runs/" + job.scenario.name : o.out}; }
+Takes takes(const Options& o) { return o.overwrite ? Takes::overwrite : Takes::unused; }
 
 /// A saved plan is a promise: what runs must be it.
 Status check_drift(const Options& o, const Job& job) {
@@ -72,57 +73,51 @@ void check_same_plan(World& world, const Job& job) {
                                      world.rank(), job.hash, first));
 }
 
-/// Once the run's own files are whole: what they replace, and hashes and checkpoints of an earlier, other run in this
-/// folder.
-void remove_stale(const RunFolder& folder, const Job& job, const TrainingDriver& driver) {
-  std::error_code ignored;
-  std::filesystem::remove(folder.steps_so_far(), ignored);  // metrics.jsonl says all of it
-  if (driver.sync_hashes().empty()) std::filesystem::remove(folder.sync_hashes(), ignored);
-  std::vector<std::filesystem::path> stale;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.checkpoints(), ignored)) {
-    const std::string name = entry.path().filename().string();
-    std::int64_t step = 0;
-    const char* const end = name.data() + name.size();
-    if (!name.starts_with("step_") || std::from_chars(name.data() + 5, end, step).ptr != end) continue;
-    const std::int64_t every = job.scenario.checkpoint_every;
-    const bool written = every > 0 && step % every == 0 && step <= job.scenario.steps;
-    const bool began_there = std::filesystem::equivalent(entry.path(), job.scenario.model.weights_path, ignored);
-    if (!written && !began_there) stale.push_back(entry.path());
-  }
-  for (const auto& path : stale) std::filesystem::remove_all(path, ignored);
-}
-
-int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const TrainingDriver& driver,
-                  std::vector<std::string> parts) {
+/// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
+int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
+                  const TrainingDriver& driver, std::vector<std::string> parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
     auto file = trace_from_json(text, "rank's trace");
-    if (!file) return report_errors(file.error());
+    HB_CHECK(file.has_value(), "a rank's trace: {}", render(file.error()));
     traces.push_back(std::move(file->trace));
   }
   const Trace measured = merge_traces(traces);
+  Diagnostics problems = driver.finish_problems();
+  const auto note = [&](const Status& s) {
+    if (!s) problems.insert(problems.end(), s.error().begin(), s.error().end());
+  };
   if (!driver.sync_hashes().empty())
-    if (auto s = write_sync_hashes(folder.sync_hashes(), job.scenario.rollout.dtype, driver.sync_hashes()); !s)
-      return report_errors(s.error());
-  const auto hardware = hardware_of(job.scenario);
-  if (!hardware) return report_errors(hardware.error());
+    note(write_sync_hashes(folder.sync_hashes(), job.scenario.rollout.dtype, driver.sync_hashes()));
   const auto lengths = driver.trained_lengths();
   const auto simulated =
-      simulate_job(job, *hardware, {.lengths = lengths, .span_steps = o.span_steps, .enforce_capacity = false});
-  if (!simulated) return report_errors(simulated.error());
-  const RunRecord record{
-      .trace = measured, .predicted = &*simulated, .lengths = lengths, .calibration = hardware->source};
-  if (auto s = write_run_folder(folder, job, record); !s) return report_errors(s.error());
-  remove_stale(folder, job, driver);
+      simulate_job(job, hardware, {.lengths = lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  if (!simulated) note(tl::unexpected(simulated.error()));
+  note(write_run_folder(folder, job,
+                        {.trace = measured,
+                         .predicted = simulated ? &*simulated : nullptr,
+                         .lengths = lengths,
+                         .calibration = hardware.source}));
+  note(end_in_folder(folder));
+  std::error_code ignored;
+  if (std::filesystem::exists(folder.metrics(), ignored))
+    std::filesystem::remove(folder.steps_so_far(), ignored);  // metrics.jsonl says all of it
   auto summary = summarize(job.plan, job.scenario, measured);
-  const Comparison compared = compare_traces(job.plan, *simulated, measured);
+  const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
+  if (simulated) summary["equal"] = compared.equal;
   if (o.scenario.json) {
-    summary["equal"] = compared.equal;
     fmt::print("{}\n", summary.dump(1));
-    if (!compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
+    if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
-    fmt::print("{}\n{}", render_summary(summary, use_colour()), render_comparison(compared, use_colour()));
-    fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+    fmt::print("{}\n{}", render_summary(summary, use_colour()),
+               simulated ? render_comparison(compared, use_colour()) : "");
+    if (problems.empty())
+      fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+  }
+  std::fflush(stdout);
+  if (!problems.empty()) {
+    report_errors(problems);
+    return exit_runtime;
   }
   return compared.equal ? exit_done : exit_no;
 }
@@ -131,14 +126,16 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
 /// metrics.jsonl. A line reaches the file when its step ends, so `tail -f` follows a run.
 class StepLines {
  public:
-  explicit StepLines(const std::filesystem::path& path) : file_(path, std::ios::trunc) {}
+  explicit StepLines(std::filesystem::path path) : path_(std::move(path)) {}
   void operator()(const StepMetrics& m) {
+    if (!file_.is_open()) file_.open(path_, std::ios::trunc);
     nlohmann::ordered_json line = {{"step", m.step}};
     for (const auto& [name, value] : m.values) line[name] = value;
     file_ << line.dump() + '\n' << std::flush;
   }
 
  private:
+  std::filesystem::path path_;
   std::ofstream file_;
 };
 
@@ -162,8 +159,9 @@ class Progress {
   std::int64_t steps_;
 };
 
-int run_rank(const Options& o, const Job& job, World& world) {
-  const RunFolder folder = run_folder(o, job);
+/// `hardware`: of rank 0, which simulates at the end.
+int run_rank(const Options& o, const Job& job, World& world, const RunFolder& folder,
+             const std::optional<Hardware>& hardware) {
   const bool first = world.rank() == 0;
   check_same_plan(world, job);
   DriverOptions driver_options;
@@ -177,6 +175,9 @@ int run_rank(const Options& o, const Job& job, World& world) {
   }
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
+  if (world.size() > 1) world.barrier("all is read");
+  if (first)
+    if (auto s = begin_in_folder(folder, job, "measured", takes(o)); !s) return report_errors(s.error());
   CpuOptions cpu;
   const auto cores = static_cast<int>(local_machine().cores);
   cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
@@ -190,12 +191,17 @@ int run_rank(const Options& o, const Job& job, World& world) {
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
+    if (d.code == "E630") {  // every rank has come to it: nobody is lost, and one says it
+      if (first) report_errors(trace.error());
+      world.leave();
+      return exit_runtime;
+    }
     // The others learn why before they learn that this rank is gone.
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
     return report_errors(trace.error());
   }
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
-  const int code = first ? finish_rank_0(o, job, folder, **driver, parts) : exit_done;
+  const int code = first ? finish_rank_0(o, job, folder, *hardware, **driver, parts) : exit_done;
   world.leave();
   return code;
 }
@@ -222,27 +228,37 @@ int run(const Options& o) {
                     .where = {},
                     .notes = {},
                     .help = fmt::format("launch {} processes, or change train.layout", job->plan.num_ranks())}});
+  ClaimedFolder claimed;
+  std::optional<Hardware> hardware;
   if (!launched || (*env)->rank == 0) {  // say it once
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
-    if (auto s = check_writable(run_folder(o, *job).summary()); !s) return report_errors(s.error());
-    // Data and weights that cannot be read are said here, before every rank finds out for itself.
+    auto claim = claim_folder(o.out, *job, takes(o));
+    if (!claim) return report_errors(claim.error());
+    claimed = std::move(*claim);
+    // What cannot be read is said here: before every rank finds out for itself, or the last step is done.
+    auto priced_by = hardware_of(job->scenario);
+    if (!priced_by) return report_errors(priced_by.error());
+    hardware = std::move(*priced_by);
     if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver) return report_errors(driver.error());
   }
   try {
     if (launched) {
       World world(**env);
-      return run_rank(o, *job, world);
+      return run_rank(o, *job, world, claimed.folder, hardware);
     }
     if (job->plan.num_ranks() == 1) {
       World world;
-      return run_rank(o, *job, world);
+      return run_rank(o, *job, world, claimed.folder, hardware);
     }
     ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
+    pass_on_claim(claimed);
     if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
     const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
-    // Exit code 1 is an answer, which rank 0 has given.
-    if (!result.message.empty() && result.exit_code != exit_no) report_errors({stopped(result.message)});
+    // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
+    const bool alike = std::ranges::all_of(
+        result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
+    if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
     return result.exit_code;
   } catch (const RuntimeFailure& e) {
     return report_errors({stopped(e.what())});
@@ -267,7 +283,8 @@ void add_run(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("run", "execute the plan for real, on CPU ranks");
   add_scenario_options(*sub, o->scenario);
-  sub->add_option("--out", o->out, "run folder (default runs/NAME)");
+  sub->add_option("--out", o->out, "run folder (default runs/NAME, or runs/NAME-2, … when that holds a run)");
+  sub->add_flag("--overwrite", o->overwrite, "remove what an earlier run wrote in the run folder");
   sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
   sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       ->check(CLI::IsMember({"shm", "gloo"}));

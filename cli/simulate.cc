@@ -3,9 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/file.h"
 #include "cli/command.h"
+#include "cli/run_folder.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -16,19 +18,6 @@ struct Options {
   std::string out, lengths;
   std::int32_t span_steps = 2;
 };
-
-/// E128: weights that a run trained are no simulation's to remove, and must not stand beside its trace as if they were
-/// of it.
-Status check_folder(const RunFolder& folder) {
-  std::error_code ignored;
-  if (std::filesystem::exists(folder.checkpoints(), ignored))
-    return fail(Diagnostic{.code = "E128",
-                           .message = "the folder of --out holds the checkpoints of a run",
-                           .where = {folder.checkpoints().string()},
-                           .notes = {},
-                           .help = "give another folder, or remove this one"});
-  return check_writable(folder.summary());
-}
 
 /// Replayed, or what the simulation draws: those that belong to the trace.
 Result<std::vector<SampleLengths>> lengths_of(const Options& o, const Job& job) {
@@ -44,8 +33,12 @@ int run(const Options& o) {
   const auto job = load_job(o.scenario, code);
   if (!job) return code;
   const RunFolder folder{o.out};
-  if (!o.out.empty())
-    if (auto s = check_folder(folder); !s) return report_errors(s.error());
+  std::optional<ClaimedFolder> claimed;
+  if (!o.out.empty()) {
+    auto claim = claim_for_simulation(o.out, *job);
+    if (!claim) return report_errors(claim.error());
+    claimed = std::move(*claim);
+  }
   const auto hardware = hardware_of(job->scenario);
   if (!hardware) return report_errors(hardware.error());
   const auto error = fit_error(*job);
@@ -62,9 +55,10 @@ int run(const Options& o) {
   if (!o.out.empty()) {
     const RunRecord record{
         .trace = *trace, .predicted = nullptr, .lengths = std::move(*lengths), .calibration = hardware->source};
-    if (auto s = write_run_folder(folder, *job, record); !s) return report_errors(s.error());
-    std::error_code ignored;
-    std::filesystem::remove(folder.sync_hashes(), ignored);  // a simulation makes none
+    if (auto s = begin_in_folder(folder, *job, "simulated", Takes::overwrite); !s) return report_errors(s.error());
+    const Status written = write_run_folder(folder, *job, record), ended = end_in_folder(folder);
+    for (const Status* s : {&written, &ended})
+      if (!*s) return report_errors(s->error());
     if (!o.scenario.json) fmt::print("Report: {}/report.html\n", o.out);
   }
   if (error) {

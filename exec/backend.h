@@ -3,11 +3,13 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "exec/divergence.h"
 #include "exec/driver.h"
 #include "graph/plan.h"
 #include "trace/trace.h"
@@ -33,6 +35,11 @@ class Device {
   virtual Status wait(StreamId, EventId) = 0;  // for the most recent record of that event
   /// Waits until everything enqueued is done; the first failure of any op comes back here.
   virtual Status sync() = 0;
+
+  /// Outputs of what is enqueued from here on are looked at for NaN and infinity; `block` counts what is played.
+  virtual void watch_numbers(std::int64_t /*block*/) {}
+  /// The earliest of them, of all ranks. Every rank of the plan calls it, once, with nothing running.
+  virtual std::optional<BadOutput> first_bad_output() { return {}; }
 };
 
 struct Capability {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "graph/plan.h"
 #include "trace/trace.h"
@@ -34,7 +35,11 @@ class Driver {
   /// Takes a fetch op's data.
   virtual void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) = 0;
   /// The block ran to its end and its fetches have arrived. Called when wants_results(), else at once after enqueueing.
+  /// Throws Diverged or DriverFailure (divergence.h) when the run cannot go on.
   virtual void completed(Rank, const Args&, std::int16_t phase) = 0;
+  /// The blocks of a mini-batch of the train phase, from its begin to its step, as next() gave them: to be played again
+  /// when completed() threw Diverged.
+  virtual std::vector<Args> mini_batch(Rank, std::int32_t /*step*/, std::int64_t /*mini*/) { return {}; }
   /// True: a block with fetch ops is synced before the next decision. False where no decision hangs on data.
   virtual bool wants_results() const = 0;
   /// Figures per step, and the trained tokens, for the trace.

@@ -111,7 +111,13 @@ class Walk {
     if (driver_.wants_results() && fetches_[which][static_cast<std::size_t>(p)][static_cast<std::size_t>(args.block)])
       if (auto s = device.sync(); !s) return fail(located(s.error(), plan_, rank, p, b.name));
     states_[d].ran(b);
-    driver_.completed(rank, args, p);
+    try {
+      driver_.completed(rank, args, p);
+    } catch (const Diverged& e) {
+      return explain_divergence(plan_, device, driver_, p, e);
+    } catch (const DriverFailure& e) {
+      return fail(located(e.problems(), plan_, rank, p, b.name));
+    }
     return {};
   }
 

@@ -193,23 +193,32 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
   return std::nullopt;
 }
 
+/// The i-th block of a mini-batch: begin, its micro-batches, step.
+Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number, std::int64_t index) {
+  const MiniBatch& mini = batches(it.step)[static_cast<std::size_t>(number)];
+  if (index == 0) return {.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
+  if (index == mini.micro_batches() + 1)
+    return {.block = 2, .step = it.step, .sizes = {}, .payload = step_payload(it, rank, number)};
+  const MicroBatch& micro = mini.ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index - 1)];
+  const MicroId id{rank, PhaseRole::train, number, index - 1};
+  return {.block = 1, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+}
+
 std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, std::int64_t index) {
   const auto& minis = batches(it.step);
   for (std::size_t mini = 0; mini < minis.size(); ++mini) {
     const std::int64_t blocks = minis[mini].micro_batches() + 2;
-    if (index >= blocks) {
-      index -= blocks;
-      continue;
-    }
-    const auto number = static_cast<std::int64_t>(mini);
-    if (index == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
-    if (index == blocks - 1)
-      return Args{.block = 2, .step = it.step, .sizes = {}, .payload = step_payload(it, rank, number)};
-    const MicroBatch& micro = minis[mini].ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index - 1)];
-    const MicroId id{rank, PhaseRole::train, number, index - 1};
-    return Args{.block = 1, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+    if (index < blocks) return train_block(it, rank, static_cast<std::int64_t>(mini), index);
+    index -= blocks;
   }
   return std::nullopt;
+}
+
+std::vector<Args> IterationDriver::mini_batch(Rank rank, std::int32_t step, std::int64_t mini) {
+  std::vector<Args> blocks;
+  const std::int64_t count = batches(step)[static_cast<std::size_t>(mini)].micro_batches() + 2;
+  for (std::int64_t i = 0; i < count; ++i) blocks.push_back(train_block(iteration(step), rank, mini, i));
+  return blocks;
 }
 
 std::optional<Args> IterationDriver::decide(Rank rank, std::int32_t step, std::int16_t phase, std::int64_t index) {

@@ -56,6 +56,7 @@ class IterationDriver : public Driver {
 
   std::optional<Args> next(Rank, std::int32_t step, std::int16_t phase) final;
   void completed(Rank, const Args&, std::int16_t) override {}
+  std::vector<Args> mini_batch(Rank, std::int32_t step, std::int64_t mini) final;
   void report(Trace&) const override;
 
   /// Where a rank stands in the rollout.
@@ -118,6 +119,7 @@ class IterationDriver : public Driver {
   std::optional<Args> rollout_decision(Iteration&, Rank, std::int64_t index);
   std::optional<Args> micro_decision(Iteration&, Rank, PhaseRole, std::int64_t index);
   std::optional<Args> train_decision(Iteration&, Rank, std::int64_t index);
+  Args train_block(Iteration&, Rank, std::int64_t mini, std::int64_t index);
   std::optional<Args> decide(Rank, std::int32_t step, std::int16_t phase, std::int64_t index);
   void start_rollout(Iteration&);
   void note_trained(std::int32_t step, const SampleLengths&, const std::vector<MiniBatch>&);

@@ -42,8 +42,8 @@
 //   log_prob_backward  logits[T,V], lse[T], targets[T], dlogp[T] -> dlogits[T,V]          vocab, temperature
 //   token_loss         new[T], old[T], ref[T], advantage[T], weight[T], entropy[T] -> dlogp[T], metrics[16] +=  clip_low, clip_high, kl_coef, sft
 //   sum_squares        x[n] -> s[1]                                                       accumulate
-//   clip_coefficient   s[1] -> c[1], metrics[16]                                          max_norm
-//   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place                    beta1, beta2, eps, weight_decay
+//   clip_coefficient   s[1] -> c[1], metrics[16]   c is NaN where s or the loss is        max_norm
+//   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place; nothing if c is NaN  beta1, beta2, eps, weight_decay
 //   sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                   vocab, tp, temperature, top_k, top_p
 // clang-format on
 #pragma once

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/max.h"
+#include "exec/divergence.h"
 
 namespace hotbunk {
 namespace {
@@ -26,7 +27,7 @@ struct WeightsPayload final : Payload {
     if (!sink) return;
     if (problems.empty())
       if (Status ok = sink->finish(); !ok) problems = std::move(ok.error());
-    if (!problems.empty()) throw RuntimeFailure(render(problems));
+    sink.reset();  // removes what it had begun to write
   }
 };
 
@@ -137,19 +138,40 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
   const auto folder = options_.checkpoints / (last ? "final" : fmt::format("step_{}", step));
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
   auto sink = ParameterSink::create(folder, scenario().model, plan().program(rank), phase);
-  if (!sink) throw RuntimeFailure(render(sink.error()));
-  payload->sink = std::move(*sink);
+  if (sink) payload->sink = std::move(*sink);
+  else payload->problems = std::move(sink.error());
   return payload;
 }
 
 void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) {
-  if (auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get())) weights->finish();
+  if (auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get())) {
+    weights->finish();
+    if (!weights->problems.empty()) not_written(role(phase), args.step, std::move(weights->problems));
+  }
   if (auto* micro = dynamic_cast<MicroPayload*>(args.payload.get());
       micro != nullptr && role(phase) != PhaseRole::train)
     keep_logps(rank, args.step, role(phase), *micro);
   if (const auto* step = dynamic_cast<const StepPayload*>(args.payload.get())) add_step_metrics(args.step, *step);
   if (const auto* sync = dynamic_cast<const SyncPayload*>(args.payload.get()); sync != nullptr && !sync->sums.empty())
     check_sync(args.step, *sync);
+}
+
+/// A checkpoint on the way ends the run: who asked for it counts on it. The last one does not, for then all that the
+/// run computed would be lost with it: finish_problems() says it.
+void TrainingDriver::not_written(PhaseRole role, std::int32_t step, Diagnostics problems) {
+  problems.front().notes.push_back(fmt::format("after step {}", std::min<std::int64_t>(step, scenario().steps)));
+  if (problems.front().code != "E631") {
+    Diagnostic failed{.code = "E632",
+                      .message = fmt::format("a checkpoint was not written: {}", problems.front().message),
+                      .where = problems.front().where,
+                      .notes = std::move(problems.front().notes),
+                      .help = "checkpoints that were there before are whole; look for space and permissions"};
+    problems = {std::move(failed)};
+  }
+  if (role != PhaseRole::export_weights) {
+    throw DriverFailure(std::move(problems));
+  }
+  finish_problems_ = std::move(problems);
 }
 
 void TrainingDriver::check_sync(std::int32_t step, const SyncPayload& sync) {
@@ -186,6 +208,8 @@ void TrainingDriver::keep_logps(Rank rank, std::int32_t step, PhaseRole pass, Mi
 
 void TrainingDriver::add_step_metrics(std::int32_t step, const StepPayload& payload) {
   HB_CHECK(payload.metrics.size() == static_cast<std::size_t>(Metric::count), "step {}: no metrics fetched", step);
+  const double loss = metric(payload.metrics, Metric::loss), norm = metric(payload.metrics, Metric::grad_norm);
+  if (!std::isfinite(loss) || !std::isfinite(norm)) throw Diverged(step, payload.mini, loss, norm);
   if (payload.mini == 0) step_metrics_.clear();
   step_metrics_.push_back(payload.metrics);
   note(step, "actor/lr", static_cast<double>(payload.learning_rate));

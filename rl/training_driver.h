@@ -28,12 +28,14 @@ class TrainingDriver : public IterationDriver {
   bool wants_results() const final { return true; }
   void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) final;
   void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) final;
-  /// Throws RuntimeFailure when a checkpoint could not be written (E103) or a verified sync found a tensor that
-  /// differs.
+  /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or
+  /// gradient norm is not finite, RuntimeFailure when a verified sync found a tensor that differs.
   void completed(Rank, const Args&, std::int16_t phase) override;
   void report(Trace&) const final;
   /// What lengths.jsonl holds.
   using IterationDriver::trained_lengths;
+  /// Why the last checkpoint was not written; empty when it was.
+  const Diagnostics& finish_problems() const { return finish_problems_; }
   /// What sync_hashes.jsonl holds: by step; empty without sync.verify.
   const std::map<std::int32_t, TensorHashes>& sync_hashes() const { return tensor_hashes_; }
 
@@ -68,6 +70,7 @@ class TrainingDriver : public IterationDriver {
     double sum = 0.0, max = 0.0;
     std::int64_t tokens = 0;
   };
+  void not_written(PhaseRole, std::int32_t step, Diagnostics);
   void check_sync(std::int32_t step, const SyncPayload&);
   void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
   void add_step_metrics(std::int32_t step, const StepPayload&);
@@ -76,6 +79,7 @@ class TrainingDriver : public IterationDriver {
   const ParameterSource source_;
   const DriverOptions options_;
   const SyncHashes hashes_;
+  Diagnostics finish_problems_;
   std::map<std::int32_t, TensorHashes> tensor_hashes_;
   std::int32_t logps_step_ = -1;                  // what logps_ and gaps_ are of
   std::map<PassKey, std::vector<float>> logps_;   // fetched by the log-prob passes, fed to training

@@ -1,7 +1,10 @@
 #include "rl/weights.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -122,6 +125,21 @@ void ParameterSource::read(const std::string& name, std::span<const Box> boxes, 
   }
 }
 
+/// E631: readers refuse such weights, and the checkpoint that they would replace may be the last good one.
+Status check_weights(const TensorEntry& entry, std::span<const std::byte> bytes) {
+  const auto finite =
+      check_finite(TensorView{entry.name, entry.dtype, entry.shape, bytes, std::make_shared<const std::string>()});
+  if (finite) return {};
+  return fail(Diagnostic{
+      .code = "E631",
+      .message =
+          fmt::format("a checkpoint of weights that are not finite is not written: {}", finite.error().front().message),
+      .where = {},
+      .notes = {},
+      .help = "checkpoints that were there before stay as they are; lower optimizer.lr or optimizer.max_grad_norm, or "
+              "warm up (optimizer.warmup_steps)"});
+}
+
 ParameterSink::ParameterSink(SafetensorsWriter writer, std::vector<TensorEntry> entries)
     : writer_(std::move(writer)), entries_(std::move(entries)) {}
 
@@ -164,6 +182,7 @@ Status ParameterSink::take(const Op& op, std::span<const std::byte> source) {
       covered += box.cols;
     }
   HB_CHECK(covered == elements, "{} of {} elements of {} exported", covered, elements, op.name);
+  if (auto s = check_weights(entry, whole); !s) return s;
   return writer_.write(whole);
 }
 

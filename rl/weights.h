@@ -49,7 +49,8 @@ class ParameterSink {
   static Result<ParameterSink> create(const std::filesystem::path& folder, const ModelSpec&, const Program&,
                                       std::int16_t phase);
 
-  /// The next parameter; boxes: source in elements of the fetched tensor, destination in elements of the logical one.
+  /// The next parameter: E631 when it is not finite; boxes: source in elements of the fetched tensor, destination in
+  /// elements of the logical one.
   Status take(const Op&, std::span<const std::byte> source);
   /// All parameters must have come.
   Status finish();

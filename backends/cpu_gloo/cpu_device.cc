@@ -50,19 +50,6 @@ Status guarded(const Program& program, const Op& op, F&& call) {
   }
 }
 
-void check_finite(const Program& program, const KernelCall& call) {
-  if (!is_compute(call.op.kind) || call.op.kind == OpKind::kv_write)
-    return;  // what only moves data makes no NaN, and may fill its output in parts
-  for (const Tensor& t : call.op.outputs) {
-    if (t.dtype != DType::f32 && t.dtype != DType::bf16) continue;
-    const auto found =
-        kernels::find_nonfinite(call.context, {call.addresses.address(t), t.dtype}, t.elements(call.sizes));
-    if (found.count > 0)
-      throw RuntimeFailure(fmt::format("{} NaN or infinite elements, the first at index {} of '{}'", found.count,
-                                       found.first, program.buffers[static_cast<std::size_t>(t.buffer)].name));
-  }
-}
-
 }  // namespace
 
 struct CpuDevice::Stream {
@@ -148,7 +135,8 @@ Status CpuDevice::unmap(StreamId, const Op& op) {
 Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work) {
   record_.note_call(true);
   Stream& s = stream(id);
-  s.queue.enqueue([this, id, &s, &op, sizes = args.sizes, where = record_.where(), work = std::move(work)] {
+  s.queue.enqueue([this, id, &s, &op, sizes = args.sizes, where = record_.where(), work = std::move(work),
+                   place = watch_.next(rank_, program_, op)] {
     world_.watch().set_op(op.name);
     const KernelCall call{s.context, memory_, op, sizes};
     const bool timed = record_.keeps(where);
@@ -156,7 +144,9 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
     std::int64_t bytes = -1;
     try {
       bytes = work(call);
-      if (options_.check_finite) check_finite(program_, call);
+      if (options_.check_finite)
+        if (const std::string bad = bad_output(program_, call); !bad.empty()) throw RuntimeFailure(bad);
+      if (place) watch_.look(*place, program_, call);
     } catch (const InternalError& e) {
       throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
     } catch (const std::exception& e) {
@@ -236,6 +226,10 @@ Status CpuDevice::sync() {
   record_.note_sync_ends();
   if (!s) s.error().front().notes.clear();  // the op that failed is named in the message itself
   return s;
+}
+
+std::optional<BadOutput> CpuDevice::first_bad_output() {
+  return watch_.first(world_, options_.scope + "first bad output");
 }
 
 Trace CpuDevice::take_trace() {

@@ -7,6 +7,7 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/device_record.h"
+#include "backends/cpu_gloo/number_watch.h"
 #include "backends/cpu_gloo/plan_communicators.h"
 #include "backends/cpu_gloo/program_memory.h"
 #include "backends/cpu_gloo/stream_thread.h"
@@ -31,6 +32,8 @@ class CpuDevice final : public Device {
   Status record(StreamId, EventId) override;
   Status wait(StreamId, EventId) override;
   Status sync() override;
+  void watch_numbers(std::int64_t block) override { watch_.begin(block); }
+  std::optional<BadOutput> first_bad_output() override;
 
   const Program& program() const { return program_; }
   const ProgramMemory& memory() const { return memory_; }
@@ -54,6 +57,7 @@ class CpuDevice final : public Device {
   ProgramMemory memory_;
   PlanCommunicators communicators_;
   DeviceRecord record_;
+  NumberWatch watch_;
   std::vector<StreamEvent> events_;
   std::array<std::unique_ptr<Stream>, num_streams> streams_;  // last: their threads end before what they work on
 };

@@ -267,9 +267,13 @@ void run_sum_squares(const KernelCall& c) {
 void run_clip(const KernelCall& c) {
   const double norm = std::sqrt(static_cast<double>(*data<const float>(c, in(c, 0))));
   const double max_norm = c.op.real(Attr::max_norm);
-  const float coefficient = max_norm > 0 ? clip_coefficient(norm, max_norm) : 1.0f;
-  *data<float>(c, out(c, 0)) = coefficient;
   auto* metrics = data<float>(c, out(c, 1));
+  // Both are sums over all ranks by now: all refuse the step, or none does.
+  const bool finite = std::isfinite(norm) && std::isfinite(metrics[static_cast<std::size_t>(Metric::loss)]);
+  const float coefficient = !finite        ? std::numeric_limits<float>::quiet_NaN()
+                            : max_norm > 0 ? clip_coefficient(norm, max_norm)
+                                           : 1.0f;
+  *data<float>(c, out(c, 0)) = coefficient;
   metrics[static_cast<std::size_t>(Metric::grad_norm)] = static_cast<float>(norm);
   metrics[static_cast<std::size_t>(Metric::clip_coefficient)] = coefficient;
 }

@@ -1,6 +1,10 @@
 // AdamW, norms, reductions, the vector maths beneath, and determinism of everything that sums.
 #include "backends/cpu_gloo/kernels/optimizer.h"
 
+#include <cmath>
+#include <limits>
+#include <string>
+
 #include "backends/cpu_gloo/kernels/attention.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/reduce.h"
@@ -47,6 +51,30 @@ TEST_CASE("AdamW takes torch's steps, with gradient scale and bf16 copy") {
     CHECK(wrong == 0);
     CHECK(out.padding_intact());
   }
+}
+
+TEST_CASE("a step that is refused changes nothing") {
+  KernelContext ctx(2);
+  Random rng(64);
+  const std::int64_t n = 9001;
+  Tensor p = Tensor::random(DType::f32, 1, n, 0, rng), m = Tensor::random(DType::f32, 1, n, 0, rng),
+         v = Tensor::filled(DType::f32, 1, n, 0, 1.0);
+  const Tensor g = Tensor::random(DType::f32, 1, n, 0, rng);
+  const auto bits = [&] {
+    std::string all;
+    for (Tensor* t : {&p, &m, &v}) all.append(reinterpret_cast<const char*>(t->f32()), static_cast<std::size_t>(n) * 4);
+    return all;
+  };
+  const std::string before = bits();
+  for (const double norm : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    const float scale = clip_coefficient(norm, 1.0);
+    CHECK(std::isnan(scale));
+    adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, &scale, nullptr);
+    CHECK(bits() == before);
+  }
+  const float one = 1.0f;
+  adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, &one, nullptr);
+  CHECK(bits() != before);
 }
 
 TEST_CASE("sum of squares: right, and the same bits for every number of threads") {

@@ -1,7 +1,14 @@
 // Run folders as a user makes them: one run's files and no others', and what is no run folder.
-#include <catch2/catch.hpp>
-#include <nlohmann/json.hpp>
+#include <signal.h>
 
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "base/hash.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -28,10 +35,18 @@ fs::path copy_of_measured(const std::string& name) {
   return copy;
 }
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const auto at = text.find(from);
-  if (at == std::string::npos) throw std::runtime_error("no " + from);
-  return text.replace(at, from.size(), to);
+std::string hash_of(const fs::path& file) { return hash_text(text_of(file)); }
+
+/// The program in the background, its stderr in a file.
+pid_t start_hotbunk(const std::vector<std::string>& arguments, const fs::path& err) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
+  std::vector<char*> argv = {const_cast<char*>("hotbunk")};
+  for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+  argv.push_back(nullptr);
+  ::execv(program_file, argv.data());
+  ::_exit(9);
 }
 
 }  // namespace
@@ -40,72 +55,164 @@ TEST_CASE("a simulation does not take a measured run's folder, and leaves nothin
   const fs::path file = scenario("measured", 1, 1, "steps: 2\ncheckpoint_every: 1");
   const fs::path taken = copy_of_measured("taken");
   const std::string trace = text_of(taken / "trace.json");
+  fs::remove_all(taken / "checkpoints");  // a run without them is a run
   const Result2 refused = hotbunk_command(fmt::format("simulate {} --out {}", file.string(), taken.string()));
   CHECK(refused.code == 2);
-  CHECK(refused.err.find("error[E128]") != std::string::npos);
+  CHECK_THAT(refused.err, Catch::Contains("error[E130]: the folder holds a run already") &&
+                              Catch::Contains("a measured run of 2 steps, whole"));
   CHECK(refused.out.empty());  // before the work
   CHECK(text_of(taken / "trace.json") == trace);
   CHECK(hotbunk_command(fmt::format("compare {}", taken.string())).code == 0);
 
-  // Without the weights it is the simulation's: no hash and no prediction of the run stays, and the lengths are those
-  // that the simulation was made with.
-  fs::remove_all(taken / "checkpoints");
-  std::ofstream(work_folder() / "replayed.jsonl") << text_of(measured() / "lengths.jsonl");
+  // Over another simulation: its lengths are those that the simulation was made with.
+  const fs::path simulated = work_folder() / "simulated";
   CHECK(hotbunk_command(fmt::format("simulate {} --lengths {} --out {}", file.string(),
-                                    (work_folder() / "replayed.jsonl").string(), taken.string()))
+                                    (measured() / "lengths.jsonl").string(), simulated.string()))
             .code == 0);
-  CHECK_FALSE(fs::exists(taken / "sync_hashes.jsonl"));
-  CHECK_FALSE(fs::exists(taken / "simulated.json"));
-  CHECK(text_of(taken / "lengths.jsonl") == text_of(measured() / "lengths.jsonl"));
-  CHECK(hotbunk_command(fmt::format("simulate {} --out {}", file.string(), taken.string())).code == 0);
-  CHECK(text_of(taken / "lengths.jsonl") != text_of(measured() / "lengths.jsonl"));
+  CHECK(text_of(simulated / "lengths.jsonl") == text_of(measured() / "lengths.jsonl"));
+  CHECK(hotbunk_command(fmt::format("simulate {} --out {}", file.string(), simulated.string())).code == 0);
+  CHECK(text_of(simulated / "lengths.jsonl") != text_of(measured() / "lengths.jsonl"));
 
   // Nothing was measured there, so there is nothing to compare with.
-  const Result2 compared = hotbunk_command(fmt::format("compare {}", taken.string()));
+  const Result2 compared = hotbunk_command(fmt::format("compare {}", simulated.string()));
   CHECK(compared.code == 2);
   CHECK(compared.err.find("error[E512]: the run folder was not measured") != std::string::npos);
-  CHECK(hotbunk_command(fmt::format("report {}", taken.string())).code == 0);
+  CHECK(hotbunk_command(fmt::format("report {}", simulated.string())).code == 0);
+  CHECK(hotbunk_command(fmt::format("report {}", simulated.string())).code == 0);  // its own files are still of one run
 }
 
-TEST_CASE("a run over the folder of another leaves its own files only") {
+TEST_CASE("a folder holds one run: another is refused, numbered beside it, or takes its place with --overwrite") {
   const fs::path out = copy_of_measured("reused");
   REQUIRE(fs::exists(out / "sync_hashes.jsonl"));
   REQUIRE(fs::exists(out / "checkpoints/step_2"));
   fs::create_directories(out / "checkpoints/mine");
-  const Result2 run =
-      hotbunk_command(fmt::format("run {} --json --set sync.verify=false --out {}",
-                                  scenario("reused", 1, 1, "steps: 1\ncheckpoint_every: 1").string(), out.string()));
+  std::ofstream(out / "notes.txt") << "mine";
+  std::ofstream(out / "checkpoints/step_1/notes.txt") << "mine";
+  const std::string weights = hash_of(out / "checkpoints/final/model.safetensors");
+  const std::string command =
+      fmt::format("run {} --json --set sync.verify=false --out {}",
+                  scenario("reused", 2, 1, "steps: 1\ncheckpoint_every: 1").string(), out.string());
+
+  const Result2 refused = hotbunk_command(command);
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, Catch::Contains("error[E130]: the folder holds a run already") &&
+                              Catch::Contains("there: checkpoints/final, ") && Catch::Contains("--overwrite"));
+  CHECK(refused.err.find("starting") == std::string::npos);
+  CHECK(hash_of(out / "checkpoints/final/model.safetensors") == weights);
+  CHECK_FALSE(fs::exists(out / "run.lock"));
+  CHECK(hotbunk_command(fmt::format("compare {}", out.string())).code == 0);
+
+  const Result2 run = hotbunk_command(command + " --overwrite");
   INFO(run.err);
   REQUIRE(run.code == 0);
-  CHECK(Json::parse(run.out)["equal"] == true);  // simulated and measured, also where nothing else says it
+  CHECK(Json::parse(run.out)["equal"] == true);
   CHECK_FALSE(fs::exists(out / "sync_hashes.jsonl"));
-  CHECK(fs::exists(out / "checkpoints/step_1"));
+  CHECK(fs::exists(out / "checkpoints/step_1/model.safetensors"));
   CHECK_FALSE(fs::exists(out / "checkpoints/step_2"));
-  CHECK(fs::exists(out / "checkpoints/final"));
-  CHECK(fs::exists(out / "checkpoints/mine"));  // no run wrote it
+  CHECK(hash_of(out / "checkpoints/final/model.safetensors") != weights);
+  for (const char* mine : {"checkpoints/mine", "notes.txt", "checkpoints/step_1/notes.txt"})
+    CHECK(fs::exists(out / mine));  // no run wrote it
+  CHECK(hotbunk_command(fmt::format("compare {}", out.string())).code == 0);
+
+  // Without --out: runs/NAME, runs/NAME-2, ….
+  const fs::path before = fs::current_path();
+  fs::create_directories(work_folder() / "numbered");
+  fs::current_path(work_folder() / "numbered");
+  const std::string numbered = "run " + scenario("numbered", 2, 1, "steps: 1").string();
+  const Result2 first = hotbunk_command(numbered), second = hotbunk_command(numbered),
+                third = hotbunk_command(numbered);
+  fs::current_path(before);
+  CHECK((first.code == 0 && second.code == 0 && third.code == 0));
+  CHECK(first.err.find("goes to") == std::string::npos);
+  CHECK_THAT(second.err,
+             Catch::Contains("runs/numbered: the folder holds a run already; this run goes to runs/numbered-2\n"));
+  CHECK_THAT(third.err, Catch::Contains("this run goes to runs/numbered-3\n"));
+  CHECK_THAT(third.out, Catch::Contains("Next: hotbunk compare runs/numbered-3"));
+  for (const char* name : {"numbered", "numbered-2", "numbered-3"})
+    CHECK(hotbunk_command(fmt::format("compare {}", (work_folder() / "numbered/runs" / name).string())).code == 0);
+}
+
+TEST_CASE("--overwrite removes no model that the run starts from, and nothing that no run wrote") {
+  const fs::path out = copy_of_measured("own_model");
+  const std::string file = scenario("own_model", 1, 1, "steps: 1").string();
+  const Result2 own = hotbunk_command(fmt::format("run {} --overwrite --set model={} --out {}", file,
+                                                  (out / "checkpoints/final").string(), out.string()));
+  CHECK(own.code == 2);
+  CHECK_THAT(own.err, Catch::Contains("error[E133]"));
+  CHECK(fs::exists(out / "checkpoints/final/model.safetensors"));
+  CHECK(hotbunk_command(fmt::format("compare {}", out.string())).code == 0);
+
+  const fs::path foreign = work_folder() / "foreign";
+  fs::create_directories(foreign);
+  std::ofstream(foreign / "plan.json") << "{}";
+  const Result2 refused = hotbunk_command(fmt::format("run {} --overwrite --out {}", file, foreign.string()));
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, Catch::Contains("error[E132]") && Catch::Contains("there: plan.json"));
+  CHECK(text_of(foreign / "plan.json") == "{}");
+
+  // What cannot be read ends the new run before anything of the old one is touched.
+  const fs::path old = copy_of_measured("unread");
+  const Result2 unread = hotbunk_command(
+      fmt::format("run {} --overwrite --set cluster.calibration=/nowhere.yaml --out {}", file, old.string()));
+  CHECK(unread.code == 2);
+  CHECK(hotbunk_command(fmt::format("compare {}", old.string())).code == 0);
+}
+
+TEST_CASE("two runs at once do not share a folder, and a killed one is not taken for a whole one") {
+  const fs::path out = work_folder() / "busy";
+  const std::string file = scenario("busy", 2, 1, "steps: 100000\ncheckpoint_every: 1").string();
+  const pid_t launcher = start_hotbunk({"run", file, "--out", out.string()}, work_folder() / "busy.err");
+  for (int i = 0; i < 600 && text_of(out / "metrics.partial.jsonl").find("\"step\":2") == std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  for (const char* more : {"", " --overwrite"}) {
+    const Result2 second = hotbunk_command(fmt::format("run {} --out {}{}", file, out.string(), more));
+    CHECK(second.code == 2);
+    CHECK_THAT(second.err, Catch::Contains(fmt::format("error[E131]: the folder is in use by pid {} on ", launcher)));
+  }
+  CHECK(hotbunk_command(fmt::format("simulate {} --set steps=1 --out {}", file, out.string())).code == 2);
+  ::kill(launcher, SIGKILL);
+  int status = 0;
+  ::waitpid(launcher, &status, 0);
+  for (const char* command : {"compare", "report"}) {
+    const Result2 r = hotbunk_command(fmt::format("{} {}", command, out.string()));
+    INFO(r.err);
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, Catch::Contains("error[E134]: the run of this folder has not ended (pid ") &&
+                          Catch::Contains("missing: scenario.yaml, plan.json, trace.json") &&
+                          Catch::Contains("metrics.partial.jsonl"));
+  }
+  // Its steps and checkpoints are kept until somebody says otherwise.
+  const std::string again = fmt::format("run {} --set steps=1 --out {}", file, out.string());
+  const Result2 refused = hotbunk_command(again);
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, Catch::Contains("error[E130]") && Catch::Contains("which did not end"));
+  const Result2 over = hotbunk_command(again + " --overwrite");
+  INFO(over.err);
+  CHECK(over.code == 0);
+  CHECK_FALSE(fs::exists(out / "metrics.partial.jsonl"));
+  CHECK_FALSE(fs::exists(out / "checkpoints/step_2"));
+  CHECK(hotbunk_command(fmt::format("compare {}", out.string())).code == 0);
 }
 
 TEST_CASE("files of two runs in one folder are found out") {
-  const auto refused = [](const fs::path& folder, const char* file) {
+  // The same plan, another seed: only what is in the files tells them apart.
+  const fs::path other = work_folder() / "other_seed";
+  REQUIRE(
+      hotbunk_command(fmt::format("run {} --set seed=7 --out {}",
+                                  scenario("measured", 1, 1, "steps: 2\ncheckpoint_every: 1").string(), other.string()))
+          .code == 0);
+  REQUIRE(hotbunk_command(fmt::format("compare {} {}", measured().string(), other.string())).err.find("E511") ==
+          std::string::npos);
+  for (const char* file : {"scenario.yaml", "trace.json", "simulated.json", "lengths.jsonl"}) {
+    const fs::path mixed = copy_of_measured(std::string("mixed_") + file);
+    fs::copy_file(other / file, mixed / file, fs::copy_options::overwrite_existing);
     for (const char* command : {"compare", "report"}) {
-      const Result2 r = hotbunk_command(fmt::format("{} {}", command, folder.string()));
+      const Result2 r = hotbunk_command(fmt::format("{} {}", command, mixed.string()));
       INFO(command << '\n' << r.err);
       CHECK(r.code == 2);
-      CHECK(r.err.find("error[E115]: the run folder's files are not of one plan") != std::string::npos);
-      CHECK(r.err.find(fmt::format("= note: {} gives plan ", file)) != std::string::npos);
+      CHECK_THAT(r.err, Catch::Contains("error[E115]: the run folder's files are not of one run") &&
+                            Catch::Contains(fmt::format("= note: {} is not as the run wrote it", file)));
     }
-  };
-  const fs::path scenario_changed = copy_of_measured("scenario_changed");
-  const std::string yaml = text_of(scenario_changed / "scenario.yaml");
-  std::ofstream(scenario_changed / "scenario.yaml")
-      << replaced(yaml, "micro_batch_tokens: 128", "micro_batch_tokens: 64");
-  refused(scenario_changed, "scenario.yaml");
-  for (const char* file : {"trace.json", "simulated.json"}) {
-    const fs::path changed = copy_of_measured(std::string("changed_") + file);
-    const std::string text = text_of(changed / file);
-    const std::string hash = Json::parse(text)["plan_hash"];
-    std::ofstream(changed / file) << replaced(text, hash, "0123456789abcdef");
-    refused(changed, file);
   }
 }
 
@@ -134,4 +241,65 @@ TEST_CASE("outputs are refused before the work") {
   const Result2 reported = hotbunk_command(fmt::format("report {} --memory-snapshot {}", folder.string(), blocked));
   CHECK(reported.code == 2);
   CHECK_FALSE(fs::exists(folder / "report.html"));
+}
+
+TEST_CASE("what the end of a run needs is read before its first step") {
+  const std::string file = scenario("unreadable", 2, 1, "steps: 1").string();
+  std::ofstream(work_folder() / "not.yaml") << "no: profile\n";
+  for (const fs::path& profile : {fs::path("/nowhere.yaml"), work_folder() / "not.yaml"}) {
+    const fs::path out = work_folder() / "unreadable";
+    const Result2 r = hotbunk_command(
+        fmt::format("run {} --set cluster.calibration={} --out {}", file, profile.string(), out.string()));
+    INFO(r.err);
+    CHECK(r.code == 2);
+    CHECK(r.err.find("starting") == std::string::npos);
+    CHECK(r.err.find("step 1") == std::string::npos);
+    CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
+  }
+}
+
+TEST_CASE("a file that cannot be written at the end loses no other, and is a failure at run time") {
+  // A limit on the size of files is a full disk that needs no root: small files pass, traces do not.
+  const fs::path out = work_folder() / "limited";
+  const std::string file = scenario("limited", 1, 1, "steps: 2").string();
+  const fs::path script = work_folder() / "limited.sh";
+  std::ofstream(script) << fmt::format("ulimit -f 60\nexec {} run {} --out {} --json\n", program_file, file,
+                                       out.string());
+  const int status =
+      std::system(fmt::format("sh {} > {} 2> {}", script.string(), (work_folder() / "limited.out").string(),
+                              (work_folder() / "limited.err").string())
+                      .c_str());
+  const std::string err = text_of(work_folder() / "limited.err");
+  INFO(err);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
+  CHECK_THAT(err, Catch::Contains("error[E633]: not all files of the run folder could be written") &&
+                      Catch::Contains("not written: trace.json: cannot write file: File too large") &&
+                      Catch::Contains("written: metrics.jsonl, summary.json, scenario.yaml, lengths.jsonl"));
+  CHECK(Json::parse(text_of(work_folder() / "limited.out"))["metrics"].size() == 2);  // nothing computed is lost
+  CHECK_THAT(text_of(out / "metrics.jsonl"), Catch::Contains("\"step\":2"));
+  CHECK_FALSE(fs::exists(out / "trace.json"));
+  for (const auto& entry : fs::directory_iterator(out)) CHECK(entry.path().extension() != ".tmp");
+  const Result2 compared = hotbunk_command(fmt::format("compare {}", out.string()));
+  CHECK(compared.code == 2);
+  CHECK_THAT(compared.err, Catch::Contains("error[E134]") && Catch::Contains("trace.json"));
+}
+
+TEST_CASE("a full disk is a failure at run time: what fits is written, each file whole or not at all") {
+  if (::geteuid() != 0) return;  // mounting needs root
+  const fs::path disk = work_folder() / "disk";
+  fs::create_directories(disk);
+  if (std::system(fmt::format("mount -t tmpfs -o size=256k none {} 2> /dev/null", disk.string()).c_str()) != 0) return;
+  const Result2 r = hotbunk_command(
+      fmt::format("run {} --out {}", scenario("disk", 2, 1, "steps: 2").string(), (disk / "run").string()));
+  const std::string metrics = text_of(disk / "run/metrics.jsonl") + text_of(disk / "run/metrics.partial.jsonl");
+  bool partial = false;
+  for (const auto& entry : fs::directory_iterator(disk / "run")) partial |= entry.path().extension() == ".tmp";
+  CHECK(std::system(fmt::format("umount {}", disk.string()).c_str()) == 0);
+  INFO(r.err);
+  CHECK(r.code == 3);
+  CHECK_THAT(r.err, Catch::Contains("No space left on device"));
+  CHECK_THAT(metrics, Catch::Contains("\"step\":2"));
+  CHECK_THAT(r.out, Catch::Contains("measured over 2 steps"));
+  CHECK_FALSE(partial);
 }

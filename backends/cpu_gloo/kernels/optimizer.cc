@@ -1,6 +1,8 @@
 #include "backends/cpu_gloo/kernels/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -25,13 +27,14 @@ HB_INLINE Vf square_root(Vf x) {
 void adamw_step(KernelContext& ctx, const AdamWConfig& c, float* p, const float* g, float* m, float* v, std::int64_t n,
                 const float* grad_scale, bf16* params_out) {
   HB_CHECK(c.step >= 1, "AdamW steps count from 1, got {}", c.step);
+  const float scale = grad_scale ? *grad_scale : 1.0f;
+  if (!std::isfinite(scale)) return;
   const double t = static_cast<double>(c.step);
   const double correction1 = 1.0 - std::pow(static_cast<double>(c.beta1), t);
   const double correction2 = 1.0 - std::pow(static_cast<double>(c.beta2), t);
   const float step_size = static_cast<float>(c.lr / correction1);
   const float root_correction2 = static_cast<float>(std::sqrt(correction2));
   const float decay = static_cast<float>(1.0 - static_cast<double>(c.lr) * c.weight_decay);
-  const float scale = grad_scale ? *grad_scale : 1.0f;
   const float b1 = c.beta1, b2 = c.beta2;
   parallel_for(ctx, n, 4096, [&](std::int64_t begin, std::int64_t end) {
     for_vectors(end - begin, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
@@ -73,6 +76,7 @@ double sum_of_squares(KernelContext& ctx, const float* x, std::int64_t n) {
 }
 
 float clip_coefficient(double norm, double max_norm) {
+  if (!std::isfinite(norm)) return std::numeric_limits<float>::quiet_NaN();
   return static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
 }
 

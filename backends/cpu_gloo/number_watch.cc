@@ -1,0 +1,83 @@
+#include "backends/cpu_gloo/number_watch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "backends/cpu_gloo/gather.h"
+#include "backends/cpu_gloo/kernels/elementwise.h"
+#include "graph/print.h"
+
+namespace hotbunk {
+namespace {
+
+bool makes_numbers(OpKind kind) {
+  return kind == OpKind::reduce_scatter || kind == OpKind::all_reduce ||
+         (is_compute(kind) && kind != OpKind::kv_write);  // which only moves
+}
+
+std::string bad_elements(const Program& program, const KernelCall& call, const Tensor& t) {
+  if (t.dtype != DType::f32 && t.dtype != DType::bf16) return "";
+  const auto found =
+      kernels::find_nonfinite(call.context, {call.addresses.address(t), t.dtype}, t.elements(call.sizes));
+  if (found.count == 0) return "";
+  return fmt::format("{} NaN or infinite elements, the first at index {} of '{}'", found.count, found.first,
+                     program.buffers[static_cast<std::size_t>(t.buffer)].name);
+}
+
+/// Inputs that were bad before the op ran, as what the driver fed: no op of a plan made those.
+std::string bad_inputs(const Program& program, const KernelCall& call) {
+  std::string out;
+  for (const Tensor& t : call.op.inputs) {
+    const auto same = [&](const Tensor& o) { return o.buffer == t.buffer; };
+    if (std::ranges::any_of(call.op.outputs, same)) continue;
+    if (const std::string bad = bad_elements(program, call, t); !bad.empty()) out += "; among its inputs " + bad;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string bad_output(const Program& program, const KernelCall& call) {
+  if (!makes_numbers(call.op.kind)) return "";
+  for (const Tensor& t : call.op.outputs)
+    if (std::string bad = bad_elements(program, call, t); !bad.empty()) return bad;
+  return "";
+}
+
+std::optional<BadOutput> NumberWatch::next(Rank rank, const Program& program, const Op& op) {
+  if (!watching_) return std::nullopt;
+  // The optimizer that was refused left its state alone: what is bad in it was bad before the mini-batch.
+  const std::int64_t block = op.kind == OpKind::adamw ? BadOutput::before_all : block_;
+  return BadOutput{
+      .block = block, .op = ops_++, .rank = rank, .kind = op.kind, .label = label_of(program, op), .what = {}};
+}
+
+void NumberWatch::look(BadOutput place, const Program& program, const KernelCall& call) {
+  {
+    std::lock_guard lock(mutex_);
+    if (first_ && *first_ < place) return;
+  }
+  place.what = bad_output(program, call);
+  if (place.what.empty()) return;
+  if (place.block != BadOutput::before_all) place.what += bad_inputs(program, call);
+  std::lock_guard lock(mutex_);
+  if (!first_ || place < *first_) first_ = std::move(place);
+}
+
+std::optional<BadOutput> NumberWatch::first(World& world, const std::string& name) const {
+  nlohmann::json mine = nullptr;
+  if (first_)
+    mine = {first_->block, first_->op, first_->rank, static_cast<int>(first_->kind), first_->label, first_->what};
+  std::optional<BadOutput> out;
+  for (const std::string& text : gather_strings(world, name, mine.dump())) {
+    const auto row = nlohmann::json::parse(text);
+    if (row.is_null()) continue;
+    BadOutput bad{row[0], row[1], row[2], static_cast<OpKind>(row[3].get<int>()), row[4], row[5]};
+    if (!out || bad < *out) out = std::move(bad);
+  }
+  return out;
+}
+
+}  // namespace hotbunk
