@@ -10,6 +10,9 @@
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/launch.h"
 #include "backends/cpu_gloo/world.h"
+#ifdef HOTBUNK_CUDA
+#include "backends/cuda/driver.h"
+#endif
 #include "base/check.h"
 #include "base/format.h"
 #include "cli/command.h"
@@ -75,6 +78,22 @@ Finding check_two_ranks() {
           "check that loopback sockets and shared memory are allowed"};
 }
 
+/// Nothing executes on a GPU yet; the driver's table is what will.
+Finding check_cuda() {
+#ifdef HOTBUNK_CUDA
+  const auto driver = cuda::open_driver();
+  if (!driver) return {"CUDA", driver.error().front().message + "; CPU ranks only", true, ""};
+  int version = 0;
+  driver->cuDriverGetVersion(&version);
+  return {"CUDA",
+          fmt::format("driver for CUDA {}.{}; kernels only, no backend yet: CPU ranks only", version / 1000,
+                      version % 1000 / 10),
+          true, ""};
+#else
+  return {"CUDA", "built without it: CPU ranks only", true, ""};
+#endif
+}
+
 int run(bool json) {
   const LocalMachine machine = local_machine();
   std::vector<Finding> findings;
@@ -86,7 +105,7 @@ int run(bool json) {
   findings.push_back(check_arena(true));
   findings.push_back(check_launch());
   findings.push_back(check_catalog());
-  findings.push_back({"CUDA backend", "not built: CPU ranks only", true, ""});
+  findings.push_back(check_cuda());
   bool good = true;
   nlohmann::ordered_json document = {{"schema", "hotbunk.doctor/1"}, {"checks", nlohmann::ordered_json::array()}};
   for (const Finding& f : findings) {

@@ -282,7 +282,11 @@ std::string_view name_of(Check check) {
 }
 
 void DeviceMemory::add(std::uint64_t begin, std::int64_t bytes, std::string name, bool written) {
-  Range r{begin, bytes, std::move(name), {}, written};
+  Range r;
+  r.begin = begin;
+  r.bytes = bytes;
+  r.name = std::move(name);
+  r.all_written = written;
   r.written.resize(static_cast<std::size_t>(bytes), written);
   ranges_[begin] = std::move(r);
 }
@@ -311,6 +315,28 @@ void DeviceMemory::forget(std::uint64_t begin) {
   Range& r = ranges_.at(begin);
   r.all_written = false;
   r.written.assign(r.written.size(), false);
+}
+
+void DeviceMemory::Range::touch(std::uint64_t first, int count, bool write) {
+  if (touched.empty()) touched.resize(static_cast<std::size_t>((bytes + 3) / 4));
+  for (std::uint64_t w = first / 4; w <= (first + static_cast<std::uint64_t>(count) - 1) / 4; ++w)
+    touched[w] |= write ? 2 : 1;
+}
+
+std::vector<DeviceMemory::Touched> DeviceMemory::take_touched() {
+  std::vector<Touched> out;
+  for (auto& [begin, r] : ranges_) {
+    for (std::size_t w = 0; w < r.touched.size();) {
+      const std::uint8_t how = r.touched[w];
+      const std::size_t from = w;
+      while (w < r.touched.size() && (r.touched[w] > 1) == (how > 1) && (r.touched[w] != 0) == (how != 0)) ++w;
+      if (how != 0)
+        out.push_back(
+            {begin + 4 * from, begin + std::min<std::uint64_t>(4 * w, static_cast<std::uint64_t>(r.bytes)), how > 1});
+    }
+    r.touched.clear();
+  }
+  return out;
 }
 
 std::string DeviceMemory::describe(std::uint64_t address) {

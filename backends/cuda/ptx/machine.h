@@ -49,7 +49,19 @@ class DeviceMemory {
   /// Every byte of an allocation becomes unwritten again.
   void forget(std::uint64_t begin);
 
+  /// Keeps which words of four bytes launches touch, until it is asked.
+  void watch() { watching_ = true; }
+  bool watching() const { return watching_; }
+  struct Touched {
+    std::uint64_t begin = 0, end = 0;
+    bool write = false;
+  };
+  /// Since the last time; runs of words that were only read, and of words that were written.
+  std::vector<Touched> take_touched();
+
   struct Range {
+    void touch(std::uint64_t first, int count, bool write);
+    std::vector<std::uint8_t> touched;  // by word: 1 read, 2 written; empty until one is
     std::uint64_t begin = 0;
     std::int64_t bytes = 0;
     std::string name;
@@ -63,6 +75,7 @@ class DeviceMemory {
 
  private:
   std::map<std::uint64_t, Range> ranges_;  // by begin
+  bool watching_ = false;
 };
 
 struct Dim3 {

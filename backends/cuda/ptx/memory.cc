@@ -71,6 +71,7 @@ class Accessor {
                 fmt::format("read of {} bytes at {}", bytes, w_.block->memory->describe(address)));
       }
     }
+    if (w_.block->memory->watching()) r->touch(first, bytes, write_);
     address_[static_cast<std::size_t>(lane)] = address;
     is_global_ |= 1u << lane;
     return reinterpret_cast<std::uint8_t*>(address);

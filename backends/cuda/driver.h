@@ -1,0 +1,34 @@
+// The CUDA driver as one table of entry points, opened at run time: a machine without a driver starts all the same. The
+// double of fake/ fills the same table.
+#pragma once
+#include <cuda.h>
+
+#include <string>
+
+#include "base/diagnostic.h"
+
+namespace hotbunk::cuda {
+
+// clang-format off
+#define HB_CUDA_ENTRIES(X)                                                                                           \
+  X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString)                                              \
+  X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem)                  \
+  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize)                    \
+  X(cuMemGetInfo) X(cuMemGetAllocationGranularity) X(cuMemAddressReserve) X(cuMemAddressFree)                        \
+  X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostAlloc) X(cuMemFreeHost)      \
+  X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async)                                  \
+  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)                                   \
+  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize)                                          \
+  X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuLaunchKernel)
+// clang-format on
+
+struct Driver {
+#define HB_CUDA_POINTER(name) decltype(&::name) name = nullptr;
+  HB_CUDA_ENTRIES(HB_CUDA_POINTER)
+#undef HB_CUDA_POINTER
+};
+
+/// The driver of this machine. E620 with the reason when the library or one of its entry points is not there.
+Result<Driver> open_driver(const std::string& library = "libcuda.so.1");
+
+}  // namespace hotbunk::cuda

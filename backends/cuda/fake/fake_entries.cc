@@ -1,0 +1,367 @@
+// The entry points of the double, as C calls them: handles become objects, faults are injected, errors stick.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "backends/cuda/fake/fake_driver.h"
+#include "base/check.h"
+
+namespace hotbunk::cuda {
+namespace {
+
+std::atomic<FakeDriver*> alive{nullptr};
+
+template <class Handle>
+Handle handle_of(std::int64_t id) {
+  return reinterpret_cast<Handle>(id);
+}
+template <class Handle>
+std::int64_t id_of(Handle handle) {
+  return reinterpret_cast<std::int64_t>(handle);
+}
+
+}  // namespace
+
+struct FakeDriver::Entries {
+  /// Runs the body of one entry point under the lock, unless a fault or an earlier finding says otherwise.
+  template <class Body>
+  static CUresult call(const char* name, Body&& body) {
+    FakeDriver* d = alive.load();
+    if (d == nullptr) return CUDA_ERROR_DEINITIALIZED;
+    const std::lock_guard lock(d->mutex_);
+    const std::int64_t nth = ++d->calls_[name];
+    if (const auto entry = d->faults_.find(name); entry != d->faults_.end())
+      if (const auto fault = entry->second.find(nth); fault != entry->second.end()) return fault->second;
+    if (d->sticky_ != CUDA_SUCCESS) return d->sticky_;
+    return body(*d);
+  }
+
+  static CUresult init(unsigned) {
+    return call("cuInit", [](auto&) { return CUDA_SUCCESS; });
+  }
+  static CUresult driver_version(int* v) {
+    *v = CUDA_VERSION;
+    return CUDA_SUCCESS;
+  }
+  static CUresult error_name(CUresult e, const char** out) {
+    *out = e == CUDA_SUCCESS                 ? "CUDA_SUCCESS"
+           : e == CUDA_ERROR_INVALID_VALUE   ? "CUDA_ERROR_INVALID_VALUE"
+           : e == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+           : e == CUDA_ERROR_INVALID_HANDLE  ? "CUDA_ERROR_INVALID_HANDLE"
+           : e == CUDA_ERROR_NOT_FOUND       ? "CUDA_ERROR_NOT_FOUND"
+           : e == CUDA_ERROR_LAUNCH_FAILED   ? "CUDA_ERROR_LAUNCH_FAILED"
+           : e == CUDA_ERROR_INVALID_PTX     ? "CUDA_ERROR_INVALID_PTX"
+           : e == CUDA_ERROR_ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                             : "CUDA_ERROR_UNKNOWN";
+    return CUDA_SUCCESS;
+  }
+  static CUresult error_string(CUresult e, const char** out) { return error_name(e, out); }
+
+  static CUresult device_count(int* n) {
+    *n = 1;
+    return CUDA_SUCCESS;
+  }
+  static CUresult device_get(CUdevice* d, int ordinal) {
+    *d = 0;
+    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  }
+  static CUresult device_name(char* out, int n, CUdevice) {
+    std::snprintf(out, static_cast<std::size_t>(n), "hotbunk driver double");
+    return CUDA_SUCCESS;
+  }
+  static CUresult device_attribute(int* out, CUdevice_attribute which, CUdevice) {
+    switch (which) {
+      case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *out = 8;
+        return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *out = 0;
+        return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+        *out = 1;
+        return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *out = 1;
+        return CUDA_SUCCESS;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;  // what nobody asked for yet is not made up
+    }
+  }
+  static CUresult total_memory(std::size_t* bytes, CUdevice) {
+    return call("cuDeviceTotalMem", [&](auto& d) {
+      *bytes = static_cast<std::size_t>(d.options_.memory_bytes);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult retain(CUcontext* c, CUdevice) {
+    return call("cuDevicePrimaryCtxRetain", [&](auto&) {
+      *c = handle_of<CUcontext>(1);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult release_context(CUdevice) { return CUDA_SUCCESS; }
+  static CUresult set_current(CUcontext) { return CUDA_SUCCESS; }
+  static CUresult synchronize_all() {
+    return call("cuCtxSynchronize", [](auto& d) {
+      for (const auto& [id, s] : d.streams_)
+        if (const CUresult r = d.synchronize(id); r != CUDA_SUCCESS) return r;
+      return d.sticky_;
+    });
+  }
+
+  static CUresult memory_info(std::size_t* free, std::size_t* total) {
+    return call("cuMemGetInfo", [&](auto& d) {
+      std::int64_t used = 0;
+      for (const auto& [handle, p] : d.physical_) used += p.bytes;
+      *total = static_cast<std::size_t>(d.options_.memory_bytes);
+      *free = *total - static_cast<std::size_t>(used);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult granularity(std::size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+    *bytes = std::size_t{2} << 20;
+    return CUDA_SUCCESS;
+  }
+  static CUresult reserve(CUdeviceptr* out, std::size_t bytes, std::size_t, CUdeviceptr, unsigned long long) {
+    return call("cuMemAddressReserve", [&](auto& d) { return d.reserve(out, bytes); });
+  }
+  static CUresult free_address(CUdeviceptr at, std::size_t bytes) {
+    return call("cuMemAddressFree", [&](auto& d) { return d.free_address(at, bytes); });
+  }
+  static CUresult create(CUmemGenericAllocationHandle* out, std::size_t bytes, const CUmemAllocationProp*,
+                         unsigned long long) {
+    return call("cuMemCreate", [&](auto& d) { return d.create(out, bytes); });
+  }
+  static CUresult release(CUmemGenericAllocationHandle h) {
+    return call("cuMemRelease", [&](auto& d) { return d.release(h); });
+  }
+  static CUresult map(CUdeviceptr at, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle h,
+                      unsigned long long) {
+    return call("cuMemMap", [&](auto& d) { return d.map(at, bytes, offset, h); });
+  }
+  static CUresult unmap(CUdeviceptr at, std::size_t bytes) {
+    return call("cuMemUnmap", [&](auto& d) { return d.unmap(at, bytes); });
+  }
+  static CUresult set_access(CUdeviceptr at, std::size_t bytes, const CUmemAccessDesc*, std::size_t) {
+    return call("cuMemSetAccess", [&](auto& d) { return d.set_access(at, bytes); });
+  }
+  static CUresult host_alloc(void** out, std::size_t bytes, unsigned) {
+    return call("cuMemHostAlloc", [&](auto& d) { return d.host_alloc(out, bytes); });
+  }
+  static CUresult host_free(void* p) {
+    return call("cuMemFreeHost", [&](auto& d) { return d.host_free(p); });
+  }
+
+  static std::uint64_t address(const void* p) { return reinterpret_cast<std::uint64_t>(p); }
+  /// A copy or fill, checked when it runs: what was mapped when it was enqueued may be gone by then.
+  static std::vector<Touch> copy(FakeDriver& d, CUdeviceptr to, CUdeviceptr from, std::size_t bytes, bool to_device,
+                                 bool from_device) {
+    for (const auto& [device, at] : {std::pair{to_device, to}, std::pair{from_device, from}})
+      if (device)
+        if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    if (to_device) mark(d, to, bytes);
+    return {{from, from + bytes, false}, {to, to + bytes, true}};
+  }
+  static void mark(FakeDriver& d, CUdeviceptr at, std::size_t bytes) {
+    for (const CUdeviceptr end = at + bytes; at < end;) {
+      const auto* r = d.memory_.find(at);
+      const CUdeviceptr stop = std::min<CUdeviceptr>(end, r->begin + static_cast<CUdeviceptr>(r->bytes));
+      d.memory_.mark_written(at, static_cast<std::int64_t>(stop - at));
+      at = stop;
+    }
+  }
+  static CUresult host_to_device(CUdeviceptr to, const void* from, std::size_t bytes, CUstream s) {
+    return call("cuMemcpyHtoDAsync", [&](auto& d) {
+      if (!d.is_pinned(from, bytes))
+        return d.found("cuMemcpyHtoDAsync: the source is not pinned: the copy would not be asynchronous");
+      return d.enqueue(s, "copy to the device",
+                       [&d, to, from, bytes] { return copy(d, to, address(from), bytes, true, false); });
+    });
+  }
+  static CUresult device_to_host(void* to, CUdeviceptr from, std::size_t bytes, CUstream s) {
+    return call("cuMemcpyDtoHAsync", [&](auto& d) {
+      if (!d.is_pinned(to, bytes))
+        return d.found("cuMemcpyDtoHAsync: the target is not pinned: the copy would not be asynchronous");
+      return d.enqueue(s, "copy to the host",
+                       [&d, to, from, bytes] { return copy(d, address(to), from, bytes, false, true); });
+    });
+  }
+  static CUresult device_to_device(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream s) {
+    return call("cuMemcpyDtoDAsync", [&](auto& d) {
+      return d.enqueue(s, "copy on the device", [&d, to, from, bytes] { return copy(d, to, from, bytes, true, true); });
+    });
+  }
+  static CUresult fill(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream s) {
+    return call("cuMemsetD8Async", [&](auto& d) {
+      return d.enqueue(s, "fill", [&d, to, value, bytes]() -> std::vector<Touch> {
+        if (const std::string why = d.why_no_device_memory(to, bytes); !why.empty()) throw RuntimeFailure(why);
+        std::memset(reinterpret_cast<void*>(to), value, bytes);
+        mark(d, to, bytes);
+        return {{to, to + bytes, true}};
+      });
+    });
+  }
+
+  static CUresult stream_create(CUstream* out, unsigned) {
+    return call("cuStreamCreate", [&](auto& d) {
+      const std::int64_t id = d.next_handle_++;
+      d.streams_[id].clock = d.host_;
+      *out = handle_of<CUstream>(id);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult stream_destroy(CUstream s) {
+    return call("cuStreamDestroy", [&](auto& d) {
+      if (d.stream(s) == nullptr) return d.found("cuStreamDestroy: no such stream");
+      const CUresult r = d.synchronize(id_of(s));
+      d.streams_.erase(id_of(s));
+      return r;
+    });
+  }
+  static CUresult stream_synchronize(CUstream s) {
+    return call("cuStreamSynchronize", [&](auto& d) {
+      return d.stream(s) == nullptr ? d.found("cuStreamSynchronize: no such stream") : d.synchronize(id_of(s));
+    });
+  }
+  static CUresult stream_wait(CUstream s, CUevent e, unsigned) {
+    return call("cuStreamWaitEvent", [&](auto& d) { return d.wait(s, e); });
+  }
+  static CUresult event_create(CUevent* out, unsigned) {
+    return call("cuEventCreate", [&](auto& d) {
+      const std::int64_t id = d.next_handle_++;
+      d.events_[id];
+      *out = handle_of<CUevent>(id);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult event_destroy(CUevent e) {
+    return call("cuEventDestroy", [&](auto& d) {
+      return d.events_.erase(id_of(e)) == 1 ? CUDA_SUCCESS : d.found("cuEventDestroy: no such event");
+    });
+  }
+  static CUresult event_record(CUevent e, CUstream s) {
+    return call("cuEventRecord", [&](auto& d) { return d.record(e, s); });
+  }
+  static CUresult event_synchronize(CUevent e) {
+    return call("cuEventSynchronize", [&](auto& d) {
+      return d.events_.contains(id_of(e)) ? d.synchronize_event(id_of(e))
+                                          : d.found("cuEventSynchronize: no such event");
+    });
+  }
+
+  static CUresult library_load(CUlibrary* out, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*,
+                               void**, unsigned) {
+    return call("cuLibraryLoadData", [&](auto& d) {
+      const std::int64_t id = d.next_handle_++;
+      try {
+        Library& l = d.libraries_[id];
+        l.module = ptx::parse(static_cast<const char*>(code));
+        l.machine = std::make_unique<ptx::Machine>(l.module, d.memory_);
+      } catch (const ptx::UnknownPtx& e) {
+        d.libraries_.erase(id);
+        d.findings_.emplace_back(e.what());
+        return CUDA_ERROR_INVALID_PTX;
+      }
+      *out = handle_of<CUlibrary>(id);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult library_unload(CUlibrary l) {
+    return call("cuLibraryUnload", [&](auto& d) {
+      return d.libraries_.erase(id_of(l)) == 1 ? CUDA_SUCCESS : d.found("cuLibraryUnload: no such library");
+    });
+  }
+  static CUresult get_kernel(CUkernel* out, CUlibrary l, const char* name) {
+    return call("cuLibraryGetKernel", [&](auto& d) {
+      const auto it = d.libraries_.find(id_of(l));
+      if (it == d.libraries_.end()) return d.found("cuLibraryGetKernel: no such library");
+      if (!it->second.module.kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
+      const std::int64_t id = d.next_handle_++;
+      d.kernels_[id] = {id_of(l), name};
+      *out = handle_of<CUkernel>(id);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                         unsigned shared, CUstream s, void** parameters, void**) {
+    return call("cuLaunchKernel", [&](auto& d) {
+      const auto it = d.kernels_.find(id_of(f));
+      if (it == d.kernels_.end()) return d.found("cuLaunchKernel: no such kernel");
+      const KernelHandle kernel = it->second;
+      const auto library = d.libraries_.find(kernel.library);
+      if (library == d.libraries_.end())
+        return d.found(fmt::format("cuLaunchKernel: the library of '{}' was unloaded", kernel.name));
+      const ptx::Kernel& k = library->second.module.kernels.find(kernel.name)->second;
+      std::vector<std::byte> bytes(static_cast<std::size_t>(k.parameter_bytes));  // copied now, as a driver does
+      for (std::size_t p = 0; p < k.parameters.size(); ++p)
+        std::memcpy(bytes.data() + k.parameters[p].offset, parameters[p],
+                    static_cast<std::size_t>(k.parameters[p].bytes));
+      const ptx::Dim3 grid{gx, gy, gz}, block{bx, by, bz};
+      return d.enqueue(s, kernel.name, [&d, kernel, grid, block, shared, bytes = std::move(bytes)] {
+        return d.launched(kernel, {grid, block, shared, bytes});
+      });
+    });
+  }
+};
+
+FakeDriver::FakeDriver(FakeOptions options) : options_(options) {
+  FakeDriver* none = nullptr;
+  HB_CHECK(alive.compare_exchange_strong(none, this), "a driver double is alive already");
+  memory_.watch();
+}
+
+FakeDriver::~FakeDriver() {
+  accesses_.clear();  // nobody is asked any more
+  while (!mappings_.empty()) unmap(mappings_.begin()->first, static_cast<std::size_t>(mappings_.begin()->second.bytes));
+  while (!reserved_.empty())
+    free_address(reserved_.begin()->first, static_cast<std::size_t>(reserved_.begin()->second));
+  while (!pinned_.empty()) host_free(reinterpret_cast<void*>(pinned_.begin()->first));
+  for (auto& [handle, p] : physical_) p.released = true;
+  while (!physical_.empty()) destroy_if_unused(physical_.begin()->first);
+  alive.store(nullptr);
+}
+
+CUresult FakeDriver::found(std::string what) {
+  findings_.push_back(std::move(what));
+  return sticky_ = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
+  const std::lock_guard lock(mutex_);
+  faults_[entry][calls_[entry] + nth] = error;
+}
+
+std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
+  const auto library = libraries_.find(kernel.library);
+  if (library == libraries_.end()) throw RuntimeFailure("its library was unloaded before it ran");
+  library->second.machine->launch(kernel.name, launch);
+  std::vector<Touch> out;
+  for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
+  return out;
+}
+
+Driver FakeDriver::table() const {
+  using E = Entries;
+  Driver t;
+  t.cuInit = E::init, t.cuDriverGetVersion = E::driver_version, t.cuGetErrorName = E::error_name;
+  t.cuGetErrorString = E::error_string, t.cuDeviceGetCount = E::device_count, t.cuDeviceGet = E::device_get;
+  t.cuDeviceGetName = E::device_name, t.cuDeviceGetAttribute = E::device_attribute;
+  t.cuDeviceTotalMem = E::total_memory, t.cuDevicePrimaryCtxRetain = E::retain;
+  t.cuDevicePrimaryCtxRelease = E::release_context, t.cuCtxSetCurrent = E::set_current;
+  t.cuCtxSynchronize = E::synchronize_all, t.cuMemGetInfo = E::memory_info;
+  t.cuMemGetAllocationGranularity = E::granularity, t.cuMemAddressReserve = E::reserve;
+  t.cuMemAddressFree = E::free_address, t.cuMemCreate = E::create, t.cuMemRelease = E::release;
+  t.cuMemMap = E::map, t.cuMemUnmap = E::unmap, t.cuMemSetAccess = E::set_access;
+  t.cuMemHostAlloc = E::host_alloc, t.cuMemFreeHost = E::host_free, t.cuMemcpyHtoDAsync = E::host_to_device;
+  t.cuMemcpyDtoHAsync = E::device_to_host, t.cuMemcpyDtoDAsync = E::device_to_device;
+  t.cuMemsetD8Async = E::fill, t.cuStreamCreate = E::stream_create, t.cuStreamDestroy = E::stream_destroy;
+  t.cuStreamSynchronize = E::stream_synchronize, t.cuStreamWaitEvent = E::stream_wait;
+  t.cuEventCreate = E::event_create, t.cuEventDestroy = E::event_destroy, t.cuEventRecord = E::event_record;
+  t.cuEventSynchronize = E::event_synchronize, t.cuLibraryLoadData = E::library_load;
+  t.cuLibraryUnload = E::library_unload, t.cuLibraryGetKernel = E::get_kernel, t.cuLaunchKernel = E::launch;
+  return t;
+}
+
+}  // namespace hotbunk::cuda
