@@ -12,7 +12,7 @@ namespace {
 #define HB_EXPORTED(name) HB_TEXT_OF(name)
 
 Diagnostic no_driver(const std::string& why) {
-  return {.code = "E620",
+  return {.code = "E640",
           .message = "no CUDA driver: " + why,
           .where = {},
           .notes = {},

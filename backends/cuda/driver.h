@@ -28,7 +28,7 @@ struct Driver {
 #undef HB_CUDA_POINTER
 };
 
-/// The driver of this machine. E620 with the reason when the library or one of its entry points is not there.
+/// The driver of this machine. E640 with the reason when the library or one of its entry points is not there.
 Result<Driver> open_driver(const std::string& library = "libcuda.so.1");
 
 }  // namespace hotbunk::cuda

@@ -239,7 +239,7 @@ TEST_CASE("a fault comes where it was asked for, and later calls go on unless it
 TEST_CASE("a machine without a driver says so", "[driver]") {
   const auto none = open_driver("libhotbunk-no-such-driver.so.1");
   REQUIRE(!none);
-  CHECK(none.error().front().code == "E620");
+  CHECK(none.error().front().code == "E640");
   const auto other = open_driver("libm.so.6");  // there, and no driver
   REQUIRE(!other);
   CHECK_THAT(other.error().front().message, Catch::Contains("lacks cuInit"));
