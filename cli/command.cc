@@ -16,7 +16,7 @@
 #include "lowering/lower.h"
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
-#include "reports/metrics_jsonl.h"
+#include "reports/shown_samples.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -163,7 +163,8 @@ std::optional<Diagnostic> fit_error(const Job& job, const FitReport& fit) {
 Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s, catalog_root()); }
 
 Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const SimulateOptions& options) {
-  auto driver = LengthDriver::create(job.plan, job.scenario, options.lengths);
+  auto driver = options.lengths ? LengthDriver::create(job.plan, job.scenario, *options.lengths)
+                                : LengthDriver::create(job.plan, job.scenario);
   if (!driver) return tl::unexpected(driver.error());
   const CostModel model(hardware, job.scenario.cluster);
   const ModelCost cost(model);
@@ -222,19 +223,24 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord
   if (!profile.empty() && !std::filesystem::exists(catalog_root() / "profiles" / (profile + ".yaml"), ignored))
     profile = std::filesystem::absolute(profile, ignored).string();
   // What cannot be made again comes first, and what is small: the disk may be full soon.
-  outputs.write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, record.trace));
   outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
   outputs.write(folder.scenario(), resolved_yaml(scenario));
-  if (!record.lengths.empty()) outputs.note(folder.lengths(), write_lengths(folder.lengths(), record.lengths));
   outputs.write(folder.plan(), plan_to_json(job.plan));
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
-  outputs.write(folder.report(), html_report({.plan = job.plan,
-                                              .scenario = job.scenario,
-                                              .trace = record.trace,
-                                              .predicted = record.predicted,
-                                              .calibration = record.calibration,
-                                              .lengths = record.lengths}));
+  auto responses = std::filesystem::exists(folder.lengths(), ignored) ? read_length_counts(folder.lengths())
+                                                                      : Result<LengthCounts>();
+  if (!responses) outputs.note(folder.report(), fail(responses.error()));
+  auto samples = read_shown_samples(folder.samples());
+  if (!samples) outputs.note(folder.report(), fail(samples.error()));
+  if (responses && samples)
+    outputs.write(folder.report(), html_report({.plan = job.plan,
+                                                .scenario = job.scenario,
+                                                .trace = record.trace,
+                                                .predicted = record.predicted,
+                                                .calibration = record.calibration,
+                                                .responses = std::move(*responses),
+                                                .samples = std::move(*samples)}));
   outputs.write(folder.chrome_trace(), chrome_trace(job.plan, record.trace));
   return std::move(outputs).status(folder);
 }
@@ -273,7 +279,7 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
   if (!plan_text) return tl::unexpected(plan_text.error());
   auto plan = plan_from_json(*plan_text, folder.plan().string());
   if (!plan) return tl::unexpected(plan.error());
-  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .lengths = {}};
+  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}};
   run.job.hash = plan_hash(run.job.plan);
   const auto lowered = lower(run.job.scenario);
   if (!lowered) return tl::unexpected(lowered.error());
@@ -286,11 +292,6 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
     auto predicted = read_trace_of(folder, folder.simulated_trace(), run.job);
     if (!predicted) return tl::unexpected(predicted.error());
     run.predicted = std::move(*predicted);
-  }
-  if (std::filesystem::exists(folder.lengths(), ignored)) {
-    auto lengths = read_lengths(folder.lengths());
-    if (!lengths) return tl::unexpected(lengths.error());
-    run.lengths = std::move(*lengths);
   }
   return run;
 }

@@ -83,7 +83,7 @@ std::optional<Diagnostic> fit_error(const Job&, const FitReport&);
 /// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan
 /// does not fit.
 struct SimulateOptions {
-  std::optional<std::vector<SampleLengths>> lengths;
+  std::optional<StepLengths> lengths;
   std::int32_t span_steps = 2;
   bool enforce_capacity = true;
 };
@@ -100,9 +100,9 @@ struct RunFolder {
   std::filesystem::path simulated_trace() const { return root / "simulated.json"; }
   std::filesystem::path summary() const { return root / "summary.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
-  std::filesystem::path steps_so_far() const { return root / "metrics.partial.jsonl"; }  // until metrics() is written
   std::filesystem::path lengths() const { return root / "lengths.jsonl"; }
   std::filesystem::path sync_hashes() const { return root / "sync_hashes.jsonl"; }
+  std::filesystem::path samples() const { return root / "samples.jsonl"; }
   std::filesystem::path report() const { return root / "report.html"; }
   std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
@@ -110,12 +110,11 @@ struct RunFolder {
 /// What a run or a simulation leaves in its folder.
 struct RunRecord {
   const Trace& trace;
-  const Trace* predicted = nullptr;    // null: no simulated.json
-  std::vector<SampleLengths> lengths;  // that the trace was made with; none: no lengths.jsonl
+  const Trace* predicted = nullptr;  // null: no simulated.json
   std::string calibration;
 };
-/// Writes everything but checkpoints and hashes, which belong to `run`. E633 when files could not be written: the
-/// others are, each of them whole.
+/// Writes everything but checkpoints and the files of lines (metrics, lengths, hashes, samples), which the report reads
+/// where they are. E633 when files could not be written: the others are, each of them whole.
 Status write_run_folder(const RunFolder&, const Job&, const RunRecord&);
 
 /// A run folder read back, its files checked to be of one run.
@@ -123,7 +122,6 @@ struct LoadedRun {
   Job job;
   Trace trace;
   std::optional<Trace> predicted;
-  std::vector<SampleLengths> lengths;  // empty where none were recorded
 };
 /// E127 when it is none, E134 when its run did not end; E115 when its files are of different runs or plans.
 Result<LoadedRun> read_run_folder(const RunFolder&);

@@ -34,7 +34,12 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
   const auto hardware = hardware_of(run.job.scenario);
   if (!hardware) return tl::unexpected(hardware.error());
   SimulateOptions options{.lengths = {}, .enforce_capacity = false};
-  if (!run.lengths.empty()) options.lengths = run.lengths;
+  std::error_code ignored;
+  if (const auto file = RunFolder{o.folder}.lengths(); std::filesystem::exists(file, ignored)) {
+    auto lengths = recorded_lengths(file, run.job.scenario);
+    if (!lengths) return tl::unexpected(lengths.error());
+    options.lengths = std::move(*lengths);
+  }
   return simulate_job(run.job, *hardware, options);
 }
 

@@ -28,7 +28,6 @@ int run(const Options& o) {
   if (!hardware) return report_errors(hardware.error());
   const RunRecord record{.trace = loaded->trace,
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
-                         .lengths = loaded->lengths,
                          .calibration = hardware->source};
   const Status written = write_run_folder(folder, loaded->job, record), ended = end_in_folder(folder);
   for (const Status* s : {&written, &ended})

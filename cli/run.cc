@@ -7,19 +7,19 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "cli/command.h"
+#include "cli/run_console.h"
 #include "cli/run_folder.h"
+#include "cli/run_outputs.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -37,6 +37,7 @@ struct Options {
   std::string out, plan, transport;
   bool no_fit_check = false, check = false, overwrite = false;
   std::int32_t span_steps = 2;
+  std::optional<std::int32_t> samples_every;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
 };
@@ -73,6 +74,13 @@ void check_same_plan(World& world, const Job& job) {
                                      world.rank(), job.hash, first));
 }
 
+/// All steps once more in virtual time, with the lengths that the run had.
+Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware) {
+  auto lengths = recorded_lengths(folder.lengths(), job.scenario);
+  if (!lengths) return fail(std::move(lengths.error()));
+  return simulate_job(job, hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+}
+
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
                   const TrainingDriver& driver, std::vector<std::string> parts) {
@@ -87,21 +95,12 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const auto note = [&](const Status& s) {
     if (!s) problems.insert(problems.end(), s.error().begin(), s.error().end());
   };
-  if (!driver.sync_hashes().empty())
-    note(write_sync_hashes(folder.sync_hashes(), job.scenario.rollout.dtype, driver.sync_hashes()));
-  const auto lengths = driver.trained_lengths();
-  const auto simulated =
-      simulate_job(job, hardware, {.lengths = lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  auto simulated = simulate_run(o, job, folder, hardware);
   if (!simulated) note(tl::unexpected(simulated.error()));
-  note(write_run_folder(folder, job,
-                        {.trace = measured,
-                         .predicted = simulated ? &*simulated : nullptr,
-                         .lengths = lengths,
-                         .calibration = hardware.source}));
+  note(write_run_folder(
+      folder, job,
+      {.trace = measured, .predicted = simulated ? &*simulated : nullptr, .calibration = hardware.source}));
   note(end_in_folder(folder));
-  std::error_code ignored;
-  if (std::filesystem::exists(folder.metrics(), ignored))
-    std::filesystem::remove(folder.steps_so_far(), ignored);  // metrics.jsonl says all of it
   auto summary = summarize(job.plan, job.scenario, measured);
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
@@ -109,8 +108,7 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
     fmt::print("{}\n", summary.dump(1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
-    fmt::print("{}\n{}", render_summary(summary, use_colour()),
-               simulated ? render_comparison(compared, use_colour()) : "");
+    fmt::print("{}", render_summary(summary, use_colour(), simulated ? &compared : nullptr));
     if (problems.empty())
       fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
   }
@@ -122,43 +120,6 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   return compared.equal ? exit_done : exit_no;
 }
 
-/// The figures of finished steps, on disk while the run goes on: a killed run leaves them, a whole one replaces them by
-/// metrics.jsonl. A line reaches the file when its step ends, so `tail -f` follows a run.
-class StepLines {
- public:
-  explicit StepLines(std::filesystem::path path) : path_(std::move(path)) {}
-  void operator()(const StepMetrics& m) {
-    if (!file_.is_open()) file_.open(path_, std::ios::trunc);
-    nlohmann::ordered_json line = {{"step", m.step}};
-    for (const auto& [name, value] : m.values) line[name] = value;
-    file_ << line.dump() + '\n' << std::flush;
-  }
-
- private:
-  std::filesystem::path path_;
-  std::ofstream file_;
-};
-
-class Progress {
- public:
-  explicit Progress(std::int64_t steps) : steps_(steps) {}
-  void operator()(const StepMetrics& m) const {
-    const auto value = [&](const char* name) {
-      const auto it = m.values.find(name);
-      return it == m.values.end() ? std::string("-") : fmt::format("{:.4f}", it->second);
-    };
-    const char* end = isatty(fileno(stderr)) ? "\r" : "\n";
-    if (*end == '\r' || m.step == 1 || m.step % 10 == 0 || m.step == steps_)
-      std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step,
-                   static_cast<long long>(steps_), value("loss").c_str(), value("reward").c_str(),
-                   value("actor/grad_norm").c_str(), end);
-    if (*end == '\r' && m.step == steps_) std::fprintf(stderr, "\n");
-  }
-
- private:
-  std::int64_t steps_;
-};
-
 /// `hardware`: of rank 0, which simulates at the end.
 int run_rank(const Options& o, const Job& job, World& world, const RunFolder& folder,
              const std::optional<Hardware>& hardware) {
@@ -166,18 +127,21 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
   check_same_plan(world, job);
   DriverOptions driver_options;
   driver_options.checkpoints = folder.checkpoints();
+  RunConsole console(job.scenario, 1, isatty(fileno(stderr)) != 0);
+  std::shared_ptr<RunOutputs> outputs;
   if (first) {
-    auto lines = std::make_shared<StepLines>(folder.steps_so_far());
-    driver_options.on_step = [lines, progress = Progress(job.scenario.steps)](const StepMetrics& m) {
-      (*lines)(m);
-      progress(m);
-    };
+    outputs = std::make_shared<RunOutputs>(
+        job, RunOutputOptions{.samples_every = o.samples_every,
+                              .on_step = [&](const StepFigures& step) { console.show(step); }});
+    RunOutputs::observe(outputs, driver_options);
   }
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
   if (world.size() > 1) world.barrier("all is read");
-  if (first)
+  if (first) {
     if (auto s = begin_in_folder(folder, job, "measured", takes(o)); !s) return report_errors(s.error());
+    if (auto s = outputs->open(folder); !s) return report_errors(s.error());
+  }
   CpuOptions cpu;
   const auto cores = static_cast<int>(local_machine().cores);
   cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
@@ -186,8 +150,9 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
-  const RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
-                           .local_ranks = {static_cast<Rank>(world.rank())}};
+  RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
+                     .local_ranks = {static_cast<Rank>(world.rank())}};
+  if (outputs) options.on_step_end = [&](std::int32_t step) { return outputs->step_ended(step, backend, **driver); };
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
@@ -198,7 +163,8 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
     }
     // The others learn why before they learn that this rank is gone.
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
-    return report_errors(trace.error());
+    report_errors(trace.error());
+    return exit_runtime;  // also where a file of lines could not be written any more
   }
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
   const int code = first ? finish_rank_0(o, job, folder, *hardware, **driver, parts) : exit_done;
@@ -291,6 +257,9 @@ void add_run(CLI::App& app, Action& action) {
   sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)")
       ->check(thread_count());
   sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
+  sub->add_option("--samples-every", o->samples_every,
+                  "write samples of every n-th step, 0: none (default: the first, about 20 more and the last)")
+      ->check(whole_from(0));
   sub->add_flag("--check", o->check,
                 "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,

@@ -38,7 +38,7 @@ struct File {
 constexpr std::array files = {
     File{"scenario.yaml", true},  File{"plan.json", true},      File{"trace.json", true},
     File{"simulated.json", true}, File{"lengths.jsonl", true},  File{"sync_hashes.jsonl", false},
-    File{"summary.json", false},  File{"metrics.jsonl", false}, File{"metrics.partial.jsonl", false},
+    File{"summary.json", false},  File{"metrics.jsonl", false}, File{"samples.jsonl", false},
     File{"report.html", false},   File{"perfetto.json", false}};
 /// Without these it is no run.
 constexpr std::array needed = {"scenario.yaml", "plan.json", "trace.json"};
@@ -330,7 +330,7 @@ Status check_whole_run(const RunFolder& folder) {
     return fail(problem("E134", fmt::format("the run of this folder has not ended ({})", record->process), folder.root,
                         {missing.empty() ? "its files may be of two runs" : "missing: " + listed(missing),
                          "there: " + (there.empty() ? "nothing" : listed(there))},
-                        "wait if it still runs; else run it again with --overwrite: metrics.partial.jsonl and "
+                        "wait if it still runs; else run it again with --overwrite: metrics.jsonl and "
                         "checkpoints are what it finished"));
   }
   std::vector<std::string> notes;

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <tuple>
 
 #include "base/check.h"
 #include "exec/backend.h"
@@ -44,16 +43,12 @@ class Walk {
   Status run(const RunOptions& options) {
     on_phase_ = options.on_phase;
     if (auto s = all(When::prologue, 0); !s) return s;
-    for (std::int32_t step = 1; step <= options.steps; ++step)
+    for (std::int32_t step = 1; step <= options.steps; ++step) {
       if (auto s = all(When::iteration, step); !s) return s;
+      if (options.on_step_end)
+        if (auto s = options.on_step_end(step); !s) return s;
+    }
     return all(When::epilogue, options.steps + 1);
-  }
-
-  /// Devices do not see blocks; the walk does.
-  void note_blocks(Trace& trace) const {
-    for (PhaseSpan& span : trace.phases)
-      if (const auto it = blocks_run_.find({span.rank, span.step, span.phase}); it != blocks_run_.end())
-        span.blocks = it->second;
   }
 
  private:
@@ -69,6 +64,7 @@ class Walk {
     if (on_phase_) on_phase_(step, p);
     for (auto& device : devices_) device->enter(step, p);
     std::vector<bool> done(devices_.size(), false);
+    blocks_run_.assign(devices_.size(), 0);
     for (std::size_t left = devices_.size(); left > 0;)
       for (std::size_t d = 0; d < devices_.size(); ++d) {
         if (done[d]) continue;
@@ -79,9 +75,9 @@ class Walk {
           if (auto s = driven ? block(d, *args, p) : all_blocks(d, *args, p); !s) return s;
         if (!args || !driven) done[d] = true, --left;
       }
-    for (auto& device : devices_) {
-      if (auto s = device->sync(); !s) return fail(located(s.error(), plan_, device->rank(), p, ""));
-      device->leave();
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (auto s = devices_[d]->sync(); !s) return fail(located(s.error(), plan_, devices_[d]->rank(), p, ""));
+      devices_[d]->leave(blocks_run_[d]);
     }
     return {};
   }
@@ -104,7 +100,7 @@ class Walk {
              plan_.phases[static_cast<std::size_t>(p)].name);
     const Block& b = blocks[static_cast<std::size_t>(args.block)];
     if (states_[d].skips(b)) return {};
-    ++blocks_run_[{rank, args.step, p}];
+    ++blocks_run_[d];
     for (const Op& op : b.ops)
       if (auto s = dispatch(device, program, op, args); !s) return fail(located(s.error(), plan_, rank, p, b.name));
     const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
@@ -127,7 +123,7 @@ class Walk {
   std::vector<std::unique_ptr<Device>>& devices_;
   std::vector<SectionStates> states_;                    // of each device
   std::vector<std::vector<std::vector<bool>>> fetches_;  // [program][phase][block]
-  std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::int64_t> blocks_run_;
+  std::vector<std::int64_t> blocks_run_;                 // in this phase, by device
 };
 
 Status check_supported(const Plan& plan, const Backend& backend) {
@@ -183,10 +179,7 @@ Result<Trace> execute(const Plan& plan, Backend& backend, Driver& driver, const 
   Walk walk(plan, driver, *devices);
   if (auto s = walk.run(options); !s) return tl::unexpected(s.error());
   auto trace = backend.take_trace();
-  if (trace) {
-    walk.note_blocks(*trace);
-    driver.report(*trace);
-  }
+  if (trace) driver.report(*trace);
   return trace;
 }
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/file.h"
+#include "base/hash.h"
 #include "lowering/builder.h"
 
 namespace hotbunk {
@@ -96,15 +96,20 @@ void SyncHashes::judge_engine(const std::string& name, std::uint64_t trained, co
                                       fmt::join(ranks, ", "), hex(trained), hex(rollout)));
 }
 
-Status write_sync_hashes(const std::filesystem::path& path, DType dtype,
-                         const std::map<std::int32_t, TensorHashes>& steps) {
-  std::string text;
-  for (const auto& [step, hashes] : steps) {
-    nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
-    for (const auto& [name, hash] : hashes) tensors[name] = hex(hash);
-    text += nlohmann::ordered_json{{"step", step}, {"dtype", name_of(dtype)}, {"tensors", tensors}}.dump() + '\n';
+std::string chained_digest(const std::string& before, const TensorHashes& hashes) {
+  std::string text = before;
+  for (const auto& [name, hash] : hashes) text += fmt::format("\n{} {}", name, hex(hash));
+  return hash_text(text);
+}
+
+std::string sync_line(std::int32_t step, DType dtype, const std::string& digest, const TensorHashes& hashes,
+                      bool with_tensors) {
+  nlohmann::ordered_json line = {{"step", step}, {"dtype", name_of(dtype)}, {"digest", digest}};
+  if (with_tensors) {
+    line["tensors"] = nlohmann::ordered_json::object();
+    for (const auto& [name, hash] : hashes) line["tensors"][name] = hex(hash);
   }
-  return write_file_atomic(path, text);
+  return line.dump();
 }
 
 }  // namespace hotbunk
