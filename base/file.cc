@@ -85,11 +85,18 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
     ::unlink(temporary.c_str());
     return fail(std::move(d));
   }
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  if (const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); dir >= 0) {
-    ::fsync(dir);
-    ::close(dir);
-  }
+  return sync_folder(path.parent_path());
+}
+
+Status sync_folder(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.empty() ? std::filesystem::path(".") : path;
+  const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  // A filesystem whose folders cannot be synced says EINVAL: it has nothing to sync.
+  const bool synced = dir >= 0 && (::fsync(dir) == 0 || errno == EINVAL);
+  const int saved = errno;
+  if (dir >= 0) ::close(dir);
+  errno = saved;
+  if (!synced) return fail(os_error("E103", "write folder", folder));
   return {};
 }
 

@@ -15,6 +15,9 @@ Result<std::string> read_file(const std::filesystem::path&, std::int64_t max_byt
 /// failure.
 Status write_file_atomic(const std::filesystem::path&, std::string_view content);
 
+/// fsyncs a folder: the names in it are on disk. E103.
+Status sync_folder(const std::filesystem::path&);
+
 /// Whether a file of that path could be written, found out by writing another one beside it: asked before long work
 /// whose result goes there. Creates missing parent folders. E103 when not.
 Status check_writable(const std::filesystem::path&);

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "cli/progress.h"
+#include "cli/resume.h"
 #include "cli/run_folder.h"
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
@@ -20,6 +21,7 @@
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
+#include "spec/json_read.h"
 #include "spec/loader.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
@@ -163,21 +165,26 @@ std::optional<Diagnostic> fit_error(const Job& job, const FitReport& fit) {
 Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s, catalog_root()); }
 
 Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const SimulateOptions& options) {
-  auto driver = LengthDriver::create(job.plan, job.scenario, options.lengths);
+  Scenario scenario = job.scenario;
+  const StepsWalked walked =
+      options.walked.value_or(StepsWalked{.last = static_cast<std::int32_t>(job.scenario.steps)});
+  scenario.steps = walked.last;
+  auto driver = LengthDriver::create(job.plan, scenario, options.lengths, walked.first);
   if (!driver) return tl::unexpected(driver.error());
+  if (walked.stopped) (*driver)->end_after(walked.last);
   const CostModel model(hardware, job.scenario.cluster);
   const ModelCost cost(model);
   SimOptions sim;
   sim.enforce_capacity = options.enforce_capacity;
-  sim.timeline.last_step = options.span_steps;
+  sim.timeline.last_step = walked.first - 1 + options.span_steps;
   SimBackend backend(job.scenario.cluster, cost, sim);
   RunOptions run;
-  run.steps = static_cast<std::int32_t>(job.scenario.steps);
+  run.first_step = walked.first, run.steps = walked.last;
   for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
   ProgressLine progress;
   run.on_phase = [&](std::int32_t step, std::int16_t phase) {
     progress.show([&] {
-      return fmt::format("simulating step {}/{}, {}", std::clamp(step, 1, run.steps), run.steps,
+      return fmt::format("simulating step {}/{}, {}", std::clamp(step, run.first_step, run.steps), run.steps,
                          job.plan.phases[static_cast<std::size_t>(phase)].name);
     });
   };
@@ -211,21 +218,51 @@ class Outputs {
   std::vector<std::string> written_, failed_;
 };
 
+std::string walked_json(const StepsWalked& walked) {
+  return nlohmann::ordered_json{{"schema", "hotbunk.run/1"},
+                                {"first_step", walked.first},
+                                {"last_step", walked.last},
+                                {"stopped", walked.stopped}}
+             .dump(1) +
+         "\n";
+}
+
+/// E113 when run.json is not what `run` writes.
+Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenario& s) {
+  const auto text = read_file(file, 1 << 16);
+  if (!text) return tl::unexpected(text.error());
+  const auto json = parse_json(*text, file.string());
+  if (!json) return tl::unexpected(json.error());
+  const auto number = [&](const char* key) {
+    return json->is_object() && json->contains(key) && (*json)[key].is_number_integer()
+               ? (*json)[key].get<std::int64_t>()
+               : -1;
+  };
+  const std::int64_t first = number("first_step"), last = number("last_step");
+  const bool stopped = json->is_object() && json->contains("stopped") && (*json)["stopped"] == true;
+  if (first < 1 || last < first || last > s.steps)
+    return fail(Diagnostic{.code = "E113",
+                           .message = fmt::format("steps {} to {} are none of a run of {}", first, last, s.steps),
+                           .where = {file.string()},
+                           .notes = {},
+                           .help = "the file was changed, or is of another run"});
+  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped};
+}
+
 }  // namespace
 
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   Outputs outputs;
-  Scenario scenario = job.scenario;
-  std::string& profile =
-      scenario.cluster.calibration;  // of the catalogue, or a path: then the folder works from anywhere
-  std::error_code ignored;
-  if (!profile.empty() && !std::filesystem::exists(catalog_root() / "profiles" / (profile + ".yaml"), ignored))
-    profile = std::filesystem::absolute(profile, ignored).string();
+  std::string earlier;  // of a resumed run: the steps that this trace does not have
+  if (record.walked && record.walked->first > 1)
+    for (const auto& file : {folder.metrics(), folder.steps_so_far()})
+      if (earlier.empty()) earlier = lines_up_to(file, record.walked->first - 1);
   // What cannot be made again comes first, and what is small: the disk may be full soon.
-  outputs.write(folder.metrics(), metrics_jsonl(job.plan, job.scenario, record.trace));
+  outputs.write(folder.metrics(), earlier + metrics_jsonl(job.plan, job.scenario, record.trace));
   outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
-  outputs.write(folder.scenario(), resolved_yaml(scenario));
+  outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
   if (!record.lengths.empty()) outputs.note(folder.lengths(), write_lengths(folder.lengths(), record.lengths));
+  if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
   outputs.write(folder.plan(), plan_to_json(job.plan));
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
@@ -273,7 +310,8 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
   if (!plan_text) return tl::unexpected(plan_text.error());
   auto plan = plan_from_json(*plan_text, folder.plan().string());
   if (!plan) return tl::unexpected(plan.error());
-  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .lengths = {}};
+  LoadedRun run{
+      .job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .lengths = {}, .walked = {}};
   run.job.hash = plan_hash(run.job.plan);
   const auto lowered = lower(run.job.scenario);
   if (!lowered) return tl::unexpected(lowered.error());
@@ -286,6 +324,11 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
     auto predicted = read_trace_of(folder, folder.simulated_trace(), run.job);
     if (!predicted) return tl::unexpected(predicted.error());
     run.predicted = std::move(*predicted);
+  }
+  if (std::filesystem::exists(folder.walked(), ignored)) {
+    auto walked = read_walked(folder.walked(), run.job.scenario);
+    if (!walked) return tl::unexpected(walked.error());
+    run.walked = *walked;
   }
   if (std::filesystem::exists(folder.lengths(), ignored)) {
     auto lengths = read_lengths(folder.lengths());

@@ -80,11 +80,18 @@ std::optional<Job> lower_job(Scenario, int& code);
 std::optional<Diagnostic> fit_error(const Job&);
 std::optional<Diagnostic> fit_error(const Job&, const FitReport&);
 
+/// The iterations that one process went through: not all of the scenario's when it resumed, or was asked to stop.
+struct StepsWalked {
+  std::int32_t first = 1, last = 1;
+  bool stopped = false;  // early: with a checkpoint in the last
+};
+
 /// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan
 /// does not fit.
 struct SimulateOptions {
   std::optional<std::vector<SampleLengths>> lengths;
-  std::int32_t span_steps = 2;
+  std::int32_t span_steps = 2;          // from the first iteration on
+  std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
 };
 Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
@@ -104,6 +111,7 @@ struct RunFolder {
   std::filesystem::path lengths() const { return root / "lengths.jsonl"; }
   std::filesystem::path sync_hashes() const { return root / "sync_hashes.jsonl"; }
   std::filesystem::path report() const { return root / "report.html"; }
+  std::filesystem::path walked() const { return root / "run.json"; }
   std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
@@ -113,6 +121,7 @@ struct RunRecord {
   const Trace* predicted = nullptr;    // null: no simulated.json
   std::vector<SampleLengths> lengths;  // that the trace was made with; none: no lengths.jsonl
   std::string calibration;
+  std::optional<StepsWalked> walked{};  // none: no run.json
 };
 /// Writes everything but checkpoints and hashes, which belong to `run`. E633 when files could not be written: the
 /// others are, each of them whole.
@@ -124,6 +133,7 @@ struct LoadedRun {
   Trace trace;
   std::optional<Trace> predicted;
   std::vector<SampleLengths> lengths;  // empty where none were recorded
+  std::optional<StepsWalked> walked;   // of a measured run
 };
 /// E127 when it is none, E134 when its run did not end; E115 when its files are of different runs or plans.
 Result<LoadedRun> read_run_folder(const RunFolder&);

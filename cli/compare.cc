@@ -33,7 +33,7 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
   }
   const auto hardware = hardware_of(run.job.scenario);
   if (!hardware) return tl::unexpected(hardware.error());
-  SimulateOptions options{.lengths = {}, .enforce_capacity = false};
+  SimulateOptions options{.lengths = {}, .walked = run.walked, .enforce_capacity = false};
   if (!run.lengths.empty()) options.lengths = run.lengths;
   return simulate_job(run.job, *hardware, options);
 }

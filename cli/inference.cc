@@ -13,6 +13,7 @@
 #include "rl/inference_driver.h"
 #include "spec/catalog.h"
 #include "spec/model_config.h"
+#include "spec/safetensors.h"
 
 namespace hotbunk {
 
@@ -28,9 +29,8 @@ DType dtype_of(const InferenceOptions& o) { return o.dtype == "bf16" ? DType::bf
 
 Result<ModelSpec> open_model(const std::string& folder) {
   auto model = load_model(folder);
-  // Without weights a scenario would start at random; here that would be an answer about nothing. The reader says what
-  // is missing.
-  if (model && model->weights_path.empty()) model->weights_path = folder;
+  // A bare config.json starts a scenario at random; here that would be an answer about nothing.
+  if (model && model->weights_path.empty()) return fail(no_weights(std::filesystem::absolute(folder).parent_path()));
   return model;
 }
 

@@ -29,7 +29,8 @@ int run(const Options& o) {
   const RunRecord record{.trace = loaded->trace,
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
                          .lengths = loaded->lengths,
-                         .calibration = hardware->source};
+                         .calibration = hardware->source,
+                         .walked = loaded->walked};
   const Status written = write_run_folder(folder, loaded->job, record), ended = end_in_folder(folder);
   for (const Status* s : {&written, &ended})
     if (!*s) return report_errors(s->error());

@@ -5,9 +5,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,12 +19,16 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "cli/command.h"
+#include "cli/resume.h"
 #include "cli/run_folder.h"
+#include "cli/step_lines.h"
+#include "cli/stop_signals.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "rl/sft_driver.h"
 #include "spec/catalog.h"
+#include "spec/loader.h"
 #include "trace/compare.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
@@ -34,14 +38,43 @@ namespace {
 
 struct Options {
   ScenarioOptions scenario;
-  std::string out, plan, transport;
+  std::string out, plan, transport, resume;
   bool no_fit_check = false, check = false, overwrite = false;
   std::int32_t span_steps = 2;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
 };
 
-Takes takes(const Options& o) { return o.overwrite ? Takes::overwrite : Takes::unused; }
+/// What a run goes on from, with what its user must know; nothing to resume: empty.
+struct Start {
+  std::optional<ResumePoint> from;
+  std::int32_t first_step() const { return from ? static_cast<std::int32_t>(from->checkpoint.state.step) + 1 : 1; }
+};
+
+void say_stop(int signal) {
+  std::fprintf(stderr, "%s: stopping after this step, with a checkpoint (SIGINT ends at once)\n",
+               signal == SIGINT ? "SIGINT" : "SIGTERM");
+}
+
+StepsWalked steps_walked(const Job& job, const Start& start, const TrainingDriver& driver) {
+  const std::int32_t asked = driver.end_step();
+  return {.first = start.first_step(),
+          .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
+          .stopped = asked > 0};
+}
+
+/// A resumed run goes on in its folder, unless another is named.
+std::string out_of(const Options& o, const Start& start) {
+  return o.out.empty() && start.from && start.from->run ? start.from->run->root.string() : o.out;
+}
+
+/// `folder`: where the run is to write.
+Takes takes(const Options& o, const Start& start, const std::filesystem::path& folder) {
+  std::error_code ec;
+  if (start.from && start.from->run && std::filesystem::equivalent(folder, start.from->run->root, ec))
+    return Takes::resume;
+  return o.overwrite ? Takes::overwrite : Takes::unused;
+}
 
 /// A saved plan is a promise: what runs must be it.
 Status check_drift(const Options& o, const Job& job) {
@@ -63,9 +96,14 @@ Status check_drift(const Options& o, const Job& job) {
                  .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 
-/// The ranks must have read the same scenario (files may differ between hosts).
-void check_same_plan(World& world, const Job& job) {
+/// The ranks must have read the same scenario (files may differ between hosts), and go on from the same step.
+void check_same_plan(World& world, const Job& job, const Start& start) {
   if (world.size() == 1) return;
+  const std::string step = std::to_string(start.first_step());
+  if (world.rank() == 0) world.set("first step", step);
+  if (const std::string first = world.get("first step"); first != step)
+    throw RuntimeFailure(fmt::format("rank {} begins with step {}, rank 0 with {}: they see other checkpoints",
+                                     world.rank(), step, first));
   if (world.rank() == 0) world.set("plan hash", job.hash);
   const std::string first = world.get("plan hash");
   if (first != job.hash)
@@ -73,9 +111,17 @@ void check_same_plan(World& world, const Job& job) {
                                      world.rank(), job.hash, first));
 }
 
+/// The lengths of all steps: a resumed run did not see those before its first, its folder has them.
+Result<std::vector<SampleLengths>> all_lengths(const RunFolder& folder, const Start& start,
+                                               const TrainingDriver& driver) {
+  if (!start.from) return driver.trained_lengths();
+  return read_lengths(folder.lengths());
+}
+
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
-                  const TrainingDriver& driver, std::vector<std::string> parts) {
+                  const Start& start, const StepsWalked& walked, const TrainingDriver& driver,
+                  std::vector<std::string> parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
     auto file = trace_from_json(text, "rank's trace");
@@ -87,17 +133,17 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const auto note = [&](const Status& s) {
     if (!s) problems.insert(problems.end(), s.error().begin(), s.error().end());
   };
-  if (!driver.sync_hashes().empty())
-    note(write_sync_hashes(folder.sync_hashes(), job.scenario.rollout.dtype, driver.sync_hashes()));
-  const auto lengths = driver.trained_lengths();
-  const auto simulated =
-      simulate_job(job, hardware, {.lengths = lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  auto lengths = all_lengths(folder, start, driver);
+  if (!lengths) note(tl::unexpected(lengths.error())), lengths = driver.trained_lengths();
+  const auto simulated = simulate_job(
+      job, hardware, {.lengths = *lengths, .span_steps = o.span_steps, .walked = walked, .enforce_capacity = false});
   if (!simulated) note(tl::unexpected(simulated.error()));
   note(write_run_folder(folder, job,
                         {.trace = measured,
                          .predicted = simulated ? &*simulated : nullptr,
-                         .lengths = lengths,
-                         .calibration = hardware.source}));
+                         .lengths = *lengths,
+                         .calibration = hardware.source,
+                         .walked = walked}));
   note(end_in_folder(folder));
   std::error_code ignored;
   if (std::filesystem::exists(folder.metrics(), ignored))
@@ -122,33 +168,16 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   return compared.equal ? exit_done : exit_no;
 }
 
-/// The figures of finished steps, on disk while the run goes on: a killed run leaves them, a whole one replaces them by
-/// metrics.jsonl. A line reaches the file when its step ends, so `tail -f` follows a run.
-class StepLines {
- public:
-  explicit StepLines(std::filesystem::path path) : path_(std::move(path)) {}
-  void operator()(const StepMetrics& m) {
-    if (!file_.is_open()) file_.open(path_, std::ios::trunc);
-    nlohmann::ordered_json line = {{"step", m.step}};
-    for (const auto& [name, value] : m.values) line[name] = value;
-    file_ << line.dump() + '\n' << std::flush;
-  }
-
- private:
-  std::filesystem::path path_;
-  std::ofstream file_;
-};
-
 class Progress {
  public:
-  explicit Progress(std::int64_t steps) : steps_(steps) {}
+  Progress(std::int64_t first, std::int64_t steps) : first_(first), steps_(steps) {}
   void operator()(const StepMetrics& m) const {
     const auto value = [&](const char* name) {
       const auto it = m.values.find(name);
       return it == m.values.end() ? std::string("-") : fmt::format("{:.4f}", it->second);
     };
     const char* end = isatty(fileno(stderr)) ? "\r" : "\n";
-    if (*end == '\r' || m.step == 1 || m.step % 10 == 0 || m.step == steps_)
+    if (*end == '\r' || m.step == first_ || m.step % 10 == 0 || m.step == steps_)
       std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step,
                    static_cast<long long>(steps_), value("loss").c_str(), value("reward").c_str(),
                    value("actor/grad_norm").c_str(), end);
@@ -156,38 +185,49 @@ class Progress {
   }
 
  private:
-  std::int64_t steps_;
+  std::int64_t first_, steps_;
 };
 
 /// `hardware`: of rank 0, which simulates at the end.
-int run_rank(const Options& o, const Job& job, World& world, const RunFolder& folder,
-             const std::optional<Hardware>& hardware) {
+int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+             const RunFolder& folder, const std::optional<Hardware>& hardware) {
   const bool first = world.rank() == 0;
-  check_same_plan(world, job);
+  check_same_plan(world, job, start);
   DriverOptions driver_options;
-  driver_options.checkpoints = folder.checkpoints();
+  if (start.from) driver_options.resume = start.from->checkpoint;
+  driver_options.stop_requested = [&stop] { return stop.requested(); };
+  const TrainingDriver* finished = nullptr;  // the driver whose step is done
+  std::optional<StepLines> lines;            // of rank 0, once all is read
   if (first) {
-    auto lines = std::make_shared<StepLines>(folder.steps_so_far());
-    driver_options.on_step = [lines, progress = Progress(job.scenario.steps)](const StepMetrics& m) {
-      (*lines)(m);
+    driver_options.checkpoints = folder.checkpoints();
+    driver_options.on_step = [&, progress = Progress(start.first_step(), job.scenario.steps)](const StepMetrics& m) {
+      lines->add(m, *finished, job.scenario.rollout.dtype);
       progress(m);
     };
   }
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
+  finished = driver->get();
   if (world.size() > 1) world.barrier("all is read");
-  if (first)
-    if (auto s = begin_in_folder(folder, job, "measured", takes(o)); !s) return report_errors(s.error());
+  if (first) {
+    if (auto s = begin_in_folder(folder, job, "measured", takes(o, start, folder.root)); !s)
+      return report_errors(s.error());
+    for (const std::string& name : sweep_checkpoints(folder.checkpoints()))
+      std::fprintf(stderr, "removed %s, which a write that was interrupted has left\n",
+                   (folder.checkpoints() / name).c_str());
+    lines.emplace(folder, start.from ? earlier_lines(*start.from) : EarlierLines{});
+  }
   CpuOptions cpu;
   const auto cores = static_cast<int>(local_machine().cores);
   cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
-  cpu.span_steps = o.span_steps;
+  cpu.span_steps = start.first_step() - 1 + o.span_steps;
   cpu.check_resident = cpu.check_finite = cpu.poison = o.check;
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
   const RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
-                           .local_ranks = {static_cast<Rank>(world.rank())}};
+                           .local_ranks = {static_cast<Rank>(world.rank())},
+                           .first_step = start.first_step()};
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
@@ -200,15 +240,65 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
     return report_errors(trace.error());
   }
+  const StepsWalked walked = steps_walked(job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
-  const int code = first ? finish_rank_0(o, job, folder, *hardware, **driver, parts) : exit_done;
+  const int code = first ? finish_rank_0(o, job, folder, *hardware, start, walked, **driver, parts) : exit_done;
   world.leave();
-  return code;
+  return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;
+}
+
+/// The scenario and its plan; what the run goes on from, checked and with its warnings said.
+/// Our own launcher has done so before it starts ranks.
+std::optional<Job> load(const Options& o, bool spawned, bool speaks, Start& start, int& code) {
+  const auto refuse = [&](const Diagnostics& problems) {
+    code = report_errors(problems);
+    return std::nullopt;
+  };
+  if (o.resume.empty()) return load_job(o.scenario, code);
+  auto from = find_resume(o.resume);
+  if (!from) return refuse(from.error());
+  auto scenario =
+      o.scenario.path.empty() ? scenario_of(*from, o.scenario.sets) : load_scenario(o.scenario.path, o.scenario.sets);
+  if (!scenario) return refuse(scenario.error());
+  start.from = std::move(*from);
+  if (!spawned) {
+    const auto warnings = check_resume(*start.from, *scenario);
+    if (!warnings) return refuse(warnings.error());
+    if (speaks) std::fputs(render(*warnings).c_str(), stderr);
+    if (speaks && !o.scenario.json)
+      std::fprintf(stderr, "resuming after step %lld from %s\n",
+                   static_cast<long long>(start.from->checkpoint.state.step), start.from->checkpoint.folder.c_str());
+  }
+  return lower_job(std::move(*scenario), code);
+}
+
+int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopSignals& stop) {
+  ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
+  pass_on_claim(claimed);
+  if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job.plan.num_ranks());
+  stop.release();
+  LaunchOptions options;
+  options.on_stop = say_stop;
+  const LaunchResult result = spawn_local(job.plan.num_ranks(), o.argv, options);
+  // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
+  const bool alike = std::ranges::all_of(
+      result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
+  if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
+  return result.exit_code;
 }
 
 int run(const Options& o) {
+  StopSignals stop;  // before any thread
   int code = exit_done;
-  const auto job = load_job(o.scenario, code);
+  auto env = launch_env(process_env);
+  if (!env) return report_errors(env.error());
+  const bool launched = env->has_value();
+  const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
+  if (!spawned) stop.on_request(say_stop);
+  if (launched) stop.hold(spawned);
+  const bool speaks = !launched || ((*env)->rank == 0 && !spawned);
+  Start start;
+  const auto job = load(o, spawned, speaks, start, code);
   if (!job) return code;
   if (const std::string& name = job->scenario.name;
       o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
@@ -217,9 +307,6 @@ int run(const Options& o) {
                                      .where = {o.scenario.path},
                                      .notes = {"without --out the run folder is runs/NAME"},
                                      .help = "set name to a plain word, or give --out"}});
-  auto env = launch_env(process_env);
-  if (!env) return report_errors(env.error());
-  const bool launched = env->has_value();
   if (launched && (*env)->world_size != job->plan.num_ranks())
     return report_errors(
         {Diagnostic{.code = "E704",
@@ -233,33 +320,30 @@ int run(const Options& o) {
   if (!launched || (*env)->rank == 0) {  // say it once
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
-    auto claim = claim_folder(o.out, *job, takes(o));
+    const std::string out = out_of(o, start);
+    if (takes(o, start, out) == Takes::resume)
+      if (auto s = check_target(*start.from, {out}); !s) return report_errors(s.error());
+    auto claim = claim_folder(out, *job, takes(o, start, out));
     if (!claim) return report_errors(claim.error());
     claimed = std::move(*claim);
     // What cannot be read is said here: before every rank finds out for itself, or the last step is done.
     auto priced_by = hardware_of(job->scenario);
     if (!priced_by) return report_errors(priced_by.error());
     hardware = std::move(*priced_by);
-    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver) return report_errors(driver.error());
+    DriverOptions options;
+    if (start.from) options.resume = start.from->checkpoint;
+    if (auto driver = make_training_driver(job->plan, job->scenario, options); !driver)
+      return report_errors(driver.error());
   }
   try {
     if (launched) {
       World world(**env);
-      return run_rank(o, *job, world, claimed.folder, hardware);
+      return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
     }
-    if (job->plan.num_ranks() == 1) {
-      World world;
-      return run_rank(o, *job, world, claimed.folder, hardware);
-    }
-    ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
-    pass_on_claim(claimed);
-    if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
-    const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
-    // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
-    const bool alike = std::ranges::all_of(
-        result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
-    if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
-    return result.exit_code;
+    if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
+    stop.hold(false);
+    World world;
+    return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
   } catch (const RuntimeFailure& e) {
     return report_errors({stopped(e.what())});
   }
@@ -283,8 +367,13 @@ void add_run(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("run", "execute the plan for real, on CPU ranks");
   add_scenario_options(*sub, o->scenario);
+  sub->get_option("scenario")->required(false);  // a checkpoint has one
   sub->add_option("--out", o->out, "run folder (default runs/NAME, or runs/NAME-2, … when that holds a run)");
   sub->add_flag("--overwrite", o->overwrite, "remove what an earlier run wrote in the run folder");
+  sub->add_option(
+      "--resume", o->resume,
+      "go on from a run folder's furthest checkpoint, or from a checkpoint: bit for bit the run that was not "
+      "interrupted");
   sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
   sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       ->check(CLI::IsMember({"shm", "gloo"}));
@@ -296,6 +385,7 @@ void add_run(CLI::App& app, Action& action) {
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
   sub->callback([o, &action] {
+    if (o->scenario.path.empty() && o->resume.empty()) throw CLI::RequiredError("scenario");
     o->argv = own_command_line();
     action = [o] { return run(*o); };
   });

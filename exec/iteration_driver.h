@@ -3,7 +3,8 @@
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
 // once. reference, old_logprobs: all micro-batches of the iteration. train: per mini-batch "begin", its "micro"s,
-// "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration. All others: block 0.
+// "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration and in one that ends the run early.
+// All others: block 0.
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
 // micro-batch has 0 of both); all other blocks 0.
@@ -58,6 +59,11 @@ class IterationDriver : public Driver {
   void completed(Rank, const Args&, std::int16_t) override {}
   std::vector<Args> mini_batch(Rank, std::int32_t step, std::int64_t mini) final;
   void report(Trace&) const override;
+  bool ends_after(std::int32_t step) const final { return step == end_step_; }
+  /// The run ends after this iteration, which then has a checkpoint.
+  void end_after(std::int32_t step) { end_step_ = step; }
+  /// The iteration that ends the run early, or -1.
+  std::int32_t end_step() const { return end_step_; }
 
   /// Where a rank stands in the rollout.
   std::int64_t engine_of(Rank) const;
@@ -89,8 +95,9 @@ class IterationDriver : public Driver {
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
   const std::vector<MiniBatch>& batches(std::int32_t step);
-  /// Lengths of the iterations trained so far, for lengths.jsonl.
+  /// Lengths of the iterations trained so far, for lengths.jsonl; and of one of them.
   std::vector<SampleLengths> trained_lengths() const;
+  const SampleLengths& trained_lengths(std::int32_t step) const { return trained_.at(step).lengths; }
 
   // Hooks. Payloads stay alive from next() to completed(), and are immutable but for what fetch() stores.
   virtual std::vector<std::int64_t> prompt_tokens(std::int32_t step) = 0;  // per prompt, before the rollout
@@ -135,6 +142,7 @@ class IterationDriver : public Driver {
   std::int64_t num_kv_blocks_ = 0;
   std::vector<PhaseRole> roles_;  // by phase
   std::vector<Cursor> cursors_;   // by rank
+  std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;
   std::map<std::int32_t, Trained> trained_;
 };

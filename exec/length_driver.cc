@@ -5,11 +5,12 @@
 namespace hotbunk {
 
 Result<std::unique_ptr<LengthDriver>> LengthDriver::create(const Plan& plan, const Scenario& scenario,
-                                                           std::optional<std::vector<SampleLengths>> recorded) {
+                                                           std::optional<std::vector<SampleLengths>> recorded,
+                                                           std::int32_t first_step) {
   if (Diagnostics problems = check_lengths(scenario, kv_blocks_of(plan)); !problems.empty())
     return fail(std::move(problems));
   if (recorded)
-    if (Status ok = check_recorded(scenario, *recorded); !ok) return fail(std::move(ok.error()));
+    if (Status ok = check_recorded(scenario, *recorded, first_step); !ok) return fail(std::move(ok.error()));
   return std::unique_ptr<LengthDriver>(new LengthDriver(plan, scenario, std::move(recorded)));
 }
 

@@ -37,7 +37,8 @@ Result<std::vector<std::int64_t>> read_counts(const nlohmann::json& object, cons
   return counts;
 }
 
-Result<SampleLengths> read_line(const std::string& text, const std::string& file, int line) {
+/// `step`: of the line, where it says so and it can be.
+Result<SampleLengths> read_line(const std::string& text, const std::string& file, int line, std::int64_t& step) {
   const auto json = parse_json(text, file, {}, "E120", false);
   if (!json) return fail(bad_line(file, line, json.error().front().message));
   auto prompts = read_counts(*json, "prompt_tokens", file, line);
@@ -46,6 +47,10 @@ Result<SampleLengths> read_line(const std::string& text, const std::string& file
   if (!responses) return fail(std::move(responses.error()));
   if (prompts->size() != responses->size())
     return fail(bad_line(file, line, fmt::format("{} prompts but {} responses", prompts->size(), responses->size())));
+  constexpr std::int64_t most_steps = 100'000'000;
+  if (json->contains("step") && (*json)["step"].is_number_unsigned() &&
+      (*json)["step"].get<std::uint64_t>() <= most_steps)
+    step = (*json)["step"].get<std::int64_t>();
   return SampleLengths{std::move(*prompts), std::move(*responses)};
 }
 
@@ -81,11 +86,15 @@ SampleLengths draw_lengths(const Scenario& s, std::int32_t step) {
   return lengths;
 }
 
+std::string lengths_line(std::int32_t step, const SampleLengths& lengths) {
+  return fmt::format("{{\"step\": {}, \"prompt_tokens\": [{}], \"response_tokens\": [{}]}}\n", step,
+                     fmt::join(lengths.prompt_tokens, ", "), fmt::join(lengths.response_tokens, ", "));
+}
+
 Status write_lengths(const std::filesystem::path& path, const std::vector<SampleLengths>& lengths) {
   std::string text;
   for (std::size_t i = 0; i < lengths.size(); ++i)
-    text += fmt::format("{{\"step\": {}, \"prompt_tokens\": [{}], \"response_tokens\": [{}]}}\n", i + 1,
-                        fmt::join(lengths[i].prompt_tokens, ", "), fmt::join(lengths[i].response_tokens, ", "));
+    if (!lengths[i].prompt_tokens.empty()) text += lengths_line(static_cast<std::int32_t>(i + 1), lengths[i]);
   return write_file_atomic(path, text);
 }
 
@@ -96,15 +105,17 @@ Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path& pat
   std::size_t begin = 0;
   for (int line = 1; begin < text->size(); ++line) {
     const std::size_t end = std::min(text->find('\n', begin), text->size());
-    auto one = read_line(text->substr(begin, end - begin), path.string(), line);
+    std::int64_t step = 0;
+    auto one = read_line(text->substr(begin, end - begin), path.string(), line, step);
     if (!one) return fail(std::move(one.error()));
+    if (lengths.empty() && step > 1) lengths.resize(static_cast<std::size_t>(step) - 1);
     lengths.push_back(std::move(*one));
     begin = end + 1;
   }
   return lengths;
 }
 
-Status check_recorded(const Scenario& s, const std::vector<SampleLengths>& lengths) {
+Status check_recorded(const Scenario& s, const std::vector<SampleLengths>& lengths, std::int32_t first_step) {
   const auto bad = [](std::string message) {
     return fail({.code = "E121",
                  .message = "recorded lengths are not of this scenario: " + std::move(message),
@@ -116,7 +127,7 @@ Status check_recorded(const Scenario& s, const std::vector<SampleLengths>& lengt
     return bad(fmt::format("{} iterations recorded, {} asked for", lengths.size(), s.steps));
   const std::int64_t samples = num_samples(s);
   const std::int64_t per_prompt = samples / s.algorithm.prompts;
-  for (std::size_t step = 0; step < lengths.size(); ++step) {
+  for (auto step = static_cast<std::size_t>(first_step - 1); step < lengths.size(); ++step) {
     const auto& [prompts, responses] = lengths[step];
     if (static_cast<std::int64_t>(prompts.size()) != samples)
       return bad(fmt::format("iteration {} has {} samples, not {}", step + 1, prompts.size(), samples));

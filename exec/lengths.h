@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "base/diagnostic.h"
@@ -27,14 +28,18 @@ std::int64_t draw_length(const LengthSpec&, std::int64_t seed, std::int32_t step
 /// All samples of one iteration; the samples of one prompt share its length.
 SampleLengths draw_lengths(const Scenario&, std::int32_t step);
 
+/// {"step": 1, "prompt_tokens": [...], "response_tokens": [...]} and a newline.
+std::string lengths_line(std::int32_t step, const SampleLengths&);
+
 /// One line per iteration: {"step": 1, "prompt_tokens": [...], "response_tokens": [...]}, the arrays by sample index.
 /// E103 when it cannot be written.
 Status write_lengths(const std::filesystem::path&, const std::vector<SampleLengths>&);
-/// E101 unreadable, E120 a line that is not of that form, with its line.
+/// By step: those before the first line's are empty (a run resumed without the files of its earlier part). E101
+/// unreadable, E120 a line that is not of that form, with its line.
 Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path&);
 
-/// E121 when recorded lengths are not of this scenario: too few iterations, another number of samples, longer ones than
-/// its maxima, or a prompt whose samples differ.
-Status check_recorded(const Scenario&, const std::vector<SampleLengths>&);
+/// E121 when recorded lengths are not of this scenario: an iteration from `first_step` on is missing, another number of
+/// samples, longer ones than its maxima, or a prompt whose samples differ.
+Status check_recorded(const Scenario&, const std::vector<SampleLengths>&, std::int32_t first_step = 1);
 
 }  // namespace hotbunk

@@ -210,6 +210,9 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
     with(b.emit(OpKind::sum_squares, StreamId::compute, "train.sum_squares." + state.units()[u].unit.name,
                 {b.whole(state.units()[u].grad)}, {sum}),
          Attr::accumulate, std::int64_t{u > 0 ? 1 : 0});
+  // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
+  b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
+         Slot::stop_request);
   if (state.world() > 1) {
     b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.grad_squares.all_reduce", {sum}, {sum});
     // The largest gaps are maxima, the other metrics are sums.

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/file.h"
 #include "lowering/builder.h"
 
 namespace hotbunk {
@@ -96,15 +95,10 @@ void SyncHashes::judge_engine(const std::string& name, std::uint64_t trained, co
                                       fmt::join(ranks, ", "), hex(trained), hex(rollout)));
 }
 
-Status write_sync_hashes(const std::filesystem::path& path, DType dtype,
-                         const std::map<std::int32_t, TensorHashes>& steps) {
-  std::string text;
-  for (const auto& [step, hashes] : steps) {
-    nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
-    for (const auto& [name, hash] : hashes) tensors[name] = hex(hash);
-    text += nlohmann::ordered_json{{"step", step}, {"dtype", name_of(dtype)}, {"tensors", tensors}}.dump() + '\n';
-  }
-  return write_file_atomic(path, text);
+std::string sync_hashes_line(DType dtype, std::int32_t step, const TensorHashes& hashes) {
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
+  for (const auto& [name, hash] : hashes) tensors[name] = hex(hash);
+  return nlohmann::ordered_json{{"step", step}, {"dtype", name_of(dtype)}, {"tensors", tensors}}.dump() + '\n';
 }
 
 }  // namespace hotbunk

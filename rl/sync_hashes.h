@@ -3,7 +3,6 @@
 // (base/hash.h: element_hash), so both sides are compared by Hugging Face name and nobody needs to know a layout.
 #pragma once
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <span>
 #include <string>
@@ -59,8 +58,7 @@ class SyncHashes {
   std::map<std::string, Tensor> tensors_;
 };
 
-/// sync_hashes.jsonl: a line per step, {"step": 1, "dtype": "bf16", "tensors": {"lm_head.weight": "0123456789abcdef"}}.
-/// E103 when it cannot be written.
-Status write_sync_hashes(const std::filesystem::path&, DType, const std::map<std::int32_t, TensorHashes>&);
+/// A line of sync_hashes.jsonl: {"step": 1, "dtype": "bf16", "tensors": {"lm_head.weight": "0123456789abcdef"}}.
+std::string sync_hashes_line(DType, std::int32_t step, const TensorHashes&);
 
 }  // namespace hotbunk

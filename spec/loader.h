@@ -19,6 +19,9 @@ Result<Scenario> load_scenario(const std::filesystem::path& path, const std::vec
 Result<Scenario> load_scenario_text(const std::string& text, const std::string& file,
                                     const std::vector<std::string>& overrides = {});
 
+/// The scenario with the paths of weights, data and profile made absolute: its file then works from anywhere.
+Scenario with_absolute_paths(Scenario);
+
 /// The whole scenario as YAML: every key with its value, unit and meaning. Loads back to the identical Scenario.
 std::string resolved_yaml(const Scenario&);
 /// The same as one document of schema hotbunk.scenario/1; its `scenario` loads as a file.

@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "spec/architectures.h"
 #include "spec/json_read.h"
+#include "spec/safetensors.h"
 
 namespace hotbunk {
 namespace {
@@ -367,6 +368,7 @@ Result<ModelSpec> load_model(const std::filesystem::path& path) {
   if (model && (std::filesystem::exists(folder / "model.safetensors", ec) ||
                 std::filesystem::exists(folder / "model.safetensors.index.json", ec)))
     model->weights_path = folder.string();
+  if (model && is_folder && model->weights_path.empty()) return fail(no_weights(path));
   return model;
 }
 

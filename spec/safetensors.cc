@@ -196,6 +196,21 @@ class Checkpoint::Mapping {
   std::size_t size_ = 0;
 };
 
+Diagnostic no_weights(const std::filesystem::path& folder) {
+  std::vector<std::string> found;
+  std::error_code ec;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ec))
+    if (const std::string ending = entry.path().extension().string(); ending == ".safetensors" || ending == ".bin")
+      found.push_back(entry.path().filename().string());
+  std::ranges::sort(found);
+  std::vector<std::string> notes = {"looked for model.safetensors and model.safetensors.index.json"};
+  if (!found.empty()) notes.push_back(fmt::format("the folder has {}", fmt::join(found, ", ")));
+  return problem(
+      "E420", folder.string(), "the model folder holds no weights", std::move(notes),
+      "fetch the whole folder, or take another checkpoint; .bin files must be converted; to start from random "
+      "weights name the file config.json itself");
+}
+
 namespace {
 
 /// weight_map of an index file: tensor → shard's file name. Names that leave the folder are refused.
@@ -225,9 +240,7 @@ Result<std::filesystem::path> find_weights(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path, ec)) return path;
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"})
     if (std::filesystem::exists(path / name, ec)) return path / name;
-  return fail(problem("E101", path.string(),
-                      "the folder holds neither model.safetensors nor model.safetensors.index.json", {},
-                      "give a Hugging Face model folder; weights in .bin files must be converted first"));
+  return fail(no_weights(path));
 }
 
 }  // namespace

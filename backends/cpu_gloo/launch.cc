@@ -126,6 +126,8 @@ class Children {
 
 LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchOptions& options) {
   std::optional<Clock::time_point> kill_at;
+  int stopped_by = 0;
+  bool interrupted = false;
   const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
   while (!children.reap()) {
     if (children.failed() && !kill_at) kill_at = Clock::now() + grace;
@@ -135,12 +137,22 @@ LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchO
     }
     const timespec slice{0, 200'000'000};  // only as long as a lost SIGCHLD (taken by another thread) may cost
     const int signal = sigtimedwait(&watched, nullptr, &slice);
-    if (signal == SIGINT || signal == SIGTERM) {
+    if (signal != SIGINT && signal != SIGTERM) continue;
+    if (stopped_by == 0) {
+      stopped_by = signal;
+      if (options.on_stop) options.on_stop(signal);
       children.kill_all(signal);
-      if (!kill_at) kill_at = Clock::now() + grace;
+    } else if (signal == SIGINT) {
+      children.killing_ = interrupted = true;
+      children.kill_all(SIGKILL);
     }
   }
-  return children.finish();
+  LaunchResult result = children.finish();
+  constexpr int exit_interrupted = 128 + SIGINT;
+  // What the ranks say when they are killed by their user's wish is no failure.
+  if (interrupted) result.message.clear();
+  if (interrupted || (stopped_by == SIGINT && result.exit_code == 0)) result.exit_code = exit_interrupted;
+  return result;
 }
 
 }  // namespace
@@ -192,6 +204,7 @@ LaunchResult spawn_local(int n, const std::vector<std::string>& argv, const Laun
     set("LOCAL_RANK", std::to_string(env.local_rank));
     set("MASTER_ADDR", env.master_addr);
     set("MASTER_PORT", std::to_string(env.master_port));
+    set(launcher_variable, std::to_string(getppid()));
     unsetenv("TORCHELASTIC_USE_AGENT_STORE");
     unsetenv("HOTBUNK_LISTEN_FD");
     if (env.listen_fd >= 0) {

@@ -62,11 +62,17 @@ struct LaunchResult {
 struct LaunchOptions {
   /// After the first failure the others have this long to say what they saw and end by themselves.
   double grace_seconds = 8.0;
+  /// Called with the first SIGINT or SIGTERM to this process; may be empty.
+  std::function<void(int signal)> on_stop;
 };
 
+/// Set for the children of spawn_local to the launcher's pid, so that a rank knows who sends it signals.
+inline constexpr const char* launcher_variable = "HOTBUNK_LAUNCHER_PID";
+
 /// Forks n children on this host; child r runs body(env of rank r) and ends with what it returns (3 after an
-/// exception). SIGINT and SIGTERM to this process are passed on; the children die with this process. Call it before
-/// starting threads.
+/// exception). The first SIGINT or SIGTERM to this process is passed on, and the children end when they will: the exit
+/// code is then 130 after SIGINT where it would be 0. A second SIGINT kills them. The children die with this process.
+/// Call it before starting threads, or with both signals blocked in all of them.
 LaunchResult fork_ranks(int n, const std::function<int(const LaunchEnv&)>& body, const LaunchOptions& = {});
 
 /// The same, each child executing argv (argv[0]: path of the program, e.g. /proc/self/exe) with RANK, WORLD_SIZE,

@@ -311,8 +311,10 @@ void walk_log_probs(Walk& w, const ShardedShapes& sharded, const Scenario& s, bo
 template <class Walk>
 void walk_export(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
   if (sharded.world == 1) return;
+  const Precision& precision = s.train.precision;
   for (const std::int64_t shard : {sharded.root.elements, sharded.layer.elements})
-    w.down(w.up(communication, sharded.world * shard * size_of(s.train.precision.master)));
+    for (const DType part : {precision.master, precision.moments, precision.moments})
+      w.down(w.up(communication, sharded.world * shard * size_of(part)));
 }
 
 template void walk_train(LiveWalk&, const ShardedShapes&, const Scenario&);
