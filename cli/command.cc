@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "cli/progress.h"
+#include "cli/run_facts.h"
 #include "cli/run_folder.h"
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
@@ -226,7 +227,7 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord
   outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
   outputs.write(folder.scenario(), resolved_yaml(scenario));
   if (!record.lengths.empty()) outputs.note(folder.lengths(), write_lengths(folder.lengths(), record.lengths));
-  outputs.write(folder.plan(), plan_to_json(job.plan));
+  outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
   outputs.write(folder.report(), html_report({.plan = job.plan,

@@ -172,6 +172,12 @@ std::string World::why_no_sharing(std::span<const int> ranks) const {
   return "";
 }
 
+std::string World::why_no_sharing() const {
+  for (int r = 1; r < size_; ++r)
+    if (hosts_[r] != hosts_[0]) return fmt::format("rank {} is not on rank 0's host", r);
+  return why_no_sharing(everyone());
+}
+
 int World::share(const Arena& arena) {
   HB_CHECK(arena.fd() >= 0, "arena {} is not shared memory", arena.options().name);
   std::vector<SharedMapping> peers(static_cast<std::size_t>(size_));

@@ -46,6 +46,8 @@ class World {
   int size() const { return size_; }
   /// Rank's process runs on this host and may share memory with us.
   bool same_host(int rank) const;
+  /// "" when all ranks of the world share memory, else why not; the same answer on every rank.
+  std::string why_no_sharing() const;
   DeathWatch& watch() { return *watch_; }
 
   /// Makes a shared arena readable by the ranks of this host. Every rank of the world calls it, in the same order;
