@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -32,6 +33,9 @@ TcpStoreServer::TcpStoreServer(StoreOptions options)
       listen_fd_(options_.listen_fd >= 0 ? options_.listen_fd : listen_on(options_.at.host, options_.at.port)),
       stop_fd_(eventfd(0, EFD_CLOEXEC)),
       ranks_(static_cast<std::size_t>(options_.world_size)) {
+  if (options_.at.token.empty() && is_public(listen_fd_))
+    std::fprintf(stderr, "hotbunk: HOTBUNK_TOKEN is not set: whoever reaches %s:%d can join this run\n",
+                 options_.at.host.c_str(), options_.at.port);
   thread_ = start_thread([this] { run(); });
 }
 
