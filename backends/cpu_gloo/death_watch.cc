@@ -238,6 +238,10 @@ std::optional<RankLook> DeathWatch::look_at(int rank) {
     if (look.process) look.cpu_seconds = look.process->cpu_seconds;
     return look;
   }
+  {
+    std::lock_guard lock(mutex_);
+    if (status_.empty()) return std::nullopt;  // the ranks have not met yet: nobody could answer
+  }
   Answer& a = answers_[rank];
   const auto now = std::chrono::steady_clock::now();
   look.here = false;

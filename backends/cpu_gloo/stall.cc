@@ -136,7 +136,7 @@ std::optional<Stall> StallWatch::tick(Clock::time_point now, const std::function
 
 std::string StallWatch::text_of(int rank) const {
   const Seen* s = seen(rank);
-  if (!s) return fmt::format("rank {}: nothing is known of it", rank);
+  if (!s) return fmt::format("rank {}: it has not come, or has not answered yet", rank);
   const RankMoment& m = s->look.moment;
   std::string does;
   if (s->look.here && !s->look.process) does = "its process is gone";
