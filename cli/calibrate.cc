@@ -353,7 +353,9 @@ int run(const Options& o) {
   const HandOver hand_over = measure_hand_over();  // before the ranks start: it is about free cores
   std::fflush(stdout);
   const LaunchResult result = fork_ranks(job->plan.num_ranks(), [&](const LaunchEnv& env) {
-    World world(env);
+    WorldOptions options;
+    options.timeout_seconds = job->scenario.run.timeout_s;
+    World world(env, options);
     const int rank_code = calibrate_rank(o, *job, hand_over, world);
     std::fflush(stdout);
     return rank_code;

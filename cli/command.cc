@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "cli/progress.h"
 #include "cli/resume.h"
+#include "cli/run_facts.h"
 #include "cli/run_folder.h"
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
@@ -263,7 +264,7 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord
   outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
   if (!record.lengths.empty()) outputs.note(folder.lengths(), write_lengths(folder.lengths(), record.lengths));
   if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
-  outputs.write(folder.plan(), plan_to_json(job.plan));
+  outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
   outputs.write(folder.report(), html_report({.plan = job.plan,

@@ -9,10 +9,12 @@
 
 #include "base/diagnostic.h"
 #include "cli/command.h"
+#include "cli/output.h"
 
 int main(int argc, char** argv) {
   using namespace hotbunk;
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of the write that meets it
+  if (auto s = check_standard_streams(); !s) return report_errors(s.error());
   CLI::App app{"hotbunk plans, simulates and runs colocated RL post-training of LLMs", "hotbunk"};
   app.set_version_flag("--version", HOTBUNK_VERSION);
   app.require_subcommand(1);
@@ -44,10 +46,10 @@ int main(int argc, char** argv) {
     return app.exit(e) == 0 ? exit_done : exit_bad_input;
   }
   try {
-    return action();
+    const int code = action();
+    if (auto s = finish_output(); !s) return report_errors(s.error());
+    return code;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "error[E699]: %s\n   = help: this is a fault of hotbunk; please report it with the scenario\n",
-                 e.what());
-    return exit_runtime;
+    return report_errors({uncaught(e)});
   }
 }

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/parallel.h"
 #include "cli/command.h"
+#include "cli/run_facts.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "planner/answers/choices.h"
@@ -203,7 +204,8 @@ int run(const Options& o) {
   });
   if (!job) return code;
   if (!o.out.empty())
-    if (auto s = write_file_atomic(o.out, plan_to_json(job->plan)); !s) return report_errors(s.error());
+    if (auto s = write_file_atomic(o.out, plan_to_json(job->plan, scenario_facts(job->scenario))); !s)
+      return report_errors(s.error());
   if (o.print) return print(o, job->plan);
   const FitReport fit = check_fit(job->plan);
   const auto error = fit_error(*job, fit);

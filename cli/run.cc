@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "cli/command.h"
 #include "cli/resume.h"
+#include "cli/run_facts.h"
 #include "cli/run_folder.h"
 #include "cli/step_lines.h"
 #include "cli/stop_signals.h"
@@ -76,39 +77,53 @@ Takes takes(const Options& o, const Start& start, const std::filesystem::path& f
   return o.overwrite ? Takes::overwrite : Takes::unused;
 }
 
-/// A saved plan is a promise: what runs must be it.
+/// A saved plan is a promise: what runs must be it, and made from the same scenario.
 Status check_drift(const Options& o, const Job& job) {
   if (o.plan.empty()) return {};
   auto text = read_file(o.plan);
   if (!text) return tl::unexpected(text.error());
-  auto saved = plan_from_json(*text, o.plan);
+  auto saved = plan_file_from_json(*text, o.plan);
   if (!saved) return tl::unexpected(saved.error());
-  const std::string hash = plan_hash(*saved);
-  if (hash == job.hash) return {};
-  std::vector<std::string> notes = {fmt::format("saved {}, now {}", hash, job.hash)};
-  std::istringstream differences(diff_plans(*saved, job.plan));
-  for (std::string line; notes.size() < 9 && std::getline(differences, line);) notes.push_back(line);
+  const std::string hash = plan_hash(saved->plan);
+  std::vector<std::string> notes;
+  if (saved->made_from.empty())
+    std::fprintf(stderr, "%s does not say which scenario it was made from: only the plan is compared\n",
+                 o.plan.c_str());
+  else notes = differences(saved->made_from, "saved", scenario_facts(job.scenario), "now");
+  if (hash == job.hash && notes.empty()) return {};
+  if (hash != job.hash) {
+    notes.push_back(fmt::format("plan: saved {}, now {}", hash, job.hash));
+    std::istringstream lines(diff_plans(saved->plan, job.plan));
+    int shown = 0;
+    for (std::string line; shown < 8 && std::getline(lines, line); ++shown) notes.push_back(line);
+  }
   return fail(
       Diagnostic{.code = "E510",
-                 .message = "the scenario no longer gives the saved plan",
+                 .message = hash == job.hash ? "the scenario is not the one that the saved plan was made from"
+                                             : "the scenario no longer gives the saved plan",
                  .where = {o.plan},
                  .notes = std::move(notes),
                  .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 
-/// The ranks must have read the same scenario (files may differ between hosts), and go on from the same step.
-void check_same_plan(World& world, const Job& job, const Start& start) {
-  if (world.size() == 1) return;
-  const std::string step = std::to_string(start.first_step());
-  if (world.rank() == 0) world.set("first step", step);
-  if (const std::string first = world.get("first step"); first != step)
-    throw RuntimeFailure(fmt::format("rank {} begins with step {}, rank 0 with {}: they see other checkpoints",
-                                     world.rank(), step, first));
-  if (world.rank() == 0) world.set("plan hash", job.hash);
-  const std::string first = world.get("plan hash");
-  if (first != job.hash)
-    throw RuntimeFailure(fmt::format("rank {} has plan {}, rank 0 has {}: the scenario files differ between hosts",
-                                     world.rank(), job.hash, first));
+int compute_threads(const Options& o, int num_ranks) {
+  if (o.threads > 0) return o.threads;
+  return std::max(1, static_cast<int>(local_machine().cores) / std::max(1, num_ranks));
+}
+
+/// The options that every rank must have been given alike.
+PlanFacts shared_options(const Options& o, int num_ranks, const Start& start) {
+  return {{"first step", std::to_string(start.first_step())},
+          {"--transport", o.transport.empty() ? "by host" : o.transport},
+          {"--check", o.check ? "true" : "false"},
+          {"--threads", fmt::format("{}", compute_threads(o, num_ranks))},
+          {"--trace-steps", fmt::format("{}", o.span_steps)}};
+}
+
+WorldOptions world_options(const Job& job) {
+  WorldOptions w;
+  w.timeout_seconds = job.scenario.run.timeout_s;
+  return w;
 }
 
 /// The lengths of all steps: a resumed run did not see those before its first, its folder has them.
@@ -192,7 +207,10 @@ class Progress {
 int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware) {
   const bool first = world.rank() == 0;
-  check_same_plan(world, job, start);
+  if (auto s = check_agreement(world, run_facts(job, shared_options(o, world.size(), start))); !s) {
+    world.leave();
+    return report_errors(s.error());
+  }
   DriverOptions driver_options;
   if (start.from) driver_options.resume = start.from->checkpoint;
   driver_options.stop_requested = [&stop] { return stop.requested(); };
@@ -218,8 +236,7 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     lines.emplace(folder, start.from ? earlier_lines(*start.from) : EarlierLines{});
   }
   CpuOptions cpu;
-  const auto cores = static_cast<int>(local_machine().cores);
-  cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
+  cpu.compute_threads = compute_threads(o, world.size());
   cpu.span_steps = start.first_step() - 1 + o.span_steps;
   cpu.check_resident = cpu.check_finite = cpu.poison = o.check;
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
@@ -287,6 +304,17 @@ int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopS
   return result.exit_code;
 }
 
+/// The others learn what stopped this rank before they learn that it is gone.
+int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+                        const RunFolder& folder, const std::optional<Hardware>& hardware) {
+  try {
+    return run_rank(o, job, start, stop, world, folder, hardware);
+  } catch (const std::exception& e) {
+    world.watch().announce_failure(e.what());
+    throw;
+  }
+}
+
 int run(const Options& o) {
   StopSignals stop;  // before any thread
   int code = exit_done;
@@ -337,8 +365,8 @@ int run(const Options& o) {
   }
   try {
     if (launched) {
-      World world(**env);
-      return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
+      World world(**env, world_options(*job));
+      return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware);
     }
     if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
     stop.hold(false);

@@ -1,5 +1,6 @@
 #include "graph/plan_json.h"
 
+#include "base/hash.h"
 #include "graph/json_text.h"
 
 namespace hotbunk {
@@ -126,10 +127,29 @@ std::string_view name_of_when(When when) {
 
 }  // namespace
 
-std::string plan_to_json(const Plan& plan) {
+std::string facts_hash(const PlanFacts& facts) {
+  Hasher hasher;
+  for (const auto& [name, value] : facts) {
+    hasher.add(std::string_view(name));
+    hasher.add(std::string_view(value));
+  }
+  return hasher.hex();
+}
+
+std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
   std::string out = "{\"schema\":\"hotbunk.plan-file/1\"";
   out += ",\"hash\":", append_json(out, plan_hash(plan));
   out += ",\"scenario\":", append_json(out, plan.scenario);
+  if (!made_from.empty()) {
+    out += ",\"made_from\":{\"hash\":", append_json(out, facts_hash(made_from));
+    out += ",\"facts\":{";
+    for (bool first = true; const auto& [name, value] : made_from) {
+      if (!first) out += ',';
+      first = false;
+      append_json(out, name), out += ':', append_json(out, value);
+    }
+    out += "}}";
+  }
   out += ",\"chunk_bytes\":", append_json(out, plan.chunk_bytes);
   out += ",\"device_capacity_bytes\":", append_json(out, plan.device_capacity_bytes);
   out += ",\"host_capacity_bytes\":", append_json(out, plan.host_capacity_bytes);

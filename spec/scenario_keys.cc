@@ -200,6 +200,10 @@ void add_rest(std::vector<ScenarioKey>& keys) {
       string("task.name", HB_FIELD(task.name), {"", "built-in verifiable task of `run`; empty = simulation only"}));
   keys.push_back(integer("task.digits", HB_FIELD(task.digits), 1, 1024, {"", "size of one problem"}));
   keys.push_back(string("task.data", HB_FIELD(task.data), {"", "sft: JSONL file, one array of token ids per line"}));
+  keys.push_back(real("run.timeout_s", HB_FIELD(run.timeout_s), 0, 1e9,
+                      {"s",
+                       "that a rank others wait for may spend without ending an operation or using its CPU before "
+                       "the run ends; 0 = for ever"}));
 }
 
 std::vector<ScenarioKey> build() {
@@ -245,6 +249,7 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"workload.prompt_tokens", ""},
       {"workload.response_tokens", ""},
       {"task", "what a real run learns"},
+      {"run", "how a real run is driven"},
   };
   return docs;
 }

@@ -153,6 +153,7 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
       throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
     }
     if (timed) record_.note_op(id, op, where, start, sizes, bytes);
+    world_.watch().note_finished();
   });
   return {};
 }

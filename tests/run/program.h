@@ -4,10 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "base/file.h"
 #include "tests/paths.h"
@@ -37,6 +39,24 @@ inline Result2 hotbunk_command(const std::string& arguments) {
   const int status = std::system(
       fmt::format("{} {} > {} 2> {} < /dev/null", program_file, arguments, out.string(), err.string()).c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
+}
+
+/// Processes whose parent is `pid`.
+inline std::vector<int> children_of(int pid) {
+  std::vector<int> out;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream stat(entry.path() / "stat");
+    std::string text((std::istreambuf_iterator<char>(stat)), {});
+    const auto close = text.rfind(')');
+    int parent = 0;
+    char state = 0;
+    if (close != std::string::npos && std::sscanf(text.c_str() + close + 1, " %c %d", &state, &parent) == 2 &&
+        parent == pid && state != 'Z')
+      out.push_back(std::stoi(name));
+  }
+  return out;
 }
 
 /// A tiny job; `extra` is YAML appended at the top level.

@@ -194,28 +194,6 @@ TEST_CASE("run refuses a plan that drifted") {
   CHECK(drifted.err.find("= note: ~ ") != std::string::npos);  // what differs, not only that it does
 }
 
-namespace {
-
-/// Processes whose parent is `pid`.
-std::vector<int> children_of(int pid) {
-  std::vector<int> out;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream stat(entry.path() / "stat");
-    std::string text((std::istreambuf_iterator<char>(stat)), {});
-    const auto close = text.rfind(')');
-    int parent = 0;
-    char state = 0;
-    if (close != std::string::npos && std::sscanf(text.c_str() + close + 1, " %c %d", &state, &parent) == 2 &&
-        parent == pid && state != 'Z')
-      out.push_back(std::stoi(name));
-  }
-  return out;
-}
-
-}  // namespace
-
 TEST_CASE("killing one rank stops the others within seconds and names it") {
   const fs::path file = scenario("killed", 4, 2, "steps: 100000");
   const fs::path err = work_folder() / "killed.err";
