@@ -18,7 +18,9 @@
 #include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
+#include "cli/run_input.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -34,7 +36,7 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::string out, plan, transport;
-  bool no_fit_check = false, check = false;
+  bool no_fit_check = false, check = false, on_cpu = false;
   std::int32_t span_steps = 2;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
@@ -118,11 +120,13 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const Comparison compared = compare_traces(job.plan, *simulated, measured);
   if (o.scenario.json) {
     summary["equal"] = compared.equal;
-    fmt::print("{}\n", summary.dump(1));
+    print_document(summary.dump(1));
     if (!compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     fmt::print("{}\n{}", render_summary(summary, use_colour()), render_comparison(compared, use_colour()));
-    fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+    fmt::print("Report: {}\n", printable_line(folder.report().string()));
+    std::fflush(stdout);
+    say_next("compare " + shell_quoted(folder.root.string()));
   }
   return compared.equal ? exit_done : exit_no;
 }
@@ -202,8 +206,12 @@ int run_rank(const Options& o, const Job& job, World& world) {
 
 int run(const Options& o) {
   int code = exit_done;
+  if (started_by_us()) errors_stay_on_stderr();  // the launcher says it on stdout
+  if (auto s = readable_by_every_rank(o.scenario.path); !s) return report_errors(s.error());
   const auto job = load_job(o.scenario, code);
   if (!job) return code;
+  if (auto s = on_this_machine(job->scenario, o.on_cpu, "--on-cpu runs its plan here all the same; "); !s)
+    return report_errors(s.error());
   if (const std::string& name = job->scenario.name;
       o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
     return report_errors({Diagnostic{.code = "E226",
@@ -214,6 +222,7 @@ int run(const Options& o) {
   auto env = launch_env(process_env);
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value();
+  if (launched && (*env)->rank != 0) errors_stay_on_stderr();
   if (launched && (*env)->world_size != job->plan.num_ranks())
     return report_errors(
         {Diagnostic{.code = "E704",
@@ -227,7 +236,8 @@ int run(const Options& o) {
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
     if (auto s = check_writable(run_folder(o, *job).summary()); !s) return report_errors(s.error());
     // Data and weights that cannot be read are said here, before every rank finds out for itself.
-    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver) return report_errors(driver.error());
+    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver)
+      return report_errors(with_file(driver.error(), o.scenario.path));
   }
   try {
     if (launched) {
@@ -239,6 +249,7 @@ int run(const Options& o) {
       return run_rank(o, *job, world);
     }
     ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
+    ::setenv(started_by_us_variable, "1", 1);
     if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
     const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
     // Exit code 1 is an answer, which rank 0 has given.
@@ -278,6 +289,7 @@ void add_run(CLI::App& app, Action& action) {
                 "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
+  sub->add_flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
   sub->callback([o, &action] {
     o->argv = own_command_line();
     action = [o] { return run(*o); };

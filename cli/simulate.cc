@@ -56,7 +56,7 @@ int run(const Options& o) {
   const auto trace = simulate_job(*job, *hardware, options);
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
-  if (o.scenario.json) fmt::print("{}\n", summary.dump(1));
+  if (o.scenario.json) print_document(summary.dump(1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   std::fflush(stdout);
   if (!o.out.empty()) {
@@ -71,7 +71,7 @@ int run(const Options& o) {
     report_errors({*error});
     return exit_no;
   }
-  if (!o.scenario.json) fmt::print("Next: hotbunk run {}\n", o.scenario.path);
+  say_next(on_this_machine(job->scenario, false) ? "run" : "explain", o.scenario);
   return exit_done;
 }
 
