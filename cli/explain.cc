@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/printable.h"
 #include "cli/command.h"
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
@@ -53,7 +54,7 @@ int run(const Options& o) {
     code = small->gpus == 0 ? exit_no : exit_done;
   }
   if (o.scenario.json) print_document(doc.dump(2));
-  else fmt::print("{}", text);
+  else fmt::print("{}", printable(text));
   std::fflush(stdout);
   if (e.unpriced) return report_errors({*e.unpriced});
   if (!o.scenario.json) fmt::print(stderr, "These are the closed form's figures.\n");

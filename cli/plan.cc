@@ -129,7 +129,7 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
     doc["search"] = Json::parse(to_json(*choices));
     print_document(doc.dump(1));
   } else {
-    fmt::print("{}\n{}", render(e), render(*choices));
+    fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
   }
   std::fflush(stdout);
   for (const std::string& why : reasons)
@@ -155,7 +155,7 @@ int smallest(const Options& o, const Scenario& scenario) {
     doc.update(Json::parse(to_json(*small)));
     print_document(doc.dump(1));
   } else {
-    fmt::print("{}", render(*small));
+    fmt::print("{}", printable(render(*small)));
   }
   return small->gpus == 0 ? exit_no : exit_done;
 }
@@ -173,7 +173,7 @@ int print(const Options& o, const Plan& plan) {
                            .help = nearest.empty() ? "" : "did you mean " + nearest + "?"}});
   }
   if (!o.scenario.json) {
-    fmt::print("{}", print_plan(plan, {.phase = o.phase}));
+    fmt::print("{}", printable(print_plan(plan, {.phase = o.phase})));
     return exit_done;
   }
   Json doc = Json::parse(plan_to_json(plan));
@@ -217,7 +217,7 @@ int run(const Options& o) {
     print_document(doc.dump(1));
   } else {
     print_memory(*job, fit);
-    fmt::print("\n{}", render(*choices));
+    fmt::print("\n{}", printable(render(*choices)));
   }
   if (error) {
     std::fflush(stdout);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "trace/summary.h"
 
@@ -65,7 +66,7 @@ int run(const Options& o) {
     if (auto s = write_run_folder(folder, *job, record); !s) return report_errors(s.error());
     std::error_code ignored;
     std::filesystem::remove(folder.sync_hashes(), ignored);  // a simulation makes none
-    if (!o.scenario.json) fmt::print("Report: {}/report.html\n", o.out);
+    if (!o.scenario.json) fmt::print("Report: {}/report.html\n", printable_line(o.out));
   }
   if (error) {
     report_errors({*error});

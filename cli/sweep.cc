@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "planner/answers/answers.h"
 #include "reports/sweep_svg.h"
@@ -41,7 +42,7 @@ int run(const Options& o) {
   } else if (o.scenario.json) {
     print_document(text);
   } else {
-    fmt::print("{}", text);
+    fmt::print("{}", printable(text));
   }
   if (!o.svg.empty()) {
     const std::string title = std::filesystem::path(o.scenario.path).stem().string();
