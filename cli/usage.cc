@@ -70,25 +70,25 @@ Diagnostic usage_error(const CLI::App& app, const CLI::ParseError& error) {
                .where = {name},
                .notes = {},
                .help = fmt::format("{} --help says what its options take", name)};
-  const std::string kind = error.get_name();
-  if (kind == "ExtrasError") {
+  const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  if (kind == CLI::ExitCodes::ExtrasError) {
     const auto words = left_over(app, command);
     d.code = "E141";
     if (!words.empty()) {
       d.message = fmt::format("nothing takes '{}'", fmt::join(words, "' '"));
       d.help = nearest_help(nearest_option(words.front(), command), name);
     }
-  } else if (kind == "RequiredError") {
+  } else if (kind == CLI::ExitCodes::RequiredError) {
     d.code = "E142";
     if (&command == &app) {
       d.message = "no command is given";
       d.notes = {fmt::format("commands: {}", fmt::join(commands_of(app), ", "))};
     }
     d.help = nearest_help("", name);
-  } else if (kind == "RequiresError" || kind == "ExcludesError") {
+  } else if (kind == CLI::ExitCodes::RequiresError || kind == CLI::ExitCodes::ExcludesError) {
     d.code = "E144";
-    d.message =
-        fmt::format("options that {} each other: {}", kind == "RequiresError" ? "need" : "exclude", error.what());
+    d.message = fmt::format("options that {} each other: {}",
+                            kind == CLI::ExitCodes::RequiresError ? "need" : "exclude", error.what());
   }
   return d;
 }
