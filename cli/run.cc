@@ -18,10 +18,13 @@
 #include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
+#include "cli/output.h"
 #include "cli/resume.h"
 #include "cli/run_facts.h"
 #include "cli/run_folder.h"
+#include "cli/run_input.h"
 #include "cli/step_lines.h"
 #include "cli/stop_signals.h"
 #include "exec/lengths.h"
@@ -40,7 +43,7 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::string out, plan, transport, resume;
-  bool no_fit_check = false, check = false, overwrite = false;
+  bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
@@ -167,19 +170,19 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
   if (o.scenario.json) {
-    fmt::print("{}\n", summary.dump(1));
+    print_document(summary.dump(1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     fmt::print("{}\n{}", render_summary(summary, use_colour()),
                simulated ? render_comparison(compared, use_colour()) : "");
-    if (problems.empty())
-      fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+    if (problems.empty()) fmt::print("Report: {}\n", printable_line(folder.report().string()));
   }
   std::fflush(stdout);
   if (!problems.empty()) {
     report_errors(problems);
     return exit_runtime;
   }
+  if (!o.scenario.json) say_next("compare " + shell_quoted(folder.root.string()));
   return compared.equal ? exit_done : exit_no;
 }
 
@@ -322,12 +325,16 @@ int run(const Options& o) {
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value();
   const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
+  if (launched && (spawned || (*env)->rank != 0)) errors_stay_on_stderr();  // one process says it on stdout
   if (!spawned) stop.on_request(say_stop);
   if (launched) stop.hold(spawned);
   const bool speaks = !launched || ((*env)->rank == 0 && !spawned);
+  if (auto s = readable_by_every_rank(o.scenario.path); !s) return report_errors(s.error());
   Start start;
   const auto job = load(o, spawned, speaks, start, code);
   if (!job) return code;
+  if (auto s = on_this_machine(job->scenario, o.on_cpu, "--on-cpu runs its plan here all the same; "); !s)
+    return report_errors(s.error());
   if (const std::string& name = job->scenario.name;
       o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
     return report_errors({Diagnostic{.code = "E226",
@@ -361,7 +368,7 @@ int run(const Options& o) {
     DriverOptions options;
     if (start.from) options.resume = start.from->checkpoint;
     if (auto driver = make_training_driver(job->plan, job->scenario, options); !driver)
-      return report_errors(driver.error());
+      return report_errors(with_file(driver.error(), o.scenario.path));
   }
   try {
     if (launched) {
@@ -412,6 +419,7 @@ void add_run(CLI::App& app, Action& action) {
                 "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
+  sub->add_flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
   sub->callback([o, &action] {
     if (o->scenario.path.empty() && o->resume.empty()) throw CLI::RequiredError("scenario");
     o->argv = own_command_line();
