@@ -50,7 +50,7 @@ Launched launch(const std::string& common, const std::vector<std::string>& argum
 TEST_CASE("ranks with different scenarios, options or tokens are refused before the first step, with what differs") {
   const fs::path file = scenario("agree", 2, 1, "steps: 1");
   const fs::path out = work_folder() / "agree";
-  const std::string common = fmt::format("{} --out {}", file.string(), out.string());
+  const std::string common = fmt::format("{} --overwrite --out {}", file.string(), out.string());
   const auto [arguments, difference] = GENERATE(table<std::string, std::string>({
       {"--set optimizer.lr=5", "optimizer.lr: rank 0 has 1e-06, rank 1 has 5"},
       {"--set seed=7", "seed: rank 0 has 0, rank 1 has 7"},
@@ -72,7 +72,8 @@ TEST_CASE("ranks with different scenarios, options or tokens are refused before 
 
 TEST_CASE("weights and data are compared by content, not by path") {
   const fs::path first = work_folder() / "made";
-  REQUIRE(hotbunk_command(fmt::format("run {} --out {}", scenario("made", 1, 1, "steps: 1").string(), first.string()))
+  REQUIRE(hotbunk_command(
+              fmt::format("run {} --overwrite --out {}", scenario("made", 1, 1, "steps: 1").string(), first.string()))
               .code == 0);
   const fs::path weights = first / "checkpoints/final", copy = work_folder() / "copy", other = work_folder() / "other";
   fs::copy(weights, copy, fs::copy_options::recursive);
@@ -84,8 +85,9 @@ TEST_CASE("weights and data are compared by content, not by path") {
   }
   const fs::path file = scenario("weights", 2, 1, "steps: 1");
   const auto run = [&](const fs::path& theirs) {
-    return launch(fmt::format("{} --threads 1 --out {}", file.string(), (work_folder() / "weights").string()),
-                  {"--set model=" + weights.string(), "--set model=" + theirs.string()});
+    return launch(
+        fmt::format("{} --threads 1 --overwrite --out {}", file.string(), (work_folder() / "weights").string()),
+        {"--set model=" + weights.string(), "--set model=" + theirs.string()});
   };
   const Launched same = run(copy);
   INFO(same.err[0] << same.err[1]);
@@ -98,7 +100,8 @@ TEST_CASE("weights and data are compared by content, not by path") {
 
 TEST_CASE("a rank without the run's token comes to nothing, and the others say whom they wait for") {
   const fs::path file = scenario("token", 2, 1, "steps: 1");
-  const std::string common = fmt::format("{} --threads 1 --out {}", file.string(), (work_folder() / "token").string());
+  const std::string common =
+      fmt::format("{} --threads 1 --overwrite --out {}", file.string(), (work_folder() / "token").string());
   const Launched good = launch(common, {"", ""}, {"HOTBUNK_TOKEN=abc", "HOTBUNK_TOKEN=abc"});
   INFO(good.err[0] << good.err[1]);
   CHECK(good.codes == std::vector{0, 0});
@@ -108,7 +111,7 @@ TEST_CASE("ipc between ranks that share no memory is refused before the first st
   const fs::path file = scenario("ipc", 2, 1, "steps: 1"), out = work_folder() / "ipc";
   REQUIRE(text_of(file).find("transport") == std::string::npos);  // ipc is the default
   const Result2 one_host =
-      hotbunk_command(fmt::format("run {} --transport gloo --out {}", file.string(), out.string()));
+      hotbunk_command(fmt::format("run {} --transport gloo --overwrite --out {}", file.string(), out.string()));
   INFO(one_host.err);
   CHECK(one_host.code == 0);
   if (std::system("unshare --pid --fork true 2> /dev/null") != 0) {
@@ -116,7 +119,7 @@ TEST_CASE("ipc between ranks that share no memory is refused before the first st
     WARN("skipped: no process namespaces here, so no second host");
     return;
   }
-  const std::string common = fmt::format("{} --threads 1 --out {}", file.string(), out.string());
+  const std::string common = fmt::format("{} --threads 1 --overwrite --out {}", file.string(), out.string());
   const Launched two = launch(common, {"", ""}, {"", "unshare --pid --fork"});
   for (std::size_t r = 0; r < 2; ++r) {
     INFO(two.err[r]);
@@ -137,7 +140,7 @@ TEST_CASE("a saved plan refuses a scenario that it was not made from, though the
   REQUIRE(hotbunk_command(fmt::format("plan {} --out {}", file.string(), saved.string())).code == 0);
   const auto run = [&](const std::string& more) {
     return hotbunk_command(
-        fmt::format("run {} --plan {} --out {} {}", file.string(), saved.string(), out.string(), more));
+        fmt::format("run {} --plan {} --overwrite --out {} {}", file.string(), saved.string(), out.string(), more));
   };
   CHECK(run("").code == 0);
   CHECK(run("--set run.timeout_s=20 --set name=other").code == 0);  // neither changes what is computed
