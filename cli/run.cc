@@ -182,7 +182,7 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
   const auto cores = static_cast<int>(local_machine().cores);
   cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
   cpu.span_steps = o.span_steps;
-  cpu.check_resident = cpu.check_finite = cpu.poison = o.check;
+  cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
@@ -292,7 +292,9 @@ void add_run(CLI::App& app, Action& action) {
       ->check(thread_count());
   sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
   sub->add_flag("--check", o->check,
-                "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
+                "debug: NaN at the op that made it, poisoned buffers, accesses that no event orders, resident = mapped "
+                "bytes after "
+                "every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
   sub->callback([o, &action] {
