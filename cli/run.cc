@@ -241,7 +241,7 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
   CpuOptions cpu;
   cpu.compute_threads = compute_threads(o, world.size());
   cpu.span_steps = start.first_step() - 1 + o.span_steps;
-  cpu.check_resident = cpu.check_finite = cpu.poison = o.check;
+  cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
@@ -416,7 +416,8 @@ void add_run(CLI::App& app, Action& action) {
       ->check(thread_count());
   sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
   sub->add_flag("--check", o->check,
-                "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
+                "debug: NaN at the op that made it, poisoned buffers, accesses that no event orders, "
+                "resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
   sub->add_flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
