@@ -264,7 +264,11 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
   hardware.measurements = reduce(samples, mean_of(samples, gap_key));
   if (job.plan.num_ranks() > 1) add_threads(hardware, samples, hand_over);
   if (auto s = write_file_atomic(o.out, to_yaml(hardware)); !s) return report_errors(s.error());
-  const auto simulated = simulate_job(job, hardware, {.lengths = lengths, .span_steps = 0, .enforce_capacity = false});
+  const auto simulated =
+      simulate_job(job, hardware,
+                   {.lengths = [&](std::int32_t step) { return lengths[static_cast<std::size_t>(step - 1)]; },
+                    .span_steps = 0,
+                    .enforce_capacity = false});
   if (!simulated) return report_errors(simulated.error());
   const Comparison c = compare_traces(job.plan, *simulated, measured);
   if (o.scenario.json) {
@@ -292,7 +296,10 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
 }
 
 int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, World& world) {
-  auto driver = make_training_driver(job.plan, job.scenario, {});
+  std::vector<SampleLengths> lengths;
+  DriverOptions listening;
+  listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
+  auto driver = make_training_driver(job.plan, job.scenario, listening);
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
   cpu.compute_threads = std::max(1, static_cast<int>(local_machine().cores) / std::max(1, world.size()));
@@ -334,7 +341,7 @@ int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, 
       HB_CHECK(part.has_value(), "{}", render(part.error()));
       parts.push_back(std::move(part->trace));
     }
-    code = conclude(o, job, merge(samples), hand_over, merge_traces(parts), (*driver)->trained_lengths());
+    code = conclude(o, job, merge(samples), hand_over, merge_traces(parts), lengths);
   }
   world.leave();
   return code;

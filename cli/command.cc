@@ -18,7 +18,7 @@
 #include "lowering/lower.h"
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
-#include "reports/metrics_jsonl.h"
+#include "reports/shown_samples.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -184,7 +184,8 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   const StepsWalked walked =
       options.walked.value_or(StepsWalked{.last = static_cast<std::int32_t>(job.scenario.steps)});
   scenario.steps = walked.last;
-  auto driver = LengthDriver::create(job.plan, scenario, options.lengths, walked.first);
+  auto driver = options.lengths ? LengthDriver::create(job.plan, scenario, *options.lengths)
+                                : LengthDriver::create(job.plan, scenario);
   if (!driver) return tl::unexpected(driver.error());
   if (walked.stopped) (*driver)->end_after(walked.last);
   const CostModel model(hardware, job.scenario.cluster);
@@ -266,27 +267,34 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
 
 }  // namespace
 
+Result<StepLengths> lengths_of(const RunFolder& folder, Scenario scenario, const std::optional<StepsWalked>& walked) {
+  if (walked) scenario.steps = walked->last;
+  return recorded_lengths(folder.lengths(), scenario, walked ? walked->first : 1);
+}
+
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   Outputs outputs;
-  std::string earlier;  // of a resumed run: the steps that this trace does not have
-  if (record.walked && record.walked->first > 1)
-    for (const auto& file : {folder.metrics(), folder.steps_so_far()})
-      if (earlier.empty()) earlier = lines_up_to(file, record.walked->first - 1);
   // What cannot be made again comes first, and what is small: the disk may be full soon.
-  outputs.write(folder.metrics(), earlier + metrics_jsonl(job.plan, job.scenario, record.trace));
   outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
   outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
-  if (!record.lengths.empty()) outputs.note(folder.lengths(), write_lengths(folder.lengths(), record.lengths));
   if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
   outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
-  outputs.write(folder.report(), html_report({.plan = job.plan,
-                                              .scenario = job.scenario,
-                                              .trace = record.trace,
-                                              .predicted = record.predicted,
-                                              .calibration = record.calibration,
-                                              .lengths = record.lengths}));
+  std::error_code ignored;
+  auto responses = std::filesystem::exists(folder.lengths(), ignored) ? read_length_counts(folder.lengths())
+                                                                      : Result<LengthCounts>();
+  if (!responses) outputs.note(folder.report(), fail(responses.error()));
+  auto samples = read_shown_samples(folder.samples());
+  if (!samples) outputs.note(folder.report(), fail(samples.error()));
+  if (responses && samples)
+    outputs.write(folder.report(), html_report({.plan = job.plan,
+                                                .scenario = job.scenario,
+                                                .trace = record.trace,
+                                                .predicted = record.predicted,
+                                                .calibration = record.calibration,
+                                                .responses = std::move(*responses),
+                                                .samples = std::move(*samples)}));
   outputs.write(folder.chrome_trace(), chrome_trace(job.plan, record.trace));
   return std::move(outputs).status(folder);
 }
@@ -325,8 +333,7 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
   if (!plan_text) return tl::unexpected(plan_text.error());
   auto plan = plan_from_json(*plan_text, folder.plan().string());
   if (!plan) return tl::unexpected(plan.error());
-  LoadedRun run{
-      .job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .lengths = {}, .walked = {}};
+  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .walked = {}};
   run.job.hash = plan_hash(run.job.plan);
   const auto lowered = lower(run.job.scenario);
   if (!lowered) return tl::unexpected(lowered.error());
@@ -344,11 +351,6 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
     auto walked = read_walked(folder.walked(), run.job.scenario);
     if (!walked) return tl::unexpected(walked.error());
     run.walked = *walked;
-  }
-  if (std::filesystem::exists(folder.lengths(), ignored)) {
-    auto lengths = read_lengths(folder.lengths());
-    if (!lengths) return tl::unexpected(lengths.error());
-    run.lengths = std::move(*lengths);
   }
   return run;
 }

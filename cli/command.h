@@ -95,7 +95,7 @@ struct StepsWalked {
 /// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan
 /// does not fit.
 struct SimulateOptions {
-  std::optional<std::vector<SampleLengths>> lengths;
+  std::optional<StepLengths> lengths;
   std::int32_t span_steps = 2;          // from the first iteration on
   std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
@@ -113,9 +113,9 @@ struct RunFolder {
   std::filesystem::path simulated_trace() const { return root / "simulated.json"; }
   std::filesystem::path summary() const { return root / "summary.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
-  std::filesystem::path steps_so_far() const { return root / "metrics.partial.jsonl"; }  // until metrics() is written
   std::filesystem::path lengths() const { return root / "lengths.jsonl"; }
   std::filesystem::path sync_hashes() const { return root / "sync_hashes.jsonl"; }
+  std::filesystem::path samples() const { return root / "samples.jsonl"; }
   std::filesystem::path report() const { return root / "report.html"; }
   std::filesystem::path walked() const { return root / "run.json"; }
   std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
@@ -124,13 +124,14 @@ struct RunFolder {
 /// What a run or a simulation leaves in its folder.
 struct RunRecord {
   const Trace& trace;
-  const Trace* predicted = nullptr;    // null: no simulated.json
-  std::vector<SampleLengths> lengths;  // that the trace was made with; none: no lengths.jsonl
+  const Trace* predicted = nullptr;  // null: no simulated.json
   std::string calibration;
   std::optional<StepsWalked> walked{};  // none: no run.json
 };
-/// Writes everything but checkpoints and hashes, which belong to `run`. E633 when files could not be written: the
-/// others are, each of them whole.
+/// The lengths that a run recorded of these steps (default: all of the scenario's). E101, E120, E121.
+Result<StepLengths> lengths_of(const RunFolder&, Scenario, const std::optional<StepsWalked>&);
+/// Writes everything but checkpoints and the files of lines (metrics, lengths, hashes, samples), which the report reads
+/// where they are. E633 when files could not be written: the others are, each of them whole.
 Status write_run_folder(const RunFolder&, const Job&, const RunRecord&);
 
 /// A run folder read back, its files checked to be of one run.
@@ -138,8 +139,7 @@ struct LoadedRun {
   Job job;
   Trace trace;
   std::optional<Trace> predicted;
-  std::vector<SampleLengths> lengths;  // empty where none were recorded
-  std::optional<StepsWalked> walked;   // of a measured run
+  std::optional<StepsWalked> walked;  // of a measured run
 };
 /// E127 when it is none, E134 when its run did not end; E115 when its files are of different runs or plans.
 Result<LoadedRun> read_run_folder(const RunFolder&);

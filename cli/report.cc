@@ -29,7 +29,6 @@ int run(const Options& o) {
   if (!hardware) return report_errors(hardware.error());
   const RunRecord record{.trace = loaded->trace,
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
-                         .lengths = loaded->lengths,
                          .calibration = hardware->source,
                          .walked = loaded->walked};
   const Status written = write_run_folder(folder, loaded->job, record), ended = end_in_folder(folder);

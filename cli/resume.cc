@@ -178,18 +178,4 @@ Status check_target(const ResumePoint& from, const RunFolder& target) {
                  .help = "give --out another folder, or resume from the later one"});
 }
 
-std::string lines_up_to(const fs::path& file, std::int64_t step) {
-  const auto text = read_file(file, std::int64_t{8} << 30);
-  if (!text) return "";
-  std::string kept;
-  std::istringstream lines(*text);
-  for (std::string line; std::getline(lines, line);) {
-    // A line that a kill has cut is none.
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
-    if (json["step"].get<std::int64_t>() <= step) kept += line + '\n';
-  }
-  return kept;
-}
-
 }  // namespace hotbunk

@@ -31,7 +31,4 @@ Result<Diagnostics> check_resume(const ResumePoint&, const Scenario& now);
 /// E422 when the run would go on in a folder whose furthest checkpoint is another one: what is later would be lost.
 Status check_target(const ResumePoint&, const RunFolder& target);
 
-/// The whole lines {"step": n, …} of a file with n up to `step`; "" where it is not there.
-std::string lines_up_to(const std::filesystem::path& file, std::int64_t step);
-
 }  // namespace hotbunk

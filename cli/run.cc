@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/gather.h"
@@ -22,10 +21,11 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/resume.h"
+#include "cli/run_console.h"
 #include "cli/run_facts.h"
 #include "cli/run_folder.h"
 #include "cli/run_input.h"
-#include "cli/step_lines.h"
+#include "cli/run_outputs.h"
 #include "cli/stop_signals.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
@@ -45,6 +45,7 @@ struct Options {
   std::string out, plan, transport, resume;
   bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
+  std::optional<std::int32_t> samples_every;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
 };
@@ -129,11 +130,13 @@ WorldOptions world_options(const Job& job) {
   return w;
 }
 
-/// The lengths of all steps: a resumed run did not see those before its first, its folder has them.
-Result<std::vector<SampleLengths>> all_lengths(const RunFolder& folder, const Start& start,
-                                               const TrainingDriver& driver) {
-  if (!start.from) return driver.trained_lengths();
-  return read_lengths(folder.lengths());
+/// The steps of this process once more in virtual time, with the lengths that they had.
+Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
+                           const StepsWalked& walked) {
+  auto lengths = lengths_of(folder, job.scenario, walked);
+  if (!lengths) return fail(std::move(lengths.error()));
+  return simulate_job(job, hardware,
+                      {.lengths = *lengths, .span_steps = o.span_steps, .walked = walked, .enforce_capacity = false});
 }
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
@@ -151,21 +154,14 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const auto note = [&](const Status& s) {
     if (!s) problems.insert(problems.end(), s.error().begin(), s.error().end());
   };
-  auto lengths = all_lengths(folder, start, driver);
-  if (!lengths) note(tl::unexpected(lengths.error())), lengths = driver.trained_lengths();
-  const auto simulated = simulate_job(
-      job, hardware, {.lengths = *lengths, .span_steps = o.span_steps, .walked = walked, .enforce_capacity = false});
+  auto simulated = simulate_run(o, job, folder, hardware, walked);
   if (!simulated) note(tl::unexpected(simulated.error()));
   note(write_run_folder(folder, job,
                         {.trace = measured,
                          .predicted = simulated ? &*simulated : nullptr,
-                         .lengths = *lengths,
                          .calibration = hardware.source,
                          .walked = walked}));
   note(end_in_folder(folder));
-  std::error_code ignored;
-  if (std::filesystem::exists(folder.metrics(), ignored))
-    std::filesystem::remove(folder.steps_so_far(), ignored);  // metrics.jsonl says all of it
   auto summary = summarize(job.plan, job.scenario, measured);
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
@@ -173,8 +169,7 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
     print_document(summary.dump(1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
-    fmt::print("{}\n{}", render_summary(summary, use_colour()),
-               simulated ? render_comparison(compared, use_colour()) : "");
+    fmt::print("{}", render_summary(summary, use_colour(), simulated ? &compared : nullptr));
     if (problems.empty()) fmt::print("Report: {}\n", printable_line(folder.report().string()));
   }
   std::fflush(stdout);
@@ -186,26 +181,6 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   return compared.equal ? exit_done : exit_no;
 }
 
-class Progress {
- public:
-  Progress(std::int64_t first, std::int64_t steps) : first_(first), steps_(steps) {}
-  void operator()(const StepMetrics& m) const {
-    const auto value = [&](const char* name) {
-      const auto it = m.values.find(name);
-      return it == m.values.end() ? std::string("-") : fmt::format("{:.4f}", it->second);
-    };
-    const char* end = isatty(fileno(stderr)) ? "\r" : "\n";
-    if (*end == '\r' || m.step == first_ || m.step % 10 == 0 || m.step == steps_)
-      std::fprintf(stderr, "step %d/%lld  loss %s  reward %s  grad norm %s   %s", m.step,
-                   static_cast<long long>(steps_), value("loss").c_str(), value("reward").c_str(),
-                   value("actor/grad_norm").c_str(), end);
-    if (*end == '\r' && m.step == steps_) std::fprintf(stderr, "\n");
-  }
-
- private:
-  std::int64_t first_, steps_;
-};
-
 /// `hardware`: of rank 0, which simulates at the end.
 int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware) {
@@ -215,20 +190,21 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     return report_errors(s.error());
   }
   DriverOptions driver_options;
+  driver_options.checkpoints = folder.checkpoints();
   if (start.from) driver_options.resume = start.from->checkpoint;
   driver_options.stop_requested = [&stop] { return stop.requested(); };
-  const TrainingDriver* finished = nullptr;  // the driver whose step is done
-  std::optional<StepLines> lines;            // of rank 0, once all is read
+  RunConsole console(job.scenario, start.first_step(), isatty(fileno(stderr)) != 0);
+  std::shared_ptr<RunOutputs> outputs;
   if (first) {
-    driver_options.checkpoints = folder.checkpoints();
-    driver_options.on_step = [&, progress = Progress(start.first_step(), job.scenario.steps)](const StepMetrics& m) {
-      lines->add(m, *finished, job.scenario.rollout.dtype);
-      progress(m);
-    };
+    outputs = std::make_shared<RunOutputs>(
+        job, RunOutputOptions{.after_step = start.first_step() - 1,
+                              .earlier = start.from ? start.from->run : std::nullopt,
+                              .samples_every = o.samples_every,
+                              .on_step = [&](const StepFigures& step) { console.show(step); }});
+    RunOutputs::observe(outputs, driver_options);
   }
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
-  finished = driver->get();
   if (world.size() > 1) world.barrier("all is read");
   if (first) {
     if (auto s = begin_in_folder(folder, job, "measured", takes(o, start, folder.root)); !s)
@@ -236,7 +212,7 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     for (const std::string& name : sweep_checkpoints(folder.checkpoints()))
       std::fprintf(stderr, "removed %s, which a write that was interrupted has left\n",
                    (folder.checkpoints() / name).c_str());
-    lines.emplace(folder, start.from ? earlier_lines(*start.from) : EarlierLines{});
+    if (auto s = outputs->open(folder); !s) return report_errors(s.error());
   }
   CpuOptions cpu;
   cpu.compute_threads = compute_threads(o, world.size());
@@ -245,9 +221,10 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
-  const RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
-                           .local_ranks = {static_cast<Rank>(world.rank())},
-                           .first_step = start.first_step()};
+  RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
+                     .local_ranks = {static_cast<Rank>(world.rank())},
+                     .first_step = start.first_step()};
+  if (outputs) options.on_step_end = [&](std::int32_t step) { return outputs->step_ended(step, backend, **driver); };
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
@@ -258,7 +235,8 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     }
     // The others learn why before they learn that this rank is gone.
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
-    return report_errors(trace.error());
+    report_errors(trace.error());
+    return exit_runtime;  // also where a file of lines could not be written any more
   }
   const StepsWalked walked = steps_walked(job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
@@ -415,6 +393,9 @@ void add_run(CLI::App& app, Action& action) {
   sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)")
       ->check(thread_count());
   sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
+  sub->add_option("--samples-every", o->samples_every,
+                  "write samples of every n-th step, 0: none (default: the first, about 20 more and the last)")
+      ->check(whole_from(0));
   sub->add_flag("--check", o->check,
                 "debug: NaN at the op that made it, poisoned buffers, accesses that no event orders, "
                 "resident = mapped bytes after every phase");

@@ -39,7 +39,7 @@ struct File {
 constexpr std::array files = {
     File{"scenario.yaml", true},  File{"plan.json", true},      File{"trace.json", true},
     File{"simulated.json", true}, File{"lengths.jsonl", true},  File{"sync_hashes.jsonl", false},
-    File{"summary.json", false},  File{"metrics.jsonl", false}, File{"metrics.partial.jsonl", false},
+    File{"summary.json", false},  File{"metrics.jsonl", false}, File{"samples.jsonl", false},
     File{"report.html", false},   File{"perfetto.json", false}, File{"run.json", true}};
 /// Without these it is no run.
 constexpr std::array needed = {"scenario.yaml", "plan.json", "trace.json"};
@@ -335,7 +335,7 @@ Status check_whole_run(const RunFolder& folder) {
                         {missing.empty() ? "its files may be of two runs" : "missing: " + listed(missing),
                          "there: " + (there.empty() ? "nothing" : listed(there))},
                         "wait if it still runs; else go on with `hotbunk run --resume`, or run it again with "
-                        "--overwrite: metrics.partial.jsonl and checkpoints are what it finished"));
+                        "--overwrite: metrics.jsonl and checkpoints are what it finished"));
   }
   std::vector<std::string> notes;
   for (const File& file : files) {

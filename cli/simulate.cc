@@ -9,6 +9,8 @@
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
+#include "cli/step_lines.h"
+#include "reports/metrics_jsonl.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -20,13 +22,27 @@ struct Options {
   std::int32_t span_steps = 2;
 };
 
-/// Replayed, or what the simulation draws: those that belong to the trace.
-Result<std::vector<SampleLengths>> lengths_of(const Options& o, const Job& job) {
-  if (!o.lengths.empty()) return read_lengths(o.lengths);
-  std::vector<SampleLengths> drawn;
-  if (job.plan.phase_index("rollout") >= 0)
-    for (std::int32_t step = 1; step <= job.scenario.steps; ++step) drawn.push_back(draw_lengths(job.scenario, step));
-  return drawn;
+/// Replayed, or nothing: then they are drawn.
+Result<std::optional<StepLengths>> lengths_of(const Options& o, const Job& job) {
+  if (o.lengths.empty()) return std::optional<StepLengths>();
+  auto recorded = recorded_lengths(o.lengths, job.scenario);
+  if (!recorded) return fail(std::move(recorded.error()));
+  return std::optional(std::move(*recorded));
+}
+
+/// The files of lines that a simulation has: lengths that belong to the trace, where something is rolled out or they
+/// were given, and the metrics of the iterations that the trace has rows of.
+Status write_lines(const RunFolder& folder, const Job& job, const Trace& trace,
+                   const std::optional<StepLengths>& replayed) {
+  if (auto s = write_file_atomic(folder.metrics(), metrics_jsonl(job.plan, job.scenario, trace)); !s) return s;
+  if (!replayed && job.plan.phase_index("rollout") < 0) return {};
+  auto lines = StepLines::create(folder.lengths());
+  if (!lines) return fail(std::move(lines.error()));
+  for (std::int32_t step = 1; step <= job.scenario.steps; ++step) {
+    const SampleLengths lengths = replayed ? (*replayed)(step) : draw_lengths(job.scenario, step);
+    if (auto s = lines->add(lengths_line(step, lengths)); !s) return s;
+  }
+  return {};
 }
 
 int run(const Options& o) {
@@ -45,18 +61,17 @@ int run(const Options& o) {
   const auto error = fit_error(*job);
   auto lengths = lengths_of(o, *job);
   if (!lengths) return report_errors(lengths.error());
-  SimulateOptions options{.lengths = {}, .span_steps = o.span_steps, .enforce_capacity = false};
-  if (!o.lengths.empty()) options.lengths = *lengths;
-  const auto trace = simulate_job(*job, *hardware, options);
+  const auto trace =
+      simulate_job(*job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
   if (o.scenario.json) print_document(summary.dump(1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   std::fflush(stdout);
   if (!o.out.empty()) {
-    const RunRecord record{
-        .trace = *trace, .predicted = nullptr, .lengths = std::move(*lengths), .calibration = hardware->source};
     if (auto s = begin_in_folder(folder, *job, "simulated", Takes::overwrite); !s) return report_errors(s.error());
+    if (auto s = write_lines(folder, *job, *trace, *lengths); !s) return report_errors(s.error());
+    const RunRecord record{.trace = *trace, .predicted = nullptr, .calibration = hardware->source};
     const Status written = write_run_folder(folder, *job, record), ended = end_in_folder(folder);
     for (const Status* s : {&written, &ended})
       if (!*s) return report_errors(s->error());

@@ -1,53 +1,84 @@
 #include "cli/step_lines.h"
 
-#include <nlohmann/json.hpp>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
-#include "base/check.h"
-#include "base/file.h"
-#include "rl/training_driver.h"
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 namespace hotbunk {
-
-EarlierLines earlier_lines(const ResumePoint& from) {
-  if (!from.run) return {};
-  const std::int64_t step = from.checkpoint.state.step;
-  std::error_code ignored;
-  // A run that ended has the first, one that was killed the second.
-  const bool ended = std::filesystem::exists(from.run->metrics(), ignored);
-  return {.metrics = lines_up_to(ended ? from.run->metrics() : from.run->steps_so_far(), step),
-          .lengths = lines_up_to(from.run->lengths(), step),
-          .sync_hashes = lines_up_to(from.run->sync_hashes(), step)};
-}
-
 namespace {
 
-/// At once: a kill between the lines' going and their coming back would lose them.
-std::ofstream continued(const std::filesystem::path& path, const std::string& earlier) {
-  if (auto s = write_file_atomic(path, earlier); !s) throw RuntimeFailure(render(s.error()));
-  return std::ofstream(path, std::ios::app);
+Diagnostic cannot(const char* what, const std::filesystem::path& path) {
+  return {.code = "E103",
+          .message = fmt::format("cannot {} the file: {}", what, std::strerror(errno)),
+          .where = {path.string()},
+          .notes = {},
+          .help = "check the folder, its permissions and the free space"};
+}
+
+/// Bytes of the lines that stay, and the last of them.
+std::pair<std::int64_t, std::string> kept_lines(const std::filesystem::path& path, std::int64_t step) {
+  std::ifstream file(path, std::ios::binary);
+  std::int64_t bytes = 0;
+  std::string line, last;
+  while (std::getline(file, line)) {
+    if (file.eof()) break;  // no end of line: it was being written
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() ||
+        json["step"].get<std::int64_t>() > step)
+      break;
+    bytes += static_cast<std::int64_t>(line.size()) + 1;
+    last = line;
+  }
+  return {bytes, last};
 }
 
 }  // namespace
 
-StepLines::StepLines(const RunFolder& folder, const EarlierLines& earlier)
-    : folder_(folder),
-      metrics_(continued(folder.steps_so_far(), earlier.metrics)),
-      lengths_(continued(folder.lengths(), earlier.lengths)) {
-  if (!earlier.sync_hashes.empty()) sync_hashes_ = continued(folder.sync_hashes(), earlier.sync_hashes);
-  // An ended run's own file would be taken for what is known of this one, were it killed.
-  std::error_code ignored;
-  std::filesystem::remove(folder.metrics(), ignored);
+StepLines::StepLines(StepLines&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      bytes_(other.bytes_),
+      last_(std::move(other.last_)) {}
+
+StepLines::~StepLines() {
+  if (fd_ >= 0) ::close(fd_);
 }
 
-void StepLines::add(const StepMetrics& m, const TrainingDriver& driver, DType rollout_dtype) {
-  nlohmann::ordered_json line = {{"step", m.step}};
-  for (const auto& [name, value] : m.values) line[name] = value;
-  metrics_ << line.dump() + '\n' << std::flush;
-  lengths_ << lengths_line(m.step, driver.trained_lengths(m.step)) << std::flush;
-  const auto hashes = driver.sync_hashes().find(m.step);
-  if (hashes == driver.sync_hashes().end()) return;
-  if (!sync_hashes_.is_open()) sync_hashes_ = continued(folder_.sync_hashes(), "");
-  sync_hashes_ << sync_hashes_line(rollout_dtype, m.step, hashes->second) << std::flush;
+Result<StepLines> StepLines::create(const std::filesystem::path& path) { return continue_after(path, -1); }
+
+Result<StepLines> StepLines::continue_after(const std::filesystem::path& path, std::int64_t step) {
+  std::error_code ignored;
+  std::filesystem::create_directories(path.parent_path(), ignored);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd < 0) return fail(cannot("open", path));
+  StepLines lines(path, fd);
+  if (step >= 0) std::tie(lines.bytes_, lines.last_) = kept_lines(path, step);
+  if (::ftruncate(fd, lines.bytes_) != 0) return fail(cannot("cut", path));
+  return lines;
+}
+
+Status StepLines::add(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(fd_, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      Diagnostic d = cannot("write", path_);
+      if (::ftruncate(fd_, bytes_) != 0) d.notes.push_back("its last line is torn");
+      return fail(std::move(d));
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  bytes_ += static_cast<std::int64_t>(text.size());
+  last_.assign(line);
+  return {};
 }
 
 }  // namespace hotbunk

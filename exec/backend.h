@@ -22,7 +22,8 @@ class Device {
   virtual Rank rank() const = 0;
   /// What follows belongs to this step and phase (spans, counters, error messages).
   virtual void enter(std::int32_t step, std::int16_t phase) = 0;
-  virtual void leave() = 0;
+  /// `blocks`: how many ran since enter(), which devices do not see.
+  virtual void leave(std::int64_t blocks) = 0;
 
   virtual Status alloc(StreamId, const Op&, const Buffer&) = 0;  // at the offset the plan gives
   virtual Status free(StreamId, const Op&, const Buffer&) = 0;
@@ -62,6 +63,7 @@ struct RunOptions {
   std::vector<Rank> local_ranks;  // the ranks this process plays
   std::function<void(std::int32_t step, std::int16_t phase)> on_phase{};  // is about to begin
   std::int32_t first_step = 1;                                            // after 1: iterations before it were run
+  std::function<Status(std::int32_t step)> on_step_end{};  // an iteration is done; a failure ends the run
 };
 
 /// The only walk over a plan: prologue, iterations, epilogue; asks the Driver for blocks and sizes, turns each

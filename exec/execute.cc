@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <tuple>
 
 #include "base/check.h"
 #include "exec/backend.h"
@@ -47,16 +46,11 @@ class Walk {
     std::int32_t step = options.first_step;
     for (bool ends = false; step <= options.steps && !ends; ++step) {
       if (auto s = all(When::iteration, step); !s) return s;
+      if (options.on_step_end)
+        if (auto s = options.on_step_end(step); !s) return s;
       ends = driver_.ends_after(step);
     }
     return all(When::epilogue, step);
-  }
-
-  /// Devices do not see blocks; the walk does.
-  void note_blocks(Trace& trace) const {
-    for (PhaseSpan& span : trace.phases)
-      if (const auto it = blocks_run_.find({span.rank, span.step, span.phase}); it != blocks_run_.end())
-        span.blocks = it->second;
   }
 
  private:
@@ -72,6 +66,7 @@ class Walk {
     if (on_phase_) on_phase_(step, p);
     for (auto& device : devices_) device->enter(step, p);
     std::vector<bool> done(devices_.size(), false);
+    blocks_run_.assign(devices_.size(), 0);
     for (std::size_t left = devices_.size(); left > 0;)
       for (std::size_t d = 0; d < devices_.size(); ++d) {
         if (done[d]) continue;
@@ -82,9 +77,9 @@ class Walk {
           if (auto s = driven ? block(d, *args, p) : all_blocks(d, *args, p); !s) return s;
         if (!args || !driven) done[d] = true, --left;
       }
-    for (auto& device : devices_) {
-      if (auto s = device->sync(); !s) return fail(located(s.error(), plan_, device->rank(), p, ""));
-      device->leave();
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (auto s = devices_[d]->sync(); !s) return fail(located(s.error(), plan_, devices_[d]->rank(), p, ""));
+      devices_[d]->leave(blocks_run_[d]);
     }
     return {};
   }
@@ -107,7 +102,7 @@ class Walk {
              plan_.phases[static_cast<std::size_t>(p)].name);
     const Block& b = blocks[static_cast<std::size_t>(args.block)];
     if (states_[d].skips(b)) return {};
-    ++blocks_run_[{rank, args.step, p}];
+    ++blocks_run_[d];
     for (const Op& op : b.ops)
       if (auto s = dispatch(device, program, op, args); !s) return fail(located(s.error(), plan_, rank, p, b.name));
     const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
@@ -130,7 +125,7 @@ class Walk {
   std::vector<std::unique_ptr<Device>>& devices_;
   std::vector<SectionStates> states_;                    // of each device
   std::vector<std::vector<std::vector<bool>>> fetches_;  // [program][phase][block]
-  std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::int64_t> blocks_run_;
+  std::vector<std::int64_t> blocks_run_;                 // in this phase, by device
 };
 
 Status check_supported(const Plan& plan, const Backend& backend) {
@@ -186,10 +181,7 @@ Result<Trace> execute(const Plan& plan, Backend& backend, Driver& driver, const 
   Walk walk(plan, driver, *devices);
   if (auto s = walk.run(options); !s) return tl::unexpected(s.error());
   auto trace = backend.take_trace();
-  if (trace) {
-    walk.note_blocks(*trace);
-    driver.report(*trace);
-  }
+  if (trace) driver.report(*trace);
   return trace;
 }
 

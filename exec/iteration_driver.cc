@@ -25,12 +25,6 @@ SchedulerConfig scheduler_config(const RolloutSpec& r, std::int64_t num_kv_block
   return {r.max_running_requests, r.max_prefill_tokens, r.block_tokens, num_kv_blocks};
 }
 
-StepMetrics& metrics_of(Trace& trace, std::int32_t step) {
-  auto found = std::ranges::find(trace.metrics, step, &StepMetrics::step);
-  if (found == trace.metrics.end()) found = trace.metrics.insert(found, StepMetrics{step, {}});
-  return *found;
-}
-
 double mean(const std::vector<std::int64_t>& values) {
   const auto sum = std::accumulate(values.begin(), values.end(), std::int64_t{0});
   return values.empty() ? 0.0 : static_cast<double>(sum) / static_cast<double>(values.size());
@@ -166,20 +160,30 @@ const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step) {
 
 void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengths,
                                    const std::vector<MiniBatch>& mini_batches) {
-  Trained& trained = trained_[step];
-  trained = {0, 0, lengths};
+  std::int64_t tokens = 0, attention_pairs = 0;
   for (const MiniBatch& mini : mini_batches)
     for (const auto& rank : mini.ranks)
       for (const MicroBatch& micro : rank) {
-        trained.tokens += micro.sizes.tokens;
-        trained.attention_pairs += micro.sizes.attention_pairs;
+        tokens += micro.sizes.tokens;
+        attention_pairs += micro.sizes.attention_pairs;
       }
-}
-
-std::vector<SampleLengths> IterationDriver::trained_lengths() const {
-  std::vector<SampleLengths> lengths;
-  for (const auto& [step, trained] : trained_) lengths.push_back(trained.lengths);
-  return lengths;
+  trained_tokens_ += tokens;
+  model_flops_ += training_flops(scenario_.model, tokens, attention_pairs);
+  note(step, "prompt_length/mean", mean(lengths.prompt_tokens));
+  note(step, "response_length/mean", mean(lengths.response_tokens));
+  note(step, "response_length/max", static_cast<double>(std::ranges::max(lengths.response_tokens)));
+  if (num_kv_blocks_ > 0) {
+    const SchedulerStatistics s = replay(lengths);
+    note(step, "rollout/prefill_steps", static_cast<double>(s.prefill_steps));
+    note(step, "rollout/decode_steps", static_cast<double>(s.decode_steps));
+    note(step, "rollout/preemptions", static_cast<double>(s.preemptions));
+    note(step, "rollout/max_kv_blocks", static_cast<double>(s.max_blocks_used));
+  }
+  while (open_figures_.size() > iterations_kept) {
+    auto oldest = open_figures_.extract(open_figures_.begin());
+    curves_.add({oldest.key(), std::move(oldest.mapped())});
+  }
+  samples_known(step, lengths);
 }
 
 std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, PhaseRole role, std::int64_t index) {
@@ -288,22 +292,11 @@ SchedulerStatistics IterationDriver::replay(const SampleLengths& lengths) const 
 }
 
 void IterationDriver::report(Trace& trace) const {
-  trace.trained_tokens = 0;
-  trace.model_flops = 0.0;
-  for (const auto& [step, trained] : trained_) {
-    trace.trained_tokens += trained.tokens;
-    trace.model_flops += training_flops(scenario_.model, trained.tokens, trained.attention_pairs);
-    auto& values = metrics_of(trace, step).values;
-    values["prompt_length/mean"] = mean(trained.lengths.prompt_tokens);
-    values["response_length/mean"] = mean(trained.lengths.response_tokens);
-    values["response_length/max"] = static_cast<double>(std::ranges::max(trained.lengths.response_tokens));
-    if (num_kv_blocks_ == 0) continue;
-    const SchedulerStatistics s = replay(trained.lengths);
-    values["rollout/prefill_steps"] = static_cast<double>(s.prefill_steps);
-    values["rollout/decode_steps"] = static_cast<double>(s.decode_steps);
-    values["rollout/preemptions"] = static_cast<double>(s.preemptions);
-    values["rollout/max_kv_blocks"] = static_cast<double>(s.max_blocks_used);
-  }
+  trace.trained_tokens = trained_tokens_;
+  trace.model_flops = model_flops_;
+  MetricFold all = curves_;
+  for (const auto& [step, values] : open_figures_) all.add({step, values});
+  trace.metrics = all.rows();
 }
 
 }  // namespace hotbunk

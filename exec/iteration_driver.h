@@ -22,6 +22,7 @@
 #include "exec/lengths.h"
 #include "exec/scheduler.h"
 #include "spec/scenario.h"
+#include "trace/folds.h"
 
 namespace hotbunk {
 
@@ -95,9 +96,12 @@ class IterationDriver : public Driver {
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
   const std::vector<MiniBatch>& batches(std::int32_t step);
-  /// Lengths of the iterations trained so far, for lengths.jsonl; and of one of them.
-  std::vector<SampleLengths> trained_lengths() const;
-  const SampleLengths& trained_lengths(std::int32_t step) const { return trained_.at(step).lengths; }
+  /// A figure of this step, for the trace and metrics.jsonl.
+  void note(std::int32_t step, const std::string& name, double value) { open_figures_[step][name] = value; }
+  /// Those of one of the latest steps so far.
+  const std::map<std::string, double>& figures(std::int32_t step) { return open_figures_[step]; }
+  /// Called once per step, when its samples are known.
+  virtual void samples_known(std::int32_t /*step*/, const SampleLengths&) {}
 
   // Hooks. Payloads stay alive from next() to completed(), and are immutable but for what fetch() stores.
   virtual std::vector<std::int64_t> prompt_tokens(std::int32_t step) = 0;  // per prompt, before the rollout
@@ -133,10 +137,6 @@ class IterationDriver : public Driver {
   SchedulerStatistics replay(const SampleLengths&) const;
   Scheduler make_scheduler(std::span<const std::int64_t> samples, const SampleLengths&) const;
 
-  struct Trained {
-    std::int64_t tokens = 0, attention_pairs = 0;
-    SampleLengths lengths;
-  };
   const Plan& plan_;
   const Scenario scenario_;
   std::int64_t num_kv_blocks_ = 0;
@@ -144,7 +144,11 @@ class IterationDriver : public Driver {
   std::vector<Cursor> cursors_;   // by rank
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;
-  std::map<std::int32_t, Trained> trained_;
+  // Of all steps, in bounded memory.
+  std::int64_t trained_tokens_ = 0;
+  double model_flops_ = 0.0;
+  std::map<std::int32_t, std::map<std::string, double>> open_figures_;  // of the latest steps, which may still grow
+  MetricFold curves_;                                                   // of those before
 };
 
 }  // namespace hotbunk

@@ -15,6 +15,8 @@ class LengthDriver final : public IterationDriver {
   static Result<std::unique_ptr<LengthDriver>> create(const Plan&, const Scenario&,
                                                       std::optional<std::vector<SampleLengths>> recorded = {},
                                                       std::int32_t first_step = 1);
+  /// `recorded` has been checked (recorded_lengths).
+  static Result<std::unique_ptr<LengthDriver>> create(const Plan&, const Scenario&, StepLengths recorded);
   /// The driver keeps a reference to the plan.
   static Result<std::unique_ptr<LengthDriver>> create(Plan&&, const Scenario&,
                                                       std::optional<std::vector<SampleLengths>> recorded = {}) = delete;
@@ -25,15 +27,15 @@ class LengthDriver final : public IterationDriver {
   bool wants_results() const override { return true; }
 
  private:
-  LengthDriver(const Plan&, const Scenario&, std::optional<std::vector<SampleLengths>>);
+  LengthDriver(const Plan&, const Scenario&, StepLengths);
   const SampleLengths& lengths(std::int32_t step);
   std::vector<std::int64_t> prompt_tokens(std::int32_t step) override;
   std::vector<std::int64_t> response_caps(std::int32_t step) override { return lengths(step).response_tokens; }
   SampleLengths sample_lengths(std::int32_t step) override { return lengths(step); }
 
-  std::optional<std::vector<SampleLengths>> recorded_;
-  std::int32_t drawn_step_ = -1;  // what drawn_ is of
-  SampleLengths drawn_;
+  const StepLengths source_;
+  std::int32_t step_ = -1;  // what lengths_ is of
+  SampleLengths lengths_;
 };
 
 }  // namespace hotbunk

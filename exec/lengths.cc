@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/file.h"
+#include "base/check.h"
 #include "base/rng.h"
 #include "lowering/sample_rows.h"
 #include "spec/json_read.h"
@@ -87,63 +88,152 @@ SampleLengths draw_lengths(const Scenario& s, std::int32_t step) {
 }
 
 std::string lengths_line(std::int32_t step, const SampleLengths& lengths) {
-  return fmt::format("{{\"step\": {}, \"prompt_tokens\": [{}], \"response_tokens\": [{}]}}\n", step,
+  return fmt::format("{{\"step\": {}, \"prompt_tokens\": [{}], \"response_tokens\": [{}]}}", step,
                      fmt::join(lengths.prompt_tokens, ", "), fmt::join(lengths.response_tokens, ", "));
 }
 
-Status write_lengths(const std::filesystem::path& path, const std::vector<SampleLengths>& lengths) {
-  std::string text;
-  for (std::size_t i = 0; i < lengths.size(); ++i)
-    if (!lengths[i].prompt_tokens.empty()) text += lengths_line(static_cast<std::int32_t>(i + 1), lengths[i]);
-  return write_file_atomic(path, text);
+Result<LengthsReader> LengthsReader::open(const std::filesystem::path& path) {
+  std::error_code ignored;
+  LengthsReader reader(path);
+  if (!std::filesystem::is_regular_file(path, ignored) || !reader.file_)
+    return fail({.code = "E101",
+                 .message = "cannot read the file of lengths",
+                 .where = {path.string()},
+                 .notes = {},
+                 .help = "give the lengths.jsonl of a run folder"});
+  return reader;
 }
 
-Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path& path) {
-  const auto text = read_file(path);
-  if (!text) return fail(text.error());
-  std::vector<SampleLengths> lengths;
-  std::size_t begin = 0;
-  for (int line = 1; begin < text->size(); ++line) {
-    const std::size_t end = std::min(text->find('\n', begin), text->size());
-    std::int64_t step = 0;
-    auto one = read_line(text->substr(begin, end - begin), path.string(), line, step);
-    if (!one) return fail(std::move(one.error()));
-    if (lengths.empty() && step > 1) lengths.resize(static_cast<std::size_t>(step) - 1);
-    lengths.push_back(std::move(*one));
-    begin = end + 1;
+Result<std::optional<SampleLengths>> LengthsReader::next() {
+  std::string text;
+  if (!std::getline(file_, text)) return std::optional<SampleLengths>();
+  ++step_;
+  auto one = read_line(text, path_.string(), ++line_, step_);
+  if (!one) return fail(std::move(one.error()));
+  return std::optional(std::move(*one));
+}
+
+namespace {
+
+Status bad_record(std::string message) {
+  return fail({.code = "E121",
+               .message = "recorded lengths are not of this scenario: " + std::move(message),
+               .where = {},
+               .notes = {},
+               .help = "replay lengths.jsonl with the scenario of the run that wrote it"});
+}
+
+Status check_count(const Scenario& s, std::int64_t recorded) {
+  if (recorded >= s.steps) return {};
+  return bad_record(fmt::format("{} iterations recorded, {} asked for", recorded, s.steps));
+}
+
+Status check_first(std::int64_t first, std::int32_t asked) {
+  if (first <= asked) return {};
+  return bad_record(fmt::format("the first iteration recorded is {}, {} is asked for", first, asked));
+}
+
+Status check_iteration(const Scenario& s, std::int64_t step, const SampleLengths& lengths) {
+  const std::int64_t samples = num_samples(s), per_prompt = samples / s.algorithm.prompts;
+  const auto& [prompts, responses] = lengths;
+  if (static_cast<std::int64_t>(prompts.size()) != samples)
+    return bad_record(fmt::format("iteration {} has {} samples, not {}", step, prompts.size(), samples));
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const std::size_t first = i - i % static_cast<std::size_t>(per_prompt);
+    // What SFT reads from a file is as long as it is; only sampled responses have the workload's caps.
+    if (s.algorithm.name != AlgorithmName::sft &&
+        (prompts[i] > max_prompt_tokens(s) || responses[i] > max_response_tokens(s)))
+      return bad_record(fmt::format("sample {} of iteration {} has {} + {} tokens, the maxima are {} and {}", i, step,
+                                    prompts[i], responses[i], max_prompt_tokens(s), max_response_tokens(s)));
+    if (prompts[i] != prompts[first])
+      return bad_record(fmt::format("samples {} and {} of iteration {} have one prompt but lengths {} and {}", first, i,
+                                    step, prompts[first], prompts[i]));
   }
-  return lengths;
+  return {};
+}
+
+/// The file once more, line after line.
+class Replay {
+ public:
+  explicit Replay(std::filesystem::path path) : path_(std::move(path)) {}
+  SampleLengths at(std::int32_t step) {
+    if (!reader_ || step < reader_->step()) reader_.emplace(checked(LengthsReader::open(path_)));
+    while (reader_->step() < step) {
+      auto next = checked(reader_->next());
+      HB_CHECK(next, "{} has no iteration {} any more", path_.string(), step);
+      current_ = std::move(*next);
+    }
+    return current_;
+  }
+
+ private:
+  template <class T>
+  T checked(Result<T> result) const {  // the file was whole when the replay began
+    if (!result) throw RuntimeFailure(fmt::format("{} changed while it was read", path_.string()));
+    return std::move(*result);
+  }
+  const std::filesystem::path path_;
+  std::optional<LengthsReader> reader_;
+  SampleLengths current_;  // of the reader's step
+};
+
+template <class Each>
+Status for_each_line(const std::filesystem::path& path, Each each) {
+  auto reader = LengthsReader::open(path);
+  if (!reader) return fail(std::move(reader.error()));
+  while (true) {
+    auto lengths = reader->next();
+    if (!lengths) return fail(std::move(lengths.error()));
+    if (!*lengths) return {};
+    if (Status ok = each(reader->step(), **lengths); !ok) return ok;
+  }
+}
+
+}  // namespace
+
+Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path& path) {
+  std::vector<SampleLengths> all;
+  Status ok = for_each_line(path, [&](std::int64_t step, const SampleLengths& lengths) {
+    if (all.empty()) all.resize(static_cast<std::size_t>(step) - 1);
+    all.push_back(lengths);
+    return Status();
+  });
+  if (!ok) return fail(std::move(ok.error()));
+  return all;
+}
+
+Result<StepLengths> recorded_lengths(const std::filesystem::path& path, const Scenario& s, std::int32_t first_step) {
+  std::int64_t first = 0, last = 0;
+  Status ok = for_each_line(path, [&](std::int64_t step, const SampleLengths& lengths) {
+    if (first == 0) first = step;
+    last = step;
+    return step < first_step ? Status() : check_iteration(s, step, lengths);
+  });
+  if (ok) ok = check_count(s, last);
+  if (ok) ok = check_first(first, first_step);
+  if (!ok) return fail(std::move(ok.error()));
+  return StepLengths([replay = std::make_shared<Replay>(path)](std::int32_t asked) { return replay->at(asked); });
 }
 
 Status check_recorded(const Scenario& s, const std::vector<SampleLengths>& lengths, std::int32_t first_step) {
-  const auto bad = [](std::string message) {
-    return fail({.code = "E121",
-                 .message = "recorded lengths are not of this scenario: " + std::move(message),
-                 .where = {},
-                 .notes = {},
-                 .help = "replay lengths.jsonl with the scenario of the run that wrote it"});
-  };
-  if (static_cast<std::int64_t>(lengths.size()) < s.steps)
-    return bad(fmt::format("{} iterations recorded, {} asked for", lengths.size(), s.steps));
-  const std::int64_t samples = num_samples(s);
-  const std::int64_t per_prompt = samples / s.algorithm.prompts;
-  for (auto step = static_cast<std::size_t>(first_step - 1); step < lengths.size(); ++step) {
-    const auto& [prompts, responses] = lengths[step];
-    if (static_cast<std::int64_t>(prompts.size()) != samples)
-      return bad(fmt::format("iteration {} has {} samples, not {}", step + 1, prompts.size(), samples));
-    for (std::size_t i = 0; i < prompts.size(); ++i) {
-      const std::size_t first = i - i % static_cast<std::size_t>(per_prompt);
-      // What SFT reads from a file is as long as it is; only sampled responses have the workload's caps.
-      if (s.algorithm.name != AlgorithmName::sft &&
-          (prompts[i] > max_prompt_tokens(s) || responses[i] > max_response_tokens(s)))
-        return bad(fmt::format("sample {} of iteration {} has {} + {} tokens, the maxima are {} and {}", i, step + 1,
-                               prompts[i], responses[i], max_prompt_tokens(s), max_response_tokens(s)));
-      if (prompts[i] != prompts[first])
-        return bad(fmt::format("samples {} and {} of iteration {} have one prompt but lengths {} and {}", first, i,
-                               step + 1, prompts[first], prompts[i]));
-    }
-  }
+  if (Status ok = check_count(s, static_cast<std::int64_t>(lengths.size())); !ok) return ok;
+  for (auto step = static_cast<std::size_t>(first_step - 1); step < lengths.size(); ++step)
+    if (Status ok = check_iteration(s, static_cast<std::int64_t>(step) + 1, lengths[step]); !ok) return ok;
   return {};
+}
+
+void count_responses(const SampleLengths& lengths, LengthCounts& counts) {
+  for (const std::int64_t length : lengths.response_tokens) ++counts[length];
+}
+
+Result<LengthCounts> read_length_counts(const std::filesystem::path& path) {
+  LengthCounts counts;
+  Status ok = for_each_line(path, [&](std::int64_t, const SampleLengths& lengths) {
+    count_responses(lengths, counts);
+    return Status();
+  });
+  if (!ok) return fail(std::move(ok.error()));
+  return counts;
 }
 
 }  // namespace hotbunk

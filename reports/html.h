@@ -1,5 +1,6 @@
 // The HTML report: one file that needs no network.
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -15,11 +16,13 @@ struct ReportInput {
   const Trace& trace;                // what the report is about
   const Trace* predicted = nullptr;  // of the same plan; drawn beside `trace` and compared with it
   std::string calibration;           // the profile that the simulated times come from; "" = datasheet efficiencies
-  std::vector<SampleLengths> lengths = {};  // by iteration; empty where there is no rollout
+  LengthCounts responses = {};       // of all iterations; empty where there is no rollout
+  std::vector<nlohmann::ordered_json> samples = {};  // to show (reports/shown_samples.h)
 };
 
 /// Verdict; memory over time; Gantt with the critical path; waterfall; traffic; rollout lengths and tail; metrics;
-/// predicted over measured; provenance. Every chart has its table. Traces must be of `plan` (trace_fits_plan).
+/// samples; predicted over measured; provenance. Its size does not grow with the number of steps. Every chart has its
+/// table. Traces must be of `plan` (trace_fits_plan).
 std::string html_report(const ReportInput&);
 
 }  // namespace hotbunk

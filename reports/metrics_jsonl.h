@@ -1,5 +1,6 @@
 // metrics.jsonl of a run folder: one line per step with verl's names, so that its dashboards read it.
 #pragma once
+#include <span>
 #include <string>
 
 #include "spec/scenario.h"
@@ -7,13 +8,27 @@
 
 namespace hotbunk {
 
-/// {"step":1,"timing_s/gen":…,…}\n per iteration: the Driver's figures, then
-///   timing_s/…                        seconds of a phase over all ranks: gen (rollout), update_actor (train), ref
+/// One step of one rank, the one that writes.
+struct StepFigures {
+  const StepMetrics& metrics;        // from the Driver
+  std::span<const PhaseSpan> stays;  // the rank's, of this step
+  const SpaceMemory& device;         // the rank's peaks so far
+  double step_seconds() const;       // from entering the iteration's first phase to leaving its last
+};
+
+/// {"step":1,"timing_s/gen":…,…} without an end of line: the Driver's figures, then
+///   timing_s/…                        the rank's seconds in a phase: gen (rollout), update_actor (train), ref
 ///                                     (reference), old_log_prob (old_logprobs), step (the iteration); others by name
 ///   perf/total_num_tokens             prompt + response tokens trained in the step, where the lengths are reported
 ///   perf/throughput                   those tokens per second and rank
-///   perf/max_memory_allocated_gb      highest live bytes of any rank in the run, GiB (as verl counts its "gb")
-///   perf/max_memory_reserved_gb       highest mapped bytes, GiB
+///   perf/max_memory_allocated_gb      the rank's highest live bytes so far, GiB (as verl counts its "gb")
+///   perf/max_memory_reserved_gb       its highest mapped bytes, GiB
+std::string metrics_line(const Plan&, const Scenario&, const StepFigures&);
+
+/// Prompt + response tokens trained in a step; 0 where the lengths are not reported.
+double trained_tokens(const Scenario&, const StepMetrics&);
+
+/// Rank 0's lines of the iterations that a trace has rows of.
 std::string metrics_jsonl(const Plan&, const Scenario&, const Trace&);
 
 }  // namespace hotbunk

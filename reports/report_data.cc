@@ -238,8 +238,8 @@ Json spans_json(const Trace& trace, const std::vector<Rank>& drawn, const Critic
 Json matrix_json(const Plan& plan, const Trace& trace) {
   const std::size_t n = std::min(static_cast<std::size_t>(plan.num_ranks()), most_matrix);
   std::vector<std::vector<double>> sent(n, std::vector<double>(n, 0.0));
-  for (std::size_t r = 0; r < std::min(n, trace.traffic.size()); ++r)
-    for (const auto& [key, count] : trace.traffic[r]) {
+  for (std::size_t r = 0; r < std::min(n, trace.traffic_totals.size()); ++r)
+    for (const auto& [key, count] : trace.traffic_totals[r]) {
       const auto& members = plan.group_of(key.group, static_cast<Rank>(r));
       const auto me = std::find(members.begin(), members.end(), static_cast<Rank>(r));
       if (me == members.end() || members.size() < 2) continue;
@@ -256,7 +256,7 @@ Json matrix_json(const Plan& plan, const Trace& trace) {
 }
 
 /// How long each engine was busy in a rollout and waited for the last one at its end: means over its ranks and the
-/// steps.
+/// steps that have rows.
 Json rollout_json(const ReportInput& in) {
   const std::int32_t rollout = in.plan.phase_index("rollout");
   struct Sum {
@@ -290,24 +290,27 @@ Json rollout_json(const ReportInput& in) {
 
 /// Responses by length, all iterations together: {"width", "counts", "mean", "max", "samples", "quantiles"}; null
 /// without.
-Json lengths_json(const std::vector<SampleLengths>& iterations) {
-  std::vector<std::int64_t> all;
-  for (const SampleLengths& one : iterations)
-    all.insert(all.end(), one.response_tokens.begin(), one.response_tokens.end());
-  if (all.empty()) return nullptr;
-  std::sort(all.begin(), all.end());
-  const std::int64_t longest = all.back(), width = std::max<std::int64_t>(1, (longest + most_bins - 1) / most_bins);
+Json lengths_json(const LengthCounts& responses) {
+  if (responses.empty()) return nullptr;
+  const std::int64_t longest = responses.rbegin()->first;
+  const std::int64_t width = std::max<std::int64_t>(1, (longest + most_bins - 1) / most_bins);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(longest / width) + 1, 0);
+  std::int64_t samples = 0;
   double sum = 0.0;
-  for (const std::int64_t length : all) {
-    ++counts[static_cast<std::size_t>(length / width)];
-    sum += static_cast<double>(length);
+  for (const auto& [length, count] : responses) {
+    counts[static_cast<std::size_t>(length / width)] += count;
+    samples += count;
+    sum += static_cast<double>(length) * static_cast<double>(count);
   }
   Json quantiles = Json::array();
-  for (const double q : {0.5, 0.9, 0.99})
-    quantiles.push_back({q, all[static_cast<std::size_t>(std::ceil(q * static_cast<double>(all.size()))) - 1]});
-  return {{"width", width}, {"counts", counts},      {"mean", sum / static_cast<double>(all.size())},
-          {"max", longest}, {"samples", all.size()}, {"quantiles", quantiles}};
+  for (const double q : {0.5, 0.9, 0.99}) {
+    std::int64_t left = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(samples)));
+    auto at = responses.begin();
+    while ((left -= at->second) > 0) ++at;
+    quantiles.push_back({q, at->first});
+  }
+  return {{"width", width}, {"counts", counts},   {"mean", sum / static_cast<double>(samples)},
+          {"max", longest}, {"samples", samples}, {"quantiles", quantiles}};
 }
 
 /// Of the last recorded iteration: by phase how long it took, how much of that its longest chain needs, and the ops
@@ -343,7 +346,7 @@ Json named(const auto& colours, auto name) {
   return out;
 }
 
-Json provenance(const ReportInput& in) {
+Json provenance(const ReportInput& in, const Json& summary) {
   const Scenario& s = in.scenario;
   const auto text = [](auto... parts) { return fmt::format("{}{}{}", parts...); };
   Json rows = Json::array();
@@ -360,6 +363,11 @@ Json provenance(const ReportInput& in) {
   if (in.trace.source == "simulated" || in.predicted != nullptr)
     row("calibration", in.calibration.empty() ? "none: datasheet rates" : in.calibration);
   row("framework profile", s.profile);
+  if (const Json& kept = summary["kept"]; kept["steps"].get<std::int64_t>() < kept["of"].get<std::int64_t>())
+    row("rows", fmt::format("of {} of {} steps: the first, one in {}, the slowest, the last; totals, means and the "
+                            "comparison's sums are over all steps",
+                            kept["steps"].get<std::int64_t>(), kept["of"].get<std::int64_t>(),
+                            kept["every"].get<std::int64_t>()));
   row("seed", fmt::format("{}", s.seed));
   row("hotbunk", text("version ", HOTBUNK_VERSION, ""));
   return rows;
@@ -376,9 +384,6 @@ Json report_data(const ReportInput& in) {
   Json summary = summarize(in.plan, in.scenario, in.trace);
   const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
   const std::vector<Rank> drawn = drawn_ranks(in.plan, peak_rank);
-  for (const PhaseSpan& p : in.trace.phases)
-    if (std::find(drawn.begin(), drawn.end(), p.rank) != drawn.end())
-      visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
   Json out = {{"summary", std::move(summary)}, {"predicted", nullptr}, {"comparison", nullptr}};
   if (in.predicted != nullptr) {
     out["predicted"] = summarize(in.plan, in.scenario, *in.predicted);
@@ -390,6 +395,11 @@ Json report_data(const ReportInput& in) {
   out["categories"] = named(category_colours, [](std::size_t i) { return name_of(static_cast<Category>(i)); });
   out["streams"] = named(stream_colours, [](std::size_t i) { return name_of(static_cast<StreamId>(i)); });
   out["recorded"] = recorded(in.trace);
+  // Pictures of time end where operations and memory events do.
+  const std::int32_t last_drawn = std::max(1, out["recorded"]["last_step"].get<std::int32_t>());
+  for (const PhaseSpan& p : in.trace.phases)
+    if (p.step <= last_drawn && std::find(drawn.begin(), drawn.end(), p.rank) != drawn.end())
+      visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
   out["drawn"] = drawn;
   out["timeline"] = timelines(in.plan, in.trace, drawn, peak_rank);
   out["at_peak"] = buffers_at_peak(in.trace, peak_rank);
@@ -399,8 +409,9 @@ Json report_data(const ReportInput& in) {
   out["visits"] = std::move(visits);
   out["matrix"] = matrix_json(in.plan, in.trace);
   out["rollout"] = rollout_json(in);
-  out["lengths"] = lengths_json(in.lengths);
-  out["provenance"] = provenance(in);
+  out["lengths"] = lengths_json(in.responses);
+  out["samples"] = in.samples;
+  out["provenance"] = provenance(in, out["summary"]);
   return out;
 }
 

@@ -11,7 +11,7 @@ namespace hotbunk {
 /// have pictures of their own), timeline (live device bytes by category over time, per rank), at_peak (the largest
 /// buffers when the peak rank was at its peak), spans, matrix (bytes sent from rank to rank), rollout (busy and idle
 /// seconds by engine), lengths (a histogram of the responses, or null), critical (the critical path, or null), visits
-/// (each rank's stay in each phase), provenance.
+/// (each drawn rank's stay in each phase of the recorded steps), samples (lines of samples.jsonl to show), provenance.
 nlohmann::ordered_json report_data(const ReportInput&);
 
 }  // namespace hotbunk

@@ -120,6 +120,7 @@ void RlDriver::judge(std::int32_t step, Rollout& r) {
   note(step, "critic/score/max", std::ranges::max(rewards));
   note(step, "critic/score/min", std::ranges::min(rewards));
   note(step, "reward/exact", exact / count);
+  r.samples.rewards = std::move(rewards);
 }
 
 const TrainingDriver::Samples& RlDriver::samples(std::int32_t step) {

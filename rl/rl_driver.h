@@ -29,6 +29,7 @@ class RlDriver final : public TrainingDriver {
   Rollout& rollout(std::int32_t step);
   void judge(std::int32_t step, Rollout&);
 
+  std::string text(std::span<const std::int32_t> tokens) const override { return Task::text(tokens); }
   std::vector<std::int64_t> prompt_tokens(std::int32_t step) override;
   std::vector<std::int64_t> response_caps(std::int32_t step) override;
   const Samples& samples(std::int32_t step) override;

@@ -20,7 +20,7 @@ SftDriver::SftDriver(const Plan& plan, const Scenario& s, LoadSources sources, D
 const TrainingDriver::Samples& SftDriver::samples(std::int32_t step) {
   if (step_ == step) return samples_;
   const auto count = static_cast<std::size_t>(scenario().algorithm.prompts);
-  samples_ = {{}, std::vector<float>(count, 0.0f)};
+  samples_ = {{}, std::vector<float>(count, 0.0f), {}};
   for (std::size_t i = 0; i < count; ++i)
     samples_.sequences.push_back(data_[(static_cast<std::size_t>(step - 1) * count + i) % data_.size()]);
   step_ = step;

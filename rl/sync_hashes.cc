@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "lowering/builder.h"
 
 namespace hotbunk {
@@ -95,10 +96,20 @@ void SyncHashes::judge_engine(const std::string& name, std::uint64_t trained, co
                                       fmt::join(ranks, ", "), hex(trained), hex(rollout)));
 }
 
-std::string sync_hashes_line(DType dtype, std::int32_t step, const TensorHashes& hashes) {
-  nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
-  for (const auto& [name, hash] : hashes) tensors[name] = hex(hash);
-  return nlohmann::ordered_json{{"step", step}, {"dtype", name_of(dtype)}, {"tensors", tensors}}.dump() + '\n';
+std::string chained_digest(const std::string& before, const TensorHashes& hashes) {
+  std::string text = before;
+  for (const auto& [name, hash] : hashes) text += fmt::format("\n{} {}", name, hex(hash));
+  return hash_text(text);
+}
+
+std::string sync_line(std::int32_t step, DType dtype, const std::string& digest, const TensorHashes& hashes,
+                      bool with_tensors) {
+  nlohmann::ordered_json line = {{"step", step}, {"dtype", name_of(dtype)}, {"digest", digest}};
+  if (with_tensors) {
+    line["tensors"] = nlohmann::ordered_json::object();
+    for (const auto& [name, hash] : hashes) line["tensors"][name] = hex(hash);
+  }
+  return line.dump();
 }
 
 }  // namespace hotbunk

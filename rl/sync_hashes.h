@@ -58,7 +58,11 @@ class SyncHashes {
   std::map<std::string, Tensor> tensors_;
 };
 
-/// A line of sync_hashes.jsonl: {"step": 1, "dtype": "bf16", "tensors": {"lm_head.weight": "0123456789abcdef"}}.
-std::string sync_hashes_line(DType, std::int32_t step, const TensorHashes&);
+/// A hash over all tensors' names and hashes of this step, and of all steps before it through theirs.
+std::string chained_digest(const std::string& before, const TensorHashes&);
+
+/// A line of sync_hashes.jsonl, without its end: {"step": 1, "dtype": "bf16", "digest": "…", "tensors":
+/// {"lm_head.weight": "0123456789abcdef"}}; `tensors` only where it is asked for.
+std::string sync_line(std::int32_t step, DType, const std::string& digest, const TensorHashes&, bool with_tensors);
 
 }  // namespace hotbunk

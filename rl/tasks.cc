@@ -198,4 +198,18 @@ double Task::chance_reward(std::int64_t vocab) const {
   return partial_credit * places / n + (1.0 - partial_credit) * std::pow(v, -n);
 }
 
+std::string Task::text(std::span<const std::int32_t> tokens) {
+  std::string out;
+  for (const std::int32_t t : tokens) {
+    if (t == token::bos) continue;
+    if (t == token::eos) out += "<eos>";
+    else if (t == token::pad) out += "<pad>";
+    else if (t == token::equals) out += '=';
+    else if (t == token::plus) out += '+';
+    else if (t >= token::digit0 && t < token::count) out += static_cast<char>('0' + t - token::digit0);
+    else out += fmt::format("<{}>", t);
+  }
+  return out;
+}
+
 }  // namespace hotbunk

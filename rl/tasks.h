@@ -47,6 +47,9 @@ class Task {
   std::int64_t prompt_tokens() const;
   std::int64_t answer_tokens() const;  // EOS included
   TaskName name() const { return name_; }
+  /// For people: digits and signs as themselves, BOS not at all, "<eos>", "<pad>", and "<17>" for what is no id of
+  /// ours.
+  static std::string text(std::span<const std::int32_t> tokens);
 
   /// In [0, 1]: 0.8 * fraction of the answer's tokens (EOS included) that stand at their place, + 0.2 when the response
   /// is exactly the answer. The partial credit gives a gradient from the first step, the bonus makes exactness worth

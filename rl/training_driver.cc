@@ -208,7 +208,7 @@ void TrainingDriver::check_sync(std::int32_t step, const SyncPayload& sync) {
   constexpr std::size_t most_named = 4;
   SyncHashes::Verdict verdict = hashes_.judge(sync.sums);
   note(step, "sync/tensors_verified", static_cast<double>(verdict.trained.size()));
-  tensor_hashes_[step] = std::move(verdict.trained);
+  if (options_.on_sync) options_.on_sync(step, verdict.trained);
   auto& found = verdict.differences;
   if (found.empty()) return;
   const std::size_t more = found.size() - std::min(found.size(), most_named);
@@ -272,14 +272,55 @@ void TrainingDriver::finish_step(std::int32_t step) {
       note(step, "rollout/logprob_gap_mean", first(own ? Metric::sum_rollout_gap : Metric::sum_logp_gap) / compared);
     note(step, "rollout/logprob_gap_max", first(own ? Metric::max_rollout_gap : Metric::max_logp_gap));
   }
-  if (options_.on_step) options_.on_step({step, metrics_[step]});
+  if (options_.on_step) options_.on_step({step, figures(step)});
 }
 
-void TrainingDriver::report(Trace& trace) const {
-  IterationDriver::report(trace);
-  for (StepMetrics& m : trace.metrics)
-    if (const auto found = metrics_.find(m.step); found != metrics_.end())
-      m.values.insert(found->second.begin(), found->second.end());
+void TrainingDriver::samples_known(std::int32_t step, const SampleLengths& lengths) {
+  if (options_.on_samples) options_.on_samples(step, lengths);
+}
+
+/// Of the samples that the rank has trained: those of the pass before the update, by sample.
+std::map<std::int64_t, std::vector<float>> TrainingDriver::training_logps(std::int32_t step, Rank rank) {
+  std::map<std::int64_t, std::vector<float>> out;
+  if (logps_step_ != step) return out;
+  const std::vector<MiniBatch>& minis = batches(step);
+  const Samples& all = samples(step);
+  for (const auto& [key, logps] : logps_) {
+    if (key.rank != rank || key.role != PhaseRole::old_logprobs) continue;
+    const MicroBatch& micro = minis[static_cast<std::size_t>(key.mini)]
+                                  .ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(key.micro)];
+    std::size_t row = 0;  // of the sequence's first token; row t predicts token t + 1
+    for (const std::int64_t sample : micro.samples) {
+      const TokenSequence& s = all.sequences[static_cast<std::size_t>(sample)];
+      const auto first = static_cast<std::ptrdiff_t>(row) + s.prompt_tokens - 1;
+      out[sample].assign(logps.begin() + first, logps.begin() + first + s.response_tokens());
+      row += s.tokens.size();
+    }
+  }
+  return out;
+}
+
+std::vector<SampleRecord> TrainingDriver::sample_records(std::int32_t step, Rank rank, std::size_t most) {
+  const Samples& all = samples(step);
+  const auto trained = training_logps(step, rank);
+  std::vector<SampleRecord> out;
+  for (const std::size_t i : chosen_samples(all.rewards, all.sequences.size(), most)) {
+    SampleRecord r;
+    r.sample = static_cast<std::int64_t>(i);
+    r.sequence = all.sequences[i];
+    const auto tokens = std::span<const std::int32_t>(r.sequence.tokens);
+    const auto prompt = static_cast<std::size_t>(r.sequence.prompt_tokens);
+    const auto shown = [](std::span<const std::int32_t> s) { return s.first(std::min(s.size(), most_sample_tokens)); };
+    r.prompt_text = text(shown(tokens.first(prompt)));
+    r.response_text = text(shown(tokens.subspan(prompt)));
+    if (const auto found = trained.find(r.sample); found != trained.end()) r.training_logps = found->second;
+    if (!all.rewards.empty()) {
+      r.reward = all.rewards[i];
+      r.advantage = static_cast<double>(all.advantages[i]);
+    }
+    out.push_back(std::move(r));
+  }
+  return out;
 }
 
 }  // namespace hotbunk

@@ -13,6 +13,7 @@
 #include "exec/iteration_driver.h"
 #include "rl/checkpoint.h"
 #include "rl/passes.h"
+#include "rl/sample_records.h"
 #include "rl/sync_hashes.h"
 #include "rl/weights.h"
 
@@ -27,6 +28,9 @@ struct DriverOptions {
   std::function<bool()> stop_requested;
   /// Called on the driver's thread when a step's last optimizer step is done; may be empty.
   std::function<void(const StepMetrics&)> on_step;
+  /// Likewise when a step's samples are known, and after each verified sync.
+  std::function<void(std::int32_t step, const SampleLengths&)> on_samples;
+  std::function<void(std::int32_t step, const TensorHashes&)> on_sync;
 };
 
 class TrainingDriver : public IterationDriver {
@@ -38,13 +42,10 @@ class TrainingDriver : public IterationDriver {
   /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or
   /// gradient norm is not finite, RuntimeFailure when a verified sync found a tensor that differs.
   void completed(Rank, const Args&, std::int16_t phase) override;
-  void report(Trace&) const final;
-  /// What lengths.jsonl holds.
-  using IterationDriver::trained_lengths;
   /// Why the last checkpoint was not written; empty when it was.
   const Diagnostics& finish_problems() const { return finish_problems_; }
-  /// What sync_hashes.jsonl holds: by step; empty without sync.verify.
-  const std::map<std::int32_t, TensorHashes>& sync_hashes() const { return tensor_hashes_; }
+  /// Samples of the latest step, once it is trained (chosen_samples); with the log-probs that `rank` computed.
+  std::vector<SampleRecord> sample_records(std::int32_t step, Rank rank, std::size_t most);
 
  protected:
   TrainingDriver(const Plan&, const Scenario&, LoadSources, DriverOptions);
@@ -53,18 +54,19 @@ class TrainingDriver : public IterationDriver {
   struct Samples {
     std::vector<TokenSequence> sequences;
     std::vector<float> advantages;  // per sequence
+    std::vector<double> rewards;    // likewise; empty where there are none
   };
   virtual const Samples& samples(std::int32_t step) = 0;
+  /// For people; "" where tokens have no text.
+  virtual std::string text(std::span<const std::int32_t>) const { return ""; }
 
   SampleLengths sample_lengths(std::int32_t step) final;
+  void samples_known(std::int32_t step, const SampleLengths&) final;
   std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) final;
   std::shared_ptr<Payload> sync_payload(std::int32_t step, Rank) final;
   std::shared_ptr<Payload> begin_payload(Iteration&, Rank, std::int64_t mini) final;
   std::shared_ptr<Payload> step_payload(Iteration&, Rank, std::int64_t mini) final;
   std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t step, Rank) final;
-
-  /// A figure of this step, for metrics.jsonl.
-  void note(std::int32_t step, const std::string& name, double value) { metrics_[step][name] = value; }
 
  private:
   struct PassKey {
@@ -79,6 +81,7 @@ class TrainingDriver : public IterationDriver {
   };
   void not_written(PhaseRole, std::int32_t step, Diagnostics);
   void check_sync(std::int32_t step, const SyncPayload&);
+  std::map<std::int64_t, std::vector<float>> training_logps(std::int32_t step, Rank);
   void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
   void add_step_metrics(std::int32_t step, const StepPayload&);
   void finish_step(std::int32_t step);
@@ -92,12 +95,10 @@ class TrainingDriver : public IterationDriver {
   std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
   const SyncHashes hashes_;
   Diagnostics finish_problems_;
-  std::map<std::int32_t, TensorHashes> tensor_hashes_;
   std::int32_t logps_step_ = -1;                  // what logps_ and gaps_ are of
   std::map<PassKey, std::vector<float>> logps_;   // fetched by the log-prob passes, fed to training
   std::map<Rank, Gap> gaps_;                      // rollout against training log-probs, of each rank's samples
   std::vector<std::vector<float>> step_metrics_;  // of the mini-batches of this step so far
-  std::map<std::int32_t, std::map<std::string, double>> metrics_;
 };
 
 }  // namespace hotbunk

@@ -17,7 +17,7 @@ constexpr std::int64_t calls_between_advances = 1 << 14;
 /// The traffic of one rank, summed per phase before it goes into the map.
 class TrafficBook {
  public:
-  explicit TrafficBook(std::size_t num_families) : cells_(num_families * num_communication_kinds) {}
+  TrafficBook(std::size_t num_families, KeptSteps kept) : cells_(num_families * num_communication_kinds), fold_(kept) {}
   void enter(std::int32_t step, std::int16_t phase) {
     flush();
     step_ = step;
@@ -32,9 +32,9 @@ class TrafficBook {
     cell.padding_bytes += c.padding_bytes;
     cell.wire_bytes += c.wire_bytes;
   }
-  RankTraffic take() {
+  const TrafficFold& finish() {
     flush();
-    return std::move(total_);
+    return fold_;
   }
 
  private:
@@ -43,11 +43,7 @@ class TrafficBook {
       if (cells_[i].calls == 0) continue;
       const auto group = static_cast<std::int16_t>(i / num_communication_kinds);
       const auto kind = static_cast<OpKind>(static_cast<std::size_t>(OpKind::all_gather) + i % num_communication_kinds);
-      TrafficCount& total = total_[{step_, phase_, group, kind}];
-      total.calls += cells_[i].calls;
-      total.payload_bytes += cells_[i].payload_bytes;
-      total.padding_bytes += cells_[i].padding_bytes;
-      total.wire_bytes += cells_[i].wire_bytes;
+      fold_.add({step_, phase_, group, kind}, cells_[i]);
       cells_[i] = {};
     }
   }
@@ -55,7 +51,7 @@ class TrafficBook {
   std::int32_t step_ = 0;
   std::int16_t phase_ = 0;
   std::vector<TrafficCount> cells_;  // [family][kind] of the current phase
-  RankTraffic total_;
+  TrafficFold fold_;
 };
 
 std::vector<ProgramIndex> index_programs(const Plan& plan) {
@@ -88,7 +84,7 @@ class SimWorld {
         engine(p, programs, timeline, engine_opts) {
     for (Rank r = 0; r < p.num_ranks(); ++r) {
       memory.emplace_back(p, r, options.enforce_capacity);
-      traffic.emplace_back(p.groups.size());
+      traffic.emplace_back(p.groups.size(), KeptSteps{.head = options.timeline.last_step});
     }
   }
   SimWorld(const SimWorld&) = delete;
@@ -134,7 +130,7 @@ class SimDevice final : public Device {
     traffic().enter(step, phase);
     world_->engine.enqueue_enter(rank_, world_->timeline.enter(rank_, step, phase));
   }
-  void leave() override {}
+  void leave(std::int64_t) override {}  // the timeline counts them as the engine meets them
 
   Status alloc(StreamId stream, const Op& op, const Buffer& buffer) override {
     memory().alloc(op, buffer);
@@ -272,7 +268,11 @@ Result<Trace> SimBackend::take_trace() {
   trace.source = "simulated";
   world_->timeline.write(trace);
   for (const MemoryBook& book : world_->memory) trace.memory.push_back(book.result());
-  for (TrafficBook& book : world_->traffic) trace.traffic.push_back(book.take());
+  for (TrafficBook& book : world_->traffic) {
+    const TrafficFold& fold = book.finish();
+    trace.traffic.push_back(fold.rows());
+    trace.traffic_totals.push_back(fold.totals());
+  }
   return trace;
 }
 

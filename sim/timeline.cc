@@ -8,31 +8,45 @@
 
 namespace hotbunk {
 
-Timeline::Timeline(const Plan& plan, const TimelineOptions& options)
-    : options_(options), ranks_(static_cast<std::size_t>(plan.num_ranks())) {}
+Timeline::Timeline(const Plan& plan, const TimelineOptions& options) : options_(options) {
+  for (Rank r = 0; r < plan.num_ranks(); ++r) ranks_.emplace_back(plan, r, KeptSteps{.head = options.last_step});
+}
 
 std::uint32_t Timeline::enter(Rank r, std::int32_t step, std::int16_t phase) {
   PhaseSpan visit;
   visit.rank = r;
   visit.step = step;
   visit.phase = phase;
-  std::vector<PhaseSpan>& visits = ranks_[static_cast<std::size_t>(r)].visits;
-  visits.push_back(visit);
-  return static_cast<std::uint32_t>(visits.size()) - 1;
+  auto& visits = ranks_[static_cast<std::size_t>(r)].visits;
+  visits.items.push_back(visit);
+  return visits.end() - 1;
 }
 
 void Timeline::entered(Rank r, std::uint32_t visit, std::int64_t now_ns) {
-  if (visit == 0) return;
-  std::int64_t& end_ns = ranks_[static_cast<std::size_t>(r)].visits[visit - 1].end_ns;
+  auto& visits = ranks_[static_cast<std::size_t>(r)].visits;
+  if (visit <= visits.first) return;
+  std::int64_t& end_ns = visits.at(visit - 1).end_ns;
   end_ns = std::max(end_ns, now_ns);
 }
 
 std::uint32_t Timeline::begin_run(Rank r, const Sizes& sizes, std::int32_t block) {
   RankLine& line = ranks_[static_cast<std::size_t>(r)];
-  HB_CHECK(!line.visits.empty(), "rank {} runs an op before it entered a phase", r);
-  ++line.visits.back().blocks;
-  line.runs.push_back({sizes, line.visits.back().step, block, static_cast<std::uint32_t>(line.visits.size() - 1)});
-  return static_cast<std::uint32_t>(line.runs.size() - 1);
+  HB_CHECK(!line.visits.items.empty(), "rank {} runs an op before it entered a phase", r);
+  PhaseSpan& visit = line.visits.items.back();
+  ++visit.blocks;
+  line.runs.items.push_back({sizes, visit.step, block, line.visits.end() - 1});
+  return line.runs.end() - 1;
+}
+
+void Timeline::close_visits(RankLine& line, std::uint32_t until) {
+  while (line.visits.first < until) {
+    PhaseSpan visit = line.visits.items.front();
+    visit.start_ns = line.before_ns;
+    line.before_ns = visit.end_ns = std::max(visit.end_ns, line.before_ns);
+    line.stays.add(visit);
+    line.visits.pop();
+  }
+  while (!line.runs.items.empty() && line.runs.items.front().visit < until) line.runs.pop();
 }
 
 std::int32_t Timeline::intern(std::string_view name) {
@@ -43,8 +57,8 @@ std::int32_t Timeline::intern(std::string_view name) {
 
 std::int64_t Timeline::open_memory_event(Rank r, const Buffer& buffer, std::int64_t delta_bytes) {
   RankLine& line = ranks_[static_cast<std::size_t>(r)];
-  HB_CHECK(!line.visits.empty(), "rank {} allocates before it entered a phase", r);
-  const PhaseSpan& visit = line.visits.back();
+  HB_CHECK(!line.visits.items.empty(), "rank {} allocates before it entered a phase", r);
+  const PhaseSpan& visit = line.visits.items.back();
   if (!recorded(visit.step) || num_memory_events_ >= options_.max_memory_events) return -1;
   ++num_memory_events_;
   line.memory_events.push_back(
@@ -55,8 +69,10 @@ std::int64_t Timeline::open_memory_event(Rank r, const Buffer& buffer, std::int6
 void Timeline::finished(Rank r, StreamId stream, const Op& op, std::uint32_t run_index, std::int64_t start_ns,
                         std::int64_t end_ns) {
   RankLine& line = ranks_[static_cast<std::size_t>(r)];
-  const BlockRun& run = line.runs[run_index];
-  PhaseSpan& visit = line.visits[run.visit];
+  HB_CHECK(run_index >= line.runs.first, "rank {}: {} '{}' ends after its phase", r, name_of(op.kind), op.name);
+  const BlockRun run = line.runs.at(run_index);
+  close_visits(line, run.visit);
+  PhaseSpan& visit = line.visits.at(run.visit);
   visit.end_ns = std::max(visit.end_ns, end_ns);
   if (end_ns == start_ns || !recorded(run.step) || static_cast<std::int64_t>(spans_.size()) >= options_.max_spans)
     return;
@@ -71,14 +87,11 @@ void Timeline::write(Trace& trace) {
   trace.names.assign(names_.begin(), names_.end());
   trace.spans = std::move(spans_);
   for (RankLine& line : ranks_) {
-    std::int64_t before = 0;
-    for (PhaseSpan& visit : line.visits) {
-      visit.start_ns = before;
-      before = visit.end_ns = std::max(visit.end_ns, before);
-      trace.phases.push_back(visit);
-    }
+    close_visits(line, line.visits.end());
+    line.stays.write(trace);
     trace.memory_events.insert(trace.memory_events.end(), line.memory_events.begin(), line.memory_events.end());
   }
+  drop_partial_steps(trace);
 }
 
 }  // namespace hotbunk

@@ -1,12 +1,13 @@
 // What the engine tells the trace: spans, memory events and stays in phases, of the steps that were asked for.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "sim/program_index.h"
-#include "trace/trace.h"
+#include "trace/folds.h"
 
 namespace hotbunk {
 
@@ -36,15 +37,16 @@ class Timeline {
   std::uint32_t begin_run(Rank, const Sizes&, std::int32_t block);
   /// The sizes of a run that began with ops that have none (map, unmap).
   void set_sizes(Rank r, std::uint32_t run, const Sizes& sizes) {
-    ranks_[static_cast<std::size_t>(r)].runs[run].sizes = sizes;
+    ranks_[static_cast<std::size_t>(r)].runs.at(run).sizes = sizes;
   }
-  const BlockRun& run(Rank r, std::uint32_t run) const { return ranks_[static_cast<std::size_t>(r)].runs[run]; }
+  const BlockRun& run(Rank r, std::uint32_t run) const { return ranks_[static_cast<std::size_t>(r)].runs.at(run); }
   /// Index of a memory event whose time is still open, or -1 when this step is not recorded.
   std::int64_t open_memory_event(Rank, const Buffer&, std::int64_t delta_bytes);
   void set_memory_time(Rank r, std::int64_t event, std::int64_t now_ns) {
     ranks_[static_cast<std::size_t>(r)].memory_events[static_cast<std::size_t>(event)].time_ns = now_ns;
   }
-  /// An op is done. Ops of no duration leave no span.
+  /// An op is done. Ops of no duration leave no span. A rank syncs at the end of each phase, so every op of its earlier
+  /// visits is done too: they are closed, and what they needed is let go.
   void finished(Rank, StreamId, const Op&, std::uint32_t run, std::int64_t start_ns, std::int64_t end_ns);
 
   /// Into names, spans (by rank, start, stream), memory events (by rank, in program order) and phases. A phase of a
@@ -52,11 +54,25 @@ class Timeline {
   void write(Trace&);
 
  private:
-  struct RankLine {
-    std::vector<PhaseSpan> visits;
-    std::vector<BlockRun> runs;
-    std::vector<MemoryEvent> memory_events;
+  /// Numbered from the first that ever was; those at the front may be gone.
+  template <class T>
+  struct Numbered {
+    std::deque<T> items;
+    std::uint32_t first = 0;  // number of the front
+    std::uint32_t end() const { return first + static_cast<std::uint32_t>(items.size()); }
+    T& at(std::uint32_t number) { return items[number - first]; }
+    const T& at(std::uint32_t number) const { return items[number - first]; }
+    void pop() { items.pop_front(), ++first; }
   };
+  struct RankLine {
+    RankLine(const Plan& plan, Rank rank, KeptSteps kept) : stays(plan, rank, kept) {}
+    Numbered<PhaseSpan> visits;
+    Numbered<BlockRun> runs;
+    std::vector<MemoryEvent> memory_events;
+    StayFold stays;              // of the visits that are over
+    std::int64_t before_ns = 0;  // the end of the last of them
+  };
+  void close_visits(RankLine&, std::uint32_t until);
   std::int32_t intern(std::string_view name);
   bool recorded(std::int32_t step) const { return step >= options_.first_step && step <= options_.last_step; }
 

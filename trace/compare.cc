@@ -10,9 +10,31 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "trace/kept_steps.h"
 
 namespace hotbunk {
 namespace {
+
+/// Steps whose rows must be the same: those that both traces keep. What either has let go is in its totals.
+class CommonSteps {
+ public:
+  CommonSteps(const Trace& a, const Trace& b) {
+    for (std::size_t side = 0; side < 2; ++side)
+      for (const PhaseSpan& p : (side == 0 ? a : b).phases) {
+        rows_[side].insert(p.step);
+        latest_[side] = std::max(latest_[side], p.step);
+      }
+  }
+  bool contains(std::int32_t step) const {
+    const KeptSteps kept;
+    return (kept.keeps(step, latest_[0]) && kept.keeps(step, latest_[1])) ||
+           (rows_[0].contains(step) && rows_[1].contains(step));
+  }
+
+ private:
+  std::array<std::set<std::int32_t>, 2> rows_;
+  std::array<std::int32_t, 2> latest_{};
+};
 
 /// Collects the differences of one rank.
 class Comparer {
@@ -25,13 +47,15 @@ class Comparer {
     space("host", a.host, b.host);
   }
 
-  void traffic(Rank rank, const RankTraffic& a, const RankTraffic& b) {
+  /// common: of rows by step; null for totals.
+  void traffic(Rank rank, const RankTraffic& a, const RankTraffic& b, const CommonSteps* common) {
     rank_ = rank;
     std::set<TrafficKey> keys;
     for (const auto* side : {&a, &b})
-      for (const auto& row : *side) keys.insert(row.first);
+      for (const auto& row : *side)
+        if (!common || common->contains(row.first.step)) keys.insert(row.first);
     for (const TrafficKey& key : keys) {
-      step_ = key.step;
+      step_ = common ? key.step : -1;
       phase_ = name_of_phase(key.phase);
       const auto find = [&](const RankTraffic& side) {
         const auto it = side.find(key);
@@ -128,10 +152,42 @@ Stays stays_of(const Trace& trace) {
   return out;
 }
 
+/// A rank's seconds in each phase over all steps, mean over ranks; and how often it was there.
+std::map<std::int16_t, std::pair<double, std::int64_t>> totals_of(const Trace& trace) {
+  std::map<std::int16_t, std::pair<double, std::int64_t>> out;
+  std::map<std::int16_t, double> ranks;
+  for (const PhaseTotal& t : trace.phase_totals) {
+    if (t.phase == PhaseTotal::iteration) continue;
+    auto& [seconds, times] = out[t.phase];
+    seconds += 1e-9 * static_cast<double>(t.stays.total_ns);
+    times = std::max(times, t.stays.times);
+    ranks[t.phase] += 1.0;
+  }
+  for (auto& [phase, total] : out) total.first /= ranks[phase];
+  return out;
+}
+
+void compare_totals(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
+  const auto in_a = totals_of(a), in_b = totals_of(b);
+  double a_s = 0.0, b_s = 0.0, wrong_s = 0.0;
+  for (const auto& [phase, total] : in_b) {  // in the plan's order, which is that of time
+    const auto other = in_a.find(phase);
+    if (other == in_a.end() || other->second.second == 0 || total.second == 0) continue;
+    const double per_visit = other->second.first / static_cast<double>(other->second.second);
+    out.totals.push_back({plan.phases[static_cast<std::size_t>(phase)].name, total.second,
+                          per_visit * static_cast<double>(total.second), total.first});
+    const TimeTotal& sum = out.totals.back();
+    a_s += sum.a_s, b_s += sum.b_s, wrong_s += std::abs(sum.a_s - sum.b_s);
+  }
+  for (const TimeTotal& sum : out.totals)
+    if (sum.b_s >= 0.01 * b_s && sum.b_s > 0.0)
+      out.max_error = std::max(out.max_error, std::abs(sum.a_s - sum.b_s) / sum.b_s);
+  if (b_s > 0.0) out.mean_error = wrong_s / b_s, out.iteration_error = (a_s - b_s) / b_s;
+}
+
 void compare_times(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
   const Stays in_a = stays_of(a);
   const Stays in_b = stays_of(b);
-  std::map<std::int16_t, std::pair<double, double>> totals;  // by phase, over steps
   std::vector<std::pair<std::int64_t, TimeRow>> rows;
   for (const auto& [key, stay] : in_b) {
     const auto other = in_a.find(key);
@@ -139,31 +195,35 @@ void compare_times(const Plan& plan, const Trace& a, const Trace& b, Comparison&
     TimeRow row{key.first, plan.phases[static_cast<std::size_t>(key.second)].name, other->second.seconds(),
                 stay.seconds(), 0.0};
     if (row.b_s > 0.0) row.error = (row.a_s - row.b_s) / row.b_s;
-    totals[key.second].first += row.a_s, totals[key.second].second += row.b_s;
     rows.emplace_back(stay.start_ns, std::move(row));
   }
   std::stable_sort(rows.begin(), rows.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
   for (auto& [start, row] : rows) out.times.push_back(std::move(row));
-  double a_s = 0.0, b_s = 0.0, wrong_s = 0.0;
-  for (const auto& [phase, sum] : totals)
-    a_s += sum.first, b_s += sum.second, wrong_s += std::abs(sum.first - sum.second);
-  for (const auto& [phase, sum] : totals)
-    if (sum.second >= 0.01 * b_s && sum.second > 0.0)
-      out.max_error = std::max(out.max_error, std::abs(sum.first - sum.second) / sum.second);
-  if (b_s > 0.0) out.mean_error = wrong_s / b_s, out.iteration_error = (a_s - b_s) / b_s;
 }
 
 /// A phase that only one side ran cannot go unnoticed, even when it moved no byte.
-void compare_visits(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
-  std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::pair<std::int64_t, std::int64_t>> blocks;
-  for (const PhaseSpan& p : a.phases) blocks[{p.rank, p.step, p.phase}].first += p.blocks + 1;
-  for (const PhaseSpan& p : b.phases) blocks[{p.rank, p.step, p.phase}].second += p.blocks + 1;
-  for (const auto& [key, count] : blocks) {
+void compare_visits(const Plan& plan, const Trace& a, const Trace& b, const CommonSteps& common, Comparison& out) {
+  const auto name = [&](std::int16_t phase) {
+    return phase == PhaseTotal::iteration ? "" : plan.phases[static_cast<std::size_t>(phase)].name;
+  };
+  std::map<std::tuple<Rank, std::int32_t, std::int16_t>, std::array<std::int64_t, 2>> blocks;
+  std::map<std::pair<Rank, std::int16_t>, std::array<PhaseTotal, 2>> totals;
+  for (std::size_t side = 0; side < 2; ++side) {
+    for (const PhaseSpan& p : (side == 0 ? a : b).phases)
+      if (common.contains(p.step)) blocks[{p.rank, p.step, p.phase}][side] += p.blocks + 1;
+    for (const PhaseTotal& t : (side == 0 ? a : b).phase_totals) totals[{t.rank, t.phase}][side] = t;
+  }
+  const auto same = [&](Rank rank, std::int32_t step, std::int16_t phase, const char* what, std::int64_t x,
+                        std::int64_t y) {
     ++out.numbers_compared;
-    if (count.first != count.second)
-      out.differences.push_back({std::get<0>(key), std::get<1>(key),
-                                 plan.phases[static_cast<std::size_t>(std::get<2>(key))].name,
-                                 "blocks run (-1: phase not entered)", count.first - 1, count.second - 1});
+    if (x != y) out.differences.push_back({rank, step, name(phase), what, x, y});
+  };
+  for (const auto& [key, count] : blocks)
+    same(std::get<0>(key), std::get<1>(key), std::get<2>(key), "blocks run (-1: phase not entered)", count[0] - 1,
+         count[1] - 1);
+  for (const auto& [key, both] : totals) {
+    same(key.first, -1, key.second, "times entered", both[0].stays.times, both[1].stays.times);
+    same(key.first, -1, key.second, "blocks run", both[0].blocks, both[1].blocks);
   }
 }
 
@@ -205,19 +265,22 @@ void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& o
 
 Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
   const auto ranks = static_cast<std::size_t>(plan.num_ranks());
-  HB_CHECK(
-      a.memory.size() == ranks && b.memory.size() == ranks && a.traffic.size() == ranks && b.traffic.size() == ranks,
-      "traces of {} and {} ranks, plan of {}", a.memory.size(), b.memory.size(), ranks);
+  for (const Trace* t : {&a, &b})
+    HB_CHECK(t->memory.size() == ranks && t->traffic.size() == ranks && t->traffic_totals.size() == ranks,
+             "a trace of {} ranks, plan of {}", t->memory.size(), ranks);
   Comparison out;
   out.a_source = a.source, out.b_source = b.source;
+  const CommonSteps common(a, b);
   Comparer comparer(plan, out);
   for (std::size_t r = 0; r < ranks; ++r) {
     comparer.memory(static_cast<Rank>(r), a.memory[r], b.memory[r]);
-    comparer.traffic(static_cast<Rank>(r), a.traffic[r], b.traffic[r]);
+    comparer.traffic(static_cast<Rank>(r), a.traffic_totals[r], b.traffic_totals[r], nullptr);
+    comparer.traffic(static_cast<Rank>(r), a.traffic[r], b.traffic[r], &common);
   }
-  compare_visits(plan, a, b, out);
+  compare_visits(plan, a, b, common, out);
   compare_ops(plan, a, b, out);
   compare_times(plan, a, b, out);
+  compare_totals(plan, a, b, out);
   out.equal = out.differences.empty();
   return out;
 }

@@ -26,21 +26,31 @@ struct TimeRow {
   double error = 0.0;  // (a - b) / b: positive when a says longer; 0 when b is 0
 };
 
+/// One phase over all steps.
+struct TimeTotal {
+  std::string phase;
+  std::int64_t times = 0;       // of b
+  double a_s = 0.0, b_s = 0.0;  // seconds of a rank, mean over ranks; a's for as many times as b has
+};
+
 struct Comparison {
   std::string a_source, b_source;  // "simulated", "measured"
   bool equal = false;              // no differences: every byte and every call
   std::int64_t numbers_compared = 0;
   std::vector<Difference> differences;
-  std::vector<TimeRow> times;
-  double mean_error = 0.0;       // of |error| of the phases' totals over steps, each weighted by its share of b
-  double max_error = 0.0;        // of the same, over phases that take at least 1 % of b's time
-  double iteration_error = 0.0;  // of the sum of all phases' seconds, signed
+  std::vector<TimeRow> times;     // of the steps that both have rows of
+  std::vector<TimeTotal> totals;  // over all steps, in order of time
+  double mean_error = 0.0;        // of |error| of the phases' totals over steps, each weighted by its share of b
+  double max_error = 0.0;         // of the same, over phases that take at least 1 % of b's time
+  double iteration_error = 0.0;   // of the sum of all phases' seconds, signed
 };
 
 /// Memory: for every rank and space, the live and mapped peaks and what stays at the end; per category except overhead
-/// the peak and its share at the peak; the same per phase. Traffic: for every rank, step, phase, group and op the
-/// calls, payload, padding and wire bytes. Ops: for every rank, step, phase and kind how many ran and the bytes they
-/// read and wrote, in the steps that both sides kept spans of. Both traces must be of `plan` (trace_fits_plan).
+/// the peak and its share at the peak; the same per phase: over all steps. Traffic: for every rank, phase, group and op
+/// the calls, payload, padding and wire bytes over all steps, and in each step that both sides have rows of. Visits:
+/// likewise, how often each phase was entered and the blocks run. Ops: for every rank, step, phase and kind how many
+/// ran and the bytes they read and wrote, in the steps that both sides kept spans of. Both traces must be of `plan`
+/// (trace_fits_plan).
 Comparison compare_traces(const Plan&, const Trace& a, const Trace& b);
 
 /// Schema "hotbunk.compare/1".
@@ -48,5 +58,10 @@ nlohmann::ordered_json comparison_to_json(const Comparison&);
 
 /// Verdict, differences (the first 40, then how many more) and the table of times.
 std::string render_comparison(const Comparison&, bool colour);
+/// Its parts, for who shows the times in a table of its own: verdict and differences; the line below the table.
+std::string render_verdict(const Comparison&, bool colour);
+std::string render_time_error(const Comparison&);
+/// "+4.2 %", or "-" where nothing was measured.
+std::string error_text(const TimeTotal&);
 
 }  // namespace hotbunk

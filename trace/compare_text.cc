@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
@@ -30,28 +29,23 @@ std::string difference_table(const Comparison& c, bool colour) {
   return out;
 }
 
-/// Phases over all steps, in order of first appearance: what repeats every step is one line.
+/// Phases over all steps: what repeats every step is one line.
 std::string time_table(const Comparison& c, bool colour) {
-  std::vector<std::string> order;
-  std::map<std::string, std::array<double, 3>> sums;  // count, a, b
-  for (const TimeRow& row : c.times) {
-    auto& sum = sums[row.phase];
-    if (sum[0] == 0.0) order.push_back(row.phase);
-    sum[0] += 1.0, sum[1] += row.a_s, sum[2] += row.b_s;
-  }
   TextTable table({"phase", "times", c.a_source, c.b_source, "error"});
-  for (const std::string& phase : order) {
-    const auto& [count, a_s, b_s] = sums[phase];
-    table.add({phase, fmt::format("{:.0f}", count), format_seconds(a_s / count), format_seconds(b_s / count),
-               b_s > 0.0 ? percent((a_s - b_s) / b_s) : "-"});
+  for (const TimeTotal& t : c.totals) {
+    const auto times = static_cast<double>(t.times);
+    table.add(
+        {t.phase, format_count(t.times), format_seconds(t.a_s / times), format_seconds(t.b_s / times), error_text(t)});
   }
   return table.str(colour);
 }
 
 }  // namespace
 
+std::string error_text(const TimeTotal& t) { return t.b_s > 0.0 ? percent((t.a_s - t.b_s) / t.b_s) : "-"; }
+
 Json comparison_to_json(const Comparison& c) {
-  Json differences = Json::array(), times = Json::array();
+  Json differences = Json::array(), times = Json::array(), totals = Json::array();
   for (const Difference& d : c.differences)
     differences.push_back({{"rank", d.rank},
                            {"step", d.step < 0 ? Json(nullptr) : Json(d.step)},
@@ -65,6 +59,12 @@ Json comparison_to_json(const Comparison& c) {
                      {"a_seconds", row.a_s},
                      {"b_seconds", row.b_s},
                      {"error", row.error}});
+  for (const TimeTotal& t : c.totals)
+    totals.push_back({{"phase", t.phase},
+                      {"times", t.times},
+                      {"a_seconds", t.a_s},
+                      {"b_seconds", t.b_s},
+                      {"error", t.b_s > 0.0 ? (t.a_s - t.b_s) / t.b_s : 0.0}});
   return {{"schema", "hotbunk.compare/1"},
           {"a", c.a_source},
           {"b", c.b_source},
@@ -72,10 +72,11 @@ Json comparison_to_json(const Comparison& c) {
           {"numbers_compared", c.numbers_compared},
           {"differences", differences},
           {"times", times},
+          {"totals", totals},
           {"time_error", {{"mean", c.mean_error}, {"max", c.max_error}, {"total", c.iteration_error}}}};
 }
 
-std::string render_comparison(const Comparison& c, bool colour) {
+std::string render_verdict(const Comparison& c, bool colour) {
   std::string out;
   if (c.equal)
     out = fmt::format("{}  memory, traffic and ops: all {} numbers are the same in {} and {}\n",
@@ -84,11 +85,19 @@ std::string render_comparison(const Comparison& c, bool colour) {
     out = fmt::format("{}  {} of {} numbers of memory, traffic and ops differ\n", paint("not equal", "1;31", colour),
                       format_count(static_cast<std::int64_t>(c.differences.size())), format_count(c.numbers_compared)) +
           difference_table(c, colour);
-  if (c.times.empty()) return out;
-  out += "\nTime by phase, mean over steps\n" + time_table(c, colour);
-  out += fmt::format(
+  return out;
+}
+
+std::string render_time_error(const Comparison& c) {
+  if (c.totals.empty()) return "";
+  return fmt::format(
       "error of {} against {}: mean {:.1f} % (weighted by time), max {:.1f} % (phases over 1 %), total {}\n",
       c.a_source, c.b_source, 100.0 * c.mean_error, 100.0 * c.max_error, percent(c.iteration_error));
+}
+
+std::string render_comparison(const Comparison& c, bool colour) {
+  std::string out = render_verdict(c, colour);
+  if (!c.totals.empty()) out += "\nTime by phase, mean over steps\n" + time_table(c, colour) + render_time_error(c);
   return out;
 }
 

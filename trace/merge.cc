@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "trace/folds.h"
 #include "trace/trace_json.h"
 
 namespace hotbunk {
@@ -46,8 +47,10 @@ Trace merge_traces(std::span<const Trace> parts) {
     join(all.spans, part.spans);
     join(all.memory_events, part.memory_events);
     all.phases.insert(all.phases.end(), part.phases.begin(), part.phases.end());
+    all.phase_totals.insert(all.phase_totals.end(), part.phase_totals.begin(), part.phase_totals.end());
     take_ranks(all.memory, part.memory, "memory");
     take_ranks(all.traffic, part.traffic, "traffic");
+    take_ranks(all.traffic_totals, part.traffic_totals, "traffic totals");
     take_metrics(all.metrics, part.metrics);
     if (all.trained_tokens == 0) all.trained_tokens = part.trained_tokens;
     if (all.model_flops == 0.0) all.model_flops = part.model_flops;
@@ -56,7 +59,10 @@ Trace merge_traces(std::span<const Trace> parts) {
     return std::tie(a.rank, a.start_ns) < std::tie(b.rank, b.start_ns);
   };
   std::stable_sort(all.spans.begin(), all.spans.end(), by_rank_and_start);
+  drop_partial_steps(all);
   std::stable_sort(all.phases.begin(), all.phases.end(), by_rank_and_start);
+  std::stable_sort(all.phase_totals.begin(), all.phase_totals.end(),
+                   [](const PhaseTotal& a, const PhaseTotal& b) { return a.rank < b.rank; });
   // Memory events stay in program order of their rank: that order is what live bytes are the sum over.
   std::stable_sort(all.memory_events.begin(), all.memory_events.end(),
                    [](const MemoryEvent& a, const MemoryEvent& b) { return a.rank < b.rank; });

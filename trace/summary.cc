@@ -4,6 +4,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
+
+#include "trace/kept_steps.h"
 
 namespace hotbunk {
 namespace {
@@ -12,49 +15,85 @@ using Json = nlohmann::ordered_json;
 
 constexpr double ns = 1e-9;  // seconds
 
-struct Interval {
-  std::int64_t start_ns = INT64_MAX, end_ns = INT64_MIN;
-  void cover(const PhaseSpan& p) { start_ns = std::min(start_ns, p.start_ns), end_ns = std::max(end_ns, p.end_ns); }
-  double seconds() const { return static_cast<double>(end_ns - start_ns) * ns; }
+/// The ranks' stays in one phase of one step.
+struct Stay {
+  std::int64_t start_ns = INT64_MAX, total_ns = 0, ranks = 0;
+  void add(const PhaseSpan& p) {
+    start_ns = std::min(start_ns, p.start_ns), total_ns += p.end_ns - p.start_ns, ++ranks;
+  }
+  double seconds() const { return static_cast<double>(total_ns) * ns / static_cast<double>(ranks); }
 };
 
-/// When the ranks together were in each phase of each step, and in the iterations.
-struct Times {
-  std::map<std::pair<std::int32_t, std::int16_t>, Interval> phases;  // by step and phase
-  std::map<std::int32_t, Interval> iterations;                       // by step
-
-  Times(const Plan& plan, const Trace& trace) {
-    for (const PhaseSpan& p : trace.phases) {
-      phases[{p.step, p.phase}].cover(p);
-      if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration) iterations[p.step].cover(p);
-    }
-  }
-  double iteration_seconds() const {
-    double sum = 0.0;
-    for (const auto& [step, interval] : iterations) sum += interval.seconds();
-    return iterations.empty() ? 0.0 : sum / static_cast<double>(iterations.size());
+/// All ranks' stays in one phase, all steps together.
+struct Total {
+  Durations stays;
+  std::int64_t ranks = 0, most_times = 0;
+  void add(const PhaseTotal& t) { stays.add(t.stays), ++ranks, most_times = std::max(most_times, t.stays.times); }
+  /// Of a rank in the whole run.
+  double seconds() const {
+    return ranks == 0 ? 0.0 : static_cast<double>(stays.total_ns) * ns / static_cast<double>(ranks);
   }
 };
+
+std::map<std::int16_t, Total> totals_of(const Trace& trace) {
+  std::map<std::int16_t, Total> out;
+  for (const PhaseTotal& t : trace.phase_totals) out[t.phase].add(t);
+  return out;
+}
 
 std::string phase_name(const Plan& plan, std::int16_t phase) {
   return phase < 0 ? "" : plan.phases[static_cast<std::size_t>(phase)].name;
 }
 
-Json phases_json(const Plan& plan, const Times& times) {
-  std::vector<std::tuple<std::int32_t, std::int64_t, std::int16_t, Interval>> order;
-  for (const auto& [key, interval] : times.phases)
-    order.emplace_back(key.first, interval.start_ns, key.second, interval);
-  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
-    return std::tie(std::get<1>(a), std::get<0>(a), std::get<2>(a)) <
-           std::tie(std::get<1>(b), std::get<0>(b), std::get<2>(b));
-  });
+Json phases_json(const Plan& plan, const Trace& trace) {
+  std::map<std::pair<std::int32_t, std::int16_t>, Stay> stays;  // by step and phase
+  for (const PhaseSpan& p : trace.phases) stays[{p.step, p.phase}].add(p);
+  std::vector<std::tuple<std::int64_t, std::int32_t, std::int16_t, double>> order;
+  for (const auto& [key, stay] : stays) order.emplace_back(stay.start_ns, key.first, key.second, stay.seconds());
+  std::sort(order.begin(), order.end());
   Json rows = Json::array();
-  for (const auto& [step, start_ns, phase, interval] : order)
+  for (const auto& [start_ns, step, phase, seconds] : order)
     rows.push_back({{"step", step},
                     {"name", phase_name(plan, phase)},
                     {"start", static_cast<double>(start_ns) * ns},
-                    {"seconds", interval.seconds()}});
+                    {"seconds", seconds}});
   return rows;
+}
+
+Json total_json(const Total& total) {
+  const Durations& d = total.stays;
+  return {{"times", total.most_times},
+          {"seconds", total.seconds()},
+          {"mean", d.times > 0 ? static_cast<double>(d.total_ns) * ns / static_cast<double>(d.times) : 0.0},
+          {"shortest", static_cast<double>(d.shortest_ns) * ns},
+          {"p50", d.quantile_ns(0.5) * ns},
+          {"p95", d.quantile_ns(0.95) * ns},
+          {"longest", static_cast<double>(d.longest_ns) * ns},
+          {"longest_step", d.longest_step}};
+}
+
+/// In the plan's order, which is that of time.
+Json totals_json(const Plan& plan, const std::map<std::int16_t, Total>& totals) {
+  Json rows = Json::array();
+  for (const auto& [phase, total] : totals) {
+    if (phase == PhaseTotal::iteration) continue;
+    Json row = {{"name", phase_name(plan, phase)}};
+    row.update(total_json(total));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+/// Of which iterations there are rows.
+Json kept_json(const Plan& plan, const Trace& trace, std::int64_t steps) {
+  std::set<std::int32_t> kept;
+  std::int32_t latest = 0;
+  for (const PhaseSpan& p : trace.phases) {
+    latest = std::max(latest, p.step);
+    if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration) kept.insert(p.step);
+  }
+  return {
+      {"steps", kept.size()}, {"of", steps}, {"every", KeptSteps::distance(latest)}, {"metrics", trace.metrics.size()}};
 }
 
 Json categories_json(const CategoryBytes& bytes, std::int64_t overhead_bytes) {
@@ -121,7 +160,8 @@ std::int64_t group_number(const GroupFamily& family, Rank rank) {
   return -1 - std::int64_t{rank};
 }
 
-Json traffic_json(const Plan& plan, const Trace& trace) {
+/// `totals`: over all steps, rows without a step.
+Json traffic_json(const Plan& plan, const std::vector<RankTraffic>& by_rank, bool totals) {
   // Rows of one key: (group number, counts in the order first seen) → ranks.
   struct Row {
     std::int64_t group;
@@ -132,8 +172,8 @@ Json traffic_json(const Plan& plan, const Trace& trace) {
   for (std::size_t f = 0; f < plan.groups.size(); ++f)
     for (Rank r = 0; r < plan.num_ranks(); ++r) number_of[f].push_back(group_number(plan.groups[f], r));
   std::map<TrafficKey, std::vector<Row>> table;
-  for (std::size_t r = 0; r < trace.traffic.size(); ++r)
-    for (const auto& [key, count] : trace.traffic[r]) {
+  for (std::size_t r = 0; r < by_rank.size(); ++r)
+    for (const auto& [key, count] : by_rank[r]) {
       const std::int64_t group = number_of[static_cast<std::size_t>(key.group)][r];
       auto& rows = table[key];
       const auto same = std::find_if(rows.begin(), rows.end(),
@@ -143,16 +183,19 @@ Json traffic_json(const Plan& plan, const Trace& trace) {
     }
   Json out = Json::array();
   for (const auto& [key, rows] : table)
-    for (const Row& row : rows)
-      out.push_back({{"step", key.step},
-                     {"phase", phase_name(plan, key.phase)},
-                     {"group", plan.groups[static_cast<std::size_t>(key.group)].name},
-                     {"op", name_of(key.op)},
-                     {"ranks", row.ranks},
-                     {"calls_per_rank", row.count.calls},
-                     {"payload_bytes_per_rank", row.count.payload_bytes},
-                     {"padding_bytes_per_rank", row.count.padding_bytes},
-                     {"wire_bytes_per_rank", row.count.wire_bytes}});
+    for (const Row& row : rows) {
+      Json line = Json::object();
+      if (!totals) line["step"] = key.step;
+      line["phase"] = phase_name(plan, key.phase);
+      line["group"] = plan.groups[static_cast<std::size_t>(key.group)].name;
+      line["op"] = name_of(key.op);
+      line["ranks"] = row.ranks;
+      line["calls_per_rank"] = row.count.calls;
+      line["payload_bytes_per_rank"] = row.count.payload_bytes;
+      line["padding_bytes_per_rank"] = row.count.padding_bytes;
+      line["wire_bytes_per_rank"] = row.count.wire_bytes;
+      out.push_back(std::move(line));
+    }
   return out;
 }
 
@@ -166,36 +209,40 @@ Json metrics_json(const Trace& trace) {
   return out;
 }
 
-double mfu(const Plan& plan, const Scenario& scenario, const Trace& trace, const Times& times) {
-  const std::int32_t train = plan.phase_index("train");
-  double seconds = 0.0;
-  for (const auto& [key, interval] : times.phases)
-    if (key.second == train) seconds += interval.seconds();
+double mfu(const Plan& plan, const Scenario& scenario, const Trace& trace, double train_s) {
   const double peak = scenario.cluster.gpu.peak_flops(std::string(name_of(scenario.train.precision.params)));
   const double devices = static_cast<double>(plan.num_ranks()) / static_cast<double>(scenario.cluster.ranks_per_device);
-  const double possible = seconds * peak * devices;
+  const double possible = train_s * peak * devices;
   return possible > 0.0 ? trace.model_flops / possible : 0.0;
 }
 
 }  // namespace
 
 Json summarize(const Plan& plan, const Scenario& scenario, const Trace& trace) {
-  const Times times(plan, trace);
-  const double iteration_s = times.iteration_seconds();
-  const double all_s = iteration_s * static_cast<double>(times.iterations.size());
+  auto totals = totals_of(trace);
+  const Total iterations = totals[PhaseTotal::iteration];
+  const double all_s = iterations.seconds();
+  const std::int64_t steps = iterations.most_times;
+  const std::int32_t train = plan.phase_index("train");
+  const double train_s = train < 0 ? 0.0 : totals[static_cast<std::int16_t>(train)].seconds();
+  std::erase_if(totals, [](const auto& total) { return total.second.ranks == 0; });
   return {{"schema", "hotbunk.trace-summary/1"},
           {"source", trace.source},
           {"scenario", scenario.name},
           {"plan_hash", plan_hash(plan)},
           {"fits", fits(plan, trace)},
-          {"steps", times.iterations.size()},
-          {"iteration_seconds", iteration_s},
+          {"steps", steps},
+          {"iteration_seconds", steps > 0 ? all_s / static_cast<double>(steps) : 0.0},
           {"tokens_per_second", all_s > 0.0 ? static_cast<double>(trace.trained_tokens) / all_s : 0.0},
-          {"mfu", mfu(plan, scenario, trace, times)},
-          {"phases", phases_json(plan, times)},
+          {"mfu", mfu(plan, scenario, trace, train_s)},
+          {"phases", phases_json(plan, trace)},
           {"memory", memory_json(plan, trace)},
-          {"traffic", traffic_json(plan, trace)},
-          {"metrics", metrics_json(trace)}};
+          {"traffic", traffic_json(plan, trace.traffic, false)},
+          {"metrics", metrics_json(trace)},
+          {"iteration", total_json(iterations)},
+          {"phase_totals", totals_json(plan, totals)},
+          {"traffic_totals", traffic_json(plan, trace.traffic_totals, true)},
+          {"kept", kept_json(plan, trace, steps)}};
 }
 
 }  // namespace hotbunk

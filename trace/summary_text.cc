@@ -1,11 +1,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "trace/compare.h"
 #include "trace/summary.h"
 #include "trace/text_table.h"
 
@@ -43,23 +44,24 @@ std::string speed(const Json& s) {
                      s.at("tokens_per_second").get<double>(), 100.0 * s.at("mfu").get<double>());
 }
 
-/// Mean over the steps in which a phase ran, in order of first appearance.
-std::string phase_table(const Json& s, bool colour) {
-  std::vector<std::string> order;
-  std::map<std::string, std::pair<double, int>> totals;
+/// Over all steps; beside it what was predicted, where there is a comparison.
+std::string phase_table(const Json& s, const Comparison* predicted, bool colour) {
   double all = 0.0;
-  for (const Json& p : s.at("phases")) {
+  for (const Json& p : s.at("phase_totals")) all += p.at("seconds").get<double>();
+  std::vector<std::string> header = {"phase", "times", "mean", "share of all"};
+  if (predicted) header.insert(header.end(), {predicted->a_source, "error"});
+  TextTable table(header);
+  for (const Json& p : s.at("phase_totals")) {
     const auto name = p.at("name").get<std::string>();
-    auto& [seconds, count] = totals[name];
-    if (count++ == 0) order.push_back(name);
-    seconds += p.at("seconds").get<double>();
-    all += p.at("seconds").get<double>();
-  }
-  TextTable table({"phase", "times", "mean", "share of all"});
-  for (const std::string& name : order) {
-    const auto& [seconds, count] = totals[name];
-    table.add({name, fmt::format("{}", count), format_seconds(seconds / count),
-               fmt::format("{:.1f} %", all > 0.0 ? 100.0 * seconds / all : 0.0)});
+    const auto seconds = p.at("seconds").get<double>();
+    const auto times = p.at("times").get<std::int64_t>();
+    std::vector<std::string> row = {name, format_count(times), format_seconds(p.at("mean").get<double>()),
+                                    fmt::format("{:.1f} %", all > 0.0 ? 100.0 * seconds / all : 0.0)};
+    if (predicted)
+      for (const TimeTotal& t : predicted->totals)
+        if (t.phase == name)
+          row.insert(row.end(), {format_seconds(t.a_s / static_cast<double>(t.times)), error_text(t)});
+    table.add(row);
   }
   return table.str(colour);
 }
@@ -97,44 +99,42 @@ std::string rank_list(const Json& ranks) {
 
 /// All steps together.
 std::string traffic_table(const Json& s, bool colour) {
-  struct Sum {
-    std::int64_t calls = 0, payload = 0, padding = 0, wire = 0;
-  };
-  std::vector<std::array<std::string, 4>> order;
-  std::map<std::array<std::string, 4>, Sum> sums;
-  for (const Json& row : s.at("traffic")) {
-    const std::array<std::string, 4> key = {row.at("phase").get<std::string>(), row.at("group").get<std::string>(),
-                                            row.at("op").get<std::string>(), rank_list(row.at("ranks"))};
-    const auto [it, is_new] = sums.try_emplace(key);
-    if (is_new) order.push_back(key);
-    it->second.calls += bytes_at(row, "calls_per_rank");
-    it->second.payload += bytes_at(row, "payload_bytes_per_rank");
-    it->second.padding += bytes_at(row, "padding_bytes_per_rank");
-    it->second.wire += bytes_at(row, "wire_bytes_per_rank");
-  }
   TextTable table({"phase", "group", "op", "ranks", "calls", "payload", "padding", "wire"}, 4);
-  for (const auto& key : order) {
-    const Sum& sum = sums[key];
-    table.add({key[0], key[1], key[2], key[3], format_count(sum.calls), cell(sum.payload), cell(sum.padding),
-               cell(sum.wire)});
-  }
+  for (const Json& row : s.at("traffic_totals"))
+    table.add({row.at("phase").get<std::string>(), row.at("group").get<std::string>(), row.at("op").get<std::string>(),
+               rank_list(row.at("ranks")), format_count(bytes_at(row, "calls_per_rank")),
+               cell(bytes_at(row, "payload_bytes_per_rank")), cell(bytes_at(row, "padding_bytes_per_rank")),
+               cell(bytes_at(row, "wire_bytes_per_rank"))});
   return table.empty() ? "" : "\nTraffic per rank, all steps\n" + table.str(colour);
 }
 
+/// What a reader looks for first, as far as the run has it, then others in order of name.
+std::vector<std::string> metric_columns(const Json& row) {
+  constexpr std::size_t most = 7;
+  std::vector<std::string> columns = {"step"};
+  for (const char* name :
+       {"reward", "loss", "response_length/mean", "actor/grad_norm", "actor/kl_loss", "actor/entropy"})
+    if (row.contains(name)) columns.emplace_back(name);
+  for (const auto& [name, value] : row.items())
+    if (columns.size() < most && std::find(columns.begin(), columns.end(), name) == columns.end())
+      columns.push_back(name);
+  return columns;
+}
+
 std::string metrics_table(const Json& s, bool colour) {
-  const Json& metrics = s.at("metrics");
-  if (metrics.empty()) return "";
-  std::vector<std::string> header;
-  for (const auto& [name, value] : metrics.front().items())
-    if (header.size() < 7) header.push_back(name);
+  if (s.at("metrics").empty()) return "";
+  const std::vector<std::string> header = metric_columns(s.at("metrics").front());
+  std::vector<const Json*> whole;  // rows between them hold what was lowest or highest only
+  for (const Json& row : s.at("metrics"))
+    if (std::all_of(header.begin(), header.end(), [&](const std::string& name) { return row.contains(name); }))
+      whole.push_back(&row);
   TextTable table(header, 0);
-  const std::size_t n = metrics.size(), shown = 12;  // the first, the last, and even steps between
+  const std::size_t n = whole.size(), shown = 12;  // the first, the last, and even steps between
   for (std::size_t i = 0; i < std::min(n, shown); ++i) {
-    const Json& row = metrics[n <= shown ? i : i * (n - 1) / (shown - 1)];
+    const Json& row = *whole[n <= shown ? i : i * (n - 1) / (shown - 1)];
     std::vector<std::string> cells;
     for (const std::string& name : header)
-      cells.push_back(!row.contains(name)      ? ""
-                      : name == "step"         ? fmt::format("{}", row.at(name).get<int>())
+      cells.push_back(name == "step"           ? fmt::format("{}", row.at(name).get<int>())
                       : row.at(name).is_null() ? "nan"
                                                : fmt::format("{:.4g}", row.at(name).get<double>()));
     table.add(cells);
@@ -142,17 +142,30 @@ std::string metrics_table(const Json& s, bool colour) {
   return "\nMetrics\n" + table.str(colour);
 }
 
+/// Empty where every step has rows.
+std::string kept_line(const Json& s) {
+  const Json& kept = s.at("kept");
+  const auto rows = kept.at("steps").get<std::int64_t>(), of = kept.at("of").get<std::int64_t>();
+  if (rows >= of) return "";
+  return fmt::format(
+      "Rows in the files: {} of {} steps (the first, one in {}, the slowest, the last); totals and means are over "
+      "all\n",
+      format_count(rows), format_count(of), kept.at("every").get<int>());
+}
+
 }  // namespace
 
-std::string render_summary(const Json& s, bool colour) {
+std::string render_summary(const Json& s, bool colour, const Comparison* predicted) {
   std::string out = verdict(s, colour) + speed(s);
-  out += "\nTime by phase\n" + phase_table(s, colour);
+  out += "\nTime by phase: what a rank spends in it, mean over ranks and steps\n" + phase_table(s, predicted, colour);
+  if (predicted) out += render_time_error(*predicted);
   if (!s.at("memory").at("by_rank").empty())
     out += fmt::format("\nMemory of rank {} (composition at each phase's peak)\n",
                        s.at("memory").at("peak_rank").get<int>()) +
            memory_table(s, colour);
-  return out + traffic_table(s, colour) + metrics_table(s, colour) +
-         fmt::format("\nplan {}\n", s.at("plan_hash").get<std::string>());
+  out += traffic_table(s, colour) + metrics_table(s, colour) + '\n' + kept_line(s);
+  return out + fmt::format("plan {}\n", s.at("plan_hash").get<std::string>()) +
+         (predicted ? render_verdict(*predicted, colour) : "");
 }
 
 bool use_colour() {

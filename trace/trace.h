@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "graph/plan.h"
+#include "trace/durations.h"
 
 namespace hotbunk {
 
@@ -74,13 +75,23 @@ struct TrafficCount {
 };
 using RankTraffic = std::map<TrafficKey, TrafficCount>;
 
-/// One rank's stay in one phase.
+/// One rank's stay in one phase, from entering it to leaving it, waiting included: the one meaning of a phase's time.
+/// Where one number stands for several ranks it is their mean.
 struct PhaseSpan {
   Rank rank = 0;
   std::int32_t step = 0;
   std::int16_t phase = 0;
   std::int64_t start_ns = 0, end_ns = 0;
   std::int64_t blocks = 0;  // blocks run
+};
+
+/// One rank's stays in one phase, all steps together.
+struct PhaseTotal {
+  static constexpr std::int16_t iteration = -1;  // from entering an iteration's first phase to leaving its last
+  Rank rank = 0;
+  std::int16_t phase = 0;
+  std::int64_t blocks = 0;  // run
+  Durations stays;
 };
 
 /// Named figures of one step, from the Driver: "reward", "actor/kl_loss", ….
@@ -94,12 +105,15 @@ struct Trace {
   std::vector<std::string> names;
   std::vector<Span> spans;                 // may cover only some steps (RunOptions::span_steps)
   std::vector<MemoryEvent> memory_events;  // likewise
+  // Rows of a long run are those of some steps (trace/kept_steps.h); totals are over all of them.
   std::vector<PhaseSpan> phases;
-  std::vector<RankMemory> memory;    // by rank
-  std::vector<RankTraffic> traffic;  // by rank
-  std::vector<StepMetrics> metrics;
-  std::int64_t trained_tokens = 0;  // prompt + response tokens trained, all steps and ranks
-  double model_flops = 0.0;         // of training: 6 N per token + attention, no recompute, all steps and ranks
+  std::vector<PhaseTotal> phase_totals;     // by rank and phase; where a rank has been
+  std::vector<RankMemory> memory;           // by rank
+  std::vector<RankTraffic> traffic;         // by rank
+  std::vector<RankTraffic> traffic_totals;  // by rank; the keys' step is 0
+  std::vector<StepMetrics> metrics;         // thinned as MetricFold does
+  std::int64_t trained_tokens = 0;          // prompt + response tokens trained, all steps and ranks
+  double model_flops = 0.0;                 // of training: 6 N per token + attention, no recompute, all steps and ranks
 };
 
 }  // namespace hotbunk

@@ -63,6 +63,30 @@ void append_memory(std::string& out, const SpaceMemory& m) {
   out += "]]";
 }
 
+void append_total(std::string& out, const PhaseTotal& t) {
+  const Durations& d = t.stays;
+  out += '[';
+  Commas commas;
+  for (const std::int64_t n : {std::int64_t{t.rank}, std::int64_t{t.phase}, t.blocks, d.times, d.total_ns,
+                               d.shortest_ns, d.longest_ns, std::int64_t{d.longest_step}})
+    commas.before(out), append_json(out, n);
+  out += ",[";
+  Commas pairs;
+  for (const auto& [which, count] : d.counts) pairs.before(out), append_row(out, which, count);
+  out += "]]";
+}
+
+void append_traffic(std::string& out, const RankTraffic& rows) {
+  out += '[';
+  Commas commas;
+  for (const auto& [key, count] : rows) {
+    commas.before(out);
+    append_row(out, key.step, key.phase, key.group, key.op, count.calls, count.payload_bytes, count.padding_bytes,
+               count.wire_bytes);
+  }
+  out += ']';
+}
+
 void append_metrics(std::string& out, const StepMetrics& m) {
   out += "{\"step\":", append_json(out, m.step), out += ",\"values\":{";
   Commas commas;
@@ -74,7 +98,7 @@ void append_metrics(std::string& out, const StepMetrics& m) {
 }  // namespace
 
 std::string trace_to_json(const Trace& trace, std::string_view plan_hash) {
-  std::string out = "{\"schema\":\"hotbunk.trace/1\"";
+  std::string out = "{\"schema\":\"hotbunk.trace/2\"";
   out += ",\"plan_hash\":", append_json(out, plan_hash);
   out += ",\"source\":", append_json(out, trace.source);
   out += ",\"trained_tokens\":", append_json(out, trace.trained_tokens);
@@ -91,19 +115,12 @@ std::string trace_to_json(const Trace& trace, std::string_view plan_hash) {
   });
   append_rows(out, "phases", trace.phases,
               [&](const PhaseSpan& p) { append_row(out, p.rank, p.step, p.phase, p.start_ns, p.end_ns, p.blocks); });
+  append_rows(out, "phase_totals", trace.phase_totals, [&](const PhaseTotal& t) { append_total(out, t); });
   append_rows(out, "memory", trace.memory, [&](const RankMemory& m) {
     out += '[', append_memory(out, m.device), out += ',', append_memory(out, m.host), out += ']';
   });
-  append_rows(out, "traffic", trace.traffic, [&](const RankTraffic& rows) {
-    out += '[';
-    Commas commas;
-    for (const auto& [key, count] : rows) {
-      commas.before(out);
-      append_row(out, key.step, key.phase, key.group, key.op, count.calls, count.payload_bytes, count.padding_bytes,
-                 count.wire_bytes);
-    }
-    out += ']';
-  });
+  append_rows(out, "traffic", trace.traffic, [&](const RankTraffic& rows) { append_traffic(out, rows); });
+  append_rows(out, "traffic_totals", trace.traffic_totals, [&](const RankTraffic& rows) { append_traffic(out, rows); });
   append_rows(out, "metrics", trace.metrics, [&](const StepMetrics& m) { append_metrics(out, m); });
   out += "}\n";
   return out;

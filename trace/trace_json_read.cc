@@ -88,6 +88,27 @@ PhaseSpan read_phase_span(const Value& v, const Tables& t) {
   return p;
 }
 
+PhaseTotal read_total(const Value& v, const Tables& t) {
+  v.array(9, 9);
+  PhaseTotal total;
+  total.rank = v.at(0).int32(0, t.num_ranks - 1);
+  total.phase = read_phase(v.at(1), PhaseTotal::iteration);
+  total.blocks = v.at(2).integer(0, largest);
+  Durations& d = total.stays;
+  d.times = v.at(3).integer(0, largest);
+  d.total_ns = v.at(4).integer(0, largest);
+  d.shortest_ns = v.at(5).integer(0, largest);
+  d.longest_ns = v.at(6).integer(d.shortest_ns, largest);
+  d.longest_step = read_step(v.at(7));
+  const Value counts = v.at(8);
+  for (std::size_t i = 0; i < counts.array(); ++i) {
+    const Value pair = counts.at(i);
+    pair.array(2, 2);
+    d.counts[pair.at(0).int32(0, 64 * 32)] = pair.at(1).integer(0, largest);
+  }
+  return total;
+}
+
 CategoryBytes read_categories(const Value& v, const Tables& t) {
   v.array(t.categories.size(), t.categories.size());
   CategoryBytes bytes{};
@@ -158,12 +179,16 @@ Trace read_trace(const Value& v) {
   trace.memory_events =
       read_rows<MemoryEvent>(v["memory_events"], [&](const Value& row) { return read_event(row, t); });
   trace.phases = read_rows<PhaseSpan>(v["phases"], [&](const Value& row) { return read_phase_span(row, t); });
+  trace.phase_totals = read_rows<PhaseTotal>(v["phase_totals"], [&](const Value& row) { return read_total(row, t); });
   trace.memory = read_rows<RankMemory>(v["memory"], [&](const Value& row) {
     row.array(2, 2);
     return RankMemory{read_space(row.at(0), t), read_space(row.at(1), t)};
   });
   v["traffic"].array(0, most_ranks);
   trace.traffic = read_rows<RankTraffic>(v["traffic"], [&](const Value& row) { return read_traffic(row, t); });
+  v["traffic_totals"].array(0, most_ranks);
+  trace.traffic_totals =
+      read_rows<RankTraffic>(v["traffic_totals"], [&](const Value& row) { return read_traffic(row, t); });
   trace.metrics = read_rows<StepMetrics>(v["metrics"], read_metrics);
   return trace;
 }
@@ -179,12 +204,13 @@ Result<TraceFile> trace_from_json(std::string_view text, const std::string& file
   try {
     const Value document(*json, file, codes);
     const std::string schema = document["schema"].text();
-    if (schema != "hotbunk.trace/1")
-      return fail(Diagnostic{.code = "E114",
-                             .message = fmt::format("schema is \"{}\", not \"hotbunk.trace/1\"", schema.substr(0, 60)),
-                             .where = {file},
-                             .notes = {},
-                             .help = "give the trace.json of a run folder"});
+    if (schema != "hotbunk.trace/2")
+      return fail(
+          Diagnostic{.code = "E114",
+                     .message = fmt::format("schema is \"{}\", not \"hotbunk.trace/2\"", schema.substr(0, 60)),
+                     .where = {file},
+                     .notes = {},
+                     .help = "give the trace.json of a run folder; one that another version wrote is made again"});
     return TraceFile{document["plan_hash"].text(), read_trace(document)};
   } catch (const decode::Fault& fault) {
     return fail(fault.diagnostic);
@@ -198,8 +224,9 @@ Status trace_fits_plan(const Trace& trace, const Plan& plan, const std::string& 
     if (index >= static_cast<int>(plan.phases.size()))
       why = fmt::format("it has phase {}, the plan has {} phases", index, plan.phases.size());
   };
-  if (trace.memory.size() != ranks || trace.traffic.size() != ranks)
+  if (trace.memory.size() != ranks || trace.traffic.size() != ranks || trace.traffic_totals.size() != ranks)
     why = fmt::format("it has {} ranks, the plan has {}", trace.memory.size(), ranks);
+  for (const PhaseTotal& t : trace.phase_totals) phase(t.phase);
   for (const Span& s : trace.spans) phase(s.phase);
   for (const MemoryEvent& e : trace.memory_events) phase(e.phase);
   for (const PhaseSpan& p : trace.phases) phase(p.phase);
@@ -208,12 +235,13 @@ Status trace_fits_plan(const Trace& trace, const Plan& plan, const std::string& 
       phase(s->peak_phase);
       for (const auto& [index, peak] : s->phase_peaks) phase(index);
     }
-  for (const RankTraffic& rows : trace.traffic)
-    for (const auto& [key, count] : rows) {
-      phase(key.phase);
-      if (key.group >= static_cast<int>(plan.groups.size()))
-        why = fmt::format("it has group {}, the plan has {} groups", key.group, plan.groups.size());
-    }
+  for (const auto* table : {&trace.traffic, &trace.traffic_totals})
+    for (const RankTraffic& rows : *table)
+      for (const auto& [key, count] : rows) {
+        phase(key.phase);
+        if (key.group >= static_cast<int>(plan.groups.size()))
+          why = fmt::format("it has group {}, the plan has {} groups", key.group, plan.groups.size());
+      }
   if (why.empty()) return {};
   return fail(Diagnostic{.code = "E115",
                          .message = "the trace is not of this plan: " + why,

@@ -102,13 +102,14 @@ void Communicator::count(CommOp op, std::int64_t payload, std::int64_t padding, 
   cell.wire += wire;
 }
 
-std::vector<CommTraffic> Communicator::traffic() const {
+std::vector<CommTraffic> Communicator::take_traffic() {
   std::lock_guard lock(counters_mutex_);
   std::vector<CommTraffic> rows;
   for (const auto& [tag, cells] : counters_)
     for (int op = 0; op < num_comm_ops; ++op)
       if (const Cell& c = cells[op]; c.calls > 0)
         rows.push_back({tag, static_cast<CommOp>(op), c.calls, c.payload, c.padding, c.wire});
+  counters_.clear();
   return rows;
 }
 

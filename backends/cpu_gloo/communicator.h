@@ -126,8 +126,8 @@ class Communicator {
 
   /// Calls from now on count under this tag (a phase id of the caller).
   void set_tag(int tag) { tag_.store(tag, std::memory_order_relaxed); }
-  /// Rows in order of (tag, op). From any thread.
-  std::vector<CommTraffic> traffic() const;
+  /// Rows in order of (tag, op), counted since the last call. From any thread.
+  std::vector<CommTraffic> take_traffic();
 
  protected:
   Communicator(std::string name, std::vector<int> ranks, int rank);
@@ -173,7 +173,7 @@ class Communicator {
   int rank_;
   std::uint64_t sequence_ = 0;
   std::atomic<int> tag_{0};
-  mutable std::mutex counters_mutex_;
+  std::mutex counters_mutex_;
   std::map<int, std::array<Cell, num_comm_ops>> counters_;
 };
 

@@ -73,6 +73,16 @@ std::vector<HostStretch> CpuBackend::host_times() const {
   return device_->measured().host_times();
 }
 
+std::vector<PhaseSpan> CpuBackend::stays(std::int32_t step) const {
+  HB_CHECK(device_, "open() comes first");
+  return device_->measured().stays(step);
+}
+
+RankMemory CpuBackend::memory_so_far() {
+  HB_CHECK(device_, "open() comes first");
+  return device_->memory().measured();
+}
+
 std::span<const std::byte> CpuBackend::peek(std::string_view name) const {
   HB_CHECK(device_, "open() comes first");
   for (const Buffer& b : device_->program().buffers)

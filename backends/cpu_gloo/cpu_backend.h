@@ -67,6 +67,10 @@ class CpuBackend final : public Backend {
   /// Likewise, with CpuOptions::measure_cpu.
   std::vector<HostStretch> host_times() const;
 
+  /// Between two phases: this rank's stays in the phases of one of the latest two steps, and its memory so far.
+  std::vector<PhaseSpan> stays(std::int32_t step) const;
+  RankMemory memory_so_far();
+
   /// Reads a buffer of this rank's arena, for tests: empty when its range is not mapped.
   std::span<const std::byte> peek(std::string_view buffer_name) const;
   /// Resident bytes of the device arena as the kernel counts them, and what is mapped.

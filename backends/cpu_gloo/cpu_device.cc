@@ -67,7 +67,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
       options_(options),
       memory_(plan, program_, world.size() > 1),
       communicators_(plan, rank, world, options, *memory_.device()),
-      record_(program_, rank, options, opened_ns(world, rank, options.scope)),
+      record_(plan, rank, options, opened_ns(world, rank, options.scope)),
       events_(static_cast<std::size_t>(program_.num_events)) {
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
   for (const auto& blocks : program_.phases)
@@ -89,8 +89,9 @@ void CpuDevice::enter(std::int32_t step, std::int16_t phase) {
   world_.watch().set_phase(plan_.phases[static_cast<std::size_t>(phase)].name);
 }
 
-void CpuDevice::leave() {
-  record_.leave();
+void CpuDevice::leave(std::int64_t blocks) {
+  record_.leave(blocks);
+  communicators_.fold_traffic(record_.where().step);
   if (!options_.check_resident) return;
   const std::int64_t resident = memory_.device()->resident_bytes(), mapped = memory_.device()->counters().mapped;
   HB_CHECK(std::abs(resident - mapped) <= plan_.chunk_bytes,
@@ -186,8 +187,8 @@ Status CpuDevice::copy(StreamId id, const Op& op, const Args& args) {
         return std::int64_t{-1};
       });
     case OpKind::peer_copy:
-      return enqueue(id, op, args, [this, at = record_.where()](const KernelCall& call) {
-        return communicators_.peer_copy(call, at.step, at.phase);
+      return enqueue(id, op, args, [this, phase = record_.where().phase](const KernelCall& call) {
+        return communicators_.peer_copy(call, phase);
       });
     default:
       return enqueue(id, op, args, [this](const KernelCall& call) {
@@ -199,8 +200,8 @@ Status CpuDevice::copy(StreamId id, const Op& op, const Args& args) {
 }
 
 Status CpuDevice::collective(StreamId id, const Op& op, const Args& args) {
-  return enqueue(id, op, args, [this, at = record_.where()](const KernelCall& call) {
-    communicators_.collective(call, at.step, at.phase);
+  return enqueue(id, op, args, [this, phase = record_.where().phase](const KernelCall& call) {
+    communicators_.collective(call, phase);
     return std::int64_t{-1};
   });
 }

@@ -24,7 +24,7 @@ class CpuDevice final : public Device {
 
   Rank rank() const override { return rank_; }
   void enter(std::int32_t step, std::int16_t phase) override;
-  void leave() override;
+  void leave(std::int64_t blocks) override;
   Status alloc(StreamId, const Op&, const Buffer&) override;
   Status free(StreamId, const Op&, const Buffer&) override;
   Status map(StreamId, const Op&) override;
@@ -40,6 +40,7 @@ class CpuDevice final : public Device {
 
   const Program& program() const { return program_; }
   const ProgramMemory& memory() const { return memory_; }
+  ProgramMemory& memory() { return memory_; }
   const DeviceRecord& measured() const { return record_; }
   Trace take_trace();
 

@@ -24,12 +24,13 @@ std::int64_t monotonic_ns() {
       .count();
 }
 
-DeviceRecord::DeviceRecord(const Program& program, Rank rank, const CpuOptions& options, std::int64_t epoch_ns)
-    : program_(program),
+DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const CpuOptions& options, std::int64_t epoch_ns)
+    : program_(plan.program(rank)),
       rank_(rank),
       span_steps_(options.span_steps),
       measure_cpu_(options.measure_cpu),
-      epoch_ns_(epoch_ns) {
+      epoch_ns_(epoch_ns),
+      stays_(plan, rank, {.head = options.span_steps}) {
   trace_.source = "measured";
 }
 
@@ -43,11 +44,14 @@ DeviceRecord::Moment DeviceRecord::now() const {
 
 void DeviceRecord::enter(std::int32_t step, std::int16_t phase) {
   where_ = {step, phase};
-  trace_.phases.push_back(
-      {.rank = rank_, .step = step, .phase = phase, .start_ns = clock_ns(), .end_ns = 0, .blocks = 0});
+  stay_ = {.rank = rank_, .step = step, .phase = phase, .start_ns = clock_ns(), .end_ns = 0, .blocks = 0};
 }
 
-void DeviceRecord::leave() { trace_.phases.back().end_ns = clock_ns(); }
+void DeviceRecord::leave(std::int64_t blocks) {
+  stay_.end_ns = clock_ns();
+  stay_.blocks = blocks;
+  stays_.add(stay_);
+}
 
 void DeviceRecord::note_live(const Buffer& b, std::int64_t delta_bytes) {
   if (!keeps(where_)) return;
@@ -104,11 +108,15 @@ std::vector<TimedOp> DeviceRecord::timings() const {
   return out;
 }
 
-Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, RankTraffic traffic) {
+Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, const TrafficFold& traffic) {
+  const auto me = static_cast<std::size_t>(rank_);
   trace_.memory.resize(ranks);
   trace_.traffic.resize(ranks);
-  trace_.memory[static_cast<std::size_t>(rank_)] = std::move(memory);
-  trace_.traffic[static_cast<std::size_t>(rank_)] = std::move(traffic);
+  trace_.traffic_totals.resize(ranks);
+  trace_.memory[me] = std::move(memory);
+  trace_.traffic[me] = traffic.rows();
+  trace_.traffic_totals[me] = traffic.totals();
+  stays_.write(trace_);
   for (MemoryEvent& e : trace_.memory_events) {  // buffer ids become names
     trace_.names.push_back(program_.buffers[static_cast<std::size_t>(e.name)].name);
     e.name = static_cast<std::int32_t>(trace_.names.size()) - 1;

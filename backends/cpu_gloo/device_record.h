@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "trace/trace.h"
+#include "trace/folds.h"
 
 namespace hotbunk {
 
@@ -21,7 +21,7 @@ class DeviceRecord {
     std::int64_t cpu_ns = 0;  // of the thread that asks; 0 without CpuOptions::measure_cpu
   };
 
-  DeviceRecord(const Program&, Rank, const CpuOptions&, std::int64_t epoch_ns);
+  DeviceRecord(const Plan&, Rank, const CpuOptions&, std::int64_t epoch_ns);
 
   Moment now() const;
   const Where& where() const { return where_; }
@@ -29,7 +29,7 @@ class DeviceRecord {
   bool keeps(const Where& w) const { return w.step <= span_steps_; }
 
   void enter(std::int32_t step, std::int16_t phase);
-  void leave();
+  void leave(std::int64_t blocks);
   void note_live(const Buffer&, std::int64_t delta_bytes);
   void note_mapping(const Op&, const Moment& start);
   /// The first call after a sync ends the driver's decision.
@@ -44,8 +44,10 @@ class DeviceRecord {
   std::vector<TimedOp> timings() const;
   /// Likewise: what the calling thread spent, from the second phase on.
   const std::vector<HostStretch>& host_times() const { return host_times_; }
+  /// This rank's stays in the phases of one of the latest two steps.
+  const std::vector<PhaseSpan>& stays(std::int32_t step) const { return stays_.rows(step); }
   /// Of this rank among `ranks`; call once, when the streams are done.
-  Trace take_trace(std::size_t ranks, RankMemory, RankTraffic);
+  Trace take_trace(std::size_t ranks, RankMemory, const TrafficFold&);
 
  private:
   struct Timed {
@@ -61,6 +63,8 @@ class DeviceRecord {
   const bool measure_cpu_;
   const std::int64_t epoch_ns_;
   Where where_;
+  PhaseSpan stay_;  // the phase that the device is in
+  StayFold stays_;
   std::array<std::vector<Timed>, num_streams> timed_;  // each grown by its stream's thread
   std::vector<TimedOp> host_timed_;                    // map and unmap, which run on the calling thread
   std::vector<HostStretch> host_times_;                // with measure_cpu

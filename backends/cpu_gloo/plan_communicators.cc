@@ -11,9 +11,6 @@
 namespace hotbunk {
 namespace {
 
-/// Traffic tags carry step and phase through the communicator's counters.
-constexpr int tag_of(std::int32_t step, std::int16_t phase) { return step * 256 + phase; }
-
 OpKind kind_of(CommOp op) {
   switch (op) {
     case CommOp::all_gather:
@@ -56,7 +53,11 @@ std::string why_no_peer_memory(const Plan& plan, const World& world) {
 /// One communicator per family and stream that any program uses, made in the same order by every rank.
 PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, World& world, const CpuOptions& options,
                                      const Arena& device)
-    : plan_(plan), rank_(rank), world_(world), peer_buffers_(plan.programs.size()) {
+    : plan_(plan),
+      rank_(rank),
+      world_(world),
+      traffic_({.head = options.span_steps}),
+      peer_buffers_(plan.programs.size()) {
   // Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
   if (world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan))) region_ = world.share(device);
   std::set<std::pair<GroupId, StreamId>> used;
@@ -83,16 +84,16 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, World& world, 
   }
 }
 
-Communicator& PlanCommunicators::communicator(const Op& op, std::int32_t step, std::int16_t phase) {
+Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) {
   const auto it = communicators_.find({op.group, op.stream});
   HB_CHECK(it != communicators_.end(), "rank {} has no communicator of family {}", rank_, op.group);
-  it->second->set_tag(tag_of(step, phase));
+  it->second->set_tag(phase);
   return *it->second;
 }
 
-void PlanCommunicators::collective(const KernelCall& call, std::int32_t step, std::int16_t phase) {
+void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
   const auto& [context, memory, op, sizes] = call;
-  Communicator& c = communicator(op, step, phase);
+  Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
     case OpKind::all_gather:
@@ -115,9 +116,9 @@ void PlanCommunicators::collective(const KernelCall& call, std::int32_t step, st
   }
 }
 
-std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int32_t step, std::int16_t phase) {
+std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t phase) {
   const auto& [context, memory, op, sizes] = call;
-  Communicator& c = communicator(op, step, phase);
+  Communicator& c = communicator(op, phase);
   const Tensor& source = op.inputs[0];
   const Buffer& mine = plan_.program(rank_).buffers[static_cast<std::size_t>(source.buffer)];
   const auto& members = plan_.group_of(op.group, rank_);
@@ -142,21 +143,14 @@ std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int32_t s
   return remote;
 }
 
-RankTraffic PlanCommunicators::traffic() const {
-  RankTraffic out;
+void PlanCommunicators::fold_traffic(std::int32_t step) {
   for (const auto& [key, c] : communicators_)
-    for (const CommTraffic& row : c->traffic()) {
-      const TrafficKey at{.step = row.tag / 256,
-                          .phase = static_cast<std::int16_t>(row.tag % 256),
-                          .group = static_cast<std::int16_t>(key.first),
-                          .op = kind_of(row.op)};
-      TrafficCount& sum = out[at];
-      sum.calls += row.calls;
-      sum.payload_bytes += row.payload_bytes;
-      sum.padding_bytes += row.padding_bytes;
-      sum.wire_bytes += row.wire_bytes;
-    }
-  return out;
+    for (const CommTraffic& row : c->take_traffic())
+      traffic_.add({.step = step,
+                    .phase = static_cast<std::int16_t>(row.tag),
+                    .group = static_cast<std::int16_t>(key.first),
+                    .op = kind_of(row.op)},
+                   {row.calls, row.payload_bytes, row.padding_bytes, row.wire_bytes});
 }
 
 }  // namespace hotbunk

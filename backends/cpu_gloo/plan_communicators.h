@@ -9,7 +9,7 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/op_kernels.h"
-#include "trace/trace.h"
+#include "trace/folds.h"
 
 namespace hotbunk {
 
@@ -22,21 +22,24 @@ class PlanCommunicators {
   /// Every rank of the world makes its own at the same time. Peers may read `device` from here on.
   PlanCommunicators(const Plan&, Rank, World&, const CpuOptions&, const Arena& device);
 
-  /// Both run on the thread of op.stream; step and phase are those that the traffic is counted under.
-  void collective(const KernelCall&, std::int32_t step, std::int16_t phase);
+  /// Both run on the thread of op.stream; the traffic is counted under the phase.
+  void collective(const KernelCall&, std::int16_t phase);
   /// Strided reads of peers' memory: the same-named buffer of each peer, wherever its own program put it. Returns the
   /// bytes that came from others.
-  std::int64_t peer_copy(const KernelCall&, std::int32_t step, std::int16_t phase);
-  RankTraffic traffic() const;
+  std::int64_t peer_copy(const KernelCall&, std::int16_t phase);
+  /// What was counted since the last call goes into the books, as that step's; while no stream works.
+  void fold_traffic(std::int32_t step);
+  const TrafficFold& traffic() const { return traffic_; }
 
  private:
-  Communicator& communicator(const Op&, std::int32_t step, std::int16_t phase);
+  Communicator& communicator(const Op&, std::int16_t phase);
 
   const Plan& plan_;
   const Rank rank_;
   const World& world_;
   int region_ = -1;  // World::share index of the device arena
   std::map<std::pair<GroupId, StreamId>, std::unique_ptr<Communicator>> communicators_;
+  TrafficFold traffic_;
   std::vector<std::map<std::string, const Buffer*>> peer_buffers_;  // [program] by name; only what peer_copy reads
 };
 

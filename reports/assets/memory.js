@@ -5,6 +5,9 @@ const S = D.summary, M = S.memory, main = document.getElementById('report');
 const W = 1160, left = 104, right = 14;
 const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
 const ranks = M.by_rank.map(r => r.rank);
+const K = S.kept, thinned = K.steps < K.of;  // a long run has rows of some steps, and totals of all
+const metricNames = [...new Set(S.metrics.flatMap(m => Object.keys(m)))];
+const wholeMetrics = thinned ? S.metrics.filter(m => 2 * Object.keys(m).length > metricNames.length) : S.metrics;
 const steps = [...new Set(D.visits.filter(v => D.when[v[2]] === 'iteration').map(v => v[1]))].filter(s => s <= D.recorded.last_step).sort((a, b) => a - b);
 const end = Math.max(1e-9, D.recorded.end_s);
 const firstStep = D.visits.filter(v => v[1] === 1);

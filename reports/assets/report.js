@@ -85,18 +85,15 @@ function critical() {
 }
 
 const inIteration = new Set(D.phases.filter((_, i) => D.when[i] === 'iteration'));
-/// Mean start (from the iteration's start) and length of each phase, over the steps it ran in.
+/// Each phase of an iteration: what a rank spends in it, mean over ranks and all steps; it starts where the one before
+/// ends, as it does on every rank.
 function meanPhases(summary) {
-  const origin = {};
-  for (const p of summary.phases) if (inIteration.has(p.name)) origin[p.step] = Math.min(origin[p.step] ?? Infinity, p.start);
-  const sums = new Map();
-  for (const p of summary.phases) {
-    if (!inIteration.has(p.name)) continue;
-    const s = sums.get(p.name) || {name: p.name, n: 0, start: 0, seconds: 0};
-    s.n += 1; s.start += p.start - origin[p.step]; s.seconds += p.seconds;
-    sums.set(p.name, s);
-  }
-  return [...sums.values()].map(s => ({...s, start: s.start / s.n, seconds: s.seconds / s.n}));
+  let start = 0;
+  return summary.phase_totals.filter(p => inIteration.has(p.name)).map(p => {
+    const mean = p.seconds / p.times, phase = {...p, n: p.times, start, seconds: mean};
+    start += mean * p.times / summary.steps;
+    return phase;
+  });
 }
 function waterfall() {
   const phases = meanPhases(S), before = D.predicted ? new Map(meanPhases(D.predicted).map(p => [p.name, p])) : new Map();
@@ -115,11 +112,11 @@ function waterfall() {
   });
   for (const [t, name] of axisSeconds(0, hi, 5)) g.unshift(el('line', {class: 'grid', x1: x(t), x2: x(t), y1: 0, y2: phases.length * row}),
     text(x(t), phases.length * row + 14, name, {'text-anchor': 'middle'}));
-  return section('One iteration, phase by phase', `Mean over steps; from the first rank's start to the last rank's end.`,
+  return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks and all ${count(S.steps)} steps.`,
     el('figure', {}, svg(w, phases.length * row + 20, ...g)),
     D.predicted ? legend([[S.source, '#0072B2'], [D.predicted.source + ' (outline)', '#E69F00']]) : null,
-    withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share']],
-      phases.map(p => [p.name, p.n, seconds(p.start), seconds(p.seconds), percent(p.seconds / total)])));
+    withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share'], ['shortest'], ['median'], ['95 %'], ['longest'], ['in step']],
+      phases.map(p => [p.name, count(p.n), seconds(p.start), seconds(p.seconds), percent(p.seconds / total), seconds(p.shortest), seconds(p.p50), seconds(p.p95), seconds(p.longest), p.longest_step])));
 }
 
 /// Bars of how many responses have which length, with the quantiles marked.
@@ -146,10 +143,10 @@ function rollout() {
     el('rect', {x: x(r.busy_s), y: i * row + 4, width: Math.max(0, x(r.busy_s + r.idle_s) - x(r.busy_s)), height: row - 8, rx: 2, fill: colourOf.overhead, ...hover(`engine ${r.engine} waits for ${seconds(r.idle_s)}`)}),
     text(x(r.busy_s + r.idle_s) + 6, i * row + 16, seconds(r.idle_s) + ' idle')));
   const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.ranks.length, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.ranks.length, 0);
-  const lengths = S.metrics.filter(m => 'response_length/mean' in m);
+  const lengths = wholeMetrics.filter(m => 'response_length/mean' in m);
   return section('Rollout: lengths and the idle tail', `${percent(all ? idle / all : 0)} of the ranks' rollout time is waiting for the last engine.`,
     ...(D.lengths ? lengthsChart() : []),
-    el('figure', {style: 'padding-top:14px'}, svg(w, list.length * row + 2, ...g), el('figcaption', {}, `How long each engine generates, and then waits for the last one; mean over its ranks and the steps${list.length < D.rollout.length ? `, the first ${list.length} engines` : ''}.`)),
+    el('figure', {style: 'padding-top:14px'}, svg(w, list.length * row + 2, ...g), el('figcaption', {}, `How long each engine generates, and then waits for the last one; mean over its ranks and ${thinned ? `the ${count(K.steps)} steps with rows` : 'the steps'}${list.length < D.rollout.length ? `, the first ${list.length} engines` : ''}.`)),
     legend([['generating', colourOf.kv_cache], ['waiting for the last engine', colourOf.overhead]]),
     withTable('rollout by engine, mean over steps', [['engine'], ['ranks', 1], ['generating'], ['waiting'], ['idle share'], ['longest wait of a step']],
       D.rollout.map(r => [r.engine, runs(r.ranks), seconds(r.busy_s), seconds(r.idle_s), percent(r.idle_s / (r.busy_s + r.idle_s || 1)), seconds(r.longest_idle_s)])),
@@ -160,14 +157,7 @@ function rollout() {
 // Traffic -------------------------------------------------------------------------------------------------------------
 
 function traffic() {
-  const sums = new Map();
-  for (const t of S.traffic) {
-    const key = [t.phase, t.group, t.op, t.ranks.join(' ')].join('|');
-    const s = sums.get(key) || {...t, calls_per_rank: 0, payload_bytes_per_rank: 0, padding_bytes_per_rank: 0, wire_bytes_per_rank: 0};
-    for (const k of ['calls_per_rank', 'payload_bytes_per_rank', 'padding_bytes_per_rank', 'wire_bytes_per_rank']) s[k] += t[k];
-    sums.set(key, s);
-  }
-  if (!sums.size) return null;
+  if (!S.traffic_totals.length) return null;
   const n = Math.min(D.matrix.length, 64), cell = Math.min(44, 420 / n), hi = Math.max(1, ...D.matrix.flat()), o = 46, g = [];
   for (let r = 0; r < n; ++r) {
     if (n <= 16 || r % 8 === 0) g.push(text(o - 6, o + r * cell + cell / 2 + 4, r, {'text-anchor': 'end'}), text(o + r * cell + cell / 2, o - 6, r, {'text-anchor': 'middle'}));
@@ -179,7 +169,7 @@ function traffic() {
     }
   }
   g.push(text(o, 14, 'to rank →'), text(12, o + 4, '↓ from', {}));
-  const rows = [...sums.values()].map(t => [t.phase, t.group, t.op, runs(t.ranks), count(t.calls_per_rank), bytes(t.payload_bytes_per_rank), bytes(t.padding_bytes_per_rank), bytes(t.wire_bytes_per_rank)]);
+  const rows = S.traffic_totals.map(t => [t.phase, t.group, t.op, runs(t.ranks), count(t.calls_per_rank), bytes(t.payload_bytes_per_rank), bytes(t.padding_bytes_per_rank), bytes(t.wire_bytes_per_rank)]);
   const columns = [['phase', 1], ['group', 1], ['op', 1], ['ranks', 1], ['calls'], ['payload'], ['padding'], ['wire']];
   return section('Traffic', 'Per rank, all steps together. Payload is the whole tensor (what one rank sends for all-to-all and point to point); wire is what a rank sends.',
     el('div', {style: 'display:grid;grid-template-columns:minmax(0,1fr) minmax(220px,340px);gap:24px;align-items:start'}, table(columns, rows),
@@ -202,13 +192,14 @@ function lineChart(name, points) {
 }
 function learning() {
   if (!S.metrics.length) return null;
-  const names = [...new Set(S.metrics.flatMap(m => Object.keys(m)))].filter(k => k !== 'step')
+  const names = metricNames.filter(k => k !== 'step')
     .sort((a, b) => /reward/.test(b) - /reward/.test(a) || /loss/.test(b) - /loss/.test(a) || a.localeCompare(b));
   const charts = S.metrics.length < 2 ? [] : names.map(k => [k, S.metrics.filter(m => typeof m[k] === 'number').map(m => [m.step, m[k]])])
     .filter(c => c[1].length > 1).slice(0, 12).map(c => lineChart(...c));
-  return section('Learning', `The driver's figures, step by step.`,
+  const shown = thinned ? ` Of ${count(S.steps)} steps the curves show ${count(S.metrics.length)}: one in ${K.every}, and between them each figure's lowest and highest value, so that no spike is lost; metrics.jsonl has them all.` : '';
+  return section('Learning', `The driver's figures, step by step.${shown}`,
     el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(310px,1fr));gap:14px 22px'}, ...charts),
-    withTable('metrics', [['step'], ...names.map(k => [k])], S.metrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
+    withTable('metrics', [['step'], ...names.map(k => [k])], wholeMetrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
 }
 
 /// Relative errors as bars to both sides of zero.
@@ -223,21 +214,35 @@ function errorBars(errors, c) {
 function predicted() {
   const c = D.comparison;
   if (!c) return null;
-  const order = [], sums = {};
-  for (const t of c.times) {
-    if (!sums[t.phase]) { sums[t.phase] = {a: 0, b: 0, n: 0}; order.push(t.phase); }
-    sums[t.phase].a += t.a_seconds; sums[t.phase].b += t.b_seconds; sums[t.phase].n += 1;
-  }
+  const order = c.totals.map(t => t.phase), sums = Object.fromEntries(c.totals.map(t => [t.phase, {a: t.a_seconds, b: t.b_seconds, n: t.times}]));
   const verdictLine = c.equal
-    ? el('p', {}, el('span', {class: 'equal'}, 'Bytes and calls are equal: '), `all ${count(c.numbers_compared)} numbers of memory (every rank, category and phase) and traffic (every rank, group, operation and phase) are the same in both.`)
+    ? el('p', {}, el('span', {class: 'equal'}, 'Bytes and calls are equal: '), `all ${count(c.numbers_compared)} numbers of memory (every rank, category and phase) and traffic (every rank, group, operation and phase${thinned ? ', over all steps and in each step with rows' : ''}) are the same in both.`)
     : el('p', {}, el('span', {class: 'differs'}, `${count(c.differences.length)} of ${count(c.numbers_compared)} numbers differ.`));
   const e = c.time_error;
   return section(`Predicted over measured`, `${c.a} beside ${c.b}. Bytes are held to equality; times (what a rank spends in a phase, mean over ranks) are shown with their error.`, verdictLine,
     c.equal ? null : table([['rank'], ['step'], ['phase', 1], ['what', 1], [c.a], [c.b]], c.differences.slice(0, 100).map(d => [d.rank, d.step ?? 'all', d.phase ?? 'all', d.what, count(d.a), count(d.b)])),
     el('p', {}, `Error of phase times: mean ${percent(e.mean)} (weighted by time), max ${percent(e.max)} (phases over 1 %), total ${percent(e.total, true)}.`),
     el('div', {class: 'columns'},
-      table([['phase', 1], ['times'], [c.a], [c.b], ['error']], order.map(p => { const s = sums[p]; return [p, s.n, seconds(s.a / s.n), seconds(s.b / s.n), s.b > 0 ? percent((s.a - s.b) / s.b, true) : '–']; })),
+      table([['phase', 1], ['times'], [c.a], [c.b], ['error']], order.map(p => { const s = sums[p]; return [p, count(s.n), seconds(s.a / s.n), seconds(s.b / s.n), s.b > 0 ? percent((s.a - s.b) / s.b, true) : '–']; })),
       errorBars(order.filter(p => sums[p].b > 0).map(p => [p, (sums[p].a - sums[p].b) / sums[p].b]), c)));
+}
+
+/// What was sampled: the best and the worst of the first and of the last step that has samples.
+function samples() {
+  if (!D.samples.length) return null;
+  const tokens = list => list.length ? list.join(' ') : '–';
+  const cut = (s, what) => s[what + '_tokens'] > s.tokens[what].length ? ` … (${count(s[what + '_tokens'])} tokens)` : '';
+  const show = (s, what) => [el('code', {class: 'sample'}, (s.text ? s.text[what] : tokens(s.tokens[what])) + cut(s, what)), s.text ? el('span', {class: 'ids'}, tokens(s.tokens[what])) : ''];
+  const mean = list => list && list.length ? number(list.reduce((a, v) => a + v, 0) / list.length) : '–';
+  const has = (f) => D.samples.some(f), logps = (s, who) => mean(s.logprobs && s.logprobs[who]);
+  const columns = [['step'], ['sample'], ['prompt', 1], ['response', 1]], cells = [s => s.step, s => s.sample, s => el('div', {}, ...show(s, 'prompt')), s => el('div', {}, ...show(s, 'response'))];
+  const column = (title, wanted, cell) => { if (has(wanted)) { columns.push([title]); cells.push(cell); } };
+  column('reward', s => 'reward' in s, s => number(s.reward));
+  column('advantage', s => 'advantage' in s, s => number(s.advantage));
+  column('log-prob, rollout', s => s.logprobs && s.logprobs.rollout, s => logps(s, 'rollout'));
+  column('log-prob, training', s => s.logprobs && s.logprobs.training, s => logps(s, 'training'));
+  return section('Samples', `${has(s => 'reward' in s) ? 'The best and the worst reward' : 'Samples'} of the first and the last step that has any in samples.jsonl, which holds more of them. Log-probs are means per token of the response; training's where the writing rank computed them.`,
+    table(columns, D.samples.map(s => cells.map(c => c(s)))));
 }
 
 function provenance() {
@@ -247,8 +252,8 @@ function provenance() {
 
 const pair = (a, b) => a && b ? el('div', {class: 'columns'}, a, b) : a || b;
 for (const part of [
-  el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${S.steps} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)))),
-  verdict(), tiles(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), provenance(),
+  el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${count(S.steps)} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)), thinned ? ` · rows of ${count(K.steps)} of them` : '')),
+  verdict(), tiles(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), samples(), provenance(),
 ]) if (part) main.append(part);
 // First in sight: the step whose critical path is drawn, else step 1.
 const pathVisits = D.critical && D.critical.step <= D.spans.last_step ? D.visits.filter(v => v[1] === D.critical.step) : [];

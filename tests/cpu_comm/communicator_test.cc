@@ -305,7 +305,7 @@ TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
     if (r == 0) expected.push_back({6, CommOp::send, 1, 77, 0, 77});
     if (r == 2) expected.push_back({6, CommOp::recv, 1, 0, 0, 0});
     expected.push_back({6, CommOp::barrier, 1, 0, 0, 0});
-    RANK_REQUIRE(c->traffic() == expected);
+    RANK_REQUIRE(c->take_traffic() == expected);
   });
   INFO(result.message);
   CHECK(result.exit_code == 0);
@@ -404,7 +404,7 @@ TEST_CASE("peers read shared memory without its owner's help", "[comm]") {
     std::byte got[100];
     c->peer_read(peer, 1, 4096, got, 100);
     RANK_REQUIRE(got[99] == expected);
-    RANK_REQUIRE(c->traffic().at(0) == (CommTraffic{0, CommOp::peer_read, 1, 100, 0, 0}));
+    RANK_REQUIRE(c->take_traffic().at(0) == (CommTraffic{0, CommOp::peer_read, 1, 100, 0, 0}));
     c->barrier();
     // Unmapped and mapped again by its owner: the peer sees the new contents at the same place.
     second.unmap(4096, 8192);

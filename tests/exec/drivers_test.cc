@@ -177,7 +177,7 @@ TEST_CASE("recorded lengths come back from their file and replay the same decisi
   const Plan plan = plan_of(20);
   const auto file = std::filesystem::temp_directory_path() / "hotbunk_drivers_test_lengths.jsonl";
   const std::vector<SampleLengths> drawn{draw_lengths(s, 1), draw_lengths(s, 2)};
-  REQUIRE(write_lengths(file, drawn));
+  REQUIRE(write_file_atomic(file, lengths_line(1, drawn[0]) + '\n' + lengths_line(2, drawn[1]) + '\n'));
   auto read = read_lengths(file);
   REQUIRE(read);
   CHECK(*read == drawn);
@@ -189,16 +189,32 @@ TEST_CASE("recorded lengths come back from their file and replay the same decisi
   CHECK(decisions(**run, 2, 2, 4) == decisions(**replay, 2, 2, 4));
 
   // A run resumed after its first step, without the lines of the earlier part.
-  REQUIRE(write_lengths(file, {SampleLengths{}, drawn[1]}));
+  REQUIRE(write_file_atomic(file, lengths_line(2, drawn[1]) + "\n"));
   const auto later = read_lengths(file);
   REQUIRE(later);
   CHECK(*later == std::vector<SampleLengths>{SampleLengths{}, drawn[1]});
   CHECK(LengthDriver::create(plan, other, *later).error().front().code == "E121");
+  CHECK(recorded_lengths(file, other).error().front().code == "E121");
+  const auto second = recorded_lengths(file, other, 2);
+  REQUIRE(second);
+  CHECK((*second)(2) == drawn[1]);
   auto resumed = LengthDriver::create(plan, other, *later, 2);
   REQUIRE(resumed);
   CHECK(decisions(**resumed, 2, 2, 4) == decisions(**replay, 2, 2, 4));
 
+  // The same, read line by line as it is asked for; back to an earlier step too.
+  REQUIRE(write_file_atomic(file, lengths_line(1, drawn[0]) + "\n" + lengths_line(2, drawn[1]) + "\n"));
+  const auto lines = recorded_lengths(file, other);
+  REQUIRE(lines);
+  CHECK((*lines)(2) == drawn[1]);
+  CHECK((*lines)(1) == drawn[0]);
+  CHECK((*lines)(2) == drawn[1]);
+  auto streamed = LengthDriver::create(plan, other, *lines);
+  REQUIRE(streamed);
+  CHECK(decisions(**run, 2, 1, 1) == decisions(**streamed, 2, 1, 1));
+
   other.steps = 3;
+  CHECK(recorded_lengths(file, other).error().front().code == "E121");
   CHECK(LengthDriver::create(plan, other, *read).error().front().code == "E121");
   REQUIRE(write_file_atomic(file,
                             "{\"step\": 1, \"prompt_tokens\": [1, 2], \"response_tokens\": [1, 2]}\n{\"step\": 2}\n"));

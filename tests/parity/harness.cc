@@ -103,7 +103,10 @@ std::string run_case(World& world, const Case& job, std::size_t index, const Che
   auto plan = lower(job.scenario);
   if (!plan) return render(plan.error());
   if (job.mutate) job.mutate(*plan);
-  auto driver = make_training_driver(*plan, job.scenario, {});
+  std::vector<SampleLengths> lengths;
+  DriverOptions listening;
+  listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
+  auto driver = make_training_driver(*plan, job.scenario, listening);
   if (!driver) return render(driver.error());
   options.scope = fmt::format("{}.", index);
   Observer observer(*plan, **driver, job);
@@ -125,7 +128,7 @@ std::string run_case(World& world, const Case& job, std::size_t index, const Che
   }
   if (world.rank() != 0) return "";
   const Trace measured = merge_traces(parts);
-  return check({job, *plan, measured, (*driver)->trained_lengths()});
+  return check({job, *plan, measured, lengths});
 }
 
 }  // namespace

@@ -57,11 +57,11 @@ TEST_CASE("metrics.jsonl has verl's names, a line per step") {
   CHECK(first["step"] == 1);
   CHECK(first["actor/loss"] == 0.5);
   CHECK(first["timing_s/gen"].get<double>() == Approx(0.010));
-  CHECK(first["timing_s/update_actor"].get<double>() == Approx(0.009));
-  CHECK(first["timing_s/step"].get<double>() == Approx(0.019));
+  CHECK(first["timing_s/update_actor"].get<double>() == Approx(0.008));
+  CHECK(first["timing_s/step"].get<double>() == Approx(0.018));
   CHECK(first["perf/total_num_tokens"] == 190.0);
-  CHECK(first["perf/throughput"].get<double>() == Approx(190 / 0.019 / 2));
-  CHECK(first["perf/max_memory_allocated_gb"].get<double>() == Approx(3200.0 / (1 << 30)));
+  CHECK(first["perf/throughput"].get<double>() == Approx(190 / 0.018 / 2));
+  CHECK(first["perf/max_memory_allocated_gb"].get<double>() == Approx(3000.0 / (1 << 30)));
   CHECK(second["step"] == 2);
   CHECK_FALSE(second.contains("perf/throughput"));  // its lengths were not reported
 }
@@ -76,7 +76,7 @@ TEST_CASE("SFT's throughput counts one sample per prompt") {
   const std::string text = metrics_jsonl(test::sample_plan(), scenario, trace);
   const Json first = Json::parse(text.substr(0, text.find('\n')));
   CHECK(first["perf/total_num_tokens"] == 95.0);
-  CHECK(first["perf/throughput"].get<double>() == Approx(95 / 0.019 / 2));
+  CHECK(first["perf/throughput"].get<double>() == Approx(95 / 0.018 / 2));
 }
 
 TEST_CASE("the Chrome trace: rank is process, stream is thread") {
@@ -214,13 +214,13 @@ TEST_CASE("response lengths become a histogram whose bins are as wide as needed"
   const Trace trace = test::sample_trace();
   CHECK(report_data({plan, scenario, trace, nullptr, ""})["lengths"].is_null());
   // 1, 1, 2, 4: half are 1 or shorter, nine tenths 4 or shorter.
-  const Json few = report_data({plan, scenario, trace, nullptr, "", {{{5, 5}, {4, 1}}, {{5, 5}, {1, 2}}}})["lengths"];
+  const Json few = report_data({plan, scenario, trace, nullptr, "", {{1, 2}, {2, 1}, {4, 1}}, {}})["lengths"];
   CHECK(few["width"] == 1);
   CHECK(few["counts"] == Json({0, 2, 1, 0, 1}));
   CHECK(few["mean"] == 2.0);
   CHECK(few["quantiles"] == Json({{0.5, 1}, {0.9, 4}, {0.99, 4}}));
   // Up to 100 tokens in at most 48 bins: of 3 tokens each, 99-101 the last.
-  const Json wide = report_data({plan, scenario, trace, nullptr, "", {{{5, 5}, {100, 2}}}})["lengths"];
+  const Json wide = report_data({plan, scenario, trace, nullptr, "", {{2, 1}, {100, 1}}, {}})["lengths"];
   CHECK(wide["width"] == 3);
   CHECK(wide["counts"].size() == 34);
   CHECK(wide["counts"][0] == 1);
@@ -263,7 +263,7 @@ TEST_CASE("of a large job the first ranks and the fullest are drawn") {
   Trace trace = test::sample_trace();
   trace.memory.assign(20, test::sample_memory(1000));
   trace.memory[18] = test::sample_memory(1001);
-  trace.traffic.resize(20);
+  trace.traffic.resize(20), trace.traffic_totals.resize(20);
   trace.spans[0].rank = 17;
   const Scenario scenario = test::sample_scenario();
   const Json data = report_data({plan, scenario, trace, nullptr, ""});

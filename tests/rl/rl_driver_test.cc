@@ -96,9 +96,18 @@ float logp_of(float uniform) { return -uniform; }
 
 using Drivers = std::vector<std::unique_ptr<RlDriver>>;
 
-Drivers open_all(const Plan& plan, const Scenario& s) {
+/// A driver that says the lengths of each step it trains.
+DriverOptions listening(std::vector<SampleLengths>& lengths) {
+  DriverOptions options;
+  options.on_samples = [&lengths](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
+  return options;
+}
+
+/// lengths: of rank 0's.
+Drivers open_all(const Plan& plan, const Scenario& s, std::vector<SampleLengths>& lengths) {
   Drivers drivers;
-  for (Rank r = 0; r < ranks; ++r) drivers.push_back(std::move(*RlDriver::create(plan, s, {})));
+  for (Rank r = 0; r < ranks; ++r)
+    drivers.push_back(std::move(*RlDriver::create(plan, s, r == 0 ? listening(lengths) : DriverOptions{})));
   return drivers;
 }
 
@@ -164,7 +173,8 @@ void log_probs(RlDriver& d, Rank rank, std::int32_t step, std::int16_t phase, fl
 TEST_CASE("one GRPO iteration of four processes") {
   const Scenario s = scenario();
   const Plan plan = make_plan();
-  Drivers drivers = open_all(plan, s);
+  std::vector<SampleLengths> lengths;
+  Drivers drivers = open_all(plan, s, lengths);
   std::vector<std::vector<Sizes>> rollouts;
   for (Rank r = 0; r < ranks; ++r) rollouts.push_back(roll_out(*drivers[static_cast<std::size_t>(r)], r, 1, s));
   exchange(drivers, 1, s);
@@ -190,7 +200,6 @@ TEST_CASE("one GRPO iteration of four processes") {
   }
   CHECK(begun == ranks);
   std::int64_t response_tokens = 0;
-  const std::vector<SampleLengths> lengths = drivers[0]->trained_lengths();
   for (std::int64_t n : lengths.at(0).response_tokens) response_tokens += n;
   CHECK(gap(Metric::rollout_gap_tokens) == static_cast<double>(response_tokens));
   for (Rank r = 0; r < ranks; ++r) {
@@ -250,7 +259,7 @@ TEST_CASE("one GRPO iteration of four processes") {
   CHECK(values.at("rollout/logprob_gap_mean") == other.metrics.front().values.at("rollout/logprob_gap_mean"));
 
   // A simulation that replays the lengths takes the same decisions on every rank.
-  auto replay = LengthDriver::create(plan, s, drivers[0]->trained_lengths());
+  auto replay = LengthDriver::create(plan, s, lengths);
   REQUIRE(replay);
   for (Rank r = 0; r < ranks; ++r)
     for (const Sizes& expected : rollouts[static_cast<std::size_t>(r)]) {
@@ -271,7 +280,8 @@ TEST_CASE("sampling depends on seed, step, sample and position, not on the layou
   // One engine of one rank against two engines of two: every sample comes out the same.
   Scenario s = scenario();
   const Plan plan = make_plan();
-  Drivers four = open_all(plan, s);
+  std::vector<SampleLengths> four_lengths, alone_lengths;
+  Drivers four = open_all(plan, s, four_lengths);
   for (Rank r = 0; r < ranks; ++r) roll_out(*four[static_cast<std::size_t>(r)], r, 1, s);
   exchange(four, 1, s);
   four[0]->next(0, 1, train_phase);
@@ -280,7 +290,7 @@ TEST_CASE("sampling depends on seed, step, sample and position, not on the layou
   single.train.layout.dp = 1;
   Plan one_rank = make_plan();
   one_rank.program_of_rank = {0};
-  auto alone = RlDriver::create(one_rank, single, {});
+  auto alone = RlDriver::create(one_rank, single, listening(alone_lengths));
   REQUIRE(alone);
   roll_out(**alone, 0, 1, single);
   const auto args = (*alone)->next(0, 1, exchange_phase);
@@ -290,7 +300,7 @@ TEST_CASE("sampling depends on seed, step, sample and position, not on the layou
         feed<float>(**alone, 0, *args, Slot::sample_logps, rows_per_rank(single) * max_response_tokens(single)));
   (*alone)->completed(0, *args, exchange_phase);
   (*alone)->next(0, 1, train_phase);
-  CHECK((*alone)->trained_lengths() == four[0]->trained_lengths());
+  CHECK(alone_lengths == four_lengths);
   Trace a, b;
   (*alone)->report(a);
   four[0]->report(b);

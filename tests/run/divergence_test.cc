@@ -161,6 +161,6 @@ TEST_CASE("the last finite checkpoint survives a divergence") {
   }
   CHECK(checkpoints >= 1);
   CHECK_FALSE(fs::exists(out / "checkpoints/final"));
-  CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
-  CHECK_THAT(text_of(out / "metrics.partial.jsonl"), Catch::Contains("\"step\":1"));
+  CHECK_FALSE(fs::exists(out / "trace.json"));
+  CHECK_THAT(text_of(out / "metrics.jsonl"), Catch::Contains("\"step\":1"));
 }

@@ -162,7 +162,7 @@ TEST_CASE("two runs at once do not share a folder, and a killed one is not taken
   const fs::path out = work_folder() / "busy";
   const std::string file = scenario("busy", 2, 1, "steps: 100000\ncheckpoint_every: 1").string();
   const pid_t launcher = start_hotbunk({"run", file, "--out", out.string()}, work_folder() / "busy.err");
-  for (int i = 0; i < 600 && text_of(out / "metrics.partial.jsonl").find("\"step\":2") == std::string::npos; ++i)
+  for (int i = 0; i < 600 && text_of(out / "metrics.jsonl").find("\"step\":2") == std::string::npos; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   for (const char* more : {"", " --overwrite"}) {
     const Result2 second = hotbunk_command(fmt::format("run {} --out {}{}", file, out.string(), more));
@@ -179,7 +179,7 @@ TEST_CASE("two runs at once do not share a folder, and a killed one is not taken
     CHECK(r.code == 2);
     CHECK_THAT(r.err, Catch::Contains("error[E134]: the run of this folder has not ended (pid ") &&
                           Catch::Contains("missing: scenario.yaml, plan.json, trace.json") &&
-                          Catch::Contains("metrics.partial.jsonl"));
+                          Catch::Contains("metrics.jsonl"));
   }
   // Its steps and checkpoints are kept until somebody says otherwise.
   const std::string again = fmt::format("run {} --set steps=1 --out {}", file, out.string());
@@ -189,7 +189,7 @@ TEST_CASE("two runs at once do not share a folder, and a killed one is not taken
   const Result2 over = hotbunk_command(again + " --overwrite");
   INFO(over.err);
   CHECK(over.code == 0);
-  CHECK_FALSE(fs::exists(out / "metrics.partial.jsonl"));
+  CHECK(text_of(out / "metrics.jsonl").find("\"step\":2") == std::string::npos);
   CHECK_FALSE(fs::exists(out / "checkpoints/step_2"));
   CHECK(hotbunk_command(fmt::format("compare {}", out.string())).code == 0);
 }
@@ -254,7 +254,7 @@ TEST_CASE("what the end of a run needs is read before its first step") {
     CHECK(r.code == 2);
     CHECK(r.err.find("starting") == std::string::npos);
     CHECK(r.err.find("step 1") == std::string::npos);
-    CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
+    CHECK(text_of(out / "metrics.jsonl").find("\"step\":2") == std::string::npos);
   }
 }
 
@@ -292,7 +292,7 @@ TEST_CASE("a full disk is a failure at run time: what fits is written, each file
   if (std::system(fmt::format("mount -t tmpfs -o size=256k none {} 2> /dev/null", disk.string()).c_str()) != 0) return;
   const Result2 r = hotbunk_command(
       fmt::format("run {} --out {}", scenario("disk", 2, 1, "steps: 2").string(), (disk / "run").string()));
-  const std::string metrics = text_of(disk / "run/metrics.jsonl") + text_of(disk / "run/metrics.partial.jsonl");
+  const std::string metrics = text_of(disk / "run/metrics.jsonl");
   bool partial = false;
   for (const auto& entry : fs::directory_iterator(disk / "run")) partial |= entry.path().extension() == ".tmp";
   CHECK(std::system(fmt::format("umount {}", disk.string()).c_str()) == 0);

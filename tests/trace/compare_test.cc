@@ -21,9 +21,10 @@ TEST_CASE("a trace equals itself") {
   const Comparison c = compare_traces(test::sample_plan(), test::sample_trace(), measured());
   CHECK(c.equal);
   CHECK(c.differences.empty());
-  // Per rank: the device 6 + 14, its three phases 3 + 7 each; the host 6 + 14; traffic 4 rows of 4; 5 visits; two kinds
-  // of op in either step, runs and bytes.
-  CHECK(c.numbers_compared == 2 * (20 + 30 + 20 + 16 + 5 + 8));
+  // Per rank: the device 6 + 14, its three phases 3 + 7 each; the host 6 + 14; traffic 4 rows of 4 and 2 totals of 4; 5
+  // visits, and of 3 phases and the iteration how often and with how many blocks; two kinds of op in either step, runs
+  // and bytes.
+  CHECK(c.numbers_compared == 2 * (20 + 30 + 20 + 16 + 8 + 5 + 8 + 8));
   CHECK(c.mean_error == 0.0);
 }
 
@@ -68,6 +69,12 @@ TEST_CASE("one byte or one call anywhere is seen") {
        }},
       {"blocks run (-1: phase not entered)", [](Trace& t) { ++t.phases.back().blocks; }},
       {"blocks run (-1: phase not entered)", [](Trace& t) { t.phases.pop_back(); }},
+      {"blocks run", [](Trace& t) { ++t.phase_totals.back().blocks; }},
+      {"times entered", [](Trace& t) { ++t.phase_totals.back().stays.times; }},
+      {"all_gather over fsdp: calls",
+       [](Trace& t) {
+         ++t.traffic_totals[1][{0, 2, 0, OpKind::all_gather}].calls;
+       }},
   };
   for (const auto& [what, mutate] : mutations) {
     Trace other = measured();
@@ -116,6 +123,7 @@ TEST_CASE("times are compared, not judged") {
   // Training of step 1 really took both ranks 17 ms (8 predicted), everything after it is as long as predicted.
   for (PhaseSpan& p : other.phases)
     if (p.step == 1 && p.phase == 2) p.end_ns += 9 * test::ms;
+  total_up(test::sample_plan(), other);
   const Comparison c = compare_traces(test::sample_plan(), test::sample_trace(), other);
   CHECK(c.equal);
   REQUIRE(c.times.size() == 5);
@@ -127,7 +135,7 @@ TEST_CASE("times are compared, not judged") {
   CHECK(c.mean_error == Approx(9.0 / 46));
   CHECK(c.iteration_error == Approx(-9.0 / 46));
   CHECK(render_comparison(c, false) ==
-        R"(equal  memory, traffic and ops: all 198 numbers are the same in simulated and measured
+        R"(equal  memory, traffic and ops: all 230 numbers are the same in simulated and measured
 
 Time by phase, mean over steps
   phase    times  simulated  measured    error

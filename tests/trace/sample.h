@@ -1,7 +1,7 @@
 // A small plan and hand-made traces of it: two ranks, two phases, numbers that can be added up by hand.
 #pragma once
 #include "spec/scenario.h"
-#include "trace/trace.h"
+#include "trace/folds.h"
 
 namespace hotbunk::test {
 
@@ -78,6 +78,7 @@ inline Trace sample_trace() {
   t.metrics = {{1, {{"actor/loss", 0.5}, {"reward", 0.25}}}, {2, {{"actor/loss", 0.25}, {"reward", 0.5}}}};
   t.trained_tokens = 380;
   t.model_flops = 7.2e3;
+  total_up(sample_plan(), t);
   return t;
 }
 

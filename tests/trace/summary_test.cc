@@ -54,24 +54,24 @@ TEST_CASE("the summary is DESIGN's document, key by key") {
   for (const auto& item : s.items()) keys.push_back(item.key());
   CHECK(keys == std::vector<std::string>{"schema", "source", "scenario", "plan_hash", "fits", "steps",
                                          "iteration_seconds", "tokens_per_second", "mfu", "phases", "memory", "traffic",
-                                         "metrics"});
+                                         "metrics", "iteration", "phase_totals", "traffic_totals", "kept"});
   CHECK(s["schema"] == "hotbunk.trace-summary/1");
   CHECK(s["source"] == "simulated");
   CHECK(s["scenario"] == "sample");
   CHECK(s["plan_hash"] == plan_hash(plan));
   CHECK(s["fits"] == true);  // 4096 + 100 <= 8192
   CHECK(s["steps"] == 2);
-  // An iteration goes from rank 0's rollout at 0 ms to rank 1's end of training at 19 ms.
-  CHECK(s["iteration_seconds"].get<double>() == Approx(0.019));
-  CHECK(s["tokens_per_second"].get<double>() == Approx(380 / 0.038));
-  // Training takes 9 ms per step over both ranks: 7200 / (0.018 s * 1e6 FLOP/s * 2 devices).
-  CHECK(s["mfu"].get<double>() == Approx(0.2));
+  // An iteration takes either rank 18 ms: rank 1 enters its rollout 1 ms later and leaves its training 1 ms later.
+  CHECK(s["iteration_seconds"].get<double>() == Approx(0.018));
+  CHECK(s["tokens_per_second"].get<double>() == Approx(380 / 0.036));
+  // Training takes a rank 8 ms per step: 7200 / (0.016 s * 1e6 FLOP/s * 2 devices).
+  CHECK(s["mfu"].get<double>() == Approx(0.225));
 
   REQUIRE(s["phases"].size() == 5);
   CHECK(s["phases"][0] == Json({{"step", 0}, {"name", "load"}, {"start", 0.0}, {"seconds", 0.002}}));
   CHECK(s["phases"][2]["name"] == "train");
   CHECK(s["phases"][2]["start"].get<double>() == Approx(0.012));
-  CHECK(s["phases"][2]["seconds"].get<double>() == Approx(0.009));
+  CHECK(s["phases"][2]["seconds"].get<double>() == Approx(0.008));
 
   CHECK(s["memory"] == Json({{"capacity_bytes", 8192},
                              {"peak_bytes", 3200},
@@ -86,6 +86,23 @@ TEST_CASE("the summary is DESIGN's document, key by key") {
               traffic(2, "tp", "all_reduce", {0}, 1, 40, 0, 0), traffic(2, "tp", "all_reduce", {1}, 1, 44, 0, 0)}));
   CHECK(s["metrics"] == Json({{{"step", 1}, {"actor/loss", 0.5}, {"reward", 0.25}},
                               {{"step", 2}, {"actor/loss", 0.25}, {"reward", 0.5}}}));
+
+  // Over both steps: the rollout takes rank 0 10 ms and rank 1 9 ms, twice.
+  CHECK(s["kept"] == Json({{"steps", 2}, {"of", 2}, {"every", 1}, {"metrics", 2}}));
+  REQUIRE(s["phase_totals"].size() == 3);
+  const Json& rollout = s["phase_totals"][1];
+  CHECK(rollout["name"] == "rollout");
+  CHECK(rollout["times"] == 2);
+  CHECK(rollout["seconds"].get<double>() == Approx(0.019));
+  CHECK(rollout["mean"].get<double>() == Approx(0.0095));
+  CHECK(rollout["shortest"].get<double>() == Approx(0.009));
+  CHECK(rollout["p50"].get<double>() == Approx(0.009).epsilon(0.011));
+  CHECK(rollout["longest"].get<double>() == Approx(0.010));
+  CHECK(rollout["longest_step"] == 1);
+  REQUIRE(s["traffic_totals"].size() == 3);
+  Json gather = traffic(0, "fsdp", "all_gather", {0, 1}, 6, 12000, 32, 6000);
+  gather.erase("step");
+  CHECK(s["traffic_totals"][0] == gather);
 }
 
 TEST_CASE("overhead, the host and one byte decide whether it fits") {
@@ -105,6 +122,7 @@ TEST_CASE("overhead, the host and one byte decide whether it fits") {
 TEST_CASE("ranks of one group with different counts have rows of their own") {
   Trace trace = test::sample_trace();
   trace.traffic[1][{1, 2, 0, OpKind::all_gather}].calls = 4;
+  total_up(test::sample_plan(), trace);
   const Json s = summarize(test::sample_plan(), test::sample_scenario(), trace);
   CHECK(s["traffic"].size() == 7);
   CHECK(s["traffic"][0]["ranks"] == Json({0}));
@@ -124,13 +142,13 @@ TEST_CASE("the summary as text") {
   const std::string text = render_summary(summarize(plan, test::sample_scenario(), test::sample_trace()), false);
   CHECK(text ==
         R"(fits  4.1 KiB mapped with overhead of 8.0 KiB; 3.1 KiB live at the peak: rank 1, phase train
-simulated over 2 steps: 19.00 ms per iteration, 1e+04 tokens/s, train MFU 20.0 %
+simulated over 2 steps: 18.00 ms per iteration, 1.056e+04 tokens/s, train MFU 22.5 %
 
-Time by phase
-  phase    times      mean  share of all
-  load         1   2.00 ms         5.0 %
-  rollout      2  10.00 ms        50.0 %
-  train        2   9.00 ms        45.0 %
+Time by phase: what a rank spends in it, mean over ranks and steps
+  phase    times     mean  share of all
+  load         1  2.00 ms         5.4 %
+  rollout      2  9.50 ms        51.4 %
+  train        2  8.00 ms        43.2 %
 
 Memory of rank 1 (composition at each phase's peak)
   phase      live peak   mapped   params  activations  overhead
@@ -146,9 +164,9 @@ Traffic per rank, all steps
   train  tp     all_reduce  1          2      88 B        -        -
 
 Metrics
-  step  actor/loss  reward
-     1         0.5    0.25
-     2        0.25     0.5
+  step  reward  actor/loss
+     1    0.25         0.5
+     2     0.5        0.25
 
 plan )" + plan_hash(plan) +
             "\n");

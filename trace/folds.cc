@@ -1,0 +1,154 @@
+#include "trace/folds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+namespace hotbunk {
+namespace {
+
+/// Drops what is kept no longer, `latest` having been entered.
+template <class ByStep>
+void thin(ByStep& steps, const KeptSteps& kept, std::int32_t latest) {
+  std::erase_if(steps, [&](const auto& row) { return !kept.keeps(row.first, latest); });
+}
+
+void add_to(TrafficCount& sum, const TrafficCount& c) {
+  sum.calls += c.calls;
+  sum.payload_bytes += c.payload_bytes;
+  sum.padding_bytes += c.padding_bytes;
+  sum.wire_bytes += c.wire_bytes;
+}
+
+}  // namespace
+
+StayFold::StayFold(const Plan& plan, Rank rank, KeptSteps kept) : plan_(plan), rank_(rank), kept_(kept) {
+  for (std::size_t p = 0; p <= plan.phases.size(); ++p)
+    totals_.push_back({rank, p < plan.phases.size() ? static_cast<std::int16_t>(p) : PhaseTotal::iteration, 0, {}});
+}
+
+void StayFold::close_iteration() {
+  if (begin_ns_ < 0) return;
+  const std::int64_t ns = end_ns_ - std::exchange(begin_ns_, -1);
+  totals_.back().stays.add(ns, latest_);
+  if (ns <= slowest_ns_) return;
+  slowest_ns_ = ns;
+  slowest_ = steps_[latest_];
+}
+
+void StayFold::add(const PhaseSpan& stay) {
+  if (stay.step > latest_) {
+    close_iteration();
+    latest_ = stay.step;
+    thin(steps_, kept_, latest_);
+  }
+  steps_[stay.step].push_back(stay);
+  PhaseTotal& total = totals_[static_cast<std::size_t>(stay.phase)];
+  total.stays.add(stay.end_ns - stay.start_ns, stay.step);
+  total.blocks += stay.blocks;
+  if (plan_.phases[static_cast<std::size_t>(stay.phase)].when != When::iteration) return;
+  if (begin_ns_ < 0) begin_ns_ = stay.start_ns;
+  end_ns_ = stay.end_ns;
+}
+
+const std::vector<PhaseSpan>& StayFold::rows(std::int32_t step) const {
+  static const Rows none;
+  const auto found = steps_.find(step);
+  return found == steps_.end() ? none : found->second;
+}
+
+void StayFold::write(Trace& trace) const {
+  StayFold done = *this;
+  done.close_iteration();
+  for (const auto& [step, rows] : done.steps_) {
+    if (!done.slowest_.empty() && done.slowest_.front().step < step &&
+        !done.steps_.contains(done.slowest_.front().step)) {
+      trace.phases.insert(trace.phases.end(), done.slowest_.begin(), done.slowest_.end());
+      done.slowest_.clear();
+    }
+    trace.phases.insert(trace.phases.end(), rows.begin(), rows.end());
+  }
+  for (PhaseTotal& total : done.totals_)
+    if (total.stays.times > 0) trace.phase_totals.push_back(std::move(total));
+}
+
+void TrafficFold::add(const TrafficKey& key, const TrafficCount& count) {
+  if (key.step > latest_) {
+    latest_ = key.step;
+    std::erase_if(rows_, [&](const auto& row) { return !kept_.keeps(row.first.step, latest_); });
+  }
+  add_to(rows_[key], count);
+  add_to(totals_[{.step = 0, .phase = key.phase, .group = key.group, .op = key.op}], count);
+}
+
+void MetricFold::Extremes::add(const Point& p) {
+  if (p.value < lowest.value || std::isnan(lowest.value)) lowest = p;
+  if (p.value > highest.value || (std::isnan(p.value) && !std::isnan(highest.value))) highest = p;
+}
+
+void MetricFold::add(const StepMetrics& metrics) {
+  latest_ = metrics.step;
+  thin(whole_, kept_, latest_);
+  whole_[metrics.step] = metrics;
+  while (latest_ / piece_steps_ >= KeptSteps::most) {  // two pieces become one
+    piece_steps_ *= 2;
+    std::map<std::int32_t, Piece> wider;
+    for (auto& [number, piece] : pieces_)
+      for (const auto& [name, e] : piece) {
+        const auto [at, is_new] = wider[number / 2].try_emplace(name, e);
+        if (!is_new) at->second.add(e.lowest), at->second.add(e.highest);
+      }
+    pieces_ = std::move(wider);
+  }
+  Piece& piece = pieces_[latest_ / piece_steps_];
+  for (const auto& [name, value] : metrics.values) {
+    const Point point{metrics.step, value};
+    const auto [at, is_new] = piece.try_emplace(name, Extremes{point, point});
+    if (!is_new) at->second.add(point);
+  }
+}
+
+std::vector<StepMetrics> MetricFold::rows() const {
+  std::map<std::int32_t, StepMetrics> rows = whole_;
+  for (const auto& [number, piece] : pieces_)
+    for (const auto& [name, e] : piece)
+      for (const Point& p : {e.lowest, e.highest}) {
+        StepMetrics& row = rows[p.step];
+        row.step = p.step;
+        row.values[name] = p.value;
+      }
+  std::vector<StepMetrics> out;
+  for (auto& [step, row] : rows) out.push_back(std::move(row));
+  return out;
+}
+
+void drop_partial_steps(Trace& trace) {
+  std::map<std::int32_t, std::set<Rank>> ranks_of;
+  std::set<Rank> ranks;
+  for (const PhaseSpan& p : trace.phases) ranks_of[p.step].insert(p.rank), ranks.insert(p.rank);
+  const std::int32_t latest = ranks_of.empty() ? 0 : ranks_of.rbegin()->first;
+  std::erase_if(trace.phases, [&](const PhaseSpan& p) {
+    return ranks_of[p.step].size() < ranks.size() && !KeptSteps{}.keeps(p.step, latest);
+  });
+}
+
+void total_up(const Plan& plan, Trace& trace) {
+  trace.phase_totals.clear();
+  trace.traffic_totals.assign(trace.traffic.size(), {});
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    StayFold stays(plan, r, {});
+    for (const PhaseSpan& p : trace.phases)
+      if (p.rank == r) stays.add(p);
+    Trace rows;
+    stays.write(rows);
+    trace.phase_totals.insert(trace.phase_totals.end(), rows.phase_totals.begin(), rows.phase_totals.end());
+  }
+  for (std::size_t r = 0; r < trace.traffic.size(); ++r) {
+    TrafficFold traffic{KeptSteps{}};
+    for (const auto& [key, count] : trace.traffic[r]) traffic.add(key, count);
+    trace.traffic_totals[r] = traffic.totals();
+  }
+}
+
+}  // namespace hotbunk
