@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "base/file.h"
 #include "rl/manifest.h"
