@@ -27,9 +27,31 @@
 namespace hotbunk {
 
 void add_scenario_options(CLI::App& app, ScenarioOptions& o) {
-  app.add_option("scenario", o.path, "scenario file (YAML)")->required();
+  app.add_option("scenario", o.path, "scenario file (YAML); -: standard input")->required();
   app.add_option("--set", o.sets, "override a scenario key: a.b.c=value (repeatable)")->allow_extra_args(false);
   app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
+}
+
+std::string again(const ScenarioOptions& o) {
+  std::string out = shell_quoted(o.path);
+  for (const std::string& set : o.sets) out += " --set " + shell_quoted(set);
+  return out;
+}
+
+void say_next(const char* command, const ScenarioOptions& o, std::string_view flags) {
+  if (o.json || o.path == "-") return;
+  say_next(fmt::format("{} {}{}{}", command, again(o), flags.empty() ? "" : " ", flags));
+}
+
+Status on_this_machine(const Scenario& s, bool agreed, std::string_view to_agree) {
+  const ClusterSpec& c = s.cluster;
+  if (agreed || c.gpu.is_cpu) return {};
+  return fail(Diagnostic{
+      .code = "E251",
+      .message = fmt::format("the scenario's device is {}, and this program executes on CPU ranks", c.gpu.name),
+      .where = {},
+      .notes = {fmt::format("its {} ranks would share the {} cores of this machine", c.ranks(), local_machine().cores)},
+      .help = fmt::format("{}to describe this machine set cluster.gpu to local-cpu", to_agree)});
 }
 
 CLI::Validator whole_from(std::int64_t low) {
@@ -82,14 +104,6 @@ Diagnostic stopped(const std::string& why) {
           .help =
               "when a rank is named, what it said itself comes first; `hotbunk doctor` tries memory, sockets and "
               "threads of this machine"};
-}
-
-int report_errors(const Diagnostics& errors) {
-  std::fputs(render(errors).c_str(), stderr);
-  if (errors.empty()) return exit_bad_input;
-  const std::string& code = errors.front().code;
-  if (code.starts_with("E6")) return exit_runtime;
-  return code == "E301" || code == "E302" || code == "E310" || code == "E312" ? exit_no : exit_bad_input;
 }
 
 std::optional<Job> load_job(const ScenarioOptions& o, int& code) {

@@ -1,5 +1,4 @@
-// What the subcommands share: options, exit codes, and how results and diagnostics reach the user. Results go to
-// stdout, narration and errors to stderr.
+// What the subcommands share: options, exit codes, and jobs.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "cli/output.h"
 #include "exec/lengths.h"
 #include "graph/plan.h"
 #include "planner/cost/hardware.h"
@@ -49,6 +49,15 @@ struct ScenarioOptions {
 };
 void add_scenario_options(CLI::App&, ScenarioOptions&);
 
+/// The scenario on another command line: its path and its --set.
+std::string again(const ScenarioOptions&);
+/// "Next: hotbunk COMMAND" with that scenario, unless it came from standard input and is gone, or under --json.
+void say_next(const char* command, const ScenarioOptions&, std::string_view flags = "");
+
+/// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
+/// begins with how to.
+Status on_this_machine(const Scenario&, bool agreed, std::string_view to_agree = "");
+
 /// A whole number from low up.
 CLI::Validator whole_from(std::int64_t low);
 /// A number from low to high: unlike CLI::Range, which NaN passes.
@@ -60,9 +69,6 @@ CLI::Validator thread_count();
 /// E603 for what stopped a run.
 Diagnostic stopped(const std::string& why);
 
-/// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3,
-/// else 2.
-int report_errors(const Diagnostics&);
 /// E103 where the folder of a file to be written does not exist: a slip in a path makes no folders.
 Status folder_of_exists(const std::filesystem::path& file);
 

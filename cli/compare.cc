@@ -51,12 +51,13 @@ int run(const Options& o) {
   if (!other) return report_errors(other.error());
   const Comparison c = compare_traces(loaded->job.plan, *other, loaded->trace);
   const bool within = !o.max_error || std::abs(c.iteration_error) <= *o.max_error;
-  if (o.json) fmt::print("{}\n", comparison_to_json(c).dump(1));
+  if (o.json) print_document(comparison_to_json(c).dump(1));
   else fmt::print("{}", render_comparison(c, use_colour()));
   if (!o.json && !within)
     fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,
                100 * *o.max_error);
-  if (!o.json) fmt::print("Next: hotbunk report {}\n", o.folder);
+  std::fflush(stdout);
+  if (!o.json) say_next("report " + shell_quoted(o.folder));
   return c.equal && within ? exit_done : exit_no;
 }
 

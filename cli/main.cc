@@ -2,13 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <exception>
-#include <string>
-#include <vector>
+#include <string_view>
 
-#include "base/diagnostic.h"
 #include "cli/command.h"
+#include "cli/usage.h"
 
 int main(int argc, char** argv) {
   using namespace hotbunk;
@@ -30,24 +28,25 @@ int main(int argc, char** argv) {
   add_doctor(app, action);
   add_logprobs(app, action);
   add_generate(app, action);
-  std::vector<std::string> commands;
-  for (const CLI::App* sub : app.get_subcommands({})) commands.push_back(sub->get_name());
-  if (argc > 1 && argv[1][0] != '-' && std::ranges::find(commands, argv[1]) == commands.end()) {
-    const std::string nearest = nearest_name(argv[1], commands);
-    std::fprintf(stderr, "error[E126]: there is no command '%s'\n   = help: %s\n", argv[1],
-                 nearest.empty() ? "hotbunk --help lists them" : ("did you mean " + nearest + "?").c_str());
-    return exit_bad_input;
-  }
+  for (int i = 1; i < argc; ++i)
+    if (argv[i] == std::string_view("--json")) errors_as_json();
+  const auto& commands = app.get_subcommands({});
+  const auto is_first_word = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && std::ranges::none_of(commands, is_first_word))
+    return end_process(report_errors({no_such_command(app, argv[1])}));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? exit_done : exit_bad_input;
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    return end_process(report_errors({usage_error(app, e)}));
   }
   try {
-    return action();
+    return end_process(action());
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "error[E699]: %s\n   = help: this is a fault of hotbunk; please report it with the scenario\n",
-                 e.what());
-    return exit_runtime;
+    return end_process(report_errors({{.code = "E699",
+                                       .message = e.what(),
+                                       .where = {},
+                                       .notes = {},
+                                       .help = "this is a fault of hotbunk; please report it with the scenario"}}));
   }
 }

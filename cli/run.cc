@@ -18,8 +18,10 @@
 #include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
+#include "cli/run_input.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -35,7 +37,7 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::string out, plan, transport;
-  bool no_fit_check = false, check = false, overwrite = false;
+  bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
@@ -106,15 +108,17 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
   if (o.scenario.json) {
-    fmt::print("{}\n", summary.dump(1));
+    print_document(summary.dump(1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     fmt::print("{}\n{}", render_summary(summary, use_colour()),
                simulated ? render_comparison(compared, use_colour()) : "");
-    if (problems.empty())
-      fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+    if (problems.empty()) {
+      fmt::print("Report: {}\n", printable_line(folder.report().string()));
+      std::fflush(stdout);
+      say_next("compare " + shell_quoted(folder.root.string()));
+    }
   }
-  std::fflush(stdout);
   if (!problems.empty()) {
     report_errors(problems);
     return exit_runtime;
@@ -208,8 +212,12 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
 
 int run(const Options& o) {
   int code = exit_done;
+  if (is_other_rank()) errors_stay_on_stderr();
+  if (auto s = readable_by_every_rank(o.scenario.path); !s) return report_errors(s.error());
   const auto job = load_job(o.scenario, code);
   if (!job) return code;
+  if (auto s = on_this_machine(job->scenario, o.on_cpu, "--on-cpu runs its plan here all the same; "); !s)
+    return report_errors(s.error());
   if (const std::string& name = job->scenario.name;
       o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
     return report_errors({Diagnostic{.code = "E226",
@@ -240,7 +248,8 @@ int run(const Options& o) {
     auto priced_by = hardware_of(job->scenario);
     if (!priced_by) return report_errors(priced_by.error());
     hardware = std::move(*priced_by);
-    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver) return report_errors(driver.error());
+    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver)
+      return report_errors(with_file(driver.error(), o.scenario.path));
   }
   try {
     if (launched) {
@@ -258,6 +267,7 @@ int run(const Options& o) {
     // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
     const bool alike = std::ranges::all_of(
         result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
+    if (rank_0_spoke(result)) errors_stay_on_stderr();
     if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
     return result.exit_code;
   } catch (const RuntimeFailure& e) {
@@ -295,6 +305,7 @@ void add_run(CLI::App& app, Action& action) {
                 "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
+  sub->add_flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
   sub->callback([o, &action] {
     o->argv = own_command_line();
     action = [o] { return run(*o); };

@@ -15,6 +15,9 @@ namespace hotbunk {
 /// working directory.
 Result<Scenario> load_scenario(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
+/// The text of a scenario file, of at most 4 MiB; "-" is standard input, which can be read once. E10x.
+Result<std::string> read_scenario(const std::filesystem::path& path);
+
 /// The same from text; `file` is the name in messages, and its folder is where relative paths start.
 Result<Scenario> load_scenario_text(const std::string& text, const std::string& file,
                                     const std::vector<std::string>& overrides = {});

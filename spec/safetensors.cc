@@ -1,11 +1,8 @@
 #include "spec/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -162,25 +159,17 @@ Result<std::vector<TensorView>> parse_safetensors(std::span<const std::byte> byt
 class Checkpoint::Mapping {
  public:
   static Result<std::shared_ptr<const Mapping>> open(const std::filesystem::path& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat st {};
-    if (fd < 0 || ::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-      const std::string why = fd < 0 ? std::strerror(errno) : "not a regular file";
-      if (fd >= 0) ::close(fd);
-      return fail(problem("E101", path.string(), "cannot open file: " + why));
-    }
+    auto file = open_regular_file(path);
+    if (!file) return fail(std::move(file.error()));
     auto mapping = std::make_shared<Mapping>();
-    mapping->size_ = static_cast<std::size_t>(st.st_size);
+    mapping->size_ = static_cast<std::size_t>(file->bytes);
     if (mapping->size_ > 0) {
-      void* at = ::mmap(nullptr, mapping->size_, PROT_READ, MAP_PRIVATE, fd, 0);
+      void* at = ::mmap(nullptr, mapping->size_, PROT_READ, MAP_PRIVATE, file->fd.get(), 0);
       const int error = errno;
-      if (at == MAP_FAILED) {
-        ::close(fd);
+      if (at == MAP_FAILED)
         return fail(problem("E101", path.string(), fmt::format("cannot map file: {}", std::strerror(error))));
-      }
       mapping->at_ = at;
     }
-    ::close(fd);
     return mapping;
   }
   Mapping() = default;

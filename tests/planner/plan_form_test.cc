@@ -186,7 +186,9 @@ TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
 /// explain() walked over the lines of traffic() itself, when they were gone: no pointer is to be had of a value that
 /// dies in the same statement.
 template <class T>
-concept gives_pointers = requires(T&& t) { std::forward<T>(t).begin(); };
+concept gives_pointers = requires(T&& t) {
+  std::forward<T>(t).begin();
+};
 static_assert(gives_pointers<const FormTraffics&> && !gives_pointers<FormTraffics>);
 
 TrafficTable table_of(const FormTraffics& form) {
