@@ -172,7 +172,6 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
     fmt::print("{}", render_summary(summary, use_colour(), simulated ? &compared : nullptr));
     if (problems.empty()) fmt::print("Report: {}\n", printable_line(folder.report().string()));
   }
-  std::fflush(stdout);
   if (!problems.empty()) {
     report_errors(problems);
     return exit_runtime;
@@ -281,6 +280,7 @@ int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopS
   // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
   const bool alike = std::ranges::all_of(
       result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
+  if (rank_0_spoke(result)) errors_stay_on_stderr();
   if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
   return result.exit_code;
 }
@@ -303,7 +303,7 @@ int run(const Options& o) {
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value();
   const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
-  if (launched && (spawned || (*env)->rank != 0)) errors_stay_on_stderr();  // one process says it on stdout
+  if (launched && (*env)->rank != 0) errors_stay_on_stderr();  // rank 0 says it on stdout
   if (!spawned) stop.on_request(say_stop);
   if (launched) stop.hold(spawned);
   const bool speaks = !launched || ((*env)->rank == 0 && !spawned);

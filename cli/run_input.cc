@@ -2,6 +2,8 @@
 
 namespace hotbunk {
 
+bool rank_0_spoke(const LaunchResult& result) { return !result.ranks.empty() && result.ranks.front().signal == 0; }
+
 Status readable_by_every_rank(const std::string& scenario) {
   if (scenario != "-") return {};
   return fail(Diagnostic{.code = "E101",

@@ -278,15 +278,12 @@ class Validator {
       report("E227", "optimizer.momentum",
              fmt::format("optimizer.momentum is of sgd and adafactor, not of {}", name_of(o.name)), {},
              o.name == OptimizerName::muon ? "Muon always keeps one" : "its decay is optimizer.beta1");
-    // The optimizer steps in fp32: what rounds to 1 or 0 there divides by 0.
+    // The optimizer steps in fp32: what rounds to 1 there divides by 0.
     const bool first_is_1 = static_cast<float>(o.beta1) >= 1;
     if (first_is_1 || static_cast<float>(o.beta2) >= 1)
       report("E206", first_is_1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
              {fmt::format("beta1 {}, beta2 {}: bias correction divides by 1 - beta^step, in fp32", o.beta1, o.beta2)},
              "betas lie below 1");
-    if (static_cast<float>(o.eps) == 0)
-      report("E206", "optimizer.eps", fmt::format("optimizer.eps is {}, which is 0 in fp32", o.eps),
-             {"a parameter without gradient would step by 0 / (sqrt(0) + 0)"}, "1e-8 is usual");
     const double temperature = s_.rollout.temperature;
     if (temperature > 0 && temperature < least_temperature)
       report("E206", "rollout.temperature",
