@@ -15,7 +15,7 @@ MIB = 1 << 20
 EXIT_CODES = (0, 1, 2, 3)
 DIAGNOSTIC = re.compile(r"error\[E\d{3}\]: .")
 INTERNAL = re.compile(r"E699|internal check failed|Sanitizer|runtime error:|terminate called|Segmentation fault")
-CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # a terminal would obey them; tab, line feed and CR may stand
+CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # a terminal would obey them; tab, line feed and CR may stand
 
 
 @dataclasses.dataclass
@@ -137,9 +137,13 @@ class Place:
         took = time.monotonic() - process.began
         process.returncode = os.waitstatus_to_exitcode(status)
         out, err = (p.read_bytes() for p in process.streams)
-        self.commands[-1] += ""
         return Done(process.arguments, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"),
                     out + err, took, timed_out, usage.ru_maxrss * 1024)
+
+    @staticmethod
+    def ended(process):
+        """Whether it has, without taking its exit status from finish()."""
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def run(self, *arguments, seconds=60.0, **options):
         return self.finish(self.start(*arguments, **options), seconds)
