@@ -18,7 +18,7 @@ HOST = ["unshare", "--net", "--pid", "--uts", "--mount", "--fork", "--mount-proc
 GONE = re.compile(r"rank (\d+)(?: \([^)]*\))? (?:died|is gone|was lost|does not answer|is not reachable|cannot be reached)")
 
 
-def skip_reason():
+def skip_reason(_hotbunk):
     if os.geteuid() != 0:
         return "needs root"
     missing = [tool for tool in ("ip", "unshare", "nsenter") if not shutil.which(tool)]

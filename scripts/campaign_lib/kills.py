@@ -13,7 +13,7 @@ STOP_BOUND_S = 30.0
 BLOWS = ["kill rank"] * 4 + ["kill launcher", "stop rank", "interrupt launcher", "terminate launcher", "interrupt all"]
 
 
-def skip_reason():
+def skip_reason(_hotbunk):
     return ""
 
 

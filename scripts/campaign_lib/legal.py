@@ -10,7 +10,7 @@ NAME, WHAT = "scenarios", "random legal scenarios, run with --check"
 PAGE = 4096
 
 
-def skip_reason():
+def skip_reason(_hotbunk):
     return ""
 
 

@@ -19,7 +19,7 @@ KINDS = ["few files"] * 3 + ["little memory"] * 3 + ["small files"] * 2 + ["smal
 COMMANDS = ["run", "run", "run", "plan", "simulate", "explain", "calibrate", "doctor"]
 
 
-def skip_reason():
+def skip_reason(_hotbunk):
     return ""
 
 

@@ -1,5 +1,6 @@
 """Every reader of outside input, given files that were changed: no crash, no hang, no flood, always a word about it."""
 import json
+import os
 import random
 import shutil
 
@@ -10,10 +11,11 @@ from campaign_lib.program import MIB, Place, manners
 
 NAME, WHAT = "mutations", "mutated inputs of every reader, under limits of time and memory"
 INPUTS_PER_ATTEMPT = 20
+STRANGE_SHARE = 0.08  # of inputs that are no file, too large, or larger than they look
 SECONDS, ADDRESS_BYTES, RESIDENT_BYTES = 30.0, 16 << 30, 1536 * MIB
 
 
-def skip_reason():
+def skip_reason(_hotbunk):
     return ""
 
 
@@ -69,8 +71,34 @@ FOLDER_FILES = {"run folder": ["scenario.yaml", "plan.json", "trace.json", "simu
                                "metrics.jsonl", "sync_hashes.jsonl"], "published CSV": None}
 
 
+def bomb(r):
+    """A little YAML that is much: lists of aliases of lists of aliases."""
+    depth, width = r.choice([(6, 9), (20, 2), (9, 9), (2, 3000)])
+    lines = ["a0: &a0 [1]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, depth)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def make_strange(r, file):
+    """Puts something else than a plain file of some text in its place; says what."""
+    kind = r.choice(["fifo", "/dev/zero", "loop", "folder", "empty", "sparse", "bomb", "nothing"])
+    if kind == "bomb":
+        file.write_bytes(file.read_bytes() + bomb(r) if r.random() < 0.5 else bomb(r))
+        return kind
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind in ("/dev/zero", "loop"):
+        file.symlink_to("/dev/zero" if kind == "/dev/zero" else file.name)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind in ("empty", "sparse"):
+        file.touch()
+        os.truncate(file, 0 if kind == "empty" else 3 << 30)
+    return kind
+
+
 def changed_copy(r, reader, home, folder):
-    """A copy of what the reader reads with one file changed; (that file, the folder it lies in)."""
+    """A copy of what the reader reads with one file changed; (that file, the folder it lies in, what)."""
     source = home / READERS[reader][0]
     shutil.rmtree(folder, ignore_errors=True)
     if reader in FOLDER_FILES:
@@ -86,28 +114,30 @@ def changed_copy(r, reader, home, folder):
         shutil.copy(source, file)
         if (home / "data.jsonl").exists():
             shutil.copy(home / "data.jsonl", folder)
+    if r.random() < STRANGE_SHARE:
+        return file, folder, make_strange(r, file)
     file.write_bytes(mutated(r, file.read_bytes()))
-    return file, folder
+    return file, folder, "mutated"
 
 
 def attempt(place, r):
     outcome, home = Outcome(), first_files(place)
     for number in range(INPUTS_PER_ATTEMPT):
         reader = r.choice(sorted(READERS))
-        file, folder = changed_copy(r, reader, home, place.path(f"case{number}"))
+        file, folder, what = changed_copy(r, reader, home, place.path(f"case{number}"))
         command = r.choice(READERS[reader][1])
         words = [word.format(home=home, file=file, folder=folder) for word in command]
         done = place.run(*words, seconds=SECONDS, limits={"as": ADDRESS_BYTES} if place.limited else None)
         outcome.count("inputs")
         outcome.count("refused" if done.code == 2 else "no" if done.code == 1 else "accepted" if done.code == 0 else "failed")
-        faults = [f"case{number}, {reader}: {fault}" for fault in manners(done, RESIDENT_BYTES if place.limited else None)]
+        faults = [f"case{number}, {reader}, {what}: {fault}" for fault in manners(done, RESIDENT_BYTES if place.limited else None)]
         if done.code == 3 and command[0] not in ("run", "logprobs", "generate"):
-            faults.append(f"case{number}, {reader}: {command[0]} reads a bad file and says exit 3: {done.said()[:500]}")
+            faults.append(f"case{number}, {reader}, {what}: {command[0]} reads a bad file and says exit 3: {done.said()[:500]}")
         if done.code == 0 and "--json" in words:
             try:
-                json.loads(done.out, parse_constant=lambda name: faults.append(f"case{number}, {reader}: {name} in the JSON"))
+                json.loads(done.out, parse_constant=lambda name: faults.append(f"case{number}, {reader}, {what}: {name} in the JSON"))
             except ValueError as e:
-                faults.append(f"case{number}, {reader}: no JSON: {e}")
+                faults.append(f"case{number}, {reader}, {what}: no JSON: {e}")
         outcome.faults += faults
         if not faults:
             shutil.rmtree(folder)
