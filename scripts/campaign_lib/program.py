@@ -31,7 +31,8 @@ class Done:
     peak_bytes: int  # resident, of the largest of its processes
 
     def said(self):
-        return self.err[-2000:]
+        """The end of its narration, without the steps that went well."""
+        return "\n".join(line for line in self.err.splitlines() if not line.startswith("step "))[-2000:]
 
 
 def limits_of(limits):
