@@ -42,7 +42,7 @@ class TwoHosts:
 
     def __enter__(self):
         for side in "ab":
-            holder = subprocess.Popen([*HOST, "sh", "-c", f"hostname host-{side}; exec sleep inf"])
+            holder = subprocess.Popen([*HOST, "sh", "-c", f"hostname host-{side}; exec sleep inf"], stderr=subprocess.DEVNULL)
             self.holders.append(holder)
             wait_for(lambda: children_of(holder.pid), 10)
             self.inits.append(children_of(holder.pid)[0])
