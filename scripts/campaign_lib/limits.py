@@ -7,7 +7,7 @@ import subprocess
 
 from campaign_lib import draw, legal
 from campaign_lib.kills import usable_checkpoints, whole_lines
-from campaign_lib.outcome import Outcome
+from campaign_lib.outcome import Outcome, Skipped
 from campaign_lib.program import DIAGNOSTIC, MIB, manners
 
 NAME, WHAT = "limits", "full disks, read-only folders, low limits of files, processes and memory, closed streams"
@@ -26,7 +26,9 @@ def skip_reason(_hotbunk):
 @contextlib.contextmanager
 def small_disk(folder, size_bytes, read_only=False):
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        raise Skipped("small disks: mounting one is not allowed here")
     try:
         if read_only:
             subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
@@ -84,10 +86,11 @@ def few_processes(outcome, place, r, scenario_file):
     shutil.copy(place.hotbunk, program)
     number = r.choice([1, 2, 3, 4, 6, 8, 12, 20])
     prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "prlimit", f"--nproc={number}"]
+    if not shutil.which(prefix[0]) or not shutil.which("prlimit"):
+        raise Skipped("few processes: needs setpriv and prlimit (util-linux)")
     probe = subprocess.run([*prefix[:4], str(program), "--version"], capture_output=True, check=False, cwd=place.folder)
     if probe.returncode != 0:
-        outcome.skipped = "few processes: nobody cannot reach the work folder"
-        return
+        raise Skipped("few processes: nobody cannot reach the work folder")
     place.hotbunk, own = program, place.hotbunk
     done = place.run("run", scenario_file, "--out", place.path("out"), prefix=prefix, seconds=BOUND_S)
     place.hotbunk = own
@@ -106,8 +109,7 @@ def low_limit(outcome, place, r, kind, scenario_file):
     loader = done.code in (127, 1, -6, -9, -11) and re.search(r"error while loading shared libraries|cannot allocate memory in static TLS",
                                                     done.err) or done.code < 0 and not done.raw and kind == "small stack"
     if loader:
-        outcome.skipped = f"{kind}: the program was not loaded"
-        return
+        raise Skipped(f"{kind}: the program was not loaded")
     outcome.faults += [f"{limits}: {fault}" for fault in manners(done)]
     outcome.stop_seconds = done.seconds
     if arguments[0] == "run":
@@ -139,8 +141,7 @@ def attempt(place, r):
     file.chmod(0o644)
     kind = r.choice(KINDS + ROOT_KINDS)
     if kind in ROOT_KINDS and os.geteuid() != 0:
-        outcome.skipped = f"{kind}: needs root"
-        return outcome
+        raise Skipped(f"{kind}: needs root")
     outcome.count(kind)
     if kind == "full disk":
         full_disk(outcome, place, r, file)

@@ -3,6 +3,10 @@ import collections
 import dataclasses
 
 
+class Skipped(Exception):
+    """What an attempt needs is not to be had here; its text says what."""
+
+
 @dataclasses.dataclass
 class Outcome:
     faults: list = dataclasses.field(default_factory=list)
