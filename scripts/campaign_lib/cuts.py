@@ -97,6 +97,8 @@ def attempt(place, r):
     scenario = draw.small_job(r, worlds=(2, 3, 4), checkpoint_every=r.choice([0, 2]))
     world = scenario["cluster"]["ranks_per_device"]
     scenario.get("sync", {})["transport"] = "collective"
+    if "data" in scenario["task"]:
+        scenario["task"]["data"] = str(place.path("data.jsonl"))  # entering a namespace leaves the folder
     near = r.randint(1, world - 1)
     side_of = [0] * near + [1] * (world - near)
     folder, port = place.path("out"), r.randint(20000, 29999)
