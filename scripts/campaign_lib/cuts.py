@@ -42,7 +42,8 @@ class TwoHosts:
 
     def __enter__(self):
         for side in "ab":
-            holder = subprocess.Popen([*HOST, "sh", "-c", f"hostname host-{side}; exec sleep inf"], stderr=subprocess.DEVNULL)
+            command = [*HOST, "sh", "-c", f"hostname host-{side}; exec sleep inf"]
+            holder = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             self.holders.append(holder)
             wait_for(lambda: children_of(holder.pid), 10)
             self.inits.append(children_of(holder.pid)[0])
@@ -111,7 +112,8 @@ def attempt(place, r):
             return outcome
         time.sleep(r.random() * 0.3)
         cut_at, began = r.randrange(2), time.monotonic()
-        place.commands.append(f"# {side_of.count(0)} + {side_of.count(1)} ranks, cut at host {'ab'[cut_at]} after step {steps}")
+        ranks = f"{side_of.count(0)} + {side_of.count(1)} ranks"
+        place.commands.append(f"# {ranks}, cut at host {'ab'[cut_at]} after step {steps}")
         hosts.cut(cut_at)
         outcome.count("cut")
         wait_for(lambda: not marked_processes(place.mark), STOP_BOUND_S * place.patience)

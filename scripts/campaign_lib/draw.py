@@ -71,8 +71,9 @@ def draw_train(r, world, longest):
 def draw_rollout(r, world, tp, prompt, longest, vocab):
     block = r.randint(1, 8)
     pool = r.choice([0, longest + block + r.randint(0, 60)])
-    return {"engine": "hotbunk", "layout": {"tp": tp, "dp": world // tp, "order": r.choice(["contiguous", "strided", "auto"])},
-            "dtype": r.choice(["fp32", "fp32", "bf16"]), "memory_fraction": r.choice([0.3, 0.5, 0.9]),
+    layout = {"tp": tp, "dp": world // tp, "order": r.choice(["contiguous", "strided", "auto"])}
+    return {"engine": "hotbunk", "layout": layout, "dtype": r.choice(["fp32", "fp32", "bf16"]),
+            "memory_fraction": r.choice([0.3, 0.5, 0.9]),
             "max_running_requests": r.choice([1, 2, 3, 7, 20, 64]), "max_prefill_tokens": prompt + r.choice([0, 1, 5, 40]),
             "block_tokens": block, "kv_cache_tokens": pool, "temperature": r.choice([0, 0.5, 1, 1, 1.7]),
             "top_p": r.choice([1, 1, 0.5, 0.9]), "top_k": r.choice([0, 0, 1, 3, vocab, vocab + 5]),
@@ -107,6 +108,20 @@ def sft_data(r, scenario):
     return "\n".join(lines) + "\n"
 
 
+def draw_cluster(r, world, one_host):
+    """The ranks as devices that ranks share, on one node or, where nothing needs one host, on two."""
+    shared = r.choice(divisors(world))
+    devices = world // shared
+    nodes = 2 if not one_host and devices % 2 == 0 and r.random() < 0.3 else 1
+    return {"gpu": "local-cpu", "nodes": nodes, "gpus_per_node": devices // nodes, "ranks_per_device": shared,
+            "device_memory_mib": 64}
+
+
+def num_ranks(scenario):
+    c = scenario["cluster"]
+    return c["nodes"] * c["gpus_per_node"] * c["ranks_per_device"]
+
+
 def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
     """A scenario; with sft its task.data is "data.jsonl", which the caller writes beside it (sft_data)."""
     world = r.choice(worlds)
@@ -117,11 +132,13 @@ def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
     sft = r.random() < sft_share
     s = {"name": "drawn", "seed": r.randrange(1 << 40), "steps": steps, "checkpoint_every": r.choice([0, 0, 1, 2]),
          "model": draw_model(r, tp, longest),
-         "cluster": {"gpu": "local-cpu", "nodes": 1, "gpus_per_node": 1, "ranks_per_device": world, "device_memory_mib": 64},
          "train": draw_train(r, world, longest),
-         "optimizer": {"lr": r.choice([0, 1e-4, 1e-3, 1e-2]), "beta1": r.choice([0.9, 0.5]), "beta2": r.choice([0.99, 0.999]),
-                       "eps": r.choice([1e-8, 1e-5]), "weight_decay": r.choice([0, 0.01]), "max_grad_norm": r.choice([0, 0.5, 1]),
+         "optimizer": {"lr": r.choice([0, 1e-4, 1e-3, 1e-2]), "beta1": r.choice([0.9, 0.5]),
+                       "beta2": r.choice([0.99, 0.999]), "eps": r.choice([1e-8, 1e-5]),
+                       "weight_decay": r.choice([0, 0.01]), "max_grad_norm": r.choice([0, 0.5, 1]),
                        "warmup_steps": r.choice([0, 3])}}
+    transport = r.choice(["ipc", "collective"])
+    s["cluster"] = draw_cluster(r, world, one_host=sft or transport == "ipc")
     s["algorithm"] = draw_algorithm(r, sft)
     s["workload"] = {"prompt_tokens": draw_lengths(r, prompt), "response_tokens": draw_lengths(r, response)}
     if sft:
@@ -129,7 +146,7 @@ def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
         return s
     s["rollout"] = draw_rollout(r, world, tp, prompt, longest, s["model"]["vocab_size"])
     s["sync"] = {"mode": "bucketed", "bucket_mib": r.choice([0.002, 0.008, 0.5, 512]),
-                 "transport": r.choice(["ipc", "collective"]), "verify": r.random() < 0.5}
+                 "transport": transport, "verify": r.random() < 0.5}
     s["task"] = task
     return s
 
@@ -137,7 +154,7 @@ def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
 def with_world(r, scenario, world):
     """The same job on another number of ranks and another engine size: what it computes is promised to stay (P3)."""
     s = copy.deepcopy(scenario)
-    s["cluster"]["ranks_per_device"] = world
+    s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=world)
     s["train"]["layout"] = {"dp": world}
     if "rollout" in s:
         tp = r.choice(tensor_parallel_sizes(s, world))
@@ -151,5 +168,5 @@ def small_job(r, worlds=(2, 3, 4), steps=100000, checkpoint_every=0):
     s["checkpoint_every"] = checkpoint_every
     s["optimizer"].update(lr=1e-4, max_grad_norm=1)
     s["train"]["precision"] = {"params": "fp32"}
-    s["cluster"]["device_memory_mib"] = 64
+    s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=num_ranks(s), device_memory_mib=64)
     return s

@@ -84,24 +84,25 @@ def attempt(place, r):
     scenario = draw.draw_scenario(r, steps=r.choice([1, 2, 2, 3]))
     tight_memory(outcome, place, r, scenario)
     file = write(place, r, scenario)
-    first = run_checked(outcome, place, file, "first")
-    outcome.figures["world"] = scenario["cluster"]["ranks_per_device"]
+    options = ["--threads", r.randint(1, 3), "--trace-steps", r.randint(0, 3)]
+    first = run_checked(outcome, place, file, "first", *options)
+    outcome.figures["world"] = draw.num_ranks(scenario)
     if first is None:
         return outcome
     collective = scenario.get("sync", {}).get("transport", "collective") == "collective"
     if r.random() < 0.3:  # P7, over the other transport where the scenario allows it
         other = ["--transport", "gloo"] if collective and r.random() < 0.5 else []
-        second = run_checked(outcome, place, file, "second", *other)
+        second = run_checked(outcome, place, file, "second", *options, *other)
         if second:
             a, b = result_of(first), result_of(second)
             outcome.faults += [f"a second run has other {key}" for key in a if a[key] != b[key]]
             outcome.count("gloo compared" if other else "repeats compared")
     exact = scenario["train"]["precision"]["params"] == "fp32" and scenario.get("rollout", {}).get("dtype", "fp32") == "fp32"
     if exact and scenario["algorithm"]["mini_batches"] == 1 and r.random() < 0.6:
-        world = r.choice([w for w in draw.WORLDS if w != scenario["cluster"]["ranks_per_device"]])
+        world = r.choice([w for w in draw.WORLDS if w != draw.num_ranks(scenario)])
         moved = draw.with_world(r, scenario, world)
         moved["cluster"]["device_memory_mib"] = 64
-        other = run_checked(outcome, place, write(place, r, moved, "moved.yaml"), "moved")
+        other = run_checked(outcome, place, write(place, r, moved, "moved.yaml"), "moved", *options)
         if other:
             same_numerics(outcome, first, other, f"{scenario['cluster']['ranks_per_device']} and {world} ranks")
     if r.random() < 0.25:

@@ -16,6 +16,7 @@ NOBODY = 65534
 ROOT_KINDS = ["full disk"] * 3 + ["read-only", "few processes"]
 KINDS = ["few files"] * 3 + ["little memory"] * 3 + ["small files"] * 2 + ["small stack", "closed stdout", "full stdout",
                                                                           "closed stderr", "closed stdin"]
+LOADER = re.compile(r"error while loading shared libraries|cannot allocate memory in static TLS")
 COMMANDS = ["run", "run", "run", "plan", "simulate", "explain", "calibrate", "doctor"]
 
 
@@ -99,16 +100,16 @@ def few_processes(outcome, place, r, scenario_file):
 
 
 def low_limit(outcome, place, r, kind, scenario_file):
-    limits = {"few files": {"nofile": r.randint(3, 40)}, "little memory": {"as": r.choice([30, 60, 100, 200, 400, 900]) * MIB},
+    limits = {"few files": {"nofile": r.randint(3, 40)},
+              "little memory": {"as": r.choice([30, 60, 100, 200, 400, 900]) * MIB},
               "small files": {"fsize": r.choice([0, 1000, 50_000, 400_000, 2_000_000])},
               "small stack": {"stack": r.choice([64, 128, 256, 1024]) * 1024}}[kind]
     arguments = command_of(r, place, scenario_file)
     done = place.run(*arguments, limits=limits, signals=kind != "small files", seconds=BOUND_S)
     place.commands.append(f"# with {limits}")
     # The loader itself may not find its libraries or memory: then nothing of ours has run.
-    loader = done.code in (127, 1, -6, -9, -11) and re.search(r"error while loading shared libraries|cannot allocate memory in static TLS",
-                                                    done.err) or done.code < 0 and not done.raw and kind == "small stack"
-    if loader:
+    not_loaded = LOADER.search(done.err) or done.code < 0 and not done.raw and kind == "small stack"
+    if not_loaded:
         raise Skipped(f"{kind}: the program was not loaded")
     outcome.faults += [f"{limits}: {fault}" for fault in manners(done)]
     outcome.stop_seconds = done.seconds

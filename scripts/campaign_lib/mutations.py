@@ -52,7 +52,8 @@ def first_files(place):
 
 # reader: (file changed, commands that read it; {home} holds the rest, {file} the changed one, {folder} its folder)
 READERS = {
-    "scenario": ("job.yaml", [["plan", "{file}"], ["plan", "{file}", "--json"], ["simulate", "{file}"], ["explain", "{file}"]]),
+    "scenario": ("job.yaml", [["plan", "{file}"], ["plan", "{file}", "--json"], ["simulate", "{file}"],
+                              ["explain", "{file}"]]),
     "resolved scenario": ("resolved.yaml", [["plan", "{file}", "--resolved"], ["simulate", "{file}", "--json"]]),
     "config.json": ("model/config.json", [["logprobs", "--model", "{folder}", "--tokens", "{home}/tokens.jsonl"],
                                           ["plan", "{home}/job.yaml", "--set", "model={folder}"]]),
@@ -120,6 +121,22 @@ def changed_copy(r, reader, home, folder):
     return file, folder, "mutated"
 
 
+ANSWERS = {0: "accepted", 1: "no", 2: "refused", 3: "failed"}
+
+
+def faults_of(place, done, words):
+    """What is wrong with a command that was given something bad."""
+    faults = manners(done, RESIDENT_BYTES if place.limited else None)
+    if done.code == 3 and words[0] not in ("run", "logprobs", "generate"):
+        faults.append(f"{words[0]} reads a bad file and says exit 3: {done.said()[:500]}")
+    if done.code == 0 and "--json" in words:
+        try:
+            json.loads(done.out, parse_constant=lambda name: faults.append(f"{name} in the JSON"))
+        except ValueError as e:
+            faults.append(f"no JSON: {e}")
+    return faults
+
+
 def attempt(place, r):
     outcome, home = Outcome(), first_files(place)
     for number in range(INPUTS_PER_ATTEMPT):
@@ -129,15 +146,8 @@ def attempt(place, r):
         words = [word.format(home=home, file=file, folder=folder) for word in command]
         done = place.run(*words, seconds=SECONDS, limits={"as": ADDRESS_BYTES} if place.limited else None)
         outcome.count("inputs")
-        outcome.count("refused" if done.code == 2 else "no" if done.code == 1 else "accepted" if done.code == 0 else "failed")
-        faults = [f"case{number}, {reader}, {what}: {fault}" for fault in manners(done, RESIDENT_BYTES if place.limited else None)]
-        if done.code == 3 and command[0] not in ("run", "logprobs", "generate"):
-            faults.append(f"case{number}, {reader}, {what}: {command[0]} reads a bad file and says exit 3: {done.said()[:500]}")
-        if done.code == 0 and "--json" in words:
-            try:
-                json.loads(done.out, parse_constant=lambda name: faults.append(f"case{number}, {reader}, {what}: {name} in the JSON"))
-            except ValueError as e:
-                faults.append(f"case{number}, {reader}, {what}: no JSON: {e}")
+        outcome.count(ANSWERS.get(done.code, "broken"))
+        faults = [f"case{number}, {reader}, {what}: {fault}" for fault in faults_of(place, done, words)]
         outcome.faults += faults
         if not faults:
             shutil.rmtree(folder)
