@@ -156,13 +156,17 @@ class Place:
             except ProcessLookupError:
                 pass
 
-    def left_behind(self, seconds=3.0):
-        """What is there of an attempt whose commands have ended; those that are just ending get a moment."""
+    def left_behind_processes(self, seconds=3.0):
+        """Whoever still runs of an attempt whose commands have ended; those that are just ending get a moment."""
         deadline = time.monotonic() + seconds * self.patience
         while (pids := marked_processes(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        faults = [f"process {pid} is left" for pid in pids]
         self.kill_all()
+        return [f"process {pid} is left" for pid in pids]
+
+    def left_behind(self):
+        """The same, and shared memory and partial files."""
+        faults = self.left_behind_processes()
         new = [f for f in shared_memory_files() - self.shared_memory if "hotbunk" in f or "gloo" in f]
         faults += [f"/dev/shm/{name} is left" for name in new]
         partial = [p for p in self.folder.rglob("*") if p.suffix in (".tmp", ".probe")]

@@ -5,9 +5,9 @@ import subprocess
 import time
 
 from campaign_lib import draw, legal
-from campaign_lib.kills import usable_checkpoints, wait_for, whole_lines
+from campaign_lib.kills import usable_checkpoints, whole_lines
 from campaign_lib.outcome import Outcome
-from campaign_lib.program import manners, marked_processes, ranks_of
+from campaign_lib.program import manners, ranks_of
 
 NAME, WHAT = "resumes", "kill -9 at random moments, then --resume: the bits of the run that nobody killed"
 EXACT = ("weights", "lengths", "metrics", "plan")
@@ -18,20 +18,39 @@ def skip_reason(hotbunk):
     return "" if "--resume" in text else "run has no --resume"
 
 
-def kill_at(place, r, process, seconds):
-    """Kills a rank, the launcher or all of them after so long; False when the run had ended before."""
+def blow_at(place, r, process, seconds):
+    """Kills a rank, the launcher or all of them after so long, or asks the run to stop; False when it had ended before."""
     time.sleep(seconds)
     ranks = sorted(ranks_of(process.pid).values()) or [process.pid]
-    victims = r.choice([[r.choice(ranks)], [process.pid], [process.pid, *ranks]])
+    number, victims = r.choice([(signal.SIGKILL, [r.choice(ranks)]), (signal.SIGKILL, [process.pid]),
+                                (signal.SIGKILL, [process.pid, *ranks]), (signal.SIGTERM, [process.pid])])
     if place.ended(process):
         return False
     for pid in victims:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
-    place.commands.append(f"# kill -9 {victims} after {seconds:.2f} s")
+    place.commands.append(f"# kill -{number} {victims} after {seconds:.2f} s")
     return True
+
+
+def whole(folder, steps):
+    """Whether a run's folder is that of all its steps."""
+    metrics = folder / "metrics.jsonl"
+    return (folder / "report.html").exists() and metrics.exists() and metrics.read_bytes().count(b"\n") == steps
+
+
+def has_checkpoint(folder):
+    return any(not path.name.startswith(".") for path in (folder / "checkpoints").glob("*"))
+
+
+def compare(outcome, done, uninterrupted, resumed):
+    outcome.faults += manners(done)
+    if outcome.expect(done.code == 0, f"resumed: exit {done.code}: {done.said()}"):
+        a, b = legal.result_of(uninterrupted), legal.result_of(resumed)
+        outcome.faults += [f"resumed, it has other {key}" for key in EXACT if a[key] != b[key]]
+        outcome.count("compared")
 
 
 def attempt(place, r):
@@ -39,27 +58,28 @@ def attempt(place, r):
     steps = r.randint(4, 40)
     scenario = draw.small_job(r, worlds=(1, 2, 2, 3, 4), steps=steps, checkpoint_every=r.choice([1, 2, 5]))
     scenario["optimizer"].update(lr=1e-3)
-    file, whole, broken = legal.write(place, r, scenario), place.path("whole"), place.path("broken")
-    first = place.run("run", file, "--out", whole)
+    file, reference, broken = legal.write(place, r, scenario), place.path("whole"), place.path("broken")
+    first = place.run("run", file, "--out", reference)
     if not outcome.expect(first.code == 0, f"uninterrupted: exit {first.code}: {first.said()}"):
         return outcome
     process = place.start("run", file, "--out", broken)
     for _ in range(r.choice([1, 1, 2])):
-        killed = kill_at(place, r, process, r.random() * first.seconds)
-        outcome.count("killed" if killed else "ended first")
+        outcome.count("struck" if blow_at(place, r, process, r.random() * first.seconds) else "ended first")
         done = place.finish(process, 30)
-        wait_for(lambda: not marked_processes(place.mark), 10 * place.patience)
-        if done.code == 0:
-            break
+        outcome.faults += place.left_behind_processes()
+        if done.code == 0 and whole(broken, steps):
+            compare(outcome, done, reference, broken)
+            return outcome
         whole_lines(outcome, broken)
         usable_checkpoints(outcome, place, broken)
         process = place.start("run", "--resume", broken)
-    else:
-        done = place.finish(process, 60)
-        outcome.count("resumed")
-    outcome.faults += manners(done)
-    if outcome.expect(done.code == 0, f"resumed: exit {done.code}: {done.said()}"):
-        a, b = legal.result_of(whole), legal.result_of(broken)
-        outcome.faults += [f"resumed, it has other {key}" for key in EXACT if a[key] != b[key]]
+        if not has_checkpoint(broken):
+            refused = place.finish(process, 30)
+            outcome.faults += manners(refused)
+            outcome.expect(refused.code == 2, f"there is no checkpoint yet: exit {refused.code}: {refused.said()}")
+            outcome.count("too early")
+            return outcome
+    outcome.count("resumed")
+    compare(outcome, place.finish(process, 60), reference, broken)
     outcome.faults += place.left_behind()
     return outcome
