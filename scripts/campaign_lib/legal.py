@@ -20,14 +20,18 @@ def write(place, r, scenario, name="scenario.yaml"):
     return place.write(name, json.dumps(scenario, indent=1))
 
 
+def final_weights(folder):
+    return (folder / "checkpoints/final/model.safetensors").read_bytes()
+
+
 def result_of(folder):
     """All of a run that P7 holds: weights, tokens, lengths, bytes, metrics; never times."""
     summary = json.loads((folder / "summary.json").read_text())
     metrics = [{k: v for k, v in line.items() if not k.startswith(("timing_s/", "perf/throughput"))}
                for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
     lengths = folder / "lengths.jsonl"
-    return {"weights": (folder / "checkpoints/final/model.safetensors").read_bytes(), "memory": summary["memory"],
-            "traffic": summary["traffic"], "metrics": metrics, "plan": summary["plan_hash"],
+    return {"weights": final_weights(folder), "memory": summary["memory"], "traffic": summary["traffic"],
+            "metrics": metrics, "plan": summary["plan_hash"],
             "lengths": lengths.read_text() if lengths.exists() else ""}
 
 
