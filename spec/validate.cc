@@ -376,7 +376,8 @@ class Validator {
              {fmt::format("prompt {} tokens, max_prefill_tokens {}", prompt.max, s_.rollout.max_prefill_tokens)},
              fmt::format("set rollout.max_prefill_tokens to {:.0f}", prompt.max));
     const int64_t pool = s_.rollout.kv_cache_tokens;
-    if (pool > 0 && longest > static_cast<double>(pool / s_.rollout.block_tokens * s_.rollout.block_tokens))
+    const int64_t whole_blocks = pool / s_.rollout.block_tokens * s_.rollout.block_tokens;
+    if (pool > 0 && longest > static_cast<double>(whole_blocks))
       report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
              {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, s_.rollout.block_tokens)},
              "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");

@@ -49,7 +49,7 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
   // others come while one computes, if that takes longer than their collective. Without prefetch none does: the layer
   // before lies where the next one goes.
   const double gather = layer.gather + layer.gather_kernels, first = setting_.prefetch ? std::min(2.0, layers) : layers;
-  const auto beside = [&, count = layers](double compute) {
+  const auto beside = [&, &layer = layer, count = layers](double compute) {
     return first * gather + (count - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / count);
   };
   // The head runs before the first gather of backward and behind the last of forward.
