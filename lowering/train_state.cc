@@ -101,7 +101,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
   }
 }
 
-WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix) const {
+WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
+                             std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
@@ -113,6 +114,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const BufferId whole = b.transient(name + ".params", compute, state.unit.full_elements, Category::params);
   if (world_ == 1) {
     b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {b.whole(whole)});
+    if (limit) b.take_turn(*limit, {whole});
     return {&state.unit, whole, compute};
   }
   Tensor send = shard;
@@ -125,15 +127,18 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
   Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {b.whole(whole)});
   copy.boxes = shard_boxes(state.unit, world_, true);
+  if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole});
   return {&state.unit, whole, compute};
 }
 
-WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix,
+                                std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const DType dtype = scenario_.train.precision.grads;
   if (world_ == 1) return {&state.unit, state.grad, dtype};
   const BufferId whole =
       b.transient(prefix + state.unit.name + ".grads", dtype, state.unit.full_elements, Category::grads);
+  if (limit) b.take_turn(*limit, {whole});
   return {&state.unit, whole, dtype};
 }
 
@@ -188,7 +193,7 @@ namespace {
 
 /// Gathers one unit's shards and fetches its parameters out of them.
 void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard, Slot slot,
-                   const std::string& name) {
+                   SlotLimitId one, const std::string& name) {
   const DType dtype = b.buffer(shard).dtype;
   const std::int64_t world = state.world(), n = unit.shard_elements;
   Tensor gathered = b.whole(shard);
@@ -197,6 +202,7 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
     Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
                            {gathered});
     with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
+    b.take_turn(one, {gathered.buffer});
   }
   for (const UnitParam& p : unit.params) {
     Op& op = b.fetch(gathered, slot);
@@ -223,12 +229,14 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
     Slot slot;
     const char* suffix;
   };
-  // One at a time: what a checkpoint needs beside the state is one unit's gathered part.
+  // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
+  // gathered part.
+  const SlotLimitId one = b.limit_slots(prefix + "units", 1);
   for (const UnitState& u : state.units())
     for (const Part& part :
          {Part{u.shard, Slot::exported, ""}, Part{u.exp_avg, Slot::exported_first_moment, ".exp_avg"},
           Part{u.exp_avg_sq, Slot::exported_second_moment, ".exp_avg_sq"}})
-      export_shards(b, state, u.unit, part.shard, part.slot, prefix + u.unit.name + part.suffix);
+      export_shards(b, state, u.unit, part.shard, part.slot, one, prefix + u.unit.name + part.suffix);
 }
 
 }  // namespace hotbunk
