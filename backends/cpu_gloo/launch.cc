@@ -98,6 +98,9 @@ class Children {
         e.stopped = true;
         note_failure(e);
       }
+    kill_rest();
+  }
+  void kill_rest() {
     killing_ = true;
     kill_all(SIGKILL);
   }
@@ -155,9 +158,7 @@ LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchO
   const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
   while (!children.reap()) {
     if (children.failed() && !kill_at) kill_at = Clock::now() + grace;
-    if (kill_at && Clock::now() >= *kill_at) {
-      children.end_all();
-    }
+    if (kill_at && Clock::now() >= *kill_at) children.end_all();
     const timespec slice{0, 200'000'000};  // only as long as a lost SIGCHLD (taken by another thread) may cost
     const int signal = sigtimedwait(&watched, nullptr, &slice);
     if (signal != SIGINT && signal != SIGTERM) continue;
@@ -166,8 +167,8 @@ LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchO
       if (options.on_stop) options.on_stop(signal);
       children.kill_all(signal);
     } else if (signal == SIGINT) {
-      children.killing_ = interrupted = true;
-      children.kill_all(SIGKILL);
+      interrupted = true;
+      children.kill_rest();
     }
   }
   LaunchResult result = children.finish();
