@@ -51,6 +51,17 @@ bool remove_checkpoint(const fs::path& folder) {
   return fs::remove(folder, ec);
 }
 
+/// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place.
+void retire(const fs::path& old, const fs::path& folder) {
+  std::error_code ec;
+  std::vector<fs::path> foreign;
+  for (const auto& entry : fs::directory_iterator(old, ec))
+    if (!is_our_file(entry.path())) foreign.push_back(entry.path());
+  for (const fs::path& path : foreign)
+    if (const fs::path place = folder / path.filename(); !fs::exists(place, ec)) fs::rename(path, place, ec);
+  remove_checkpoint(old);
+}
+
 Status rename_failed(const fs::path& folder) {
   return fail(Diagnostic{.code = "E103",
                          .message = fmt::format("cannot put the checkpoint in place: {}", std::strerror(errno)),
@@ -72,7 +83,7 @@ Status replace_in_two_steps(const fs::path& partial, const fs::path& folder) {
   if (fs::exists(folder, ec) && ::rename(folder.c_str(), aside.c_str()) != 0) return rename_failed(folder);
   if (::rename(partial.c_str(), folder.c_str()) != 0) return rename_failed(folder);
   if (auto s = sync_folder(folder.parent_path()); !s) return s;
-  remove_checkpoint(aside);
+  retire(aside, folder);
   return {};
 }
 
@@ -88,7 +99,7 @@ Status put_in_place(const fs::path& partial, const fs::path& folder) {
     return rename_failed(folder);
   }
   if (auto s = sync_folder(folder.parent_path()); !s) return s;
-  if (exchanged) remove_checkpoint(partial);  // the one that was there before
+  if (exchanged) retire(partial, folder);
   return {};
 }
 

@@ -179,6 +179,17 @@ TEST_CASE("only what is ours is swept away") {
   CHECK(sweep_checkpoints(folder.path / "nowhere").empty());
 }
 
+TEST_CASE("what somebody has put into a checkpoint's folder stays there when another takes its place") {
+  const Folder folder;
+  const fs::path place = folder.path / "final";
+  REQUIRE(write_checkpoint(place, 1));
+  REQUIRE(write_file_atomic(place / "notes.txt", "mine"));
+  REQUIRE(write_checkpoint(place, 2));
+  CHECK(whole_step(place) == 2);
+  CHECK(*read_file(place / "notes.txt") == "mine");
+  CHECK(names_in(folder.path) == std::set<std::string>{"final"});
+}
+
 TEST_CASE("a failed write leaves nothing behind") {
   const Folder folder;
   const fs::path place = folder.path / "final";
