@@ -99,12 +99,24 @@ void append(std::string& out, const Buffer& b) {
   out += ']';
 }
 
+void append(std::string& out, const SlotLimit& limit) {
+  out += '[';
+  append_json(out, limit.name), out += ',';
+  append_json(out, limit.slots), out += ',';
+  append_array(out, limit.turns, [&](const std::vector<BufferId>& turn) {
+    append_array(out, turn, [&](BufferId id) { append_json(out, id); });
+  });
+  out += ']';
+}
+
 void append(std::string& out, const Program& p) {
   out += '{';
   append_key(out, "section_bytes");
   append_array(out, p.section_bytes, [&](std::int64_t v) { append_json(out, v); });
   out += ",\"num_events\":", append_json(out, p.num_events);
   out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, b); });
+  if (!p.slot_limits.empty())
+    out += ",\"slot_limits\":", append_array(out, p.slot_limits, [&](const SlotLimit& limit) { append(out, limit); });
   out += ",\"phases\":";
   append_array(out, p.phases, [&](const std::vector<Block>& blocks) {
     append_array(out, blocks, [&](const Block& block) {

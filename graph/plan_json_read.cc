@@ -161,6 +161,19 @@ Buffer read_buffer(const Value& v) {
   return b;
 }
 
+SlotLimit read_slot_limit(const Value& v, std::size_t num_buffers) {
+  v.array(3, 3);
+  SlotLimit limit{v.at(0).text(), v.at(1).int32(1, std::numeric_limits<std::int32_t>::max()), {}};
+  const Value turns = v.at(2);
+  limit.turns.resize(turns.array());
+  for (std::size_t t = 0; t < turns.size(); ++t) {
+    const Value turn = turns.at(t);
+    for (std::size_t i = 0; i < turn.array(); ++i)
+      limit.turns[t].push_back(turn.at(i).int32(0, static_cast<std::int64_t>(num_buffers) - 1));
+  }
+  return limit;
+}
+
 std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
   std::vector<Block> blocks(v.array());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -186,6 +199,11 @@ Program read_program(const Value& v, const Plan& plan) {
   p.num_events = v["num_events"].int32(0, most_events);
   p.buffers.edit().reserve(buffers.array());
   for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
+  if (v.has("slot_limits")) {
+    const Value slots = v["slot_limits"];
+    for (std::size_t l = 0; l < slots.array(); ++l)
+      p.slot_limits.push_back(read_slot_limit(slots.at(l), p.buffers.size()));
+  }
   phases.array(plan.phases.size(), plan.phases.size());
   for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), {plan, p}));
   return p;

@@ -101,7 +101,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
   }
 }
 
-WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix) const {
+WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
+                             std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
@@ -113,6 +114,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const BufferId whole = b.transient(name + ".params", compute, state.unit.full_elements, Category::params);
   if (world_ == 1) {
     b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {b.whole(whole)});
+    if (limit) b.take_turn(*limit, {whole});
     return {&state.unit, whole, compute};
   }
   Tensor send = shard;
@@ -125,15 +127,18 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
   Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {b.whole(whole)});
   copy.boxes = shard_boxes(state.unit, world_, true);
+  if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole});
   return {&state.unit, whole, compute};
 }
 
-WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix,
+                                std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const DType dtype = scenario_.train.precision.grads;
   if (world_ == 1) return {&state.unit, state.grad, dtype};
   const BufferId whole =
       b.transient(prefix + state.unit.name + ".grads", dtype, state.unit.full_elements, Category::grads);
+  if (limit) b.take_turn(*limit, {whole});
   return {&state.unit, whole, dtype};
 }
 
@@ -189,6 +194,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
 
 void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix) {
   b.begin_block(phase, "export");
+  const SlotLimitId one = b.limit_slots(prefix + "units", 1);  // written out before the next is gathered
   for (const UnitState& u : state.units()) {
     const DType dtype = b.buffer(u.shard).dtype;
     const std::int64_t n = u.unit.shard_elements;
@@ -199,6 +205,7 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
       Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, prefix + u.unit.name + ".all_gather",
                              {b.whole(u.shard)}, {gathered});
       with(op, Attr::padding_bytes, padding_bytes(u.unit, dtype));
+      b.take_turn(one, {gathered.buffer});
     }
     for (const UnitParam& p : u.unit.params) {
       Op& op = b.fetch(gathered, Slot::exported);
