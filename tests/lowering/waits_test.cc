@@ -38,8 +38,8 @@ Waits waits_of(const std::vector<Op>& ops) {
 TEST_CASE("A micro-batch waits for the units it uses, the slots it takes, and nothing else") {
   // L layers. compute waits for the root and for each layer, in both passes, for what it is fed (ids, positions,
   // cu_seqlens, targets, and one for the four vectors of the loss, fed in order); reduce for the gradients of each
-  // unit. By slots: a layer is gathered when the layer `prefetch` + 1 before has computed, and gradients of a layer are
-  // written when those of the one before are on their way.
+  // unit, d2h for log-probs. By slots: a layer is gathered when the layer `prefetch` + 1 before has computed, and
+  // gradients of a layer are written when those of the one before are on their way.
   for (const int L : {3, 7})
     for (const int prefetch : {0, 1})
       for (const char* recompute : {"none", "selective", "full"}) {
@@ -53,8 +53,10 @@ TEST_CASE("A micro-batch waits for the units it uses, the slots it takes, and no
                                                                    {"compute < reduce", L - 1},
                                                                    {"gather < compute", 2 * L - (prefetch + 1)},
                                                                    {"reduce < compute", L + 1}});
-        CHECK(waits_of(ops_of(plan, 0, "old_logprobs", "micro")) ==
-              Waits{{"compute < gather", 1 + L}, {"compute < h2d", 4}, {"gather < compute", L - (prefetch + 1)}});
+        CHECK(waits_of(ops_of(plan, 0, "old_logprobs", "micro")) == Waits{{"compute < gather", 1 + L},
+                                                                          {"compute < h2d", 4},
+                                                                          {"d2h < compute", 1},
+                                                                          {"gather < compute", L - (prefetch + 1)}});
       }
   // Units that stay whole have no limit: nothing holds the gathers.
   const Plan plan = lowered(tiny(4, 2, {"train.reshard_after_forward=false"}));
