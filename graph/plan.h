@@ -70,8 +70,8 @@ struct PhaseInfo {
 };
 
 /// How many of a row of buffers may be in use at once, whatever memory there is: the units that FSDP holds whole, the
-/// buckets of a sync. Turns follow one another in program order; turn i + slots waits until every use of turn i is
-/// over.
+/// buckets of a sync. Turns follow one another in program order; turn i + slots waits until turn i is over on all
+/// streams.
 struct SlotLimit {
   std::string name;
   std::int32_t slots = 1;
