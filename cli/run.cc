@@ -141,8 +141,7 @@ Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& fo
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
-                  const Start& start, const StepsWalked& walked, const TrainingDriver& driver,
-                  std::vector<std::string> parts) {
+                  const StepsWalked& walked, const TrainingDriver& driver, std::vector<std::string> parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
     auto file = trace_from_json(text, "rank's trace");
@@ -239,7 +238,7 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
   }
   const StepsWalked walked = steps_walked(job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
-  const int code = first ? finish_rank_0(o, job, folder, *hardware, start, walked, **driver, parts) : exit_done;
+  const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, parts) : exit_done;
   world.leave();
   return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;
 }

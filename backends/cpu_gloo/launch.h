@@ -67,7 +67,7 @@ struct LaunchOptions {
   /// After the first failure the others have this long to say what they saw and end by themselves.
   double grace_seconds = 8.0;
   /// Called with the first SIGINT or SIGTERM to this process; may be empty.
-  std::function<void(int signal)> on_stop;
+  std::function<void(int signal)> on_stop{};
 };
 
 /// Set for the children of spawn_local to the launcher's pid, so that a rank knows who sends it signals.
