@@ -6,18 +6,21 @@
 #include <cctype>
 #include <numeric>
 
+#include "base/printable.h"
+
 namespace hotbunk {
 
 std::string render(const Diagnostic& d) {
-  std::string out = fmt::format("{}[{}]: {}\n", d.severity == Severity::error ? "error" : "warning", d.code, d.message);
+  std::string out =
+      fmt::format("{}[{}]: {}\n", d.severity == Severity::error ? "error" : "warning", d.code, printable(d.message));
   if (!d.where.file.empty()) {
-    out += fmt::format("  --> {}", d.where.file);
+    out += fmt::format("  --> {}", printable_line(d.where.file));
     if (d.where.line > 0) out += fmt::format(":{}", d.where.line);
     if (d.where.line > 0 && d.where.column > 0) out += fmt::format(":{}", d.where.column);
     out += '\n';
   }
-  for (const auto& note : d.notes) out += fmt::format("   = note: {}\n", note);
-  if (!d.help.empty()) out += fmt::format("   = help: {}\n", d.help);
+  for (const auto& note : d.notes) out += fmt::format("   = note: {}\n", printable(note));
+  if (!d.help.empty()) out += fmt::format("   = help: {}\n", printable(d.help));
   return out;
 }
 

@@ -35,7 +35,7 @@ using Status = Result<void>;
 inline auto fail(Diagnostic d) { return tl::unexpected<Diagnostics>(Diagnostics{std::move(d)}); }
 inline auto fail(Diagnostics d) { return tl::unexpected<Diagnostics>(std::move(d)); }
 
-/// The text of STYLE.md, one trailing newline per line:
+/// The text of STYLE.md, one trailing newline per line, what a terminal would obey escaped (base/printable.h):
 ///   error[E203]: mesh does not cover the cluster
 ///     --> scenarios/qwen.yaml:23:3
 ///      = note: …

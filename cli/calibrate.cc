@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "lowering/lower.h"
 #include "planner/cost/cost_model.h"
@@ -274,7 +275,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
     const nlohmann::ordered_json document = {
         {"schema", "hotbunk.calibrate/1"}, {"profile", o.out},         {"measurements", hardware.measurements.size()},
         {"mean_error", c.mean_error},      {"max_error", c.max_error}, {"iteration_error", c.iteration_error}};
-    fmt::print("{}\n", document.dump(1));
+    print_document(document.dump(1));
     return exit_done;
   }
   print_gemms(hardware.measurements);
@@ -288,8 +289,9 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
         hardware.cores.value, 1e6 * hardware.wake.value, 1e6 * hardware.thread_switch.value, 1e6 * hardware.call.value,
         1e6 * hardware.decision.value, 1e6 * hardware.first_use.value);
   fmt::print("\nThe profile tried on the run it came from:\n{}", render_comparison(c, use_colour()));
-  fmt::print("Profile: {} ({} measurements)\nNext: hotbunk simulate {} --set cluster.calibration={}\n", o.out,
-             hardware.measurements.size(), o.scenario.path, o.out);
+  fmt::print("Profile: {} ({} measurements)\n", printable_line(o.out), hardware.measurements.size());
+  std::fflush(stdout);
+  say_next("simulate", o.scenario, "--set " + shell_quoted("cluster.calibration=" + o.out));
   return exit_done;
 }
 
@@ -351,6 +353,7 @@ int run(const Options& o) {
   scenario.sets.push_back(fmt::format("steps={}", o.steps));
   auto job = load_job(scenario, code);
   if (!job) return code;
+  if (auto s = on_this_machine(job->scenario, false); !s) return report_errors(s.error());
   if (const auto error = fit_error(*job)) return report_errors({*error});
   if (auto s = check_writable(o.out); !s) return report_errors(s.error());
   if (job->plan.num_ranks() == 1) {
@@ -360,7 +363,9 @@ int run(const Options& o) {
   const HandOver hand_over = measure_hand_over();  // before the ranks start: it is about free cores
   std::fflush(stdout);
   const LaunchResult result = fork_ranks(job->plan.num_ranks(), [&](const LaunchEnv& env) {
-    World world(env);
+    WorldOptions options;
+    options.timeout_seconds = job->scenario.run.timeout_s;
+    World world(env, options);
     const int rank_code = calibrate_rank(o, *job, hand_over, world);
     std::fflush(stdout);
     return rank_code;

@@ -10,6 +10,8 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "cli/progress.h"
+#include "cli/resume.h"
+#include "cli/run_facts.h"
 #include "cli/run_folder.h"
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
@@ -20,6 +22,7 @@
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
+#include "spec/json_read.h"
 #include "spec/loader.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
@@ -27,9 +30,31 @@
 namespace hotbunk {
 
 void add_scenario_options(CLI::App& app, ScenarioOptions& o) {
-  app.add_option("scenario", o.path, "scenario file (YAML)")->required();
+  app.add_option("scenario", o.path, "scenario file (YAML); -: standard input")->required();
   app.add_option("--set", o.sets, "override a scenario key: a.b.c=value (repeatable)")->allow_extra_args(false);
   app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
+}
+
+std::string again(const ScenarioOptions& o) {
+  std::string out = shell_quoted(o.path);
+  for (const std::string& set : o.sets) out += " --set " + shell_quoted(set);
+  return out;
+}
+
+void say_next(const char* command, const ScenarioOptions& o, std::string_view flags) {
+  if (o.json || o.path == "-") return;
+  say_next(fmt::format("{} {}{}{}", command, again(o), flags.empty() ? "" : " ", flags));
+}
+
+Status on_this_machine(const Scenario& s, bool agreed, std::string_view to_agree) {
+  const ClusterSpec& c = s.cluster;
+  if (agreed || c.gpu.is_cpu) return {};
+  return fail(Diagnostic{
+      .code = "E251",
+      .message = fmt::format("the scenario's device is {}, and this program executes on CPU ranks", c.gpu.name),
+      .where = {},
+      .notes = {fmt::format("its {} ranks would share the {} cores of this machine", c.ranks(), local_machine().cores)},
+      .help = fmt::format("{}to describe this machine set cluster.gpu to local-cpu", to_agree)});
 }
 
 CLI::Validator whole_from(std::int64_t low) {
@@ -82,14 +107,6 @@ Diagnostic stopped(const std::string& why) {
           .help =
               "when a rank is named, what it said itself comes first; `hotbunk doctor` tries memory, sockets and "
               "threads of this machine"};
-}
-
-int report_errors(const Diagnostics& errors) {
-  std::fputs(render(errors).c_str(), stderr);
-  if (errors.empty()) return exit_bad_input;
-  const std::string& code = errors.front().code;
-  if (code.starts_with("E6")) return exit_runtime;
-  return code == "E301" || code == "E302" || code == "E310" || code == "E312" ? exit_no : exit_bad_input;
 }
 
 std::optional<Job> load_job(const ScenarioOptions& o, int& code) {
@@ -163,22 +180,27 @@ std::optional<Diagnostic> fit_error(const Job& job, const FitReport& fit) {
 Result<Hardware> hardware_of(const Scenario& s) { return hardware_for(s, catalog_root()); }
 
 Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const SimulateOptions& options) {
-  auto driver = options.lengths ? LengthDriver::create(job.plan, job.scenario, *options.lengths)
-                                : LengthDriver::create(job.plan, job.scenario);
+  Scenario scenario = job.scenario;
+  const StepsWalked walked =
+      options.walked.value_or(StepsWalked{.last = static_cast<std::int32_t>(job.scenario.steps)});
+  scenario.steps = walked.last;
+  auto driver = options.lengths ? LengthDriver::create(job.plan, scenario, *options.lengths)
+                                : LengthDriver::create(job.plan, scenario);
   if (!driver) return tl::unexpected(driver.error());
+  if (walked.stopped) (*driver)->end_after(walked.last);
   const CostModel model(hardware, job.scenario.cluster);
   const ModelCost cost(model);
   SimOptions sim;
   sim.enforce_capacity = options.enforce_capacity;
-  sim.timeline.last_step = options.span_steps;
+  sim.timeline.last_step = walked.first - 1 + options.span_steps;
   SimBackend backend(job.scenario.cluster, cost, sim);
   RunOptions run;
-  run.steps = static_cast<std::int32_t>(job.scenario.steps);
+  run.first_step = walked.first, run.steps = walked.last;
   for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
   ProgressLine progress;
   run.on_phase = [&](std::int32_t step, std::int16_t phase) {
     progress.show([&] {
-      return fmt::format("simulating step {}/{}, {}", std::clamp(step, 1, run.steps), run.steps,
+      return fmt::format("simulating step {}/{}, {}", std::clamp(step, run.first_step, run.steps), run.steps,
                          job.plan.phases[static_cast<std::size_t>(phase)].name);
     });
   };
@@ -212,22 +234,54 @@ class Outputs {
   std::vector<std::string> written_, failed_;
 };
 
+std::string walked_json(const StepsWalked& walked) {
+  return nlohmann::ordered_json{{"schema", "hotbunk.run/1"},
+                                {"first_step", walked.first},
+                                {"last_step", walked.last},
+                                {"stopped", walked.stopped}}
+             .dump(1) +
+         "\n";
+}
+
+/// E113 when run.json is not what `run` writes.
+Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenario& s) {
+  const auto text = read_file(file, 1 << 16);
+  if (!text) return tl::unexpected(text.error());
+  const auto json = parse_json(*text, file.string());
+  if (!json) return tl::unexpected(json.error());
+  const auto number = [&](const char* key) {
+    return json->is_object() && json->contains(key) && (*json)[key].is_number_integer()
+               ? (*json)[key].get<std::int64_t>()
+               : -1;
+  };
+  const std::int64_t first = number("first_step"), last = number("last_step");
+  const bool stopped = json->is_object() && json->contains("stopped") && (*json)["stopped"] == true;
+  if (first < 1 || last < first || last > s.steps)
+    return fail(Diagnostic{.code = "E113",
+                           .message = fmt::format("steps {} to {} are none of a run of {}", first, last, s.steps),
+                           .where = {file.string()},
+                           .notes = {},
+                           .help = "the file was changed, or is of another run"});
+  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped};
+}
+
 }  // namespace
+
+Result<StepLengths> lengths_of(const RunFolder& folder, Scenario scenario, const std::optional<StepsWalked>& walked) {
+  if (walked) scenario.steps = walked->last;
+  return recorded_lengths(folder.lengths(), scenario, walked ? walked->first : 1);
+}
 
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   Outputs outputs;
-  Scenario scenario = job.scenario;
-  std::string& profile =
-      scenario.cluster.calibration;  // of the catalogue, or a path: then the folder works from anywhere
-  std::error_code ignored;
-  if (!profile.empty() && !std::filesystem::exists(catalog_root() / "profiles" / (profile + ".yaml"), ignored))
-    profile = std::filesystem::absolute(profile, ignored).string();
   // What cannot be made again comes first, and what is small: the disk may be full soon.
   outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
-  outputs.write(folder.scenario(), resolved_yaml(scenario));
-  outputs.write(folder.plan(), plan_to_json(job.plan));
+  outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
+  if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
+  outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
+  std::error_code ignored;
   auto responses = std::filesystem::exists(folder.lengths(), ignored) ? read_length_counts(folder.lengths())
                                                                       : Result<LengthCounts>();
   if (!responses) outputs.note(folder.report(), fail(responses.error()));
@@ -279,7 +333,7 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
   if (!plan_text) return tl::unexpected(plan_text.error());
   auto plan = plan_from_json(*plan_text, folder.plan().string());
   if (!plan) return tl::unexpected(plan.error());
-  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}};
+  LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .walked = {}};
   run.job.hash = plan_hash(run.job.plan);
   const auto lowered = lower(run.job.scenario);
   if (!lowered) return tl::unexpected(lowered.error());
@@ -292,6 +346,11 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
     auto predicted = read_trace_of(folder, folder.simulated_trace(), run.job);
     if (!predicted) return tl::unexpected(predicted.error());
     run.predicted = std::move(*predicted);
+  }
+  if (std::filesystem::exists(folder.walked(), ignored)) {
+    auto walked = read_walked(folder.walked(), run.job.scenario);
+    if (!walked) return tl::unexpected(walked.error());
+    run.walked = *walked;
   }
   return run;
 }

@@ -1,5 +1,4 @@
-// What the subcommands share: options, exit codes, and how results and diagnostics reach the user. Results go to
-// stdout, narration and errors to stderr.
+// What the subcommands share: options, exit codes, and jobs.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "cli/output.h"
 #include "exec/lengths.h"
 #include "graph/plan.h"
 #include "planner/cost/hardware.h"
@@ -49,6 +49,15 @@ struct ScenarioOptions {
 };
 void add_scenario_options(CLI::App&, ScenarioOptions&);
 
+/// The scenario on another command line: its path and its --set.
+std::string again(const ScenarioOptions&);
+/// "Next: hotbunk COMMAND" with that scenario, unless it came from standard input and is gone, or under --json.
+void say_next(const char* command, const ScenarioOptions&, std::string_view flags = "");
+
+/// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
+/// begins with how to.
+Status on_this_machine(const Scenario&, bool agreed, std::string_view to_agree = "");
+
 /// A whole number from low up.
 CLI::Validator whole_from(std::int64_t low);
 /// A number from low to high: unlike CLI::Range, which NaN passes.
@@ -60,9 +69,6 @@ CLI::Validator thread_count();
 /// E603 for what stopped a run.
 Diagnostic stopped(const std::string& why);
 
-/// Prints to stderr; returns the exit code that the first error's class asks for: E3xx "the answer is no" 1, E6xx 3,
-/// else 2.
-int report_errors(const Diagnostics&);
 /// E103 where the folder of a file to be written does not exist: a slip in a path makes no folders.
 Status folder_of_exists(const std::filesystem::path& file);
 
@@ -80,11 +86,18 @@ std::optional<Job> lower_job(Scenario, int& code);
 std::optional<Diagnostic> fit_error(const Job&);
 std::optional<Diagnostic> fit_error(const Job&, const FitReport&);
 
+/// The iterations that one process went through: not all of the scenario's when it resumed, or was asked to stop.
+struct StepsWalked {
+  std::int32_t first = 1, last = 1;
+  bool stopped = false;  // early: with a checkpoint in the last
+};
+
 /// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan
 /// does not fit.
 struct SimulateOptions {
   std::optional<StepLengths> lengths;
-  std::int32_t span_steps = 2;
+  std::int32_t span_steps = 2;          // from the first iteration on
+  std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
 };
 Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
@@ -104,6 +117,7 @@ struct RunFolder {
   std::filesystem::path sync_hashes() const { return root / "sync_hashes.jsonl"; }
   std::filesystem::path samples() const { return root / "samples.jsonl"; }
   std::filesystem::path report() const { return root / "report.html"; }
+  std::filesystem::path walked() const { return root / "run.json"; }
   std::filesystem::path chrome_trace() const { return root / "perfetto.json"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
@@ -112,7 +126,10 @@ struct RunRecord {
   const Trace& trace;
   const Trace* predicted = nullptr;  // null: no simulated.json
   std::string calibration;
+  std::optional<StepsWalked> walked{};  // none: no run.json
 };
+/// The lengths that a run recorded of these steps (default: all of the scenario's). E101, E120, E121.
+Result<StepLengths> lengths_of(const RunFolder&, Scenario, const std::optional<StepsWalked>&);
 /// Writes everything but checkpoints and the files of lines (metrics, lengths, hashes, samples), which the report reads
 /// where they are. E633 when files could not be written: the others are, each of them whole.
 Status write_run_folder(const RunFolder&, const Job&, const RunRecord&);
@@ -122,6 +139,7 @@ struct LoadedRun {
   Job job;
   Trace trace;
   std::optional<Trace> predicted;
+  std::optional<StepsWalked> walked;  // of a measured run
 };
 /// E127 when it is none, E134 when its run did not end; E115 when its files are of different runs or plans.
 Result<LoadedRun> read_run_folder(const RunFolder&);

@@ -33,10 +33,10 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
   }
   const auto hardware = hardware_of(run.job.scenario);
   if (!hardware) return tl::unexpected(hardware.error());
-  SimulateOptions options{.lengths = {}, .enforce_capacity = false};
+  SimulateOptions options{.lengths = {}, .walked = run.walked, .enforce_capacity = false};
   std::error_code ignored;
-  if (const auto file = RunFolder{o.folder}.lengths(); std::filesystem::exists(file, ignored)) {
-    auto lengths = recorded_lengths(file, run.job.scenario);
+  if (const RunFolder folder{o.folder}; std::filesystem::exists(folder.lengths(), ignored)) {
+    auto lengths = lengths_of(folder, run.job.scenario, run.walked);
     if (!lengths) return tl::unexpected(lengths.error());
     options.lengths = std::move(*lengths);
   }
@@ -56,12 +56,13 @@ int run(const Options& o) {
   if (!other) return report_errors(other.error());
   const Comparison c = compare_traces(loaded->job.plan, *other, loaded->trace);
   const bool within = !o.max_error || std::abs(c.iteration_error) <= *o.max_error;
-  if (o.json) fmt::print("{}\n", comparison_to_json(c).dump(1));
+  if (o.json) print_document(comparison_to_json(c).dump(1));
   else fmt::print("{}", render_comparison(c, use_colour()));
   if (!o.json && !within)
     fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,
                100 * *o.max_error);
-  if (!o.json) fmt::print("Next: hotbunk report {}\n", o.folder);
+  std::fflush(stdout);
+  if (!o.json) say_next("report " + shell_quoted(o.folder));
   return c.equal && within ? exit_done : exit_no;
 }
 

@@ -117,8 +117,10 @@ int run(bool json) {
                  f.good || f.help.empty() ? "" : "  -> " + f.help);
   }
   document["good"] = good;
-  if (json) fmt::print("{}\n", document.dump(1));
-  else fmt::print("Next: hotbunk plan scenarios/demo.yaml\n");
+  const std::filesystem::path demo = "scenarios/demo.yaml";
+  std::error_code ignored;
+  if (json) print_document(document.dump(1));
+  else if (std::filesystem::exists(demo, ignored)) std::fflush(stdout), say_next("plan " + demo.string());
   return good ? exit_done : exit_no;
 }
 

@@ -5,10 +5,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/printable.h"
 #include "cli/command.h"
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
@@ -51,11 +53,13 @@ int run(const Options& o) {
     text += "\n" + render(*small);
     code = small->gpus == 0 ? exit_no : exit_done;
   }
-  fmt::print("{}", o.scenario.json ? doc.dump(2) + "\n" : text);
+  if (o.scenario.json) print_document(doc.dump(2));
+  else fmt::print("{}", printable(text));
   std::fflush(stdout);
   if (e.unpriced) return report_errors({*e.unpriced});
-  if (!o.scenario.json)
-    fmt::print(stderr, "These are the closed form's figures. Next: hotbunk simulate {}\n", o.scenario.path);
+  if (!o.scenario.json) fmt::print(stderr, "These are the closed form's figures.\n");
+  const bool lowered = unsupported_to_execute(*scenario).empty();
+  say_next(lowered ? "simulate" : "plan", o.scenario);
   return code;
 }
 

@@ -3,12 +3,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/inference.h"
 #include "rl/inference_driver.h"
 #include "rl/sft_data.h"
+#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
@@ -42,6 +44,17 @@ Diagnostic no_room(const Options& o, const ModelSpec& model) {
           .help = fmt::format("give at most {}", model.max_position - 1)};
 }
 
+/// Between 0 and the least temperature there is none.
+CLI::Validator greedy_or_warm() {
+  const auto check = [](std::string& text) -> std::string {
+    const double value = std::strtod(text.c_str(), nullptr);
+    return value == 0.0 || value >= least_temperature
+               ? std::string()
+               : fmt::format("{} is not 0 or at least {}", text, least_temperature);
+  };
+  return CLI::Validator(check, "");
+}
+
 int run(Options o) {
   const auto model = open_model(o.inference.model);
   if (!model) return report_errors(model.error());
@@ -54,8 +67,9 @@ int run(Options o) {
   int code = exit_done;
   const auto generated = run_inference(scenario, Purpose::generate, std::move(*prompts), o.inference, code);
   if (!generated) return code;
+  if (auto s = check_finite(*generated, o.inference); !s) return report_errors(s.error());
   if (o.inference.json) {
-    fmt::print("{}\n", document(o, *generated).dump());
+    print_document(document(o, *generated).dump());
     return exit_done;
   }
   for (const TokenSequence& s : *generated) fmt::print("{}\n", Json(new_tokens(s)).dump());
@@ -73,7 +87,8 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_option("--max-new-tokens", o->generate.max_new_tokens, "most tokens generated per prompt (default 16)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   sub->add_option("--temperature", o->generate.temperature, "0 takes the most probable token (default 1)")
-      ->check(finite_in(0.0, 1e6));
+      ->check(finite_in(0.0, 1e6))
+      ->check(greedy_or_warm());
   sub->add_option("--seed", o->generate.seed, "of the sampling (default 0)");
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 
@@ -13,6 +14,7 @@
 #include "rl/inference_driver.h"
 #include "spec/catalog.h"
 #include "spec/model_config.h"
+#include "spec/safetensors.h"
 
 namespace hotbunk {
 
@@ -28,9 +30,8 @@ DType dtype_of(const InferenceOptions& o) { return o.dtype == "bf16" ? DType::bf
 
 Result<ModelSpec> open_model(const std::string& folder) {
   auto model = load_model(folder);
-  // Without weights a scenario would start at random; here that would be an answer about nothing. The reader says what
-  // is missing.
-  if (model && model->weights_path.empty()) model->weights_path = folder;
+  // A bare config.json starts a scenario at random; here that would be an answer about nothing.
+  if (model && model->weights_path.empty()) return fail(no_weights(std::filesystem::absolute(folder).parent_path()));
   return model;
 }
 
@@ -66,6 +67,22 @@ std::optional<std::vector<TokenSequence>> run_inference(const Scenario& scenario
     return std::nullopt;
   }
   return (*driver)->sequences();
+}
+
+Status check_finite(const std::vector<TokenSequence>& sequences, const InferenceOptions& o) {
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto& values = sequences[i].rollout_logps;
+    const auto bad = std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
+    if (bad == values.end()) continue;
+    return fail(
+        Diagnostic{.code = "E620",
+                   .message = fmt::format("the model's log-prob {} of sequence {} is {}", bad - values.begin() + 1,
+                                          i + 1, std::isnan(*bad) ? "NaN" : "infinite"),
+                   .where = {o.model},
+                   .notes = {fmt::format("its weights are finite; what they compute in {} is not", o.dtype)},
+                   .help = "the weights or the config are of a run that diverged, or of another model"});
+  }
+  return {};
 }
 
 std::vector<double> as_written(const std::vector<float>& values) {

@@ -25,6 +25,9 @@ Result<ModelSpec> open_model(const std::string& folder);
 std::optional<std::vector<TokenSequence>> run_inference(const Scenario&, Purpose, std::vector<TokenSequence>,
                                                         const InferenceOptions&, int& code);
 
+/// E620 with the first sequence and token whose log-prob is NaN or infinite: no answer, and no JSON either.
+Status check_finite(const std::vector<TokenSequence>&, const InferenceOptions&);
+
 /// Each fp32 value as the double nearest to its shortest decimal text, so that JSON does not show digits it never had.
 std::vector<double> as_written(const std::vector<float>&);
 

@@ -36,8 +36,9 @@ int run(const InferenceOptions& o) {
   int code = exit_done;
   const auto scored = run_inference(scenario, Purpose::score, std::move(*sequences), o, code);
   if (!scored) return code;
+  if (auto s = check_finite(*scored, o); !s) return report_errors(s.error());
   if (o.json) {
-    fmt::print("{}\n", document(o, *scored).dump());
+    print_document(document(o, *scored).dump());
     return exit_done;
   }
   for (const TokenSequence& s : *scored) fmt::print("[{}]\n", fmt::join(s.rollout_logps, ","));  // fp32, shortest

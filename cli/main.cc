@@ -2,17 +2,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <exception>
-#include <string>
-#include <vector>
+#include <string_view>
 
-#include "base/diagnostic.h"
 #include "cli/command.h"
+#include "cli/output.h"
+#include "cli/streams.h"
+#include "cli/usage.h"
 
 int main(int argc, char** argv) {
   using namespace hotbunk;
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of the write that meets it
+  if (auto s = check_standard_streams(); !s) return report_errors(s.error());
   CLI::App app{"hotbunk plans, simulates and runs colocated RL post-training of LLMs", "hotbunk"};
   app.set_version_flag("--version", HOTBUNK_VERSION);
   app.require_subcommand(1);
@@ -30,24 +31,23 @@ int main(int argc, char** argv) {
   add_doctor(app, action);
   add_logprobs(app, action);
   add_generate(app, action);
-  std::vector<std::string> commands;
-  for (const CLI::App* sub : app.get_subcommands({})) commands.push_back(sub->get_name());
-  if (argc > 1 && argv[1][0] != '-' && std::ranges::find(commands, argv[1]) == commands.end()) {
-    const std::string nearest = nearest_name(argv[1], commands);
-    std::fprintf(stderr, "error[E126]: there is no command '%s'\n   = help: %s\n", argv[1],
-                 nearest.empty() ? "hotbunk --help lists them" : ("did you mean " + nearest + "?").c_str());
-    return exit_bad_input;
-  }
+  for (int i = 1; i < argc; ++i)
+    if (argv[i] == std::string_view("--json")) errors_as_json();
+  const auto& commands = app.get_subcommands({});
+  const auto is_first_word = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && std::ranges::none_of(commands, is_first_word))
+    return end_process(report_errors({no_such_command(app, argv[1])}));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? exit_done : exit_bad_input;
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    return end_process(report_errors({usage_error(app, e)}));
   }
   try {
-    return action();
+    const int code = action();
+    if (auto s = finish_output(); !s) return end_process(report_errors(s.error()));
+    return end_process(code);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "error[E699]: %s\n   = help: this is a fault of hotbunk; please report it with the scenario\n",
-                 e.what());
-    return exit_runtime;
+    return end_process(report_errors({uncaught(e)}));
   }
 }

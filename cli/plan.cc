@@ -10,7 +10,9 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "base/parallel.h"
+#include "base/printable.h"
 #include "cli/command.h"
+#include "cli/run_facts.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "planner/answers/choices.h"
@@ -73,7 +75,7 @@ Json plan_document(const Job& job, const FitReport& fit, bool fits) {
 
 void print_memory(const Job& job, const FitReport& fit) {
   const RankMemory memory = static_memory(job.plan, fit.worst_rank);
-  fmt::print("{}: {} ranks in {} classes, plan {}\n\n", job.scenario.name, job.plan.num_ranks(),
+  fmt::print("{}: {} ranks in {} classes, plan {}\n\n", printable_line(job.scenario.name), job.plan.num_ranks(),
              job.plan.programs.size(), job.hash);
   fmt::print("Device memory of rank {}, live bytes at each phase's peak (MiB)\n", fit.worst_rank);
   std::vector<std::string> head = {"phase", "peak", "mapped"};
@@ -126,14 +128,15 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
                 {"peak_bytes", e.price.peak_bytes()},
                 {"explanation", Json::parse(to_json(e))}};
     doc["search"] = Json::parse(to_json(*choices));
-    fmt::print("{}\n", doc.dump(1));
+    print_document(doc.dump(1));
   } else {
-    fmt::print("{}\n{}", render(e), render(*choices));
+    fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
   }
   std::fflush(stdout);
-  for (const std::string& why : reasons) fmt::print(stderr, "note: priced, not lowered to a plan: {}\n", why);
+  for (const std::string& why : reasons)
+    fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
   if (e.unpriced) return report_errors({*e.unpriced});
-  if (!o.scenario.json) fmt::print(stderr, "Next: hotbunk explain {} --sensitivity\n", o.scenario.path);
+  say_next("explain", o.scenario, "--sensitivity");
   return e.price.fits ? exit_done : exit_no;
 }
 
@@ -151,9 +154,9 @@ int smallest(const Options& o, const Scenario& scenario) {
                 {"reason", small->search.reason},
                 {"layout", small->search.best.empty() ? "" : describe(small->search.best[0].point)}};
     doc.update(Json::parse(to_json(*small)));
-    fmt::print("{}\n", doc.dump(1));
+    print_document(doc.dump(1));
   } else {
-    fmt::print("{}", render(*small));
+    fmt::print("{}", printable(render(*small)));
   }
   return small->gpus == 0 ? exit_no : exit_done;
 }
@@ -171,14 +174,14 @@ int print(const Options& o, const Plan& plan) {
                            .help = nearest.empty() ? "" : "did you mean " + nearest + "?"}});
   }
   if (!o.scenario.json) {
-    fmt::print("{}", print_plan(plan, {.phase = o.phase}));
+    fmt::print("{}", printable(print_plan(plan, {.phase = o.phase})));
     return exit_done;
   }
   Json doc = Json::parse(plan_to_json(plan));
   for (Json& program : doc["programs"])
     for (std::size_t i = 0; i < names.size(); ++i)
       if (!o.phase.empty() && names[i] != o.phase) program["phases"][i] = Json::array();
-  fmt::print("{}\n", doc.dump());
+  print_document(doc.dump());
   return exit_done;
 }
 
@@ -187,7 +190,8 @@ int run(const Options& o) {
   if (o.resolved) {
     auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
     if (!scenario) return report_errors(scenario.error());
-    fmt::print("{}", o.scenario.json ? resolved_json(*scenario) + "\n" : resolved_yaml(*scenario));
+    if (o.scenario.json) print_document(resolved_json(*scenario));
+    else fmt::print("{}", resolved_yaml(*scenario));
     return exit_done;
   }
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
@@ -203,7 +207,8 @@ int run(const Options& o) {
   });
   if (!job) return code;
   if (!o.out.empty())
-    if (auto s = write_file_atomic(o.out, plan_to_json(job->plan)); !s) return report_errors(s.error());
+    if (auto s = write_file_atomic(o.out, plan_to_json(job->plan, scenario_facts(job->scenario))); !s)
+      return report_errors(s.error());
   if (o.print) return print(o, job->plan);
   const FitReport fit = check_fit(job->plan);
   const auto error = fit_error(*job, fit);
@@ -211,10 +216,10 @@ int run(const Options& o) {
   if (o.scenario.json) {
     Json doc = plan_document(*job, fit, !error);
     doc["search"] = Json::parse(to_json(*choices));
-    fmt::print("{}\n", doc.dump(1));
+    print_document(doc.dump(1));
   } else {
     print_memory(*job, fit);
-    fmt::print("\n{}", render(*choices));
+    fmt::print("\n{}", printable(render(*choices)));
   }
   if (error) {
     std::fflush(stdout);
@@ -228,8 +233,8 @@ int run(const Options& o) {
                  format_bytes(static_cast<double>(fit.capacity_bytes)),
                  100.0 * static_cast<double>(fit.mapped_peak_bytes + fit.overhead_bytes) /
                      static_cast<double>(fit.capacity_bytes));
-    fmt::print("Next: hotbunk simulate {}\n", o.scenario.path);
   }
+  say_next("simulate", o.scenario);
   return exit_done;
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
 #include "reports/memory_snapshot.h"
@@ -28,7 +29,8 @@ int run(const Options& o) {
   if (!hardware) return report_errors(hardware.error());
   const RunRecord record{.trace = loaded->trace,
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
-                         .calibration = hardware->source};
+                         .calibration = hardware->source,
+                         .walked = loaded->walked};
   const Status written = write_run_folder(folder, loaded->job, record), ended = end_in_folder(folder);
   for (const Status* s : {&written, &ended})
     if (!*s) return report_errors(s->error());
@@ -36,10 +38,13 @@ int run(const Options& o) {
     if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s)
       return report_errors(s.error());
   const auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
-  if (o.json) fmt::print("{}\n", summary.dump(1));
-  else
-    fmt::print("{}Report: {}\nNext: hotbunk compare {}\n", render_summary(summary, use_colour()),
-               folder.report().string(), o.folder);
+  if (o.json) {
+    print_document(summary.dump(1));
+    return exit_done;
+  }
+  fmt::print("{}Report: {}\n", render_summary(summary, use_colour()), printable_line(folder.report().string()));
+  std::fflush(stdout);
+  if (loaded->trace.source == "measured") say_next("compare " + shell_quoted(o.folder));
   return exit_done;
 }
 

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -16,15 +17,22 @@
 #include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
+#include "cli/output.h"
+#include "cli/resume.h"
 #include "cli/run_console.h"
+#include "cli/run_facts.h"
 #include "cli/run_folder.h"
+#include "cli/run_input.h"
 #include "cli/run_outputs.h"
+#include "cli/stop_signals.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "rl/sft_driver.h"
 #include "spec/catalog.h"
+#include "spec/loader.h"
 #include "trace/compare.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
@@ -34,56 +42,106 @@ namespace {
 
 struct Options {
   ScenarioOptions scenario;
-  std::string out, plan, transport;
-  bool no_fit_check = false, check = false, overwrite = false;
+  std::string out, plan, transport, resume;
+  bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
   std::optional<std::int32_t> samples_every;
   std::int32_t threads = 0;
   std::vector<std::string> argv;
 };
 
-Takes takes(const Options& o) { return o.overwrite ? Takes::overwrite : Takes::unused; }
+/// What a run goes on from, with what its user must know; nothing to resume: empty.
+struct Start {
+  std::optional<ResumePoint> from;
+  std::int32_t first_step() const { return from ? static_cast<std::int32_t>(from->checkpoint.state.step) + 1 : 1; }
+};
 
-/// A saved plan is a promise: what runs must be it.
+void say_stop(int signal) {
+  std::fprintf(stderr, "%s: stopping after this step, with a checkpoint (SIGINT ends at once)\n",
+               signal == SIGINT ? "SIGINT" : "SIGTERM");
+}
+
+StepsWalked steps_walked(const Job& job, const Start& start, const TrainingDriver& driver) {
+  const std::int32_t asked = driver.end_step();
+  return {.first = start.first_step(),
+          .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
+          .stopped = asked > 0};
+}
+
+/// A resumed run goes on in its folder, unless another is named.
+std::string out_of(const Options& o, const Start& start) {
+  return o.out.empty() && start.from && start.from->run ? start.from->run->root.string() : o.out;
+}
+
+/// `folder`: where the run is to write.
+Takes takes(const Options& o, const Start& start, const std::filesystem::path& folder) {
+  std::error_code ec;
+  if (start.from && start.from->run && std::filesystem::equivalent(folder, start.from->run->root, ec))
+    return Takes::resume;
+  return o.overwrite ? Takes::overwrite : Takes::unused;
+}
+
+/// A saved plan is a promise: what runs must be it, and made from the same scenario.
 Status check_drift(const Options& o, const Job& job) {
   if (o.plan.empty()) return {};
   auto text = read_file(o.plan);
   if (!text) return tl::unexpected(text.error());
-  auto saved = plan_from_json(*text, o.plan);
+  auto saved = plan_file_from_json(*text, o.plan);
   if (!saved) return tl::unexpected(saved.error());
-  const std::string hash = plan_hash(*saved);
-  if (hash == job.hash) return {};
-  std::vector<std::string> notes = {fmt::format("saved {}, now {}", hash, job.hash)};
-  std::istringstream differences(diff_plans(*saved, job.plan));
-  for (std::string line; notes.size() < 9 && std::getline(differences, line);) notes.push_back(line);
+  const std::string hash = plan_hash(saved->plan);
+  std::vector<std::string> notes;
+  if (saved->made_from.empty())
+    std::fprintf(stderr, "%s does not say which scenario it was made from: only the plan is compared\n",
+                 o.plan.c_str());
+  else notes = differences(saved->made_from, "saved", scenario_facts(job.scenario), "now");
+  if (hash == job.hash && notes.empty()) return {};
+  if (hash != job.hash) {
+    notes.push_back(fmt::format("plan: saved {}, now {}", hash, job.hash));
+    std::istringstream lines(diff_plans(saved->plan, job.plan));
+    int shown = 0;
+    for (std::string line; shown < 8 && std::getline(lines, line); ++shown) notes.push_back(line);
+  }
   return fail(
       Diagnostic{.code = "E510",
-                 .message = "the scenario no longer gives the saved plan",
+                 .message = hash == job.hash ? "the scenario is not the one that the saved plan was made from"
+                                             : "the scenario no longer gives the saved plan",
                  .where = {o.plan},
                  .notes = std::move(notes),
                  .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 
-/// The ranks must have read the same scenario (files may differ between hosts).
-void check_same_plan(World& world, const Job& job) {
-  if (world.size() == 1) return;
-  if (world.rank() == 0) world.set("plan hash", job.hash);
-  const std::string first = world.get("plan hash");
-  if (first != job.hash)
-    throw RuntimeFailure(fmt::format("rank {} has plan {}, rank 0 has {}: the scenario files differ between hosts",
-                                     world.rank(), job.hash, first));
+int compute_threads(const Options& o, int num_ranks) {
+  if (o.threads > 0) return o.threads;
+  return std::max(1, static_cast<int>(local_machine().cores) / std::max(1, num_ranks));
 }
 
-/// All steps once more in virtual time, with the lengths that the run had.
-Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware) {
-  auto lengths = recorded_lengths(folder.lengths(), job.scenario);
+/// The options that every rank must have been given alike.
+PlanFacts shared_options(const Options& o, int num_ranks, const Start& start) {
+  return {{"first step", std::to_string(start.first_step())},
+          {"--transport", o.transport.empty() ? "by host" : o.transport},
+          {"--check", o.check ? "true" : "false"},
+          {"--threads", fmt::format("{}", compute_threads(o, num_ranks))},
+          {"--trace-steps", fmt::format("{}", o.span_steps)}};
+}
+
+WorldOptions world_options(const Job& job) {
+  WorldOptions w;
+  w.timeout_seconds = job.scenario.run.timeout_s;
+  return w;
+}
+
+/// The steps of this process once more in virtual time, with the lengths that they had.
+Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
+                           const StepsWalked& walked) {
+  auto lengths = lengths_of(folder, job.scenario, walked);
   if (!lengths) return fail(std::move(lengths.error()));
-  return simulate_job(job, hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  return simulate_job(job, hardware,
+                      {.lengths = *lengths, .span_steps = o.span_steps, .walked = walked, .enforce_capacity = false});
 }
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
-                  const TrainingDriver& driver, std::vector<std::string> parts) {
+                  const StepsWalked& walked, const TrainingDriver& driver, std::vector<std::string> parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
     auto file = trace_from_json(text, "rank's trace");
@@ -95,43 +153,51 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const auto note = [&](const Status& s) {
     if (!s) problems.insert(problems.end(), s.error().begin(), s.error().end());
   };
-  auto simulated = simulate_run(o, job, folder, hardware);
+  auto simulated = simulate_run(o, job, folder, hardware, walked);
   if (!simulated) note(tl::unexpected(simulated.error()));
-  note(write_run_folder(
-      folder, job,
-      {.trace = measured, .predicted = simulated ? &*simulated : nullptr, .calibration = hardware.source}));
+  note(write_run_folder(folder, job,
+                        {.trace = measured,
+                         .predicted = simulated ? &*simulated : nullptr,
+                         .calibration = hardware.source,
+                         .walked = walked}));
   note(end_in_folder(folder));
   auto summary = summarize(job.plan, job.scenario, measured);
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
   if (o.scenario.json) {
-    fmt::print("{}\n", summary.dump(1));
+    print_document(summary.dump(1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     fmt::print("{}", render_summary(summary, use_colour(), simulated ? &compared : nullptr));
-    if (problems.empty())
-      fmt::print("Report: {}\nNext: hotbunk compare {}\n", folder.report().string(), folder.root.string());
+    if (problems.empty()) fmt::print("Report: {}\n", printable_line(folder.report().string()));
   }
-  std::fflush(stdout);
   if (!problems.empty()) {
     report_errors(problems);
     return exit_runtime;
   }
+  if (!o.scenario.json) say_next("compare " + shell_quoted(folder.root.string()));
   return compared.equal ? exit_done : exit_no;
 }
 
 /// `hardware`: of rank 0, which simulates at the end.
-int run_rank(const Options& o, const Job& job, World& world, const RunFolder& folder,
-             const std::optional<Hardware>& hardware) {
+int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+             const RunFolder& folder, const std::optional<Hardware>& hardware) {
   const bool first = world.rank() == 0;
-  check_same_plan(world, job);
+  if (auto s = check_agreement(world, run_facts(job, shared_options(o, world.size(), start))); !s) {
+    world.leave();
+    return report_errors(s.error());
+  }
   DriverOptions driver_options;
   driver_options.checkpoints = folder.checkpoints();
-  RunConsole console(job.scenario, 1, isatty(fileno(stderr)) != 0);
+  if (start.from) driver_options.resume = start.from->checkpoint;
+  driver_options.stop_requested = [&stop] { return stop.requested(); };
+  RunConsole console(job.scenario, start.first_step(), isatty(fileno(stderr)) != 0);
   std::shared_ptr<RunOutputs> outputs;
   if (first) {
     outputs = std::make_shared<RunOutputs>(
-        job, RunOutputOptions{.samples_every = o.samples_every,
+        job, RunOutputOptions{.after_step = start.first_step() - 1,
+                              .earlier = start.from ? start.from->run : std::nullopt,
+                              .samples_every = o.samples_every,
                               .on_step = [&](const StepFigures& step) { console.show(step); }});
     RunOutputs::observe(outputs, driver_options);
   }
@@ -139,19 +205,23 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
   if (!driver) return report_errors(driver.error());
   if (world.size() > 1) world.barrier("all is read");
   if (first) {
-    if (auto s = begin_in_folder(folder, job, "measured", takes(o)); !s) return report_errors(s.error());
+    if (auto s = begin_in_folder(folder, job, "measured", takes(o, start, folder.root)); !s)
+      return report_errors(s.error());
+    for (const std::string& name : sweep_checkpoints(folder.checkpoints()))
+      std::fprintf(stderr, "removed %s, which a write that was interrupted has left\n",
+                   (folder.checkpoints() / name).c_str());
     if (auto s = outputs->open(folder); !s) return report_errors(s.error());
   }
   CpuOptions cpu;
-  const auto cores = static_cast<int>(local_machine().cores);
-  cpu.compute_threads = o.threads > 0 ? o.threads : std::max(1, cores / std::max(1, world.size()));
-  cpu.span_steps = o.span_steps;
-  cpu.check_resident = cpu.check_finite = cpu.poison = o.check;
+  cpu.compute_threads = compute_threads(o, world.size());
+  cpu.span_steps = start.first_step() - 1 + o.span_steps;
+  cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
   if (o.transport == "gloo") cpu.transport = Transport::gloo;
   if (o.transport == "shm") cpu.transport = Transport::shm;
   CpuBackend backend(world, **driver, cpu);
   RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
-                     .local_ranks = {static_cast<Rank>(world.rank())}};
+                     .local_ranks = {static_cast<Rank>(world.rank())},
+                     .first_step = start.first_step()};
   if (outputs) options.on_step_end = [&](std::int32_t step) { return outputs->step_ended(step, backend, **driver); };
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
@@ -166,16 +236,82 @@ int run_rank(const Options& o, const Job& job, World& world, const RunFolder& fo
     report_errors(trace.error());
     return exit_runtime;  // also where a file of lines could not be written any more
   }
+  const StepsWalked walked = steps_walked(job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
-  const int code = first ? finish_rank_0(o, job, folder, *hardware, **driver, parts) : exit_done;
+  const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, parts) : exit_done;
   world.leave();
-  return code;
+  return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;
+}
+
+/// The scenario and its plan; what the run goes on from, checked and with its warnings said.
+/// Our own launcher has done so before it starts ranks.
+std::optional<Job> load(const Options& o, bool spawned, bool speaks, Start& start, int& code) {
+  const auto refuse = [&](const Diagnostics& problems) {
+    code = report_errors(problems);
+    return std::nullopt;
+  };
+  if (o.resume.empty()) return load_job(o.scenario, code);
+  auto from = find_resume(o.resume);
+  if (!from) return refuse(from.error());
+  auto scenario =
+      o.scenario.path.empty() ? scenario_of(*from, o.scenario.sets) : load_scenario(o.scenario.path, o.scenario.sets);
+  if (!scenario) return refuse(scenario.error());
+  start.from = std::move(*from);
+  if (!spawned) {
+    const auto warnings = check_resume(*start.from, *scenario);
+    if (!warnings) return refuse(warnings.error());
+    if (speaks) std::fputs(render(*warnings).c_str(), stderr);
+    if (speaks && !o.scenario.json)
+      std::fprintf(stderr, "resuming after step %lld from %s\n",
+                   static_cast<long long>(start.from->checkpoint.state.step), start.from->checkpoint.folder.c_str());
+  }
+  return lower_job(std::move(*scenario), code);
+}
+
+int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopSignals& stop) {
+  ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
+  pass_on_claim(claimed);
+  if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job.plan.num_ranks());
+  stop.release();
+  LaunchOptions options;
+  options.on_stop = say_stop;
+  const LaunchResult result = spawn_local(job.plan.num_ranks(), o.argv, options);
+  // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
+  const bool alike = std::ranges::all_of(
+      result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
+  if (rank_0_spoke(result)) errors_stay_on_stderr();
+  if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
+  return result.exit_code;
+}
+
+/// The others learn what stopped this rank before they learn that it is gone.
+int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+                        const RunFolder& folder, const std::optional<Hardware>& hardware) {
+  try {
+    return run_rank(o, job, start, stop, world, folder, hardware);
+  } catch (const std::exception& e) {
+    world.watch().announce_failure(e.what());
+    throw;
+  }
 }
 
 int run(const Options& o) {
+  StopSignals stop;  // before any thread
   int code = exit_done;
-  const auto job = load_job(o.scenario, code);
+  auto env = launch_env(process_env);
+  if (!env) return report_errors(env.error());
+  const bool launched = env->has_value();
+  const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
+  if (launched && (*env)->rank != 0) errors_stay_on_stderr();  // rank 0 says it on stdout
+  if (!spawned) stop.on_request(say_stop);
+  if (launched) stop.hold(spawned);
+  const bool speaks = !launched || ((*env)->rank == 0 && !spawned);
+  if (auto s = readable_by_every_rank(o.scenario.path); !s) return report_errors(s.error());
+  Start start;
+  const auto job = load(o, spawned, speaks, start, code);
   if (!job) return code;
+  if (auto s = on_this_machine(job->scenario, o.on_cpu, "--on-cpu runs its plan here all the same; "); !s)
+    return report_errors(s.error());
   if (const std::string& name = job->scenario.name;
       o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
     return report_errors({Diagnostic{.code = "E226",
@@ -183,9 +319,6 @@ int run(const Options& o) {
                                      .where = {o.scenario.path},
                                      .notes = {"without --out the run folder is runs/NAME"},
                                      .help = "set name to a plain word, or give --out"}});
-  auto env = launch_env(process_env);
-  if (!env) return report_errors(env.error());
-  const bool launched = env->has_value();
   if (launched && (*env)->world_size != job->plan.num_ranks())
     return report_errors(
         {Diagnostic{.code = "E704",
@@ -199,33 +332,30 @@ int run(const Options& o) {
   if (!launched || (*env)->rank == 0) {  // say it once
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
-    auto claim = claim_folder(o.out, *job, takes(o));
+    const std::string out = out_of(o, start);
+    if (takes(o, start, out) == Takes::resume)
+      if (auto s = check_target(*start.from, {out}); !s) return report_errors(s.error());
+    auto claim = claim_folder(out, *job, takes(o, start, out));
     if (!claim) return report_errors(claim.error());
     claimed = std::move(*claim);
     // What cannot be read is said here: before every rank finds out for itself, or the last step is done.
     auto priced_by = hardware_of(job->scenario);
     if (!priced_by) return report_errors(priced_by.error());
     hardware = std::move(*priced_by);
-    if (auto driver = make_training_driver(job->plan, job->scenario, {}); !driver) return report_errors(driver.error());
+    DriverOptions options;
+    if (start.from) options.resume = start.from->checkpoint;
+    if (auto driver = make_training_driver(job->plan, job->scenario, options); !driver)
+      return report_errors(with_file(driver.error(), o.scenario.path));
   }
   try {
     if (launched) {
-      World world(**env);
-      return run_rank(o, *job, world, claimed.folder, hardware);
+      World world(**env, world_options(*job));
+      return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware);
     }
-    if (job->plan.num_ranks() == 1) {
-      World world;
-      return run_rank(o, *job, world, claimed.folder, hardware);
-    }
-    ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
-    pass_on_claim(claimed);
-    if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job->plan.num_ranks());
-    const LaunchResult result = spawn_local(job->plan.num_ranks(), o.argv);
-    // Exit code 1 is an answer, which rank 0 has given; where all ranks ended alike, none of them is to be named.
-    const bool alike = std::ranges::all_of(
-        result.ranks, [&](const RankExit& e) { return e.signal == 0 && e.exit_code == result.exit_code; });
-    if (!result.message.empty() && result.exit_code != exit_no && !alike) report_errors({stopped(result.message)});
-    return result.exit_code;
+    if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
+    stop.hold(false);
+    World world;
+    return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
   } catch (const RuntimeFailure& e) {
     return report_errors({stopped(e.what())});
   }
@@ -249,8 +379,13 @@ void add_run(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("run", "execute the plan for real, on CPU ranks");
   add_scenario_options(*sub, o->scenario);
+  sub->get_option("scenario")->required(false);  // a checkpoint has one
   sub->add_option("--out", o->out, "run folder (default runs/NAME, or runs/NAME-2, … when that holds a run)");
   sub->add_flag("--overwrite", o->overwrite, "remove what an earlier run wrote in the run folder");
+  sub->add_option(
+      "--resume", o->resume,
+      "go on from a run folder's furthest checkpoint, or from a checkpoint: bit for bit the run that was not "
+      "interrupted");
   sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
   sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       ->check(CLI::IsMember({"shm", "gloo"}));
@@ -261,10 +396,13 @@ void add_run(CLI::App& app, Action& action) {
                   "write samples of every n-th step, 0: none (default: the first, about 20 more and the last)")
       ->check(whole_from(0));
   sub->add_flag("--check", o->check,
-                "debug: NaN at the op that made it, poisoned buffers, resident = mapped bytes after every phase");
+                "debug: NaN at the op that made it, poisoned buffers, accesses that no event orders, "
+                "resident = mapped bytes after every phase");
   sub->add_flag("--no-fit-check", o->no_fit_check,
                 "start although the plan does not fit; the arena still enforces the capacity");
+  sub->add_flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
   sub->callback([o, &action] {
+    if (o->scenario.path.empty() && o->resume.empty()) throw CLI::RequiredError("scenario");
     o->argv = own_command_line();
     action = [o] { return run(*o); };
   });

@@ -20,6 +20,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "rl/checkpoint.h"
 
 namespace hotbunk {
 namespace {
@@ -39,7 +40,7 @@ constexpr std::array files = {
     File{"scenario.yaml", true},  File{"plan.json", true},      File{"trace.json", true},
     File{"simulated.json", true}, File{"lengths.jsonl", true},  File{"sync_hashes.jsonl", false},
     File{"summary.json", false},  File{"metrics.jsonl", false}, File{"samples.jsonl", false},
-    File{"report.html", false},   File{"perfetto.json", false}};
+    File{"report.html", false},   File{"perfetto.json", false}, File{"run.json", true}};
 /// Without these it is no run.
 constexpr std::array needed = {"scenario.yaml", "plan.json", "trace.json"};
 /// Of a checkpoint's folder, beside its weights (model*.safetensors).
@@ -189,13 +190,16 @@ void remove_checkpoint(const fs::path& folder) {
   fs::remove(folder, ignored);  // unless somebody else has something in it
 }
 
-bool is_of(const Record& record, const std::string& checkpoint) {
-  if (checkpoint == "final") return true;
-  if (!checkpoint.starts_with("step_") || record.checkpoint_every < 1) return false;
+/// A run that was asked to stop has a checkpoint of its last step, whatever checkpoint_every says.
+bool is_of(const Record& record, const fs::path& checkpoint) {
+  const std::string name = checkpoint.filename().string();
+  if (name == "final") return true;
+  if (!name.starts_with("step_")) return false;
   std::int64_t step = 0;
-  const char* const end = checkpoint.data() + checkpoint.size();
-  return std::from_chars(checkpoint.data() + 5, end, step).ptr == end && step % record.checkpoint_every == 0 &&
-         step <= record.steps;
+  const char* const end = name.data() + name.size();
+  if (std::from_chars(name.data() + 5, end, step).ptr != end || step > record.steps) return false;
+  const bool due = record.checkpoint_every > 0 && step % record.checkpoint_every == 0;
+  return due || is_checkpoint(checkpoint);
 }
 
 /// What the run of this record wrote, and nothing else. First it is no whole run any more: a death on the way leaves
@@ -207,7 +211,7 @@ Status remove_run(const RunFolder& folder, Record record) {
   std::error_code ignored;
   std::vector<fs::path> checkpoints;
   for (const auto& entry : fs::directory_iterator(folder.checkpoints(), ignored))
-    if (is_of(record, entry.path().filename().string())) checkpoints.push_back(entry.path());
+    if (is_of(record, entry.path())) checkpoints.push_back(entry.path());
   for (const fs::path& path : checkpoints) remove_checkpoint(path);
   fs::remove(folder.checkpoints(), ignored);
   return {};
@@ -330,8 +334,8 @@ Status check_whole_run(const RunFolder& folder) {
     return fail(problem("E134", fmt::format("the run of this folder has not ended ({})", record->process), folder.root,
                         {missing.empty() ? "its files may be of two runs" : "missing: " + listed(missing),
                          "there: " + (there.empty() ? "nothing" : listed(there))},
-                        "wait if it still runs; else run it again with --overwrite: metrics.jsonl and "
-                        "checkpoints are what it finished"));
+                        "wait if it still runs; else go on with `hotbunk run --resume`, or run it again with "
+                        "--overwrite: metrics.jsonl and checkpoints are what it finished"));
   }
   std::vector<std::string> notes;
   for (const File& file : files) {

@@ -30,6 +30,7 @@ Status RunOutputs::open(const RunFolder& folder) {
       {options_.samples_every != 0, folder.samples(), &samples_}};
   for (const auto& [wanted, path, file] : files) {
     if (!wanted) continue;
+    if (auto s = bring_earlier(path); !s) return s;
     auto lines =
         options_.after_step > 0 ? StepLines::continue_after(path, options_.after_step) : StepLines::create(path);
     if (!lines) return fail(std::move(lines.error()));
@@ -37,6 +38,19 @@ Status RunOutputs::open(const RunFolder& folder) {
   }
   if (hashes_ && !hashes_->last().empty()) digest_ = nlohmann::json::parse(hashes_->last()).value("digest", "");
   return {};
+}
+
+Status RunOutputs::bring_earlier(const std::filesystem::path& path) const {
+  std::error_code ec;
+  const std::filesystem::path from = options_.earlier ? options_.earlier->root / path.filename() : path;
+  if (!std::filesystem::exists(from, ec) || std::filesystem::equivalent(from, path, ec)) return {};
+  std::filesystem::copy_file(from, path, std::filesystem::copy_options::overwrite_existing, ec);
+  if (!ec) return {};
+  return fail(Diagnostic{.code = "E103",
+                         .message = fmt::format("cannot copy {}: {}", from.string(), ec.message()),
+                         .where = {path.string()},
+                         .notes = {},
+                         .help = "check the folder, its permissions and the free space"});
 }
 
 void RunOutputs::observe(const std::shared_ptr<RunOutputs>& self, DriverOptions& driver) {

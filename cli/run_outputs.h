@@ -19,6 +19,7 @@ namespace hotbunk {
 
 struct RunOutputOptions {
   std::int32_t after_step = 0;                  // of a run that goes on: lines up to here stay
+  std::optional<RunFolder> earlier{};           // where they are, if not in the run's own folder
   std::optional<std::int32_t> samples_every{};  // as writes_samples takes it
   std::function<void(const StepFigures&)> on_step{};
 };
@@ -38,6 +39,8 @@ class RunOutputs {
   Status step_ended(std::int32_t step, CpuBackend&, TrainingDriver&);
 
  private:
+  /// The lines of a resumed run's earlier part, where it goes on in another folder.
+  Status bring_earlier(const std::filesystem::path&) const;
   Status write_sync(std::int32_t step);
   Status write_samples(std::int32_t step, TrainingDriver&);
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
 #include "cli/step_lines.h"
@@ -64,7 +65,7 @@ int run(const Options& o) {
       simulate_job(*job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
-  if (o.scenario.json) fmt::print("{}\n", summary.dump(1));
+  if (o.scenario.json) print_document(summary.dump(1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   std::fflush(stdout);
   if (!o.out.empty()) {
@@ -74,13 +75,13 @@ int run(const Options& o) {
     const Status written = write_run_folder(folder, *job, record), ended = end_in_folder(folder);
     for (const Status* s : {&written, &ended})
       if (!*s) return report_errors(s->error());
-    if (!o.scenario.json) fmt::print("Report: {}/report.html\n", o.out);
+    if (!o.scenario.json) fmt::print("Report: {}/report.html\n", printable_line(o.out));
   }
   if (error) {
     report_errors({*error});
     return exit_no;
   }
-  if (!o.scenario.json) fmt::print("Next: hotbunk run {}\n", o.scenario.path);
+  say_next(on_this_machine(job->scenario, false) ? "run" : "explain", o.scenario);
   return exit_done;
 }
 

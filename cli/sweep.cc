@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "planner/answers/answers.h"
 #include "reports/sweep_svg.h"
@@ -34,11 +35,14 @@ int run(const Options& o) {
   if (!errors.empty()) return report_errors(errors);
   const auto rows = sweep(o.scenario.path, o.scenario.sets, axes, catalog_root());
   if (!rows) return report_errors(rows.error());
-  const std::string text = o.scenario.json ? to_json(axes, *rows) + "\n" : to_csv(axes, *rows);
+  const std::string text = o.scenario.json ? to_json(axes, *rows) : to_csv(axes, *rows);
   if (!o.out.empty()) {
-    if (auto written = write_file_atomic(o.out, text); !written) return report_errors(written.error());
+    if (auto written = write_file_atomic(o.out, o.scenario.json ? text + "\n" : text); !written)
+      return report_errors(written.error());
+  } else if (o.scenario.json) {
+    print_document(text);
   } else {
-    fmt::print("{}", text);
+    fmt::print("{}", printable(text));
   }
   if (!o.svg.empty()) {
     const std::string title = std::filesystem::path(o.scenario.path).stem().string();

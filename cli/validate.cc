@@ -28,15 +28,15 @@ int run(const Options& o) {
   const auto result = validate_published(data, catalog_root());
   if (!result) return report_errors(result.error());
   if (o.json) {
-    fmt::print("{}\n", to_json(*result));
+    print_document(to_json(*result));
     return result->unreadable.empty() ? exit_done : report_errors(result->unreadable);
   }
   fmt::print("{}", render(*result, o.rows));
   fmt::print("\nWhich rows each constant was fitted on: docs/validation.md\n");
-  if (!o.rows) fmt::print("Next: hotbunk validate --rows\n");
-  if (result->unreadable.empty()) return exit_done;
   std::fflush(stdout);  // the tables first, then what is wrong with the others
-  return report_errors(result->unreadable);
+  if (!result->unreadable.empty()) return report_errors(result->unreadable);
+  if (!o.rows) say_next("validate --rows" + (o.data.empty() ? "" : " --data " + shell_quoted(o.data)));
+  return exit_done;
 }
 
 }  // namespace

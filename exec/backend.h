@@ -59,13 +59,14 @@ class Backend {
 };
 
 struct RunOptions {
-  std::int32_t steps = 1;
-  std::vector<Rank> local_ranks;                                          // the ranks this process plays
+  std::int32_t steps = 1;         // the last iteration, unless the Driver ends the run before
+  std::vector<Rank> local_ranks;  // the ranks this process plays
   std::function<void(std::int32_t step, std::int16_t phase)> on_phase{};  // is about to begin
+  std::int32_t first_step = 1;                                            // after 1: iterations before it were run
   std::function<Status(std::int32_t step)> on_step_end{};  // an iteration is done; a failure ends the run
 };
 
-/// The only walk over a plan: prologue, `steps` iterations, epilogue; asks the Driver for blocks and sizes, turns each
+/// The only walk over a plan: prologue, iterations, epilogue; asks the Driver for blocks and sizes, turns each
 /// op into one Device call. A failure carries rank, phase and op. Refuses (E601) ops the backend does not support.
 Result<Trace> execute(const Plan&, Backend&, Driver&, const RunOptions&);
 

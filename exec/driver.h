@@ -42,6 +42,9 @@ class Driver {
   virtual std::vector<Args> mini_batch(Rank, std::int32_t /*step*/, std::int64_t /*mini*/) { return {}; }
   /// True: a block with fetch ops is synced before the next decision. False where no decision hangs on data.
   virtual bool wants_results() const = 0;
+  /// Asked when an iteration's phases are done: whether it is the last one, before RunOptions::steps are. All ranks
+  /// must answer the same.
+  virtual bool ends_after(std::int32_t /*step*/) const { return false; }
   /// Figures per step, and the trained tokens, for the trace.
   virtual void report(Trace&) const = 0;
 };

@@ -43,12 +43,14 @@ class Walk {
   Status run(const RunOptions& options) {
     on_phase_ = options.on_phase;
     if (auto s = all(When::prologue, 0); !s) return s;
-    for (std::int32_t step = 1; step <= options.steps; ++step) {
+    std::int32_t step = options.first_step;
+    for (bool ends = false; step <= options.steps && !ends; ++step) {
       if (auto s = all(When::iteration, step); !s) return s;
       if (options.on_step_end)
         if (auto s = options.on_step_end(step); !s) return s;
+      ends = driver_.ends_after(step);
     }
-    return all(When::epilogue, options.steps + 1);
+    return all(When::epilogue, step);
   }
 
  private:

@@ -238,7 +238,8 @@ std::optional<Args> IterationDriver::decide(Rank rank, std::int32_t step, std::i
       case PhaseRole::train:
         return train_decision(iteration(step), rank, index);
       case PhaseRole::checkpoint:
-        if (scenario_.checkpoint_every < 1 || step % scenario_.checkpoint_every != 0) return std::nullopt;
+        if (!ends_after(step) && (scenario_.checkpoint_every < 1 || step % scenario_.checkpoint_every != 0))
+          return std::nullopt;
         break;
       default:
         break;

@@ -3,7 +3,8 @@
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
 // once. reference, old_logprobs: all micro-batches of the iteration. train: per mini-batch "begin", its "micro"s,
-// "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration. All others: block 0.
+// "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration and in one that ends the run early.
+// All others: block 0.
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
 // micro-batch has 0 of both); all other blocks 0.
@@ -59,6 +60,11 @@ class IterationDriver : public Driver {
   void completed(Rank, const Args&, std::int16_t) override {}
   std::vector<Args> mini_batch(Rank, std::int32_t step, std::int64_t mini) final;
   void report(Trace&) const override;
+  bool ends_after(std::int32_t step) const final { return step == end_step_; }
+  /// The run ends after this iteration, which then has a checkpoint.
+  void end_after(std::int32_t step) { end_step_ = step; }
+  /// The iteration that ends the run early, or -1.
+  std::int32_t end_step() const { return end_step_; }
 
   /// Where a rank stands in the rollout.
   std::int64_t engine_of(Rank) const;
@@ -136,6 +142,7 @@ class IterationDriver : public Driver {
   std::int64_t num_kv_blocks_ = 0;
   std::vector<PhaseRole> roles_;  // by phase
   std::vector<Cursor> cursors_;   // by rank
+  std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;
   // Of all steps, in bounded memory.
   std::int64_t trained_tokens_ = 0;

@@ -5,9 +5,10 @@
 namespace hotbunk {
 
 Result<std::unique_ptr<LengthDriver>> LengthDriver::create(const Plan& plan, const Scenario& scenario,
-                                                           std::optional<std::vector<SampleLengths>> recorded) {
+                                                           std::optional<std::vector<SampleLengths>> recorded,
+                                                           std::int32_t first_step) {
   if (!recorded) return create(plan, scenario, [scenario](std::int32_t step) { return draw_lengths(scenario, step); });
-  if (Status ok = check_recorded(scenario, *recorded); !ok) return fail(std::move(ok.error()));
+  if (Status ok = check_recorded(scenario, *recorded, first_step); !ok) return fail(std::move(ok.error()));
   return create(plan, scenario,
                 [all = std::move(*recorded)](std::int32_t step) { return all[static_cast<std::size_t>(step - 1)]; });
 }

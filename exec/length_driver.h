@@ -10,9 +10,11 @@ namespace hotbunk {
 
 class LengthDriver final : public IterationDriver {
  public:
-  /// The plan must outlive it. E310, E312: a longest sample fits nowhere; E121: `recorded` is of another scenario.
+  /// The plan must outlive it. E310, E312: a longest sample fits nowhere; E121: `recorded` is of another scenario,
+  /// or lacks an iteration from `first_step` on.
   static Result<std::unique_ptr<LengthDriver>> create(const Plan&, const Scenario&,
-                                                      std::optional<std::vector<SampleLengths>> recorded = {});
+                                                      std::optional<std::vector<SampleLengths>> recorded = {},
+                                                      std::int32_t first_step = 1);
   /// `recorded` has been checked (recorded_lengths).
   static Result<std::unique_ptr<LengthDriver>> create(const Plan&, const Scenario&, StepLengths recorded);
   /// The driver keeps a reference to the plan.

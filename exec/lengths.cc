@@ -38,7 +38,8 @@ Result<std::vector<std::int64_t>> read_counts(const nlohmann::json& object, cons
   return counts;
 }
 
-Result<SampleLengths> read_line(const std::string& text, const std::string& file, int line) {
+/// `step`: of the line, where it says so and it can be.
+Result<SampleLengths> read_line(const std::string& text, const std::string& file, int line, std::int64_t& step) {
   const auto json = parse_json(text, file, {}, "E120", false);
   if (!json) return fail(bad_line(file, line, json.error().front().message));
   auto prompts = read_counts(*json, "prompt_tokens", file, line);
@@ -47,6 +48,10 @@ Result<SampleLengths> read_line(const std::string& text, const std::string& file
   if (!responses) return fail(std::move(responses.error()));
   if (prompts->size() != responses->size())
     return fail(bad_line(file, line, fmt::format("{} prompts but {} responses", prompts->size(), responses->size())));
+  constexpr std::int64_t most_steps = 100'000'000;
+  if (json->contains("step") && (*json)["step"].is_number_unsigned() &&
+      (*json)["step"].get<std::uint64_t>() <= most_steps)
+    step = (*json)["step"].get<std::int64_t>();
   return SampleLengths{std::move(*prompts), std::move(*responses)};
 }
 
@@ -102,7 +107,8 @@ Result<LengthsReader> LengthsReader::open(const std::filesystem::path& path) {
 Result<std::optional<SampleLengths>> LengthsReader::next() {
   std::string text;
   if (!std::getline(file_, text)) return std::optional<SampleLengths>();
-  auto one = read_line(text, path_.string(), ++line_);
+  ++step_;
+  auto one = read_line(text, path_.string(), ++line_, step_);
   if (!one) return fail(std::move(one.error()));
   return std::optional(std::move(*one));
 }
@@ -120,6 +126,11 @@ Status bad_record(std::string message) {
 Status check_count(const Scenario& s, std::int64_t recorded) {
   if (recorded >= s.steps) return {};
   return bad_record(fmt::format("{} iterations recorded, {} asked for", recorded, s.steps));
+}
+
+Status check_first(std::int64_t first, std::int32_t asked) {
+  if (first <= asked) return {};
+  return bad_record(fmt::format("the first iteration recorded is {}, {} is asked for", first, asked));
 }
 
 Status check_iteration(const Scenario& s, std::int64_t step, const SampleLengths& lengths) {
@@ -146,8 +157,8 @@ class Replay {
  public:
   explicit Replay(std::filesystem::path path) : path_(std::move(path)) {}
   SampleLengths at(std::int32_t step) {
-    if (!reader_ || step < at_) reader_.emplace(checked(LengthsReader::open(path_))), at_ = 0;
-    for (; at_ < step; ++at_) {
+    if (!reader_ || step < reader_->step()) reader_.emplace(checked(LengthsReader::open(path_)));
+    while (reader_->step() < step) {
       auto next = checked(reader_->next());
       HB_CHECK(next, "{} has no iteration {} any more", path_.string(), step);
       current_ = std::move(*next);
@@ -163,8 +174,7 @@ class Replay {
   }
   const std::filesystem::path path_;
   std::optional<LengthsReader> reader_;
-  std::int32_t at_ = 0;
-  SampleLengths current_;
+  SampleLengths current_;  // of the reader's step
 };
 
 template <class Each>
@@ -175,7 +185,7 @@ Status for_each_line(const std::filesystem::path& path, Each each) {
     auto lengths = reader->next();
     if (!lengths) return fail(std::move(lengths.error()));
     if (!*lengths) return {};
-    if (Status ok = each(**lengths); !ok) return ok;
+    if (Status ok = each(reader->step(), **lengths); !ok) return ok;
   }
 }
 
@@ -183,7 +193,8 @@ Status for_each_line(const std::filesystem::path& path, Each each) {
 
 Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path& path) {
   std::vector<SampleLengths> all;
-  Status ok = for_each_line(path, [&](const SampleLengths& lengths) {
+  Status ok = for_each_line(path, [&](std::int64_t step, const SampleLengths& lengths) {
+    if (all.empty()) all.resize(static_cast<std::size_t>(step) - 1);
     all.push_back(lengths);
     return Status();
   });
@@ -191,17 +202,22 @@ Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path& pat
   return all;
 }
 
-Result<StepLengths> recorded_lengths(const std::filesystem::path& path, const Scenario& s) {
-  std::int64_t step = 0;
-  Status ok = for_each_line(path, [&](const SampleLengths& lengths) { return check_iteration(s, ++step, lengths); });
-  if (ok) ok = check_count(s, step);
+Result<StepLengths> recorded_lengths(const std::filesystem::path& path, const Scenario& s, std::int32_t first_step) {
+  std::int64_t first = 0, last = 0;
+  Status ok = for_each_line(path, [&](std::int64_t step, const SampleLengths& lengths) {
+    if (first == 0) first = step;
+    last = step;
+    return step < first_step ? Status() : check_iteration(s, step, lengths);
+  });
+  if (ok) ok = check_count(s, last);
+  if (ok) ok = check_first(first, first_step);
   if (!ok) return fail(std::move(ok.error()));
   return StepLengths([replay = std::make_shared<Replay>(path)](std::int32_t asked) { return replay->at(asked); });
 }
 
-Status check_recorded(const Scenario& s, const std::vector<SampleLengths>& lengths) {
+Status check_recorded(const Scenario& s, const std::vector<SampleLengths>& lengths, std::int32_t first_step) {
   if (Status ok = check_count(s, static_cast<std::int64_t>(lengths.size())); !ok) return ok;
-  for (std::size_t step = 0; step < lengths.size(); ++step)
+  for (auto step = static_cast<std::size_t>(first_step - 1); step < lengths.size(); ++step)
     if (Status ok = check_iteration(s, static_cast<std::int64_t>(step) + 1, lengths[step]); !ok) return ok;
   return {};
 }
@@ -212,7 +228,7 @@ void count_responses(const SampleLengths& lengths, LengthCounts& counts) {
 
 Result<LengthCounts> read_length_counts(const std::filesystem::path& path) {
   LengthCounts counts;
-  Status ok = for_each_line(path, [&](const SampleLengths& lengths) {
+  Status ok = for_each_line(path, [&](std::int64_t, const SampleLengths& lengths) {
     count_responses(lengths, counts);
     return Status();
   });

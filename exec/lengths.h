@@ -43,22 +43,25 @@ class LengthsReader {
   static Result<LengthsReader> open(const std::filesystem::path&);
   /// The next iteration's; nothing at the end. E120 a line that is not of that form, with its line.
   Result<std::optional<SampleLengths>> next();
+  /// Of the last one; 0 before the first. A run resumed without the files of its earlier part begins later than 1.
+  std::int64_t step() const { return step_; }
 
  private:
   explicit LengthsReader(std::filesystem::path path) : path_(std::move(path)), file_(path_) {}
   std::filesystem::path path_;
   std::ifstream file_;
   int line_ = 0;
+  std::int64_t step_ = 0;
 };
 
-/// The whole file, for a short one: E101, E120.
+/// The whole file, for a short one, by step; those before the first line's are empty. E101, E120.
 Result<std::vector<SampleLengths>> read_lengths(const std::filesystem::path&);
 
 /// Lengths of iteration `step`, from 1 on; asked for in ascending order, several times each.
 using StepLengths = std::function<SampleLengths(std::int32_t step)>;
 
 /// Those of a file, read as they are asked for. The whole file is checked first: E101, E120, E121 as below.
-Result<StepLengths> recorded_lengths(const std::filesystem::path&, const Scenario&);
+Result<StepLengths> recorded_lengths(const std::filesystem::path&, const Scenario&, std::int32_t first_step = 1);
 
 /// Responses by length, of any number of iterations: as many entries as there are different lengths.
 using LengthCounts = std::map<std::int64_t, std::int64_t>;
@@ -66,8 +69,8 @@ void count_responses(const SampleLengths&, LengthCounts&);
 /// Of a whole file: E101, E120.
 Result<LengthCounts> read_length_counts(const std::filesystem::path&);
 
-/// E121 when recorded lengths are not of this scenario: too few iterations, another number of samples, longer ones than
-/// its maxima, or a prompt whose samples differ.
-Status check_recorded(const Scenario&, const std::vector<SampleLengths>&);
+/// E121 when recorded lengths are not of this scenario: an iteration from `first_step` on is missing, another number of
+/// samples, longer ones than its maxima, or a prompt whose samples differ.
+Status check_recorded(const Scenario&, const std::vector<SampleLengths>&, std::int32_t first_step = 1);
 
 }  // namespace hotbunk

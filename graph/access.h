@@ -10,6 +10,7 @@ struct Access {
   Section section = Section::transient;
   std::int64_t begin = 0, end = 0;  // bytes from the section's base
   bool write = false;
+  BufferId buffer = -1;  // -1: map, unmap
 };
 
 /// Calls visit(access) for all accesses of one op, reads first. In-place outputs (rope, all_reduce, adamw, accumulate)
@@ -22,7 +23,7 @@ void each_access(const Program& program, const Op& op, F&& visit) {
     for (const Tensor& t : tensors) {
       const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
       const std::int64_t begin = b.offset + t.offset_bytes;
-      visit(Access{b.section, begin, begin + t.capacity_bytes(), write});
+      visit(Access{b.section, begin, begin + t.capacity_bytes(), write, t.buffer});
     }
   };
   side(op.inputs, false);

@@ -1,5 +1,5 @@
-// The last accesses of every byte, by address: disjoint intervals. It answers "what must come before this
-// access".
+// The last accesses of every byte, disjoint intervals: by address, or of each buffer for itself. It answers "what must
+// come before this access".
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,12 +13,21 @@ namespace hotbunk {
 
 class ConflictMap {
  public:
+  /// By address.
+  ConflictMap() = default;
+  /// Bytes of transient buffers, so many in all, are their own, wherever these lie; what maps them is nobody's. Buffers
+  /// of other sections never share an address.
+  explicit ConflictMap(std::size_t num_buffers) : by_buffer_(true), buffers_(num_buffers) {}
+
   /// Calls earlier(stream, op index) for every access that must be ordered before `a`: the last write of each byte, and
   /// for a write also the last read per stream since. Then notes `a` as made by op `index` on `stream`.
   template <class F>
   void touch(const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
     if (a.end <= a.begin) return;
-    Intervals& intervals = sections_[static_cast<std::size_t>(a.section)];
+    const bool own = by_buffer_ && a.section == Section::transient;
+    if (own && a.buffer < 0) return;
+    Intervals& intervals =
+        own ? buffers_[static_cast<std::size_t>(a.buffer)] : sections_[static_cast<std::size_t>(a.section)];
     auto first = std::ranges::upper_bound(intervals, a.begin, {}, &Interval::end);
     if (first != intervals.end() && first->begin < a.begin) first = std::next(split(intervals, first, a.begin));
     if (a.write) write(intervals, first, a, stream, index, earlier);
@@ -81,6 +90,8 @@ class ConflictMap {
   }
 
   std::array<Intervals, num_sections> sections_;
+  bool by_buffer_ = false;
+  std::vector<Intervals> buffers_;
 };
 
 }  // namespace hotbunk

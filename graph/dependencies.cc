@@ -1,32 +1,23 @@
-// insert_dependencies: events between streams, from the bytes that ops touch. A vector clock per stream says which ops
-// of the other streams are already known to be done, so that only the missing order is added.
+// insert_dependencies: events between streams, from the buffers that ops share and the slots declared. A vector clock
+// per stream says which ops of the other streams are already known to be done, so that only the missing order is added.
 #include <algorithm>
 #include <array>
-#include <map>
 #include <vector>
 
-#include "graph/conflicts.h"
 #include "graph/passes.h"
+#include "graph/true_order.h"
 
 namespace hotbunk {
 namespace {
 
-using Clock = std::array<std::int32_t, num_streams>;  // per stream: the last op index known to be done; -1 = none
-
-constexpr std::size_t at(StreamId s) { return static_cast<std::size_t>(s); }
-
-void merge(Clock& into, const Clock& from) {
-  for (std::size_t s = 0; s < into.size(); ++s) into[s] = std::max(into[s], from[s]);
-}
-
 class BlockPass {
  public:
-  BlockPass(Program& program, Block& block) : program_(program), ops_(block.ops.edit()) {
-    known_.fill(filled(-1));
+  BlockPass(Program& program, Block& block) : program_(program), ops_(block.ops.edit()), order_(program) {
+    known_.fill(before_all);
     last_.fill(-1);
     after_.resize(ops_.size(), -1);
     before_.resize(ops_.size());
-    clock_at_.resize(ops_.size(), filled(-1));
+    clock_at_.resize(ops_.size(), before_all);
   }
 
   void run() {
@@ -35,12 +26,6 @@ class BlockPass {
   }
 
  private:
-  static Clock filled(std::int32_t v) {
-    Clock c;
-    c.fill(v);
-    return c;
-  }
-
   /// Makes stream `s`, before op `i`, wait for op `dependency` of stream `t`.
   void add_wait(StreamId s, std::int32_t i, StreamId t, std::int32_t dependency) {
     if (s == t || known_[at(s)][at(t)] >= dependency) return;
@@ -54,12 +39,9 @@ class BlockPass {
   void order(std::int32_t i) {
     const Op& op = ops_[static_cast<std::size_t>(i)];
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
-    Clock needed = filled(-1);
-    each_access(program_, op, [&](const Access& a) {
-      conflicts_.touch(a, op.stream, i, [&](StreamId t, std::int32_t index) {
-        if (index != i) needed[at(t)] = std::max(needed[at(t)], index);
-      });
-    });
+    Clock needed = before_all;
+    const auto note = [&](StreamId t, std::int32_t index) { needed[at(t)] = std::max(needed[at(t)], index); };
+    order_.follow(op, i, note, [&](StreamId t, std::int32_t index, const SlotLimit&) { note(t, index); });
     // Latest dependency first: its clock may imply the others.
     std::array<std::size_t, num_streams> by_recency;
     for (std::size_t s = 0; s < by_recency.size(); ++s) by_recency[s] = s;
@@ -121,7 +103,7 @@ class BlockPass {
 
   Program& program_;
   std::vector<Op>& ops_;  // of the block
-  ConflictMap conflicts_;
+  TrueOrder order_;
   std::array<Clock, num_streams> known_;
   std::array<std::int32_t, num_streams> last_;
   std::array<bool, num_streams> used_{};

@@ -70,12 +70,24 @@ class Differ {
         line('~', fmt::format("section {}: {} -> {} bytes", name_of(static_cast<Section>(s)), a.section_bytes[i],
                               b.section_bytes[i]));
     }
+    slot_limits(a, b);
     buffers(a, b);
     for (std::size_t p = 0; p < a_.phases.size(); ++p) {
       const std::int32_t in_b = b_.phase_index(a_.phases[p].name);
       if (in_b >= 0) blocks(a_.phases[p].name, a, a.phases[p], b, b.phases[static_cast<std::size_t>(in_b)]);
     }
     where_.clear();
+  }
+
+  void slot_limits(const Program& a, const Program& b) {
+    const auto text = [](const Program& p, std::size_t i) {
+      if (i >= p.slot_limits.size()) return std::string("none");
+      const SlotLimit& limit = p.slot_limits[i];
+      return fmt::format("{}, {} for {} turns", limit.name, limit.slots, limit.turns.size());
+    };
+    for (std::size_t i = 0; i < std::max(a.slot_limits.size(), b.slot_limits.size()); ++i)
+      if (const std::string was = text(a, i), is = text(b, i); was != is)
+        line('~', fmt::format("slots: {} -> {}", was, is));
   }
 
   static std::string describe(const Buffer& b) {

@@ -1,17 +1,12 @@
-// insert_lifetimes and assign_offsets: when transient buffers live, and where.
+// insert_lifetimes: when transient buffers live.
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "graph/best_fit.h"
 #include "graph/passes.h"
 
 namespace hotbunk {
 namespace {
-
-constexpr std::int64_t alignment = 64;  // a cache line; oneDNN and AVX-512 loads want it
-
-std::int64_t aligned(std::int64_t bytes, std::int64_t to) { return (bytes + to - 1) / to * to; }
 
 /// Adds the allocs and frees of one block after another; what it knows of a buffer is of the block at hand.
 class LifetimePass {
@@ -84,46 +79,6 @@ void insert_lifetimes(Program& program, const std::vector<BufferId>& transients)
   LifetimePass pass(program.buffers.size(), transients);
   for (auto& blocks : program.phases)
     for (Block& block : blocks) pass.run(block);
-}
-
-void assign_offsets(const Plan& plan, Program& program) {
-  program.section_bytes.fill(0);
-  std::vector<Buffer>& buffers = program.buffers.edit();
-  for (Buffer& b : buffers) {
-    if (b.section == Section::transient) continue;
-    std::int64_t& end = program.section_bytes[static_cast<std::size_t>(b.section)];
-    b.offset = end;
-    end = aligned(end + b.bytes(), alignment);
-  }
-  BestFit ranges;
-  std::int64_t high = 0;
-  for (const auto& blocks : program.phases)
-    for (const Block& block : blocks)
-      for (const Op& op : block.ops) {
-        if (op.kind != OpKind::alloc && op.kind != OpKind::free) continue;
-        Buffer& b = buffers[static_cast<std::size_t>(op.buffer)];
-        if (b.section != Section::transient || b.bytes() == 0) continue;
-        const std::int64_t bytes = aligned(b.bytes(), alignment);
-        if (op.kind == OpKind::alloc) {
-          b.offset = ranges.take(bytes);
-          high = std::max(high, b.offset + bytes);
-        } else {
-          ranges.give(b.offset, bytes);
-        }
-      }
-  program.section_bytes[static_cast<std::size_t>(Section::transient)] = high;
-  for (std::int64_t& bytes : program.section_bytes) bytes = aligned(bytes, plan.chunk_bytes);
-}
-
-std::int64_t transient_high_water(const Program& program, std::int16_t phase) {
-  std::int64_t high = 0;
-  for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
-    for (const Op& op : block.ops)
-      if (op.kind == OpKind::alloc) {
-        const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
-        if (b.section == Section::transient) high = std::max(high, b.offset + b.bytes());
-      }
-  return high;
 }
 
 }  // namespace hotbunk

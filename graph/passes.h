@@ -10,16 +10,21 @@ namespace hotbunk {
 /// free and that are listed as transient. The free goes on the stream of the last use.
 void insert_lifetimes(Program&, const std::vector<BufferId>& transients);
 
-/// Gives every buffer of the transient section an offset: best fit over the linear order of the program, 64-byte
-/// aligned. Buffers of other sections are laid out back to back in the order of their ids. Sets section_bytes,
-/// chunk-aligned.
-void assign_offsets(const Plan&, Program&);
+/// Lays out the buffers of all sections but the transient one back to back in the order of their ids, 64-byte aligned.
+/// Sets their section_bytes, chunk-aligned.
+void lay_out_sections(const Plan&, Program&);
+
+/// Adds record and wait ops so that every two accesses of one buffer of which one writes, and every two turns of a slot
+/// limit, are ordered, and no more than that (transitively implied order is left out). Blocks begin and end joined on
+/// the compute stream.
+void insert_dependencies(Program&);
+
+/// Gives every buffer of the transient section an offset, 64-byte aligned: best fit over the linear order of the
+/// program, among the ranges whose former uses the events already put before the buffer's first use on every stream.
+/// Asks for lifetimes and dependencies. Sets section_bytes, chunk-aligned.
+void place_transients(const Plan&, Program&);
 
 /// High-water mark in bytes of the transient section in one phase (0 when it has no transients).
 std::int64_t transient_high_water(const Program&, std::int16_t phase);
-
-/// Adds record and wait ops so that every two conflicting accesses on different streams are ordered, and no more than
-/// that (transitively implied ones are left out). Blocks begin and end joined on the compute stream.
-void insert_dependencies(Program&);
 
 }  // namespace hotbunk

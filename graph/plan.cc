@@ -124,6 +124,15 @@ void add(Hasher& h, const Program& p, const SharedContents& shared) {
   shared.add_to(h, p.buffers);
   for (std::int64_t bytes : p.section_bytes) h.add(bytes);
   h.add(static_cast<std::int64_t>(p.num_events));
+  h.add(static_cast<std::int64_t>(p.slot_limits.size()));
+  for (const SlotLimit& limit : p.slot_limits) {
+    h.add(std::string_view(limit.name));
+    h.add(std::int64_t{limit.slots}), h.add(static_cast<std::int64_t>(limit.turns.size()));
+    for (const auto& turn : limit.turns) {
+      h.add(static_cast<std::int64_t>(turn.size()));
+      for (BufferId id : turn) h.add(std::int64_t{id});
+    }
+  }
   for (const auto& blocks : p.phases) {
     h.add(static_cast<std::int64_t>(blocks.size()));
     for (const Block& block : blocks) {

@@ -69,9 +69,19 @@ struct PhaseInfo {
   friend bool operator==(const PhaseInfo&, const PhaseInfo&) = default;
 };
 
+/// How many of a row of buffers may be in use at once, whatever memory there is: the units that FSDP holds whole, the
+/// buckets of a sync. Turns follow one another in program order; turn i + slots waits until every use of turn i is over.
+struct SlotLimit {
+  std::string name;
+  std::int32_t slots = 1;
+  std::vector<std::vector<BufferId>> turns;  // transients of one block; each in one turn of one limit
+  friend bool operator==(const SlotLimit&, const SlotLimit&) = default;
+};
+
 /// The work of one class of ranks: blocks[phase][block].
 struct Program {
   SharedVector<Buffer> buffers;
+  std::vector<SlotLimit> slot_limits;
   std::vector<std::vector<Block>> phases;
   std::array<std::int64_t, num_sections> section_bytes{};  // virtual extent of each section, chunk-aligned
   std::int32_t num_events = 0;

@@ -1,5 +1,6 @@
 #include "graph/plan_json.h"
 
+#include "base/hash.h"
 #include "graph/json_text.h"
 
 namespace hotbunk {
@@ -99,12 +100,24 @@ void append(std::string& out, const Buffer& b) {
   out += ']';
 }
 
+void append(std::string& out, const SlotLimit& limit) {
+  out += '[';
+  append_json(out, limit.name), out += ',';
+  append_json(out, limit.slots), out += ',';
+  append_array(out, limit.turns, [&](const std::vector<BufferId>& turn) {
+    append_array(out, turn, [&](BufferId id) { append_json(out, id); });
+  });
+  out += ']';
+}
+
 void append(std::string& out, const Program& p) {
   out += '{';
   append_key(out, "section_bytes");
   append_array(out, p.section_bytes, [&](std::int64_t v) { append_json(out, v); });
   out += ",\"num_events\":", append_json(out, p.num_events);
   out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, b); });
+  if (!p.slot_limits.empty())
+    out += ",\"slot_limits\":", append_array(out, p.slot_limits, [&](const SlotLimit& limit) { append(out, limit); });
   out += ",\"phases\":";
   append_array(out, p.phases, [&](const std::vector<Block>& blocks) {
     append_array(out, blocks, [&](const Block& block) {
@@ -126,10 +139,29 @@ std::string_view name_of_when(When when) {
 
 }  // namespace
 
-std::string plan_to_json(const Plan& plan) {
+std::string facts_hash(const PlanFacts& facts) {
+  Hasher hasher;
+  for (const auto& [name, value] : facts) {
+    hasher.add(std::string_view(name));
+    hasher.add(std::string_view(value));
+  }
+  return hasher.hex();
+}
+
+std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
   std::string out = "{\"schema\":\"hotbunk.plan-file/1\"";
   out += ",\"hash\":", append_json(out, plan_hash(plan));
   out += ",\"scenario\":", append_json(out, plan.scenario);
+  if (!made_from.empty()) {
+    out += ",\"made_from\":{\"hash\":", append_json(out, facts_hash(made_from));
+    out += ",\"facts\":{";
+    for (bool first = true; const auto& [name, value] : made_from) {
+      if (!first) out += ',';
+      first = false;
+      append_json(out, name), out += ':', append_json(out, value);
+    }
+    out += "}}";
+  }
   out += ",\"chunk_bytes\":", append_json(out, plan.chunk_bytes);
   out += ",\"device_capacity_bytes\":", append_json(out, plan.device_capacity_bytes);
   out += ",\"host_capacity_bytes\":", append_json(out, plan.host_capacity_bytes);

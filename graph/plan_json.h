@@ -7,8 +7,10 @@
 //           (the object holds what differs from Op's defaults and is left out when empty)
 //   tensor  [buffer, offset_bytes, dtype, dim…]      dim: size | [size, sym, begin]
 //   box     [src_offset, src_pitch, dst_offset, dst_pitch, rows, cols, peer, input, output]
+// and, where the plan was saved by a command, made_from: {hash, facts}, what it was made from (PlanFacts).
 // Enumerators are written by name, so that a file outlives their renumbering.
 #pragma once
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -17,13 +19,24 @@
 
 namespace hotbunk {
 
+/// What a plan was made from and does not show itself: values by name, as whoever saves it knows them.
+using PlanFacts = std::map<std::string, std::string>;
+
 /// One line of JSON. The hash in it is plan_hash(plan).
-std::string plan_to_json(const Plan&);
+std::string plan_to_json(const Plan&, const PlanFacts& made_from = {});
 
 /// The plan, or why the text is none: E501 not JSON (truncated), E502 a missing or wrongly typed value, E503 a value
 /// out of range (an index that points nowhere, a window outside its buffer, a name that is no enumerator), E504 the
 /// content does not have the hash that the file states, E505 another schema. Safe on any input: what it returns may be
 /// indexed without further checks; whether it is a sensible plan is the verifier's question. `file` is for messages.
 Result<Plan> plan_from_json(std::string_view text, const std::string& file);
+/// The same with what it was made from; empty where the file does not say.
+struct PlanFile {
+  Plan plan;
+  PlanFacts made_from;
+};
+Result<PlanFile> plan_file_from_json(std::string_view text, const std::string& file);
+/// Of names and values.
+std::string facts_hash(const PlanFacts&);
 
 }  // namespace hotbunk

@@ -161,6 +161,19 @@ Buffer read_buffer(const Value& v) {
   return b;
 }
 
+SlotLimit read_slot_limit(const Value& v, std::size_t num_buffers) {
+  v.array(3, 3);
+  SlotLimit limit{v.at(0).text(), v.at(1).int32(1, std::numeric_limits<std::int32_t>::max()), {}};
+  const Value turns = v.at(2);
+  limit.turns.resize(turns.array());
+  for (std::size_t t = 0; t < turns.size(); ++t) {
+    const Value turn = turns.at(t);
+    for (std::size_t i = 0; i < turn.array(); ++i)
+      limit.turns[t].push_back(turn.at(i).int32(0, static_cast<std::int64_t>(num_buffers) - 1));
+  }
+  return limit;
+}
+
 std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
   std::vector<Block> blocks(v.array());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -186,6 +199,11 @@ Program read_program(const Value& v, const Plan& plan) {
   p.num_events = v["num_events"].int32(0, most_events);
   p.buffers.edit().reserve(buffers.array());
   for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
+  if (v.has("slot_limits")) {
+    const Value slots = v["slot_limits"];
+    for (std::size_t l = 0; l < slots.array(); ++l)
+      p.slot_limits.push_back(read_slot_limit(slots.at(l), p.buffers.size()));
+  }
   phases.array(plan.phases.size(), plan.phases.size());
   for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), {plan, p}));
   return p;
@@ -229,9 +247,23 @@ Plan read_plan(const Value& v) {
   return plan;
 }
 
+PlanFacts read_facts(const Value& document) {
+  PlanFacts facts;
+  if (!document.has("made_from")) return facts;
+  const Value made_from = document["made_from"], all = made_from["facts"];
+  for (const std::string& name : all.keys()) facts[name] = all[name].text();
+  return facts;
+}
+
 }  // namespace
 
 Result<Plan> plan_from_json(std::string_view text, const std::string& file) {
+  auto read = plan_file_from_json(text, file);
+  if (!read) return tl::unexpected(read.error());
+  return std::move(read->plan);
+}
+
+Result<PlanFile> plan_file_from_json(std::string_view text, const std::string& file) {
   auto json = parse_json(text, file, limits, "E501");
   if (!json) {
     json.error().front().help = "the file is damaged or cut short: save the plan again";
@@ -248,15 +280,21 @@ Result<Plan> plan_from_json(std::string_view text, const std::string& file) {
                      .notes = {},
                      .help = "give the plan.json that `hotbunk plan --save` wrote"});
     const std::string stated = document["hash"].text();
-    Plan plan = read_plan(document);
-    if (const std::string actual = plan_hash(plan); actual != stated)
+    const auto edited = [&](const char* what, const std::string& states, const std::string& actual) {
       return fail(Diagnostic{
           .code = "E504",
-          .message = "the plan is not the one that was saved: its hash differs",
+          .message = fmt::format("{} not what was saved: the hash differs", what),
           .where = {file},
-          .notes = {fmt::format("the file states {}", stated.substr(0, 60)), fmt::format("its content has {}", actual)},
+          .notes = {fmt::format("the file states {}", states.substr(0, 60)), fmt::format("its content has {}", actual)},
           .help = "save the plan again; a plan file is not to be edited"});
-    return plan;
+    };
+    PlanFile read{.plan = read_plan(document), .made_from = read_facts(document)};
+    if (const std::string actual = plan_hash(read.plan); actual != stated) return edited("the plan is", stated, actual);
+    if (!read.made_from.empty())
+      if (const std::string actual = facts_hash(read.made_from), states = document["made_from"]["hash"].text();
+          actual != states)
+        return edited("what the plan was made from is", states, actual);
+    return read;
   } catch (const decode::Fault& fault) {
     return fail(fault.diagnostic);
   }

@@ -86,6 +86,8 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
     if (const std::int64_t bytes = program.section_bytes[static_cast<std::size_t>(s)]; bytes > 0)
       out += fmt::format("    section {:<16} {:>12}  {}\n", name_of(static_cast<Section>(s)),
                          format_bytes(static_cast<double>(bytes)), name_of(space_of(static_cast<Section>(s))));
+  for (const SlotLimit& limit : program.slot_limits)
+    out += fmt::format("    slots {:<18} {} for {} turns\n", limit.name, limit.slots, limit.turns.size());
   if (options.buffers) out += print_buffers(program);
   for (std::size_t p = 0; p < program.phases.size(); ++p) {
     const PhaseInfo& phase = plan.phases[p];

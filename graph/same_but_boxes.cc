@@ -20,7 +20,7 @@ bool same_but_boxes(const Program& a, const Program& b) {
   const auto same_phase = [&](const std::vector<Block>& x, const std::vector<Block>& y) {
     return std::ranges::equal(x, y, same_block);
   };
-  return a.section_bytes == b.section_bytes && a.num_events == b.num_events &&
+  return a.section_bytes == b.section_bytes && a.num_events == b.num_events && a.slot_limits == b.slot_limits &&
          std::ranges::equal(a.phases, b.phases, same_phase) &&
          (a.buffers.shares(b.buffers) || std::ranges::equal(a.buffers, b.buffers, same_buffer));
 }

@@ -38,6 +38,13 @@ enum class Slot : std::int64_t {
   exported,       // f32 likewise, out
   sync_hashes,    // i64 [ranks, 2 parameters] fetched after a verified sync: each rank's sums, trained then rollout
   first_metrics,  // f32 [16] that a mini-batch's metrics start from
+  // as parameter and exported, of what else a checkpoint holds
+  reference_parameter,     // the frozen copy of the initial policy
+  first_moment,            // AdamW's exp_avg and exp_avg_sq
+  second_moment,           //
+  exported_first_moment,   //
+  exported_second_moment,  //
+  stop_request,            // f32 [1]: 1 when this rank has been asked to stop, read as late in the step as can be
 };
 
 /// Indices into Slot::metrics: sums over ranks of per-token sums, maxima where the name says so.
@@ -56,6 +63,7 @@ enum class Metric : std::int32_t {
   rollout_gap_tokens,
   grad_norm,
   clip_coefficient,
+  stop_requests,  // ranks that have been asked to stop: all know it at the same step
   count = 16
 };
 

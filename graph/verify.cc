@@ -44,6 +44,22 @@ std::string check_names(const Plan& plan, const Program& program, const Block& b
   return "";
 }
 
+/// Slot limits name transients, each in one turn of one limit.
+template <class Fault>
+void check_slots(const Program& program, Fault&& fault) {
+  std::set<BufferId> named;
+  for (const SlotLimit& limit : program.slot_limits) {
+    if (limit.slots < 1) fault(fmt::format("'{}' has {} slots", limit.name, limit.slots));
+    for (const auto& turn : limit.turns)
+      for (BufferId id : turn)
+        if (id < 0 || static_cast<std::size_t>(id) >= program.buffers.size())
+          fault(fmt::format("slots '{}' name buffer {}", limit.name, id));
+        else if (const Buffer& b = program.buffers[static_cast<std::size_t>(id)]; b.section != Section::transient)
+          fault(fmt::format("slots '{}' name '{}', which is in section {}", limit.name, b.name, name_of(b.section)));
+        else if (!named.insert(id).second) fault(fmt::format("slots '{}' name '{}' twice", limit.name, b.name));
+  }
+}
+
 void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
   const Program &program = plan.programs[index], &first = plan.programs.front();
   const auto fault = [&](const std::string& text) { faults.add(fmt::format("program {}: {}", index, text)); };
@@ -55,6 +71,7 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
       fault(fmt::format("buffer '{}' takes bytes {}..{} of section {}, which has {}", b.name, b.offset,
                         b.offset + b.bytes(), name_of(b.section), end));
   }
+  check_slots(program, fault);
   // What a program shares with the first is checked there.
   const bool comparable = index > 0 && program.buffers.shares(first.buffers) &&
                           program.num_events == first.num_events && first.phases.size() == plan.phases.size();
@@ -161,10 +178,11 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
   auto found = faults_of(plan.programs.size(), limit, [&](std::size_t i, Faults& f) { check_shape(plan, i, f); });
   if (!found.empty()) return found;
   const Classes classes = classes_of(plan);
-  found = faults_of(2 * classes.size(), limit, [&](std::size_t i, Faults& f) {
-    const auto& members = classes[i / 2];
-    if (i % 2 == 0) check_memory_and_order(plan, members.front(), f);
-    else check_written(plan, members, f);
+  found = faults_of(3 * classes.size(), limit, [&](std::size_t i, Faults& f) {
+    const auto& members = classes[i / 3];
+    if (i % 3 == 0) check_memory_and_order(plan, members.front(), f);
+    else if (i % 3 == 1) check_written(plan, members, f);
+    else check_waits(plan, members.front(), f);
   });
   if (!found.empty()) return found;
   check_conversations(plan, classes, faults);

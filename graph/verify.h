@@ -14,7 +14,8 @@ namespace hotbunk {
 ///  - an op reads only bytes that were written since their buffer was allocated (graph/written.h);
 ///  - alloc and free balance over an iteration; driven blocks that loop leave nothing behind;
 ///  - conflicting accesses on different streams are ordered by events, for buffers and for reused ranges;
-///  - waits name events that were recorded;
+///  - waits name events that were recorded, behind ops that the waiting one needs: no wait is there for an address;
+///  - a turn of a slot limit (plan.h) waits for the one whose slot it takes;
 ///  - all ranks of a group issue the same communication in the same order on each stream, per block.
 /// Of programs that differ in names, attributes and boxes alone, the first stands for all in what these do not decide.
 std::vector<std::string> verify(const Plan&, std::size_t limit = 20);

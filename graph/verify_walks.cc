@@ -6,6 +6,7 @@
 #include <array>
 
 #include "graph/byte_ranges.h"
+#include "graph/clock.h"
 #include "graph/conflicts.h"
 #include "graph/section_states.h"
 #include "graph/written.h"
@@ -64,9 +65,7 @@ class MemoryAndOrder {
         place_(plan, index),
         faults_(faults),
         live_(program_.buffers.size(), false) {
-    Clock never;
-    never.fill(-1);
-    recorded_.assign(static_cast<std::size_t>(std::max(program_.num_events, 0)), never);
+    recorded_.assign(static_cast<std::size_t>(std::max(program_.num_events, 0)), before_all);
   }
 
   void run() {
@@ -184,8 +183,6 @@ class MemoryAndOrder {
     mapped.remove(begin, end);
   }
 
-  using Clock = std::array<std::int32_t, num_streams>;
-
   /// Happens-before as the devices implement it: clocks travel only through record and wait.
   void check_order(const Op& op) {
     const auto s = static_cast<std::size_t>(op.stream);
@@ -196,8 +193,7 @@ class MemoryAndOrder {
     if (op.kind == OpKind::wait) {
       const Clock& then = recorded_[static_cast<std::size_t>(op.event)];
       if (then[s] < 0) return fault(fmt::format("waits for event {}, which nobody recorded", op.event));
-      for (std::size_t t = 0; t < num_streams; ++t) clocks_[s][t] = std::max(clocks_[s][t], then[t]);
-      return;
+      return merge(clocks_[s], then);
     }
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     const std::int32_t index = ++sequence_;

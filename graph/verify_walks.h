@@ -27,6 +27,10 @@ class Faults {
 /// What is alive and mapped, and the order between streams.
 void check_memory_and_order(const Plan&, std::size_t program, Faults&);
 
+/// Of each block: a turn of a slot limit waits for the one whose slot it takes, and no stream waits for an op with
+/// which the waiting one shares no buffer and no slot (verify_order.cc).
+void check_waits(const Plan&, std::size_t program, Faults&);
+
 /// That an op reads only bytes that were written, of programs that are the same but for boxes: one walk for all.
 void check_written(const Plan&, const std::vector<std::size_t>& programs, Faults&);
 

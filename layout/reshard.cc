@@ -92,8 +92,11 @@ class Resharder {
     return result;
   }
 
-  std::vector<std::int64_t> sent() && { return std::move(sent_); }
-  std::vector<std::int64_t> received() && { return std::move(received_); }
+  /// What all moves so far sent and received, by rank: the last thing asked.
+  struct Traffic {
+    std::vector<std::int64_t> sent, received;
+  };
+  Traffic traffic() && { return {std::move(sent_), std::move(received_)}; }
 
  private:
   std::int64_t node(std::size_t rank) const {
@@ -151,8 +154,9 @@ Reshard reshard(std::span<const TensorMove> moves, std::int64_t ranks_per_node) 
   Resharder resharder(moves.empty() ? 0 : moves.front().have.size(), ranks_per_node);
   Reshard result;
   for (const TensorMove& move : moves) result.tensors.push_back(resharder.move(move));
-  result.sent = std::move(resharder).sent();
-  result.received = std::move(resharder).received();
+  auto [sent, received] = std::move(resharder).traffic();
+  result.sent = std::move(sent);
+  result.received = std::move(received);
   return result;
 }
 

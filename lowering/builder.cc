@@ -25,6 +25,17 @@ Tensor ProgramBuilder::transient(std::string name, DType dtype, std::initializer
   return view(transient(std::move(name), dtype, elements, category), dtype, shape);
 }
 
+SlotLimitId ProgramBuilder::limit_slots(std::string name, std::int64_t slots) {
+  program_.slot_limits.push_back({std::move(name), static_cast<std::int32_t>(slots), {}});
+  return program_.slot_limits.size() - 1;
+}
+
+void ProgramBuilder::take_turn(SlotLimitId limit, std::initializer_list<BufferId> buffers) {
+  std::vector<BufferId>& turn = program_.slot_limits[limit].turns.emplace_back();
+  for (BufferId id : buffers)
+    if (buffer(id).section == Section::transient && !std::ranges::count(turn, id)) turn.push_back(id);
+}
+
 Tensor ProgramBuilder::view(BufferId id, DType dtype, std::initializer_list<Dim> shape, std::int64_t element) const {
   HB_CHECK(shape.size() <= 3, "{} dimensions", shape.size());
   Tensor t;
@@ -85,6 +96,7 @@ void ProgramBuilder::take(const ProgramBuilder& from, std::int32_t phase, const 
   };
   append(from.program_.buffers, begin.buffers, end.buffers, program_.buffers.edit());
   append(from.transients_, begin.transients, end.transients, transients_);
+  append(from.program_.slot_limits, begin.slot_limits, end.slot_limits, program_.slot_limits);
   program_.phases[static_cast<std::size_t>(phase)] = from.program_.phases[static_cast<std::size_t>(phase)];
 }
 
@@ -210,11 +222,13 @@ void take_names_and_boxes(const std::vector<Op>& from, std::vector<Op>& to) {
 }  // namespace
 
 Program finish(const Plan& plan, Program program, const std::vector<BufferId>& transients, bool keep_mapped) {
+  std::erase_if(program.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
   insert_lifetimes(program, transients);
-  assign_offsets(plan, program);
+  lay_out_sections(plan, program);
   fill_section_extents(program);
-  insert_transient_maps(plan, program, keep_mapped);
   insert_dependencies(program);
+  place_transients(plan, program);
+  insert_transient_maps(plan, program, keep_mapped);  // in front of all that the block's first event joins
   return program;
 }
 

@@ -17,6 +17,8 @@ inline Dim fixed(std::int64_t size) { return {size, Sym::fixed, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, Sym::tokens, begin}; }
 inline Dim seqs(std::int64_t capacity) { return {capacity, Sym::seqs, 0}; }
 
+using SlotLimitId = std::size_t;  // index into Program::slot_limits
+
 class ProgramBuilder {
  public:
   explicit ProgramBuilder(std::size_t num_phases) { program_.phases.resize(num_phases); }
@@ -27,6 +29,11 @@ class ProgramBuilder {
   BufferId transient(std::string name, DType, std::int64_t elements, Category);
   /// The same, with the tensor that covers it.
   Tensor transient(std::string name, DType, std::initializer_list<Dim> shape, Category);
+
+  /// Declares that of the turns to come, `slots` at most are in use at once (graph/plan.h).
+  SlotLimitId limit_slots(std::string name, std::int64_t slots);
+  /// The next turn is that of these buffers; those that are no transients are there anyway.
+  void take_turn(SlotLimitId, std::initializer_list<BufferId>);
 
   /// A window into a buffer, from `element` on (in elements of the window's dtype).
   Tensor view(BufferId, DType, std::initializer_list<Dim> shape, std::int64_t element = 0) const;
@@ -50,10 +57,10 @@ class ProgramBuilder {
 
   /// How much has been written; between two of them lies what one phase's lowering wrote.
   struct Mark {
-    std::size_t buffers = 0, transients = 0;
+    std::size_t buffers = 0, transients = 0, slot_limits = 0;
     friend bool operator==(const Mark&, const Mark&) = default;
   };
-  Mark mark() const { return {program_.buffers.size(), transients_.size()}; }
+  Mark mark() const { return {program_.buffers.size(), transients_.size(), program_.slot_limits.size()}; }
   /// Takes what `from` wrote of a phase between two marks, of which this builder is at the first: the same blocks over
   /// buffers of the same ids.
   void take(const ProgramBuilder& from, std::int32_t phase, const Mark& begin, const Mark& end);

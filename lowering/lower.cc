@@ -119,14 +119,18 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   const Scenario s = for_purpose(scenario, purpose);
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) {
     Diagnostics all;
+    const bool job = purpose == Purpose::job;
     for (const std::string& why : reasons)
       all.push_back(
           {.code = "E250",
-           .message = "this scenario is priced but not lowered to a plan yet: " + why,
+           .message = (job ? "this scenario is neither simulated nor run yet: "
+                           : "a model of this kind is not executed yet: ") +
+                      why,
            .where = {},
            .notes = {},
-           .help = "change the setting named; `hotbunk plan` prices it as it is and ranks other layouts, `hotbunk "
-                   "explain` says where its bytes and seconds go"});
+           .help = job ? "change the setting named; `hotbunk plan` and `hotbunk explain` answer for it as it is, "
+                         "in closed form, where that has a price"
+                       : "dense Llama, Qwen2 and Qwen3 are executed"});
     return fail(std::move(all));
   }
   const bool engines = rolls_out(s, purpose);

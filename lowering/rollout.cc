@@ -245,11 +245,13 @@ void lower_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, 
 
 void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, std::int32_t phase) {
   b.begin_block(phase, "exchange");
+  const SlotLimitId one = b.limit_slots("exchange", 1);
   const auto share = [&](const std::string& name, DType dtype, std::int64_t width, Slot mine, Slot all) {
     const std::int64_t rows = rows_per_rank(s);
     const Tensor part = b.transient("exchange." + name, dtype, {fixed(rows), fixed(width)}, Category::communication);
     b.feed(part, mine);
     if (world == 1) {
+      b.take_turn(one, {part.buffer});
       b.fetch(part, all);
       return;
     }
@@ -257,6 +259,7 @@ void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, st
         b.transient("exchange.all_" + name, dtype, {fixed(world * rows), fixed(width)}, Category::communication);
     b.communicate(OpKind::all_gather, StreamId::control, Family::world, "exchange." + name + ".all_gather", {part},
                   {gathered});
+    b.take_turn(one, {part.buffer, gathered.buffer});
     b.fetch(gathered, all);
   };
   share("sample_rows", DType::i32, row_ints(s), Slot::sample_rows, Slot::all_sample_rows);

@@ -75,7 +75,9 @@ Destinations destinations_of(const RolloutState& r) {
 class SyncLowering {
  public:
   SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int64_t rank)
-      : s_(s), b_(b), t_(t), r_(r), rank_(rank), to_(destinations_of(r)) {}
+      : s_(s), b_(b), t_(t), r_(r), rank_(rank), to_(destinations_of(r)) {
+    staging_ = b.limit_slots("sync.staging", 1);  // all have read a bucket before the next is packed
+  }
 
   void lower() {
     zero_padding();
@@ -166,6 +168,7 @@ class SyncLowering {
 
   void through_peers(const Bucket& bucket, const std::string& name) {
     const Tensor part = pack(bucket, name);
+    b_.take_turn(staging_, {part.buffer});
     const auto barrier = [&](const char* what) {
       if (t_.world() > 1) b_.communicate(OpKind::barrier, StreamId::control, Family::fsdp, name + what, {part}, {part});
     };
@@ -182,13 +185,14 @@ class SyncLowering {
   /// All-gather, then copy the slices out.
   void through_gather(const Bucket& bucket, const std::string& name) {
     const DType dtype = s_.rollout.dtype;
-    Tensor whole = pack(bucket, name);
+    const Tensor part = pack(bucket, name);
+    Tensor whole = part;
     if (t_.world() > 1) {
-      const Tensor part = whole;
       whole = b_.transient(name + "whole", dtype, {fixed(t_.world() * bucket.elements)}, Category::communication);
       Op& op = b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + "all_gather", {part}, {whole});
       with(op, Attr::padding_bytes, bucket.padding(t_.world()) * size_of(dtype));
     }
+    b_.take_turn(staging_, {part.buffer, whole.buffer});
     std::vector<std::size_t> used;
     std::vector<Box> boxes = slices(bucket, bucket.elements, false, used);
     if (boxes.empty()) return;
@@ -214,6 +218,7 @@ class SyncLowering {
       all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * n)}, Category::communication);
       b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, "sync.hashes.all_gather", {sums}, {all});
     }
+    b_.take_turn(staging_, {sums.buffer, all.buffer});
     b_.fetch(all, Slot::sync_hashes);
   }
 
@@ -259,6 +264,7 @@ class SyncLowering {
   const RolloutState& r_;
   std::int64_t rank_;
   Destinations to_;
+  SlotLimitId staging_ = 0;
 };
 
 }  // namespace

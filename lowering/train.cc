@@ -58,22 +58,28 @@ double logit_temperature(const Scenario& s) { return s.rollout.temperature > 0 ?
 
 ParamRole head_role(const ModelSpec& m) { return m.tie_embeddings ? R::embedding : R::lm_head; }
 
+/// FSDP2's limit: of the layers, the one that computes and those gathered ahead of it are whole.
+SlotLimitId limit_layers(const Scenario& s, ProgramBuilder& b, const std::string& prefix) {
+  return b.limit_slots(prefix + "layers", s.train.prefetch + 1);
+}
+
 /// Walks the units in an order and gathers each one `prefetch` units before it is used.
 class Gathers {
  public:
   Gathers(const Scenario& s, ProgramBuilder& b, const TrainState& state, Weights which, std::string prefix,
-          std::vector<std::size_t> order)
+          std::vector<std::size_t> order, std::optional<SlotLimitId> limit)
       : b_(b),
         state_(state),
         which_(which),
         prefix_(std::move(prefix)),
         order_(std::move(order)),
+        limit_(limit),
         ahead_(static_cast<std::size_t>(s.train.prefetch)) {}
 
   /// The i-th unit of the order, whole; gathers those up to `prefetch` further.
   WholeUnit use(std::size_t i) {
     while (ready_.size() <= std::min(i + ahead_, order_.size() - 1))
-      ready_.push_back(state_.gather(b_, order_[ready_.size()], which_, prefix_));
+      ready_.push_back(state_.gather(b_, order_[ready_.size()], which_, prefix_, limit_));
     return ready_[i];
   }
 
@@ -83,6 +89,7 @@ class Gathers {
   Weights which_;
   std::string prefix_;
   std::vector<std::size_t> order_;
+  std::optional<SlotLimitId> limit_;
   std::size_t ahead_;
   std::vector<WholeUnit> ready_;
 };
@@ -112,7 +119,10 @@ class MicroBatch {
     Decoder::Stream stream{decoder_.embed(root), std::nullopt};
     std::vector<LayerActivations> kept(layers);
     std::vector<WholeUnit> whole(layers);
-    Gathers forward(s_, b_, state_, Weights::trained, "train.forward.", layer_units(state_, false));
+    const bool reshards = s_.train.reshard_after_forward;
+    const SlotLimitId two = limit_layers(s_, b_, "train."), one = b_.limit_slots("train.gradients", 1);
+    Gathers forward(s_, b_, state_, Weights::trained, "train.forward.", layer_units(state_, false),
+                    reshards ? std::optional(two) : std::nullopt);
     for (std::size_t i = 0; i < layers; ++i) {
       whole[i] = forward.use(i);
       stream = decoder_.layer_forward(whole[i], static_cast<int>(i), stream, kept[i]);
@@ -121,12 +131,12 @@ class MicroBatch {
     const WholeUnit d_root = state_.gradients(b_, 0, "train.");
     const Tensor g = head(root, d_root, last);
 
-    Gathers backward(s_, b_, state_, Weights::trained, "train.backward.", layer_units(state_, true));
+    Gathers backward(s_, b_, state_, Weights::trained, "train.backward.", layer_units(state_, true), two);
     for (std::size_t i = layers; i-- > 0;) {
-      const WholeUnit w = s_.train.reshard_after_forward ? backward.use(layers - 1 - i) : whole[i];
+      const WholeUnit w = reshards ? backward.use(layers - 1 - i) : whole[i];
       if (s_.train.recompute == Recompute::full) decoder_.recompute_layer(w, static_cast<int>(i), kept[i]);
       if (s_.train.recompute == Recompute::selective) decoder_.recompute_selective(w, static_cast<int>(i), kept[i]);
-      const WholeUnit dw = state_.gradients(b_, i + 1, "train.");
+      const WholeUnit dw = state_.gradients(b_, i + 1, "train.", one);
       decoder_.layer_backward(w, dw, static_cast<int>(i), kept[i], g, state_.accumulates());
       state_.reduce(b_, i + 1, dw, "train.");
     }
@@ -210,6 +220,9 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
     with(b.emit(OpKind::sum_squares, StreamId::compute, "train.sum_squares." + state.units()[u].unit.name,
                 {b.whole(state.units()[u].grad)}, {sum}),
          Attr::accumulate, std::int64_t{u > 0 ? 1 : 0});
+  // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
+  b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
+         Slot::stop_request);
   if (state.world() > 1) {
     b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.grad_squares.all_reduce", {sum}, {sum});
     // The largest gaps are maxima, the other metrics are sums.
@@ -264,7 +277,7 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
   const Tensor targets = feed_vector(s, b, prefix + "targets", DType::i32, Slot::targets);
   const WholeUnit root = state.gather(b, 0, which, prefix);
   Decoder::Stream stream{decoder.embed(root), std::nullopt};
-  Gathers gathers(s, b, state, which, prefix, layer_units(state, false));
+  Gathers gathers(s, b, state, which, prefix, layer_units(state, false), limit_layers(s, b, prefix));
   for (std::size_t i = 0; i + 1 < state.units().size(); ++i) {
     LayerActivations dropped;
     stream = decoder.layer_forward(gathers.use(i), static_cast<int>(i), stream, dropped);

@@ -101,7 +101,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
   }
 }
 
-WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix) const {
+WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
+                             std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
@@ -113,6 +114,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const BufferId whole = b.transient(name + ".params", compute, state.unit.full_elements, Category::params);
   if (world_ == 1) {
     b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {b.whole(whole)});
+    if (limit) b.take_turn(*limit, {whole});
     return {&state.unit, whole, compute};
   }
   Tensor send = shard;
@@ -125,15 +127,18 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
   Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {b.whole(whole)});
   copy.boxes = shard_boxes(state.unit, world_, true);
+  if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole});
   return {&state.unit, whole, compute};
 }
 
-WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix,
+                                std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const DType dtype = scenario_.train.precision.grads;
   if (world_ == 1) return {&state.unit, state.grad, dtype};
   const BufferId whole =
       b.transient(prefix + state.unit.name + ".grads", dtype, state.unit.full_elements, Category::grads);
+  if (limit) b.take_turn(*limit, {whole});
   return {&state.unit, whole, dtype};
 }
 
@@ -160,12 +165,12 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
   b.map(Section::train_params);
   b.map(Section::train_optimizer);
   b.map(Section::train_reference);
-  const auto load = [&](const ShardedUnit& unit, BufferId id) {
+  const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot) {
     b.alloc(id, StreamId::h2d);
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
       const Tensor part = b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
-      Op& op = b.feed(part, Slot::parameter);
+      Op& op = b.feed(part, slot);
       op.name = p.parameter;
       if (p.shard.size() > 0)
         op.boxes.push_back({.src_offset = p.shard.begin * p.cols,
@@ -177,44 +182,61 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     }
   };
   for (const UnitState& u : state.units()) {
-    load(u.unit, u.shard);
-    if (u.reference >= 0) load(u.unit, u.reference);
-    for (BufferId moment : {u.exp_avg, u.exp_avg_sq}) {
-      if (moment < 0) continue;
-      b.alloc(moment);
-      b.emit(OpKind::zero, StreamId::compute, b.buffer(moment).name, {}, {b.whole(moment)});
+    load(u.unit, u.shard, Slot::parameter);
+    if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter);
+    if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
+    if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
+  }
+}
+
+namespace {
+
+/// Gathers one unit's shards and fetches its parameters out of them.
+void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard, Slot slot,
+                   SlotLimitId one, const std::string& name) {
+  const DType dtype = b.buffer(shard).dtype;
+  const std::int64_t world = state.world(), n = unit.shard_elements;
+  Tensor gathered = b.whole(shard);
+  if (world > 1) {
+    gathered = b.transient(name + ".gathered", dtype, {fixed(world * n)}, Category::communication);
+    Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
+                           {gathered});
+    with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
+    b.take_turn(one, {gathered.buffer});
+  }
+  for (const UnitParam& p : unit.params) {
+    Op& op = b.fetch(gathered, slot);
+    op.name = p.parameter;
+    for (std::int64_t w = 0; w < world; ++w) {
+      const Range rows = chunk_range(p.rows, world, w);
+      if (rows.size() > 0)
+        op.boxes.push_back({.src_offset = w * n + p.shard_offset,
+                            .src_pitch = p.cols,
+                            .dst_offset = rows.begin * p.cols,
+                            .dst_pitch = p.cols,
+                            .rows = rows.size(),
+                            .cols = p.cols});
     }
   }
 }
 
+}  // namespace
+
 void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix) {
   b.begin_block(phase, "export");
-  for (const UnitState& u : state.units()) {
-    const DType dtype = b.buffer(u.shard).dtype;
-    const std::int64_t n = u.unit.shard_elements;
-    Tensor gathered = b.whole(u.shard);
-    if (state.world() > 1) {
-      gathered =
-          b.transient(prefix + u.unit.name + ".gathered", dtype, {fixed(state.world() * n)}, Category::communication);
-      Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, prefix + u.unit.name + ".all_gather",
-                             {b.whole(u.shard)}, {gathered});
-      with(op, Attr::padding_bytes, padding_bytes(u.unit, dtype));
-    }
-    for (const UnitParam& p : u.unit.params) {
-      Op& op = b.fetch(gathered, Slot::exported);
-      op.name = p.parameter;
-      for (std::int64_t w = 0; w < state.world(); ++w) {
-        const Range rows = chunk_range(p.rows, state.world(), w);
-        if (rows.size() > 0)
-          op.boxes.push_back({.src_offset = w * n + p.shard_offset,
-                              .src_pitch = p.cols,
-                              .dst_offset = rows.begin * p.cols,
-                              .dst_pitch = p.cols,
-                              .rows = rows.size(),
-                              .cols = p.cols});
-      }
-    }
-  }
+  struct Part {
+    BufferId shard;
+    Slot slot;
+    const char* suffix;
+  };
+  // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
+  // gathered part.
+  const SlotLimitId one = b.limit_slots(prefix + "units", 1);
+  for (const UnitState& u : state.units())
+    for (const Part& part :
+         {Part{u.shard, Slot::exported, ""}, Part{u.exp_avg, Slot::exported_first_moment, ".exp_avg"},
+          Part{u.exp_avg_sq, Slot::exported_second_moment, ".exp_avg_sq"}})
+      export_shards(b, state, u.unit, part.shard, part.slot, one, prefix + u.unit.name + part.suffix);
 }
 
 }  // namespace hotbunk

@@ -46,12 +46,13 @@ class TrainState {
   std::int64_t world() const { return world_; }
 
   /// Emits what makes unit `u` whole: [cast ->] all-gather -> copy-out on the gather stream; nothing when one rank
-  /// holds it all in the compute dtype. The buffers live until their last use.
-  WholeUnit gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix) const;
+  /// holds it all in the compute dtype. The buffers live until their last use; with a limit they take its next turn.
+  WholeUnit gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
+                   std::optional<SlotLimitId> = {}) const;
 
   /// Where the backward of unit `u` writes its gradients: the persistent shard itself when there is one rank (then it
   /// accumulates), else a whole buffer of its own.
-  WholeUnit gradients(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
+  WholeUnit gradients(ProgramBuilder&, std::size_t u, const std::string& prefix, std::optional<SlotLimitId> = {}) const;
   bool accumulates() const { return world_ == 1; }
   /// Emits copy-in -> reduce-scatter -> add to the gradient shard on the reduce stream; nothing for one rank.
   void reduce(ProgramBuilder&, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const;

@@ -119,6 +119,8 @@ bool FirstMetricsPayload::feed(Slot slot, std::span<std::byte> d) const {
 }
 
 bool StepPayload::feed(Slot slot, std::span<std::byte> d) const {
+  if (slot == Slot::stop_request)
+    return put(std::vector<float>{stop_requested && stop_requested() ? 1.0f : 0.0f}, 0.0f, d);
   return slot == Slot::learning_rate &&
          put(std::vector<float>{learning_rate, static_cast<float>(optimizer_step)}, 0.0f, d);
 }

@@ -1,6 +1,7 @@
 // What the feeds of one block hold, and what its fetches brought: the payloads that RL drivers attach to Args.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -71,7 +72,8 @@ struct StepPayload final : SlotPayload {
   std::int64_t mini = 0;
   float learning_rate = 0.0f;
   std::int64_t optimizer_step = 1;
-  std::vector<float> metrics;  // fetched
+  std::function<bool()> stop_requested;  // asked when it is fed; may be empty
+  std::vector<float> metrics;            // fetched
   bool feed(Slot, std::span<std::byte> destination) const override;
   bool fetch(Slot, std::span<const std::byte> source) override;
 };

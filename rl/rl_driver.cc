@@ -13,13 +13,13 @@ Result<std::unique_ptr<RlDriver>> RlDriver::create(const Plan& plan, const Scena
   auto task = Task::create(s);
   if (!task) return fail(std::move(task.error()));
   if (Diagnostics problems = check_lengths(s, kv_blocks_of(plan)); !problems.empty()) return fail(std::move(problems));
-  auto source = ParameterSource::open(s.model, s.seed);
-  if (!source) return fail(std::move(source.error()));
-  return std::unique_ptr<RlDriver>(new RlDriver(plan, s, std::move(*source), std::move(options), *task));
+  auto sources = LoadSources::open(s, options.resume);
+  if (!sources) return fail(std::move(sources.error()));
+  return std::unique_ptr<RlDriver>(new RlDriver(plan, s, std::move(*sources), std::move(options), *task));
 }
 
-RlDriver::RlDriver(const Plan& plan, const Scenario& s, ParameterSource source, DriverOptions options, Task task)
-    : TrainingDriver(plan, s, std::move(source), std::move(options)), task_(task) {}
+RlDriver::RlDriver(const Plan& plan, const Scenario& s, LoadSources sources, DriverOptions options, Task task)
+    : TrainingDriver(plan, s, std::move(sources), std::move(options)), task_(task) {}
 
 RlDriver::Rollout& RlDriver::rollout(std::int32_t step) {
   if (const auto found = rollouts_.find(step); found != rollouts_.end()) return found->second;

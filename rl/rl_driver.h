@@ -25,7 +25,7 @@ class RlDriver final : public TrainingDriver {
     Samples samples;                       // after the exchange
     bool exchanged = false;
   };
-  RlDriver(const Plan&, const Scenario&, ParameterSource, DriverOptions, Task);
+  RlDriver(const Plan&, const Scenario&, LoadSources, DriverOptions, Task);
   Rollout& rollout(std::int32_t step);
   void judge(std::int32_t step, Rollout&);
 

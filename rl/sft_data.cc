@@ -81,28 +81,24 @@ class LineReader {
   Diagnostics& problems_;
 };
 
-Result<std::vector<TokenSequence>> read_lines(const std::filesystem::path& path, const TokenLines& rules, bool plain) {
-  const auto text = read_file(path);
-  if (!text) return fail(text.error());
+Result<std::vector<TokenSequence>> read_lines(const std::string& text, const std::string& file, const TokenLines& rules,
+                                              bool plain) {
   std::vector<TokenSequence> sequences;
   Diagnostics problems;
   std::size_t begin = 0;
-  for (int line = 1; begin < text->size() && problems.size() < max_problems; ++line) {
-    const std::size_t end = std::min(text->find('\n', begin), text->size());
-    const std::string content = text->substr(begin, end - begin);
+  for (int line = 1; begin < text.size() && problems.size() < max_problems; ++line) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string content = text.substr(begin, end - begin);
     begin = end + 1;
     if (content.find_first_not_of(" \t\r") == std::string::npos) continue;
     TokenSequence sequence;
-    if (LineReader({path.string(), line, 0}, rules, plain, problems).read(content, sequence))
+    if (LineReader({file, line, 0}, rules, plain, problems).read(content, sequence))
       sequences.push_back(std::move(sequence));
   }
   if (!problems.empty()) return fail(std::move(problems));
   if (sequences.empty())
-    return fail({.code = "E125",
-                 .message = "no line holds a sequence",
-                 .where = {path.string(), 0, 0},
-                 .notes = {},
-                 .help = {}});
+    return fail(
+        {.code = "E125", .message = "no line holds a sequence", .where = {file, 0, 0}, .notes = {}, .help = {}});
   return sequences;
 }
 
@@ -110,11 +106,27 @@ Result<std::vector<TokenSequence>> read_lines(const std::filesystem::path& path,
 
 Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path& path, std::int64_t vocab,
                                                  std::int64_t max_tokens) {
-  return read_lines(path, {vocab, max_tokens, "train.micro_batch_tokens"}, false);
+  if (path.empty())
+    return fail({.code = "E208",
+                 .message = "algorithm.name is sft, but task.data names no file to learn from",
+                 .where = {},
+                 .notes = {},
+                 .help = "set task.data to a JSONL file: one array of token ids per line"});
+  auto text = read_file(path);
+  if (!text) {
+    text.error().front().notes.emplace_back("task.data names it");
+    return fail(std::move(text.error()));
+  }
+  return read_lines(*text, path.string(), {vocab, max_tokens, "train.micro_batch_tokens"}, false);
 }
 
 Result<std::vector<TokenSequence>> read_token_lines(const std::filesystem::path& path, const TokenLines& rules) {
-  return read_lines(path, rules, true);
+  auto text = read_file_or_stdin(path, most_file_bytes);
+  if (!text) {
+    text.error().front().notes.emplace_back("--tokens names it");
+    return fail(std::move(text.error()));
+  }
+  return read_lines(*text, name_of_input(path), rules, true);
 }
 
 }  // namespace hotbunk

@@ -8,14 +8,14 @@ namespace hotbunk {
 Result<std::unique_ptr<SftDriver>> SftDriver::create(const Plan& plan, const Scenario& s, DriverOptions options) {
   auto data = read_sft_data(s.task.data, s.model.vocab, s.train.micro_batch_tokens);
   if (!data) return fail(std::move(data.error()));
-  auto source = ParameterSource::open(s.model, s.seed);
-  if (!source) return fail(std::move(source.error()));
-  return std::unique_ptr<SftDriver>(new SftDriver(plan, s, std::move(*source), std::move(options), std::move(*data)));
+  auto sources = LoadSources::open(s, options.resume);
+  if (!sources) return fail(std::move(sources.error()));
+  return std::unique_ptr<SftDriver>(new SftDriver(plan, s, std::move(*sources), std::move(options), std::move(*data)));
 }
 
-SftDriver::SftDriver(const Plan& plan, const Scenario& s, ParameterSource source, DriverOptions options,
+SftDriver::SftDriver(const Plan& plan, const Scenario& s, LoadSources sources, DriverOptions options,
                      std::vector<TokenSequence> data)
-    : TrainingDriver(plan, s, std::move(source), std::move(options)), data_(std::move(data)) {}
+    : TrainingDriver(plan, s, std::move(sources), std::move(options)), data_(std::move(data)) {}
 
 const TrainingDriver::Samples& SftDriver::samples(std::int32_t step) {
   if (step_ == step) return samples_;

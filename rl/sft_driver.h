@@ -15,7 +15,7 @@ class SftDriver final : public TrainingDriver {
   static Result<std::unique_ptr<SftDriver>> create(const Plan&, const Scenario&, DriverOptions);
 
  private:
-  SftDriver(const Plan&, const Scenario&, ParameterSource, DriverOptions, std::vector<TokenSequence>);
+  SftDriver(const Plan&, const Scenario&, LoadSources, DriverOptions, std::vector<TokenSequence>);
   const Samples& samples(std::int32_t step) override;
   std::vector<std::int64_t> prompt_tokens(std::int32_t) override { return {}; }  // nothing is rolled out
   std::vector<std::int64_t> response_caps(std::int32_t) override { return {}; }

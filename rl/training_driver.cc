@@ -10,13 +10,15 @@
 #include "base/check.h"
 #include "base/max.h"
 #include "exec/divergence.h"
+#include "rl/manifest.h"
+#include "spec/loader.h"
 
 namespace hotbunk {
 namespace {
 
 /// A checkpoint or export being written; on ranks that write nothing the sink is empty.
 struct WeightsPayload final : Payload {
-  std::optional<ParameterSink> sink;
+  std::unique_ptr<CheckpointWriter> sink;
   Diagnostics problems;  // of the first write that failed
 
   void take(const Op& op, std::span<const std::byte> source) {
@@ -37,16 +39,42 @@ double metric(const std::vector<float>& metrics, Metric which) {
 
 }  // namespace
 
-TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& scenario, ParameterSource source,
-                               DriverOptions options)
-    : IterationDriver(plan, scenario), source_(std::move(source)), options_(std::move(options)), hashes_(plan) {}
+TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& s, LoadSources sources, DriverOptions options)
+    : IterationDriver(plan, s), sources_(std::move(sources)), options_(std::move(options)), hashes_(plan) {
+  if (const auto& from = options_.resume) {
+    const std::int64_t done = optimizer_steps(static_cast<std::int32_t>(from->state.step));
+    moments_begin_ = from->has_moments ? done - from->state.optimizer_step : done;
+  }
+  if (options_.checkpoints.empty()) return;
+  started_.seed = s.seed;
+  started_.plan_hash = plan_hash(plan);
+  started_.scenario = resolved_yaml(with_absolute_paths(s));
+  started_.initial_weights = with_absolute_paths(s).model.weights_path;
+  // What they are now, before the run may overwrite them: a run may begin with a checkpoint in its own folder.
+  const auto digest = [](const Result<std::string>& found) {
+    if (!found) throw RuntimeFailure(render(found.error()));
+    return *found;
+  };
+  if (s.algorithm.reference && !s.model.weights_path.empty())
+    started_.initial_digest = digest(digest_of_model(s.model.weights_path));
+  if (!s.task.data.empty()) started_.data_digest = digest(digest_of_file(s.task.data));
+}
+
+TrainingState TrainingDriver::state_after(std::int32_t step) const {
+  TrainingState state = started_;
+  state.step = step;
+  state.optimizer_step = optimizer_steps(step) - moments_begin_;
+  if (!scenario().task.data.empty()) state.sequences_taken = step * scenario().algorithm.prompts;
+  return state;
+}
 
 void TrainingDriver::feed(Rank, const Op& op, const Args& args, std::span<std::byte> destination) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
-  if (slot == Slot::parameter) {
-    source_.read(op.name, op.boxes, op.outputs[0].dtype, destination);
-    return;
-  }
+  const DType dtype = op.outputs[0].dtype;
+  if (slot == Slot::parameter) return sources_.parameters.read(op.name, op.boxes, dtype, destination);
+  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name, op.boxes, dtype, destination);
+  if (slot == Slot::first_moment || slot == Slot::second_moment)
+    return sources_.moments.read(op.name, slot, op.boxes, dtype, destination);
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
   HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name,
            static_cast<std::int64_t>(slot));
@@ -54,7 +82,7 @@ void TrainingDriver::feed(Rank, const Op& op, const Args& args, std::span<std::b
 
 void TrainingDriver::fetch(Rank, const Op& op, const Args& args, std::span<const std::byte> source) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
-  if (slot == Slot::exported) {
+  if (slot == Slot::exported || slot == Slot::exported_first_moment || slot == Slot::exported_second_moment) {
     auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get());
     HB_CHECK(weights != nullptr, "'{}' exported outside a checkpoint", op.name);
     weights->take(op, source);
@@ -121,11 +149,11 @@ std::shared_ptr<Payload> TrainingDriver::step_payload(Iteration& it, Rank, std::
   const OptimizerSpec& o = scenario().optimizer;
   auto payload = std::make_shared<StepPayload>();
   payload->mini = mini;
-  payload->optimizer_step = (it.step - 1) * scenario().algorithm.mini_batches + mini + 1;
+  const std::int64_t done = optimizer_steps(it.step - 1) + mini + 1;
+  payload->optimizer_step = done - moments_begin_;
+  payload->stop_requested = options_.stop_requested;
   const double warmed =
-      o.warmup_steps > 0
-          ? std::min(1.0, static_cast<double>(payload->optimizer_step) / static_cast<double>(o.warmup_steps))
-          : 1.0;
+      o.warmup_steps > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(o.warmup_steps)) : 1.0;
   payload->learning_rate = static_cast<float>(o.lr * warmed);
   return payload;
 }
@@ -137,7 +165,9 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
   const bool last = role == PhaseRole::export_weights;
   const auto folder = options_.checkpoints / (last ? "final" : fmt::format("step_{}", step));
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
-  auto sink = ParameterSink::create(folder, scenario().model, plan().program(rank), phase);
+  // The epilogue's number is that of the iteration after the last.
+  auto sink = CheckpointWriter::create(folder, scenario().model, plan().program(rank), phase,
+                                       state_after(last ? step - 1 : step));
   if (sink) payload->sink = std::move(*sink);
   else payload->problems = std::move(sink.error());
   return payload;
@@ -212,6 +242,7 @@ void TrainingDriver::add_step_metrics(std::int32_t step, const StepPayload& payl
   if (!std::isfinite(loss) || !std::isfinite(norm)) throw Diverged(step, payload.mini, loss, norm);
   if (payload.mini == 0) step_metrics_.clear();
   step_metrics_.push_back(payload.metrics);
+  if (metric(payload.metrics, Metric::stop_requests) > 0.0) end_after(step);
   note(step, "actor/lr", static_cast<double>(payload.learning_rate));
   if (payload.mini + 1 == scenario().algorithm.mini_batches) finish_step(step);
 }

@@ -5,11 +5,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exec/iteration_driver.h"
+#include "rl/checkpoint.h"
 #include "rl/passes.h"
 #include "rl/sample_records.h"
 #include "rl/sync_hashes.h"
@@ -18,8 +20,12 @@
 namespace hotbunk {
 
 struct DriverOptions {
-  /// Where rank 0 writes Hugging Face folders: "step_N" at checkpoints, "final" at the end. Empty: nowhere.
+  /// Where rank 0 writes checkpoints: "step_N" where one is due, "final" at the end. Empty: nowhere.
   std::filesystem::path checkpoints;
+  /// The checkpoint that the run goes on from.
+  std::optional<SavedCheckpoint> resume;
+  /// Whether this process has been asked to stop; on a stream's thread. May be empty.
+  std::function<bool()> stop_requested;
   /// Called on the driver's thread when a step's last optimizer step is done; may be empty.
   std::function<void(const StepMetrics&)> on_step;
   /// Likewise when a step's samples are known, and after each verified sync.
@@ -32,6 +38,7 @@ class TrainingDriver : public IterationDriver {
   bool wants_results() const final { return true; }
   void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) final;
   void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) final;
+  /// Weights come from the checkpoint to resume, the reference from the scenario's own start.
   /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or
   /// gradient norm is not finite, RuntimeFailure when a verified sync found a tensor that differs.
   void completed(Rank, const Args&, std::int16_t phase) override;
@@ -41,7 +48,7 @@ class TrainingDriver : public IterationDriver {
   std::vector<SampleRecord> sample_records(std::int32_t step, Rank rank, std::size_t most);
 
  protected:
-  TrainingDriver(const Plan&, const Scenario&, ParameterSource, DriverOptions);
+  TrainingDriver(const Plan&, const Scenario&, LoadSources, DriverOptions);
 
   /// One iteration's sequences, complete before training starts.
   struct Samples {
@@ -78,9 +85,14 @@ class TrainingDriver : public IterationDriver {
   void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
   void add_step_metrics(std::int32_t step, const StepPayload&);
   void finish_step(std::int32_t step);
+  TrainingState state_after(std::int32_t step) const;
+  /// Optimizer steps of the iterations up to this one.
+  std::int64_t optimizer_steps(std::int32_t step) const { return step * scenario().algorithm.mini_batches; }
 
-  const ParameterSource source_;
+  const LoadSources sources_;
   const DriverOptions options_;
+  TrainingState started_;           // what a checkpoint says that does not change on the way; empty without them
+  std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
   const SyncHashes hashes_;
   Diagnostics finish_problems_;
   std::int32_t logps_step_ = -1;                  // what logps_ and gaps_ are of

@@ -1,16 +1,11 @@
 #include "rl/weights.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "base/check.h"
-#include "base/file.h"
 #include "base/rng.h"
-#include "graph/slots.h"
-#include "spec/model_config.h"
+#include "rl/manifest.h"
 
 namespace hotbunk {
 namespace {
@@ -64,6 +59,23 @@ void store(std::span<const float> values, DType dtype, std::byte* destination) {
   }
 }
 
+/// Fills a feed's destination row by row; read(first, out) gives elements [first, first + out.size()) of the tensor.
+template <class Read>
+void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> destination, Read read) {
+  std::ranges::fill(destination, std::byte{0});
+  std::vector<float> row;
+  for (const Box& box : boxes) {
+    row.resize(static_cast<std::size_t>(box.cols));
+    for (std::int64_t i = 0; i < box.rows; ++i) {
+      const std::int64_t begin = (box.dst_offset + i * box.dst_pitch) * size_of(dtype);
+      HB_CHECK(begin >= 0 && begin + box.cols * size_of(dtype) <= static_cast<std::int64_t>(destination.size()),
+               "a box writes behind its tensor: byte {} of {}", begin, destination.size());
+      read(box.src_offset + i * box.src_pitch, std::span<float>(row));
+      store(row, dtype, destination.data() + begin);
+    }
+  }
+}
+
 }  // namespace
 
 ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std::optional<Checkpoint> checkpoint)
@@ -76,6 +88,7 @@ ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std:
 
 Result<ParameterSource> ParameterSource::open(const ModelSpec& model, std::int64_t seed) {
   if (model.weights_path.empty()) return ParameterSource(model, seed, std::nullopt);
+  if (Status ok = verify_manifest(model.weights_path); !ok) return fail(std::move(ok.error()));
   auto checkpoint = Checkpoint::open(model.weights_path);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
   if (Status ok = checkpoint->check_against(model); !ok) return fail(std::move(ok.error()));
@@ -111,84 +124,51 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
 
 void ParameterSource::read(const std::string& name, std::span<const Box> boxes, DType dtype,
                            std::span<std::byte> destination) const {
-  std::ranges::fill(destination, std::byte{0});
-  std::vector<float> row;
-  for (const Box& box : boxes) {
-    row.resize(static_cast<std::size_t>(box.cols));
-    for (std::int64_t i = 0; i < box.rows; ++i) {
-      const std::int64_t begin = (box.dst_offset + i * box.dst_pitch) * size_of(dtype);
-      HB_CHECK(begin >= 0 && begin + box.cols * size_of(dtype) <= static_cast<std::int64_t>(destination.size()),
-               "a box of {} writes behind its tensor", name);
-      read_range(name, box.src_offset + i * box.src_pitch, row);
-      store(row, dtype, destination.data() + begin);
+  fill_boxes(boxes, dtype, destination,
+             [&](std::int64_t first, std::span<float> out) { read_range(name, first, out); });
+}
+
+Result<MomentSource> MomentSource::open(const std::filesystem::path& file, const ModelSpec& model) {
+  auto checkpoint = Checkpoint::open(file);
+  if (!checkpoint) return fail(std::move(checkpoint.error()));
+  for (const ParamSpec& p : parameters_of(model))
+    for (Slot slot : {Slot::first_moment, Slot::second_moment}) {
+      const auto moment = checkpoint->require(moment_name(p.name, slot), p.shape);
+      if (!moment) return fail(moment.error());
+      if (Status ok = check_finite(*moment); !ok) return fail(std::move(ok.error()));
     }
+  MomentSource source;
+  source.file_ = std::move(*checkpoint);
+  return source;
+}
+
+void MomentSource::read(const std::string& parameter, Slot slot, std::span<const Box> boxes, DType dtype,
+                        std::span<std::byte> destination) const {
+  const TensorView* tensor = file_ ? file_->find(moment_name(parameter, slot)) : nullptr;
+  HB_CHECK(tensor || !file_, "the plan loads a moment of '{}', which the model does not have", parameter);
+  fill_boxes(boxes, dtype, destination, [&](std::int64_t first, std::span<float> out) {
+    if (tensor) copy_as_f32(*tensor, first, out);
+    else std::ranges::fill(out, 0.0f);
+  });
+}
+
+Result<LoadSources> LoadSources::open(const Scenario& s, const std::optional<SavedCheckpoint>& from) {
+  ModelSpec model = s.model;
+  if (from) model.weights_path = from->folder.string();
+  auto parameters = ParameterSource::open(model, s.seed);
+  if (!parameters) return fail(std::move(parameters.error()));
+  if (!from) return LoadSources{*parameters, *parameters, {}};
+  MomentSource moments;
+  if (from->has_moments) {
+    auto opened = MomentSource::open(from->folder / checkpoint_file::optimizer, s.model);
+    if (!opened) return fail(std::move(opened.error()));
+    moments = std::move(*opened);
   }
-}
-
-/// E631: readers refuse such weights, and the checkpoint that they would replace may be the last good one.
-Status check_weights(const TensorEntry& entry, std::span<const std::byte> bytes) {
-  const auto finite =
-      check_finite(TensorView{entry.name, entry.dtype, entry.shape, bytes, std::make_shared<const std::string>()});
-  if (finite) return {};
-  return fail(Diagnostic{
-      .code = "E631",
-      .message =
-          fmt::format("a checkpoint of weights that are not finite is not written: {}", finite.error().front().message),
-      .where = {},
-      .notes = {},
-      .help = "checkpoints that were there before stay as they are; lower optimizer.lr or optimizer.max_grad_norm, or "
-              "warm up (optimizer.warmup_steps)"});
-}
-
-ParameterSink::ParameterSink(SafetensorsWriter writer, std::vector<TensorEntry> entries)
-    : writer_(std::move(writer)), entries_(std::move(entries)) {}
-
-Result<ParameterSink> ParameterSink::create(const std::filesystem::path& folder, const ModelSpec& model,
-                                            const Program& program, std::int16_t phase) {
-  std::map<std::string, ParamSpec> parameters;
-  for (const ParamSpec& p : parameters_of(model)) parameters.emplace(p.name, p);
-  std::vector<TensorEntry> entries;
-  for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
-    for (const Op& op : block.ops)
-      if (op.kind == OpKind::fetch && op.integer(Attr::slot) == static_cast<std::int64_t>(Slot::exported))
-        entries.push_back({op.name, op.inputs[0].dtype, parameters.at(op.name).shape});
-  HB_CHECK(entries.size() == parameters.size(), "{} of {} parameters exported", entries.size(), parameters.size());
-  const DType dtype = entries.front().dtype;
-  // The config first: a folder whose weights have appeared is whole.
-  if (Status ok = write_file_atomic(folder / "config.json", config_text(model, dtype)); !ok)
-    return fail(std::move(ok.error()));
-  auto writer = SafetensorsWriter::create(folder, entries);
-  if (!writer) return fail(std::move(writer.error()));
-  return ParameterSink(std::move(*writer), std::move(entries));
-}
-
-Status ParameterSink::take(const Op& op, std::span<const std::byte> source) {
-  HB_CHECK(next_ < entries_.size() && entries_[next_].name == op.name, "'{}' out of order", op.name);
-  const TensorEntry& entry = entries_[next_++];
-  const std::int64_t width = size_of(entry.dtype);
-  std::int64_t elements = 1;
-  for (std::int64_t extent : entry.shape) elements *= extent;
-  std::vector<std::byte> whole(static_cast<std::size_t>(elements * width));
-  std::int64_t covered = 0;
-  for (const Box& box : op.boxes)
-    for (std::int64_t i = 0; i < box.rows; ++i) {
-      const std::int64_t from = (box.src_offset + i * box.src_pitch) * width;
-      const std::int64_t to = (box.dst_offset + i * box.dst_pitch) * width;
-      const std::int64_t bytes = box.cols * width;
-      HB_CHECK(from >= 0 && from + bytes <= static_cast<std::int64_t>(source.size()) && to >= 0 &&
-                   to + bytes <= static_cast<std::int64_t>(whole.size()),
-               "a box of {} lies outside its tensor", op.name);
-      std::memcpy(whole.data() + to, source.data() + from, static_cast<std::size_t>(bytes));
-      covered += box.cols;
-    }
-  HB_CHECK(covered == elements, "{} of {} elements of {} exported", covered, elements, op.name);
-  if (auto s = check_weights(entry, whole); !s) return s;
-  return writer_.write(whole);
-}
-
-Status ParameterSink::finish() {
-  HB_CHECK(next_ == entries_.size(), "{} of {} parameters arrived", next_, entries_.size());
-  return writer_.finish();
+  // Nobody asks for the initial policy but a reference: without one its files need not be there any more.
+  if (!s.algorithm.reference) return LoadSources{*parameters, *parameters, std::move(moments)};
+  auto initial = ParameterSource::open(s.model, s.seed);
+  if (!initial) return fail(std::move(initial.error()));
+  return LoadSources{std::move(*parameters), std::move(*initial), std::move(moments)};
 }
 
 }  // namespace hotbunk

@@ -1,5 +1,5 @@
-// Parameters on their way into and out of a plan: from safetensors or random initialisation into the shards that the
-// `load` feeds name, and from gathered fetches into a Hugging Face folder.
+// What a plan is fed when it loads: from safetensors or random initialisation into the shards that the `load` feeds
+// name.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,16 +13,19 @@
 
 #include "base/diagnostic.h"
 #include "graph/plan.h"
+#include "graph/slots.h"
+#include "rl/checkpoint.h"
 #include "spec/model.h"
 #include "spec/safetensors.h"
+#include "spec/scenario.h"
 
 namespace hotbunk {
 
 /// The initial value of every parameter. Reading is const and may happen on several threads.
 class ParameterSource {
  public:
-  /// Opens model.weights_path and checks names, shapes and that every weight is finite (E40x), or prepares random
-  /// initialisation when it is empty.
+  /// Opens model.weights_path and checks its manifest, if it has one (E421), names, shapes and that every weight is
+  /// finite (E40x), or prepares random initialisation when it is empty.
   static Result<ParameterSource> open(const ModelSpec&, std::int64_t seed);
 
   /// Fills a feed's destination. `boxes`: source in elements of the row-major logical tensor, destination in elements
@@ -41,25 +44,29 @@ class ParameterSource {
   std::uint64_t seed_ = 0;
 };
 
-/// Streams the parameters that a checkpoint or export block fetches into a folder: config.json, model.safetensors. The
-/// weights file appears only when all of it has been written.
-class ParameterSink {
+/// AdamW's moments by parameter: a checkpoint's, or zeros.
+class MomentSource {
  public:
-  /// `program.phases[phase]`'s fetches of Slot::exported say which parameters come, and in which order. E103.
-  static Result<ParameterSink> create(const std::filesystem::path& folder, const ModelSpec&, const Program&,
-                                      std::int16_t phase);
+  MomentSource() = default;  // zeros: nothing has been trained
+  /// `file`: optimizer.safetensors of a checkpoint of this model (E40x).
+  static Result<MomentSource> open(const std::filesystem::path& file, const ModelSpec&);
 
-  /// The next parameter: E631 when it is not finite; boxes: source in elements of the fetched tensor, destination in
-  /// elements of the logical one.
-  Status take(const Op&, std::span<const std::byte> source);
-  /// All parameters must have come.
-  Status finish();
+  /// As ParameterSource::read; `slot`: first_moment or second_moment.
+  void read(const std::string& parameter, Slot slot, std::span<const Box> boxes, DType dtype,
+            std::span<std::byte> destination) const;
 
  private:
-  ParameterSink(SafetensorsWriter, std::vector<TensorEntry>);
-  SafetensorsWriter writer_;
-  std::vector<TensorEntry> entries_;
-  std::size_t next_ = 0;
+  std::optional<Checkpoint> file_;
+};
+
+/// All that the `load` phase feeds.
+struct LoadSources {
+  ParameterSource parameters;
+  ParameterSource initial;  // the policy that training began with, which the reference is a copy of
+  MomentSource moments;
+  /// Of a scenario's own start, or of the checkpoint that a run goes on from. The files of a checkpoint are verified
+  /// (E421, E40x).
+  static Result<LoadSources> open(const Scenario&, const std::optional<SavedCheckpoint>&);
 };
 
 }  // namespace hotbunk

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "base/file.h"
 #include "base/format.h"
@@ -117,7 +116,8 @@ class Loader {
     if (!is_utf8(text))
       return report("E201", "the text is no UTF-8", {fmt::format("--set {}", text.substr(0, text.find('=')))}, {},
                     "write names and paths in UTF-8");
-    const SourceLocation where{fmt::format("--set {}", text)};
+    // Every value of it will carry this name.
+    const SourceLocation where{fmt::format("--set {}", text.size() > 200 ? text.substr(0, 200) + "…" : text)};
     const auto equals = text.find('=');
     const std::string path = text.substr(0, equals);
     if (equals == std::string::npos || path.empty() || path.front() == '.' || path.back() == '.' ||
@@ -247,13 +247,8 @@ class Loader {
   // ---- keys --------------------------------------------------------------------------------------------------------
 
   void walk(const YamlNode& map, const std::string& section) {
-    std::set<std::string> seen;
     for (const auto& entry : map.entries) {
       const std::string path = section.empty() ? entry.key : section + "." + entry.key;
-      if (!seen.insert(entry.key).second) {
-        report("E204", fmt::format("key {} appears twice", path), entry.where, {}, "keep one of the two");
-        continue;
-      }
       where_[path] = entry.where;
       if (path == "model") set_model(entry.value);
       else if (const ScenarioKey* key = find_scenario_key(path)) set_key(*key, entry.value);
@@ -440,10 +435,12 @@ Result<Scenario> load_scenario_text(const std::string& text, const std::string& 
   return Loader(file).load(std::move(*tree), overrides);
 }
 
+Result<std::string> read_scenario(const fs::path& path) { return read_file_or_stdin(path, max_file_bytes); }
+
 Result<Scenario> load_scenario(const fs::path& path, const std::vector<std::string>& overrides) {
-  auto text = read_file(path, max_file_bytes);
+  auto text = read_scenario(path);
   if (!text) return fail(text.error());
-  return load_scenario_text(*text, path.string(), overrides);
+  return load_scenario_text(*text, name_of_input(path), overrides);
 }
 
 }  // namespace hotbunk

@@ -15,9 +15,15 @@ namespace hotbunk {
 /// working directory.
 Result<Scenario> load_scenario(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
+/// The text of a scenario file, of at most 4 MiB; "-" is standard input, which can be read once. E10x.
+Result<std::string> read_scenario(const std::filesystem::path& path);
+
 /// The same from text; `file` is the name in messages, and its folder is where relative paths start.
 Result<Scenario> load_scenario_text(const std::string& text, const std::string& file,
                                     const std::vector<std::string>& overrides = {});
+
+/// The scenario with the paths of weights, data and profile made absolute: its file then works from anywhere.
+Scenario with_absolute_paths(Scenario);
 
 /// The whole scenario as YAML: every key with its value, unit and meaning. Loads back to the identical Scenario.
 std::string resolved_yaml(const Scenario&);

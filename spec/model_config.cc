@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "spec/architectures.h"
 #include "spec/json_read.h"
+#include "spec/safetensors.h"
 
 namespace hotbunk {
 namespace {
@@ -24,6 +25,8 @@ using std::int64_t;
 constexpr int64_t max_width = int64_t{1} << 22, max_layers = 1 << 14, max_heads = 1 << 14, max_vocab = int64_t{1} << 28,
                   max_experts = 1 << 16, max_tokens = int64_t{1} << 32;
 constexpr long double max_parameters = 1e15L;
+// Outside of these, angles or norms are infinite or no numbers at all.
+constexpr double least_eps = 1e-12, least_theta = 1e-6, most_theta = 1e12, most_factor = 1e6;
 
 class ConfigReader {
  public:
@@ -39,8 +42,8 @@ class ConfigReader {
     if (!read_family(m)) return fail(std::move(problems_));
     if (m.family == ModelFamily::gpt2) read_gpt2(m);
     else read_llama_like(m);
-    m.eos_token = token("eos_token_id");
-    m.bos_token = token("bos_token_id");
+    m.eos_token = token("eos_token_id", m.vocab);
+    m.bos_token = token("bos_token_id", m.vocab);
     m.init_range = real("initializer_range", 0.02, 0.0, 1e3);
     if (problems_.empty()) check_sizes(m);
     if (!problems_.empty()) return fail(std::move(problems_));
@@ -113,25 +116,43 @@ class ConfigReader {
     return fallback;
   }
 
-  /// An id, or the first of a list of ids (Llama 3.1 lists several ends of text); -1 when there is none.
-  int64_t token(std::string_view key) {
+  /// An id, or the first of a list of ids (Llama 3.1 lists several ends of text); -1 when there is none. All of them
+  /// lie in the vocabulary.
+  int64_t token(std::string_view key, int64_t vocab) {
     const json* value = find(key);
     if (value == nullptr) return -1;
-    const json& first = value->is_array() && !value->empty() ? value->front() : *value;
-    if (first.is_number_integer() && first.get<int64_t>() >= -1 && first.get<int64_t>() <= max_vocab)
-      return first.get<int64_t>();
-    report("E411", key,
-           fmt::format("config key \"{}\" is {}, expected a token id or a list of them", key, describe_json(*value)));
-    return -1;
+    const json listed = value->is_array() && !value->empty() ? *value : json::array({*value});
+    for (const json& id : listed) {
+      if (!id.is_number_integer() || id.get<int64_t>() < -1 || id.get<int64_t>() > max_vocab) {
+        report("E411", key,
+               fmt::format("config key \"{}\" is {}, expected a token id or a list of them", key,
+                           describe_json(value->is_array() ? id : *value)));
+        return -1;
+      }
+      if (id.get<int64_t>() >= vocab && problems_.empty())
+        report("E413", key, fmt::format("{} {} lies outside the vocabulary of {}", key, id.get<int64_t>(), vocab));
+    }
+    return listed.front().get<int64_t>();
+  }
+
+  /// The first of "architectures", a list of class names; "" when there is none.
+  std::string architecture() {
+    const json* list = find("architectures");
+    if (list == nullptr || (list->is_array() && list->empty())) return "";
+    if (list->is_array() && list->front().is_string()) return list->front().get<std::string>();
+    report("E411", "architectures",
+           fmt::format("config key \"architectures\" is {}, expected a list of class names",
+                       list->is_array() ? "a list of something else" : describe_json(*list)));
+    return "";
   }
 
   bool read_family(ModelSpec& m) {
     std::string key = "model_type", found = text("model_type", "");
-    if (const json* list = find("architectures");
-        list != nullptr && list->is_array() && !list->empty() && list->front().is_string()) {
+    if (const std::string first = architecture(); !first.empty()) {
       key = "architectures";
-      found = list->front().get<std::string>();
+      found = first;
     }
+    if (!problems_.empty()) return false;
     if (found.empty()) {
       report("E410", key, "config names neither \"architectures\" nor \"model_type\"");
       return false;
@@ -160,7 +181,7 @@ class ConfigReader {
     m.vocab = integer("vocab_size", {}, 1, max_vocab);
     m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
     m.max_position = integer("max_position_embeddings", 2048, 1, max_tokens);
-    m.norm_eps = real("rms_norm_eps", 1e-6, 0.0, 1.0);
+    m.norm_eps = real("rms_norm_eps", 1e-6, least_eps, 1.0);
     m.tie_embeddings = boolean("tie_word_embeddings", false);
     const bool has_head_dim = find("head_dim") != nullptr;
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
@@ -200,8 +221,8 @@ class ConfigReader {
 
   /// rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
   void read_rope(ModelSpec& m) {
-    constexpr double max_theta = 1e12;
-    m.rope_theta = real("rope_theta", 10000.0, 1e-6, max_theta);
+    const double theta = real("rope_theta", 10000.0, least_theta, most_theta);
+    m.rope_theta = theta;
     const std::string_view key = find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
     const json* rope = find(key);
     if (rope == nullptr) return;
@@ -209,12 +230,11 @@ class ConfigReader {
       report("E411", key, fmt::format("config key \"{}\" is {}, expected an object", key, describe_json(*rope)));
       return;
     }
-    const auto number = [&](const char* name, double fallback) {
+    const auto number = [&](const char* name, double fallback, double low, double high) {
       const auto at = rope->find(name);
-      return at == rope->end() || at->is_null() ? fallback : checked_real(*at, name, fallback, 0.0, max_theta);
+      return at == rope->end() || at->is_null() ? fallback : checked_real(*at, name, fallback, low, high);
     };
-    m.rope_theta = number("rope_theta", m.rope_theta);
-    if (!(m.rope_theta > 0)) report("E411", key, "rope_theta must be greater than 0");
+    m.rope_theta = number("rope_theta", theta, least_theta, most_theta);
     std::string type = "default";
     for (const char* spelling : {"type", "rope_type"}) {
       const auto at = rope->find(spelling);
@@ -234,13 +254,18 @@ class ConfigReader {
     }
     RopeScaling scaling;
     scaling.type = type;
-    scaling.factor = number("factor", 1.0);
+    scaling.factor = number("factor", 1.0, 1.0, most_factor);  // a smaller one would shrink positions
     if (type == "llama3") {
-      scaling.low_freq_factor = number("low_freq_factor", 1.0);
-      scaling.high_freq_factor = number("high_freq_factor", 4.0);
+      scaling.low_freq_factor = number("low_freq_factor", 1.0, 1.0 / most_factor, most_factor);
+      scaling.high_freq_factor = number("high_freq_factor", 4.0, 1.0 / most_factor, most_factor);
+      if (scaling.high_freq_factor <= scaling.low_freq_factor)
+        report("E413", key, "high_freq_factor is not above low_freq_factor",
+               {fmt::format("the frequencies between are divided by their difference, {} - {} = {}",
+                            scaling.high_freq_factor, scaling.low_freq_factor,
+                            scaling.high_freq_factor - scaling.low_freq_factor)});
     }
-    scaling.original_max_position = static_cast<int64_t>(
-        std::min(number("original_max_position_embeddings", 8192.0), static_cast<double>(max_tokens)));
+    scaling.original_max_position =
+        static_cast<int64_t>(number("original_max_position_embeddings", 8192.0, 1.0, static_cast<double>(max_tokens)));
     m.rope_scaling = scaling;
   }
 
@@ -301,7 +326,7 @@ class ConfigReader {
     m.vocab = integer("vocab_size", 50257, 1, max_vocab);
     m.max_position = integer("n_positions", 1024, 1, max_tokens);
     m.intermediate = integer("n_inner", 4 * m.hidden, 1, 4 * max_width);
-    m.norm_eps = real("layer_norm_epsilon", 1e-5, 0.0, 1.0);
+    m.norm_eps = real("layer_norm_epsilon", 1e-5, least_eps, 1.0);
     m.tie_embeddings = boolean("tie_word_embeddings", true);
     m.kv_heads = m.heads;
     m.head_dim = std::max<int64_t>(1, m.hidden / m.heads);
@@ -325,9 +350,6 @@ class ConfigReader {
              fmt::format("{} experts per token of {} experts", m.moe->experts_per_token, m.moe->experts));
     if (m.moe && m.moe->groups > 1 && m.moe->experts % m.moe->groups != 0)
       report("E413", "n_group", fmt::format("{} experts do not divide into {} groups", m.moe->experts, m.moe->groups));
-    if (m.eos_token >= m.vocab)
-      report("E413", "eos_token_id",
-             fmt::format("eos_token_id {} lies outside the vocabulary of {}", m.eos_token, m.vocab));
     const long double n = approximate_parameter_count(m);
     if (n > max_parameters)
       report("E413", "hidden_size", fmt::format("the model has {:.3g} parameters", static_cast<double>(n)),
@@ -367,6 +389,7 @@ Result<ModelSpec> load_model(const std::filesystem::path& path) {
   if (model && (std::filesystem::exists(folder / "model.safetensors", ec) ||
                 std::filesystem::exists(folder / "model.safetensors.index.json", ec)))
     model->weights_path = folder.string();
+  if (model && is_folder && model->weights_path.empty()) return fail(no_weights(path));
   return model;
 }
 

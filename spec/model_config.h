@@ -22,7 +22,8 @@ using KeyLocator = std::function<SourceLocation(std::string_view key)>;
 Result<ModelSpec> model_from_json(const nlohmann::json& config, const std::string& name, const KeyLocator& locate);
 Result<ModelSpec> model_from_text(std::string_view text, const std::string& file, const std::string& name);
 
-/// `path`: a config.json or a model folder. `weights_path` is set when the folder holds safetensors.
+/// `path`: a model folder, which must hold safetensors (E420), or a config.json, beside which they may lie: without
+/// them `weights_path` stays empty and a run starts from random weights.
 Result<ModelSpec> load_model(const std::filesystem::path& path);
 
 /// The config as transformers 5 writes it; model_from_json gives back the same ModelSpec (name and weights_path aside).

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "base/file.h"
 #include "spec/catalog.h"
@@ -141,10 +140,7 @@ class InlineModel {
   void check_keys() {
     std::vector<std::string> known = config_keys();
     known.insert(known.end(), {"base", "weights", "name"});
-    std::set<std::string> seen;
     for (const auto& entry : node_.entries) {
-      if (!seen.insert(entry.key).second)
-        problems_.push_back(problem("E204", fmt::format("key model.{} appears twice", entry.key), entry.where));
       if (std::find(known.begin(), known.end(), entry.key) != known.end()) continue;
       const std::string nearest = nearest_name(entry.key, known);
       problems_.push_back(problem("E202", fmt::format("unknown key model.{}", entry.key), entry.where,

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/model_config.h"
 #include "spec/scenario_keys.h"
@@ -76,6 +78,19 @@ std::string range_of(const ScenarioKey& key) {
 }
 
 }  // namespace
+
+Scenario with_absolute_paths(Scenario s) {
+  const auto absolute = [](std::string& path) {
+    std::error_code ec;
+    if (!path.empty()) path = std::filesystem::absolute(path, ec).lexically_normal().string();
+  };
+  absolute(s.model.weights_path);
+  absolute(s.task.data);
+  std::error_code ec;  // a profile may be one of the catalogue
+  if (!std::filesystem::exists(catalog_root() / "profiles" / (s.cluster.calibration + ".yaml"), ec))
+    absolute(s.cluster.calibration);
+  return s;
+}
 
 std::string resolved_yaml(const Scenario& scenario) {
   std::string out, current;

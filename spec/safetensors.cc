@@ -1,11 +1,8 @@
 #include "spec/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -162,25 +159,17 @@ Result<std::vector<TensorView>> parse_safetensors(std::span<const std::byte> byt
 class Checkpoint::Mapping {
  public:
   static Result<std::shared_ptr<const Mapping>> open(const std::filesystem::path& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat st {};
-    if (fd < 0 || ::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-      const std::string why = fd < 0 ? std::strerror(errno) : "not a regular file";
-      if (fd >= 0) ::close(fd);
-      return fail(problem("E101", path.string(), "cannot open file: " + why));
-    }
+    auto file = open_regular_file(path);
+    if (!file) return fail(std::move(file.error()));
     auto mapping = std::make_shared<Mapping>();
-    mapping->size_ = static_cast<std::size_t>(st.st_size);
+    mapping->size_ = static_cast<std::size_t>(file->bytes);
     if (mapping->size_ > 0) {
-      void* at = ::mmap(nullptr, mapping->size_, PROT_READ, MAP_PRIVATE, fd, 0);
+      void* at = ::mmap(nullptr, mapping->size_, PROT_READ, MAP_PRIVATE, file->fd.get(), 0);
       const int error = errno;
-      if (at == MAP_FAILED) {
-        ::close(fd);
+      if (at == MAP_FAILED)
         return fail(problem("E101", path.string(), fmt::format("cannot map file: {}", std::strerror(error))));
-      }
       mapping->at_ = at;
     }
-    ::close(fd);
     return mapping;
   }
   Mapping() = default;
@@ -195,6 +184,21 @@ class Checkpoint::Mapping {
   void* at_ = nullptr;
   std::size_t size_ = 0;
 };
+
+Diagnostic no_weights(const std::filesystem::path& folder) {
+  std::vector<std::string> found;
+  std::error_code ec;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ec))
+    if (const std::string ending = entry.path().extension().string(); ending == ".safetensors" || ending == ".bin")
+      found.push_back(entry.path().filename().string());
+  std::ranges::sort(found);
+  std::vector<std::string> notes = {"looked for model.safetensors and model.safetensors.index.json"};
+  if (!found.empty()) notes.push_back(fmt::format("the folder has {}", fmt::join(found, ", ")));
+  return problem(
+      "E420", folder.string(), "the model folder holds no weights", std::move(notes),
+      "fetch the whole folder, or take another checkpoint; .bin files must be converted; to start from random "
+      "weights name the file config.json itself");
+}
 
 namespace {
 
@@ -225,9 +229,7 @@ Result<std::filesystem::path> find_weights(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path, ec)) return path;
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"})
     if (std::filesystem::exists(path / name, ec)) return path / name;
-  return fail(problem("E101", path.string(),
-                      "the folder holds neither model.safetensors nor model.safetensors.index.json", {},
-                      "give a Hugging Face model folder; weights in .bin files must be converted first"));
+  return fail(no_weights(path));
 }
 
 }  // namespace

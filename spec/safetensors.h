@@ -33,6 +33,9 @@ struct TensorView {
 /// (shape), E405 (offsets), all with the tensor's name. This is the whole trust boundary, and what the fuzzer drives.
 Result<std::vector<TensorView>> parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
+/// E420: a model folder holds no safetensors to start from. Nobody is given random weights who names a folder.
+Diagnostic no_weights(const std::filesystem::path& folder);
+
 /// One file, or the shards that a `model.safetensors.index.json` names, as one set of tensors. Views stay valid while
 /// the Checkpoint (or a copy of it) lives.
 class Checkpoint {

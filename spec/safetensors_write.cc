@@ -1,14 +1,12 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/partial_file.h"
 #include "spec/safetensors.h"
 
 namespace hotbunk {
@@ -40,51 +38,29 @@ std::int64_t bytes_of(const TensorEntry& entry) {
   return n;
 }
 
-auto write_error(const std::filesystem::path& path) {
-  return fail(Diagnostic{.code = "E103",
-                         .message = fmt::format("cannot write file: {}", std::strerror(errno)),
-                         .where = {path.string()},
-                         .notes = {},
-                         .help = {}});
-}
-
-bool write_all(int fd, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  return true;
-}
-
 }  // namespace
 
-/// One shard at a time is open; finished shards wait under their temporary names for finish().
+/// One shard at a time is written; full ones wait without their names for finish().
 struct SafetensorsWriter::State {
   struct Shard {
-    std::filesystem::path target, temporary;
+    std::filesystem::path target;
     std::vector<TensorEntry> entries;
     std::int64_t bytes = 0;
+    std::optional<PartialFile> file = std::nullopt;
   };
   std::vector<Shard> shards;
   std::map<std::string, std::string> metadata;
   std::filesystem::path index;  // empty: one file
   std::size_t at = 0;           // the shard being written
   std::int64_t left = 0;        // data bytes it still misses
-  int fd = -1;
-  bool finished = false;
-
-  ~State() {
-    if (fd >= 0) ::close(fd);
-    if (finished) return;
-    for (const auto& shard : shards) ::unlink(shard.temporary.c_str());
-  }
 
   Status open_shard() {
     Shard& shard = shards[at];
-    fd = ::open(shard.temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) return write_error(shard.target);
+    auto target = target_of_links(shard.target);
+    if (!target) return fail(std::move(target.error()));
+    auto opened = PartialFile::create(std::move(*target));
+    if (!opened) return fail(std::move(opened.error()));
+    shard.file.emplace(std::move(*opened));
     nlohmann::ordered_json header;
     if (!metadata.empty()) header["__metadata__"] = metadata;
     std::int64_t offset = 0;
@@ -98,18 +74,15 @@ struct SafetensorsWriter::State {
     text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts aligned, as the reference implementation does
     const std::uint64_t length = text.size();
     left = shard.bytes;
-    if (!write_all(fd, std::as_bytes(std::span{&length, 1})) || !write_all(fd, std::as_bytes(std::span{text})))
-      return write_error(shard.target);
-    return close_when_full();
+    if (auto ok = shard.file->write(std::as_bytes(std::span{&length, 1})); !ok) return ok;
+    if (auto ok = shard.file->write(std::as_bytes(std::span{text})); !ok) return ok;
+    return next_when_full();
   }
 
   /// Empty shards and zero-sized tensors are complete as soon as they are open.
-  Status close_when_full() {
+  Status next_when_full() {
     if (left > 0) return {};
-    const bool synced = ::fsync(fd) == 0;
-    const bool closed = ::close(fd) == 0;
-    fd = -1;
-    if (!synced || !closed) return write_error(shards[at].target);
+    if (auto synced = shards[at].file->sync(); !synced) return synced;
     ++at;
     return at < shards.size() ? open_shard() : Status{};
   }
@@ -150,7 +123,6 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path&
     shard.target = one_file ? target
                    : n == 1 ? folder / "model.safetensors"
                             : folder / fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, n);
-    shard.temporary = fmt::format("{}.{}.tmp", shard.target.string(), ::getpid());
   }
   if (n > 1) state->index = folder / "model.safetensors.index.json";
   std::error_code ec;
@@ -164,10 +136,10 @@ Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     HB_CHECK(s.at < s.shards.size(), "{} bytes more than the entries hold", bytes.size());
     const auto n = std::min<std::size_t>(bytes.size(), static_cast<std::size_t>(s.left));
-    if (!write_all(s.fd, bytes.first(n))) return write_error(s.shards[s.at].target);
+    if (auto ok = s.shards[s.at].file->write(bytes.first(n)); !ok) return ok;
     s.left -= static_cast<std::int64_t>(n);
     bytes = bytes.subspan(n);
-    if (auto closed = s.close_when_full(); !closed) return closed;
+    if (auto next = s.next_when_full(); !next) return next;
   }
   return {};
 }
@@ -177,11 +149,10 @@ Status SafetensorsWriter::finish() {
   HB_CHECK(s.at == s.shards.size(), "{} bytes of {} were never written", s.left, s.shards[s.at].target.string());
   nlohmann::ordered_json index;
   std::int64_t total = 0;
-  for (const auto& shard : s.shards) {
-    if (::rename(shard.temporary.c_str(), shard.target.c_str()) != 0) return write_error(shard.target);
+  for (auto& shard : s.shards) {
+    if (auto there = shard.file->commit(); !there) return there;
     total += shard.bytes;
   }
-  s.finished = true;
   if (s.index.empty()) {
     // A folder that was sharded before must not keep an index to old shards: readers prefer it.
     std::error_code ec;

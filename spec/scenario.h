@@ -132,6 +132,12 @@ struct TaskSpec {
   bool operator==(const TaskSpec&) const = default;
 };
 
+/// How a real run is driven.
+struct RunSpec {
+  double timeout_s = 600.0;  // a rank that is waited for may do nothing for so long; 0 = for ever
+  bool operator==(const RunSpec&) const = default;
+};
+
 struct Scenario {
   std::string name = "scenario";
   ModelSpec model;
@@ -145,6 +151,7 @@ struct Scenario {
   AlgorithmSpec algorithm;
   WorkloadSpec workload;
   TaskSpec task;
+  RunSpec run;
   std::string profile = "hotbunk";  // framework profile
   std::int64_t seed = 0;
   std::int64_t steps = 1;             // RL iterations of `simulate` and `run`

@@ -76,7 +76,8 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(real("optimizer.lr", HB_FIELD(optimizer.lr), 0, 1e3, {"", "learning rate after warm-up"}));
   keys.push_back(real("optimizer.beta1", HB_FIELD(optimizer.beta1), 0, 1, {"", "decay of the first moment"}));
   keys.push_back(real("optimizer.beta2", HB_FIELD(optimizer.beta2), 0, 1, {"", "decay of the second moment"}));
-  keys.push_back(real("optimizer.eps", HB_FIELD(optimizer.eps), 0, 1, {"", "added to the root of the second moment"}));
+  keys.push_back(
+      real("optimizer.eps", HB_FIELD(optimizer.eps), 1e-30, 1, {"", "added to the root of the second moment"}));
   keys.push_back(
       real("optimizer.weight_decay", HB_FIELD(optimizer.weight_decay), 0, 1e3, {"", "decoupled weight decay"}));
   keys.push_back(real("optimizer.max_grad_norm", HB_FIELD(optimizer.max_grad_norm), 0, 1e9,
@@ -140,7 +141,8 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(
       integer("rollout.kv_cache_tokens", HB_FIELD(rollout.kv_cache_tokens), 0, max_tokens,
               {"tokens", "KV pool of one engine; 0 = what memory_fraction leaves, at most what the requests need"}));
-  keys.push_back(real("rollout.temperature", HB_FIELD(rollout.temperature), 0, 100, {"", "of sampling; 0 = greedy"}));
+  keys.push_back(real("rollout.temperature", HB_FIELD(rollout.temperature), 0, 100,
+                      {"", "of sampling; 0 = greedy, others from 1e-6"}));
   keys.push_back(real("rollout.top_p", HB_FIELD(rollout.top_p), 0, 1, {"", "probability mass sampled from; 1 = all"}));
   keys.push_back(integer("rollout.top_k", HB_FIELD(rollout.top_k), 0, 1 << 28,
                          {"tokens", "most probable ones sampled from; 0 = all"}));
@@ -200,6 +202,10 @@ void add_rest(std::vector<ScenarioKey>& keys) {
       string("task.name", HB_FIELD(task.name), {"", "built-in verifiable task of `run`; empty = simulation only"}));
   keys.push_back(integer("task.digits", HB_FIELD(task.digits), 1, 1024, {"", "size of one problem"}));
   keys.push_back(string("task.data", HB_FIELD(task.data), {"", "sft: JSONL file, one array of token ids per line"}));
+  keys.push_back(real("run.timeout_s", HB_FIELD(run.timeout_s), 0, 1e9,
+                      {"s",
+                       "that a rank others wait for may spend without ending an operation or using its CPU before "
+                       "the run ends; 0 = for ever"}));
 }
 
 std::vector<ScenarioKey> build() {
@@ -245,6 +251,7 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"workload.prompt_tokens", ""},
       {"workload.response_tokens", ""},
       {"task", "what a real run learns"},
+      {"run", "how a real run is driven"},
   };
   return docs;
 }

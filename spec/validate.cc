@@ -278,10 +278,17 @@ class Validator {
       report("E227", "optimizer.momentum",
              fmt::format("optimizer.momentum is of sgd and adafactor, not of {}", name_of(o.name)), {},
              o.name == OptimizerName::muon ? "Muon always keeps one" : "its decay is optimizer.beta1");
-    if (o.beta1 >= 1 || o.beta2 >= 1)
-      report("E206", o.beta1 >= 1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
-             {fmt::format("beta1 {}, beta2 {}: bias correction divides by 1 - beta^step", o.beta1, o.beta2)},
+    // The optimizer steps in fp32: what rounds to 1 there divides by 0.
+    const bool first_is_1 = static_cast<float>(o.beta1) >= 1;
+    if (first_is_1 || static_cast<float>(o.beta2) >= 1)
+      report("E206", first_is_1 ? "optimizer.beta1" : "optimizer.beta2", "a moment that never forgets",
+             {fmt::format("beta1 {}, beta2 {}: bias correction divides by 1 - beta^step, in fp32", o.beta1, o.beta2)},
              "betas lie below 1");
+    const double temperature = s_.rollout.temperature;
+    if (temperature > 0 && temperature < least_temperature)
+      report("E206", "rollout.temperature",
+             fmt::format("rollout.temperature is {}, expected 0 or at least {}", temperature, least_temperature),
+             {"logits are divided by it, in fp32"}, "greedy is temperature 0");
     if (s_.transition != "auto" && uses_rollout() && s_.placement == PlacementMode::colocated)
       if (const auto order = transition_from(s_.transition, t.offload == Offload::sleep, s_.rollout.sleep); !order)
         report("E225", "transition", fmt::format("'{}' is no legal order of a cycle", s_.transition.substr(0, 200)),
@@ -315,7 +322,7 @@ class Validator {
       report("E212", "rollout.layout.pp", "an engine has more pipeline stages than the model has layers",
              {fmt::format("pp {}, {} layers", r.layout.pp, s_.model.layers)},
              fmt::format("set rollout.layout.pp to {} at most", s_.model.layers));
-    if (r.top_p <= 0)
+    if (static_cast<float>(r.top_p) <= 0)
       report("E206", "rollout.top_p", "top_p 0 leaves no token to sample", {},
              "greedy is temperature 0; 1 samples from all");
   }
@@ -369,7 +376,8 @@ class Validator {
              {fmt::format("prompt {} tokens, max_prefill_tokens {}", prompt.max, s_.rollout.max_prefill_tokens)},
              fmt::format("set rollout.max_prefill_tokens to {:.0f}", prompt.max));
     const int64_t pool = s_.rollout.kv_cache_tokens;
-    if (pool > 0 && longest > static_cast<double>(pool / s_.rollout.block_tokens * s_.rollout.block_tokens))
+    const int64_t whole_blocks = pool / s_.rollout.block_tokens * s_.rollout.block_tokens;
+    if (pool > 0 && longest > static_cast<double>(whole_blocks))
       report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
              {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, s_.rollout.block_tokens)},
              "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");
@@ -386,12 +394,30 @@ Diagnostics validate(const Scenario& scenario, const ScenarioLocator& locate) {
   return Validator(scenario, locate).run();
 }
 
+namespace {
+
+/// What the kernels compute in: parameters, activations and KV cache in fp32 or bf16; gradients, the master copy and
+/// moments in fp32 (backends/cpu_gloo/op_kernels.cc refuses the rest op by op, for plans from elsewhere).
+template <class Need>
+void executable_precision(const Scenario& s, const Need& need) {
+  const Precision& p = s.train.precision;
+  const auto computed_in = [](DType t) { return t == DType::f32 || t == DType::bf16; };
+  need(computed_in(p.params), "train.precision.params {}: fp32 and bf16 are executed", name_of(p.params));
+  for (const auto& [key, dtype] : {std::pair{"grads", p.grads}, {"master", p.master}, {"moments", p.moments}})
+    need(dtype == DType::f32, "train.precision.{} {}: fp32 is executed", key, name_of(dtype));
+  need(p.gemm == "params", "matrix products in {}", p.gemm);
+  if (s.algorithm.name != AlgorithmName::sft)
+    need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
+}
+
+}  // namespace
+
 std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   std::vector<std::string> reasons;
   const auto need = [&]<class... Args>(bool ok, fmt::format_string<Args...> why, Args&&... args) {
     if (!ok) reasons.push_back(fmt::format(why, std::forward<Args>(args)...));
   };
-  need(s.profile == "hotbunk", "profile {}: other frameworks' rules are simulated only", s.profile);
+  need(s.profile == "hotbunk", "profile {}: hotbunk's own is executed, the rules of others are priced", s.profile);
   const ModelSpec& m = s.model;
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
@@ -408,6 +434,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
+  need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
   if (!sft && s.placement == PlacementMode::colocated) {
     const bool train = s.train.offload == Offload::sleep;
     // Another framework brings its own order.
@@ -422,7 +449,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
     need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
     need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
   }
-  need(s.train.precision.gemm == "params", "matrix products in {}", s.train.precision.gemm);
+  executable_precision(s, need);
   return reasons;
 }
 

@@ -14,6 +14,9 @@ namespace hotbunk {
 /// Where a key, or the nearest map around it, stands in the user's files.
 using ScenarioLocator = std::function<SourceLocation(std::string_view path)>;
 
+/// Logits are divided by the temperature in fp32: below this, or 0 for greedy, nothing is left of them.
+inline constexpr double least_temperature = 1e-6;
+
 /// All violations, in the order of the keys. Source of the rules: BACKGROUND's tables, cited at each check.
 Diagnostics validate(const Scenario&, const ScenarioLocator&);
 

@@ -5,13 +5,19 @@
 #include <yaml-cpp/yaml.h>
 
 #include <map>
+#include <set>
 #include <sstream>
+
+#include "base/format.h"
+#include "base/printable.h"
 
 namespace hotbunk {
 namespace {
 
 constexpr std::size_t max_depth = 64;
 constexpr std::size_t max_nodes = 100'000;
+constexpr std::size_t max_doubled_keys = 20;                     // that are reported
+constexpr std::size_t max_copied_bytes = std::size_t{16} << 20;  // of what anchors name and aliases repeat
 
 /// Stops the parser from inside a callback; caught by parse_yaml.
 struct Refused {
@@ -19,11 +25,22 @@ struct Refused {
   SourceLocation where;
 };
 
-std::size_t count_nodes(const YamlNode& node) {
-  std::size_t n = 1;
-  for (const auto& item : node.items) n += count_nodes(item);
-  for (const auto& entry : node.entries) n += count_nodes(entry.value);
-  return n;
+/// What a copy of a tree takes: a thousand aliases of one long text are a thousand long texts.
+struct Extent {
+  std::size_t nodes = 0, bytes = 0;
+};
+Extent extent_of(const YamlNode& node) {
+  Extent all{1, sizeof(YamlNode) + node.text.size() + node.where.file.size()};
+  const auto add = [&](const YamlNode& child) {
+    const Extent of = extent_of(child);
+    all.nodes += of.nodes, all.bytes += of.bytes;
+  };
+  for (const auto& item : node.items) add(item);
+  for (const auto& entry : node.entries) {
+    all.bytes += sizeof(YamlEntry) - sizeof(YamlNode) + entry.key.size() + entry.where.file.size();
+    add(entry.value);
+  }
+  return all;
 }
 
 class TreeBuilder final : public YAML::EventHandler {
@@ -38,10 +55,10 @@ class TreeBuilder final : public YAML::EventHandler {
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto known = anchors_.find(anchor);
     if (known == anchors_.end()) throw Refused{"an alias refers to a node that contains it", at(mark)};
-    YamlNode copy = known->second;
-    nodes_ += count_nodes(copy);
+    about_to_copy(known->second, at(mark));
+    nodes_ += extent_of(known->second).nodes;
     check_size(mark);
-    leaf(std::move(copy), 0);
+    leaf(YamlNode(known->second), 0);
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
@@ -64,6 +81,7 @@ class TreeBuilder final : public YAML::EventHandler {
   void OnMapEnd() override { close(); }
 
   YamlNode root;
+  Diagnostics doubled_keys;
 
  private:
   struct Open {
@@ -86,6 +104,14 @@ class TreeBuilder final : public YAML::EventHandler {
   void check_size(const YAML::Mark& mark) const {
     if (nodes_ > max_nodes) throw Refused{fmt::format("more than {} values", max_nodes), at(mark)};
   }
+  /// Before the memory is spent.
+  void about_to_copy(const YamlNode& node, const SourceLocation& where) {
+    copied_bytes_ += extent_of(node).bytes;
+    if (copied_bytes_ > max_copied_bytes)
+      throw Refused{
+          fmt::format("anchors and aliases repeat more than {}", format_bytes(static_cast<double>(max_copied_bytes))),
+          where};
+  }
   void open(YamlNode node, YAML::anchor_t anchor, const YAML::Mark& mark) {
     if (stack_.size() >= max_depth) throw Refused{fmt::format("nested deeper than {} levels", max_depth), at(mark)};
     if (!stack_.empty() && stack_.back().node.kind == YamlNode::Kind::map && !stack_.back().has_key)
@@ -95,10 +121,29 @@ class TreeBuilder final : public YAML::EventHandler {
   void close() {
     Open done = std::move(stack_.back());
     stack_.pop_back();
+    refuse_doubled_keys(done.node);
     leaf(std::move(done.node), done.anchor);
   }
+  /// E204: which of the two counts would be chance. The keys of open maps say where this one stands.
+  void refuse_doubled_keys(const YamlNode& map) {
+    std::set<std::string_view> seen;
+    for (const auto& entry : map.entries) {
+      if (seen.insert(entry.key).second || doubled_keys.size() >= max_doubled_keys) continue;
+      std::string path;
+      for (const Open& parent : stack_)
+        if (parent.has_key) path += parent.key.substr(0, 100) + ".";
+      doubled_keys.push_back({.code = "E204",
+                              .message = fmt::format("key {}{} appears twice", path, entry.key.substr(0, 100)),
+                              .where = entry.where,
+                              .notes = {},
+                              .help = "keep one of the two"});
+    }
+  }
   void leaf(YamlNode node, YAML::anchor_t anchor) {
-    if (anchor != 0) anchors_[anchor] = node;
+    if (anchor != 0) {
+      about_to_copy(node, node.where);
+      anchors_[anchor] = node;
+    }
     if (stack_.empty()) {
       root = std::move(node);
       return;
@@ -121,7 +166,7 @@ class TreeBuilder final : public YAML::EventHandler {
   std::string file_;
   std::vector<Open> stack_;
   std::map<YAML::anchor_t, YamlNode> anchors_;
-  std::size_t nodes_ = 0;
+  std::size_t nodes_ = 0, copied_bytes_ = 0;
 };
 
 auto syntax_error(std::string message, SourceLocation where) {
@@ -132,25 +177,10 @@ auto syntax_error(std::string message, SourceLocation where) {
 }  // namespace
 
 bool is_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
-    const unsigned first = byte(i);
-    const std::size_t length = first < 0x80   ? 1
-                               : first < 0xc2 ? 0
-                               : first < 0xe0 ? 2
-                               : first < 0xf0 ? 3
-                               : first < 0xf5 ? 4
-                                              : 0;
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
     if (length == 0) return false;
-    unsigned code = length == 1 ? first : first & (0x7fu >> length);
-    for (std::size_t k = 1; k < length; ++k) {
-      if ((byte(i + k) & 0xc0u) != 0x80u) return false;
-      code = code << 6 | (byte(i + k) & 0x3fu);
-    }
-    // Longer than needed, a surrogate, or beyond Unicode.
-    if ((length == 3 && code < 0x800) || (length == 4 && (code < 0x10000 || code > 0x10ffff))) return false;
-    if (code >= 0xd800 && code < 0xe000) return false;
-    i += length;
+    text.remove_prefix(length);
   }
   return true;
 }
@@ -175,6 +205,7 @@ Result<YamlNode> parse_yaml(const std::string& text, const std::string& file) {
   } catch (const std::exception& e) {
     return syntax_error(fmt::format("invalid YAML: {}", e.what()), {file});
   }
+  if (!builder.doubled_keys.empty()) return fail(std::move(builder.doubled_keys));
   return std::move(builder.root);
 }
 

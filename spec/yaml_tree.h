@@ -17,7 +17,7 @@ struct YamlNode {
   bool quoted = false;  // "8" is text, 8 a number
   SourceLocation where;
   std::vector<YamlNode> items;     // of a sequence
-  std::vector<YamlEntry> entries;  // of a map, in file order; duplicates are kept for the reader to report
+  std::vector<YamlEntry> entries;  // of a map, in file order; no key twice
 
   YamlNode* find(std::string_view key);
   const YamlNode* find(std::string_view key) const;
@@ -34,8 +34,9 @@ struct YamlEntry {
 /// The bytes are whole characters of UTF-8, in their shortest form.
 bool is_utf8(std::string_view text);
 
-/// One document; E201 on bytes that are no UTF-8, syntax errors, more than one document, keys that are no scalars, too
-/// deep or too large trees (aliases are expanded against that limit, so that a "billion laughs" file stops here).
+/// One document; E204 on keys that appear twice in one map; E201 on bytes that are no UTF-8, syntax errors, more than
+/// one document, keys that are no scalars, too deep or too large trees. What anchors and aliases copy is bounded too,
+/// in values and in bytes, before it is copied: a "billion laughs" file stops here, of short words or of long ones.
 Result<YamlNode> parse_yaml(const std::string& text, const std::string& file);
 
 }  // namespace hotbunk

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "backends/cpu_gloo/cpu_device.h"
+#include "backends/cpu_gloo/plan_communicators.h"
 #include "base/check.h"
+#include "base/limits.h"
 
 namespace hotbunk {
 
@@ -33,7 +35,14 @@ Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, 
                            .where = {},
                            .notes = {},
                            .help = fmt::format("launch {} processes, or change train.layout", plan.num_ranks())});
+  if (const std::string why = why_no_peer_memory(plan, world_); !why.empty())
+    return fail(Diagnostic{.code = "E706",
+                           .message = "sync.transport ipc reads other ranks' memory, but they share none: " + why,
+                           .where = {},
+                           .notes = {},
+                           .help = "set sync.transport to collective, which works between hosts"});
   try {
+    check_threads(options_.compute_threads);  // OpenMP ends the process where it gets none
     auto device = std::make_unique<CpuDevice>(plan, local[0], world_, &driver_, options_);
     device_ = device.get();
     memory_ = device->memory().device();

@@ -18,6 +18,7 @@ struct CpuOptions {
   std::int32_t span_steps = 2;   // iterations whose spans and memory events are kept
   bool check_resident = false;   // P4: after every phase, resident bytes of the arena == mapped bytes to one chunk
   bool poison = false;           // fill buffers with NaN when they are allocated
+  bool check_order = false;      // name accesses of the same bytes that no event orders, lucky timing or not
   bool check_finite =
       false;  // look for NaN and infinity in every op's fp32 and bf16 outputs; name the op that made them
   bool measure_cpu = false;  // calibration: CPU time of every op and of the calling thread, two clock calls each

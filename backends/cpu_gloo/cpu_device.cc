@@ -77,6 +77,8 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
         if (!s)
           s = std::make_unique<Stream>(op.stream, op.stream == StreamId::compute ? options.compute_threads : 1, mode);
       }
+  if (options.check_order) order_.emplace(program_);
+  if (options.poison) poison_.emplace(program_, [this](StreamId id) -> StreamThread& { return stream(id).queue; });
 }
 
 CpuDevice::~CpuDevice() = default;
@@ -104,7 +106,7 @@ Status CpuDevice::alloc(StreamId id, const Op& op, const Buffer& b) {
   record_.note_call(false);
   return guarded(program_, op, [&] {
     record_.note_live(b, memory_.alloc(b));
-    if (options_.poison && b.bytes() > 0) stream(id).queue.enqueue([this, &b] { memory_.poison(b); });
+    if (poison_ && b.bytes() > 0) poison_->poison(id, b, [this, &b] { memory_.poison(b); });
   });
 }
 
@@ -135,6 +137,8 @@ Status CpuDevice::unmap(StreamId, const Op& op) {
 
 Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work) {
   record_.note_call(true);
+  if (auto s = check_order(op, args.sizes); !s) return s;
+  if (poison_) poison_->touch(op, args.sizes);
   Stream& s = stream(id);
   s.queue.enqueue([this, id, &s, &op, sizes = args.sizes, where = record_.where(), work = std::move(work),
                    place = watch_.next(rank_, program_, op)] {
@@ -154,6 +158,7 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
       throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
     }
     if (timed) record_.note_op(id, op, where, start, sizes, bytes);
+    world_.watch().note_finished();
   });
   return {};
 }
@@ -203,12 +208,14 @@ Status CpuDevice::collective(StreamId id, const Op& op, const Args& args) {
 
 Status CpuDevice::record(StreamId id, EventId event) {
   record_.note_call(true);
+  if (order_) order_->record(id, event);
   stream(id).queue.record(events_[static_cast<std::size_t>(event)]);
   return {};
 }
 
 Status CpuDevice::wait(StreamId id, EventId event) {
   record_.note_call(true);
+  if (order_) order_->wait(id, event);
   stream(id).queue.wait(events_[static_cast<std::size_t>(event)]);
   return {};
 }
@@ -218,7 +225,20 @@ Status CpuDevice::drain() {
   return guarded(program_, synchronise, [&] {
     for (auto& s : streams_)
       if (s) s->queue.sync();
+    if (order_) order_->join();
+    if (poison_) poison_->join();
   });
+}
+
+Status CpuDevice::check_order(const Op& op, const Sizes& sizes) {
+  if (!order_) return {};
+  auto race = order_->touch(op, sizes);
+  if (!race) return {};
+  return fail(Diagnostic{.code = "E612",
+                         .message = *race,
+                         .where = {},
+                         .notes = {"an order of threads exists in which the one reads or writes what the other writes"},
+                         .help = "this is a fault of the plan; please report it with the scenario"});
 }
 
 Status CpuDevice::sync() {

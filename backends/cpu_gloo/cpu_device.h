@@ -3,12 +3,15 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "backends/cpu_gloo/access_order.h"
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/device_record.h"
 #include "backends/cpu_gloo/number_watch.h"
 #include "backends/cpu_gloo/plan_communicators.h"
+#include "backends/cpu_gloo/poison_order.h"
 #include "backends/cpu_gloo/program_memory.h"
 #include "backends/cpu_gloo/stream_thread.h"
 
@@ -48,6 +51,8 @@ class CpuDevice final : public Device {
   Stream& stream(StreamId id) { return *streams_[static_cast<std::size_t>(id)]; }
   Status enqueue(StreamId, const Op&, const Args&, Work);
   Status drain();
+  /// With CpuOptions::check_order: E612 where two accesses have no order.
+  Status check_order(const Op&, const Sizes&);
 
   const Plan& plan_;
   const Program& program_;
@@ -60,6 +65,8 @@ class CpuDevice final : public Device {
   DeviceRecord record_;
   NumberWatch watch_;
   std::vector<StreamEvent> events_;
+  std::optional<AccessOrder> order_;                          // with check_order
+  std::optional<PoisonOrder> poison_;                         // with poison
   std::array<std::unique_ptr<Stream>, num_streams> streams_;  // last: their threads end before what they work on
 };
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "backends/cpu_gloo/communicator_reduce.h"
@@ -26,17 +27,22 @@ using UnboundBuffer = gloo::transport::UnboundBuffer;
 constexpr std::uint64_t p2p_slot = std::uint64_t{1} << 62;
 constexpr std::int64_t piece_bytes = 1 << 20;  // of a message: at most two are under way per pair
 constexpr std::int64_t warm_up_bytes = 4 << 20;
+/// Of gloo's own waits: the watch ends them long before (a week; a timeout of gloo breaks the connection).
+constexpr std::chrono::hours gloo_timeout{7 * 24};
+/// How long until a broken connection's cause is known: a host that is gone shows on the watch within 20 s and a bit.
+constexpr double cause_seconds = 30.0;
+/// What strerror says of one; gloo hands its text on.
+constexpr const char* connection_words[] = {"Connection", "connection", "unreachable", "Broken pipe", "No route"};
 
 /// gloo's rendezvous over our store, under a prefix.
 class GlooStore final : public gloo::rendezvous::Store {
  public:
-  GlooStore(TcpStore& store, std::string prefix, double timeout_seconds)
-      : store_(store), prefix_(std::move(prefix)), timeout_seconds_(timeout_seconds) {}
+  GlooStore(TcpStore& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
   void set(const std::string& key, const std::vector<char>& data) override {
     store_.set(prefix_ + key, std::string_view(data.data(), data.size()));
   }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = store_.get(prefix_ + key, timeout_seconds_);
+    const std::string value = store_.get(prefix_ + key, std::chrono::duration<double>(gloo_timeout).count());
     return {value.begin(), value.end()};
   }
   void wait(const std::vector<std::string>& keys) override {
@@ -47,12 +53,7 @@ class GlooStore final : public gloo::rendezvous::Store {
  private:
   TcpStore& store_;
   std::string prefix_;
-  double timeout_seconds_;
 };
-
-std::chrono::milliseconds milliseconds_of(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
-}
 
 }  // namespace
 
@@ -67,41 +68,67 @@ std::shared_ptr<gloo::transport::Device> make_gloo_device(const std::string& add
   }
 }
 
-/// One buffer with operations under way; known to abort_waits while it lives.
+/// Operations under way on one piece of memory, a buffer of gloo's for each peer: of a buffer that serves several, gloo
+/// does not reliably say whose operation has ended, and so not whose has not.
 class GlooCommunicator::Pending {
  public:
   Pending(GlooCommunicator& owner, std::string what, const void* data, std::int64_t bytes)
-      : owner_(owner), what_(std::move(what)) {
-    buffer_ = owner_.context_->createUnboundBuffer(const_cast<void*>(data), static_cast<std::size_t>(bytes));
-    std::lock_guard lock(owner_.waits_mutex_);
-    owner_.waits_.push_back(buffer_.get());
-  }
+      : owner_(owner),
+        what_(std::move(what)),
+        data_(const_cast<void*>(data)),
+        bytes_(static_cast<std::size_t>(bytes)) {}
   ~Pending() {
     std::lock_guard lock(owner_.waits_mutex_);
-    std::erase(owner_.waits_, buffer_.get());
+    for (const auto& [peer, c] : channels_) std::erase(owner_.waits_, c.buffer.get());
   }
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
 
   void send(int peer, std::uint64_t slot, std::int64_t offset, std::int64_t bytes) {
-    guarded([&] { buffer_->send(peer, slot, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)); });
-    ++sends_;
+    Channel& c = channel(peer);
+    guarded([&] { c.buffer->send(peer, slot, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)); });
+    ++c.sends;
   }
   void recv(int peer, std::uint64_t slot, std::int64_t offset, std::int64_t bytes) {
-    guarded([&] { buffer_->recv(peer, slot, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)); });
-    ++recvs_;
+    Channel& c = channel(peer);
+    guarded([&] { c.buffer->recv(peer, slot, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)); });
+    ++c.recvs;
   }
-  /// Waits for `count` receives, or all that are under way.
-  void wait_recv(int count = -1) {
-    for (int left = count < 0 ? recvs_ : count; left > 0; --left, --recvs_)
-      guarded([&] { return buffer_->waitRecv(milliseconds_of(owner_.options_.timeout_seconds)); });
+  void wait_recv() {
+    for (auto& [peer, c] : channels_) {
+      if (c.recvs == 0) continue;
+      const auto wait = waiting_for(peer);
+      for (; c.recvs > 0; --c.recvs) guarded([&] { return c.buffer->waitRecv(gloo_timeout); });
+    }
   }
   void wait_send() {
-    for (; sends_ > 0; --sends_)
-      guarded([&] { return buffer_->waitSend(milliseconds_of(owner_.options_.timeout_seconds)); });
+    for (auto& [peer, c] : channels_) {
+      if (c.sends == 0) continue;
+      const auto wait = waiting_for(peer);
+      for (; c.sends > 0; --c.sends) guarded([&] { return c.buffer->waitSend(gloo_timeout); });
+    }
   }
 
  private:
+  struct Channel {
+    std::unique_ptr<UnboundBuffer> buffer;
+    int sends = 0, recvs = 0;  // under way
+  };
+
+  Channel& channel(int peer) {
+    Channel& c = channels_[peer];
+    if (c.buffer) return c;
+    c.buffer = owner_.context_->createUnboundBuffer(data_, bytes_);
+    std::lock_guard lock(owner_.waits_mutex_);
+    owner_.waits_.push_back(c.buffer.get());
+    return c;
+  }
+
+  StallWatch::Wait waiting_for(int peer) {
+    const int rank = owner_.ranks()[peer];
+    return {owner_.watch_.stalls(), [this] { return what_; }, [rank] { return std::vector{rank}; }};
+  }
+
   /// gloo's exceptions stop here. A broken connection is most often a dead rank: the watch knows a moment later.
   template <class Work>
   void guarded(const Work& work) {
@@ -120,8 +147,9 @@ class GlooCommunicator::Pending {
 
   GlooCommunicator& owner_;
   std::string what_;
-  std::unique_ptr<UnboundBuffer> buffer_;
-  int sends_ = 0, recvs_ = 0;
+  void* data_;
+  std::size_t bytes_;
+  std::map<int, Channel> channels_;  // by group rank
 };
 
 GlooCommunicator::GlooCommunicator(std::string name, std::vector<int> ranks, int rank,
@@ -132,9 +160,10 @@ GlooCommunicator::GlooCommunicator(std::string name, std::vector<int> ranks, int
       fmt::format("connecting group {} (ranks {}) over gloo", this->name(), fmt::join(this->ranks(), ", "));
   try {
     auto context = std::make_shared<gloo::rendezvous::Context>(this->rank(), size());
-    context->setTimeout(milliseconds_of(options_.timeout_seconds));
-    GlooStore gloo_store(store, fmt::format("gloo/{}/{}/", this->name(), fmt::join(this->ranks(), ",")),
-                         options_.timeout_seconds);
+    context->setTimeout(gloo_timeout);
+    GlooStore gloo_store(store, fmt::format("gloo/{}/{}/", this->name(), fmt::join(this->ranks(), ",")));
+    const StallWatch::Wait wait(
+        watch_.stalls(), [&] { return what; }, [this] { return this->ranks(); });
     context->connectFullMesh(gloo_store, device);
     context_ = std::move(context);
   } catch (const std::exception& e) {
@@ -160,7 +189,9 @@ void GlooCommunicator::abort_waits() {
 }
 
 void GlooCommunicator::fail(const std::string& what, const std::string& why) {
-  if (watch_.wait_for_death(2.0)) watch_.check(what);
+  const bool connection = std::any_of(std::begin(connection_words), std::end(connection_words),
+                                      [&](const char* word) { return why.find(word) != std::string::npos; });
+  if (watch_.wait_for_death(connection ? cause_seconds : 2.0)) watch_.check(what);
   throw RuntimeFailure(fmt::format("{}: {}", what, why));
 }
 
@@ -275,7 +306,7 @@ void GlooCommunicator::reduce_chunks(const Call& call, const std::byte* send, st
   if (num_pieces > 0) start(0);
   for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
     if (const auto n = length(mine, piece); n > 0) {
-      in.wait_recv(peers);  // before the next piece is asked for: completions do not say which piece they are of
+      in.wait_recv();  // before the next piece is asked for: completions do not say which piece they are of
       if (piece + 1 < num_pieces) start(piece + 1);
       for (int r = 0; r < size(); ++r)
         sources[r] = r == rank() ? send + (mine.begin + piece * step) * element : staging_.data() + staged(piece, r);
@@ -321,7 +352,7 @@ void GlooCommunicator::do_broadcast(const Call& call, std::byte* data, std::int6
   if (previous >= 0 && bytes > 0) in.recv(previous, slot, 0, length(0));
   for (std::int64_t at = 0; at < bytes; at += piece_bytes) {
     if (previous >= 0) {
-      in.wait_recv(1);
+      in.wait_recv();
       if (at + piece_bytes < bytes) in.recv(previous, slot, at + piece_bytes, length(at + piece_bytes));
     }
     if (next >= 0) out.send(next, slot, at, length(at));

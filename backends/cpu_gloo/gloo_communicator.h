@@ -2,8 +2,8 @@
 //
 // Debian's gloo has no reduce-scatter, and its all-reduce adds in ring order. Here every collective is built from
 // gloo's unbound buffers: each rank sends each peer exactly what that peer needs (the ring's volume, in one hop), and
-// sums are taken in rank order. Broadcast is a pipelined chain. Waits end when a rank dies (the watch aborts them) or
-// after the timeout.
+// sums are taken in rank order. Broadcast is a pipelined chain. Waits end when the watch knows of a death, or that
+// nobody works any more (stall.h), and aborts them: gloo's own timeouts are never reached.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -29,7 +29,6 @@ class DeathWatch;
 class TcpStore;
 
 struct GlooOptions {
-  double timeout_seconds = 600.0;
   bool check_collectives = false;  // compare op, count and dtype across the group before each collective
 };
 

@@ -21,6 +21,8 @@ struct LaunchEnv {
   /// Rank 0 of a local launch inherits the listening socket, so that no port can be lost between choosing and binding
   /// it.
   int listen_fd = -1;
+  /// What the ranks of this run know and strangers do not (HOTBUNK_TOKEN); "": nothing.
+  std::string token;
   std::string source;  // "torchrun", "slurm", "mpi", "local"
 };
 
@@ -29,6 +31,7 @@ using EnvLookup = std::function<std::optional<std::string>(std::string_view name
 std::optional<std::string> process_env(std::string_view name);
 
 /// Reads, in this order:
+/// (and with each of them HOTBUNK_TOKEN, the secret of this run's ranks)
 ///   torchrun  RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT (HOTBUNK_LISTEN_FD from spawn_local). Where
 ///   torchrun's
 ///             agent itself listens on MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True) ours is the next port.
@@ -47,6 +50,7 @@ struct RankExit {
   int pid = 0;
   int exit_code = 0;  // of exit(), when signal is 0
   int signal = 0;
+  bool stopped = false;  // it was stopped when the others had ended, and was killed
 };
 
 struct LaunchResult {
@@ -62,15 +66,21 @@ struct LaunchResult {
 struct LaunchOptions {
   /// After the first failure the others have this long to say what they saw and end by themselves.
   double grace_seconds = 8.0;
+  /// Called with the first SIGINT or SIGTERM to this process; may be empty.
+  std::function<void(int signal)> on_stop{};
 };
 
+/// Set for the children of spawn_local to the launcher's pid, so that a rank knows who sends it signals.
+inline constexpr const char* launcher_variable = "HOTBUNK_LAUNCHER_PID";
+
 /// Forks n children on this host; child r runs body(env of rank r) and ends with what it returns (3 after an
-/// exception). SIGINT and SIGTERM to this process are passed on; the children die with this process. Call it before
-/// starting threads.
+/// exception). The first SIGINT or SIGTERM to this process is passed on, and the children end when they will: the exit
+/// code is then 130 after SIGINT where it would be 0. A second SIGINT kills them. The children die with this process.
+/// Call it before starting threads, or with both signals blocked in all of them.
 LaunchResult fork_ranks(int n, const std::function<int(const LaunchEnv&)>& body, const LaunchOptions& = {});
 
 /// The same, each child executing argv (argv[0]: path of the program, e.g. /proc/self/exe) with RANK, WORLD_SIZE,
-/// LOCAL_RANK, MASTER_ADDR, MASTER_PORT set: launch_env finds them there.
+/// LOCAL_RANK, MASTER_ADDR, MASTER_PORT, HOTBUNK_TOKEN set: launch_env finds them there.
 LaunchResult spawn_local(int n, const std::vector<std::string>& argv, const LaunchOptions& = {});
 
 }  // namespace hotbunk

@@ -1,12 +1,16 @@
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cstdlib>
 
 #include "backends/cpu_gloo/launch.h"
+#include "backends/cpu_gloo/wire.h"
 
 namespace hotbunk {
 namespace {
 
 constexpr int default_port = 29500;  // torchrun's default MASTER_PORT
+constexpr std::size_t longest_token = stranger_limits.value_bytes;
 
 Diagnostic launch_error(std::string code, std::string message, std::string note, std::string help) {
   Diagnostic d;
@@ -69,6 +73,10 @@ class Reader {
       contradiction("local rank " + std::to_string(e.local_rank) + " does not exist in a world of " +
                         std::to_string(e.world_size),
                     "by " + source_ + "'s variables");
+    e.token = env_("HOTBUNK_TOKEN").value_or("");
+    if (e.token.size() > longest_token)
+      contradiction(fmt::format("HOTBUNK_TOKEN has {} characters", e.token.size()),
+                    fmt::format("{} are the most", longest_token));
     if (!errors_.empty()) return fail(errors_);
     return std::optional<LaunchEnv>(std::move(e));
   }

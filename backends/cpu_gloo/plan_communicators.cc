@@ -35,13 +35,31 @@ OpKind kind_of(CommOp op) {
   return OpKind::barrier;
 }
 
+bool reads_peers(const Plan& plan) {
+  for (const Program& program : plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        for (const Op& op : block.ops)
+          if (op.kind == OpKind::peer_copy) return true;
+  return false;
+}
+
 }  // namespace
+
+std::string why_no_peer_memory(const Plan& plan, const World& world) {
+  return world.size() > 1 && reads_peers(plan) ? world.why_no_sharing() : "";
+}
 
 /// One communicator per family and stream that any program uses, made in the same order by every rank.
 PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, World& world, const CpuOptions& options,
                                      const Arena& device)
-    : plan_(plan), rank_(rank), traffic_({.head = options.span_steps}), peer_buffers_(plan.programs.size()) {
-  if (world.size() > 1 && options.transport != Transport::gloo) region_ = world.share(device);
+    : plan_(plan),
+      rank_(rank),
+      world_(world),
+      traffic_({.head = options.span_steps}),
+      peer_buffers_(plan.programs.size()) {
+  // Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
+  if (world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan))) region_ = world.share(device);
   std::set<std::pair<GroupId, StreamId>> used;
   for (std::size_t p = 0; p < plan.programs.size(); ++p)
     for (const auto& blocks : plan.programs[p].phases)
@@ -113,11 +131,8 @@ std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t p
       const Buffer* theirs = peer_buffers_[program].at(mine.name);
       const std::int64_t offset =
           section_bases(plan_.programs[program])[static_cast<std::size_t>(theirs->section)] + theirs->offset;
-      from = c.peer_pointer(b.peer, region_, offset + source.offset_bytes);
-      if (!from)
-        throw RuntimeFailure(
-            fmt::format("sync.transport ipc needs shared memory with rank {}, which is on another host; use collective",
-                        members[static_cast<std::size_t>(b.peer)]));
+      from = world_.peer_pointer(members[static_cast<std::size_t>(b.peer)], region_, offset + source.offset_bytes);
+      HB_CHECK(from, "no memory of rank {} is open here", members[static_cast<std::size_t>(b.peer)]);
       remote += b.rows * b.cols * size_of(source.dtype);
     }
     const Tensor& to = op.outputs[static_cast<std::size_t>(b.output)];

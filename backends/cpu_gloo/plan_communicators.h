@@ -13,6 +13,10 @@
 
 namespace hotbunk {
 
+/// "" when every rank that the plan's peer copies read from shares memory with its reader; else why not. The same
+/// answer on every rank.
+std::string why_no_peer_memory(const Plan&, const World&);
+
 class PlanCommunicators {
  public:
   /// Every rank of the world makes its own at the same time. Peers may read `device` from here on.
@@ -32,6 +36,7 @@ class PlanCommunicators {
 
   const Plan& plan_;
   const Rank rank_;
+  const World& world_;
   int region_ = -1;  // World::share index of the device arena
   std::map<std::pair<GroupId, StreamId>, std::unique_ptr<Communicator>> communicators_;
   TrafficFold traffic_;

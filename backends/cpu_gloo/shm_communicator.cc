@@ -66,11 +66,11 @@ std::int64_t ShmCommunicator::segment_bytes(int size) { return Segment::total(si
 
 ShmCommunicator::ShmCommunicator(std::string name, std::vector<int> ranks, int rank,
                                  std::vector<SharedMapping> segments, const SharedRegions& regions,
-                                 const DeathWatch& watch, double timeout_seconds)
+                                 const DeathWatch& watch)
     : Communicator(std::move(name), std::move(ranks), rank),
       segments_(std::move(segments)),
       regions_(regions),
-      wait_(watch, timeout_seconds, spins_for(size())) {
+      wait_(watch, spins_for(size())) {
   HB_CHECK(std::ssize(segments_) == size() && staging_bytes / size() >= line, "{} segments for {} ranks",
            segments_.size(), size());
 }
@@ -93,14 +93,15 @@ void ShmCommunicator::meet(const Call& call) {
     return;
   }
   wait_.until(
-      gate.generation, [&](std::uint32_t g) { return g == generation; }, [&] { return missing(call); });
+      gate.generation, [&](std::uint32_t g) { return g == generation; }, [&] { return describe(call); },
+      [&] { return missing(); });
 }
 
-std::string ShmCommunicator::missing(const Call& call) const {
+std::vector<int> ShmCommunicator::missing() const {
   std::vector<int> late;
   for (int r = 0; r < size(); ++r)
     if (segment(r).gate().arrived_at.load(std::memory_order_relaxed) < meetings_) late.push_back(ranks()[r]);
-  return fmt::format("{}, waiting for ranks {}", describe(call), fmt::join(late, ", "));
+  return late;
 }
 
 ShmCommunicator::Mode ShmCommunicator::post(const Call& call, const std::byte* base, std::span<const Part> parts) {
@@ -275,7 +276,7 @@ void ShmCommunicator::do_send_recv(int to, const std::byte* send_data, std::int6
   std::optional<ShmOutgoing> outgoing;
   std::optional<ShmIncoming> incoming;
   if (to >= 0)
-    outgoing.emplace(segment(rank()).mailbox(to), segment(rank()).mail_staging(to), regions_, wait_,
+    outgoing.emplace(segment(rank()).mailbox(to), segment(rank()).mail_staging(to), regions_, ranks()[to], wait_,
                      fmt::format("send of {} B to rank {} in group {}", send_bytes, ranks()[to], name()), send_data,
                      send_bytes);
   if (from >= 0)

@@ -28,7 +28,7 @@ class ShmCommunicator final : public Communicator {
   static std::int64_t segment_bytes(int size);
   /// segments: by group rank, all open for writing. Regions and watch must outlive this.
   ShmCommunicator(std::string name, std::vector<int> ranks, int rank, std::vector<SharedMapping> segments,
-                  const SharedRegions&, const DeathWatch&, double timeout_seconds);
+                  const SharedRegions&, const DeathWatch&);
 
   Transport transport() const override { return Transport::shm; }
   const std::byte* peer_pointer(int peer, int region, std::int64_t offset) const override;
@@ -60,7 +60,8 @@ class ShmCommunicator final : public Communicator {
 
   Segment segment(int rank) const;
   void meet(const Call&);
-  std::string missing(const Call&) const;
+  /// World ranks that have not come to this rank's current meeting.
+  std::vector<int> missing() const;
   Mode post(const Call&, const std::byte* base, std::span<const Part>);
   void stage(const std::byte* base, std::span<const Part>, std::int64_t begin, std::int64_t piece_bytes);
   void check_agreement(const Call&) const;

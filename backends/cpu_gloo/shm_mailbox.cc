@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace hotbunk {
 
-ShmOutgoing::ShmOutgoing(ShmMailbox& box, std::byte* staging, const SharedRegions& regions, const ShmWaiter& wait,
-                         std::string what, const std::byte* data, std::int64_t bytes)
-    : box_(box), staging_(staging), wait_(wait), what_(std::move(what)), data_(data), bytes_(bytes) {
+ShmOutgoing::ShmOutgoing(ShmMailbox& box, std::byte* staging, const SharedRegions& regions, int world_rank_of_receiver,
+                         const ShmWaiter& wait, std::string what, const std::byte* data, std::int64_t bytes)
+    : box_(box),
+      staging_(staging),
+      receiver_(world_rank_of_receiver),
+      wait_(wait),
+      what_(std::move(what)),
+      data_(data),
+      bytes_(bytes) {
   if (bytes_ > mail_piece_bytes)  // below that a copy is cheaper than waiting for the receiver
     if (const auto found = regions.locate(data, bytes)) direct_ = *found;
 }
@@ -16,7 +23,8 @@ ShmOutgoing::ShmOutgoing(ShmMailbox& box, std::byte* staging, const SharedRegion
 void ShmOutgoing::step() {
   const std::uint32_t posted = box_.posted.load(std::memory_order_relaxed);
   wait_.until(
-      box_.consumed, [&](std::uint32_t consumed) { return posted - consumed < 2; }, [&] { return what_; });
+      box_.consumed, [&](std::uint32_t consumed) { return posted - consumed < 2; }, [&] { return what_; },
+      [&] { return std::vector{receiver_}; });
   ShmMailbox::Slot& slot = box_.slots[posted % 2];
   const bool direct = direct_.region >= 0;
   const std::int64_t piece = direct ? bytes_ : std::min(mail_piece_bytes, bytes_ - sent_);
@@ -33,7 +41,8 @@ void ShmOutgoing::finish() {
   if (direct_.region < 0) return;  // our data were copied
   const std::uint32_t posted = box_.posted.load(std::memory_order_relaxed);
   wait_.until(
-      box_.consumed, [&](std::uint32_t consumed) { return consumed == posted; }, [&] { return what_; });
+      box_.consumed, [&](std::uint32_t consumed) { return consumed == posted; }, [&] { return what_; },
+      [&] { return std::vector{receiver_}; });
 }
 
 ShmIncoming::ShmIncoming(ShmMailbox& box, const std::byte* staging, const SharedRegions& regions,
@@ -51,7 +60,8 @@ ShmIncoming::ShmIncoming(ShmMailbox& box, const std::byte* staging, const Shared
 void ShmIncoming::step() {
   const std::uint32_t consumed = box_.consumed.load(std::memory_order_relaxed);
   wait_.until(
-      box_.posted, [&](std::uint32_t posted) { return posted != consumed; }, [&] { return what_; });
+      box_.posted, [&](std::uint32_t posted) { return posted != consumed; }, [&] { return what_; },
+      [&] { return std::vector{sender_}; });
   const ShmMailbox::Slot slot = box_.slots[consumed % 2];
   if (slot.total_bytes != bytes_)
     throw RuntimeFailure(fmt::format("{}: {} B expected, but {} B are sent", what_, bytes_, slot.total_bytes));

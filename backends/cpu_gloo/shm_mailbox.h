@@ -28,8 +28,8 @@ constexpr std::int64_t mail_piece_bytes = 256 << 10;  // half the staging memory
 /// One message on its way out. step() moves one piece and may wait for room; finish() waits until the data may change.
 class ShmOutgoing {
  public:
-  ShmOutgoing(ShmMailbox&, std::byte* staging, const SharedRegions&, const ShmWaiter&, std::string what,
-              const std::byte* data, std::int64_t bytes);
+  ShmOutgoing(ShmMailbox&, std::byte* staging, const SharedRegions&, int world_rank_of_receiver, const ShmWaiter&,
+              std::string what, const std::byte* data, std::int64_t bytes);
   bool done() const { return done_; }
   void step();
   void finish();
@@ -37,6 +37,7 @@ class ShmOutgoing {
  private:
   ShmMailbox& box_;
   std::byte* staging_;
+  int receiver_;
   const ShmWaiter& wait_;
   std::string what_;
   const std::byte* data_;

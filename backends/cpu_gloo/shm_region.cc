@@ -15,6 +15,7 @@
 #include <fstream>
 
 #include "base/check.h"
+#include "base/limits.h"
 
 namespace hotbunk {
 
@@ -36,7 +37,7 @@ SharedMapping SharedMapping::create(const std::string& name, std::int64_t bytes)
   if (m.fd_ >= 0 && ftruncate(m.fd_, bytes) == 0)
     p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, m.fd_, 0);
   if (p == MAP_FAILED)
-    throw RuntimeFailure(fmt::format("no shared memory of {} B for {}: {}", bytes, name, std::strerror(errno)));
+    throw RuntimeFailure(fmt::format("no shared memory of {} B for {}: {}", bytes, name, system_error_text(errno)));
   m.base_ = static_cast<std::byte*>(p);
   return m;
 }

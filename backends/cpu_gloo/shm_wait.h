@@ -1,8 +1,11 @@
-// Waiting on a word in shared memory: sleeps in the kernel, wakes now and then to see whether somebody died.
+// Waiting on a word in shared memory: sleeps in the kernel, wakes now and then to see whether somebody died. How long
+// it may last is the watch's affair (stall.h).
 #pragma once
+#include <fmt/ranges.h>
+
 #include <atomic>
-#include <chrono>
 #include <cstdint>
+#include <optional>
 
 #include "backends/cpu_gloo/death_watch.h"
 #include "backends/cpu_gloo/shm_region.h"
@@ -13,25 +16,24 @@ namespace hotbunk {
 class ShmWaiter {
  public:
   /// spins: looks at the word this many times (about 30 ns each) before it sleeps; 0 where ranks outnumber cores.
-  ShmWaiter(const DeathWatch& watch, double timeout_seconds, int spins)
-      : watch_(watch), timeout_seconds_(timeout_seconds), spins_(spins) {}
+  ShmWaiter(const DeathWatch& watch, int spins) : watch_(watch), spins_(spins) {}
 
-  /// Returns once ready(word). Throws RuntimeFailure when a rank died or the time is over; describe() says what waited.
-  template <class Ready, class Describe>
-  void until(const std::atomic<std::uint32_t>& word, const Ready& ready, const Describe& describe) const {
+  /// Returns once ready(word). Throws RuntimeFailure when a rank died or nobody worked for too long; what() says what
+  /// waited, missing() for which world ranks.
+  template <class Ready, class What, class Missing>
+  void until(const std::atomic<std::uint32_t>& word, const Ready& ready, const What& what,
+             const Missing& missing) const {
     for (int i = 0; i <= spins_; ++i) {
       if (ready(word.load(std::memory_order_acquire))) return;
       pause_cpu();
     }
-    const auto start = std::chrono::steady_clock::now();
-    for (;;) {
+    std::optional<StallWatch::Wait> wait;  // most waits are over before anybody could ask
+    for (int slices = 0;; ++slices) {
       const std::uint32_t seen = word.load(std::memory_order_acquire);
       if (ready(seen)) return;
-      if (watch_.any_dead()) watch_.check(describe());
-      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-      if (waited.count() >= timeout_seconds_)
-        throw RuntimeFailure(fmt::format("{}: nothing happened for {:.1f} s", describe(), waited.count()));
-      futex_wait(word, seen, std::min(slice_seconds, timeout_seconds_));
+      if (watch_.any_dead()) watch_.check(fmt::format("{}, waiting for ranks {}", what(), fmt::join(missing(), ", ")));
+      if (slices == 1) wait.emplace(watch_.stalls(), what, missing);
+      futex_wait(word, seen, slice_seconds);
     }
   }
 
@@ -45,7 +47,6 @@ class ShmWaiter {
   }
 
   const DeathWatch& watch_;
-  double timeout_seconds_;
   int spins_;
 };
 

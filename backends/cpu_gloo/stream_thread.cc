@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/limits.h"
+
 namespace hotbunk {
 
 struct StreamEvent::State {
@@ -18,7 +20,7 @@ StreamEvent::StreamEvent() : state_(std::make_shared<State>()) {}
 
 StreamThread::StreamThread(std::string name, Mode mode) : name_(std::move(name)), mode_(mode) {
   if (mode_ == Mode::inlined) return;
-  thread_ = std::thread([this] { run_loop(); });
+  thread_ = start_thread([this] { run_loop(); });
   pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());  // 15 characters are the kernel's limit
 }
 

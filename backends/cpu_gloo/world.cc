@@ -10,8 +10,10 @@
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/gloo_communicator.h"
 #include "backends/cpu_gloo/shm_communicator.h"
+#include "backends/cpu_gloo/store_server.h"
 #include "backends/cpu_gloo/tcp_store.h"
 #include "base/check.h"
+#include "base/limits.h"
 
 namespace hotbunk {
 namespace {
@@ -79,13 +81,24 @@ World::World(const LaunchEnv& env, const WorldOptions& options) : World(options)
   rank_ = env.rank;
   size_ = env.world_size;
   HB_CHECK(rank_ >= 0 && rank_ < size_, "rank {} of {}", rank_, size_);
-  if (rank_ == 0) server_ = std::make_unique<TcpStoreServer>(env.listen_fd, env.master_port, size_);
-  store_ = std::make_unique<TcpStore>(env.master_addr, env.master_port, options_.connect_seconds);
+  // Two connections, two pages and an arena, what standard streams and libraries hold; rank 0: everybody's connections.
+  check_open_files(16 + (rank_ == 0 ? 2 * size_ : 0));
+  const Meeting at = {env.master_addr, env.master_port, env.token};
+  if (rank_ == 0) {
+    StoreOptions store;
+    store.listen_fd = env.listen_fd;
+    store.at = at;
+    store.world_size = size_;
+    server_ = std::make_unique<TcpStoreServer>(std::move(store));
+  }
+  store_ = std::make_unique<TcpStore>(at, options_.connect_seconds);
   DeathWatchOptions watch;
   watch.rank = rank_;
   watch.world_size = size_;
-  watch.socket = connect_to(env.master_addr, env.master_port, options_.connect_seconds);
+  watch.socket = join(at, options_.connect_seconds);
   watch.unwind_seconds = options_.unwind_seconds;
+  watch.say_after_seconds = options_.say_after_seconds;
+  watch.timeout_seconds = options_.timeout_seconds;
   watch_ = std::make_unique<DeathWatch>(watch);
   store_->set_interrupt([this](bool broken) {
     if (broken) watch_->wait_for_death(2.0);  // rank 0 went because of another one: its watcher told us before
@@ -102,24 +115,37 @@ World::~World() {
 }
 
 void World::set(std::string_view key, std::string_view value) { store_->set(key, value); }
-std::string World::get(std::string_view key) { return store_->get(key, options_.connect_seconds); }
+std::string World::get(std::string_view key, int from) {
+  const StallWatch::Wait wait(
+      watch_->stalls(), [&] { return fmt::format("the rendezvous, for \"{}\"", key); },
+      [from] { return from < 0 ? std::vector<int>{} : std::vector{from}; });
+  return store_->get(key, options_.connect_seconds);
+}
+
+std::vector<std::string> World::gather(const std::string& key, const std::string& value) {
+  return gather(key, value, everyone());
+}
+
+std::vector<int> World::everyone() const {
+  std::vector<int> all(static_cast<std::size_t>(size_));
+  for (int r = 0; r < size_; ++r) all[r] = r;
+  return all;
+}
 
 std::vector<std::string> World::gather(const std::string& key, const std::string& value, std::span<const int> ranks) {
   set(fmt::format("{}/{}", key, rank_), value);
   std::vector<std::string> values;
-  for (int r : ranks) values.push_back(r == rank_ ? value : get(fmt::format("{}/{}", key, r)));
+  for (int r : ranks) values.push_back(r == rank_ ? value : get(fmt::format("{}/{}", key, r), r));
   return values;
 }
 
 void World::meet_hosts() {
-  std::vector<int> all(static_cast<std::size_t>(size_));
-  for (int r = 0; r < size_; ++r) all[r] = r;
-  hosts_ = gather("host", host_identity(), all);
+  hosts_ = gather("host", host_identity());
 
   status_ = std::make_unique<Status>();
   status_->pages.resize(static_cast<std::size_t>(size_));
   status_->pages[rank_] = SharedMapping::create("status", sizeof(RankStatus));
-  const auto handles = gather("status", handle_text(status_->pages[rank_].fd(), sizeof(RankStatus)), all);
+  const auto handles = gather("status", handle_text(status_->pages[rank_].fd(), sizeof(RankStatus)));
   std::string reason;  // why memory of this host cannot be shared; empty when it can
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || hosts_[r] != hosts_[rank_]) continue;
@@ -130,7 +156,7 @@ void World::meet_hosts() {
     }
   }
   // Everybody must draw the same conclusion, so everybody's answer counts.
-  no_sharing_ = gather("sharing", reason, all);
+  no_sharing_ = gather("sharing", reason);
   std::vector<RankStatus*> slots;
   for (const SharedMapping& m : status_->pages) slots.push_back(reinterpret_cast<RankStatus*>(m.base()));
   watch_->use_status(std::move(slots));
@@ -146,14 +172,18 @@ std::string World::why_no_sharing(std::span<const int> ranks) const {
   return "";
 }
 
+std::string World::why_no_sharing() const {
+  for (int r = 1; r < size_; ++r)
+    if (hosts_[r] != hosts_[0]) return fmt::format("rank {} is not on rank 0's host", r);
+  return why_no_sharing(everyone());
+}
+
 int World::share(const Arena& arena) {
   HB_CHECK(arena.fd() >= 0, "arena {} is not shared memory", arena.options().name);
   std::vector<SharedMapping> peers(static_cast<std::size_t>(size_));
   if (size_ > 1) {
-    std::vector<int> all(static_cast<std::size_t>(size_));
-    for (int r = 0; r < size_; ++r) all[r] = r;
     const std::int64_t bytes = arena.options().reserve_bytes;
-    const auto handles = gather(fmt::format("region/{}", num_regions_), handle_text(arena.fd(), bytes), all);
+    const auto handles = gather(fmt::format("region/{}", num_regions_), handle_text(arena.fd(), bytes));
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && same_host(r)) peers[r] = open_handle(handles[r], false);
     barrier(fmt::format("region/{}/open", num_regions_));  // the descriptors may be closed from here on
@@ -183,7 +213,7 @@ std::unique_ptr<Communicator> World::communicator(std::span<const int> ranks, st
   if (transport == Transport::gloo) {
     if (!gloo_device_) gloo_device_ = make_gloo_device(local_address(store_->fd()));
     return std::make_unique<GlooCommunicator>(std::string(name), group, rank, gloo_device_, *store_, *watch_,
-                                              GlooOptions{options_.timeout_seconds, options_.check_collectives});
+                                              GlooOptions{options_.check_collectives});
   }
   HB_CHECK(transport == Transport::shm, "group {} of {} ranks over transport {}", name, group.size(),
            name_of(transport));
@@ -198,8 +228,7 @@ std::unique_ptr<Communicator> World::communicator(std::span<const int> ranks, st
     if (static_cast<int>(r) != rank) segments[r] = open_handle(handles[r], true);
   // A barrier of the group, or a rank could be gone (its descriptor closed) before the last one has opened it.
   meet(key, static_cast<int>(group.size()));
-  return std::make_unique<ShmCommunicator>(std::string(name), group, rank, std::move(segments), *regions_, *watch_,
-                                           options_.timeout_seconds);
+  return std::make_unique<ShmCommunicator>(std::string(name), group, rank, std::move(segments), *regions_, *watch_);
 }
 
 void World::meet(const std::string& key, int num_ranks) {

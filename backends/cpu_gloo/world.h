@@ -23,9 +23,10 @@ class TcpStore;
 class TcpStoreServer;
 
 struct WorldOptions {
-  double connect_seconds = 60.0;   // how long ranks may take to show up
-  double timeout_seconds = 600.0;  // longest wait inside one collective
-  double unwind_seconds = 5.0;     // see DeathWatchOptions
+  double connect_seconds = 60.0;    // how long ranks may take to show up
+  double timeout_seconds = 600.0;   // a wait may last so long without anybody working for it (stall.h); 0: for ever
+  double say_after_seconds = 10.0;  // a wait that lasts so long is reported on stderr
+  double unwind_seconds = 5.0;      // see DeathWatchOptions
   bool check_collectives = false;  // over gloo too: compare op, count and dtype across the group before each collective
 };
 
@@ -33,7 +34,8 @@ class World {
  public:
   /// A world of one rank: no sockets, no threads.
   explicit World(const WorldOptions& = {});
-  /// Meets the other ranks; every rank calls it. Throws RuntimeFailure when they do not show up.
+  /// Meets the other ranks; every rank calls it. Throws RuntimeFailure when they do not show up, or when rank 0 refuses
+  /// this rank: another token (LaunchEnv::token), or its number is taken.
   explicit World(const LaunchEnv&, const WorldOptions& = {});
   /// Without leave() before, the others take this rank for dead: that is what an exception should look like to them.
   ~World();
@@ -44,6 +46,8 @@ class World {
   int size() const { return size_; }
   /// Rank's process runs on this host and may share memory with us.
   bool same_host(int rank) const;
+  /// "" when all ranks of the world share memory, else why not; the same answer on every rank.
+  std::string why_no_sharing() const;
   DeathWatch& watch() { return *watch_; }
 
   /// Makes a shared arena readable by the ranks of this host. Every rank of the world calls it, in the same order;
@@ -60,9 +64,12 @@ class World {
   std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name);
   std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name, Transport);
 
-  /// Small values for set-up: set once, get waits for it (timeout: connect_seconds).
+  /// Small values for set-up: set once, get waits for it (timeout: connect_seconds). `from`: the rank that sets it,
+  /// where one does, for the report of a long wait.
   void set(std::string_view key, std::string_view value);
-  std::string get(std::string_view key);
+  std::string get(std::string_view key, int from = -1);
+  /// Everyone says `value`; returns what they said, by rank.
+  std::vector<std::string> gather(const std::string& key, const std::string& value);
   void barrier(std::string_view name);  // a name is used once
 
   /// A goodbye: returns when every rank has said it.
@@ -75,6 +82,7 @@ class World {
   /// Everyone in `ranks` says `value`; returns what they said, in that order.
   std::vector<std::string> gather(const std::string& key, const std::string& value, std::span<const int> ranks);
   void meet(const std::string& key, int num_ranks);
+  std::vector<int> everyone() const;
   /// "" when these ranks can share memory; the same answer on every rank of this host.
   std::string why_no_sharing(std::span<const int> ranks) const;
 

@@ -181,7 +181,7 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
 std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, std::int64_t ranks_per_node) {
   const PlanForm form(s.model);
   std::vector<LinkUse> out;
-  for (const FormTraffic& t : form.traffic(s, 0, runs).all()) {
+  for (const FormTraffic& t : form.traffic(s, 0, runs)) {
     const auto phase = rl_phase_of(t.phase);
     if (!phase || t.payload_bytes == 0) continue;
     const bool tensor = t.group == Family::tp;

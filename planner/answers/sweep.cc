@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/file.h"
 #include "base/format.h"
 #include "planner/answers/answers.h"
 #include "planner/answers/plan_answer.h"
@@ -57,6 +58,8 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
                            .where = {},
                            .notes = {},
                            .help = "give fewer values per axis"});
+  const auto text = read_scenario(scenario);
+  if (!text) return fail(text.error());
   std::vector<SweepRow> rows;
   std::vector<std::size_t> at(axes.size(), 0);
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(points); ++i) {
@@ -67,7 +70,7 @@ Result<std::vector<SweepRow>> sweep(const std::filesystem::path& scenario, const
         row.values.push_back(axes[a].points[at[a]][k]);
         sets.push_back(axes[a].keys[k] + "=" + row.values.back());
       }
-    if (auto loaded = load_scenario(scenario, sets); !loaded) {
+    if (auto loaded = load_scenario_text(*text, name_of_input(scenario), sets); !loaded) {
       // A file that cannot be read and a word that is none are one error, not a table of them.
       if (is_misspelt(loaded.error()[0])) return fail(loaded.error());
       row.why = why_not(loaded.error()[0]);

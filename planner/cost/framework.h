@@ -57,7 +57,7 @@ struct FrameworkProfile {
   // Schedules besides 1F1B and its interleaved form, which every engine with pipelines has.
   bool has_gpipe = false, has_zero_bubble = false;
   bool has_ring = true, has_ulysses = true;  // ways to cut sequences
-  bool dummy_weight_grads = false;  // one low-precision buffer per distinct weight shape stays allocated
+  bool dummy_weight_grads = false;           // one low-precision buffer per distinct weight shape stays allocated
   Sourced loss_bytes{8.0, "bf16 logits, their gradient and one fp32 copy"};  // per logit at the loss, live at once
   Sourced loss_traffic{16.0, "one fused pass each way"};  // bytes moved per logit by softmax, loss and their gradient
   Sourced workspace_bytes{0.0, "none"};                   // libraries' buffers inside the allocator

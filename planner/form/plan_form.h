@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -104,11 +103,15 @@ struct FormTraffic {
   std::int64_t calls = 0, payload_bytes = 0, padding_bytes = 0;
   friend bool operator==(const FormTraffic&, const FormTraffic&) = default;
 };
-/// The lines that have calls, in the order of the phases.
+/// The lines that have calls, in the order of the phases. It is walked itself, also where a function returns it; a
+/// pointer into a value that dies in the same statement does not compile.
 struct FormTraffics {
   std::array<FormTraffic, 16> lines{};
   std::size_t count = 0;
-  std::span<const FormTraffic> all() const { return {lines.data(), count}; }
+  const FormTraffic* begin() const& { return lines.data(); }
+  const FormTraffic* end() const& { return lines.data() + count; }
+  const FormTraffic* begin() const&& = delete;
+  const FormTraffic* end() const&& = delete;
 };
 
 class PlanForm {

@@ -127,6 +127,7 @@ template <class Walk>
 void walk_rollout(Walk& w, const PlanShapes& shapes, const Scenario& s) {
   const std::int64_t slots = s.rollout.max_running_requests, prefill = s.rollout.max_prefill_tokens;
   EngineStepWalk<Walk>(w, shapes, s, prefill, std::min(slots, prefill)).walk();
+  w.begin_block();
   EngineStepWalk<Walk>(w, shapes, s, slots, slots).walk();
 }
 
@@ -134,6 +135,7 @@ template <class Walk>
 void walk_exchange(Walk& w, const Scenario& s) {
   const std::int64_t world = s.train.layout.ranks(), rows = rows_per_rank(s);
   for (const std::int64_t row : {row_ints(s) * i32_bytes, max_response_tokens(s) * f32_bytes}) {
+    w.begin_block();  // one slot
     const Held part = w.up(communication, rows * row);
     if (world == 1) {
       w.down(part);
@@ -156,6 +158,7 @@ void walk_sync(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
     whole = w.up(communication, sharded.world * part.bytes);
   w.down(part), w.down(whole);
   if (!s.sync.verify) return;
+  w.begin_block();  // one slot for all that a sync works in
   const Held hashes = w.up(workspace, sharded.shapes.sync_hash_bytes());
   if (sharded.world > 1) all_hashes = w.up(communication, sharded.world * hashes.bytes);
   w.down(hashes), w.down(all_hashes);

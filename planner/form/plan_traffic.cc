@@ -29,8 +29,8 @@ class Traffic {
     if (on(PlanPhase::reference)) gathers(PlanPhase::reference, runs_.reference, precision.params);
     if (on(PlanPhase::old_logprobs)) gathers(PlanPhase::old_logprobs, runs_.old_logprobs, precision.params);
     train();
-    gathers(PlanPhase::checkpoint, runs_.checkpoints, precision.master);
-    gathers(PlanPhase::export_, runs_.exports, precision.master);
+    exports(PlanPhase::checkpoint, runs_.checkpoints);
+    exports(PlanPhase::export_, runs_.exports);
     return out_;
   }
 
@@ -41,24 +41,38 @@ class Traffic {
   }
 
   /// `times` collectives over the elements of the model's units, each unit padded to equal shards.
-  void units(PlanPhase phase, OpKind op, std::int64_t root_times, std::int64_t layer_times, DType dtype) {
-    if (world_ == 1) return;
+  FormTraffic units(PlanPhase phase, OpKind op, std::int64_t root_times, std::int64_t layer_times, DType dtype) const {
     const std::int64_t root_padding = world_ * sharded_.root.elements - shapes_.root.elements;
     const std::int64_t layer_padding = world_ * sharded_.layer.elements - shapes_.layer.elements;
-    add(phase, Family::fsdp, op, root_times + layer_times * shapes_.layers,
+    return {
+        phase,
+        Family::fsdp,
+        op,
+        root_times + layer_times * shapes_.layers,
         (root_times * shapes_.root.elements + layer_times * shapes_.layers * shapes_.layer.elements) * size_of(dtype),
-        (root_times * root_padding + layer_times * shapes_.layers * layer_padding) * size_of(dtype));
+        (root_times * root_padding + layer_times * shapes_.layers * layer_padding) * size_of(dtype)};
+  }
+  void add(const FormTraffic& line) {
+    if (world_ > 1) add(line.phase, line.group, line.op, line.calls, line.payload_bytes, line.padding_bytes);
   }
   void gathers(PlanPhase phase, std::int64_t times, DType dtype) {
-    units(phase, OpKind::all_gather, times, times, dtype);
+    add(units(phase, OpKind::all_gather, times, times, dtype));
+  }
+  /// Parameters and both moments.
+  void exports(PlanPhase phase, std::int64_t times) {
+    FormTraffic all = units(phase, OpKind::all_gather, times, times, s_.train.precision.master);
+    const FormTraffic moments = units(phase, OpKind::all_gather, 2 * times, 2 * times, s_.train.precision.moments);
+    all.calls += moments.calls;
+    all.payload_bytes += moments.payload_bytes, all.padding_bytes += moments.padding_bytes;
+    add(all);
   }
 
   void train() {
     const std::int64_t n = runs_.micro_batches;
     // Layers are gathered again for backward when they were resharded; the root stays.
-    units(PlanPhase::train, OpKind::all_gather, n, s_.train.reshard_after_forward ? 2 * n : n,
-          s_.train.precision.params);
-    units(PlanPhase::train, OpKind::reduce_scatter, n, n, s_.train.precision.grads);
+    add(units(PlanPhase::train, OpKind::all_gather, n, s_.train.reshard_after_forward ? 2 * n : n,
+              s_.train.precision.params));
+    add(units(PlanPhase::train, OpKind::reduce_scatter, n, n, s_.train.precision.grads));
     // Sum of squares, largest log-prob gaps, metrics: fp32.
     constexpr std::int64_t step_elements = 1 + num_max_metrics + static_cast<std::int64_t>(Metric::count);
     if (world_ > 1)

@@ -17,6 +17,7 @@ constexpr std::int64_t f32_bytes = size_of(DType::f32), i32_bytes = size_of(DTyp
 struct UnitBytes {
   std::int64_t gather_in = 0, gather_out = 0, whole = 0;
   std::int64_t grads = 0, reduce_in = 0, reduce_out = 0;
+  bool padded = false;
 
   UnitBytes(const UnitShape& u, std::int64_t n, const Scenario& s, DType source) {
     const Precision& precision = s.train.precision;
@@ -30,6 +31,7 @@ struct UnitBytes {
     grads = u.elements * reduced;
     reduce_in = world * n * reduced;
     reduce_out = n * reduced;
+    padded = world * n > u.elements;
   }
 };
 
@@ -75,12 +77,13 @@ class MicroWalk {
         keeps_(keeps),
         reshards_(keeps == Keeps::nothing || s.train.reshard_after_forward),
         kept_(layers_),
-        whole_(layers_) {}
+        whole_(layers_),
+        gathered_(layers_) {}
 
   void train() {
     feed();
     old_ = vector(), reference_ = vector(), advantages_ = vector(), weights_ = vector();
-    whole_root_ = gather(root_);
+    gather_root();
     h_ = act(t_.stream);  // embedded
     forward();
     const Held gradient = train_head();
@@ -91,7 +94,7 @@ class MicroWalk {
 
   void log_probs() {
     feed();
-    whole_root_ = gather(root_);
+    gather_root();
     h_ = act(t_.stream);
     w_.down(ids_);
     forward();
@@ -126,18 +129,49 @@ class MicroWalk {
     return whole;
   }
 
+  /// On the gather stream: the turn before the one that this turn takes the slot of is over.
+  void gather_layer(std::int64_t layer) {
+    w_.on(StreamId::gather);
+    const auto slots = static_cast<std::size_t>(s_.train.prefetch + 1);
+    if (reshards_ && turn_ >= slots) w_.wait(over_[turn_ % slots]);
+    ++turn_;
+    whole_[index(layer)] = gather(layer_);
+    gathered_[index(layer)] = w_.mark();
+    w_.on(StreamId::compute);
+  }
+  /// Behind the last op that computes with the layer.
+  void end_turn(const Held& whole) {
+    w_.down(whole);
+    over_[turns_over_++ % static_cast<std::size_t>(s_.train.prefetch + 1)] = w_.mark();
+  }
+
+  void gather_root() {
+    w_.on(StreamId::gather);
+    whole_root_ = gather(root_);
+    const auto gathered = w_.mark();
+    w_.on(StreamId::compute);
+    w_.wait(gathered);
+  }
+
   /// The layers that step i of a pass gathers: its own, or those up to `prefetch` ahead that are not there yet.
   void gather_ahead(std::int64_t i, bool backward) {
     const std::int64_t ahead = s_.train.prefetch;
     const std::int64_t have = i == 0 ? 0 : std::min(i + ahead, layers_), want = std::min(i + ahead + 1, layers_);
-    for (std::int64_t n = have; n < want; ++n) whole_[index(backward ? layers_ - 1 - n : n)] = gather(layer_);
+    for (std::int64_t n = have; n < want; ++n) gather_layer(backward ? layers_ - 1 - n : n);
   }
 
+  /// Behind the last gradient of the unit. Padding is made zero before they are there.
   void reduce(const UnitBytes& u, const Held& grads_whole) {
+    const auto written = w_.mark();
+    w_.on(StreamId::reduce);
+    if (!u.padded) w_.wait(written);
     const Held in = w_.up(communication, u.reduce_in);
+    w_.wait(written);
     w_.down(grads_whole);
+    copied_in_ = w_.mark();
     const Held out = w_.up(communication, u.reduce_out);
     w_.down(in), w_.down(out);
+    w_.on(StreamId::compute);
   }
 
   void forward() {
@@ -150,6 +184,7 @@ class MicroWalk {
   void layer_forward(std::int64_t i) {
     const bool all = keeps_ == Keeps::all, products = keeps_ >= Keeps::products;
     gather_ahead(i, false);
+    w_.wait(gathered_[index(i)]);
     LayerHeld& a = kept_[index(i)];
     a.normed1 = act(t_.stream), a.rstd1 = act(t_.rstd);
     a.x = h_;  // the first layer's is the embedding; the others form the sum h + z
@@ -172,7 +207,7 @@ class MicroWalk {
     if (!products) w_.down(a.gate_up);
     h_ = a.h, z_ = act(t_.stream);
     if (!all) w_.down(a.activated);
-    if (reshards_) w_.down(whole_[index(i)]);
+    if (reshards_) end_turn(whole_[index(i)]);
   }
 
   void attention_forward(LayerHeld& a, bool last_layer) {
@@ -242,9 +277,12 @@ class MicroWalk {
 
   void layer_backward(std::int64_t layer, std::int64_t step) {
     if (reshards_) gather_ahead(step, true);
+    w_.wait(gathered_[index(layer)]);
     LayerHeld& a = kept_[index(layer)];
     recompute(a);
-    const Held d_activated = act(t_.activated), layer_grads = w_.up(grads, layer_.grads);
+    const Held d_activated = act(t_.activated);
+    if (step > 0) w_.wait(copied_in_);  // there is one slot for gradients
+    const Held layer_grads = w_.up(grads, layer_.grads);
     w_.down(a.activated);
     const Held d_gate_up = act(t_.gate_up);
     w_.down(d_activated), w_.down(a.gate_up), w_.down(a.normed2);
@@ -252,7 +290,7 @@ class MicroWalk {
     w_.down(d_gate_up), w_.down(d_normed2), w_.down(a.h), w_.down(a.rstd2);
     attention_backward(a, layer == 0);
     const Held d_normed1 = act(t_.stream);
-    w_.down(d_qkv_), w_.down(d_normed1), w_.down(a.x), w_.down(a.rstd1), w_.down(whole_[index(layer)]);
+    w_.down(d_qkv_), w_.down(d_normed1), w_.down(a.x), w_.down(a.rstd1), end_turn(whole_[index(layer)]);
     reduce(layer_, layer_grads);
   }
 
@@ -276,6 +314,10 @@ class MicroWalk {
   bool reshards_;
   typename Walk::template PerLayer<LayerHeld> kept_;
   typename Walk::template PerLayer<Held> whole_;  // gathered parameters
+  typename Walk::template PerLayer<typename Walk::Mark> gathered_;
+  std::array<typename Walk::Mark, 2> over_{};  // [turn % slots]; train.prefetch is 0 or 1
+  std::size_t turn_ = 0, turns_over_ = 0;
+  typename Walk::Mark copied_in_{};
   Held ids_, positions_, cu_seqlens_, targets_, old_, reference_, advantages_, weights_;
   Held whole_root_, root_grads_, h_, z_, final_normed_, final_rstd_, final_x_, d_qkv_;
 };
@@ -292,8 +334,10 @@ void walk_train(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
   const auto shard = [&](std::int64_t i) -> Held& { return shards[static_cast<std::size_t>(i)]; };
   w.repeat(sharded.shapes.layers, [&](std::int64_t i) { shard(i) = w.up(grads, sharded.layer.elements * element); });
 
+  w.begin_block();
   MicroWalk<Walk>(w, sharded, s, s.train.precision.master, keeps_of(s.train.recompute)).train();
 
+  w.begin_block();
   const Held learning_rate = w.up(workspace, 2 * f32_bytes), squares = w.up(workspace, f32_bytes);
   if (world > 1) w.down(w.up(workspace, num_max_metrics * f32_bytes));  // the largest log-prob gaps
   const Held clip = w.up(workspace, f32_bytes);
@@ -311,8 +355,12 @@ void walk_log_probs(Walk& w, const ShardedShapes& sharded, const Scenario& s, bo
 template <class Walk>
 void walk_export(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
   if (sharded.world == 1) return;
+  const Precision& precision = s.train.precision;
   for (const std::int64_t shard : {sharded.root.elements, sharded.layer.elements})
-    w.down(w.up(communication, sharded.world * shard * size_of(s.train.precision.master)));
+    for (const DType part : {precision.master, precision.moments, precision.moments}) {
+      w.begin_block();  // one slot: a gathered part finds what the one before had
+      w.down(w.up(communication, sharded.world * shard * size_of(part)));
+    }
 }
 
 template void walk_train(LiveWalk&, const ShardedShapes&, const Scenario&);

@@ -4,13 +4,15 @@
 //   LiveWalk   counts live bytes as MemoryMeter (trace/meter.h) does of a graph; skips layers that repeat; allocates
 //              nothing
 //
-//   ArenaWalk  places every buffer as assign_offsets (graph/passes.h) does, layer by layer: how much must be mapped
+//   ArenaWalk  places every buffer as place_transients (graph/passes.h) does, layer by layer: how much must be mapped.
+//   It
+//              is told which stream allocates and frees, and where one waits for another
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "graph/best_fit.h"
+#include "graph/ordered_ranges.h"
 #include "planner/form/plan_form.h"
 
 namespace hotbunk {
@@ -34,6 +36,12 @@ class LiveWalk {
    private:
     T one_{};
   };
+  /// Live bytes know no streams.
+  struct Mark {};
+  void begin_block() {}
+  void on(StreamId) {}
+  Mark mark() { return {}; }
+  void wait(Mark) {}
   /// How many times in a row the same allocs and frees are worth walking.
   static constexpr bool skips = true;
 
@@ -129,16 +137,44 @@ class ArenaWalk {
   template <class T>
   using PerLayer = std::vector<T>;
   static constexpr bool skips = false;
+  /// What a stream has done and knows of the others; counts the marks of each.
+  using Mark = Clock;
 
-  void enter(PlanPhase p) { phase_ = static_cast<std::size_t>(p); }
+  ArenaWalk() { begin_block(); }
+
+  void enter(PlanPhase p) { phase_ = static_cast<std::size_t>(p), begin_block(); }
+  /// All streams meet.
+  void begin_block() {
+    ranges_.settle();
+    known_.fill(before_all), done_.fill(0);
+    stream_ = at(StreamId::compute);
+  }
+  /// The stream of what follows.
+  void on(StreamId s) { stream_ = at(s); }
+  /// Behind the op whose buffers were the last to be freed.
+  Mark mark() {
+    Mark out = known_[stream_];
+    out[stream_] = done_[stream_]++;
+    return out;
+  }
+  /// In front of the op whose buffers are the next to be allocated.
+  void wait(const Mark& m) { merge(known_[stream_], m); }
+
   Held up(Category c, std::int64_t bytes) {
     Held out{c, bytes, 0};
-    if (bytes > 0) out.at = ranges_.take(aligned_bytes(bytes));
+    if (bytes > 0) {
+      Clock known = known_[stream_];
+      known[stream_] = done_[stream_];
+      out.at = ranges_.take(aligned_bytes(bytes), known);
+    }
     transients_[phase_] = std::max(transients_[phase_], out.at + bytes);
     return out;
   }
   void down(const Held& b) {
-    if (b.bytes > 0) ranges_.give(b.at, aligned_bytes(b.bytes));
+    if (b.bytes == 0) return;
+    Clock done = before_all;
+    done[stream_] = done_[stream_];
+    ranges_.give(b.at, aligned_bytes(b.bytes), done);
   }
   template <class Step>
   void repeat(std::int64_t n, Step&& step) {
@@ -147,9 +183,11 @@ class ArenaWalk {
   std::int64_t transients(std::size_t phase) const { return transients_[phase]; }
 
  private:
-  BestFit ranges_;
+  OrderedRanges ranges_;
+  std::array<Clock, num_streams> known_{};
+  Clock done_{};  // [stream]: its marks so far
   std::array<std::int64_t, num_plan_phases> transients_{};
-  std::size_t phase_ = 0;
+  std::size_t phase_ = 0, stream_ = 0;
 };
 
 // Blocks of the phases that have transients, for both walks; each leaves what is alive as it found it (train: after all

@@ -221,7 +221,7 @@ std::vector<TransitionOrder> undominated(std::vector<TransitionOrder> orders, bo
   std::vector<TransitionOrder> out;
   for (const auto& [print, order] : distinct)
     if (std::none_of(distinct.begin(), distinct.end(),
-                     [&](const auto& other) { return other.first != print && no_worse(other.first, print); }))
+                     [&, &own = print](const auto& other) { return other.first != own && no_worse(other.first, own); }))
       out.push_back(order);
   std::sort(out.begin(), out.end());
   return out;

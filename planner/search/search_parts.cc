@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <ranges>
 #include <span>
 #include <tuple>
 
@@ -16,8 +15,8 @@ namespace {
 template <class Part>
 void sort_by_point(std::vector<Part>& parts) {
   std::ranges::sort(parts, {}, &Part::point);
-  const auto twice = std::ranges::unique(parts, {}, &Part::point);
-  parts.erase(twice.begin(), twice.end());
+  const auto same = [](const Part& a, const Part& b) { return a.point == b.point; };
+  parts.erase(std::unique(parts.begin(), parts.end(), same), parts.end());
 }
 
 /// Whether `a` is in no combination worse than `b`, and comes first where they are equal: what an engine, a sync and
@@ -47,8 +46,8 @@ void drop_beaten(std::vector<Trained>& all) {
   std::size_t layout = 0;  // where the present one's begin in `out`
   for (const Trained& t : all) {
     if (layout < out.size() && !are_variants(out[layout], t)) layout = out.size();
-    const auto variants = std::ranges::subrange(out.begin() + static_cast<std::ptrdiff_t>(layout), out.end());
-    if (std::ranges::none_of(variants, [&](const Trained& o) { return beats(o, t); })) out.push_back(t);
+    const auto variants = out.begin() + static_cast<std::ptrdiff_t>(layout);
+    if (std::none_of(variants, out.end(), [&](const Trained& o) { return beats(o, t); })) out.push_back(t);
   }
   all = std::move(out);
 }
@@ -140,7 +139,8 @@ void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOption
   sort_by_point(s.rollouts);
   std::ranges::stable_sort(s.rollouts, {}, [&](const Rolled& r) { return memory ? r.least_bytes : r.price.seconds(); });
   double least = std::numeric_limits<double>::infinity();
-  for (Rolled& r : std::views::reverse(s.rollouts)) r.least_later_bytes = least = std::min(least, r.least_bytes);
+  for (auto r = s.rollouts.rbegin(); r != s.rollouts.rend(); ++r)
+    r->least_later_bytes = least = std::min(least, r->least_bytes);
 }
 
 }  // namespace

@@ -45,24 +45,34 @@ TrainModel::UnitStreams TrainModel::unit_streams(const TrainPoint& p, const Laye
 TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, const UnitStreams& units,
                                                  double forward, double backward, double share) const {
   const auto& [root, layer, layers] = units;
-  // A pass begins with the root and the two layers that may be whole at once, before there is anything to compute; the
-  // others come while one computes, if that takes longer than their collective. Without prefetch none does: the layer
-  // before lies where the next one goes.
-  const double gather = layer.gather + layer.gather_kernels, first = setting_.prefetch ? std::min(2.0, layers) : layers;
-  const auto beside = [&, count = layers](double compute) {
-    return first * gather + (count - first) * std::max(layer.gather_kernels, gather - std::max(0.0, compute) / count);
-  };
-  // The head runs before the first gather of backward and behind the last of forward.
+  const double gather = layer.gather + layer.gather_kernels, reduce = layer.reduce + layer.reduce_kernels,
+               root_gather = root.gather + root.gather_kernels, root_reduce = root.reduce + root.reduce_kernels;
+  // Streams wait for what they need and for the slots that the lowering declares. Layers freed after forward are whole
+  // two at a time: the next is gathered while one computes. With one slot (prefetch 0) it cannot be; where all of them
+  // stay there is no limit.
+  const bool limited = backward <= 0.0 || p.reshard_after_forward, ahead = setting_.prefetch || !limited;
+  const double kernels = layer.gather_kernels, later = layers - 1.0;
+  // What a layer waits longer than it computes: its collectives run beside compute, their kernels take the device from
+  // it.
+  const auto beside = [&](double taken, double stream, double compute) { return std::max(taken, stream - compute); };
+  const double forward_layer = std::max(0.0, forward - share * (l.embedding.forward + l.head.forward)) / layers;
   PassStreams out;
-  out.forward = root.gather + root.gather_kernels + beside(forward - share * (l.embedding.forward + l.head.forward));
-  out.all = root.gather + root.gather_kernels + layers * gather;
+  // A pass begins with the root and a layer, before there is anything to compute.
+  out.forward = root_gather + gather + later * (ahead ? beside(kernels, gather, forward_layer) : gather);
+  out.all = root_gather + layers * gather;
   if (backward <= 0.0) return out;
-  // Transient memory is reused at once: a layer's first buffers lie where the gradients of the one before are still
-  // being reduced, so reductions are waited for.
-  out.backward = root.reduce + root.reduce_kernels + layers * (layer.reduce + layer.reduce_kernels);
-  out.all += out.backward;
-  if (p.reshard_after_forward)
-    out.backward += beside(backward - share * (l.embedding.backward + l.head.backward)), out.all += layers * gather;
+  const double backward_layer = std::max(0.0, backward - share * (l.embedding.backward + l.head.backward)) / layers;
+  // Gradients of one layer are reduced while the next one computes; the last ones and the root's find nothing beside.
+  out.backward = reduce + root_reduce;
+  out.all += layers * reduce + root_reduce;
+  if (!p.reshard_after_forward) {
+    out.backward += later * beside(layer.reduce_kernels, reduce, backward_layer);
+    return out;
+  }
+  out.all += layers * gather;
+  out.backward += beside(kernels, gather, share * (l.head.forward + l.head.backward));  // the first, beside the head
+  out.backward += later * (ahead ? beside(kernels + layer.reduce_kernels, std::max(gather, reduce), backward_layer)
+                                 : gather + beside(layer.reduce_kernels, reduce, backward_layer + gather));
   return out;
 }
 

@@ -428,30 +428,5 @@ TEST_CASE("peers read shared memory without its owner's help", "[comm]") {
   CHECK(result.exit_code == 0);
 }
 
-TEST_CASE("a wait that takes too long says for whom", "[comm]") {
-  WorldOptions options;
-  options.timeout_seconds = 0.3;
-  const auto result = with_ranks(
-      3,
-      [](World& world) {
-        const auto c = world.communicator(everyone(world), "fsdp", Transport::shm);
-        std::string message;
-        if (world.rank() != 2) {
-          try {
-            c->barrier();
-          } catch (const RuntimeFailure& e) {
-            message = e.what();
-          }
-          RANK_REQUIRE(
-              message.find("barrier #1 of group fsdp (ranks 0, 1, 2), waiting for ranks 2: nothing happened for ") == 0,
-              "{}", message);
-        }
-        world.barrier("end");
-      },
-      options);
-  INFO(result.message);
-  CHECK(result.exit_code == 0);
-}
-
 }  // namespace
 }  // namespace hotbunk

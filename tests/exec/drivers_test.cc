@@ -164,6 +164,12 @@ TEST_CASE("phases that are not driven run once, checkpoints when they are due") 
   CHECK(decisions(**driver, 0, 1, 2) == std::vector<Decision>{{0, 0, 0, 0}});  // exchange
   CHECK(decisions(**driver, 0, 1, 5).empty());
   CHECK(decisions(**driver, 0, 2, 5).size() == 1);
+  // The iteration that ends a run early has one too, and nothing else of it changes.
+  CHECK_FALSE((*driver)->ends_after(3));
+  (*driver)->end_after(3);
+  CHECK(((*driver)->ends_after(3) && !(*driver)->ends_after(2)));
+  CHECK(decisions(**driver, 0, 3, 5).size() == 1);
+  CHECK(decisions(**driver, 0, 5, 5).empty());
 }
 
 TEST_CASE("recorded lengths come back from their file and replay the same decisions") {
@@ -182,7 +188,22 @@ TEST_CASE("recorded lengths come back from their file and replay the same decisi
   CHECK(decisions(**run, 2, 2, 1) == decisions(**replay, 2, 2, 1));
   CHECK(decisions(**run, 2, 2, 4) == decisions(**replay, 2, 2, 4));
 
+  // A run resumed after its first step, without the lines of the earlier part.
+  REQUIRE(write_file_atomic(file, lengths_line(2, drawn[1]) + "\n"));
+  const auto later = read_lengths(file);
+  REQUIRE(later);
+  CHECK(*later == std::vector<SampleLengths>{SampleLengths{}, drawn[1]});
+  CHECK(LengthDriver::create(plan, other, *later).error().front().code == "E121");
+  CHECK(recorded_lengths(file, other).error().front().code == "E121");
+  const auto second = recorded_lengths(file, other, 2);
+  REQUIRE(second);
+  CHECK((*second)(2) == drawn[1]);
+  auto resumed = LengthDriver::create(plan, other, *later, 2), all = LengthDriver::create(plan, other, *read);
+  REQUIRE(resumed);
+  CHECK(decisions(**resumed, 2, 2, 4) == decisions(**all, 2, 2, 4));
+
   // The same, read line by line as it is asked for; back to an earlier step too.
+  REQUIRE(write_file_atomic(file, lengths_line(1, drawn[0]) + "\n" + lengths_line(2, drawn[1]) + "\n"));
   const auto lines = recorded_lengths(file, other);
   REQUIRE(lines);
   CHECK((*lines)(2) == drawn[1]);

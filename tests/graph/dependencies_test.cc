@@ -97,19 +97,41 @@ TEST_CASE("Read after write, write after read and write after write are ordered 
   CHECK(order_of(p, {op(OpKind::zero, {}, {a}), op(OpKind::copy, {a}, {b})}).empty());
 }
 
-TEST_CASE("A range that is reused is ordered like one buffer") {
+TEST_CASE("Buffers are strangers, wherever they lie; the wait for one stands in front of the alloc of another") {
   Program p = buffers(2);
-  p.buffers[1].offset = 0;  // lives where 0 lived
-  // The wait stands in front of the alloc: from alloc on the range is the new buffer's.
+  p.buffers[1].offset = 0;  // lies where 0 lies: no reason to wait
+  CHECK(order_of(p, {op(OpKind::zero, {}, {whole(p, 0)}), op(OpKind::zero, {}, {whole(p, 1)}, gather)}) ==
+        Lines{"compute -1 -> gather 0", "gather 1 -> compute 2"});
   p.phases = {{{"work",
-                {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}), memory(OpKind::free, 0),
-                 memory(OpKind::alloc, 1, gather), op(OpKind::zero, {}, {whole(p, 1)}, gather),
+                {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}), memory(OpKind::alloc, 1, gather),
+                 op(OpKind::copy, {whole(p, 0)}, {whole(p, 1)}, gather), memory(OpKind::free, 0, gather),
                  memory(OpKind::free, 1, gather)}}}};
   insert_dependencies(p);
   std::vector<OpKind> kinds;
   for (const Op& o : p.phases[0][0].ops) kinds.push_back(o.kind);
   using enum OpKind;
-  CHECK(kinds == std::vector<OpKind>{record, wait, alloc, zero, record, free, wait, alloc, zero, free, record, wait});
+  CHECK(kinds == std::vector<OpKind>{record, wait, alloc, zero, record, wait, alloc, copy, free, free, record, wait});
+}
+
+TEST_CASE("A turn of a slot limit waits until the turn that has its slot is over, on all streams") {
+  Program p = buffers(4);
+  const Tensor a = whole(p, 0), b = whole(p, 1), c = whole(p, 2), d = whole(p, 3);
+  // Three units a, b, c are written on gather and read on compute into d; reduce reads a, too.
+  const std::vector<Op> ops = {op(OpKind::zero, {}, {a}, gather), op(OpKind::copy, {a}, {d}),
+                               op(OpKind::hash_boxes, {a}, {}, reduce), op(OpKind::zero, {}, {b}, gather),
+                               op(OpKind::zero, {}, {c}, gather)};
+  const Lines begin = {"compute -1 -> gather 0", "compute -1 -> reduce 0", "gather 0 -> compute 1",
+                       "gather 0 -> reduce 2"};
+  const auto with = [&](Lines more) {
+    more.insert(more.begin(), begin.begin(), begin.end());
+    more.insert(more.end(), {"gather 4 -> compute 5", "reduce 4 -> compute 5"});
+    return more;
+  };
+  CHECK(order_of(p, ops) == with({}));
+  p.slot_limits = {{"units", 2, {{0}, {1}, {2}}}};  // c takes the slot of a
+  CHECK(order_of(p, ops) == with({"reduce 2 -> gather 4", "compute 1 -> gather 4"}));
+  p.slot_limits = {{"units", 1, {{0}, {1, 2}}}};  // b and c are one turn
+  CHECK(order_of(p, ops) == with({"reduce 2 -> gather 3", "compute 1 -> gather 3"}));
 }
 
 TEST_CASE("Parts of a buffer that do not meet are not ordered") {
@@ -132,41 +154,132 @@ TEST_CASE("Order that others imply is not added again") {
         Lines{"compute -1 -> gather 0", "gather 0 -> compute 1"});
 }
 
+namespace {
+
+/// Buffers and ops at random, with lifetimes, events and places; up to three limits over the buffers that one block
+/// uses one after another.
+Plan random_plan() {
+  Program p;
+  const int count = *rc::gen::inRange(2, 7);
+  std::vector<BufferId> transients;
+  for (int i = 0; i < count; ++i) p.buffers.push_back(scratch("t" + std::to_string(i), 16 * *rc::gen::inRange(1, 3)));
+  for (int i = 0; i < count; ++i) transients.push_back(i);
+  const auto any_tensor = [&](int from, int to) {
+    const BufferId id = *rc::gen::inRange(from, to);
+    const Tensor t = whole(p, id);
+    if (*rc::gen::arbitrary<bool>()) return t;
+    return tensor(id, DType::f32, {fixed(8)}, *rc::gen::arbitrary<bool>() ? 0 : 32);
+  };
+  std::vector<Op> ops;
+  const int num_ops = *rc::gen::inRange(1, 14);
+  for (int i = 0; i < num_ops; ++i) {
+    // A window over the buffers that moves on, so that some are over before others begin.
+    const int from = i * (count - 1) / num_ops, to = std::min(count, from + 2);
+    const auto stream = static_cast<StreamId>(*rc::gen::inRange(0, 4));
+    std::vector<Tensor> in;
+    for (int k = *rc::gen::inRange(0, 3); k > 0; --k) in.push_back(any_tensor(from, to));
+    ops.push_back(in.empty() ? op(OpKind::zero, {}, {any_tensor(from, to)}, stream)
+                             : op(OpKind::copy_boxes, std::move(in), {any_tensor(from, to)}, stream));
+  }
+  if (*rc::gen::arbitrary<bool>()) {  // the buffers used, in order, two at a time at most
+    SlotLimit limit{"units", 2, {}};
+    for (int i = 0; i < count; ++i)
+      if (std::ranges::any_of(ops, [&](const Op& o) {
+            const auto of = [&](const Tensor& t) { return t.buffer == i; };
+            return std::ranges::any_of(o.inputs, of) || std::ranges::any_of(o.outputs, of);
+          }))
+        limit.turns.push_back({i});
+    p.slot_limits.push_back(std::move(limit));
+  }
+  Plan plan = plan_of(p, ops, 4096);
+  Program& program = plan.programs[0];
+  insert_lifetimes(program, transients);
+  lay_out_sections(plan, program);
+  insert_dependencies(program);
+  place_transients(plan, program);
+  program.section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
+  return plan;
+}
+
+/// before[j][i] of the ops of a block that touch memory, in their order: what events and streams imply, and what the
+/// buffers that ops share, the slots and the order of each stream ask for. Transitive closures, pair by pair.
+using Before = std::vector<std::vector<bool>>;
+struct Orders {
+  Before by_events, by_needs;
+};
+void close_over(Before& before, std::size_t j, std::size_t i) {
+  for (std::size_t k = 0; k < before.size(); ++k) before[j][k] = before[j][k] || before[i][k];
+  before[j][i] = true;
+}
+bool conflict(const Program& p, const Op& a, const Op& b) {
+  for (const Access& x : accesses_of(p, a))
+    for (const Access& y : accesses_of(p, b))
+      if ((x.write || y.write) && x.buffer == y.buffer && x.begin < y.end && y.begin < x.end) return true;
+  return false;
+}
+bool touches(const Op& o, const std::vector<BufferId>& turn) {
+  const auto in = [&](const Tensor& t) { return std::ranges::count(turn, t.buffer) > 0; };
+  return std::ranges::any_of(o.inputs, in) || std::ranges::any_of(o.outputs, in);
+}
+bool slot_of(const Program& p, const Op& a, const Op& b) {
+  for (const SlotLimit& limit : p.slot_limits)
+    for (std::size_t t = static_cast<std::size_t>(limit.slots); t < limit.turns.size(); ++t)
+      if (touches(a, limit.turns[t - static_cast<std::size_t>(limit.slots)]) && touches(b, limit.turns[t])) return true;
+  return false;
+}
+Orders orders_of(const Program& p, const std::vector<Op>& ops) {
+  std::vector<const Op*> work;
+  for (const Op& o : ops)
+    if (!o.inputs.empty() || !o.outputs.empty()) work.push_back(&o);
+  Orders out{Before(ops.size(), std::vector<bool>(ops.size())), Before(work.size(), std::vector<bool>(work.size()))};
+  for (std::size_t j = 0; j < work.size(); ++j)
+    for (std::size_t i = 0; i < j; ++i)
+      if (work[i]->stream == work[j]->stream || conflict(p, *work[i], *work[j]) || slot_of(p, *work[i], *work[j]))
+        close_over(out.by_needs, j, i);
+  std::map<StreamId, std::size_t> last;
+  std::map<EventId, std::size_t> recorded;
+  Before all = out.by_events;
+  for (std::size_t j = 0; j < ops.size(); ++j) {
+    if (const auto it = last.find(ops[j].stream); it != last.end()) close_over(all, j, it->second);
+    if (ops[j].kind == OpKind::wait) close_over(all, j, recorded.at(ops[j].event));
+    if (ops[j].kind == OpKind::record) recorded[ops[j].event] = j;
+    last[ops[j].stream] = j;
+  }
+  out.by_events = Before(work.size(), std::vector<bool>(work.size()));
+  for (std::size_t j = 0; j < work.size(); ++j)
+    for (std::size_t i = 0; i < work.size(); ++i)
+      out.by_events[j][i] =
+          all[static_cast<std::size_t>(work[j] - ops.data())][static_cast<std::size_t>(work[i] - ops.data())];
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("Random programs: events order what buffers and slots ask for, no more and no less") {
+  int crossing = 0;
+  CHECK(rc::check("order by events = order by needs", [&] {
+    const Plan plan = random_plan();
+    const Orders orders = orders_of(plan.programs[0], plan.programs[0].phases[1][0].ops);
+    RC_ASSERT(orders.by_events == orders.by_needs);
+    for (const auto& row : orders.by_needs) crossing += static_cast<int>(std::ranges::count(row, true));
+  }));
+  CHECK(crossing > 100);
+}
+
 TEST_CASE("Random programs: verified as inserted, and a wait may go only if nothing needed it") {
   int needed = 0, spare = 0;
   CHECK(rc::check("drop one wait", [&] {
-    Program p;
-    const int count = *rc::gen::inRange(2, 6);
-    std::vector<BufferId> transients;
-    for (int i = 0; i < count; ++i) p.buffers.push_back(scratch("t", 16 * *rc::gen::inRange(1, 3)));
-    for (int i = 0; i < count; ++i) transients.push_back(i);
-    const auto any_tensor = [&] {
-      const BufferId id = *rc::gen::inRange(0, count);
-      const Tensor t = whole(p, id);
-      if (*rc::gen::arbitrary<bool>()) return t;
-      return tensor(id, DType::f32, {fixed(8)}, *rc::gen::arbitrary<bool>() ? 0 : 32);
-    };
-    std::vector<Op> ops;
-    const int num_ops = *rc::gen::inRange(1, 14);
-    for (int i = 0; i < num_ops; ++i) {
-      const auto stream = static_cast<StreamId>(*rc::gen::inRange(0, 4));
-      std::vector<Tensor> in;
-      for (int k = *rc::gen::inRange(0, 3); k > 0; --k) in.push_back(any_tensor());
-      ops.push_back(in.empty() ? op(OpKind::zero, {}, {any_tensor()}, stream)
-                               : op(OpKind::copy_boxes, std::move(in), {any_tensor()}, stream));
-    }
-    Plan plan = plan_of(p, ops, 4096);
-    insert_lifetimes(plan.programs[0], transients);
-    assign_offsets(plan, plan.programs[0]);
-    plan.programs[0].section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
-    insert_dependencies(plan.programs[0]);
+    const Plan plan = random_plan();
     RC_ASSERT(verify(plan) == std::vector<std::string>{});
     RC_ASSERT(all_ordered(plan));
-    for (std::size_t i = 0; i < work(plan).size(); ++i) {
-      if (work(plan)[i].kind != OpKind::wait) continue;
+    const Program& p = plan.programs[0];
+    const Before needs = orders_of(p, p.phases[1][0].ops).by_needs;
+    for (std::size_t i = 0; i < p.phases[1][0].ops.size(); ++i) {
+      if (p.phases[1][0].ops[i].kind != OpKind::wait) continue;
       Plan without = plan;
       work(without).erase(work(without).begin() + static_cast<std::ptrdiff_t>(i));
-      const bool ordered = all_ordered(without);
+      const bool ordered =
+          all_ordered(without) && (p.slot_limits.empty() || orders_of(p, work(without)).by_events == needs);
       RC_ASSERT(verify(without).empty() == ordered);
       ++(ordered ? spare : needed);
     }

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <functional>
 
+#include "graph/passes.h"
 #include "programs.h"
 
 using namespace hotbunk;
@@ -191,6 +192,95 @@ TEST_CASE("Order: missing events, events nobody recorded") {
              Contains("waits for event 0, which nobody recorded"));
   CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = 2; }), Contains("names event 2"));
   CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = -1; }), Contains("names event -1"));
+}
+
+namespace {
+
+/// Units a, b, c, written on gather and read on compute, two slots for them; everything placed apart.
+Plan units() {
+  Program p;
+  p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64), scratch("c", 16, 128), scratch("sum", 16, 192)};
+  p.slot_limits = {{"units", 2, {{0}, {1}, {2}}}};
+  const Tensor sum = whole(p, 3);
+  std::vector<Op> ops = {op(OpKind::zero, {}, {sum})};
+  for (BufferId id : {0, 1, 2}) {
+    ops.push_back(op(OpKind::zero, {}, {whole(p, id)}, StreamId::gather));
+    ops.push_back(op(OpKind::add, {sum, whole(p, id)}, {sum}));
+    ops[ops.size() - 2].name = std::string("gather ") + "abc"[id];
+    ops.back().name = std::string("use ") + "abc"[id];
+  }
+  Plan plan = plan_of(p, ops, 4096);
+  insert_lifetimes(plan.programs[0], {0, 1, 2, 3});
+  insert_dependencies(plan.programs[0]);
+  return plan;
+}
+
+std::string faults_of(const Plan& plan) {
+  std::string all;
+  for (const std::string& line : verify(plan)) all += line + '\n';
+  return all;
+}
+
+std::size_t index_of(Plan& plan, std::string_view name) {
+  const std::vector<Op>& ops = work(plan);
+  return static_cast<std::size_t>(std::ranges::find(ops, name, &Op::name) - ops.begin());
+}
+
+}  // namespace
+
+TEST_CASE("Slots: a turn that does not wait, a turn that goes on, names that are none") {
+  CHECK(faults_of(units()) == "");
+  Plan plan = units();
+  const std::size_t taker = index_of(plan, "gather c");
+  REQUIRE(work(plan)[taker - 2].kind == OpKind::wait);  // then the alloc of c
+  erase(plan, taker - 2);
+  CHECK_THAT(faults_of(plan), Contains("takes a slot of 'units', which has 2, without waiting for add 'use a'") &&
+                                  Contains("(zero 'gather c')"));
+  plan = units();
+  plan.programs[0].slot_limits[0].slots = 1;
+  CHECK_THAT(faults_of(plan), Contains("(zero 'gather b')") && Contains("without waiting for add 'use a'"));
+  // a is read again when c has its slot.
+  plan = units();
+  const Op late =
+      op(OpKind::add, {whole(plan.programs[0], 3), whole(plan.programs[0], 0)}, {whole(plan.programs[0], 3)});
+  work(plan).insert(work(plan).begin() + static_cast<std::ptrdiff_t>(index_of(plan, "use c") + 1), late);
+  CHECK_THAT(faults_of(plan), Contains("touches 'a', which is not alive"));
+  const auto declare = [](const SlotLimit& limit) {
+    Plan spoilt = units();
+    spoilt.programs[0].slot_limits.push_back(limit);
+    return faults_of(spoilt);
+  };
+  CHECK_THAT(declare({"more", 0, {{3}}}), Contains("'more' has 0 slots"));
+  CHECK_THAT(declare({"more", 1, {{4}}}), Contains("slots 'more' name buffer 4"));
+  CHECK_THAT(declare({"more", 1, {{1}}}), Contains("slots 'more' name 'b' twice"));
+  plan = units();
+  plan.programs[0].buffers[2].section = Section::kv_cache;
+  plan.programs[0].section_bytes[static_cast<std::size_t>(Section::kv_cache)] = 4096;
+  CHECK_THAT(faults_of(plan), Contains("slots 'units' name 'c', which is in section kv_cache"));
+}
+
+TEST_CASE("A buffer is not touched any more when its slot is taken again") {
+  Plan plan = units();
+  Program& p = plan.programs[0];
+  // All live to the end, and a is read there.
+  std::vector<Op>& ops = work(plan);
+  std::vector<Op> frees;
+  for (const Op& o : ops)
+    if (o.kind == OpKind::free) frees.push_back(o);
+  std::erase_if(ops, [](const Op& o) { return o.kind == OpKind::free; });
+  ops.push_back(op(OpKind::add, {whole(p, 3), whole(p, 0)}, {whole(p, 3)}));
+  for (Op& o : frees) o.stream = StreamId::compute, ops.push_back(o);
+  CHECK_THAT(faults_of(plan), Contains("touches 'a' when its slot of 'units', which has 2, is taken again"));
+}
+
+TEST_CASE("A wait for an op with which the waiter shares nothing is refused, with both names") {
+  // The events of a plan that waits for addresses: c lies where a lay, and no slot is declared.
+  Plan plan = units();
+  plan.programs[0].slot_limits.clear();
+  plan.programs[0].buffers[2].offset = 0;
+  CHECK(faults_of(plan).find("no event between") == std::string::npos);
+  CHECK_THAT(faults_of(plan), Contains("(zero 'gather c'): false wait: shares no buffer with add 'use a', and no slot "
+                                       "limit asks for it"));
 }
 
 TEST_CASE("An op reads only what was written since its buffer was allocated") {

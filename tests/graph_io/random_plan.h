@@ -59,6 +59,15 @@ class PlanMaker {
       out.buffers.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 30),
                              static_cast<Category>(below(num_categories)), static_cast<Section>(below(num_sections)),
                              64 * below(1 << 20)});
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) {
+      SlotLimit limit{name(), static_cast<std::int32_t>(1 + below(3)), {}};
+      for (std::int64_t t = 0, m = below(4); t < m; ++t) {
+        auto& turn = limit.turns.emplace_back();
+        for (std::int64_t k = below(3); k > 0; --k)
+          turn.push_back(static_cast<BufferId>(below(static_cast<std::int64_t>(out.buffers.size()))));
+      }
+      out.slot_limits.push_back(std::move(limit));
+    }
     for (std::size_t i = 0; i < p.phases.size(); ++i) {
       std::vector<Block> blocks;
       for (std::int64_t b = 0, n = below(3); b < n; ++b) {

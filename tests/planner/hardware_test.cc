@@ -104,6 +104,19 @@ TEST_CASE("a latency of zero is zero, one left out is the stated one") {
   CHECK(h.intra.hop_latency.value == 0.8e-6);
 }
 
+TEST_CASE("a key twice in a profile is an error, at every depth") {
+  const std::string head = "schema: hotbunk.hardware/1\n";
+  for (const char* text :
+       {"name: a\nname: b\n", "gemm:\n  half_k: {value: 1, source: a}\n  half_k: {value: 2, source: a}\n",
+        "launch: {value: 1e-6, value: 2e-6, source: a}\n",
+        "measurements:\n  - {op: linear, m: 1, m: 2, n: 1, k: 1, seconds: 1}\n"}) {
+    const auto read = parse_hardware(head + text, "profile.yaml", {});
+    INFO(text);
+    REQUIRE_FALSE(read);
+    CHECK(read.error()[0].code == "E204");
+  }
+}
+
 TEST_CASE("rates that are not known are no lines of a profile") {
   ClusterSpec c = loaded("{gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}").cluster;
   c.network_bandwidth = {};

@@ -183,9 +183,17 @@ TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
   return out;
 }
 
+/// explain() walked over the lines of traffic() itself, when they were gone: no pointer is to be had of a value that
+/// dies in the same statement.
+template <class T>
+concept gives_pointers = requires(T&& t) {
+  std::forward<T>(t).begin();
+};
+static_assert(gives_pointers<const FormTraffics&> && !gives_pointers<FormTraffics>);
+
 TrafficTable table_of(const FormTraffics& form) {
   TrafficTable out;
-  for (const FormTraffic& t : form.all())
+  for (const FormTraffic& t : form)
     out[{std::string(name_of(t.phase)), static_cast<int>(t.group), t.op}] = {t.calls, t.payload_bytes, t.padding_bytes};
   return out;
 }

@@ -186,7 +186,8 @@ TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by p
   };
   const Case cases[] = {
       {"demo.yaml", {"steps=1"}, 0.03, 0.15},
-      {"qwen2.5-0.5b-cpu.yaml", {}, 0.04, 0.15},
+      // Units are gathered beside compute, on the same cores: what that costs is one stated constant.
+      {"qwen2.5-0.5b-cpu.yaml", {}, 0.06, 0.15},
       {"qwen2.5-7b-fsdp8.yaml", few, 0.02, 0.08},
       {"qwen2.5-7b-fsdp8.yaml", few_and("rollout.sleep_level=1"), 0.02, 0.08},
       {"qwen2.5-7b-fsdp8.yaml", few_and("rollout.sleep=false"), 0.02, 0.08},

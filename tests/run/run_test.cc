@@ -266,7 +266,8 @@ TEST_CASE("a run folder that cannot be written is refused before any work, and s
   }
   const Result2 unknown = hotbunk_command("simulat x.yaml");
   CHECK(unknown.code == 2);
-  CHECK(unknown.err == "error[E126]: there is no command 'simulat'\n   = help: did you mean simulate?\n");
+  CHECK_THAT(unknown.err, Catch::StartsWith("error[E126]: there is no command 'simulat'\n  --> hotbunk\n") &&
+                              Catch::EndsWith("   = help: did you mean simulate?\n"));
 }
 
 TEST_CASE(

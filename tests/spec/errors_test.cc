@@ -5,6 +5,7 @@
 //   scenario [--set k=v]...   the rest is scenario.yaml
 //   open PATH                 load_scenario of a path
 //   config                    the rest is config.json
+//   folder [FILE]...          the rest is config.json of a model folder that also has these files, empty
 //   safetensors               the rest describes a file, see write_safetensors; it is opened as a checkpoint
 //   weights                   the same, then every parameter of the first line's model config is loaded
 //   index                     the rest is model.safetensors.index.json in an otherwise empty folder
@@ -127,6 +128,11 @@ std::string run_case(const std::string& input) {
   if (command == "safetensors") {
     REQUIRE(write_file_atomic("model.safetensors", safetensors_of(in)));
     return rendered(Checkpoint::open("model.safetensors"));
+  }
+  if (command == "folder") {  // a model folder of this config and empty files of these names
+    REQUIRE(write_file_atomic("bare/config.json", rest));
+    for (std::string name; words >> name;) REQUIRE(write_file_atomic("bare/" + name, ""));
+    return rendered(load_model("bare"));
   }
   if (command == "weights") return run_weights(in);
   if (command == "index") {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/attention_amx.h"
+#include "backends/cpu_gloo/kernels/attention_step.h"
 #include "backends/cpu_gloo/kernels/attention_tasks.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 
@@ -13,46 +14,9 @@ namespace {
 
 constexpr int kScratchSlot = 3;
 
-/// One thread's tiles, carved from its share of the scratch memory.
-struct Tiles {
-  float *k_t, *v, *q, *s, *o;
-  SoftmaxState state;
-  static std::int64_t floats(std::int64_t max_length, std::int64_t d, std::int64_t dp) {
-    return round_up(max_length, kBlock) * (d + dp) + kBlock * (d + kBlock + dp + 3);
-  }
-  Tiles(float* base, std::int64_t max_length, std::int64_t d, std::int64_t dp) {
-    const std::int64_t length = round_up(max_length, kBlock);
-    const auto take = [&](std::int64_t n) { return std::exchange(base, base + n); };
-    k_t = take(length * d), v = take(length * dp), o = take(kBlock * dp), s = take(kBlock * kBlock);
-    q = take(kBlock * d), state = {take(kBlock), take(kBlock), take(kBlock)};
-  }
-};
-
-/// One tile of queries (packed in t.q, scaled) against all keys they see; leaves Σ p·v in t.o.
-void query_tile(const Tiles& t, std::int64_t block, std::int64_t rows, std::int64_t d, std::int64_t dp) {
-  t.state.reset();
-  for (std::int64_t j = 0; j <= block; ++j) {
-    const bool diagonal = j == block;
-    for_row_groups(rows, diagonal, [&](std::int64_t r0, std::int64_t n, std::int64_t keys) {
-      const std::int64_t width = round_up(keys, kLanes);
-      float* s = t.s + r0 * kBlock;
-      gemm_small(n, width, d, t.q + r0 * d, d, 1, t.k_t + j * kBlock * d, kBlock, s, kBlock, false);
-      for (std::int64_t r = 0; r < n; r += kLanes) {
-        float* part = s + r * kBlock;
-        softmax_step(part, r0 + r, std::min<std::int64_t>(kLanes, n - r), width, diagonal ? r0 + r + 1 : width, 1.0f,
-                     t.state,
-                     [&](std::int64_t i, std::int64_t c, Vf p) HB_FORCE_INLINE { store(part + i * kBlock + c, p); });
-      }
-      float* o = t.o + r0 * dp;
-      if (j > 0) shrink_rows(t.state.shrink + r0, o, n, dp);
-      gemm_small(n, dp, keys, s, kBlock, 1, t.v + j * kBlock * dp, dp, o, dp, j > 0);
-    });
-  }
-}
-
 template <class E>
-void run_task(const AttentionTask& task, const Tiles& t, ConstMatrix qkv, HeadShape shape, float scale, Matrix o,
-              float* lse) {
+void run_task(const AttentionTask& task, const AttentionTile& t, ConstMatrix qkv, HeadShape shape, float scale,
+              Matrix o, float* lse) {
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t group = shape.num_heads / shape.num_kv_heads;
   const std::int64_t keys = std::min(task.length, task.last_block * kBlock);
@@ -64,7 +28,8 @@ void run_task(const AttentionTask& task, const Tiles& t, ConstMatrix qkv, HeadSh
       const std::int64_t token = task.begin + block * kBlock;
       const std::int64_t rows = std::min(kBlock, task.length - block * kBlock);
       pack_rows(row<E>(qkv, token) + head * d, qkv.ld, rows, d, scale, t.q, d);
-      query_tile(t, block, rows, d, dp);
+      for (std::int64_t j = 0; j <= block; ++j)
+        attend_block(t, rows, d, t.k_t + j * kBlock * d, t.v + j * kBlock * dp, (block - j) * kBlock + 1, 1, j == 0);
       for (std::int64_t r = 0; r < rows; ++r) {
         unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.state.sum[r], row<E>(o, token + r) + head * d, o.ld);
         lse[(token + r) * shape.num_heads + head] = t.state.max[r] + std::log(t.state.sum[r]);
@@ -84,12 +49,12 @@ void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std
   if (attention_forward_amx(ctx, qkv, shape, cu_seqlens, scale, o, lse)) return;
   const AttentionTasks work = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), true);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
-  const std::int64_t share = round_up(Tiles::floats(work.longest, d, dp), 1024);
+  const std::int64_t share = round_up(AttentionTile::floats(work.longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
   with_float_type(qkv.dtype, [&](auto tag) {
     parallel_tasks(ctx, std::ssize(work.tasks), work.worth_team, [&](std::int64_t i, int thread) {
-      const Tiles tiles(scratch + thread * share, work.longest, d, dp);
+      const AttentionTile tiles(scratch + thread * share, work.longest, d, dp);
       run_task<decltype(tag)>(work.tasks[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
     });
   });

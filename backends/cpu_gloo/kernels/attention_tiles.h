@@ -38,26 +38,32 @@ void pack_rows(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, fl
   }
 }
 
-/// Transposed tiles: token p of src (stride ld) becomes column p % kBlock of tile p / kBlock, each tile [d][kBlock];
+/// Transposed tiles: row_of(p), d elements, becomes column p % kBlock of tile p / kBlock, each tile [d][kBlock];
 /// columns past n are zero.
-template <class E>
-void pack_transposed(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, float* dst) {
+template <class RowOf>
+void pack_transposed(RowOf&& row_of, std::int64_t n, std::int64_t d, float* dst) {
   static_assert(kBlock % kLanes == 0);
   for (std::int64_t p0 = 0; p0 < round_up(n, kBlock); p0 += kLanes) {
     const std::int64_t tokens = std::min<std::int64_t>(kLanes, n - p0);  // ≤ 0 in the tail of the last tile
-    for (std::int64_t p = 0; p < tokens; ++p) prefetch_row(src + (p0 + kLanes + p) * ld, d);
+    for (std::int64_t p = 0; p < tokens && p0 + kLanes + p < n; ++p) prefetch_row(row_of(p0 + kLanes + p), d);
     float* tile = dst + p0 / kBlock * d * kBlock + p0 % kBlock;
     for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {
       const std::int64_t columns = std::min<std::int64_t>(kLanes, d - c0);
       Vf rows[kLanes] = {};
       for (std::int64_t p = 0; p < tokens; ++p) {
-        const E* s = src + (p0 + p) * ld + c0;
+        const auto* s = row_of(p0 + p) + c0;
         rows[p] = columns == kLanes ? load(s) : load_n(s, columns);
       }
       transpose(rows);
       for (std::int64_t c = 0; c < columns; ++c) store(tile + (c0 + c) * kBlock, rows[c]);
     }
   }
+}
+
+/// The same for rows that lie `ld` elements apart.
+template <class E>
+void pack_transposed(const E* src, std::int64_t ld, std::int64_t n, std::int64_t d, float* dst) {
+  pack_transposed([&](std::int64_t p) { return src + p * ld; }, n, d, dst);
 }
 
 template <class E>
@@ -109,16 +115,17 @@ HB_INLINE Vi lane_numbers() {
 }
 
 /// One step for n ≤ kLanes rows from row r0: scores s[n][width] (stride kBlock) become weights exp(scale·s − max),
-/// handed to put(row, column, vector). Row r sees visible0 + r columns (all, if that is ≥ width). Rows are reduced
-/// together, so that no row waits for another's maximum or sum.
+/// handed to put(row, column, vector). Row r sees visible0 + r·per_row columns (all, if that is ≥ width; a row that
+/// sees none keeps its bits, if it saw some before). Rows are reduced together, so that no row waits for another's
+/// maximum or sum.
 template <class Put>
 HB_INLINE void softmax_step(float* s, std::int64_t r0, std::int64_t n, std::int64_t width, std::int64_t visible0,
-                            float scale, const SoftmaxState& state, Put&& put) {
+                            float scale, const SoftmaxState& state, Put&& put, std::int64_t per_row = 1) {
   constexpr float kNegInf = -std::numeric_limits<float>::infinity();
   Vf rows[kLanes] = {};
   for (std::int64_t r = 0; r < n; ++r) {
     float* x = s + r * kBlock;
-    const auto visible = static_cast<std::int32_t>(std::min(width, visible0 + r));
+    const auto visible = static_cast<std::int32_t>(std::clamp<std::int64_t>(visible0 + r * per_row, 0, width));
     for (std::int64_t c = visible / kLanes * kLanes; c < width; c += kLanes)
       store(x + c, lane_numbers() + static_cast<std::int32_t>(c) < visible ? load(x + c) : splat(kNegInf));
     Vf best = load(x);

@@ -5,8 +5,8 @@
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/onednn.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/row_gemm.h"
 #include "backends/cpu_gloo/kernels/simd.h"
-#include "backends/cpu_gloo/kernels/skinny.h"
 
 namespace hotbunk::kernels {
 namespace {
@@ -44,9 +44,9 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
     cast(ctx, bias, wide_bias.data(), DType::f32, N);
     bias_f32 = wide_bias.data();
   }
-  if (T <= kSkinnyRows && K > 0) {
+  if (x.dtype == DType::f32 || T <= kSkinnyRows) {
     HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
-    skinny_forward(ctx, x, w, bias_f32, y, T, N, K, write);
+    row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
     return;
   }
   const MatmulShape shape{.M = T,

@@ -5,16 +5,19 @@
 // once. All of T, N, K may be 0 (K = 0 with `overwrite` writes zeros, or the bias).
 //
 // Which path runs (gemm.cc; measured in bench/kernels.cc):
-//   forward, T ≤ kSkinnyRows   own streaming kernel. *Batch-invariant*: row t's result has the same bits whatever T is,
-//                              whichever other rows there are, and however many threads run.
-//   everything else            oneDNN: AMX for bf16 where the CPU has it, AVX-512 or AVX2 for fp32. Not
-//                              batch-invariant: its blocking depends on T and on the number of threads. bf16 on a CPU
-//                              that oneDNN has no bf16 kernel for is widened to fp32 first (same results to rounding).
+//   forward, fp32              own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T
+//   is, forward, T ≤ kSkinnyRows   whichever other rows there are, and however many threads run; so rollout and
+//   training
+//                              compute the same.
+//   everything else            oneDNN: AMX for bf16 where the CPU has it, AVX-512 or AVX2 for fp32. Not row-invariant:
+//                              its blocking depends on T and on the number of threads. bf16 on a CPU that oneDNN has no
+//                              bf16 kernel for is widened to fp32 first (same results to rounding).
 #pragma once
 #include "backends/cpu_gloo/kernels/context.h"
 
 namespace hotbunk::kernels {
 
+/// Up to here weights are streamed once from memory, above them arranged in blocks.
 inline constexpr std::int64_t kSkinnyRows = 16;
 
 /// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype.

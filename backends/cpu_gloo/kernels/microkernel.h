@@ -50,6 +50,10 @@ inline void gemm_small(std::int64_t M, std::int64_t N, std::int64_t K, const flo
                        std::int64_t a_col, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
                        bool accumulate) {
   std::int64_t n = 0;
+  constexpr int kWideVecs = 4;  // a row alone has its chains side by side in columns only
+  for (; M < 4 && n + kWideVecs * kLanes <= N; n += kWideVecs * kLanes)
+    for (std::int64_t m = 0; m < M; ++m)
+      gemm_tile<1, kWideVecs>(K, a + m * a_row, a_row, a_col, b + n, ldb, c + m * ldc + n, ldc, accumulate);
   for (; n + kPanel <= N; n += kPanel) gemm_rows<kTileVecs>(M, K, a, a_row, a_col, b + n, ldb, c + n, ldc, accumulate);
   for (; n < N; n += kLanes) gemm_rows<1>(M, K, a, a_row, a_col, b + n, ldb, c + n, ldc, accumulate);
 }

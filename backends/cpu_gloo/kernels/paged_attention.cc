@@ -1,21 +1,15 @@
 #include "backends/cpu_gloo/kernels/paged_attention.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 
+#include "backends/cpu_gloo/kernels/attention_step.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
 
 namespace hotbunk::kernels {
 namespace {
 
-constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr int kScratchSlot = 3;
-constexpr std::int64_t kMaxGroup = 128;  // query heads per kv head (multi-query attention of the largest models: 128)
-/// Positions whose scores are formed before their values are read: one online-softmax step. Counted from position 0,
-/// so that the order of sums depends on the query's position only.
-constexpr std::int64_t kStep = 64;
 
 /// One layer's pool as rows of d elements: block b holds block_size·kv_heads key rows, then as many value rows.
 template <class P>
@@ -25,115 +19,95 @@ struct PoolView {
   const P* key(std::int64_t block, std::int64_t offset, std::int64_t head) const {
     return data + ((block * 2 * block_size + offset) * kv_heads + head) * d;
   }
+  /// Position p of the sequence whose blocks these are.
+  const P* key_at(const std::int32_t* blocks, std::int64_t p, std::int64_t head) const {
+    return key(blocks[p / block_size], p % block_size, head);
+  }
   std::int64_t value_distance() const { return block_size * kv_heads * d; }  // from a key to its value
 };
 
+/// Positions [p0, p0 + n) of one sequence and kv head as tiles; p0 is a multiple of kBlock.
 template <class P>
-HB_INLINE float dot(const float* q, const P* k, std::int64_t d) {
-  Vf sum{};
-  for_vectors(d, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { sum += ld(q + j) * ld(k + j); });
-  return sum_lanes(sum);
+void pack_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
+               std::int64_t kv_head, float* k_t, float* v) {
+  const std::int64_t d = pool.d, dp = round_up(d, kLanes);
+  pack_transposed([&](std::int64_t p) { return pool.key_at(blocks, p0 + p, kv_head); }, n, d, k_t);
+  for (std::int64_t p = 0; p < n; ++p)
+    pack_rows(pool.key_at(blocks, p0 + p, kv_head) + pool.value_distance(), 0, 1, d, 1.0f, v + p * dp, dp);
 }
 
-/// Where the keys of positions [p0, p0 + n) lie.
-template <class P>
-void find_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
-               std::int64_t kv_head, const P** keys) {
-  std::int64_t block = p0 / pool.block_size, offset = p0 % pool.block_size;
-  for (std::int64_t i = 0; i < n; ++i) {
-    keys[i] = pool.key(blocks[block], offset, kv_head);
-    if (++offset == pool.block_size) ++block, offset = 0;
-  }
-}
-
-/// One online-softmax step of one query head; o stays unnormalised.
-struct Running {
-  float max = kNegInf;
-  float sum = 0.0f;
-};
-template <class P>
-HB_INLINE void attend_step(const float* q, const P* const* keys, std::int64_t n, std::int64_t d,
-                           std::int64_t value_distance, Running& run, float* o) {
-  alignas(64) std::array<float, kStep> s;
-  for (std::int64_t i = 0; i < n; ++i) s[static_cast<std::size_t>(i)] = dot(q, keys[i], d);
-  std::fill(s.begin() + n, s.end(), kNegInf);  // weight 0
-  Vf best = splat(run.max);
-  for (std::int64_t i = 0; i < kStep; i += kLanes) best = max(best, load(s.data() + i));
-  const float new_max = max_lanes(best);
-  Vf total{};
-  for (std::int64_t i = 0; i < kStep; i += kLanes) {
-    const Vf p = exp(load(s.data() + i) - new_max);
-    store(s.data() + i, p);
-    total += p;
-  }
-  const float shrink = std::exp(run.max - new_max);
-  run.sum = run.sum * shrink + sum_lanes(total);
-  run.max = new_max;
-  for_vectors(d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-    Vf acc = ld(o + j) * shrink;
-    for (std::int64_t i = 0; i < n; ++i) acc += ld(keys[i] + value_distance + j) * s[static_cast<std::size_t>(i)];
-    st(o + j, acc);
-  });
-}
-
-/// o[group][d] of the query heads of one kv head (scaled, fp32, [group][d]) over positions [0, context): the heads go
-/// step by step together, so that keys and values come from L1 after the first.
-template <class P>
-void attend(const float* q, std::int64_t group, const PoolView<P>& pool, const std::int32_t* blocks,
-            std::int64_t context, std::int64_t kv_head, float* o) {
-  const std::int64_t d = pool.d;
-  std::array<const P*, kStep> keys;
-  std::array<Running, kMaxGroup> run;
-  std::fill_n(o, group * d, 0.0f);
-  for (std::int64_t p0 = 0; p0 < context; p0 += kStep) {
-    const std::int64_t n = std::min(kStep, context - p0);
-    find_keys(pool, blocks, p0, n, kv_head, keys.data());
-    for (std::int64_t h = 0; h < group; ++h)
-      attend_step(q + h * d, keys.data(), n, d, pool.value_distance(), run[static_cast<std::size_t>(h)], o + h * d);
-  }
-  for (std::int64_t h = 0; h < group; ++h) {
-    const float sum = run[static_cast<std::size_t>(h)].sum;
-    const float norm = sum > 0.0f ? 1.0f / sum : 0.0f;
-    for (std::int64_t j = 0; j < d; ++j) o[h * d + j] *= norm;
-  }
-}
-
-/// Sequence and context length of one query row.
-struct Query {
-  std::int64_t sequence;
-  std::int64_t context;
+struct Call {
+  ConstMatrix qkv;
+  HeadShape shape;
+  const PagedContext& paged;
+  float scale;
+  Matrix o;
+  std::int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
+  const std::int32_t* blocks(std::int64_t sequence) const { return paged.block_table + sequence * paged.max_blocks; }
 };
 
-template <class QueryOf>
-void attend_rows(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool, const PagedContext& paged,
-                 std::int64_t rows, float scale, Matrix o, QueryOf&& query_of) {
+/// The heads [first, first + heads) of one kv head's group at the last position of a sequence: a tile's queries are
+/// heads, so that keys and values are packed once for all of them.
+template <class E, class P>
+void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head, std::int64_t first,
+                 std::int64_t heads, const AttentionTile& t) {
+  const std::int64_t d = pool.d, dp = round_up(d, kLanes), column = (kv_head * call.group() + first) * d;
+  const std::int64_t context = call.paged.context_len[s];
+  E* out = row<E>(call.o, s) + column;
+  if (context <= 0) {
+    std::fill_n(out, heads * d, E{});
+    return;
+  }
+  pack_rows(row<E>(call.qkv, s) + column, d, heads, d, call.scale, t.q, d);
+  for (std::int64_t p0 = 0; p0 < context; p0 += kBlock) {
+    const std::int64_t n = std::min(kBlock, context - p0);
+    pack_keys(pool, call.blocks(s), p0, n, kv_head, t.k_t, t.v);
+    attend_block(t, heads, d, t.k_t, t.v, n, 0, p0 == 0);
+  }
+  for (std::int64_t h = 0; h < heads; ++h) unpack_rows(t.o + h * dp, dp, 1, d, 1.0f / t.state.sum[h], out + h * d, d);
+}
+
+/// All query heads of one kv head for rows [begin, end) of qkv, the last of sequence s.
+template <class E, class P>
+void prefill_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t begin, std::int64_t end,
+                  std::int64_t kv_head, const AttentionTile& t) {
+  const std::int64_t d = pool.d, dp = round_up(d, kLanes), context = call.paged.context_len[s];
+  const std::int64_t first_position = context - (end - begin);
+  HB_CHECK(first_position >= 0, "{} new tokens, but {} in the pool", end - begin, context);
+  pack_keys(pool, call.blocks(s), 0, context, kv_head, t.k_t, t.v);
+  for (std::int64_t head = kv_head * call.group(); head < (kv_head + 1) * call.group(); ++head)
+    for (std::int64_t r0 = begin; r0 < end; r0 += kBlock) {
+      const std::int64_t rows = std::min(kBlock, end - r0), position = first_position + r0 - begin;
+      pack_rows(row<E>(call.qkv, r0) + head * d, call.qkv.ld, rows, d, call.scale, t.q, d);
+      for (std::int64_t p0 = 0; p0 < position + rows; p0 += kBlock)
+        attend_block(t, rows, d, t.k_t + p0 * d, t.v + p0 * dp, position - p0 + 1, 1, p0 == 0);
+      for (std::int64_t r = 0; r < rows; ++r)
+        unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.state.sum[r], row<E>(call.o, r0 + r) + head * d, call.o.ld);
+    }
+}
+
+void check_call(const Call& call) {
+  const HeadShape& shape = call.shape;
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
-  HB_CHECK(qkv.dtype == o.dtype, "paged attention: {} to {}", name_of(qkv.dtype), name_of(o.dtype));
-  const std::int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
-  HB_CHECK(group <= kMaxGroup, "{} query heads per kv head, at most {}", group, kMaxGroup);
-  auto* scratch = static_cast<float*>(
-      ctx.scratch(kScratchSlot, static_cast<std::size_t>(ctx.num_threads() * 2 * group * d) * sizeof(float)));
-  with_float_type(qkv.dtype, [&](auto q_tag) {
-    using E = decltype(q_tag);
+  HB_CHECK(call.scale > 0.0f, "scale {}", call.scale);
+  HB_CHECK(call.qkv.dtype == call.o.dtype, "paged attention: {} to {}", name_of(call.qkv.dtype), name_of(call.o.dtype));
+}
+
+/// task(E{}, pool view, i, tiles of the thread) for i in [0, tasks); tiles hold `longest` tokens.
+template <class Task>
+void run_tasks(KernelContext& ctx, const Call& call, const KvPool& pool, std::int64_t tasks, std::int64_t longest,
+               bool worth_team, Task&& task) {
+  const std::int64_t d = call.shape.head_dim, dp = round_up(d, kLanes);
+  const std::int64_t share = round_up(AttentionTile::floats(longest, d, dp), 1024);
+  auto* scratch =
+      static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
+  with_float_type(call.qkv.dtype, [&](auto q_tag) {
     with_float_type(pool.dtype, [&](auto p_tag) {
       using P = decltype(p_tag);
-      const PoolView<P> view{static_cast<const P*>(pool.data), pool.block_size, shape.num_kv_heads, d};
-      std::int64_t longest = 0;
-      for (std::int64_t r = 0; r < rows; ++r) longest = std::max(longest, query_of(r).context);
-      // A task is one row and kv head: its query heads read the same keys, from L1 after the first.
-      const bool worth_team = rows * longest * shape.num_heads * d > 65536;
-      parallel_tasks(ctx, rows * shape.num_kv_heads, worth_team, [&](std::int64_t i, int thread) {
-        const std::int64_t r = i / shape.num_kv_heads, kv_head = i % shape.num_kv_heads;
-        const Query query = query_of(r);
-        float* q = scratch + thread * 2 * group * d;
-        float* out = q + group * d;
-        const E* src = row<E>(qkv, r) + kv_head * group * d;  // the group's heads lie side by side
-        E* dst = row<E>(o, r) + kv_head * group * d;
-        for_vectors(group * d,
-                    [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(q + j, ld(src + j) * scale); });
-        attend(q, group, view, paged.block_table + query.sequence * paged.max_blocks, query.context, kv_head, out);
-        for_vectors(group * d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(dst + j, ld(out + j)); });
+      const PoolView<P> view{static_cast<const P*>(pool.data), pool.block_size, call.shape.num_kv_heads, d};
+      parallel_tasks(ctx, tasks, worth_team, [&](std::int64_t i, int thread) {
+        task(q_tag, view, i, AttentionTile(scratch + thread * share, longest, d, dp));
       });
     });
   });
@@ -170,21 +144,40 @@ void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, st
 
 void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool,
                             const PagedContext& paged, std::int64_t S, float scale, Matrix o) {
-  attend_rows(ctx, qkv, shape, pool, paged, S, scale, o, [&](std::int64_t r) {
-    return Query{r, paged.context_len[r]};
-  });
+  const Call call{qkv, shape, paged, scale, o};
+  check_call(call);
+  std::int64_t longest = 0;
+  for (std::int64_t s = 0; s < S; ++s) longest = std::max<std::int64_t>(longest, paged.context_len[s]);
+  const std::int64_t tiles = (call.group() + kBlock - 1) / kBlock;  // of query heads, per kv head
+  const bool worth_team = S * longest * shape.num_heads * shape.head_dim > 65536;
+  run_tasks(ctx, call, pool, S * shape.num_kv_heads * tiles, kBlock, worth_team,
+            [&]<class E>(E, const auto& view, std::int64_t i, const AttentionTile& t) {
+              const std::int64_t first = i % tiles * kBlock, pair = i / tiles;
+              decode_task<E>(call, view, pair / shape.num_kv_heads, pair % shape.num_kv_heads, first,
+                             std::min(kBlock, call.group() - first), t);
+            });
 }
 
 void paged_prefill_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool,
                              const PagedContext& paged, std::span<const std::int32_t> cu_seqlens, float scale,
                              Matrix o) {
-  if (cu_seqlens.size() < 2) return;
-  const std::int64_t rows = cu_seqlens.back();
-  attend_rows(ctx, qkv, shape, pool, paged, rows, scale, o, [&](std::int64_t r) {
-    const auto s = std::upper_bound(cu_seqlens.begin(), cu_seqlens.end(), r) - cu_seqlens.begin() - 1;
-    const std::int64_t after = cu_seqlens[static_cast<std::size_t>(s) + 1] - r;  // tokens from this one to the last
-    return Query{s, paged.context_len[s] - after + 1};
-  });
+  const Call call{qkv, shape, paged, scale, o};
+  check_call(call);
+  std::int64_t longest = 0, work = 0;
+  const auto S = std::ssize(cu_seqlens) - 1;
+  for (std::int64_t s = 0; s < S; ++s) {
+    const auto at = static_cast<std::size_t>(s);
+    if (cu_seqlens[at] == cu_seqlens[at + 1]) continue;
+    longest = std::max<std::int64_t>(longest, paged.context_len[s]);
+    work += std::int64_t{paged.context_len[s]} * (cu_seqlens[at + 1] - cu_seqlens[at]);
+  }
+  run_tasks(ctx, call, pool, std::max<std::int64_t>(S, 0) * shape.num_kv_heads, longest, work > 256,
+            [&]<class E>(E, const auto& view, std::int64_t i, const AttentionTile& t) {
+              const std::int64_t s = i / shape.num_kv_heads;
+              const std::int64_t begin = cu_seqlens[static_cast<std::size_t>(s)];
+              const std::int64_t end = cu_seqlens[static_cast<std::size_t>(s) + 1];
+              if (begin < end) prefill_task<E>(call, view, s, begin, end, i % shape.num_kv_heads, t);
+            });
 }
 
 }  // namespace hotbunk::kernels

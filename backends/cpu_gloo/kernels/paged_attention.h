@@ -28,7 +28,8 @@ void kv_write(KernelContext&, ConstMatrix qkv, const std::int32_t* slots, std::i
 
 /// One query token per sequence, at position context_len − 1, its own k and v already written. Rows of idle slots
 /// (context_len 0) become zero. qkv: [S, (a+2k)·d] (only q is read); o: [S, a·d].
-/// Batch-invariant: a row's bits do not depend on the other rows or on the number of threads.
+/// A row's bits do not depend on the other rows or on the number of threads, and are attention_forward's for the same
+/// fp32 token (attention_step.h).
 void paged_decode_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
                             std::int64_t S, float scale, Matrix o);
 

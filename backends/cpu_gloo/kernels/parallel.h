@@ -2,10 +2,27 @@
 #pragma once
 #include <omp.h>
 
+#include <atomic>
+#include <thread>
+#include <vector>
+
 #include "backends/cpu_gloo/kernels/context.h"
 #include "base/check.h"
 
 namespace hotbunk::kernels {
+
+/// body(thread, threads) on every thread of one team, and back when the last is done.
+template <class Body>
+void on_team(int threads, Body&& body) {
+#ifdef __SANITIZE_THREAD__  // which does not see the order that OpenMP's barriers make, and sees that of plain threads
+  std::vector<std::jthread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back([&body, t, threads] { body(t, threads); });
+  body(0, threads);
+#else
+#pragma omp parallel num_threads(threads)
+  body(omp_get_thread_num(), omp_get_num_threads());
+#endif
+}
 
 /// body(begin, end) over [0, n), one contiguous range per thread; on the calling thread alone when n ≤ grain, because
 /// waking a team costs several µs. The team is all or nothing: OpenMP runtimes rebuild their pool when its size
@@ -17,14 +34,11 @@ void parallel_for(const KernelContext& ctx, std::int64_t n, std::int64_t grain, 
     body(std::int64_t{0}, n);
     return;
   }
-#pragma omp parallel num_threads(ctx.num_threads())
-  {
-    const std::int64_t t = omp_get_thread_num();
-    const std::int64_t team = omp_get_num_threads();
+  on_team(ctx.num_threads(), [&](std::int64_t t, std::int64_t team) {
     const std::int64_t begin = n * t / team;
     const std::int64_t end = n * (t + 1) / team;
     if (begin < end) body(begin, end);
-  }
+  });
 }
 
 /// task(i, thread) for i in [0, n), each on whichever thread is free: for tasks of uneven size that write disjoint
@@ -35,8 +49,10 @@ void parallel_tasks(const KernelContext& ctx, std::int64_t n, bool worth_team, T
     for (std::int64_t i = 0; i < n; ++i) task(i, 0);
     return;
   }
-#pragma omp parallel for num_threads(ctx.num_threads()) schedule(dynamic, 1)
-  for (std::int64_t i = 0; i < n; ++i) task(i, omp_get_thread_num());
+  std::atomic<std::int64_t> next{0};
+  on_team(ctx.num_threads(), [&](int thread, int) {
+    for (std::int64_t i = next++; i < n; i = next++) task(i, thread);
+  });
 }
 
 /// Rows per thread below which a team is not worth waking, for kernels that touch `elements_per_row` per row.

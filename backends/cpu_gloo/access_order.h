@@ -1,0 +1,58 @@
+// The checked mode's witness of order: which accesses of one rank's memory happen before which, as its streams are
+// asked to run them. A race is named although nothing went wrong this time: what is compared is what events order, not
+// when threads ran.
+#pragma once
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exec/driver.h"
+#include "graph/conflicts.h"
+
+namespace hotbunk {
+
+/// A vector clock per stream: of each stream, the last op that is known to be done before what comes next. Clocks
+/// travel through record and wait, and a synchronisation with the host joins them all. Other ranks' reads of this
+/// rank's memory (peer_copy) are ordered by barriers that name the tensor, and so are the reads of the same tensor
+/// here. All calls come from the device's calling thread, in program order. Memory: what a plan does between two
+/// synchronisations; behind one everything is known to every stream, and forgotten.
+class AccessOrder {
+ public:
+  explicit AccessOrder(const Program&);
+
+  void record(StreamId, EventId);
+  void wait(StreamId, EventId);
+  /// Every stream has ended.
+  void join();
+  /// Notes what the op reads and writes with this run's sizes (a window's actual rows). The first conflicting access
+  /// that nothing orders before it, or nothing: "stream reduce: add 'x' ... and stream compute: ...", with buffers and
+  /// bytes.
+  std::optional<std::string> touch(const Op&, const Sizes&);
+
+ private:
+  using Clock = std::array<std::int32_t, num_streams>;
+  std::string describe(const Op& earlier, const Op& later, const Access&) const;
+
+  const Program& program_;
+  ConflictMap conflicts_;
+  std::array<Clock, num_streams> clocks_;
+  std::vector<Clock> recorded_;     // by event
+  std::vector<const Op*> touched_;  // since the last join, by sequence number
+};
+
+/// Calls visit(access) for what an op reads and writes with actual sizes; each_access (graph/access.h) has capacities.
+template <class F>
+void each_actual_access(const Program& program, const Op& op, const Sizes& sizes, F&& visit) {
+  const auto side = [&](const std::vector<Tensor>& tensors, bool write) {
+    for (const Tensor& t : tensors) {
+      const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
+      const std::int64_t begin = b.offset + t.offset_bytes;
+      visit(Access{b.section, begin, begin + t.bytes(sizes), write});
+    }
+  };
+  side(op.inputs, false);
+  side(op.outputs, true);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,39 @@
+// When a buffer may be filled with NaN: an alloc is no op of a plan's order, so nothing there keeps the fill behind the
+// last reader of the bytes on another stream, nor before their first writer.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "backends/cpu_gloo/access_order.h"
+#include "backends/cpu_gloo/stream_thread.h"
+
+namespace hotbunk {
+
+/// Treats the fill as one more access of its range on the stream of the alloc, and orders it by events of its own: they
+/// are no part of what AccessOrder knows, so a race of the plan stays one. All calls come from the device's calling
+/// thread, in program order; every wait is for what was enqueued before, so none of them can block for ever.
+class PoisonOrder {
+ public:
+  using StreamOf = std::function<StreamThread&(StreamId)>;
+  PoisonOrder(const Program& program, StreamOf stream) : program_(program), stream_(std::move(stream)) {}
+
+  /// Enqueues `fill` on the stream, behind everything that touched the buffer's bytes.
+  void poison(StreamId, const Buffer&, std::function<void()> fill);
+  /// Before the op is enqueued: it starts behind the fills of what it touches.
+  void touch(const Op&, const Sizes&);
+  /// Every stream has ended.
+  void join();
+
+ private:
+  struct Fill {
+    std::int32_t index = -1;  // sequence number of the access
+    StreamEvent done;
+  };
+  const Program& program_;
+  const StreamOf stream_;
+  ConflictMap accesses_;
+  std::int32_t sequence_ = -1;
+  std::vector<Fill> fills_;  // since the last join, ascending
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,78 @@
+#include "cli/output.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/printable.h"
+#include "cli/command.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// stdout belongs to the process, and so does what is known of it.
+struct Stdout {
+  bool json = false, has_result = false;
+  Diagnostics errors;
+};
+Stdout& standard_output() {
+  static Stdout state;
+  return state;
+}
+
+Json document_of(const Diagnostic& d) {
+  return {{"code", d.code},
+          {"message", d.message},
+          {"where", {{"file", d.where.file}, {"line", d.where.line}, {"column", d.where.column}}},
+          {"notes", d.notes},
+          {"help", d.help}};
+}
+
+}  // namespace
+
+void errors_as_json() { standard_output().json = true; }
+void errors_stay_on_stderr() { standard_output().json = false; }
+
+void print_document(std::string_view json) {
+  standard_output().has_result = true;
+  fmt::print("{}\n", json);
+  std::fflush(stdout);
+}
+
+int report_errors(const Diagnostics& errors) {
+  std::fflush(stdout);  // what was answered comes before what is wrong with it
+  std::fputs(render(errors).c_str(), stderr);
+  Diagnostics& all = standard_output().errors;
+  all.insert(all.end(), errors.begin(), errors.end());
+  if (errors.empty()) return exit_bad_input;
+  const std::string& code = errors.front().code;
+  if (code.starts_with("E6")) return exit_runtime;
+  return code == "E301" || code == "E302" || code == "E310" || code == "E312" ? exit_no : exit_bad_input;
+}
+
+int end_process(int exit_code) {
+  const Stdout& out = standard_output();
+  if (!out.json || out.has_result || out.errors.empty()) return exit_code;
+  Json doc = {{"schema", "hotbunk.error/1"}, {"exit_code", exit_code}};
+  doc.update(document_of(out.errors.front()));
+  doc["errors"] = Json::array();
+  for (const Diagnostic& d : out.errors) doc["errors"].push_back(document_of(d));
+  // A path need not be UTF-8; JSON is.
+  fmt::print("{}\n", doc.dump(1, ' ', false, Json::error_handler_t::replace));
+  return exit_code;
+}
+
+void say_next(std::string_view command) { fmt::print(stderr, "Next: hotbunk {}\n", printable_line(command)); }
+
+std::string shell_quoted(std::string_view argument) {
+  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+@%-";
+  if (!argument.empty() && argument.find_first_not_of(plain) == std::string_view::npos) return std::string(argument);
+  std::string out = "'";
+  for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,180 @@
+#include "cli/resume.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "rl/manifest.h"
+#include "spec/loader.h"
+#include "spec/model_config.h"
+#include "spec/scenario_keys.h"
+
+namespace hotbunk {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Folders of a run that hold a checkpoint, by step; of one step's the numbered one comes last.
+std::vector<SavedCheckpoint> checkpoints_of(const RunFolder& run, Diagnostics& problems) {
+  std::vector<SavedCheckpoint> found;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(run.checkpoints(), ec)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".") || !is_checkpoint(entry.path())) continue;
+    auto read = read_checkpoint(entry.path());
+    if (read) found.push_back(std::move(*read));
+    else problems.insert(problems.end(), read.error().begin(), read.error().end());
+  }
+  std::ranges::sort(found, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
+    return std::pair(a.state.step, a.folder.filename()) < std::pair(b.state.step, b.folder.filename());
+  });
+  return found;
+}
+
+/// What a key of the scenario means to a run that goes on.
+enum class Meaning : std::uint8_t { of_the_run, where_it_runs, computation };
+
+Meaning meaning_of(const std::string& key) {
+  for (const char* free : {"name", "steps", "checkpoint_every", "task.data"})  // data: its digest decides
+    if (key == free) return Meaning::of_the_run;
+  if (key.starts_with("run.")) return Meaning::of_the_run;
+  // Sums run in another order there, memory is another, and nothing else differs.
+  for (const char* where : {"cluster.", "train.layout.", "rollout.layout.", "sync.", "train.offload", "train.prefetch",
+                            "train.reshard_after_forward", "transition", "rollout.sleep", "rollout.memory_fraction",
+                            "rollout.kv_cache_tokens"})
+    if (key.starts_with(where)) return Meaning::where_it_runs;
+  return Meaning::computation;
+}
+
+struct Differences {
+  std::vector<std::string> computation, where;
+};
+
+Differences differences_of(const Scenario& before, const Scenario& now) {
+  Differences out;
+  const nlohmann::json a = config_of(before.model, DType::f32), b = config_of(now.model, DType::f32);
+  for (const auto& [key, value] : a.items())
+    if (!b.contains(key) || b[key] != value)
+      out.computation.push_back(fmt::format("model.{}: {} in the checkpoint, {} now", key, value.dump(),
+                                            b.contains(key) ? b[key].dump() : "none"));
+  for (const auto& [key, value] : b.items())
+    if (!a.contains(key))
+      out.computation.push_back(fmt::format("model.{}: none in the checkpoint, {} now", key, value.dump()));
+  for (const ScenarioKey& key : scenario_keys()) {
+    if (!key.in_resolved) continue;
+    const KeyValue was = key.get(before), is = key.get(now);
+    if (yaml_of(was) == yaml_of(is)) continue;
+    const Meaning meaning = meaning_of(key.path);
+    if (meaning == Meaning::of_the_run) continue;
+    (meaning == Meaning::computation ? out.computation : out.where)
+        .push_back(fmt::format("{}: {} in the checkpoint, {} now", key.path, yaml_of(was), yaml_of(is)));
+  }
+  return out;
+}
+
+Diagnostic refused(const ResumePoint& from, std::string message, std::vector<std::string> notes, std::string help) {
+  return {.code = "E424",
+          .message = std::move(message),
+          .where = {from.checkpoint.folder.string()},
+          .notes = std::move(notes),
+          .help = std::move(help)};
+}
+
+Diagnostic warning(const ResumePoint& from, std::string message, std::vector<std::string> notes, std::string help) {
+  return {.code = "E425",
+          .message = std::move(message),
+          .where = {from.checkpoint.folder.string()},
+          .notes = std::move(notes),
+          .help = std::move(help),
+          .severity = Severity::warning};
+}
+
+/// The bytes behind a path must be those that the run began with.
+void check_content(const ResumePoint& from, const char* key, const std::string& path, const std::string& digest,
+                   Result<std::string> (*digest_of)(const fs::path&), Diagnostics& problems) {
+  if (digest.empty()) return;
+  const auto now = digest_of(path);
+  if (!now) problems.insert(problems.end(), now.error().begin(), now.error().end());
+  else if (*now != digest)
+    problems.push_back(refused(from, fmt::format("{} is not what the run began with", key),
+                               {fmt::format("{} had xxh3-128 {}, and has {} now", path, digest, *now)},
+                               "bring the files back, or start a new run from the checkpoint: --set model=FOLDER"));
+}
+
+}  // namespace
+
+Result<ResumePoint> find_resume(const fs::path& dir) {
+  if (is_checkpoint(dir)) {
+    auto checkpoint = read_checkpoint(dir);
+    if (!checkpoint) return tl::unexpected(checkpoint.error());
+    ResumePoint point{std::move(*checkpoint), std::nullopt};
+    const fs::path parent = fs::absolute(dir / ".").lexically_normal().parent_path().parent_path();
+    if (parent.filename() == "checkpoints") point.run = RunFolder{parent.parent_path()};
+    return point;
+  }
+  Diagnostics problems;
+  auto found = checkpoints_of({dir}, problems);
+  if (!problems.empty()) return fail(std::move(problems));
+  if (!found.empty()) return ResumePoint{std::move(found.back()), RunFolder{dir}};
+  const fs::path looked = RunFolder{dir}.checkpoints();
+  return fail(Diagnostic{.code = "E422",
+                         .message = "there is no checkpoint to resume from",
+                         .where = {dir.string()},
+                         .notes = {fmt::format("looked for {} and {} there and in the folders of {}",
+                                               checkpoint_file::state, checkpoint_file::scenario, looked.string())},
+                         .help = "give a run folder or one of its checkpoints; a run that ended before its first "
+                                 "checkpoint starts over; checkpoint_every says how often they come"});
+}
+
+Result<Scenario> scenario_of(const ResumePoint& from, const std::vector<std::string>& sets) {
+  return load_scenario(from.checkpoint.folder / checkpoint_file::scenario, sets);
+}
+
+Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
+  const TrainingState& state = from.checkpoint.state;
+  const auto before = scenario_of(from, {});
+  if (!before) return tl::unexpected(before.error());
+  Diagnostics problems, warnings;
+  const Differences differ = differences_of(*before, now);
+  if (!differ.computation.empty())
+    problems.push_back(refused(from, "the scenario computes something else than the checkpoint's", differ.computation,
+                               "resume with the values of the checkpoint (steps, checkpoint_every and the layout may "
+                               "differ), or start a new run from its weights: --set model=FOLDER"));
+  if (state.step >= now.steps)
+    problems.push_back(refused(from, fmt::format("no step is left: the checkpoint is of step {}", state.step),
+                               {fmt::format("steps is {}", now.steps)},
+                               fmt::format("set steps to more than {}", state.step)));
+  check_content(from, "task.data", now.task.data, state.data_digest, digest_of_file, problems);
+  if (now.algorithm.reference)
+    check_content(from, "the reference's initial policy", now.model.weights_path, state.initial_digest, digest_of_model,
+                  problems);
+  if (!problems.empty()) return fail(std::move(problems));
+  if (!differ.where.empty())
+    warnings.push_back(
+        warning(from, "the run goes on elsewhere: equal but for rounding, not bit for bit", differ.where, ""));
+  if (!from.checkpoint.has_moments)
+    warnings.push_back(warning(
+        from, fmt::format("the checkpoint has no {}: AdamW's moments start from zero", checkpoint_file::optimizer), {},
+        "bring the file back to go on bit for bit"));
+  return warnings;
+}
+
+Status check_target(const ResumePoint& from, const RunFolder& target) {
+  Diagnostics problems;
+  const auto there = checkpoints_of(target, problems);
+  if (!problems.empty()) return fail(std::move(problems));
+  if (there.empty() || there.back().state.step <= from.checkpoint.state.step) return {};
+  return fail(
+      Diagnostic{.code = "E422",
+                 .message = fmt::format("{} has a later checkpoint than the one to resume from", target.root.string()),
+                 .where = {from.checkpoint.folder.string()},
+                 .notes = {fmt::format("it is of step {}, {} is of step {}", from.checkpoint.state.step,
+                                       there.back().folder.filename().string(), there.back().state.step)},
+                 .help = "give --out another folder, or resume from the later one"});
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,34 @@
+// `run --resume DIR`: which checkpoint a run goes on from, whether it still is the same computation, and what of the
+// earlier part's files stays.
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "rl/checkpoint.h"
+
+namespace hotbunk {
+
+struct ResumePoint {
+  SavedCheckpoint checkpoint;
+  /// The run that wrote it; nothing where the checkpoint does not lie in a run folder.
+  std::optional<RunFolder> run;
+};
+
+/// `dir`: a run folder, whose furthest checkpoint is taken, or a checkpoint. E422 when there is none; E423.
+Result<ResumePoint> find_resume(const std::filesystem::path& dir);
+
+/// The checkpoint's own scenario with --set on top: what `run --resume DIR` without a scenario file runs.
+Result<Scenario> scenario_of(const ResumePoint&, const std::vector<std::string>& sets);
+
+/// E424 with every difference that would change the computation, and when no step is left to run or data and initial
+/// weights are not those of the checkpoint any more. Warnings, which are no failure, come back: another layout, no
+/// moments (E425).
+Result<Diagnostics> check_resume(const ResumePoint&, const Scenario& now);
+
+/// E422 when the run would go on in a folder whose furthest checkpoint is another one: what is later would be lost.
+Status check_target(const ResumePoint&, const RunFolder& target);
+
+}  // namespace hotbunk

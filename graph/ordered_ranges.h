@@ -1,0 +1,81 @@
+// Where transient buffers go: place_transients (passes.h) places a program's, the planner's closed form those of a plan
+// that is not built.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
+#include "base/check.h"
+#include "graph/clock.h"
+
+namespace hotbunk {
+
+/// Free ranges of a growing arena, best fit among those that who asks knows to be done with. Few are free at a time: a
+/// sorted array, searched and shifted in cache.
+class OrderedRanges {
+ public:
+  /// The smallest stretch that holds `bytes` and whose former uses are all in `known`, the lowest of equals; behind
+  /// everything if there is none.
+  std::int64_t take(std::int64_t bytes, const Clock& known) {
+    auto best = free_.end(), end_of_best = free_.end();
+    std::int64_t smallest = 0;
+    auto last = free_.end();  // the first of the usable stretch at the arena's end
+    for (auto it = free_.begin(); it != free_.end();) {
+      if (!covers(known, it->done)) {
+        ++it;
+        continue;
+      }
+      auto next = std::next(it);
+      while (next != free_.end() && next->begin == std::prev(next)->end && covers(known, next->done)) ++next;
+      const std::int64_t size = std::prev(next)->end - it->begin;
+      if (size >= bytes && (best == free_.end() || size < smallest)) best = it, end_of_best = next, smallest = size;
+      if (next == free_.end() && std::prev(next)->end == end_) last = it;
+      it = next;
+    }
+    if (best != free_.end()) return cut(best, end_of_best, bytes);
+    const std::int64_t at = last == free_.end() ? end_ : last->begin;
+    free_.erase(last, free_.end());
+    end_ = at + bytes;
+    return at;
+  }
+
+  /// `done`: the last uses of what lay there.
+  void give(std::int64_t at, std::int64_t bytes, const Clock& done) {
+    const auto next = std::ranges::lower_bound(free_, at, {}, &Range::begin);
+    HB_CHECK(next == free_.end() || next->begin != at, "range at {} freed twice", at);
+    free_.insert(next, {at, at + bytes, done});
+  }
+
+  /// All streams meet: whoever asks from now on knows of all uses. Where nothing is taken it begins anew.
+  void settle() {
+    std::vector<Range> joined;
+    for (const Range& r : free_)
+      if (!joined.empty() && joined.back().end == r.begin) joined.back().end = r.end;
+      else joined.push_back({r.begin, r.end, before_all});
+    if (joined.size() == 1 && joined[0].begin == 0 && joined[0].end == end_) joined.clear(), end_ = 0;
+    free_ = std::move(joined);
+  }
+
+ private:
+  struct Range {
+    std::int64_t begin, end;
+    Clock done;
+  };
+  using At = std::vector<Range>::iterator;
+
+  /// The first bytes of the stretch [first, last).
+  std::int64_t cut(At first, At last, std::int64_t bytes) {
+    const std::int64_t at = first->begin, end = at + bytes;
+    auto it = first;
+    while (it != last && it->end <= end) ++it;
+    if (it != last) it->begin = end;
+    free_.erase(first, it);
+    return at;
+  }
+
+  std::vector<Range> free_;  // by begin
+  std::int64_t end_ = 0;
+};
+
+}  // namespace hotbunk

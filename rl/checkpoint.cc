@@ -1,0 +1,311 @@
+#include "rl/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "rl/manifest.h"
+#include "spec/json_read.h"
+#include "spec/model_config.h"
+#include "spec/safetensors.h"
+
+namespace hotbunk {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* state_schema = "hotbunk.training-state/1";
+
+bool is_our_file(const fs::path& path) {
+  static const std::regex names(
+      R"((config\.json|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)(\.\d+\.tmp)?)");
+  std::error_code ec;
+  return std::regex_match(path.filename().string(), names) &&
+         fs::symlink_status(path, ec).type() == fs::file_type::regular;
+}
+
+/// False, and nothing happens, when the folder holds anything that no checkpoint has.
+bool remove_checkpoint(const fs::path& folder) {
+  std::error_code ec;
+  if (fs::symlink_status(folder, ec).type() != fs::file_type::directory) return false;
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder, ec)) {
+    if (!is_our_file(entry.path())) return false;
+    files.push_back(entry.path());
+  }
+  // The manifest first: what is left of a folder is not to be taken for a whole one.
+  std::ranges::sort(files, [](const fs::path& a, const fs::path& b) {
+    return (a.filename() == checkpoint_file::manifest) > (b.filename() == checkpoint_file::manifest);
+  });
+  for (const fs::path& file : files) fs::remove(file, ec);
+  return fs::remove(folder, ec);
+}
+
+/// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place.
+void retire(const fs::path& old, const fs::path& folder) {
+  std::error_code ec;
+  std::vector<fs::path> foreign;
+  for (const auto& entry : fs::directory_iterator(old, ec))
+    if (!is_our_file(entry.path())) foreign.push_back(entry.path());
+  for (const fs::path& path : foreign)
+    if (const fs::path place = folder / path.filename(); !fs::exists(place, ec)) fs::rename(path, place, ec);
+  remove_checkpoint(old);
+}
+
+Status rename_failed(const fs::path& folder) {
+  return fail(Diagnostic{.code = "E103",
+                         .message = fmt::format("cannot put the checkpoint in place: {}", std::strerror(errno)),
+                         .where = {folder.string()},
+                         .notes = {},
+                         .help = {}});
+}
+
+fs::path moved_aside(const fs::path& folder) {
+  return folder.parent_path() / fmt::format(".{}.previous", folder.filename().string());
+}
+
+/// Filesystems that cannot exchange two folders (NFS): the old one is moved aside, from where sweep_checkpoints brings
+/// it back if the new one does not come.
+Status replace_in_two_steps(const fs::path& partial, const fs::path& folder) {
+  const fs::path aside = moved_aside(folder);
+  remove_checkpoint(aside);
+  std::error_code ec;
+  if (fs::exists(folder, ec) && ::rename(folder.c_str(), aside.c_str()) != 0) return rename_failed(folder);
+  if (::rename(partial.c_str(), folder.c_str()) != 0) return rename_failed(folder);
+  if (auto s = sync_folder(folder.parent_path()); !s) return s;
+  retire(aside, folder);
+  return {};
+}
+
+/// `partial` takes the name of `folder` in one step.
+Status put_in_place(const fs::path& partial, const fs::path& folder) {
+  const auto rename = [&](unsigned flags) {
+    return ::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, folder.c_str(), flags) == 0;
+  };
+  const bool placed = rename(RENAME_NOREPLACE);
+  const bool exchanged = !placed && errno == EEXIST && rename(RENAME_EXCHANGE);
+  if (!placed && !exchanged) {
+    if (errno == EINVAL || errno == ENOSYS) return replace_in_two_steps(partial, folder);
+    return rename_failed(folder);
+  }
+  if (auto s = sync_folder(folder.parent_path()); !s) return s;
+  if (exchanged) retire(partial, folder);
+  return {};
+}
+
+/// E631: readers refuse such weights, and the checkpoint that they would replace may be the last good one.
+Status check_numbers(const TensorEntry& entry, std::span<const std::byte> bytes) {
+  const auto finite =
+      check_finite(TensorView{entry.name, entry.dtype, entry.shape, bytes, std::make_shared<const std::string>()});
+  if (finite) return {};
+  return fail(Diagnostic{
+      .code = "E631",
+      .message =
+          fmt::format("a checkpoint of weights that are not finite is not written: {}", finite.error().front().message),
+      .where = {},
+      .notes = {},
+      .help = "checkpoints that were there before stay as they are; lower optimizer.lr or optimizer.max_grad_norm, or "
+              "warm up (optimizer.warmup_steps)"});
+}
+
+nlohmann::ordered_json to_json(const TrainingState& s) {
+  return {{"schema", state_schema},
+          {"step", s.step},
+          {"optimizer_step", s.optimizer_step},
+          {"seed", s.seed},
+          {"sequences_taken", s.sequences_taken},
+          {"initial_weights", s.initial_weights},
+          {"initial_digest", s.initial_digest},
+          {"data_digest", s.data_digest},
+          {"plan_hash", s.plan_hash}};
+}
+
+}  // namespace
+
+std::string moment_name(const std::string& parameter, Slot slot) {
+  const bool first = slot == Slot::first_moment || slot == Slot::exported_first_moment;
+  return parameter + (first ? ".exp_avg" : ".exp_avg_sq");
+}
+
+/// One safetensors file in the making.
+struct TensorStream {
+  std::vector<TensorEntry> entries;
+  std::optional<SafetensorsWriter> writer;
+  std::size_t next = 0;
+};
+
+struct CheckpointWriter::State {
+  fs::path folder, partial;
+  TrainingState training;
+  TensorStream model, optimizer;
+  bool finished = false;
+};
+
+CheckpointWriter::CheckpointWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (state_->finished) return;
+  state_->model.writer.reset(), state_->optimizer.writer.reset();  // they close their files
+  remove_checkpoint(state_->partial);
+}
+
+Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::path& folder, const ModelSpec& model,
+                                                                   const Program& program, std::int16_t phase,
+                                                                   TrainingState training) {
+  std::map<std::string, ParamSpec> parameters;
+  for (const ParamSpec& p : parameters_of(model)) parameters.emplace(p.name, p);
+  auto state = std::make_unique<State>();
+  for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
+    for (const Op& op : block.ops) {
+      if (op.kind != OpKind::fetch) continue;
+      const auto slot = static_cast<Slot>(op.integer(Attr::slot));
+      const bool weights = slot == Slot::exported;
+      (weights ? state->model : state->optimizer)
+          .entries.push_back(
+              {weights ? op.name : moment_name(op.name, slot), op.inputs[0].dtype, parameters.at(op.name).shape});
+    }
+  HB_CHECK(state->model.entries.size() == parameters.size() && state->optimizer.entries.size() == 2 * parameters.size(),
+           "{} of {} parameters and {} of their moments exported", state->model.entries.size(), parameters.size(),
+           state->optimizer.entries.size());
+  state->folder = folder;
+  state->training = std::move(training);
+  std::error_code ec;
+  // A folder of another process's number may be left over; what it holds is not ours to mix with.
+  int number = ::getpid();
+  do state->partial = folder.parent_path() / fmt::format(".{}.{}.partial", folder.filename().string(), number++);
+  while (fs::exists(state->partial, ec) && !remove_checkpoint(state->partial));
+
+  std::unique_ptr<CheckpointWriter> out(new CheckpointWriter(std::move(state)));
+  State& s = *out->state_;
+  const DType dtype = s.model.entries.front().dtype;
+  if (Status ok = write_file_atomic(s.partial / checkpoint_file::config, config_text(model, dtype)); !ok)
+    return fail(std::move(ok.error()));
+  auto weights = SafetensorsWriter::create(s.partial, s.model.entries);
+  if (!weights) return fail(std::move(weights.error()));
+  s.model.writer.emplace(std::move(*weights));
+  auto moments = SafetensorsWriter::create(s.partial / checkpoint_file::optimizer, s.optimizer.entries);
+  if (!moments) return fail(std::move(moments.error()));
+  s.optimizer.writer.emplace(std::move(*moments));
+  return out;
+}
+
+Status CheckpointWriter::take(const Op& op, std::span<const std::byte> source) {
+  const auto slot = static_cast<Slot>(op.integer(Attr::slot));
+  const bool weights = slot == Slot::exported;
+  TensorStream& stream = weights ? state_->model : state_->optimizer;
+  HB_CHECK(stream.next < stream.entries.size() &&
+               stream.entries[stream.next].name == (weights ? op.name : moment_name(op.name, slot)),
+           "'{}' out of order", op.name);
+  const TensorEntry& entry = stream.entries[stream.next++];
+  const std::int64_t width = size_of(entry.dtype);
+  std::int64_t elements = 1;
+  for (std::int64_t extent : entry.shape) elements *= extent;
+  std::vector<std::byte> whole(static_cast<std::size_t>(elements * width));
+  std::int64_t covered = 0;
+  for (const Box& box : op.boxes)
+    for (std::int64_t i = 0; i < box.rows; ++i) {
+      const std::int64_t from = (box.src_offset + i * box.src_pitch) * width;
+      const std::int64_t to = (box.dst_offset + i * box.dst_pitch) * width;
+      const std::int64_t bytes = box.cols * width;
+      HB_CHECK(from >= 0 && from + bytes <= static_cast<std::int64_t>(source.size()) && to >= 0 &&
+                   to + bytes <= static_cast<std::int64_t>(whole.size()),
+               "a box of {} lies outside its tensor", op.name);
+      std::memcpy(whole.data() + to, source.data() + from, static_cast<std::size_t>(bytes));
+      covered += box.cols;
+    }
+  HB_CHECK(covered == elements, "{} of {} elements of {} exported", covered, elements, entry.name);
+  if (Status ok = check_numbers(entry, whole); !ok) return ok;
+  return stream.writer->write(whole);
+}
+
+Status CheckpointWriter::finish() {
+  State& s = *state_;
+  for (TensorStream* stream : {&s.model, &s.optimizer}) {
+    HB_CHECK(stream->next == stream->entries.size(), "{} of {} tensors arrived", stream->next, stream->entries.size());
+    if (Status ok = stream->writer->finish(); !ok) return ok;
+  }
+  if (Status ok = write_file_atomic(s.partial / checkpoint_file::scenario, s.training.scenario); !ok) return ok;
+  if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, to_json(s.training).dump(1) + "\n"); !ok)
+    return ok;
+  if (Status ok = write_manifest(s.partial, s.training.step); !ok) return ok;  // syncs the folder too
+  if (Status ok = put_in_place(s.partial, s.folder); !ok) return ok;
+  s.finished = true;
+  return {};
+}
+
+std::vector<std::string> sweep_checkpoints(const fs::path& checkpoints) {
+  static const std::regex partial(R"(\.(final|step_\d+)\.\d+\.partial)"), aside(R"(\.(final|step_\d+)\.previous)");
+  std::vector<fs::path> found;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(checkpoints, ec)) found.push_back(entry.path());
+  std::vector<std::string> removed;
+  for (const fs::path& path : found) {
+    const std::string name = path.filename().string();
+    std::smatch of;
+    const bool previous = std::regex_match(name, of, aside);
+    if (!previous && !std::regex_match(name, of, partial)) continue;
+    const fs::path place = checkpoints / of[1].str();
+    if (previous && !fs::exists(place, ec)) {
+      fs::rename(path, place, ec);
+      continue;
+    }
+    if (remove_checkpoint(path)) removed.push_back(name);
+  }
+  return removed;
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code ec;
+  return fs::exists(folder / checkpoint_file::state, ec) && fs::exists(folder / checkpoint_file::scenario, ec);
+}
+
+Result<SavedCheckpoint> read_checkpoint(const fs::path& folder) {
+  const fs::path path = folder / checkpoint_file::state;
+  const auto text = read_file(path, std::int64_t{1} << 20);
+  if (!text) return tl::unexpected(text.error());
+  const auto json = parse_json(*text, path.string(), {}, "E423");
+  if (!json) return tl::unexpected(json.error());
+  const auto bad = [&](std::string why) {
+    return fail(Diagnostic{.code = "E423",
+                           .message = "the checkpoint's state is not what hotbunk writes: " + std::move(why),
+                           .where = {path.string()},
+                           .notes = {},
+                           .help = "use another checkpoint, or start a new run from the weights: --set model=FOLDER"});
+  };
+  if (!json->is_object() || !json->contains("schema") || (*json)["schema"] != state_schema)
+    return bad(fmt::format("its schema is not {}", state_schema));
+  SavedCheckpoint out{.folder = folder, .state = {}, .has_moments = false};
+  for (const auto& [key, to] : {std::pair{"step", &out.state.step},
+                                {"optimizer_step", &out.state.optimizer_step},
+                                {"seed", &out.state.seed},
+                                {"sequences_taken", &out.state.sequences_taken}}) {
+    if (!json->contains(key) || !(*json)[key].is_number_unsigned()) return bad(fmt::format("no number '{}'", key));
+    *to = (*json)[key].get<std::int64_t>();
+  }
+  for (const auto& [key, to] : {std::pair{"initial_weights", &out.state.initial_weights},
+                                {"initial_digest", &out.state.initial_digest},
+                                {"data_digest", &out.state.data_digest},
+                                {"plan_hash", &out.state.plan_hash}}) {
+    if (!json->contains(key) || !(*json)[key].is_string()) return bad(fmt::format("no text '{}'", key));
+    *to = (*json)[key].get<std::string>();
+  }
+  if (out.state.step < 1 || out.state.step > INT32_MAX) return bad(fmt::format("step {}", out.state.step));
+  auto scenario = read_file(folder / checkpoint_file::scenario, std::int64_t{16} << 20);
+  if (!scenario) return tl::unexpected(scenario.error());
+  out.state.scenario = std::move(*scenario);
+  std::error_code ec;
+  out.has_moments = fs::exists(folder / checkpoint_file::optimizer, ec);
+  return out;
+}
+
+}  // namespace hotbunk

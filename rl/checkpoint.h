@@ -1,0 +1,82 @@
+// A checkpoint: one folder that is there whole or not at all. It is a Hugging Face model (config.json,
+// model.safetensors: the master weights as they are) and all that a run needs to go on bit for bit: AdamW's moments,
+// how far it came, and the scenario it ran.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/diagnostic.h"
+#include "graph/plan.h"
+#include "graph/slots.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+/// Its files.
+namespace checkpoint_file {
+inline constexpr const char *config = "config.json", *optimizer = "optimizer.safetensors", *state = "state.json",
+                            *scenario = "scenario.yaml", *manifest = "manifest.json";
+}
+
+/// How far training came. Random numbers are counter-based and data comes in the order of its file, so that the seed
+/// and the step are all there is to know of either.
+struct TrainingState {
+  std::int64_t step = 0;             // iterations done
+  std::int64_t optimizer_step = 0;   // AdamW's count since its moments were zero: its bias corrections read it
+  std::int64_t seed = 0;             // key of every random number
+  std::int64_t sequences_taken = 0;  // of task.data, round and round
+  std::string initial_weights;       // path of the policy that training began with; "": drawn from the seed
+  std::string initial_digest;        // of the same, where the reference is made of it; else ""
+  std::string data_digest;           // of task.data; "": none
+  std::string plan_hash;
+  std::string scenario;  // resolved YAML, paths absolute
+};
+
+/// "NAME.exp_avg" or "NAME.exp_avg_sq": a moment's name in optimizer.safetensors. `slot`: fed or fetched.
+std::string moment_name(const std::string& parameter, Slot slot);
+
+/// Streams what a checkpoint or export block fetches into a hidden folder beside its place, which takes the name when
+/// all of it is on disk. A process that ends before that leaves the checkpoint that was there, whole, and something
+/// that sweep_checkpoints knows.
+class CheckpointWriter {
+ public:
+  /// The fetches of `program.phases[phase]` say which tensors come, and in which order. E103.
+  static Result<std::unique_ptr<CheckpointWriter>> create(const std::filesystem::path& folder, const ModelSpec&,
+                                                          const Program&, std::int16_t phase, TrainingState);
+  ~CheckpointWriter();  // unfinished: removes what it has written
+
+  /// The next tensor of its slot: E631 when it is not finite; boxes: source in elements of the fetched tensor,
+  /// destination in elements of the logical one.
+  Status take(const Op&, std::span<const std::byte> source);
+  /// All tensors must have come.
+  Status finish();
+
+ private:
+  struct State;
+  explicit CheckpointWriter(std::unique_ptr<State>);
+  std::unique_ptr<State> state_;
+};
+
+/// Clears what interrupted writes have left among a run's checkpoints: hidden folders of our names with our files in
+/// them and nothing else. Brings back a checkpoint that made way for one that did not come. Returns what it removed.
+/// Only for who owns the run folder: a write that is going on looks the same.
+std::vector<std::string> sweep_checkpoints(const std::filesystem::path& checkpoints);
+
+/// A checkpoint to go on from.
+struct SavedCheckpoint {
+  std::filesystem::path folder;
+  TrainingState state;
+  bool has_moments = false;
+};
+/// Whether a folder says that it is one.
+bool is_checkpoint(const std::filesystem::path& folder);
+/// E101, E423 when state.json is not what it should be. Other files are not read: whoever reads them verifies.
+Result<SavedCheckpoint> read_checkpoint(const std::filesystem::path& folder);
+
+}  // namespace hotbunk

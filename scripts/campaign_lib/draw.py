@@ -1,0 +1,172 @@
+"""Random scenarios that are legal and execute: every knob that changes the plan, the engine or the loss.
+
+Drawn as nested dicts; JSON is YAML, so a scenario file is its dump.
+"""
+import copy
+import json
+
+NUM_TASK_TOKENS = 15  # rl/tasks.h
+WORLDS = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def divisors(n):
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def whole_under(kv_heads, tp):
+    return kv_heads % tp == 0 or tp % kv_heads == 0
+
+
+def tensor_parallel_sizes(scenario, world):
+    """Sizes of one engine that a model allows and that divide a world."""
+    m = scenario["model"]
+    return [d for d in divisors(world) if m["num_attention_heads"] % d == 0 and m["intermediate_size"] % d == 0
+            and whole_under(m["num_key_value_heads"], d)]
+
+
+def draw_task(r):
+    """The task, and the tokens of its prompt and answer (rl/tasks.cc)."""
+    name = r.choice(["digit_sum", "sort", "reverse", "add", "parity"])
+    digits = r.randint(1, 3)
+    prompt = 2 * digits + 3 if name == "add" else digits + 2
+    answer = {"digit_sum": len(str(9 * digits)) + 1, "add": digits + 2, "parity": 2}.get(name, digits + 1)
+    return {"name": name, "digits": digits}, prompt, answer
+
+
+def draw_model(r, tp, longest):
+    """Llama, Qwen2 (biases) or Qwen3 (head norms), MHA to MQA, tied or not; sizes that divide nothing they need not."""
+    kind = r.choice(["llama", "qwen2", "qwen3"])
+    heads = tp * r.randint(1, 4)
+    kv = r.choice([k for k in divisors(heads) if whole_under(k, tp)])
+    model = {
+        "model_type": kind, "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind] + "ForCausalLM"],
+        "hidden_size": r.randint(3, 48), "intermediate_size": tp * r.randint(1, 24), "num_hidden_layers": r.randint(1, 5),
+        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 2 * r.randint(1, 6),
+        "vocab_size": r.choice([15, 16, 17, 33, 64, 150]), "max_position_embeddings": r.choice([longest, longest + 3, 128]),
+        "rms_norm_eps": 1e-6, "rope_theta": r.choice([1e4, 1e6]), "tie_word_embeddings": r.random() < 0.5,
+        "initializer_range": r.choice([0.02, 0.1, 0.3]), "bos_token_id": 1, "eos_token_id": 2}
+    if r.random() < 0.25:
+        model["rope_scaling"] = {"rope_type": "llama3", "factor": r.choice([2.0, 8.0]), "low_freq_factor": 1.0,
+                                 "high_freq_factor": 4.0, "original_max_position_embeddings": r.choice([8, 32])}
+    return model
+
+
+def draw_lengths(r, longest):
+    mean = r.randint(1, longest)
+    lengths = {"mean": mean, "max": longest, "distribution": r.choice(["fixed", "uniform", "lognormal"])}
+    if lengths["distribution"] == "lognormal":
+        lengths["cv"] = r.choice([0.1, 0.5, 2.0])
+    return lengths
+
+
+def draw_train(r, world, longest):
+    micro = longest + r.randint(0, 120)
+    return {"engine": "fsdp2", "layout": {"dp": r.choice([world, "auto"]), "fsdp": r.choice([-1, world])},
+            "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
+            "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
+            "reshard_after_forward": r.random() < 0.5, "prefetch": r.randint(0, 1),
+            "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
+
+
+def draw_rollout(r, world, tp, prompt, longest, vocab):
+    block = r.randint(1, 8)
+    pool = r.choice([0, longest + block + r.randint(0, 60)])
+    layout = {"tp": tp, "dp": world // tp, "order": r.choice(["contiguous", "strided", "auto"])}
+    return {"engine": "hotbunk", "layout": layout, "dtype": r.choice(["fp32", "fp32", "bf16"]),
+            "memory_fraction": r.choice([0.3, 0.5, 0.9]),
+            "max_running_requests": r.choice([1, 2, 3, 7, 20, 64]), "max_prefill_tokens": prompt + r.choice([0, 1, 5, 40]),
+            "block_tokens": block, "kv_cache_tokens": pool, "temperature": r.choice([0, 0.5, 1, 1, 1.7]),
+            "top_p": r.choice([1, 1, 0.5, 0.9]), "top_k": r.choice([0, 0, 1, 3, vocab, vocab + 5]),
+            "sleep": r.random() < 0.75, "sleep_level": r.randint(1, 2)}
+
+
+def draw_algorithm(r, sft):
+    samples = r.randint(1, 4)
+    batches = 1 if r.random() < 0.6 else r.choice([samples, 2 * samples])
+    if sft:
+        prompts = batches * r.randint(1, 4)
+        return {"name": "sft", "prompts": prompts, "mini_batches": batches}
+    prompts = r.randint(1, 8)
+    if prompts * samples % batches:
+        batches = samples
+    reference = r.random() < 0.5
+    return {"name": "grpo", "prompts": prompts, "samples_per_prompt": samples, "mini_batches": batches,
+            "reference": reference, "kl_coef": r.choice([0, 0.03]) if reference else 0, "old_logprobs": r.random() < 0.5,
+            "clip_low": r.choice([0.1, 0.2]), "clip_high": r.choice([0.2, 0.28]), "normalize_std": r.random() < 0.5}
+
+
+def sft_data(r, scenario):
+    """Lines of task.data: both forms, blank lines between them."""
+    longest = scenario["workload"]["prompt_tokens"]["max"] + scenario["workload"]["response_tokens"]["max"]
+    lines = []
+    for _ in range(r.randint(1, 12)):
+        tokens = [r.randrange(scenario["model"]["vocab_size"]) for _ in range(r.randint(2, longest))]
+        lines.append(json.dumps(tokens) if r.random() < 0.4 or len(tokens) < 3 else
+                     json.dumps({"tokens": tokens, "prompt_length": r.randint(1, len(tokens) - 1)}))
+        if r.random() < 0.1:
+            lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def draw_cluster(r, world, one_host):
+    """The ranks as devices that ranks share, on one node or, where nothing needs one host, on two."""
+    shared = r.choice(divisors(world))
+    devices = world // shared
+    nodes = 2 if not one_host and devices % 2 == 0 and r.random() < 0.3 else 1
+    return {"gpu": "local-cpu", "nodes": nodes, "gpus_per_node": devices // nodes, "ranks_per_device": shared,
+            "device_memory_mib": 64}
+
+
+def num_ranks(scenario):
+    c = scenario["cluster"]
+    return c["nodes"] * c["gpus_per_node"] * c["ranks_per_device"]
+
+
+def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
+    """A scenario; with sft its task.data is "data.jsonl", which the caller writes beside it (sft_data)."""
+    world = r.choice(worlds)
+    tp = r.choice(divisors(world))
+    task, task_prompt, answer = draw_task(r)
+    prompt, response = task_prompt + r.choice([0, 0, 3]), answer + r.choice([0, 0, 1, 6])
+    longest = prompt + response
+    sft = r.random() < sft_share
+    s = {"name": "drawn", "seed": r.randrange(1 << 40), "steps": steps, "checkpoint_every": r.choice([0, 0, 1, 2]),
+         "model": draw_model(r, tp, longest),
+         "train": draw_train(r, world, longest),
+         "optimizer": {"lr": r.choice([0, 1e-4, 1e-3, 1e-2]), "beta1": r.choice([0.9, 0.5]),
+                       "beta2": r.choice([0.99, 0.999]), "eps": r.choice([1e-8, 1e-5]),
+                       "weight_decay": r.choice([0, 0.01]), "max_grad_norm": r.choice([0, 0.5, 1]),
+                       "warmup_steps": r.choice([0, 3])}}
+    transport = r.choice(["ipc", "collective"])
+    s["cluster"] = draw_cluster(r, world, one_host=sft or transport == "ipc")
+    s["algorithm"] = draw_algorithm(r, sft)
+    s["workload"] = {"prompt_tokens": draw_lengths(r, prompt), "response_tokens": draw_lengths(r, response)}
+    if sft:
+        s["task"] = {"data": "data.jsonl"}
+        return s
+    s["rollout"] = draw_rollout(r, world, tp, prompt, longest, s["model"]["vocab_size"])
+    s["sync"] = {"mode": "bucketed", "bucket_mib": r.choice([0.002, 0.008, 0.5, 512]),
+                 "transport": transport, "verify": r.random() < 0.5}
+    s["task"] = task
+    return s
+
+
+def with_world(r, scenario, world):
+    """The same job on another number of ranks and another engine size: what it computes is promised to stay (P3)."""
+    s = copy.deepcopy(scenario)
+    s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=world)
+    s["train"]["layout"] = {"dp": world}
+    if "rollout" in s:
+        tp = r.choice(tensor_parallel_sizes(s, world))
+        s["rollout"]["layout"].update(tp=tp, dp=world // tp)
+    return s
+
+
+def small_job(r, worlds=(2, 3, 4), steps=100000, checkpoint_every=0):
+    """A job that is known to run long: for blows from outside."""
+    s = draw_scenario(r, worlds=worlds, sft_share=0.15, steps=steps)
+    s["checkpoint_every"] = checkpoint_every
+    s["optimizer"].update(lr=1e-4, max_grad_norm=1)
+    s["train"]["precision"] = {"params": "fp32"}
+    s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=num_ranks(s), device_memory_mib=64)
+    return s

@@ -1,0 +1,79 @@
+// What streams wait for in a micro-batch, counted: buffers that they share and declared slots, nothing else.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "graph/verify.h"
+#include "spec/loader.h"
+#include "tests/paths.h"
+#include "tiny.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+/// Waits of a block by "waiting stream < stream waited for", its borders left out.
+using Waits = std::map<std::string, std::int64_t>;
+
+Waits waits_of(const std::vector<Op>& ops) {
+  Waits out;
+  std::map<EventId, StreamId> recorded;
+  std::map<StreamId, bool> begun;
+  std::size_t last = ops.size();
+  while (last > 0 && (ops[last - 1].kind == OpKind::wait || ops[last - 1].kind == OpKind::record)) --last;
+  for (std::size_t i = 0; i < last; ++i) {
+    const Op& op = ops[i];
+    if (op.kind == OpKind::record && begun[op.stream]) recorded[op.event] = op.stream;
+    else if (op.kind == OpKind::wait && recorded.contains(op.event))
+      ++out[fmt::format("{} < {}", name_of(op.stream), name_of(recorded[op.event]))];
+    else if (op.kind != OpKind::alloc && op.kind != OpKind::free) begun[op.stream] = true;
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("A micro-batch waits for the units it uses, the slots it takes, and nothing else") {
+  // L layers. compute waits for the root and for each layer, in both passes, for what it is fed (ids, positions,
+  // cu_seqlens, targets, and one for the four vectors of the loss, fed in order); reduce for the gradients of each
+  // unit, d2h for log-probs. By slots: a layer is gathered when the layer `prefetch` + 1 before has computed, and
+  // gradients of a layer are written when those of the one before are on their way.
+  for (const int L : {3, 7})
+    for (const int prefetch : {0, 1})
+      for (const char* recompute : {"none", "selective", "full"}) {
+        INFO(L << " layers, prefetch " << prefetch << ", recompute " << recompute);
+        const Plan plan =
+            lowered(tiny(4, 2,
+                         {fmt::format("model.num_hidden_layers={}", L), fmt::format("train.prefetch={}", prefetch),
+                          fmt::format("train.recompute={}", recompute)}));
+        CHECK(waits_of(ops_of(plan, 0, "train", "micro")) == Waits{{"compute < gather", 1 + 2 * L},
+                                                                   {"compute < h2d", 5},
+                                                                   {"compute < reduce", L - 1},
+                                                                   {"gather < compute", 2 * L - (prefetch + 1)},
+                                                                   {"reduce < compute", L + 1}});
+        CHECK(waits_of(ops_of(plan, 0, "old_logprobs", "micro")) == Waits{{"compute < gather", 1 + L},
+                                                                          {"compute < h2d", 4},
+                                                                          {"d2h < compute", 1},
+                                                                          {"gather < compute", L - (prefetch + 1)}});
+      }
+  // Units that stay whole have no limit: nothing holds the gathers.
+  const Plan plan = lowered(tiny(4, 2, {"train.reshard_after_forward=false"}));
+  CHECK(waits_of(ops_of(plan, 0, "train", "micro")) == Waits{{"compute < gather", 1 + layers},
+                                                             {"compute < h2d", 5},
+                                                             {"compute < reduce", layers - 1},
+                                                             {"reduce < compute", layers + 1}});
+}
+
+TEST_CASE("The 7B scenario waits 172 times in a micro-batch; 196 waits for addresses are gone") {
+  const auto s = load_scenario(std::string(source_folder) + "/scenarios/qwen2.5-7b-fsdp8.yaml", {});
+  REQUIRE(s.has_value());
+  const Plan plan = lowered(*s);
+  CHECK(waits_of(ops_of(plan, 0, "train", "micro")) == Waits{{"compute < gather", 57},
+                                                             {"compute < h2d", 5},
+                                                             {"compute < reduce", 27},
+                                                             {"gather < compute", 54},
+                                                             {"reduce < compute", 29}});
+  CHECK(verify(plan) == std::vector<std::string>{});
+}

@@ -1,0 +1,100 @@
+// P5's second half: what rollout says of the tokens that it sampled, training says too, to the bit, where both compute
+// in fp32 and the engines are not cut: kernels whose rows know nothing of each other
+// (backends/cpu_gloo/kernels/row_gemm.h, attention_step.h) make batch, chunk of prefill, micro-batch and number of
+// threads invisible.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+
+#include "tests/parity/harness.h"
+
+using namespace hotbunk;
+using namespace hotbunk::testing;
+
+namespace {
+
+struct Shape {
+  const char* type = "llama";
+  const char* architecture = "LlamaForCausalLM";
+  int hidden = 24, intermediate = 40, heads = 4, kv_heads = 2, head_dim = 6, vocab = 33;
+  bool tied = false;
+};
+
+std::string model(const Shape& s) {
+  return fmt::format(
+      "model={{model_type: {}, architectures: [{}], hidden_size: {}, intermediate_size: {}, num_hidden_layers: 2, "
+      "num_attention_heads: {}, num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 256, "
+      "rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: {}, initializer_range: 0.2, bos_token_id: 1, "
+      "eos_token_id: 2}}",
+      s.type, s.architecture, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab, s.tied);
+}
+
+/// "" when every step compared tokens and found no difference at all.
+std::string gap(const Outcome& o) {
+  if (static_cast<std::int64_t>(o.measured.metrics.size()) != o.job.scenario.steps)
+    return fmt::format("{} steps have metrics", o.measured.metrics.size());
+  for (const StepMetrics& m : o.measured.metrics) {
+    const auto mean = m.values.find("rollout/logprob_gap_mean"), max = m.values.find("rollout/logprob_gap_max");
+    if (mean == m.values.end() || max == m.values.end()) return fmt::format("step {} compares no tokens", m.step);
+    if (mean->second != 0.0 || max->second != 0.0)
+      return fmt::format("step {}: gap {:.3g} at most, {:.3g} on average", m.step, max->second, mean->second);
+  }
+  return "";
+}
+
+const std::string long_prompts = "workload={prompt_tokens: {mean: 5, max: 5}, response_tokens: {mean: 90, max: 100}}";
+
+}  // namespace
+
+TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s)") {
+  const Shape wide{.hidden = 96, .intermediate = 200, .heads = 6, .kv_heads = 1, .head_dim = 16, .vocab = 77};
+  const Shape qwen2{.type = "qwen2",
+                    .architecture = "Qwen2ForCausalLM",
+                    .hidden = 40,
+                    .intermediate = 56,
+                    .heads = 5,
+                    .kv_heads = 5,
+                    .head_dim = 8};
+  const Shape qwen3{
+      .type = "qwen3", .architecture = "Qwen3ForCausalLM", .hidden = 32, .heads = 8, .kv_heads = 2, .head_dim = 20};
+  const Shape tied{.hidden = 33, .intermediate = 17, .heads = 3, .kv_heads = 1, .head_dim = 10, .tied = true};
+  const std::vector<std::string> roomy = {"train.micro_batch_tokens=512", "cluster.device_memory_mib=64",
+                                          "rollout.kv_cache_tokens=1024"};
+  std::vector<Case> cases;
+  const auto add = [&](const std::string& name, std::vector<std::string> sets) {
+    cases.push_back({name, tiny_scenario(1, 1, sets)});
+  };
+  const auto with = [](std::vector<std::string> base, const std::vector<std::string>& more) {
+    base.insert(base.end(), more.begin(), more.end());
+    return base;
+  };
+  add("as it is", {});
+  add("temperature", {"rollout.temperature=0.7", "rollout.top_p=0.9"});
+  add("greedy", {"rollout.temperature=0", "algorithm.samples_per_prompt=2"});
+  add("wide, multi-query", with(roomy, {model(wide), "rollout.temperature=1.3"}));
+  add("Qwen2: biases, no groups", with(roomy, {model(qwen2)}));
+  add("Qwen3: norms of queries and keys", with(roomy, {model(qwen3), "train.recompute=full"}));
+  add("tied embeddings, odd widths", {model(tied), "train.recompute=selective"});
+  add("long responses, several key blocks",
+      with(roomy, {model(qwen3), long_prompts, "rollout.max_running_requests=5"}));
+  add("one prompt per prefill", with(roomy, {"rollout.max_prefill_tokens=5", "rollout.block_tokens=2"}));
+  add("preemption",
+      {"rollout.kv_cache_tokens=24", "rollout.max_running_requests=6", "workload.response_tokens={mean: 9, max: 10}"});
+  add("logits in chunks", {"train.loss_chunk_tokens=7"});
+  add("many micro-batches", {"train.micro_batch_tokens=24", "algorithm.mini_batches=2"});
+  add("a pass for the old log-probs",
+      with(roomy, {model(wide), "algorithm.old_logprobs=true", "algorithm.reference=true"}));
+  CpuOptions two_threads;
+  two_threads.compute_threads = 2;
+  CHECK(run_cases(1, cases, gap) == "");
+  CHECK(run_cases(1, cases, gap, two_threads) == "");
+}
+
+TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 2 rank(s)") {
+  CHECK(run_cases(2,
+                  {{"sharded training", tiny_scenario(2, 1)},
+                   {"old log-probs, small micro-batches",
+                    tiny_scenario(
+                        2, 1, {"algorithm.old_logprobs=true", "train.micro_batch_tokens=32", "train.recompute=full"})}},
+                  gap) == "");
+}

@@ -1,0 +1,302 @@
+// Checkpoints are there whole or not at all, whenever their writer is killed; what they hold is verified before it is
+// believed.
+#include "rl/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/file.h"
+#include "rl/manifest.h"
+#include "rl/weights.h"
+
+using namespace hotbunk;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / fmt::format("hotbunk_checkpoint_test.{}", ::getpid());
+  Folder() { fs::remove_all(path), fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+};
+
+ModelSpec tiny_model() {
+  ModelSpec m;
+  m.hidden = 8, m.intermediate = 16, m.layers = 1, m.heads = 2, m.kv_heads = 2, m.head_dim = 4, m.vocab = 16;
+  m.max_position = 32, m.tie_embeddings = true;
+  return m;
+}
+
+/// A program whose only phase fetches every parameter and its moments from a tensor of its own.
+Program export_program(const ModelSpec& m) {
+  Program program;
+  Block block{"export", {}, {}, {}};
+  std::vector<Op> ops;
+  for (const ParamSpec& p : parameters_of(m))
+    for (Slot slot : {Slot::exported, Slot::exported_first_moment, Slot::exported_second_moment}) {
+      Op op;
+      op.kind = OpKind::fetch;
+      op.name = p.name;
+      op.inputs = {Tensor{}};
+      op.inputs[0].dtype = DType::f32;
+      op.attrs = {{Attr::slot, static_cast<std::int64_t>(slot)}};
+      op.boxes = {{.src_pitch = p.numel(), .dst_pitch = p.numel(), .rows = 1, .cols = p.numel()}};
+      ops.push_back(op);
+    }
+  block.ops = std::move(ops);
+  program.phases = {{block}};
+  return program;
+}
+
+/// A checkpoint whose every number is `version` plus its slot.
+Status write_checkpoint(const fs::path& folder, int version) {
+  const ModelSpec m = tiny_model();
+  const Program program = export_program(m);
+  TrainingState state;
+  state.step = state.optimizer_step = version;
+  state.scenario = "name: tiny\n";
+  auto writer = CheckpointWriter::create(folder, m, program, 0, state);
+  if (!writer) return tl::unexpected(writer.error());
+  for (const Op& op : program.phases[0][0].ops) {
+    const std::vector<float> values(static_cast<std::size_t>(op.boxes[0].cols),
+                                    static_cast<float>(version * 100 + op.integer(Attr::slot)));
+    if (Status ok = (*writer)->take(op, std::as_bytes(std::span(values))); !ok) return ok;
+  }
+  return (*writer)->finish();
+}
+
+/// The step that a whole checkpoint is of; 0: it is not whole.
+std::int64_t whole_step(const fs::path& folder) {
+  if (!fs::exists(folder / checkpoint_file::manifest) || !verify_manifest(folder)) return 0;
+  const auto read = read_checkpoint(folder);
+  return read && read->has_moments ? read->state.step : 0;
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
+  return names;
+}
+
+/// Runs `body` in a child that is killed when its system calls have begun or ended `stops` times; false when it ended
+/// before. `no_exchange`: its renameat2 says that the kernel has no such call, as NFS does of its flags.
+bool killed_after(int stops, bool no_exchange, const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(7);
+    ::raise(SIGSTOP);
+    body();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  for (int i = 0; WIFSTOPPED(status); ++i) {
+    if (i == stops) ::kill(child, SIGKILL);
+#ifdef __x86_64__
+    user_regs_struct registers{};
+    if (no_exchange && ::ptrace(PTRACE_GETREGS, child, nullptr, &registers) == 0 &&
+        registers.orig_rax == SYS_renameat2) {
+      registers.orig_rax = static_cast<decltype(registers.orig_rax)>(-1);
+      ::ptrace(PTRACE_SETREGS, child, nullptr, &registers);
+    }
+#endif
+    ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
+    ::waitpid(child, &status, 0);
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 7) throw std::runtime_error("this system does not let us trace");
+  return WIFSIGNALED(status);
+}
+
+void kill_everywhere(bool no_exchange) {
+  const Folder folder;
+  const fs::path saved = folder.path / "saved", checkpoints = folder.path / "checkpoints";
+  const fs::path place = checkpoints / "final";
+  REQUIRE(write_checkpoint(saved, 1));
+  std::set<std::int64_t> seen;
+  int kills = 0;
+  for (bool killed = true; killed; ++kills) {
+    fs::remove_all(checkpoints);
+    fs::create_directories(checkpoints);
+    fs::copy(saved, place);
+    killed = killed_after(kills, no_exchange, [&] {
+      if (!write_checkpoint(place, 2)) ::_exit(8);
+    });
+    INFO("killed after " << kills << " stops");
+    // What does not hide is whole at any moment; without an exchange there may be nothing until somebody looks.
+    if (!no_exchange || fs::exists(place)) REQUIRE(whole_step(place) > 0);
+    sweep_checkpoints(checkpoints);
+    const std::int64_t step = whole_step(place);
+    REQUIRE((step == 1 || step == 2));
+    seen.insert(step);
+    REQUIRE(names_in(checkpoints) == std::set<std::string>{"final"});
+    if (!killed) CHECK(step == 2);
+  }
+  CHECK(kills > 50);
+  CHECK(seen.size() == 2);
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint's writer killed at any system call leaves the one before or the new one, whole") {
+  kill_everywhere(false);
+}
+
+#ifdef __x86_64__
+TEST_CASE("and so where folders cannot be exchanged") { kill_everywhere(true); }
+#endif
+
+TEST_CASE("only what is ours is swept away") {
+  const Folder folder;
+  const auto partial = [&](const std::string& name, const std::vector<std::string>& files) {
+    for (const std::string& file : files) REQUIRE(write_file_atomic(folder.path / name / file, "x"));
+    fs::create_directories(folder.path / name);
+  };
+  partial(".step_3.77.partial", {"config.json", "model.safetensors.77.tmp", "model-00001-of-00002.safetensors"});
+  partial(".final.8.partial", {});
+  partial(".step_4.77.partial", {"config.json", "notes.txt"});
+  partial(".mine.77.partial", {"config.json"});
+  partial("step_5", {"config.json"});
+  partial(".step_6.previous", {"config.json"});
+  partial("step_6", {"config.json"});
+  partial(".step_7.previous", {"config.json"});
+  const auto removed = sweep_checkpoints(folder.path);
+  CHECK(std::set<std::string>(removed.begin(), removed.end()) ==
+        std::set<std::string>{".step_3.77.partial", ".final.8.partial", ".step_6.previous"});
+  CHECK(names_in(folder.path) ==
+        std::set<std::string>{".step_4.77.partial", ".mine.77.partial", "step_5", "step_6", "step_7"});
+  CHECK(sweep_checkpoints(folder.path / "nowhere").empty());
+}
+
+TEST_CASE("what somebody has put into a checkpoint's folder stays there when another takes its place") {
+  const Folder folder;
+  const fs::path place = folder.path / "final";
+  REQUIRE(write_checkpoint(place, 1));
+  REQUIRE(write_file_atomic(place / "notes.txt", "mine"));
+  REQUIRE(write_checkpoint(place, 2));
+  CHECK(whole_step(place) == 2);
+  CHECK(*read_file(place / "notes.txt") == "mine");
+  CHECK(names_in(folder.path) == std::set<std::string>{"final"});
+}
+
+TEST_CASE("a failed write leaves nothing behind") {
+  const Folder folder;
+  const fs::path place = folder.path / "final";
+  const ModelSpec m = tiny_model();
+  const Program program = export_program(m);
+  {
+    auto writer = CheckpointWriter::create(place, m, program, 0, TrainingState{});
+    REQUIRE(writer);
+    CHECK(names_in(folder.path).size() == 1);
+  }
+  CHECK(names_in(folder.path).empty());
+}
+
+TEST_CASE("a checkpoint that is not as it was written is refused, and the file that differs is named") {
+  const Folder folder;
+  const fs::path place = folder.path / "final";
+  REQUIRE(write_checkpoint(place, 3));
+  REQUIRE(verify_manifest(place));
+  ModelSpec m = tiny_model();
+  m.weights_path = place.string();
+  REQUIRE(ParameterSource::open(m, 0));
+  const auto manifest = nlohmann::json::parse(*read_file(place / "manifest.json"));
+  CHECK(manifest["schema"] == "hotbunk.checkpoint/1");
+  CHECK(manifest["step"] == 3);
+  CHECK(manifest["scenario"] == *digest_of_file(place / "scenario.yaml"));
+  for (const char* name :
+       {"config.json", "model.safetensors", "optimizer.safetensors", "scenario.yaml", "state.json"}) {
+    INFO(name);
+    const std::string text = *read_file(place / name);
+    const auto refused = [&](const std::string& why) {
+      const auto opened = ParameterSource::open(m, 0);
+      REQUIRE_FALSE(opened);
+      CHECK(opened.error().front().code == "E421");
+      CHECK(opened.error().front().message.find(std::string(name) + " " + why) != std::string::npos);
+      CHECK(opened.error().front().where.file == (place / name).string());
+    };
+    std::string changed = text;
+    changed.back() ^= 1;
+    REQUIRE(write_file_atomic(place / name, changed));
+    refused("holds other bytes");
+    REQUIRE(write_file_atomic(place / name, text + " "));
+    refused("has another size");
+    fs::remove(place / name);
+    if (name == std::string("optimizer.safetensors")) CHECK(verify_manifest(place));
+    else refused("is missing");
+    REQUIRE(write_file_atomic(place / name, text));
+    REQUIRE(ParameterSource::open(m, 0));
+  }
+  for (const char* text : {"", "[]", "{\"schema\": \"hotbunk.checkpoint/1\"}",
+                           "{\"schema\": \"hotbunk.checkpoint/1\", \"files\": [{\"name\": \"../x\", \"bytes\": 1, "
+                           "\"xxh3_128\": \"\"}]}"}) {
+    REQUIRE(write_file_atomic(place / "manifest.json", text));
+    const Status refused = verify_manifest(place);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().front().code == "E421");
+  }
+  fs::remove(place / "manifest.json");  // as any Hugging Face folder
+  CHECK(ParameterSource::open(m, 0));
+}
+
+TEST_CASE("moments come back by parameter; without a file they are zeros") {
+  const Folder folder;
+  const fs::path place = folder.path / "step_2";
+  REQUIRE(write_checkpoint(place, 2));
+  const ModelSpec m = tiny_model();
+  const auto moments = MomentSource::open(place / checkpoint_file::optimizer, m);
+  REQUIRE(moments);
+  const std::vector<Box> boxes = {
+      {.src_offset = 3, .src_pitch = 8, .dst_offset = 1, .dst_pitch = 4, .rows = 2, .cols = 3}};
+  const auto read = [&](const MomentSource& source, Slot slot) {
+    std::vector<float> out(9, -1.0f);
+    source.read("model.embed_tokens.weight", slot, boxes, DType::f32, std::as_writable_bytes(std::span(out)));
+    return out;
+  };
+  const float second = 200.0f + static_cast<float>(Slot::exported_second_moment);
+  CHECK(read(*moments, Slot::second_moment) ==
+        std::vector<float>{0, second, second, second, 0, second, second, second, 0});
+  CHECK(read(MomentSource{}, Slot::first_moment) == std::vector<float>(9, 0.0f));
+  ModelSpec other = m;
+  other.vocab = 17;
+  const auto refused = MomentSource::open(place / checkpoint_file::optimizer, other);
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().front().code == "E407");
+}
+
+TEST_CASE("a state that hotbunk did not write is refused") {
+  const Folder folder;
+  const fs::path place = folder.path / "final";
+  REQUIRE(write_checkpoint(place, 3));
+  CHECK(is_checkpoint(place));
+  const auto good = read_checkpoint(place);
+  REQUIRE(good);
+  CHECK((good->state.step == 3 && good->state.optimizer_step == 3 && good->has_moments));
+  CHECK(good->state.scenario == "name: tiny\n");
+  const std::string text = *read_file(place / "state.json");
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"\"step\": 3", "\"step\": 0"},
+                                 {"\"step\": 3", "\"step\": -1"},
+                                 {"\"step\": 3", "\"step\": 99999999999"},
+                                 {"training-state/1", "training-state/9"},
+                                 {"\"plan_hash\": \"\"", "\"plan_hash\": 4"},
+                                 {"{", ""}}) {
+    INFO(to);
+    std::string bad = text;
+    bad.replace(bad.find(from), from.size(), to);
+    REQUIRE(write_file_atomic(place / "state.json", bad));
+    const auto refused = read_checkpoint(place);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().front().code == "E423");
+  }
+}

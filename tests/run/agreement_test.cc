@@ -1,0 +1,162 @@
+// Ranks that were started by hand and would not compute the same are refused before the first step; a saved plan holds
+// the scenario that it was made from.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "tests/run/program.h"
+
+using namespace hotbunk;
+
+namespace {
+
+struct Launched {
+  std::vector<int> codes;
+  std::vector<std::string> err;
+};
+
+/// The program as rank 0 and 1 of a world of two, as torchrun would start them; what differs by rank is in `arguments`
+/// and `before` the program.
+Launched launch(const std::string& common, const std::vector<std::string>& arguments,
+                const std::vector<std::string>& before = {"", ""}) {
+  static int port = 23000 + static_cast<int>(::getpid()) % 5000;
+  ++port;
+  Launched out;
+  std::vector<pid_t> pids;
+  const auto err = [](std::size_t r) { return (work_folder() / fmt::format("rank{}.err", r)).string(); };
+  for (std::size_t r = 0; r < arguments.size(); ++r) {
+    const std::string command = fmt::format(
+        "RANK={0} LOCAL_RANK={0} WORLD_SIZE={1} MASTER_ADDR=127.0.0.1 MASTER_PORT={2} OMP_WAIT_POLICY=passive "
+        "exec env {3} {4} run {5} {6} > /dev/null 2> {7} < /dev/null",
+        r, arguments.size(), port, before[r], program_file, common, arguments[r], err(r));
+    const pid_t pid = ::fork();
+    if (pid == 0) ::execl("/bin/sh", "sh", "-c", command.c_str(), static_cast<char*>(nullptr)), ::_exit(9);
+    pids.push_back(pid);
+  }
+  for (std::size_t r = 0; r < pids.size(); ++r) {
+    int status = 0;
+    ::waitpid(pids[r], &status, 0);
+    out.codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128);
+    out.err.push_back(text_of(err(r)));
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("ranks with different scenarios, options or tokens are refused before the first step, with what differs") {
+  const fs::path file = scenario("agree", 2, 1, "steps: 1");
+  const fs::path out = work_folder() / "agree";
+  const std::string common = fmt::format("{} --overwrite --out {}", file.string(), out.string());
+  const auto [arguments, difference] = GENERATE(table<std::string, std::string>({
+      {"--set optimizer.lr=5", "optimizer.lr: rank 0 has 1e-06, rank 1 has 5"},
+      {"--set seed=7", "seed: rank 0 has 0, rank 1 has 7"},
+      {"--set steps=3", "steps: rank 0 has 1, rank 1 has 3"},
+      {"--transport gloo", "--transport: rank 0 has by host, rank 1 has gloo"},
+      {"--check", "--check: rank 0 has false, rank 1 has true"},
+      {"--threads 2", "--threads: rank 0 has "},
+  }));
+  const Launched r = launch(common + (arguments == "--threads 2" ? "" : " --threads 1"),
+                            {arguments == "--threads 2" ? "--threads 1" : "", arguments});
+  INFO(arguments << "\n--- rank 0:\n" << r.err[0] << "--- rank 1:\n" << r.err[1]);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK(r.codes[rank] == 2);
+    CHECK_THAT(r.err[rank], Catch::Contains("error[E705]: rank 1 does not run what rank 0 runs") &&
+                                Catch::Contains("= note: " + difference) && !Catch::Contains("step 1/"));
+  }
+  CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
+}
+
+TEST_CASE("weights and data are compared by content, not by path") {
+  const fs::path first = work_folder() / "made";
+  REQUIRE(hotbunk_command(
+              fmt::format("run {} --overwrite --out {}", scenario("made", 1, 1, "steps: 1").string(), first.string()))
+              .code == 0);
+  const fs::path weights = first / "checkpoints/final", copy = work_folder() / "copy", other = work_folder() / "other";
+  fs::copy(weights, copy, fs::copy_options::recursive);
+  fs::copy(weights, other, fs::copy_options::recursive);
+  {
+    std::fstream tensor(other / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    tensor.seekp(-1, std::ios::end);
+    tensor.put('\x3c');
+  }
+  const fs::path file = scenario("weights", 2, 1, "steps: 1");
+  const auto run = [&](const fs::path& theirs) {
+    return launch(
+        fmt::format("{} --threads 1 --overwrite --out {}", file.string(), (work_folder() / "weights").string()),
+        {"--set model=" + weights.string(), "--set model=" + theirs.string()});
+  };
+  const Launched same = run(copy);
+  INFO(same.err[0] << same.err[1]);
+  CHECK(same.codes == std::vector{0, 0});
+  const Launched different = run(other);
+  INFO(different.err[1]);
+  CHECK(different.codes == std::vector{2, 2});
+  CHECK_THAT(different.err[1], Catch::Contains("note: model.weights: rank 0 has "));
+}
+
+TEST_CASE("a rank without the run's token comes to nothing, and the others say whom they wait for") {
+  const fs::path file = scenario("token", 2, 1, "steps: 1");
+  const std::string common =
+      fmt::format("{} --threads 1 --overwrite --out {}", file.string(), (work_folder() / "token").string());
+  const Launched good = launch(common, {"", ""}, {"HOTBUNK_TOKEN=abc", "HOTBUNK_TOKEN=abc"});
+  INFO(good.err[0] << good.err[1]);
+  CHECK(good.codes == std::vector{0, 0});
+}
+
+TEST_CASE("ipc between ranks that share no memory is refused before the first step; gloo on one host is not") {
+  const fs::path file = scenario("ipc", 2, 1, "steps: 1"), out = work_folder() / "ipc";
+  REQUIRE(text_of(file).find("transport") == std::string::npos);  // ipc is the default
+  const Result2 one_host =
+      hotbunk_command(fmt::format("run {} --transport gloo --overwrite --out {}", file.string(), out.string()));
+  INFO(one_host.err);
+  CHECK(one_host.code == 0);
+  if (std::system("unshare --pid --fork true 2> /dev/null") != 0) {
+    std::fprintf(stderr, "skipped: no process namespaces here, so no second host\n");
+    WARN("skipped: no process namespaces here, so no second host");
+    return;
+  }
+  const std::string common = fmt::format("{} --threads 1 --overwrite --out {}", file.string(), out.string());
+  const Launched two = launch(common, {"", ""}, {"", "unshare --pid --fork"});
+  for (std::size_t r = 0; r < 2; ++r) {
+    INFO(two.err[r]);
+    CHECK(two.codes[r] == 2);
+    CHECK_THAT(two.err[r], Catch::Contains("error[E706]: sync.transport ipc reads other ranks' memory, but they share "
+                                           "none: rank 1 is not on rank 0's host") &&
+                               Catch::Contains("help: set sync.transport to collective") &&
+                               !Catch::Contains("step 1/"));
+  }
+  const Launched remedy = launch(common + " --set sync.transport=collective", {"", ""}, {"", "unshare --pid --fork"});
+  INFO(remedy.err[0] << remedy.err[1]);
+  CHECK(remedy.codes == std::vector{0, 0});
+}
+
+TEST_CASE("a saved plan refuses a scenario that it was not made from, though the plan is the same") {
+  const fs::path file = scenario("saved", 1, 1, "steps: 1");
+  const fs::path saved = work_folder() / "made_from.json", out = work_folder() / "made_from";
+  REQUIRE(hotbunk_command(fmt::format("plan {} --out {}", file.string(), saved.string())).code == 0);
+  const auto run = [&](const std::string& more) {
+    return hotbunk_command(
+        fmt::format("run {} --plan {} --overwrite --out {} {}", file.string(), saved.string(), out.string(), more));
+  };
+  CHECK(run("").code == 0);
+  CHECK(run("--set run.timeout_s=20 --set name=other").code == 0);  // neither changes what is computed
+  const Result2 drifted = run("--set optimizer.lr=5 --set seed=3");
+  INFO(drifted.err);
+  CHECK(drifted.code == 2);
+  CHECK_THAT(drifted.err,
+             Catch::Contains("error[E510]: the scenario is not the one that the saved plan was made from") &&
+                 Catch::Contains("= note: optimizer.lr: saved 1e-06, now 5") &&
+                 Catch::Contains("= note: seed: saved 0, now 3"));
+  std::string text = text_of(saved);
+  const auto at = text.find("\"optimizer.lr\":\"1e-06\"");
+  REQUIRE(at != std::string::npos);
+  text.replace(at, 22, "\"optimizer.lr\":\"5e-06\"");
+  std::ofstream(saved) << text;
+  const Result2 edited = run("--set optimizer.lr=5e-06");
+  CHECK(edited.code == 2);
+  CHECK_THAT(edited.err, Catch::Contains("error[E504]: what the plan was made from is not what was saved"));
+}

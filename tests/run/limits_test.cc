@@ -1,0 +1,104 @@
+// What the system refuses, said with the limit's name: threads, open files, a closed or full standard output; and what
+// a stopped rank looks like from outside.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "tests/run/program.h"
+
+using namespace hotbunk;
+
+namespace {
+
+/// A shell command line with {} for the program; stdout and stderr are its own.
+Result2 shell(const std::string& command) {
+  const fs::path err = work_folder() / "shell.err";
+  const int status = std::system(fmt::format("( {} ) 2> {} < /dev/null", command, err.string()).c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, "", text_of(err)};
+}
+
+}  // namespace
+
+TEST_CASE("a closed standard output is said to be closed, before any work; a full one is said to be full") {
+  const fs::path file = scenario("output", 1, 1, "steps: 1");
+  const Result2 closed = shell(fmt::format("{} plan {} >&-", program_file, file.string()));
+  CHECK(closed.code == 2);
+  CHECK(closed.err ==
+        "error[E105]: standard output is closed: results go there\n"
+        "   = help: give it somewhere to go: a file, a pipe or /dev/null\n");
+  const fs::path out = work_folder() / "output";
+  const Result2 run = shell(fmt::format("{} run {} --out {} >&-", program_file, file.string(), out.string()));
+  CHECK(run.code == 2);
+  CHECK_FALSE(fs::exists(out));
+  const Result2 full = shell(fmt::format("{} plan {} > /dev/full", program_file, file.string()));
+  CHECK(full.code == 3);
+  CHECK_THAT(full.err, Catch::Contains("error[E605]: results cannot be written to standard output: No space left"));
+}
+
+TEST_CASE("limits of threads and of open files are named") {
+  const fs::path file = scenario("limits", 4, 1, "steps: 1");
+  const std::string run =
+      fmt::format("{} run {} --out {}", program_file, file.string(), (work_folder() / "limits").string());
+  const auto start = std::chrono::steady_clock::now();
+  const Result2 files = shell("ulimit -n 8; exec " + run);
+  INFO(files.err);
+  CHECK(files.code == 3);
+  CHECK_THAT(files.err, Catch::Contains("this process may have 8 (ulimit -n)") && !Catch::Contains("E699"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(50));  // not the rendezvous's 60 s, and more
+  // Root has no limit of processes: as somebody who runs nothing else.
+  const std::string nobody = ::geteuid() == 0 ? "setpriv --reuid=54321 --regid=54321 --clear-groups " : "";
+  if (!nobody.empty() && shell(nobody + "true").code != 0) {
+    std::fprintf(stderr, "skipped: no other user to be here (setpriv)\n");
+    WARN("skipped: no other user to be here (setpriv)");
+    return;
+  }
+  fs::permissions(work_folder(), fs::perms::all);
+  const auto with_threads = [&](int limit) {
+    return shell(fmt::format("ulimit -u {}; exec {} {} run {} --overwrite --out {}", limit, nobody, program_file,
+                             file.string(), (work_folder() / "threads_of_nobody").string()));
+  };
+  // Low: the launcher cannot start its ranks. Higher: a rank cannot start its threads. No limit is a fault of hotbunk.
+  for (const int limit : {2, 9}) {
+    const Result2 r = with_threads(limit);
+    INFO(limit << '\n' << r.err);
+    CHECK(r.code == 3);
+    CHECK_THAT(r.err, Catch::Contains(fmt::format("this user may have {} processes and threads (ulimit -u)", limit)) &&
+                          !Catch::Contains("E699"));
+  }
+}
+
+TEST_CASE("a stopped rank ends the run after run.timeout_s, and is named by the ranks and by the launcher") {
+  const fs::path file = scenario("stopped", 3, 1, "steps: 100000\nrun: {timeout_s: 4}");
+  const fs::path err = work_folder() / "stopped.err";
+  const pid_t launcher = ::fork();
+  if (launcher == 0) {
+    if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
+    const std::string path = file.string(), out = (work_folder() / "stopped").string();
+    ::execl(program_file, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
+    ::_exit(9);
+  }
+  const auto wait_for = [](const auto& there) {
+    for (int i = 0; i < 1800 && !there(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  wait_for([&] { return text_of(err).find("step 1/") != std::string::npos; });
+  const std::vector<int> ranks = children_of(launcher);
+  REQUIRE(ranks.size() == 3);
+  ::kill(ranks[1], SIGSTOP);
+  int status = 0;
+  bool ended = false;
+  wait_for([&] { return ended = ::waitpid(launcher, &status, WNOHANG) == launcher; });
+  if (!ended) ::kill(launcher, SIGKILL), ::waitpid(launcher, &status, 0);
+  const std::string said = text_of(err);
+  INFO(said);
+  REQUIRE(ended);
+  CHECK(WEXITSTATUS(status) == 3);
+  CHECK_THAT(said, Catch::Contains(fmt::format(" (pid {}): stopped (SIGSTOP", ranks[1])) &&
+                       Catch::Contains("error[E603]: rank ") &&
+                       Catch::Contains("for 4 s nobody it waits for worked (run.timeout_s)") &&
+                       Catch::Contains(fmt::format(" (pid {}) was stopped (SIGSTOP", ranks[1])));
+  for (const int pid : ranks) CHECK(::kill(pid, 0) != 0);
+}

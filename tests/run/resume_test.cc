@@ -1,0 +1,391 @@
+// A run that was interrupted and resumed is the run that was not, bit for bit; what is interrupted leaves nothing half;
+// signals end a run whole.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/rng.h"
+#include "rl/manifest.h"
+#include "tests/run/program.h"
+
+using namespace hotbunk;
+using Json = nlohmann::json;
+
+namespace {
+
+/// The program, started and not waited for.
+class Running {
+ public:
+  Running(const std::string& arguments, const fs::path& said,
+          const std::map<std::string, std::string>& variables = {}) {
+    std::vector<std::string> words = {"hotbunk"};
+    std::istringstream split(arguments);
+    for (std::string word; split >> word;) words.push_back(word);
+    std::fflush(nullptr);  // or the child prints our buffers again
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    if (!std::freopen(said.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
+    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::execv(program_file, argv.data());
+    ::_exit(9);
+  }
+  ~Running() {
+    if (!ended_) kill(SIGKILL), wait();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  void kill(int signal) const { ::kill(pid_, signal); }
+  /// The exit code, or 128 + the signal that killed it.
+  int wait() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    ended_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  bool ended_within(double seconds, int& code) {
+    for (double waited = 0.0; waited < seconds; waited += 0.005) {
+      int status = 0;
+      if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+        ended_ = true;
+        code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  bool ended_ = false;
+};
+
+bool wait_for_text(const fs::path& file, const std::string& text) {
+  for (int i = 0; i < 1200; ++i) {
+    if (text_of(file).find(text) != std::string::npos) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return false;
+}
+
+/// What was computed in each step: times and bytes of memory left out.
+std::map<std::int64_t, Json> computed(const fs::path& folder) {
+  std::map<std::int64_t, Json> out;
+  std::istringstream lines(text_of(folder / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const Json step = Json::parse(line);
+    Json& kept = out[step["step"].get<std::int64_t>()];
+    for (const auto& [key, value] : step.items())
+      for (const char* name : {"loss", "reward", "actor/", "critic/", "rollout/logprob", "sync/"})
+        if (key.starts_with(name)) kept[key] = value;
+  }
+  return out;
+}
+
+void check_weights(const fs::path& a, const fs::path& b) {
+  for (const char* file : {"checkpoints/final/model.safetensors", "checkpoints/final/optimizer.safetensors"}) {
+    INFO(file << " of " << b);
+    CHECK(fs::exists(a / file));
+    CHECK(text_of(a / file) == text_of(b / file));
+  }
+}
+
+void check_same(const fs::path& a, const fs::path& b) {
+  check_weights(a, b);
+  for (const char* file : {"lengths.jsonl", "sync_hashes.jsonl"}) {
+    INFO(file << " of " << b);
+    CHECK(fs::exists(a / file) == fs::exists(b / file));
+    CHECK(text_of(a / file) == text_of(b / file));
+  }
+  CHECK(computed(a) == computed(b));
+  const Json x = Json::parse(text_of(a / "checkpoints/final/state.json")),
+             y = Json::parse(text_of(b / "checkpoints/final/state.json"));
+  CHECK(x == y);
+}
+
+/// Every folder among the checkpoints that does not hide is whole.
+void check_whole(const fs::path& run) {
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", ec)) {
+    if (entry.path().filename().string().starts_with(".")) continue;
+    INFO(entry.path());
+    CHECK(fs::exists(entry.path() / "manifest.json"));
+    const Status whole = verify_manifest(entry.path());
+    INFO((whole ? "" : render(whole.error())));
+    CHECK(whole.has_value());
+    CHECK(fs::exists(entry.path() / "optimizer.safetensors"));
+  }
+}
+
+bool has_checkpoint(const fs::path& run) {
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", ec))
+    if (!entry.path().filename().string().starts_with(".")) return true;
+  return false;
+}
+
+void must_run(const std::string& arguments) {
+  const Result2 r = hotbunk_command(arguments);
+  INFO(arguments << '\n' << r.err);
+  REQUIRE(r.code == 0);
+}
+
+std::string sets(const std::string& keys) {
+  std::string out;
+  std::istringstream split(keys);
+  for (std::string key; split >> key;) out += " --set " + key;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a run in parts is the run in one piece: tokens, rewards, losses, weights and moments") {
+  struct Case {
+    const char* name;
+    int ranks, tp;
+    std::string keys;
+  };
+  const std::string data = (work_folder() / "samples.jsonl").string();
+  std::ofstream(data) << "[1,3,4,5]\n[1,5,6]\n[1,7,8,9,10]\n[1,3]\n[1,9,4]\n[1,5,5,5]\n[1,8,6,4]\n";
+  for (const Case& c :
+       {Case{"kl", 1, 1, "algorithm.kl_coef=0.1 optimizer.lr=0.01 optimizer.warmup_steps=5"},
+        Case{"bf16", 2, 2,
+             "algorithm.kl_coef=0.1 train.precision.params=bf16 rollout.sleep_level=1 optimizer.lr=0.01 "
+             "algorithm.mini_batches=2"},
+        Case{"awake", 2, 1, "rollout.sleep=false train.offload=none algorithm.reference=false"},
+        Case{"sft", 2, 2, "algorithm.name=sft algorithm.reference=false \"task.name=''\" task.data=" + data}}) {
+    INFO(c.name);
+    const std::string file = scenario(c.name, c.ranks, c.tp, "steps: 5\ncheckpoint_every: 2").string() + sets(c.keys);
+    const fs::path whole = work_folder() / (std::string(c.name) + "_whole");
+    const fs::path parts = work_folder() / (std::string(c.name) + "_parts");
+    must_run(fmt::format("run {} --out {}", file, whole.string()));
+    must_run(fmt::format("run {} --set steps=2 --out {}", file, parts.string()));
+    // With a scenario file, and with the checkpoint's own.
+    must_run(fmt::format("run {} --set steps=3 --resume {}", file, parts.string()));
+    must_run(fmt::format("run --resume {} --set steps=5", parts.string()));
+    check_same(whole, parts);
+    check_whole(parts);
+    // The folder of the whole run's last part is one that other commands read.
+    must_run(fmt::format("compare {}", parts.string()));
+    must_run(fmt::format("report {}", parts.string()));
+    CHECK(computed(parts).size() == 5);
+    // Into another folder, from a checkpoint that is not the last.
+    const fs::path branch = work_folder() / (std::string(c.name) + "_branch");
+    must_run(fmt::format("run --resume {} --out {}", (whole / "checkpoints/step_2").string(), branch.string()));
+    check_same(whole, branch);
+  }
+}
+
+TEST_CASE("kill -9 at twenty random moments loses no step that was saved and changes no bit") {
+  const std::string file =
+      scenario("killed_often", 1, 1, "steps: 6\ncheckpoint_every: 1").string() + sets("algorithm.kl_coef=0.1");
+  const fs::path whole = work_folder() / "killed_often_whole", out = work_folder() / "killed_often";
+  const auto begin = std::chrono::steady_clock::now();
+  must_run(fmt::format("run {} --out {}", file, whole.string()));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  int resumed = 0, finished = 0;
+  // A machine that others use makes a run of a second one of a minute: then fewer moments have to do.
+  const auto enough = begin + std::chrono::minutes(4);
+  for (std::uint64_t kills = 0; kills < 20 && std::chrono::steady_clock::now() < enough;) {
+    const bool resume = has_checkpoint(out);
+    if (!resume) fs::remove_all(out);
+    Running run(
+        resume ? fmt::format("run --resume {}", out.string()) : fmt::format("run {} --out {}", file, out.string()),
+        work_folder() / "killed_often.err");
+    resumed += resume ? 1 : 0;
+    const double moment = seconds * static_cast<double>(uniform24(random_words(7, RngPurpose::test, kills, 0)[0]));
+    int code = 0;
+    const bool ended = run.ended_within(moment, code);
+    if (!ended) run.kill(SIGKILL), code = run.wait(), ++kills;
+    INFO(text_of(work_folder() / "killed_often.err"));
+    check_whole(out);
+    if (code == 128 + SIGKILL) continue;
+    // It has reached its end, or the one before was killed behind its last checkpoint: then the next one begins.
+    if (code == 0) check_same(whole, out);
+    else REQUIRE(text_of(work_folder() / "killed_often.err").find("no step is left") != std::string::npos);
+    check_weights(whole, out);
+    ++finished;
+    fs::remove_all(out);
+  }
+  CHECK(resumed > 0);
+  // However the last one was left, it comes to the same end.
+  const fs::path last = work_folder() / "killed_often_last";
+  const Result2 end =
+      hotbunk_command(has_checkpoint(out) ? fmt::format("run --resume {} --out {}", out.string(), last.string())
+                                          : fmt::format("run {} --out {}", file, last.string()));
+  INFO(end.err);
+  if (end.code == 0) check_same(whole, last);
+  else REQUIRE(end.err.find("no step is left") != std::string::npos);
+  check_weights(whole, end.code == 0 ? last : out);
+  INFO(resumed << " resumed, " << finished << " came to their end");
+}
+
+TEST_CASE("SIGTERM and SIGINT end a run after its step, whole; all ranks stop after the same one") {
+  const std::string file = scenario("stopped", 2, 2, "steps: 100000").string() + sets("algorithm.kl_coef=0.1");
+  const fs::path said = work_folder() / "stopped.err";
+  struct Case {
+    const char* name;
+    int signal, code;
+  };
+  for (const Case& c : {Case{"term", SIGTERM, 0}, Case{"int", SIGINT, 130}}) {
+    const fs::path out = work_folder() / (std::string("stopped_") + c.name);
+    fs::remove(said);
+    Running run(fmt::format("run {} --out {}", file, out.string()), said);
+    REQUIRE(wait_for_text(said, "step 1/"));
+    run.kill(c.signal);
+    const int code = run.wait();
+    INFO(text_of(said));
+    CHECK(code == c.code);
+    CHECK(text_of(said).find("stopping after this step") != std::string::npos);
+    CHECK(text_of(said).find("error") == std::string::npos);
+    check_whole(out);
+    const std::int64_t last = Json::parse(text_of(out / "checkpoints/final/state.json"))["step"];
+    CHECK(fs::exists(out / fmt::format("checkpoints/step_{}", last)));
+    CHECK(computed(out).rbegin()->first == last);
+    must_run(fmt::format("report {}", out.string()));
+    must_run(fmt::format("compare {}", out.string()));
+    must_run(fmt::format("run --resume {} --set steps={}", out.string(), last + 2));
+    const fs::path whole = work_folder() / (std::string("stopped_whole_") + c.name);
+    must_run(fmt::format("run {} --set steps={} --out {}", file, last + 2, whole.string()));
+    check_same(whole, out);
+  }
+}
+
+TEST_CASE("a second SIGINT ends a run at once, and what was whole stays") {
+  for (int ranks : {1, 2}) {
+    const std::string file = scenario("twice_int", ranks, 1, "steps: 100000\ncheckpoint_every: 1").string();
+    const fs::path said = work_folder() / "twice_int.err", out = work_folder() / fmt::format("twice_int{}", ranks);
+    fs::remove(said);
+    Running run(fmt::format("run {} --out {}", file, out.string()), said);
+    REQUIRE(wait_for_text(said, "step 1/"));
+    REQUIRE(wait_for_text(out / "checkpoints/step_1/manifest.json", "model"));
+    run.kill(SIGINT);
+    REQUIRE(wait_for_text(said, "stopping after this step"));
+    run.kill(SIGINT);
+    CHECK(run.wait() == 130);
+    INFO(text_of(said));
+    CHECK(text_of(said).find("error") == std::string::npos);
+    check_whole(out);
+  }
+}
+
+TEST_CASE("ranks that another launcher started stop together when one of them is asked to") {
+  const std::string file = scenario("launched_stop", 2, 1, "steps: 100000").string();
+  const fs::path out = work_folder() / "launched_stop";
+  const auto start = [&](int rank) {
+    const std::string number = std::to_string(rank);
+    return std::make_unique<Running>(fmt::format("run {} --out {}", file, out.string()),
+                                     work_folder() / ("launched_stop" + number),
+                                     std::map<std::string, std::string>{{"RANK", number},
+                                                                        {"WORLD_SIZE", "2"},
+                                                                        {"LOCAL_RANK", number},
+                                                                        {"MASTER_ADDR", "127.0.0.1"},
+                                                                        {"MASTER_PORT", "29613"}});
+  };
+  const auto first = start(0), second = start(1);
+  REQUIRE(wait_for_text(work_folder() / "launched_stop0", "step 1/"));
+  second->kill(SIGTERM);
+  CHECK(second->wait() == 0);
+  CHECK(first->wait() == 0);
+  INFO(text_of(work_folder() / "launched_stop0") << text_of(work_folder() / "launched_stop1"));
+  check_whole(out);
+  CHECK(fs::exists(out / "report.html"));
+}
+
+TEST_CASE("what is not the same computation any more is refused with what differs") {
+  const fs::path initial = work_folder() / "refused_initial", out = work_folder() / "refused";
+  const std::string base = scenario("refused", 1, 1, "steps: 2\ncheckpoint_every: 1").string();
+  must_run(fmt::format("run {} --set steps=1 --out {}", base, initial.string()));
+  const fs::path model = work_folder() / "refused_model";
+  fs::copy(initial / "checkpoints/final", model);
+  const std::string file = base + sets("algorithm.kl_coef=0.1 model=" + model.string());
+  must_run(fmt::format("run {} --out {}", file, out.string()));
+  const auto refused = [&](const std::string& arguments, const std::vector<std::string>& texts) {
+    const Result2 r = hotbunk_command("run " + arguments);
+    INFO(arguments << '\n' << r.err);
+    CHECK(r.code == 2);
+    for (const std::string& text : texts) CHECK(r.err.find(text) != std::string::npos);
+    CHECK(r.err.find("starting") == std::string::npos);
+  };
+  const std::string resume = "--resume " + out.string();
+  refused(resume + " --set steps=3 --set optimizer.lr=0.5 --set seed=4",
+          {"error[E424]", "optimizer.lr: 1e-06 in the checkpoint, 0.5 now", "seed: 0 in the checkpoint, 4 now"});
+  refused(resume + " --set steps=3 --set algorithm.kl_coef=0.2", {"error[E424]", "algorithm.kl_coef"});
+  refused(resume, {"error[E424]: no step is left: the checkpoint is of step 2", "set steps to more than 2"});
+  refused("--resume " + (work_folder() / "nowhere").string(), {"error[E422]: there is no checkpoint to resume from"});
+  refused("--resume " + (out / "checkpoints/step_1").string() + " --set steps=3",
+          {"error[E422]", "has a later checkpoint", "--out another folder"});
+  // The reference is the policy that the run began with: with another one it would be another run.
+  const std::string weights = text_of(model / "model.safetensors");
+  fs::remove(model / "manifest.json");
+  std::ofstream(model / "model.safetensors", std::ios::binary) << weights.substr(0, weights.size() - 4) << "\1\0\0\0";
+  refused(resume + " --set steps=3", {"error[E424]", "initial policy is not what the run began with"});
+  // A checkpoint whose files are not as they were written.
+  const fs::path final = out / "checkpoints/final", spoilt = work_folder() / "spoilt";
+  fs::copy(final, spoilt);
+  const std::string moments = text_of(spoilt / "optimizer.safetensors");
+  std::ofstream(spoilt / "optimizer.safetensors", std::ios::binary) << moments.substr(0, moments.size() - 1) << 'x';
+  refused("--resume " + spoilt.string() + " --set steps=3 --set algorithm.reference=false --set algorithm.kl_coef=0",
+          {"error[E424]"});
+  std::ofstream(model / "model.safetensors", std::ios::binary) << weights;
+  refused("--resume " + spoilt.string() + " --set steps=3", {"error[E421]", "optimizer.safetensors holds other bytes"});
+  refused(base + " --set model=" + spoilt.string(), {"error[E421]", "optimizer.safetensors holds other bytes"});
+}
+
+TEST_CASE("a folder without weights is refused by whoever reads it, and a bare config.json starts at random") {
+  const fs::path out = work_folder() / "weights_run", bare = work_folder() / "bare";
+  const std::string file = scenario("weights_run", 1, 1, "steps: 1").string();
+  must_run(fmt::format("run {} --out {}", file, out.string()));
+  fs::create_directories(bare);
+  fs::copy(out / "checkpoints/final/config.json", bare);
+  std::ofstream(work_folder() / "ids.jsonl") << "[1, 3]\n";
+  for (const std::string& command :
+       {fmt::format("run {} --set model={} --out {}", file, bare.string(), (work_folder() / "x").string()),
+        fmt::format("plan {} --set model={}", file, bare.string()),
+        fmt::format("logprobs --model {} --tokens {}", bare.string(), (work_folder() / "ids.jsonl").string())}) {
+    const Result2 r = hotbunk_command(command);
+    INFO(command << '\n' << r.err);
+    CHECK(r.code == 2);
+    CHECK(r.err.find("error[E420]: the model folder holds no weights\n  --> " + bare.string()) != std::string::npos);
+  }
+  must_run(fmt::format("run {} --set model={} --out {}", file, (bare / "config.json").string(),
+                       (work_folder() / "from_config").string()));
+}
+
+TEST_CASE("without its moments a checkpoint is resumed with fresh ones and a warning; another layout works") {
+  const fs::path out = work_folder() / "light";
+  const std::string file = scenario("light", 1, 1, "steps: 2").string() + sets("optimizer.lr=0.01");
+  must_run(fmt::format("run {} --out {}", file, out.string()));
+  // On two ranks: what is saved is the logical tensors.
+  const fs::path two = work_folder() / "light_two", one = work_folder() / "light_one";
+  const std::string checkpoint = (out / "checkpoints/final").string();
+  const Result2 wider = hotbunk_command(
+      fmt::format("run {} --set steps=4 --resume {} --out {}",
+                  scenario("light", 2, 2, "steps: 2").string() + sets("optimizer.lr=0.01"), checkpoint, two.string()));
+  INFO(wider.err);
+  CHECK(wider.code == 0);
+  CHECK(wider.err.find("warning[E425]: the run goes on elsewhere") != std::string::npos);
+  must_run(fmt::format("run --resume {} --set steps=4 --out {}", checkpoint, one.string()));
+  const auto a = computed(one), b = computed(two);
+  REQUIRE(a.size() == 4);
+  CHECK(a.at(4)["loss"].get<double>() == Approx(b.at(4)["loss"].get<double>()).margin(1e-3));
+
+  fs::remove(out / "checkpoints/final/optimizer.safetensors");
+  const Result2 fresh = hotbunk_command(fmt::format("run --resume {} --set steps=3", out.string()));
+  INFO(fresh.err);
+  CHECK(fresh.code == 0);
+  CHECK(fresh.err.find("warning[E425]: the checkpoint has no optimizer.safetensors") != std::string::npos);
+  // Moments count from there, and so they do for whoever resumes that.
+  CHECK(Json::parse(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 1);
+  must_run(fmt::format("run --resume {} --set steps=4", out.string()));
+  CHECK(Json::parse(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 2);
+}

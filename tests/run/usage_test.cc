@@ -1,0 +1,279 @@
+// Mistakes in a command line, and every error as a document: one form for people, one for programs.
+#include <sys/stat.h>
+
+#include <array>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tests/run/program.h"
+
+using namespace hotbunk;
+using Json = nlohmann::json;
+
+namespace {
+
+Result2 piped(const std::string& arguments, const fs::path& input) {
+  const fs::path out = work_folder() / "stdout", err = work_folder() / "stderr";
+  const int status = std::system(
+      fmt::format("{} {} > {} 2> {} < {}", program_file, arguments, out.string(), err.string(), input.string())
+          .c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
+}
+
+/// A tiny model with random weights, made by a run of one step.
+const fs::path& tiny_model() {
+  static const fs::path model = [] {
+    const fs::path out = work_folder() / "tiny";
+    REQUIRE(hotbunk_command(fmt::format("run {} --out {}", scenario("tiny", 1, 1, "steps: 1").string(), out.string()))
+                .code == 0);
+    return out / "checkpoints" / "final";
+  }();
+  return model;
+}
+
+fs::path with_config(const std::string& name, const std::function<void(Json&)>& change) {
+  const fs::path folder = work_folder() / name;
+  fs::remove_all(folder);
+  fs::copy(tiny_model(), folder, fs::copy_options::recursive);
+  Json config = Json::parse(text_of(folder / "config.json"));
+  change(config);
+  std::ofstream(folder / "config.json") << config.dump();
+  return folder;
+}
+
+/// A page less than the plan of the scenario maps.
+std::string too_small(const std::string& file) {
+  const std::int64_t mapped = Json::parse(hotbunk_command("plan " + file + " --json").out).at("mapped_peak_bytes");
+  return fmt::format(" --set cluster.device_memory_mib={}", static_cast<double>(mapped - 4096) / (1 << 20));
+}
+
+fs::path file_of(const std::string& name, const std::string& text) {
+  const fs::path path = work_folder() / name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE("a mistake in the command line is a diagnostic with the nearest option") {
+  const std::string file = scenario("usage", 1, 1).string();
+  struct Case {
+    std::string arguments, code, says, help;
+  };
+  for (const Case& c :
+       {Case{"", "E142", "no command is given", "hotbunk --help"},
+        Case{"simulat x", "E126", "there is no command 'simulat'", "did you mean simulate?"},
+        Case{"plan " + file + " --jsn", "E141", "nothing takes '--jsn'", "did you mean --json?"},
+        Case{"plan " + file + " --sett=a=b", "E141", "'--sett=a=b'", "did you mean --set?"},
+        Case{"plan " + file + " other.yaml", "E141", "'other.yaml'", "hotbunk plan --help"},
+        Case{"plan", "E142", "scenario is required", "hotbunk plan --help"},
+        Case{"plan " + file + " --out", "E143", "--out: 1 required TEXT missing", "hotbunk plan --help"},
+        Case{"plan " + file + " --top x", "E143", "--top", "hotbunk plan --help"},
+        Case{"plan " + file + " --resolved --print", "E144", "exclude each other", "--help"},
+        Case{"plan " + file + " --phase train", "E144", "need each other", "--help"}}) {
+    const Result2 r = hotbunk_command(c.arguments);
+    INFO(c.arguments << '\n' << r.err);
+    CHECK(r.code == 2);
+    CHECK(r.out.empty());
+    CHECK_THAT(r.err, Catch::StartsWith("error[" + c.code + "]: ") && Catch::Contains(c.says) &&
+                          Catch::Contains("\n  --> hotbunk") && Catch::Contains("   = help: ") &&
+                          Catch::Contains(c.help));
+  }
+  CHECK(hotbunk_command("--help").code == 0);
+  CHECK(hotbunk_command("plan --help").code == 0);
+  CHECK(hotbunk_command("--version").code == 0);
+}
+
+TEST_CASE("under --json an error is one document, of every command") {
+  const std::string file = scenario("errors", 2, 1).string();
+  const std::string nowhere = (work_folder() / "nowhere").string();
+  for (const std::string& arguments : std::vector<std::string>{
+           "plan " + nowhere + " --json", "simulate " + nowhere + " --json", "run " + nowhere + " --json",
+           "explain " + nowhere + " --json", "sweep " + nowhere + " --vary seed=1,2 --json",
+           "calibrate " + nowhere + " --json", "report " + nowhere + " --json", "compare " + nowhere + " --json",
+           "validate --json --data " + nowhere, "logprobs --json --model " + nowhere + " --tokens " + nowhere,
+           "generate --json --model " + nowhere + " --tokens " + nowhere, "doctor --json --no-such-flag", "plan --json",
+           "no-such-command --json", "--json", "plan " + file + " --json --set seed=x --set steps=y",
+           "run " + file + " --json --set algorithm.name=sft --set \"task.name=''\" --set task.data=" + nowhere}) {
+    const Result2 r = hotbunk_command(arguments);
+    INFO(arguments << '\n' << r.out << '\n' << r.err);
+    CHECK(r.code == 2);
+    REQUIRE(Json::accept(r.out));
+    const Json doc = Json::parse(r.out);
+    CHECK(doc.at("schema") == "hotbunk.error/1");
+    CHECK(doc.at("exit_code") == r.code);
+    CHECK(doc.at("code").get<std::string>().starts_with("E"));
+    CHECK_FALSE(doc.at("message").get<std::string>().empty());
+    CHECK(doc.at("where").contains("line"));
+    CHECK(doc.at("notes").is_array());
+    CHECK(doc.at("help").is_string());
+    CHECK(doc.at("errors").at(0).at("code") == doc.at("code"));
+  }
+  const Json two = Json::parse(hotbunk_command("plan " + file + " --json --set seed=x --set steps=y").out);
+  CHECK(two.at("errors").size() == 2);
+  // A result stays the only document: what does not fit is said on stderr.
+  const Result2 small = hotbunk_command("plan " + file + " --json" + too_small(file));
+  CHECK(small.code == 1);
+  REQUIRE(Json::accept(small.out));
+  CHECK(Json::parse(small.out).at("schema") == "hotbunk.plan/1");
+  CHECK_THAT(small.err, Catch::Contains("error[E301]"));
+}
+
+TEST_CASE("a run that fails in its ranks leaves one document, the launcher's") {
+  const std::string file = scenario("fails", 2, 1, "steps: 1").string();
+  const std::string out = (work_folder() / "fails").string();
+  const Result2 r = hotbunk_command("run " + file + " --json --no-fit-check" + too_small(file) + " --out " + out);
+  INFO(r.out << r.err);
+  CHECK(r.code == 3);
+  REQUIRE(Json::accept(r.out));
+  CHECK(Json::parse(r.out).at("schema") == "hotbunk.error/1");
+  CHECK(Json::parse(r.out).at("exit_code") == 3);
+}
+
+TEST_CASE("the next command is narration, and it works") {
+  const fs::path file = scenario("next", 2, 1, "steps: 1");
+  const Result2 plan = hotbunk_command(fmt::format("plan {} --set seed=3", file.string()));
+  CHECK(plan.out.find("Next:") == std::string::npos);
+  CHECK_THAT(plan.err, Catch::Contains(fmt::format("Next: hotbunk simulate {} --set seed=3\n", file.string())));
+  const Result2 simulated = hotbunk_command("simulate " + file.string());
+  CHECK(simulated.out.find("Next:") == std::string::npos);
+  CHECK_THAT(simulated.err, Catch::Contains("Next: hotbunk run "));
+  // What nothing lowers is not to be simulated; what is of H100s is not to be run here.
+  const std::string megatron = file.string() + " --set train.engine=megatron";
+  CHECK(hotbunk_command("simulate " + megatron).code == 2);
+  CHECK(hotbunk_command("explain " + megatron).err.find("hotbunk simulate") == std::string::npos);
+  const std::string h100 = file.string() + " --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512";
+  CHECK(hotbunk_command("simulate " + h100).err.find("hotbunk run") == std::string::npos);
+}
+
+TEST_CASE("a scenario of other devices runs on this CPU only when the user says so") {
+  const fs::path file = scenario("h100", 2, 1, "steps: 1");
+  const fs::path out = work_folder() / "h100";
+  const std::string command =
+      fmt::format("run {} --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512 --out {}", file.string(),
+                  out.string());
+  const Result2 refused = hotbunk_command(command);
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, Catch::Contains("error[E251]") && Catch::Contains("--on-cpu"));
+  CHECK_FALSE(fs::exists(out));
+  CHECK(hotbunk_command(command + " --on-cpu").code == 0);
+  const Result2 calibrate = hotbunk_command(
+      fmt::format("calibrate {} --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512 --out {}",
+                  file.string(), (out / "c.yaml").string()));
+  CHECK(calibrate.code == 2);
+  CHECK_THAT(calibrate.err, Catch::Contains("error[E251]"));
+}
+
+TEST_CASE("what the kernels refuse is refused when it is read, before ranks start") {
+  const fs::path file = scenario("dtypes", 2, 1, "steps: 1");
+  for (const char* set : {"train.precision.params=fp16", "train.precision.grads=bf16", "train.precision.master=bf16",
+                          "train.precision.moments=bf16", "train.precision.moments=fp16", "rollout.dtype=fp16"}) {
+    for (const char* command : {"simulate", "run"}) {
+      const Result2 r = hotbunk_command(fmt::format("{} {} --set {}", command, file.string(), set));
+      INFO(command << ' ' << set << '\n' << r.err);
+      CHECK(r.code == 2);
+      CHECK_THAT(r.err, Catch::Contains("error[E250]: this scenario is neither simulated nor run yet: ") &&
+                            Catch::Contains(std::string(set).substr(0, std::string(set).find('='))));
+      CHECK(r.err.find("starting") == std::string::npos);
+    }
+    if (std::string(set).ends_with("bf16"))  // this CPU has no rate of fp16
+      CHECK_THAT(hotbunk_command(fmt::format("plan {} --set {}", file.string(), set)).err,
+                 Catch::Contains("note: priced, not lowered to a plan"));
+  }
+  for (const char* command : {"plan", "simulate", "run"}) {
+    const Result2 cold = hotbunk_command(fmt::format("{} {} --set rollout.temperature=1e-320", command, file.string()));
+    CHECK(cold.code == 2);
+    CHECK_THAT(cold.err, Catch::Contains("error[E206]: rollout.temperature is 1e-320, expected 0 or at least 1e-06"));
+  }
+}
+
+TEST_CASE("a missing task.data names the file and the key") {
+  const std::string sft =
+      scenario("sft", 1, 1, "steps: 1").string() + " --set algorithm.name=sft --set \"task.name=''\"";
+  const Result2 none = hotbunk_command("run " + sft);
+  CHECK(none.code == 2);
+  CHECK_THAT(none.err, Catch::Contains("error[E208]") && Catch::Contains("task.data") && Catch::Contains("sft.yaml"));
+  const Result2 missing = hotbunk_command("run " + sft + " --set task.data=/nowhere/data.jsonl");
+  CHECK(missing.code == 2);
+  CHECK_THAT(missing.err, Catch::Contains("error[E101]") && Catch::Contains("--> /nowhere/data.jsonl") &&
+                              Catch::Contains("task.data names it"));
+}
+
+TEST_CASE("standard input is -, a pipe by name is no file") {
+  const fs::path file = scenario("pipe", 1, 1);
+  const Result2 plan = piped("plan - --json", file);
+  CHECK(plan.code == 0);
+  CHECK(Json::parse(plan.out).at("scenario") == "pipe");
+  const Result2 swept = piped("sweep - --vary seed=1,2", file);
+  CHECK(swept.code == 0);
+  const Result2 wrong = piped("plan -", file_of("wrong.yaml", "modle: x\n"));
+  CHECK_THAT(wrong.err, Catch::Contains("--> stdin:1:1"));
+  CHECK_THAT(piped("run -", file).err, Catch::Contains("error[E101]"));
+  const fs::path pipe = work_folder() / "fifo";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  for (const std::string& arguments :
+       {"plan " + pipe.string(), std::string("plan /dev/zero"),
+        fmt::format("logprobs --model {} --tokens {}", tiny_model().string(), pipe.string()),
+        fmt::format("plan {} --set model={}", file.string(), pipe.string()),
+        fmt::format("plan {} --set cluster.calibration={}", file.string(), pipe.string()),
+        fmt::format("run {} --plan {}", file.string(), pipe.string())}) {
+    const Result2 r = hotbunk_command(arguments);
+    INFO(arguments << '\n' << r.err);
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, Catch::Contains("error[E101]") && Catch::Contains("not a regular file"));
+  }
+  fs::remove(pipe);
+}
+
+TEST_CASE("a name with terminal escapes reaches no terminal raw") {
+  const fs::path file = file_of("escapes.yaml", text_of(scenario("plain", 1, 1, "steps: 1")) + "\n");
+  const std::string set = R"( --set 'name="red \e[31m bell \a"')";
+  for (const char* command : {"plan", "simulate", "explain"}) {
+    const Result2 r = hotbunk_command(fmt::format("{} {}{}", command, file.string(), set));
+    INFO(command << '\n' << r.err);
+    CHECK(r.code == 0);
+    CHECK(r.out.find('\x1b') == std::string::npos);
+    CHECK(r.out.find('\x07') == std::string::npos);
+    CHECK(r.err.find('\x1b') == std::string::npos);
+  }
+}
+
+TEST_CASE("log-probs are numbers or an error, never NaN") {
+  const fs::path tokens = file_of("tokens.jsonl", "[1, 5, 6]\n");
+  const auto ask = [&](const fs::path& model, const std::string& more = "") {
+    return hotbunk_command(fmt::format("logprobs --model {} --tokens {}{}", model.string(), tokens.string(), more));
+  };
+  CHECK(ask(tiny_model()).code == 0);
+  const Result2 rope = ask(with_config("rope0", [](Json& c) {
+    c["rope_parameters"] = {{"rope_type", "llama3"}, {"rope_theta", 1e4}, {"factor", 0.0}};
+  }));
+  CHECK(rope.code == 2);
+  CHECK(rope.out.empty());
+  CHECK_THAT(rope.err, Catch::Contains("error[E411]") && Catch::Contains("\"factor\""));
+  // Finite weights whose products are not.
+  const fs::path large = with_config("large", [](Json&) {});
+  std::string weights = text_of(large / "model.safetensors");
+  std::uint64_t header = 0;
+  std::memcpy(&header, weights.data(), sizeof header);
+  const std::array<float, 3> huge = {3e38f, -3e38f, 2e38f};
+  for (std::size_t at = 8 + header, i = 0; at + 4 <= weights.size(); at += 4, ++i)
+    std::memcpy(weights.data() + at, &huge[i * i % 7 % 3], 4);
+  std::ofstream(large / "model.safetensors", std::ios::binary) << weights;
+  for (const char* more : {"", " --json"}) {
+    const Result2 r = ask(large, more);
+    INFO(r.out << r.err);
+    CHECK(r.code == 3);
+    CHECK_THAT(r.err, Catch::Contains("error[E620]"));
+    CHECK(r.out.find("nan") == std::string::npos);
+  }
+  const Result2 vocabulary = hotbunk_command(fmt::format("logprobs --model {} --tokens {}", tiny_model().string(),
+                                                         file_of("far.jsonl", "[1, 16]\n").string()));
+  CHECK(vocabulary.code == 2);
+  CHECK_THAT(vocabulary.err, Catch::Contains("error[E123]"));
+  for (const char* id : {"18446744073709551615", "9223372036854775808", "-1"})
+    CHECK(hotbunk_command(fmt::format("generate --model {} --tokens {}", tiny_model().string(),
+                                      file_of("far.jsonl", fmt::format("[1, {}]\n", id)).string()))
+              .code == 2);
+}
