@@ -28,7 +28,7 @@ constexpr const char* state_schema = "hotbunk.training-state/1";
 
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
-      R"((config\.json|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)(\.\d+\.tmp)?)");
+      R"((config\.json|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)|\.[0-9a-f]{16}\.partial)");  // the last: base/partial_file.cc
   std::error_code ec;
   return std::regex_match(path.filename().string(), names) &&
          fs::symlink_status(path, ec).type() == fs::file_type::regular;

@@ -70,11 +70,11 @@ TrainingState TrainingDriver::state_after(std::int32_t step) const {
 
 void TrainingDriver::feed(Rank, const Op& op, const Args& args, std::span<std::byte> destination) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
-  const DType dtype = op.outputs[0].dtype;
-  if (slot == Slot::parameter) return sources_.parameters.read(op.name, op.boxes, dtype, destination);
-  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name, op.boxes, dtype, destination);
+  const auto dtype = [&] { return op.outputs[0].dtype; };
+  if (slot == Slot::parameter) return sources_.parameters.read(op.name, op.boxes, dtype(), destination);
+  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name, op.boxes, dtype(), destination);
   if (slot == Slot::first_moment || slot == Slot::second_moment)
-    return sources_.moments.read(op.name, slot, op.boxes, dtype, destination);
+    return sources_.moments.read(op.name, slot, op.boxes, dtype(), destination);
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
   HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name,
            static_cast<std::int64_t>(slot));

@@ -18,7 +18,7 @@ def skip_reason(_hotbunk):
 
 
 def steps_done(folder):
-    path = folder / "metrics.partial.jsonl"
+    path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
@@ -33,16 +33,15 @@ def wait_for(condition, seconds):
 
 def whole_lines(outcome, folder):
     """The finished steps are on disk, one line each, none torn."""
-    for name in ("metrics.partial.jsonl", "metrics.jsonl"):
-        if not (folder / name).exists():
-            continue
-        lines = (folder / name).read_text().splitlines()
-        try:
-            steps = [json.loads(line)["step"] for line in lines]
-        except ValueError:
-            outcome.faults.append(f"{name} has a torn line")
-            continue
-        outcome.expect(steps == list(range(1, len(steps) + 1)), f"{name}: steps {steps[:3]} ... of {len(steps)}")
+    file = folder / "metrics.jsonl"
+    if not file.exists():
+        return
+    try:
+        steps = [json.loads(line)["step"] for line in file.read_text().splitlines()]
+    except ValueError:
+        outcome.faults.append("metrics.jsonl has a torn line")
+        return
+    outcome.expect(steps == list(range(1, len(steps) + 1)), f"metrics.jsonl: steps {steps[:3]} ... of {len(steps)}")
 
 
 def usable_checkpoints(outcome, place, folder):

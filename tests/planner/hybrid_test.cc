@@ -118,7 +118,8 @@ TEST_CASE("hybrid shards: what can hide behind backward does") {
   CHECK(at(a, Term::data) == Approx(at(b, Term::data) + b.hidden_seconds));
 }
 
-TEST_CASE("hybrid shards: our own ops wait for the replicas' sum of every unit") {
+TEST_CASE(
+    "hybrid shards: our own ops wait for the replicas' sum of the last units, and for what is longer than compute") {
   FrameworkProfile f;
   f.lowered_ops = true;
   const ClusterSpec c = cluster_of(4);
@@ -133,8 +134,9 @@ TEST_CASE("hybrid shards: our own ops wait for the replicas' sum of every unit")
     return model.cost().collective_seconds(OpKind::all_reduce, across, 4 * elements / 8);
   };
   const double ends = model.end_parameters(p, l, 0);
-  CHECK(at(model.price(p), Term::data) - at(model.price(alone), Term::data) ==
-        Approx(3 * (8 * sum(l.dense.parameters) + sum(ends))));
+  const double waits = at(model.price(p), Term::data) - at(model.price(alone), Term::data);
+  CHECK(waits >= 3 * (sum(l.dense.parameters) + sum(ends)) * (1 - 1e-9));
+  CHECK(waits < 3 * (8 * sum(l.dense.parameters) + sum(ends)));
 }
 
 TEST_CASE("hybrid shards of experts: divided within a group, summed over the groups' replicas") {

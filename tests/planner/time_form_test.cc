@@ -122,9 +122,9 @@ class Draws {
                 : fmt::format("cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {}}}\n", world);
     text += fmt::format(
         "train: {{layout: {{dp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
-        "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, moments: {}}}}}\n",
+        "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}}}}}\n",
         world, longest * (gpu ? in(4, 16) : in(1, 8)), pick({"none", "selective", "full"}), flag(), in(0, 1),
-        flag() == "true" ? 0 : longest * (gpu ? 4 : 1), pick({"none", "sleep"}), dtype(gpu), dtype(gpu), dtype(gpu));
+        flag() == "true" ? 0 : longest * (gpu ? 4 : 1), pick({"none", "sleep"}), dtype(gpu));
     text += fmt::format(
         "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "
         "max_prefill_tokens: {}, sleep: {}, sleep_level: {}}}\n",

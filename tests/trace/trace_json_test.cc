@@ -28,8 +28,12 @@ Trace part_of(const Trace& whole, Rank rank) {
   std::erase_if(part.spans, others);
   std::erase_if(part.memory_events, others);
   std::erase_if(part.phases, others);
-  for (Rank r = 0; r < 2; ++r)
-    if (r != rank) part.memory[static_cast<std::size_t>(r)] = {}, part.traffic[static_cast<std::size_t>(r)] = {};
+  std::erase_if(part.phase_totals, others);
+  for (std::size_t r = 0; r < 2; ++r) {
+    if (r == static_cast<std::size_t>(rank)) continue;
+    part.memory[r] = {}, part.traffic[r] = {};
+    if (r < part.traffic_totals.size()) part.traffic_totals[r] = {};
+  }
   return part;
 }
 
