@@ -48,6 +48,7 @@ fs::path model_with(const std::string& name, const std::vector<Patch>& patches) 
       std::memcpy(data + 4 * (patch.first + i * patch.stride), &patch.value, 4);
   }
   std::ofstream(folder / "model.safetensors", std::ios::binary) << bytes;
+  fs::remove(folder / "manifest.json");  // a model of somebody's, no checkpoint that was changed
   return folder;
 }
 

@@ -58,7 +58,7 @@ TEST_CASE("limits of threads and of open files are named") {
   }
   fs::permissions(work_folder(), fs::perms::all);
   const auto with_threads = [&](int limit) {
-    return shell(fmt::format("ulimit -u {}; exec {} {} run {} --overwrite --out {}", limit, nobody, program_file,
+    return shell(fmt::format("exec {} prlimit --nproc={} {} run {} --overwrite --out {}", nobody, limit, program_file,
                              file.string(), (work_folder() / "threads_of_nobody").string()));
   };
   // Low: the launcher cannot start its ranks. Higher: a rank cannot start its threads. No limit is a fault of hotbunk.
