@@ -233,8 +233,8 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     }
     // The others learn why before they learn that this rank is gone.
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
-    report_errors(trace.error());
-    return exit_runtime;  // also where a file of lines could not be written any more
+    const int code = report_errors(trace.error());
+    return d.code == "E103" ? exit_runtime : code;  // a file of lines could not be written any more
   }
   const StepsWalked walked = steps_walked(job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));

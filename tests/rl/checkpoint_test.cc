@@ -163,7 +163,7 @@ TEST_CASE("only what is ours is swept away") {
     for (const std::string& file : files) REQUIRE(write_file_atomic(folder.path / name / file, "x"));
     fs::create_directories(folder.path / name);
   };
-  partial(".step_3.77.partial", {"config.json", "model.safetensors.77.tmp", "model-00001-of-00002.safetensors"});
+  partial(".step_3.77.partial", {"config.json", ".0123456789abcdef.partial", "model-00001-of-00002.safetensors"});
   partial(".final.8.partial", {});
   partial(".step_4.77.partial", {"config.json", "notes.txt"});
   partial(".mine.77.partial", {"config.json"});
