@@ -5,6 +5,7 @@ import pathlib
 import re
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -93,7 +94,8 @@ class Place:
         self.hotbunk, self.folder, self.mark = hotbunk, pathlib.Path(folder), uuid.uuid4().hex
         self.patience = patience  # multiplies every time that something may take
         self.commands, self.number = [], 0
-        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an attempt before, kept because it failed
+        self.folder.mkdir(parents=True)
         self.shared_memory = shared_memory_files()
 
     def path(self, name):
