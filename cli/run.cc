@@ -226,10 +226,12 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
   auto trace = execute(job.plan, backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
-    if (d.code == "E630") {  // every rank has come to it: nobody is lost, and one says it
-      if (first) report_errors(trace.error());
+    // What every rank comes to by itself: nobody is lost, and whoever is first must not look dead to the others.
+    if (d.code == "E630" || d.code == "E704" || d.code == "E706") {
+      const bool speaks = first || d.code != "E630";  // it is refused where it was started; a run ends once
+      const int code = speaks ? report_errors(trace.error()) : exit_runtime;
       world.leave();
-      return exit_runtime;
+      return code;
     }
     // The others learn why before they learn that this rank is gone.
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
