@@ -90,13 +90,13 @@ std::int64_t paged_kv_bytes(const Op& op, const Sizes& s) {
   return s.attention_pairs / s.tokens * s.seqs * row;
 }
 
-std::int64_t boxes_bytes(const Op& op) {
+std::int64_t boxes_bytes(const Op& op, const Places& places) {
   std::int64_t bytes = 0;
-  for (const Box& b : op.boxes) {
+  for (const Box& b : boxes_of(op, places)) {
     const DType from = op.inputs[static_cast<std::size_t>(b.input)].dtype;
     const bool writes = op.kind != OpKind::hash_boxes;
     const std::int64_t written = writes ? size_of(op.outputs[static_cast<std::size_t>(b.output)].dtype) : 0;
-    bytes += b.rows * b.cols * (size_of(from) + written);
+    bytes += b.elements() * (size_of(from) + written);
   }
   return bytes;
 }
@@ -134,29 +134,6 @@ std::string check_gemm(const Op& op) {
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
 }
 
-/// Whether n rows of a box, `pitch` apart, lie inside `elements`.
-bool inside(std::int64_t offset, std::int64_t pitch, const Box& b, std::int64_t elements) {
-  if (b.rows == 0 || b.cols == 0) return true;
-  return offset >= 0 && pitch >= 0 && offset + (b.rows - 1) * pitch + b.cols <= elements;
-}
-
-/// Boxes of what moves or hashes stay inside its tensors; those of feeds and fetches speak to the Driver.
-std::string check_boxes(const Op& op) {
-  if (op.kind != OpKind::copy_boxes && op.kind != OpKind::peer_copy && op.kind != OpKind::hash_boxes) return "";
-  for (std::size_t i = 0; i < op.boxes.size(); ++i) {
-    const Box& b = op.boxes[i];
-    const bool names = b.input >= 0 && static_cast<std::size_t>(b.input) < op.inputs.size() && b.output >= 0 &&
-                       static_cast<std::size_t>(b.output) < op.outputs.size();
-    if (!names || b.rows < 0 || b.cols < 0) return fmt::format("has a box {} of no tensor", i);
-    if (!inside(b.src_offset, b.src_pitch, b, op.inputs[static_cast<std::size_t>(b.input)].capacity()))
-      return fmt::format("reads outside of its input {} with box {}", b.input, i);
-    const bool writes = op.kind != OpKind::hash_boxes;
-    if (writes && !inside(b.dst_offset, b.dst_pitch, b, op.outputs[static_cast<std::size_t>(b.output)].capacity()))
-      return fmt::format("writes outside of its output {} with box {}", b.output, i);
-  }
-  return "";
-}
-
 /// An embedding's table (or its gradient) has a row for each id that it answers for.
 std::string check_table(const Op& op, const Tensor& table) {
   const std::int64_t ids = op.integer(Attr::vocab_end, 0) - op.integer(Attr::vocab_begin, 0);
@@ -188,7 +165,7 @@ double op_flops(const Op& op, const Sizes& s) {
   return 0;
 }
 
-std::int64_t payload_bytes(const Op& op, const Sizes& s) {
+std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
     case OpKind::all_gather:
@@ -201,8 +178,8 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s) {
       return op.inputs[0].bytes(s) - padding;
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
-      for (const Box& b : op.boxes)
-        if (b.peer >= 0) bytes += b.rows * b.cols * size_of(op.inputs[0].dtype);
+      for (const Box& b : boxes_of(op, places))
+        if (b.peer >= 0) bytes += b.elements() * size_of(op.inputs[0].dtype);
       return bytes;
     }
     default:
@@ -210,12 +187,12 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s) {
   }
 }
 
-std::int64_t op_bytes(const Op& op, const Sizes& s) {
-  if (is_communication(op.kind)) return payload_bytes(op, s);
+std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
+  if (is_communication(op.kind)) return payload_bytes(op, s, places);
   switch (op.kind) {
     case OpKind::copy_boxes:
     case OpKind::hash_boxes:
-      return boxes_bytes(op);
+      return boxes_bytes(op, places);
     case OpKind::embedding:
       return 2 * op.outputs[0].bytes(s) + op.inputs[1].bytes(s);
     case OpKind::embedding_backward:
@@ -238,6 +215,14 @@ std::int64_t op_bytes(const Op& op, const Sizes& s) {
   return bytes;
 }
 
+Range vocab_rows(const Op& op, const Places& places) {
+  const std::int64_t stride = op.integer(Attr::vocab_stride, 0);
+  Range rows{op.integer(Attr::vocab_begin), op.integer(Attr::vocab_end)};
+  if (stride == 0) return rows;
+  const std::int64_t first = stride * places.at(static_cast<std::size_t>(op.group)), ids = op.integer(Attr::vocab);
+  return {std::min(rows.begin + first, ids), std::min(rows.end + first, ids)};
+}
+
 std::string check_op(const Program& program, const Op& op) {
   const Entry& e = entry(op.kind);
   if (auto bad = count_error("inputs", op.inputs.size(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;
@@ -246,7 +231,6 @@ std::string check_op(const Program& program, const Op& op) {
     for (const Tensor& t : *side)
       if (auto bad = check_tensor(program, t); !bad.empty()) return bad;
   if (is_communication(op.kind) && op.group < 0) return "has no group";
-  if (auto bad = check_boxes(op); !bad.empty()) return bad;
   if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);
   if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
   if (e.rule == FlopRule::gemm) return check_gemm(op);

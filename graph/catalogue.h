@@ -9,8 +9,8 @@
 //   feed               -> x                                                                slot
 //   fetch              x ->                                                                slot
 //   copy               x -> y                    same bytes; device or host on either side
-//   copy_boxes         x... -> y...              boxes; casts between dtypes
-//   hash_boxes         x... -> sum[1]            int64; += element_hash of each element cast  as_dtype
+//   copy_boxes         x... -> y...              moves; casts between dtypes
+//   hash_boxes         x... -> sum[1]            moves; int64 += element_hash of each element cast  as_dtype
 //   zero               -> x
 //   cast               x -> y
 //   all_gather         x[n] -> y[W n]            part r of y is rank r's x                 padding_bytes
@@ -18,8 +18,8 @@
 //   all_reduce         x -> x                    in place, sum in rank order               reduce_max, padding_bytes
 //   broadcast          x -> x                                                              src_rank (index in group)
 //   barrier            (x) -> (x)               no bytes; x names what it orders
-//   peer_copy          x[remote] -> y            boxes; box.peer's tensor of the same buffer name
-//   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows
+//   peer_copy          x[remote] -> y            moves; a peer's tensor of the same buffer name
+//   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows   vocab_stride: see vocab_rows
 //   embedding_backward ids[T], dy[T,H] -> dtable[V,H]  scatter-add                          accumulate, vocab_begin/end
 //   linear             x[T,K], w[N,K], (b[N]) -> y[T,N]
 //   linear_dgrad       dy[T,N], w[N,K] -> dx[T,K]                                          accumulate
@@ -50,6 +50,7 @@
 #include <cstdint>
 #include <string>
 
+#include "graph/boxes.h"
 #include "graph/plan.h"
 
 namespace hotbunk {
@@ -58,11 +59,16 @@ namespace hotbunk {
 /// backward counts five products (scores again, dV, dP, dQ, dK).
 double op_flops(const Op&, const Sizes&);
 
-/// Bytes read plus written, each tensor once; for communication the payload (DESIGN, contracts).
-std::int64_t op_bytes(const Op&, const Sizes&);
+/// Bytes read plus written, each tensor once; for communication the payload (DESIGN, contracts). `places`: of the rank;
+/// what it moves depends on them (boxes.h).
+std::int64_t op_bytes(const Op&, const Sizes&, const Places&);
 
 /// Payload of a communication op, padding excluded; 0 for other kinds. W: ranks of the group.
-std::int64_t payload_bytes(const Op&, const Sizes&);
+std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
+
+/// The ids that an embedding answers for on a rank: [vocab_begin, vocab_end), `vocab_stride` further for each place in
+/// op.group where a group shares the table, and none beyond `vocab`.
+Range vocab_rows(const Op&, const Places&);
 
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
 std::string check_op(const Program&, const Op&);

@@ -142,7 +142,7 @@ class Differ {
       }
       if (const std::string other = print_op(b_, pb, *it->second); other != text)
         line('-', text), line('+', other), same_set = false;
-      else if (op.boxes != it->second->boxes) line('~', fmt::format("{}: other boxes", text)), same_set = false;
+      else if (op.moves != it->second->moves) line('~', fmt::format("{}: other moves", text)), same_set = false;
       in_b.erase(it);
     }
     for (const auto& [key, op] : in_b) line('+', print_op(b_, pb, *op)), same_set = false;

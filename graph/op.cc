@@ -60,12 +60,12 @@ constexpr std::array<std::string_view, num_op_kinds> kind_names = {"alloc",
                                                                    "sample"};
 
 constexpr std::array<std::string_view, num_attrs> attr_names = {
-    "heads",      "kv_heads",      "head_dim", "eps",           "rope_theta", "rope_factor",  "rope_low",
-    "rope_high",  "rope_original", "vocab",    "vocab_begin",   "vocab_end",  "accumulate",   "temperature",
-    "top_k",      "top_p",         "clip_low", "clip_high",     "kl_coef",    "lr_slot",      "beta1",
-    "beta2",      "weight_decay",  "max_norm", "padding_bytes", "peer",       "block_tokens", "tp",
-    "reduce_max", "slot",          "src_rank", "max_blocks",    "layer",      "sft",          "reference",
-    "residual",   "as_dtype"};
+    "heads",       "kv_heads",      "head_dim",     "eps",         "rope_theta",    "rope_factor",  "rope_low",
+    "rope_high",   "rope_original", "vocab",        "vocab_begin", "vocab_end",     "vocab_stride", "accumulate",
+    "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",     "kl_coef",      "lr_slot",
+    "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
+    "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
+    "reference",   "residual",      "as_dtype"};
 
 constexpr std::array<std::string_view, num_sections> section_names = {
     "train_params", "train_optimizer", "train_reference", "train_grads",    "rollout_weights", "kv_cache",

@@ -7,12 +7,11 @@
 #include <variant>
 #include <vector>
 
+#include "graph/move.h"
 #include "graph/tensor.h"
 
 namespace hotbunk {
 
-using Rank = std::int32_t;
-using GroupId = std::int32_t;  // index into Plan::groups, a family of groups; a rank is in one group of each family
 using EventId = std::int32_t;
 
 /// Runs in order with itself and in parallel with the others.
@@ -91,6 +90,7 @@ enum class Attr : std::uint8_t {
   vocab,
   vocab_begin,
   vocab_end,
+  vocab_stride,
   accumulate,
   temperature,
   top_k,
@@ -121,17 +121,6 @@ inline constexpr int num_attrs = static_cast<int>(Attr::as_dtype) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
-/// A strided 2-D copy between two tensors' buffers, in elements of each side's dtype:
-///   dst[dst_offset + i*dst_pitch + j] = cast(src[src_offset + i*src_pitch + j]),  0 <= i < rows, 0 <= j < cols.
-/// For hash_boxes there is no dst: dst_offset and dst_pitch are the elements' indices in their logical tensor.
-/// `peer`: for peer_copy, the index within the group of the rank whose tensor is read; else -1.
-struct Box {
-  std::int64_t src_offset = 0, src_pitch = 0, dst_offset = 0, dst_pitch = 0, rows = 0, cols = 0;
-  std::int32_t peer = -1;
-  std::int32_t input = 0, output = 0;  // which of the op's inputs and outputs
-  friend bool operator==(const Box&, const Box&) = default;
-};
-
 enum class Section : std::uint8_t {
   train_params,
   train_optimizer,
@@ -154,7 +143,7 @@ struct Op {
   std::string name;  // "layers.3.attention", unique enough to find it
   std::vector<Tensor> inputs, outputs;
   std::vector<std::pair<Attr, AttrValue>> attrs;
-  std::vector<Box> boxes;                // copy_boxes, hash_boxes, peer_copy
+  std::vector<Move> moves;               // copy_boxes, hash_boxes, peer_copy; of a feed or fetch: which elements it is
   GroupId group = -1;                    // communication
   BufferId buffer = -1;                  // alloc, free
   EventId event = -1;                    // record, wait

@@ -56,7 +56,7 @@ void add(To& h, const Op& op) {
         static_cast<std::int64_t>(op.buffer), static_cast<std::int64_t>(op.event),
         static_cast<std::int64_t>(op.section), op.map_begin, op.map_end, static_cast<std::int64_t>(op.inputs.size()),
         static_cast<std::int64_t>(op.outputs.size()), static_cast<std::int64_t>(op.attrs.size()),
-        static_cast<std::int64_t>(op.boxes.size())})
+        static_cast<std::int64_t>(op.moves.size())})
     h.add(v);
   h.add(std::string_view(op.name));
   for (const Tensor& t : op.inputs) add(h, t);
@@ -65,10 +65,16 @@ void add(To& h, const Op& op) {
     h.add(static_cast<std::int64_t>(key) * 2 + static_cast<std::int64_t>(value.index()));
     std::visit([&](auto v) { h.add(v); }, value);
   }
-  for (const Box& b : op.boxes)
-    for (std::int64_t v : {b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols, std::int64_t{b.peer},
-                           std::int64_t{b.input}, std::int64_t{b.output}})
-      h.add(v);
+  for (const Move& m : op.moves)
+    for (const Side* side : {&m.from, &m.to}) {
+      const Piece& p = side->piece;
+      const Parts& parts = side->parts;
+      for (std::int64_t v :
+           {std::int64_t{side->tensor}, p.row_begin, p.row_end, p.col_begin, p.col_end, p.offset, p.pitch,
+            static_cast<std::int64_t>(parts.who), std::int64_t{parts.family}, std::int64_t{parts.count},
+            std::int64_t{parts.repeat}, parts.rows, parts.cols, parts.pitch, parts.last_row})
+        h.add(v);
+    }
 }
 
 template <class To>

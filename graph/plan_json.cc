@@ -40,11 +40,29 @@ void append(std::string& out, const Tensor& t) {
   out += ']';
 }
 
-void append(std::string& out, const Box& b) {
+/// [tensor, row_begin, row_end, col_begin, col_end, offset, pitch], and of a tensor in parts
+/// [who, family, count, repeat, rows, cols, pitch, last_row] behind them.
+void append(std::string& out, const Side& side) {
+  const Piece& p = side.piece;
+  const Parts& parts = side.parts;
   append_array(out,
-               std::initializer_list<std::int64_t>{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols,
-                                                   b.peer, b.input, b.output},
+               std::initializer_list<std::int64_t>{side.tensor, p.row_begin, p.row_end, p.col_begin, p.col_end,
+                                                   p.offset, p.pitch},
                [&](std::int64_t v) { append_json(out, v); });
+  if (parts == Parts{}) return;
+  out.back() = ',';
+  out += '[';
+  append_json(out, name_of(parts.who));
+  for (std::int64_t v : {std::int64_t{parts.family}, std::int64_t{parts.count}, std::int64_t{parts.repeat}, parts.rows,
+                         parts.cols, parts.pitch, parts.last_row})
+    out += ',', append_json(out, v);
+  out += "]]";
+}
+
+void append(std::string& out, const Move& m) {
+  out += '[';
+  append(out, m.from), out += ',', append(out, m.to);
+  out += ']';
 }
 
 /// What an op has beyond kind, stream, name and tensors; nothing when all of it is default.
@@ -65,7 +83,7 @@ void append_rest(std::string& out, const Op& op) {
       rest += ']';
     });
   }
-  if (!op.boxes.empty()) key("boxes"), append_array(rest, op.boxes, [&](const Box& b) { append(rest, b); });
+  if (!op.moves.empty()) key("moves"), append_array(rest, op.moves, [&](const Move& m) { append(rest, m); });
   index("group", op.group, otherwise.group);
   index("buffer", op.buffer, otherwise.buffer);
   index("event", op.event, otherwise.event);
@@ -149,7 +167,7 @@ std::string facts_hash(const PlanFacts& facts) {
 }
 
 std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
-  std::string out = "{\"schema\":\"hotbunk.plan-file/1\"";
+  std::string out = "{\"schema\":\"hotbunk.plan-file/2\"";
   out += ",\"hash\":", append_json(out, plan_hash(plan));
   out += ",\"scenario\":", append_json(out, plan.scenario);
   if (!made_from.empty()) {

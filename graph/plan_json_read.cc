@@ -75,21 +75,40 @@ std::vector<Tensor> read_tensors(const Value& v, const Scope& scope) {
   return tensors;
 }
 
-/// An operand's number. A box of a feed or fetch has its other side outside the plan, so 0 needs no operand.
+/// An operand's number. A side of a feed or fetch lies outside the plan, so 0 needs no operand.
 std::int32_t read_operand(const Value& v, const std::vector<Tensor>& operands) {
   return v.int32(0, std::max<std::int64_t>(static_cast<std::int64_t>(operands.size()) - 1, 0));
 }
 
-Box read_box(const Value& v, const Op& op) {
-  v.array(9, 9);
-  Box b;
-  std::int64_t* const fields[] = {&b.src_offset, &b.src_pitch, &b.dst_offset, &b.dst_pitch, &b.rows, &b.cols};
-  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i).integer(0, largest);
-  for (const std::int64_t pitch : {b.src_pitch, b.dst_pitch, b.cols}) product(v, pitch, b.rows);
-  b.peer = v.at(6).int32(-1, most_ranks);
-  b.input = read_operand(v.at(7), op.inputs);
-  b.output = read_operand(v.at(8), op.outputs);
-  return b;
+Parts read_parts(const Value& v, const Plan& plan) {
+  v.array(8, 8);
+  Parts parts;
+  parts.who = v.at(0).name<Holds>(num_holds);
+  parts.family = v.at(1).int32(-1, static_cast<std::int64_t>(plan.groups.size()) - 1);
+  parts.count = v.at(2).int32(1, most_ranks);
+  parts.repeat = v.at(3).int32(1, most_ranks);
+  std::int64_t* const fields[] = {&parts.rows, &parts.cols, &parts.pitch, &parts.last_row};
+  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i + 4).integer(0, largest);
+  for (const std::int64_t further : {parts.rows, parts.cols, parts.pitch}) product(v, further, parts.count);
+  return parts;
+}
+
+Side read_side(const Value& v, const std::vector<Tensor>& operands, const Plan& plan) {
+  const std::size_t n = v.array(7, 8);
+  Side side;
+  Piece& p = side.piece;
+  side.tensor = read_operand(v.at(0), operands);
+  std::int64_t* const fields[] = {&p.row_begin, &p.row_end, &p.col_begin, &p.col_end, &p.offset, &p.pitch};
+  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i + 1).integer(0, largest);
+  if (p.row_end < p.row_begin || p.col_end < p.col_begin) v.out_of_range("a rectangle that ends before it begins");
+  for (const std::int64_t width : {p.pitch, p.col_end}) product(v, width, p.row_end - p.row_begin);
+  if (n == 8) side.parts = read_parts(v.at(7), plan);
+  return side;
+}
+
+Move read_move(const Value& v, const Op& op, const Plan& plan) {
+  v.array(2, 2);
+  return {read_side(v.at(0), op.inputs, plan), read_side(v.at(1), op.outputs, plan)};
 }
 
 std::pair<Attr, AttrValue> read_attr(const Value& v) {
@@ -111,9 +130,9 @@ void read_rest(const Value& v, const Scope& scope, Op& op) {
     const Value attrs = v["attrs"];
     for (std::size_t i = 0; i < attrs.array(); ++i) op.attrs.push_back(read_attr(attrs.at(i)));
   }
-  if (v.has("boxes")) {
-    const Value boxes = v["boxes"];
-    for (std::size_t i = 0; i < boxes.array(); ++i) op.boxes.push_back(read_box(boxes.at(i), op));
+  if (v.has("moves")) {
+    const Value moves = v["moves"];
+    for (std::size_t i = 0; i < moves.array(); ++i) op.moves.push_back(read_move(moves.at(i), op, scope.plan));
   }
   index("group", static_cast<std::int64_t>(scope.plan.groups.size()), op.group);
   index("buffer", static_cast<std::int64_t>(scope.program.buffers.size()), op.buffer);
@@ -272,10 +291,10 @@ Result<PlanFile> plan_file_from_json(std::string_view text, const std::string& f
   try {
     const Value document(*json, file, codes);
     const std::string schema = document["schema"].text();
-    if (schema != "hotbunk.plan-file/1")
+    if (schema != "hotbunk.plan-file/2")
       return fail(
           Diagnostic{.code = "E505",
-                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/1\"", schema.substr(0, 60)),
+                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/2\"", schema.substr(0, 60)),
                      .where = {file},
                      .notes = {},
                      .help = "give the plan.json that `hotbunk plan --save` wrote"});

@@ -137,7 +137,7 @@ std::string print_op(const Plan& plan, const Program& program, const Op& op) {
   if (!op.inputs.empty()) out += "  " + print_tensors(program, op.inputs);
   if (!op.outputs.empty()) out += " -> " + print_tensors(program, op.outputs);
   out += print_attrs(op);
-  if (!op.boxes.empty()) out += fmt::format("  {} boxes", op.boxes.size());
+  if (!op.moves.empty()) out += fmt::format("  {} move{}", op.moves.size(), op.moves.size() == 1 ? "" : "s");
   return out;
 }
 

@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <tuple>
 
 #include "base/parallel.h"
 #include "graph/catalogue.h"
-#include "graph/same_but_boxes.h"
 #include "graph/verify_walks.h"
 
 namespace hotbunk {
@@ -28,9 +26,26 @@ std::string check_parts(const Plan& plan, const Op& op) {
   return good ? "" : fmt::format("makes {} elements of {} over {} ranks", out, in, ranks);
 }
 
+/// As many parts as places: "" or which parts of the op's moves do not meet the groups of their family.
+std::string check_places(const Plan& plan, const Op& op) {
+  for (const Move& move : op.moves)
+    for (const Side* side : {&move.from, &move.to}) {
+      const Parts& parts = side->parts;
+      if (parts.who == Holds::whole || parts.family < 0) continue;
+      const GroupFamily& family = plan.groups[static_cast<std::size_t>(parts.family)];
+      for (const auto& members : family.groups)
+        if (std::ssize(members) != std::int64_t{parts.count} * parts.repeat)
+          return fmt::format("moves {} parts over groups of {} in {}", parts.count * parts.repeat, members.size(),
+                             family.name);
+    }
+  return "";
+}
+
 /// Every op by itself: tensors, attributes and shapes of its kind, and that what it names exists.
 std::string check_names(const Plan& plan, const Program& program, const Block& block, const Op& op) {
   if (std::string bad = check_op(program, op); !bad.empty()) return bad;
+  if (std::string bad = check_moves(op, plan.groups.size()); !bad.empty()) return bad;
+  if (std::string bad = check_places(plan, op); !bad.empty()) return bad;
   if (op.group >= static_cast<GroupId>(plan.groups.size())) return fmt::format("names group {}", op.group);
   if (is_communication(op.kind))
     if (std::string bad = check_parts(plan, op); !bad.empty()) return bad;
@@ -61,7 +76,7 @@ void check_slots(const Program& program, Fault&& fault) {
 }
 
 void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
-  const Program &program = plan.programs[index], &first = plan.programs.front();
+  const Program& program = plan.programs[index];
   const auto fault = [&](const std::string& text) { faults.add(fmt::format("program {}: {}", index, text)); };
   if (program.phases.size() != plan.phases.size())
     return fault(fmt::format("has {} phases, the plan {}", program.phases.size(), plan.phases.size()));
@@ -72,44 +87,14 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
                         b.offset + b.bytes(), name_of(b.section), end));
   }
   check_slots(program, fault);
-  // What a program shares with the first is checked there.
-  const bool comparable = index > 0 && program.buffers.shares(first.buffers) &&
-                          program.num_events == first.num_events && first.phases.size() == plan.phases.size();
-  const auto checked = [&](std::size_t p, std::size_t b) {
-    if (!comparable || b >= first.phases[p].size()) return false;
-    const Block &mine = program.phases[p][b], &its = first.phases[p][b];
-    return mine.ops.shares(its.ops) && mine.enters == its.enters;
-  };
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
     for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
-      if (checked(p, b)) continue;
       const Block& block = program.phases[p][b];
       for (const Op& op : block.ops)
         if (const std::string bad = check_names(plan, program, block, op); !bad.empty())
           fault(fmt::format("phase {}, block {}: {} '{}' {}", plan.phases[p].name, block.name, name_of(op.kind),
                             op.name, bad));
     }
-}
-
-/// Programs by what they have in common: of each class all are the same but for boxes.
-using Classes = std::vector<std::vector<std::size_t>>;
-
-/// Ranks mostly do the same work on shards of their own: then one walk proves it for all of them.
-Classes classes_of(const Plan& plan) {
-  Classes classes;
-  std::vector<std::size_t> left(plan.programs.size());
-  std::iota(left.begin(), left.end(), std::size_t{0});
-  while (!left.empty()) {
-    std::vector<char> same(left.size());
-    in_parallel(left.size(), [&](std::size_t i) {
-      same[i] = i == 0 || same_but_boxes(plan.programs[left[0]], plan.programs[left[i]]);
-    });
-    std::vector<std::size_t> others;
-    auto& members = classes.emplace_back();
-    for (std::size_t i = 0; i < left.size(); ++i) (same[i] ? members : others).push_back(left[i]);
-    left = std::move(others);
-  }
-  return classes;
 }
 
 /// One collective as its group must agree on it: where, what and how many bytes.
@@ -136,16 +121,10 @@ std::vector<std::vector<Said>> conversations(const Plan& plan, const Program& pr
   return out;
 }
 
-void check_conversations(const Plan& plan, const Classes& classes, Faults& faults) {
-  std::vector<std::vector<std::vector<Said>>> said;  // of each class, to each family
-  std::vector<std::size_t> class_of(plan.programs.size());
-  for (const auto& members : classes) {
-    for (std::size_t program : members) class_of[program] = said.size();
-    said.push_back(conversations(plan, plan.programs[members.front()]));
-  }
-  const auto of = [&](Rank r) {
-    return class_of[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])];
-  };
+void check_conversations(const Plan& plan, Faults& faults) {
+  std::vector<std::vector<std::vector<Said>>> said;  // of each program, to each family
+  for (const Program& program : plan.programs) said.push_back(conversations(plan, program));
+  const auto of = [&](Rank r) { return static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)]); };
   for (std::size_t f = 0; f < plan.groups.size(); ++f)
     for (const auto& members : plan.groups[f].groups) {
       std::set<std::size_t> seen;
@@ -177,15 +156,13 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
   if (auto found = faults.take(); !found.empty()) return found;
   auto found = faults_of(plan.programs.size(), limit, [&](std::size_t i, Faults& f) { check_shape(plan, i, f); });
   if (!found.empty()) return found;
-  const Classes classes = classes_of(plan);
-  found = faults_of(3 * classes.size(), limit, [&](std::size_t i, Faults& f) {
-    const auto& members = classes[i / 3];
-    if (i % 3 == 0) check_memory_and_order(plan, members.front(), f);
-    else if (i % 3 == 1) check_written(plan, members, f);
-    else check_waits(plan, members.front(), f);
+  found = faults_of(3 * plan.programs.size(), limit, [&](std::size_t i, Faults& f) {
+    if (i % 3 == 0) check_memory_and_order(plan, i / 3, f);
+    else if (i % 3 == 1) check_written(plan, i / 3, f);
+    else check_waits(plan, i / 3, f);
   });
   if (!found.empty()) return found;
-  check_conversations(plan, classes, faults);
+  check_conversations(plan, faults);
   return faults.take();
 }
 

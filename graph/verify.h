@@ -17,7 +17,7 @@ namespace hotbunk {
 ///  - waits name events that were recorded, behind ops that the waiting one needs: no wait is there for an address;
 ///  - a turn of a slot limit (plan.h) waits for the one whose slot it takes;
 ///  - all ranks of a group issue the same communication in the same order on each stream, per block.
-/// Of programs that differ in names, attributes and boxes alone, the first stands for all in what these do not decide.
+/// What differs between the ranks of a program is proven for one rank of each kind (boxes.h: writers_of).
 std::vector<std::string> verify(const Plan&, std::size_t limit = 20);
 
 }  // namespace hotbunk

@@ -219,87 +219,58 @@ class MemoryAndOrder {
   std::int32_t sequence_ = 0;
 };
 
-/// Programs whose boxes have written the same bytes so far share one account of them.
+/// One account for each kind of rank: who writes other bytes than others.
 class Written {
  public:
-  Written(const Plan& plan, const std::vector<std::size_t>& programs, Faults& faults)
-      : plan_(plan), first_(plan.programs[programs.front()]), place_(plan, programs.front()), faults_(faults) {
-    accounts_.push_back({programs, WrittenBytes(first_)});
+  Written(const Plan& plan, std::size_t index, Faults& faults)
+      : plan_(plan), program_(plan.programs[index]), place_(plan, index), faults_(faults) {
+    for (Places& places : writers_of(plan, program_)) accounts_.push_back({std::move(places), WrittenBytes(program_)});
   }
 
   void run() {
     walk(
-        plan_, first_,
+        plan_, program_,
         [&](const BlockVisit& visit, const Block& block) {
           place_.enter(visit);
-          at_ = visit;
-          for (index_ = 0; index_ < block.ops.size() && !faults_.full(); ++index_) check(block.ops[index_]);
+          for (const Op& op : block.ops)
+            if (!faults_.full()) check(op);
         },
         [](When) {});
   }
 
  private:
   struct Account {
-    std::vector<std::size_t> programs;
+    Places places;
     WrittenBytes bytes;
   };
 
-  const Op& op_of(std::size_t program) const { return block_at(plan_.programs[program], at_).ops[index_]; }
-
   /// In program order: check_order proves that the devices keep to it where it matters.
   void check(const Op& op) {
-    if (op.kind == OpKind::alloc) {
-      const Buffer& b = first_.buffers[static_cast<std::size_t>(op.buffer)];
-      for (Account& a : accounts_) a.bytes.alloc(b);
-      return;
-    }
     place_.enter(&op);
-    for (const Account& a : accounts_)
-      if (WrittenBytes::reads_boxes(op.kind) || !a.bytes.unwritten(op).empty()) read(a.bytes, a.programs);
-    if (WrittenBytes::writes_boxes(op.kind)) part(op);
-    else
-      for (Account& a : accounts_) a.bytes.write(op);
-  }
-
-  /// An op that programs share is asked once, unless there is a fault to tell of each of them.
-  void read(const WrittenBytes& bytes, const std::vector<std::size_t>& programs) {
-    const Op* proven = nullptr;
-    for (std::size_t program : programs) {
-      const Op& op = op_of(program);
-      if (&op == proven) continue;
-      const std::vector<const Tensor*> unwritten = bytes.unwritten(op);
-      if (unwritten.empty()) proven = &op;
-      for (const Tensor* t : unwritten)
-        faults_.add(place_(program, fmt::format("reads bytes of '{}' that nobody wrote since it was allocated",
-                                                first_.buffers[static_cast<std::size_t>(t->buffer)].name)));
+    for (Account& a : accounts_) {
+      if (op.kind == OpKind::alloc) {
+        a.bytes.alloc(program_.buffers[static_cast<std::size_t>(op.buffer)]);
+        continue;
+      }
+      for (const Tensor* t : a.bytes.unwritten(op, a.places))
+        faults_.add(place_(fmt::format("reads bytes of '{}' that nobody wrote since it was allocated{}",
+                                       program_.buffers[static_cast<std::size_t>(t->buffer)].name, whom(a.places))));
+      a.bytes.write(op, a.places);
     }
   }
 
-  /// Each program writes by its own boxes; accounts that are equal then become one.
-  void part(const Op& op) {
-    std::vector<Account> parts;
-    const auto join = [&](Account&& account, const Op& its) {
-      account.bytes.write(its);
-      const auto twin = std::ranges::find(parts, account.bytes, &Account::bytes);
-      if (twin == parts.end()) parts.push_back(std::move(account));
-      else twin->programs.insert(twin->programs.end(), account.programs.begin(), account.programs.end());
-    };
-    const auto same_boxes = [&](std::size_t program) {
-      const Op& its = op_of(program);
-      return &its == &op || its.boxes == op.boxes;
-    };
-    for (Account& a : accounts_)
-      if (std::ranges::all_of(a.programs, same_boxes)) join(std::move(a), op);
-      else
-        for (std::size_t program : a.programs) join({{program}, a.bytes}, op_of(program));
-    accounts_ = std::move(parts);
+  /// Which ranks, where they differ.
+  std::string whom(const Places& places) const {
+    std::string out;
+    if (accounts_.size() > 1)
+      for (std::size_t f = 0; f < places.size(); ++f)
+        if (places[f] > 0) out += fmt::format(", at place {} of {}", places[f], plan_.groups[f].name);
+    return out;
   }
 
   const Plan& plan_;
-  const Program& first_;
+  const Program& program_;
   Place place_;
-  BlockVisit at_{-1, -1};
-  std::size_t index_ = 0;  // of the op in its block
   Faults& faults_;
   std::vector<Account> accounts_;
 };
@@ -310,8 +281,6 @@ void check_memory_and_order(const Plan& plan, std::size_t program, Faults& fault
   MemoryAndOrder(plan, program, faults).run();
 }
 
-void check_written(const Plan& plan, const std::vector<std::size_t>& programs, Faults& faults) {
-  Written(plan, programs, faults).run();
-}
+void check_written(const Plan& plan, std::size_t program, Faults& faults) { Written(plan, program, faults).run(); }
 
 }  // namespace hotbunk

@@ -31,7 +31,7 @@ void check_memory_and_order(const Plan&, std::size_t program, Faults&);
 /// which the waiting one shares no buffer and no slot (verify_order.cc).
 void check_waits(const Plan&, std::size_t program, Faults&);
 
-/// That an op reads only bytes that were written, of programs that are the same but for boxes: one walk for all.
-void check_written(const Plan&, const std::vector<std::size_t>& programs, Faults&);
+/// That an op reads only bytes that were written, on every rank of the program.
+void check_written(const Plan&, std::size_t program, Faults&);
 
 }  // namespace hotbunk

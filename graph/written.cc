@@ -8,29 +8,33 @@ void WrittenBytes::alloc(const Buffer& b) {
   written_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
 }
 
-std::vector<const Tensor*> WrittenBytes::unwritten(const Op& op) const {
+std::vector<const Tensor*> WrittenBytes::unwritten(const Op& op, const Places& places) const {
   std::vector<const Tensor*> out;
   if (op.kind == OpKind::barrier) return out;  // its tensors say what it orders
-  const auto read = [&](const Tensor& t, const Runs& runs) {
-    if (!holds(runs) && !std::ranges::count(out, &t)) out.push_back(&t);
-  };
-  if (reads_boxes(op.kind))
-    for (const Box& b : op.boxes) {
-      const Tensor& from = op.inputs[static_cast<std::size_t>(b.input)];
-      read(from, part_of(from, b.src_offset, b.src_pitch, b));
-    }
-  else  // of a peer_copy's input, the peers read at the same time what this rank does not
-    for (const Tensor& t : op.inputs) read(t, all_of(t));
+  const auto unwritten = [&](const Tensor& t) { return !holds(all_of(t)); };
+  // Of a peer_copy's input, the peers read at the same time what this rank does not.
+  if (!reads_boxes(op.kind)) {
+    for (const Tensor& t : op.inputs)
+      if (unwritten(t)) out.push_back(&t);
+    return out;
+  }
+  if (std::ranges::none_of(op.inputs, unwritten)) return out;
+  for (const Box& b : boxes_of(op, places)) {
+    const Tensor& from = op.inputs[static_cast<std::size_t>(b.input)];
+    if (!holds(part_of(from, b.src_offset, b.src_pitch, b)) && !std::ranges::count(out, &from)) out.push_back(&from);
+  }
   return out;
 }
 
-void WrittenBytes::write(const Op& op) {
+void WrittenBytes::write(const Op& op, const Places& places) {
   if (op.kind == OpKind::barrier) return;
-  if (writes_boxes(op.kind))
-    for (const Box& b : op.boxes)
-      add(part_of(op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
-  else
+  if (!writes_boxes(op.kind)) {
     for (const Tensor& t : op.outputs) add(all_of(t));
+    return;
+  }
+  if (std::ranges::all_of(op.outputs, [&](const Tensor& t) { return holds(all_of(t)); })) return;
+  for (const Box& b : written_boxes(op, places))
+    add(part_of(op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
 }
 
 WrittenBytes::Runs WrittenBytes::all_of(const Tensor& t) const {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "graph/boxes.h"
 #include "graph/byte_ranges.h"
-#include "graph/plan.h"
 
 namespace hotbunk {
 
@@ -14,17 +14,17 @@ class WrittenBytes {
   /// The program outlives it.
   explicit WrittenBytes(const Program& program) : program_(&program) {}
 
-  /// Kinds whose boxes say what they read or write.
+  /// Kinds whose moves say what they read or write.
   static bool reads_boxes(OpKind k) { return k == OpKind::copy_boxes || k == OpKind::hash_boxes; }
   static bool writes_boxes(OpKind k) { return k == OpKind::copy_boxes || k == OpKind::peer_copy; }
 
   /// What lies in a fresh buffer is nobody's.
   void alloc(const Buffer&);
-  /// The inputs of which the op reads bytes that nobody wrote.
-  std::vector<const Tensor*> unwritten(const Op&) const;
-  /// Its outputs are written. Boxes count one by one where they say what moves; every other op is taken to write its
+  /// The inputs of which the op, on a rank with these places, reads bytes that nobody wrote.
+  std::vector<const Tensor*> unwritten(const Op&, const Places&) const;
+  /// Its outputs are written. Moves count one by one where they say what is; every other op is taken to write its
   /// outputs whole, as kv_write does block by block.
-  void write(const Op&);
+  void write(const Op&, const Places&);
   friend bool operator==(const WrittenBytes&, const WrittenBytes&) = default;
 
  private:

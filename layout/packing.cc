@@ -10,11 +10,12 @@ WeightBuilder::WeightBuilder(std::string name, int layer, std::int64_t cols) {
   weight_.cols = cols;
 }
 
-WeightBuilder& WeightBuilder::add(const ParamSpec& parameter, Range rows, std::int64_t col_begin) {
+WeightBuilder& WeightBuilder::add(const ParamSpec& parameter, Range rows, std::int64_t col_begin,
+                                  LocalWeight::Step step) {
   if (rows.size() > 0) {
     const Piece piece{rows.begin,  rows.end, col_begin, col_begin + weight_.cols, weight_.rows * weight_.cols,
                       weight_.cols};
-    weight_.sources.push_back({parameter.name, piece});
+    weight_.sources.push_back({parameter.name, piece, step});
   }
   weight_.rows += rows.size();
   return *this;

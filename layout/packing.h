@@ -15,7 +15,7 @@ class WeightBuilder {
   WeightBuilder(std::string name, int layer, std::int64_t cols);
 
   /// Rows [rows.begin, rows.end) and columns [col_begin, col_begin + cols) of the parameter become the next rows.
-  WeightBuilder& add(const ParamSpec&, Range rows, std::int64_t col_begin = 0);
+  WeightBuilder& add(const ParamSpec&, Range rows, std::int64_t col_begin = 0, LocalWeight::Step = {});
   /// Rows up to `rows` that no source fills.
   WeightBuilder& pad_to(std::int64_t rows);
   LocalWeight build() { return std::move(weight_); }

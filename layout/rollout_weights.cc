@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -41,8 +42,8 @@ class RolloutRank {
     replicate(prefix + "post_norm", layer, ParamRole::post_norm);
     const Range intermediate = even_range(model_.intermediate, tp_, rank_);
     weights_.push_back(WeightBuilder(prefix + "gate_up", layer, model_.hidden)
-                           .add(parameters_.at(layer, ParamRole::gate_proj), intermediate)
-                           .add(parameters_.at(layer, ParamRole::up_proj), intermediate)
+                           .add(parameters_.at(layer, ParamRole::gate_proj), intermediate, 0, down_by(intermediate))
+                           .add(parameters_.at(layer, ParamRole::up_proj), intermediate, 0, down_by(intermediate))
                            .build());
     weights_.push_back(column_slice(prefix + "down", layer, ParamRole::down_proj, intermediate));
   }
@@ -52,22 +53,23 @@ class RolloutRank {
   };
   LocalWeight packed_heads(std::string name, int layer, std::int64_t cols, HeadRoles roles) const {
     return WeightBuilder(std::move(name), layer, cols)
-        .add(parameters_.at(layer, roles.query), rows_of(heads_.query))
-        .add(parameters_.at(layer, roles.key), rows_of(heads_.key_value))
-        .add(parameters_.at(layer, roles.value), rows_of(heads_.key_value))
+        .add(parameters_.at(layer, roles.query), rows_of(heads_.query), 0, down_by(rows_of(heads_.query)))
+        .add(parameters_.at(layer, roles.key), rows_of(heads_.key_value), 0, key_value_step())
+        .add(parameters_.at(layer, roles.value), rows_of(heads_.key_value), 0, key_value_step())
         .build();
   }
 
   LocalWeight column_slice(std::string name, int layer, ParamRole role, Range columns) const {
     return WeightBuilder(std::move(name), layer, columns.size())
-        .add(parameters_.at(layer, role), {0, model_.hidden}, columns.begin)
+        .add(parameters_.at(layer, role), {0, model_.hidden}, columns.begin, {.cols = columns.size()})
         .build();
   }
 
   LocalWeight vocabulary_slice(std::string name, ParamRole role) const {
+    const std::int64_t rows = ceil_div(model_.vocab, tp_);
     return WeightBuilder(std::move(name), -1, model_.hidden)
-        .add(parameters_.at(-1, role), chunk_range(model_.vocab, tp_, rank_))
-        .pad_to(ceil_div(model_.vocab, tp_))
+        .add(parameters_.at(-1, role), chunk_range(model_.vocab, tp_, rank_), 0, {.rows = rows})
+        .pad_to(rows)
         .build();
   }
 
@@ -76,6 +78,10 @@ class RolloutRank {
     weights_.push_back(WeightBuilder(std::move(name), layer, 1).add(parameter, {0, parameter.shape[0]}).build());
   }
 
+  static LocalWeight::Step down_by(Range rows) { return {.rows = rows.size()}; }
+  LocalWeight::Step key_value_step() const {
+    return {.rows = rows_of(heads_.key_value).size(), .repeat = std::max<std::int64_t>(1, tp_ / model_.kv_heads)};
+  }
   Range rows_of(Range heads) const { return {heads.begin * model_.head_dim, heads.end * model_.head_dim}; }
 
   const ModelSpec& model_;

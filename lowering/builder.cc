@@ -88,18 +88,6 @@ Op& ProgramBuilder::communicate(OpKind kind, StreamId stream, Family family, std
   return op;
 }
 
-void ProgramBuilder::take(const ProgramBuilder& from, std::int32_t phase, const Mark& begin, const Mark& end) {
-  HB_CHECK(mark() == begin, "phase {} begins at buffer {}, not {}", phase, mark().buffers, begin.buffers);
-  const auto append = [](const auto& all, std::size_t first, std::size_t last, auto& to) {
-    to.insert(to.end(), all.begin() + static_cast<std::ptrdiff_t>(first),
-              all.begin() + static_cast<std::ptrdiff_t>(last));
-  };
-  append(from.program_.buffers, begin.buffers, end.buffers, program_.buffers.edit());
-  append(from.transients_, begin.transients, end.transients, transients_);
-  append(from.program_.slot_limits, begin.slot_limits, end.slot_limits, program_.slot_limits);
-  program_.phases[static_cast<std::size_t>(phase)] = from.program_.phases[static_cast<std::size_t>(phase)];
-}
-
 void ProgramBuilder::alloc(BufferId id, StreamId stream) { push(OpKind::alloc, stream).buffer = id; }
 void ProgramBuilder::free(BufferId id, StreamId stream) { push(OpKind::free, stream).buffer = id; }
 
@@ -203,22 +191,6 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
   }
 }
 
-/// What the passes add; they keep the order of the other ops.
-bool is_memory_or_order(const Op& op) { return op.kind <= OpKind::wait; }
-
-void take_names_and_boxes(const std::vector<Op>& from, std::vector<Op>& to) {
-  auto next = from.begin();
-  for (Op& op : to) {
-    if (is_memory_or_order(op)) continue;
-    next = std::find_if_not(next, from.end(), is_memory_or_order);
-    HB_CHECK(next != from.end() && next->kind == op.kind, "{} '{}' has no counterpart", name_of(op.kind), op.name);
-    op.name = next->name;
-    op.attrs = next->attrs;
-    op.boxes = next->boxes;
-    ++next;
-  }
-}
-
 }  // namespace
 
 Program finish(const Plan& plan, Program program, const std::vector<BufferId>& transients, bool keep_mapped) {
@@ -230,18 +202,6 @@ Program finish(const Plan& plan, Program program, const std::vector<BufferId>& t
   place_transients(plan, program);
   insert_transient_maps(plan, program, keep_mapped);  // in front of all that the block's first event joins
   return program;
-}
-
-Program finish_like(const Program& like, const Program& finished, const Program& program) {
-  Program out = finished;
-  for (std::size_t p = 0; p < like.phases.size(); ++p) {
-    // The passes may have put a block that maps transients before the first (insert_transient_maps).
-    const std::size_t added = finished.phases[p].size() - like.phases[p].size();
-    for (std::size_t b = 0; b < like.phases[p].size(); ++b)
-      if (const Block& mine = program.phases[p][b]; !(mine.ops == like.phases[p][b].ops))
-        take_names_and_boxes(mine.ops, out.phases[p][b + added].ops.edit());
-  }
-  return out;
 }
 
 }  // namespace hotbunk

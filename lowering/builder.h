@@ -1,4 +1,4 @@
-// ProgramBuilder: what the lowering writes a rank's program with. Buffers by name, ops in order; lifetimes, offsets and
+// ProgramBuilder: what the lowering writes a program with. Buffers by name, ops in order; lifetimes, offsets and
 // events are passes of graph/ that run afterwards.
 #pragma once
 #include <initializer_list>
@@ -55,16 +55,6 @@ class ProgramBuilder {
   Op& feed(const Tensor&, Slot);
   Op& fetch(const Tensor&, Slot);
 
-  /// How much has been written; between two of them lies what one phase's lowering wrote.
-  struct Mark {
-    std::size_t buffers = 0, transients = 0, slot_limits = 0;
-    friend bool operator==(const Mark&, const Mark&) = default;
-  };
-  Mark mark() const { return {program_.buffers.size(), transients_.size(), program_.slot_limits.size()}; }
-  /// Takes what `from` wrote of a phase between two marks, of which this builder is at the first: the same blocks over
-  /// buffers of the same ids.
-  void take(const ProgramBuilder& from, std::int32_t phase, const Mark& begin, const Mark& end);
-
   Program& program() { return program_; }
   const Program& program() const { return program_; }
   const std::vector<BufferId>& transients() const { return transients_; }
@@ -87,9 +77,5 @@ inline constexpr std::int64_t whole_section = -1;
 /// Runs the passes: lifetimes, offsets, section extents, mapping of the transient section, dependencies.
 /// `keep_mapped`: nothing sleeps, so transients are mapped once for the largest need.
 Program finish(const Plan&, Program, const std::vector<BufferId>& transients, bool keep_mapped);
-
-/// finish() of a rank whose program differs from another's, `like`, in nothing but names, attributes and boxes. The
-/// passes read none of these: `finished`, the other's, takes over this one's. Blocks that are equal are shared.
-Program finish_like(const Program& like, const Program& finished, const Program& program);
 
 }  // namespace hotbunk

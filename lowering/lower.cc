@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/cores.h"
 #include "base/format.h"
-#include "base/hash.h"
 #include "graph/verify.h"
-#include "lowering/rank_programs.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 #include "spec/validate.h"
@@ -80,6 +77,42 @@ std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world, b
   return {{"fsdp", {all}}, std::move(tp), {"world", {all}}};
 }
 
+/// Whether ranks serve rollout engines.
+bool rolls_out(const Scenario& s, Purpose purpose) {
+  return purpose == Purpose::generate || (purpose == Purpose::job && s.algorithm.name != AlgorithmName::sft);
+}
+
+/// What every rank does: the parts of its own follow from its places (graph/move.h).
+Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t kv_blocks) {
+  ProgramBuilder b(plan.phases.size());
+  const auto on = [&](const char* name, auto&& emit) {
+    if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
+  };
+  const std::int64_t world = plan.num_ranks();
+  const TrainState train(s, b, world, purpose == Purpose::job);
+  on("load", [&](auto p) { lower_load(b, train, p); });
+  on("train", [&](auto p) { lower_train(s, b, train, p); });
+  on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
+  on("old_logprobs", [&](auto p) { lower_log_probs(s, b, train, p, Weights::trained, "old."); });
+  on("checkpoint", [&](auto p) { lower_export(b, train, p, "checkpoint."); });
+  on("export", [&](auto p) { lower_export(b, train, p, "export."); });
+  on("sleep_optimizer", [&](auto p) { lower_sleep_optimizer(b, train, p); });
+  on("sleep_train", [&](auto p) { lower_sleep_params(b, train, p); });
+  on("wake_train", [&](auto p) { lower_wake_train(b, train, p); });
+  if (rolls_out(s, purpose)) {
+    const RolloutState rollout(s, b, kv_blocks);
+    on("start_rollout", [&](auto p) { lower_start_rollout(s, b, rollout, p); });
+    on("wake_rollout", [&](auto p) { lower_wake_rollout(s, b, rollout, p); });
+    on("sync", [&](auto p) { lower_sync(s, b, train, rollout, p); });
+    on("wake_kv", [&](auto p) { lower_wake_kv(b, rollout, p); });
+    on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
+    on("sleep_rollout", [&](auto p) { lower_sleep_rollout(s, b, rollout, p); });
+    on("exchange", [&](auto p) { lower_exchange(s, b, world, p); });
+  }
+  const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
+  return finish(plan, std::move(b.program()), b.transients(), nothing_sleeps);
+}
+
 std::int64_t rollout_weight_bytes(const Scenario& s) {
   std::int64_t bytes = 0;
   for (const LocalWeight& w : rollout_weights(s.model, s.rollout.layout.tp, 0))
@@ -149,18 +182,7 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   plan.groups = group_families(s, world, engines);
   plan.phases = PhaseList(s, purpose).take();
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
-  RankPrograms ranks(s, plan, purpose, kv_blocks);
-  // A few at once: equal programs become one before the next ones are written. The first alone, for the others to
-  // share with.
-  const auto batch = local_cores();
-  for (std::int64_t begin = 0, end = 1; begin < world; begin = end, end = std::min(end + batch, world)) {
-    const std::vector<Program> lowered = ranks.lower(begin, end);
-    for (std::size_t i = 0; i < lowered.size(); ++i) {
-      const auto which = static_cast<std::size_t>(std::ranges::find(plan.programs, lowered[i]) - plan.programs.begin());
-      if (which == plan.programs.size()) plan.programs.push_back(lowered[i]);
-      plan.program_of_rank[static_cast<std::size_t>(begin) + i] = static_cast<std::int32_t>(which);
-    }
-  }
+  plan.programs.push_back(program_of(s, plan, purpose, kv_blocks));
   const std::vector<std::string> faults = verify(plan);
   HB_CHECK(faults.empty(), "the lowering wrote a plan that does not verify: {}", fmt::join(faults, "; "));
   return plan;

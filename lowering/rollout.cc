@@ -17,11 +17,11 @@ std::int64_t rank_of_seat(const RolloutLayout& l, EngineSeat seat) {
   return l.order == RankOrder::strided ? seat.tp_rank * l.dp + seat.engine : seat.engine * l.tp + seat.tp_rank;
 }
 
-RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, std::int64_t rank, std::int64_t kv_blocks)
+RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, std::int64_t kv_blocks)
     : scenario_(s), kv_blocks_(kv_blocks) {
-  const std::int64_t tp = s.rollout.layout.tp, tp_rank = engine_seat(s.rollout.layout, rank).tp_rank;
-  weights_ = rollout_weights(s.model, tp, tp_rank);
-  const HeadRanges mine = heads_of_rank(s.model, tp, tp_rank);
+  const std::int64_t tp = s.rollout.layout.tp;
+  weights_ = rollout_weights(s.model, tp, 0);
+  const HeadRanges mine = heads_of_rank(s.model, tp, 0);  // every rank has as many
   heads_ = mine.query.size();
   kv_heads_ = mine.key_value.size();
   for (std::size_t i = 0; i < weights_.size(); ++i) {
@@ -120,12 +120,12 @@ class EngineStepLowering {
   Tensor embed() {
     const LocalWeight& w = r_.weights()[r_.index("embedding")];
     const Tensor x = activation("embedded", m_.hidden);
-    // This rank's rows of the vocabulary: the pieces say which.
-    std::int64_t begin = m_.vocab, end = 0;
-    for (const auto& source : w.sources)
-      begin = std::min(begin, source.piece.row_begin), end = std::max(end, source.piece.row_end);
     Op& e = op(OpKind::embedding, "embedding", {r_.matrix(b_, "embedding"), ids_}, {x});
-    with(with(e, Attr::vocab_begin, std::min(begin, end)), Attr::vocab_end, end);
+    with(with(e, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, tp_ > 1 ? w.rows : m_.vocab);
+    if (tp_ > 1) {  // each rank answers for its own rows (vocab_rows)
+      e.group = static_cast<GroupId>(Family::tp);
+      with(with(e, Attr::vocab_stride, w.rows), Attr::vocab, m_.vocab);
+    }
     all_reduce("embedding.all_reduce", x);
     return x;
   }

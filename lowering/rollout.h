@@ -20,8 +20,9 @@ std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
 
 class RolloutState {
  public:
-  RolloutState(const Scenario&, ProgramBuilder&, std::int64_t rank, std::int64_t kv_blocks);
+  RolloutState(const Scenario&, ProgramBuilder&, std::int64_t kv_blocks);
 
+  /// As the first tensor-parallel rank holds them; the others' pieces lie LocalWeight::Step further.
   const std::vector<LocalWeight>& weights() const { return weights_; }
   /// Index into weights(); internal fault when absent.
   std::size_t index(const std::string& name) const;
@@ -48,8 +49,7 @@ class RolloutState {
 /// Blocks 0 "prefill" and 1 "decode".
 void lower_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
 /// FSDP shards -> buckets -> rollout weights (sync.cc).
-void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const RolloutState&, std::int64_t rank,
-                std::int32_t phase);
+void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const RolloutState&, std::int32_t phase);
 /// All ranks learn all finished samples.
 void lower_exchange(const Scenario&, ProgramBuilder&, std::int64_t world, std::int32_t phase);
 

@@ -5,16 +5,16 @@
 namespace hotbunk {
 namespace {
 
-struct Move {
+struct Backup {
   BufferId device, host;
 };
 
 /// Device -> host, buffer by buffer, each freed as soon as it has moved; then the section goes.
-void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Move>& moves,
+void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves,
                   Section device, Section host) {
   b.begin_transition(phase, std::move(block), Enters::asleep, device);
   b.map(host);
-  for (const Move& m : moves) {
+  for (const Backup& m : moves) {
     b.alloc(m.host, StreamId::d2h);
     b.emit(OpKind::copy, StreamId::d2h, b.buffer(m.device).name + ".sleep", {b.whole(m.device)}, {b.whole(m.host)});
     b.free(m.device, StreamId::d2h);
@@ -22,11 +22,11 @@ void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, cons
   b.unmap(device);
 }
 
-void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Move>& moves, Section device,
+void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves, Section device,
              Section host) {
   b.begin_transition(phase, std::move(block), Enters::awake, device);
   b.map(device);
-  for (const Move& m : moves) {
+  for (const Backup& m : moves) {
     b.alloc(m.device, StreamId::h2d);
     b.emit(OpKind::copy, StreamId::h2d, b.buffer(m.device).name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
     b.free(m.host, StreamId::h2d);
@@ -50,28 +50,28 @@ void drop(ProgramBuilder& b, std::int32_t phase, std::string block, const std::v
   b.unmap(section);
 }
 
-std::vector<Move> parameter_moves(const TrainState& t) {
-  std::vector<Move> out;
+std::vector<Backup> parameter_moves(const TrainState& t) {
+  std::vector<Backup> out;
   for (const UnitState& u : t.units()) out.push_back({u.shard, u.host_shard});
   return out;
 }
 
-std::vector<Move> optimizer_moves(const TrainState& t) {
-  std::vector<Move> out;
+std::vector<Backup> optimizer_moves(const TrainState& t) {
+  std::vector<Backup> out;
   for (const UnitState& u : t.units())
     out.push_back({u.exp_avg, u.host_exp_avg}), out.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
   return out;
 }
 
-std::vector<Move> reference_moves(const TrainState& t) {
-  std::vector<Move> out;
+std::vector<Backup> reference_moves(const TrainState& t) {
+  std::vector<Backup> out;
   for (const UnitState& u : t.units())
     if (u.reference >= 0) out.push_back({u.reference, u.host_reference});
   return out;
 }
 
-std::vector<Move> weight_moves(const RolloutState& r) {
-  std::vector<Move> out;
+std::vector<Backup> weight_moves(const RolloutState& r) {
+  std::vector<Backup> out;
   for (std::size_t i = 0; i < r.weights().size(); ++i) out.push_back({r.buffer(i), r.host_buffer(i)});
   return out;
 }
@@ -126,7 +126,7 @@ void lower_start_rollout(const Scenario& s, ProgramBuilder& b, const RolloutStat
   if (s.rollout.sleep) {
     b.begin_block(phase, "host_weights");
     b.map(Section::host_weights);
-    for (const Move& m : weight_moves(r)) {
+    for (const Backup& m : weight_moves(r)) {
       b.alloc(m.host, StreamId::host);
       b.emit(OpKind::zero, StreamId::host, b.buffer(m.host).name, {}, {b.whole(m.host)});
     }

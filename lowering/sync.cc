@@ -62,20 +62,20 @@ std::vector<Bucket> fill_buckets(const TrainState& state, std::int64_t bucket_by
   return buckets;
 }
 
-/// Where a parameter's rectangles go on this rank.
-using Destinations = std::map<std::string, std::vector<std::pair<std::size_t, const Piece*>>>;
+/// Where a parameter's rectangles go.
+using Destinations = std::map<std::string, std::vector<std::pair<std::size_t, const LocalWeight::Source*>>>;
 
 Destinations destinations_of(const RolloutState& r) {
   Destinations out;
   for (std::size_t i = 0; i < r.weights().size(); ++i)
-    for (const auto& source : r.weights()[i].sources) out[source.parameter].emplace_back(i, &source.piece);
+    for (const auto& source : r.weights()[i].sources) out[source.parameter].emplace_back(i, &source);
   return out;
 }
 
 class SyncLowering {
  public:
-  SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int64_t rank)
-      : s_(s), b_(b), t_(t), r_(r), rank_(rank), to_(destinations_of(r)) {
+  SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r)
+      : s_(s), b_(b), t_(t), r_(r), to_(destinations_of(r)) {
     staging_ = b.limit_slots("sync.staging", 1);  // all have read a bucket before the next is packed
   }
 
@@ -91,73 +91,89 @@ class SyncLowering {
   }
 
  private:
-  /// A vocabulary that does not divide by tp leaves rows behind the last rank's own that no parameter fills. Sampling
+  /// The last rows of a vocabulary that does not divide by tp are filled by no parameter, on some ranks. Sampling
   /// ignores their logits, but what lies in fresh memory must not look like a fault, or differ from run to run.
   void zero_padding() {
+    const std::int64_t tp = s_.rollout.layout.tp;
     for (std::size_t i = 0; i < r_.weights().size(); ++i) {
       const LocalWeight& w = r_.weights()[i];
-      std::int64_t filled = 0;
-      for (const auto& source : w.sources)
-        filled += (source.piece.row_end - source.piece.row_begin) * (source.piece.col_end - source.piece.col_begin);
-      if (filled == w.elements()) continue;
-      HB_CHECK(w.sources.size() <= 1 && filled % w.cols == 0, "'{}' is padded elsewhere than in its last rows", w.name);
+      if (w.sources.size() != 1 || w.sources[0].step.rows == 0) continue;
+      const std::int64_t held = rows_of_parameter(w.sources[0].parameter) - w.sources[0].step.rows * (tp - 1);
+      const std::int64_t filled = std::max<std::int64_t>(held, 0) * w.cols;  // of the last rank: the least of all
+      if (filled >= w.elements()) continue;
       b_.emit(OpKind::zero, StreamId::compute, "sync.padding." + w.name, {},
               {b_.view(r_.buffer(i), s_.rollout.dtype, {fixed(w.elements() - filled)}, filled)});
     }
+  }
+
+  std::int64_t rows_of_parameter(const std::string& name) const {
+    for (const UnitState& u : t_.units())
+      for (const UnitParam& p : u.unit.params)
+        if (p.parameter == name) return p.rows;
+    HB_CHECK(false, "no parameter '{}'", name);
+    return 0;
   }
 
   Tensor pack(const Bucket& bucket, const std::string& name) {
     const Tensor part =
         b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
     std::vector<Tensor> shards;
-    std::vector<Box> boxes;
-    for (const Entry& e : bucket.entries) {
+    std::vector<Move> moves;
+    for (const Entry& e : bucket.entries) {  // padding as well: all parts are of one size
       shards.push_back(b_.whole(e.unit->shard));
-      boxes.push_back({.src_offset = e.param->shard_offset + e.begin * e.param->cols,
-                       .src_pitch = e.elements(),
-                       .dst_offset = e.offset,
-                       .dst_pitch = e.elements(),
-                       .rows = 1,
-                       .cols = e.elements(),
-                       .peer = -1,
-                       .input = static_cast<std::int32_t>(shards.size()) - 1,
-                       .output = 0});
+      const std::int64_t cols = e.param->cols;
+      const Piece own{e.begin, e.end, 0, cols, e.param->shard_offset + e.begin * cols, cols};
+      const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
+      moves.push_back({{static_cast<std::int32_t>(shards.size()) - 1, own, {}}, {0, packed, {}}});
     }
-    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "pack", std::move(shards), {part}).boxes = std::move(boxes);
+    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "pack", std::move(shards), {part}).moves = std::move(moves);
     return part;
   }
 
-  /// The slices of this bucket that this rank's rollout weights want, as copies out of per-rank parts that lie
-  /// `part_pitch` elements apart (0: each in its own rank's memory). Outputs are numbered in the order of `used`.
-  std::vector<Box> slices(const Bucket& bucket, std::int64_t part_pitch, bool from_peers,
-                          std::vector<std::size_t>& used) {
-    std::vector<Box> boxes;
-    const auto output = [&](std::size_t weight) {
-      auto it = std::find(used.begin(), used.end(), weight);
-      if (it == used.end()) it = used.insert(used.end(), weight);
-      return static_cast<std::int32_t>(it - used.begin());
-    };
+  /// The parts of an entry: of each rank in its own memory (peers), or `pitch` elements apart.
+  Side parts_of(const Entry& e, Holds who, std::int64_t pitch) const {
+    return {.piece = {.row_begin = e.begin,
+                      .row_end = e.end,
+                      .col_end = e.param->cols,
+                      .offset = e.offset,
+                      .pitch = e.param->cols},
+            .parts = {.who = who,
+                      .family = static_cast<GroupId>(Family::fsdp),
+                      .count = static_cast<std::int32_t>(t_.world()),
+                      .rows = e.param->padded_rows,
+                      .pitch = pitch,
+                      .last_row = e.param->rows}};
+  }
+
+  /// A rank's slice of a parameter in the rollout's weights.
+  Side slice_of(const LocalWeight::Source& source, std::int64_t rows, std::int32_t tensor) const {
+    const auto repeat = static_cast<std::int32_t>(source.step.repeat);
+    return {.tensor = tensor,
+            .piece = source.piece,
+            .parts = {.who = Holds::mine,
+                      .family = static_cast<GroupId>(Family::tp),
+                      .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
+                      .repeat = repeat,
+                      .rows = source.step.rows,
+                      .cols = source.step.cols,
+                      .last_row = rows}};
+  }
+
+  /// From the parts of this bucket into the slices of them that the rollout's weights want. Outputs are numbered in the
+  /// order of `used`.
+  std::vector<Move> slices(const Bucket& bucket, Holds who, std::int64_t pitch, std::vector<std::size_t>& used) const {
+    std::vector<Move> moves;
     for (const Entry& e : bucket.entries) {
       const auto found = to_.find(e.param->parameter);
       if (found == to_.end()) continue;
-      for (const auto& [weight, piece] : found->second)
-        for (std::int64_t w = 0; w < t_.world(); ++w) {
-          const std::int64_t first = w * e.param->padded_rows + e.begin;  // global row of the entry on rank w
-          const std::int64_t begin = std::max(first, piece->row_begin);
-          const std::int64_t end = std::min({first + e.end - e.begin, piece->row_end, e.param->rows});
-          if (begin >= end) continue;
-          boxes.push_back({.src_offset = w * part_pitch + e.offset + (begin - first) * e.param->cols + piece->col_begin,
-                           .src_pitch = e.param->cols,
-                           .dst_offset = piece->offset + (begin - piece->row_begin) * piece->pitch,
-                           .dst_pitch = piece->pitch,
-                           .rows = end - begin,
-                           .cols = piece->col_end - piece->col_begin,
-                           .peer = from_peers && w != rank_ ? static_cast<std::int32_t>(w) : -1,
-                           .input = 0,
-                           .output = output(weight)});
-        }
+      for (const auto& [weight, source] : found->second) {
+        auto it = std::find(used.begin(), used.end(), weight);
+        if (it == used.end()) it = used.insert(used.end(), weight);
+        moves.push_back(
+            {parts_of(e, who, pitch), slice_of(*source, e.param->rows, static_cast<std::int32_t>(it - used.begin()))});
+      }
     }
-    return boxes;
+    return moves;
   }
 
   std::vector<Tensor> weights(const std::vector<std::size_t>& used) const {
@@ -174,10 +190,9 @@ class SyncLowering {
     };
     barrier("ready");
     std::vector<std::size_t> used;
-    std::vector<Box> boxes = slices(bucket, 0, true, used);
-    if (!boxes.empty()) {
+    if (std::vector<Move> moves = slices(bucket, Holds::peers, 0, used); !moves.empty()) {
       Op& op = b_.communicate(OpKind::peer_copy, StreamId::compute, Family::fsdp, name + "read", {part}, weights(used));
-      op.boxes = std::move(boxes);
+      op.moves = std::move(moves);
     }
     barrier("done");
   }
@@ -194,9 +209,9 @@ class SyncLowering {
     }
     b_.take_turn(staging_, {part.buffer, whole.buffer});
     std::vector<std::size_t> used;
-    std::vector<Box> boxes = slices(bucket, bucket.elements, false, used);
-    if (boxes.empty()) return;
-    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "unpack", {whole}, weights(used)).boxes = std::move(boxes);
+    std::vector<Move> moves = slices(bucket, Holds::every, bucket.elements, used);
+    if (moves.empty()) return;
+    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "unpack", {whole}, weights(used)).moves = std::move(moves);
   }
 
   /// P5 at run time: each rank hashes what it holds of every parameter, trained and rolled out, and all learn all sums.
@@ -222,57 +237,41 @@ class SyncLowering {
     b_.fetch(all, Slot::sync_hashes);
   }
 
-  void hash(const std::string& parameter, std::vector<Tensor> inputs, const Tensor& sum, std::vector<Box> boxes) {
+  void hash(const std::string& parameter, std::vector<Tensor> inputs, const Tensor& sum, std::vector<Move> moves) {
     Op& op = b_.emit(OpKind::hash_boxes, StreamId::compute, parameter, std::move(inputs), {sum});
     with(op, Attr::as_dtype, static_cast<std::int64_t>(s_.rollout.dtype));
-    op.boxes = std::move(boxes);
+    op.moves = std::move(moves);
   }
 
   void hash_trained(const UnitState& u, const UnitParam& p, const Tensor& sum) {
-    if (p.owned_elements() == 0) return;
-    const Box own{.src_offset = p.shard_offset,
-                  .src_pitch = p.owned_elements(),
-                  .dst_offset = p.shard.begin * p.cols,
-                  .dst_pitch = p.owned_elements(),
-                  .rows = 1,
-                  .cols = p.owned_elements()};
-    hash(p.parameter, {b_.whole(u.shard)}, sum, {own});
+    hash(p.parameter, {b_.whole(u.shard)}, sum, {{shards_of(u.unit, p, t_.world(), Holds::mine), logical(p)}});
   }
 
   void hash_rollout(const UnitParam& p, const Tensor& sum) {
     const auto found = to_.find(p.parameter);
     if (found == to_.end()) return;
     std::vector<Tensor> inputs;
-    std::vector<Box> boxes;
-    for (const auto& [weight, piece] : found->second) {
+    std::vector<Move> moves;
+    for (const auto& [weight, source] : found->second) {
+      moves.push_back({slice_of(*source, p.rows, static_cast<std::int32_t>(inputs.size())), logical(p)});
       inputs.push_back(b_.whole(r_.buffer(weight)));
-      boxes.push_back({.src_offset = piece->offset,
-                       .src_pitch = piece->pitch,
-                       .dst_offset = piece->row_begin * p.cols + piece->col_begin,
-                       .dst_pitch = p.cols,
-                       .rows = piece->row_end - piece->row_begin,
-                       .cols = piece->col_end - piece->col_begin,
-                       .peer = -1,
-                       .input = static_cast<std::int32_t>(inputs.size()) - 1});
     }
-    hash(p.parameter, std::move(inputs), sum, std::move(boxes));
+    hash(p.parameter, std::move(inputs), sum, std::move(moves));
   }
 
   const Scenario& s_;
   ProgramBuilder& b_;
   const TrainState& t_;
   const RolloutState& r_;
-  std::int64_t rank_;
   Destinations to_;
   SlotLimitId staging_ = 0;
 };
 
 }  // namespace
 
-void lower_sync(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int64_t rank,
-                std::int32_t phase) {
+void lower_sync(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int32_t phase) {
   b.begin_block(phase, "sync");
-  SyncLowering(s, b, t, r, rank).lower();
+  SyncLowering(s, b, t, r).lower();
 }
 
 }  // namespace hotbunk

@@ -26,30 +26,34 @@ std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamR
   return out;
 }
 
-/// Boxes between the gathered layout [W][shard] (padded) and the whole layout (unpadded).
-/// Row block w of parameter p: gathered at w * shard_elements + p.shard_offset, whole at p.full_offset + w * padded
-/// rows.
-std::vector<Box> shard_boxes(const ShardedUnit& unit, std::int64_t world, bool to_whole) {
-  std::vector<Box> boxes;
-  for (std::int64_t w = 0; w < world; ++w)
-    for (const UnitParam& p : unit.params) {
-      const Range rows = chunk_range(p.rows, world, w);
-      if (rows.size() == 0) continue;
-      // Contiguous on both sides: one row of the box holds all of it.
-      const std::int64_t n = rows.size() * p.cols;
-      const std::int64_t gathered = w * unit.shard_elements + p.shard_offset;
-      const std::int64_t whole = p.full_offset + rows.begin * p.cols;
-      boxes.push_back({.src_offset = to_whole ? gathered : whole,
-                       .src_pitch = n,
-                       .dst_offset = to_whole ? whole : gathered,
-                       .dst_pitch = n,
-                       .rows = 1,
-                       .cols = n});
-    }
-  return boxes;
+/// Between the gathered shards, padded, and the unit as it is computed with.
+std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t world, bool to_whole) {
+  std::vector<Move> moves;
+  for (const UnitParam& p : unit.params) {
+    const Side gathered = shards_of(unit, p, world, Holds::every);
+    Side whole = logical(p);
+    whole.piece.offset = p.full_offset;
+    moves.push_back(to_whole ? Move{gathered, whole} : Move{whole, gathered});
+  }
+  return moves;
 }
 
 }  // namespace
+
+Side logical(const UnitParam& p) {
+  return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols}, .parts = {}};
+}
+
+Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t world, Holds who, std::int32_t tensor) {
+  return {.tensor = tensor,
+          .piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
+          .parts = {.who = who,
+                    .family = static_cast<GroupId>(Family::fsdp),
+                    .count = static_cast<std::int32_t>(world),
+                    .rows = p.padded_rows,
+                    .pitch = who == Holds::every ? unit.shard_elements : 0,
+                    .last_row = p.rows}};
+}
 
 std::int64_t padding_bytes(const ShardedUnit& unit, DType dtype) { return unit.padding_elements * size_of(dtype); }
 
@@ -67,11 +71,11 @@ Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole las
 
 bool WholeUnit::has(ParamRole role) const { return find_block(*unit, role, role).has_value(); }
 
-TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, std::int64_t rank, bool trains)
-    : scenario_(s), world_(world), rank_(rank) {
+TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, bool trains)
+    : scenario_(s), world_(world) {
   const Precision& precision = s.train.precision;
   const bool sleeps = s.train.offload == Offload::sleep;
-  for (ShardedUnit& unit : fsdp_units(s.model, world, rank)) {
+  for (ShardedUnit& unit : fsdp_units(s.model, world, 0)) {
     UnitState state;
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
@@ -126,7 +130,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
   with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
   Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {b.whole(whole)});
-  copy.boxes = shard_boxes(state.unit, world_, true);
+  copy.moves = shard_moves(state.unit, world_, true);
   if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole});
   return {&state.unit, whole, compute};
 }
@@ -153,7 +157,7 @@ void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradi
   // Padding takes part in the sum and in the gradient norm: it must be zero.
   if (state.unit.padding_elements > 0) b.emit(OpKind::zero, StreamId::reduce, name + ".zero_padding", {}, {in});
   Op& copy = b.emit(OpKind::copy_boxes, StreamId::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
-  copy.boxes = shard_boxes(state.unit, world_, false);
+  copy.moves = shard_moves(state.unit, world_, false);
   Op& op = b.communicate(OpKind::reduce_scatter, StreamId::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
   with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
   const Tensor shard = b.whole(state.grad);
@@ -169,16 +173,11 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     b.alloc(id, StreamId::h2d);
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
-      const Tensor part = b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
-      Op& op = b.feed(part, slot);
+      Op& op = b.feed(b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset), slot);
       op.name = p.parameter;
-      if (p.shard.size() > 0)
-        op.boxes.push_back({.src_offset = p.shard.begin * p.cols,
-                            .src_pitch = p.cols,
-                            .dst_offset = 0,
-                            .dst_pitch = p.cols,
-                            .rows = p.shard.size(),
-                            .cols = p.cols});
+      Side mine = shards_of(unit, p, state.world(), Holds::mine);
+      mine.piece.offset = 0;  // of the view
+      op.moves.push_back({logical(p), mine});
     }
   };
   for (const UnitState& u : state.units()) {
@@ -207,16 +206,7 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
   for (const UnitParam& p : unit.params) {
     Op& op = b.fetch(gathered, slot);
     op.name = p.parameter;
-    for (std::int64_t w = 0; w < world; ++w) {
-      const Range rows = chunk_range(p.rows, world, w);
-      if (rows.size() > 0)
-        op.boxes.push_back({.src_offset = w * n + p.shard_offset,
-                            .src_pitch = p.cols,
-                            .dst_offset = rows.begin * p.cols,
-                            .dst_pitch = p.cols,
-                            .rows = rows.size(),
-                            .cols = p.cols});
-    }
+    op.moves.push_back({shards_of(unit, p, world, Holds::every), logical(p)});
   }
 }
 

@@ -1,5 +1,5 @@
-// FSDP2 state of one rank in the plan: the persistent shards, and how a unit's parameters become whole for its compute
-// and its gradients become shards again.
+// FSDP2 state in the plan, as every rank has it: the persistent shards, and how a unit's parameters become whole for
+// its compute and its gradients become shards again.
 #pragma once
 #include <optional>
 #include <string>
@@ -39,7 +39,7 @@ enum class Weights : std::uint8_t { trained, reference };
 class TrainState {
  public:
   /// `trains`: with gradients and optimizer state; else only the parameters.
-  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, std::int64_t rank, bool trains = true);
+  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, bool trains = true);
 
   std::vector<UnitState>& units() { return units_; }
   const std::vector<UnitState>& units() const { return units_; }
@@ -59,9 +59,15 @@ class TrainState {
 
  private:
   const Scenario& scenario_;
-  std::int64_t world_, rank_;
+  std::int64_t world_;
   std::vector<UnitState> units_;
 };
+
+/// Where the shards of a unit's parameter lie: in `tensor`, the flat shard of the unit (mine), or all of them one after
+/// another (every).
+Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t world, Holds, std::int32_t tensor = 0);
+/// The parameter by itself, without a gap.
+Side logical(const UnitParam&);
 
 /// Bytes of padding in a collective over all shards of a unit.
 std::int64_t padding_bytes(const ShardedUnit&, DType);

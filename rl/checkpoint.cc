@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "graph/boxes.h"
 #include "rl/manifest.h"
 #include "spec/json_read.h"
 #include "spec/model_config.h"
@@ -212,7 +213,7 @@ Status CheckpointWriter::take(const Op& op, std::span<const std::byte> source) {
   for (std::int64_t extent : entry.shape) elements *= extent;
   std::vector<std::byte> whole(static_cast<std::size_t>(elements * width));
   std::int64_t covered = 0;
-  for (const Box& box : op.boxes)
+  for (const Box& box : boxes_of(op, {}))  // from what was gathered, which is the same on every rank
     for (std::int64_t i = 0; i < box.rows; ++i) {
       const std::int64_t from = (box.src_offset + i * box.src_pitch) * width;
       const std::int64_t to = (box.dst_offset + i * box.dst_pitch) * width;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "graph/boxes.h"
 #include "lowering/sample_rows.h"
 #include "spec/catalog.h"
 
@@ -121,10 +122,10 @@ std::shared_ptr<Payload> InferenceDriver::micro_payload(Iteration&, const MicroI
   return payload;
 }
 
-void InferenceDriver::feed(Rank, const Op& op, const Args& args, std::span<std::byte> destination) {
+void InferenceDriver::feed(Rank rank, const Op& op, const Args& args, std::span<std::byte> destination) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
   if (slot == Slot::parameter) {
-    source_.read(op.name, op.boxes, op.outputs[0].dtype, destination);
+    source_.read(op.name, boxes_of(op, places_of(plan(), rank)), op.outputs[0].dtype, destination);
     return;
   }
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());

@@ -16,9 +16,9 @@ namespace {
 std::string hex(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
 
 /// Where the elements lie in the tensor, not where a rank keeps them.
-std::vector<Box> extent_of(const Op& op) {
+std::vector<Box> extent_of(const Op& op, const Places& places) {
   std::vector<Box> out;
-  for (const Box& b : op.boxes)
+  for (const Box& b : boxes_of(op, places))
     out.push_back({.dst_offset = b.dst_offset, .dst_pitch = b.dst_pitch, .rows = b.rows, .cols = b.cols});
   return out;
 }
@@ -38,6 +38,7 @@ SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(p
   const auto& engines = plan.groups[static_cast<std::size_t>(Family::tp)].groups;
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& program = plan.program(r);
+    const Places places = places_of(plan, r);
     std::size_t engine = 0;
     while (engine < engines.size() &&
            std::find(engines[engine].begin(), engines[engine].end(), r) == engines[engine].end())
@@ -45,12 +46,14 @@ SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(p
     for (const Block& block : program.phases[static_cast<std::size_t>(sync)])
       for (const Op& op : block.ops) {
         if (op.kind != OpKind::hash_boxes) continue;
+        std::vector<Box> extent = extent_of(op, places);
+        if (extent.empty()) continue;  // more ranks than rows: this one holds none
         const hotbunk::Tensor& sum = op.outputs[0];
         const Buffer& sums = program.buffers[static_cast<std::size_t>(sum.buffer)];
         sums_per_rank_ = static_cast<std::size_t>(sums.elements);
         Tensor& tensor = tensors_[op.name];
         tensor.engines.resize(engines.size());
-        Part part{r, static_cast<std::size_t>(sum.offset_bytes) / sizeof(std::uint64_t), extent_of(op)};
+        Part part{r, static_cast<std::size_t>(sum.offset_bytes) / sizeof(std::uint64_t), std::move(extent)};
         const Section from = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section;
         if (from == Section::rollout_weights) tensor.engines.at(engine).push_back(std::move(part));
         else tensor.trained.push_back(std::move(part));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "graph/boxes.h"
 #include "graph/plan.h"
 #include "rl/passes.h"
 

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/max.h"
 #include "exec/divergence.h"
+#include "graph/boxes.h"
 #include "rl/manifest.h"
 #include "spec/loader.h"
 
@@ -68,13 +69,14 @@ TrainingState TrainingDriver::state_after(std::int32_t step) const {
   return state;
 }
 
-void TrainingDriver::feed(Rank, const Op& op, const Args& args, std::span<std::byte> destination) {
+void TrainingDriver::feed(Rank rank, const Op& op, const Args& args, std::span<std::byte> destination) {
   const auto slot = static_cast<Slot>(op.integer(Attr::slot));
   const auto dtype = [&] { return op.outputs[0].dtype; };
-  if (slot == Slot::parameter) return sources_.parameters.read(op.name, op.boxes, dtype(), destination);
-  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name, op.boxes, dtype(), destination);
+  const auto own = [&] { return boxes_of(op, places_of(plan(), rank)); };
+  if (slot == Slot::parameter) return sources_.parameters.read(op.name, own(), dtype(), destination);
+  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name, own(), dtype(), destination);
   if (slot == Slot::first_moment || slot == Slot::second_moment)
-    return sources_.moments.read(op.name, slot, op.boxes, dtype(), destination);
+    return sources_.moments.read(op.name, slot, own(), dtype(), destination);
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
   HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name,
            static_cast<std::int64_t>(slot));

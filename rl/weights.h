@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
-#include "graph/plan.h"
+#include "graph/boxes.h"
 #include "graph/slots.h"
 #include "rl/checkpoint.h"
 #include "spec/model.h"

@@ -224,7 +224,7 @@ void Engine::arrive(QueueId q) {
   const Group& group = groups_[static_cast<std::size_t>(g)];
   streams_[q].at = At::meeting;
 
-  const std::int64_t bytes = must_agree(op.kind) ? communication_bytes(op, sizes(q, e), 0) : 0;
+  const std::int64_t bytes = must_agree(op.kind) ? communication_bytes(op, sizes(q, e)) : 0;
   if (meeting.arrived == 0) {
     meeting.first = q;
     meeting.bytes = bytes;
@@ -271,7 +271,7 @@ void Engine::post(QueueId q, bool sends) {
   const QueueId from = box.senders.front(), to = box.receivers.front();
   box.senders.pop_front(), box.receivers.pop_front();
   const Entry sent = streams_[from].queue.front(), received = streams_[to].queue.front();
-  if (communication_bytes(*info(from, sent).op, sizes(from, sent), 0) !=
+  if (communication_bytes(*info(from, sent).op, sizes(from, sent)) !=
       info(to, received).op->outputs.at(0).bytes(sizes(to, received))) {
     failure_ = {mismatch(groups_[static_cast<std::size_t>(group_at(op.group, me))], {}, from, to)};
     return;

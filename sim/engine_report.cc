@@ -26,7 +26,7 @@ std::string Engine::describe(QueueId q) const {
   if (info(q, e).occupies == Occupies::meeting)
     text += fmt::format(" #{}", meetings_[static_cast<std::size_t>(g) * num_streams + q % num_streams].sequence);
   const std::int64_t bytes =
-      op.kind == OpKind::recv ? op.outputs.at(0).bytes(sizes(q, e)) : communication_bytes(op, sizes(q, e), 0);
+      op.kind == OpKind::recv ? op.outputs.at(0).bytes(sizes(q, e)) : communication_bytes(op, sizes(q, e));
   return text + fmt::format(" of group {} (ranks {}), {} B", plan_.groups[static_cast<std::size_t>(group.family)].name,
                             fmt::join(*group.members, ", "), bytes);
 }

@@ -23,8 +23,8 @@ class TrafficBook {
     step_ = step;
     phase_ = phase;
   }
-  void count(const Op& op, const Sizes& sizes, std::int64_t ranks, std::int64_t index) {
-    const TrafficCount c = traffic_of(op, sizes, ranks, index);
+  void count(const Op& op, const Sizes& sizes, std::int64_t ranks, const Places& places) {
+    const TrafficCount c = traffic_of(op, sizes, ranks, places);
     TrafficCount& cell = cells_[static_cast<std::size_t>(
         op.group * num_communication_kinds + static_cast<int>(op.kind) - static_cast<int>(OpKind::all_gather))];
     cell.calls += c.calls;
@@ -113,11 +113,8 @@ class SimDevice final : public Device {
         index_(
             world_->programs[static_cast<std::size_t>(world_->plan.program_of_rank[static_cast<std::size_t>(rank)])]),
         prices_(index_.size()) {
-    for (std::size_t f = 0; f < world_->plan.groups.size(); ++f) {
-      const std::vector<Rank>& members = world_->plan.group_of(static_cast<GroupId>(f), rank);
-      const auto at = std::find(members.begin(), members.end(), rank);
-      places_.push_back({static_cast<std::int64_t>(members.size()), at - members.begin()});
-    }
+    for (std::size_t f = 0; f < world_->plan.groups.size(); ++f)
+      group_sizes_.push_back(std::ssize(world_->plan.group_of(static_cast<GroupId>(f), rank)));
   }
 
   Rank rank() const override { return rank_; }
@@ -154,12 +151,12 @@ class SimDevice final : public Device {
     return enqueue(stream, op, args);
   }
   Status collective(StreamId stream, const Op& op, const Args& args) override {
-    HB_CHECK(op.group >= 0 && static_cast<std::size_t>(op.group) < places_.size(), "{} '{}' names no group",
+    HB_CHECK(op.group >= 0 && static_cast<std::size_t>(op.group) < group_sizes_.size(), "{} '{}' names no group",
              name_of(op.kind), op.name);
-    const Place& place = places_[static_cast<std::size_t>(op.group)];
-    HB_CHECK(place.ranks > 0, "rank {} is in no group of family {}: {} '{}'", rank_,
+    const std::int64_t ranks = group_sizes_[static_cast<std::size_t>(op.group)];
+    HB_CHECK(ranks > 0, "rank {} is in no group of family {}: {} '{}'", rank_,
              world_->plan.groups[static_cast<std::size_t>(op.group)].name, name_of(op.kind), op.name);
-    traffic().count(op, args.sizes, place.ranks, place.index);
+    traffic().count(op, args.sizes, ranks, world_->timeline.places(rank_));
     return enqueue(stream, op, args);
   }
   Status record(StreamId stream, EventId event) override {
@@ -176,9 +173,6 @@ class SimDevice final : public Device {
   }
 
  private:
-  struct Place {
-    std::int64_t ranks = 0, index = 0;
-  };
   struct Price {
     Sizes sizes{-1, -1, -1};
     std::int64_t nanoseconds = 0;
@@ -238,7 +232,7 @@ class SimDevice final : public Device {
   Rank rank_;
   const ProgramIndex& index_;
   std::vector<Price> prices_;                   // by op: the last one
-  std::vector<Place> places_;                   // by family
+  std::vector<std::int64_t> group_sizes_;       // by family
   std::set<std::array<std::int64_t, 5>> used_;  // OpCost::FirstUse
   std::int16_t phase_ = -1;
   std::int32_t block_ = -1;

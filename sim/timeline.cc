@@ -77,7 +77,7 @@ void Timeline::finished(Rank r, StreamId stream, const Op& op, std::uint32_t run
   if (end_ns == start_ns || !recorded(run.step) || static_cast<std::int64_t>(spans_.size()) >= options_.max_spans)
     return;
   spans_.push_back({r, stream, op.kind, visit.phase, run.step, intern(op.name), start_ns, end_ns,
-                    op_bytes(op, run.sizes), op_flops(op, run.sizes)});
+                    op_bytes(op, run.sizes, line.places), op_flops(op, run.sizes)});
 }
 
 void Timeline::write(Trace& trace) {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "graph/boxes.h"
 #include "sim/program_index.h"
 #include "trace/folds.h"
 
@@ -28,6 +29,8 @@ struct BlockRun {
 class Timeline {
  public:
   Timeline(const Plan&, const TimelineOptions&);
+
+  const Places& places(Rank r) const { return ranks_[static_cast<std::size_t>(r)].places; }
 
   /// Returns the number of the visit on this rank.
   std::uint32_t enter(Rank, std::int32_t step, std::int16_t phase);
@@ -65,7 +68,8 @@ class Timeline {
     void pop() { items.pop_front(), ++first; }
   };
   struct RankLine {
-    RankLine(const Plan& plan, Rank rank, KeptSteps kept) : stays(plan, rank, kept) {}
+    RankLine(const Plan& plan, Rank rank, KeptSteps kept) : places(places_of(plan, rank)), stays(plan, rank, kept) {}
+    Places places;
     Numbered<PhaseSpan> visits;
     Numbered<BlockRun> runs;
     std::vector<MemoryEvent> memory_events;

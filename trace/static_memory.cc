@@ -6,7 +6,6 @@
 
 #include "base/parallel.h"
 #include "graph/access.h"
-#include "graph/same_but_boxes.h"
 #include "graph/section_states.h"
 #include "trace/meter.h"
 
@@ -42,20 +41,9 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
   return meter.result();
 }
 
-/// Programs that do the same on other shards take the same memory: one walk for all of them.
 std::vector<RankMemory> memory_by_program(const Plan& plan) {
-  const std::vector<Program>& programs = plan.programs;
-  std::vector<std::size_t> distinct, like(programs.size());  // like: which of the distinct
-  for (std::size_t i = 0; i < programs.size(); ++i) {
-    const auto known = std::ranges::find_if(distinct, [&](std::size_t d) {
-      return programs[d].buffers == programs[i].buffers && same_but_boxes(programs[d], programs[i]);
-    });
-    like[i] = static_cast<std::size_t>(known - distinct.begin());
-    if (known == distinct.end()) distinct.push_back(i);
-  }
-  std::vector<RankMemory> walked(distinct.size()), out;
-  in_parallel(distinct.size(), [&](std::size_t d) { walked[d] = walk(plan, programs[distinct[d]], nullptr); });
-  for (std::size_t i : like) out.push_back(walked[i]);
+  std::vector<RankMemory> out(plan.programs.size());
+  in_parallel(out.size(), [&](std::size_t p) { out[p] = walk(plan, plan.programs[p], nullptr); });
   return out;
 }
 

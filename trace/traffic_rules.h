@@ -19,13 +19,13 @@
 #include <cstdint>
 
 #include "base/check.h"
-#include "graph/op.h"
+#include "graph/catalogue.h"
 #include "trace/trace.h"
 
 namespace hotbunk {
 
-/// Bytes of the full tensor, n of the table above. index: this rank's place in the group.
-inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes, std::int64_t index) {
+/// Bytes of the full tensor, n of the table above, of kinds whose ranks agree on it; 0 for others.
+inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes) {
   switch (op.kind) {
     case OpKind::all_gather:
       return op.outputs.at(0).bytes(sizes);
@@ -35,13 +35,6 @@ inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes, std::i
     case OpKind::all_to_all:
     case OpKind::send:
       return op.inputs.at(0).bytes(sizes);
-    case OpKind::peer_copy: {
-      std::int64_t bytes = 0;
-      for (const Box& b : op.boxes)
-        if (b.peer >= 0 && b.peer != index)
-          bytes += b.rows * b.cols * size_of(op.inputs.at(static_cast<std::size_t>(b.input)).dtype);
-      return bytes;
-    }
     default:
       return 0;
   }
@@ -71,9 +64,12 @@ inline std::int64_t wire_bytes(const Op& op, std::int64_t n, std::int64_t ranks,
   }
 }
 
-/// One call.
-inline TrafficCount traffic_of(const Op& op, const Sizes& sizes, std::int64_t ranks, std::int64_t index) {
-  const std::int64_t n = communication_bytes(op, sizes, index);
+/// One call, on a rank with these places; none where a peer_copy has nothing to read, not even of its own.
+inline TrafficCount traffic_of(const Op& op, const Sizes& sizes, std::int64_t ranks, const Places& places) {
+  if (op.kind == OpKind::peer_copy && boxes_of(op, places).empty()) return {};
+  const std::int64_t index = places.at(static_cast<std::size_t>(op.group));
+  const std::int64_t n =
+      op.kind == OpKind::peer_copy ? payload_bytes(op, sizes, places) : communication_bytes(op, sizes);
   const std::int64_t padding = n > 0 ? op.integer(Attr::padding_bytes, 0) : 0;
   HB_CHECK(padding >= 0 && padding <= n, "{} '{}' has {} B of padding in {} B", name_of(op.kind), op.name, padding, n);
   return {1, n - padding, padding, wire_bytes(op, n, ranks, index)};

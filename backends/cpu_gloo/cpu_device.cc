@@ -62,6 +62,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
     : plan_(plan),
       program_(plan.program(rank)),
       rank_(rank),
+      places_(places_of(plan, rank)),
       world_(world),
       driver_(driver),
       options_(options),
@@ -143,7 +144,7 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
   s.queue.enqueue([this, id, &s, &op, sizes = args.sizes, where = record_.where(), work = std::move(work),
                    place = watch_.next(rank_, program_, op)] {
     world_.watch().set_op(op.name);
-    const KernelCall call{s.context, memory_, op, sizes};
+    const KernelCall call{s.context, memory_, op, sizes, places_};
     const bool timed = record_.keeps(where);
     const auto start = timed ? record_.now() : DeviceRecord::Moment{};
     std::int64_t bytes = -1;

@@ -57,6 +57,7 @@ class CpuDevice final : public Device {
   const Plan& plan_;
   const Program& program_;
   const Rank rank_;
+  const Places places_;
   World& world_;
   Driver* driver_;
   const CpuOptions options_;

@@ -27,6 +27,7 @@ std::int64_t monotonic_ns() {
 DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const CpuOptions& options, std::int64_t epoch_ns)
     : program_(plan.program(rank)),
       rank_(rank),
+      places_(places_of(plan, rank)),
       span_steps_(options.span_steps),
       measure_cpu_(options.measure_cpu),
       epoch_ns_(epoch_ns),
@@ -134,7 +135,7 @@ Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, const Traff
                               .name = it->second,
                               .start_ns = t.start_ns,
                               .end_ns = t.end_ns,
-                              .bytes = bytes >= 0 ? bytes : op_bytes(*t.op, t.sizes),
+                              .bytes = bytes >= 0 ? bytes : op_bytes(*t.op, t.sizes, places_),
                               .flops = op_flops(*t.op, t.sizes)});
     }
   return std::move(trace_);

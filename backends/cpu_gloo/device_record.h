@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "graph/boxes.h"
 #include "trace/folds.h"
 
 namespace hotbunk {
@@ -59,6 +60,7 @@ class DeviceRecord {
 
   const Program& program_;
   const Rank rank_;
+  const Places places_;
   const std::int32_t span_steps_;
   const bool measure_cpu_;
   const std::int64_t epoch_ns_;

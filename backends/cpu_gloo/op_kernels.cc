@@ -21,6 +21,7 @@
 #include "backends/cpu_gloo/kernels/rope.h"
 #include "backends/cpu_gloo/kernels/sampling.h"
 #include "base/check.h"
+#include "graph/catalogue.h"
 #include "graph/slots.h"
 
 namespace hotbunk {
@@ -77,13 +78,14 @@ void run_cast(const KernelCall& c) {
 
 /// Boxes with the same input and output go to the kernel together, which shares them among its threads.
 template <class F>
-void for_box_runs(const Op& op, F&& run) {
+void for_box_runs(const KernelCall& c, F&& run) {
+  const std::vector<hotbunk::Box> all = boxes_of(c.op, c.places);
   std::vector<CallBox> boxes;
-  for (std::size_t i = 0; i < op.boxes.size();) {
+  for (std::size_t i = 0; i < all.size();) {
     boxes.clear();
-    const auto& first = op.boxes[i];
-    for (; i < op.boxes.size() && op.boxes[i].input == first.input && op.boxes[i].output == first.output; ++i) {
-      const auto& b = op.boxes[i];
+    const auto& first = all[i];
+    for (; i < all.size() && all[i].input == first.input && all[i].output == first.output; ++i) {
+      const auto& b = all[i];
       boxes.push_back({b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols});
     }
     run(static_cast<std::size_t>(first.input), static_cast<std::size_t>(first.output), boxes);
@@ -91,7 +93,7 @@ void for_box_runs(const Op& op, F&& run) {
 }
 
 void run_copy_boxes(const KernelCall& c) {
-  for_box_runs(c.op, [&](std::size_t i, std::size_t o, const std::vector<CallBox>& boxes) {
+  for_box_runs(c, [&](std::size_t i, std::size_t o, const std::vector<CallBox>& boxes) {
     copy_boxes(c.context, vec(c, in(c, i)), data(c, out(c, o)), out(c, o).dtype, boxes);
   });
 }
@@ -99,7 +101,7 @@ void run_copy_boxes(const KernelCall& c) {
 void run_hash_boxes(const KernelCall& c) {
   const auto as = static_cast<DType>(c.op.integer(Attr::as_dtype));
   auto& sum = *data<std::uint64_t>(c, out(c, 0));
-  for_box_runs(c.op, [&](std::size_t i, std::size_t, const std::vector<CallBox>& boxes) {
+  for_box_runs(c, [&](std::size_t i, std::size_t, const std::vector<CallBox>& boxes) {
     sum += hash_boxes(c.context, vec(c, in(c, i)), as, boxes);
   });
 }
@@ -219,7 +221,10 @@ void run_gather_rows(const KernelCall& c) {
   for (std::int64_t s = 0; s < extent(c, out(c, 0), 0); ++s)
     std::memcpy(to + s * width, from + rows[s] * width, static_cast<std::size_t>(width));
 }
-VocabRange vocab(const KernelCall& c) { return {c.op.integer(Attr::vocab_begin), c.op.integer(Attr::vocab_end)}; }
+VocabRange vocab(const KernelCall& c) {
+  const Range rows = vocab_rows(c.op, c.places);
+  return {rows.begin, rows.end};
+}
 void run_embedding(const KernelCall& c) {
   embedding_forward(c.context, data<const std::int32_t>(c, in(c, 1)), matrix(c, in(c, 0)), vocab(c),
                     matrix(c, out(c, 0)), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1));

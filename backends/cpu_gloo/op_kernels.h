@@ -5,7 +5,7 @@
 
 #include "backends/cpu_gloo/kernels/context.h"
 #include "exec/driver.h"
-#include "graph/plan.h"
+#include "graph/boxes.h"
 
 namespace hotbunk {
 
@@ -21,6 +21,7 @@ struct KernelCall {
   const Addresses& addresses;
   const Op& op;
   const Sizes& sizes;
+  const Places& places;
 };
 
 using OpKernel = void (*)(const KernelCall&);

@@ -92,7 +92,7 @@ Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) 
 }
 
 void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
-  const auto& [context, memory, op, sizes] = call;
+  const auto& [context, memory, op, sizes, places] = call;
   Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
@@ -117,13 +117,15 @@ void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
 }
 
 std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t phase) {
-  const auto& [context, memory, op, sizes] = call;
+  const auto& [context, memory, op, sizes, places] = call;
+  const std::vector<Box> boxes = boxes_of(op, places);
+  if (boxes.empty()) return 0;  // nothing of this bucket is this rank's
   Communicator& c = communicator(op, phase);
   const Tensor& source = op.inputs[0];
   const Buffer& mine = plan_.program(rank_).buffers[static_cast<std::size_t>(source.buffer)];
   const auto& members = plan_.group_of(op.group, rank_);
   std::int64_t remote = 0;
-  for (const Box& b : op.boxes) {
+  for (const Box& b : boxes) {
     const std::byte* from = memory.address(source);
     if (b.peer >= 0) {
       const auto program = static_cast<std::size_t>(

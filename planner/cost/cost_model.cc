@@ -62,8 +62,9 @@ double tile_fill(double m, double n, double units) {
 
 std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank, const Op& op, const Sizes& s,
                                                      double seconds) const {
+  const Places places = op.moves.empty() ? Places{} : places_of(plan, rank);
   Measurement m{.op = std::string(name_of(op.kind)), .dtype = DType::f32, .at = {1.0, 1.0, 1.0}, .seconds = seconds};
-  const auto bytes = static_cast<double>(op_bytes(op, s));
+  const auto bytes = static_cast<double>(op_bytes(op, s, places));
   if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
     m.at[0] = static_cast<double>(op.map_end - op.map_begin);
   } else if (op.kind == OpKind::feed || op.kind == OpKind::fetch) {
@@ -74,7 +75,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   } else if (is_communication(op.kind)) {
     const GroupShape shape = shape_of(plan.group_of(op.group, rank));
     m.at = {static_cast<double>(shape.ranks), static_cast<double>(shape.nodes),
-            std::max(static_cast<double>(payload_bytes(op, s)), 1.0)};
+            std::max(static_cast<double>(payload_bytes(op, s, places)), 1.0)};
   } else if (is_gemm(op.kind)) {
     m.dtype = op.inputs[1].dtype;
     m.at = gemm_size(op, s);
@@ -171,9 +172,9 @@ double CostModel::map_seconds(double bytes, OpKind kind) const {
   return bytes / hardware_.map_bandwidth.value * correction(kind, DType::u8, {std::max(bytes, 1.0), 1.0, 1.0});
 }
 
-double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
+double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& places) const {
   const double flops = op_flops(op, s);
-  const auto bytes = static_cast<double>(op_bytes(op, s));
+  const auto bytes = static_cast<double>(op_bytes(op, s, places));
   if (is_gemm(op.kind)) {
     const Tensor& b = op.inputs[1];
     const std::array<double, 3> size = gemm_size(op, s);
@@ -194,6 +195,7 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s) const {
 
 std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op, const Sizes& s) const {
   double seconds = 0.0;
+  const Places places = op.moves.empty() ? Places{} : places_of(plan, rank);
   switch (op.kind) {
     case OpKind::alloc:
     case OpKind::free:
@@ -206,16 +208,16 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op
       break;
     case OpKind::feed:
     case OpKind::fetch:
-      seconds = host_copy_seconds(static_cast<double>(op_bytes(op, s)), op.kind);
+      seconds = host_copy_seconds(static_cast<double>(op_bytes(op, s, places)), op.kind);
       break;
     default:
       if (is_communication(op.kind)) {
         const std::vector<Rank>& members = plan.group_of(op.group, rank);
-        seconds = collective_seconds(op.kind, shape_of(members), static_cast<double>(payload_bytes(op, s)));
+        seconds = collective_seconds(op.kind, shape_of(members), static_cast<double>(payload_bytes(op, s, places)));
       } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
         seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
       } else {
-        seconds = hardware_.kernel_overhead.value + compute_seconds(op, s);
+        seconds = hardware_.kernel_overhead.value + compute_seconds(op, s, places);
       }
   }
   HB_CHECK(std::isfinite(seconds) && seconds >= 0.0, "{} '{}' costs {} s", name_of(op.kind), op.name, seconds);

@@ -104,7 +104,7 @@ class CostModel {
   double formula_seconds(const Measurement&) const;
   /// What moves in `moving` seconds at the link's rate, with start and steps, by the best protocol.
   double protocol_seconds(const GroupShape&, double intra_hops, double inter_hops, double moving) const;
-  double compute_seconds(const Op&, const Sizes&) const;
+  double compute_seconds(const Op&, const Sizes&, const Places&) const;
   double correction(OpKind, DType, std::array<double, 3> at) const;
   /// Bytes over a rank's own links, in seconds at their full rates; nodes > 1: moving at the same time.
   struct Moving {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "programs.h"
+#include "tests/moves.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
@@ -11,6 +12,7 @@ namespace {
 
 // Capacity 8 tokens and 4 sequences; a run with 5 tokens in 2 sequences of 2 and 3: pairs 1+2 + 1+2+3 = 9.
 const Sizes run{.tokens = 5, .seqs = 2, .attention_pairs = 9};
+const Places here = {0};  // the first of its group
 constexpr DType bf = DType::bf16, f = DType::f32, i = DType::i32;
 
 Op with_heads(Op o) {  // 4 query heads, 2 KV heads of 6: Q = (4 + 2*2) * 6 = 48
@@ -46,9 +48,9 @@ TEST_CASE("GEMMs: 2 T N K in all three directions, each tensor's bytes once") {
   const Op forward = op(OpKind::linear, {x, w, b}, {y}), dgrad = op(OpKind::linear_dgrad, {y, w}, {x}),
            wgrad = op(OpKind::linear_wgrad, {y, x}, {dw, db});
   for (const Op& o : {forward, dgrad, wgrad}) CHECK(op_flops(o, run) == 2 * 5 * 3 * 7);
-  CHECK(op_bytes(forward, run) == 2 * (5 * 3 + 7 * 3 + 7 + 5 * 7));
-  CHECK(op_bytes(dgrad, run) == 2 * (5 * 7 + 7 * 3 + 5 * 3));
-  CHECK(op_bytes(wgrad, run) == 2 * (5 * 7 + 5 * 3) + 4 * (7 * 3 + 7));
+  CHECK(op_bytes(forward, run, here) == 2 * (5 * 3 + 7 * 3 + 7 + 5 * 7));
+  CHECK(op_bytes(dgrad, run, here) == 2 * (5 * 7 + 7 * 3 + 5 * 3));
+  CHECK(op_bytes(wgrad, run, here) == 2 * (5 * 7 + 5 * 3) + 4 * (7 * 3 + 7));
   CHECK(op_flops(forward, Sizes{}) == 0);
 }
 
@@ -59,7 +61,7 @@ TEST_CASE("Attention counts visible pairs: two products forward, five backward")
   const Op backward = with_heads(op(OpKind::attention_backward, {o, x, o, lse, cu}, {x}));
   CHECK(op_flops(forward, run) == 2 * 2 * 9 * 24);  // pairs * heads * head_dim = 9 * 24
   CHECK(op_flops(backward, run) == 5 * 2 * 9 * 24);
-  CHECK(op_bytes(forward, run) == 2 * 5 * 48 + 4 * 5 + 2 * 5 * 24 + 4 * 5 * 4);
+  CHECK(op_bytes(forward, run, here) == 2 * 5 * 48 + 4 * 5 + 2 * 5 * 24 + 4 * 5 * 4);
 }
 
 TEST_CASE("Paged attention reads every sequence's context once") {
@@ -71,33 +73,33 @@ TEST_CASE("Paged attention reads every sequence's context once") {
   // Decode: 2 sequences, one query each, contexts 10 and 7 -> 17 rows.
   const Sizes decode{.tokens = 2, .seqs = 2, .attention_pairs = 17};
   CHECK(op_flops(paged, decode) == 4 * 17 * 24);
-  CHECK(op_bytes(paged, decode) == 2 * 2 * (48 + 24) + 17 * kv_row);
+  CHECK(op_bytes(paged, decode, here) == 2 * 2 * (48 + 24) + 17 * kv_row);
   // Prefill: 6 tokens in 2 prompts, 12 pairs: a query sees 2 rows on average, for each of 2 sequences.
   const Sizes prefill{.tokens = 6, .seqs = 2, .attention_pairs = 12};
-  CHECK(op_bytes(paged, prefill) == 6 * 2 * (48 + 24) + 2 * 2 * kv_row);
+  CHECK(op_bytes(paged, prefill, here) == 6 * 2 * (48 + 24) + 2 * 2 * kv_row);
   // kv_write: the new rows read and written, and where they go.
   const Op write = with_heads(op(OpKind::kv_write, {x, tensor(6, i, {tokens(8)})}, {pool}));
-  CHECK(op_bytes(write, decode) == 2 * (2 * kv_row) + 2 * 4);
+  CHECK(op_bytes(write, decode, here) == 2 * (2 * kv_row) + 2 * 4);
 }
 
 TEST_CASE("Lookups move the rows they touch, not the table") {
   const Tensor table = tensor(0, f, {fixed(1000), fixed(3)}), ids = tensor(1, i, {tokens(8)}),
                y = tensor(2, f, {tokens(8), fixed(3)});
   const std::int64_t rows = 5 * 3 * 4, index = 5 * 4;
-  CHECK(op_bytes(op(OpKind::embedding, {table, ids}, {y}), run) == 2 * rows + index);
+  CHECK(op_bytes(op(OpKind::embedding, {table, ids}, {y}), run, here) == 2 * rows + index);
   // Scatter-add: the gradient read, the table's rows read and written.
-  CHECK(op_bytes(op(OpKind::embedding_backward, {ids, y}, {table}), run) == 3 * rows + index);
+  CHECK(op_bytes(op(OpKind::embedding_backward, {ids, y}, {table}), run, here) == 3 * rows + index);
   CHECK(op_flops(op(OpKind::embedding, {table, ids}, {y}), run) == 0);
 }
 
 TEST_CASE("Boxes count what they copy, in each side's dtype") {
   Op copy = op(OpKind::copy_boxes, {tensor(0, f, {fixed(100)})}, {tensor(1, bf, {fixed(100)})});
-  copy.boxes = {{.rows = 2, .cols = 5}, {.rows = 1, .cols = 3}};
-  CHECK(op_bytes(copy, run) == 13 * (4 + 2));
+  copy.moves = moves_of({{.rows = 2, .cols = 5}, {.rows = 1, .cols = 3}});
+  CHECK(op_bytes(copy, run, here) == 13 * (4 + 2));
   Op hash = op(OpKind::hash_boxes, {tensor(0, f, {fixed(100)}), tensor(1, bf, {fixed(100)})},
                {tensor(2, DType::i64, {fixed(1)})});
-  hash.boxes = {{.rows = 2, .cols = 5, .input = 1}, {.rows = 1, .cols = 3}};
-  CHECK(op_bytes(hash, run) == 10 * 2 + 3 * 4);  // it reads only
+  hash.moves = moves_of({{.rows = 2, .cols = 5, .input = 1}, {.rows = 1, .cols = 3}});
+  CHECK(op_bytes(hash, run, here) == 10 * 2 + 3 * 4);  // it reads only
 }
 
 TEST_CASE("Payload is the logical tensor without padding") {
@@ -106,16 +108,16 @@ TEST_CASE("Payload is the logical tensor without padding") {
     o.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
     return o;
   };
-  CHECK(payload_bytes(padded(op(OpKind::all_gather, {part}, {all})), run) == 60 - 8);
-  CHECK(payload_bytes(padded(op(OpKind::reduce_scatter, {all}, {part})), run) == 60 - 8);
-  CHECK(payload_bytes(op(OpKind::all_reduce, {part}, {part}), run) == 20);
-  CHECK(payload_bytes(op(OpKind::barrier, {part}, {part}), run) == 0);
-  CHECK(payload_bytes(op(OpKind::copy, {part}, {part}), run) == 0);
-  CHECK(op_bytes(op(OpKind::all_reduce, {part}, {part}), run) == 20);
+  CHECK(payload_bytes(padded(op(OpKind::all_gather, {part}, {all})), run, here) == 60 - 8);
+  CHECK(payload_bytes(padded(op(OpKind::reduce_scatter, {all}, {part})), run, here) == 60 - 8);
+  CHECK(payload_bytes(op(OpKind::all_reduce, {part}, {part}), run, here) == 20);
+  CHECK(payload_bytes(op(OpKind::barrier, {part}, {part}), run, here) == 0);
+  CHECK(payload_bytes(op(OpKind::copy, {part}, {part}), run, here) == 0);
+  CHECK(op_bytes(op(OpKind::all_reduce, {part}, {part}), run, here) == 20);
   // A peer copy: only what a peer gives; its own rectangle crosses nothing.
   Op peer = op(OpKind::peer_copy, {part}, {all});
-  peer.boxes = {{.rows = 2, .cols = 3, .peer = 1}, {.rows = 4, .cols = 1, .peer = -1}};
-  CHECK(payload_bytes(peer, run) == 6 * 2);
+  peer.moves = moves_of({{.rows = 2, .cols = 3, .peer = 1}, {.rows = 4, .cols = 1, .peer = -1}});
+  CHECK(payload_bytes(peer, run, here) == 6 * 2);
 }
 
 TEST_CASE("check_op says what is wrong with an op") {

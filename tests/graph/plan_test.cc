@@ -19,7 +19,7 @@ Plan full_plan() {
   Op o = op(OpKind::copy_boxes, {tensor(0, DType::f32, {tokens(8, 4), fixed(2)}, 4)}, {whole(p, 1)});
   o.name = "copy";
   o.attrs = {{Attr::eps, 0.5}, {Attr::heads, std::int64_t{4}}};
-  o.boxes = {{.src_offset = 1, .src_pitch = 2, .dst_offset = 3, .dst_pitch = 4, .rows = 5, .cols = 6}};
+  o.moves = {{{0, {1, 2, 3, 4, 5, 6}, {Holds::mine, 0, 2, 1, 5, 6, 7, 8}}, {0, {9, 10, 11, 12, 13, 14}, {}}}};
   Plan plan = plan_of(p, {o}, 4096);
   plan.scenario = "name";
   plan.device_capacity_bytes = 1 << 20;
@@ -85,15 +85,30 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { work(p)[0].attrs[1].second = std::int64_t{5}; },
       [](Plan& p) { work(p)[0].attrs[1].second = 4.0; },  // another type of the same value
       [](Plan& p) { std::swap(work(p)[0].attrs[0], work(p)[0].attrs[1]); },
-      [](Plan& p) { ++work(p)[0].boxes[0].src_offset; },
-      [](Plan& p) { ++work(p)[0].boxes[0].src_pitch; },
-      [](Plan& p) { ++work(p)[0].boxes[0].dst_offset; },
-      [](Plan& p) { ++work(p)[0].boxes[0].dst_pitch; },
-      [](Plan& p) { ++work(p)[0].boxes[0].rows; },
-      [](Plan& p) { ++work(p)[0].boxes[0].cols; },
-      [](Plan& p) { ++work(p)[0].boxes[0].peer; },
-      [](Plan& p) { ++work(p)[0].boxes[0].input; },
-      [](Plan& p) { ++work(p)[0].boxes[0].output; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.piece.row_begin; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.piece.row_end; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.piece.col_begin; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.piece.col_end; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.piece.offset; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.piece.pitch; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.piece.row_begin; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.piece.row_end; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.piece.col_begin; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.piece.col_end; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.piece.offset; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.piece.pitch; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.family; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.count; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.repeat; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.rows; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.cols; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.pitch; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.parts.last_row; },
+      [](Plan& p) { work(p)[0].moves[0].from.parts.who = Holds::every; },
+      [](Plan& p) { ++work(p)[0].moves[0].from.tensor; },
+      [](Plan& p) { ++work(p)[0].moves[0].to.tensor; },
+      [](Plan& p) { std::swap(work(p)[0].moves[0].from, work(p)[0].moves[0].to); },
+      [](Plan& p) { work(p)[0].moves.clear(); },
       [](Plan& p) { ++work(p)[0].group; },
       [](Plan& p) { ++work(p)[0].buffer; },
       [](Plan& p) { ++work(p)[0].event; },

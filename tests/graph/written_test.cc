@@ -7,6 +7,7 @@
 #include <set>
 
 #include "programs.h"
+#include "tests/moves.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
@@ -43,7 +44,7 @@ class WrittenElements {
  private:
   template <class F>
   static void each(const Op& op, F&& call) {
-    for (const Box& b : op.boxes)
+    for (const Box& b : boxes_of(op, {}))
       for (std::int64_t i = 0; i < b.rows; ++i)
         for (std::int64_t j = 0; j < b.cols; ++j) call(b, i, j);
   }
@@ -82,10 +83,10 @@ TEST_CASE("Written bytes are those of a flag per element") {
       Op o = *rc::gen::arbitrary<bool>() ? op(OpKind::zero, {}, {any_tensor()}) : op(OpKind::fetch, {any_tensor()}, {});
       if (*rc::gen::inRange(0, 3) == 0) {
         o = op(OpKind::copy_boxes, {whole(p, *rc::gen::inRange(0, 3))}, {whole(p, *rc::gen::inRange(0, 3))});
-        for (int k = *rc::gen::inRange(0, 4); k > 0; --k) o.boxes.push_back(any_box());
+        for (int k = *rc::gen::inRange(0, 4); k > 0; --k) o.moves.push_back(move_of(any_box()));
       }
-      const bool good = fast.unwritten(o).empty();
-      fast.write(o);
+      const bool good = fast.unwritten(o, {}).empty();
+      fast.write(o, {});
       RC_ASSERT(good == slow.run(p, o));
       ++(good ? whole_reads : faults);
     }

@@ -52,7 +52,7 @@ std::string code_of(const std::string& text) {
 TEST_CASE("a plan file is what its description says") {
   CHECK(
       plan_to_json(small_plan()) ==
-      R"({"schema":"hotbunk.plan-file/1","hash":")" + plan_hash(small_plan()) +
+      R"({"schema":"hotbunk.plan-file/2","hash":")" + plan_hash(small_plan()) +
           R"(","scenario":"demo","chunk_bytes":4096,"device_capacity_bytes":0,"host_capacity_bytes":0,"overhead_bytes":0,)"
           R"("groups":[{"name":"fsdp","groups":[[0,1]]}],"phases":[{"name":"train","when":"iteration","driven":true}],)"
           R"("program_of_rank":[0,0],"programs":[{"section_bytes":[0,0,0,0,0,0,4096,0,0,0,0],"num_events":1,)"
@@ -126,8 +126,17 @@ TEST_CASE("what would be used as an index is checked") {
   refused(op + "/5/event", 1, "E503");
   refused(op + "/5/map", {8, 4}, "E503");
   refused(op + "/5/map", {0, 4097}, "E503");
-  refused(op + "/5/boxes", {{0, std::int64_t{1} << 40, 0, 0, std::int64_t{1} << 40, 1, -1, 0, 0}}, "E503");
-  refused(op + "/5/boxes", {{0, 0, 0, 0, 1, 1, -1, 1, 0}}, "E503");
+  const auto moved = [&](nlohmann::json from) {
+    refused(op + "/5/moves", {{std::move(from), {0, 0, 1, 0, 1, 0, 1}}}, "E503");
+  };
+  moved({0, 0, std::int64_t{1} << 40, 0, 1, 0, std::int64_t{1} << 40});  // rows * pitch
+  moved({1, 0, 1, 0, 1, 0, 1});                                          // no such input
+  moved({0, 2, 1, 0, 1, 0, 1});                                          // ends before it begins
+  moved({0, 0, 1, 0, 1, 0});                                             // a number short
+  moved({0, 0, 1, 0, 1, 0, 1, {"some", 0, 1, 1, 0, 0, 0, 0}});
+  moved({0, 0, 1, 0, 1, 0, 1, {"mine", 1, 1, 1, 0, 0, 0, 0}});                             // no such family
+  moved({0, 0, 1, 0, 1, 0, 1, {"mine", 0, 0, 1, 0, 0, 0, 0}});                             // no parts
+  moved({0, 0, 1, 0, 1, 0, 1, {"every", 0, 1 << 19, 1, std::int64_t{1} << 50, 0, 0, 0}});  // count * rows
   refused(op + "/5", nlohmann::json::object(), "E503");     // a collective without a group
   refused(alloc + "/5", nlohmann::json::object(), "E503");  // an alloc without a buffer
 }

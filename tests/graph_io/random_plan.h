@@ -90,7 +90,7 @@ class PlanMaker {
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.inputs.push_back(tensor(program));
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.outputs.push_back(tensor(program));
     for (std::int64_t i = 0, n = below(4); i < n; ++i) out.attrs.push_back(attr());
-    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.boxes.push_back(box(out));
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.moves.push_back({side(p, out.inputs), side(p, out.outputs)});
     out.group = static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size())));
     out.buffer = static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size())));
     out.event = static_cast<EventId>(below(program.num_events));
@@ -132,15 +132,23 @@ class PlanMaker {
     }
   }
 
-  Box box(const Op& op) {
-    const auto operand = [&](const std::vector<Tensor>& tensors) {
-      return tensors.empty() ? 0 : static_cast<std::int32_t>(below(static_cast<std::int64_t>(tensors.size())));
-    };
+  Side side(const Plan& p, const std::vector<Tensor>& tensors) {
+    Side out;
+    if (!tensors.empty()) out.tensor = static_cast<std::int32_t>(below(static_cast<std::int64_t>(tensors.size())));
     const std::int64_t most = std::int64_t{1} << 29;
-    Box b{below(most), below(most), below(most), below(most), below(most), below(most)};
-    b.peer = static_cast<std::int32_t>(below(4)) - 1;
-    b.input = operand(op.inputs), b.output = operand(op.outputs);
-    return b;
+    Piece& piece = out.piece;
+    piece = {below(most), 0, below(most), 0, below(most), below(most)};
+    piece.row_end = piece.row_begin + below(most), piece.col_end = piece.col_begin + below(most);
+    if (below(2) == 0) return out;
+    out.parts = {static_cast<Holds>(below(num_holds)),
+                 static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size()) + 1)) - 1,
+                 static_cast<std::int32_t>(1 + below(1000)),
+                 static_cast<std::int32_t>(1 + below(9)),
+                 below(most),
+                 below(most),
+                 below(most),
+                 below(most)};
+    return out;
   }
 
   std::uint64_t seed_, counter_ = 0;

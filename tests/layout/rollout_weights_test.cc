@@ -18,6 +18,20 @@ const LocalWeight& weight(const std::vector<LocalWeight>& weights, const std::st
   throw InternalError("no such buffer");
 }
 
+/// Whether a rank's piece is that of the first rank, its steps further and cut off at the parameter's end.
+bool follows(const Piece& piece, const LocalWeight& first, const std::string& parameter, std::int64_t rank,
+             std::int64_t rows) {
+  for (const LocalWeight::Source& s : first.sources) {
+    if (s.parameter != parameter) continue;
+    const std::int64_t steps = rank / s.step.repeat;
+    Piece moved = s.piece;
+    moved.row_begin += steps * s.step.rows, moved.row_end = std::min(moved.row_end + steps * s.step.rows, rows);
+    moved.col_begin += steps * s.step.cols, moved.col_end += steps * s.step.cols;
+    return piece == moved;
+  }
+  return false;
+}
+
 }  // namespace
 
 TEST_CASE("Rollout weights of a small Llama on rank 1 of 2, by hand") {
@@ -108,10 +122,13 @@ TEST_CASE("Rollout ranks hold every element as often as its kind says, and fill 
       held[p.name].assign(static_cast<std::size_t>(p.numel()), 0);
       specs[p.name] = &p;
     }
+    const std::vector<LocalWeight> of_first = rollout_weights(model, tp, 0);
     for (std::int64_t rank = 0; rank < tp; ++rank) {
       for (const LocalWeight& w : rollout_weights(model, tp, rank)) {
         std::vector<int> filled(static_cast<std::size_t>(w.elements()), 0);
-        for (const auto& [parameter, piece] : w.sources) {
+        for (const auto& [parameter, piece, step] : w.sources) {
+          const LocalWeight& first = weight(of_first, w.name);
+          RC_ASSERT(follows(piece, first, parameter, rank, specs.at(parameter)->shape[0]));
           const ParamSpec& spec = *specs.at(parameter);
           const std::int64_t cols = spec.shape.size() == 2 ? spec.shape[1] : 1;
           for (std::int64_t r = piece.row_begin; r < piece.row_end; ++r) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "graph/boxes.h"
 #include "layout/rollout_weights.h"
 #include "layout/train_weights.h"
 #include "lowering/rollout.h"
@@ -70,7 +71,7 @@ std::vector<Synced> evaluate(const Plan& plan, const ModelSpec& model) {
       if (op.kind != OpKind::copy_boxes || !op.name.ends_with("pack") || op.name.ends_with("unpack")) continue;
       Values& part = parts[static_cast<std::size_t>(r)][op.name.substr(0, op.name.size() - 4)];
       part.assign(static_cast<std::size_t>(op.outputs[0].capacity()), padding);
-      for (const Box& box : op.boxes) {
+      for (const Box& box : boxes_of(op, places_of(plan, r))) {
         const Values& from = shard.at(name_of_buffer(plan.program(r), op.inputs[static_cast<std::size_t>(box.input)]));
         for_each_element(box, [&](auto s, auto d) { part.at(d) = from.at(s); });
       }
@@ -90,17 +91,23 @@ std::vector<Synced> evaluate(const Plan& plan, const ModelSpec& model) {
         mine.weights[b.name].assign(static_cast<std::size_t>(b.elements), unwritten);
     const auto write = [&](const Tensor& t, std::size_t element, std::int64_t value) {
       std::int64_t& to = mine.weights.at(name_of_buffer(program, t)).at(element);
-      if (to != unwritten) ++mine.writes_too_many;
+      if (to != unwritten && to != padding) ++mine.writes_too_many;
       to = value;
+    };
+    // Before the slices arrive: on some ranks they fill it.
+    const auto zeroed = [&](const Tensor& t, std::size_t element) {
+      std::int64_t& to = mine.weights.at(name_of_buffer(program, t)).at(element);
+      if (to != unwritten) ++mine.writes_too_many;
+      to = padding;
     };
     for (const Op& op : ops_of(plan, r, "sync", "sync")) {
       const std::string bucket = op.name.substr(0, op.name.rfind('.') + 1);
       const bool unpacks = op.kind == OpKind::copy_boxes && op.name.ends_with("unpack");
       if (op.kind == OpKind::zero && op.name.starts_with("sync.padding."))
         for (std::int64_t i = 0; i < op.outputs[0].capacity(); ++i)
-          write(op.outputs[0], static_cast<std::size_t>(op.outputs[0].offset_bytes / 4 + i), padding);
+          zeroed(op.outputs[0], static_cast<std::size_t>(op.outputs[0].offset_bytes / 4 + i));
       if (op.kind == OpKind::hash_boxes) {
-        for (const Box& box : op.boxes) {
+        for (const Box& box : boxes_of(op, places_of(plan, r))) {
           const std::string& from = name_of_buffer(program, op.inputs[static_cast<std::size_t>(box.input)]);
           const bool rollout = mine.weights.contains(from);
           const Values& values = rollout ? mine.weights.at(from) : all_shards[static_cast<std::size_t>(r)].at(from);
@@ -113,7 +120,7 @@ std::vector<Synced> evaluate(const Plan& plan, const ModelSpec& model) {
       }
       if (!unpacks && op.kind != OpKind::peer_copy) continue;
       const Values whole = op.kind == OpKind::peer_copy ? Values{} : all_parts(bucket);
-      for (const Box& box : op.boxes) {
+      for (const Box& box : boxes_of(op, places_of(plan, r))) {
         const Values& from = op.kind == OpKind::peer_copy
                                  ? parts[static_cast<std::size_t>(box.peer < 0 ? r : box.peer)].at(bucket)
                                  : whole;
@@ -135,7 +142,7 @@ std::map<std::string, Values> wanted(const Scenario& s, int rank) {
        rollout_weights(s.model, s.rollout.layout.tp, engine_seat(s.rollout.layout, rank).tp_rank)) {
     Values& v = out["rollout." + w.name];
     v.assign(static_cast<std::size_t>(w.elements()), padding);
-    for (const auto& [parameter, p] : w.sources)
+    for (const auto& [parameter, p, step] : w.sources)
       for (std::int64_t r = p.row_begin; r < p.row_end; ++r)
         for (std::int64_t c = p.col_begin; c < p.col_end; ++c)
           v.at(static_cast<std::size_t>(p.offset + (r - p.row_begin) * p.pitch + c - p.col_begin)) =
@@ -186,12 +193,13 @@ TEST_CASE("A bucket is no larger than it may be, except for a single row; a larg
       for (const Op& op : ops_of(plan, 0, "sync", "sync")) {
         if (op.kind != OpKind::copy_boxes) continue;
         const std::int64_t bucket = op.outputs[0].capacity_bytes() * world;
-        const bool one_row = op.boxes.size() == 1 && (op.boxes[0].cols == 24 || op.boxes[0].cols == 40);
+        const std::vector<Box> boxes = boxes_of(op, places_of(plan, 0));
+        const bool one_row = boxes.size() == 1 && (boxes[0].cols == 24 || boxes[0].cols == 40);
         INFO(op.name << ": " << bucket << " of " << bytes);
         CHECK((bucket <= bytes || one_row));
         elements += op.outputs[0].capacity();
         // The embedding is the root's first parameter: ceil(33 / world) rows of 24.
-        for (const Box& b : op.boxes)
+        for (const Box& b : boxes)
           if (name_of_buffer(plan.program(0), op.inputs[static_cast<std::size_t>(b.input)]) == "train.root.shard" &&
               b.src_offset < (33 + world - 1) / world * 24)
             with_embedding.insert(op.name);

@@ -23,7 +23,7 @@ Traffic traffic(const Plan& plan, Rank rank, std::string_view phase, OpKind kind
   for (const Op& op : ops_of(plan, rank, phase, "micro"))
     if (op.kind == kind) {
       ++t.calls;
-      t.payload += payload_bytes(op, {.tokens = 1, .seqs = 1, .attention_pairs = 1});
+      t.payload += payload_bytes(op, {.tokens = 1, .seqs = 1, .attention_pairs = 1}, places_of(plan, 0));
       t.padding += op.integer(Attr::padding_bytes, 0);
     }
   return t;
@@ -68,7 +68,8 @@ TEST_CASE("One rank talks to nobody and gathers nothing") {
   const Plan plan = lowered(tiny(1, 1));
   for (const auto& blocks : plan.program(0).phases)
     for (const Block& block : blocks)
-      for (const Op& op : block.ops) CHECK(payload_bytes(op, {}) == 0);  // its sync is a copy from itself
+      for (const Op& op : block.ops)
+        CHECK(payload_bytes(op, {}, places_of(plan, 0)) == 0);  // its sync is a copy from itself
 }
 
 TEST_CASE("Gathers run ahead on their own stream, reduces on theirs") {

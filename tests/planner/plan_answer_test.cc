@@ -40,8 +40,8 @@ std::map<std::string, double> micro_batch_wire(const Plan& plan, std::int64_t mi
       for (const Block& block : plan.program(0).phases[static_cast<std::size_t>(p)])
         for (const Op& op : block.ops)
           if (op.kind == OpKind::all_gather || op.kind == OpKind::reduce_scatter)
-            out[fmt::format("{} {}", phase, name_of(op.kind))] +=
-                static_cast<double>(micro_batches * traffic_of(op, {}, plan.num_ranks(), 0).wire_bytes);
+            out[fmt::format("{} {}", phase, name_of(op.kind))] += static_cast<double>(
+                micro_batches * traffic_of(op, {}, plan.num_ranks(), places_of(plan, 0)).wire_bytes);
   return out;
 }
 

@@ -159,6 +159,7 @@ using TrafficTable = std::map<std::tuple<std::string, int, OpKind>, std::array<s
 /// What a meter would count on one rank if the driver chose the blocks of `v` (sim/, backends/: traffic_of).
 TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
   TrafficTable out;
+  const Places places = places_of(plan, rank);
   const auto visits = [&](const std::string& phase, const std::string& block) -> std::vector<Sizes> {
     const auto times = [](std::int64_t n) { return std::vector<Sizes>(static_cast<std::size_t>(n)); };
     if (block == "prefill") return v.prefill;
@@ -176,8 +177,8 @@ TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
         for (const Op& op : block.ops) {
           if (!is_communication(op.kind)) continue;
           const auto& members = plan.group_of(op.group, rank);
-          const auto index = std::find(members.begin(), members.end(), rank) - members.begin();
-          const TrafficCount c = traffic_of(op, sizes, static_cast<std::int64_t>(members.size()), index);
+          const TrafficCount c = traffic_of(op, sizes, static_cast<std::int64_t>(members.size()), places);
+          if (c.calls == 0) continue;
           auto& line = out[{plan.phases[p].name, op.group, op.kind}];
           line[0] += c.calls, line[1] += c.payload_bytes, line[2] += c.padding_bytes;
         }

@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "rl/manifest.h"
 #include "rl/weights.h"
+#include "tests/moves.h"
 
 using namespace hotbunk;
 namespace fs = std::filesystem;
@@ -52,7 +53,7 @@ Program export_program(const ModelSpec& m) {
       op.inputs = {Tensor{}};
       op.inputs[0].dtype = DType::f32;
       op.attrs = {{Attr::slot, static_cast<std::int64_t>(slot)}};
-      op.boxes = {{.src_pitch = p.numel(), .dst_pitch = p.numel(), .rows = 1, .cols = p.numel()}};
+      op.moves = test::moves_of({{.src_pitch = p.numel(), .dst_pitch = p.numel(), .rows = 1, .cols = p.numel()}});
       ops.push_back(op);
     }
   block.ops = std::move(ops);
@@ -70,7 +71,7 @@ Status write_checkpoint(const fs::path& folder, int version) {
   auto writer = CheckpointWriter::create(folder, m, program, 0, state);
   if (!writer) return tl::unexpected(writer.error());
   for (const Op& op : program.phases[0][0].ops) {
-    const std::vector<float> values(static_cast<std::size_t>(op.boxes[0].cols),
+    const std::vector<float> values(static_cast<std::size_t>(boxes_of(op, {})[0].cols),
                                     static_cast<float>(version * 100 + op.integer(Attr::slot)));
     if (Status ok = (*writer)->take(op, std::as_bytes(std::span(values))); !ok) return ok;
   }

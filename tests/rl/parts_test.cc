@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "graph/boxes.h"
 #include "rl/advantages.h"
 #include "rl/passes.h"
 #include "rl/sft_data.h"

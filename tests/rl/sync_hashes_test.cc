@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/hash.h"
+#include "graph/boxes.h"
 #include "lowering/lower.h"
 #include "spec/loader.h"
 
@@ -61,7 +62,7 @@ Sums sums_of(const Plan& plan, const std::function<bool(Rank, const std::string&
                            p.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section == Section::rollout_weights;
       auto& sum = out.all[static_cast<std::size_t>(r) * out.per_rank +
                           static_cast<std::size_t>(op.outputs[0].offset_bytes) / 8];
-      for (const Box& b : op.boxes)
+      for (const Box& b : boxes_of(op, places_of(plan, r)))
         for (std::int64_t i = 0; i < b.rows; ++i)
           for (std::int64_t j = 0; j < b.cols; ++j) {
             const std::int64_t index = b.dst_offset + i * b.dst_pitch + j;

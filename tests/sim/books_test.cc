@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "tests/moves.h"
 #include "tests/sim/toy.h"
 #include "trace/traffic_rules.h"
 
@@ -96,7 +97,9 @@ TEST_CASE("traffic: calls, payload, padding and wire by step, phase, family and 
 
 TEST_CASE("traffic rules, each kind by hand") {
   const auto count = [](const Op& o, std::int64_t ranks, std::int64_t index) {
-    return traffic_of(o, {}, ranks, index);
+    Op of_group = o;
+    of_group.group = 0;
+    return traffic_of(of_group, {}, ranks, {static_cast<std::int32_t>(index)});
   };
   Op o = op(OpKind::reduce_scatter, StreamId::reduce, "rs");
   o.inputs = {tensor(0, {12})};
@@ -129,6 +132,6 @@ TEST_CASE("traffic rules, each kind by hand") {
   Box other, own;
   other.rows = 2, other.cols = 3, other.peer = 1;
   own.rows = 1, own.cols = 4, own.peer = 0;
-  p.boxes = {other, own};
+  p.moves = test::moves_of({other, own});
   CHECK(count(p, 2, 0) == TrafficCount{1, 12, 0, 0});
 }

@@ -1,0 +1,239 @@
+#include "graph/boxes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/check.h"
+#include "graph/written.h"
+
+namespace hotbunk {
+namespace {
+
+/// One part of a side: a rectangle and where it lies.
+struct Part {
+  Range rows, cols;
+  std::int64_t offset = 0, pitch = 0;
+  std::int32_t place = 0;
+};
+
+Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+Part part(const Side& side, std::int32_t h) {
+  const Piece& p = side.piece;
+  const Parts& parts = side.parts;
+  const std::int64_t down = h * parts.rows, right = h * parts.cols;
+  return {.rows = {p.row_begin + down, std::min(p.row_end + down, parts.last_row)},
+          .cols = {p.col_begin + right, p.col_end + right},
+          .offset = p.offset + h * parts.pitch,
+          .pitch = p.pitch,
+          .place = h};
+}
+
+Part whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
+
+std::int32_t place_in(const Parts& parts, const Places& places) {
+  HB_CHECK(parts.family >= 0 && static_cast<std::size_t>(parts.family) < places.size(), "family {} of {}", parts.family,
+           places.size());
+  return places[static_cast<std::size_t>(parts.family)];
+}
+
+/// The parts of a tensor in order of which some may have a row of `wanted`.
+Range parts_near(const Side& side, const Range& wanted) {
+  const Parts& parts = side.parts;
+  Range near{0, parts.count};
+  if (parts.rows <= 0) return near;
+  const Piece& p = side.piece;
+  near.begin = std::clamp<std::int64_t>((wanted.begin - p.row_end) / parts.rows, 0, parts.count);
+  if (wanted.end <= p.row_begin) return {0, 0};
+  near.end = std::clamp<std::int64_t>((wanted.end - p.row_begin) / parts.rows + 1, near.begin, parts.count);
+  return near;
+}
+
+template <class F>
+void each_part(const Side& side, const Places& places, const Range& wanted, F&& f) {
+  switch (side.parts.who) {
+    case Holds::whole:
+      return f(whole(side.piece));
+    case Holds::mine: {
+      const std::int32_t place = place_in(side.parts, places);
+      if (place >= 0) f(part(side, place / side.parts.repeat));
+      return;
+    }
+    case Holds::every:
+    case Holds::peers: {
+      const Range near = parts_near(side, wanted);
+      for (std::int64_t h = near.begin; h < near.end; ++h) f(part(side, static_cast<std::int32_t>(h)));
+    }
+  }
+}
+
+/// The rows that a side has on the rank, or around all its parts.
+Range rows_around(const Side& side, const Places& places) {
+  const Parts& parts = side.parts;
+  if (parts.who == Holds::whole) return {side.piece.row_begin, side.piece.row_end};
+  if (parts.who == Holds::mine) {
+    const std::int32_t place = place_in(parts, places);
+    return place < 0 ? Range{} : part(side, place / parts.repeat).rows;
+  }
+  return {side.piece.row_begin, std::min(side.piece.row_end + (parts.count - 1) * parts.rows, parts.last_row)};
+}
+
+std::int64_t at(const Part& p, const Range& rows, const Range& cols) {
+  return p.offset + (rows.begin - p.rows.begin) * p.pitch + cols.begin - p.cols.begin;
+}
+
+/// Calls f(from part, to part, rows, cols) for what the two sides have in common.
+template <class F>
+void each_meeting(const Move& move, const Places& places, F&& f) {
+  const Range around = common(rows_around(move.from, places), rows_around(move.to, places));
+  if (around.size() <= 0) return;
+  each_part(move.from, places, around, [&](const Part& from) {
+    each_part(move.to, places, common(from.rows, around), [&](const Part& to) {
+      const Range rows = common(from.rows, to.rows), cols = common(from.cols, to.cols);
+      if (rows.size() > 0 && cols.size() > 0) f(from, to, rows, cols);
+    });
+  });
+}
+
+/// Of parts without a gap between them in the tensor, where it does not matter whose they are: the one that they make.
+Side joined(const Side& side) {
+  const Parts& parts = side.parts;
+  const bool shards = parts.who == Holds::every || parts.who == Holds::peers;
+  if (!shards || parts.cols != 0 || parts.rows != side.piece.row_end - side.piece.row_begin) return side;
+  Side out = side;
+  out.piece.row_end = std::min(side.piece.row_begin + parts.count * parts.rows, parts.last_row);
+  out.parts = {};
+  return out;
+}
+
+/// "" or where one side of a move lies outside of its tensor. Part 0 has the most rows; of parts in one tensor the last
+/// that has any ends last, or the one before it, which is whole.
+std::string check_side(const Side& side, const std::vector<Tensor>& tensors, bool in_plan, std::size_t num_families) {
+  const Parts& parts = side.parts;
+  const Piece& p = side.piece;
+  if (p.row_begin < 0 || p.row_end < p.row_begin || p.col_begin < 0 || p.col_end < p.col_begin || p.offset < 0 ||
+      p.pitch < 0)
+    return "a piece of no rectangle";
+  if (parts.count < 1 || parts.repeat < 1 || parts.rows < 0 || parts.cols < 0 || parts.pitch < 0 || parts.last_row < 0)
+    return "no parts";
+  const bool by_place = parts.who == Holds::mine || parts.who == Holds::peers;
+  if (by_place && (parts.family < 0 || static_cast<std::size_t>(parts.family) >= num_families))
+    return fmt::format("parts over family {}", parts.family);
+  if (!in_plan) return "";
+  if (side.tensor < 0 || static_cast<std::size_t>(side.tensor) >= tensors.size()) return "no tensor";
+  const std::int64_t elements = tensors[static_cast<std::size_t>(side.tensor)].capacity();
+  const auto inside = [&](const Part& one) {
+    if (one.rows.size() <= 0 || one.cols.size() <= 0) return true;
+    return one.offset + (one.rows.size() - 1) * one.pitch + one.cols.size() <= elements;
+  };
+  bool good = inside(parts.who == Holds::whole ? whole(p) : part(side, 0));
+  if (parts.who == Holds::every && good) {
+    std::int32_t last = parts.count - 1;
+    if (parts.rows > 0)
+      last = static_cast<std::int32_t>(
+          std::clamp<std::int64_t>((parts.last_row - 1 - p.row_begin) / parts.rows, 0, parts.count - 1));
+    good = inside(part(side, last)) && inside(part(side, std::max(last - 1, 0)));
+  }
+  return good ? "" : fmt::format("what is outside of tensor {}", side.tensor);
+}
+
+bool reads_plan(OpKind k) { return k != OpKind::feed; }
+bool writes_plan(OpKind k) { return k != OpKind::fetch && k != OpKind::hash_boxes; }
+
+}  // namespace
+
+std::string_view name_of(Holds h) {
+  return h == Holds::whole ? "whole" : h == Holds::mine ? "mine" : h == Holds::every ? "every" : "peers";
+}
+
+Places places_of(const Plan& plan, Rank rank) {
+  Places places;
+  for (const GroupFamily& family : plan.groups) {
+    std::int32_t place = -1;
+    for (const auto& members : family.groups)
+      if (const auto found = std::ranges::find(members, rank); found != members.end()) {
+        place = static_cast<std::int32_t>(found - members.begin());
+        break;
+      }
+    places.push_back(place);
+  }
+  return places;
+}
+
+std::vector<Box> boxes_of(const Op& op, const Places& places) {
+  std::vector<Box> out;
+  for (const Move& move : op.moves)
+    each_meeting(move, places, [&](const Part& from, const Part& to, const Range& rows, const Range& cols) {
+      Box box{.src_offset = at(from, rows, cols),
+              .src_pitch = from.pitch,
+              .dst_offset = at(to, rows, cols),
+              .dst_pitch = to.pitch,
+              .rows = rows.size(),
+              .cols = cols.size(),
+              .peer = -1,
+              .input = move.from.tensor,
+              .output = move.to.tensor};
+      if (move.from.parts.who == Holds::peers && from.place != place_in(move.from.parts, places)) box.peer = from.place;
+      if (from.pitch == box.cols && to.pitch == box.cols)
+        box.cols *= box.rows, box.src_pitch = box.dst_pitch = box.cols, box.rows = 1;
+      out.push_back(box);
+    });
+  return out;
+}
+
+std::vector<Box> written_boxes(const Op& op, const Places& places) {
+  std::vector<Box> out;
+  for (const Move& move : op.moves)
+    each_meeting({joined(move.from), move.to}, places,
+                 [&](const Part&, const Part& to, const Range& rows, const Range& cols) {
+                   out.push_back({.dst_offset = at(to, rows, cols),
+                                  .dst_pitch = to.pitch,
+                                  .rows = rows.size(),
+                                  .cols = cols.size(),
+                                  .output = move.to.tensor});
+                 });
+  return out;
+}
+
+std::vector<Places> writers_of(const Plan& plan, const Program& program) {
+  const std::size_t families = plan.groups.size();
+  std::vector<Places> out = {Places(families, 0)};
+  std::vector<std::vector<const Side*>> sides(families);  // that are written at the rank's place
+  for (const auto& blocks : program.phases)
+    for (const Block& block : blocks)
+      for (const Op& op : block.ops)
+        for (const Move& move : op.moves)
+          if (WrittenBytes::writes_boxes(op.kind) && move.to.parts.who == Holds::mine)
+            sides[static_cast<std::size_t>(move.to.parts.family)].push_back(&move.to);
+  for (std::size_t f = 0; f < families; ++f) {
+    if (sides[f].empty() || plan.groups[f].groups.empty()) continue;
+    std::map<std::vector<std::int64_t>, std::int32_t> kinds;  // rows that each side writes, and the first who does
+    for (std::size_t place = 0; place < plan.groups[f].groups.front().size(); ++place) {
+      std::vector<std::int64_t> rows;
+      for (const Side* side : sides[f])
+        rows.push_back(
+            std::max<std::int64_t>(part(*side, static_cast<std::int32_t>(place) / side->parts.repeat).rows.size(), 0));
+      kinds.emplace(std::move(rows), static_cast<std::int32_t>(place));
+    }
+    std::vector<Places> with;
+    for (const Places& places : out)
+      for (const auto& [rows, place] : kinds) with.push_back(places), with.back()[f] = place;
+    out = std::move(with);
+  }
+  return out;
+}
+
+std::string check_moves(const Op& op, std::size_t num_families) {
+  for (std::size_t i = 0; i < op.moves.size(); ++i) {
+    const Move& move = op.moves[i];
+    if (const std::string bad = check_side(move.from, op.inputs, reads_plan(op.kind), num_families); !bad.empty())
+      return fmt::format("reads {} with move {}", bad, i);
+    if (const std::string bad = check_side(move.to, op.outputs, writes_plan(op.kind), num_families); !bad.empty())
+      return fmt::format("writes {} with move {}", bad, i);
+  }
+  return "";
+}
+
+}  // namespace hotbunk
