@@ -4,7 +4,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 # Debian 12 packages; everything else in the tree builds from these.
 packages=(g++ cmake ninja-build ccache git ca-certificates python3
-  libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libdnnl-dev librapidcheck-dev
+  libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libdnnl-dev librapidcheck-dev
   libeigen3-dev libboost-graph-dev libcli11-dev catch2 libbenchmark-dev libxxhash-dev libexpected-dev)
 
 install_packages() {

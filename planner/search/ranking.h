@@ -6,7 +6,6 @@
 #include <compare>
 #include <cstddef>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #include "base/cores.h"
@@ -124,14 +123,5 @@ class Front {
 
 /// 0 or less: the machine's.
 inline int threads_of(int wanted) { return wanted > 0 ? wanted : static_cast<int>(local_cores()); }
-
-/// work(i) for i in [0, threads), the first here.
-template <class Work>
-void on_threads(int threads, Work work) {
-  std::vector<std::thread> helpers;
-  for (int i = 1; i < threads; ++i) helpers.emplace_back(work, i);
-  work(0);
-  for (std::thread& t : helpers) t.join();
-}
 
 }  // namespace hotbunk

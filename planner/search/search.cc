@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/format.h"
+#include "base/parallel.h"
 #include "planner/search/ranking.h"
 #include "planner/search/train_points.h"
 
@@ -43,26 +44,22 @@ void consider(const TrainPoint& p, const TrainPrice& price, const SearchOptions&
 
 TrainSearch search_train(const TrainModel& model, const TrainSpace& space, const SearchOptions& options) {
   const std::vector<LayerKey> keys = layer_keys(space);
-  const int threads =
-      std::min<int>(threads_of(options.threads), static_cast<int>(std::max<std::size_t>(keys.size(), 1)));
-  std::vector<Partial> partials(static_cast<std::size_t>(threads), Partial(options.keep));
-  std::atomic<std::size_t> next{0};
+  Workers workers(std::min(threads_of(options.threads), static_cast<int>(keys.size())));
+  std::vector<Partial> partials(static_cast<std::size_t>(workers.threads()), Partial(options.keep));
   std::atomic<std::int64_t> priced{0};
   std::atomic<bool> stopped{false};
-  on_threads(threads, [&](int i) {
-    Partial& out = partials[static_cast<std::size_t>(i)];
-    for (std::size_t k = next++; k < keys.size(); k = next++) {
-      if (options.most_points > 0 && priced >= options.most_points) {
-        stopped = true;
-        return;
-      }
-      const std::int64_t before = out.priced;
-      out.rejected += visit_points(model, space, keys[k], [&](const TrainPoint& p, const TrainModel::Layers& layers) {
-        ++out.priced;
-        consider(p, model.price(p, layers), options, out);
-      });
-      priced += out.priced - before;
+  workers.each(keys.size(), [&](std::size_t k, int thread) {
+    if (options.most_points > 0 && priced >= options.most_points) {
+      stopped = true;
+      return;
     }
+    Partial& out = partials[static_cast<std::size_t>(thread)];
+    const std::int64_t before = out.priced;
+    out.rejected += visit_points(model, space, keys[k], [&](const TrainPoint& p, const TrainModel::Layers& layers) {
+      ++out.priced;
+      consider(p, model.price(p, layers), options, out);
+    });
+    priced += out.priced - before;
   });
   Partial all(options.keep);
   for (const Partial& p : partials) {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/workers.h"
+#include "base/parallel.h"
 #include "planner/search/search.h"
 
 namespace hotbunk {

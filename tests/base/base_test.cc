@@ -19,7 +19,6 @@
 #include "base/parallel.h"
 #include "base/parse.h"
 #include "base/rng.h"
-#include "base/workers.h"
 
 using namespace hotbunk;
 

@@ -3,7 +3,7 @@
 #include <rapidcheck.h>
 
 #include "backends/cpu_gloo/kernels/paged_attention.h"
-#include "tests/cpu_kernels/oracle.h"
+#include "tests/cpu_kernels/dense.h"
 
 using namespace hotbunk;
 using namespace hotbunk::kernels;
@@ -11,81 +11,69 @@ using namespace hotbunk::kernels::test;
 
 namespace {
 
-/// Attention by its definition, one query row and head at a time, in double.
+/// Attention by its definition, one sequence and head at a time, in double.
 struct NaiveAttention {
-  const Tensor& qkv;
+  NaiveAttention(const Tensor& packed, const HeadShape& heads, std::vector<std::int32_t> offsets, double factor)
+      : qkv(dense(packed)), shape(heads), cu(std::move(offsets)), scale(factor) {}
+
+  Dense qkv;  // [T][width]
   HeadShape shape;
   std::vector<std::int32_t> cu;
   double scale;
 
-  std::int64_t start_of(std::int64_t t) const {
-    std::int64_t start = 0;
-    for (std::int32_t c : cu)
-      if (c <= t) start = c;
-    return start;
-  }
+  /// q, k, v: [n][d]; p, the weights: [n][n], causal; lse: [n].
+  struct Head {
+    Dense q, k, v, p;
+    Eigen::VectorXd lse;
+  };
+  std::int64_t k_column(std::int64_t head) const { return shape.k_offset() + kv_head(head) * shape.head_dim; }
+  std::int64_t v_column(std::int64_t head) const { return shape.v_offset() + kv_head(head) * shape.head_dim; }
   std::int64_t kv_head(std::int64_t head) const { return head / (shape.num_heads / shape.num_kv_heads); }
-  double q(std::int64_t t, std::int64_t head, std::int64_t j) const { return qkv.at(t, head * shape.head_dim + j); }
-  double k(std::int64_t t, std::int64_t head, std::int64_t j) const {
-    return qkv.at(t, shape.k_offset() + kv_head(head) * shape.head_dim + j);
+  Head head_of(std::int64_t start, std::int64_t n, std::int64_t head) const {
+    const std::int64_t d = shape.head_dim;
+    Head x{qkv.block(start, head * d, n, d),
+           qkv.block(start, k_column(head), n, d),
+           qkv.block(start, v_column(head), n, d),
+           Dense::Zero(n, n),
+           {}};
+    const Dense weights = (scale * x.q * x.k.transpose()).array().exp();
+    x.p.triangularView<Eigen::Lower>() = weights;
+    const Eigen::VectorXd sums = x.p.rowwise().sum();
+    x.p = sums.cwiseInverse().asDiagonal() * x.p;
+    x.lse = sums.array().log();
+    return x;
   }
-  double v(std::int64_t t, std::int64_t head, std::int64_t j) const {
-    return qkv.at(t, shape.v_offset() + kv_head(head) * shape.head_dim + j);
+  /// f(first token, tokens, head, Head)
+  template <class F>
+  void each_head(F&& f) const {
+    for (std::size_t i = 0; i + 1 < cu.size(); ++i)
+      for (std::int64_t h = 0; h < shape.num_heads; ++h)
+        f(cu[i], cu[i + 1] - cu[i], h, head_of(cu[i], cu[i + 1] - cu[i], h));
   }
-  double score(std::int64_t t, std::int64_t s, std::int64_t head) const {
-    double sum = 0.0;
-    for (std::int64_t j = 0; j < shape.head_dim; ++j) sum += q(t, head, j) * k(s, head, j);
-    return sum * scale;
-  }
-  double lse(std::int64_t t, std::int64_t head) const {
-    double sum = 0.0;
-    for (std::int64_t s = start_of(t); s <= t; ++s) sum += std::exp(score(t, s, head));
-    return std::log(sum);
-  }
+
   /// All outputs [T][a·d] and log-sum-exps [T][a].
-  std::pair<std::vector<std::vector<double>>, std::vector<std::vector<double>>> forward() const {
+  std::pair<Dense, Dense> forward() const {
     const std::int64_t T = cu.back(), d = shape.head_dim;
-    std::vector<std::vector<double>> o(static_cast<std::size_t>(T),
-                                       std::vector<double>(static_cast<std::size_t>(shape.num_heads * d)));
-    std::vector<std::vector<double>> l(static_cast<std::size_t>(T),
-                                       std::vector<double>(static_cast<std::size_t>(shape.num_heads)));
-    for (std::int64_t t = 0; t < T; ++t)
-      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
-        const double z = l[t][h] = lse(t, h);
-        for (std::int64_t s = start_of(t); s <= t; ++s) {
-          const double p = std::exp(score(t, s, h) - z);
-          for (std::int64_t j = 0; j < d; ++j) o[t][h * d + j] += p * v(s, h, j);
-        }
-      }
-    return {o, l};
+    Dense o = Dense::Zero(T, shape.num_heads * d), lse = Dense::Zero(T, shape.num_heads);
+    each_head([&](std::int64_t start, std::int64_t n, std::int64_t h, const Head& x) {
+      o.block(start, h * d, n, d) = x.p * x.v;
+      lse.block(start, h, n, 1) = x.lse;
+    });
+    return {o, lse};
   }
   /// dqkv [T][width] by the chain rule on the definition.
-  std::vector<std::vector<double>> backward(const Tensor& d_o) const {
+  Dense backward(const Dense& d_o) const {
     const std::int64_t T = cu.back(), d = shape.head_dim;
-    std::vector<std::vector<double>> g(static_cast<std::size_t>(T),
-                                       std::vector<double>(static_cast<std::size_t>(shape.width())));
-    for (std::int64_t t = 0; t < T; ++t)
-      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
-        const double z = lse(t, h);
-        const std::int64_t first = start_of(t), n = t - first + 1;
-        std::vector<double> p(static_cast<std::size_t>(n)), dp(static_cast<std::size_t>(n));
-        double mean = 0.0;
-        for (std::int64_t i = 0; i < n; ++i) {
-          p[i] = std::exp(score(t, first + i, h) - z);
-          for (std::int64_t j = 0; j < d; ++j) {
-            dp[i] += d_o.at(t, h * d + j) * v(first + i, h, j);
-            g[first + i][shape.v_offset() + kv_head(h) * d + j] += p[i] * d_o.at(t, h * d + j);
-          }
-          mean += p[i] * dp[i];
-        }
-        for (std::int64_t i = 0; i < n; ++i) {
-          const double ds = p[i] * (dp[i] - mean) * scale;
-          for (std::int64_t j = 0; j < d; ++j) {
-            g[t][h * d + j] += ds * k(first + i, h, j);
-            g[first + i][shape.k_offset() + kv_head(h) * d + j] += ds * q(t, h, j);
-          }
-        }
-      }
+    Dense g = Dense::Zero(T, shape.width());
+    each_head([&](std::int64_t start, std::int64_t n, std::int64_t h, const Head& x) {
+      const Dense up = d_o.block(start, h * d, n, d);
+      const Dense dp = up * x.v.transpose();
+      const Eigen::VectorXd mean = x.p.cwiseProduct(dp).rowwise().sum();
+      const Dense ds = scale * x.p.cwiseProduct(dp.colwise() - mean);
+      g.block(start, h * d, n, d) += ds * x.k;
+      g.block(start, k_column(h), n, d) += ds.transpose() * x.q;
+      g.block(start, v_column(h), n, d) += x.p.transpose() * up;
+    });
     return g;
   }
 };
@@ -113,15 +101,13 @@ std::array<double, 3> errors(const Case& c, DType dtype, int threads, std::uint6
   Tensor o(dtype, T, out, out + 5), lse(DType::f32, T, c.shape.num_heads), dqkv(dtype, T, width, width + 1);
   attention_forward(ctx, qkv.matrix(), c.shape, c.cu, scale, o.matrix(), lse.f32());
   attention_backward(ctx, qkv.matrix(), o.matrix(), d_o.matrix(), lse.f32(), c.shape, c.cu, scale, dqkv.matrix());
-  const NaiveAttention naive{qkv, c.shape, c.cu, scale};
+  const NaiveAttention naive(qkv, c.shape, c.cu, scale);
   const auto [want_o, want_lse] = naive.forward();
-  const auto want_g = naive.backward(d_o);
+  const auto want_g = naive.backward(dense(d_o));
   CHECK(o.padding_intact());
   CHECK(lse.padding_intact());
   CHECK(dqkv.padding_intact());
-  return {error_of(o, [&](auto t, auto j) { return want_o[t][j]; }),
-          error_of(lse, [&](auto t, auto h) { return want_lse[t][h]; }),
-          error_of(dqkv, [&](auto t, auto j) { return want_g[t][j]; })};
+  return {error_of(o, want_o), error_of(lse, want_lse), error_of(dqkv, want_g)};
 }
 
 }  // namespace
@@ -171,11 +157,7 @@ TEST_CASE("attention's gradient equals finite differences of the definition") {
   Tensor qkv = Tensor::random(DType::f32, 9, shape.width(), 0, rng);
   const Tensor d_o = Tensor::random(DType::f32, 9, 12, 0, rng);
   const auto objective = [&] {
-    const auto [o, lse] = NaiveAttention{qkv, shape, cu, 0.5}.forward();
-    double sum = 0.0;
-    for (std::int64_t t = 0; t < 9; ++t)
-      for (std::int64_t j = 0; j < 12; ++j) sum += o[t][j] * d_o.at(t, j);
-    return sum;
+    return NaiveAttention(qkv, shape, cu, 0.5).forward().first.cwiseProduct(dense(d_o)).sum();
   };
   KernelContext ctx(2);
   Tensor o(DType::f32, 9, 12), lse(DType::f32, 9, 2), g(DType::f32, 9, shape.width());
@@ -265,14 +247,13 @@ TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill a
           if (dtype == DType::f32) seen.set(t, c, one.at(0, 0));
         }
       const float scale = 0.16f;
-      const auto [want, lse] = NaiveAttention{seen, p.shape, p.cu, scale}.forward();
+      const auto [want, lse] = NaiveAttention(seen, p.shape, p.cu, scale).forward();
 
       Tensor o(dtype, 137, out, out + 3);
       const std::vector<std::int32_t> full{130, 7};
       paged_prefill_attention(ctx, p.qkv.matrix(), p.shape, p.view(), {p.table.data(), Paged::kMaxBlocks, full.data()},
                               p.cu, scale, o.matrix());
-      check_close(
-          o, [&](auto t, auto j) { return want[t][j]; }, kF32Tolerance);
+      check_close(o, want, kF32Tolerance);
 
       // The second chunk of sequence 0 only: tokens 90..129.
       Tensor chunk(dtype, 40, out, out + 3);

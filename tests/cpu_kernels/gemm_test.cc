@@ -1,7 +1,7 @@
 #include "backends/cpu_gloo/kernels/gemm.h"
 
 #include "backends/cpu_gloo/kernels/onednn.h"
-#include "tests/cpu_kernels/oracle.h"
+#include "tests/cpu_kernels/dense.h"
 
 using namespace hotbunk;
 using namespace hotbunk::kernels;
@@ -16,12 +16,6 @@ struct Size {
 const Size kSizes[] = {{1, 37, 65},   {3, 16, 64}, {16, 65, 130}, {17, 65, 130}, {33, 7, 5}, {70, 129, 67},
                        {128, 64, 96}, {0, 8, 8},   {5, 0, 8},     {20, 9, 0},    {2, 3, 0}};
 
-double dot(std::int64_t n, const std::function<double(std::int64_t)>& term) {
-  double sum = 0.0;
-  for (std::int64_t i = 0; i < n; ++i) sum += term(i);
-  return sum;
-}
-
 }  // namespace
 
 TEST_CASE("linear forward, input gradient and weight gradient equal the definition") {
@@ -34,30 +28,21 @@ TEST_CASE("linear forward, input gradient and weight gradient equal the definiti
           CAPTURE(name_of(in), name_of(out), T, N, K, write == Write::accumulate);
           const Tensor x = Tensor::random(in, T, K, K + 3, rng), w = Tensor::random(in, N, K, K + 5, rng);
           const Tensor dy = Tensor::random(in, T, N, N + 7, rng);
-          const double keep = write == Write::accumulate ? 1.0 : 0.0;
+          const bool keep = write == Write::accumulate;
           const auto start = [&](std::int64_t rows, std::int64_t cols) {  // NaN proves that overwrite reads nothing
             return keep ? Tensor::random(out, rows, cols, cols + 2, rng)
                         : Tensor::filled(out, rows, cols, cols + 2, NAN);
           };
-          const auto old = [&](const Tensor& t, std::int64_t r, std::int64_t c) { return keep ? t.at(r, c) : 0.0; };
-
           const Tensor y0 = start(T, N), dx0 = start(T, K), dw0 = start(N, K);
+          const auto old = [&](const Tensor& t) -> Dense { return keep ? dense(t) : Dense::Zero(t.rows(), t.cols()); };
+          const Dense X = dense(x), W = dense(w), dY = dense(dy);
           Tensor y = y0, dx = dx0, dw = dw0;
           linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, N, K, write);
-          check_close(
-              y,
-              [&](auto t, auto n) { return old(y0, t, n) + dot(K, [&](auto k) { return x.at(t, k) * w.at(n, k); }); },
-              kF32Tolerance);
+          check_close(y, old(y0) + X * W.transpose(), kF32Tolerance);
           linear_dgrad(ctx, dy.matrix(), w.matrix(), dx.matrix(), T, N, K, write);
-          check_close(
-              dx,
-              [&](auto t, auto k) { return old(dx0, t, k) + dot(N, [&](auto n) { return dy.at(t, n) * w.at(n, k); }); },
-              kF32Tolerance);
+          check_close(dx, old(dx0) + dY * W, kF32Tolerance);
           linear_wgrad(ctx, dy.matrix(), x.matrix(), dw.matrix(), T, N, K, write);
-          check_close(
-              dw,
-              [&](auto n, auto k) { return old(dw0, n, k) + dot(T, [&](auto t) { return dy.at(t, n) * x.at(t, k); }); },
-              kF32Tolerance);
+          check_close(dw, old(dw0) + dY.transpose() * X, kF32Tolerance);
         }
 }
 
@@ -74,10 +59,7 @@ TEST_CASE("linear forward adds a bias of either dtype") {
           const Tensor bias = Tensor::random(bias_type, 1, N, N, rng);
           Tensor y = Tensor::filled(in, T, N, N, NAN);
           linear_forward(ctx, x.matrix(), w.matrix(), bias.vector(), y.matrix(), T, N, K);
-          check_close(
-              y,
-              [&](auto t, auto n) { return bias.at(0, n) + dot(K, [&](auto k) { return x.at(t, k) * w.at(n, k); }); },
-              kF32Tolerance);
+          check_close(y, (dense(x) * dense(w).transpose()).rowwise() + dense(bias).row(0), kF32Tolerance);
         }
 }
 
@@ -93,11 +75,9 @@ TEST_CASE("bias gradient is the column sum, in fp32, the same for every number o
       bias_grad(c1, dy.matrix(), one.f32(), T, N, Write::accumulate);
       bias_grad(c2, dy.matrix(), two.f32(), T, N, Write::accumulate);
       bias_grad(c2, dy.matrix(), fresh.f32(), T, N, Write::overwrite);
-      const auto sum = [&](std::int64_t n) { return dot(T, [&](auto t) { return dy.at(t, n); }); };
-      check_close(
-          one, [&](auto, auto n) { return db0.at(0, n) + sum(n); }, kF32Tolerance);
-      check_close(
-          fresh, [&](auto, auto n) { return sum(n); }, kF32Tolerance);
+      const Dense sum = dense(dy).colwise().sum();
+      check_close(one, dense(db0) + sum, kF32Tolerance);
+      check_close(fresh, sum, kF32Tolerance);
       CHECK(one.bytes() == two.bytes());
     }
 }
@@ -145,12 +125,9 @@ TEST_CASE("bf16 without a bf16 oneDNN kernel: widened to fp32, same results to r
                           .bias = true};
         if (transposed) shape.a_strides = {1, 64}, shape.b_strides = {1, 70};
         matmul_widened(ctx, shape, a.bytes().data(), b.bytes().data(), bias.f32(), c.data());
-        check_close(
-            c,
-            [&](auto m, auto n) {
-              return (accumulate ? c0.at(m, n) : 0.0) + bias.at(0, n) +
-                     dot(K, [&](auto k) { return transposed ? a.at(k, m) * b.at(n, k) : a.at(m, k) * b.at(k, n); });
-            },
-            kF32Tolerance);
+        Dense wanted = transposed ? dense(a).transpose() * dense(b).transpose() : dense(a) * dense(b);
+        wanted.rowwise() += dense(bias).row(0);
+        if (accumulate) wanted += dense(c0);
+        check_close(c, wanted, kF32Tolerance);
       }
 }

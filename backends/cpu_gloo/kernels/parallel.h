@@ -1,4 +1,6 @@
-// How the kernels split work: contiguous, static ranges over one OpenMP team. Internal to the kernels.
+// How the kernels split work: contiguous, static ranges over one OpenMP team. Internal to the kernels. Not
+// base/parallel.h's pool: oneDNN's products run on OpenMP's team, and kernels alternate with them within microseconds.
+// Two pools would be twice the threads on a rank's cores, each spinning while the other works.
 #pragma once
 #include <omp.h>
 

@@ -1,4 +1,4 @@
-#include "base/workers.h"
+#include "base/parallel.h"
 
 #include <system_error>
 #include <utility>
@@ -29,8 +29,19 @@ void Workers::Round::run(int thread) {
       const std::scoped_lock lock(mutex);
       if (!thrown || i < thrown_by) thrown = std::current_exception(), thrown_by = i;
     }
-    done.fetch_add(1, std::memory_order_release);
+    if (done.fetch_add(1, std::memory_order_release) + 1 == count) done.notify_one();
   }
+}
+
+/// Pieces of a search take microseconds, those of a plan seconds: looks for a moment, then sleeps.
+void Workers::Round::wait() {
+  constexpr int kLooks = 64;
+  std::size_t seen = done.load(std::memory_order_acquire);
+  for (int look = 0; seen < count && look < kLooks; ++look) {
+    std::this_thread::yield();
+    seen = done.load(std::memory_order_acquire);
+  }
+  for (; seen < count; seen = done.load(std::memory_order_acquire)) done.wait(seen, std::memory_order_acquire);
 }
 
 void Workers::help(int thread) {
@@ -60,8 +71,7 @@ void Workers::each(std::size_t count, std::function<void(std::size_t, int)> work
   }
   wake_.notify_all();
   round->run(0);
-  // Only pieces that a helper has begun are waited for.
-  while (round->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+  round->wait();  // only for pieces that a helper has begun
   if (round->thrown) std::rethrow_exception(round->thrown);
 }
 
