@@ -28,6 +28,13 @@ std::string system_error_text(int error) {
     text += fmt::format(
         ": this user may have {} processes and threads (ulimit -u), and the container may have fewer (cgroup pids.max)",
         limit_text(RLIMIT_NPROC));
+  if (error == EFBIG)
+    text += fmt::format(": a file of this process may have {} B (ulimit -f)", limit_text(RLIMIT_FSIZE));
+  // A thread has a stack: without addresses for it the system says EAGAIN too.
+  if (const std::string addresses = limit_text(RLIMIT_AS);
+      (error == EAGAIN || error == ENOMEM) && addresses != "any number")
+    text +=
+        fmt::format("{} this process may have {} B of addresses (ulimit -v)", error == EAGAIN ? ";" : ":", addresses);
   return text;
 }
 

@@ -10,7 +10,8 @@
 namespace hotbunk {
 
 /// "Too many open files: this process may have 8 (ulimit -n)": the text of an errno, and where it stands for a limit
-/// that a user sets, the limit. EMFILE: open files; EAGAIN: processes and threads.
+/// that a user sets, the limit. EMFILE: open files; EAGAIN: processes and threads, and addresses for
+/// their stacks; ENOMEM: addresses; EFBIG: the size of a file.
 std::string system_error_text(int error);
 
 /// A thread that runs f. RuntimeFailure, naming the limit, when the system gives no more.

@@ -8,7 +8,8 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
+
+#include "base/limits.h"
 
 namespace hotbunk {
 namespace fs = std::filesystem;
@@ -16,6 +17,7 @@ namespace {
 
 constexpr int most_links = 40;  // as the kernel
 constexpr int most_tries = 100;
+constexpr std::size_t digits = 16;
 
 fs::path folder_of(const fs::path& file) { return file.has_parent_path() ? file.parent_path() : fs::path("."); }
 
@@ -23,17 +25,22 @@ fs::path folder_of(const fs::path& file) { return file.has_parent_path() ? file.
 fs::path name_beside(const fs::path& target) {
   std::uint64_t word = 0;
   if (::getrandom(&word, sizeof word, 0) != sizeof word) word = static_cast<std::uint64_t>(::getpid());
-  return folder_of(target) / fmt::format(".{:016x}.partial", word);
+  return folder_of(target) / fmt::format(".{:0{}x}.partial", word, digits);
 }
 
 }  // namespace
 
 Diagnostic write_error(const fs::path& path) {
   return {.code = "E103",
-          .message = fmt::format("cannot write file: {}", std::strerror(errno)),
+          .message = fmt::format("cannot write file: {}", system_error_text(errno)),
           .where = {path.string()},
           .notes = {},
           .help = {}};
+}
+
+bool is_partial_name(std::string_view name) {
+  return name.size() == digits + 9 && name.starts_with('.') && name.ends_with(".partial") &&
+         name.substr(1, digits).find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 bool write_all(int fd, std::span<const std::byte> bytes) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 #include "base/diagnostic.h"
 #include "base/file.h"
@@ -38,6 +39,9 @@ class PartialFile {
   std::filesystem::path name_;  // empty: it has none yet
   FileDescriptor fd_;
 };
+
+/// Whether it is a name that a writer who was killed may have left (a file's own name, without its folder).
+bool is_partial_name(std::string_view);
 
 /// All of it into a descriptor, however many calls that takes; errno says why not.
 bool write_all(int fd, std::span<const std::byte>);

@@ -22,6 +22,7 @@
 #include "base/format.h"
 #include "base/printable.h"
 #include "cli/command.h"
+#include "cli/streams.h"
 #include "lowering/lower.h"
 #include "planner/cost/cost_model.h"
 #include "rl/sft_driver.h"
@@ -240,7 +241,7 @@ void print_collectives(const std::vector<Measurement>& measurements) {
                fmt::format("{:.1f}", m.seconds * 1e6), fmt::format("{:.3f}", algbw),
                fmt::format("{:.3f}", algbw * (m.op == "all_reduce" ? 2 * share : share))});
   }
-  if (!table.empty()) fmt::print("Collectives\n{}\n", table.str());
+  if (!table.empty()) print_result(fmt::format("Collectives\n{}\n", table.str()));
 }
 
 void print_gemms(const std::vector<Measurement>& measurements) {
@@ -250,7 +251,7 @@ void print_gemms(const std::vector<Measurement>& measurements) {
       table.add({m.op, std::string(name_of(m.dtype)), fmt::format("{:.0f}", m.at[0]), fmt::format("{:.0f}", m.at[1]),
                  fmt::format("{:.0f}", m.at[2]), fmt::format("{:.1f}", m.seconds * 1e6),
                  fmt::format("{:.2f}", 2e-9 * m.at[0] * m.at[1] * m.at[2] / m.seconds)});
-  fmt::print("Matrix products on one rank, all ranks busy\n{}\n", table.str());
+  print_result(fmt::format("Matrix products on one rank, all ranks busy\n{}\n", table.str()));
 }
 
 /// On rank 0: the profile, written, printed, and tried on the run that it came from.
@@ -280,17 +281,17 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
   }
   print_gemms(hardware.measurements);
   print_collectives(hardware.measurements);
-  fmt::print("Starting an op: {:.1f} us\n", hardware.measurements.front().seconds * 1e6);
+  print_result(fmt::format("Starting an op: {:.1f} us\n", hardware.measurements.front().seconds * 1e6));
   if (hardware.cores.value > 0)
-    fmt::print(
+    print_result(fmt::format(
         "{:.0f} cores; hand-over between streams {:.1f} us, on one core {:.1f} us, a call {:.2f} us, a decision {:.1f} "
         "us, a "
         "product's first use {:.0f} us\n",
         hardware.cores.value, 1e6 * hardware.wake.value, 1e6 * hardware.thread_switch.value, 1e6 * hardware.call.value,
-        1e6 * hardware.decision.value, 1e6 * hardware.first_use.value);
-  fmt::print("\nThe profile tried on the run it came from:\n{}", render_comparison(c, use_colour()));
-  fmt::print("Profile: {} ({} measurements)\n", printable_line(o.out), hardware.measurements.size());
-  std::fflush(stdout);
+        1e6 * hardware.decision.value, 1e6 * hardware.first_use.value));
+  print_result(fmt::format("\nThe profile tried on the run it came from:\n{}", render_comparison(c, use_colour())));
+  print_result(fmt::format("Profile: {} ({} measurements)\n", printable_line(o.out), hardware.measurements.size()));
+  flush_output();
   say_next("simulate", o.scenario, "--set " + shell_quoted("cluster.calibration=" + o.out));
   return exit_done;
 }
@@ -361,14 +362,14 @@ int run(const Options& o) {
     return calibrate_rank(o, *job, {}, world);
   }
   const HandOver hand_over = measure_hand_over();  // before the ranks start: it is about free cores
-  std::fflush(stdout);
+  flush_output();
   const LaunchResult result = fork_ranks(job->plan.num_ranks(), [&](const LaunchEnv& env) {
     WorldOptions options;
     options.timeout_seconds = job->scenario.run.timeout_s;
     World world(env, options);
     const int rank_code = calibrate_rank(o, *job, hand_over, world);
-    std::fflush(stdout);
-    return rank_code;
+    const Status printed = finish_output();  // this process ends without main
+    return printed || rank_code != exit_done ? rank_code : report_errors(printed.error());
   });
   if (!result.message.empty()) report_errors({stopped(result.message)});
   return result.exit_code;

@@ -256,7 +256,8 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
   };
   const std::int64_t first = number("first_step"), last = number("last_step");
   const bool stopped = json->is_object() && json->contains("stopped") && (*json)["stopped"] == true;
-  if (first < 1 || last < first || last > s.steps)
+  // Without a step of its own: a run that was killed behind its last one, and whose end came later.
+  if (first < 1 || last < first - 1 || last > s.steps)
     return fail(Diagnostic{.code = "E113",
                            .message = fmt::format("steps {} to {} are none of a run of {}", first, last, s.steps),
                            .where = {file.string()},

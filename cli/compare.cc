@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/streams.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -61,7 +62,7 @@ int run(const Options& o) {
   if (!o.json && !within)
     fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,
                100 * *o.max_error);
-  std::fflush(stdout);
+  flush_output();
   if (!o.json) say_next("report " + shell_quoted(o.folder));
   return c.equal && within ? exit_done : exit_no;
 }

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "cli/command.h"
+#include "cli/streams.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {
@@ -120,7 +121,7 @@ int run(bool json) {
   const std::filesystem::path demo = "scenarios/demo.yaml";
   std::error_code ignored;
   if (json) print_document(document.dump(1));
-  else if (std::filesystem::exists(demo, ignored)) std::fflush(stdout), say_next("plan " + demo.string());
+  else if (std::filesystem::exists(demo, ignored)) flush_output(), say_next("plan " + demo.string());
   return good ? exit_done : exit_no;
 }
 

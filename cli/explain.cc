@@ -7,6 +7,7 @@
 
 #include "base/printable.h"
 #include "cli/command.h"
+#include "cli/streams.h"
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -55,7 +56,7 @@ int run(const Options& o) {
   }
   if (o.scenario.json) print_document(doc.dump(2));
   else fmt::print("{}", printable(text));
-  std::fflush(stdout);
+  flush_output();
   if (e.unpriced) return report_errors({*e.unpriced});
   if (!o.scenario.json) fmt::print(stderr, "These are the closed form's figures.\n");
   const bool lowered = unsupported_to_execute(*scenario).empty();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <exception>
+#include <sstream>
 #include <string_view>
 
 #include "cli/command.h"
@@ -40,7 +41,13 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      app.exit(e, text, text);
+      print_result(text.str());
+      const Status printed = finish_output();
+      return printed ? exit_done : report_errors(printed.error());
+    }
     return end_process(report_errors({usage_error(app, e)}));
   }
   try {

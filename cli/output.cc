@@ -7,6 +7,7 @@
 
 #include "base/printable.h"
 #include "cli/command.h"
+#include "cli/streams.h"
 
 namespace hotbunk {
 namespace {
@@ -38,12 +39,13 @@ void errors_stay_on_stderr() { standard_output().json = false; }
 
 void print_document(std::string_view json) {
   standard_output().has_result = true;
-  fmt::print("{}\n", json);
-  std::fflush(stdout);
+  print_result(json);
+  print_result("\n");
+  flush_output();
 }
 
 int report_errors(const Diagnostics& errors) {
-  std::fflush(stdout);  // what was answered comes before what is wrong with it
+  flush_output();  // what was answered comes before what is wrong with it
   std::fputs(render(errors).c_str(), stderr);
   Diagnostics& all = standard_output().errors;
   all.insert(all.end(), errors.begin(), errors.end());
@@ -61,7 +63,8 @@ int end_process(int exit_code) {
   doc["errors"] = Json::array();
   for (const Diagnostic& d : out.errors) doc["errors"].push_back(document_of(d));
   // A path need not be UTF-8; JSON is.
-  fmt::print("{}\n", doc.dump(1, ' ', false, Json::error_handler_t::replace));
+  print_result(doc.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (auto s = finish_output(); !s) std::fputs(render(s.error()).c_str(), stderr);  // what was wrong before decides
   return exit_code;
 }
 

@@ -13,6 +13,7 @@
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_facts.h"
+#include "cli/streams.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "planner/answers/choices.h"
@@ -132,7 +133,7 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
   } else {
     fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
   }
-  std::fflush(stdout);
+  flush_output();
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
   if (e.unpriced) return report_errors({*e.unpriced});
@@ -222,7 +223,7 @@ int run(const Options& o) {
     fmt::print("\n{}", printable(render(*choices)));
   }
   if (error) {
-    std::fflush(stdout);
+    flush_output();
     report_errors({*error});
     return exit_no;
   }

@@ -7,6 +7,7 @@
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
+#include "cli/streams.h"
 #include "reports/memory_snapshot.h"
 #include "trace/summary.h"
 
@@ -43,7 +44,7 @@ int run(const Options& o) {
     return exit_done;
   }
   fmt::print("{}Report: {}\n", render_summary(summary, use_colour()), printable_line(folder.report().string()));
-  std::fflush(stdout);
+  flush_output();
   if (loaded->trace.source == "measured") say_next("compare " + shell_quoted(o.folder));
   return exit_done;
 }

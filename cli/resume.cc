@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "cli/run_folder.h"
 #include "rl/manifest.h"
 #include "spec/loader.h"
 #include "spec/model_config.h"
@@ -130,6 +131,10 @@ Result<ResumePoint> find_resume(const fs::path& dir) {
                                  "checkpoint starts over; checkpoint_every says how often they come"});
 }
 
+bool only_its_end_is_left(const ResumePoint& from, const Scenario& now) {
+  return from.checkpoint.state.step == now.steps && from.run && !has_ended(*from.run);
+}
+
 Result<Scenario> scenario_of(const ResumePoint& from, const std::vector<std::string>& sets) {
   return load_scenario(from.checkpoint.folder / checkpoint_file::scenario, sets);
 }
@@ -144,10 +149,14 @@ Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
     problems.push_back(refused(from, "the scenario computes something else than the checkpoint's", differ.computation,
                                "resume with the values of the checkpoint (steps, checkpoint_every and the layout may "
                                "differ), or start a new run from its weights: --set model=FOLDER"));
-  if (state.step >= now.steps)
+  if (state.step >= now.steps && !only_its_end_is_left(from, now))
     problems.push_back(refused(from, fmt::format("no step is left: the checkpoint is of step {}", state.step),
                                {fmt::format("steps is {}", now.steps)},
-                               fmt::format("set steps to more than {}", state.step)));
+                               state.step == now.steps && from.run
+                                   ? fmt::format("the run is whole: `hotbunk report {}` shows it; to train on, set "
+                                                 "steps to more than {}",
+                                                 shell_quoted(from.run->root.string()), state.step)
+                                   : fmt::format("set steps to more than {}", state.step)));
   check_content(from, "task.data", now.task.data, state.data_digest, digest_of_file, problems);
   if (now.algorithm.reference)
     check_content(from, "the reference's initial policy", now.model.weights_path, state.initial_digest, digest_of_model,

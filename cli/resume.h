@@ -17,13 +17,16 @@ struct ResumePoint {
   std::optional<RunFolder> run;
 };
 
+/// All steps are done, and the run ended before it had written what its end leaves: final, traces, summary, report.
+bool only_its_end_is_left(const ResumePoint&, const Scenario& now);
+
 /// `dir`: a run folder, whose furthest checkpoint is taken, or a checkpoint. E422 when there is none; E423.
 Result<ResumePoint> find_resume(const std::filesystem::path& dir);
 
 /// The checkpoint's own scenario with --set on top: what `run --resume DIR` without a scenario file runs.
 Result<Scenario> scenario_of(const ResumePoint&, const std::vector<std::string>& sets);
 
-/// E424 with every difference that would change the computation, and when no step is left to run or data and initial
+/// E424 with every difference that would change the computation, and when nothing is left to do or data and initial
 /// weights are not those of the checkpoint any more. Warnings, which are no failure, come back: another layout, no
 /// moments (E425).
 Result<Diagnostics> check_resume(const ResumePoint&, const Scenario& now);

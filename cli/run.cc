@@ -27,9 +27,11 @@
 #include "cli/run_input.h"
 #include "cli/run_outputs.h"
 #include "cli/stop_signals.h"
+#include "cli/streams.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
+#include "reports/metrics_jsonl.h"
 #include "rl/sft_driver.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -91,8 +93,8 @@ Status check_drift(const Options& o, const Job& job) {
   const std::string hash = plan_hash(saved->plan);
   std::vector<std::string> notes;
   if (saved->made_from.empty())
-    std::fprintf(stderr, "%s does not say which scenario it was made from: only the plan is compared\n",
-                 o.plan.c_str());
+    fmt::print(stderr, "{} does not say which scenario it was made from: only the plan is compared\n",
+               printable_line(o.plan));
   else notes = differences(saved->made_from, "saved", scenario_facts(job.scenario), "now");
   if (hash == job.hash && notes.empty()) return {};
   if (hash != job.hash) {
@@ -148,7 +150,9 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
     HB_CHECK(file.has_value(), "a rank's trace: {}", render(file.error()));
     traces.push_back(std::move(file->trace));
   }
-  const Trace measured = merge_traces(traces);
+  Trace measured = merge_traces(traces);
+  // A run that was killed behind its last step: its steps are in what it has written.
+  if (walked.last < walked.first) measured.metrics = recorded_figures(folder.metrics());
   Diagnostics problems = driver.finish_problems();
   const auto note = [&](const Status& s) {
     if (!s) problems.insert(problems.end(), s.error().begin(), s.error().end());
@@ -168,8 +172,8 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
     print_document(summary.dump(1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
-    fmt::print("{}", render_summary(summary, use_colour(), simulated ? &compared : nullptr));
-    if (problems.empty()) fmt::print("Report: {}\n", printable_line(folder.report().string()));
+    print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));
+    if (problems.empty()) print_result(fmt::format("Report: {}\n", printable_line(folder.report().string())));
   }
   if (!problems.empty()) {
     report_errors(problems);
@@ -208,8 +212,8 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     if (auto s = begin_in_folder(folder, job, "measured", takes(o, start, folder.root)); !s)
       return report_errors(s.error());
     for (const std::string& name : sweep_checkpoints(folder.checkpoints()))
-      std::fprintf(stderr, "removed %s, which a write that was interrupted has left\n",
-                   (folder.checkpoints() / name).c_str());
+      fmt::print(stderr, "removed {}, which a write that was interrupted has left\n",
+                 printable_line((folder.checkpoints() / name).string()));
     if (auto s = outputs->open(folder); !s) return report_errors(s.error());
   }
   CpuOptions cpu;
@@ -264,8 +268,10 @@ std::optional<Job> load(const Options& o, bool spawned, bool speaks, Start& star
     if (!warnings) return refuse(warnings.error());
     if (speaks) std::fputs(render(*warnings).c_str(), stderr);
     if (speaks && !o.scenario.json)
-      std::fprintf(stderr, "resuming after step %lld from %s\n",
-                   static_cast<long long>(start.from->checkpoint.state.step), start.from->checkpoint.folder.c_str());
+      fmt::print(
+          stderr, "resuming after step {} from {}{}\n", start.from->checkpoint.state.step,
+          printable_line(start.from->checkpoint.folder.string()),
+          only_its_end_is_left(*start.from, *scenario) ? ": it is the last, what a run's end writes is left" : "");
   }
   return lower_job(std::move(*scenario), code);
 }

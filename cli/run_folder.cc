@@ -19,8 +19,10 @@
 #include <vector>
 
 #include "base/file.h"
-#include "base/hash.h"
+#include "base/partial_file.h"
+#include "base/printable.h"
 #include "rl/checkpoint.h"
+#include "rl/manifest.h"
 
 namespace hotbunk {
 namespace {
@@ -43,11 +45,6 @@ constexpr std::array files = {
     File{"report.html", false},   File{"perfetto.json", false}, File{"run.json", true}};
 /// Without these it is no run.
 constexpr std::array needed = {"scenario.yaml", "plan.json", "trace.json"};
-/// Of a checkpoint's folder, beside its weights (model*.safetensors).
-constexpr std::array checkpoint_files = {"config.json",           "model.safetensors.index.json",
-                                         "optimizer.safetensors", "state.json",
-                                         "scenario.yaml",         "manifest.json"};
-
 /// folder.json.
 struct Record {
   std::string run;                  // random: no two runs have the same
@@ -163,33 +160,6 @@ Result<ClaimedFolder> claim(const RunFolder& folder, const Job& job, Takes takes
   return ClaimedFolder{folder, std::make_shared<FolderLock>(std::move(*lock))};
 }
 
-/// Removes "NAME" and what an interrupted writer left of it, "NAME.PID.tmp".
-void remove_file(const fs::path& file) {
-  std::error_code ignored;
-  fs::remove(file, ignored);
-  const std::string stem = file.filename().string() + ".";
-  std::vector<fs::path> partial;
-  for (const auto& entry : fs::directory_iterator(file.parent_path(), ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(stem) && name.ends_with(".tmp") &&
-        name.find_first_not_of("0123456789", stem.size()) == name.size() - 4)
-      partial.push_back(entry.path());
-  }
-  for (const fs::path& path : partial) fs::remove(path, ignored);
-}
-
-void remove_checkpoint(const fs::path& folder) {
-  std::error_code ignored;
-  std::vector<fs::path> weights;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("model") && name.ends_with(".safetensors")) weights.push_back(entry.path());
-  }
-  for (const fs::path& path : weights) remove_file(path);
-  for (const char* name : checkpoint_files) remove_file(folder / name);
-  fs::remove(folder, ignored);  // unless somebody else has something in it
-}
-
 /// A run that was asked to stop has a checkpoint of its last step, whatever checkpoint_every says.
 bool is_of(const Record& record, const fs::path& checkpoint) {
   const std::string name = checkpoint.filename().string();
@@ -207,9 +177,12 @@ bool is_of(const Record& record, const fs::path& checkpoint) {
 Status remove_run(const RunFolder& folder, Record record) {
   record.ended = false;
   if (auto s = write_record(folder, record); !s) return s;
-  for (const File& file : files) remove_file(folder.root / file.name);
   std::error_code ignored;
-  std::vector<fs::path> checkpoints;
+  for (const File& file : files) fs::remove(folder.root / file.name, ignored);
+  std::vector<fs::path> partial, checkpoints;
+  for (const auto& entry : fs::directory_iterator(folder.root, ignored))
+    if (is_partial_name(entry.path().filename().string())) partial.push_back(entry.path());
+  for (const fs::path& path : partial) fs::remove(path, ignored);
   for (const auto& entry : fs::directory_iterator(folder.checkpoints(), ignored))
     if (is_of(record, entry.path())) checkpoints.push_back(entry.path());
   for (const fs::path& path : checkpoints) remove_checkpoint(path);
@@ -274,7 +247,9 @@ Result<ClaimedFolder> claim_folder(const std::string& out, const Job& job, Takes
   const std::string why = claimed.error().front().message;
   for (int n = 2; !claimed && (claimed.error().front().code == "E130" || claimed.error().front().code == "E131"); ++n)
     claimed = claim({fmt::format("{}-{}", name, n)}, job, takes);
-  if (claimed) fmt::print(stderr, "{}: {}; this run goes to {}\n", name, why, claimed->folder.root.string());
+  if (claimed)
+    fmt::print(stderr, "{}\n",
+               printable_line(fmt::format("{}: {}; this run goes to {}", name, why, claimed->folder.root.string())));
   return claimed;
 }
 
@@ -310,12 +285,17 @@ Status end_in_folder(const RunFolder& folder) {
   record->digests.clear();
   for (const File& file : files) {
     if (!file.read_back || !fs::exists(folder.root / file.name, ignored)) continue;
-    const auto text = read_file(folder.root / file.name, std::int64_t{8} << 30);
-    if (!text) return tl::unexpected(text.error());
-    record->digests[file.name] = hash_text(*text);
+    const auto digest = digest_of_file(folder.root / file.name);
+    if (!digest) return tl::unexpected(digest.error());
+    record->digests[file.name] = *digest;
   }
   record->ended = std::ranges::all_of(needed, [&](const char* name) { return record->digests.contains(name); });
   return write_record(folder, *record);
+}
+
+bool has_ended(const RunFolder& folder) {
+  const auto record = read_record(folder);
+  return record && record->ended;
 }
 
 Status check_whole_run(const RunFolder& folder) {
@@ -341,9 +321,9 @@ Status check_whole_run(const RunFolder& folder) {
   for (const File& file : files) {
     const bool there = fs::exists(folder.root / file.name, ignored), listed_there = record->digests.contains(file.name);
     if (!file.read_back || (!there && !listed_there)) continue;
-    const auto text = there ? read_file(folder.root / file.name, std::int64_t{8} << 30) : std::string();
-    if (!text) return tl::unexpected(text.error());
-    if (!there || !listed_there || hash_text(*text) != record->digests.at(file.name))
+    const auto digest = there ? digest_of_file(folder.root / file.name) : std::string();
+    if (!digest) return tl::unexpected(digest.error());
+    if (!there || !listed_there || *digest != record->digests.at(file.name))
       notes.push_back(fmt::format("{} is {}", file.name,
                                   !there          ? "missing"
                                   : !listed_there ? "not of this run"

@@ -54,6 +54,9 @@ Status begin_in_folder(const RunFolder&, const Job&, std::string_view source, Ta
 /// All is written: notes the digest of every file that is read back.
 Status end_in_folder(const RunFolder&);
 
+/// Whether the folder's run wrote all that it leaves. False without a folder.json.
+bool has_ended(const RunFolder&);
+
 /// E127 no run folder, E134 its run did not end or goes on, E115 files of another run.
 Status check_whole_run(const RunFolder&);
 

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/run_folder.h"
 #include "cli/step_lines.h"
+#include "cli/streams.h"
 #include "reports/metrics_jsonl.h"
 #include "trace/summary.h"
 
@@ -67,7 +68,7 @@ int run(const Options& o) {
   const auto summary = summarize(job->plan, job->scenario, *trace);
   if (o.scenario.json) print_document(summary.dump(1));
   else fmt::print("{}", render_summary(summary, use_colour()));
-  std::fflush(stdout);
+  flush_output();
   if (!o.out.empty()) {
     if (auto s = begin_in_folder(folder, *job, "simulated", Takes::overwrite); !s) return report_errors(s.error());
     if (auto s = write_lines(folder, *job, *trace, *lengths); !s) return report_errors(s.error());

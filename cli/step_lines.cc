@@ -5,17 +5,18 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
+
+#include "base/limits.h"
 
 namespace hotbunk {
 namespace {
 
 Diagnostic cannot(const char* what, const std::filesystem::path& path) {
   return {.code = "E103",
-          .message = fmt::format("cannot {} the file: {}", what, std::strerror(errno)),
+          .message = fmt::format("cannot {} the file: {}", what, system_error_text(errno)),
           .where = {path.string()},
           .notes = {},
           .help = "check the folder, its permissions and the free space"};

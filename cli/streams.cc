@@ -5,7 +5,8 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
+#include <new>
+#include <string>
 #include <system_error>
 
 #include "base/limits.h"
@@ -13,9 +14,16 @@
 namespace hotbunk {
 namespace {
 
+/// Why stdout took no more, when it first did not: stdio remembers that it failed, and not why. Belongs to the process,
+/// as stdout does.
+int& output_error() {
+  static int error = 0;
+  return error;
+}
+
 Diagnostic no_output(int error) {
   return {.code = "E605",
-          .message = std::string("results cannot be written to standard output: ") + std::strerror(error),
+          .message = std::string("results cannot be written to standard output: ") + system_error_text(error),
           .where = {},
           .notes = {},
           .help = "free space there, or keep the reader of the pipe running"};
@@ -37,10 +45,20 @@ Status check_standard_streams() {
                          .help = "give it somewhere to go: a file, a pipe or /dev/null"});
 }
 
-Status finish_output() {
+void print_result(std::string_view text) {
   errno = 0;
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
-  return fail(no_output(errno != 0 ? errno : EIO));
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() && output_error() == 0) output_error() = errno;
+}
+
+void flush_output() {
+  errno = 0;
+  if (std::fflush(stdout) != 0 && output_error() == 0) output_error() = errno;
+}
+
+Status finish_output() {
+  flush_output();
+  if (output_error() == 0 && std::ferror(stdout) == 0) return {};
+  return fail(no_output(output_error() != 0 ? output_error() : EIO));
 }
 
 Diagnostic uncaught(const std::exception& e) {
@@ -55,6 +73,12 @@ Diagnostic uncaught(const std::exception& e) {
               .help = "raise the limit, or start fewer ranks or threads (--threads)"};
     if (std::ferror(stdout) != 0) return no_output(error);
   }
+  if (dynamic_cast<const std::bad_alloc*>(&e))
+    return {.code = "E604",
+            .message = "the system gives no more memory: " + system_error_text(ENOMEM),
+            .where = {},
+            .notes = {},
+            .help = "raise the limit, or ask for less: fewer steps, ranks or layouts"};
   if (dynamic_cast<const RuntimeFailure*>(&e))
     return {
         .code = "E603", .message = e.what(), .where = {}, .notes = {}, .help = "`hotbunk doctor` tries the machine"};

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/printable.h"
 #include "cli/command.h"
+#include "cli/streams.h"
 #include "spec/catalog.h"
 
 namespace hotbunk {
@@ -31,9 +33,9 @@ int run(const Options& o) {
     print_document(to_json(*result));
     return result->unreadable.empty() ? exit_done : report_errors(result->unreadable);
   }
-  fmt::print("{}", render(*result, o.rows));
+  fmt::print("{}", printable(render(*result, o.rows)));  // a table is anybody's
   fmt::print("\nWhich rows each constant was fitted on: docs/validation.md\n");
-  std::fflush(stdout);  // the tables first, then what is wrong with the others
+  flush_output();  // the tables first, then what is wrong with the others
   if (!result->unreadable.empty()) return report_errors(result->unreadable);
   if (!o.rows) say_next("validate --rows" + (o.data.empty() ? "" : " --data " + shell_quoted(o.data)));
   return exit_done;

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/diagnostic.h"
 #include "graph/plan.h"
 #include "trace/trace.h"
 
@@ -42,8 +43,9 @@ class Driver {
   virtual std::vector<Args> mini_batch(Rank, std::int32_t /*step*/, std::int64_t /*mini*/) { return {}; }
   /// True: a block with fetch ops is synced before the next decision. False where no decision hangs on data.
   virtual bool wants_results() const = 0;
-  /// Asked when an iteration's phases are done: whether it is the last one, before RunOptions::steps are. All ranks
-  /// must answer the same.
+  /// An iteration's phases are done, and so is RunOptions::on_step_end. A failure ends the run.
+  virtual Status step_ended(std::int32_t /*step*/) { return {}; }
+  /// Asked after that: whether it is the last one, before RunOptions::steps are. All ranks must answer the same.
   virtual bool ends_after(std::int32_t /*step*/) const { return false; }
   /// Figures per step, and the trained tokens, for the trace.
   virtual void report(Trace&) const = 0;

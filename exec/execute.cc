@@ -48,6 +48,7 @@ class Walk {
       if (auto s = all(When::iteration, step); !s) return s;
       if (options.on_step_end)
         if (auto s = options.on_step_end(step); !s) return s;
+      if (auto s = driver_.step_ended(step); !s) return s;
       ends = driver_.ends_after(step);
     }
     return all(When::epilogue, step);

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/format.h"
 #include "lowering/sample_rows.h"
+#include "trace/folds.h"
 
 namespace hotbunk {
 namespace {
@@ -24,6 +26,21 @@ std::string verl_name(const std::string& phase) {
 
 double StepFigures::step_seconds() const {
   return stays.empty() ? 0.0 : static_cast<double>(stays.back().end_ns - stays.front().start_ns) * 1e-9;
+}
+
+std::vector<StepMetrics> recorded_figures(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  MetricFold fold;
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) break;
+    StepMetrics step{.step = json["step"].get<std::int32_t>(), .values = {}};
+    for (const auto& [key, value] : json.items())
+      if (value.is_number() && key != "step" && !key.starts_with("timing_s/") && !key.starts_with("perf/"))
+        step.values[key] = value.get<double>();
+    fold.add(step);
+  }
+  return fold.rows();
 }
 
 double trained_tokens(const Scenario& scenario, const StepMetrics& metrics) {

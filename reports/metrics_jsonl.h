@@ -1,7 +1,9 @@
 // metrics.jsonl of a run folder: one line per step with verl's names, so that its dashboards read it.
 #pragma once
+#include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "spec/scenario.h"
 #include "trace/trace.h"
@@ -24,6 +26,10 @@ struct StepFigures {
 ///   perf/max_memory_allocated_gb      the rank's highest live bytes so far, GiB (as verl counts its "gb")
 ///   perf/max_memory_reserved_gb       its highest mapped bytes, GiB
 std::string metrics_line(const Plan&, const Scenario&, const StepFigures&);
+
+/// The Driver's figures of all steps of such a file, thinned as a trace's are (MetricFold): what is left of steps whose
+/// process has ended. A line that is torn or no object ends it. Nothing where there is no file.
+std::vector<StepMetrics> recorded_figures(const std::filesystem::path&);
 
 /// Prompt + response tokens trained in a step; 0 where the lengths are not reported.
 double trained_tokens(const Scenario&, const StepMetrics&);

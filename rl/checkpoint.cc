@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/partial_file.h"
 #include "graph/boxes.h"
 #include "rl/manifest.h"
 #include "spec/json_read.h"
@@ -29,37 +30,32 @@ constexpr const char* state_schema = "hotbunk.training-state/1";
 
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
-      R"((config\.json|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)|\.[0-9a-f]{16}\.partial)");  // the last: base/partial_file.cc
+      R"(config\.json|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
   std::error_code ec;
-  return std::regex_match(path.filename().string(), names) &&
+  const std::string name = path.filename().string();
+  return (std::regex_match(name, names) || is_partial_name(name)) &&
          fs::symlink_status(path, ec).type() == fs::file_type::regular;
 }
 
-/// False, and nothing happens, when the folder holds anything that no checkpoint has.
-bool remove_checkpoint(const fs::path& folder) {
+std::vector<fs::path> entries_of(const fs::path& folder) {
   std::error_code ec;
-  if (fs::symlink_status(folder, ec).type() != fs::file_type::directory) return false;
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder, ec)) {
-    if (!is_our_file(entry.path())) return false;
-    files.push_back(entry.path());
-  }
-  // The manifest first: what is left of a folder is not to be taken for a whole one.
-  std::ranges::sort(files, [](const fs::path& a, const fs::path& b) {
-    return (a.filename() == checkpoint_file::manifest) > (b.filename() == checkpoint_file::manifest);
-  });
-  for (const fs::path& file : files) fs::remove(file, ec);
-  return fs::remove(folder, ec);
+  std::vector<fs::path> entries;
+  if (fs::symlink_status(folder, ec).type() != fs::file_type::directory) return entries;
+  for (const auto& entry : fs::directory_iterator(folder, ec)) entries.push_back(entry.path());
+  return entries;
+}
+
+/// False, and nothing happens, when the folder holds anything that no checkpoint has.
+bool remove_if_ours_alone(const fs::path& folder) {
+  return std::ranges::all_of(entries_of(folder), is_our_file) && remove_checkpoint(folder);
 }
 
 /// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place.
 void retire(const fs::path& old, const fs::path& folder) {
   std::error_code ec;
-  std::vector<fs::path> foreign;
-  for (const auto& entry : fs::directory_iterator(old, ec))
-    if (!is_our_file(entry.path())) foreign.push_back(entry.path());
-  for (const fs::path& path : foreign)
-    if (const fs::path place = folder / path.filename(); !fs::exists(place, ec)) fs::rename(path, place, ec);
+  for (const fs::path& path : entries_of(old))
+    if (const fs::path place = folder / path.filename(); !is_our_file(path) && !fs::exists(place, ec))
+      fs::rename(path, place, ec);
   remove_checkpoint(old);
 }
 
@@ -149,13 +145,13 @@ struct CheckpointWriter::State {
   fs::path folder, partial;
   TrainingState training;
   TensorStream model, optimizer;
-  bool finished = false;
+  bool placed = false;
 };
 
 CheckpointWriter::CheckpointWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CheckpointWriter::~CheckpointWriter() {
-  if (state_->finished) return;
+  if (state_->placed) return;
   state_->model.writer.reset(), state_->optimizer.writer.reset();  // they close their files
   remove_checkpoint(state_->partial);
 }
@@ -184,7 +180,7 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
   // A folder of another process's number may be left over; what it holds is not ours to mix with.
   int number = ::getpid();
   do state->partial = folder.parent_path() / fmt::format(".{}.{}.partial", folder.filename().string(), number++);
-  while (fs::exists(state->partial, ec) && !remove_checkpoint(state->partial));
+  while (fs::exists(state->partial, ec) && !remove_if_ours_alone(state->partial));
 
   std::unique_ptr<CheckpointWriter> out(new CheckpointWriter(std::move(state)));
   State& s = *out->state_;
@@ -238,9 +234,12 @@ Status CheckpointWriter::finish() {
   if (Status ok = write_file_atomic(s.partial / checkpoint_file::scenario, s.training.scenario); !ok) return ok;
   if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, to_json(s.training).dump(1) + "\n"); !ok)
     return ok;
-  if (Status ok = write_manifest(s.partial, s.training.step); !ok) return ok;  // syncs the folder too
-  if (Status ok = put_in_place(s.partial, s.folder); !ok) return ok;
-  s.finished = true;
+  return write_manifest(s.partial, s.training.step);  // syncs the folder too
+}
+
+Status CheckpointWriter::place() {
+  if (Status ok = put_in_place(state_->partial, state_->folder); !ok) return ok;
+  state_->placed = true;
   return {};
 }
 
@@ -260,9 +259,21 @@ std::vector<std::string> sweep_checkpoints(const fs::path& checkpoints) {
       fs::rename(path, place, ec);
       continue;
     }
-    if (remove_checkpoint(path)) removed.push_back(name);
+    if (remove_if_ours_alone(path)) removed.push_back(name);
   }
   return removed;
+}
+
+bool remove_checkpoint(const fs::path& folder) {
+  std::error_code ec;
+  if (fs::symlink_status(folder, ec).type() != fs::file_type::directory) return false;
+  std::vector<fs::path> files = entries_of(folder);
+  std::erase_if(files, [](const fs::path& file) { return !is_our_file(file); });
+  // The manifest first: what is left of a folder is not to be taken for a whole one.
+  std::ranges::sort(files, std::ranges::greater(),
+                    [](const fs::path& file) { return file.filename() == checkpoint_file::manifest; });
+  for (const fs::path& file : files) fs::remove(file, ec);
+  return fs::remove(folder, ec);  // unless somebody else has something in it
 }
 
 bool is_checkpoint(const fs::path& folder) {

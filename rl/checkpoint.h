@@ -49,13 +49,15 @@ class CheckpointWriter {
   /// The fetches of `program.phases[phase]` say which tensors come, and in which order. E103.
   static Result<std::unique_ptr<CheckpointWriter>> create(const std::filesystem::path& folder, const ModelSpec&,
                                                           const Program&, std::int16_t phase, TrainingState);
-  ~CheckpointWriter();  // unfinished: removes what it has written
+  ~CheckpointWriter();  // not in its place: removes what it has written
 
   /// The next tensor of its slot: E631 when it is not finite; boxes: source in elements of the fetched tensor,
   /// destination in elements of the logical one.
   Status take(const Op&, std::span<const std::byte> source);
-  /// All tensors must have come.
+  /// All tensors must have come: the checkpoint is whole and on disk, under its hidden name.
   Status finish();
+  /// It takes its place: who looks finds it from here on.
+  Status place();
 
  private:
   struct State;
@@ -67,6 +69,9 @@ class CheckpointWriter {
 /// them and nothing else. Brings back a checkpoint that made way for one that did not come. Returns what it removed.
 /// Only for who owns the run folder: a write that is going on looks the same.
 std::vector<std::string> sweep_checkpoints(const std::filesystem::path& checkpoints);
+
+/// Removes a checkpoint's files, whole or not, and its folder if nothing else is in it; whether the folder is gone.
+bool remove_checkpoint(const std::filesystem::path& folder);
 
 /// A checkpoint to go on from.
 struct SavedCheckpoint {

@@ -1,8 +1,10 @@
 #include "rl/manifest.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
-#include <fstream>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -58,20 +60,21 @@ Result<std::map<std::string, Entry>> read_entries(const fs::path& path) {
 }  // namespace
 
 Result<std::string> digest_of_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
+  const auto file = open_regular_file(path);
+  if (!file) return tl::unexpected(file.error());
   Hasher hasher;
-  std::vector<char> block(std::size_t{1} << 20);
-  while (file) {
-    file.read(block.data(), static_cast<std::streamsize>(block.size()));
-    hasher.add(std::as_bytes(std::span(block.data(), static_cast<std::size_t>(file.gcount()))));
+  std::vector<std::byte> block(std::size_t{1} << 20);
+  for (;;) {
+    const ssize_t n = ::read(file->fd.get(), block.data(), block.size());
+    if (n == 0) return hasher.hex();
+    if (n > 0) hasher.add(std::span(block).first(static_cast<std::size_t>(n)));
+    else if (errno != EINTR)
+      return fail(Diagnostic{.code = "E101",
+                             .message = fmt::format("cannot read file: {}", std::strerror(errno)),
+                             .where = {path.string()},
+                             .notes = {},
+                             .help = "check path and permissions"});
   }
-  if (!file.eof())
-    return fail(Diagnostic{.code = "E101",
-                           .message = "cannot read file",
-                           .where = {path.string()},
-                           .notes = {},
-                           .help = "check path and permissions"});
-  return hasher.hex();
 }
 
 Result<std::string> digest_of_model(const fs::path& path) {

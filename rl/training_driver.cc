@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "base/max.h"
@@ -30,7 +31,7 @@ struct WeightsPayload final : Payload {
     if (!sink) return;
     if (problems.empty())
       if (Status ok = sink->finish(); !ok) problems = std::move(ok.error());
-    sink.reset();  // removes what it had begun to write
+    if (!problems.empty()) sink.reset();  // removes what it had begun to write
   }
 };
 
@@ -178,7 +179,11 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
 void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) {
   if (auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get())) {
     weights->finish();
-    if (!weights->problems.empty()) not_written(role(phase), args.step, std::move(weights->problems));
+    if (weights->sink) unplaced_ = std::move(weights->sink);
+    Diagnostics problems = std::move(weights->problems);
+    // The last one comes after all steps; others wait for the lines of their step (step_ended).
+    if (role(phase) == PhaseRole::export_weights && unplaced_) problems = place_checkpoint();
+    if (!problems.empty()) not_written(role(phase), args.step, std::move(problems));
   }
   if (auto* micro = dynamic_cast<MicroPayload*>(args.payload.get());
       micro != nullptr && role(phase) != PhaseRole::train)
@@ -188,22 +193,36 @@ void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) 
     check_sync(args.step, *sync);
 }
 
+Diagnostics TrainingDriver::failed_checkpoint(std::int32_t step, Diagnostics problems) const {
+  problems.front().notes.push_back(fmt::format("after step {}", std::min<std::int64_t>(step, scenario().steps)));
+  if (problems.front().code == "E631") return problems;
+  return {Diagnostic{.code = "E632",
+                     .message = fmt::format("a checkpoint was not written: {}", problems.front().message),
+                     .where = problems.front().where,
+                     .notes = std::move(problems.front().notes),
+                     .help = "checkpoints that were there before are whole; look for space and permissions"}};
+}
+
 /// A checkpoint on the way ends the run: who asked for it counts on it. The last one does not, for then all that the
 /// run computed would be lost with it: finish_problems() says it.
 void TrainingDriver::not_written(PhaseRole role, std::int32_t step, Diagnostics problems) {
-  problems.front().notes.push_back(fmt::format("after step {}", std::min<std::int64_t>(step, scenario().steps)));
-  if (problems.front().code != "E631") {
-    Diagnostic failed{.code = "E632",
-                      .message = fmt::format("a checkpoint was not written: {}", problems.front().message),
-                      .where = problems.front().where,
-                      .notes = std::move(problems.front().notes),
-                      .help = "checkpoints that were there before are whole; look for space and permissions"};
-    problems = {std::move(failed)};
-  }
-  if (role != PhaseRole::export_weights) {
-    throw DriverFailure(std::move(problems));
-  }
+  problems = failed_checkpoint(step, std::move(problems));
+  if (role != PhaseRole::export_weights) throw DriverFailure(std::move(problems));
   finish_problems_ = std::move(problems);
+}
+
+Diagnostics TrainingDriver::place_checkpoint() {
+  const auto checkpoint = std::exchange(unplaced_, nullptr);
+  const Status placed = checkpoint->place();
+  return placed ? Diagnostics{} : placed.error();
+}
+
+/// A run that is resumed from here goes on after this step, and would never write its lines.
+Status TrainingDriver::step_ended(std::int32_t step) {
+  if (!unplaced_) return {};
+  Diagnostics problems = place_checkpoint();
+  if (problems.empty()) return {};
+  return fail(failed_checkpoint(step, std::move(problems)));
 }
 
 void TrainingDriver::check_sync(std::int32_t step, const SyncPayload& sync) {

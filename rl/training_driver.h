@@ -42,6 +42,8 @@ class TrainingDriver : public IterationDriver {
   /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or
   /// gradient norm is not finite, RuntimeFailure when a verified sync found a tensor that differs.
   void completed(Rank, const Args&, std::int16_t phase) override;
+  /// The checkpoint of the step takes its place: on_step_end has written what is known of the step. E632.
+  Status step_ended(std::int32_t step) final;
   /// Why the last checkpoint was not written; empty when it was.
   const Diagnostics& finish_problems() const { return finish_problems_; }
   /// Samples of the latest step, once it is trained (chosen_samples); with the log-probs that `rank` computed.
@@ -79,7 +81,10 @@ class TrainingDriver : public IterationDriver {
     double sum = 0.0, max = 0.0;
     std::int64_t tokens = 0;
   };
+  /// E631, E632: why a checkpoint was not written, with the step.
+  Diagnostics failed_checkpoint(std::int32_t step, Diagnostics) const;
   void not_written(PhaseRole, std::int32_t step, Diagnostics);
+  Diagnostics place_checkpoint();
   void check_sync(std::int32_t step, const SyncPayload&);
   std::map<std::int64_t, std::vector<float>> training_logps(std::int32_t step, Rank);
   void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
@@ -94,6 +99,7 @@ class TrainingDriver : public IterationDriver {
   TrainingState started_;           // what a checkpoint says that does not change on the way; empty without them
   std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
   const SyncHashes hashes_;
+  std::unique_ptr<CheckpointWriter> unplaced_;  // whole, of a step whose lines are still to be written
   Diagnostics finish_problems_;
   std::int32_t logps_step_ = -1;                  // what logps_ and gaps_ are of
   std::map<PassKey, std::vector<float>> logps_;   // fetched by the log-prob passes, fed to training

@@ -411,6 +411,10 @@ class Loader {
     if (!given("rollout.dtype") || !rollout.quantization.empty()) rollout.dtype = scenario_.train.precision.params;
     // Kernels of narrow products write 16 bits.
     if (!rollout.quantization.empty() && rollout.dtype == DType::f32) rollout.dtype = DType::bf16;
+    // As the model's: from where the scenario lies. A profile of the catalogue is a name, no path.
+    if (!scenario_.task.data.empty()) scenario_.task.data = resolve_path(scenario_.task.data, folder_).string();
+    if (!cluster.calibration.empty() && catalog_file("profiles", cluster.calibration).empty())
+      cluster.calibration = resolve_path(cluster.calibration, folder_).string();
     if (!given("name")) {
       const std::string stem = fs::path(file_).stem().string();
       if (!stem.empty() && is_utf8(stem)) scenario_.name = stem;

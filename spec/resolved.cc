@@ -86,9 +86,7 @@ Scenario with_absolute_paths(Scenario s) {
   };
   absolute(s.model.weights_path);
   absolute(s.task.data);
-  std::error_code ec;  // a profile may be one of the catalogue
-  if (!std::filesystem::exists(catalog_root() / "profiles" / (s.cluster.calibration + ".yaml"), ec))
-    absolute(s.cluster.calibration);
+  if (catalog_file("profiles", s.cluster.calibration).empty()) absolute(s.cluster.calibration);
   return s;
 }
 

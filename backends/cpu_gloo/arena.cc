@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "base/limits.h"
 
 namespace hotbunk {
 namespace {
@@ -52,7 +53,7 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
       const int error = errno;
       if (fd_ >= 0) close(fd_);
       throw RuntimeFailure(fmt::format("arena {}: no shared memory of {}: {}", options_.name,
-                                       bytes_text(options_.reserve_bytes), std::strerror(error)));
+                                       bytes_text(options_.reserve_bytes), system_error_text(error)));
     }
   }
   // Addresses that nobody may touch on both sides: a VMA of the arena then never merges with a neighbour's, and what
@@ -70,7 +71,7 @@ Arena::Arena(ArenaOptions options) : options_(std::move(options)) {
     if (guarded_ != MAP_FAILED) munmap(guarded_, guarded_bytes_);
     if (fd_ >= 0) close(fd_);
     throw RuntimeFailure(fmt::format("arena {}: cannot reserve {} of addresses: {}", options_.name,
-                                     bytes_text(options_.reserve_bytes), std::strerror(error)));
+                                     bytes_text(options_.reserve_bytes), system_error_text(error)));
   }
   base_ = static_cast<std::byte*>(p);
   if (options_.reserve_bytes >= huge_page_bytes) madvise(base_, bytes, MADV_HUGEPAGE);  // a wish; refusal is harmless
@@ -112,7 +113,7 @@ void Arena::make_resident(std::int64_t begin, std::int64_t end, std::string_view
   const int error = errno;
   release(begin, end);  // its failure adds nothing to this one
   throw RuntimeFailure(fmt::format("arena {}: the machine gives no {} for {} (mapped now: {}): {}", options_.name,
-                                   bytes_text(end - begin), who, bytes_text(total_.mapped), std::strerror(error)));
+                                   bytes_text(end - begin), who, bytes_text(total_.mapped), system_error_text(error)));
 }
 
 bool Arena::release(std::int64_t begin, std::int64_t end) noexcept {
@@ -168,7 +169,7 @@ void Arena::unmap(std::int64_t begin, std::int64_t end) {
   if (!release(begin, end)) {
     const int error = errno;
     throw RuntimeFailure(fmt::format("arena {}: the machine does not take back [{}, {}), {}: {}", options_.name, begin,
-                                     end, bytes_text(end - begin), std::strerror(error)));
+                                     end, bytes_text(end - begin), system_error_text(error)));
   }
   auto at = std::prev(mapped_.upper_bound(begin));
   const auto [old_begin, old_end] = *at;

@@ -207,7 +207,8 @@ std::string to_json(const Validation& v) {
   for (const Diagnostic& d : v.unreadable)
     doc["unreadable"].push_back(
         {{"code", d.code}, {"file", d.where.file}, {"line", d.where.line}, {"message", d.message}});
-  return doc.dump(2);
+  // A file's name and its cells need not be UTF-8; JSON is.
+  return doc.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace hotbunk

@@ -8,7 +8,7 @@ import subprocess
 from campaign_lib import draw, legal
 from campaign_lib.kills import usable_checkpoints, whole_lines
 from campaign_lib.outcome import Outcome, Skipped
-from campaign_lib.program import DIAGNOSTIC, MIB, manners
+from campaign_lib.program import DIAGNOSTIC, MIB, is_partial, manners
 
 NAME, WHAT = "limits", "full disks, read-only folders, low limits of files, processes and memory, closed streams"
 BOUND_S = 40.0
@@ -54,7 +54,7 @@ def expect_no_loss(outcome, place, folder):
         return
     whole_lines(outcome, folder)
     usable_checkpoints(outcome, place, folder)
-    outcome.faults += [f"partial file {p.name} is left" for p in folder.rglob("*") if p.suffix in (".tmp", ".probe")]
+    outcome.faults += [f"partial file {p.name} is left" for p in folder.rglob("*") if is_partial(p)]
 
 
 def full_disk(outcome, place, r, scenario_file):

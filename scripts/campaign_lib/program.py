@@ -171,8 +171,13 @@ class Place:
         faults = self.left_behind_processes()
         new = [f for f in shared_memory_files() - self.shared_memory if "hotbunk" in f or "gloo" in f]
         faults += [f"/dev/shm/{name} is left" for name in new]
-        partial = [p for p in self.folder.rglob("*") if p.suffix in (".tmp", ".probe")]
+        partial = [p for p in self.folder.rglob("*") if is_partial(p)]
         return faults + [f"partial file {p.relative_to(self.folder)} is left" for p in partial]
+
+
+def is_partial(path):
+    """A file that is being written, or was (base/partial_file.cc)."""
+    return re.fullmatch(r"\.[0-9a-f]{16}\.partial", path.name) is not None and path.is_file()
 
 
 def manners(done, peak_bytes=None):

@@ -75,7 +75,8 @@ Status write_checkpoint(const fs::path& folder, int version) {
                                     static_cast<float>(version * 100 + op.integer(Attr::slot)));
     if (Status ok = (*writer)->take(op, std::as_bytes(std::span(values))); !ok) return ok;
   }
-  return (*writer)->finish();
+  if (Status ok = (*writer)->finish(); !ok) return ok;
+  return (*writer)->place();
 }
 
 /// The step that a whole checkpoint is of; 0: it is not whole.

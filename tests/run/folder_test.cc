@@ -279,7 +279,7 @@ TEST_CASE("a file that cannot be written at the end loses no other, and is a fai
   CHECK(Json::parse(text_of(work_folder() / "limited.out"))["metrics"].size() == 2);  // nothing computed is lost
   CHECK_THAT(text_of(out / "metrics.jsonl"), Catch::Contains("\"step\":2"));
   CHECK_FALSE(fs::exists(out / "trace.json"));
-  for (const auto& entry : fs::directory_iterator(out)) CHECK(entry.path().extension() != ".tmp");
+  for (const auto& entry : fs::directory_iterator(out)) CHECK(entry.path().extension() != ".partial");
   const Result2 compared = hotbunk_command(fmt::format("compare {}", out.string()));
   CHECK(compared.code == 2);
   CHECK_THAT(compared.err, Catch::Contains("error[E134]") && Catch::Contains("trace.json"));
@@ -294,7 +294,7 @@ TEST_CASE("a full disk is a failure at run time: what fits is written, each file
       fmt::format("run {} --out {}", scenario("disk", 2, 1, "steps: 2").string(), (disk / "run").string()));
   const std::string metrics = text_of(disk / "run/metrics.jsonl");
   bool partial = false;
-  for (const auto& entry : fs::directory_iterator(disk / "run")) partial |= entry.path().extension() == ".tmp";
+  for (const auto& entry : fs::directory_iterator(disk / "run")) partial |= entry.path().extension() == ".partial";
   CHECK(std::system(fmt::format("umount {}", disk.string()).c_str()) == 0);
   INFO(r.err);
   CHECK(r.code == 3);

@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tests/run/program.h"
@@ -37,6 +38,96 @@ TEST_CASE("a closed standard output is said to be closed, before any work; a ful
   const Result2 full = shell(fmt::format("{} plan {} > /dev/full", program_file, file.string()));
   CHECK(full.code == 3);
   CHECK_THAT(full.err, Catch::Contains("error[E605]: results cannot be written to standard output: No space left"));
+}
+
+TEST_CASE("with closed standard streams narration and input vanish: no file is written into or read") {
+  const fs::path file = scenario("closed", 2, 1, "steps: 1"), out = work_folder() / "closed";
+  for (const char* closed : {"2>&-", "0<&-", "0<&- 2>&-"}) {
+    INFO(closed);
+    const fs::path answer = work_folder() / "closed.json";
+    const Result2 r = shell(fmt::format("( exec {} run {} --json --overwrite --out {} > {} {} )", program_file,
+                                        file.string(), out.string(), answer.string(), closed));
+    INFO(r.err);
+    CHECK(r.code == 0);
+    CHECK(nlohmann::json::parse(text_of(answer))["equal"] == true);
+    // Every file that the run had open is what it should be: compare reads them all.
+    CHECK(hotbunk_command("compare " + out.string()).code == 0);
+    for (const char* name : {"metrics.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
+      CHECK_THAT(text_of(out / name), !Catch::Contains("starting"));
+  }
+  // And an error that nobody hears is still told by the exit code.
+  CHECK(shell(fmt::format("( exec {} plan {} --set steps=x > /dev/null 2>&- )", program_file, file.string())).code ==
+        2);
+}
+
+TEST_CASE("a result that is lost is E605 with its reason, of every command") {
+  const fs::path file = scenario("lost", 2, 1, "steps: 1"), out = work_folder() / "lost";
+  REQUIRE(hotbunk_command(fmt::format("run {} --out {}", file.string(), out.string())).code == 0);
+  const fs::path ids = work_folder() / "lost_ids.jsonl";
+  std::ofstream(ids) << "[1, 3]\n";
+  const std::string ask = fmt::format("--model {} --tokens {}", (out / "checkpoints/final").string(), ids.string());
+  const fs::path profile = work_folder() / "lost_profile.yaml", again = work_folder() / "lost_again";
+  const std::string s = file.string();
+  for (const std::string& command : {std::string("--help"),
+                                     std::string("--version"),
+                                     std::string("run --help"),
+                                     std::string("doctor"),
+                                     std::string("doctor --json"),
+                                     std::string("validate"),
+                                     std::string("validate --json"),
+                                     "plan " + s,
+                                     "plan --json " + s,
+                                     "plan --resolved " + s,
+                                     "plan --print " + s,
+                                     "simulate " + s,
+                                     "simulate --json " + s,
+                                     "explain " + s,
+                                     "sweep --vary seed=1,2 " + s,
+                                     "generate " + ask,
+                                     "generate --json " + ask,
+                                     "logprobs " + ask,
+                                     "logprobs --json " + ask,
+                                     "compare " + out.string(),
+                                     "compare --json " + out.string(),
+                                     "report " + out.string(),
+                                     "report --json " + out.string(),
+                                     fmt::format("calibrate {} --out {}", s, profile.string()),
+                                     fmt::format("run {} --overwrite --out {}", s, again.string()),
+                                     fmt::format("run {} --json --overwrite --out {}", s, again.string())}) {
+    const Result2 r = shell(fmt::format("{} {} > /dev/full", program_file, command));
+    INFO(command << '\n' << r.err);
+    CHECK(r.code == 3);
+    CHECK_THAT(r.err, Catch::Contains("error[E605]: results cannot be written to standard output: No space left"));
+    CHECK_THAT(r.err, !Catch::Contains("in phase"));  // nothing of the computation failed
+  }
+  // What was wrong before decides the exit code; that its document is lost is said.
+  const Result2 both = shell(fmt::format("{} plan /nowhere --json > /dev/full", program_file));
+  CHECK(both.code == 2);
+  CHECK_THAT(both.err, Catch::Contains("error[E101]") && Catch::Contains("error[E605]"));
+}
+
+TEST_CASE("limits of memory and of the size of files are named") {
+  const fs::path file = scenario("small", 2, 1, "steps: 1"), out = work_folder() / "small.out";
+  const Result2 size =
+      shell(fmt::format("ulimit -f 1; exec {} simulate {} > {}", program_file, file.string(), out.string()));
+  CHECK(size.code == 3);
+  CHECK_THAT(size.err, Catch::Contains("error[E605]") &&
+                           Catch::Contains("File too large: a file of this process may "
+                                           "have") &&
+                           Catch::Contains("B (ulimit -f)"));
+  const fs::path run = work_folder() / "small", ids = work_folder() / "small_ids.jsonl";
+  REQUIRE(hotbunk_command(fmt::format("run {} --out {}", file.string(), run.string())).code == 0);
+  {
+    std::ofstream many(ids);
+    for (int i = 0; i < 2'000'000; ++i) many << "[1,3,4,5,6,7,8,9,10,11,12,13]\n";
+  }
+  const Result2 memory = shell(fmt::format("ulimit -v 153600; exec {} logprobs --model {} --tokens {}", program_file,
+                                           (run / "checkpoints/final").string(), ids.string()));
+  fs::remove(ids);
+  INFO(memory.err);
+  CHECK(memory.code == 3);
+  CHECK_THAT(memory.err, Catch::Contains("error[E604]: the system gives no more memory: ") &&
+                             Catch::Contains("this process may have 157286400 B of addresses (ulimit -v)"));
 }
 
 TEST_CASE("limits of threads and of open files are named") {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <catch2/catch.hpp>
+#include <cctype>
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -237,6 +238,31 @@ TEST_CASE("a name with terminal escapes reaches no terminal raw") {
     CHECK(r.out.find('\x1b') == std::string::npos);
     CHECK(r.out.find('\x07') == std::string::npos);
     CHECK(r.err.find('\x1b') == std::string::npos);
+  }
+}
+
+TEST_CASE("cells of a table of somebody else's reach no terminal raw, and make no JSON that is none") {
+  const fs::path data = work_folder() / "published";
+  fs::create_directories(data);
+  int changed = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(source_folder) / "data/published")) {
+    std::string text = text_of(entry.path());
+    const auto line = text.find('\n');
+    if (entry.path().extension() != ".csv" || line == std::string::npos) continue;
+    // Into the first cell of letters of every row.
+    for (std::size_t at = line + 1; at < text.size() && at != 0; at = text.find('\n', at) + 1)
+      if (std::isalpha(static_cast<unsigned char>(text[at])) != 0) text.insert(at, "\x1b[31m\xc2\x9b"), ++changed;
+    std::ofstream(data / entry.path().filename()) << text;
+  }
+  for (const char* other : {"\x1b[31m.csv", "\xff.csv"}) std::ofstream(data / other) << "a,b\n1,2\n";
+  REQUIRE(changed > 0);
+  for (const char* more : {"", " --rows", " --json"}) {
+    const Result2 r = hotbunk_command(fmt::format("validate --data {}{}", data.string(), more));
+    INFO(more << '\n' << r.out << r.err);
+    CHECK_FALSE(r.out.empty());
+    CHECK((r.out + r.err).find('\x1b') == std::string::npos);
+    if (std::string(more) == " --json") CHECK(Json::accept(r.out));
+    else CHECK((r.out + r.err).find("\xc2\x9b") == std::string::npos);
   }
 }
 

@@ -1,6 +1,7 @@
 // Scenario files: DESIGN's example means what it says, every default is there, --set reaches every key, and the
 // resolved form loads back to the identical scenario.
 #include <rapidcheck.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -137,6 +138,36 @@ TEST_CASE("--set changes one key of a catalogue entry, makes missing maps, and t
   CHECK(s.model.hidden == 3584);
   CHECK(s.optimizer.lr == 2e-4);
   CHECK(loaded(design_example, {"cluster.gpu=b200-sxm-180gb"}).cluster.gpu.name == "b200-sxm-180gb");
+}
+
+TEST_CASE("relative paths count from the scenario's folder, then from the working directory") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("hotbunk_paths." + std::to_string(::getpid()));
+  fs::create_directories(folder / "below");
+  for (const char* name : {"below/data.jsonl", "below/mine.yaml", "below/a100-sxm-80gb", "elsewhere.jsonl"})
+    std::ofstream(folder / name) << "[1, 2]\n";
+  const auto load = [&](const std::string& data, const std::string& calibration) {
+    std::ofstream(folder / "below/scenario.yaml")
+        << "model: qwen2.5-0.5b\nalgorithm: {name: sft}\ntask: {data: " << data
+        << "}\ncluster: {calibration: " << calibration << "}\n";
+    return load_scenario((folder / "below/scenario.yaml").string());
+  };
+  const fs::path before = fs::current_path();
+  fs::current_path(folder);
+  const auto beside = load("data.jsonl", "mine.yaml"), working = load("elsewhere.jsonl", "a100-sxm-80gb"),
+             nowhere = load("nowhere.jsonl", folder / "below/mine.yaml");
+  fs::current_path(before);
+  fs::remove_all(folder);
+  for (const auto* s : {&beside, &working, &nowhere}) {
+    INFO((*s ? "" : render(s->error())));
+    REQUIRE(*s);
+  }
+  CHECK(beside->task.data == (folder / "below/data.jsonl").string());
+  CHECK(beside->cluster.calibration == (folder / "below/mine.yaml").string());
+  CHECK(working->task.data == "elsewhere.jsonl");
+  CHECK(working->cluster.calibration == "a100-sxm-80gb");  // the catalogue's, whatever lies beside the scenario
+  CHECK(nowhere->task.data == "nowhere.jsonl");
+  CHECK(nowhere->cluster.calibration == (folder / "below/mine.yaml").string());
 }
 
 TEST_CASE("every GPU of the catalogue loads and says where each number comes from") {
