@@ -13,14 +13,14 @@ inline Dense dense(const Tensor& t) {
   return Dense::NullaryExpr(t.rows(), t.cols(), [&](Eigen::Index r, Eigen::Index c) { return t.at(r, c); });
 }
 
-inline double error_of(const Tensor& actual, const Dense& wanted) {
+inline double dense_error(const Tensor& actual, const Dense& wanted) {
   CHECK(actual.rows() == wanted.rows());
   CHECK(actual.cols() == wanted.cols());
   return error_of(actual, [&](std::int64_t r, std::int64_t c) { return wanted(r, c); });
 }
 
-inline void check_close(const Tensor& actual, const Dense& wanted, double tolerance) {
-  CHECK(error_of(actual, wanted) <= tolerance);
+inline void check_dense(const Tensor& actual, const Dense& wanted, double tolerance) {
+  CHECK(dense_error(actual, wanted) <= tolerance);
   CHECK(actual.padding_intact());
 }
 

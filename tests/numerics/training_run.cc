@@ -78,6 +78,7 @@ class ProbingDriver final : public Driver {
     if (!source.empty()) std::memcpy(values.data() + before, source.data(), source.size());
   }
   void completed(Rank r, const Args& args, std::int16_t phase) override { inner_.completed(r, args, phase); }
+  Status step_ended(std::int32_t step) override { return inner_.step_ended(step); }
   bool wants_results() const override { return true; }
   void report(Trace& trace) const override { inner_.report(trace); }
 

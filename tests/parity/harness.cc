@@ -78,6 +78,7 @@ class Observer final : public Driver {
     inner_.fetch(r, op, a, from);
   }
   void completed(Rank r, const Args& a, std::int16_t phase) override { inner_.completed(r, a, phase); }
+  Status step_ended(std::int32_t step) override { return inner_.step_ended(step); }
   bool wants_results() const override { return inner_.wants_results(); }
   void report(Trace& t) const override { inner_.report(t); }
 
