@@ -33,7 +33,7 @@ Plan decode_plan(Rank ranks, int layers) {
     op.kind = kind;
     op.stream = stream;
     op.name = std::move(name);
-    return block.ops.edit().emplace_back(std::move(op));
+    return block.ops.emplace_back(std::move(op));
   };
   const auto hand_over = [&](StreamId from, StreamId to) {
     add(OpKind::record, from, "").event = event;

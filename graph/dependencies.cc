@@ -12,7 +12,7 @@ namespace {
 
 class BlockPass {
  public:
-  BlockPass(Program& program, Block& block) : program_(program), ops_(block.ops.edit()), order_(program) {
+  BlockPass(Program& program, Block& block) : program_(program), ops_(block.ops), order_(program) {
     known_.fill(before_all);
     last_.fill(-1);
     after_.resize(ops_.size(), -1);

@@ -23,7 +23,7 @@ class LifetimePass {
     std::ranges::sort(used_, by(&Use::first));
     std::vector<BufferId> ending = used_;
     std::ranges::sort(ending, by(&Use::last));
-    std::vector<Op>& written = block.ops.edit();
+    std::vector<Op>& written = block.ops;
     std::vector<Op> ops;
     ops.reserve(written.size() + 2 * used_.size());
     auto begins = used_.begin(), ends = ending.begin();

@@ -20,7 +20,7 @@ std::int64_t aligned(std::int64_t bytes, std::int64_t to) { return (bytes + to -
 class Placement {
  public:
   explicit Placement(Program& program)
-      : buffers_(program.buffers.edit()),
+      : buffers_(program.buffers),
         uses_(buffers_.size()),
         recorded_(static_cast<std::size_t>(program.num_events), before_all) {}
 
@@ -93,7 +93,7 @@ class Placement {
 
 void lay_out_sections(const Plan& plan, Program& program) {
   program.section_bytes.fill(0);
-  for (Buffer& b : program.buffers.edit()) {
+  for (Buffer& b : program.buffers) {
     if (b.section == Section::transient) continue;
     std::int64_t& end = program.section_bytes[static_cast<std::size_t>(b.section)];
     b.offset = end;

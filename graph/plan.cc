@@ -15,30 +15,7 @@ namespace {
 constexpr std::array<std::string_view, num_categories> category_names = {
     "params", "grads", "optimizer", "activations", "kv_cache", "communication", "workspace", "overhead"};
 
-/// What a Hasher is given, kept to be given to several.
-class Content {
- public:
-  void add(std::int64_t value) { append(&value, sizeof value); }
-  void add(double value) { add(std::bit_cast<std::int64_t>(value)); }
-  void add(std::string_view text) {
-    add(static_cast<std::int64_t>(text.size()));
-    append(text.data(), text.size());
-  }
-  std::span<const std::byte> bytes() const { return {bytes_.data(), used_}; }
-
- private:
-  void append(const void* from, std::size_t n) {
-    if (used_ + n > bytes_.size()) bytes_.resize(std::max<std::size_t>(4096, 2 * (used_ + n)));
-    if (n > 0) std::memcpy(bytes_.data() + used_, from, n);
-    used_ += n;
-  }
-
-  std::vector<std::byte> bytes_;
-  std::size_t used_ = 0;
-};
-
-template <class To>
-void add(To& h, const Tensor& t) {
+void add(Hasher& h, const Tensor& t) {
   h.add(static_cast<std::int64_t>(t.buffer));
   h.add(t.offset_bytes);
   h.add(static_cast<std::int64_t>(t.dtype));
@@ -49,8 +26,7 @@ void add(To& h, const Tensor& t) {
   }
 }
 
-template <class To>
-void add(To& h, const Op& op) {
+void add(Hasher& h, const Op& op) {
   for (std::int64_t v :
        {static_cast<std::int64_t>(op.kind), static_cast<std::int64_t>(op.stream), static_cast<std::int64_t>(op.group),
         static_cast<std::int64_t>(op.buffer), static_cast<std::int64_t>(op.event),
@@ -77,57 +53,16 @@ void add(To& h, const Op& op) {
     }
 }
 
-template <class To>
-void add(To& h, const Buffer& b) {
+void add(Hasher& h, const Buffer& b) {
   h.add(std::string_view(b.name));
   for (std::int64_t v : {static_cast<std::int64_t>(b.dtype), b.elements, static_cast<std::int64_t>(b.category),
                          static_cast<std::int64_t>(b.section), b.offset})
     h.add(v);
 }
 
-/// The contents of what several programs share: ops and buffers of a plan's ranks, mostly.
-class SharedContents {
- public:
-  explicit SharedContents(const std::vector<Program>& programs) {
-    std::unordered_map<const void*, int> times;
-    std::vector<const SharedVector<Op>*> ops;
-    std::vector<const SharedVector<Buffer>*> buffers;
-    const auto note = [&](const auto& shared, auto& several) {
-      if (!shared.empty() && ++times[shared.data()] == 2) several.push_back(&shared);
-    };
-    for (const Program& p : programs) {
-      note(p.buffers, buffers);
-      for (const auto& blocks : p.phases)
-        for (const Block& block : blocks) note(block.ops, ops);
-    }
-    for (const auto* shared : ops) contents_[shared->data()];
-    for (const auto* shared : buffers) contents_[shared->data()];
-    in_parallel(ops.size() + buffers.size(), [&](std::size_t i) {
-      if (i < ops.size()) write(*ops[i]);
-      else write(*buffers[i - ops.size()]);
-    });
-  }
-
-  template <class T>
-  void add_to(Hasher& h, const SharedVector<T>& all) const {
-    const auto at = contents_.find(all.data());
-    if (at != contents_.end()) return h.add(at->second.bytes());
-    for (const T& one : all) add(h, one);
-  }
-
- private:
-  template <class T>
-  void write(const SharedVector<T>& all) {
-    Content& content = contents_.at(all.data());
-    for (const T& one : all) add(content, one);
-  }
-
-  std::unordered_map<const void*, Content> contents_;  // by where the elements lie
-};
-
-void add(Hasher& h, const Program& p, const SharedContents& shared) {
+void add(Hasher& h, const Program& p) {
   h.add(static_cast<std::int64_t>(p.buffers.size()));
-  shared.add_to(h, p.buffers);
+  for (const Buffer& b : p.buffers) add(h, b);
   for (std::int64_t bytes : p.section_bytes) h.add(bytes);
   h.add(static_cast<std::int64_t>(p.num_events));
   h.add(static_cast<std::int64_t>(p.slot_limits.size()));
@@ -145,7 +80,7 @@ void add(Hasher& h, const Program& p, const SharedContents& shared) {
       h.add(std::string_view(block.name));
       h.add(static_cast<std::int64_t>(block.enters)), h.add(static_cast<std::int64_t>(block.section));
       h.add(static_cast<std::int64_t>(block.ops.size()));
-      shared.add_to(h, block.ops);
+      for (const Op& op : block.ops) add(h, op);
     }
   }
 }
@@ -189,10 +124,9 @@ std::string plan_hash(const Plan& plan) {
     h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
   }
   std::vector<std::string> programs(plan.programs.size());
-  const SharedContents shared(plan.programs);
   in_parallel(programs.size(), [&](std::size_t i) {
     Hasher one;
-    add(one, plan.programs[i], shared);
+    add(one, plan.programs[i]);
     programs[i] = one.hex();
   });
   for (const std::string& p : programs) h.add(std::string_view(p));

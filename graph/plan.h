@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "base/shared_vector.h"
 #include "graph/op.h"
 
 namespace hotbunk {
@@ -53,7 +52,7 @@ std::string_view name_of(Enters);
 
 struct Block {
   std::string name;
-  SharedVector<Op> ops;  // with other ranks' programs
+  std::vector<Op> ops;
   Enters enters = Enters::nothing;
   Section section = Section::transient;  // the one that sleeps or wakes
   friend bool operator==(const Block&, const Block&) = default;
@@ -80,7 +79,7 @@ struct SlotLimit {
 
 /// The work of one class of ranks: blocks[phase][block].
 struct Program {
-  SharedVector<Buffer> buffers;
+  std::vector<Buffer> buffers;
   std::vector<SlotLimit> slot_limits;
   std::vector<std::vector<Block>> phases;
   std::array<std::int64_t, num_sections> section_bytes{};  // virtual extent of each section, chunk-aligned

@@ -203,7 +203,7 @@ std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
       blocks[i].enters = block["enters"].name<Enters>(num_enters);
       blocks[i].section = block["section"].name<Section>(num_sections);
     }
-    std::vector<Op>& read = blocks[i].ops.edit();
+    std::vector<Op>& read = blocks[i].ops;
     read.reserve(ops.array());
     for (std::size_t k = 0; k < ops.size(); ++k) read.push_back(read_op(ops.at(k), scope));
   }
@@ -216,7 +216,7 @@ Program read_program(const Value& v, const Plan& plan) {
   sections.array(num_sections, num_sections);
   for (std::size_t s = 0; s < p.section_bytes.size(); ++s) p.section_bytes[s] = sections.at(s).integer(0, largest);
   p.num_events = v["num_events"].int32(0, most_events);
-  p.buffers.edit().reserve(buffers.array());
+  p.buffers.reserve(buffers.array());
   for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
   if (v.has("slot_limits")) {
     const Value slots = v["slot_limits"];

@@ -66,7 +66,7 @@ void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Ente
 
 Op& ProgramBuilder::push(OpKind kind, StreamId stream) {
   HB_CHECK(block_, "an op before the first block");
-  Op& op = block_->ops.edit().emplace_back();
+  Op& op = block_->ops.emplace_back();
   op.kind = kind;
   op.stream = stream;
   return op;
@@ -127,7 +127,7 @@ namespace {
 void fill_section_extents(Program& program) {
   for (auto& blocks : program.phases)
     for (Block& block : blocks) {
-      std::vector<Op>& ops = block.ops.edit();
+      std::vector<Op>& ops = block.ops;
       for (Op& op : ops)
         if ((op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_end == whole_section)
           op.map_end = program.section_bytes[static_cast<std::size_t>(op.section)];
@@ -185,7 +185,7 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
     // A block that a rank may skip cannot hold it: transients are mapped for all that follows.
     auto& blocks = program.phases[p];
     if (blocks.front().enters != Enters::nothing) blocks.insert(blocks.begin(), Block{.name = "transients", .ops = {}});
-    std::vector<Op>& ops = blocks.front().ops.edit();
+    std::vector<Op>& ops = blocks.front().ops;
     ops.insert(ops.begin(), std::move(op));
     mapped = level[p];
   }

@@ -96,7 +96,7 @@ TEST_CASE("Memory: overlap, not alive, asleep, unbalanced") {
              Contains("buffer 'b' was alive before an iteration that freed it"));
   // Only half of what 'b' takes is mapped.
   CHECK_THAT(faults_after([](Plan& p) {
-               auto& ops = p.programs[0].phases[0][0].ops.edit();
+               auto& ops = p.programs[0].phases[0][0].ops;
                ops.erase(ops.begin());
              }),
              Contains("'a' is allocated where nothing is mapped (section transient asleep?)"));
@@ -156,11 +156,11 @@ TEST_CASE("Sleeping and waking twice is harmless where the block says so, and wh
              Contains("maps 0..4096 of kv_cache, part of which is mapped"));
   CHECK_THAT(first_fault(sleeper({awake, asleep, asleep}), [](auto& b) { b[2].enters = nothing; }),
              Contains("frees 'kv', which is not alive"));
-  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[0].ops.edit().pop_back(); }),
+  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[0].ops.pop_back(); }),
              Contains("block turn: leaves kv_cache awake, but 'kv' is not alive"));
-  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[1].ops.edit().clear(); }),
+  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[1].ops.clear(); }),
              Contains("leaves kv_cache asleep, but 'kv' is alive"));
-  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[1].ops.edit().pop_back(); }),
+  CHECK_THAT(first_fault(sleeper({awake, asleep}), [](auto& b) { b[1].ops.pop_back(); }),
              Contains("leaves kv_cache asleep, but part of it is mapped"));
   // Touched while asleep.
   const Op touch = op(OpKind::zero, {}, {tensor(0, DType::f32, {fixed(16)})});

@@ -73,7 +73,7 @@ TEST_CASE("what changed between two plans") {
   b.device_capacity_bytes = 5;
   b.programs[0].buffers[1].elements = 1024;
   b.programs[0].buffers.push_back({"y", DType::f32, 1, Category::grads, Section::transient, 0});
-  auto& ops = b.programs[0].phases[1][1].ops.edit();
+  auto& ops = b.programs[0].phases[1][1].ops;
   ops[1].attrs[0].second = std::int64_t{16};
   ops.pop_back();
   CHECK(diff_plans(a, b) == R"(~ device_capacity_bytes: 2147483648 -> 5

@@ -82,7 +82,7 @@ Plan without(const Plan& plan, OpKind kind, const char* phase, std::size_t nth) 
   for (Program& program : out.programs) {
     std::size_t seen = 0;
     for (Block& block : program.phases[p])
-      std::erase_if(block.ops.edit(), [&](const Op& op) { return op.kind == kind && seen++ == nth; });
+      std::erase_if(block.ops, [&](const Op& op) { return op.kind == kind && seen++ == nth; });
   }
   return out;
 }

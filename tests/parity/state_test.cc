@@ -331,7 +331,7 @@ TEST_CASE("a verified sync names the tensor that was corrupted, in every layout"
     plan.programs.push_back(plan.programs.front());  // the last rank's own
     plan.program_of_rank.back() = static_cast<std::int32_t>(plan.programs.size()) - 1;
     Program& program = plan.programs.back();
-    auto& ops = program.phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops.edit();
+    auto& ops = program.phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops;
     const auto first = std::ranges::find_if(ops, [](const Op& op) { return op.kind == OpKind::hash_boxes; });
     Op zero;
     zero.kind = OpKind::zero;
@@ -365,7 +365,7 @@ TEST_CASE("a sync that leaves a slice of a fresh weight unwritten is an error of
     for (std::size_t i = 0; i < ops.size(); ++i)
       for (std::size_t move = 0; move < ops[i].moves.size(); ++move) {
         Plan mutant = plan;
-        auto& moves = mutant.programs[0].phases[sync][0].ops.edit()[i].moves;
+        auto& moves = mutant.programs[0].phases[sync][0].ops[i].moves;
         moves.erase(moves.begin() + static_cast<std::ptrdiff_t>(move));
         const auto faults = verify(mutant);
         const bool found = !faults.empty() && faults.front().find("that nobody wrote since") != std::string::npos;

@@ -109,7 +109,7 @@ TEST_CASE("the path goes over a collective to the rank that came last, then back
 TEST_CASE("without the event the longer stream alone is the path; another step has none") {
   // The same times, but nothing orders b after g: rank 0's compute, a 50 + b 30, then c 20, beats p + g = 55.
   Plan plan = plan_of_two();
-  std::erase_if(plan.programs[0].phases[0][0].ops.edit(), [](const Op& o) { return o.kind == OpKind::wait; });
+  std::erase_if(plan.programs[0].phases[0][0].ops, [](const Op& o) { return o.kind == OpKind::wait; });
   const Trace t = trace_of({{0, "p", 0, 10},
                             {0, "g", 12, 55},
                             {0, "a", 0, 50},
