@@ -43,6 +43,7 @@ Meaning meaning_of(const std::string& key) {
   for (const char* free : {"name", "steps", "checkpoint_every", "task.data"})  // data: its digest decides
     if (key == free) return Meaning::of_the_run;
   if (key.starts_with("run.")) return Meaning::of_the_run;
+  if (key == "sync.every") return Meaning::computation;
   // Sums run in another order there, memory is another, and nothing else differs.
   for (const char* where : {"cluster.", "train.layout.", "rollout.layout.", "sync.", "train.offload", "train.prefetch",
                             "train.reshard_after_forward", "transition", "rollout.sleep", "rollout.memory_fraction",

@@ -42,6 +42,7 @@ class Walk {
 
   Status run(const RunOptions& options) {
     on_phase_ = options.on_phase;
+    first_step_ = options.first_step;
     if (auto s = all(When::prologue, 0); !s) return s;
     std::int32_t step = options.first_step;
     for (bool ends = false; step <= options.steps && !ends; ++step) {
@@ -57,7 +58,7 @@ class Walk {
  private:
   Status all(When when, std::int32_t step) {
     for (std::size_t p = 0; p < plan_.phases.size(); ++p)
-      if (plan_.phases[p].when == when)
+      if (plan_.phases[p].when == when && (when != When::iteration || plan_.phases[p].runs_in(step, first_step_)))
         if (auto s = phase(static_cast<std::int16_t>(p), step); !s) return s;
     return {};
   }
@@ -121,6 +122,7 @@ class Walk {
   }
 
   std::function<void(std::int32_t, std::int16_t)> on_phase_;
+  std::int32_t first_step_ = 1;
   const Plan& plan_;
   Driver& driver_;
   std::vector<std::unique_ptr<Device>>& devices_;

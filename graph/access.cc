@@ -18,16 +18,24 @@ bool leaves_buffers(const Block& block) {
 
 }  // namespace
 
-std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, When when) {
+std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, const WalkTurn& turn) {
   std::vector<BlockVisit> out;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    if (plan.phases[p].when != when) continue;
+    if (plan.phases[p].when != turn.when || (plan.phases[p].every > 1 && !turn.with_periodic)) continue;
     for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
       const BlockVisit visit{static_cast<std::int16_t>(p), static_cast<std::int32_t>(b)};
       out.push_back(visit);
       if (plan.phases[p].driven && !leaves_buffers(program.phases[p][b])) out.push_back(visit);
     }
   }
+  return out;
+}
+
+std::vector<WalkTurn> walk_turns(const Plan& plan) {
+  const bool periodic = std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return p.every > 1; });
+  std::vector<WalkTurn> out = {{When::prologue, true}, {When::iteration, true}, {When::iteration, !periodic}};
+  if (periodic) out.push_back({When::iteration, true});
+  out.push_back({When::epilogue, true});
   return out;
 }
 

@@ -30,8 +30,6 @@ void each_access(const Program& program, const Op& op, F&& visit) {
   side(op.outputs, true);
 }
 
-/// The order in which one iteration visits blocks, for static walks: every block of a driven phase in order, those that
-/// leave no buffer behind twice, so that the steady state of a loop is seen.
 struct BlockVisit {
   std::int16_t phase = 0;
   std::int32_t block = 0;
@@ -39,6 +37,15 @@ struct BlockVisit {
 inline const Block& block_at(const Program& p, const BlockVisit& v) {
   return p.phases[static_cast<std::size_t>(v.phase)][static_cast<std::size_t>(v.block)];
 }
-std::vector<BlockVisit> block_visits(const Plan&, const Program&, When);
+/// What a static walk walks to have seen everything: the prologue, iterations until they repeat, the epilogue. Where
+/// phases do not run each time, one with them, one without, and one with them again.
+struct WalkTurn {
+  When when = When::iteration;
+  bool with_periodic = true;  // also the phases that do not run in every iteration
+};
+std::vector<WalkTurn> walk_turns(const Plan&);
+/// The blocks of a turn in order: every block of a driven phase, those that leave no buffer behind twice, so that the
+/// steady state of a loop is seen.
+std::vector<BlockVisit> block_visits(const Plan&, const Program&, const WalkTurn&);
 
 }  // namespace hotbunk

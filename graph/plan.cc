@@ -122,6 +122,7 @@ std::string plan_hash(const Plan& plan) {
   for (const PhaseInfo& phase : plan.phases) {
     h.add(std::string_view(phase.name));
     h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
+    if (phase.every != 1) h.add(std::int64_t{phase.every});
   }
   std::vector<std::string> programs(plan.programs.size());
   in_parallel(programs.size(), [&](std::size_t i) {

@@ -58,18 +58,25 @@ struct Block {
   friend bool operator==(const Block&, const Block&) = default;
 };
 
-/// When a phase runs: once before the first iteration, in every iteration, or once after the last.
+/// When a phase runs: once before the first iteration, in the iterations, or once after the last.
 enum class When : std::uint8_t { prologue, iteration, epilogue };
 
 struct PhaseInfo {
   std::string name;
   When when = When::iteration;
   bool driven = false;  // false: its blocks once, in order; true: the Driver picks blocks until done
+  /// Of an iteration's phase: it runs in the first iteration of a walk and in iterations 1, 1 + every, 1 + 2 every, …
+  /// All phases of a plan that do not run each time share one such number.
+  std::int32_t every = 1;
+  bool runs_in(std::int32_t step, std::int32_t first_step) const {
+    return every == 1 || step == first_step || (step - 1) % every == 0;
+  }
   friend bool operator==(const PhaseInfo&, const PhaseInfo&) = default;
 };
 
 /// How many of a row of buffers may be in use at once, whatever memory there is: the units that FSDP holds whole, the
-/// buckets of a sync. Turns follow one another in program order; turn i + slots waits until every use of turn i is over.
+/// buckets of a sync. Turns follow one another in program order; turn i + slots waits until every use of turn i is
+/// over.
 struct SlotLimit {
   std::string name;
   std::int32_t slots = 1;

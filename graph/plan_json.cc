@@ -194,7 +194,9 @@ std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
   out += ",\"phases\":", append_array(out, plan.phases, [&](const PhaseInfo& phase) {
     out += "{\"name\":", append_json(out, phase.name);
     out += ",\"when\":", append_json(out, name_of_when(phase.when));
-    out += phase.driven ? ",\"driven\":true}" : ",\"driven\":false}";
+    out += phase.driven ? ",\"driven\":true" : ",\"driven\":false";
+    if (phase.every != 1) out += ",\"every\":", append_json(out, phase.every);
+    out += '}';
   });
   out += ",\"program_of_rank\":", append_array(out, plan.program_of_rank, [&](auto c) { append_json(out, c); });
   out += ",\"programs\":", append_array(out, plan.programs, [&](const Program& p) { append(out, p); });

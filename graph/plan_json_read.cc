@@ -18,6 +18,7 @@ using decode::Value;
 constexpr decode::Codes codes{"E502", "E503"};
 constexpr std::int64_t largest = std::int64_t{1} << 60;      // bytes or elements: sums of two still fit 64 bits
 constexpr std::int64_t most_ranks = std::int64_t{1} << 20;   // of a plan
+constexpr std::int64_t most_steps = 1'000'000'000;           // of a run
 constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
 constexpr JsonLimits limits{.max_depth = 16, .max_values = 100'000'000};
 
@@ -244,6 +245,7 @@ PhaseInfo read_phase(const Value& v) {
   if (when.text() == "prologue") phase.when = When::prologue;
   else if (when.text() == "epilogue") phase.when = When::epilogue;
   else if (when.text() != "iteration") when.out_of_range("should be \"prologue\", \"iteration\" or \"epilogue\"");
+  if (v.has("every")) phase.every = v["every"].int32(2, most_steps);
   return phase;
 }
 

@@ -40,8 +40,9 @@ std::string print_runs(const Numbers& numbers) {
   return out;
 }
 
-const char* print_when(When when) {
-  return when == When::prologue ? "prologue" : when == When::iteration ? "iteration" : "epilogue";
+std::string print_when(const PhaseInfo& phase) {
+  if (phase.when != When::iteration) return phase.when == When::prologue ? "prologue" : "epilogue";
+  return phase.every == 1 ? "iteration" : fmt::format("every {} iterations", phase.every);
 }
 
 std::string print_enters(const Block& block) {
@@ -92,7 +93,7 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   for (std::size_t p = 0; p < program.phases.size(); ++p) {
     const PhaseInfo& phase = plan.phases[p];
     if (!options.phase.empty() && phase.name != options.phase) continue;
-    out += fmt::format("  phase {} ({}{})\n", phase.name, print_when(phase.when), phase.driven ? ", driven" : "");
+    out += fmt::format("  phase {} ({}{})\n", phase.name, print_when(phase), phase.driven ? ", driven" : "");
     for (const Block& block : program.phases[p]) {
       out += fmt::format("    block {}: {} ops{}\n", block.name.empty() ? "-" : block.name, block.ops.size(),
                          print_enters(block));

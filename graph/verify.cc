@@ -75,6 +75,20 @@ void check_slots(const Program& program, Fault&& fault) {
   }
 }
 
+/// The walks know iterations with all phases and without those that are periodic, and no others.
+void check_periods(const Plan& plan, Faults& faults) {
+  std::int32_t period = 1;
+  for (const PhaseInfo& p : plan.phases) {
+    if (p.every == 1) continue;
+    if (p.every < 1 || p.when != When::iteration)
+      faults.add(fmt::format("phase {}: every {} is for phases of iterations, and above 1", p.name, p.every));
+    else if (p.driven) faults.add(fmt::format("phase {}: a driven phase does not skip iterations", p.name));
+    else if (period != 1 && p.every != period)
+      faults.add(fmt::format("phase {}: runs every {} iterations, another phase every {}", p.name, p.every, period));
+    else period = p.every;
+  }
+}
+
 void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
   const Program& program = plan.programs[index];
   const auto fault = [&](const std::string& text) { faults.add(fmt::format("program {}: {}", index, text)); };
@@ -153,6 +167,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
   for (std::int32_t p : plan.program_of_rank)
     if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
       faults.add(fmt::format("a rank names program {}", p));
+  check_periods(plan, faults);
   if (auto found = faults.take(); !found.empty()) return found;
   auto found = faults_of(plan.programs.size(), limit, [&](std::size_t i, Faults& f) { check_shape(plan, i, f); });
   if (!found.empty()) return found;

@@ -19,17 +19,14 @@ namespace {
 template <class OnBlock, class OnEnd>
 void walk(const Plan& plan, const Program& program, OnBlock&& on_block, OnEnd&& on_end) {
   SectionStates states(program);
-  for (When when : {When::prologue, When::iteration, When::epilogue}) {
-    const std::vector<BlockVisit> visits = block_visits(plan, program, when);
-    for (int turn = when == When::iteration ? 2 : 1; turn > 0; --turn) {
-      for (const BlockVisit& visit : visits) {
-        const Block& block = block_at(program, visit);
-        if (states.skips(block)) continue;
-        on_block(visit, block);
-        states.ran(block);
-      }
-      on_end(when);
+  for (const WalkTurn& turn : walk_turns(plan)) {
+    for (const BlockVisit& visit : block_visits(plan, program, turn)) {
+      const Block& block = block_at(program, visit);
+      if (states.skips(block)) continue;
+      on_block(visit, block);
+      states.ran(block);
     }
+    on_end(turn.when);
   }
 }
 

@@ -137,8 +137,11 @@ void fill_section_extents(Program& program) {
     }
 }
 
-/// How much of the transient section is mapped from each phase's start on. Only a phase that is not driven can change
-/// it, so it also provides for the driven phases that follow it.
+/// A driven phase loops, and one that skips iterations leaves the map as whichever phase came before it.
+bool maps_transients(const PhaseInfo& phase) { return !phase.driven && phase.every == 1; }
+
+/// How much of the transient section is mapped from each phase's start on. A phase that can change it also provides for
+/// those behind it that cannot.
 std::vector<std::int64_t> transient_levels(const Plan& plan, const Program& program, bool keep_mapped) {
   const std::size_t n = plan.phases.size();
   std::vector<std::int64_t> need(n), level(n, 0);
@@ -149,19 +152,19 @@ std::vector<std::int64_t> transient_levels(const Plan& plan, const Program& prog
     most = std::max(most, need[p]);
   }
   if (keep_mapped) return std::vector<std::int64_t>(n, most);
-  // Backwards, so that a driven phase's need reaches the phase before it; an iteration's first driven phases belong to
-  // the last phase of the iteration (the loop) and to the prologue.
+  // Backwards, so that such a phase's need reaches the phase before it; an iteration's first ones belong to the last
+  // phase of the iteration that maps (the loop) and to the prologue.
   std::int64_t carried = 0, iteration_entry = 0;
   for (std::size_t p = n; p-- > 0;) {
     carried = std::max(carried, need[p]);
     level[p] = carried;
-    if (!plan.phases[p].driven) carried = 0;
+    if (maps_transients(plan.phases[p])) carried = 0;
     if (plan.phases[p].when == When::iteration && (p == 0 || plan.phases[p - 1].when != When::iteration))
       iteration_entry = carried;
   }
   std::int64_t last = -1;
   for (std::size_t p = 0; p < n; ++p)
-    if (plan.phases[p].when == When::iteration && !plan.phases[p].driven) last = static_cast<std::int64_t>(p);
+    if (plan.phases[p].when == When::iteration && maps_transients(plan.phases[p])) last = static_cast<std::int64_t>(p);
   std::int64_t entry = iteration_entry;
   if (last >= 0) {
     entry = std::max(level[static_cast<std::size_t>(last)], iteration_entry);
@@ -176,7 +179,7 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
   const std::vector<std::int64_t> level = transient_levels(plan, program, keep_mapped);
   std::int64_t mapped = 0;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    if (plan.phases[p].driven || program.phases[p].empty() || level[p] == mapped) continue;
+    if (!maps_transients(plan.phases[p]) || program.phases[p].empty() || level[p] == mapped) continue;
     Op op;
     op.kind = level[p] > mapped ? OpKind::map : OpKind::unmap;
     op.section = Section::transient;

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "graph/verify.h"
+#include "lowering/phases.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 #include "spec/validate.h"
@@ -12,54 +13,27 @@
 namespace hotbunk {
 namespace {
 
-/// The phases of a scenario, in order. Names are a contract (docs/plan.md).
-class PhaseList {
- public:
-  PhaseList(const Scenario& s, Purpose purpose) {
-    add("load", When::prologue, false);
-    if (purpose == Purpose::job) add_job(s);
-    if (purpose == Purpose::score) add("old_logprobs", When::iteration, true);
-    if (purpose == Purpose::generate) {
-      add("start_rollout", When::prologue, false);
-      add("sync", When::iteration, false);
-      add("rollout", When::iteration, true);
-    }
-  }
-
-  std::vector<PhaseInfo> take() { return std::move(phases_); }
-
- private:
-  void add_job(const Scenario& s) {
-    const bool rl = s.algorithm.name != AlgorithmName::sft;
-    const bool train_sleeps = rl && s.train.offload == Offload::sleep, rollout_sleeps = rl && s.rollout.sleep;
-    if (rl && (!rollout_sleeps || s.rollout.sleep_level == 1)) add("start_rollout", When::prologue, false);
-    if (train_sleeps) add("sleep_optimizer", When::iteration, false);
-    if (rollout_sleeps) add("wake_rollout", When::iteration, false);
-    if (rl) add("sync", When::iteration, false);
-    if (train_sleeps) add("sleep_train", When::iteration, false);
-    if (rollout_sleeps) add("wake_kv", When::iteration, false);
-    if (rl) add("rollout", When::iteration, true);
-    if (rollout_sleeps) add("sleep_rollout", When::iteration, false);
-    if (rl) add("exchange", When::iteration, true);
-    if (train_sleeps) add("wake_train", When::iteration, false);
-    if (rl && s.algorithm.reference) add("reference", When::iteration, true);
-    if (rl && s.algorithm.old_logprobs) add("old_logprobs", When::iteration, true);
-    add("train", When::iteration, true);
-    add("checkpoint", When::iteration, true);
-    add("export", When::epilogue, true);
-  }
-
-  void add(const char* name, When when, bool driven) { phases_.push_back({name, when, driven}); }
-  std::vector<PhaseInfo> phases_;
-};
+/// The phases of a plan, in order: all of a job's, or those that a model needs which is only asked.
+std::vector<PhaseInfo> phases_of(const Scenario& s, Purpose purpose) {
+  const auto asked = [&](PlanPhase p) {
+    if (purpose == Purpose::score) return p == PlanPhase::load || p == PlanPhase::old_logprobs;
+    return p == PlanPhase::load || p == PlanPhase::start_rollout || p == PlanPhase::sync || p == PlanPhase::rollout;
+  };
+  std::vector<PhaseInfo> out;
+  for (const JobPhase& p : JobPhases(s))
+    if (purpose == Purpose::job || asked(p.phase)) out.push_back(p.info());
+  return out;
+}
 
 /// The scenario with what a model that is only asked does not have.
 Scenario for_purpose(Scenario s, Purpose purpose) {
   if (purpose == Purpose::job) return s;
   s.train.offload = Offload::none;
   s.rollout.sleep = false;
-  s.sync.verify = false;
-  s.algorithm.reference = false;
+  s.algorithm.name = AlgorithmName::grpo;
+  s.transition = "hotbunk";
+  s.sync.verify = false, s.sync.every = 1;
+  s.algorithm.reference = false, s.algorithm.old_logprobs = true;
   return s;
 }
 
@@ -85,7 +59,7 @@ bool rolls_out(const Scenario& s, Purpose purpose) {
 /// What every rank does: the parts of its own follow from its places (graph/move.h).
 Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t kv_blocks) {
   ProgramBuilder b(plan.phases.size());
-  const auto on = [&](const char* name, auto&& emit) {
+  const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
   const std::int64_t world = plan.num_ranks();
@@ -96,18 +70,19 @@ Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::in
   on("old_logprobs", [&](auto p) { lower_log_probs(s, b, train, p, Weights::trained, "old."); });
   on("checkpoint", [&](auto p) { lower_export(b, train, p, "checkpoint."); });
   on("export", [&](auto p) { lower_export(b, train, p, "export."); });
-  on("sleep_optimizer", [&](auto p) { lower_sleep_optimizer(b, train, p); });
-  on("sleep_train", [&](auto p) { lower_sleep_params(b, train, p); });
-  on("wake_train", [&](auto p) { lower_wake_train(b, train, p); });
+  const JobPhases phases(s);
+  const auto transitions = [&](const RolloutState* rollout) {
+    for (const JobPhase& p : phases)
+      if (is_transition(p.phase)) on(name_of(p.phase), [&](auto i) { lower_transition(b, train, rollout, p, i); });
+  };
   if (rolls_out(s, purpose)) {
     const RolloutState rollout(s, b, kv_blocks);
-    on("start_rollout", [&](auto p) { lower_start_rollout(s, b, rollout, p); });
-    on("wake_rollout", [&](auto p) { lower_wake_rollout(s, b, rollout, p); });
-    on("sync", [&](auto p) { lower_sync(s, b, train, rollout, p); });
-    on("wake_kv", [&](auto p) { lower_wake_kv(b, rollout, p); });
+    transitions(&rollout);
+    on("sync", [&](auto p) { lower_sync(s, b, train, rollout, phases.find(PlanPhase::sync)->from_host, p); });
     on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
-    on("sleep_rollout", [&](auto p) { lower_sleep_rollout(s, b, rollout, p); });
     on("exchange", [&](auto p) { lower_exchange(s, b, world, p); });
+  } else {
+    transitions(nullptr);
   }
   const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
   return finish(plan, std::move(b.program()), b.transients(), nothing_sleeps);
@@ -180,7 +155,7 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
   plan.device_capacity_bytes = s.cluster.device_memory_bytes;
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   plan.groups = group_families(s, world, engines);
-  plan.phases = PhaseList(s, purpose).take();
+  plan.phases = phases_of(s, purpose);
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
   plan.programs.push_back(program_of(s, plan, purpose, kv_blocks));
   const std::vector<std::string> faults = verify(plan);

@@ -24,12 +24,12 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, std::int64_t kv
   const HeadRanges mine = heads_of_rank(s.model, tp, 0);  // every rank has as many
   heads_ = mine.query.size();
   kv_heads_ = mine.key_value.size();
+  const bool backed_up = s.rollout.sleep_level == 1 && JobPhases(s).sleepers().weights;
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const LocalWeight& w = weights_[i];
     by_name_.emplace(w.name, i);
     buffers_.push_back(
         b.managed("rollout." + w.name, s.rollout.dtype, w.elements(), Category::params, Section::rollout_weights));
-    const bool backed_up = s.rollout.sleep && s.rollout.sleep_level == 1;
     host_buffers_.push_back(backed_up ? b.managed("host.rollout." + w.name, s.rollout.dtype, w.elements(),
                                                   Category::params, Section::host_weights)
                                       : -1);

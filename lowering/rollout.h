@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "layout/rollout_weights.h"
+#include "lowering/phases.h"
 #include "lowering/train_state.h"
 
 namespace hotbunk {
@@ -48,19 +49,14 @@ class RolloutState {
 
 /// Blocks 0 "prefill" and 1 "decode".
 void lower_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
-/// FSDP shards -> buckets -> rollout weights (sync.cc).
-void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const RolloutState&, std::int32_t phase);
+/// FSDP shards -> buckets -> rollout weights (sync.cc). `from_host`: training's parameters sleep.
+void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const RolloutState&, bool from_host,
+                std::int32_t phase);
 /// All ranks learn all finished samples.
 void lower_exchange(const Scenario&, ProgramBuilder&, std::int64_t world, std::int32_t phase);
 
-// sleep.cc
-void lower_wake_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
-void lower_wake_kv(ProgramBuilder&, const RolloutState&, std::int32_t phase);
-void lower_sleep_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
-/// Before the first iteration: without sleep everything is mapped for good; with level 1 the host copies exist.
-void lower_start_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::int32_t phase);
-void lower_sleep_optimizer(ProgramBuilder&, const TrainState&, std::int32_t phase);
-void lower_sleep_params(ProgramBuilder&, const TrainState&, std::int32_t phase);
-void lower_wake_train(ProgramBuilder&, const TrainState&, std::int32_t phase);
+/// What a phase of the transition puts to sleep, wakes or forgets (sleep.cc); nothing for phases that work. No rollout:
+/// nullptr.
+void lower_transition(ProgramBuilder&, const TrainState&, const RolloutState*, const JobPhase&, std::int32_t phase);
 
 }  // namespace hotbunk

@@ -84,56 +84,49 @@ std::vector<BufferId> weight_buffers(const RolloutState& r) {
 
 }  // namespace
 
-// The optimizer and the reference go before the sync, which needs the parameters only.
-void lower_sleep_optimizer(ProgramBuilder& b, const TrainState& t, std::int32_t phase) {
-  put_to_sleep(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
-  if (const auto moves = reference_moves(t); !moves.empty())
-    put_to_sleep(b, phase, "reference", moves, Section::train_reference, Section::host_reference);
-}
-
-void lower_sleep_params(ProgramBuilder& b, const TrainState& t, std::int32_t phase) {
-  put_to_sleep(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
-}
-
-void lower_wake_train(ProgramBuilder& b, const TrainState& t, std::int32_t phase) {
-  wake_up(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
-  if (const auto moves = reference_moves(t); !moves.empty())
-    wake_up(b, phase, "reference", moves, Section::train_reference, Section::host_reference);
-  wake_up(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
-}
-
-void lower_wake_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  // Level 1 brings the weights back from the host before the sync overwrites them, as engines do that cannot know
-  // whether a sync follows. There is nothing to bring before the first sleep: the host copy is made zero in the
-  // prologue.
-  if (s.rollout.sleep_level == 1)
-    wake_up(b, phase, "weights", weight_moves(r), Section::rollout_weights, Section::host_weights);
-  else wake_empty(b, phase, "weights", weight_buffers(r), Section::rollout_weights);
-}
-
-void lower_wake_kv(ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  wake_empty(b, phase, "kv", {r.kv()}, Section::kv_cache);
-}
-
-void lower_sleep_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  drop(b, phase, "kv", {r.kv()}, Section::kv_cache);
-  if (s.rollout.sleep_level == 1)
-    put_to_sleep(b, phase, "weights", weight_moves(r), Section::rollout_weights, Section::host_weights);
-  else drop(b, phase, "weights", weight_buffers(r), Section::rollout_weights);
-}
-
-void lower_start_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  if (s.rollout.sleep) {
+// Going down, what the sync does not need goes first, the pool before the weights; coming back, what computes first
+// comes first.
+void lower_transition(ProgramBuilder& b, const TrainState& t, const RolloutState* r, const JobPhase& p,
+                      std::int32_t phase) {
+  if (p.sleeps.moments)
+    put_to_sleep(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
+  if (p.sleeps.reference)
+    put_to_sleep(b, phase, "reference", reference_moves(t), Section::train_reference, Section::host_reference);
+  if (p.sleeps.params)
+    put_to_sleep(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
+  if (p.wakes.params) wake_up(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
+  if (p.wakes.reference)
+    wake_up(b, phase, "reference", reference_moves(t), Section::train_reference, Section::host_reference);
+  if (p.wakes.moments)
+    wake_up(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
+  if (!r) return;
+  const bool backed_up = r->host_buffer(0) >= 0;
+  if (p.sleeps.kv) drop(b, phase, "kv", {r->kv()}, Section::kv_cache);
+  if (p.sleeps.weights) {
+    if (backed_up) put_to_sleep(b, phase, "weights", weight_moves(*r), Section::rollout_weights, Section::host_weights);
+    else drop(b, phase, "weights", weight_buffers(*r), Section::rollout_weights);
+  }
+  if (p.wakes.weights) {
+    // Level 1 brings the weights back from the host, whether a sync overwrites them or not. There is nothing to bring
+    // before the first sleep: the host copy is made zero in the prologue.
+    if (backed_up) wake_up(b, phase, "weights", weight_moves(*r), Section::rollout_weights, Section::host_weights);
+    else wake_empty(b, phase, "weights", weight_buffers(*r), Section::rollout_weights);
+  }
+  if (p.wakes.kv) wake_empty(b, phase, "kv", {r->kv()}, Section::kv_cache);
+  if (p.phase == PlanPhase::flush) {
+    // New where it lies: what it held is nobody's to read, and no memory moves.
+    b.begin_block(phase, "kv");
+    b.free(r->kv());
+    b.alloc(r->kv());
+  }
+  if (p.phase == PlanPhase::start_rollout && backed_up) {
     b.begin_block(phase, "host_weights");
     b.map(Section::host_weights);
-    for (const Backup& m : weight_moves(r)) {
+    for (const Backup& m : weight_moves(*r)) {
       b.alloc(m.host, StreamId::host);
       b.emit(OpKind::zero, StreamId::host, b.buffer(m.host).name, {}, {b.whole(m.host)});
     }
-    return;
   }
-  wake_empty(b, phase, "weights", weight_buffers(r), Section::rollout_weights);
-  wake_empty(b, phase, "kv", {r.kv()}, Section::kv_cache);
 }
 
 }  // namespace hotbunk

@@ -5,6 +5,8 @@
 //   ipc         each rank casts its part and shows it to its peers, who read exactly the slices they need: no bytes
 //               cross a socket, no rank holds a whole bucket; barriers order writers, readers and the next writers
 //
+// Where training's parameters sleep, a bucket's rows come up from their host copy first, and are packed from there.
+//
 // A bucket holds whole rows of padded shards. A parameter larger than the bucket spreads over several.
 #include <fmt/format.h>
 
@@ -23,6 +25,7 @@ struct Entry {
   std::int64_t begin = 0, end = 0;
   std::int64_t offset = 0;  // elements into a rank's part of the bucket
   std::int64_t elements() const { return (end - begin) * param->cols; }
+  std::int64_t shard_element() const { return param->shard_offset + begin * param->cols; }
 };
 
 struct Bucket {
@@ -74,13 +77,14 @@ Destinations destinations_of(const RolloutState& r) {
 
 class SyncLowering {
  public:
-  SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r)
-      : s_(s), b_(b), t_(t), r_(r), to_(destinations_of(r)) {
+  SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, bool from_host)
+      : s_(s), b_(b), t_(t), r_(r), from_host_(from_host), to_(destinations_of(r)) {
     staging_ = b.limit_slots("sync.staging", 1);  // all have read a bucket before the next is packed
   }
 
   void lower() {
     zero_padding();
+    if (s_.sync.verify) begin_hashes();
     const std::vector<Bucket> buckets = fill_buckets(t_, s_.sync.bucket_bytes, s_.rollout.dtype);
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const std::string name = fmt::format("sync.bucket{}.", i);
@@ -114,20 +118,71 @@ class SyncLowering {
     return 0;
   }
 
-  Tensor pack(const Bucket& bucket, const std::string& name) {
+  /// What a bucket is packed from: each entry's tensor, and its first element there.
+  struct Sources {
+    std::vector<Tensor> tensors;
+    std::vector<std::pair<std::int32_t, std::int64_t>> of_entry;
+    BufferId staged = -1;
+  };
+
+  Sources shards(const Bucket& bucket) const {
+    Sources out;
+    for (const Entry& e : bucket.entries) {
+      out.of_entry.emplace_back(static_cast<std::int32_t>(out.tensors.size()), e.shard_element());
+      out.tensors.push_back(b_.whole(e.unit->shard));
+    }
+    return out;
+  }
+
+  /// Up from the host, a copy for what of a unit lies together; hashed there, for the shards themselves stay below.
+  Sources upload(const Bucket& bucket, const std::string& name) {
+    const DType dtype = s_.train.precision.master;
+    const Tensor staged = b_.transient(name + "staged", dtype, {fixed(bucket.elements)}, Category::communication);
+    for (std::size_t i = 0; i < bucket.entries.size();) {
+      const Entry& first = bucket.entries[i];
+      std::int64_t n = 0;
+      for (; i < bucket.entries.size() && bucket.entries[i].unit == first.unit &&
+             bucket.entries[i].shard_element() == first.shard_element() + n;
+           ++i)
+        n += bucket.entries[i].elements();
+      b_.emit(OpKind::copy, StreamId::h2d, name + "up." + first.unit->unit.name,
+              {b_.view(first.unit->host_shard, dtype, {fixed(n)}, first.shard_element())},
+              {b_.view(staged.buffer, dtype, {fixed(n)}, first.offset)});
+    }
+    Sources out{{staged}, {}, staged.buffer};
+    for (const Entry& e : bucket.entries) out.of_entry.emplace_back(0, e.offset);
+    if (s_.sync.verify)
+      for (const Entry& e : bucket.entries)
+        hash(e.param->parameter, {staged}, sum(sum_of_.at(e.param->parameter)),
+             {{parts_of(e, Holds::mine, 0), logical(*e.param)}});
+    return out;
+  }
+
+  /// This rank's part of the bucket, and the transient that it came up in.
+  struct Packed {
+    Tensor part;
+    BufferId staged = -1;
+  };
+  Packed pack(const Bucket& bucket, const std::string& name) {
+    Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
     const Tensor part =
         b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
-    std::vector<Tensor> shards;
     std::vector<Move> moves;
-    for (const Entry& e : bucket.entries) {  // padding as well: all parts are of one size
-      shards.push_back(b_.whole(e.unit->shard));
+    for (std::size_t i = 0; i < bucket.entries.size(); ++i) {  // padding as well: all parts are of one size
+      const Entry& e = bucket.entries[i];
+      const auto [tensor, element] = from.of_entry[i];
       const std::int64_t cols = e.param->cols;
-      const Piece own{e.begin, e.end, 0, cols, e.param->shard_offset + e.begin * cols, cols};
+      const Piece own{e.begin, e.end, 0, cols, element, cols};
       const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
-      moves.push_back({{static_cast<std::int32_t>(shards.size()) - 1, own, {}}, {0, packed, {}}});
+      moves.push_back({{tensor, own, {}}, {0, packed, {}}});
     }
-    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "pack", std::move(shards), {part}).moves = std::move(moves);
-    return part;
+    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "pack", std::move(from.tensors), {part}).moves =
+        std::move(moves);
+    return {part, from.staged};
+  }
+  void take_turn(const Packed& packed, BufferId whole) {
+    if (packed.staged >= 0) b_.take_turn(staging_, {packed.staged, packed.part.buffer, whole});
+    else b_.take_turn(staging_, {packed.part.buffer, whole});
   }
 
   /// The parts of an entry: of each rank in its own memory (peers), or `pitch` elements apart.
@@ -183,8 +238,9 @@ class SyncLowering {
   }
 
   void through_peers(const Bucket& bucket, const std::string& name) {
-    const Tensor part = pack(bucket, name);
-    b_.take_turn(staging_, {part.buffer});
+    const Packed packed = pack(bucket, name);
+    const Tensor& part = packed.part;
+    take_turn(packed, part.buffer);
     const auto barrier = [&](const char* what) {
       if (t_.world() > 1) b_.communicate(OpKind::barrier, StreamId::control, Family::fsdp, name + what, {part}, {part});
     };
@@ -200,14 +256,15 @@ class SyncLowering {
   /// All-gather, then copy the slices out.
   void through_gather(const Bucket& bucket, const std::string& name) {
     const DType dtype = s_.rollout.dtype;
-    const Tensor part = pack(bucket, name);
+    const Packed packed = pack(bucket, name);
+    const Tensor& part = packed.part;
     Tensor whole = part;
     if (t_.world() > 1) {
       whole = b_.transient(name + "whole", dtype, {fixed(t_.world() * bucket.elements)}, Category::communication);
       Op& op = b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + "all_gather", {part}, {whole});
       with(op, Attr::padding_bytes, bucket.padding(t_.world()) * size_of(dtype));
     }
-    b_.take_turn(staging_, {part.buffer, whole.buffer});
+    take_turn(packed, whole.buffer);
     std::vector<std::size_t> used;
     std::vector<Move> moves = slices(bucket, Holds::every, bucket.elements, used);
     if (moves.empty()) return;
@@ -216,24 +273,35 @@ class SyncLowering {
 
   /// P5 at run time: each rank hashes what it holds of every parameter, trained and rolled out, and all learn all sums.
   /// Hashes add up over shards, so the Driver can compare tensors, whatever either side's layout (rl/sync_hashes.h).
+  /// From shards on the device, all of it behind the last bucket; from the host the trained side is hashed bucket by
+  /// bucket, and the sums are there from the start.
+  void begin_hashes() {
+    for (const UnitState& u : t_.units())
+      for (const UnitParam& p : u.unit.params) sum_of_.emplace(p.parameter, static_cast<std::int64_t>(sum_of_.size()));
+    if (from_host_) make_sums();
+  }
+  void make_sums() {
+    sums_ = b_.transient("sync.hashes", DType::i64, {fixed(2 * num_sums())}, Category::workspace);
+    b_.emit(OpKind::zero, StreamId::compute, "sync.hashes.zero", {}, {sums_});
+  }
+  std::int64_t num_sums() const { return static_cast<std::int64_t>(sum_of_.size()); }
+  Tensor sum(std::int64_t i) const { return b_.view(sums_.buffer, DType::i64, {fixed(1)}, i); }
+
   void verify() {
-    std::int64_t n = 0;
-    for (const UnitState& u : t_.units()) n += static_cast<std::int64_t>(u.unit.params.size());
-    const Tensor sums = b_.transient("sync.hashes", DType::i64, {fixed(2 * n)}, Category::workspace);
-    b_.emit(OpKind::zero, StreamId::compute, "sync.hashes.zero", {}, {sums});
-    std::int64_t i = 0;
+    if (!from_host_) make_sums();
     for (const UnitState& u : t_.units())
       for (const UnitParam& p : u.unit.params) {
-        hash_trained(u, p, b_.view(sums.buffer, DType::i64, {fixed(1)}, i));
-        hash_rollout(p, b_.view(sums.buffer, DType::i64, {fixed(1)}, n + i));
-        ++i;
+        const std::int64_t i = sum_of_.at(p.parameter);
+        if (!from_host_) hash_trained(u, p, sum(i));
+        hash_rollout(p, sum(num_sums() + i));
       }
-    Tensor all = sums;
+    Tensor all = sums_;
     if (t_.world() > 1) {
-      all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * n)}, Category::communication);
-      b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, "sync.hashes.all_gather", {sums}, {all});
+      all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * num_sums())}, Category::communication);
+      b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, "sync.hashes.all_gather", {sums_}, {all});
     }
-    b_.take_turn(staging_, {sums.buffer, all.buffer});
+    if (!from_host_) b_.take_turn(staging_, {sums_.buffer, all.buffer});
+    else if (t_.world() > 1) b_.take_turn(staging_, {all.buffer});
     b_.fetch(all, Slot::sync_hashes);
   }
 
@@ -263,15 +331,19 @@ class SyncLowering {
   ProgramBuilder& b_;
   const TrainState& t_;
   const RolloutState& r_;
+  bool from_host_;
   Destinations to_;
   SlotLimitId staging_ = 0;
+  std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side
+  Tensor sums_;
 };
 
 }  // namespace
 
-void lower_sync(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, std::int32_t phase) {
+void lower_sync(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, bool from_host,
+                std::int32_t phase) {
   b.begin_block(phase, "sync");
-  SyncLowering(s, b, t, r).lower();
+  SyncLowering(s, b, t, r, from_host).lower();
 }
 
 }  // namespace hotbunk

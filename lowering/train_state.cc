@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "lowering/phases.h"
 
 namespace hotbunk {
 namespace {
@@ -74,7 +75,7 @@ bool WholeUnit::has(ParamRole role) const { return find_block(*unit, role, role)
 TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, bool trains)
     : scenario_(s), world_(world) {
   const Precision& precision = s.train.precision;
-  const bool sleeps = s.train.offload == Offload::sleep;
+  const SleepParts sleepers = JobPhases(s).sleepers();
   for (ShardedUnit& unit : fsdp_units(s.model, world, 0)) {
     UnitState state;
     const std::int64_t n = unit.shard_elements;
@@ -89,17 +90,18 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     if (s.algorithm.reference)
       state.reference = b.managed("reference." + unit.name + ".shard", precision.params, n, Category::params,
                                   Section::train_reference);
-    if (sleeps) {
+    if (sleepers.params)
       state.host_shard =
           b.managed("host." + name + ".shard", precision.master, n, Category::params, Section::host_params);
+    if (sleepers.moments) {
       state.host_exp_avg =
           b.managed("host." + name + ".exp_avg", precision.moments, n, Category::optimizer, Section::host_optimizer);
       state.host_exp_avg_sq =
           b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::host_optimizer);
-      if (state.reference >= 0)
-        state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n,
-                                         Category::params, Section::host_reference);
     }
+    if (sleepers.reference)
+      state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n, Category::params,
+                                       Section::host_reference);
     state.unit = std::move(unit);
     units_.push_back(std::move(state));
   }

@@ -56,7 +56,9 @@ SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(p
         Part part{r, static_cast<std::size_t>(sum.offset_bytes) / sizeof(std::uint64_t), std::move(extent)};
         const Section from = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section;
         if (from == Section::rollout_weights) tensor.engines.at(engine).push_back(std::move(part));
-        else tensor.trained.push_back(std::move(part));
+        // A sync from the host adds a rank's rows to one sum bucket by bucket.
+        else if (std::ranges::none_of(tensor.trained, [&](const Part& p) { return p.rank == r && p.sum == part.sum; }))
+          tensor.trained.push_back(std::move(part));
       }
   }
 }

@@ -127,7 +127,7 @@ class SimDevice final : public Device {
     traffic().enter(step, phase);
     world_->engine.enqueue_enter(rank_, world_->timeline.enter(rank_, step, phase));
   }
-  void leave(std::int64_t) override {}  // the timeline counts them as the engine meets them
+  void leave(std::int64_t blocks) override { world_->timeline.leave(rank_, blocks); }
 
   Status alloc(StreamId stream, const Op& op, const Buffer& buffer) override {
     memory().alloc(op, buffer);

@@ -38,6 +38,11 @@ std::uint32_t Timeline::begin_run(Rank r, const Sizes& sizes, std::int32_t block
   return line.runs.end() - 1;
 }
 
+void Timeline::leave(Rank r, std::int64_t blocks) {
+  auto& visits = ranks_[static_cast<std::size_t>(r)].visits.items;
+  if (!visits.empty()) visits.back().blocks = std::max(visits.back().blocks, blocks);
+}
+
 void Timeline::close_visits(RankLine& line, std::uint32_t until) {
   while (line.visits.first < until) {
     PhaseSpan visit = line.visits.items.front();

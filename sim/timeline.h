@@ -36,6 +36,8 @@ class Timeline {
   std::uint32_t enter(Rank, std::int32_t step, std::int16_t phase);
   /// The rank's host came to this visit at `now_ns`: so long the visit before lasted, though its ops were done earlier.
   void entered(Rank, std::uint32_t visit, std::int64_t now_ns);
+  /// The phase is done, after so many blocks: one that only allocates and frees begins no run.
+  void leave(Rank, std::int64_t blocks);
   /// A new run of a block of the current phase; its number on this rank.
   std::uint32_t begin_run(Rank, const Sizes&, std::int32_t block);
   /// The sizes of a run that began with ops that have none (map, unmap).

@@ -92,6 +92,14 @@ ScenarioKey string(std::string path, F field, Text text) {
       [field](Scenario& s, const KeyValue& v) { field(s) = std::get<std::string>(v); });
 }
 
+/// Words in an order, kept as one text: "a-b-c".
+template <class F>
+ScenarioKey steps(std::string path, F field, Text text) {
+  ScenarioKey key = string(std::move(path), field, std::move(text));
+  key.type = KeyType::steps;
+  return key;
+}
+
 template <class F>
 ScenarioKey choice(std::string path, F field, Text text) {
   using E = std::remove_reference_t<decltype(field(std::declval<Scenario&>()))>;

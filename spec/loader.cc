@@ -52,6 +52,8 @@ std::string expectation(const ScenarioKey& key) {
       return "true or false";
     case KeyType::text:
       return "text";
+    case KeyType::steps:
+      return "text, or a list of words";
     case KeyType::choice:
       return fmt::format("one of {}", fmt::join(key.choices, ", "));
     case KeyType::integers:
@@ -329,8 +331,23 @@ class Loader {
         return integers(key, node);
       case KeyType::sourced:
         return sourced(key, node);
+      case KeyType::steps:
+        return scalar ? KeyValue(node.text) : steps(key, node);
     }
     return {};
+  }
+
+  /// "a-b-c" of [a, b, c]; where each word stands is known as KEY.0, KEY.1, …
+  KeyValue steps(const ScenarioKey& key, const YamlNode& node) {
+    if (node.kind != YamlNode::Kind::sequence) return wrong_type(key, node);
+    std::string all;
+    for (std::size_t i = 0; i < node.items.size(); ++i) {
+      const YamlNode& item = node.items[i];
+      if (item.kind != YamlNode::Kind::scalar) return wrong_type(key, item);
+      where_[fmt::format("{}.{}", key.path, i)] = item.where;
+      all += (i == 0 ? "" : "-") + item.text;
+    }
+    return all;
   }
 
   KeyValue out_of_range(const ScenarioKey& key, const YamlNode& node) {

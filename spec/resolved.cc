@@ -67,6 +67,8 @@ std::string range_of(const ScenarioKey& key) {
       return "true, false";
     case KeyType::text:
       return "text";
+    case KeyType::steps:
+      return "text, or list of words";
     case KeyType::integers:
       return "list of integers";
     case KeyType::sourced:

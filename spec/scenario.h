@@ -95,7 +95,8 @@ struct SyncSpec {
   SyncMode mode = SyncMode::bucketed;
   std::int64_t bucket_bytes = std::int64_t{512} << 20;  // key: bucket_mib
   SyncTransport transport = SyncTransport::ipc;
-  bool verify = false;  // hash every tensor on both sides after each sync (P5)
+  bool verify = false;     // hash every tensor on both sides after each sync (P5)
+  std::int64_t every = 1;  // iterations from one sync to the next; between them the rollout keeps its weights
   bool operator==(const SyncSpec&) const = default;
 };
 
@@ -147,7 +148,7 @@ struct Scenario {
   OptimizerSpec optimizer;
   RolloutSpec rollout;
   SyncSpec sync;
-  std::string transition = "hotbunk";  // order of sleep, wake and sync (spec/transition.h), or auto
+  std::string transition = "hotbunk";  // order of sleep, wake and sync (spec/transition.h), steps joined by -; or auto
   AlgorithmSpec algorithm;
   WorkloadSpec workload;
   TaskSpec task;

@@ -159,6 +159,8 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
                         {"", "ipc: peers read each other's shared memory, one host; collective: all-gather"}));
   keys.push_back(
       boolean("sync.verify", HB_FIELD(sync.verify), {"", "hash every tensor on both sides after each sync"}));
+  keys.push_back(integer("sync.every", HB_FIELD(sync.every), 1, 1e9,
+                         {"iterations", "from one sync to the next; above 1 the rollout samples from older weights"}));
 }
 
 void add_rest(std::vector<ScenarioKey>& keys) {
@@ -224,8 +226,8 @@ std::vector<ScenarioKey> build() {
   keys.push_back(
       choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
   keys.push_back(
-      string("transition", HB_FIELD(transition),
-             {"", "order of sleep, wake and sync: hotbunk, slime, verl, verl-old, steps joined by -, or auto"}));
+      steps("transition", HB_FIELD(transition),
+            {"", "order of sleep, wake and sync: hotbunk, slime, verl, verl-old, a list of steps, or auto"}));
   add_cluster_keys(keys);
   add_train(keys);
   add_rollout(keys);

@@ -12,7 +12,7 @@
 
 namespace hotbunk {
 
-enum class KeyType : std::uint8_t { integer, real, boolean, text, choice, integers, sourced };
+enum class KeyType : std::uint8_t { integer, real, boolean, text, choice, integers, sourced, steps };
 
 /// A value in the unit of its key. monostate: the scenario has none (a precision the GPU lacks).
 using KeyValue =

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 
 namespace hotbunk {
 namespace {
@@ -44,7 +45,7 @@ void extend(TransitionOrder& order, const OnDevice& start, const OnDevice& state
   for (TransitionStep s : steps) {
     const auto times = std::count(order.begin(), order.end(), s);
     if (times > (s == sleep_train && order.has(wake_params) ? 1 : 0)) continue;
-    if (state.why_not(s)) continue;
+    if (state.why_not(s) || (s == wake_params && state.synced) || (s == wake_kv && !state.weights)) continue;
     OnDevice next = state;
     next.take(s);
     order.push(s);
@@ -56,90 +57,26 @@ void extend(TransitionOrder& order, const OnDevice& start, const OnDevice& state
 }  // namespace
 
 std::string_view name_of(TransitionStep s) {
-  constexpr std::string_view names[] = {"sleep_optimizer", "sleep_train", "wake_params",   "wake_rollout", "sync",
-                                        "wake_kv",         "rollout",     "sleep_rollout", "wake_train"};
+  constexpr std::array<std::string_view, num_transition_steps> names = {
+      "sleep_optimizer", "sleep_train",  "wake_params",    "wake_rollout", "sync",
+      "wake_kv",         "rollout",      "sleep_rollout",  "wake_train",   "sleep_moments",
+      "sleep_reference", "wake_moments", "wake_reference", "sleep_kv",     "sleep_weights",
+      "flush",           "reference",    "old_logprobs"};
   return names[static_cast<std::size_t>(s)];
 }
 
 bool TransitionOrder::has(TransitionStep s) const { return std::find(begin(), end(), s) != end(); }
 
-const char* OnDevice::why_not(TransitionStep s) const {
-  const auto need = [](bool ok, const char* why) { return ok ? nullptr : why; };
-  switch (s) {
-    case sleep_optimizer:
-      return need(optimizer, "the optimizer sleeps already");
-    case sleep_train:
-      return need(params, "the parameters sleep already");
-    case wake_params:
-      return need(!params && !synced, "the parameters are awake, or the sync is over");
-    case wake_rollout:
-      return need(!weights && !rolled_out, "the rollout's weights are awake, or the rollout is over");
-    case sync:
-      return need(weights && !synced, "it needs the rollout's weights awake, once");
-    case wake_kv:
-      return need(!kv && weights && !rolled_out, "the KV cache is awake, its weights asleep, or the rollout is over");
-    case rollout:
-      return need(synced && weights && kv && !rolled_out, "it needs synced weights and the KV cache, once");
-    case sleep_rollout:
-      return need(rolled_out && weights, "the rollout has not run, or sleeps already");
-    case wake_train:
-      return need(rolled_out && (!params || !optimizer), "nothing of training sleeps after the rollout");
-  }
-  return "no such step";
-}
+bool is_sleep(TransitionStep s) { return name_of(s).starts_with("sleep_"); }
 
-void OnDevice::take(TransitionStep s) {
-  switch (s) {
-    case sleep_optimizer:
-      optimizer = false;
-      break;
-    case sleep_train:
-      params = false;
-      break;
-    case wake_params:
-      params = true;
-      break;
-    case wake_rollout:
-      weights = true;
-      break;
-    case sync:
-      synced = true;
-      break;
-    case wake_kv:
-      kv = true;
-      break;
-    case rollout:
-      rolled_out = true;
-      break;
-    case sleep_rollout:
-      weights = kv = false;
-      break;
-    case wake_train:
-      params = optimizer = true;
-      break;
-  }
+bool training_sleeps(const TransitionOrder& order) {
+  return std::ranges::any_of(order, [](TransitionStep s) {
+    return s == sleep_optimizer || s == sleep_train || s == sleep_moments || s == sleep_reference;
+  });
 }
-
-bool OnDevice::closes(const OnDevice& start) const {
-  return rolled_out && params && optimizer && weights == start.weights && kv == start.kv;
-}
-
-OnDevice start_of(const TransitionOrder& order) {
-  const bool awake = !order.has(wake_rollout);
-  return {.weights = awake, .kv = awake};
-}
-
-std::string why_illegal(const TransitionOrder& order) {
-  OnDevice state = start_of(order);
-  const OnDevice start = state;
-  for (TransitionStep s : order)
-    if (const char* why = state.why_not(s)) return fmt::format("{}: {}", name_of(s), why);
-    else state.take(s);
-  if (!state.rolled_out) return "there is no rollout";
-  if (!state.params || !state.optimizer) return "training is asleep at the end of the cycle, add wake_train";
-  if (state.weights != start.weights || state.kv != start.kv)
-    return "the rollout is awake at the end of the cycle but wakes in it, add sleep_rollout";
-  return "";
+bool rollout_sleeps(const TransitionOrder& order) {
+  return std::ranges::any_of(
+      order, [](TransitionStep s) { return s == sleep_rollout || s == sleep_kv || s == sleep_weights; });
 }
 
 std::vector<TransitionOrder> legal_transitions(bool params, bool optimizer, bool sleeps, bool reload) {
@@ -168,8 +105,31 @@ std::string to_text(const TransitionOrder& order) {
   return fmt::format("{}", fmt::join(names, "-"));
 }
 
-tl::expected<TransitionOrder, std::string> transition_from(std::string_view text, bool train_sleeps,
-                                                           bool rollout_sleeps) {
+namespace {
+
+/// The steps of "a-b-c", legal or not.
+tl::expected<TransitionOrder, TransitionFault> spelled_out(std::string_view text) {
+  TransitionOrder out;
+  while (true) {
+    const std::string_view word = text.substr(0, text.find('-'));
+    std::size_t i = 0;
+    while (i < num_transition_steps && name_of(static_cast<TransitionStep>(i)) != word) ++i;
+    const auto index = static_cast<std::int32_t>(out.size());
+    if (i == num_transition_steps)
+      return tl::unexpected(
+          TransitionFault{fmt::format("step {}: '{}' is no step", index + 1, word.substr(0, 40)), "", index});
+    if (out.size() == TransitionOrder::most)
+      return tl::unexpected(TransitionFault{fmt::format("more than {} steps", TransitionOrder::most), "", index});
+    out.push(static_cast<TransitionStep>(i));
+    if (word.size() == text.size()) return out;
+    text.remove_prefix(word.size() + 1);
+  }
+}
+
+}  // namespace
+
+tl::expected<TransitionOrder, TransitionFault> transition_from(std::string_view text, bool train_sleeps,
+                                                               bool rollout_sleeps) {
   for (const Named& n : named_orders()) {
     if (n.name != text) continue;
     TransitionOrder out;
@@ -177,25 +137,18 @@ tl::expected<TransitionOrder, std::string> transition_from(std::string_view text
       if ((train_sleeps || !of_training(s)) && (rollout_sleeps || !of_rollout(s))) out.push(s);
     return out;
   }
-  TransitionOrder out;
-  std::string_view rest = text;
-  while (true) {
-    const std::string_view word = rest.substr(0, rest.find('-'));
-    std::size_t i = 0;
-    while (i < num_transition_steps && name_of(static_cast<TransitionStep>(i)) != word) ++i;
-    if (i == num_transition_steps) return tl::unexpected(fmt::format("'{}' is no step", word.substr(0, 40)));
-    if (out.size() == TransitionOrder::most) return tl::unexpected(std::string("too many steps"));
-    out.push(static_cast<TransitionStep>(i));
-    if (word.size() == rest.size()) break;
-    rest.remove_prefix(word.size() + 1);
-  }
-  if (std::string why = why_illegal(out); !why.empty()) return tl::unexpected(std::move(why));
-  if ((out.has(sleep_train) || out.has(sleep_optimizer)) != train_sleeps)
-    return tl::unexpected(fmt::format("training {}, but train.offload is {}", train_sleeps ? "never sleeps" : "sleeps",
-                                      train_sleeps ? "sleep" : "not sleep"));
-  if (out.has(sleep_rollout) != rollout_sleeps)
-    return tl::unexpected(fmt::format("the rollout {}, but rollout.sleep is {}",
-                                      rollout_sleeps ? "never sleeps" : "sleeps", rollout_sleeps));
+  auto out = spelled_out(text);
+  if (!out) return out;
+  if (auto fault = why_illegal(*out)) return tl::unexpected(std::move(*fault));
+  if (training_sleeps(*out) != train_sleeps)
+    return tl::unexpected(TransitionFault{
+        fmt::format("training {} in it, but train.offload is {}", train_sleeps ? "never sleeps" : "sleeps",
+                    train_sleeps ? "sleep" : "not sleep"),
+        train_sleeps ? "set train.offload to none, or list what sleeps" : "set train.offload to sleep", -1});
+  if (hotbunk::rollout_sleeps(*out) != rollout_sleeps)
+    return tl::unexpected(TransitionFault{fmt::format("the rollout {} in it, but rollout.sleep is {}",
+                                                      rollout_sleeps ? "never sleeps" : "sleeps", rollout_sleeps),
+                                          fmt::format("set rollout.sleep to {}", !rollout_sleeps), -1});
   return out;
 }
 

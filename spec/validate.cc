@@ -12,7 +12,7 @@
 #include "base/format.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
-#include "spec/transition.h"
+#include "spec/transition_check.h"
 
 namespace hotbunk {
 namespace {
@@ -260,16 +260,6 @@ class Validator {
     if (t.offload == Offload::layerwise && !fsdp)
       report("E214", "train.offload", fmt::format("layer-wise offload belongs to FSDP, not to {}", name_of(t.engine)),
              {}, "set train.offload to sleep, or train.engine to fsdp2");
-    if (t.offload == Offload::layerwise && s_.placement == PlacementMode::colocated)
-      if (const auto order = transition_from(s_.transition, true, s_.rollout.sleep);
-          order && s_.transition != "hotbunk" &&
-          (order->has(TransitionStep::sleep_train) || order->has(TransitionStep::sleep_optimizer)))
-        report(
-            "E214", "transition", "layer-wise offload and whole-state sleep exclude each other",
-            {fmt::format("transition {} puts training's state to sleep; layer-wise offload keeps the optimizer on the "
-                         "host for ever",
-                         s_.transition.substr(0, 200))},
-            "set transition to hotbunk, which then moves nothing of training, or train.offload to sleep");
     const OptimizerSpec& o = s_.optimizer;
     if (t.offload == Offload::layerwise && o.name == OptimizerName::muon)
       report("E214", "train.offload", "layer-wise offload steps on the CPU, Muon's matrix products need the GPU", {},
@@ -289,14 +279,8 @@ class Validator {
       report("E206", "rollout.temperature",
              fmt::format("rollout.temperature is {}, expected 0 or at least {}", temperature, least_temperature),
              {"logits are divided by it, in fp32"}, "greedy is temperature 0");
-    if (s_.transition != "auto" && uses_rollout() && s_.placement == PlacementMode::colocated)
-      if (const auto order = transition_from(s_.transition, t.offload == Offload::sleep, s_.rollout.sleep); !order)
-        report("E225", "transition", fmt::format("'{}' is no legal order of a cycle", s_.transition.substr(0, 200)),
-               {order.error()},
-               fmt::format(
-                   "one of {}, auto, or steps such as sleep_optimizer-wake_rollout-sync-sleep_train-wake_kv-rollout-"
-                   "sleep_rollout-wake_train",
-                   fmt::join(transition_names(), ", ")));
+    if (uses_rollout() && s_.placement == PlacementMode::colocated)
+      for (Diagnostic& d : check_transition(s_, locate_)) problems_.push_back(std::move(d));
     if (!s_.task.data.empty() && uses_rollout())
       report("E227", "task.data",
              fmt::format("task.data is read by sft, algorithm.name is {}", name_of(s_.algorithm.name)), {},
@@ -435,13 +419,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
-  if (!sft && s.placement == PlacementMode::colocated) {
-    const bool train = s.train.offload == Offload::sleep;
-    // Another framework brings its own order.
-    need(s.profile != "hotbunk" || transition_from(s.transition, train, s.rollout.sleep) ==
-                                       transition_from("hotbunk", train, s.rollout.sleep),
-         "transition {}: hotbunk is executed", s.transition);
-  }
+  need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {
     need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",

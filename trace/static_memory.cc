@@ -17,9 +17,9 @@ using Observer = std::function<void(const MemoryMeter&, std::int16_t phase, cons
 RankMemory walk(const Plan& plan, const Program& program, const Observer& after_op) {
   MemoryMeter meter;
   SectionStates states(program);
-  for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue}) {
+  for (const WalkTurn& turn : walk_turns(plan)) {
     std::int16_t phase = -1;
-    for (const BlockVisit& visit : block_visits(plan, program, when)) {
+    for (const BlockVisit& visit : block_visits(plan, program, turn)) {
       if (visit.phase != phase) meter.enter(0, phase = visit.phase);
       const Block& block = program.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
       if (states.skips(block)) continue;

@@ -146,6 +146,10 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     if (p.placement == PlacementMode::colocated) add_shifts(model, p, train, rollout, out);
   }
   const RlSetting& s = model.setting();
+  for (LinkUse& use : out) {
+    if (use.phase != RlPhase::sync) continue;
+    for (double* bytes : {&use.node_wire, &use.network_wire, &use.host_bytes}) *bytes /= s.sync_every;
+  }
   const TrainModel::Layers l = model.train().layers(p.train);
   if (iterate && s.reference) add_scoring(model, p.train, l, train, RlPhase::reference, out);
   if (iterate && s.old_logprobs) add_scoring(model, p.train, l, train, RlPhase::old_logprobs, out);

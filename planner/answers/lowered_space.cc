@@ -17,7 +17,7 @@ namespace {
 
 /// Bytes and shifts of the plans of a lowered scenario's points. Each plan is asked once, by whichever thread comes
 /// first, and the slow part of it, transients, once for all plans that train alike and once for all that roll out and
-/// synchronise alike, whatever sleeps and however large the KV pool is. So all answers are exact.
+/// synchronise alike, however large the KV pool is. So all answers are exact.
 class PlanAnswers {
  public:
   PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), form_(s.model) {}
@@ -77,12 +77,13 @@ class PlanAnswers {
   PhaseBytes of_others(const RlPoint& p, const Scenario& there) {
     RlPoint key;
     key.train.dp = p.train.ranks(), key.rollout.tp = p.rollout.tp, key.bucket_bytes = p.bucket_bytes;
+    key.transition = p.transition;  // a sync from the host stages more
     return known_or(others_, key, [&] { return form_.transients(there, Placed::each, phases(there, false)); });
   }
   static PlanPhases phases(const Scenario& s, bool of_training) {
     PlanPhases out = plan_phases_of(s);
     for (std::size_t i = 0; i < num_plan_phases; ++i)
-      out[i] = out[i] && (static_cast<PlanPhase>(i) >= PlanPhase::reference) == of_training;
+      out[i] = out[i] && is_training(static_cast<PlanPhase>(i)) == of_training;
     return out;
   }
 
@@ -114,10 +115,11 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   space.attention_dp = {1};
   space.whole_experts = {false};
   space.sync = {bucketed};
+  // Any legal order executes; tried are ours, in which each part sleeps as soon as the sync allows, and the scenario's.
+  const TransitionOrder own = rl_point_of(s).transition;
   std::erase_if(space.transition, [&](const TransitionOrder& o) {
-    RlPoint p;
-    p.transition = o;
-    return transition_from("hotbunk", p.sleeps(), s.rollout.sleep) != o;
+    const auto ours = transition_from("hotbunk", training_sleeps(o), s.rollout.sleep);
+    return o != own && (!ours || *ours != o);
   });
 }
 

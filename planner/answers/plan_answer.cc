@@ -37,16 +37,22 @@ constexpr std::string_view why_of(PlanPhase p) {
 
 enum class Moment : std::uint8_t { train, rollout, sync };
 
-constexpr Moment moment_of(PlanPhase p) {
+/// `sampled`: the phase comes after the rollout.
+constexpr Moment moment_of(PlanPhase p, bool sampled) {
   switch (p) {
     case PlanPhase::wake_rollout:
+    case PlanPhase::wake_params:
     case PlanPhase::sync:
     case PlanPhase::sleep_train:
-      return Moment::sync;
+    case PlanPhase::sleep_train_again:
+      return sampled ? Moment::train : Moment::sync;
     case PlanPhase::start_rollout:
+    case PlanPhase::flush:
     case PlanPhase::wake_kv:
     case PlanPhase::rollout:
     case PlanPhase::sleep_rollout:
+    case PlanPhase::sleep_kv:
+    case PlanPhase::sleep_weights:
     case PlanPhase::exchange:
       return Moment::rollout;
     default:
@@ -92,9 +98,11 @@ namespace {
 /// The highest of the phases around training, rollout and sync.
 void set_moments(const FormMemory& m, std::int64_t FormPeak::*of, RlPrice& price) {
   price.train_bytes = price.rollout_bytes = price.sync_bytes = price.wake_bytes = 0.0;
-  for (std::size_t p = 0; p < num_plan_phases; ++p) {
-    if (!m.present[p]) continue;
-    const Moment moment = moment_of(static_cast<PlanPhase>(p));
+  bool sampled = false;  // the rollout lies behind
+  for (const JobPhase& phase : m.phases) {
+    const auto p = static_cast<std::size_t>(phase.phase);
+    const Moment moment = moment_of(phase.phase, sampled);
+    sampled = sampled || phase.phase == PlanPhase::rollout;
     double& bytes = moment == Moment::sync      ? price.sync_bytes
                     : moment == Moment::rollout ? price.rollout_bytes
                                                 : price.train_bytes;
@@ -125,9 +133,9 @@ CostNode plan_memory_tree(const FormMemory& m) {
                 static_cast<double>(m.device.whole.bytes),
                 0,
                 {}};
-  for (std::size_t p = 0; p < num_plan_phases; ++p) {
-    if (!m.present[p]) continue;
-    const auto phase = static_cast<PlanPhase>(p);
+  for (const JobPhase& at : m.phases) {
+    const PlanPhase phase = at.phase;
+    const auto p = static_cast<std::size_t>(phase);
     const FormPeak& peak = m.device.phases[p];
     CostNode node{std::string(name_of(phase)), std::string(why_of(phase)), static_cast<double>(peak.bytes), 0, {}};
     const bool open = phase == m.device.peak_phase || phase == PlanPhase::train || phase == PlanPhase::rollout ||
@@ -188,17 +196,31 @@ std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, st
     const std::int64_t stride = tensor && s.rollout.layout.order == RankOrder::strided ? s.rollout.layout.dp : 1;
     const GroupShape g =
         GroupShape::strided(tensor ? s.rollout.layout.tp : s.train.layout.ranks(), stride, ranks_per_node);
-    const auto payload = static_cast<double>(t.payload_bytes + t.padding_bytes);
+    const double shared = t.phase == PlanPhase::sync ? static_cast<double>(s.sync.every) : 1.0;  // by iterations
+    const double payload = static_cast<double>(t.payload_bytes + t.padding_bytes) / shared;
     // A peer reads as much as it is read from, on average; that needs one host.
     const bool peers = t.op == OpKind::peer_copy;
     const RingBytes sent = peers ? RingBytes{payload, 0.0} : ring_bytes(t.op, g, payload);
     out.push_back({*phase, fmt::format("{} {}", what_of(t), name_of(t.op)), sent.node, sent.network, 0.0});
   }
-  if (!plan_phases_of(s)[static_cast<std::size_t>(PlanPhase::sleep_train)]) return out;
-  const auto asleep =
-      static_cast<double>(form.memory(s).device.phases[static_cast<std::size_t>(PlanPhase::load)].bytes);
-  out.push_back({RlPhase::sleep, "training's state to the host", 0.0, 0.0, asleep});
-  out.push_back({RlPhase::wake, "and back", 0.0, 0.0, asleep});
+  double down = 0.0, up = 0.0, weights_down = 0.0, weights_up = 0.0, read = 0.0;
+  for (const ShiftOp& op : form.shifts(s, {})) {
+    if (op.kind != OpKind::copy) continue;
+    const bool weights = op.phase == PlanPhase::sleep_rollout || op.phase == PlanPhase::sleep_weights ||
+                         op.phase == PlanPhase::wake_rollout;
+    double& bytes = op.phase == PlanPhase::sync ? read
+                    : is_sleep(op.phase)        ? (weights ? weights_down : down)
+                                                : (weights ? weights_up : up);
+    bytes += static_cast<double>(op.count * op.bytes) / static_cast<double>(op.every);
+  }
+  const auto host = [&](RlPhase phase, const char* what, double bytes) {
+    if (bytes > 0.0) out.push_back({phase, what, 0.0, 0.0, bytes});
+  };
+  host(RlPhase::sleep, "training's state to the host", down);
+  host(RlPhase::sleep, "rollout's weights to the host", weights_down);
+  host(RlPhase::wake, "and back", up);
+  host(RlPhase::wake, "rollout's weights back", weights_up);
+  host(RlPhase::sync, "parameters from their host copy", read);
   return out;
 }
 

@@ -166,13 +166,14 @@ std::vector<CostNode> sync_parts(const RlSetting& set, SyncMechanism mechanism, 
                                  : set.engine == RolloutEngine::sglang
                                      ? "by the trainers behind the gather, whole tensors: sglang loads narrow ones"
                                      : "by the engines out of wide whole tensors that they are handed";
-  return {seconds_of("start", sync.start),
-          seconds_of("bytes", sync.moving, "on the slowest of the stages that run at the same time"),
-          seconds_of("packing", sync.packing, "casts and copies into buckets and out of them"),
-          seconds_of("tensors", sync.tensors, "requests and handles of each"),
-          seconds_of("buckets", sync.buckets, "requests and handles of each"),
-          seconds_of("hashes", sync.hashing, "of both sides"),
-          seconds_of("quantisation", sync.quantizing, quantizing),
+  const double n = set.sync_every;  // iterations that share one
+  return {seconds_of("start", sync.start / n),
+          seconds_of("bytes", sync.moving / n, "on the slowest of the stages that run at the same time"),
+          seconds_of("packing", sync.packing / n, "casts and copies into buckets and out of them"),
+          seconds_of("tensors", sync.tensors / n, "requests and handles of each"),
+          seconds_of("buckets", sync.buckets / n, "requests and handles of each"),
+          seconds_of("hashes", sync.hashing / n, "of both sides"),
+          seconds_of("quantisation", sync.quantizing / n, quantizing),
           seconds_of("device memory", staging, "taken for buckets"),
           seconds_of("parameters from the host", from_host)};
 }
@@ -231,9 +232,8 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   const ShiftShape shape(p.transition);
   const ShiftPrice shift = shape.price(rl.shift_bytes(p, of.train, of.rollout, staging));
   const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(shape, shift, staging, of.train, of.rollout);
-  const CostModel& cost = s.train().cost();
-  const double from_host = cost.node_copy_seconds(of.train.streamed_source) +
-                           (shift.sync_from_host ? cost.host_copy_seconds(of.train.params) : 0.0);
+  const double from_host =
+      s.train().cost().node_copy_seconds(of.train.streamed_source) / rl.setting().sync_every + shifts.uploads;
   add(RlPhase::sync, "", sync_parts(rl.setting(), p.sync, of.sync, shifts.staging, from_host));
   add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
   add(RlPhase::wake, "", shift_parts(shifts.wake, false));

@@ -9,28 +9,9 @@
 
 namespace hotbunk {
 
-std::string_view name_of(PlanPhase p) {
-  constexpr std::array<std::string_view, num_plan_phases> names = {
-      "load",         "start_rollout", "sleep_optimizer", "wake_rollout", "sync",       "sleep_train",
-      "wake_kv",      "rollout",       "sleep_rollout",   "exchange",     "wake_train", "reference",
-      "old_logprobs", "train",         "checkpoint",      "export"};
-  return names[static_cast<std::size_t>(p)];
-}
-
 PlanPhases plan_phases_of(const Scenario& s) {
-  using enum PlanPhase;
-  const bool rl = s.algorithm.name != AlgorithmName::sft;
-  const bool train_sleeps = rl && s.train.offload == Offload::sleep, rollout_sleeps = rl && s.rollout.sleep;
   PlanPhases out{};
-  const auto set = [&](PlanPhase p, bool present) { out[static_cast<std::size_t>(p)] = present; };
-  set(load, true);
-  set(start_rollout, rl && (!rollout_sleeps || s.rollout.sleep_level == 1));
-  for (PlanPhase p : {sleep_optimizer, sleep_train, wake_train}) set(p, train_sleeps);
-  for (PlanPhase p : {wake_rollout, wake_kv, sleep_rollout}) set(p, rollout_sleeps);
-  for (PlanPhase p : {sync, rollout, exchange}) set(p, rl);
-  set(reference, rl && s.algorithm.reference);
-  set(old_logprobs, rl && s.algorithm.old_logprobs);
-  for (PlanPhase p : {train, checkpoint, export_}) set(p, true);
+  for (const JobPhase& p : JobPhases(s)) out[static_cast<std::size_t>(p.phase)] = true;
   return out;
 }
 

@@ -17,37 +17,16 @@
 #include <vector>
 
 #include "lowering/builder.h"
+#include "lowering/phases.h"
 #include "planner/form/plan_shapes.h"
 #include "spec/scenario.h"
 #include "trace/trace.h"
 
 namespace hotbunk {
 
-/// Every phase that a job may have, in the order of the plan (lowering/lower.cc).
-enum class PlanPhase : std::uint8_t {
-  load,
-  start_rollout,
-  sleep_optimizer,
-  wake_rollout,
-  sync,
-  sleep_train,
-  wake_kv,
-  rollout,
-  sleep_rollout,
-  exchange,
-  wake_train,
-  reference,
-  old_logprobs,
-  train,
-  checkpoint,
-  export_,
-  count
-};
-inline constexpr std::size_t num_plan_phases = static_cast<std::size_t>(PlanPhase::count);
-std::string_view name_of(PlanPhase);
-
-/// Which phases a scenario's plan has.
+/// Which phases are meant.
 using PlanPhases = std::array<bool, num_plan_phases>;
+/// All that a scenario's plan has.
 PlanPhases plan_phases_of(const Scenario&);
 
 struct FormPeak {
@@ -68,7 +47,7 @@ struct FormSpace {
   std::array<FormPeak, num_plan_phases> phases{};
 };
 struct FormMemory {
-  PlanPhases present{};
+  JobPhases phases;  // that the plan has, in order
   FormSpace device, host;
 };
 
@@ -76,11 +55,13 @@ struct FormMemory {
 using PhaseBytes = std::array<std::int64_t, num_plan_phases>;
 
 /// One op of the phases that put something to sleep, wake it or synchronise the weights, in the order of the plan.
+/// Copies of a sync bring parameters up that sleep.
 struct ShiftOp {
   PlanPhase phase{};
   OpKind kind{};                      // map, unmap: memory taken, given back; copy: between device and host
   Space space = Space::device;        // of map and unmap
   std::int64_t count = 1, bytes = 0;  // copies: so many alike, each of these bytes
+  std::int32_t every = 1;             // of its phase: only in each so manieth iteration
   friend bool operator==(const ShiftOp&, const ShiftOp&) = default;
 };
 
@@ -127,8 +108,8 @@ class PlanForm {
 
   // All ask for a scenario that why_not accepts.
   FormMemory memory(const Scenario&, Placed = Placed::gapless) const;
-  /// The slow part of it: what each phase's transients need. Nothing that sleeps and no KV pool is among them, so
-  /// neither the memory fraction nor the transition changes it.
+  /// The slow part of it: what each phase's transients need. Nothing that sleeps and no KV pool is among them, so the
+  /// memory fraction does not change it, and of the transition only whether a sync reads parameters that sleep.
   PhaseBytes transients(const Scenario&, Placed) const;
   /// The same of some phases, 0 elsewhere: those of different phases do not touch one another.
   PhaseBytes transients(const Scenario&, Placed, const PlanPhases& of) const;

@@ -52,12 +52,13 @@ enum class Part : std::uint8_t { params, moments, reference, weights };
 class MapWalk {
  public:
   explicit MapWalk(FormMemory& memory) : memory_(memory) {}
-  void enter(PlanPhase p) { at_ = static_cast<std::size_t>(p), note(); }
+  void enter(const JobPhase& p) { at_ = static_cast<std::size_t>(p.phase), note(); }
   void device(std::int64_t delta) { device_ += delta, note(); }
   void host(std::int64_t delta) { host_ += delta, note(); }
   /// map there, then unmap here.
   void to_host(std::int64_t bytes, Part) { host(bytes), device(-bytes); }
   void to_device(std::int64_t bytes, Part) { device(bytes), host(-bytes); }
+  void upload() {}
 
  private:
   void note() {
@@ -77,20 +78,26 @@ class MapWalk {
 class ShiftWalk {
  public:
   ShiftWalk(const ShardedShapes& sharded, const Scenario& s) : sharded_(sharded), s_(s) {}
-  void enter(PlanPhase p) { at_ = p; }
+  void enter(const JobPhase& p) { at_ = p.phase, every_ = p.every; }
   void device(std::int64_t delta) { map(delta, Space::device); }
   void host(std::int64_t delta) { map(delta, Space::host); }
   /// Buffer by buffer, between the map there and the unmap here.
   void to_host(std::int64_t bytes, Part part) { host(bytes), copy(part), device(-bytes); }
   void to_device(std::int64_t bytes, Part part) { device(bytes), copy(part), host(-bytes); }
+  /// What a sync from the host brings up.
+  void upload() {
+    for (const auto& [elements, times] : sync_uploads(sharded_, s_.sync.bucket_bytes, s_.rollout.dtype))
+      copy(times, elements * size_of(s_.train.precision.master));
+  }
   std::vector<ShiftOp> take() { return std::move(out_); }
 
  private:
   void map(std::int64_t delta, Space space) {
-    if (delta != 0) out_.push_back({at_, delta > 0 ? OpKind::map : OpKind::unmap, space, 1, std::abs(delta)});
+    if (delta != 0) out_.push_back({at_, delta > 0 ? OpKind::map : OpKind::unmap, space, 1, std::abs(delta), every_});
   }
   void copy(std::int64_t count, std::int64_t bytes) {
-    if (count > 0 && bytes > 0) out_.push_back({.phase = at_, .kind = OpKind::copy, .count = count, .bytes = bytes});
+    if (count > 0 && bytes > 0)
+      out_.push_back({.phase = at_, .kind = OpKind::copy, .count = count, .bytes = bytes, .every = every_});
   }
   void copy_shards(DType dtype, std::int64_t each) {
     copy(each, sharded_.root.elements * size_of(dtype));
@@ -118,43 +125,37 @@ class ShiftWalk {
   const ShardedShapes& sharded_;
   const Scenario& s_;
   PlanPhase at_ = PlanPhase::load;
+  std::int32_t every_ = 1;
   std::vector<ShiftOp> out_;
 };
 
-constexpr bool driven(PlanPhase p) {
-  using enum PlanPhase;
-  return p == rollout || p == exchange || p >= reference;
-}
-constexpr bool prologue(PlanPhase p) { return p <= PlanPhase::start_rollout; }
-
 /// Transients mapped from each phase's start on; the rule of lowering/builder.cc (transient_levels) over a job's
-/// phases: a phase that is not driven provides for the driven ones behind it, the last such phase also for the next
-/// iteration's first ones, the prologue for all until the first change.
-PhaseBytes transient_levels(const PlanPhases& present, const PhaseBytes& need, bool keep_mapped) {
+/// phases: one that maps provides for those behind it that do not, the last such phase also for the next iteration's
+/// first ones, the prologue for all until the first change.
+PhaseBytes transient_levels(const JobPhases& phases, const PhaseBytes& need, bool keep_mapped) {
   PhaseBytes level{};
   if (keep_mapped) {
     level.fill(*std::max_element(need.begin(), need.end()));
     return level;
   }
+  const auto at = [](const JobPhase& p) { return static_cast<std::size_t>(p.phase); };
+  const auto repeats = [](const JobPhase& p) { return !is_prologue(p.phase) && p.phase != PlanPhase::export_; };
   std::int64_t carried = 0, entry = 0;
-  std::size_t last = num_plan_phases;  // that is not driven, of the iteration
-  for (std::size_t p = num_plan_phases; p-- > 0;) {
-    const auto phase = static_cast<PlanPhase>(p);
-    if (!present[p]) continue;
-    carried = std::max(carried, need[p]);
-    level[p] = carried;
-    if (!driven(phase)) carried = 0;
-    if (!prologue(phase) && phase != PlanPhase::export_) {
-      entry = carried;  // of the iteration's first phase in the end
-      if (!driven(phase) && last == num_plan_phases) last = p;
-    }
+  const JobPhase* last = phases.end();  // of the iteration that maps
+  for (const JobPhase* p = phases.end(); p-- != phases.begin();) {
+    carried = std::max(carried, need[at(*p)]);
+    level[at(*p)] = carried;
+    if (p->maps_transients()) carried = 0;
+    if (!repeats(*p)) continue;
+    entry = carried;  // of the iteration's first phase in the end
+    if (p->maps_transients() && last == phases.end()) last = p;
   }
-  if (last < num_plan_phases) {
-    entry = std::max(level[last], entry);
-    for (std::size_t p = last; p < static_cast<std::size_t>(PlanPhase::export_); ++p) level[p] = entry;
+  if (last != phases.end()) {
+    entry = std::max(level[at(*last)], entry);
+    for (const JobPhase* p = last; p != phases.end() && repeats(*p); ++p) level[at(*p)] = entry;
   }
-  for (std::size_t p = 0; p < num_plan_phases; ++p)
-    if (present[p] && prologue(static_cast<PlanPhase>(p))) level[p] = std::max(level[p], entry);
+  for (const JobPhase& p : phases)
+    if (is_prologue(p.phase)) level[at(p)] = std::max(level[at(p)], entry);
   return level;
 }
 
@@ -164,27 +165,25 @@ class JobWalk {
   JobWalk(const PlanShapes& shapes, const Scenario& s, std::int64_t kv_blocks)
       : sharded_(shapes, s.train.layout.ranks()),
         s_(s),
-        present_(plan_phases_of(s)),
+        phases_(s),
         chunk_(s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20),
         hold_(sharded_, s, kv_blocks, chunk_),
-        rollout_sleeps_(s.rollout.sleep),
-        backed_up_(s.rollout.sleep && s.rollout.sleep_level == 1) {}
+        backed_up_(phases_.sleepers().weights && s.rollout.sleep_level == 1) {}
 
   FormMemory walk(Placed placed) {
     FormMemory out;
-    out.present = present_;
-    each_phase([&](PlanPhase p) { device_.enter(p), host_.enter(p), live(p); });
+    out.phases = phases_;
+    for (const JobPhase& p : phases_) device_.enter(p.phase), host_.enter(p.phase), live(p);
     out.device = whole(device_), out.host = whole(host_);
-    map(out, placed == Placed::each ? placed_transients(present_) : transients_of(device_));
+    map(out, placed == Placed::each ? placed_transients(plan_phases_of(s_)) : transients_of(device_));
     return out;
   }
 
   PhaseBytes transients(Placed placed, const PlanPhases& of) const {
     if (placed == Placed::each) return placed_transients(of);
     LiveWalk alone;
-    each_phase([&](PlanPhase p) {
-      if (of[static_cast<std::size_t>(p)]) alone.enter(p), walk_phase(alone, p, sharded_, s_);
-    });
+    for (const JobPhase& p : phases_)
+      if (of[static_cast<std::size_t>(p.phase)]) alone.enter(p.phase), walk_phase(alone, p, sharded_, s_);
     alone.finish();
     return transients_of(alone);
   }
@@ -193,13 +192,13 @@ class JobWalk {
     ShiftWalk walk(sharded_, s_);
     map_all(walk, transients);
     std::vector<ShiftOp> out = walk.take();
-    std::erase_if(out, [](const ShiftOp& op) { return prologue(op.phase); });
+    std::erase_if(out, [](const ShiftOp& op) { return is_prologue(op.phase); });
     return out;
   }
 
   FormMemory mapped(const PhaseBytes& transients) const {
     FormMemory out;
-    out.present = present_;
+    out.phases = phases_;
     map(out, transients);
     return out;
   }
@@ -208,63 +207,49 @@ class JobWalk {
   void to_host(Category c, std::int64_t bytes) { host_.hold(c, bytes), device_.drop(c, bytes); }
   void to_device(Category c, std::int64_t bytes) { device_.hold(c, bytes), host_.drop(c, bytes); }
 
-  void live(PlanPhase p) {
-    using enum PlanPhase;
-    switch (p) {
-      case load:
-        device_.hold(params, hold_.params), device_.hold(params, hold_.reference);
-        return device_.hold(optimizer, hold_.moments);
-      case start_rollout:
-        if (rollout_sleeps_) return host_.hold(params, hold_.weights);
-        return device_.hold(params, hold_.weights), device_.hold(kv_cache, hold_.kv);
-      case sleep_optimizer:
-        return to_host(optimizer, hold_.moments), to_host(params, hold_.reference);
-      case wake_rollout:
-        if (backed_up_) return to_device(params, hold_.weights);
-        return device_.hold(params, hold_.weights);
-      case sleep_train:
-        return to_host(params, hold_.params);
-      case wake_kv:
-        return device_.hold(kv_cache, hold_.kv);
-      case sleep_rollout:
-        device_.drop(kv_cache, hold_.kv);
-        if (backed_up_) return to_host(params, hold_.weights);
-        return device_.drop(params, hold_.weights);
-      case wake_train:
-        to_device(params, hold_.params), to_device(params, hold_.reference);
-        return to_device(optimizer, hold_.moments);
-      default:
-        return walk_phase(device_, p, sharded_, s_);
+  /// In the order of lowering/sleep.cc.
+  void live(const JobPhase& p) {
+    if (p.phase == PlanPhase::load) {
+      device_.hold(params, hold_.params), device_.hold(params, hold_.reference);
+      return device_.hold(optimizer, hold_.moments);
     }
-  }
-
-  template <class Visit>
-  void each_phase(Visit&& visit) const {
-    for (std::size_t p = 0; p < num_plan_phases; ++p)
-      if (present_[p]) visit(static_cast<PlanPhase>(p));
+    if (!is_transition(p.phase)) return walk_phase(device_, p, sharded_, s_);
+    if (p.sleeps.moments) to_host(optimizer, hold_.moments);
+    if (p.sleeps.reference) to_host(params, hold_.reference);
+    if (p.sleeps.params) to_host(params, hold_.params);
+    if (p.wakes.params) to_device(params, hold_.params);
+    if (p.wakes.reference) to_device(params, hold_.reference);
+    if (p.wakes.moments) to_device(optimizer, hold_.moments);
+    if (p.sleeps.kv) device_.drop(kv_cache, hold_.kv);
+    if (p.sleeps.weights) backed_up_ ? to_host(params, hold_.weights) : device_.drop(params, hold_.weights);
+    if (p.wakes.weights) backed_up_ ? to_device(params, hold_.weights) : device_.hold(params, hold_.weights);
+    if (p.wakes.kv) device_.hold(kv_cache, hold_.kv);
+    if (p.phase == PlanPhase::start_rollout && backed_up_) host_.hold(params, hold_.weights);
   }
 
   /// The peak of all phases is the highest phase's, the first of equals.
   FormSpace whole(LiveWalk& w) const {
     FormSpace out = w.finish();
-    each_phase([&](PlanPhase p) {
-      const FormPeak& peak = out.phases[static_cast<std::size_t>(p)];
-      if (peak.bytes > out.whole.bytes) out.whole = peak, out.peak_phase = p;
-    });
+    for (const JobPhase& p : phases_) {
+      const FormPeak& peak = out.phases[static_cast<std::size_t>(p.phase)];
+      if (peak.bytes > out.whole.bytes) out.whole = peak, out.peak_phase = p.phase;
+    }
     return out;
   }
 
   template <class Walk>
   PhaseBytes transients_of(const Walk& walk) const {
     PhaseBytes out{};
-    each_phase([&](PlanPhase p) { out[static_cast<std::size_t>(p)] = walk.transients(static_cast<std::size_t>(p)); });
+    for (const JobPhase& p : phases_) {
+      const auto i = static_cast<std::size_t>(p.phase);
+      out[i] = walk.transients(i);
+    }
     return out;
   }
   PhaseBytes placed_transients(const PlanPhases& of) const {
     ArenaWalk arena;
-    each_phase([&](PlanPhase p) {
-      if (of[static_cast<std::size_t>(p)]) arena.enter(p), walk_phase(arena, p, sharded_, s_);
-    });
+    for (const JobPhase& p : phases_)
+      if (of[static_cast<std::size_t>(p.phase)]) arena.enter(p.phase), walk_phase(arena, p, sharded_, s_);
     return transients_of(arena);
   }
 
@@ -278,50 +263,41 @@ class JobWalk {
   void map_all(Walk& walk, PhaseBytes need) const {
     for (std::int64_t& bytes : need) bytes = round_up(bytes, chunk_);
     const bool nothing_sleeps = s_.train.offload != Offload::sleep && !s_.rollout.sleep;
-    const PhaseBytes level = transient_levels(present_, need, nothing_sleeps);
+    const PhaseBytes level = transient_levels(phases_, need, nothing_sleeps);
     std::int64_t transients = 0;
-    each_phase([&](PlanPhase phase) {
-      const auto p = static_cast<std::size_t>(phase);
+    for (const JobPhase& phase : phases_) {
+      const auto p = static_cast<std::size_t>(phase.phase);
       walk.enter(phase);
-      if (!driven(phase)) walk.device(level[p] - transients), transients = level[p];
+      if (phase.maps_transients()) walk.device(level[p] - transients), transients = level[p];
       map(walk, phase);
-    });
+    }
   }
 
   template <class Walk>
-  void map(Walk& walk, PlanPhase p) const {
-    using enum PlanPhase;
+  void map(Walk& walk, const JobPhase& p) const {
     const Sections::Mapped& m = hold_.mapped;
-    switch (p) {
-      case load:
-        return walk.device(m.params + m.moments + m.reference);
-      case start_rollout:
-        return rollout_sleeps_ ? walk.host(m.weights) : walk.device(m.weights + m.kv);
-      case sleep_optimizer:
-        return walk.to_host(m.moments, Part::moments), walk.to_host(m.reference, Part::reference);
-      case wake_rollout:
-        return backed_up_ ? walk.to_device(m.weights, Part::weights) : walk.device(m.weights);
-      case sleep_train:
-        return walk.to_host(m.params, Part::params);
-      case wake_kv:
-        return walk.device(m.kv);
-      case sleep_rollout:
-        walk.device(-m.kv);
-        return backed_up_ ? walk.to_host(m.weights, Part::weights) : walk.device(-m.weights);
-      case wake_train:
-        walk.to_device(m.params, Part::params), walk.to_device(m.reference, Part::reference);
-        return walk.to_device(m.moments, Part::moments);
-      default:
-        return;
-    }
+    if (p.phase == PlanPhase::load) return walk.device(m.params + m.moments + m.reference);
+    if (p.from_host) walk.upload();
+    if (!is_transition(p.phase)) return;
+    if (p.sleeps.moments) walk.to_host(m.moments, Part::moments);
+    if (p.sleeps.reference) walk.to_host(m.reference, Part::reference);
+    if (p.sleeps.params) walk.to_host(m.params, Part::params);
+    if (p.wakes.params) walk.to_device(m.params, Part::params);
+    if (p.wakes.reference) walk.to_device(m.reference, Part::reference);
+    if (p.wakes.moments) walk.to_device(m.moments, Part::moments);
+    if (p.sleeps.kv) walk.device(-m.kv);
+    if (p.sleeps.weights) backed_up_ ? walk.to_host(m.weights, Part::weights) : walk.device(-m.weights);
+    if (p.wakes.weights) backed_up_ ? walk.to_device(m.weights, Part::weights) : walk.device(m.weights);
+    if (p.wakes.kv) walk.device(m.kv);
+    if (p.phase == PlanPhase::start_rollout && backed_up_) walk.host(m.weights);
   }
 
   ShardedShapes sharded_;
   const Scenario& s_;
-  PlanPhases present_;
+  JobPhases phases_;
   std::int64_t chunk_;
   Sections hold_;
-  bool rollout_sleeps_, backed_up_;
+  bool backed_up_;  // the rollout's weights sleep in host memory
   LiveWalk device_, host_;
 };
 

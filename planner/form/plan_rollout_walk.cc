@@ -147,19 +147,31 @@ void walk_exchange(Walk& w, const Scenario& s) {
 }
 
 template <class Walk>
-void walk_sync(Walk& w, const ShardedShapes& sharded, const Scenario& s) {
+void walk_sync(Walk& w, const ShardedShapes& sharded, const Scenario& s, bool from_host) {
   const RankSlice& any_rank = engine_of(sharded.shapes, s).ranks.front();  // sizes do not depend on the slice
   // Buckets follow one another from the same place: the largest stands for all.
   const DType dtype = s.rollout.dtype;
   const SyncBuckets buckets = fill_sync_buckets(sharded, s.sync.bucket_bytes, dtype, any_rank);
+  Held whole, staged, hashes, all_hashes;
+  const auto make_sums = [&] { hashes = w.up(workspace, sharded.shapes.sync_hash_bytes()); };
+  if (from_host) {
+    if (s.sync.verify) make_sums();
+    w.on(StreamId::h2d);
+    staged = w.up(communication, buckets.largest_elements * size_of(s.train.precision.master));
+    const auto uploaded = w.mark();
+    w.on(StreamId::compute), w.wait(uploaded);
+  }
   const Held part = w.up(communication, buckets.largest_elements * size_of(dtype));
-  Held whole, all_hashes;
-  if (s.sync.transport == SyncTransport::collective && sharded.world > 1)
+  w.down(staged);
+  if (s.sync.transport == SyncTransport::collective && sharded.world > 1) {
+    const auto packed = w.mark();
+    w.on(StreamId::gather), w.wait(packed);
     whole = w.up(communication, sharded.world * part.bytes);
+  }
   w.down(part), w.down(whole);
   if (!s.sync.verify) return;
   w.begin_block();  // one slot for all that a sync works in
-  const Held hashes = w.up(workspace, sharded.shapes.sync_hash_bytes());
+  if (!from_host) make_sums();
   if (sharded.world > 1) all_hashes = w.up(communication, sharded.world * hashes.bytes);
   w.down(hashes), w.down(all_hashes);
 }
@@ -168,7 +180,7 @@ template void walk_rollout(LiveWalk&, const PlanShapes&, const Scenario&);
 template void walk_rollout(ArenaWalk&, const PlanShapes&, const Scenario&);
 template void walk_exchange(LiveWalk&, const Scenario&);
 template void walk_exchange(ArenaWalk&, const Scenario&);
-template void walk_sync(LiveWalk&, const ShardedShapes&, const Scenario&);
-template void walk_sync(ArenaWalk&, const ShardedShapes&, const Scenario&);
+template void walk_sync(LiveWalk&, const ShardedShapes&, const Scenario&, bool);
+template void walk_sync(ArenaWalk&, const ShardedShapes&, const Scenario&, bool);
 
 }  // namespace hotbunk

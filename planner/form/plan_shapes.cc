@@ -193,4 +193,31 @@ SyncBuckets fill_sync_buckets(const ShardedShapes& sharded, std::int64_t bucket_
   return filling.finish();
 }
 
+std::map<std::int64_t, std::int64_t> sync_uploads(const ShardedShapes& sharded, std::int64_t bucket_bytes,
+                                                  DType dtype) {
+  const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / sharded.world);
+  std::map<std::int64_t, std::int64_t> out;
+  std::int64_t fill = 0, run = 0;  // of the open bucket, and in it of the unit
+  const auto end_run = [&] {
+    if (run > 0) ++out[run];
+    run = 0;
+  };
+  const auto add = [&](const UnitShape& unit, const ShardedShapes::Unit& shard) {
+    for (std::size_t i = 0; i < unit.count; ++i)
+      for (std::int64_t row = 0, cols = unit.params[i].cols; row < shard.rows[i];) {
+        std::int64_t rows = std::min(shard.rows[i] - row, (capacity - fill) / cols);
+        if (rows <= 0 && fill > 0) {
+          end_run(), fill = 0;
+          continue;
+        }
+        rows = std::max<std::int64_t>(rows, 1);
+        fill += rows * cols, run += rows * cols, row += rows;
+      }
+    end_run();
+  };
+  add(sharded.shapes.root, sharded.root);
+  for (std::int64_t l = 0; l < sharded.shapes.layers; ++l) add(sharded.shapes.layer, sharded.layer);
+  return out;
+}
+
 }  // namespace hotbunk

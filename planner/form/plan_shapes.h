@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "base/dtype.h"
@@ -83,6 +84,9 @@ struct SyncBuckets {
 /// `slice`: whose wanted buckets are counted. Costs one step per parameter of each layer that a bucket's end falls
 /// into; depends on nothing else, so a search computes it once for each (world, bucket, dtype).
 SyncBuckets fill_sync_buckets(const ShardedShapes&, std::int64_t bucket_bytes, DType, const RankSlice& slice);
+
+/// What a sync from the host copies up: so many times so many elements. A bucket's rows of one unit come together.
+std::map<std::int64_t, std::int64_t> sync_uploads(const ShardedShapes&, std::int64_t bucket_bytes, DType);
 
 /// Buffers of an arena stand at multiples of this (graph/lifetimes.cc).
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return round_up(bytes, 64); }

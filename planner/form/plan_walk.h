@@ -199,7 +199,7 @@ void walk_log_probs(Walk&, const ShardedShapes&, const Scenario&, bool reference
 template <class Walk>
 void walk_export(Walk&, const ShardedShapes&, const Scenario&);
 template <class Walk>
-void walk_sync(Walk&, const ShardedShapes&, const Scenario&);
+void walk_sync(Walk&, const ShardedShapes&, const Scenario&, bool from_host);
 template <class Walk>
 void walk_rollout(Walk&, const PlanShapes&, const Scenario&);
 template <class Walk>
@@ -207,17 +207,17 @@ void walk_exchange(Walk&, const Scenario&);
 
 /// The phase's transients, whichever phase it is.
 template <class Walk>
-void walk_phase(Walk& w, PlanPhase p, const ShardedShapes& sharded, const Scenario& s) {
-  switch (p) {
+void walk_phase(Walk& w, const JobPhase& p, const ShardedShapes& sharded, const Scenario& s) {
+  switch (p.phase) {
     case PlanPhase::sync:
-      return walk_sync(w, sharded, s);
+      return walk_sync(w, sharded, s, p.from_host);
     case PlanPhase::rollout:
       return walk_rollout(w, sharded.shapes, s);
     case PlanPhase::exchange:
       return walk_exchange(w, s);
     case PlanPhase::reference:
     case PlanPhase::old_logprobs:
-      return walk_log_probs(w, sharded, s, p == PlanPhase::reference);
+      return walk_log_probs(w, sharded, s, p.phase == PlanPhase::reference);
     case PlanPhase::train:
       return walk_train(w, sharded, s);
     case PlanPhase::checkpoint:

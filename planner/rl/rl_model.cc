@@ -131,22 +131,21 @@ ShiftsSeconds RlModel::shifts_seconds(const ShiftShape& shape, const ShiftPrice&
                     .wake = shift_seconds(shift.up, shift.mapped + work.wake.mapped, OpKind::map)};
   out.sleep.device += more(work.sleep.mapped, OpKind::map);
   out.wake.device += more(work.wake.unmapped, OpKind::unmap);
-  out.staging = more(work.sync.mapped, OpKind::map) + more(work.sync.unmapped, OpKind::unmap);
+  out.staging = (more(work.sync.mapped, OpKind::map) + more(work.sync.unmapped, OpKind::unmap)) / setting_.sync_every;
+  if (shift.sync_from_host) out.uploads = cost.host_copy_seconds(train.params) / setting_.sync_every;
   return out;
 }
 
 /// Shifts on one set of GPUs.
 void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSide& train, const RolloutPrice& rollout,
                        double staging, RlPrice& out) const {
-  const CostModel& cost = train_.cost();
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
   const ShiftPrice shift = shape.price(shift_bytes(p, train, rollout, staging));
   const ShiftsSeconds seconds = shifts_seconds(shape, shift, staging, train, rollout);
   at(RlPhase::sleep) = seconds.sleep.total();
   at(RlPhase::wake) = seconds.wake.total();
-  at(RlPhase::sync) += seconds.staging;
-  out.staging_seconds = seconds.staging;
-  if (shift.sync_from_host) at(RlPhase::sync) += cost.host_copy_seconds(train.params);
+  at(RlPhase::sync) += seconds.staging + seconds.uploads;
+  out.staging_seconds = seconds.staging, out.upload_seconds = seconds.uploads;
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.total_bytes + shift.train_rest;
   out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes + shift.rollout_rest +
@@ -188,7 +187,7 @@ RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainS
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
   const double staging = staging_bytes(p, sync);
   at(RlPhase::rollout) = rollout.seconds();
-  at(RlPhase::sync) = sync.seconds() + train_.cost().node_copy_seconds(train.streamed_source);
+  at(RlPhase::sync) = (sync.seconds() + train_.cost().node_copy_seconds(train.streamed_source)) / setting_.sync_every;
   at(RlPhase::reference) = train.reference_seconds;
   if (train.swapped_reference > 0.0) at(RlPhase::reference) += train_.cost().host_copy_seconds(train.swapped_reference);
   at(RlPhase::old_logprobs) = train.old_seconds;
@@ -350,6 +349,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.reference_on_device = ours;
   out.price_per_gpu_hour = s.cluster.gpu.price_per_hour.value;
   out.overlaps = s.algorithm.max_staleness > 0;
+  out.sync_every = static_cast<double>(s.sync.every);
   return out;
 }
 

@@ -84,9 +84,7 @@ struct RlPoint {
   SyncMechanism sync = SyncMechanism::flattened_buckets;
   double bucket_bytes = 512.0 * 1024 * 1024;
   bool samples() const { return rollout.engines > 0; }
-  bool sleeps() const {
-    return transition.has(TransitionStep::sleep_optimizer) || transition.has(TransitionStep::sleep_train);
-  }
+  bool sleeps() const { return training_sleeps(transition); }
   std::int64_t gpus() const {
     return placement == PlacementMode::colocated ? train.ranks() : train.ranks() + rollout.ranks();
   }
@@ -96,9 +94,9 @@ struct RlPoint {
 
 struct RlPrice {
   double iteration_seconds = 0;
-  std::array<double, num_rl_phases> seconds{};  // of each phase; their sum less `overlapped` is the iteration
-  double overlapped = 0;                        // seconds that rollout and training run side by side (one step off)
-  double staging_seconds = 0;                   // of the sync's: taking memory for its buckets
+  std::array<double, num_rl_phases> seconds{};     // of each phase; their sum less `overlapped` is the iteration
+  double overlapped = 0;                           // seconds that rollout and training run side by side (one step off)
+  double staging_seconds = 0, upload_seconds = 0;  // of the sync's: ShiftsSeconds
   // Device bytes of one rank at each moment, overhead included; sync: from training to the rollout, wake: back.
   double train_bytes = 0, rollout_bytes = 0, sync_bytes = 0, wake_bytes = 0;
   double host_bytes = 0;  // of one rank
@@ -146,10 +144,11 @@ struct ShiftSeconds {
   double total() const { return copies + device + host; }
 };
 
-/// Of all shifts of a cycle. Staging: of the sync, taking memory for its buckets.
+/// Of all shifts of a cycle, on average where some skip iterations. Of the sync: taking memory for its buckets, and
+/// bringing up parameters that sleep.
 struct ShiftsSeconds {
   ShiftSeconds sleep, wake;
-  double staging = 0;
+  double staging = 0, uploads = 0;
 };
 
 /// Rollout's share of a scenario, in the units of the closed form.
@@ -160,7 +159,8 @@ struct RlSetting {
   double longest_prompt = 512, longest_response = 8192;                 // what has to fit
   LengthSpec responses{.mean = 2048, .max = 8192};                      // as drawn
   bool reference = false, old_logprobs = true;
-  bool critic = false;  // PPO: a second model of the actor's layers with one output, in the actor's layout
+  double sync_every = 1;  // iterations
+  bool critic = false;    // PPO: a second model of the actor's layers with one output, in the actor's layout
   RolloutEngine engine = RolloutEngine::sglang;
   DType rollout_dtype = DType::bf16;
   double rollout_element_bytes = 2;  // of activations, cache, and weights but those of `weights`

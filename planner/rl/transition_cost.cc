@@ -21,11 +21,12 @@ void walk(const TransitionOrder& order, Visit visit) {
   }
 }
 
-/// A moment as a set of parts; a larger set is never smaller in bytes.
+/// A moment as a set of parts (moments and reference are one: it is there as long as either is); a larger set is never
+/// smaller in bytes.
 enum Part : std::uint8_t { params = 1, optimizer = 2, weights = 4, kv = 8, staging = 16, host_staging = 32 };
 std::uint8_t parts_of(const OnDevice& d) {
-  return static_cast<std::uint8_t>((d.params ? params : 0) | (d.optimizer ? optimizer : 0) | (d.weights ? weights : 0) |
-                                   (d.kv ? kv : 0));
+  return static_cast<std::uint8_t>((d.params ? params : 0) | (d.optimizer() ? optimizer : 0) |
+                                   (d.weights ? weights : 0) | (d.kv ? kv : 0));
 }
 
 struct Footprint {
@@ -54,12 +55,12 @@ Footprint footprint(const TransitionOrder& order, bool keeps_weights) {
     if (s == rollout) f.during_rollout = moment;
     f.moments.push_back(moment);
     f.host.push_back(static_cast<std::uint8_t>((a.params && b.params ? 0 : params) |
-                                               (a.optimizer && b.optimizer ? 0 : optimizer) |
+                                               (a.optimizer() && b.optimizer() ? 0 : optimizer) |
                                                (keeps_weights && !(a.weights && b.weights) ? weights : 0)));
     f.params_down += a.params && !b.params ? 1 : 0;
     f.params_up += !a.params && b.params ? 1 : 0;
-    f.optimizer_down += a.optimizer && !b.optimizer ? 1 : 0;
-    f.optimizer_up += !a.optimizer && b.optimizer ? 1 : 0;
+    f.optimizer_down += a.optimizer() && !b.optimizer() ? 1 : 0;
+    f.optimizer_up += !a.optimizer() && b.optimizer() ? 1 : 0;
     f.host_sync += s == sync && !a.params ? 1 : 0;
   });
   reduce(f.moments);
@@ -84,7 +85,7 @@ bool no_worse(const Footprint& a, const Footprint& b) {
 ShiftMoment moment_of(TransitionStep s, const OnDevice& a, const OnDevice& b, const ShiftBytes& z) {
   ShiftMoment m;
   if (a.params || b.params) m.params = z.params;
-  if (a.optimizer || b.optimizer) m.optimizer = z.optimizer;
+  if (a.optimizer() || b.optimizer()) m.optimizer = z.optimizer;
   if (a.weights || b.weights) m.weights = z.weights;
   if (a.kv || b.kv) m.kv = z.kv;
   if (s == sync) m.staging = z.staging + (a.params ? 0.0 : z.host_staging);
@@ -110,15 +111,16 @@ ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
   walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
     const double moment = moment_of(s, a, b, z).total();
     if (s == sync) out.sync_from_host = !a.params;
-    if (s == rollout) out.rollout_rest = bytes(a.params, a.optimizer, false, false);
+    if (s == rollout) out.rollout_rest = bytes(a.params, a.optimizer(), false, false);
     else
       (a.rolled_out ? out.wake_bytes : out.sync_bytes) =
           std::max(a.rolled_out ? out.wake_bytes : out.sync_bytes, moment);
     const bool kept = z.keeps_weights;
-    out.asleep = std::max(out.asleep, bytes(!a.params || !b.params, !a.optimizer || !b.optimizer,
+    out.asleep = std::max(out.asleep, bytes(!a.params || !b.params, !a.optimizer() || !b.optimizer(),
                                             kept && !(a.weights && b.weights), false));
-    const bool p_down = a.params && !b.params, o_down = a.optimizer && !b.optimizer, w_down = a.weights && !b.weights;
-    const bool p_up = !a.params && b.params, o_up = !a.optimizer && b.optimizer, w_up = !a.weights && b.weights;
+    const bool p_down = a.params && !b.params, o_down = a.optimizer() && !b.optimizer(),
+               w_down = a.weights && !b.weights;
+    const bool p_up = !a.params && b.params, o_up = !a.optimizer() && b.optimizer(), w_up = !a.weights && b.weights;
     out.down += bytes(p_down, o_down, kept && w_down, false);
     out.up += bytes(p_up, o_up, kept && w_up, false);
     out.unmapped += bytes(p_down, o_down, w_down, a.kv && !b.kv);
@@ -160,11 +162,11 @@ ShiftShape::ShiftShape(const TransitionOrder& order) {
   });
   train_rest_ = parts_of(start_of(order)) & (weights | kv);
   for (const TransitionStep s : order) {
-    if (s == rollout) {
-      if (num_levels_ > 0) levels_[num_levels_ - 1].rollout = true;
+    if (s == rollout || s == reference || s == old_logprobs) {
+      if (num_levels_ > 0) (s == rollout ? levels_[num_levels_ - 1].rollout : levels_[num_levels_ - 1].train) = true;
       continue;
     }
-    const bool sleeps = s == sleep_optimizer || s == sleep_train || s == sleep_rollout;
+    const bool sleeps = is_sleep(s);
     levels_[num_levels_++] = {s == sync ? &WorkMoves::sync : sleeps ? &WorkMoves::sleep : &WorkMoves::wake, s == sync};
   }
   if (num_levels_ > 0) levels_[num_levels_ - 1].train = true;  // behind it training begins

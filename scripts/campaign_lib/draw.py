@@ -80,6 +80,39 @@ def draw_rollout(r, world, tp, prompt, longest, vocab):
             "sleep": r.random() < 0.75, "sleep_level": r.randint(1, 2)}
 
 
+def merged(r, *rows):
+    """One list of all, each row in its own order."""
+    rows, out = [list(row) for row in rows if row], []
+    while rows:
+        row = r.choice(rows)
+        out.append(row.pop(0))
+        rows = [x for x in rows if x]
+    return out
+
+
+def draw_transition(r, scenario):
+    """A system's order, or a list of steps that is legal by how it is made: what sleeps on one side is woken on it."""
+    if r.random() < 0.5:
+        return r.choice(["hotbunk", "hotbunk", "slime", "verl", "verl-old"])
+    algorithm, down, up, passes = scenario["algorithm"], [], [], []
+    if scenario["train"]["offload"] == "sleep":
+        apart = ["sleep_moments", "sleep_reference"] if algorithm["reference"] else ["sleep_moments"]
+        down = r.choice([["sleep_optimizer"], merged(r, *[[x] for x in apart]), []])
+        if not down or r.random() < 0.7:
+            down = merged(r, down, ["sleep_train"])
+        if "sleep_train" in down and algorithm["old_logprobs"] and r.random() < 0.5:
+            passes = ["wake_params", "old_logprobs"]
+        up = passes + (["wake_train"] if len(down) > 1 or not passes else [])
+    towards, back = ["sync", "rollout"], []
+    if scenario["rollout"]["sleep"]:
+        towards = ["wake_rollout", "sync", "wake_kv", "rollout"]
+        back = r.choice([["sleep_rollout"], merged(r, ["sleep_kv"], ["sleep_weights"])])
+    if r.random() < 0.3:
+        towards.insert(towards.index("rollout"), "flush")
+    split = towards.index("rollout")
+    return merged(r, down, towards[:split]) + ["rollout"] + merged(r, back, up)
+
+
 def draw_algorithm(r, sft):
     samples = r.randint(1, 4)
     batches = 1 if r.random() < 0.6 else r.choice([samples, 2 * samples])
@@ -147,6 +180,9 @@ def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
     s["rollout"] = draw_rollout(r, world, tp, prompt, longest, s["model"]["vocab_size"])
     s["sync"] = {"mode": "bucketed", "bucket_mib": r.choice([0.002, 0.008, 0.5, 512]),
                  "transport": transport, "verify": r.random() < 0.5}
+    s["transition"] = draw_transition(r, s)
+    kept = s["rollout"]["sleep_level"] == 1 or not s["rollout"]["sleep"]
+    s["sync"]["every"] = r.choice([1, 1, 1, 2, 3]) if kept else 1
     s["task"] = task
     return s
 
@@ -168,5 +204,7 @@ def small_job(r, worlds=(2, 3, 4), steps=100000, checkpoint_every=0):
     s["checkpoint_every"] = checkpoint_every
     s["optimizer"].update(lr=1e-4, max_grad_norm=1)
     s["train"]["precision"] = {"params": "fp32"}
+    if "sync" in s:
+        s["sync"]["every"] = 1  # a run that goes on synchronises first: another run where that is between two syncs
     s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=num_ranks(s), device_memory_mib=64)
     return s

@@ -98,6 +98,15 @@ TEST_CASE("order alone is a change") {
   CHECK(diff_plans(a, c) == "~ order of phases\n");
 }
 
+TEST_CASE("a phase of every third iteration is another plan, and says so") {
+  const Plan a = small_plan();
+  Plan b = a;
+  b.phases[1].every = 3;
+  CHECK(plan_hash(a) != plan_hash(b));
+  CHECK(diff_plans(a, b) == "~ phase train: when it runs or who drives it\n");
+  CHECK(print_plan(b).find("  phase train (every 3 iterations, driven)\n") != std::string::npos);
+}
+
 TEST_CASE("the difference is empty exactly for equal plans") {
   CHECK(rc::check("diff of random plans", [](std::uint64_t seed, bool same) {
     const Plan a = test::random_plan(seed), b = test::random_plan(same ? seed : seed + 1);

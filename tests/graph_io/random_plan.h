@@ -23,7 +23,8 @@ class PlanMaker {
     for (Rank r = 0; r < ranks; ++r) p.program_of_rank.push_back(static_cast<std::int32_t>(below(programs)));
     for (int f = 0, n = static_cast<int>(1 + below(3)); f < n; ++f) p.groups.push_back(family(ranks));
     for (int i = 0, n = static_cast<int>(1 + below(4)); i < n; ++i)
-      p.phases.push_back({name(), static_cast<When>(below(3)), below(2) == 1});
+      p.phases.push_back({name(), static_cast<When>(below(3)), below(2) == 1,
+                          below(2) == 1 ? 1 : static_cast<std::int32_t>(2 + below(9))});
     for (int i = 0; i < programs; ++i) p.programs.push_back(program(p));
     return p;
   }

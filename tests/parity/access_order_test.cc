@@ -31,8 +31,8 @@ constexpr Sizes all_there_is{.tokens = 1 << 30, .seqs = 1 << 30, .attention_pair
 /// waits for all streams at the ends of phases, as a run has them; the verifier counts on events alone.
 std::string first_race(const Plan& plan, const Program& program, bool synchronised) {
   AccessOrder order(program);
-  for (When when : {When::prologue, When::iteration, When::iteration, When::epilogue})
-    for (std::int16_t phase = -1; const BlockVisit& visit : block_visits(plan, program, when)) {
+  for (const WalkTurn& turn : walk_turns(plan))
+    for (std::int16_t phase = -1; const BlockVisit& visit : block_visits(plan, program, turn)) {
       if (std::exchange(phase, visit.phase) != visit.phase && synchronised) order.join();
       for (const Op& op : block_at(program, visit).ops) {
         if (op.kind == OpKind::record) order.record(op.stream, op.event);

@@ -13,6 +13,7 @@
 #include "lowering/lower.h"
 #include "planner/answers/plan_answer.h"
 #include "spec/loader.h"
+#include "tests/drawn_transition.h"
 #include "tests/paths.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
@@ -80,29 +81,42 @@ std::string draw_scenario() {
   const std::int64_t tokens = longest + in(0, 60);
   const auto dtype = [] { return one_of<std::string>({"fp32", "bf16"}); };
   const auto state = [] { return in(0, 20) == 0 ? "bf16" : "fp32"; };  // gradients and optimizer: fp32 is what lowers
-  const bool sft = in(0, 6) == 0, reference = coin();
+  const bool sft = in(0, 6) == 0, reference = coin(), old_logprobs = coin();
+  // As often as not hotbunk's order, else any legal one.
+  auto offload = one_of<std::string>({"none", "sleep"});
+  bool rollout_sleeps = in(0, 3) > 0;
+  std::string transition = "hotbunk";
+  if (coin()) {
+    const auto drawn = testing::draw_transition(
+        [](std::size_t n) { return static_cast<std::size_t>(in(0, static_cast<std::int64_t>(n) - 1)); }, reference,
+        old_logprobs);
+    transition = to_text(drawn.order);
+    offload = drawn.training_sleeps ? "sleep" : "none", rollout_sleeps = drawn.rollout_sleeps;
+  }
+  const std::int64_t level = in(1, 2), every = level == 1 || !rollout_sleeps ? in(1, 3) : 1;
   const std::int64_t samples = in(1, 4), mini_batches = coin() ? 1 : samples;
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp), cluster);
   text += fmt::format(
       "train: {{layout: {{dp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
       world, tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
-      coin() ? 0 : in(1, tokens + 3), one_of<std::string>({"none", "sleep"}), dtype(), state(), state(), state());
+      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "
       "max_prefill_tokens: {}, block_tokens: {}, kv_cache_tokens: {}, memory_fraction: {}, sleep: {}, "
       "sleep_level: {}}}\n",
       tp, engines, one_of<std::string>({"contiguous", "strided", "auto"}), dtype(), in(1, 20), prompt + in(0, 40),
-      block, coin() ? 0 : longest + block + in(0, 30), one_of<std::string>({"0.3", "0.9"}), yaml_bool(in(0, 3) > 0),
-      in(1, 2));
-  text += fmt::format("sync: {{transport: {}, verify: {}}}\n", nodes == 1 && coin() ? "ipc" : "collective",
-                      yaml_bool(coin()));
+      block, coin() ? 0 : longest + block + in(0, 30), one_of<std::string>({"0.3", "0.9"}), yaml_bool(rollout_sleeps),
+      level);
+  text += fmt::format("transition: {}\n", transition);
+  text += fmt::format("sync: {{transport: {}, verify: {}, every: {}}}\n", nodes == 1 && coin() ? "ipc" : "collective",
+                      yaml_bool(coin()), every);
   text += fmt::format(
       "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, "
       "old_logprobs: {}}}\n",
       sft ? "sft" : "grpo", sft ? samples * in(1, 6) : in(1, 9), samples, mini_batches, yaml_bool(reference),
-      yaml_bool(coin()));
+      yaml_bool(old_logprobs));
   text += fmt::format("workload: {{prompt_tokens: {{mean: 1, max: {}}}, response_tokens: {{mean: 1, max: {}}}}}\n",
                       prompt, response);
   return text;
@@ -127,6 +141,9 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("tp", s.rollout.layout.tp), note("engines", s.rollout.layout.dp > 1);
   note("strided", s.rollout.layout.order == RankOrder::strided), note("rollout", name_of(s.rollout.dtype));
   note("pool", s.rollout.kv_cache_tokens > 0), note("ipc", s.sync.transport == SyncTransport::ipc);
+  const JobPhases phases(s);
+  note("order", s.transition == "hotbunk" ? "default" : "drawn");
+  note("from host", phases.find(PlanPhase::sync)->from_host), note("periodic", s.sync.every > 1);
   note("verify", s.sync.verify), note("reference", s.algorithm.reference), note("old", s.algorithm.old_logprobs);
 }
 
@@ -216,7 +233,7 @@ std::string difference(const Plan& plan, const FormMemory& memory, const FormSpa
   for (std::size_t p = 0; p < num_plan_phases; ++p) {
     const std::string name(name_of(static_cast<PlanPhase>(p)));
     const auto index = static_cast<std::int16_t>(plan.phase_index(name));
-    if (memory.present[p] != (index >= 0)) return "phase " + name + " is there for one only";
+    if (memory.phases.has(static_cast<PlanPhase>(p)) != (index >= 0)) return "phase " + name + " is there for one only";
     if (index < 0) continue;
     const auto& g = graph.phase_peaks.at(index);
     const FormPeak& f = form.phases[p];
@@ -248,16 +265,21 @@ struct Shifts {
   }
   bool operator==(const Shifts&) const = default;
 };
+PlanPhase phase_named(const std::string& name) {
+  std::size_t p = 0;
+  while (p < num_plan_phases && name_of(static_cast<PlanPhase>(p)) != name) ++p;
+  return static_cast<PlanPhase>(p);
+}
+
 Shifts shifts_of_plan(const Plan& plan, const Program& program) {
   Shifts out;
-  for (std::size_t p = 0; p < num_plan_phases; ++p) {
-    const auto phase = static_cast<PlanPhase>(p);
-    const std::int32_t index = plan.phase_index(std::string(name_of(phase)));
-    if (index < 0 || plan.phases[static_cast<std::size_t>(index)].when != When::iteration) continue;
-    for (const Block& block : program.phases[static_cast<std::size_t>(index)])
+  for (std::size_t index = 0; index < plan.phases.size(); ++index) {
+    if (plan.phases[index].when != When::iteration) continue;
+    const PlanPhase phase = phase_named(plan.phases[index].name);
+    for (const Block& block : program.phases[index])
       for (const Op& op : block.ops)
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-          out.add({phase, op.kind, space_of(op.section), 1, op.map_end - op.map_begin});
+          out.add({phase, op.kind, space_of(op.section), 1, op.map_end - op.map_begin, plan.phases[index].every});
         else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h))
           out.add({.phase = phase, .kind = op.kind, .bytes = op.outputs[0].bytes({})});
   }
@@ -378,15 +400,18 @@ TEST_CASE("Closed form = graph: traffic, shifts, live and mapped peaks of random
                   100.0 * gaps.sum / static_cast<double>(std::max<std::int64_t>(1, gaps.cases)), 100.0 * gaps.worst));
   CHECK(lowered > refused);
   // Everything that unsupported_to_execute (spec/validate.h) leaves.
-  CHECK_THAT(fmt::format("{}", fmt::join(seen, " ")),
-             Catch::Equals(
-                 "algorithm=grpo algorithm=sft chunked=false chunked=true clipped=false clipped=true cpu=false "
-                 "cpu=true engines=false engines=true family=llama family=qwen2 family=qwen3 grads=fp32 "
-                 "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
-                 "nodes=2 offload=false offload=true old=false old=true params=bf16 params=fp32 pool=false "
-                 "pool=true prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 reference=false "
-                 "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
-                 "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 verify=false verify=true"));
+  CHECK_THAT(
+      fmt::format("{}", fmt::join(seen, " ")),
+      Catch::Equals(
+          "algorithm=grpo algorithm=sft chunked=false chunked=true clipped=false clipped=true cpu=false "
+          "cpu=true engines=false engines=true family=llama family=qwen2 family=qwen3 from host=false from host=true "
+          "grads=fp32 "
+          "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
+          "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
+          "periodic=false periodic=true pool=false "
+          "pool=true prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 reference=false "
+          "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
+          "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 verify=false verify=true"));
 }
 
 TEST_CASE("Closed form = graph: what the random scenarios could miss, by name") {

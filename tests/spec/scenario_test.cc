@@ -218,7 +218,7 @@ std::string random_value(const ScenarioKey& key) {
       key.path.starts_with("cluster.device_memory") || key.path.starts_with("optimizer.beta") ||
       key.path == "rollout.top_p" || key.path == "cluster.nodes" || key.path == "cluster.gpus_per_node" ||
       key.path == "cluster.ranks_per_device" || key.path == "placement" || key.path == "train.offload" ||
-      key.path == "transition" || key.path == "task.data" || key.path == "optimizer.momentum" ||
+      key.path == "transition" || key.path == "sync.every" || key.path == "task.data" || key.path == "optimizer.momentum" ||
       key.path == "rollout.engine" || key.path == "rollout.temperature")
     return "";
   const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
@@ -237,6 +237,7 @@ std::string random_value(const ScenarioKey& key) {
     case KeyType::sourced:
       return yaml_of(Sourced{number, "a \"source\": 5% # not a comment"});
     case KeyType::integers:
+    case KeyType::steps:
       break;
   }
   return "";
