@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/wire.h"
+#include "runtime/wire.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/cpu_gloo/world.h"
+#include "runtime/world.h"
 
 namespace hotbunk {
 

@@ -2,7 +2,7 @@
 #include <catch2/catch.hpp>
 #include <map>
 
-#include "backends/cpu_gloo/launch.h"
+#include "runtime/launch.h"
 
 namespace hotbunk {
 namespace {

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/stall.h"
+#include "runtime/stall.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/communicator.h"
+#include "runtime/communicator.h"
 
 #include <algorithm>
 #include <cstring>

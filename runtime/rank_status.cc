@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/rank_status.h"
+#include "runtime/rank_status.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/shm_region.h"
+#include "runtime/shm_region.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -7,7 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -65,6 +67,19 @@ SharedMapping SharedMapping::open(int pid, int fd, std::int64_t bytes, bool writ
 SharedMapping::~SharedMapping() {
   if (base_ != nullptr) munmap(base_, static_cast<std::size_t>(bytes_));
   if (fd_ >= 0) close(fd_);
+}
+
+std::string shared_handle(int fd, std::int64_t bytes) { return fmt::format("{} {} {}", getpid(), fd, bytes); }
+
+SharedMapping open_shared(const std::string& handle, bool writable) {
+  std::int64_t numbers[3] = {};
+  const char *at = handle.data(), *last = handle.data() + handle.size();
+  for (std::int64_t& n : numbers) {
+    const auto [end, error] = std::from_chars(at, last, n);
+    HB_CHECK(error == std::errc(), "shared-memory handle \"{}\"", handle);
+    at = std::min(end + 1, last);
+  }
+  return SharedMapping::open(static_cast<int>(numbers[0]), static_cast<int>(numbers[1]), numbers[2], writable);
 }
 
 int SharedRegions::add(const std::byte* own, std::int64_t own_bytes, std::vector<SharedMapping> peers) {

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/device_record.h"
+#include "runtime/device_record.h"
 
 #include <time.h>
 
@@ -24,7 +24,7 @@ std::int64_t monotonic_ns() {
       .count();
 }
 
-DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const CpuOptions& options, std::int64_t epoch_ns)
+DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const RecordOptions& options, std::int64_t epoch_ns)
     : program_(plan.program(rank)),
       rank_(rank),
       places_(places_of(plan, rank)),

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu_gloo/rank_status.h"
+#include "runtime/rank_status.h"
 
 namespace hotbunk {
 

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/death_watch.h"
+#include "runtime/death_watch.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -12,10 +12,10 @@
 #include <ctime>
 #include <utility>
 
-#include "backends/cpu_gloo/wire.h"
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/parse.h"
+#include "runtime/wire.h"
 
 namespace hotbunk {
 namespace {

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu_gloo/rank_status.h"
-#include "backends/cpu_gloo/stall.h"
+#include "runtime/rank_status.h"
+#include "runtime/stall.h"
 
 namespace hotbunk {
 

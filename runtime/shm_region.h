@@ -45,7 +45,12 @@ class SharedMapping {
   int fd_ = -1;  // only of the creator
 };
 
-/// The arenas that ranks of this host share (World::share): by region index and world rank.
+/// "pid fd bytes": where a peer of this host finds a segment of this process.
+std::string shared_handle(int fd, std::int64_t bytes);
+/// That segment, mapped here. RuntimeFailure says why it cannot be opened.
+SharedMapping open_shared(const std::string& handle, bool writable);
+
+/// The arenas that ranks of this host share: by region index and world rank.
 class SharedRegions {
  public:
   struct Location {

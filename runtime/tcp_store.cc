@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/tcp_store.h"
+#include "runtime/tcp_store.h"
 
 #include <poll.h>
 #include <sys/socket.h>

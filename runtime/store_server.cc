@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/store_server.h"
+#include "runtime/store_server.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

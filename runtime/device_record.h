@@ -4,11 +4,37 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cpu_gloo/cpu_backend.h"
 #include "graph/boxes.h"
+#include "graph/plan.h"
 #include "trace/folds.h"
+#include "trace/trace.h"
 
 namespace hotbunk {
+
+/// One executed op; nanoseconds since the plan was opened.
+struct TimedOp {
+  const Op* op = nullptr;  // of the plan
+  StreamId stream = StreamId::compute;
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  Sizes sizes;
+  std::int64_t start_ns = 0, end_ns = 0;
+  // With RecordOptions::measure_cpu, of its thread: without waiting for a core or for a peer.
+  std::int64_t cpu_start_ns = 0, cpu_end_ns = 0;
+};
+
+/// CPU time of the calling thread between two syncs: first the driver's decision what comes next, then the calls.
+struct HostStretch {
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  std::int64_t calls = 0;                    // that enqueue: ops, records and waits
+  std::int64_t decide_ns = 0, issue_ns = 0;  // issue: without map and unmap, which are timed as ops
+};
+
+struct RecordOptions {
+  std::int32_t span_steps = 2;  // iterations whose spans and memory events are kept
+  bool measure_cpu = false;     // CPU time of every op and of the calling thread, two clock calls each
+};
 
 /// Everything but now() and note_op() is for the calling thread.
 class DeviceRecord {
@@ -19,10 +45,10 @@ class DeviceRecord {
   };
   struct Moment {
     std::int64_t ns = 0;      // since the epoch
-    std::int64_t cpu_ns = 0;  // of the thread that asks; 0 without CpuOptions::measure_cpu
+    std::int64_t cpu_ns = 0;  // of the thread that asks; 0 without RecordOptions::measure_cpu
   };
 
-  DeviceRecord(const Plan&, Rank, const CpuOptions&, std::int64_t epoch_ns);
+  DeviceRecord(const Plan&, Rank, const RecordOptions&, std::int64_t epoch_ns);
 
   Moment now() const;
   const Where& where() const { return where_; }

@@ -1,5 +1,5 @@
 // A rank dies: the others stop within seconds and say who it was, in which phase and operation.
-#include "backends/cpu_gloo/death_watch.h"
+#include "runtime/death_watch.h"
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu_gloo/communicator.h"
-#include "backends/cpu_gloo/wire.h"
 #include "base/check.h"
-#include "tests/cpu_comm/ranks.h"
+#include "runtime/communicator.h"
+#include "runtime/wire.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk {
 namespace {
@@ -25,10 +25,11 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 /// Exit code 5: the rank noticed, with a message that contains every part; 6: noticed late or with another message.
-int expect_death(const LaunchEnv& env, const std::function<void(World&)>& work, const std::vector<std::string>& parts) {
+int expect_death(const LaunchEnv& env, const std::function<void(CpuWorld&)>& work,
+                 const std::vector<std::string>& parts) {
   const auto start = Clock::now();
   try {
-    World world(env);
+    CpuWorld world(env);
     work(world);
     return 0;
   } catch (const RuntimeFailure& e) {
@@ -44,7 +45,7 @@ TEST_CASE("kill -9 in the middle of collectives: the others throw and name the d
   const Transport transport = GENERATE(Transport::shm, Transport::gloo);
   const int victim = GENERATE(0, 2);
   const auto result = fork_ranks(4, [&](const LaunchEnv& env) {
-    const auto work = [&](World& world) {
+    const auto work = [&](CpuWorld& world) {
       const std::vector<int> all = {0, 1, 2, 3};
       const auto c = world.communicator(all, "fsdp", transport);
       std::vector<float> data(100'000);
@@ -76,7 +77,7 @@ TEST_CASE("a rank that leaves without goodbye, or fails, ends the others with it
   const bool announced = GENERATE(false, true);
   const auto result = fork_ranks(3, [&](const LaunchEnv& env) {
     return expect_death(env,
-                        [&](World& world) {
+                        [&](CpuWorld& world) {
                           world.watch().set_phase("wake");
                           world.barrier("together");  // so that the phase was published everywhere
                           if (world.rank() == 1) {
@@ -94,7 +95,7 @@ TEST_CASE("groups without the dead rank are told as well", "[death]") {
   const auto result = fork_ranks(3, [&](const LaunchEnv& env) {
     return expect_death(
         env,
-        [&](World& world) {
+        [&](CpuWorld& world) {
           const auto pair = world.rank() < 2 ? world.communicator(std::vector{0, 1}, "tp", Transport::gloo) : nullptr;
           world.barrier("connected");
           if (world.rank() == 2) {
@@ -114,7 +115,7 @@ TEST_CASE("groups without the dead rank are told as well", "[death]") {
 }
 
 TEST_CASE("leave waits for everybody, and nobody is taken for dead", "[death]") {
-  const auto result = test::with_ranks(3, [](World& world) {
+  const auto result = test::with_ranks(3, [](CpuWorld& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const auto start = Clock::now();
     world.leave();
@@ -150,7 +151,7 @@ TEST_CASE("what no rank says is hung up on, and the ranks notice nothing", "[dea
   };
   const auto result = fork_ranks(2, [&](const LaunchEnv& env) {
     try {
-      World world(env);
+      CpuWorld world(env);
       if (world.rank() == 0) {
         world.set("word", "no number");
         world.set("large", "9223372036854775807");

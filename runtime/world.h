@@ -1,4 +1,4 @@
-// All ranks of a run, how they meet, and the communicators between them.
+// All ranks of a run and how they meet. A backend's own world (CpuWorld) adds its communicators.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,18 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/cpu_gloo/communicator.h"
-#include "backends/cpu_gloo/death_watch.h"
-#include "backends/cpu_gloo/launch.h"
-
-namespace gloo::transport {
-class Device;
-}
+#include "runtime/communicator.h"
+#include "runtime/death_watch.h"
+#include "runtime/launch.h"
 
 namespace hotbunk {
 
-class Arena;
-class SharedRegions;
 class TcpStore;
 class TcpStoreServer;
 
@@ -38,7 +32,7 @@ class World {
   /// this rank: another token (LaunchEnv::token), or its number is taken.
   explicit World(const LaunchEnv&, const WorldOptions& = {});
   /// Without leave() before, the others take this rank for dead: that is what an exception should look like to them.
-  ~World();
+  virtual ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
@@ -50,19 +44,9 @@ class World {
   std::string why_no_sharing() const;
   DeathWatch& watch() { return *watch_; }
 
-  /// Makes a shared arena readable by the ranks of this host. Every rank of the world calls it, in the same order;
-  /// returns the region's index (0, 1, …, the same everywhere) for Communicator::peer_pointer. Pointers into it travel
-  /// without staging in the shm transport. The arena must outlive the world. Throws RuntimeFailure with the reason when
-  /// a peer's memory cannot be opened.
-  int share(const Arena&);
-  /// A region of shared index `region` of a rank of this host (nullptr for others).
-  const std::byte* peer_pointer(int rank, int region, std::int64_t offset) const;
-
-  /// A communicator of `ranks` (world ranks, in group order; this rank is one of them). Every one of them calls it,
-  /// with the same name; a name is used once per group. Automatic choice: solo for one rank, shm where all are on one
-  /// host, else gloo.
-  std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name);
-  std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name, Transport);
+  /// A communicator of `ranks` (world ranks, in group order; this rank is one of them) over host memory. Every one of
+  /// them calls it, with the same name; a name is used once per group.
+  virtual std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name) = 0;
 
   /// Small values for set-up: set once, get waits for it (timeout: connect_seconds). `from`: the rank that sets it,
   /// where one does, for the report of a long wait.
@@ -75,16 +59,21 @@ class World {
   /// A goodbye: returns when every rank has said it.
   void leave();
 
+ protected:
+  const WorldOptions& options() const { return options_; }
+  TcpStore& store() { return *store_; }
+  /// Everyone in `ranks` says `value`; returns what they said, in that order.
+  std::vector<std::string> gather(const std::string& key, const std::string& value, std::span<const int> ranks);
+  /// A barrier of `num_ranks` ranks; a key is used once.
+  void meet(const std::string& key, int num_ranks);
+  /// "" when these ranks can share memory; the same answer on every rank of this host.
+  std::string why_no_sharing(std::span<const int> ranks) const;
+
  private:
   struct Status;
 
   void meet_hosts();
-  /// Everyone in `ranks` says `value`; returns what they said, in that order.
-  std::vector<std::string> gather(const std::string& key, const std::string& value, std::span<const int> ranks);
-  void meet(const std::string& key, int num_ranks);
   std::vector<int> everyone() const;
-  /// "" when these ranks can share memory; the same answer on every rank of this host.
-  std::string why_no_sharing(std::span<const int> ranks) const;
 
   WorldOptions options_;
   int rank_ = 0, size_ = 1;
@@ -94,9 +83,6 @@ class World {
   std::unique_ptr<TcpStoreServer> server_;
   std::unique_ptr<TcpStore> store_;
   std::unique_ptr<DeathWatch> watch_;
-  std::unique_ptr<SharedRegions> regions_;
-  int num_regions_ = 0;
-  std::shared_ptr<gloo::transport::Device> gloo_device_;
 };
 
 }  // namespace hotbunk

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/launch.h"
+#include "runtime/launch.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -16,9 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "backends/cpu_gloo/rank_status.h"
 #include "base/check.h"
 #include "base/limits.h"
+#include "runtime/rank_status.h"
 
 namespace hotbunk {
 namespace {

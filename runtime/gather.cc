@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/gather.h"
+#include "runtime/gather.h"
 
 #include <algorithm>
 

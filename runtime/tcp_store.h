@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "backends/cpu_gloo/wire.h"
+#include "runtime/wire.h"
 
 namespace hotbunk {
 

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "backends/cpu_gloo/launch.h"
-#include "backends/cpu_gloo/world.h"
+#include "backends/cpu_gloo/cpu_world.h"
+#include "runtime/launch.h"
 
 namespace hotbunk::test {
 
@@ -19,10 +19,10 @@ namespace hotbunk::test {
 }
 
 /// Runs body on n ranks that have met and says goodbye for them. A rank that throws ends with exit code 4.
-inline LaunchResult with_ranks(int n, const std::function<void(World&)>& body, const WorldOptions& options = {}) {
+inline LaunchResult with_ranks(int n, const std::function<void(CpuWorld&)>& body, const WorldOptions& options = {}) {
   return fork_ranks(n, [&](const LaunchEnv& env) {
     try {
-      World world(env, options);
+      CpuWorld world(env, options);
       body(world);
       world.leave();
       return 0;

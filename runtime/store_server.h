@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu_gloo/wire.h"
+#include "runtime/wire.h"
 
 namespace hotbunk {
 

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "backends/cpu_gloo/launch.h"
-#include "backends/cpu_gloo/wire.h"
+#include "runtime/launch.h"
+#include "runtime/wire.h"
 
 namespace hotbunk {
 namespace {

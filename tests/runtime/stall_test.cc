@@ -1,5 +1,5 @@
 // Waits that last: who is waited for, what it does, and when a wait is over.
-#include "backends/cpu_gloo/stall.h"
+#include "runtime/stall.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "tests/cpu_comm/ranks.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk {
 namespace {
@@ -202,14 +202,14 @@ TEST_CASE("a report survives the way to another host", "[stall]") {
 
 /// Runs n ranks whose stderr goes to a file; returns what they said.
 std::pair<LaunchResult, std::string> run_ranks(int n, const WorldOptions& options,
-                                               const std::function<void(World&)>& body) {
+                                               const std::function<void(CpuWorld&)>& body) {
   const auto file = std::filesystem::temp_directory_path() / fmt::format("hotbunk_stall_test.{}", getpid());
   const int fd = open(file.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
   const auto result = fork_ranks(n,
                                  [&](const LaunchEnv& env) {
                                    dup2(fd, 2);
                                    try {
-                                     World world(env, options);
+                                     CpuWorld world(env, options);
                                      body(world);
                                      world.leave();
                                      return 0;
@@ -231,7 +231,7 @@ TEST_CASE("a stopped rank is named by all, and the run ends after the limit", "[
   WorldOptions options;
   options.say_after_seconds = 0.5;
   options.timeout_seconds = 3.0;
-  const auto [result, said] = run_ranks(3, options, [&](World& world) {
+  const auto [result, said] = run_ranks(3, options, [&](CpuWorld& world) {
     const std::vector<int> all = {0, 1, 2};
     const auto c = world.communicator(all, "fsdp", transport);
     c->barrier();
@@ -262,7 +262,7 @@ TEST_CASE("a rank that computes longer than the limit is waited for, and so is o
   WorldOptions options;
   options.say_after_seconds = 0.4;
   options.timeout_seconds = 2.0;
-  const auto [result, said] = run_ranks(3, options, [&](World& world) {
+  const auto [result, said] = run_ranks(3, options, [&](CpuWorld& world) {
     const std::vector<int> all = {0, 1, 2};
     const auto c = world.communicator(all, "fsdp", Transport::shm);
     c->barrier();
@@ -276,7 +276,7 @@ TEST_CASE("a rank that computes longer than the limit is waited for, and so is o
   CHECK(result.message == "");
   CHECK_THAT(said, Catch::Contains("rank 1 (pid ") && Catch::Contains("): busy (") && !Catch::Contains("ends:"));
   options.timeout_seconds = 60.0;
-  const auto [stopped, words] = run_ranks(2, options, [&](World& world) {
+  const auto [stopped, words] = run_ranks(2, options, [&](CpuWorld& world) {
     const std::vector<int> all = {0, 1};
     const auto c = world.communicator(all, "fsdp", Transport::shm);
     const int other = world.rank() == 0 ? std::stoi(world.get("pid")) : getpid();

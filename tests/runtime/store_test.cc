@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cpu_gloo/store_server.h"
-#include "backends/cpu_gloo/tcp_store.h"
 #include "base/check.h"
-#include "tests/cpu_comm/ranks.h"
+#include "runtime/store_server.h"
+#include "runtime/tcp_store.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk {
 namespace {
@@ -185,7 +185,7 @@ TEST_CASE("too few open files end a rank at once, with the limit", "[store]") {
     const rlimit few{8, 8};
     setrlimit(RLIMIT_NOFILE, &few);
     try {
-      World world(env);
+      CpuWorld world(env);
     } catch (const RuntimeFailure& e) {
       return std::string(e.what()).find("open files, Too many open files: this process may have 8 (ulimit -n)") !=
                      std::string::npos

@@ -1,5 +1,5 @@
 // Local ranks: their exit codes, the first failure among them, programs started anew.
-#include "backends/cpu_gloo/launch.h"
+#include "runtime/launch.h"
 
 #include <unistd.h>
 
