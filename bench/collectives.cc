@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "backends/cpu_gloo/arena.h"
-#include "backends/cpu_gloo/communicator.h"
-#include "backends/cpu_gloo/launch.h"
+#include "backends/cpu_gloo/cpu_world.h"
 #include "backends/cpu_gloo/stream_thread.h"
-#include "backends/cpu_gloo/world.h"
+#include "runtime/communicator.h"
+#include "runtime/launch.h"
 
 namespace {
 
@@ -84,7 +84,7 @@ Measured measure(Communicator& c, const Bench& b, std::int64_t bytes) {
   return {times[static_cast<std::size_t>(rounds / 2)], static_cast<double>(sum) / c.size()};
 }
 
-void run_transport(World& world, const Options& o, Transport transport, float* send, float* recv) {
+void run_transport(CpuWorld& world, const Options& o, Transport transport, float* send, float* recv) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto c = world.communicator(ranks, fmt::format("bench-{}", name_of(transport)), transport);
@@ -110,7 +110,7 @@ void run_transport(World& world, const Options& o, Transport transport, float* s
 }
 
 int run_rank(const LaunchEnv& env, const Options& o) {
-  World world(env);
+  CpuWorld world(env);
   const std::int64_t bytes = std::int64_t{o.max_mib} << 20;
   Arena arena({"bench", 2 * bytes, 2 * bytes, !o.heap});
   const auto start = Clock::now();

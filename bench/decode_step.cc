@@ -51,7 +51,7 @@ void run(DType dtype, int threads, std::int64_t batch) {
   const Plan plan = value_or_exit(lower(s, Purpose::generate));
   const auto driver = value_or_exit(InferenceDriver::create(plan, s, std::move(prompts)));
   TimedDriver timed(*driver, static_cast<std::int16_t>(plan.phase_index("rollout")), batch);
-  World world;
+  CpuWorld world;
   CpuOptions cpu;
   cpu.compute_threads = threads;
   cpu.span_steps = 0;

@@ -81,7 +81,7 @@ void run(DType dtype, int threads, bool profile) {
     };
   const auto driver = value_or_exit(SftDriver::create(plan, s, options));
   std::filesystem::remove(s.task.data);
-  World world;
+  CpuWorld world;
   CpuOptions cpu;
   cpu.compute_threads = threads;
   cpu.span_steps = profile ? profiled_steps : 0;

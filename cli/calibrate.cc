@@ -15,7 +15,6 @@
 #include <set>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "backends/cpu_gloo/gather.h"
 #include "backends/cpu_gloo/stream_thread.h"
 #include "base/check.h"
 #include "base/file.h"
@@ -26,6 +25,7 @@
 #include "lowering/lower.h"
 #include "planner/cost/cost_model.h"
 #include "rl/sft_driver.h"
+#include "runtime/gather.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "trace/compare.h"
@@ -296,7 +296,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
   return exit_done;
 }
 
-int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, World& world) {
+int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, CpuWorld& world) {
   std::vector<SampleLengths> lengths;
   DriverOptions listening;
   listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
@@ -358,7 +358,7 @@ int run(const Options& o) {
   if (const auto error = fit_error(*job)) return report_errors({*error});
   if (auto s = check_writable(o.out); !s) return report_errors(s.error());
   if (job->plan.num_ranks() == 1) {
-    World world;
+    CpuWorld world;
     return calibrate_rank(o, *job, {}, world);
   }
   const HandOver hand_over = measure_hand_over();  // before the ranks start: it is about free cores
@@ -366,7 +366,7 @@ int run(const Options& o) {
   const LaunchResult result = fork_ranks(job->plan.num_ranks(), [&](const LaunchEnv& env) {
     WorldOptions options;
     options.timeout_seconds = job->scenario.run.timeout_s;
-    World world(env, options);
+    CpuWorld world(env, options);
     const int rank_code = calibrate_rank(o, *job, hand_over, world);
     const Status printed = finish_output();  // this process ends without main
     return printed || rank_code != exit_done ? rank_code : report_errors(printed.error());

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/arena.h"
+#include "backends/cpu_gloo/cpu_world.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
-#include "backends/cpu_gloo/launch.h"
-#include "backends/cpu_gloo/world.h"
+#include "runtime/launch.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/driver.h"
 #endif
@@ -66,7 +66,7 @@ Finding check_launch() {
 /// Two ranks that meet and exchange a number.
 Finding check_two_ranks() {
   const LaunchResult result = fork_ranks(2, [](const LaunchEnv& env) {
-    World world(env);
+    CpuWorld world(env);
     const std::vector<int> both = {0, 1};
     auto c = world.communicator(both, "doctor");
     float x = 1.0f, sum = 0.0f;

@@ -54,7 +54,7 @@ std::optional<std::vector<TokenSequence>> run_inference(const Scenario& scenario
     return std::nullopt;
   }
   try {
-    World world;
+    CpuWorld world;
     CpuOptions cpu;
     cpu.compute_threads = static_cast<int>(o.threads > 0 ? o.threads : local_machine().cores);
     CpuBackend backend(world, **driver, cpu);

@@ -14,7 +14,6 @@
 #include <sstream>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/printable.h"
@@ -33,6 +32,7 @@
 #include "graph/print.h"
 #include "reports/metrics_jsonl.h"
 #include "rl/sft_driver.h"
+#include "runtime/gather.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "trace/compare.h"
@@ -184,7 +184,7 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
 }
 
 /// `hardware`: of rank 0, which simulates at the end.
-int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, CpuWorld& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware) {
   const bool first = world.rank() == 0;
   if (auto s = check_agreement(world, run_facts(job, shared_options(o, world.size(), start))); !s) {
@@ -293,7 +293,7 @@ int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopS
 }
 
 /// The others learn what stopped this rank before they learn that it is gone.
-int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, StopSignals& stop, CpuWorld& world,
                         const RunFolder& folder, const std::optional<Hardware>& hardware) {
   try {
     return run_rank(o, job, start, stop, world, folder, hardware);
@@ -357,12 +357,12 @@ int run(const Options& o) {
   }
   try {
     if (launched) {
-      World world(**env, world_options(*job));
+      CpuWorld world(**env, world_options(*job));
       return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware);
     }
     if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
     stop.hold(false);
-    World world;
+    CpuWorld world;
     return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
   } catch (const RuntimeFailure& e) {
     return report_errors({stopped(e.what())});

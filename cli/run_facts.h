@@ -3,10 +3,10 @@
 #pragma once
 #include <string>
 
-#include "backends/cpu_gloo/world.h"
 #include "base/diagnostic.h"
 #include "cli/command.h"
 #include "graph/plan_json.h"
+#include "runtime/world.h"
 
 namespace hotbunk {
 

@@ -2,8 +2,8 @@
 #pragma once
 #include <string>
 
-#include "backends/cpu_gloo/launch.h"
 #include "base/diagnostic.h"
+#include "runtime/launch.h"
 
 namespace hotbunk {
 

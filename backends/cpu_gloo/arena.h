@@ -22,7 +22,7 @@ struct ArenaOptions {
   std::string name = "device";      // for messages
   std::int64_t reserve_bytes = 0;   // size of the virtual range (rounded up to chunks); costs no memory
   std::int64_t capacity_bytes = 0;  // most bytes that may be mapped at once
-  bool shared = false;              // memfd-backed, so that ranks of this host can read it (World::share)
+  bool shared = false;              // memfd-backed, so that ranks of this host can read it (CpuWorld::share)
 };
 
 /// Bytes. Peaks are over the whole life (counters) or since the last take_window.

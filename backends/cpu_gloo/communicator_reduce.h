@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backends/cpu_gloo/communicator.h"
+#include "runtime/communicator.h"
 
 namespace hotbunk {
 

@@ -11,7 +11,7 @@
 
 namespace hotbunk {
 
-CpuBackend::CpuBackend(World& world, Driver& driver, CpuOptions options)
+CpuBackend::CpuBackend(CpuWorld& world, Driver& driver, CpuOptions options)
     : world_(world), driver_(driver), options_(std::move(options)) {}
 CpuBackend::~CpuBackend() = default;
 

@@ -7,8 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/cpu_gloo/world.h"
+#include "backends/cpu_gloo/cpu_world.h"
 #include "exec/backend.h"
+#include "runtime/device_record.h"
 
 namespace hotbunk {
 
@@ -26,33 +27,13 @@ struct CpuOptions {
   std::optional<Transport> transport;  // default: shared memory on one host, else gloo
 };
 
-/// One executed op; nanoseconds since the plan was opened.
-struct TimedOp {
-  const Op* op = nullptr;  // of the plan
-  StreamId stream = StreamId::compute;
-  std::int32_t step = 0;
-  std::int16_t phase = 0;
-  Sizes sizes;
-  std::int64_t start_ns = 0, end_ns = 0;
-  // With CpuOptions::measure_cpu, of its thread: without waiting for a core or for a peer.
-  std::int64_t cpu_start_ns = 0, cpu_end_ns = 0;
-};
-
-/// CPU time of the calling thread between two syncs: first the driver's decision what comes next, then the calls.
-struct HostStretch {
-  std::int32_t step = 0;
-  std::int16_t phase = 0;
-  std::int64_t calls = 0;                    // that enqueue: ops, records and waits
-  std::int64_t decide_ns = 0, issue_ns = 0;  // issue: without map and unmap, which are timed as ops
-};
-
 class Arena;
 
 /// Plays one rank of `world` (the plan's ranks are the world's).
 class CpuBackend final : public Backend {
  public:
   /// The driver fills feeds and takes fetches; all three outlive the devices.
-  CpuBackend(World&, Driver&, CpuOptions);
+  CpuBackend(CpuWorld&, Driver&, CpuOptions);
   ~CpuBackend() override;
 
   Capability supports(const Op&) const override;
@@ -80,7 +61,7 @@ class CpuBackend final : public Backend {
   Arena& device_arena() const { return *memory_; }
 
  private:
-  World& world_;
+  CpuWorld& world_;
   Driver& driver_;
   CpuOptions options_;
   std::shared_ptr<Arena> memory_;      // outlives the device: the world's communicators know its addresses

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
-#include "backends/cpu_gloo/world.h"
 #include "base/check.h"
 #include "base/parse.h"
 #include "graph/print.h"
@@ -58,7 +57,7 @@ struct CpuDevice::Stream {
   StreamThread queue;
 };
 
-CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, const CpuOptions& options)
+CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* driver, const CpuOptions& options)
     : plan_(plan),
       program_(plan.program(rank)),
       rank_(rank),
@@ -68,7 +67,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, World& world, Driver* driver, 
       options_(options),
       memory_(plan, program_, world.size() > 1),
       communicators_(plan, rank, world, options, *memory_.device()),
-      record_(plan, rank, options, opened_ns(world, rank, options.scope)),
+      record_(plan, rank, {options.span_steps, options.measure_cpu}, opened_ns(world, rank, options.scope)),
       events_(static_cast<std::size_t>(program_.num_events)) {
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
   for (const auto& blocks : program_.phases)

@@ -8,18 +8,18 @@
 
 #include "backends/cpu_gloo/access_order.h"
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "backends/cpu_gloo/device_record.h"
 #include "backends/cpu_gloo/number_watch.h"
 #include "backends/cpu_gloo/plan_communicators.h"
 #include "backends/cpu_gloo/poison_order.h"
 #include "backends/cpu_gloo/program_memory.h"
 #include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/device_record.h"
 
 namespace hotbunk {
 
 class CpuDevice final : public Device {
  public:
-  CpuDevice(const Plan&, Rank, World&, Driver*, const CpuOptions&);
+  CpuDevice(const Plan&, Rank, CpuWorld&, Driver*, const CpuOptions&);
   ~CpuDevice() override;
 
   Rank rank() const override { return rank_; }
@@ -58,7 +58,7 @@ class CpuDevice final : public Device {
   const Program& program_;
   const Rank rank_;
   const Places places_;
-  World& world_;
+  CpuWorld& world_;
   Driver* driver_;
   const CpuOptions options_;
   ProgramMemory memory_;

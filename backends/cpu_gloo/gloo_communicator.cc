@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "backends/cpu_gloo/communicator_reduce.h"
-#include "backends/cpu_gloo/death_watch.h"
-#include "backends/cpu_gloo/tcp_store.h"
 #include "base/check.h"
+#include "runtime/death_watch.h"
+#include "runtime/tcp_store.h"
 
 namespace hotbunk {
 namespace {

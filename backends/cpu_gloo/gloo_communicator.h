@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu_gloo/communicator.h"
+#include "runtime/communicator.h"
 
 namespace gloo {
 class Context;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "backends/cpu_gloo/gather.h"
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "graph/print.h"
+#include "runtime/gather.h"
 
 namespace hotbunk {
 namespace {

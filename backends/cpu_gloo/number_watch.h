@@ -6,8 +6,8 @@
 #include <string>
 
 #include "backends/cpu_gloo/op_kernels.h"
-#include "backends/cpu_gloo/world.h"
 #include "exec/divergence.h"
+#include "runtime/world.h"
 
 namespace hotbunk {
 

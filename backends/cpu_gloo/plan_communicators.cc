@@ -46,12 +46,12 @@ bool reads_peers(const Plan& plan) {
 
 }  // namespace
 
-std::string why_no_peer_memory(const Plan& plan, const World& world) {
+std::string why_no_peer_memory(const Plan& plan, const CpuWorld& world) {
   return world.size() > 1 && reads_peers(plan) ? world.why_no_sharing() : "";
 }
 
 /// One communicator per family and stream that any program uses, made in the same order by every rank.
-PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, World& world, const CpuOptions& options,
+PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& world, const CpuOptions& options,
                                      const Arena& device)
     : plan_(plan),
       rank_(rank),

@@ -15,12 +15,12 @@ namespace hotbunk {
 
 /// "" when every rank that the plan's peer copies read from shares memory with its reader; else why not. The same
 /// answer on every rank.
-std::string why_no_peer_memory(const Plan&, const World&);
+std::string why_no_peer_memory(const Plan&, const CpuWorld&);
 
 class PlanCommunicators {
  public:
   /// Every rank of the world makes its own at the same time. Peers may read `device` from here on.
-  PlanCommunicators(const Plan&, Rank, World&, const CpuOptions&, const Arena& device);
+  PlanCommunicators(const Plan&, Rank, CpuWorld&, const CpuOptions&, const Arena& device);
 
   /// Both run on the thread of op.stream; the traffic is counted under the phase.
   void collective(const KernelCall&, std::int16_t phase);
@@ -36,8 +36,8 @@ class PlanCommunicators {
 
   const Plan& plan_;
   const Rank rank_;
-  const World& world_;
-  int region_ = -1;  // World::share index of the device arena
+  const CpuWorld& world_;
+  int region_ = -1;  // CpuWorld::share index of the device arena
   std::map<std::pair<GroupId, StreamId>, std::unique_ptr<Communicator>> communicators_;
   TrafficFold traffic_;
   std::vector<std::map<std::string, const Buffer*>> peer_buffers_;  // [program] by name; only what peer_copy reads

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu_gloo/communicator.h"
 #include "backends/cpu_gloo/shm_mailbox.h"
-#include "backends/cpu_gloo/shm_region.h"
 #include "backends/cpu_gloo/shm_wait.h"
+#include "runtime/communicator.h"
+#include "runtime/shm_region.h"
 
 namespace hotbunk {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "backends/cpu_gloo/shm_region.h"
 #include "backends/cpu_gloo/shm_wait.h"
+#include "runtime/shm_region.h"
 
 namespace hotbunk {
 

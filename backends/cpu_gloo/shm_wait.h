@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "backends/cpu_gloo/death_watch.h"
-#include "backends/cpu_gloo/shm_region.h"
 #include "base/check.h"
+#include "runtime/death_watch.h"
+#include "runtime/shm_region.h"
 
 namespace hotbunk {
 

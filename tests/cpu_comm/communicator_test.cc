@@ -1,5 +1,5 @@
 // Collectives against the naive definition, both transports bit for bit, counters against closed forms.
-#include "backends/cpu_gloo/communicator.h"
+#include "runtime/communicator.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include "backends/cpu_gloo/arena.h"
 #include "base/check.h"
 #include "base/rng.h"
-#include "tests/cpu_comm/ranks.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk {
 namespace {
@@ -66,7 +66,7 @@ bool same_bits(const T& a, const T& b) {
 /// Buffers either in a shared arena (peers read them in place) or in ordinary memory (staged in pieces).
 class Memory {
  public:
-  Memory(World& world, bool in_arena) : arena_({"test", size, size, true}) {
+  Memory(CpuWorld& world, bool in_arena) : arena_({"test", size, size, true}) {
     if (!in_arena) return;
     arena_.map(0, size, "test");
     world.share(arena_);
@@ -98,7 +98,7 @@ class Memory {
   std::vector<std::vector<std::byte>> heap_;
 };
 
-std::vector<int> everyone(const World& world) {
+std::vector<int> everyone(const CpuWorld& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
@@ -186,7 +186,7 @@ void check_copies(Communicator& c, Memory& memory, std::int64_t n) {
   }
 }
 
-void check_everything(World& world, Transport transport, bool in_arena) {
+void check_everything(CpuWorld& world, Transport transport, bool in_arena) {
   Memory memory(world, in_arena);
   const auto c = world.communicator(everyone(world), fmt::format("{}{}", name_of(transport), in_arena), transport);
   RANK_REQUIRE(c->transport() == (world.size() == 1 ? Transport::solo : transport));
@@ -204,7 +204,7 @@ void check_everything(World& world, Transport transport, bool in_arena) {
 
 TEST_CASE("collectives equal their definition, bit for bit, over both transports", "[comm]") {
   const int w = GENERATE(1, 2, 3, 4);
-  const auto result = with_ranks(w, [](World& world) {
+  const auto result = with_ranks(w, [](CpuWorld& world) {
     if (world.size() <= 3) check_everything(world, Transport::shm, false);
     check_everything(world, Transport::shm, true);
     check_everything(world, Transport::gloo, false);
@@ -214,7 +214,7 @@ TEST_CASE("collectives equal their definition, bit for bit, over both transports
 }
 
 TEST_CASE("an arena buffer here, ordinary memory there: transports mix", "[comm]") {
-  const auto result = with_ranks(3, [](World& world) {
+  const auto result = with_ranks(3, [](CpuWorld& world) {
     Arena arena({"test", 16 << 20, 16 << 20, true});
     arena.map(0, 16 << 20, "test");
     world.share(arena);
@@ -236,7 +236,7 @@ TEST_CASE("an arena buffer here, ordinary memory there: transports mix", "[comm]
 
 TEST_CASE("two communicators of one group on two streams do not interfere", "[comm]") {
   const Transport transport = GENERATE(Transport::shm, Transport::gloo);
-  const auto result = with_ranks(2, [&](World& world) {
+  const auto result = with_ranks(2, [&](CpuWorld& world) {
     const auto a = world.communicator(everyone(world), "a", transport),
                b = world.communicator(everyone(world), "b", transport);
     const auto work = [&](Communicator& c, int rounds, std::int64_t n) {
@@ -264,7 +264,7 @@ TEST_CASE("two communicators of one group on two streams do not interfere", "[co
 }
 
 TEST_CASE("subgroups, in an order of their own", "[comm]") {
-  const auto result = with_ranks(4, [](World& world) {
+  const auto result = with_ranks(4, [](CpuWorld& world) {
     const std::vector<int> group = world.rank() % 2 == 0 ? std::vector{2, 0} : std::vector{1, 3};
     const auto c = world.communicator(group, "pair");
     RANK_REQUIRE(c->rank() == (group[0] == world.rank() ? 0 : 1));
@@ -279,7 +279,7 @@ TEST_CASE("subgroups, in an order of their own", "[comm]") {
 
 TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
   const Transport transport = GENERATE(Transport::shm, Transport::gloo);
-  const auto result = with_ranks(3, [&](World& world) {
+  const auto result = with_ranks(3, [&](CpuWorld& world) {
     const auto c = world.communicator(everyone(world), "counted", transport);
     std::vector<float> a(3000), b(3000);
     c->set_tag(5);
@@ -327,7 +327,7 @@ TEST_CASE("ranks that disagree are told apart before memory is touched", "[comm]
   options.check_collectives = true;
   const auto result = with_ranks(
       2,
-      [&](World& world) {
+      [&](CpuWorld& world) {
         const auto c = world.communicator(everyone(world), "fsdp", transport);
         std::vector<float> a(2000, 1.0f), b(2000, 2.0f);
         c->barrier();
@@ -366,7 +366,7 @@ TEST_CASE("ranks that disagree are told apart before memory is touched", "[comm]
 }
 
 TEST_CASE("a message of another size is refused by the receiver", "[comm]") {
-  const auto result = with_ranks(2, [](World& world) {
+  const auto result = with_ranks(2, [](CpuWorld& world) {
     const auto c = world.communicator(everyone(world), "pair", Transport::shm);
     std::vector<char> data(100, 'x');
     if (c->rank() == 0) {
@@ -387,7 +387,7 @@ TEST_CASE("a message of another size is refused by the receiver", "[comm]") {
 }
 
 TEST_CASE("peers read shared memory without its owner's help", "[comm]") {
-  const auto result = with_ranks(2, [](World& world) {
+  const auto result = with_ranks(2, [](CpuWorld& world) {
     Arena first({"first", 1 << 20, 1 << 20, true}), second({"second", 1 << 20, 1 << 20, true});
     for (Arena* a : {&first, &second}) a->map(0, 8192, "test");
     RANK_REQUIRE(world.share(first) == 0);

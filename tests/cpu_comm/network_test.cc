@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "tests/cpu_comm/ranks.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk {
 namespace {
@@ -73,7 +73,7 @@ TEST_CASE("a cut cable ends the ranks at both ends, and each names who is gone",
         env.master_port = 29517;
         Cable::enter(env.rank == 2 ? cable.right : cable.left);
         try {
-          World world(env);
+          CpuWorld world(env);
           const std::vector<int> all = {0, 1, 2};
           const auto c = world.communicator(all, "fsdp", Transport::gloo);
           world.watch().set_phase("train");

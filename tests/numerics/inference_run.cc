@@ -6,8 +6,8 @@
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/file.h"
 #include "lowering/lower.h"
-#include "tests/cpu_comm/ranks.h"
 #include "tests/numerics/training_run.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk::test {
 namespace {
@@ -18,7 +18,7 @@ T value(Result<T> result) {
   return std::move(*result);
 }
 
-Generated run(const Plan& plan, const Scenario& s, World& world, std::vector<TokenSequence> sequences) {
+Generated run(const Plan& plan, const Scenario& s, CpuWorld& world, std::vector<TokenSequence> sequences) {
   const auto driver = value(InferenceDriver::create(plan, s, std::move(sequences)));
   CpuOptions cpu;
   cpu.poison = cpu.check_finite = true;
@@ -50,12 +50,12 @@ std::vector<TokenSequence> prompts_of(const std::vector<std::vector<std::int32_t
 Generated generate(const Scenario& s, const std::vector<TokenSequence>& prompts) {
   const Plan plan = value(lower(s, Purpose::generate));
   if (plan.num_ranks() == 1) {
-    World world;
+    CpuWorld world;
     return run(plan, s, world, prompts);
   }
   const TemporaryFolder folder;
   const auto file = folder.path() / "generated.json";
-  const LaunchResult ended = with_ranks(plan.num_ranks(), [&](World& world) {
+  const LaunchResult ended = with_ranks(plan.num_ranks(), [&](CpuWorld& world) {
     const Generated mine = run(plan, s, world, prompts);
     if (world.rank() > 0) return;
     const nlohmann::json json = {mine.new_tokens(), mine.logps()};
@@ -80,7 +80,7 @@ Generated generate(const Scenario& s, const std::vector<TokenSequence>& prompts)
 std::vector<float> score(const ModelSpec& model, std::vector<TokenSequence> sequences) {
   const Scenario s = score_scenario(model, sequences, DType::f32);
   const Plan plan = value(lower(s, Purpose::score));
-  World world;
+  CpuWorld world;
   return run(plan, s, world, std::move(sequences)).logps();
 }
 

@@ -14,7 +14,7 @@
 #include "layout/train_weights.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
-#include "tests/cpu_comm/ranks.h"
+#include "tests/runtime/ranks.h"
 
 namespace hotbunk::test {
 namespace {
@@ -106,7 +106,7 @@ std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map
 }
 
 /// One rank's whole run; rank 0 leaves metrics.json and checkpoints in the folder.
-std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, World& world,
+std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, CpuWorld& world,
                                                    const std::filesystem::path& folder) {
   nlohmann::json metrics;
   DriverOptions options;
@@ -171,11 +171,11 @@ TrainingResult train(const Golden& g, const Scenario& given) {
   TrainingResult result;
   if (plan.num_ranks() == 1) {
     add_probes(plan);
-    World world;
+    CpuWorld world;
     result.probes = by_parameter(g, run_rank(plan, s, world, folder.path()));
   } else {
     const LaunchResult ended =
-        with_ranks(plan.num_ranks(), [&](World& world) { run_rank(plan, s, world, folder.path()); });
+        with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder.path()); });
     if (ended.exit_code != 0) throw std::runtime_error(ended.message);
   }
   const auto metrics = nlohmann::json::parse(value(read_file(folder.path() / "metrics.json")));

@@ -8,12 +8,12 @@
 #include <span>
 #include <utility>
 
-#include "backends/cpu_gloo/gather.h"
 #include "base/check.h"
 #include "exec/length_driver.h"
 #include "graph/verify.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
+#include "runtime/gather.h"
 #include "sim/sim_backend.h"
 #include "spec/loader.h"
 #include "trace/compare.h"
@@ -99,7 +99,7 @@ Result<Trace> execute_case(const Plan& plan, CpuBackend& backend, Driver& driver
 }
 
 /// This rank's part of one case; the complaint, on rank 0.
-std::string run_case(World& world, const Case& job, std::size_t index, const Check& check, CpuOptions options,
+std::string run_case(CpuWorld& world, const Case& job, std::size_t index, const Check& check, CpuOptions options,
                      std::vector<std::unique_ptr<CpuBackend>>& keep) {
   auto plan = lower(job.scenario);
   if (!plan) return render(plan.error());
@@ -137,7 +137,7 @@ std::string run_case(World& world, const Case& job, std::size_t index, const Che
 std::string run_cases(int ranks, const std::vector<Case>& cases, const Check& check, CpuOptions options) {
   const LaunchResult result = fork_ranks(ranks, [&](const LaunchEnv& env) {
     std::vector<std::unique_ptr<CpuBackend>> keep;
-    World world(env);
+    CpuWorld world(env);
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const std::string bad = run_case(world, cases[i], i, check, options, keep);
       if (bad.empty()) continue;

@@ -15,50 +15,6 @@ Buffer buffer(std::string name, std::int64_t bytes, Category category, Section s
 
 }  // namespace
 
-TEST_CASE("memory: peaks by category, by phase, over steps, on both sides; mapped in chunks") {
-  // Sizes in bytes. Phase one: params 1000 stay; phase two: activations 3000 and workspace 500 come and go, one after
-  // the other; on the host 100 stays from phase two of step 1 on.
-  const auto map = [](Section s, std::int64_t end) { return mapping(OpKind::map, s, 0, end); };
-  const auto unmap = [](Section s, std::int64_t end) { return mapping(OpKind::unmap, s, 0, end); };
-  Plan plan = plan_of({"load", "train"},
-                      {{{map(Section::train_params, 4096), memory(OpKind::alloc, 0, "p")},
-                        {map(Section::transient, 8192), memory(OpKind::alloc, 1, "a"), memory(OpKind::free, 1, "a"),
-                         memory(OpKind::alloc, 2, "w"), memory(OpKind::free, 2, "w"), unmap(Section::transient, 8192),
-                         map(Section::host_params, 4096), memory(OpKind::alloc, 3, "h"), memory(OpKind::free, 3, "h"),
-                         unmap(Section::host_params, 4096)}}});
-  plan.phases[0].when = When::prologue;
-  plan.programs[0].buffers = {buffer("p", 1000, Category::params, Section::train_params, 0),
-                              buffer("a", 3000, Category::activations, Section::transient, 0),
-                              buffer("w", 500, Category::workspace, Section::transient, 0),
-                              buffer("h", 100, Category::optimizer, Section::host_params, 64)};
-  const auto trace = simulate(plan, Prices{}, 1, 3);
-  REQUIRE(trace);
-  REQUIRE(trace->memory.size() == 1);
-  const SpaceMemory& device = trace->memory[0].device;
-  CHECK(device.peak_bytes == 4000);
-  CHECK(device.mapped_peak_bytes == 4096 + 8192);
-  CHECK(device.peak_step == 1);
-  CHECK(device.peak_phase == 1);
-  CategoryBytes at_peak{};
-  at_peak[static_cast<std::size_t>(Category::params)] = 1000;
-  at_peak[static_cast<std::size_t>(Category::activations)] = 3000;
-  CHECK(device.at_peak == at_peak);
-  CategoryBytes peaks = at_peak;
-  peaks[static_cast<std::size_t>(Category::workspace)] = 500;
-  CHECK(device.category_peaks == peaks);
-  REQUIRE(device.phase_peaks.size() == 2);
-  CHECK(device.phase_peaks.at(0).peak_bytes == 1000);
-  CHECK(device.phase_peaks.at(0).mapped_peak_bytes == 4096);
-  CHECK(device.phase_peaks.at(1).peak_bytes == 4000);
-  CHECK(device.phase_peaks.at(1).by_category == at_peak);
-  CHECK(device.end_live_bytes == 1000);
-  CHECK(device.end_mapped_bytes == 4096);
-  const SpaceMemory& host = trace->memory[0].host;
-  CHECK(host.peak_bytes == 100);
-  CHECK(host.mapped_peak_bytes == 4096);
-  CHECK(host.end_live_bytes == 0);
-}
-
 TEST_CASE("memory events come in program order, with the time at which their stream reached them") {
   Plan plan = plan_of({{mapping(OpKind::map, Section::transient, 0, 4096), memory(OpKind::alloc, 0, "x"), kernel("a"),
                         memory(OpKind::free, 0, "x"), mapping(OpKind::unmap, Section::transient, 0, 4096)}});
@@ -73,26 +29,6 @@ TEST_CASE("memory events come in program order, with the time at which their str
   CHECK(trace->memory_events[1].time_ns == 10);
   CHECK(trace->memory_events[1].delta_bytes == -64);
   CHECK(trace->names[static_cast<std::size_t>(trace->memory_events[0].name)] == "x");
-}
-
-TEST_CASE("traffic: calls, payload, padding and wire by step, phase, family and kind") {
-  // Gather of 12 fp32 over 2 ranks, 2 of them padding: 48 B, 40 payload, 8 padding, 24 on the wire.
-  // All-reduce of as many fp32 as tokens, 6 and 6: 24 B each, 24 on the wire (2 * 1/2 * 24).
-  Op gather = all_gather("g", {6}, {12});
-  gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
-  const std::vector<Op> ops = {gather, all_reduce("r", {100, Sym::tokens})};
-  Plan plan = plan_of({"train", "idle"}, {{ops, {}}, {ops, {}}});
-  Sizes sizes;
-  sizes.tokens = 6;
-  const auto trace = simulate(plan, Prices{}, 3, 2, {}, {}, sizes);
-  REQUIRE(trace);
-  REQUIRE(trace->traffic.size() == 2);
-  CHECK(trace->traffic[0] == trace->traffic[1]);
-  const RankTraffic expected = {{{1, 0, 0, OpKind::all_gather}, {3, 120, 24, 72}},
-                                {{1, 0, 0, OpKind::all_reduce}, {3, 72, 0, 72}},
-                                {{2, 0, 0, OpKind::all_gather}, {3, 120, 24, 72}},
-                                {{2, 0, 0, OpKind::all_reduce}, {3, 72, 0, 72}}};
-  CHECK(trace->traffic[0] == expected);
 }
 
 TEST_CASE("traffic rules, each kind by hand") {

@@ -108,30 +108,6 @@ TEST_CASE("a plan that does not fit says who, where and by how much") {
   CHECK_THAT(failure(host), Catch::Contains("on the host"));
 }
 
-TEST_CASE("books that do not balance are internal faults that name rank, phase and op") {
-  const auto map = mapping(OpKind::map, Section::transient, 0, 4096),
-             unmap = mapping(OpKind::unmap, Section::transient, 0, 4096);
-  const auto alloc = memory(OpKind::alloc, 0, "x+"), free = memory(OpKind::free, 0, "x-");
-  const std::vector<Buffer> buffers = {buffer("x", 100)};
-  struct Case {
-    std::vector<Op> ops;
-    const char* message;
-  };
-  for (const Case& c : {Case{{map, alloc, alloc}, "rank 0, phase work, step 1, alloc 'x+': buffer 'x' is live already"},
-                        Case{{map, alloc, free, free}, "free 'x-': buffer 'x' is not live"},
-                        Case{{map, free}, "free 'x-': buffer 'x' is not live"},
-                        Case{{alloc}, "buffer 'x' at [0, 400) of transient is not wholly mapped"},
-                        Case{{map, map}, "part of [0, 4096) of transient is mapped already"},
-                        Case{{unmap}, "part of [0, 4096) of transient is not mapped"},
-                        Case{{map, unmap, unmap}, "part of [0, 4096) of transient is not mapped"},
-                        Case{{map, alloc, unmap}, "live buffer 'x' lies on [0, 4096) of transient"},
-                        Case{{mapping(OpKind::map, Section::transient, 0, 100)}, "is no range of 4096 B chunks"}}) {
-    INFO(c.message);
-    CHECK_THROWS_WITH(failure(with_buffers(c.ops, buffers)), Catch::Contains(c.message));
-  }
-  CHECK(failure(with_buffers({map, alloc, free, unmap, map, alloc}, buffers)).empty());
-}
-
 TEST_CASE("a rank outside the family, an op outside the plan") {
   Plan plan = plan_of({{all_reduce("x", {8})}, {}});
   plan.groups[0].groups = {{1}};

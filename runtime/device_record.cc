@@ -1,0 +1,144 @@
+#include "runtime/device_record.h"
+
+#include <time.h>
+
+#include <chrono>
+#include <unordered_map>
+#include <utility>
+
+#include "graph/catalogue.h"
+
+namespace hotbunk {
+namespace {
+
+std::int64_t thread_cpu_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+}
+
+}  // namespace
+
+std::int64_t monotonic_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const RecordOptions& options, std::int64_t epoch_ns)
+    : program_(plan.program(rank)),
+      rank_(rank),
+      places_(places_of(plan, rank)),
+      span_steps_(options.span_steps),
+      measure_cpu_(options.measure_cpu),
+      epoch_ns_(epoch_ns),
+      stays_(plan, rank, {.head = options.span_steps}) {
+  trace_.source = "measured";
+}
+
+std::int64_t DeviceRecord::clock_ns() const { return monotonic_ns() - epoch_ns_; }
+std::int64_t DeviceRecord::cpu_ns() const { return measure_cpu_ ? thread_cpu_ns() : 0; }
+
+DeviceRecord::Moment DeviceRecord::now() const {
+  const std::int64_t ns = clock_ns();
+  return {ns, cpu_ns()};
+}
+
+void DeviceRecord::enter(std::int32_t step, std::int16_t phase) {
+  where_ = {step, phase};
+  stay_ = {.rank = rank_, .step = step, .phase = phase, .start_ns = clock_ns(), .end_ns = 0, .blocks = 0};
+}
+
+void DeviceRecord::leave(std::int64_t blocks) {
+  stay_.end_ns = clock_ns();
+  stay_.blocks = blocks;
+  stays_.add(stay_);
+}
+
+void DeviceRecord::note_live(const Buffer& b, std::int64_t delta_bytes) {
+  if (!keeps(where_)) return;
+  trace_.memory_events.push_back({.rank = rank_,
+                                  .space = space_of(b.section),
+                                  .category = b.category,
+                                  .phase = where_.phase,
+                                  .step = where_.step,
+                                  .name = static_cast<std::int32_t>(&b - program_.buffers.data()),
+                                  .time_ns = clock_ns(),
+                                  .delta_bytes = delta_bytes});
+}
+
+void DeviceRecord::note_mapping(const Op& op, const Moment& start) {
+  const Moment end = now();
+  stretch_.issue_ns -= end.cpu_ns - start.cpu_ns;
+  if (keeps(where_))
+    host_timed_.push_back({&op, op.stream, where_.step, where_.phase, {}, start.ns, end.ns, start.cpu_ns, end.cpu_ns});
+}
+
+void DeviceRecord::note_call(bool enqueues) {
+  stretch_.calls += enqueues ? 1 : 0;
+  if (std::exchange(decided_, true) || !measure_cpu_) return;
+  const std::int64_t now = cpu_ns();
+  stretch_.decide_ns = now - host_mark_ns_;
+  host_mark_ns_ = now;
+}
+
+void DeviceRecord::note_sync_begins() {
+  if (!measure_cpu_ || !keeps(where_) || stretch_.calls == 0) return;
+  stretch_.step = where_.step;
+  stretch_.phase = where_.phase;
+  stretch_.issue_ns += cpu_ns() - host_mark_ns_;
+  host_times_.push_back(stretch_);
+}
+
+void DeviceRecord::note_sync_ends() {
+  stretch_ = {};
+  decided_ = false;
+  if (measure_cpu_ && keeps(where_)) host_mark_ns_ = cpu_ns();
+}
+
+void DeviceRecord::note_op(StreamId id, const Op& op, const Where& where, const Moment& start, const Sizes& sizes,
+                           std::int64_t bytes) {
+  const Moment end = now();
+  timed_[static_cast<std::size_t>(id)].push_back(
+      {{&op, id, where.step, where.phase, sizes, start.ns, end.ns, start.cpu_ns, end.cpu_ns}, bytes});
+}
+
+std::vector<TimedOp> DeviceRecord::timings() const {
+  std::vector<TimedOp> out = host_timed_;
+  for (const auto& stream : timed_)
+    for (const Timed& t : stream) out.push_back(t.op);
+  return out;
+}
+
+Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, const TrafficFold& traffic) {
+  const auto me = static_cast<std::size_t>(rank_);
+  trace_.memory.resize(ranks);
+  trace_.traffic.resize(ranks);
+  trace_.traffic_totals.resize(ranks);
+  trace_.memory[me] = std::move(memory);
+  trace_.traffic[me] = traffic.rows();
+  trace_.traffic_totals[me] = traffic.totals();
+  stays_.write(trace_);
+  for (MemoryEvent& e : trace_.memory_events) {  // buffer ids become names
+    trace_.names.push_back(program_.buffers[static_cast<std::size_t>(e.name)].name);
+    e.name = static_cast<std::int32_t>(trace_.names.size()) - 1;
+  }
+  std::unordered_map<const Op*, std::int32_t> ids;
+  for (const auto& stream : timed_)
+    for (const auto& [t, bytes] : stream) {
+      auto [it, added] = ids.try_emplace(t.op, static_cast<std::int32_t>(trace_.names.size()));
+      if (added) trace_.names.push_back(t.op->name);
+      trace_.spans.push_back({.rank = rank_,
+                              .stream = t.stream,
+                              .kind = t.op->kind,
+                              .phase = t.phase,
+                              .step = t.step,
+                              .name = it->second,
+                              .start_ns = t.start_ns,
+                              .end_ns = t.end_ns,
+                              .bytes = bytes >= 0 ? bytes : op_bytes(*t.op, t.sizes, places_),
+                              .flops = op_flops(*t.op, t.sizes)});
+    }
+  return std::move(trace_);
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,108 @@
+// What one rank's device keeps of its run: when ops ran, how live memory moved, what the calling thread spent.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "graph/boxes.h"
+#include "graph/plan.h"
+#include "trace/folds.h"
+#include "trace/trace.h"
+
+namespace hotbunk {
+
+/// One executed op; nanoseconds since the plan was opened.
+struct TimedOp {
+  const Op* op = nullptr;  // of the plan
+  StreamId stream = StreamId::compute;
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  Sizes sizes;
+  std::int64_t start_ns = 0, end_ns = 0;
+  // With RecordOptions::measure_cpu, of its thread: without waiting for a core or for a peer.
+  std::int64_t cpu_start_ns = 0, cpu_end_ns = 0;
+};
+
+/// CPU time of the calling thread between two syncs: first the driver's decision what comes next, then the calls.
+struct HostStretch {
+  std::int32_t step = 0;
+  std::int16_t phase = 0;
+  std::int64_t calls = 0;                    // that enqueue: ops, records and waits
+  std::int64_t decide_ns = 0, issue_ns = 0;  // issue: without map and unmap, which are timed as ops
+};
+
+struct RecordOptions {
+  std::int32_t span_steps = 2;  // iterations whose spans and memory events are kept
+  bool measure_cpu = false;     // CPU time of every op and of the calling thread, two clock calls each
+};
+
+/// Everything but now() and note_op() is for the calling thread.
+class DeviceRecord {
+ public:
+  struct Where {
+    std::int32_t step = 0;
+    std::int16_t phase = 0;
+  };
+  struct Moment {
+    std::int64_t ns = 0;      // since the epoch
+    std::int64_t cpu_ns = 0;  // of the thread that asks; 0 without RecordOptions::measure_cpu
+  };
+
+  DeviceRecord(const Plan&, Rank, const RecordOptions&, std::int64_t epoch_ns);
+
+  Moment now() const;
+  const Where& where() const { return where_; }
+  /// Spans and memory events of the first steps only.
+  bool keeps(const Where& w) const { return w.step <= span_steps_; }
+
+  void enter(std::int32_t step, std::int16_t phase);
+  void leave(std::int64_t blocks);
+  void note_live(const Buffer&, std::int64_t delta_bytes);
+  void note_mapping(const Op&, const Moment& start);
+  /// The first call after a sync ends the driver's decision.
+  void note_call(bool enqueues);
+  /// Around the wait for the streams.
+  void note_sync_begins();
+  void note_sync_ends();
+  /// Called by the thread of that stream. bytes < 0: the catalogue's.
+  void note_op(StreamId, const Op&, const Where&, const Moment& start, const Sizes&, std::int64_t bytes);
+
+  /// Every timed op of the kept steps, for calibration; before take_trace.
+  std::vector<TimedOp> timings() const;
+  /// Likewise: what the calling thread spent, from the second phase on.
+  const std::vector<HostStretch>& host_times() const { return host_times_; }
+  /// This rank's stays in the phases of one of the latest two steps.
+  const std::vector<PhaseSpan>& stays(std::int32_t step) const { return stays_.rows(step); }
+  /// Of this rank among `ranks`; call once, when the streams are done.
+  Trace take_trace(std::size_t ranks, RankMemory, const TrafficFold&);
+
+ private:
+  struct Timed {
+    TimedOp op;
+    std::int64_t bytes;
+  };
+  std::int64_t cpu_ns() const;
+  std::int64_t clock_ns() const;
+
+  const Program& program_;
+  const Rank rank_;
+  const Places places_;
+  const std::int32_t span_steps_;
+  const bool measure_cpu_;
+  const std::int64_t epoch_ns_;
+  Where where_;
+  PhaseSpan stay_;  // the phase that the device is in
+  StayFold stays_;
+  std::array<std::vector<Timed>, num_streams> timed_;  // each grown by its stream's thread
+  std::vector<TimedOp> host_timed_;                    // map and unmap, which run on the calling thread
+  std::vector<HostStretch> host_times_;                // with measure_cpu
+  HostStretch stretch_;                                // since the last sync
+  bool decided_ = false;                               // a call has come since then
+  std::int64_t host_mark_ns_ = 0;  // the calling thread's CPU time at the last sync, then at the first call
+  Trace trace_;
+};
+
+/// Nanoseconds of the host's monotonic clock.
+std::int64_t monotonic_ns();
+
+}  // namespace hotbunk

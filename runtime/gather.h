@@ -1,0 +1,14 @@
+// What ranks tell each other outside a plan: results, once it is done.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/world.h"
+
+namespace hotbunk {
+
+/// Every rank's text, by rank, on every rank. Collective; `name` is used once. Not part of any plan's traffic.
+std::vector<std::string> gather_strings(World&, std::string_view name, const std::string& mine);
+
+}  // namespace hotbunk

@@ -1,0 +1,310 @@
+#include "tests/conformance/op_cases.h"
+
+#include <cmath>
+
+#include "tests/moves.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+// T tokens, S sequences, H hidden, I intermediate, V vocabulary; a query heads and k KV heads of d.
+constexpr std::int64_t T = 5, S = 2, H = 12, I = 6, V = 11, a = 4, k = 2, d = 8, Q = (a + 2 * k) * d;
+constexpr std::int64_t blocks = 4, block_tokens = 4, max_blocks = 2;
+
+/// Small integers, exact in every dtype, and so are short sums of their products.
+double whole(std::int64_t i) { return static_cast<double>(i * 7 % 11) - 5.0; }
+double wave(std::int64_t i) { return std::sin(1.7 * static_cast<double>(i) + 0.3); }
+double one(std::int64_t) { return 1.0; }
+double none(std::int64_t) { return 0.0; }
+double itself(std::int64_t i) { return static_cast<double>(i); }
+double ids(std::int64_t i) { return static_cast<double>(i * 3 % V); }
+double offsets(std::int64_t i) { return i == 0 ? 0.0 : i == 1 ? 3.0 : 5.0; }
+
+Operand to_write(const char* name, DType dtype, std::vector<std::int64_t> shape) {
+  return {name, dtype, std::move(shape), {}};
+}
+
+std::vector<std::pair<Attr, AttrValue>> heads(std::vector<std::pair<Attr, AttrValue>> more = {}) {
+  more.insert(more.end(), {{Attr::heads, a}, {Attr::kv_heads, k}, {Attr::head_dim, d}});
+  return more;
+}
+
+void add_data(std::vector<OpCase>& out, DType x) {
+  const auto same = [](const Values& v, std::int64_t i) { return v[0][static_cast<std::size_t>(i)]; };
+  out.push_back(
+      {OpKind::zero, {to_write("x", x, {7, 3})}, {}, {0}, {}, [](const Values&, std::int64_t) { return 0.0; }});
+  out.push_back({OpKind::copy, {{"x", x, {13}, whole}, to_write("y", x, {13})}, {0}, {1}, {}, same});
+  const DType other = x == DType::f32 ? DType::bf16 : DType::f32;
+  out.push_back({OpKind::cast, {{"x", x, {9}, wave}, to_write("y", other, {9})}, {0}, {1}, {}, {}});
+  out.push_back({OpKind::add,
+                 {{"x", x, {T, H}, whole}, {"y", x, {T, H}, itself}, to_write("z", x, {T, H})},
+                 {0, 1},
+                 {2},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   return v[0][static_cast<std::size_t>(i)] + v[1][static_cast<std::size_t>(i)];
+                 }});
+  out.push_back(
+      {OpKind::gather_rows,
+       {{"x", x, {T, H}, whole},
+        {"rows", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 4.0 : 1.0; }},
+        to_write("y", x, {S, H})},
+       {0, 1},
+       {2},
+       {},
+       [](const Values& v, std::int64_t i) { return v[0][static_cast<std::size_t>((i < H ? 4 : 1) * H + i % H)]; }});
+  const Box box{.src_offset = 1, .src_pitch = 6, .dst_offset = 0, .dst_pitch = 5, .rows = 3, .cols = 5};
+  out.push_back({OpKind::copy_boxes,
+                 {{"x", x, {4, 6}, whole}, to_write("y", other, {3, 5})},
+                 {0},
+                 {1},
+                 {},
+                 [](const Values& v, std::int64_t i) { return v[0][static_cast<std::size_t>(i / 5 * 6 + 1 + i % 5)]; },
+                 test::moves_of({box})});
+  out.push_back({OpKind::hash_boxes,
+                 {{"x", x, {4, 6}, whole}, {"sum", DType::i64, {1}, none}},
+                 {0},
+                 {1},
+                 {{Attr::as_dtype, static_cast<std::int64_t>(x)}},
+                 {},
+                 test::moves_of({box})});
+}
+
+void add_linear(std::vector<OpCase>& out, DType x) {
+  const auto product = [](const Values& v, std::int64_t i) {  // y = x wᵀ + b
+    double sum = v[2][static_cast<std::size_t>(i % I)];
+    for (std::int64_t j = 0; j < H; ++j)
+      sum += v[0][static_cast<std::size_t>(i / I * H + j)] * v[1][static_cast<std::size_t>(i % I * H + j)];
+    return sum;
+  };
+  out.push_back({OpKind::linear,
+                 {{"x", x, {T, H}, whole}, {"w", x, {I, H}, whole}, {"b", x, {I}, itself}, to_write("y", x, {T, I})},
+                 {0, 1, 2},
+                 {3},
+                 {},
+                 product});
+  out.push_back({OpKind::linear_dgrad,
+                 {{"dy", x, {T, I}, whole}, {"w", x, {I, H}, whole}, to_write("dx", x, {T, H})},
+                 {0, 1},
+                 {2},
+                 {},
+                 {}});
+  out.push_back({OpKind::linear_wgrad,
+                 {{"dy", x, {T, I}, whole},
+                  {"x", x, {T, H}, whole},
+                  to_write("dw", DType::f32, {I, H}),
+                  to_write("db", DType::f32, {I})},
+                 {0, 1},
+                 {2, 3},
+                 {},
+                 {}});
+}
+
+void add_norms(std::vector<OpCase>& out, DType x) {
+  out.push_back(
+      {OpKind::rms_norm,
+       {{"x", x, {T, H}, wave}, {"w", x, {H}, one}, to_write("y", x, {T, H}), to_write("rstd", DType::f32, {T})},
+       {0, 1},
+       {2, 3},
+       {{Attr::eps, 1e-5}},
+       {}});
+  out.push_back({OpKind::rms_norm,
+                 {{"x", x, {T, H}, whole},
+                  {"w", x, {H}, one},
+                  {"r", x, {T, H}, itself},
+                  to_write("y", x, {T, H}),
+                  to_write("rstd", DType::f32, {T}),
+                  to_write("sum", x, {T, H})},
+                 {0, 1, 2},
+                 {3, 4, 5},
+                 {{Attr::eps, 1e-5}},
+                 {}});
+  out.push_back({OpKind::rms_norm_backward,
+                 {{"dy", x, {T, H}, wave},
+                  {"x", x, {T, H}, whole},
+                  {"w", x, {H}, one},
+                  {"rstd", DType::f32, {T}, one},
+                  to_write("dx", x, {T, H}),
+                  to_write("dw", DType::f32, {H})},
+                 {0, 1, 2, 3},
+                 {4, 5},
+                 {},
+                 {}});
+  out.push_back({OpKind::qk_norm,
+                 {{"x", x, {T, Q}, wave},
+                  {"qw", x, {d}, one},
+                  {"kw", x, {d}, one},
+                  to_write("y", x, {T, Q}),
+                  to_write("rstd", DType::f32, {T, a + k})},
+                 {0, 1, 2},
+                 {3, 4},
+                 heads({{Attr::eps, 1e-5}}),
+                 {}});
+  out.push_back({OpKind::qk_norm_backward,
+                 {{"dy", x, {T, Q}, wave},
+                  {"x", x, {T, Q}, whole},
+                  {"qw", x, {d}, one},
+                  {"kw", x, {d}, one},
+                  {"rstd", DType::f32, {T, a + k}, one},
+                  to_write("dx", x, {T, Q}),
+                  to_write("dqw", DType::f32, {d}),
+                  to_write("dkw", DType::f32, {d})},
+                 {0, 1, 2, 3, 4},
+                 {5, 6, 7},
+                 heads(),
+                 {}});
+}
+
+void add_attention(std::vector<OpCase>& out, DType x) {
+  const Operand qkv{"x", x, {T, Q}, wave}, cu{"cu_seqlens", DType::i32, {S + 1}, offsets};
+  for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
+    out.push_back(
+        {kind, {qkv, {"positions", DType::i32, {T}, itself}}, {0, 1}, {0}, heads({{Attr::rope_theta, 1e4}}), {}});
+  out.push_back({OpKind::attention,
+                 {qkv, cu, to_write("o", x, {T, a * d}), to_write("lse", DType::f32, {T, a})},
+                 {0, 1},
+                 {2, 3},
+                 heads(),
+                 {}});
+  out.push_back({OpKind::attention_backward,
+                 {{"do", x, {T, a * d}, wave},
+                  qkv,
+                  {"o", x, {T, a * d}, wave},
+                  {"lse", DType::f32, {T, a}, one},
+                  cu,
+                  to_write("dx", x, {T, Q})},
+                 {0, 1, 2, 3, 4},
+                 {5},
+                 heads(),
+                 {}});
+  const std::vector<std::int64_t> pool = {blocks, 2 * block_tokens, k * d};
+  out.push_back({OpKind::kv_write,
+                 {qkv, {"kv_slots", DType::i32, {T}, itself}, {"pool", x, pool, none}},
+                 {0, 1},
+                 {2},
+                 heads({{Attr::block_tokens, block_tokens}}),
+                 {}});
+  out.push_back({OpKind::paged_attention,
+                 {qkv,
+                  {"pool", x, pool, wave},
+                  cu,
+                  {"tables", DType::i32, {S, max_blocks}, itself},
+                  {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 3.0 : 2.0; }},
+                  to_write("o", x, {T, a * d})},
+                 {0, 1, 2, 3, 4},
+                 {5},
+                 heads({{Attr::block_tokens, block_tokens}, {Attr::max_blocks, max_blocks}}),
+                 {}});
+}
+
+void add_activations(std::vector<OpCase>& out, DType x) {
+  const std::vector<std::pair<Attr, AttrValue>> vocabulary = {{Attr::vocab_begin, std::int64_t{0}},
+                                                              {Attr::vocab_end, V}};
+  out.push_back({OpKind::swiglu, {{"gate_up", x, {T, 2 * I}, wave}, to_write("act", x, {T, I})}, {0}, {1}, {}, {}});
+  out.push_back({OpKind::swiglu_backward,
+                 {{"dact", x, {T, I}, wave}, {"gate_up", x, {T, 2 * I}, wave}, to_write("dgate_up", x, {T, 2 * I})},
+                 {0, 1},
+                 {2},
+                 {},
+                 {}});
+  out.push_back({OpKind::embedding,
+                 {{"table", x, {V, H}, whole}, {"ids", DType::i32, {T}, ids}, to_write("y", x, {T, H})},
+                 {0, 1},
+                 {2},
+                 vocabulary,
+                 [](const Values& v, std::int64_t i) {
+                   return v[0][static_cast<std::size_t>(v[1][static_cast<std::size_t>(i / H)]) * H + i % H];
+                 }});
+  out.push_back({OpKind::embedding_backward,
+                 {{"ids", DType::i32, {T}, ids}, {"dy", x, {T, H}, whole}, {"dtable", DType::f32, {V, H}, none}},
+                 {0, 1},
+                 {2},
+                 vocabulary,
+                 {}});
+}
+
+void add_loss_and_optimizer(std::vector<OpCase>& out) {
+  constexpr DType f = DType::f32;
+  const Operand logits{"logits", f, {T, V}, wave}, targets{"targets", DType::i32, {T}, ids};
+  const std::vector<std::pair<Attr, AttrValue>> softmax = {{Attr::vocab, V}, {Attr::temperature, 1.0}};
+  out.push_back({OpKind::log_prob,
+                 {logits, targets, to_write("logp", f, {T}), to_write("lse", f, {T}), to_write("entropy", f, {T})},
+                 {0, 1},
+                 {2, 3, 4},
+                 softmax,
+                 {}});
+  out.push_back({OpKind::log_prob_backward,
+                 {logits, {"lse", f, {T}, one}, targets, {"dlogp", f, {T}, wave}, to_write("dlogits", f, {T, V})},
+                 {0, 1, 2, 3},
+                 {4},
+                 softmax,
+                 {}});
+  out.push_back({OpKind::token_loss,
+                 {{"new", f, {T}, wave},
+                  {"old", f, {T}, wave},
+                  {"ref", f, {T}, wave},
+                  {"advantage", f, {T}, whole},
+                  {"weight", f, {T}, one},
+                  {"entropy", f, {T}, one},
+                  to_write("dlogp", f, {T}),
+                  {"metrics", f, {16}, none}},
+                 {0, 1, 2, 3, 4, 5},
+                 {6, 7},
+                 {{Attr::clip_low, 0.2}, {Attr::clip_high, 0.2}, {Attr::kl_coef, 0.0}, {Attr::sft, std::int64_t{0}}},
+                 {}});
+  out.push_back({OpKind::sum_squares,
+                 {{"x", f, {T * H}, whole}, to_write("s", f, {1})},
+                 {0},
+                 {1},
+                 {},
+                 [](const Values& v, std::int64_t) {
+                   double sum = 0;
+                   for (const double x : v[0]) sum += x * x;
+                   return sum;
+                 }});
+  out.push_back({OpKind::clip_coefficient,
+                 {{"s", f, {1}, [](std::int64_t) { return 16.0; }}, to_write("c", f, {1}), {"metrics", f, {16}, none}},
+                 {0},
+                 {1, 2},
+                 {{Attr::max_norm, 8.0}},
+                 [](const Values&, std::int64_t) { return 1.0; }});  // √16 is below 8
+  out.push_back({OpKind::adamw,
+                 {{"g", f, {H}, wave},
+                  {"lr", f, {2}, [](std::int64_t i) { return i == 0 ? 1e-3 : 1.0; }},
+                  {"c", f, {1}, one},
+                  {"p", f, {H}, whole},
+                  {"m", f, {H}, none},
+                  {"v", f, {H}, none}},
+                 {0, 1, 2},
+                 {3, 4, 5},
+                 {{Attr::beta1, 0.9}, {Attr::beta2, 0.999}, {Attr::eps, 1e-8}, {Attr::weight_decay, 0.0}},
+                 {}});
+  out.push_back({OpKind::sample,
+                 {{"logits", f, {1, S, V}, wave},
+                  {"uniforms", f, {S}, [](std::int64_t) { return 0.5; }},
+                  to_write("ids", DType::i32, {S}),
+                  to_write("logp", f, {S})},
+                 {0, 1},
+                 {2, 3},
+                 {{Attr::vocab, V},
+                  {Attr::tp, std::int64_t{1}},
+                  {Attr::temperature, 1.0},
+                  {Attr::top_k, std::int64_t{0}},
+                  {Attr::top_p, 1.0}},
+                 {}});
+}
+
+}  // namespace
+
+std::vector<OpCase> op_cases(DType activations) {
+  std::vector<OpCase> out;
+  add_data(out, activations);
+  add_linear(out, activations);
+  add_norms(out, activations);
+  add_attention(out, activations);
+  add_activations(out, activations);
+  add_loss_and_optimizer(out);
+  return out;
+}
+
+}  // namespace hotbunk::conformance

@@ -1,0 +1,37 @@
+// Every op that computes or moves, at a small size: operands by name, and what its outputs must be where that is exact.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/op.h"
+
+namespace hotbunk::conformance {
+
+struct Operand {
+  std::string name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  /// Element i before the op runs. None: an output that the op must write wholly; it starts as NaN.
+  std::function<double(std::int64_t i)> value;
+};
+
+/// Values of operands by index, before the op.
+using Values = std::vector<std::vector<double>>;
+
+struct OpCase {
+  OpKind kind;
+  std::vector<Operand> operands;
+  std::vector<std::size_t> inputs, outputs;  // of the operands
+  std::vector<std::pair<Attr, AttrValue>> attrs;
+  /// Element i of the first output, exact before it is rounded to the output's dtype; none where it is not.
+  std::function<double(const Values&, std::int64_t i)> first_output{};
+  std::vector<Move> moves{};
+};
+
+/// Activations in this dtype. T = 5 tokens in two sequences of 3 and 2: Sizes{5, 2, 9}.
+std::vector<OpCase> op_cases(DType activations);
+
+}  // namespace hotbunk::conformance

@@ -1,0 +1,156 @@
+// Every op, with sentinels around each of its tensors.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <set>
+
+#include "graph/catalogue.h"
+#include "tests/conformance/op_cases.h"
+#include "tests/conformance/play.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+constexpr Sizes sizes{5, 2, 9};
+constexpr auto sentinel = std::byte{0xa5};
+
+template <class T>
+void put(Bytes& bytes, std::int64_t at, T value) {
+  std::memcpy(bytes.data() + at, &value, sizeof value);
+}
+template <class T>
+T get(const Bytes& bytes, std::int64_t at) {
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof value);
+  return value;
+}
+
+double element(const Bytes& bytes, DType dtype, std::int64_t i) {
+  const std::int64_t at = RankProgram::guard + i * size_of(dtype);
+  if (dtype == DType::i32) return get<std::int32_t>(bytes, at);
+  if (dtype == DType::i64) return static_cast<double>(get<std::int64_t>(bytes, at));
+  if (dtype == DType::bf16) return to_f32(bf16{get<std::uint16_t>(bytes, at)});
+  return get<float>(bytes, at);
+}
+double rounded(DType dtype, double x) {
+  const auto f = static_cast<float>(x);
+  return dtype == DType::bf16 ? to_f32(to_bf16(f)) : f;
+}
+
+/// Sentinels, the operand's values (all bits set, NaN, where it has none), sentinels.
+Bytes image(const Operand& o, const Tensor& t) {
+  Bytes bytes(static_cast<std::size_t>(t.capacity_bytes() + 2 * RankProgram::guard), sentinel);
+  std::fill_n(bytes.begin() + RankProgram::guard, t.capacity_bytes(), std::byte{0xff});
+  for (std::int64_t i = 0; o.value && i < t.capacity(); ++i) {
+    const std::int64_t at = RankProgram::guard + i * size_of(o.dtype);
+    if (o.dtype == DType::i32) put(bytes, at, static_cast<std::int32_t>(o.value(i)));
+    else if (o.dtype == DType::i64) put(bytes, at, static_cast<std::int64_t>(o.value(i)));
+    else if (o.dtype == DType::bf16) put(bytes, at, to_bf16(static_cast<float>(o.value(i))).bits);
+    else put(bytes, at, static_cast<float>(o.value(i)));
+  }
+  return bytes;
+}
+
+struct Prepared {
+  RankProgram program;
+  std::vector<Tensor> tensors;
+  Op op;
+  Script script;
+};
+
+Prepared prepare(const OpCase& c) {
+  Prepared p;
+  p.script.sizes = sizes;
+  for (const Operand& o : c.operands) {
+    p.tensors.push_back(p.program.tensor(o.name, o.dtype, o.shape));
+    p.program.feed(p.tensors.back());
+    p.script.feeds["feed " + o.name] = image(o, p.tensors.back());
+  }
+  p.op = toy::op(c.kind, StreamId::compute, "the op");
+  for (const std::size_t i : c.inputs) p.op.inputs.push_back(p.tensors[i]);
+  for (const std::size_t i : c.outputs) p.op.outputs.push_back(p.tensors[i]);
+  p.op.attrs = c.attrs;
+  p.op.moves = c.moves;
+  p.program.add(p.op);
+  for (const Tensor& t : p.tensors) p.program.fetch(t);
+  return p;
+}
+
+void check_values(const OpCase& c, const Prepared& p, const Played& played) {
+  Values before;
+  for (std::size_t k = 0; k < c.operands.size(); ++k) {
+    const Operand& o = c.operands[k];
+    INFO("tensor " << o.name);
+    const Bytes &was = p.script.feeds.at("feed " + o.name), &is = played.fetched.at("fetch " + o.name + "@0");
+    REQUIRE(is.size() == was.size());
+    const std::int64_t bytes = p.tensors[k].capacity_bytes();
+    const auto same = [&](std::int64_t begin, std::int64_t n) {
+      return std::equal(is.begin() + begin, is.begin() + begin + n, was.begin() + begin);
+    };
+    CHECK(same(0, RankProgram::guard));                           // nothing before it is written
+    CHECK(same(RankProgram::guard + bytes, RankProgram::guard));  // nor after it
+    const bool written = std::ranges::find(c.outputs, k) != c.outputs.end();
+    if (!written) CHECK(same(RankProgram::guard, bytes));
+    if (written && !o.value && o.dtype != DType::i32)
+      for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) CHECK(!std::isnan(element(is, o.dtype, i)));
+    before.emplace_back();
+    for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) before.back().push_back(element(was, o.dtype, i));
+  }
+  if (!c.first_output) return;
+  const std::size_t k = c.outputs.front();
+  const Bytes& is = played.fetched.at("fetch " + c.operands[k].name + "@0");
+  for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) {
+    INFO("element " << i);
+    CHECK(element(is, c.operands[k].dtype, i) == rounded(c.operands[k].dtype, c.first_output(before, i)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("an op writes its outputs, wholly, and nothing around them; it costs what the catalogue says") {
+  for (const auto& subject : subjects()) {
+    std::set<OpKind> kinds;
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const OpCase& c : op_cases(dtype)) {
+        kinds.insert(c.kind);
+        INFO(subject->name() << ", " << name_of(c.kind) << " in " << name_of(dtype));
+        const Prepared p = prepare(c);
+        const Plan plan = plan_of(p.program);
+        REQUIRE(check_op(plan.programs[0], p.op) == "");
+        const Played played = play(*subject, plan, p.script);
+        REQUIRE(played.failure() == "");
+        if (subject->has_values()) check_values(c, p, played);
+        int spans = 0;
+        for (const Span& s : played.trace.spans)
+          if (played.trace.names[static_cast<std::size_t>(s.name)] == "the op") {
+            ++spans;
+            CHECK(s.kind == c.kind);
+            CHECK(s.bytes == op_bytes(p.op, sizes, places_of(plan, 0)));
+            CHECK(s.flops == op_flops(p.op, sizes));
+            CHECK(s.end_ns >= s.start_ns);
+          }
+        CHECK(spans == 1);
+      }
+    for (int kind = static_cast<int>(OpKind::embedding); kind < num_op_kinds; ++kind) {
+      INFO(name_of(static_cast<OpKind>(kind)) << " has no case");
+      CHECK(kinds.contains(static_cast<OpKind>(kind)));
+    }
+  }
+}
+
+TEST_CASE("an op that a backend does not execute is refused before anything runs, with the reason") {
+  for (const auto& subject : subjects()) {
+    RankProgram program;
+    const Tensor x = program.tensor("x", DType::f32, {8}), y = program.tensor("y", DType::f32, {8});
+    Op op = toy::op(OpKind::all_to_all, StreamId::tensor, "exchange");
+    op.inputs = {x}, op.outputs = {y}, op.group = 0;
+    program.add(op);
+    const Played played = play(*subject, on_two_ranks(program));
+    INFO(subject->name() << ": " << played.failure());
+    if (!played.went_well())
+      CHECK_THAT(played.failure(), Catch::Contains("does not execute all_to_all: ") && Catch::Contains("'exchange'"));
+  }
+}
+
+}  // namespace hotbunk::conformance

@@ -1,0 +1,167 @@
+#include "tests/conformance/play.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/check.h"
+#include "trace/trace_json.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+/// Blocks once, in order; feeds what the script says, keeps what is fetched.
+class Exchange final : public Driver {
+ public:
+  explicit Exchange(const Script& script) : script_(script) {}
+
+  std::optional<Args> next(Rank, std::int32_t step, std::int16_t) override {
+    Args args;
+    args.step = step;
+    args.sizes = script_.sizes;
+    return args;
+  }
+  void feed(Rank rank, const Op& op, const Args&, std::span<std::byte> to) override {
+    if (op.name == script_.failing_feed) throw RuntimeFailure("the driver has no data");
+    if (const auto slow = script_.slow_feeds.find(op.name); slow != script_.slow_feeds.end())
+      std::this_thread::sleep_for(std::chrono::milliseconds(slow->second));
+    auto data = script_.feeds.find(fmt::format("{}@{}", op.name, rank));
+    if (data == script_.feeds.end()) data = script_.feeds.find(op.name);
+    if (data == script_.feeds.end()) throw RuntimeFailure(fmt::format("the script has no {}", op.name));
+    HB_CHECK(data->second.size() == to.size(), "{}: {} B for {}", op.name, data->second.size(), to.size());
+    std::ranges::copy(data->second, to.begin());
+  }
+  void fetch(Rank rank, const Op& op, const Args&, std::span<const std::byte> from) override {
+    fetched_[fmt::format("{}@{}", op.name, rank)] = {from.begin(), from.end()};
+  }
+  void completed(Rank, const Args&, std::int16_t) override {}
+  bool wants_results() const override { return false; }
+  void report(Trace&) const override {}
+
+  const std::map<std::string, Bytes>& fetched() const { return fetched_; }
+
+ private:
+  const Script& script_;
+  std::map<std::string, Bytes> fetched_;  // ops of one stream fetch, one at a time
+};
+
+std::string play_here(Process& process, const Plan& plan, const Script& script) {
+  nlohmann::json said{{"failure", ""}, {"fetched", nlohmann::json::object()}};
+  Exchange driver(script);
+  Backend& backend = process.backend(driver);
+  try {
+    const auto trace = execute(plan, backend, driver, {.steps = script.steps, .local_ranks = process.ranks});
+    if (trace) said["trace"] = trace_to_json(*trace, "");
+    else said["failure"] = render(trace.error());
+  } catch (const std::exception& e) {  // an interpreter may refuse either way
+    said["failure"] = e.what();
+  }
+  for (const auto& [name, bytes] : driver.fetched()) {
+    auto& list = said["fetched"][name] = nlohmann::json::array();
+    for (const std::byte b : bytes) list.push_back(static_cast<int>(b));
+  }
+  return said.dump();
+}
+
+}  // namespace
+
+bool Played::went_well() const {
+  return std::ranges::all_of(failures, [](const std::string& f) { return f.empty(); });
+}
+
+std::string Played::failure() const {
+  std::string all;
+  for (const std::string& f : failures) all += f;
+  return all;
+}
+
+Played play(const Subject& subject, const Plan& plan, const Script& script) {
+  const auto texts = subject.run(plan.num_ranks(), [&](Process& process) { return play_here(process, plan, script); });
+  Played out;
+  std::vector<Trace> parts;
+  for (const std::string& text : texts) {
+    const auto said = nlohmann::json::parse(text, nullptr, false);
+    if (said.is_discarded()) {
+      out.failures.push_back(text);
+      continue;
+    }
+    out.failures.push_back(said["failure"]);
+    for (const auto& [name, list] : said["fetched"].items())
+      for (const auto& b : list) out.fetched[name].push_back(static_cast<std::byte>(b.get<int>()));
+    if (!said.contains("trace")) continue;
+    auto part = trace_from_json(said["trace"].get<std::string>(), "part");
+    HB_CHECK(part.has_value(), "a trace that cannot be read");
+    parts.push_back(std::move(part->trace));
+  }
+  if (out.went_well()) out.trace = merge_traces(parts);
+  return out;
+}
+
+Tensor RankProgram::tensor(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+  Tensor t;
+  t.buffer = static_cast<BufferId>(buffers_.size());
+  t.dtype = dtype;
+  t.offset_bytes = guard;
+  t.rank = static_cast<std::uint8_t>(shape.size());
+  for (std::size_t d = 0; d < shape.size(); ++d) t.shape[d] = {shape[d]};
+  const std::int64_t bytes = t.capacity_bytes() + 2 * guard;
+  buffers_.push_back({name, DType::u8, bytes, Category::activations, Section::transient, end_});
+  end_ += (bytes + 63) / 64 * 64;
+  return t;
+}
+
+Tensor RankProgram::whole(const Tensor& t) const {
+  Tensor all = toy::tensor(t.buffer, {buffer_of(t).elements}, DType::u8);
+  return all;
+}
+
+void RankProgram::feed(const Tensor& t, StreamId stream) {
+  Op o = toy::op(OpKind::feed, stream, "feed " + buffer_of(t).name);
+  o.outputs = {whole(t)};
+  o.attrs = {{Attr::slot, std::int64_t{t.buffer}}};
+  add(std::move(o));
+}
+
+void RankProgram::fetch(const Tensor& t, StreamId stream) {
+  Op o = toy::op(OpKind::fetch, stream, "fetch " + buffer_of(t).name);
+  o.inputs = {whole(t)};
+  o.attrs = {{Attr::slot, std::int64_t{t.buffer}}};
+  add(std::move(o));
+}
+
+Program RankProgram::program() const {
+  constexpr std::int64_t chunk = 4096;
+  const std::int64_t mapped = std::max<std::int64_t>(chunk, (end_ + chunk - 1) / chunk * chunk);
+  std::vector<Op> ops = {toy::mapping(OpKind::map, Section::transient, 0, mapped)};
+  for (std::size_t b = 0; b < buffers_.size(); ++b)
+    ops.push_back(toy::memory(OpKind::alloc, static_cast<BufferId>(b), buffers_[b].name + "+"));
+  ops.insert(ops.end(), ops_.begin(), ops_.end());
+  for (std::size_t b = 0; b < buffers_.size(); ++b)
+    ops.push_back(toy::memory(OpKind::free, static_cast<BufferId>(b), buffers_[b].name + "-"));
+  ops.push_back(toy::mapping(OpKind::unmap, Section::transient, 0, mapped));
+  Program p;
+  p.buffers = buffers_;
+  p.phases = {{Block{"only", std::move(ops)}}};
+  p.section_bytes[static_cast<std::size_t>(Section::transient)] = mapped;
+  p.num_events = 16;
+  return p;
+}
+
+Plan plan_of(std::vector<Program> programs) {
+  Plan plan;
+  plan.scenario = "conformance";
+  plan.phases = {{"work", When::iteration, false}};
+  plan.groups = {{"world", {{}}}};
+  for (Program& p : programs) {
+    plan.groups[0].groups[0].push_back(plan.num_ranks());
+    plan.program_of_rank.push_back(static_cast<std::int32_t>(plan.programs.size()));
+    plan.programs.push_back(std::move(p));
+  }
+  return plan;
+}
+
+}  // namespace hotbunk::conformance

@@ -1,0 +1,68 @@
+// A plan, played by a subject through `execute`, with data fed by op name; and what every rank saw.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/conformance/subject.h"
+#include "tests/toy_plan.h"
+
+namespace hotbunk::conformance {
+
+using Bytes = std::vector<std::byte>;
+
+struct Script {
+  std::map<std::string, Bytes> feeds{};     // by the feed's name, or "name@rank" where ranks differ
+  std::map<std::string, int> slow_feeds{};  // milliseconds that a feed takes
+  std::string failing_feed{};               // throws RuntimeFailure("the driver has no data")
+  Sizes sizes{};
+  std::int32_t steps = 1;
+};
+
+struct Played {
+  std::vector<std::string> failures;     // by process, as a user reads them; "" where all went well
+  std::map<std::string, Bytes> fetched;  // "name@rank"; of subjects with values
+  Trace trace;                           // of all ranks; empty where a process failed
+
+  bool went_well() const;
+  /// Of all processes, joined.
+  std::string failure() const;
+};
+
+Played play(const Subject&, const Plan&, const Script& = {});
+
+/// The program of one rank, op by op, over buffers that lie between guards: `guard` bytes before and after each.
+class RankProgram {
+ public:
+  static constexpr std::int64_t guard = 64;
+
+  /// A window of dtype and shape (at most three dimensions) in a buffer of its own.
+  Tensor tensor(const std::string& name, DType, const std::vector<std::int64_t>& shape);
+  /// The whole buffer of a tensor, guards included, as bytes.
+  Tensor whole(const Tensor&) const;
+  const Buffer& buffer_of(const Tensor& t) const { return buffers_[static_cast<std::size_t>(t.buffer)]; }
+
+  void add(Op op) { ops_.push_back(std::move(op)); }
+  /// "feed NAME" and "fetch NAME" of a tensor's whole buffer.
+  void feed(const Tensor&, StreamId = StreamId::compute);
+  void fetch(const Tensor&, StreamId = StreamId::compute);
+
+  /// All buffers mapped and allocated, the ops, all of it freed and unmapped.
+  Program program() const;
+
+ private:
+  std::vector<Buffer> buffers_;
+  std::vector<Op> ops_;
+  std::int64_t end_ = 0;
+};
+
+/// One phase, "work"; group family 0, "world", is all ranks.
+Plan plan_of(std::vector<Program>);
+inline Plan plan_of(const RankProgram& p) { return plan_of(std::vector<Program>{p.program()}); }
+/// The same program on two ranks.
+inline Plan on_two_ranks(const RankProgram& p) { return plan_of({p.program(), p.program()}); }
+
+}  // namespace hotbunk::conformance

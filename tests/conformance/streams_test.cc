@@ -1,0 +1,130 @@
+// Streams run in order with themselves; between them only record and wait give an order.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "tests/conformance/play.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+using toy::record;
+using toy::wait;
+
+Bytes filled(const RankProgram& p, const Tensor& t, int value) {
+  return Bytes(static_cast<std::size_t>(p.buffer_of(t).elements), static_cast<std::byte>(value));
+}
+
+Op copy(const std::string& name, StreamId stream, const Tensor& from, const Tensor& to) {
+  Op o = toy::op(OpKind::copy, stream, name);
+  o.inputs = {from}, o.outputs = {to};
+  return o;
+}
+
+/// The span of an op on a rank.
+Span span_of(const Played& played, const std::string& name, Rank rank) {
+  for (const Span& s : played.trace.spans)
+    if (s.rank == rank && played.trace.names[static_cast<std::size_t>(s.name)] == name) return s;
+  FAIL("no span of " << name);
+  return {};
+}
+
+void check_order(const Played& played, const std::string& first, const std::string& then) {
+  for (const Rank rank : {0, 1}) {
+    INFO(first << " before " << then << " on rank " << rank);
+    CHECK(span_of(played, first, rank).end_ns <= span_of(played, then, rank).start_ns);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("what waits for an event sees what was done before its record") {
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::u8, {256}), y = p.tensor("y", DType::u8, {256});
+  p.feed(x);  // takes a while
+  p.add(record(3, StreamId::compute));
+  p.add(wait(3, StreamId::h2d));
+  p.add(copy("copy", StreamId::h2d, x, y));
+  p.add(record(4, StreamId::h2d));
+  p.add(wait(4, StreamId::d2h));
+  p.fetch(y, StreamId::d2h);
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played =
+        play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 7)}}, .slow_feeds = {{"feed x", 30}}});
+    REQUIRE(played.failure() == "");
+    check_order(played, "feed x", "copy");
+    check_order(played, "copy", "fetch y");
+    if (subject->has_values())
+      for (const char* name : {"fetch y@0", "fetch y@1"})
+        CHECK(played.fetched.at(name)[RankProgram::guard + 17] == std::byte{7});
+  }
+}
+
+TEST_CASE("a wait is for the most recent record, and a later record does not move it") {
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::u8, {64}), y = p.tensor("y", DType::u8, {64}),
+               z = p.tensor("z", DType::u8, {64});
+  p.feed(x);
+  p.add(record(0, StreamId::compute));
+  p.feed(y);  // takes a while
+  p.add(record(0, StreamId::compute));
+  p.add(wait(0, StreamId::h2d));  // for the second: x and y are there
+  p.add(copy("y to z", StreamId::h2d, y, z));
+  // A wait that a later record moved would wait for ever here: compute waits for what follows on h2d.
+  p.add(record(1, StreamId::h2d));
+  p.add(wait(1, StreamId::compute));
+  p.feed(x);
+  p.add(record(0, StreamId::compute));
+  p.add(wait(0, StreamId::d2h));
+  p.fetch(z, StreamId::d2h);
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played =
+        play(*subject, on_two_ranks(p),
+             {.feeds = {{"feed x", filled(p, x, 1)}, {"feed y", filled(p, y, 2)}}, .slow_feeds = {{"feed y", 30}}});
+    REQUIRE(played.failure() == "");
+    check_order(played, "feed y", "y to z");
+    check_order(played, "y to z", "fetch z");
+    if (subject->has_values()) CHECK(played.fetched.at("fetch z@1")[RankProgram::guard] == std::byte{2});
+  }
+}
+
+TEST_CASE("a wait for an event that nobody recorded does nothing") {
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::u8, {64});
+  p.add(wait(9, StreamId::compute));
+  p.feed(x);
+  p.fetch(x);
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    CHECK(play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 1)}}}).failure() == "");
+  }
+}
+
+TEST_CASE("a stream runs in order, step after step") {
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::u8, {64}), y = p.tensor("y", DType::u8, {64}),
+               z = p.tensor("z", DType::u8, {64});
+  p.feed(x);
+  p.add(copy("x to y", StreamId::compute, x, y));
+  p.add(copy("y to z", StreamId::compute, y, z));
+  p.fetch(z);
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played = play(*subject, on_two_ranks(p),
+                               {.feeds = {{"feed x", filled(p, x, 5)}}, .slow_feeds = {{"feed x", 10}}, .steps = 2});
+    REQUIRE(played.failure() == "");
+    check_order(played, "feed x", "x to y");
+    check_order(played, "x to y", "y to z");
+    check_order(played, "y to z", "fetch z");
+    if (subject->has_values()) CHECK(played.fetched.at("fetch z@0")[RankProgram::guard] == std::byte{5});
+    int copies = 0;
+    for (const Span& s : played.trace.spans)
+      copies += played.trace.names[static_cast<std::size_t>(s.name)] == "x to y" ? 1 : 0;
+    CHECK(copies == 2 * 2);  // ranks, steps
+  }
+}
+
+}  // namespace hotbunk::conformance

@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "backends/cpu_gloo/cpu_backend.h"
+#include "base/file.h"
+#include "runtime/launch.h"
+#include "sim/sim_backend.h"
+#include "tests/conformance/subject.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+/// Every op takes a microsecond, in virtual time.
+struct Microsecond final : OpCost {
+  std::int64_t nanoseconds(const Plan&, Rank, const Op&, const Args&) const override { return 1000; }
+};
+
+/// All ranks in this process.
+class Simulator final : public Subject {
+ public:
+  std::string name() const override { return "sim"; }
+  bool has_values() const override { return false; }
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    const Microsecond cost;
+    std::vector<std::unique_ptr<SimBackend>> kept;
+    Process process;
+    for (Rank r = 0; r < ranks; ++r) process.ranks.push_back(r);
+    process.backend = [&](Driver&) -> Backend& {
+      return *kept.emplace_back(std::make_unique<SimBackend>(ClusterSpec{}, cost));
+    };
+    return {work(process)};
+  }
+};
+
+/// A process per rank.
+class CpuGloo final : public Subject {
+ public:
+  explicit CpuGloo(Transport transport) : transport_(transport) {}
+  std::string name() const override { return fmt::format("cpu_gloo over {}", hotbunk::name_of(transport_)); }
+  bool has_values() const override { return true; }
+
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    namespace fs = std::filesystem;
+    static int runs = 0;
+    const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk-conformance-{}-{}", getpid(), runs++);
+    fs::create_directories(folder);
+    const auto file_of = [&](int rank) { return folder / fmt::format("{}", rank); };
+    const LaunchResult ended = fork_ranks(ranks, [&](const LaunchEnv& env) {
+      std::vector<std::unique_ptr<CpuBackend>> kept;  // the world's communicators know their arenas
+      CpuWorld world(env, {.check_collectives = true});
+      Process process{.ranks = {env.rank}, .backend = [&](Driver& driver) -> Backend& {
+                        CpuOptions options;
+                        options.compute_threads = 2, options.check_resident = true, options.check_order = true;
+                        options.scope = fmt::format("{}.", kept.size());
+                        if (ranks > 1) options.transport = transport_;
+                        return *kept.emplace_back(std::make_unique<CpuBackend>(world, driver, options));
+                      }};
+      const std::string said = work(process);
+      if (!write_file_atomic(file_of(env.rank), said)) return 4;
+      world.leave();
+      return 0;
+    });
+    std::vector<std::string> out;
+    for (int r = 0; r < ranks; ++r) {
+      const auto said = read_file(file_of(r));
+      out.push_back(said ? *said : "lost: " + ended.message);
+    }
+    fs::remove_all(folder);
+    return out;
+  }
+
+ private:
+  Transport transport_;
+};
+
+}  // namespace
+
+const std::vector<std::unique_ptr<Subject>>& subjects() {
+  static const std::vector<std::unique_ptr<Subject>> all = [] {
+    std::vector<std::unique_ptr<Subject>> list;
+    list.push_back(std::make_unique<Simulator>());
+    list.push_back(std::make_unique<CpuGloo>(Transport::shm));
+    list.push_back(std::make_unique<CpuGloo>(Transport::gloo));
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace hotbunk::conformance

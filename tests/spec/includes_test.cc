@@ -1,0 +1,103 @@
+// Who may include whom: the folders' order, as docs/contributing.md tells it. A folder is listed with what it may
+// include besides itself; a new one needs a line here.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "tests/paths.h"
+
+namespace hotbunk {
+namespace fs = std::filesystem;
+namespace {
+
+const std::map<std::string, std::vector<std::string>> may_include = {
+    {"base", {}},
+    {"spec", {"base"}},
+    {"layout", {"base", "spec"}},
+    {"graph", {"base", "spec", "layout"}},
+    {"lowering", {"base", "spec", "layout", "graph"}},
+    {"trace", {"base", "spec", "layout", "graph", "lowering"}},
+    {"exec", {"base", "spec", "layout", "graph", "lowering", "trace"}},
+    {"planner", {"base", "spec", "layout", "graph", "lowering", "trace"}},
+    // The simulator prices ops with the planner's cost model; it knows no backend, and no backend knows it.
+    {"sim", {"base", "spec", "graph", "trace", "exec", "planner"}},
+    // What executing backends share knows none of them.
+    {"runtime", {"base", "graph", "trace", "exec"}},
+    {"backends/cpu_gloo", {"base", "graph", "trace", "exec", "runtime"}},
+    {"backends/cuda", {"base", "graph", "trace", "exec", "runtime"}},
+    {"rl", {"base", "spec", "layout", "graph", "lowering", "trace", "exec"}},
+    {"reports", {"base", "spec", "layout", "graph", "lowering", "trace", "exec", "planner"}},
+    {"cli",
+     {"base", "spec", "layout", "graph", "lowering", "trace", "exec", "planner", "sim", "runtime", "backends/cpu_gloo",
+      "backends/cuda", "rl", "reports"}},
+};
+
+/// The folder of a source file, or of an included path: "backends/cpu_gloo" of "backends/cpu_gloo/kernels/gemm.h".
+/// "" of a file beside the includer (no folder of the tree).
+std::string folder_of(const std::string& path) {
+  const auto first = path.find('/');
+  if (first == std::string::npos) return "";
+  std::string folder = path.substr(0, first);
+  if (folder == "backends") folder = path.substr(0, path.find('/', first + 1));
+  return folder;
+}
+
+/// "" or what is wrong with a file's including of a header.
+std::string complaint(const std::string& file, const std::string& header) {
+  const std::string from = folder_of(file), to = folder_of(header);
+  if (to.empty() || to == from) return "";
+  const auto& allowed = may_include.at(from);
+  return std::ranges::find(allowed, to) == allowed.end() ? file + " includes " + header : "";
+}
+
+}  // namespace
+
+TEST_CASE("includes follow the folders' order: the simulator and the backends never meet") {
+  static const std::regex include(R"re(^\s*#\s*include\s*"([^"]+)")re");
+  std::size_t seen = 0;
+  for (const auto& [folder, allowed] : may_include) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(source_folder) / folder)) {
+      const std::string ending = entry.path().extension().string();
+      if (ending != ".cc" && ending != ".h" && ending != ".cu" && ending != ".cuh") continue;
+      const std::string file = fs::relative(entry.path(), source_folder).generic_string();
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);)
+        if (std::smatch found; std::regex_search(line, found, include)) {
+          ++seen;
+          CHECK(complaint(file, found[1]) == "");
+        }
+    }
+  }
+  CHECK(seen > 800);  // files were found
+}
+
+TEST_CASE("every folder with sources has a place in the order") {
+  for (const auto& entry : fs::directory_iterator(source_folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!entry.is_directory() || !fs::exists(entry.path() / "CMakeLists.txt") || name == "tests" || name == "bench")
+      continue;
+    INFO(name);
+    CHECK(may_include.contains(name));
+  }
+}
+
+TEST_CASE("an include against the order is found") {
+  CHECK(complaint("runtime/world.cc", "backends/cpu_gloo/arena.h") ==
+        "runtime/world.cc includes backends/cpu_gloo/arena.h");
+  CHECK(complaint("sim/engine.cc", "runtime/world.h") != "");
+  CHECK(complaint("sim/engine.cc", "backends/cuda/driver.h") != "");
+  CHECK(complaint("backends/cpu_gloo/arena.cc", "sim/engine.h") != "");
+  CHECK(complaint("backends/cpu_gloo/arena.cc", "planner/cost/hardware.h") != "");
+  CHECK(complaint("backends/cuda/driver.cc", "backends/cpu_gloo/kernels/gemm.h") != "");
+  CHECK(complaint("base/hash.cc", "graph/plan.h") != "");
+  CHECK(complaint("backends/cpu_gloo/kernels/norm.cc", "backends/cpu_gloo/arena.h") == "");
+  CHECK(complaint("sim/engine.cc", "exec/backend.h") == "");
+  CHECK(complaint("cli/run.cc", "runtime/world.h") == "");
+}
+
+}  // namespace hotbunk
