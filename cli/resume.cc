@@ -170,6 +170,13 @@ Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
     warnings.push_back(warning(
         from, fmt::format("the checkpoint has no {}: AdamW's moments start from zero", checkpoint_file::optimizer), {},
         "bring the file back to go on bit for bit"));
+  if (now.algorithm.name != AlgorithmName::sft && state.step % now.sync.every != 0)
+    warnings.push_back(warning(
+        from, "the run goes on with newer weights in the rollout: not bit for bit",
+        {fmt::format("step {} syncs, for a checkpoint has no rollout weights; with sync.every {} the run would "
+                     "not have",
+                     state.step + 1, now.sync.every)},
+        fmt::format("to go on bit for bit, resume a checkpoint whose step is a multiple of {}", now.sync.every)));
   return warnings;
 }
 

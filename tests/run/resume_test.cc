@@ -359,6 +359,23 @@ TEST_CASE("a folder without weights is refused by whoever reads it, and a bare c
                        (work_folder() / "from_config").string()));
 }
 
+TEST_CASE("a resumed run that syncs where the run in one piece did not says so; one that does not is the same bits") {
+  const fs::path out = work_folder() / "every";
+  const std::string file = scenario("every", 1, 1, "steps: 4").string() +
+                           sets("sync.every=2 rollout.sleep_level=1 checkpoint_every=1 optimizer.lr=0.01");
+  must_run(fmt::format("run {} --out {}", file, out.string()));
+  for (const int step : {1, 2}) {
+    const fs::path on = work_folder() / fmt::format("every_{}", step);
+    const Result2 r = hotbunk_command(fmt::format(
+        "run --resume {} --out {}", (out / fmt::format("checkpoints/step_{}", step)).string(), on.string()));
+    INFO(step << '\n' << r.err);
+    CHECK(r.code == 0);
+    CHECK((r.err.find("warning[E425]: the run goes on with newer weights in the rollout") != std::string::npos) ==
+          (step == 1));
+    CHECK((computed(out).at(4) == computed(on).at(4)) == (step == 2));
+  }
+}
+
 TEST_CASE("without its moments a checkpoint is resumed with fresh ones and a warning; another layout works") {
   const fs::path out = work_folder() / "light";
   const std::string file = scenario("light", 1, 1, "steps: 2").string() + sets("optimizer.lr=0.01");
