@@ -1,0 +1,142 @@
+// Plans as people read them: tests/lowering/plans/*.test hold what to lower and what to show of it, `----`, and the
+// text. HOTBUNK_UPDATE=1 writes the second half; read the difference before you commit it.
+//
+//   plan WORLD TP [key=value]...   the scenario of tiny.h with these settings; then, a line each:
+//   outline                        phases, blocks, sections, slot limits
+//   ops PHASE [WORD]               the ops of a phase whose line has the word
+//   boxes OP RANK                  what the moves of the first op of this name come to on a rank
+//   memory                         peaks by phase, with the categories alive then
+//   traffic PHASE                  calls and payload of one run of each of its blocks, by rank
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "base/file.h"
+#include "graph/catalogue.h"
+#include "graph/print.h"
+#include "tests/paths.h"
+#include "tiny.h"
+#include "trace/static_memory.h"
+
+namespace hotbunk::test {
+namespace fs = std::filesystem;
+namespace {
+
+/// The lines that have the word; all with an empty one.
+std::string lines_with(const std::string& text, const std::string& word) {
+  std::istringstream in(text);
+  std::string out;
+  for (std::string line; std::getline(in, line);)
+    if (line.find(word) != std::string::npos) out += line + '\n';
+  return out;
+}
+
+std::string boxes_text(const Plan& plan, const std::string& name, Rank rank) {
+  for (const auto& blocks : plan.program(rank).phases)
+    for (const Block& block : blocks)
+      for (const Op& op : block.ops) {
+        if (op.name != name || op.moves.empty()) continue;
+        std::string out = fmt::format("{} on rank {}\n", name, rank);
+        for (const Box& b : boxes_of(op, places_of(plan, rank))) {
+          const auto side = [&](const std::vector<Tensor>& tensors, std::int32_t i) -> std::string {
+            if (static_cast<std::size_t>(i) >= tensors.size()) return "(outside)";
+            return plan.program(rank)
+                .buffers[static_cast<std::size_t>(tensors[static_cast<std::size_t>(i)].buffer)]
+                .name;
+          };
+          out += fmt::format("  {} x {}: {}{} at {} by {} -> {} at {} by {}\n", b.rows, b.cols,
+                             side(op.inputs, b.input), b.peer < 0 ? "" : fmt::format(" of place {}", b.peer),
+                             b.src_offset, b.src_pitch, side(op.outputs, b.output), b.dst_offset, b.dst_pitch);
+        }
+        return out;
+      }
+  return fmt::format("no op '{}' that moves\n", name);
+}
+
+std::string memory_text(const Plan& plan) {
+  const RankMemory m = static_memory(plan, 0);
+  std::string out;
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    const auto at = m.device.phase_peaks.find(static_cast<std::int16_t>(p));
+    if (at == m.device.phase_peaks.end()) continue;
+    out += fmt::format("{:<16} live {:>9} mapped {:>9} ", plan.phases[p].name, at->second.peak_bytes,
+                       at->second.mapped_peak_bytes);
+    for (std::size_t c = 0; c < num_categories; ++c)
+      if (const std::int64_t bytes = at->second.by_category[c]; bytes > 0)
+        out += fmt::format(" {} {}", name_of(static_cast<Category>(c)), bytes);
+    out += '\n';
+  }
+  return out;
+}
+
+std::string traffic_text(const Plan& plan, const std::string& phase) {
+  std::string out;
+  for (Rank r = 0; r < plan.num_ranks(); ++r)
+    for (const Block& block : plan.program(r).phases[static_cast<std::size_t>(plan.phase_index(phase))]) {
+      std::map<std::pair<GroupId, OpKind>, std::pair<int, std::int64_t>> sums;
+      for (const Op& op : block.ops)
+        if (is_communication(op.kind)) {
+          auto& [calls, bytes] = sums[{op.group, op.kind}];
+          ++calls, bytes += payload_bytes(op, {.tokens = 1, .seqs = 1, .attention_pairs = 1}, places_of(plan, r));
+        }
+      for (const auto& [key, sum] : sums)
+        out += fmt::format("rank {} {}: {} over {}: {} calls, {} B\n", r, block.name, name_of(key.second),
+                           plan.groups[static_cast<std::size_t>(key.first)].name, sum.first, sum.second);
+    }
+  return out;
+}
+
+std::string shown(const Plan& plan, const std::string& line) {
+  std::istringstream words(line);
+  std::string what, name, word;
+  words >> what >> name >> word;
+  if (what == "outline") return print_plan(plan, {.phase = "", .ops = false});
+  if (what == "ops") return lines_with(print_plan(plan, {.phase = name}), word);
+  if (what == "boxes") return boxes_text(plan, name, static_cast<Rank>(std::stoi(word)));
+  if (what == "memory") return memory_text(plan);
+  if (what == "traffic") return traffic_text(plan, name);
+  FAIL("unknown request '" << line << "'");
+  return "";
+}
+
+std::string run_case(const std::string& input) {
+  std::istringstream in(input);
+  std::string line, word, out;
+  std::getline(in, line);
+  std::istringstream words(line);
+  int world = 0, tp = 0;
+  words >> word >> world >> tp;
+  REQUIRE(word == "plan");
+  std::vector<std::string> sets;
+  while (words >> word) sets.push_back(word);
+  const Plan plan = lowered(tiny(world, tp, sets));
+  while (std::getline(in, line)) out += shown(plan, line);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("plans as text") {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(fs::path(source_folder) / "tests/lowering/plans"))
+    files.push_back(entry.path());
+  std::ranges::sort(files);
+  for (const fs::path& path : files) {
+    INFO(path.filename().string());
+    const auto text = read_file(path);
+    REQUIRE(text);
+    const auto bar = text->find("----\n");
+    REQUIRE(bar != std::string::npos);
+    const std::string input = text->substr(0, bar), found = run_case(input);
+    if (std::getenv("HOTBUNK_UPDATE") != nullptr) REQUIRE(write_file_atomic(path, input + "----\n" + found));
+    else CHECK(found == text->substr(bar + 5));
+    CHECK(std::ranges::count(found, '\n') > 3);
+  }
+  CHECK(files.size() >= 6);
+}
+
+}  // namespace hotbunk::test
