@@ -58,7 +58,7 @@ void check(OpKind kind, std::vector<std::pair<Attr, AttrValue>> attrs, std::int6
   for (const auto& subject : subjects()) {
     INFO(subject->name() << ", " << name_of(kind));
     const Played played = play(*subject, on_two_ranks(p), script);
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     REQUIRE(played.trace.traffic.size() == 2);
     for (std::size_t rank = 0; rank < 2; ++rank)
       CHECK(played.trace.traffic[rank] == RankTraffic{{{1, 0, 0, kind}, traffic[rank]}});
@@ -113,7 +113,7 @@ TEST_CASE("traffic is counted by step, phase, family and kind, by the sizes of t
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     const Played played = play(*subject, on_two_ranks(p), script);
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     REQUIRE(played.trace.traffic.size() == 2);
     const RankTraffic expected = {{{1, 0, 0, OpKind::all_reduce}, {2, 48, 0, 48}},
                                   {{2, 0, 0, OpKind::all_reduce}, {2, 48, 0, 48}}};

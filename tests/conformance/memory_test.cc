@@ -49,7 +49,7 @@ TEST_CASE("peaks by category, by phase, over steps, on both sides; mapped in chu
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     const Played played = play(*subject, plan, {.steps = 3});
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     REQUIRE(played.trace.memory.size() == 1);
     const SpaceMemory& device = played.trace.memory[0].device;
     CHECK(device.peak_bytes == 4000);
@@ -86,7 +86,7 @@ TEST_CASE("a capacity holds to the byte: one less is refused, with section and p
     Plan plan = with_buffers(ops, buffers);
     plan.overhead_bytes = 1000;
     plan.device_capacity_bytes = 8192 + 12288 + 1000;
-    CHECK(play(*subject, plan).failure() == "");
+    CHECK_THAT(play(*subject, plan).failure(), Catch::Equals(""));
     --plan.device_capacity_bytes;
     const std::string refused = play(*subject, plan).failure();
     CHECK_THAT(refused, Catch::Contains("phase work") && Catch::Contains("transient") && Catch::Contains("12288"));
@@ -95,7 +95,7 @@ TEST_CASE("a capacity holds to the byte: one less is refused, with section and p
     Plan host = with_buffers({map(Section::host_params, 8192)}, {});
     host.overhead_bytes = 1 << 20;
     host.host_capacity_bytes = 8192;
-    CHECK(play(*subject, host).failure() == "");
+    CHECK_THAT(play(*subject, host).failure(), Catch::Equals(""));
     host.host_capacity_bytes = 8191;
     CHECK_THAT(play(*subject, host).failure(), Catch::Contains("host_params") || Catch::Contains("host"));
   }
@@ -129,7 +129,8 @@ TEST_CASE("memory that is not mapped is not used, and books that do not balance 
       CHECK_THAT(found, Catch::Contains(c.names));
     }
     INFO(subject->name());
-    CHECK(play(*subject, with_buffers({mapped, alloc, free, unmapped, mapped, alloc}, buffers)).failure() == "");
+    CHECK_THAT(play(*subject, with_buffers({mapped, alloc, free, unmapped, mapped, alloc}, buffers)).failure(),
+               Catch::Equals(""));
   }
 }
 
@@ -146,7 +147,7 @@ TEST_CASE("what is mapped keeps its contents while others come and go") {
     plan.programs[0].section_bytes[static_cast<std::size_t>(Section::kv_cache)] = 8192;
     const Bytes data(static_cast<std::size_t>(p.buffer_of(x).elements), std::byte{42});
     const Played played = play(*subject, plan, {.feeds = {{"feed x", data}}});
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     if (subject->has_values()) CHECK(played.fetched.at("fetch x@0") == data);
     CHECK(played.trace.memory[0].device.mapped_peak_bytes == 8192 + 8192);  // 4,096 B and its guards take two chunks
     CHECK(played.trace.memory[0].device.end_mapped_bytes == 0);

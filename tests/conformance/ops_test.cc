@@ -117,9 +117,9 @@ TEST_CASE("an op writes its outputs, wholly, and nothing around them; it costs w
         INFO(subject->name() << ", " << name_of(c.kind) << " in " << name_of(dtype));
         const Prepared p = prepare(c);
         const Plan plan = plan_of(p.program);
-        REQUIRE(check_op(plan.programs[0], p.op) == "");
+        REQUIRE_THAT(check_op(plan.programs[0], p.op), Catch::Equals(""));
         const Played played = play(*subject, plan, p.script);
-        REQUIRE(played.failure() == "");
+        REQUIRE_THAT(played.failure(), Catch::Equals(""));
         if (subject->has_values()) check_values(c, p, played);
         int spans = 0;
         for (const Span& s : played.trace.spans)

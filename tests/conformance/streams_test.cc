@@ -53,7 +53,7 @@ TEST_CASE("what waits for an event sees what was done before its record") {
     INFO(subject->name());
     const Played played =
         play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 7)}}, .slow_feeds = {{"feed x", 30}}});
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     check_order(played, "feed x", "copy");
     check_order(played, "copy", "fetch y");
     if (subject->has_values())
@@ -84,7 +84,7 @@ TEST_CASE("a wait is for the most recent record, and a later record does not mov
     const Played played =
         play(*subject, on_two_ranks(p),
              {.feeds = {{"feed x", filled(p, x, 1)}, {"feed y", filled(p, y, 2)}}, .slow_feeds = {{"feed y", 30}}});
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     check_order(played, "feed y", "y to z");
     check_order(played, "y to z", "fetch z");
     if (subject->has_values()) CHECK(played.fetched.at("fetch z@1")[RankProgram::guard] == std::byte{2});
@@ -99,7 +99,7 @@ TEST_CASE("a wait for an event that nobody recorded does nothing") {
   p.fetch(x);
   for (const auto& subject : subjects()) {
     INFO(subject->name());
-    CHECK(play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 1)}}}).failure() == "");
+    CHECK_THAT(play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 1)}}}).failure(), Catch::Equals(""));
   }
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("a stream runs in order, step after step") {
     INFO(subject->name());
     const Played played = play(*subject, on_two_ranks(p),
                                {.feeds = {{"feed x", filled(p, x, 5)}}, .slow_feeds = {{"feed x", 10}}, .steps = 2});
-    REQUIRE(played.failure() == "");
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
     check_order(played, "feed x", "x to y");
     check_order(played, "x to y", "y to z");
     check_order(played, "y to z", "fetch z");
