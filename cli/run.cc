@@ -143,7 +143,7 @@ Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& fo
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
-                  const StepsWalked& walked, const TrainingDriver& driver, std::vector<std::string> parts) {
+                  const StepsWalked& walked, const TrainingDriver& driver, const std::vector<std::string>& parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
     auto file = trace_from_json(text, "rank's trace");
