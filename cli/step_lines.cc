@@ -24,9 +24,11 @@ Diagnostic cannot(const char* what, const std::filesystem::path& path) {
 
 /// Bytes of the lines that stay, and the last of them.
 std::pair<std::int64_t, std::string> kept_lines(const std::filesystem::path& path, std::int64_t step) {
-  std::ifstream file(path, std::ios::binary);
   std::int64_t bytes = 0;
   std::string line, last;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return {bytes, last};  // a stream would wait at a pipe
+  std::ifstream file(path, std::ios::binary);
   while (std::getline(file, line)) {
     if (file.eof()) break;  // no end of line: it was being written
     const auto json = nlohmann::json::parse(line, nullptr, false);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/rng.h"
 #include "lowering/sample_rows.h"
 #include "spec/json_read.h"
@@ -93,15 +94,12 @@ std::string lengths_line(std::int32_t step, const SampleLengths& lengths) {
 }
 
 Result<LengthsReader> LengthsReader::open(const std::filesystem::path& path) {
-  std::error_code ignored;
-  LengthsReader reader(path);
-  if (!std::filesystem::is_regular_file(path, ignored) || !reader.file_)
-    return fail({.code = "E101",
-                 .message = "cannot read the file of lengths",
-                 .where = {path.string()},
-                 .notes = {},
-                 .help = "give the lengths.jsonl of a run folder"});
-  return reader;
+  auto regular = open_regular_file(path);  // before a stream opens it, which waits at a pipe
+  if (!regular) {
+    regular.error().front().help = "give the lengths.jsonl of a run folder";
+    return fail(std::move(regular.error()));
+  }
+  return LengthsReader(path);
 }
 
 Result<std::optional<SampleLengths>> LengthsReader::next() {

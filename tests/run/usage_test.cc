@@ -219,6 +219,7 @@ TEST_CASE("standard input is -, a pipe by name is no file") {
         fmt::format("logprobs --model {} --tokens {}", tiny_model().string(), pipe.string()),
         fmt::format("plan {} --set model={}", file.string(), pipe.string()),
         fmt::format("plan {} --set cluster.calibration={}", file.string(), pipe.string()),
+        fmt::format("simulate {} --lengths {}", file.string(), pipe.string()),
         fmt::format("run {} --plan {}", file.string(), pipe.string())}) {
     const Result2 r = hotbunk_command(arguments);
     INFO(arguments << '\n' << r.err);
