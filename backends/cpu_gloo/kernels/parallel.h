@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/context.h"
@@ -28,18 +29,22 @@ void on_team(int threads, Body&& body) {
 
 /// body(begin, end) over [0, n), one contiguous range per thread; on the calling thread alone when n ≤ grain, because
 /// waking a team costs several µs. The team is all or nothing: OpenMP runtimes rebuild their pool when its size
-/// changes.
+/// changes. A body with scratch memory of its own takes (begin, end, thread).
 template <class Body>
 void parallel_for(const KernelContext& ctx, std::int64_t n, std::int64_t grain, Body&& body) {
+  const auto run = [&body](std::int64_t begin, std::int64_t end, std::int64_t thread) {
+    if constexpr (std::is_invocable_v<Body&, std::int64_t, std::int64_t, std::int64_t>) body(begin, end, thread);
+    else body(begin, end);
+  };
   if (n <= 0) return;
   if (ctx.num_threads() == 1 || n <= grain) {
-    body(std::int64_t{0}, n);
+    run(0, n, 0);
     return;
   }
   on_team(ctx.num_threads(), [&](std::int64_t t, std::int64_t team) {
     const std::int64_t begin = n * t / team;
     const std::int64_t end = n * (t + 1) / team;
-    if (begin < end) body(begin, end);
+    if (begin < end) run(begin, end, t);
   });
 }
 

@@ -261,7 +261,7 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
   const std::int64_t step = block_rows(o.K), share = step * whole_vectors(o.K);
   const std::int64_t panels = (N + kPanelRows - 1) / kPanelRows;
   parallel_for(ctx, panels, rows_grain(kPanelRows * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
-               [&](std::int64_t begin, std::int64_t end) {
+               [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
                  const std::int64_t last = std::min(N, end * kPanelRows);
                  if (T <= kSkinnyRows)
                    for (std::int64_t n = begin * kPanelRows; n < last; n += kPanelRows)
@@ -270,7 +270,7 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
                                    std::min<std::int64_t>(kSomeTokens, T - t));
                  else
                    for (std::int64_t n = begin * kPanelRows; n < last; n += step)
-                     block_of_rows(o, n, std::min(step, last - n), T, blocks + omp_get_thread_num() * share);
+                     block_of_rows(o, n, std::min(step, last - n), T, blocks + thread * share);
                });
 }
 
