@@ -228,6 +228,12 @@ std::vector<Places> writers_of(const Plan& plan, const Program& program) {
 std::string check_moves(const Op& op, std::size_t num_families) {
   for (std::size_t i = 0; i < op.moves.size(); ++i) {
     const Move& move = op.moves[i];
+    // A box names its peer by the place in the op's group.
+    const bool peers = move.from.parts.who == Holds::peers;
+    if (move.to.parts.who == Holds::peers || (peers && op.kind != OpKind::peer_copy))
+      return fmt::format("takes peers' memory for its own with move {}", i);
+    if (peers && move.from.parts.family != op.group)
+      return fmt::format("reads peers of family {} with move {}, over group {}", move.from.parts.family, i, op.group);
     if (const std::string bad = check_side(move.from, op.inputs, reads_plan(op.kind), num_families); !bad.empty())
       return fmt::format("reads {} with move {}", bad, i);
     if (const std::string bad = check_side(move.to, op.outputs, writes_plan(op.kind), num_families); !bad.empty())

@@ -231,6 +231,7 @@ std::string check_op(const Program& program, const Op& op) {
     for (const Tensor& t : *side)
       if (auto bad = check_tensor(program, t); !bad.empty()) return bad;
   if (is_communication(op.kind) && op.group < 0) return "has no group";
+  if (op.has(Attr::vocab_stride) && (op.group < 0 || !op.has(Attr::vocab))) return "shares its table with no group";
   if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);
   if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
   if (e.rule == FlopRule::gemm) return check_gemm(op);

@@ -445,6 +445,8 @@ TEST_CASE("Parts make the whole, moves stay inside, a table has its rows") {
   CHECK_THAT(moved(two, every(8, 5)), Contains("reads what is outside of tensor 0"));
   CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::mine, .family = 7, .last_row = 2}; }),
              Contains("reads parts over family 7"));
+  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::peers, .family = 0, .last_row = 2}; }),
+             Contains("takes peers' memory for its own with move 0"));
   CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .count = 0}; }), Contains("reads no parts"));
 }
 
