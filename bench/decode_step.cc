@@ -28,8 +28,10 @@ class TimedDriver final : public Driver {
     if (args && phase == rollout_ && args->block == 1) ++decoded_;
     return args;
   }
-  void feed(Rank r, const Op& op, const Args& a, std::span<std::byte> d) override { inner_.feed(r, op, a, d); }
-  void fetch(Rank r, const Op& op, const Args& a, std::span<const std::byte> s) override { inner_.fetch(r, op, a, s); }
+  void feed(Rank r, const BoundOp& op, const Args& a, std::span<std::byte> d) override { inner_.feed(r, op, a, d); }
+  void fetch(Rank r, const BoundOp& op, const Args& a, std::span<const std::byte> s) override {
+    inner_.fetch(r, op, a, s);
+  }
   void completed(Rank r, const Args& a, std::int16_t phase) override { inner_.completed(r, a, phase); }
   bool wants_results() const override { return true; }
   void report(Trace& trace) const override { inner_.report(trace); }

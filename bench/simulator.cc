@@ -9,6 +9,7 @@
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/blocks.h"
 
 namespace hotbunk {
 namespace {
@@ -26,14 +27,14 @@ Tensor vector_of(std::int64_t elements) {
 Plan decode_plan(Rank ranks, int layers) {
   Plan plan;
   Program program;
-  Block block{"decode", {}};
+  std::vector<Op> ops;
   EventId event = 0;
   const auto add = [&](OpKind kind, StreamId stream, std::string name) -> Op& {
     Op op;
     op.kind = kind;
     op.stream = stream;
     op.name = std::move(name);
-    return block.ops.emplace_back(std::move(op));
+    return ops.emplace_back(std::move(op));
   };
   const auto hand_over = [&](StreamId from, StreamId to) {
     add(OpKind::record, from, "").event = event;
@@ -53,7 +54,7 @@ Plan decode_plan(Rank ranks, int layers) {
       hand_over(StreamId::tensor, StreamId::compute);
     }
   program.num_events = event;
-  program.phases = {{std::move(block)}};
+  program.phases = {{test::block_of(program, "decode", ops)}};
   plan.programs = {std::move(program)};
   plan.program_of_rank.assign(static_cast<std::size_t>(ranks), 0);
   plan.groups = {{"tp", {{}}}};
@@ -78,8 +79,8 @@ struct Steps final : Driver {
     args.sizes = {8, 8, done[static_cast<std::size_t>(r)]};
     return args;
   }
-  void feed(Rank, const Op&, const Args&, std::span<std::byte>) override {}
-  void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}
+  void feed(Rank, const BoundOp&, const Args&, std::span<std::byte>) override {}
+  void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte>) override {}
   void completed(Rank, const Args&, std::int16_t) override {}
   bool wants_results() const override { return false; }
   void report(Trace&) const override {}

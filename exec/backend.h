@@ -11,7 +11,7 @@
 #include "base/diagnostic.h"
 #include "exec/divergence.h"
 #include "exec/driver.h"
-#include "graph/plan.h"
+#include "graph/bound.h"
 #include "trace/trace.h"
 
 namespace hotbunk {
@@ -25,13 +25,15 @@ class Device {
   /// `blocks`: how many ran since enter(), which devices do not see.
   virtual void leave(std::int64_t blocks) = 0;
 
-  virtual Status alloc(StreamId, const Op&, const Buffer&) = 0;  // at the offset the plan gives
-  virtual Status free(StreamId, const Op&, const Buffer&) = 0;
-  virtual Status map(StreamId, const Op&) = 0;  // chunks [map_begin, map_end) of op.section
-  virtual Status unmap(StreamId, const Op&) = 0;
-  virtual Status compute(StreamId, const Op&, const Args&) = 0;  // kernels, and zero, cast, copy_boxes, hash_boxes
-  virtual Status copy(StreamId, const Op&, const Args&) = 0;     // copy (D2D, H2D, D2H), peer_copy, feed, fetch
-  virtual Status collective(StreamId, const Op&, const Args&) = 0;
+  virtual Status alloc(StreamId, const BoundOp&) = 0;  // at the offset the plan gives
+  virtual Status free(StreamId, const BoundOp&) = 0;
+  virtual Status map(StreamId, const BoundOp&) = 0;  // chunks [map_begin, map_end) of op.section
+  virtual Status unmap(StreamId, const BoundOp&) = 0;
+  /// Kernels, and zero, cast, copy_boxes, hash_boxes.
+  virtual Status compute(StreamId, const BoundOp&, const Args&) = 0;
+  /// copy (D2D, H2D, D2H), peer_copy, feed, fetch.
+  virtual Status copy(StreamId, const BoundOp&, const Args&) = 0;
+  virtual Status collective(StreamId, const BoundOp&, const Args&) = 0;
   virtual Status record(StreamId, EventId) = 0;
   virtual Status wait(StreamId, EventId) = 0;  // for the most recent record of that event
   /// Waits until everything enqueued is done; the first failure of any op comes back here.
@@ -71,6 +73,8 @@ struct RunOptions {
 Result<Trace> execute(const Plan&, Backend&, Driver&, const RunOptions&);
 
 /// One op, dispatched to the Device call that its kind means; shared by execute and the tests.
-Status dispatch(Device&, const Program&, const Op&, const Args&);
+Status dispatch(Device&, const BoundOp&, const Args&);
+/// A block, call by call, op by op; ends with the first failure.
+Status play(Device&, const Program&, const Block&, const Args&);
 
 }  // namespace hotbunk

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
-#include "graph/plan.h"
+#include "graph/bound.h"
 #include "trace/trace.h"
 
 namespace hotbunk {
@@ -32,9 +32,9 @@ class Driver {
   /// it is called once and must return block 0. `phase` indexes Plan::phases.
   virtual std::optional<Args> next(Rank, std::int32_t step, std::int16_t phase) = 0;
   /// Fills a feed op's destination (real backends only; on a stream's thread, after next() and before completed()).
-  virtual void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) = 0;
+  virtual void feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) = 0;
   /// Takes a fetch op's data.
-  virtual void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) = 0;
+  virtual void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte> source) = 0;
   /// The block ran to its end and its fetches have arrived. Called when wants_results(), else at once after enqueueing.
   /// Throws Diverged or DriverFailure (divergence.h) when the run cannot go on.
   virtual void completed(Rank, const Args&, std::int16_t phase) = 0;

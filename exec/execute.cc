@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/check.h"
@@ -20,10 +21,11 @@ Diagnostics located(Diagnostics found, const Plan& plan, Rank rank, std::int16_t
   return found;
 }
 
-bool has_fetch(const Block& block) {
-  for (const Op& op : block.ops)
-    if (op.kind == OpKind::fetch) return true;
-  return false;
+bool has_fetch(const Program& program, const Block& block) {
+  return std::ranges::any_of(block.calls, [&](const Call& call) {
+    const std::vector<Op>& ops = program.bodies[static_cast<std::size_t>(call.body)].ops;
+    return std::ranges::any_of(ops, [](const Op& op) { return op.kind == OpKind::fetch; });
+  });
 }
 
 class Walk {
@@ -34,7 +36,7 @@ class Walk {
       auto& phases = fetches_.emplace_back();
       for (const auto& blocks : program.phases) {
         auto& flags = phases.emplace_back();
-        for (const Block& block : blocks) flags.push_back(has_fetch(block));
+        for (const Block& block : blocks) flags.push_back(has_fetch(program, block));
       }
     }
     for (const auto& device : devices) states_.emplace_back(plan.program(device->rank()));
@@ -105,8 +107,7 @@ class Walk {
     const Block& b = blocks[static_cast<std::size_t>(args.block)];
     if (states_[d].skips(b)) return {};
     ++blocks_run_[d];
-    for (const Op& op : b.ops)
-      if (auto s = dispatch(device, program, op, args); !s) return fail(located(s.error(), plan_, rank, p, b.name));
+    if (auto s = play(device, program, b, args); !s) return fail(located(s.error(), plan_, rank, p, b.name));
     const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
     if (driver_.wants_results() && fetches_[which][static_cast<std::size_t>(p)][static_cast<std::size_t>(args.block)])
       if (auto s = device.sync(); !s) return fail(located(s.error(), plan_, rank, p, b.name));
@@ -134,47 +135,55 @@ class Walk {
 Status check_supported(const Plan& plan, const Backend& backend) {
   std::map<OpKind, bool> asked;
   for (const Program& program : plan.programs)
-    for (const auto& blocks : program.phases)
-      for (const Block& block : blocks)
-        for (const Op& op : block.ops) {
-          if (!asked.emplace(op.kind, true).second) continue;
-          if (const Capability c = backend.supports(op); !c.supported)
-            return fail(
-                Diagnostic{.code = "E601",
-                           .message = fmt::format("this backend does not execute {}: {}", name_of(op.kind), c.why),
-                           .where = {},
-                           .notes = {fmt::format("first asked for by '{}'", op.name)},
-                           .help = "choose another backend, or a layout without this op"});
-        }
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops) {
+        if (!asked.emplace(op.kind, true).second) continue;
+        if (const Capability c = backend.supports(op); !c.supported)
+          return fail(
+              Diagnostic{.code = "E601",
+                         .message = fmt::format("this backend does not execute {}: {}", name_of(op.kind), c.why),
+                         .where = {},
+                         .notes = {fmt::format("first asked for by '{}' of {}", op.name, body.name)},
+                         .help = "choose another backend, or a layout without this op"});
+      }
   return {};
 }
 
 }  // namespace
 
-Status dispatch(Device& device, const Program& program, const Op& op, const Args& args) {
-  switch (op.kind) {
+Status dispatch(Device& device, const BoundOp& op, const Args& args) {
+  switch (op->kind) {
     case OpKind::alloc:
-      return device.alloc(op.stream, op, program.buffers[static_cast<std::size_t>(op.buffer)]);
+      return device.alloc(op->stream, op);
     case OpKind::free:
-      return device.free(op.stream, op, program.buffers[static_cast<std::size_t>(op.buffer)]);
+      return device.free(op->stream, op);
     case OpKind::map:
-      return device.map(op.stream, op);
+      return device.map(op->stream, op);
     case OpKind::unmap:
-      return device.unmap(op.stream, op);
-    case OpKind::record:
-      return device.record(op.stream, op.event);
-    case OpKind::wait:
-      return device.wait(op.stream, op.event);
+      return device.unmap(op->stream, op);
     case OpKind::feed:
     case OpKind::fetch:
     case OpKind::copy:
     case OpKind::peer_copy:
-      return device.copy(op.stream, op, args);
+      return device.copy(op->stream, op, args);
     default:
       break;
   }
-  if (is_communication(op.kind)) return device.collective(op.stream, op, args);
-  return device.compute(op.stream, op, args);
+  if (is_communication(op->kind)) return device.collective(op->stream, op, args);
+  return device.compute(op->stream, op, args);
+}
+
+Status play(Device& device, const Program& program, const Block& block, const Args& args) {
+  Status done;
+  each_step(
+      program, block,
+      [&](const BoundOp& op) {
+        if (done) done = dispatch(device, op, args);
+      },
+      [&](const Mark& m) {
+        if (done) done = m.kind == OpKind::record ? device.record(m.stream, m.event) : device.wait(m.stream, m.event);
+      });
+  return done;
 }
 
 Result<Trace> execute(const Plan& plan, Backend& backend, Driver& driver, const RunOptions& options) {

@@ -49,8 +49,8 @@ std::int64_t kv_blocks_of(const Plan& plan) {
   const std::int32_t rollout = plan.phase_index("rollout");
   if (rollout < 0) return 0;
   for (const Program& program : plan.programs)
-    for (const Block& block : program.phases[static_cast<std::size_t>(rollout)])
-      for (const Op& op : block.ops)
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
         if (op.kind == OpKind::kv_write) return op.outputs[0].shape[0].size;  // pool[blocks, 2 block_tokens, k d]
   return 0;
 }

@@ -36,7 +36,7 @@ std::vector<std::int64_t> LengthDriver::prompt_tokens(std::int32_t step) {
   return by_prompt;
 }
 
-void LengthDriver::feed(Rank, const Op&, const Args&, std::span<std::byte> destination) {
+void LengthDriver::feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) {
   std::ranges::fill(destination, std::byte{0});
 }
 

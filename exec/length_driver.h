@@ -21,8 +21,8 @@ class LengthDriver final : public IterationDriver {
   static Result<std::unique_ptr<LengthDriver>> create(Plan&&, const Scenario&,
                                                       std::optional<std::vector<SampleLengths>> recorded = {}) = delete;
 
-  void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) override;  // zeros
-  void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}
+  void feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) override;  // zeros
+  void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte>) override {}
   /// It knows the lengths, but a run's host waits for them, and so must a simulated one.
   bool wants_results() const override { return true; }
 

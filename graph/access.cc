@@ -6,10 +6,12 @@ namespace hotbunk {
 namespace {
 
 /// A block's allocs and frees of a buffer take turns, so it leaves one changed that it names an odd number of times.
-bool leaves_buffers(const Block& block) {
+bool leaves_buffers(const Program& program, const Block& block) {
   std::vector<BufferId> named;
-  for (const Op& op : block.ops)
-    if (op.kind == OpKind::alloc || op.kind == OpKind::free) named.push_back(op.buffer);
+  each_op(program, block, [&](const BoundOp& op) {
+    if (op->kind != OpKind::alloc && op->kind != OpKind::free) return;
+    if (const BoundBuffer b = op.allocated(); !b.is_local()) named.push_back(b.id);
+  });
   std::ranges::sort(named);
   for (std::size_t i = 0; i < named.size(); i += 2)
     if (i + 1 == named.size() || named[i] != named[i + 1]) return true;
@@ -25,7 +27,7 @@ std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, c
     for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
       const BlockVisit visit{static_cast<std::int16_t>(p), static_cast<std::int32_t>(b)};
       out.push_back(visit);
-      if (plan.phases[p].driven && !leaves_buffers(program.phases[p][b])) out.push_back(visit);
+      if (plan.phases[p].driven && !leaves_buffers(program, program.phases[p][b])) out.push_back(visit);
     }
   }
   return out;

@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "graph/plan.h"
+#include "graph/bound.h"
 
 namespace hotbunk {
 
@@ -15,19 +15,40 @@ struct Access {
 
 /// Calls visit(access) for all accesses of one op, reads first. In-place outputs (rope, all_reduce, adamw, accumulate)
 /// appear as writes; a write orders after reads and writes alike, so a read of the same bytes need not be listed again.
-template <class F>
-void each_access(const Program& program, const Op& op, F&& visit) {
+/// `access_of(tensor)`: where the tensor lies.
+template <class AccessOf, class F>
+void each_access_of(const Op& op, AccessOf&& access_of, F&& visit) {
   if (op.kind == OpKind::map || op.kind == OpKind::unmap)
     return visit(Access{op.section, op.map_begin, op.map_end, true});
-  const auto side = [&](const std::vector<Tensor>& tensors, bool write) {
-    for (const Tensor& t : tensors) {
-      const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
-      const std::int64_t begin = b.offset + t.offset_bytes;
-      visit(Access{b.section, begin, begin + t.capacity_bytes(), write, t.buffer});
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side) {
+      Access a = access_of(t);
+      a.write = side == &op.outputs;
+      visit(a);
     }
+}
+
+/// Of an op of a draft, which names buffers.
+template <class F>
+void each_access(const std::vector<Buffer>& buffers, const Op& op, F&& visit) {
+  const auto access_of = [&](const Tensor& t) {
+    const Buffer& b = buffers[static_cast<std::size_t>(t.buffer)];
+    const std::int64_t begin = b.offset + t.offset_bytes;
+    return Access{b.section, begin, begin + t.capacity_bytes(), false, t.buffer};
   };
-  side(op.inputs, false);
-  side(op.outputs, true);
+  each_access_of(op, access_of, visit);
+}
+
+/// Of an op of a call, whose locals get the numbers from `first_local` on.
+template <class F>
+void each_access(const BoundOp& op, BufferId first_local, F&& visit) {
+  const auto access_of = [&](const Tensor& t) {
+    const BoundBuffer b = op.buffer(t);
+    const std::int64_t begin = b.offset + op.offset_in_buffer(t);
+    const BufferId id = b.is_local() ? first_local + t.buffer - op.body().num_ports : b.id;
+    return Access{b.section(), begin, begin + t.capacity_bytes(), false, id};
+  };
+  each_access_of(*op, access_of, visit);
 }
 
 struct BlockVisit {

@@ -201,12 +201,11 @@ std::vector<Places> writers_of(const Plan& plan, const Program& program) {
   const std::size_t families = plan.groups.size();
   std::vector<Places> out = {Places(families, 0)};
   std::vector<std::vector<const Side*>> sides(families);  // that are written at the rank's place
-  for (const auto& blocks : program.phases)
-    for (const Block& block : blocks)
-      for (const Op& op : block.ops)
-        for (const Move& move : op.moves)
-          if (WrittenBytes::writes_boxes(op.kind) && move.to.parts.who == Holds::mine)
-            sides[static_cast<std::size_t>(move.to.parts.family)].push_back(&move.to);
+  for (const Body& body : program.bodies)
+    for (const Op& op : body.ops)
+      for (const Move& move : op.moves)
+        if (WrittenBytes::writes_boxes(op.kind) && move.to.parts.who == Holds::mine)
+          sides[static_cast<std::size_t>(move.to.parts.family)].push_back(&move.to);
   for (std::size_t f = 0; f < families; ++f) {
     if (sides[f].empty() || plan.groups[f].groups.empty()) continue;
     std::map<std::vector<std::int64_t>, std::int32_t> kinds;  // rows that each side writes, and the first who does

@@ -107,18 +107,6 @@ std::string count_error(const char* what, std::size_t found, int least, int most
                      most == any ? " or more" : (most == least ? "" : fmt::format(" to {}", most)));
 }
 
-std::string check_tensor(const Program& program, const Tensor& t) {
-  if (t.buffer < 0 || static_cast<std::size_t>(t.buffer) >= program.buffers.size())
-    return fmt::format("names buffer {} of {}", t.buffer, program.buffers.size());
-  const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
-  for (int d = 0; d < t.rank; ++d)
-    if (t.shape[static_cast<std::size_t>(d)].size < 0) return fmt::format("has a negative extent in '{}'", b.name);
-  if (t.offset_bytes < 0 || t.offset_bytes % size_of(t.dtype) != 0 || t.offset_bytes + t.capacity_bytes() > b.bytes())
-    return fmt::format("takes bytes {}..{} of '{}', which has {}", t.offset_bytes, t.offset_bytes + t.capacity_bytes(),
-                       b.name, b.bytes());
-  return "";
-}
-
 std::string check_gemm(const Op& op) {
   const Tensor& a = op.inputs[0];
   const Tensor& b = op.inputs[1];
@@ -223,13 +211,25 @@ Range vocab_rows(const Op& op, const Places& places) {
   return {std::min(rows.begin + first, ids), std::min(rows.end + first, ids)};
 }
 
-std::string check_op(const Program& program, const Op& op) {
+std::string check_windows(const BoundOp& op) {
+  for (const auto* side : {&op->inputs, &op->outputs})
+    for (const Tensor& t : *side) {
+      const BoundBuffer b = op.buffer(t);
+      const std::int64_t begin = op.offset_in_buffer(t), end = begin + t.capacity_bytes();
+      if (begin < 0 || begin % size_of(t.dtype) != 0 || end > b.bytes())
+        return fmt::format("takes bytes {}..{} of '{}', which has {}", begin, end, b.name(), b.bytes());
+    }
+  return "";
+}
+
+std::string check_op(const Op& op) {
   const Entry& e = entry(op.kind);
   if (auto bad = count_error("inputs", op.inputs.size(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;
   if (auto bad = count_error("outputs", op.outputs.size(), e.min_outputs, e.max_outputs); !bad.empty()) return bad;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side)
-      if (auto bad = check_tensor(program, t); !bad.empty()) return bad;
+      for (int d = 0; d < t.rank; ++d)
+        if (t.shape[static_cast<std::size_t>(d)].size < 0) return "has a tensor of negative extent";
   if (is_communication(op.kind) && op.group < 0) return "has no group";
   if (op.has(Attr::vocab_stride) && (op.group < 0 || !op.has(Attr::vocab))) return "shares its table with no group";
   if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);

@@ -50,8 +50,8 @@
 #include <cstdint>
 #include <string>
 
+#include "graph/bound.h"
 #include "graph/boxes.h"
-#include "graph/plan.h"
 
 namespace hotbunk {
 
@@ -71,6 +71,8 @@ std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
 Range vocab_rows(const Op&, const Places&);
 
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
-std::string check_op(const Program&, const Op&);
+std::string check_op(const Op&);
+/// "" when the op's tensors lie inside of what their slots are bound to; else what is wrong.
+std::string check_windows(const BoundOp&);
 
 }  // namespace hotbunk

@@ -12,7 +12,8 @@ namespace {
 
 class BlockPass {
  public:
-  BlockPass(Program& program, Block& block) : program_(program), ops_(block.ops), order_(program) {
+  BlockPass(Draft& draft, DraftBlock& block)
+      : draft_(draft), ops_(block.ops), order_(draft.buffers.size(), draft.slot_limits) {
     known_.fill(before_all);
     last_.fill(-1);
     after_.resize(ops_.size(), -1);
@@ -30,7 +31,7 @@ class BlockPass {
   void add_wait(StreamId s, std::int32_t i, StreamId t, std::int32_t dependency) {
     if (s == t || known_[at(s)][at(t)] >= dependency) return;
     auto& event = after_[static_cast<std::size_t>(dependency)];
-    if (event < 0) event = program_.num_events++;
+    if (event < 0) event = draft_.num_events++;
     before_[static_cast<std::size_t>(i)].push_back({s, event});
     merge(known_[at(s)], clock_at_[static_cast<std::size_t>(dependency)]);
     known_[at(s)][at(t)] = std::max(known_[at(s)][at(t)], dependency);
@@ -41,7 +42,8 @@ class BlockPass {
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     Clock needed = before_all;
     const auto note = [&](StreamId t, std::int32_t index) { needed[at(t)] = std::max(needed[at(t)], index); };
-    order_.follow(op, i, note, [&](StreamId t, std::int32_t index, const SlotLimit&) { note(t, index); });
+    order_.follow([&](auto&& visit) { each_access(draft_.buffers, op, visit); }, op.stream, i, note,
+                  [&](StreamId t, std::int32_t index, const SlotLimit&) { note(t, index); });
     // Latest dependency first: its clock may imply the others.
     std::array<std::size_t, num_streams> by_recency;
     for (std::size_t s = 0; s < by_recency.size(); ++s) by_recency[s] = s;
@@ -54,8 +56,9 @@ class BlockPass {
     used_[at(op.stream)] = true;
   }
 
-  static Op event_op(OpKind kind, StreamId stream, EventId event) {
-    Op op;
+  static DraftOp event_op(OpKind kind, StreamId stream, EventId event, std::int32_t call) {
+    DraftOp op;
+    op.call = call;
     op.kind = kind;
     op.stream = stream;
     op.event = event;
@@ -63,7 +66,7 @@ class BlockPass {
   }
 
   void rebuild() {
-    std::vector<Op> ops;
+    std::vector<DraftOp> ops;
     ops.reserve(ops_.size() * 5 / 4 + 16);
     const auto other = [&](auto&& visit) {
       for (std::size_t s = 0; s < used_.size(); ++s)
@@ -72,26 +75,29 @@ class BlockPass {
     bool several = false;
     other([&](StreamId) { several = true; });
     if (several) {  // begin joined
-      const EventId start = program_.num_events++;
-      ops.push_back(event_op(OpKind::record, StreamId::compute, start));
-      other([&](StreamId s) { ops.push_back(event_op(OpKind::wait, s, start)); });
+      const EventId start = draft_.num_events++;
+      const std::int32_t first = ops_.front().call;
+      ops.push_back(event_op(OpKind::record, StreamId::compute, start, first));
+      other([&](StreamId s) { ops.push_back(event_op(OpKind::wait, s, start, first)); });
     }
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const StreamId stream = ops_[i].stream;
+      const std::int32_t call = ops_[i].call;
       // An alloc comes right before its first use, and behind the waits of that use: from alloc on the range is its
       // own.
       std::size_t user = i;
       while (user + 1 < ops_.size() && ops_[user].kind == OpKind::alloc && ops_[user + 1].stream == stream) ++user;
-      for (const auto& [s, event] : before_[user]) ops.push_back(event_op(OpKind::wait, s, event));
+      for (const auto& [s, event] : before_[user]) ops.push_back(event_op(OpKind::wait, s, event, call));
       before_[user].clear();
       ops.push_back(std::move(ops_[i]));
-      if (after_[i] >= 0) ops.push_back(event_op(OpKind::record, stream, after_[i]));
+      if (after_[i] >= 0) ops.push_back(event_op(OpKind::record, stream, after_[i], call));
     }
+    const std::int32_t last = ops.empty() ? 0 : ops.back().call;
     other([&](StreamId s) {  // end joined
       if (known_[at(StreamId::compute)][at(s)] >= last_[at(s)]) return;
-      const EventId end = program_.num_events++;
-      ops.push_back(event_op(OpKind::record, s, end));
-      ops.push_back(event_op(OpKind::wait, StreamId::compute, end));
+      const EventId end = draft_.num_events++;
+      ops.push_back(event_op(OpKind::record, s, end, last));
+      ops.push_back(event_op(OpKind::wait, StreamId::compute, end, last));
     });
     ops_ = std::move(ops);
   }
@@ -101,8 +107,8 @@ class BlockPass {
     EventId event;
   };
 
-  Program& program_;
-  std::vector<Op>& ops_;  // of the block
+  Draft& draft_;
+  std::vector<DraftOp>& ops_;  // of the block
   TrueOrder order_;
   std::array<Clock, num_streams> known_;
   std::array<std::int32_t, num_streams> last_;
@@ -114,9 +120,9 @@ class BlockPass {
 
 }  // namespace
 
-void insert_dependencies(Program& program) {
-  for (auto& blocks : program.phases)
-    for (Block& block : blocks) BlockPass(program, block).run();
+void insert_dependencies(Draft& draft) {
+  for (auto& blocks : draft.phases)
+    for (DraftBlock& block : blocks) BlockPass(draft, block).run();
 }
 
 }  // namespace hotbunk

@@ -72,6 +72,7 @@ class Differ {
     }
     slot_limits(a, b);
     buffers(a, b);
+    bodies(a, b);
     for (std::size_t p = 0; p < a_.phases.size(); ++p) {
       const std::int32_t in_b = b_.phase_index(a_.phases[p].name);
       if (in_b >= 0) blocks(a_.phases[p].name, a, a.phases[p], b, b.phases[static_cast<std::size_t>(in_b)]);
@@ -111,41 +112,100 @@ class Differ {
     for (const auto& [name, buffer] : in_b) line('+', fmt::format("buffer {}: {}", name, describe(*buffer)));
   }
 
+  /// By name, which lowerings make unique.
+  void bodies(const Program& a, const Program& b) {
+    std::multimap<std::string, const Body*> in_b;
+    for (const Body& body : b.bodies) in_b.emplace(body.name, &body);
+    for (const Body& body : a.bodies) {
+      const auto it = in_b.find(body.name);
+      if (it == in_b.end()) {
+        line('-', fmt::format("body {} of {} ops", body.name, body.ops.size()));
+        continue;
+      }
+      if (!(*it->second == body)) one_body(body, *it->second);
+      in_b.erase(it);
+    }
+    for (const auto& [name, body] : in_b) line('+', fmt::format("body {} of {} ops", name, body->ops.size()));
+  }
+
+  void one_body(const Body& a, const Body& b) {
+    const std::string outer = where_;
+    where_ += fmt::format("body {}: ", a.name);
+    scalar("ports", a.num_ports, b.num_ports);
+    scalar("frame", a.frame_bytes, b.frame_bytes);
+    if (a.locals != b.locals) line('~', fmt::format("locals: {} -> {}", locals_text(a), locals_text(b)));
+    ops(a, b);
+    where_ = outer;
+  }
+
+  static std::string locals_text(const Body& body) {
+    std::string out;
+    for (const Buffer& b : body.locals) out += (out.empty() ? "" : ", ") + b.name;
+    return out.empty() ? "none" : out;
+  }
+
   void blocks(const std::string& phase, const Program& pa, const std::vector<Block>& a, const Program& pb,
               const std::vector<Block>& b) {
     const std::string outer = where_;
     for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
       where_ = fmt::format("{}{}[{}] ", outer, phase, i);
-      if (i >= b.size()) line('-', fmt::format("block {} of {} ops", a[i].name, a[i].ops.size()));
-      else if (i >= a.size()) line('+', fmt::format("block {} of {} ops", b[i].name, b[i].ops.size()));
-      else ops(pa, a[i], pb, b[i]);
+      if (i >= b.size()) line('-', fmt::format("block {} of {} calls", a[i].name, a[i].calls.size()));
+      else if (i >= a.size()) line('+', fmt::format("block {} of {} calls", b[i].name, b[i].calls.size()));
+      else calls(pa, a[i], pb, b[i]);
     }
     where_ = outer;
   }
 
-  /// Ops are matched by kind and name, the n-th with the n-th; then by their text, so that a buffer that only has
+  /// Calls are matched by name and body, the n-th with the n-th; then by their text, so that a buffer that only has
   /// another number is no change; then exactly.
-  void ops(const Program& pa, const Block& a, const Program& pb, const Block& b) {
+  void calls(const Program& pa, const Block& a, const Program& pb, const Block& b) {
     if (a == b && pa.buffers == pb.buffers) return;
     scalar("name of the block", a.name, b.name);
     scalar("enters", name_of(a.enters), name_of(b.enters));
     scalar("its section", name_of(a.section), name_of(b.section));
+    const auto key = [](const Program& p, const Call& c) {
+      return std::pair(c.name, p.bodies[static_cast<std::size_t>(c.body)].name);
+    };
+    std::multimap<std::pair<std::string, std::string>, const Call*> in_b;
+    for (const Call& call : b.calls) in_b.emplace(key(pb, call), &call);
+    bool same_set = true;
+    for (const Call& call : a.calls) {
+      const auto it = in_b.find(key(pa, call));
+      const std::string text = print_call(pa, call);
+      if (it == in_b.end()) {
+        line('-', text), same_set = false;
+        continue;
+      }
+      if (const std::string other = print_call(pb, *it->second); other != text)
+        line('-', text), line('+', other), same_set = false;
+      in_b.erase(it);
+    }
+    for (const auto& [name, call] : in_b) line('+', print_call(pb, *call)), same_set = false;
+    if (!same_set) return;
+    for (std::size_t i = 0; i < a.calls.size(); ++i)
+      if (key(pa, a.calls[i]) != key(pb, b.calls[i]))
+        return line('~',
+                    fmt::format("order of calls from number {}: '{}' -> '{}'", i, a.calls[i].name, b.calls[i].name));
+  }
+
+  /// Ops are matched by kind and name, the n-th with the n-th; then by their text; then exactly.
+  void ops(const Body& a, const Body& b) {
     std::multimap<std::pair<OpKind, std::string>, const Op*> in_b;
     for (const Op& op : b.ops) in_b.emplace(std::pair(op.kind, op.name), &op);
     bool same_set = true;
     for (const Op& op : a.ops) {
       const auto it = in_b.find({op.kind, op.name});
-      const std::string text = print_op(a_, pa, op);
+      const std::string text = print_op(a_, a, op);
       if (it == in_b.end()) {
         line('-', text), same_set = false;
         continue;
       }
-      if (const std::string other = print_op(b_, pb, *it->second); other != text)
+      if (const std::string other = print_op(b_, b, *it->second); other != text)
         line('-', text), line('+', other), same_set = false;
       else if (op.moves != it->second->moves) line('~', fmt::format("{}: other moves", text)), same_set = false;
       in_b.erase(it);
     }
-    for (const auto& [key, op] : in_b) line('+', print_op(b_, pb, *op)), same_set = false;
+    for (const auto& [key, op] : in_b) line('+', print_op(b_, b, *op)), same_set = false;
     if (!same_set) return;
     for (std::size_t i = 0; i < a.ops.size(); ++i)
       if (a.ops[i].kind != b.ops[i].kind || a.ops[i].name != b.ops[i].name)

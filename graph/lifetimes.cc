@@ -15,7 +15,7 @@ class LifetimePass {
     for (BufferId id : transients) use(id).transient = true;
   }
 
-  void run(Block& block) {
+  void run(DraftBlock& block) {
     note_uses(block);
     const auto by = [&](std::size_t Use::*when) {
       return [this, when](BufferId a, BufferId b) { return std::pair(use(a).*when, a) < std::pair(use(b).*when, b); };
@@ -23,17 +23,18 @@ class LifetimePass {
     std::ranges::sort(used_, by(&Use::first));
     std::vector<BufferId> ending = used_;
     std::ranges::sort(ending, by(&Use::last));
-    std::vector<Op>& written = block.ops;
-    std::vector<Op> ops;
+    std::vector<DraftOp>& written = block.ops;
+    std::vector<DraftOp> ops;
     ops.reserve(written.size() + 2 * used_.size());
     auto begins = used_.begin(), ends = ending.begin();
     for (std::size_t i = 0; i < written.size(); ++i) {
       const StreamId stream = written[i].stream;
+      const std::int32_t call = written[i].call;
       for (; begins != used_.end() && use(*begins).first == i; ++begins)
-        ops.push_back(memory_op(OpKind::alloc, stream, *begins));
+        ops.push_back(memory_op(OpKind::alloc, stream, *begins, call));
       ops.push_back(std::move(written[i]));
       for (; ends != ending.end() && use(*ends).last == i; ++ends)
-        ops.push_back(memory_op(OpKind::free, stream, *ends));
+        ops.push_back(memory_op(OpKind::free, stream, *ends, call));
     }
     block.ops = std::move(ops);
     for (BufferId id : used_) use(id).used = false;
@@ -46,7 +47,7 @@ class LifetimePass {
   };
   Use& use(BufferId id) { return uses_[static_cast<std::size_t>(id)]; }
 
-  void note_uses(const Block& block) {
+  void note_uses(const DraftBlock& block) {
     used_.clear();
     for (std::size_t i = 0; i < block.ops.size(); ++i)
       for (const auto* side : {&block.ops[i].inputs, &block.ops[i].outputs})
@@ -61,8 +62,9 @@ class LifetimePass {
     std::erase_if(used_, [&](BufferId id) { return !use(id).used; });
   }
 
-  static Op memory_op(OpKind kind, StreamId stream, BufferId id) {
-    Op op;
+  static DraftOp memory_op(OpKind kind, StreamId stream, BufferId id, std::int32_t call) {
+    DraftOp op;
+    op.call = call;
     op.kind = kind;
     op.stream = stream;
     op.buffer = id;
@@ -75,10 +77,10 @@ class LifetimePass {
 
 }  // namespace
 
-void insert_lifetimes(Program& program, const std::vector<BufferId>& transients) {
-  LifetimePass pass(program.buffers.size(), transients);
-  for (auto& blocks : program.phases)
-    for (Block& block : blocks) pass.run(block);
+void insert_lifetimes(Draft& draft) {
+  LifetimePass pass(draft.buffers.size(), draft.transients);
+  for (auto& blocks : draft.phases)
+    for (DraftBlock& block : blocks) pass.run(block);
 }
 
 }  // namespace hotbunk

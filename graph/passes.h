@@ -1,27 +1,32 @@
-// Passes that turn what the lowering wrote (ops in order, buffers by name) into an executable program.
+// Passes that turn what the lowering wrote (draft.h: ops in order, buffers by name) into an executable program.
 #pragma once
 #include <vector>
 
-#include "graph/plan.h"
+#include "graph/draft.h"
 
 namespace hotbunk {
 
-/// Adds alloc before the first and free after the last use in a block, for buffers the block itself does not alloc or
-/// free and that are listed as transient. The free goes on the stream of the last use.
-void insert_lifetimes(Program&, const std::vector<BufferId>& transients);
+/// Adds alloc before the first and free after the last use in a block, for the draft's transients that the block itself
+/// does not alloc or free. The free goes on the stream of the last use.
+void insert_lifetimes(Draft&);
 
 /// Lays out the buffers of all sections but the transient one back to back in the order of their ids, 64-byte aligned.
 /// Sets their section_bytes, chunk-aligned.
-void lay_out_sections(const Plan&, Program&);
+void lay_out_sections(const Plan&, Draft&);
 
 /// Adds record and wait ops so that every two accesses of one buffer of which one writes, and every two turns of a slot
 /// limit, are ordered, and no more than that (transitively implied order is left out). Blocks begin and end joined on
 /// the compute stream.
-void insert_dependencies(Program&);
+void insert_dependencies(Draft&);
 
-/// Gives every buffer of the transient section an offset, 64-byte aligned: best fit over the linear order of the
-/// program, among the ranges whose former uses the events already put before the buffer's first use on every stream.
-/// Asks for lifetimes and dependencies. Sets section_bytes, chunk-aligned.
+/// Splits blocks into their calls. Calls that do the same with other buffers share a body: this is found by comparing,
+/// not promised by who wrote them. A transient that lives and dies inside one call, on one stream, and takes no turn of
+/// a slot limit is a local of its body; all others are bound to ports. Locals are laid out in the frame, best fit.
+Program assemble(Draft);
+
+/// Gives frames, and every buffer of the transient section, an offset, 64-byte aligned: best fit over the linear order
+/// of the program, among the ranges whose former uses the events already put before the first use on every stream.
+/// Sets section_bytes, chunk-aligned.
 void place_transients(const Plan&, Program&);
 
 /// High-water mark in bytes of the transient section in one phase (0 when it has no transients).

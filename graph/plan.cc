@@ -60,6 +60,27 @@ void add(Hasher& h, const Buffer& b) {
     h.add(v);
 }
 
+void add(Hasher& h, const Body& b) {
+  h.add(std::string_view(b.name));
+  for (std::int64_t v : {std::int64_t{b.num_ports}, static_cast<std::int64_t>(b.locals.size()), b.frame_bytes,
+                         static_cast<std::int64_t>(b.ops.size())})
+    h.add(v);
+  for (const Buffer& local : b.locals) add(h, local);
+  for (const Op& op : b.ops) add(h, op);
+}
+
+void add(Hasher& h, const Call& c) {
+  h.add(std::int64_t{c.body});
+  h.add(std::string_view(c.name));
+  for (std::int64_t v : {c.frame, static_cast<std::int64_t>(c.ports.size()), static_cast<std::int64_t>(c.marks.size())})
+    h.add(v);
+  for (const Port& port : c.ports) h.add(std::int64_t{port.buffer}), h.add(port.offset_bytes);
+  for (const Mark& m : c.marks)
+    for (std::int64_t v : {std::int64_t{m.before}, static_cast<std::int64_t>(m.kind),
+                           static_cast<std::int64_t>(m.stream), std::int64_t{m.event}})
+      h.add(v);
+}
+
 void add(Hasher& h, const Program& p) {
   h.add(static_cast<std::int64_t>(p.buffers.size()));
   for (const Buffer& b : p.buffers) add(h, b);
@@ -74,13 +95,15 @@ void add(Hasher& h, const Program& p) {
       for (BufferId id : turn) h.add(std::int64_t{id});
     }
   }
+  h.add(static_cast<std::int64_t>(p.bodies.size()));
+  for (const Body& body : p.bodies) add(h, body);
   for (const auto& blocks : p.phases) {
     h.add(static_cast<std::int64_t>(blocks.size()));
     for (const Block& block : blocks) {
       h.add(std::string_view(block.name));
       h.add(static_cast<std::int64_t>(block.enters)), h.add(static_cast<std::int64_t>(block.section));
-      h.add(static_cast<std::int64_t>(block.ops.size()));
-      for (const Op& op : block.ops) add(h, op);
+      h.add(static_cast<std::int64_t>(block.calls.size()));
+      for (const Call& call : block.calls) add(h, call);
     }
   }
 }

@@ -1,11 +1,12 @@
 // Plan: everything one RL iteration does, on every rank, as data. The simulator and the backends interpret it.
 //
 //   Plan ── phases (names and order, the same for all ranks)
-//     └── programs, one per rank class ── buffers, and per phase: blocks ── ops in one total order
+//     └── programs, one per rank class ── buffers, bodies ── ops in one total order
+//           └── per phase: blocks ── calls: a body, and what its ports are bound to
 //
-// A phase has one or more blocks. They run once, in order, or the Driver picks the next block and its actual sizes
-// until it says done (exec/driver.h). Allocation, mapping and cross-stream order are ops too, so that live bytes are
-// the walk of the ops, for everybody.
+// A body is a piece of work that calls share: a layer's forward, a unit's gather. A phase has one or more blocks. They
+// run once, in order, or the Driver picks the next block and its actual sizes until it says done (exec/driver.h).
+// Allocation, mapping and cross-stream order are ops too, so that live bytes are the walk of the ops, for everybody.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -50,9 +51,48 @@ enum class Enters : std::uint8_t { nothing, asleep, awake };
 inline constexpr int num_enters = 3;
 std::string_view name_of(Enters);
 
+/// A straight piece of work. Where its ops say `buffer` they mean a *slot*: first come the ports, which every call
+/// binds to buffers of the program, then the locals, which live in a frame that the call has to itself as long as it
+/// runs.
+struct Body {
+  std::string name;  // "train.layer.forward"
+  std::int32_t num_ports = 0;
+  std::vector<Buffer> locals;  // transients; `offset` counts from the frame's start
+  std::int64_t frame_bytes = 0;
+  std::vector<Op> ops;  // what is behind what other streams do is said by calls: no record, no wait
+  std::int32_t num_slots() const { return num_ports + static_cast<std::int32_t>(locals.size()); }
+  friend bool operator==(const Body&, const Body&) = default;
+};
+
+/// What a port is bound to: the buffer, and the byte of it at which the body's tensors begin to count.
+struct Port {
+  BufferId buffer = -1;
+  std::int64_t offset_bytes = 0;
+  friend bool operator==(const Port&, const Port&) = default;
+};
+
+/// An event that a call records, or that one of its streams waits for, before an op of its body (or behind the last).
+struct Mark {
+  std::int32_t before = 0;       // index of the op; their number: behind the last
+  OpKind kind = OpKind::record;  // or wait
+  StreamId stream = StreamId::compute;
+  EventId event = -1;
+  friend bool operator==(const Mark&, const Mark&) = default;
+};
+
+/// One use of a body. What its ops and locals are called begins with its name: "train.layers.3." + "attention".
+struct Call {
+  std::int32_t body = 0;  // index into Program::bodies
+  std::string name;
+  std::vector<Port> ports;
+  std::int64_t frame = 0;   // where the frame begins, in bytes from the base of the transient section
+  std::vector<Mark> marks;  // ascending by `before`
+  friend bool operator==(const Call&, const Call&) = default;
+};
+
 struct Block {
   std::string name;
-  std::vector<Op> ops;
+  std::vector<Call> calls;
   Enters enters = Enters::nothing;
   Section section = Section::transient;  // the one that sleeps or wakes
   friend bool operator==(const Block&, const Block&) = default;
@@ -84,10 +124,11 @@ struct SlotLimit {
   friend bool operator==(const SlotLimit&, const SlotLimit&) = default;
 };
 
-/// The work of one class of ranks: blocks[phase][block].
+/// The work of one class of ranks: phases[phase][block].
 struct Program {
   std::vector<Buffer> buffers;
   std::vector<SlotLimit> slot_limits;
+  std::vector<Body> bodies;
   std::vector<std::vector<Block>> phases;
   std::array<std::int64_t, num_sections> section_bytes{};  // virtual extent of each section, chunk-aligned
   std::int32_t num_events = 0;

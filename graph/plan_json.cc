@@ -86,7 +86,6 @@ void append_rest(std::string& out, const Op& op) {
   if (!op.moves.empty()) key("moves"), append_array(rest, op.moves, [&](const Move& m) { append(rest, m); });
   index("group", op.group, otherwise.group);
   index("buffer", op.buffer, otherwise.buffer);
-  index("event", op.event, otherwise.event);
   if (op.section != otherwise.section) key("section"), append_json(rest, name_of(op.section));
   if (op.map_begin != 0 || op.map_end != 0) {
     key("map");
@@ -128,6 +127,35 @@ void append(std::string& out, const SlotLimit& limit) {
   out += ']';
 }
 
+void append(std::string& out, const Body& b) {
+  out += "{\"name\":", append_json(out, b.name);
+  out += ",\"ports\":", append_json(out, b.num_ports);
+  out += ",\"locals\":", append_array(out, b.locals, [&](const Buffer& local) { append(out, local); });
+  out += ",\"frame_bytes\":", append_json(out, b.frame_bytes);
+  out += ",\"ops\":", append_array(out, b.ops, [&](const Op& op) { append(out, op); });
+  out += '}';
+}
+
+void append(std::string& out, const Call& c) {
+  out += '[';
+  append_json(out, c.body), out += ',';
+  append_json(out, c.name), out += ',';
+  append_array(out, c.ports, [&](const Port& port) {
+    if (port.offset_bytes == 0) return append_json(out, port.buffer);
+    out += '[';
+    append_json(out, port.buffer), out += ',', append_json(out, port.offset_bytes);
+    out += ']';
+  });
+  out += ',', append_json(out, c.frame), out += ',';
+  append_array(out, c.marks, [&](const Mark& m) {
+    out += '[';
+    append_json(out, m.before), out += ',', append_json(out, name_of(m.kind));
+    out += ',', append_json(out, name_of(m.stream)), out += ',', append_json(out, m.event);
+    out += ']';
+  });
+  out += ']';
+}
+
 void append(std::string& out, const Program& p) {
   out += '{';
   append_key(out, "section_bytes");
@@ -136,6 +164,7 @@ void append(std::string& out, const Program& p) {
   out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, b); });
   if (!p.slot_limits.empty())
     out += ",\"slot_limits\":", append_array(out, p.slot_limits, [&](const SlotLimit& limit) { append(out, limit); });
+  out += ",\"bodies\":", append_array(out, p.bodies, [&](const Body& b) { append(out, b); });
   out += ",\"phases\":";
   append_array(out, p.phases, [&](const std::vector<Block>& blocks) {
     append_array(out, blocks, [&](const Block& block) {
@@ -144,7 +173,7 @@ void append(std::string& out, const Program& p) {
         out += ",\"enters\":", append_json(out, name_of(block.enters));
         out += ",\"section\":", append_json(out, name_of(block.section));
       }
-      out += ",\"ops\":", append_array(out, block.ops, [&](const Op& op) { append(out, op); });
+      out += ",\"calls\":", append_array(out, block.calls, [&](const Call& call) { append(out, call); });
       out += '}';
     });
   });
@@ -167,7 +196,7 @@ std::string facts_hash(const PlanFacts& facts) {
 }
 
 std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
-  std::string out = "{\"schema\":\"hotbunk.plan-file/2\"";
+  std::string out = "{\"schema\":\"hotbunk.plan-file/3\"";
   out += ",\"hash\":", append_json(out, plan_hash(plan));
   out += ",\"scenario\":", append_json(out, plan.scenario);
   if (!made_from.empty()) {

@@ -1,11 +1,14 @@
-// Plan files: a plan as JSON (schema "hotbunk.plan-file/2") and back, the same plan bit for bit.
+// Plan files: a plan as JSON (schema "hotbunk.plan-file/3") and back, the same plan bit for bit.
 //
 // The document is an object: schema, hash, scenario, chunk_bytes, device_capacity_bytes, host_capacity_bytes,
 // overhead_bytes, groups, phases, program_of_rank, programs. What there are many of are arrays:
 //   buffer  [name, dtype, elements, category, section, offset]
-//   op      [kind, stream, name, inputs, outputs, {attrs, moves, group, buffer, event, section, map}]
+//   body    {name, ports, locals, frame_bytes, ops}  ports: their number; locals: buffers
+//   op      [kind, stream, name, inputs, outputs, {attrs, moves, group, buffer, section, map}]
 //           (the object holds what differs from Op's defaults and is left out when empty)
-//   tensor  [buffer, offset_bytes, dtype, dim…]      dim: size | [size, sym, begin]
+//   tensor  [slot, offset_bytes, dtype, dim…]        dim: size | [size, sym, begin]
+//   call    [body, name, [port…], frame, [mark…]]    port: buffer | [buffer, offset_bytes]
+//   mark    [before, "record" or "wait", stream, event]
 //   move    [from, to], each [tensor, row_begin, row_end, col_begin, col_end, offset, pitch] and, where it is cut,
 //           [who, family, count, repeat, rows, cols, pitch, last_row] behind that
 // and, where the plan was saved by a command, made_from: {hash, facts}, what it was made from (PlanFacts).

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "graph/catalogue.h"
 #include "graph/json_decode.h"
 #include "graph/plan_json.h"
 #include "spec/json_read.h"
@@ -20,12 +21,14 @@ constexpr std::int64_t largest = std::int64_t{1} << 60;      // bytes or element
 constexpr std::int64_t most_ranks = std::int64_t{1} << 20;   // of a plan
 constexpr std::int64_t most_steps = 1'000'000'000;           // of a run
 constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
+constexpr std::int64_t most_slots = std::int64_t{1} << 20;   // of a body
 constexpr JsonLimits limits{.max_depth = 16, .max_values = 100'000'000};
 
-/// What the values of one program may refer to.
+/// What the ops of a body may refer to.
 struct Scope {
   const Plan& plan;
   const Program& program;
+  const Body& body;
 };
 
 /// a*b for a, b in [0, largest], or a fault.
@@ -54,7 +57,7 @@ Dim read_dim(const Value& v) {
 Tensor read_tensor(const Value& v, const Scope& scope) {
   const std::size_t n = v.array(3, 6);
   Tensor t;
-  t.buffer = v.at(0).int32(0, static_cast<std::int64_t>(scope.program.buffers.size()) - 1);
+  t.buffer = v.at(0).int32(0, scope.body.num_slots() - 1);
   t.offset_bytes = v.at(1).integer(0, largest);
   t.dtype = read_dtype(v.at(2));
   t.rank = static_cast<std::uint8_t>(n - 3);
@@ -63,10 +66,7 @@ Tensor read_tensor(const Value& v, const Scope& scope) {
     t.shape[d] = read_dim(v.at(d + 3));
     bytes = product(v, bytes, t.shape[d].size);
   }
-  const Buffer& buffer = scope.program.buffers[static_cast<std::size_t>(t.buffer)];
-  if (t.offset_bytes + bytes > buffer.bytes())
-    v.out_of_range(fmt::format("bytes {} to {} of buffer \"{}\", which has {}", t.offset_bytes, t.offset_bytes + bytes,
-                               buffer.name.substr(0, 60), buffer.bytes()));
+  if (bytes > largest - t.offset_bytes) v.out_of_range("more than 2^60 bytes");
   return t;
 }
 
@@ -136,8 +136,7 @@ void read_rest(const Value& v, const Scope& scope, Op& op) {
     for (std::size_t i = 0; i < moves.array(); ++i) op.moves.push_back(read_move(moves.at(i), op, scope.plan));
   }
   index("group", static_cast<std::int64_t>(scope.plan.groups.size()), op.group);
-  index("buffer", static_cast<std::int64_t>(scope.program.buffers.size()), op.buffer);
-  index("event", scope.program.num_events, op.event);
+  index("buffer", scope.body.num_slots(), op.buffer);
   if (v.has("section")) op.section = v["section"].name<Section>(num_sections);
   if (v.has("map")) {
     const Value map = v["map"];
@@ -150,9 +149,9 @@ void read_rest(const Value& v, const Scope& scope, Op& op) {
 /// An op without the index that its kind cannot do without would be used as one.
 void check_indices(const Value& v, const Op& op) {
   const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
-  const bool event = op.kind == OpKind::record || op.kind == OpKind::wait;
   if (memory && op.buffer < 0) v.out_of_range(fmt::format("{} without a buffer", name_of(op.kind)));
-  if (event && op.event < 0) v.out_of_range(fmt::format("{} without an event", name_of(op.kind)));
+  if (op.kind == OpKind::record || op.kind == OpKind::wait)
+    v.out_of_range(fmt::format("{} in a body: calls have the events", name_of(op.kind)));
   if (is_communication(op.kind) && op.group < 0) v.out_of_range(fmt::format("{} without a group", name_of(op.kind)));
 }
 
@@ -194,19 +193,77 @@ SlotLimit read_slot_limit(const Value& v, std::size_t num_buffers) {
   return limit;
 }
 
-std::vector<Block> read_blocks(const Value& v, const Scope& scope) {
+Body read_body(const Value& v, const Plan& plan, const Program& program) {
+  Body body;
+  const Value locals = v["locals"], ops = v["ops"];
+  body.name = v["name"].text();
+  body.num_ports = v["ports"].int32(0, most_slots);
+  body.frame_bytes = v["frame_bytes"].integer(0, largest);
+  body.locals.reserve(locals.array(0, most_slots));
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    const Buffer& b = body.locals.emplace_back(read_buffer(locals.at(i)));
+    if (b.section != Section::transient || b.bytes() > body.frame_bytes - b.offset)
+      locals.at(i).out_of_range(fmt::format("a local outside of its frame, which has {} bytes", body.frame_bytes));
+  }
+  body.ops.reserve(ops.array());
+  for (std::size_t i = 0; i < ops.size(); ++i) body.ops.push_back(read_op(ops.at(i), {plan, program, body}));
+  return body;
+}
+
+Call read_call(const Value& v, const Program& program) {
+  v.array(5, 5);
+  Call call;
+  call.body = v.at(0).int32(0, static_cast<std::int64_t>(program.bodies.size()) - 1);
+  const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
+  call.name = v.at(1).text();
+  const Value ports = v.at(2), marks = v.at(4);
+  const auto num_ports = static_cast<std::size_t>(body.num_ports);
+  ports.array(num_ports, num_ports);
+  for (std::size_t i = 0; i < num_ports; ++i) {
+    const Value port = ports.at(i);
+    const bool plain = port.is_integer();
+    if (!plain) port.array(2, 2);
+    call.ports.push_back({(plain ? port : port.at(0)).int32(0, static_cast<std::int64_t>(program.buffers.size()) - 1),
+                          plain ? 0 : port.at(1).integer(0, largest)});
+  }
+  const std::int64_t room = program.section_bytes[static_cast<std::size_t>(Section::transient)];
+  call.frame = v.at(3).integer(0, std::max<std::int64_t>(room - body.frame_bytes, 0));
+  std::int32_t before = 0;
+  for (std::size_t i = 0; i < marks.array(); ++i) {
+    const Value mark = marks.at(i);
+    mark.array(4, 4);
+    before = mark.at(0).int32(before, static_cast<std::int64_t>(body.ops.size()));
+    const auto kind = mark.at(1).name<OpKind>(num_op_kinds);
+    if (kind != OpKind::record && kind != OpKind::wait) mark.at(1).out_of_range("should be \"record\" or \"wait\"");
+    call.marks.push_back({before, kind, mark.at(2).name<StreamId>(num_streams),
+                          mark.at(3).int32(0, std::int64_t{program.num_events} - 1)});
+  }
+  return call;
+}
+
+/// A call whose windows do not fit what its ports are bound to would reach beyond it.
+void check_windows_of(const Value& v, const Program& program, const Block& block, const Call& call) {
+  const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
+  for (const Op& op : body.ops)
+    if (const std::string bad = check_windows({&program, &block, &call, &op}); !bad.empty())
+      v.out_of_range(fmt::format("{} '{}' {}", name_of(op.kind), op.name.substr(0, 60), bad));
+}
+
+std::vector<Block> read_blocks(const Value& v, const Program& program) {
   std::vector<Block> blocks(v.array());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Value block = v.at(i);
-    const Value ops = block["ops"];
+    const Value calls = block["calls"];
     blocks[i].name = block["name"].text();
     if (block.has("enters")) {
       blocks[i].enters = block["enters"].name<Enters>(num_enters);
       blocks[i].section = block["section"].name<Section>(num_sections);
     }
-    std::vector<Op>& read = blocks[i].ops;
-    read.reserve(ops.array());
-    for (std::size_t k = 0; k < ops.size(); ++k) read.push_back(read_op(ops.at(k), scope));
+    blocks[i].calls.reserve(calls.array());
+    for (std::size_t k = 0; k < calls.size(); ++k) {
+      blocks[i].calls.push_back(read_call(calls.at(k), program));
+      check_windows_of(calls.at(k), program, blocks[i], blocks[i].calls.back());
+    }
   }
   return blocks;
 }
@@ -224,8 +281,11 @@ Program read_program(const Value& v, const Plan& plan) {
     for (std::size_t l = 0; l < slots.array(); ++l)
       p.slot_limits.push_back(read_slot_limit(slots.at(l), p.buffers.size()));
   }
+  const Value bodies = v["bodies"];
+  p.bodies.reserve(bodies.array());
+  for (std::size_t b = 0; b < bodies.size(); ++b) p.bodies.push_back(read_body(bodies.at(b), plan, p));
   phases.array(plan.phases.size(), plan.phases.size());
-  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), {plan, p}));
+  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), p));
   return p;
 }
 
@@ -293,10 +353,10 @@ Result<PlanFile> plan_file_from_json(std::string_view text, const std::string& f
   try {
     const Value document(*json, file, codes);
     const std::string schema = document["schema"].text();
-    if (schema != "hotbunk.plan-file/2")
+    if (schema != "hotbunk.plan-file/3")
       return fail(
           Diagnostic{.code = "E505",
-                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/2\"", schema.substr(0, 60)),
+                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/3\"", schema.substr(0, 60)),
                      .where = {file},
                      .notes = {},
                      .help = "give the plan.json that `hotbunk plan --save` wrote"});

@@ -13,9 +13,24 @@ std::string print_dim(const Dim& d) {
   return d.begin == 0 ? fmt::format("{}<={}", what, d.size) : fmt::format("{}-{}<={}", what, d.begin, d.size);
 }
 
-std::string print_tensors(const Program& program, const std::vector<Tensor>& tensors) {
+/// "port2" or the local's name.
+std::string slot_name(const Body& body, BufferId slot) {
+  if (slot < body.num_ports) return fmt::format("port{}", slot);
+  return body.locals[static_cast<std::size_t>(slot - body.num_ports)].name;
+}
+
+/// "hidden bf16[tokens<=4096, 512]", with "+N" bytes when the window does not start where the slot does.
+std::string print_tensor(const Body& body, const Tensor& t) {
+  std::string out = slot_name(body, t.buffer);
+  if (t.offset_bytes != 0) out += fmt::format("+{}", t.offset_bytes);
+  out += fmt::format(" {}[", name_of(t.dtype));
+  for (std::size_t d = 0; d < t.rank; ++d) out += (d ? ", " : "") + print_dim(t.shape[d]);
+  return out + ']';
+}
+
+std::string print_tensors(const Body& body, const std::vector<Tensor>& tensors) {
   std::string out;
-  for (const Tensor& t : tensors) out += (out.empty() ? "" : ", ") + print_tensor(program, t);
+  for (const Tensor& t : tensors) out += (out.empty() ? "" : ", ") + print_tensor(body, t);
   return out;
 }
 
@@ -76,29 +91,67 @@ std::string print_buffers(const Program& program) {
   return out;
 }
 
+std::string bytes_text(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+/// How often each body is called in a phase, or in all ("").
+std::vector<std::int64_t> calls_of(const Plan& plan, const Program& program, const std::string& phase) {
+  std::vector<std::int64_t> out(program.bodies.size(), 0);
+  for (std::size_t p = 0; p < program.phases.size(); ++p)
+    if (phase.empty() || plan.phases[p].name == phase)
+      for (const Block& block : program.phases[p])
+        for (const Call& call : block.calls) ++out[static_cast<std::size_t>(call.body)];
+  return out;
+}
+
+std::string print_bodies(const Plan& plan, const Program& program, const std::string& phase) {
+  std::string out;
+  const std::vector<std::int64_t> calls = calls_of(plan, program, phase);
+  for (std::size_t i = 0; i < program.bodies.size(); ++i) {
+    const Body& body = program.bodies[i];
+    if (calls[i] == 0) continue;
+    out += fmt::format("  body {}: {} port{}, ", body.name.empty() ? "-" : body.name, body.num_ports,
+                       body.num_ports == 1 ? "" : "s");
+    if (!body.locals.empty())
+      out += fmt::format("{} local{} in {}, ", body.locals.size(), body.locals.size() == 1 ? "" : "s",
+                         bytes_text(body.frame_bytes));
+    out += fmt::format("{} op{}, {} call{}\n", body.ops.size(), body.ops.size() == 1 ? "" : "s", calls[i],
+                       calls[i] == 1 ? "" : "s");
+    for (const Op& op : body.ops) out += "      " + print_op(plan, body, op) + '\n';
+  }
+  return out;
+}
+
+std::size_t num_ops(const Program& program, const Block& block) {
+  std::size_t n = 0;
+  for (const Call& call : block.calls) n += program.bodies[static_cast<std::size_t>(call.body)].ops.size();
+  return n;
+}
+
 std::string print_program(const Plan& plan, std::size_t index, const PrintOptions& options) {
   const Program& program = plan.programs[index];
   std::vector<Rank> ranks;
   for (Rank r = 0; r < plan.num_ranks(); ++r)
     if (plan.program_of_rank[static_cast<std::size_t>(r)] == static_cast<std::int32_t>(index)) ranks.push_back(r);
-  std::string out = fmt::format("program {} (ranks {}): {} buffers, {} events\n", index, print_runs(ranks),
-                                program.buffers.size(), program.num_events);
+  std::string out = fmt::format("program {} (ranks {}): {} buffers, {} bodies, {} events\n", index, print_runs(ranks),
+                                program.buffers.size(), program.bodies.size(), program.num_events);
   for (int s = 0; s < num_sections; ++s)
     if (const std::int64_t bytes = program.section_bytes[static_cast<std::size_t>(s)]; bytes > 0)
-      out += fmt::format("    section {:<16} {:>12}  {}\n", name_of(static_cast<Section>(s)),
-                         format_bytes(static_cast<double>(bytes)), name_of(space_of(static_cast<Section>(s))));
+      out += fmt::format("    section {:<16} {:>12}  {}\n", name_of(static_cast<Section>(s)), bytes_text(bytes),
+                         name_of(space_of(static_cast<Section>(s))));
   for (const SlotLimit& limit : program.slot_limits)
     out += fmt::format("    slots {:<18} {} for {} turns\n", limit.name, limit.slots, limit.turns.size());
   if (options.buffers) out += print_buffers(program);
+  if (options.ops) out += print_bodies(plan, program, options.phase);
   for (std::size_t p = 0; p < program.phases.size(); ++p) {
     const PhaseInfo& phase = plan.phases[p];
     if (!options.phase.empty() && phase.name != options.phase) continue;
     out += fmt::format("  phase {} ({}{})\n", phase.name, print_when(phase), phase.driven ? ", driven" : "");
     for (const Block& block : program.phases[p]) {
-      out += fmt::format("    block {}: {} ops{}\n", block.name.empty() ? "-" : block.name, block.ops.size(),
-                         print_enters(block));
+      out +=
+          fmt::format("    block {}: {} call{}, {} ops{}\n", block.name.empty() ? "-" : block.name, block.calls.size(),
+                      block.calls.size() == 1 ? "" : "s", num_ops(program, block), print_enters(block));
       if (!options.ops) continue;
-      for (const Op& op : block.ops) out += "      " + print_op(plan, program, op) + '\n';
+      for (const Call& call : block.calls) out += "      " + print_call(program, call) + '\n';
     }
   }
   return out;
@@ -106,40 +159,51 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
 
 }  // namespace
 
-std::string print_tensor(const Program& program, const Tensor& t) {
-  const Buffer& buffer = program.buffers[static_cast<std::size_t>(t.buffer)];
-  std::string out = buffer.name;
-  if (t.offset_bytes != 0) out += fmt::format("+{}", t.offset_bytes);
-  out += fmt::format(" {}[", name_of(t.dtype));
-  for (std::size_t d = 0; d < t.rank; ++d) out += (d ? ", " : "") + print_dim(t.shape[d]);
-  return out + ']';
+std::string label_of(const BoundOp& op) {
+  if (op->buffer >= 0) return op.allocated().name();
+  if (op->kind == OpKind::map || op->kind == OpKind::unmap) return std::string(name_of(op->section));
+  return op.name();
 }
 
-std::string label_of(const Program& program, const Op& op) {
-  if (!op.name.empty()) return op.name;
-  if (op.buffer >= 0 && static_cast<std::size_t>(op.buffer) < program.buffers.size())
-    return program.buffers[static_cast<std::size_t>(op.buffer)].name;
-  if (op.kind == OpKind::map || op.kind == OpKind::unmap) return std::string(name_of(op.section));
-  return op.event >= 0 ? fmt::format("event {}", op.event) : "";
+std::string where_in_block(const BoundOp& op) {
+  const std::string at = fmt::format("op {} ({} '{}')", op.op - op.body().ops.data(), name_of(op->kind), op.name());
+  if (op.block->calls.size() == 1) return at;
+  return fmt::format("call {} '{}', {}", op.call - op.block->calls.data(), op.call->name, at);
 }
 
-std::string print_op(const Plan& plan, const Program& program, const Op& op) {
+std::string print_op(const Plan& plan, const Body& body, const Op& op) {
   std::string out = fmt::format("{:<8} {:<18} {}", name_of(op.stream), name_of(op.kind), op.name);
   if (op.group >= 0) out += fmt::format("  over {}", plan.groups[static_cast<std::size_t>(op.group)].name);
   if (op.buffer >= 0) {
-    const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
-    if (b.name != op.name) out += "  " + b.name;
-    out += fmt::format("  {} {} at {}+{}", format_bytes(static_cast<double>(b.bytes())), name_of(b.category),
-                       name_of(b.section), b.offset);
+    out += "  " + slot_name(body, op.buffer);
+    if (op.buffer >= body.num_ports) {
+      const Buffer& b = body.locals[static_cast<std::size_t>(op.buffer - body.num_ports)];
+      out += fmt::format("  {} {} at frame+{}", bytes_text(b.bytes()), name_of(b.category), b.offset);
+    }
   }
-  if (op.event >= 0) out += fmt::format("  event {}", op.event);
   if (op.kind == OpKind::map || op.kind == OpKind::unmap)
     out += fmt::format("  {} [{}, {})", name_of(op.section), op.map_begin, op.map_end);
-  if (!op.inputs.empty()) out += "  " + print_tensors(program, op.inputs);
-  if (!op.outputs.empty()) out += " -> " + print_tensors(program, op.outputs);
+  if (!op.inputs.empty()) out += "  " + print_tensors(body, op.inputs);
+  if (!op.outputs.empty()) out += " -> " + print_tensors(body, op.outputs);
   out += print_attrs(op);
   if (!op.moves.empty()) out += fmt::format("  {} move{}", op.moves.size(), op.moves.size() == 1 ? "" : "s");
   return out;
+}
+
+std::string print_call(const Program& program, const Call& call) {
+  const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
+  std::string ports, marks;
+  for (const Port& port : call.ports) {
+    ports += (ports.empty() ? "" : ", ") + program.buffers[static_cast<std::size_t>(port.buffer)].name;
+    if (port.offset_bytes != 0) ports += fmt::format("+{}", port.offset_bytes);
+  }
+  for (const Mark& m : call.marks)
+    marks += fmt::format("  {} {} {} {}", m.before, name_of(m.stream), m.kind == OpKind::wait ? "waits" : "records",
+                         m.event);
+  std::string out = fmt::format("{}  {}", body.name.empty() ? "-" : body.name, call.name.empty() ? "-" : call.name);
+  if (!ports.empty()) out += fmt::format("  ({})", ports);
+  if (body.frame_bytes > 0) out += fmt::format("  frame at {}", call.frame);
+  return marks.empty() ? out : out + "  |" + marks;
 }
 
 std::string print_plan(const Plan& plan, const PrintOptions& options) {

@@ -1,16 +1,18 @@
 #include "graph/section_states.h"
 
+#include "graph/bound.h"
+
 namespace hotbunk {
 
 SectionStates::SectionStates(const Program& program) {
   for (const auto& blocks : program.phases)
     for (const Block& block : blocks) {
       Counts effect{};
-      for (const Op& op : block.ops) {
-        if (op.kind != OpKind::alloc && op.kind != OpKind::free) continue;
-        const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
-        effect[static_cast<std::size_t>(b.section)] += op.kind == OpKind::alloc ? 1 : -1;
-      }
+      each_op(program, block, [&](const BoundOp& op) {
+        if (op->kind != OpKind::alloc && op->kind != OpKind::free) return;
+        if (const BoundBuffer b = op.allocated(); !b.is_local())
+          effect[static_cast<std::size_t>(b.section())] += op->kind == OpKind::alloc ? 1 : -1;
+      });
       if (effect != Counts{}) effects_.emplace(&block, effect);
     }
 }

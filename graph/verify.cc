@@ -42,21 +42,62 @@ std::string check_places(const Plan& plan, const Op& op) {
 }
 
 /// Every op by itself: tensors, attributes and shapes of its kind, and that what it names exists.
-std::string check_names(const Plan& plan, const Program& program, const Block& block, const Op& op) {
-  if (std::string bad = check_op(program, op); !bad.empty()) return bad;
+std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
+  const auto no_slot = [&](BufferId slot) { return slot < 0 || slot >= body.num_slots(); };
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      if (no_slot(t.buffer)) return fmt::format("names slot {} of {}", t.buffer, body.num_slots());
+  const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
+  if (memory && no_slot(op.buffer)) return fmt::format("names slot {} of {}", op.buffer, body.num_slots());
+  if (op.kind == OpKind::record || op.kind == OpKind::wait) return "is for calls to say, not for a body";
+  if (std::string bad = check_op(op); !bad.empty()) return bad;
   if (std::string bad = check_moves(op, plan.groups.size()); !bad.empty()) return bad;
   if (std::string bad = check_places(plan, op); !bad.empty()) return bad;
   if (op.group >= static_cast<GroupId>(plan.groups.size())) return fmt::format("names group {}", op.group);
-  if (is_communication(op.kind))
-    if (std::string bad = check_parts(plan, op); !bad.empty()) return bad;
-  const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
-  if (memory && (op.buffer < 0 || static_cast<std::size_t>(op.buffer) >= program.buffers.size()))
-    return fmt::format("names buffer {}", op.buffer);
-  const bool event = op.kind == OpKind::record || op.kind == OpKind::wait;
-  if (event && (op.event < 0 || op.event >= program.num_events)) return fmt::format("names event {}", op.event);
-  if (block.enters != Enters::nothing && is_communication(op.kind))
-    return "communicates in a block that a rank may skip";
+  return is_communication(op.kind) ? check_parts(plan, op) : "";
+}
+
+/// What a call binds exists and is large enough: "" or what is wrong.
+std::string check_call(const Program& program, const Block& block, const Call& call) {
+  const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
+  if (std::ssize(call.ports) != body.num_ports)
+    return fmt::format("binds {} ports of {}", call.ports.size(), body.num_ports);
+  for (const Port& port : call.ports)
+    if (port.buffer < 0 || static_cast<std::size_t>(port.buffer) >= program.buffers.size())
+      return fmt::format("names buffer {}", port.buffer);
+  const std::int64_t room = program.section_bytes[static_cast<std::size_t>(Section::transient)];
+  if (call.frame < 0 || call.frame > room - body.frame_bytes)
+    return fmt::format("has its frame at bytes {}..{} of the transient section, which has {}", call.frame,
+                       call.frame + body.frame_bytes, room);
+  std::int32_t before = 0;
+  for (const Mark& m : call.marks) {
+    if (m.event < 0 || m.event >= program.num_events) return fmt::format("names event {}", m.event);
+    if (m.before < before || m.before > std::ssize(body.ops))
+      return fmt::format("has an event before op {} of {}, behind one before op {}", m.before, body.ops.size(), before);
+    before = m.before;
+  }
+  for (const Op& op : body.ops) {
+    if (block.enters != Enters::nothing && is_communication(op.kind))
+      return fmt::format("communicates ({} '{}') in a block that a rank may skip", name_of(op.kind), op.name);
+    if (const std::string bad = check_windows({&program, &block, &call, &op}); !bad.empty())
+      return fmt::format("{} '{}' {}", name_of(op.kind), op.name, bad);
+  }
   return "";
+}
+
+/// Bodies by themselves: their ops, and that locals are transients inside of the frame.
+template <class Fault>
+void check_bodies(const Plan& plan, const Program& program, Fault&& fault) {
+  for (const Body& body : program.bodies) {
+    if (body.num_ports < 0) fault(fmt::format("body {}: has {} ports", body.name, body.num_ports));
+    for (const Buffer& b : body.locals)
+      if (b.section != Section::transient || b.elements < 0 || b.offset < 0 || b.offset > body.frame_bytes - b.bytes())
+        fault(fmt::format("body {}: local '{}' takes bytes {}..{} of {}, the frame has {}", body.name, b.name, b.offset,
+                          b.offset + b.bytes(), name_of(b.section), body.frame_bytes));
+    for (const Op& op : body.ops)
+      if (const std::string bad = check_op_of(plan, body, op); !bad.empty())
+        fault(fmt::format("body {}: {} '{}' {}", body.name, name_of(op.kind), op.name, bad));
+  }
 }
 
 /// Slot limits name transients, each in one turn of one limit.
@@ -101,14 +142,16 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
                         b.offset + b.bytes(), name_of(b.section), end));
   }
   check_slots(program, fault);
+  check_bodies(plan, program, fault);
+  if (faults.any()) return;
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
-    for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
-      const Block& block = program.phases[p][b];
-      for (const Op& op : block.ops)
-        if (const std::string bad = check_names(plan, program, block, op); !bad.empty())
-          fault(fmt::format("phase {}, block {}: {} '{}' {}", plan.phases[p].name, block.name, name_of(op.kind),
-                            op.name, bad));
-    }
+    for (const Block& block : program.phases[p])
+      for (const Call& call : block.calls) {
+        const bool known = call.body >= 0 && static_cast<std::size_t>(call.body) < program.bodies.size();
+        const std::string bad = known ? check_call(program, block, call) : fmt::format("names body {}", call.body);
+        if (!bad.empty())
+          fault(fmt::format("phase {}, block {}, call '{}': {}", plan.phases[p].name, block.name, call.name, bad));
+      }
 }
 
 /// One collective as its group must agree on it: where, what and how many bytes.
@@ -126,10 +169,11 @@ std::vector<std::vector<Said>> conversations(const Plan& plan, const Program& pr
   std::vector<std::vector<Said>> out(plan.groups.size());
   for (std::size_t p = 0; p < program.phases.size(); ++p)
     for (const Block& block : program.phases[p])
-      for (const Op& op : block.ops)
-        if (is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group >= 0)
-          out[static_cast<std::size_t>(op.group)].push_back(
-              {p, block.name, op.stream, op.kind, op.inputs.empty() ? 0 : op.inputs[0].capacity_bytes()});
+      each_op(program, block, [&](const BoundOp& op) {
+        if (is_communication(op->kind) && op->kind != OpKind::peer_copy && op->group >= 0)
+          out[static_cast<std::size_t>(op->group)].push_back(
+              {p, block.name, op->stream, op->kind, op->inputs.empty() ? 0 : op->inputs[0].capacity_bytes()});
+      });
   const auto place = [](const Said& s) { return std::tuple(s.phase, s.block, s.stream); };
   for (auto& said : out) std::ranges::stable_sort(said, {}, place);
   return out;

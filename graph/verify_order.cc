@@ -17,29 +17,20 @@ namespace {
 class BlockOrder {
  public:
   BlockOrder(const Program& program, const Block& block, Faults& faults, std::string place)
-      : program_(program), ops_(block.ops), faults_(faults), place_(std::move(place)), order_(program) {
+      : program_(program),
+        block_(block),
+        faults_(faults),
+        place_(std::move(place)),
+        order_(program.buffers.size() + num_locals(program, block), program.slot_limits) {
     known_.fill(before_all), waits_.fill({});
   }
 
   void run() {
-    for (std::size_t i = 0; i < ops_.size() && !faults_.full(); ++i) {
-      const Op& op = ops_[i];
-      Clock& mine = known_[at(op.stream)];
-      switch (op.kind) {
-        case OpKind::alloc:
-        case OpKind::free:
-          break;
-        case OpKind::record:
-          recorded_[op.event] = {op.stream, mine};
-          break;
-        case OpKind::wait:
-          wait(op, mine);
-          break;
-        default:
-          if (op.section == Section::transient && (op.kind == OpKind::map || op.kind == OpKind::unmap)) break;
-          mine[at(op.stream)] = static_cast<std::int32_t>(i);
-          follow(static_cast<std::int32_t>(i));
-      }
+    first_local_ = static_cast<BufferId>(program_.buffers.size());
+    for (const Call& call : block_.calls) {
+      each_step(
+          program_, block_, call, [&](const BoundOp& op) { visit(op); }, [&](const Mark& m) { visit(m); });
+      first_local_ += static_cast<BufferId>(program_.bodies[static_cast<std::size_t>(call.body)].locals.size());
     }
   }
 
@@ -52,51 +43,76 @@ class BlockOrder {
   /// block's border.
   using Waits = std::vector<std::int32_t>;
 
-  std::string named(std::int32_t i) const {
-    const Op& op = ops_[static_cast<std::size_t>(i)];
-    return fmt::format("{} '{}'", name_of(op.kind), label_of(program_, op));
-  }
-  void fault(std::int32_t i, const std::string& text) {
-    const Op& op = ops_[static_cast<std::size_t>(i)];
-    faults_.add(fmt::format("{}, op {} ({} '{}'): {}", place_, i, name_of(op.kind), op.name, text));
+  static std::size_t num_locals(const Program& program, const Block& block) {
+    std::size_t n = 0;
+    for (const Call& call : block.calls) n += program.bodies[static_cast<std::size_t>(call.body)].locals.size();
+    return n;
   }
 
-  void wait(const Op& op, Clock& mine) {
-    const auto found = recorded_.find(op.event);
+  void visit(const BoundOp& op) {
+    if (faults_.full() || op->kind == OpKind::alloc || op->kind == OpKind::free) return;
+    if (op->section == Section::transient && (op->kind == OpKind::map || op->kind == OpKind::unmap)) return;
+    const auto i = static_cast<std::int32_t>(ops_.size());
+    ops_.push_back(op);
+    known_[at(op->stream)][at(op->stream)] = i;
+    follow(i);
+  }
+  void visit(const Mark& m) {
+    Clock& mine = known_[at(m.stream)];
+    if (m.kind == OpKind::record) recorded_[m.event] = {m.stream, mine};
+    else wait(m, mine);
+  }
+
+  std::string named(std::int32_t i) const {
+    const BoundOp& op = ops_[static_cast<std::size_t>(i)];
+    return fmt::format("{} '{}'", name_of(op->kind), label_of(op));
+  }
+  void fault(std::int32_t i, const std::string& text) {
+    const BoundOp& op = ops_[static_cast<std::size_t>(i)];
+    faults_.add(fmt::format("{}, {}: {}", place_, where_in_block(op), text));
+  }
+
+  void wait(const Mark& m, Clock& mine) {
+    const auto found = recorded_.find(m.event);
     if (found == recorded_.end()) return;  // a fault of its own (verify_walks.cc)
     const auto& [stream, known] = found->second;
     // An event that no op of the block stands before is a border's.
-    if (known[at(stream)] >= 0) waits_[at(op.stream)].push_back(known[at(stream)]);
+    if (known[at(stream)] >= 0) waits_[at(m.stream)].push_back(known[at(stream)]);
     merge(mine, known);
   }
 
   void follow(std::int32_t i) {
-    const Op& op = ops_[static_cast<std::size_t>(i)];
-    Waits& waits = waits_[at(op.stream)];
+    const BoundOp& op = ops_[static_cast<std::size_t>(i)];
+    const StreamId stream = op->stream;
+    Waits& waits = waits_[at(stream)];
     const auto needed = [&](std::int32_t earlier) { std::erase(waits, earlier); };
-    order_.follow(
-        op, i, [&](StreamId, std::int32_t earlier) { needed(earlier); },
-        [&](StreamId stream, std::int32_t earlier, const SlotLimit& limit) {
-          if (known_[at(op.stream)][at(stream)] < earlier)
-            fault(i, fmt::format("takes a slot of '{}', which has {}, without waiting for {}", limit.name, limit.slots,
-                                 named(earlier)));
-          needed(earlier);
-        });
-    for (const auto* side : {&op.inputs, &op.outputs})
-      for (const Tensor& t : *side)
-        if (const SlotLimit* limit = order_.lost_slot(t.buffer))
-          fault(i, fmt::format("touches '{}' when its slot of '{}', which has {}, is taken again",
-                               program_.buffers[static_cast<std::size_t>(t.buffer)].name, limit->name, limit->slots));
+    order_.follow([&](auto&& visit) { each_access(op, first_local_, visit); }, stream, i,
+                  [&](StreamId, std::int32_t earlier) { needed(earlier); },
+                  [&](StreamId other, std::int32_t earlier, const SlotLimit& limit) {
+                    if (known_[at(stream)][at(other)] < earlier)
+                      fault(i, fmt::format("takes a slot of '{}', which has {}, without waiting for {}", limit.name,
+                                           limit.slots, named(earlier)));
+                    needed(earlier);
+                  });
+    for (const auto* side : {&op->inputs, &op->outputs})
+      for (const Tensor& t : *side) {
+        const BoundBuffer b = op.buffer(t);
+        if (const SlotLimit* limit = b.is_local() ? nullptr : order_.lost_slot(b.id))
+          fault(i, fmt::format("touches '{}' when its slot of '{}', which has {}, is taken again", b.name(),
+                               limit->name, limit->slots));
+      }
     for (std::int32_t w : waits)
       fault(i, fmt::format("false wait: shares no buffer with {}, and no slot limit asks for it", named(w)));
     waits.clear();
   }
 
   const Program& program_;
-  const std::vector<Op>& ops_;
+  const Block& block_;
   Faults& faults_;
   std::string place_;
   TrueOrder order_;
+  BufferId first_local_ = 0;  // of the call at hand
+  std::vector<BoundOp> ops_;  // so far, those that have an order
   std::array<Clock, num_streams> known_;
   std::array<Waits, num_streams> waits_;  // since the stream's last op
   std::map<EventId, Event> recorded_;

@@ -8,6 +8,7 @@
 #include "graph/byte_ranges.h"
 #include "graph/clock.h"
 #include "graph/conflicts.h"
+#include "graph/print.h"
 #include "graph/section_states.h"
 #include "graph/written.h"
 
@@ -34,8 +35,8 @@ void walk(const Plan& plan, const Program& program, OnBlock&& on_block, OnEnd&& 
 class Place {
  public:
   Place(const Plan& plan, std::size_t program) : plan_(plan), program_(program) {}
-  void enter(const BlockVisit& at) { at_ = at, op_ = nullptr; }
-  void enter(const Op* op) { op_ = op; }
+  void enter(const BlockVisit& at) { at_ = at, op_ = {}; }
+  void enter(const BoundOp& op) { op_ = op; }
 
   std::string operator()(std::string_view text) const { return operator()(program_, text); }
   std::string operator()(std::size_t program, std::string_view text) const {
@@ -43,15 +44,15 @@ class Place {
     const Block& block = block_at(plan_.programs[program_], at_);
     const std::string place = fmt::format("program {}: phase {}, block {}", program,
                                           plan_.phases[static_cast<std::size_t>(at_.phase)].name, block.name);
-    if (op_ == nullptr) return fmt::format("{}: {}", place, text);
-    return fmt::format("{}, op {} ({} '{}'): {}", place, op_ - block.ops.data(), name_of(op_->kind), op_->name, text);
+    if (op_.op == nullptr) return fmt::format("{}: {}", place, text);
+    return fmt::format("{}, {}: {}", place, where_in_block(op_), text);
   }
 
  private:
   const Plan& plan_;
   std::size_t program_;
   BlockVisit at_{-1, -1};
-  const Op* op_ = nullptr;  // of the block
+  BoundOp op_;  // of the block, or none
 };
 
 class MemoryAndOrder {
@@ -76,17 +77,22 @@ class MemoryAndOrder {
   }
 
  private:
-  const Buffer& buffer(BufferId id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
   void fault(const std::string& text) { faults_.add(place_(text)); }
 
   // Streams are joined at block borders (dependencies.cc); the check proves that too, through the clocks below.
   void check_block(const BlockVisit& visit, const Block& block) {
     place_.enter(visit);
-    for (const Op& op : block.ops) {
+    for (const Call& call : block.calls) {
+      local_live_.assign(program_.bodies[static_cast<std::size_t>(call.body)].locals.size(), false);
+      const auto on_op = [&](const BoundOp& op) {
+        if (faults_.full()) return;
+        place_.enter(op);
+        check_memory(op);
+        check_order(op);
+      };
+      each_step(program_, block, call, on_op, [&](const Mark& m) { check_mark(m); });
       if (faults_.full()) return;
-      place_.enter(&op);
-      check_memory(op);
-      check_order(op);
+      check_frame(call);
     }
     place_.enter(visit);
     check_entered(block);
@@ -114,22 +120,34 @@ class MemoryAndOrder {
       fault(fmt::format("leaves {} asleep, but part of it is mapped", name_of(block.section)));
   }
 
-  void check_memory(const Op& op) {
-    switch (op.kind) {
+  /// A frame is given back with nothing alive in it.
+  void check_frame(const Call& call) {
+    const Body& body = program_.bodies[static_cast<std::size_t>(call.body)];
+    for (std::size_t i = 0; i < local_live_.size(); ++i)
+      if (local_live_[i]) fault(fmt::format("ends with '{}{}' alive", call.name, body.locals[i].name));
+  }
+
+  std::vector<bool>::reference live(const BoundOp& op, const BoundBuffer& b, BufferId slot) {
+    return b.is_local() ? local_live_[static_cast<std::size_t>(slot - op.body().num_ports)]
+                        : live_[static_cast<std::size_t>(b.id)];
+  }
+
+  void check_memory(const BoundOp& op) {
+    switch (op->kind) {
       case OpKind::alloc:
-        return check_alloc(op.buffer);
+        return check_alloc(op.allocated(), live(op, op.allocated(), op->buffer));
       case OpKind::free:
-        return check_free(op.buffer);
+        return check_free(op.allocated(), live(op, op.allocated(), op->buffer));
       case OpKind::map:
       case OpKind::unmap:
-        return check_map(op);
+        return check_map(*op);
       default:
         break;
     }
-    for (const auto* side : {&op.inputs, &op.outputs})
+    for (const auto* side : {&op->inputs, &op->outputs})
       for (const Tensor& t : *side)
-        if (t.buffer >= 0 && !live_[static_cast<std::size_t>(t.buffer)])
-          fault(fmt::format("touches '{}', which is not alive", buffer(t.buffer).name));
+        if (const BoundBuffer b = op.buffer(t); !live(op, b, t.buffer))
+          fault(fmt::format("touches '{}', which is not alive", b.name()));
   }
 
   /// Buffers alive in the section that have bytes in [begin, end): looked for only to name them in a fault.
@@ -141,25 +159,26 @@ class MemoryAndOrder {
     return out;
   }
 
-  void check_alloc(BufferId id) {
-    const Buffer& b = buffer(id);
+  void check_alloc(const BoundBuffer& b, std::vector<bool>::reference is_live) {
     const std::int64_t end = b.offset + b.bytes();
-    if (live_[static_cast<std::size_t>(id)]) return fault(fmt::format("allocates '{}', which is alive", b.name));
-    ByteRanges& taken = taken_[static_cast<std::size_t>(b.section)];
-    if (taken.meets(b.offset, end))
-      for (const Buffer* other : alive_in(b.section, b.offset, end))
-        fault(fmt::format("'{}' overlaps '{}'", b.name, other->name));
-    live_[static_cast<std::size_t>(id)] = true;
+    if (is_live) return fault(fmt::format("allocates '{}', which is alive", b.name()));
+    ByteRanges& taken = taken_[static_cast<std::size_t>(b.section())];
+    if (taken.meets(b.offset, end)) {
+      const auto others = alive_in(b.section(), b.offset, end);
+      for (const Buffer* other : others) fault(fmt::format("'{}' overlaps '{}'", b.name(), other->name));
+      if (others.empty()) fault(fmt::format("'{}' overlaps a local of its call", b.name()));
+    }
+    is_live = true;
     taken.add(b.offset, end);
-    if (!mapped_[static_cast<std::size_t>(b.section)].holds(b.offset, end))
-      fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name, name_of(b.section)));
+    if (!mapped_[static_cast<std::size_t>(b.section())].holds(b.offset, end))
+      fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name(),
+                        name_of(b.section())));
   }
 
-  void check_free(BufferId id) {
-    const Buffer& b = buffer(id);
-    if (!live_[static_cast<std::size_t>(id)]) return fault(fmt::format("frees '{}', which is not alive", b.name));
-    live_[static_cast<std::size_t>(id)] = false;
-    taken_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
+  void check_free(const BoundBuffer& b, std::vector<bool>::reference is_live) {
+    if (!is_live) return fault(fmt::format("frees '{}', which is not alive", b.name()));
+    is_live = false;
+    taken_[static_cast<std::size_t>(b.section())].remove(b.offset, b.offset + b.bytes());
   }
 
   void check_map(const Op& op) {
@@ -181,20 +200,21 @@ class MemoryAndOrder {
   }
 
   /// Happens-before as the devices implement it: clocks travel only through record and wait.
-  void check_order(const Op& op) {
+  void check_mark(const Mark& m) {
+    Clock& mine = clocks_[static_cast<std::size_t>(m.stream)];
+    Clock& then = recorded_[static_cast<std::size_t>(m.event)];
+    if (m.kind == OpKind::record) then = mine;
+    else if (then[static_cast<std::size_t>(m.stream)] < 0)
+      fault(fmt::format("waits for event {}, which nobody recorded", m.event));
+    else merge(mine, then);
+  }
+
+  void check_order(const BoundOp& bound) {
+    const Op& op = *bound;
     const auto s = static_cast<std::size_t>(op.stream);
-    if (op.kind == OpKind::record) {
-      recorded_[static_cast<std::size_t>(op.event)] = clocks_[s];
-      return;
-    }
-    if (op.kind == OpKind::wait) {
-      const Clock& then = recorded_[static_cast<std::size_t>(op.event)];
-      if (then[s] < 0) return fault(fmt::format("waits for event {}, which nobody recorded", op.event));
-      return merge(clocks_[s], then);
-    }
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     const std::int32_t index = ++sequence_;
-    each_access(program_, op, [&](const Access& a) {
+    each_access(bound, -1, [&](const Access& a) {
       conflicts_.touch(a, op.stream, index, [&](StreamId t, std::int32_t earlier) {
         if (earlier != index && clocks_[s][static_cast<std::size_t>(t)] < earlier)
           fault(fmt::format("bytes {}..{} of {} are also touched on stream {} with no event between", a.begin, a.end,
@@ -208,7 +228,7 @@ class MemoryAndOrder {
   const Program& program_;
   Place place_;
   Faults& faults_;
-  std::vector<bool> live_;
+  std::vector<bool> live_, local_live_;                  // by buffer; by local of the call at hand
   std::array<ByteRanges, num_sections> taken_, mapped_;  // by buffers that are alive; by maps
   ConflictMap conflicts_;
   std::array<Clock, num_streams> clocks_{};
@@ -221,7 +241,7 @@ class Written {
  public:
   Written(const Plan& plan, std::size_t index, Faults& faults)
       : plan_(plan), program_(plan.programs[index]), place_(plan, index), faults_(faults) {
-    for (Places& places : writers_of(plan, program_)) accounts_.push_back({std::move(places), WrittenBytes(program_)});
+    for (Places& places : writers_of(plan, program_)) accounts_.push_back({std::move(places), {}});
   }
 
   void run() {
@@ -229,8 +249,9 @@ class Written {
         plan_, program_,
         [&](const BlockVisit& visit, const Block& block) {
           place_.enter(visit);
-          for (const Op& op : block.ops)
+          each_op(program_, block, [&](const BoundOp& op) {
             if (!faults_.full()) check(op);
+          });
         },
         [](When) {});
   }
@@ -242,16 +263,16 @@ class Written {
   };
 
   /// In program order: check_order proves that the devices keep to it where it matters.
-  void check(const Op& op) {
-    place_.enter(&op);
+  void check(const BoundOp& op) {
+    place_.enter(op);
     for (Account& a : accounts_) {
-      if (op.kind == OpKind::alloc) {
-        a.bytes.alloc(program_.buffers[static_cast<std::size_t>(op.buffer)]);
+      if (op->kind == OpKind::alloc) {
+        a.bytes.alloc(op.allocated());
         continue;
       }
       for (const Tensor* t : a.bytes.unwritten(op, a.places))
         faults_.add(place_(fmt::format("reads bytes of '{}' that nobody wrote since it was allocated{}",
-                                       program_.buffers[static_cast<std::size_t>(t->buffer)].name, whom(a.places))));
+                                       op.buffer(*t).name(), whom(a.places))));
       a.bytes.write(op, a.places);
     }
   }

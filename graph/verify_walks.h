@@ -14,6 +14,7 @@ class Faults {
  public:
   explicit Faults(std::size_t limit) : limit_(limit) {}
   bool full() const { return lines_.size() >= limit_; }
+  bool any() const { return !lines_.empty(); }
   void add(std::string line) {
     if (!full()) lines_.push_back(std::move(line));
   }

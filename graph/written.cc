@@ -4,14 +4,15 @@
 
 namespace hotbunk {
 
-void WrittenBytes::alloc(const Buffer& b) {
-  written_[static_cast<std::size_t>(b.section)].remove(b.offset, b.offset + b.bytes());
+void WrittenBytes::alloc(const BoundBuffer& b) {
+  written_[static_cast<std::size_t>(b.section())].remove(b.offset, b.offset + b.bytes());
 }
 
-std::vector<const Tensor*> WrittenBytes::unwritten(const Op& op, const Places& places) const {
+std::vector<const Tensor*> WrittenBytes::unwritten(const BoundOp& bound, const Places& places) const {
+  const Op& op = *bound;
   std::vector<const Tensor*> out;
   if (op.kind == OpKind::barrier) return out;  // its tensors say what it orders
-  const auto unwritten = [&](const Tensor& t) { return !holds(all_of(t)); };
+  const auto unwritten = [&](const Tensor& t) { return !holds(all_of(bound, t)); };
   // Of a peer_copy's input, the peers read at the same time what this rank does not.
   if (!reads_boxes(op.kind)) {
     for (const Tensor& t : op.inputs)
@@ -21,31 +22,32 @@ std::vector<const Tensor*> WrittenBytes::unwritten(const Op& op, const Places& p
   if (std::ranges::none_of(op.inputs, unwritten)) return out;
   for (const Box& b : boxes_of(op, places)) {
     const Tensor& from = op.inputs[static_cast<std::size_t>(b.input)];
-    if (!holds(part_of(from, b.src_offset, b.src_pitch, b)) && !std::ranges::count(out, &from)) out.push_back(&from);
+    if (!holds(part_of(bound, from, b.src_offset, b.src_pitch, b)) && !std::ranges::count(out, &from))
+      out.push_back(&from);
   }
   return out;
 }
 
-void WrittenBytes::write(const Op& op, const Places& places) {
+void WrittenBytes::write(const BoundOp& bound, const Places& places) {
+  const Op& op = *bound;
   if (op.kind == OpKind::barrier) return;
   if (!writes_boxes(op.kind)) {
-    for (const Tensor& t : op.outputs) add(all_of(t));
+    for (const Tensor& t : op.outputs) add(all_of(bound, t));
     return;
   }
-  if (std::ranges::all_of(op.outputs, [&](const Tensor& t) { return holds(all_of(t)); })) return;
+  if (std::ranges::all_of(op.outputs, [&](const Tensor& t) { return holds(all_of(bound, t)); })) return;
   for (const Box& b : written_boxes(op, places))
-    add(part_of(op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
+    add(part_of(bound, op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
 }
 
-WrittenBytes::Runs WrittenBytes::all_of(const Tensor& t) const {
-  const Buffer& b = program_->buffers[static_cast<std::size_t>(t.buffer)];
-  return {b.section, b.offset + t.offset_bytes, t.capacity_bytes(), 0, 1};
+WrittenBytes::Runs WrittenBytes::all_of(const BoundOp& op, const Tensor& t) {
+  return {op.buffer(t).section(), op.begin_of(t), t.capacity_bytes(), 0, 1};
 }
 
-WrittenBytes::Runs WrittenBytes::part_of(const Tensor& t, std::int64_t offset, std::int64_t pitch,
-                                         const Box& box) const {
+WrittenBytes::Runs WrittenBytes::part_of(const BoundOp& op, const Tensor& t, std::int64_t offset, std::int64_t pitch,
+                                         const Box& box) {
   const std::int64_t element = size_of(t.dtype);
-  Runs r = all_of(t);
+  Runs r = all_of(op, t);
   r.begin += offset * element;
   const bool whole = pitch == box.cols;  // rows without a gap
   r.row_bytes = (whole ? box.rows * box.cols : box.cols) * element;

@@ -1,5 +1,7 @@
 #include "lowering/builder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -9,13 +11,13 @@ namespace hotbunk {
 
 BufferId ProgramBuilder::managed(std::string name, DType dtype, std::int64_t elements, Category category,
                                  Section section) {
-  program_.buffers.push_back({std::move(name), dtype, elements, category, section, 0});
-  return static_cast<BufferId>(program_.buffers.size()) - 1;
+  draft_.buffers.push_back({std::move(name), dtype, elements, category, section, 0});
+  return static_cast<BufferId>(draft_.buffers.size()) - 1;
 }
 
 BufferId ProgramBuilder::transient(std::string name, DType dtype, std::int64_t elements, Category category) {
   const BufferId id = managed(std::move(name), dtype, elements, category, Section::transient);
-  transients_.push_back(id);
+  draft_.transients.push_back(id);
   return id;
 }
 
@@ -26,12 +28,12 @@ Tensor ProgramBuilder::transient(std::string name, DType dtype, std::initializer
 }
 
 SlotLimitId ProgramBuilder::limit_slots(std::string name, std::int64_t slots) {
-  program_.slot_limits.push_back({std::move(name), static_cast<std::int32_t>(slots), {}});
-  return program_.slot_limits.size() - 1;
+  draft_.slot_limits.push_back({std::move(name), static_cast<std::int32_t>(slots), {}});
+  return draft_.slot_limits.size() - 1;
 }
 
 void ProgramBuilder::take_turn(SlotLimitId limit, std::initializer_list<BufferId> buffers) {
-  std::vector<BufferId>& turn = program_.slot_limits[limit].turns.emplace_back();
+  std::vector<BufferId>& turn = draft_.slot_limits[limit].turns.emplace_back();
   for (BufferId id : buffers)
     if (buffer(id).section == Section::transient && !std::ranges::count(turn, id)) turn.push_back(id);
 }
@@ -53,9 +55,18 @@ Tensor ProgramBuilder::whole(BufferId id) const {
 }
 
 void ProgramBuilder::begin_block(std::int32_t phase, std::string name) {
-  auto& blocks = program_.phases[static_cast<std::size_t>(phase)];
-  blocks.push_back({.name = std::move(name), .ops = {}});
-  block_ = &blocks.back();
+  auto& blocks = draft_.phases[static_cast<std::size_t>(phase)];
+  block_ = &blocks.emplace_back();
+  block_->calls.back().body = name;
+  block_->name = std::move(name);
+}
+
+void ProgramBuilder::begin_call(std::string body, std::string name) {
+  HB_CHECK(block_, "a call before the first block");
+  DraftCall call{std::move(body), std::move(name)};
+  if (block_->ops.empty() || block_->ops.back().call + 1 < static_cast<std::int32_t>(block_->calls.size()))
+    block_->calls.back() = std::move(call);  // the call before it came to nothing
+  else block_->calls.push_back(std::move(call));
 }
 
 void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Enters enters, Section section) {
@@ -66,7 +77,8 @@ void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Ente
 
 Op& ProgramBuilder::push(OpKind kind, StreamId stream) {
   HB_CHECK(block_, "an op before the first block");
-  Op& op = block_->ops.emplace_back();
+  DraftOp& op = block_->ops.emplace_back();
+  op.call = static_cast<std::int32_t>(block_->calls.size()) - 1;
   op.kind = kind;
   op.stream = stream;
   return op;
@@ -124,13 +136,13 @@ Op& with(Op& op, Attr attr, double value) {
 
 namespace {
 
-void fill_section_extents(Program& program) {
-  for (auto& blocks : program.phases)
-    for (Block& block : blocks) {
-      std::vector<Op>& ops = block.ops;
+void fill_section_extents(Draft& draft) {
+  for (auto& blocks : draft.phases)
+    for (DraftBlock& block : blocks) {
+      std::vector<DraftOp>& ops = block.ops;
       for (Op& op : ops)
         if ((op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_end == whole_section)
-          op.map_end = program.section_bytes[static_cast<std::size_t>(op.section)];
+          op.map_end = draft.section_bytes[static_cast<std::size_t>(op.section)];
       std::erase_if(ops, [](const Op& op) {
         return (op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_begin == op.map_end;
       });
@@ -187,21 +199,28 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
     op.map_end = std::max(mapped, level[p]);
     // A block that a rank may skip cannot hold it: transients are mapped for all that follows.
     auto& blocks = program.phases[p];
-    if (blocks.front().enters != Enters::nothing) blocks.insert(blocks.begin(), Block{.name = "transients", .ops = {}});
-    std::vector<Op>& ops = blocks.front().ops;
-    ops.insert(ops.begin(), std::move(op));
+    if (blocks.front().enters != Enters::nothing)
+      blocks.insert(blocks.begin(), Block{.name = "transients", .calls = {}});
+    Body body;
+    body.name = fmt::format("{}.{}.transients", name_of(op.kind), plan.phases[p].name);
+    body.ops = {std::move(op)};
+    Call call;
+    call.body = static_cast<std::int32_t>(program.bodies.size());
+    program.bodies.push_back(std::move(body));
+    blocks.front().calls.insert(blocks.front().calls.begin(), std::move(call));
     mapped = level[p];
   }
 }
 
 }  // namespace
 
-Program finish(const Plan& plan, Program program, const std::vector<BufferId>& transients, bool keep_mapped) {
-  std::erase_if(program.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
-  insert_lifetimes(program, transients);
-  lay_out_sections(plan, program);
-  fill_section_extents(program);
-  insert_dependencies(program);
+Program finish(const Plan& plan, Draft draft, bool keep_mapped) {
+  std::erase_if(draft.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
+  insert_lifetimes(draft);
+  lay_out_sections(plan, draft);
+  fill_section_extents(draft);
+  insert_dependencies(draft);
+  Program program = assemble(std::move(draft));
   place_transients(plan, program);
   insert_transient_maps(plan, program, keep_mapped);  // in front of all that the block's first event joins
   return program;

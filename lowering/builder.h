@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "graph/plan.h"
+#include "graph/draft.h"
 #include "graph/slots.h"
 
 namespace hotbunk {
@@ -17,11 +17,11 @@ inline Dim fixed(std::int64_t size) { return {size, Sym::fixed, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, Sym::tokens, begin}; }
 inline Dim seqs(std::int64_t capacity) { return {capacity, Sym::seqs, 0}; }
 
-using SlotLimitId = std::size_t;  // index into Program::slot_limits
+using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 
 class ProgramBuilder {
  public:
-  explicit ProgramBuilder(std::size_t num_phases) { program_.phases.resize(num_phases); }
+  explicit ProgramBuilder(std::size_t num_phases) { draft_.phases.resize(num_phases); }
 
   /// A buffer that the lowering allocates and frees itself (weights, optimizer state, gradients, the KV pool).
   BufferId managed(std::string name, DType, std::int64_t elements, Category, Section);
@@ -38,12 +38,16 @@ class ProgramBuilder {
   /// A window into a buffer, from `element` on (in elements of the window's dtype).
   Tensor view(BufferId, DType, std::initializer_list<Dim> shape, std::int64_t element = 0) const;
   Tensor whole(BufferId) const;
-  const Buffer& buffer(BufferId id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
+  const Buffer& buffer(BufferId id) const { return draft_.buffers[static_cast<std::size_t>(id)]; }
 
   /// Ops from now on go to this phase's new block.
   void begin_block(std::int32_t phase, std::string name);
   /// The same; the block puts the section to sleep or wakes it, and is skipped where that has happened already.
   void begin_transition(std::int32_t phase, std::string name, Enters, Section);
+
+  /// Ops from now on are a call of their own, until the next begin_call or begin_block. `body` says what it does; the
+  /// names of its ops, and of the transients that are its own, begin with `name`.
+  void begin_call(std::string body, std::string name);
 
   Op& emit(OpKind, StreamId, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
   Op& communicate(OpKind, StreamId, Family, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
@@ -55,16 +59,13 @@ class ProgramBuilder {
   Op& feed(const Tensor&, Slot);
   Op& fetch(const Tensor&, Slot);
 
-  Program& program() { return program_; }
-  const Program& program() const { return program_; }
-  const std::vector<BufferId>& transients() const { return transients_; }
+  Draft& draft() { return draft_; }
 
  private:
   Op& push(OpKind, StreamId);
 
-  Program program_;
-  std::vector<BufferId> transients_;
-  Block* block_ = nullptr;
+  Draft draft_;
+  DraftBlock* block_ = nullptr;
 };
 
 /// Adds one attribute; chains.
@@ -74,8 +75,8 @@ Op& with(Op&, Attr, double);
 /// Marks a whole-section map or unmap until finish() knows the extent.
 inline constexpr std::int64_t whole_section = -1;
 
-/// Runs the passes: lifetimes, offsets, section extents, mapping of the transient section, dependencies.
-/// `keep_mapped`: nothing sleeps, so transients are mapped once for the largest need.
-Program finish(const Plan&, Program, const std::vector<BufferId>& transients, bool keep_mapped);
+/// Runs the passes: lifetimes, section extents, dependencies, bodies and calls, offsets, mapping of the transient
+/// section. `keep_mapped`: nothing sleeps, so transients are mapped once for the largest need.
+Program finish(const Plan&, Draft, bool keep_mapped);
 
 }  // namespace hotbunk

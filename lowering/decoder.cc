@@ -36,6 +36,8 @@ std::string Decoder::layer_name(int layer, const char* what, const std::string& 
   return fmt::format("{}layers.{}.{}{}", prefix_, layer, what, suffix);
 }
 
+void Decoder::begin_layer(const char* body, int layer) { b_.begin_call(prefix_ + body, layer_name(layer, "", "")); }
+
 Tensor Decoder::activation(const std::string& name, std::initializer_list<Dim> shape, DType dtype) {
   return b_.transient(name, dtype, shape, Category::activations);
 }
@@ -45,6 +47,7 @@ Op& Decoder::op(OpKind kind, std::string name, std::vector<Tensor> inputs, std::
 }
 
 Tensor Decoder::embed(const WholeUnit& root) {
+  b_.begin_call(prefix_ + "embed", prefix_);
   const Tensor x = activation(prefix_ + "embedded", {T(), fixed(model_.hidden)});
   Op& e = op(OpKind::embedding, prefix_ + "embedding", {root.matrix(b_, R::embedding), feeds_.ids}, {x});
   with(with(e, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, model_.vocab);
@@ -54,6 +57,7 @@ Tensor Decoder::embed(const WholeUnit& root) {
 Decoder::Stream Decoder::layer_forward(const WholeUnit& w, int layer, const Stream& in, LayerActivations& a,
                                        const std::string& suffix) {
   const auto name = [&](const char* what) { return layer_name(layer, what, suffix); };
+  begin_layer(suffix.empty() ? "layer.forward" : "layer.recompute", layer);
   const Dim H = fixed(model_.hidden), I = fixed(model_.intermediate);
   a.normed1 = activation(name("normed1"), {T(), H});
   a.rstd1 = activation(name("rstd1"), {T()}, DType::f32);
@@ -116,6 +120,7 @@ void Decoder::recompute_layer(const WholeUnit& w, int layer, LayerActivations& k
 }
 
 void Decoder::recompute_selective(const WholeUnit& w, int layer, LayerActivations& kept) {
+  begin_layer("layer.recompute", layer);
   const auto name = [&](const char* what) { return layer_name(layer, what, ".recomputed"); };
   const Dim H = fixed(model_.hidden);
   const auto norm = [&](const char* what, ParamRole weight, const Tensor& x, Tensor& y, Tensor& rstd) {
@@ -132,6 +137,7 @@ void Decoder::recompute_selective(const WholeUnit& w, int layer, LayerActivation
 void Decoder::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer, const LayerActivations& a,
                              const Tensor& g, bool accumulate) {
   const auto name = [&](const char* what) { return layer_name(layer, what); };
+  begin_layer("layer.backward", layer);
   const std::int64_t acc = accumulate ? 1 : 0;
   const Dim H = fixed(model_.hidden), I = fixed(model_.intermediate);
   const Tensor w_down = w.matrix(b_, R::down_proj), w_gate_up = w.matrix(b_, R::gate_proj, R::up_proj);
@@ -188,6 +194,7 @@ void Decoder::attention_backward(const WholeUnit& w, const WholeUnit& dw, int la
 }
 
 Decoder::FinalNorm Decoder::final_norm(const WholeUnit& root, const Stream& in) {
+  b_.begin_call(prefix_ + "final_norm", prefix_);
   FinalNorm f;
   const Dim H = fixed(model_.hidden);
   f.normed = activation(prefix_ + "final_normed", {T(), H});

@@ -73,6 +73,8 @@ class Decoder {
   Tensor activation(const std::string& name, std::initializer_list<Dim> shape) {
     return activation(name, shape, compute_);
   }
+  /// The ops to come are a call of a layer.
+  void begin_layer(const char* body, int layer);
   std::string layer_name(int layer, const char* what, const std::string& suffix = "") const;
   void attention_forward(const WholeUnit&, int layer, LayerActivations&, const std::string& suffix);
   void attention_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const LayerActivations&,

@@ -85,7 +85,7 @@ Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::in
     transitions(nullptr);
   }
   const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
-  return finish(plan, std::move(b.program()), b.transients(), nothing_sleeps);
+  return finish(plan, std::move(b.draft()), nothing_sleeps);
 }
 
 std::int64_t rollout_weight_bytes(const Scenario& s) {

@@ -118,6 +118,7 @@ class EngineStepLowering {
   }
 
   Tensor embed() {
+    b_.begin_call(prefix_ + "embed", prefix_);
     const LocalWeight& w = r_.weights()[r_.index("embedding")];
     const Tensor x = activation("embedded", m_.hidden);
     Op& e = op(OpKind::embedding, "embedding", {r_.matrix(b_, "embedding"), ids_}, {x});
@@ -151,6 +152,7 @@ class EngineStepLowering {
 
   void layer(std::int64_t l, Tensor& h, std::optional<Tensor>& z) {
     const std::string at = fmt::format("layers.{}.", l);
+    b_.begin_call(prefix_ + "layer", prefix_ + at);
     const Tensor normed = norm(at + "input_norm", at + "input_norm", h, z);
     Tensor qkv = activation(at + "qkv", (r_.heads() + 2 * r_.kv_heads()) * m_.head_dim);
     std::vector<Tensor> in = {normed, r_.matrix(b_, at + "qkv")};
@@ -188,6 +190,7 @@ class EngineStepLowering {
 
   /// Final norm and head on each sequence's last row only.
   void sample(const Tensor& h, const std::optional<Tensor>& z) {
+    b_.begin_call(prefix_ + "sample", prefix_);
     const Dim H = fixed(m_.hidden);
     const auto rows = [&](const char* name, const Tensor& x) {
       const Tensor y = make(name, {S_, H}, s_.rollout.dtype);

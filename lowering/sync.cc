@@ -137,6 +137,7 @@ class SyncLowering {
   /// Up from the host, a copy for what of a unit lies together; hashed there, for the shards themselves stay below.
   Sources upload(const Bucket& bucket, const std::string& name) {
     const DType dtype = s_.train.precision.master;
+    b_.begin_call("sync.upload", name);
     const Tensor staged = b_.transient(name + "staged", dtype, {fixed(bucket.elements)}, Category::communication);
     for (std::size_t i = 0; i < bucket.entries.size();) {
       const Entry& first = bucket.entries[i];
@@ -165,6 +166,7 @@ class SyncLowering {
   };
   Packed pack(const Bucket& bucket, const std::string& name) {
     Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
+    b_.begin_call("sync.bucket", name);
     const Tensor part =
         b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
     std::vector<Move> moves;
@@ -281,6 +283,7 @@ class SyncLowering {
     if (from_host_) make_sums();
   }
   void make_sums() {
+    b_.begin_call("sync.hashes.zero", "sync.");
     sums_ = b_.transient("sync.hashes", DType::i64, {fixed(2 * num_sums())}, Category::workspace);
     b_.emit(OpKind::zero, StreamId::compute, "sync.hashes.zero", {}, {sums_});
   }
@@ -295,6 +298,7 @@ class SyncLowering {
         if (!from_host_) hash_trained(u, p, sum(i));
         hash_rollout(p, sum(num_sums() + i));
       }
+    b_.begin_call("sync.hashes", "sync.");
     Tensor all = sums_;
     if (t_.world() > 1) {
       all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * num_sums())}, Category::communication);
@@ -306,6 +310,7 @@ class SyncLowering {
   }
 
   void hash(const std::string& parameter, std::vector<Tensor> inputs, const Tensor& sum, std::vector<Move> moves) {
+    b_.begin_call("sync.hash", parameter);
     Op& op = b_.emit(OpKind::hash_boxes, StreamId::compute, parameter, std::move(inputs), {sum});
     with(op, Attr::as_dtype, static_cast<std::int64_t>(s_.rollout.dtype));
     op.moves = std::move(moves);

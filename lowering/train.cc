@@ -161,6 +161,7 @@ class MicroBatch {
       const auto make = [&](const char* what, std::initializer_list<Dim> shape, DType dtype) {
         return b_.transient(name + what, dtype, shape, Category::activations);
       };
+      b_.begin_call("train.head", name);
       const Tensor logits = make("logits", {T, V}, DType::f32);
       const Tensor logp = make("logp", {T}, DType::f32), lse = make("lse", {T}, DType::f32),
                    entropy = make("entropy", {T}, DType::f32), d_logp = make("d_logp", {T}, DType::f32);
@@ -182,6 +183,7 @@ class MicroBatch {
       with(b_.emit(OpKind::linear_wgrad, StreamId::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}),
            Attr::accumulate, std::int64_t{state_.accumulates() || c > 0 ? 1 : 0});
     }
+    b_.begin_call("train.final_norm.backward", "train.");
     const Tensor g = b_.transient("train.d_stream", compute, {decoder_.T(), H}, Category::activations);
     Op& n =
         b_.emit(OpKind::rms_norm_backward, StreamId::compute, "train.final_norm.backward",
@@ -191,6 +193,7 @@ class MicroBatch {
   }
 
   void embedding_backward(const WholeUnit& d_root, const Tensor& g) {
+    b_.begin_call("train.embedding.backward", "train.embedding.");
     const Tensor d_table = d_root.matrix(b_, R::embedding);
     // The scatter adds: into zeros, into the head's gradient when tied, or into what earlier micro-batches left.
     if (!state_.accumulates() && !s_.model.tie_embeddings)
@@ -216,10 +219,13 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   const Tensor coefficient = b.transient("train.clip_coefficient", DType::f32, {fixed(1)}, Category::workspace);
   const Tensor lr = b.transient("train.learning_rate", DType::f32, {fixed(2)}, Category::workspace);
   b.feed(lr, Slot::learning_rate);
-  for (std::size_t u = 0; u < state.units().size(); ++u)
-    with(b.emit(OpKind::sum_squares, StreamId::compute, "train.sum_squares." + state.units()[u].unit.name,
-                {b.whole(state.units()[u].grad)}, {sum}),
+  for (std::size_t u = 0; u < state.units().size(); ++u) {
+    const std::string name = "train.sum_squares." + state.units()[u].unit.name;
+    b.begin_call("train.sum_squares", name);
+    with(b.emit(OpKind::sum_squares, StreamId::compute, name, {b.whole(state.units()[u].grad)}, {sum}),
          Attr::accumulate, std::int64_t{u > 0 ? 1 : 0});
+  }
+  b.begin_call("train.norm", "train.");
   // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
   b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
          Slot::stop_request);
@@ -241,11 +247,14 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   with(b.emit(OpKind::clip_coefficient, StreamId::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
        o.max_grad_norm);
   for (const UnitState& u : state.units()) {
-    Op& a = b.emit(OpKind::adamw, StreamId::compute, "train.adamw." + u.unit.name, {b.whole(u.grad), lr, coefficient},
+    const std::string name = "train.adamw." + u.unit.name;
+    b.begin_call("train.adamw", name);
+    Op& a = b.emit(OpKind::adamw, StreamId::compute, name, {b.whole(u.grad), lr, coefficient},
                    {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
     with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
          o.weight_decay);
   }
+  b.begin_call("train.metrics", "train.");
   b.fetch(metrics, Slot::metrics);
 }
 
@@ -258,8 +267,10 @@ void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
   // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.
   b.feed(b.whole(metrics), Slot::first_metrics);
   for (const UnitState& u : state.units()) {
+    const std::string& name = b.buffer(u.grad).name;
+    b.begin_call("train.zero", name + ".");
     b.alloc(u.grad);
-    b.emit(OpKind::zero, StreamId::compute, b.buffer(u.grad).name + ".zero", {}, {b.whole(u.grad)});
+    b.emit(OpKind::zero, StreamId::compute, name + ".zero", {}, {b.whole(u.grad)});
   }
   b.begin_block(phase, "micro");
   MicroBatch(s, b, state, b.whole(metrics)).lower();
@@ -289,6 +300,7 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
     const std::string name = fmt::format("{}head{}.", prefix, chunks.count > 1 ? fmt::format(".{}", c) : "");
     const Tensor x = rows_of(last.normed, c * chunks.size, chunks.size);
     const Dim T = x.shape[0];
+    b.begin_call(prefix + "head", name);
     const Tensor logits = b.transient(name + "logits", DType::f32, {T, fixed(m.vocab)}, Category::activations);
     const Tensor lse = b.transient(name + "lse", DType::f32, {T}, Category::activations);
     const Tensor entropy = b.transient(name + "entropy", DType::f32, {T}, Category::activations);
@@ -298,6 +310,7 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
                    {rows_of(logps, c * chunks.size, chunks.size), lse, entropy});
     with(with(p, Attr::vocab, m.vocab), Attr::temperature, logit_temperature(s));
   }
+  b.begin_call(prefix + "logps", prefix);
   b.fetch(logps, Slot::logps);
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "lowering/phases.h"
 
@@ -40,6 +42,13 @@ std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t world, bool 
 }
 
 }  // namespace
+
+std::string parameters_prefix(const ShardedUnit& unit) {
+  std::string prefix = unit.params.front().parameter;
+  for (const UnitParam& p : unit.params)
+    prefix.resize(static_cast<std::size_t>(std::ranges::mismatch(prefix, p.parameter).in1 - prefix.begin()));
+  return prefix.substr(0, prefix.rfind('.') + 1);  // npos + 1: none
+}
 
 Side logical(const UnitParam& p) {
   return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols}, .parts = {}};
@@ -117,6 +126,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   if (world_ == 1 && shard.dtype == compute) return {&state.unit, source, compute};
 
   const std::int64_t n = state.unit.shard_elements;
+  b.begin_call(prefix + "gather", name + ".");
   const BufferId whole = b.transient(name + ".params", compute, state.unit.full_elements, Category::params);
   if (world_ == 1) {
     b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {b.whole(whole)});
@@ -154,6 +164,7 @@ void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradi
   const DType dtype = gradients.dtype;
   const std::int64_t n = state.unit.shard_elements;
   const std::string name = prefix + state.unit.name;
+  b.begin_call(prefix + "reduce", name + ".");
   const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(world_ * n)}, Category::communication);
   const Tensor out = b.transient(name + ".reduce_out", dtype, {fixed(n)}, Category::communication);
   // Padding takes part in the sum and in the gradient norm: it must be zero.
@@ -183,6 +194,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     }
   };
   for (const UnitState& u : state.units()) {
+    b.begin_call("load.unit", parameters_prefix(u.unit));
     load(u.unit, u.shard, Slot::parameter);
     if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter);
     if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
@@ -199,12 +211,14 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
   const std::int64_t world = state.world(), n = unit.shard_elements;
   Tensor gathered = b.whole(shard);
   if (world > 1) {
+    b.begin_call("export.gather", name + ".");
     gathered = b.transient(name + ".gathered", dtype, {fixed(world * n)}, Category::communication);
     Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
                            {gathered});
     with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
     b.take_turn(one, {gathered.buffer});
   }
+  b.begin_call("export.fetch", parameters_prefix(unit));
   for (const UnitParam& p : unit.params) {
     Op& op = b.fetch(gathered, slot);
     op.name = p.parameter;

@@ -69,6 +69,9 @@ Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t world, Holds, 
 /// The parameter by itself, without a gap.
 Side logical(const UnitParam&);
 
+/// What the names of a unit's parameters begin with: "model.layers.3.".
+std::string parameters_prefix(const ShardedUnit&);
+
 /// Bytes of padding in a collective over all shards of a unit.
 std::int64_t padding_bytes(const ShardedUnit&, DType);
 

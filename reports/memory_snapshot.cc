@@ -26,18 +26,23 @@ class Addresses {
       if (space_of(static_cast<Section>(s)) != Space::device) continue;
       next += (program.section_bytes[i] + section_alignment - 1) / section_alignment * section_alignment;
     }
-    for (const Buffer& b : program.buffers) buffers_.try_emplace(b.name, &b);
+    for (const Buffer& b : program.buffers) of_.try_emplace(b.name, base(static_cast<int>(b.section)) + b.offset);
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        for (const Call& call : block.calls)
+          for (const Buffer& b : program.bodies[static_cast<std::size_t>(call.body)].locals)
+            of_.try_emplace(call.name + b.name, base(static_cast<int>(b.section)) + call.frame + b.offset);
   }
   std::int64_t base(int section) const { return base_[static_cast<std::size_t>(section)]; }
   std::int64_t of(const std::string& buffer) const {
-    const auto it = buffers_.find(buffer);
-    HB_CHECK(it != buffers_.end(), "a memory event names '{}', which the plan has not", buffer);
-    return base(static_cast<int>(it->second->section)) + it->second->offset;
+    const auto it = of_.find(buffer);
+    HB_CHECK(it != of_.end(), "a memory event names '{}', which the plan has not", buffer);
+    return it->second;
   }
 
  private:
   std::array<std::int64_t, num_sections> base_{};
-  std::unordered_map<std::string, const Buffer*> buffers_;
+  std::unordered_map<std::string, std::int64_t> of_;  // by name
 };
 
 struct LiveBlock {

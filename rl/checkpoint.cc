@@ -163,14 +163,15 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
   for (const ParamSpec& p : parameters_of(model)) parameters.emplace(p.name, p);
   auto state = std::make_unique<State>();
   for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
-    for (const Op& op : block.ops) {
-      if (op.kind != OpKind::fetch) continue;
-      const auto slot = static_cast<Slot>(op.integer(Attr::slot));
+    each_op(program, block, [&](const BoundOp& op) {
+      if (op->kind != OpKind::fetch) return;
+      const auto slot = static_cast<Slot>(op->integer(Attr::slot));
       const bool weights = slot == Slot::exported;
+      const std::string name = op.name();
       (weights ? state->model : state->optimizer)
           .entries.push_back(
-              {weights ? op.name : moment_name(op.name, slot), op.inputs[0].dtype, parameters.at(op.name).shape});
-    }
+              {weights ? name : moment_name(name, slot), op->inputs[0].dtype, parameters.at(name).shape});
+    });
   HB_CHECK(state->model.entries.size() == parameters.size() && state->optimizer.entries.size() == 2 * parameters.size(),
            "{} of {} parameters and {} of their moments exported", state->model.entries.size(), parameters.size(),
            state->optimizer.entries.size());
@@ -196,27 +197,28 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
   return out;
 }
 
-Status CheckpointWriter::take(const Op& op, std::span<const std::byte> source) {
-  const auto slot = static_cast<Slot>(op.integer(Attr::slot));
+Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> source) {
+  const auto slot = static_cast<Slot>(op->integer(Attr::slot));
+  const std::string name = op.name();
   const bool weights = slot == Slot::exported;
   TensorStream& stream = weights ? state_->model : state_->optimizer;
   HB_CHECK(stream.next < stream.entries.size() &&
-               stream.entries[stream.next].name == (weights ? op.name : moment_name(op.name, slot)),
-           "'{}' out of order", op.name);
+               stream.entries[stream.next].name == (weights ? name : moment_name(name, slot)),
+           "'{}' out of order", name);
   const TensorEntry& entry = stream.entries[stream.next++];
   const std::int64_t width = size_of(entry.dtype);
   std::int64_t elements = 1;
   for (std::int64_t extent : entry.shape) elements *= extent;
   std::vector<std::byte> whole(static_cast<std::size_t>(elements * width));
   std::int64_t covered = 0;
-  for (const Box& box : boxes_of(op, {}))  // from what was gathered, which is the same on every rank
+  for (const Box& box : boxes_of(*op, {}))  // from what was gathered, which is the same on every rank
     for (std::int64_t i = 0; i < box.rows; ++i) {
       const std::int64_t from = (box.src_offset + i * box.src_pitch) * width;
       const std::int64_t to = (box.dst_offset + i * box.dst_pitch) * width;
       const std::int64_t bytes = box.cols * width;
       HB_CHECK(from >= 0 && from + bytes <= static_cast<std::int64_t>(source.size()) && to >= 0 &&
                    to + bytes <= static_cast<std::int64_t>(whole.size()),
-               "a box of {} lies outside its tensor", op.name);
+               "a box of {} lies outside its tensor", name);
       std::memcpy(whole.data() + to, source.data() + from, static_cast<std::size_t>(bytes));
       covered += box.cols;
     }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
-#include "graph/plan.h"
+#include "graph/bound.h"
 #include "graph/slots.h"
 #include "spec/model.h"
 
@@ -53,7 +53,7 @@ class CheckpointWriter {
 
   /// The next tensor of its slot: E631 when it is not finite; boxes: source in elements of the fetched tensor,
   /// destination in elements of the logical one.
-  Status take(const Op&, std::span<const std::byte> source);
+  Status take(const BoundOp&, std::span<const std::byte> source);
   /// All tensors must have come: the checkpoint is whole and on disk, under its hidden name.
   Status finish();
   /// It takes its place: who looks finds it from here on.

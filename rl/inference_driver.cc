@@ -122,20 +122,20 @@ std::shared_ptr<Payload> InferenceDriver::micro_payload(Iteration&, const MicroI
   return payload;
 }
 
-void InferenceDriver::feed(Rank rank, const Op& op, const Args& args, std::span<std::byte> destination) {
-  const auto slot = static_cast<Slot>(op.integer(Attr::slot));
+void InferenceDriver::feed(Rank rank, const BoundOp& op, const Args& args, std::span<std::byte> destination) {
+  const auto slot = static_cast<Slot>(op->integer(Attr::slot));
   if (slot == Slot::parameter) {
-    source_.read(op.name, boxes_of(op, places_of(plan(), rank)), op.outputs[0].dtype, destination);
+    source_.read(op.name(), boxes_of(*op, places_of(plan(), rank)), op->outputs[0].dtype, destination);
     return;
   }
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
-  HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}'", op.name);
+  HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}'", op.name());
 }
 
-void InferenceDriver::fetch(Rank, const Op& op, const Args& args, std::span<const std::byte> source) {
+void InferenceDriver::fetch(Rank, const BoundOp& op, const Args& args, std::span<const std::byte> source) {
   auto* payload = dynamic_cast<SlotPayload*>(args.payload.get());
-  HB_CHECK(payload != nullptr && payload->fetch(static_cast<Slot>(op.integer(Attr::slot)), source), "nobody takes '{}'",
-           op.name);
+  HB_CHECK(payload != nullptr && payload->fetch(static_cast<Slot>(op->integer(Attr::slot)), source),
+           "nobody takes '{}'", op.name());
 }
 
 void InferenceDriver::completed(Rank rank, const Args& args, std::int16_t) {

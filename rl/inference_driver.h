@@ -36,8 +36,8 @@ class InferenceDriver final : public IterationDriver {
   /// token.
   const std::vector<TokenSequence>& sequences() const { return sequences_; }
 
-  void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) override;
-  void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) override;
+  void feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) override;
+  void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte> source) override;
   void completed(Rank, const Args&, std::int16_t phase) override;
   bool wants_results() const override { return true; }
   /// Of the rollout; all zero when nothing was generated.

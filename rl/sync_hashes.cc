@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "graph/bound.h"
 #include "lowering/builder.h"
 
 namespace hotbunk {
@@ -44,22 +45,21 @@ SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(p
            std::find(engines[engine].begin(), engines[engine].end(), r) == engines[engine].end())
       ++engine;
     for (const Block& block : program.phases[static_cast<std::size_t>(sync)])
-      for (const Op& op : block.ops) {
-        if (op.kind != OpKind::hash_boxes) continue;
-        std::vector<Box> extent = extent_of(op, places);
-        if (extent.empty()) continue;  // more ranks than rows: this one holds none
-        const hotbunk::Tensor& sum = op.outputs[0];
-        const Buffer& sums = program.buffers[static_cast<std::size_t>(sum.buffer)];
-        sums_per_rank_ = static_cast<std::size_t>(sums.elements);
-        Tensor& tensor = tensors_[op.name];
+      each_op(program, block, [&](const BoundOp& op) {
+        if (op->kind != OpKind::hash_boxes) return;
+        std::vector<Box> extent = extent_of(*op, places);
+        if (extent.empty()) return;  // more ranks than rows: this one holds none
+        const hotbunk::Tensor& sum = op->outputs[0];
+        sums_per_rank_ = static_cast<std::size_t>(op.buffer(sum).buffer->elements);
+        Tensor& tensor = tensors_[op.name()];
         tensor.engines.resize(engines.size());
-        Part part{r, static_cast<std::size_t>(sum.offset_bytes) / sizeof(std::uint64_t), std::move(extent)};
-        const Section from = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section;
+        Part part{r, static_cast<std::size_t>(op.offset_in_buffer(sum)) / sizeof(std::uint64_t), std::move(extent)};
+        const Section from = op.buffer(op->inputs[0]).section();
         if (from == Section::rollout_weights) tensor.engines.at(engine).push_back(std::move(part));
         // A sync from the host adds a rank's rows to one sum bucket by bucket.
         else if (std::ranges::none_of(tensor.trained, [&](const Part& p) { return p.rank == r && p.sum == part.sum; }))
           tensor.trained.push_back(std::move(part));
-      }
+      });
   }
 }
 

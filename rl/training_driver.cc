@@ -23,7 +23,7 @@ struct WeightsPayload final : Payload {
   std::unique_ptr<CheckpointWriter> sink;
   Diagnostics problems;  // of the first write that failed
 
-  void take(const Op& op, std::span<const std::byte> source) {
+  void take(const BoundOp& op, std::span<const std::byte> source) {
     if (!sink || !problems.empty()) return;
     if (Status ok = sink->take(op, source); !ok) problems = std::move(ok.error());
   }
@@ -70,29 +70,29 @@ TrainingState TrainingDriver::state_after(std::int32_t step) const {
   return state;
 }
 
-void TrainingDriver::feed(Rank rank, const Op& op, const Args& args, std::span<std::byte> destination) {
-  const auto slot = static_cast<Slot>(op.integer(Attr::slot));
-  const auto dtype = [&] { return op.outputs[0].dtype; };
-  const auto own = [&] { return boxes_of(op, places_of(plan(), rank)); };
-  if (slot == Slot::parameter) return sources_.parameters.read(op.name, own(), dtype(), destination);
-  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name, own(), dtype(), destination);
+void TrainingDriver::feed(Rank rank, const BoundOp& op, const Args& args, std::span<std::byte> destination) {
+  const auto slot = static_cast<Slot>(op->integer(Attr::slot));
+  const auto dtype = [&] { return op->outputs[0].dtype; };
+  const auto own = [&] { return boxes_of(*op, places_of(plan(), rank)); };
+  if (slot == Slot::parameter) return sources_.parameters.read(op.name(), own(), dtype(), destination);
+  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name(), own(), dtype(), destination);
   if (slot == Slot::first_moment || slot == Slot::second_moment)
-    return sources_.moments.read(op.name, slot, own(), dtype(), destination);
+    return sources_.moments.read(op.name(), slot, own(), dtype(), destination);
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
-  HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name,
+  HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name(),
            static_cast<std::int64_t>(slot));
 }
 
-void TrainingDriver::fetch(Rank, const Op& op, const Args& args, std::span<const std::byte> source) {
-  const auto slot = static_cast<Slot>(op.integer(Attr::slot));
+void TrainingDriver::fetch(Rank, const BoundOp& op, const Args& args, std::span<const std::byte> source) {
+  const auto slot = static_cast<Slot>(op->integer(Attr::slot));
   if (slot == Slot::exported || slot == Slot::exported_first_moment || slot == Slot::exported_second_moment) {
     auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get());
-    HB_CHECK(weights != nullptr, "'{}' exported outside a checkpoint", op.name);
+    HB_CHECK(weights != nullptr, "'{}' exported outside a checkpoint", op.name());
     weights->take(op, source);
     return;
   }
   auto* payload = dynamic_cast<SlotPayload*>(args.payload.get());
-  HB_CHECK(payload != nullptr && payload->fetch(slot, source), "nobody takes '{}' (slot {})", op.name,
+  HB_CHECK(payload != nullptr && payload->fetch(slot, source), "nobody takes '{}' (slot {})", op.name(),
            static_cast<std::int64_t>(slot));
 }
 

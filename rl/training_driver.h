@@ -36,8 +36,8 @@ struct DriverOptions {
 class TrainingDriver : public IterationDriver {
  public:
   bool wants_results() const final { return true; }
-  void feed(Rank, const Op&, const Args&, std::span<std::byte> destination) final;
-  void fetch(Rank, const Op&, const Args&, std::span<const std::byte> source) final;
+  void feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) final;
+  void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte> source) final;
   /// Weights come from the checkpoint to resume, the reference from the scenario's own start.
   /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or
   /// gradient norm is not finite, RuntimeFailure when a verified sync found a tensor that differs.

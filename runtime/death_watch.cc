@@ -78,7 +78,9 @@ void DeathWatch::set_phase(std::string_view phase) {
   send_frame(options_.socket, Message::phase, "", phase.substr(0, RankStatus::text_bytes - 1));
 }
 
-void DeathWatch::set_op(std::string_view op) { mine_.load(std::memory_order_relaxed)->set_op(op); }
+void DeathWatch::set_op(std::string_view call, std::string_view op) {
+  mine_.load(std::memory_order_relaxed)->set_op(call, op);
+}
 
 const RankStatus* DeathWatch::status_slot(int rank) const {
   std::lock_guard lock(mutex_);

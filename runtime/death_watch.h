@@ -43,7 +43,7 @@ class DeathWatch {
 
   /// Cheap (tens of ns): publish what this rank is doing. Longer texts are cut. The phase also travels to the watcher.
   void set_phase(std::string_view phase);
-  void set_op(std::string_view op);
+  void set_op(std::string_view call, std::string_view op = {});
   /// An operation is done: this rank makes progress.
   void note_finished() { mine_.load(std::memory_order_relaxed)->note_finished(); }
   /// "phase train, op all_gather fsdp" of a rank of this host; "" when unknown.

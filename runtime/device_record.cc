@@ -3,8 +3,7 @@
 #include <time.h>
 
 #include <chrono>
-#include <unordered_map>
-#include <utility>
+#include <map>
 
 #include "graph/catalogue.h"
 
@@ -25,8 +24,7 @@ std::int64_t monotonic_ns() {
 }
 
 DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const RecordOptions& options, std::int64_t epoch_ns)
-    : program_(plan.program(rank)),
-      rank_(rank),
+    : rank_(rank),
       places_(places_of(plan, rank)),
       span_steps_(options.span_steps),
       measure_cpu_(options.measure_cpu),
@@ -54,23 +52,25 @@ void DeviceRecord::leave(std::int64_t blocks) {
   stays_.add(stay_);
 }
 
-void DeviceRecord::note_live(const Buffer& b, std::int64_t delta_bytes) {
+void DeviceRecord::note_live(const BoundBuffer& b, std::int64_t delta_bytes) {
   if (!keeps(where_)) return;
+  const auto [name, added] = names_.try_emplace({b.buffer, b.prefix}, static_cast<std::int32_t>(trace_.names.size()));
+  if (added) trace_.names.push_back(b.name());
   trace_.memory_events.push_back({.rank = rank_,
-                                  .space = space_of(b.section),
-                                  .category = b.category,
+                                  .space = space_of(b.section()),
+                                  .category = b.category(),
                                   .phase = where_.phase,
                                   .step = where_.step,
-                                  .name = static_cast<std::int32_t>(&b - program_.buffers.data()),
+                                  .name = name->second,
                                   .time_ns = clock_ns(),
                                   .delta_bytes = delta_bytes});
 }
 
-void DeviceRecord::note_mapping(const Op& op, const Moment& start) {
+void DeviceRecord::note_mapping(const BoundOp& op, const Moment& start) {
   const Moment end = now();
   stretch_.issue_ns -= end.cpu_ns - start.cpu_ns;
   if (keeps(where_))
-    host_timed_.push_back({&op, op.stream, where_.step, where_.phase, {}, start.ns, end.ns, start.cpu_ns, end.cpu_ns});
+    host_timed_.push_back({op, op->stream, where_.step, where_.phase, {}, start.ns, end.ns, start.cpu_ns, end.cpu_ns});
 }
 
 void DeviceRecord::note_call(bool enqueues) {
@@ -95,11 +95,11 @@ void DeviceRecord::note_sync_ends() {
   if (measure_cpu_ && keeps(where_)) host_mark_ns_ = cpu_ns();
 }
 
-void DeviceRecord::note_op(StreamId id, const Op& op, const Where& where, const Moment& start, const Sizes& sizes,
+void DeviceRecord::note_op(StreamId id, const BoundOp& op, const Where& where, const Moment& start, const Sizes& sizes,
                            std::int64_t bytes) {
   const Moment end = now();
   timed_[static_cast<std::size_t>(id)].push_back(
-      {{&op, id, where.step, where.phase, sizes, start.ns, end.ns, start.cpu_ns, end.cpu_ns}, bytes});
+      {{op, id, where.step, where.phase, sizes, start.ns, end.ns, start.cpu_ns, end.cpu_ns}, bytes});
 }
 
 std::vector<TimedOp> DeviceRecord::timings() const {
@@ -118,15 +118,11 @@ Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, const Traff
   trace_.traffic[me] = traffic.rows();
   trace_.traffic_totals[me] = traffic.totals();
   stays_.write(trace_);
-  for (MemoryEvent& e : trace_.memory_events) {  // buffer ids become names
-    trace_.names.push_back(program_.buffers[static_cast<std::size_t>(e.name)].name);
-    e.name = static_cast<std::int32_t>(trace_.names.size()) - 1;
-  }
-  std::unordered_map<const Op*, std::int32_t> ids;
+  std::map<std::pair<const Call*, const Op*>, std::int32_t> ids;
   for (const auto& stream : timed_)
     for (const auto& [t, bytes] : stream) {
-      auto [it, added] = ids.try_emplace(t.op, static_cast<std::int32_t>(trace_.names.size()));
-      if (added) trace_.names.push_back(t.op->name);
+      auto [it, added] = ids.try_emplace({t.op.call, t.op.op}, static_cast<std::int32_t>(trace_.names.size()));
+      if (added) trace_.names.push_back(t.op.name());
       trace_.spans.push_back({.rank = rank_,
                               .stream = t.stream,
                               .kind = t.op->kind,

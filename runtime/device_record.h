@@ -2,10 +2,13 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <map>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "graph/bound.h"
 #include "graph/boxes.h"
-#include "graph/plan.h"
 #include "trace/folds.h"
 #include "trace/trace.h"
 
@@ -13,7 +16,7 @@ namespace hotbunk {
 
 /// One executed op; nanoseconds since the plan was opened.
 struct TimedOp {
-  const Op* op = nullptr;  // of the plan
+  BoundOp op;  // of the plan
   StreamId stream = StreamId::compute;
   std::int32_t step = 0;
   std::int16_t phase = 0;
@@ -57,15 +60,15 @@ class DeviceRecord {
 
   void enter(std::int32_t step, std::int16_t phase);
   void leave(std::int64_t blocks);
-  void note_live(const Buffer&, std::int64_t delta_bytes);
-  void note_mapping(const Op&, const Moment& start);
+  void note_live(const BoundBuffer&, std::int64_t delta_bytes);
+  void note_mapping(const BoundOp&, const Moment& start);
   /// The first call after a sync ends the driver's decision.
   void note_call(bool enqueues);
   /// Around the wait for the streams.
   void note_sync_begins();
   void note_sync_ends();
   /// Called by the thread of that stream. bytes < 0: the catalogue's.
-  void note_op(StreamId, const Op&, const Where&, const Moment& start, const Sizes&, std::int64_t bytes);
+  void note_op(StreamId, const BoundOp&, const Where&, const Moment& start, const Sizes&, std::int64_t bytes);
 
   /// Every timed op of the kept steps, for calibration; before take_trace.
   std::vector<TimedOp> timings() const;
@@ -84,7 +87,6 @@ class DeviceRecord {
   std::int64_t cpu_ns() const;
   std::int64_t clock_ns() const;
 
-  const Program& program_;
   const Rank rank_;
   const Places places_;
   const std::int32_t span_steps_;
@@ -99,6 +101,7 @@ class DeviceRecord {
   HostStretch stretch_;                                // since the last sync
   bool decided_ = false;                               // a call has come since then
   std::int64_t host_mark_ns_ = 0;  // the calling thread's CPU time at the last sync, then at the first call
+  std::map<std::pair<const Buffer*, std::string_view>, std::int32_t> names_;  // of buffers in trace_
   Trace trace_;
 };
 

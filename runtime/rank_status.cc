@@ -18,9 +18,12 @@ using Word = std::atomic<std::uint64_t>;
 
 // Release and acquire on every word instead of fences: free on x86, and what the thread sanitizer understands.
 template <std::size_t n>
-void store_text(Word (&words)[n], std::string_view text) {
+void store_text(Word (&words)[n], std::string_view text, std::string_view rest = {}) {
   std::uint64_t plain[n] = {};
-  std::memcpy(plain, text.data(), std::min(text.size(), n * 8 - 1));
+  char* const bytes = reinterpret_cast<char*>(plain);
+  const std::size_t head = std::min(text.size(), n * 8 - 1);
+  std::memcpy(bytes, text.data(), head);
+  std::memcpy(bytes + head, rest.data(), std::min(rest.size(), n * 8 - 1 - head));
   for (std::size_t i = 0; i < n; ++i) words[i].store(plain[i], std::memory_order_release);
 }
 
@@ -61,8 +64,8 @@ void RankStatus::set_phase(std::string_view phase) {
   });
 }
 
-void RankStatus::set_op(std::string_view op) {
-  write([&] { store_text(op_, op); });
+void RankStatus::set_op(std::string_view call, std::string_view op) {
+  write([&] { store_text(op_, call, op); });
 }
 
 void RankStatus::set_wait(std::string_view wait, const std::vector<int>& ranks) {

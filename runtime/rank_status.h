@@ -30,7 +30,8 @@ class RankStatus {
 
   /// Texts are cut to what fits. A phase begins without an operation; an operation is of the phase it began in.
   void set_phase(std::string_view phase);
-  void set_op(std::string_view op);
+  /// Its name in two parts, as a call has it.
+  void set_op(std::string_view call, std::string_view op = {});
   void note_finished() { finished_.fetch_add(1, std::memory_order_relaxed); }
   /// "" when nothing is waited for. More ranks than fit: -1 stands for the rest.
   void set_wait(std::string_view wait, const std::vector<int>& ranks);

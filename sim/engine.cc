@@ -184,7 +184,7 @@ bool Engine::start(QueueId q) {
     return post(q, op.occupies == Occupies::sender), false;
   streams_[q].start = now_;
   if (e.value > 0) return begin_timed(q, e.value, op.occupies), false;
-  timeline_.finished(rank_of(q), stream_of(q), *op.op, e.run, now_, now_);
+  timeline_.finished(rank_of(q), stream_of(q), op.op, e.run, now_, now_);
   streams_[q].queue.pop();
   retire(rank_of(q));
   return true;
@@ -288,7 +288,7 @@ void Engine::post(QueueId q, bool sends) {
 void Engine::complete(QueueId q) {
   Stream& s = streams_[q];
   const Entry e = s.queue.front();
-  timeline_.finished(rank_of(q), stream_of(q), *info(q, e).op, e.run, s.start, now_);
+  timeline_.finished(rank_of(q), stream_of(q), info(q, e).op, e.run, s.start, now_);
   s.queue.pop();
   s.at = At::idle;
   if (!s.queue.empty()) ready_.push_back(q);

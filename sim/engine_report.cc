@@ -19,7 +19,7 @@ std::string Engine::describe(QueueId q) const {
   const Entry& e = s.queue.front();
   if (e.code == mark_wait) return fmt::format("{}: wait for event {}", where(q), e.run);
   const Op& op = *info(q, e).op;
-  std::string text = fmt::format("{}: {} '{}'", where(q), name_of(op.kind), op.name);
+  std::string text = fmt::format("{}: {} '{}'", where(q), name_of(op.kind), info(q, e).op.name());
   if (!is_communication(op.kind)) return text;
   const std::int32_t g = group_at(op.group, rank_of(q));
   const Group& group = groups_[static_cast<std::size_t>(g)];

@@ -33,60 +33,65 @@ void MemoryBook::enter(std::int32_t step, std::int16_t phase) {
   meter_.enter(step, phase);
 }
 
-std::string MemoryBook::at(const Op& op) const {
+std::string MemoryBook::at(const BoundOp& op) const {
   const std::string phase = phase_ < 0 ? "-" : plan_.phases[static_cast<std::size_t>(phase_)].name;
-  return fmt::format("rank {}, phase {}, step {}, {} '{}'", rank_, phase, step_, name_of(op.kind), op.name);
+  return fmt::format("rank {}, phase {}, step {}, {} '{}'", rank_, phase, step_, name_of(op->kind), op.name());
 }
 
-void MemoryBook::alloc(const Op& op, const Buffer& buffer) {
-  const auto id = static_cast<std::size_t>(&buffer - program_.buffers.data());
-  HB_CHECK(id < live_.size(), "{}: the buffer is not of this program", at(op));
-  HB_CHECK(!live_[id], "{}: buffer '{}' is live already", at(op), buffer.name);
-  HB_CHECK(buffer.bytes() == 0 || covers(ranges(buffer.section), buffer.offset, buffer.offset + buffer.bytes()),
-           "{}: buffer '{}' at [{}, {}) of {} is not wholly mapped", at(op), buffer.name, buffer.offset,
-           buffer.offset + buffer.bytes(), name_of(buffer.section));
-  live_[id] = true;
-  meter_.add_live(space_of(buffer.section), buffer.category, buffer.bytes());
+void MemoryBook::alloc(const BoundOp& op, const BoundBuffer& b) {
+  if (b.is_local()) {
+    HB_CHECK(b.bytes() == 0 || locals_.emplace(b.offset, b).second, "{}: a local is live where '{}' begins", at(op),
+             b.name());
+  } else {
+    HB_CHECK(!live_[static_cast<std::size_t>(b.id)], "{}: buffer '{}' is live already", at(op), b.name());
+    live_[static_cast<std::size_t>(b.id)] = true;
+  }
+  HB_CHECK(b.bytes() == 0 || covers(ranges(b.section()), b.offset, b.offset + b.bytes()),
+           "{}: buffer '{}' at [{}, {}) of {} is not wholly mapped", at(op), b.name(), b.offset, b.offset + b.bytes(),
+           name_of(b.section()));
+  meter_.add_live(space_of(b.section()), b.category(), b.bytes());
 }
 
-void MemoryBook::free(const Op& op, const Buffer& buffer) {
-  const auto id = static_cast<std::size_t>(&buffer - program_.buffers.data());
-  HB_CHECK(id < live_.size(), "{}: the buffer is not of this program", at(op));
-  HB_CHECK(live_[id], "{}: buffer '{}' is not live", at(op), buffer.name);
-  live_[id] = false;
-  meter_.add_live(space_of(buffer.section), buffer.category, -buffer.bytes());
+void MemoryBook::free(const BoundOp& op, const BoundBuffer& b) {
+  if (b.is_local()) {
+    HB_CHECK(b.bytes() == 0 || locals_.erase(b.offset) == 1, "{}: local '{}' is not live", at(op), b.name());
+  } else {
+    HB_CHECK(live_[static_cast<std::size_t>(b.id)], "{}: buffer '{}' is not live", at(op), b.name());
+    live_[static_cast<std::size_t>(b.id)] = false;
+  }
+  meter_.add_live(space_of(b.section()), b.category(), -b.bytes());
 }
 
-void MemoryBook::check_range(const Op& op) const {
-  HB_CHECK(op.map_begin >= 0 && op.map_begin <= op.map_end && op.map_begin % plan_.chunk_bytes == 0 &&
-               op.map_end % plan_.chunk_bytes == 0,
-           "{}: [{}, {}) of {} is no range of {} B chunks", at(op), op.map_begin, op.map_end, name_of(op.section),
+void MemoryBook::check_range(const BoundOp& op) const {
+  HB_CHECK(op->map_begin >= 0 && op->map_begin <= op->map_end && op->map_begin % plan_.chunk_bytes == 0 &&
+               op->map_end % plan_.chunk_bytes == 0,
+           "{}: [{}, {}) of {} is no range of {} B chunks", at(op), op->map_begin, op->map_end, name_of(op->section),
            plan_.chunk_bytes);
 }
 
-Status MemoryBook::map(const Op& op) {
+Status MemoryBook::map(const BoundOp& op) {
   check_range(op);
-  if (op.map_begin == op.map_end) return {};
-  Ranges& held = ranges(op.section);
-  auto next = held.lower_bound(op.map_begin);
-  const bool on_next = next != held.end() && next->first < op.map_end;
-  const bool on_previous = next != held.begin() && std::prev(next)->second > op.map_begin;
-  HB_CHECK(!on_next && !on_previous, "{}: part of [{}, {}) of {} is mapped already", at(op), op.map_begin, op.map_end,
-           name_of(op.section));
+  if (op->map_begin == op->map_end) return {};
+  Ranges& held = ranges(op->section);
+  auto next = held.lower_bound(op->map_begin);
+  const bool on_next = next != held.end() && next->first < op->map_end;
+  const bool on_previous = next != held.begin() && std::prev(next)->second > op->map_begin;
+  HB_CHECK(!on_next && !on_previous, "{}: part of [{}, {}) of {} is mapped already", at(op), op->map_begin, op->map_end,
+           name_of(op->section));
 
-  const Space space = space_of(op.section);
-  const std::int64_t bytes = op.map_end - op.map_begin;
+  const Space space = space_of(op->section);
+  const std::int64_t bytes = op->map_end - op->map_begin;
   const std::int64_t overhead = space == Space::device ? plan_.overhead_bytes : 0;
   const std::int64_t capacity = space == Space::device ? plan_.device_capacity_bytes : plan_.host_capacity_bytes;
   if (enforce_capacity_ && capacity > 0 && meter_.mapped(space) + bytes + overhead > capacity)
     return fail(does_not_fit(op, space, capacity));
 
-  auto range = held.emplace_hint(next, op.map_begin, op.map_end);
-  if (next != held.end() && next->first == op.map_end) {
+  auto range = held.emplace_hint(next, op->map_begin, op->map_end);
+  if (next != held.end() && next->first == op->map_end) {
     range->second = next->second;
     held.erase(next);
   }
-  if (range != held.begin() && std::prev(range)->second == op.map_begin) {
+  if (range != held.begin() && std::prev(range)->second == op->map_begin) {
     std::prev(range)->second = range->second;
     held.erase(range);
   }
@@ -94,28 +99,32 @@ Status MemoryBook::map(const Op& op) {
   return {};
 }
 
-void MemoryBook::unmap(const Op& op) {
+void MemoryBook::unmap(const BoundOp& op) {
   check_range(op);
-  if (op.map_begin == op.map_end) return;
-  Ranges& held = ranges(op.section);
-  HB_CHECK(covers(held, op.map_begin, op.map_end), "{}: part of [{}, {}) of {} is not mapped", at(op), op.map_begin,
-           op.map_end, name_of(op.section));
+  if (op->map_begin == op->map_end) return;
+  Ranges& held = ranges(op->section);
+  HB_CHECK(covers(held, op->map_begin, op->map_end), "{}: part of [{}, {}) of {} is not mapped", at(op), op->map_begin,
+           op->map_end, name_of(op->section));
   for (std::size_t id = 0; id < live_.size(); ++id) {
     const Buffer& b = program_.buffers[id];
-    HB_CHECK(!live_[id] || b.section != op.section || b.offset + b.bytes() <= op.map_begin || b.offset >= op.map_end,
-             "{}: live buffer '{}' lies on [{}, {}) of {}", at(op), b.name, op.map_begin, op.map_end,
-             name_of(op.section));
+    HB_CHECK(!live_[id] || b.section != op->section || b.offset + b.bytes() <= op->map_begin || b.offset >= op->map_end,
+             "{}: live buffer '{}' lies on [{}, {}) of {}", at(op), b.name, op->map_begin, op->map_end,
+             name_of(op->section));
   }
-  auto range = std::prev(held.upper_bound(op.map_begin));
+  for (const auto& [begin, b] : locals_)
+    HB_CHECK(op->section != Section::transient || begin + b.bytes() <= op->map_begin || begin >= op->map_end,
+             "{}: live local '{}' lies on [{}, {}) of {}", at(op), b.name(), op->map_begin, op->map_end,
+             name_of(op->section));
+  auto range = std::prev(held.upper_bound(op->map_begin));
   const auto [begin, end] = *range;
   held.erase(range);
-  if (begin < op.map_begin) held.emplace(begin, op.map_begin);
-  if (op.map_end < end) held.emplace(op.map_end, end);
-  meter_.add_mapped(space_of(op.section), op.map_begin - op.map_end);
+  if (begin < op->map_begin) held.emplace(begin, op->map_begin);
+  if (op->map_end < end) held.emplace(op->map_end, end);
+  meter_.add_mapped(space_of(op->section), op->map_begin - op->map_end);
 }
 
-Diagnostic MemoryBook::does_not_fit(const Op& op, Space space, std::int64_t capacity) const {
-  const std::int64_t asked = op.map_end - op.map_begin, mapped = meter_.mapped(space);
+Diagnostic MemoryBook::does_not_fit(const BoundOp& op, Space space, std::int64_t capacity) const {
+  const std::int64_t asked = op->map_end - op->map_begin, mapped = meter_.mapped(space);
   const std::int64_t overhead = space == Space::device ? plan_.overhead_bytes : 0;
   const std::int64_t needed = mapped + asked + overhead;
   Diagnostic d;
@@ -124,7 +133,7 @@ Diagnostic MemoryBook::does_not_fit(const Op& op, Space space, std::int64_t capa
                           format_bytes(static_cast<double>(needed)), format_bytes(static_cast<double>(capacity)),
                           name_of(space), plan_.phases[static_cast<std::size_t>(phase_)].name);
   d.notes.push_back(
-      fmt::format("step {}, op '{}' maps {} of {}", step_, op.name, bytes_text(asked), name_of(op.section)));
+      fmt::format("step {}, op '{}' maps {} of {}", step_, op.name(), bytes_text(asked), name_of(op->section)));
   d.notes.push_back(fmt::format("mapped {} + asked {} + overhead {} = {} B, capacity {} B: {} B too much", mapped,
                                 asked, overhead, needed, capacity, needed - capacity));
 
@@ -132,7 +141,7 @@ Diagnostic MemoryBook::does_not_fit(const Op& op, Space space, std::int64_t capa
   std::vector<const Buffer*> largest;
   for (std::size_t id = 0; id < live_.size(); ++id) {
     const Buffer& b = program_.buffers[id];
-    if (space_of(b.section) == space && (live_[id] || b.section == op.section)) largest.push_back(&b);
+    if (space_of(b.section) == space && (live_[id] || b.section == op->section)) largest.push_back(&b);
   }
   std::stable_sort(largest.begin(), largest.end(),
                    [](const Buffer* a, const Buffer* b) { return a->bytes() > b->bytes(); });

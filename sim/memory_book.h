@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "graph/bound.h"
 #include "trace/meter.h"
 
 namespace hotbunk {
@@ -16,22 +17,22 @@ class MemoryBook {
 
   void enter(std::int32_t step, std::int16_t phase);
   /// Internal fault when the buffer is live already or lies on bytes that are not mapped.
-  void alloc(const Op&, const Buffer&);
+  void alloc(const BoundOp&, const BoundBuffer&);
   /// Internal fault unless live.
-  void free(const Op&, const Buffer&);
+  void free(const BoundOp&, const BoundBuffer&);
   /// Internal fault when a byte is mapped already; E301 with the arithmetic when the capacity does not allow it.
-  Status map(const Op&);
+  Status map(const BoundOp&);
   /// Internal fault when a byte is not mapped or a live buffer lies on it.
-  void unmap(const Op&);
+  void unmap(const BoundOp&);
   RankMemory result() const { return meter_.result(); }
 
  private:
   using Ranges = std::map<std::int64_t, std::int64_t>;  // begin -> end, disjoint, neighbours merged
 
   Ranges& ranges(Section s) { return mapped_[static_cast<std::size_t>(s)]; }
-  std::string at(const Op&) const;
-  void check_range(const Op&) const;
-  Diagnostic does_not_fit(const Op&, Space, std::int64_t capacity) const;
+  std::string at(const BoundOp&) const;
+  void check_range(const BoundOp&) const;
+  Diagnostic does_not_fit(const BoundOp&, Space, std::int64_t capacity) const;
 
   const Plan& plan_;
   const Program& program_;
@@ -40,7 +41,8 @@ class MemoryBook {
   std::int32_t step_ = 0;
   std::int16_t phase_ = -1;
   MemoryMeter meter_;
-  std::vector<bool> live_;  // by buffer
+  std::vector<bool> live_;                      // by buffer
+  std::map<std::int64_t, BoundBuffer> locals_;  // alive, by where they begin
   std::vector<Ranges> mapped_;
 };
 

@@ -56,35 +56,31 @@ DependsOn depends_on(const Op& op) {
 
 ProgramIndex::ProgramIndex(const Program& program) : program_(&program) {
   for (const auto& blocks : program.phases) {
-    auto& first = first_.emplace_back();
+    auto& of_phase = first_.emplace_back();
     for (std::size_t b = 0; b < blocks.size(); ++b) {
-      first.push_back(size());
-      for (const Op& op : blocks[b].ops)
-        ops_.push_back({&op, occupies_of(op), depends_on(op), static_cast<std::int32_t>(b)});
+      auto& of_block = of_phase.emplace_back();
+      for (const Call& call : blocks[b].calls) {
+        of_block.push_back(size());
+        each_step(
+            program, blocks[b], call,
+            [&](const BoundOp& op) {
+              ops_.push_back({op, occupies_of(*op), depends_on(*op), static_cast<std::int32_t>(b)});
+            },
+            [](const Mark&) {});
+      }
     }
   }
 }
 
-std::uint32_t ProgramIndex::find(const Op& op, std::int16_t phase, std::int32_t& hint) const {
+ProgramIndex::Place ProgramIndex::find(const BoundOp& op, std::int16_t phase) const {
   const auto p = static_cast<std::size_t>(phase);
   HB_CHECK(phase >= 0 && p < first_.size(), "phase {} of {}", phase, first_.size());
-  const std::vector<Block>& blocks = program_->phases[p];
-  const auto at = [&](std::size_t b) -> std::ptrdiff_t {
-    const std::vector<Op>& ops = blocks[b].ops;
-    const std::less<const Op*> before;
-    if (ops.empty() || before(&op, ops.data()) || !before(&op, ops.data() + ops.size())) return -1;
-    return &op - ops.data();
-  };
-  for (std::size_t tried = 0; tried <= blocks.size(); ++tried) {
-    const std::size_t b = tried == 0 ? static_cast<std::size_t>(hint) : tried - 1;
-    if (b >= blocks.size()) continue;
-    if (const std::ptrdiff_t i = at(b); i >= 0) {
-      hint = static_cast<std::int32_t>(b);
-      return first_[p][b] + static_cast<std::uint32_t>(i);
-    }
-  }
-  HB_CHECK(false, "{} '{}' is no op of phase {} of this plan", name_of(op.kind), op.name, phase);
-  return 0;
+  const auto block = static_cast<std::size_t>(op.block - program_->phases[p].data());
+  HB_CHECK(op.program == program_ && block < first_[p].size(), "{} '{}' is no op of phase {} of this plan",
+           name_of(op->kind), op.name(), phase);
+  const auto call = static_cast<std::size_t>(op.call - op.block->calls.data());
+  return {first_[p][block].at(call) + static_cast<std::uint32_t>(op.op - op.body().ops.data()),
+          static_cast<std::int32_t>(block)};
 }
 
 }  // namespace hotbunk

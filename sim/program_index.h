@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "graph/plan.h"
+#include "graph/bound.h"
 
 namespace hotbunk {
 
@@ -23,7 +23,7 @@ enum class Occupies : std::uint8_t {
 enum class DependsOn : std::uint8_t { nothing, shapes, pairs };
 
 struct OpInfo {
-  const Op* op = nullptr;
+  BoundOp op;
   Occupies occupies = Occupies::stream;
   DependsOn depends_on = DependsOn::nothing;
   std::int32_t block = 0;  // within its phase
@@ -35,13 +35,17 @@ class ProgramIndex {
   const Program& program() const { return *program_; }
   const OpInfo& operator[](std::uint32_t op) const { return ops_[op]; }
   std::uint32_t size() const { return static_cast<std::uint32_t>(ops_.size()); }
-  /// The number of an op of this phase, by its address. `hint`: index of the block to try first, updated.
-  std::uint32_t find(const Op&, std::int16_t phase, std::int32_t& hint) const;
+  /// The number of an op of this phase, and its block's within the phase.
+  struct Place {
+    std::uint32_t op;
+    std::int32_t block;
+  };
+  Place find(const BoundOp&, std::int16_t phase) const;
 
  private:
   const Program* program_;
   std::vector<OpInfo> ops_;
-  std::vector<std::vector<std::uint32_t>> first_;  // [phase][block]
+  std::vector<std::vector<std::vector<std::uint32_t>>> first_;  // [phase][block][call]
 };
 
 }  // namespace hotbunk

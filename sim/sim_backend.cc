@@ -129,34 +129,36 @@ class SimDevice final : public Device {
   }
   void leave(std::int64_t blocks) override { world_->timeline.leave(rank_, blocks); }
 
-  Status alloc(StreamId stream, const Op& op, const Buffer& buffer) override {
+  Status alloc(StreamId stream, const BoundOp& op) override {
+    const BoundBuffer buffer = op.allocated();
     memory().alloc(op, buffer);
     return note_memory(stream, buffer, buffer.bytes());
   }
-  Status free(StreamId stream, const Op& op, const Buffer& buffer) override {
+  Status free(StreamId stream, const BoundOp& op) override {
+    const BoundBuffer buffer = op.allocated();
     memory().free(op, buffer);
     return note_memory(stream, buffer, -buffer.bytes());
   }
-  Status map(StreamId stream, const Op& op) override {
+  Status map(StreamId stream, const BoundOp& op) override {
     if (Status mapped = memory().map(op); !mapped) return mapped;
     return enqueue(stream, op, unsized());
   }
-  Status unmap(StreamId stream, const Op& op) override {
+  Status unmap(StreamId stream, const BoundOp& op) override {
     memory().unmap(op);
     return enqueue(stream, op, unsized());
   }
-  Status compute(StreamId stream, const Op& op, const Args& args) override { return enqueue(stream, op, args); }
-  Status copy(StreamId stream, const Op& op, const Args& args) override {
-    if (is_communication(op.kind)) return collective(stream, op, args);
+  Status compute(StreamId stream, const BoundOp& op, const Args& args) override { return enqueue(stream, op, args); }
+  Status copy(StreamId stream, const BoundOp& op, const Args& args) override {
+    if (is_communication(op->kind)) return collective(stream, op, args);
     return enqueue(stream, op, args);
   }
-  Status collective(StreamId stream, const Op& op, const Args& args) override {
-    HB_CHECK(op.group >= 0 && static_cast<std::size_t>(op.group) < group_sizes_.size(), "{} '{}' names no group",
-             name_of(op.kind), op.name);
-    const std::int64_t ranks = group_sizes_[static_cast<std::size_t>(op.group)];
+  Status collective(StreamId stream, const BoundOp& op, const Args& args) override {
+    HB_CHECK(op->group >= 0 && static_cast<std::size_t>(op->group) < group_sizes_.size(), "{} '{}' names no group",
+             name_of(op->kind), op.name());
+    const std::int64_t ranks = group_sizes_[static_cast<std::size_t>(op->group)];
     HB_CHECK(ranks > 0, "rank {} is in no group of family {}: {} '{}'", rank_,
-             world_->plan.groups[static_cast<std::size_t>(op.group)].name, name_of(op.kind), op.name);
-    traffic().count(op, args.sizes, ranks, world_->timeline.places(rank_));
+             world_->plan.groups[static_cast<std::size_t>(op->group)].name, name_of(op->kind), op.name());
+    traffic().count(*op, args.sizes, ranks, world_->timeline.places(rank_));
     return enqueue(stream, op, args);
   }
   Status record(StreamId stream, EventId event) override {
@@ -186,16 +188,15 @@ class SimDevice final : public Device {
   MemoryBook& memory() { return world_->memory[static_cast<std::size_t>(rank_)]; }
   TrafficBook& traffic() { return world_->traffic[static_cast<std::size_t>(rank_)]; }
 
-  Status note_memory(StreamId stream, const Buffer& buffer, std::int64_t delta_bytes) {
+  Status note_memory(StreamId stream, const BoundBuffer& buffer, std::int64_t delta_bytes) {
     const std::int64_t event = world_->timeline.open_memory_event(rank_, buffer, delta_bytes);
     if (event < 0) return {};
     world_->engine.enqueue_memory(rank_, stream, event);
     return world_->called();
   }
 
-  Status enqueue(StreamId stream, const Op& op, const Args& args) {
-    std::int32_t block = block_;
-    const std::uint32_t code = index_.find(op, phase_, block);
+  Status enqueue(StreamId stream, const BoundOp& op, const Args& args) {
+    const auto [code, block] = index_.find(op, phase_);
     // A block runs through its ops once, in order; another block, or an op at or before the last one, is a new run.
     const bool knows_sizes = args.block >= 0;
     if (block != block_ || code <= last_op_) {
@@ -208,7 +209,7 @@ class SimDevice final : public Device {
       sized_ = true;
     }
     last_op_ = code;
-    world_->engine.enqueue_op(rank_, stream, code, run_, price(code, op, args));
+    world_->engine.enqueue_op(rank_, stream, code, run_, price(code, *op, args));
     return world_->called();
   }
 

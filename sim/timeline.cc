@@ -54,42 +54,45 @@ void Timeline::close_visits(RankLine& line, std::uint32_t until) {
   while (!line.runs.items.empty() && line.runs.items.front().visit < until) line.runs.pop();
 }
 
-std::int32_t Timeline::intern(std::string_view name) {
-  const auto [at, added] = name_index_.try_emplace(name, static_cast<std::int32_t>(names_.size()));
-  if (added) names_.push_back(name);
-  return at->second;
+std::int32_t Timeline::intern(std::string_view prefix, std::string_view name) {
+  const auto [at, added] = name_index_.try_emplace({prefix, name}, 0);
+  if (!added) return at->second;
+  const auto [in_full, is_new] =
+      index_of_name_.try_emplace(std::string(prefix).append(name), static_cast<std::int32_t>(names_.size()));
+  if (is_new) names_.push_back(in_full->first);
+  return at->second = in_full->second;
 }
 
-std::int64_t Timeline::open_memory_event(Rank r, const Buffer& buffer, std::int64_t delta_bytes) {
+std::int64_t Timeline::open_memory_event(Rank r, const BoundBuffer& buffer, std::int64_t delta_bytes) {
   RankLine& line = ranks_[static_cast<std::size_t>(r)];
   HB_CHECK(!line.visits.items.empty(), "rank {} allocates before it entered a phase", r);
   const PhaseSpan& visit = line.visits.items.back();
   if (!recorded(visit.step) || num_memory_events_ >= options_.max_memory_events) return -1;
   ++num_memory_events_;
-  line.memory_events.push_back(
-      {r, space_of(buffer.section), buffer.category, visit.phase, visit.step, intern(buffer.name), 0, delta_bytes});
+  line.memory_events.push_back({r, space_of(buffer.section()), buffer.category(), visit.phase, visit.step,
+                                intern(buffer.prefix, buffer.buffer->name), 0, delta_bytes});
   return static_cast<std::int64_t>(line.memory_events.size()) - 1;
 }
 
-void Timeline::finished(Rank r, StreamId stream, const Op& op, std::uint32_t run_index, std::int64_t start_ns,
+void Timeline::finished(Rank r, StreamId stream, const BoundOp& op, std::uint32_t run_index, std::int64_t start_ns,
                         std::int64_t end_ns) {
   RankLine& line = ranks_[static_cast<std::size_t>(r)];
-  HB_CHECK(run_index >= line.runs.first, "rank {}: {} '{}' ends after its phase", r, name_of(op.kind), op.name);
+  HB_CHECK(run_index >= line.runs.first, "rank {}: {} '{}' ends after its phase", r, name_of(op->kind), op.name());
   const BlockRun run = line.runs.at(run_index);
   close_visits(line, run.visit);
   PhaseSpan& visit = line.visits.at(run.visit);
   visit.end_ns = std::max(visit.end_ns, end_ns);
   if (end_ns == start_ns || !recorded(run.step) || static_cast<std::int64_t>(spans_.size()) >= options_.max_spans)
     return;
-  spans_.push_back({r, stream, op.kind, visit.phase, run.step, intern(op.name), start_ns, end_ns,
-                    op_bytes(op, run.sizes, line.places), op_flops(op, run.sizes)});
+  spans_.push_back({r, stream, op->kind, visit.phase, run.step, intern(op.call->name, op->name), start_ns, end_ns,
+                    op_bytes(*op, run.sizes, line.places), op_flops(*op, run.sizes)});
 }
 
 void Timeline::write(Trace& trace) {
   std::stable_sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
     return std::tie(a.rank, a.start_ns, a.stream, a.end_ns) < std::tie(b.rank, b.start_ns, b.stream, b.end_ns);
   });
-  trace.names.assign(names_.begin(), names_.end());
+  trace.names = names_;
   trace.spans = std::move(spans_);
   for (RankLine& line : ranks_) {
     close_visits(line, line.visits.end());

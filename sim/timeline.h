@@ -2,8 +2,11 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "graph/boxes.h"
@@ -46,13 +49,13 @@ class Timeline {
   }
   const BlockRun& run(Rank r, std::uint32_t run) const { return ranks_[static_cast<std::size_t>(r)].runs.at(run); }
   /// Index of a memory event whose time is still open, or -1 when this step is not recorded.
-  std::int64_t open_memory_event(Rank, const Buffer&, std::int64_t delta_bytes);
+  std::int64_t open_memory_event(Rank, const BoundBuffer&, std::int64_t delta_bytes);
   void set_memory_time(Rank r, std::int64_t event, std::int64_t now_ns) {
     ranks_[static_cast<std::size_t>(r)].memory_events[static_cast<std::size_t>(event)].time_ns = now_ns;
   }
   /// An op is done. Ops of no duration leave no span. A rank syncs at the end of each phase, so every op of its earlier
   /// visits is done too: they are closed, and what they needed is let go.
-  void finished(Rank, StreamId, const Op&, std::uint32_t run, std::int64_t start_ns, std::int64_t end_ns);
+  void finished(Rank, StreamId, const BoundOp&, std::uint32_t run, std::int64_t start_ns, std::int64_t end_ns);
 
   /// Into names, spans (by rank, start, stream), memory events (by rank, in program order) and phases. A phase of a
   /// rank starts where the one before ended: waiting for a slower rank belongs to the phase that waits.
@@ -79,15 +82,17 @@ class Timeline {
     std::int64_t before_ns = 0;  // the end of the last of them
   };
   void close_visits(RankLine&, std::uint32_t until);
-  std::int32_t intern(std::string_view name);
+  /// The index of a name in two parts; the parts are the plan's, which outlives this.
+  std::int32_t intern(std::string_view prefix, std::string_view name);
   bool recorded(std::int32_t step) const { return step >= options_.first_step && step <= options_.last_step; }
 
   TimelineOptions options_;
   std::vector<RankLine> ranks_;
   std::vector<Span> spans_;
   std::int64_t num_memory_events_ = 0;
-  std::vector<std::string_view> names_;  // of ops and buffers of the plan, which outlives this
-  std::unordered_map<std::string_view, std::int32_t> name_index_;
+  std::vector<std::string> names_;  // of ops and buffers
+  std::map<std::pair<std::string_view, std::string_view>, std::int32_t> name_index_;
+  std::unordered_map<std::string, std::int32_t> index_of_name_;
 };
 
 }  // namespace hotbunk

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "graph/plan.h"
+#include "tests/blocks.h"
 
 namespace hotbunk::toy {
 
@@ -83,7 +83,7 @@ inline Plan plan_of(std::vector<std::string> phases, std::vector<std::vector<std
     world.groups[0].push_back(static_cast<Rank>(r));
     Program p;
     p.num_events = 16;
-    for (auto& ops : programs[r]) p.phases.push_back({Block{"only", std::move(ops)}});
+    for (const auto& ops : programs[r]) p.phases.push_back({test::block_of(p, "only", ops)});
     plan.programs.push_back(std::move(p));
     plan.program_of_rank.push_back(static_cast<std::int32_t>(r));
   }

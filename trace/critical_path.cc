@@ -4,10 +4,11 @@
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/dag_shortest_paths.hpp>
 #include <map>
-#include <string_view>
+#include <string>
 #include <tuple>
 
 #include "base/check.h"
+#include "graph/bound.h"
 #include "trace/meetings.h"
 
 namespace hotbunk {
@@ -46,7 +47,7 @@ class Builder {
 
  private:
   const Span& span(Vertex v) const { return trace_.spans[spans_[v]]; }
-  std::string_view name(const Span& s) const { return trace_.names[static_cast<std::size_t>(s.name)]; }
+  const std::string& name(const Span& s) const { return trace_.names[static_cast<std::size_t>(s.name)]; }
 
   /// Into a collective leads only what leads to all its members.
   void edge(Vertex from, Vertex to) {
@@ -102,14 +103,14 @@ class Builder {
   /// From the program's text to the spans: the op before a record is the latest of its name that was done before the op
   /// after the wait started.
   void events() {
-    using Key = std::tuple<Rank, std::int16_t, std::string_view>;
+    using Key = std::tuple<Rank, std::int16_t, std::string>;
     std::map<Key, std::vector<Vertex>> by_name;  // in order of start, which is that of end on a stream
     for (Vertex v = 0; v < spans_.size(); ++v) by_name[{span(v).rank, span(v).phase, name(span(v))}].push_back(v);
     for (Rank rank = 0; rank < plan_.num_ranks(); ++rank) {
       const Program& program = plan_.program(rank);
       for (std::size_t p = 0; p < program.phases.size(); ++p)
         for (const Block& block : program.phases[p])
-          for (const auto& [from, to] : event_pairs(block)) {
+          for (const auto& [from, to] : event_pairs(program, block)) {
             const auto phase = static_cast<std::int16_t>(p);
             const auto sources = by_name.find({rank, phase, from}), targets = by_name.find({rank, phase, to});
             if (sources == by_name.end() || targets == by_name.end()) continue;
@@ -124,20 +125,27 @@ class Builder {
   }
 
   /// Names of the ops on both sides of each event of a block.
-  static std::vector<std::pair<std::string_view, std::string_view>> event_pairs(const Block& block) {
-    std::vector<std::pair<std::string_view, std::string_view>> out;
-    std::array<std::string_view, num_streams> last;
-    std::array<std::vector<std::string_view>, num_streams> awaited;
-    std::map<EventId, std::string_view> recorded;
-    for (const Op& op : block.ops) {
-      const auto stream = static_cast<std::size_t>(op.stream);
-      if (op.kind == OpKind::record) recorded[op.event] = last[stream];
-      if (op.kind == OpKind::wait && recorded.count(op.event)) awaited[stream].push_back(recorded[op.event]);
-      if (op.kind <= OpKind::wait) continue;  // memory and order leave no spans
-      for (const std::string_view from : std::exchange(awaited[stream], {}))
-        if (!from.empty()) out.emplace_back(from, op.name);
-      last[stream] = op.name;
-    }
+  static std::vector<std::pair<std::string, std::string>> event_pairs(const Program& program, const Block& block) {
+    std::vector<std::pair<std::string, std::string>> out;
+    std::array<std::string, num_streams> last;
+    std::array<std::vector<std::string>, num_streams> awaited;
+    std::map<EventId, std::string> recorded;
+    each_step(
+        program, block,
+        [&](const BoundOp& op) {
+          if (op->kind <= OpKind::unmap) return;  // memory leaves no spans
+          const auto stream = static_cast<std::size_t>(op->stream);
+          std::string name = op.name();
+          for (std::string& from : std::exchange(awaited[stream], {}))
+            if (!from.empty()) out.emplace_back(std::move(from), name);
+          last[stream] = std::move(name);
+        },
+        [&](const Mark& m) {
+          const auto stream = static_cast<std::size_t>(m.stream);
+          if (m.kind == OpKind::record) recorded[m.event] = last[stream];
+          else if (const auto from = recorded.find(m.event); from != recorded.end())
+            awaited[stream].push_back(from->second);
+        });
     return out;
   }
 

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "graph/bound.h"
+
 namespace hotbunk {
 namespace {
 
@@ -15,8 +17,9 @@ Families families_of(const Plan& plan) {
   for (const Program& program : plan.programs)
     for (std::size_t phase = 0; phase < program.phases.size(); ++phase)
       for (const Block& block : program.phases[phase])
-        for (const Op& op : block.ops)
-          if (is_communication(op.kind)) out[{static_cast<std::int16_t>(phase), op.name}] = op.group;
+        each_op(program, block, [&](const BoundOp& op) {
+          if (is_communication(op->kind)) out[{static_cast<std::int16_t>(phase), op.name()}] = op->group;
+        });
   return out;
 }
 

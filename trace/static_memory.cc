@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <string_view>
+#include <tuple>
 
 #include "base/parallel.h"
 #include "graph/access.h"
@@ -12,7 +14,7 @@
 namespace hotbunk {
 namespace {
 
-using Observer = std::function<void(const MemoryMeter&, std::int16_t phase, const Op&)>;
+using Observer = std::function<void(const MemoryMeter&, std::int16_t phase, const BoundOp&)>;
 
 RankMemory walk(const Plan& plan, const Program& program, const Observer& after_op) {
   MemoryMeter meter;
@@ -24,18 +26,18 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
       const Block& block = program.phases[static_cast<std::size_t>(visit.phase)][static_cast<std::size_t>(visit.block)];
       if (states.skips(block)) continue;
       states.ran(block);
-      for (const Op& op : block.ops) {
-        if (op.kind == OpKind::alloc || op.kind == OpKind::free) {
-          const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
-          meter.add_live(space_of(b.section), b.category, op.kind == OpKind::alloc ? b.bytes() : -b.bytes());
-        } else if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
-          const std::int64_t bytes = op.map_end - op.map_begin;
-          meter.add_mapped(space_of(op.section), op.kind == OpKind::map ? bytes : -bytes);
+      each_op(program, block, [&](const BoundOp& op) {
+        if (op->kind == OpKind::alloc || op->kind == OpKind::free) {
+          const BoundBuffer b = op.allocated();
+          meter.add_live(space_of(b.section()), b.category(), op->kind == OpKind::alloc ? b.bytes() : -b.bytes());
+        } else if (op->kind == OpKind::map || op->kind == OpKind::unmap) {
+          const std::int64_t bytes = op->map_end - op->map_begin;
+          meter.add_mapped(space_of(op->section), op->kind == OpKind::map ? bytes : -bytes);
         } else {
-          continue;
+          return;
         }
         if (after_op) after_op(meter, phase, op);
-      }
+      });
     }
   }
   return meter.result();
@@ -56,18 +58,19 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
   const RankMemory memory = static_memory(plan, rank);
   const SpaceMemory& side = space == Space::device ? memory.device : memory.host;
   const std::int64_t peak = phase < 0 ? side.peak_bytes : side.phase_peaks.at(phase).peak_bytes;
-  std::set<BufferId> live, at_peak;
-  walk(plan, program, [&](const MemoryMeter& meter, std::int16_t now, const Op& op) {
-    if (op.kind == OpKind::alloc) live.insert(op.buffer);
-    if (op.kind == OpKind::free) live.erase(op.buffer);
+  using Live = std::set<std::tuple<const Buffer*, std::string_view>>;  // a local is another one in each call
+  Live live, at_peak;
+  walk(plan, program, [&](const MemoryMeter& meter, std::int16_t now, const BoundOp& op) {
+    if (op->kind == OpKind::alloc) live.insert({op.allocated().buffer, op.allocated().prefix});
+    if (op->kind == OpKind::free) live.erase({op.allocated().buffer, op.allocated().prefix});
     if (at_peak.empty() && (phase < 0 || phase == now) && meter.live(space) == peak) at_peak = live;
   });
   std::vector<LiveBuffer> out;
-  for (BufferId id : at_peak) {
-    const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-    if (space_of(b.section) == space) out.push_back({b.name, b.category, b.bytes()});
-  }
-  std::stable_sort(out.begin(), out.end(), [](const LiveBuffer& a, const LiveBuffer& b) { return a.bytes > b.bytes; });
+  for (const auto& [b, prefix] : at_peak)
+    if (space_of(b->section) == space) out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
+  std::ranges::sort(out, [](const LiveBuffer& a, const LiveBuffer& b) {
+    return std::tie(b.bytes, a.name) < std::tie(a.bytes, b.name);
+  });
   return out;
 }
 

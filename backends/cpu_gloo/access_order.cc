@@ -10,30 +10,33 @@ namespace hotbunk {
 namespace {
 
 /// The op's tensors that have bytes of the access, as "writes 'grad' bytes 0..96".
-std::string tensors_in(const Program& program, const Op& op, const Access& a) {
+std::string tensors_in(const BoundOp& op, const Access& a) {
   std::string out;
   const auto side = [&](const std::vector<Tensor>& tensors, const char* verb) {
     for (const Tensor& t : tensors) {
-      const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
-      const std::int64_t begin = b.offset + t.offset_bytes, end = begin + t.capacity_bytes();
-      if (b.section == a.section && begin < a.end && end > a.begin)
-        out += fmt::format("{}{} '{}' at bytes {}..{}", out.empty() ? "" : ", ", verb, b.name, begin, end);
+      const BoundBuffer b = op.buffer(t);
+      const std::int64_t begin = op.begin_of(t), end = begin + t.capacity_bytes();
+      if (b.section() == a.section && begin < a.end && end > a.begin)
+        out += fmt::format("{}{} '{}' at bytes {}..{}", out.empty() ? "" : ", ", verb, b.name(), begin, end);
     }
   };
-  side(op.inputs, "reads");
-  side(op.outputs, "writes");
+  side(op->inputs, "reads");
+  side(op->outputs, "writes");
   return out;
 }
 
 }  // namespace
 
-AccessOrder::AccessOrder(const Program& program) : program_(program) { join(); }
+AccessOrder::AccessOrder(const Program& program)
+    : num_events_(static_cast<std::size_t>(std::max(program.num_events, 0))) {
+  join();
+}
 
 void AccessOrder::join() {
   Clock nothing;
   nothing.fill(-1);
   clocks_.fill(nothing);
-  recorded_.assign(static_cast<std::size_t>(std::max(program_.num_events, 0)), nothing);
+  recorded_.assign(num_events_, nothing);
   conflicts_ = {};
   touched_.clear();
 }
@@ -48,25 +51,25 @@ void AccessOrder::wait(StreamId stream, EventId event) {
   for (std::size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], then[t]);
 }
 
-std::optional<std::string> AccessOrder::touch(const Op& op, const Sizes& sizes) {
+std::optional<std::string> AccessOrder::touch(const BoundOp& op, const Sizes& sizes) {
   const auto index = static_cast<std::int32_t>(touched_.size());
-  touched_.push_back(&op);
-  Clock& mine = clocks_[static_cast<std::size_t>(op.stream)];
+  touched_.push_back(op);
+  Clock& mine = clocks_[static_cast<std::size_t>(op->stream)];
   std::optional<std::string> race;
-  each_actual_access(program_, op, sizes, [&](const Access& a) {
-    conflicts_.touch(a, op.stream, index, [&](StreamId stream, std::int32_t earlier) {
-      if (race || earlier == index || stream == op.stream || mine[static_cast<std::size_t>(stream)] >= earlier) return;
-      race = describe(*touched_[static_cast<std::size_t>(earlier)], op, a);
+  each_actual_access(op, sizes, [&](const Access& a) {
+    conflicts_.touch(a, op->stream, index, [&](StreamId stream, std::int32_t earlier) {
+      if (race || earlier == index || stream == op->stream || mine[static_cast<std::size_t>(stream)] >= earlier) return;
+      race = describe(touched_[static_cast<std::size_t>(earlier)], op, a);
     });
   });
-  mine[static_cast<std::size_t>(op.stream)] = index;
+  mine[static_cast<std::size_t>(op->stream)] = index;
   return race;
 }
 
-std::string AccessOrder::describe(const Op& earlier, const Op& later, const Access& a) const {
-  const auto said = [&](const Op& op) {
-    return fmt::format("{} '{}' on stream {} ({})", name_of(op.kind), label_of(program_, op), name_of(op.stream),
-                       tensors_in(program_, op, a));
+std::string AccessOrder::describe(const BoundOp& earlier, const BoundOp& later, const Access& a) {
+  const auto said = [&](const BoundOp& op) {
+    return fmt::format("{} '{}' on stream {} ({})", name_of(op->kind), label_of(op), name_of(op->stream),
+                       tensors_in(op, a));
   };
   return fmt::format("{} and {} race for bytes {}..{} of {}: no event orders them", said(earlier), said(later), a.begin,
                      a.end, name_of(a.section));

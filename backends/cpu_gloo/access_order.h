@@ -28,31 +28,30 @@ class AccessOrder {
   /// Notes what the op reads and writes with this run's sizes (a window's actual rows). The first conflicting access
   /// that nothing orders before it, or nothing: "stream reduce: add 'x' ... and stream compute: ...", with buffers and
   /// bytes.
-  std::optional<std::string> touch(const Op&, const Sizes&);
+  std::optional<std::string> touch(const BoundOp&, const Sizes&);
 
  private:
   using Clock = std::array<std::int32_t, num_streams>;
-  std::string describe(const Op& earlier, const Op& later, const Access&) const;
+  static std::string describe(const BoundOp& earlier, const BoundOp& later, const Access&);
 
-  const Program& program_;
+  const std::size_t num_events_;
   ConflictMap conflicts_;
   std::array<Clock, num_streams> clocks_;
-  std::vector<Clock> recorded_;     // by event
-  std::vector<const Op*> touched_;  // since the last join, by sequence number
+  std::vector<Clock> recorded_;   // by event
+  std::vector<BoundOp> touched_;  // since the last join, by sequence number
 };
 
 /// Calls visit(access) for what an op reads and writes with actual sizes; each_access (graph/access.h) has capacities.
 template <class F>
-void each_actual_access(const Program& program, const Op& op, const Sizes& sizes, F&& visit) {
+void each_actual_access(const BoundOp& op, const Sizes& sizes, F&& visit) {
   const auto side = [&](const std::vector<Tensor>& tensors, bool write) {
     for (const Tensor& t : tensors) {
-      const Buffer& b = program.buffers[static_cast<std::size_t>(t.buffer)];
-      const std::int64_t begin = b.offset + t.offset_bytes;
-      visit(Access{b.section, begin, begin + t.bytes(sizes), write});
+      const std::int64_t begin = op.begin_of(t);
+      visit(Access{op.buffer(t).section(), begin, begin + t.bytes(sizes), write});
     }
   };
-  side(op.inputs, false);
-  side(op.outputs, true);
+  side(op->inputs, false);
+  side(op->outputs, true);
 }
 
 }  // namespace hotbunk

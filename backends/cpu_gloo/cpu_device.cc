@@ -29,7 +29,7 @@ std::int64_t opened_ns(World& world, Rank rank, const std::string& scope) {
 
 /// Turns what a call throws into what the user reads: which op, and what happened.
 template <class F>
-Status guarded(const Program& program, const Op& op, F&& call) {
+Status guarded(const std::string& what, F&& call) {
   try {
     call();
     return {};
@@ -37,16 +37,21 @@ Status guarded(const Program& program, const Op& op, F&& call) {
     return fail(Diagnostic{.code = "E699",
                            .message = e.what(),
                            .where = {},
-                           .notes = {fmt::format("op {} '{}'", name_of(op.kind), label_of(program, op))},
+                           .notes = {what},
                            .help = "this is a fault of hotbunk; please report it with the scenario"});
   } catch (const std::exception& e) {
     return fail(Diagnostic{.code = "E602",
                            .message = e.what(),
                            .where = {},
-                           .notes = {fmt::format("op {} '{}'", name_of(op.kind), label_of(program, op))},
+                           .notes = {what},
                            .help = "`hotbunk doctor` tries memory, sockets and threads of this machine; what another "
                                    "rank said first may be the cause"});
   }
+}
+
+template <class F>
+Status guarded(const BoundOp& op, F&& call) {
+  return guarded(fmt::format("op {} '{}'", name_of(op->kind), label_of(op)), std::forward<F>(call));
 }
 
 }  // namespace
@@ -70,15 +75,14 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
       record_(plan, rank, {options.span_steps, options.measure_cpu}, opened_ns(world, rank, options.scope)),
       events_(static_cast<std::size_t>(program_.num_events)) {
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
-  for (const auto& blocks : program_.phases)
-    for (const Block& block : blocks)
-      for (const Op& op : block.ops) {
-        auto& s = streams_[static_cast<std::size_t>(op.stream)];
-        if (!s)
-          s = std::make_unique<Stream>(op.stream, op.stream == StreamId::compute ? options.compute_threads : 1, mode);
-      }
+  for (const Body& body : program_.bodies)
+    for (const Op& op : body.ops) {
+      auto& s = streams_[static_cast<std::size_t>(op.stream)];
+      if (!s)
+        s = std::make_unique<Stream>(op.stream, op.stream == StreamId::compute ? options.compute_threads : 1, mode);
+    }
   if (options.check_order) order_.emplace(program_);
-  if (options.poison) poison_.emplace(program_, [this](StreamId id) -> StreamThread& { return stream(id).queue; });
+  if (options.poison) poison_.emplace([this](StreamId id) -> StreamThread& { return stream(id).queue; });
 }
 
 CpuDevice::~CpuDevice() = default;
@@ -102,60 +106,62 @@ void CpuDevice::leave(std::int64_t blocks) {
 // Memory is booked when the call comes, in program order (DESIGN: one total program order per rank). Mapping touches
 // fresh ranges only, so it can happen at once; unmapping waits until nothing runs.
 
-Status CpuDevice::alloc(StreamId id, const Op& op, const Buffer& b) {
+Status CpuDevice::alloc(StreamId id, const BoundOp& op) {
   record_.note_call(false);
-  return guarded(program_, op, [&] {
+  return guarded(op, [&] {
+    const BoundBuffer b = op.allocated();
     record_.note_live(b, memory_.alloc(b));
-    if (poison_ && b.bytes() > 0) poison_->poison(id, b, [this, &b] { memory_.poison(b); });
+    if (poison_ && b.bytes() > 0) poison_->poison(id, b, [this, b] { memory_.poison(b); });
   });
 }
 
-Status CpuDevice::free(StreamId, const Op& op, const Buffer& b) {
+Status CpuDevice::free(StreamId, const BoundOp& op) {
   record_.note_call(false);
-  return guarded(program_, op, [&] { record_.note_live(b, memory_.free(b)); });
+  return guarded(op, [&] { record_.note_live(op.allocated(), memory_.free(op.allocated())); });
 }
 
-Status CpuDevice::map(StreamId, const Op& op) {
+Status CpuDevice::map(StreamId, const BoundOp& op) {
   record_.note_call(false);
-  return guarded(program_, op, [&] {
+  return guarded(op, [&] {
     const auto start = record_.now();
     const auto& phase = plan_.phases[static_cast<std::size_t>(record_.where().phase)].name;
-    memory_.map(op, fmt::format("section {} in phase {}", name_of(op.section), phase));
+    memory_.map(*op, fmt::format("section {} in phase {}", name_of(op->section), phase));
     record_.note_mapping(op, start);
   });
 }
 
-Status CpuDevice::unmap(StreamId, const Op& op) {
+Status CpuDevice::unmap(StreamId, const BoundOp& op) {
   record_.note_call(false);
   if (auto s = drain(); !s) return s;
-  return guarded(program_, op, [&] {
+  return guarded(op, [&] {
     const auto start = record_.now();
-    memory_.unmap(op);
+    memory_.unmap(*op);
     record_.note_mapping(op, start);
   });
 }
 
-Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work) {
+Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
   record_.note_call(true);
   if (auto s = check_order(op, args.sizes); !s) return s;
   if (poison_) poison_->touch(op, args.sizes);
   Stream& s = stream(id);
-  s.queue.enqueue([this, id, &s, &op, sizes = args.sizes, where = record_.where(), work = std::move(work),
-                   place = watch_.next(rank_, program_, op)] {
-    world_.watch().set_op(op.name);
-    const KernelCall call{s.context, memory_, op, sizes, places_};
+  s.queue.enqueue([this, id, &s, op, sizes = args.sizes, where = record_.where(), work = std::move(work),
+                   place = watch_.next(rank_, op)] {
+    world_.watch().set_op(op.call->name, op->name);
+    const BoundAddresses addresses(memory_, op);
+    const KernelCall call{s.context, addresses, *op, sizes, places_, op};
     const bool timed = record_.keeps(where);
     const auto start = timed ? record_.now() : DeviceRecord::Moment{};
     std::int64_t bytes = -1;
     try {
       bytes = work(call);
       if (options_.check_finite)
-        if (const std::string bad = bad_output(program_, call); !bad.empty()) throw RuntimeFailure(bad);
-      if (place) watch_.look(*place, program_, call);
+        if (const std::string bad = bad_output(call); !bad.empty()) throw RuntimeFailure(bad);
+      if (place) watch_.look(*place, call);
     } catch (const InternalError& e) {
-      throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
+      throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
     } catch (const std::exception& e) {
-      throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op.kind), op.name));
+      throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
     }
     if (timed) record_.note_op(id, op, where, start, sizes, bytes);
     world_.watch().note_finished();
@@ -163,27 +169,29 @@ Status CpuDevice::enqueue(StreamId id, const Op& op, const Args& args, Work work
   return {};
 }
 
-Status CpuDevice::compute(StreamId id, const Op& op, const Args& args) {
-  const OpKernel kernel = op_kernel(op.kind);
-  HB_CHECK(kernel, "no kernel for {}", name_of(op.kind));
+Status CpuDevice::compute(StreamId id, const BoundOp& op, const Args& args) {
+  const OpKernel kernel = op_kernel(op->kind);
+  HB_CHECK(kernel, "no kernel for {}", name_of(op->kind));
   return enqueue(id, op, args, [kernel](const KernelCall& call) {
     kernel(call);
     return std::int64_t{-1};
   });
 }
 
-Status CpuDevice::copy(StreamId id, const Op& op, const Args& args) {
-  switch (op.kind) {
+Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
+  switch (op->kind) {
     case OpKind::feed:
       return enqueue(id, op, args, [this, args](const KernelCall& call) {
         const Tensor& t = call.op.outputs[0];
-        driver_->feed(rank_, call.op, args, {memory_.address(t), static_cast<std::size_t>(t.bytes(call.sizes))});
+        driver_->feed(rank_, call.bound, args,
+                      {call.addresses.address(t), static_cast<std::size_t>(t.bytes(call.sizes))});
         return std::int64_t{-1};
       });
     case OpKind::fetch:
       return enqueue(id, op, args, [this, args](const KernelCall& call) {
         const Tensor& t = call.op.inputs[0];
-        driver_->fetch(rank_, call.op, args, {memory_.address(t), static_cast<std::size_t>(t.bytes(call.sizes))});
+        driver_->fetch(rank_, call.bound, args,
+                       {call.addresses.address(t), static_cast<std::size_t>(t.bytes(call.sizes))});
         return std::int64_t{-1};
       });
     case OpKind::peer_copy:
@@ -193,13 +201,14 @@ Status CpuDevice::copy(StreamId id, const Op& op, const Args& args) {
     default:
       return enqueue(id, op, args, [this](const KernelCall& call) {
         const Tensor& from = call.op.inputs[0];
-        kernels::copy(call.context, memory_.address(from), memory_.address(call.op.outputs[0]), from.bytes(call.sizes));
+        kernels::copy(call.context, call.addresses.address(from), call.addresses.address(call.op.outputs[0]),
+                      from.bytes(call.sizes));
         return std::int64_t{-1};
       });
   }
 }
 
-Status CpuDevice::collective(StreamId id, const Op& op, const Args& args) {
+Status CpuDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
   return enqueue(id, op, args, [this, phase = record_.where().phase](const KernelCall& call) {
     communicators_.collective(call, phase);
     return std::int64_t{-1};
@@ -221,8 +230,7 @@ Status CpuDevice::wait(StreamId id, EventId event) {
 }
 
 Status CpuDevice::drain() {
-  static const Op synchronise{};
-  return guarded(program_, synchronise, [&] {
+  return guarded("waiting for the streams", [&] {
     for (auto& s : streams_)
       if (s) s->queue.sync();
     if (order_) order_->join();
@@ -230,7 +238,7 @@ Status CpuDevice::drain() {
   });
 }
 
-Status CpuDevice::check_order(const Op& op, const Sizes& sizes) {
+Status CpuDevice::check_order(const BoundOp& op, const Sizes& sizes) {
   if (!order_) return {};
   auto race = order_->touch(op, sizes);
   if (!race) return {};

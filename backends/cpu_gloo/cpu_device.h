@@ -25,13 +25,13 @@ class CpuDevice final : public Device {
   Rank rank() const override { return rank_; }
   void enter(std::int32_t step, std::int16_t phase) override;
   void leave(std::int64_t blocks) override;
-  Status alloc(StreamId, const Op&, const Buffer&) override;
-  Status free(StreamId, const Op&, const Buffer&) override;
-  Status map(StreamId, const Op&) override;
-  Status unmap(StreamId, const Op&) override;
-  Status compute(StreamId, const Op&, const Args&) override;
-  Status copy(StreamId, const Op&, const Args&) override;
-  Status collective(StreamId, const Op&, const Args&) override;
+  Status alloc(StreamId, const BoundOp&) override;
+  Status free(StreamId, const BoundOp&) override;
+  Status map(StreamId, const BoundOp&) override;
+  Status unmap(StreamId, const BoundOp&) override;
+  Status compute(StreamId, const BoundOp&, const Args&) override;
+  Status copy(StreamId, const BoundOp&, const Args&) override;
+  Status collective(StreamId, const BoundOp&, const Args&) override;
   Status record(StreamId, EventId) override;
   Status wait(StreamId, EventId) override;
   Status sync() override;
@@ -49,10 +49,10 @@ class CpuDevice final : public Device {
   using Work = std::function<std::int64_t(const KernelCall&)>;  // returns bytes for the span; < 0: the catalogue's
 
   Stream& stream(StreamId id) { return *streams_[static_cast<std::size_t>(id)]; }
-  Status enqueue(StreamId, const Op&, const Args&, Work);
+  Status enqueue(StreamId, const BoundOp&, const Args&, Work);
   Status drain();
   /// With CpuOptions::check_order: E612 where two accesses have no order.
-  Status check_order(const Op&, const Sizes&);
+  Status check_order(const BoundOp&, const Sizes&);
 
   const Plan& plan_;
   const Program& program_;

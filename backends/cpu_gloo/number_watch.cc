@@ -17,51 +17,50 @@ bool makes_numbers(OpKind kind) {
          (is_compute(kind) && kind != OpKind::kv_write);  // which only moves
 }
 
-std::string bad_elements(const Program& program, const KernelCall& call, const Tensor& t) {
+std::string bad_elements(const KernelCall& call, const Tensor& t) {
   if (t.dtype != DType::f32 && t.dtype != DType::bf16) return "";
   const auto found =
       kernels::find_nonfinite(call.context, {call.addresses.address(t), t.dtype}, t.elements(call.sizes));
   if (found.count == 0) return "";
   return fmt::format("{} NaN or infinite elements, the first at index {} of '{}'", found.count, found.first,
-                     program.buffers[static_cast<std::size_t>(t.buffer)].name);
+                     call.bound.buffer(t).name());
 }
 
 /// Inputs that were bad before the op ran, as what the driver fed: no op of a plan made those.
-std::string bad_inputs(const Program& program, const KernelCall& call) {
+std::string bad_inputs(const KernelCall& call) {
   std::string out;
   for (const Tensor& t : call.op.inputs) {
     const auto same = [&](const Tensor& o) { return o.buffer == t.buffer; };
     if (std::ranges::any_of(call.op.outputs, same)) continue;
-    if (const std::string bad = bad_elements(program, call, t); !bad.empty()) out += "; among its inputs " + bad;
+    if (const std::string bad = bad_elements(call, t); !bad.empty()) out += "; among its inputs " + bad;
   }
   return out;
 }
 
 }  // namespace
 
-std::string bad_output(const Program& program, const KernelCall& call) {
+std::string bad_output(const KernelCall& call) {
   if (!makes_numbers(call.op.kind)) return "";
   for (const Tensor& t : call.op.outputs)
-    if (std::string bad = bad_elements(program, call, t); !bad.empty()) return bad;
+    if (std::string bad = bad_elements(call, t); !bad.empty()) return bad;
   return "";
 }
 
-std::optional<BadOutput> NumberWatch::next(Rank rank, const Program& program, const Op& op) {
+std::optional<BadOutput> NumberWatch::next(Rank rank, const BoundOp& op) {
   if (!watching_) return std::nullopt;
   // The optimizer that was refused left its state alone: what is bad in it was bad before the mini-batch.
-  const std::int64_t block = op.kind == OpKind::adamw ? BadOutput::before_all : block_;
-  return BadOutput{
-      .block = block, .op = ops_++, .rank = rank, .kind = op.kind, .label = label_of(program, op), .what = {}};
+  const std::int64_t block = op->kind == OpKind::adamw ? BadOutput::before_all : block_;
+  return BadOutput{.block = block, .op = ops_++, .rank = rank, .kind = op->kind, .label = label_of(op), .what = {}};
 }
 
-void NumberWatch::look(BadOutput place, const Program& program, const KernelCall& call) {
+void NumberWatch::look(BadOutput place, const KernelCall& call) {
   {
     std::lock_guard lock(mutex_);
     if (first_ && *first_ < place) return;
   }
-  place.what = bad_output(program, call);
+  place.what = bad_output(call);
   if (place.what.empty()) return;
-  if (place.block != BadOutput::before_all) place.what += bad_inputs(program, call);
+  if (place.block != BadOutput::before_all) place.what += bad_inputs(call);
   std::lock_guard lock(mutex_);
   if (!first_ || place < *first_) first_ = std::move(place);
 }

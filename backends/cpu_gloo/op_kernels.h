@@ -22,6 +22,7 @@ struct KernelCall {
   const Op& op;
   const Sizes& sizes;
   const Places& places;
+  const BoundOp& bound;  // the same op, for who wants names
 };
 
 using OpKernel = void (*)(const KernelCall&);

@@ -37,10 +37,9 @@ OpKind kind_of(CommOp op) {
 
 bool reads_peers(const Plan& plan) {
   for (const Program& program : plan.programs)
-    for (const auto& blocks : program.phases)
-      for (const Block& block : blocks)
-        for (const Op& op : block.ops)
-          if (op.kind == OpKind::peer_copy) return true;
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
+        if (op.kind == OpKind::peer_copy) return true;
   return false;
 }
 
@@ -64,15 +63,12 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& worl
   for (std::size_t p = 0; p < plan.programs.size(); ++p)
     for (const auto& blocks : plan.programs[p].phases)
       for (const Block& block : blocks)
-        for (const Op& op : block.ops) {
-          if (!is_communication(op.kind)) continue;
-          used.insert({op.group, op.stream});
-          if (op.kind == OpKind::peer_copy || op.kind == OpKind::barrier)
-            for (const Tensor& t : op.inputs) {
-              const Buffer& b = plan.programs[p].buffers[static_cast<std::size_t>(t.buffer)];
-              peer_buffers_[p].emplace(b.name, &b);
-            }
-        }
+        each_op(plan.programs[p], block, [&](const BoundOp& op) {
+          if (!is_communication(op->kind)) return;
+          used.insert({op->group, op->stream});
+          if (op->kind == OpKind::peer_copy || op->kind == OpKind::barrier)
+            for (const Tensor& t : op->inputs) peer_buffers_[p].emplace(op.buffer(t).buffer->name, op.buffer(t).buffer);
+        });
   for (const auto& key : used) {
     const auto& members = plan.group_of(key.first, rank);
     if (members.empty()) continue;
@@ -92,7 +88,7 @@ Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) 
 }
 
 void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
-  const auto& [context, memory, op, sizes, places] = call;
+  const auto& [context, memory, op, sizes, places, bound] = call;
   Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
@@ -117,12 +113,12 @@ void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
 }
 
 std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t phase) {
-  const auto& [context, memory, op, sizes, places] = call;
+  const auto& [context, memory, op, sizes, places, bound] = call;
   const std::vector<Box> boxes = boxes_of(op, places);
   if (boxes.empty()) return 0;  // nothing of this bucket is this rank's
   Communicator& c = communicator(op, phase);
   const Tensor& source = op.inputs[0];
-  const Buffer& mine = plan_.program(rank_).buffers[static_cast<std::size_t>(source.buffer)];
+  const Buffer& mine = *bound.buffer(source).buffer;
   const auto& members = plan_.group_of(op.group, rank_);
   std::int64_t remote = 0;
   for (const Box& b : boxes) {
@@ -133,7 +129,8 @@ std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t p
       const Buffer* theirs = peer_buffers_[program].at(mine.name);
       const std::int64_t offset =
           section_bases(plan_.programs[program])[static_cast<std::size_t>(theirs->section)] + theirs->offset;
-      from = world_.peer_pointer(members[static_cast<std::size_t>(b.peer)], region_, offset + source.offset_bytes);
+      from = world_.peer_pointer(members[static_cast<std::size_t>(b.peer)], region_,
+                                 offset + bound.offset_in_buffer(source));
       HB_CHECK(from, "no memory of rank {} is open here", members[static_cast<std::size_t>(b.peer)]);
       remote += b.rows * b.cols * size_of(source.dtype);
     }

@@ -4,9 +4,9 @@
 
 namespace hotbunk {
 
-void PoisonOrder::poison(StreamId stream, const Buffer& b, std::function<void()> fill) {
+void PoisonOrder::poison(StreamId stream, const BoundBuffer& b, std::function<void()> fill) {
   std::array<bool, num_streams> behind{};
-  accesses_.touch({b.section, b.offset, b.offset + b.bytes(), true}, stream, ++sequence_,
+  accesses_.touch({b.section(), b.offset, b.offset + b.bytes(), true}, stream, ++sequence_,
                   [&](StreamId other, std::int32_t) { behind[static_cast<std::size_t>(other)] = other != stream; });
   for (std::size_t s = 0; s < behind.size(); ++s) {
     if (!behind[s]) continue;
@@ -19,13 +19,13 @@ void PoisonOrder::poison(StreamId stream, const Buffer& b, std::function<void()>
   stream_(stream).record(fills_.back().done);
 }
 
-void PoisonOrder::touch(const Op& op, const Sizes& sizes) {
+void PoisonOrder::touch(const BoundOp& op, const Sizes& sizes) {
   ++sequence_;
-  each_actual_access(program_, op, sizes, [&](const Access& a) {
-    accesses_.touch(a, op.stream, sequence_, [&](StreamId other, std::int32_t earlier) {
-      if (other == op.stream) return;
+  each_actual_access(op, sizes, [&](const Access& a) {
+    accesses_.touch(a, op->stream, sequence_, [&](StreamId other, std::int32_t earlier) {
+      if (other == op->stream) return;
       const auto fill = std::ranges::lower_bound(fills_, earlier, {}, &Fill::index);
-      if (fill != fills_.end() && fill->index == earlier) stream_(op.stream).wait(fill->done);
+      if (fill != fills_.end() && fill->index == earlier) stream_(op->stream).wait(fill->done);
     });
   });
 }

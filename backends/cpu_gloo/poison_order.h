@@ -15,12 +15,12 @@ namespace hotbunk {
 class PoisonOrder {
  public:
   using StreamOf = std::function<StreamThread&(StreamId)>;
-  PoisonOrder(const Program& program, StreamOf stream) : program_(program), stream_(std::move(stream)) {}
+  explicit PoisonOrder(StreamOf stream) : stream_(std::move(stream)) {}
 
   /// Enqueues `fill` on the stream, behind everything that touched the buffer's bytes.
-  void poison(StreamId, const Buffer&, std::function<void()> fill);
+  void poison(StreamId, const BoundBuffer&, std::function<void()> fill);
   /// Before the op is enqueued: it starts behind the fills of what it touches.
-  void touch(const Op&, const Sizes&);
+  void touch(const BoundOp&, const Sizes&);
   /// Every stream has ended.
   void join();
 
@@ -29,7 +29,6 @@ class PoisonOrder {
     std::int32_t index = -1;  // sequence number of the access
     StreamEvent done;
   };
-  const Program& program_;
   const StreamOf stream_;
   ConflictMap accesses_;
   std::int32_t sequence_ = -1;

@@ -60,15 +60,12 @@ std::array<std::int64_t, num_sections> section_bases(const Program& program) {
 }
 
 ProgramMemory::ProgramMemory(const Plan& plan, const Program& program, bool shared)
-    : program_(program),
-      bases_(section_bases(program)),
+    : bases_(section_bases(program)),
       device_(std::make_shared<Arena>(arena_options(plan, program, Space::device, shared))),
       host_(std::make_unique<Arena>(arena_options(plan, program, Space::host, false))) {}
 
-std::byte* ProgramMemory::address(const Buffer& b) const { return arena(b.section).at(base(b.section) + b.offset); }
-
-std::byte* ProgramMemory::address(const Tensor& t) const {
-  return address(program_.buffers[static_cast<std::size_t>(t.buffer)]) + t.offset_bytes;
+std::byte* ProgramMemory::address(Section section, std::int64_t offset) const {
+  return arena(section).at(base(section) + offset);
 }
 
 bool ProgramMemory::is_mapped(const Buffer& b) const {
@@ -76,17 +73,18 @@ bool ProgramMemory::is_mapped(const Buffer& b) const {
   return b.bytes() > 0 && arena(b.section).is_mapped(begin, begin + b.bytes());
 }
 
-std::int64_t ProgramMemory::alloc(const Buffer& b) {
-  Arena& a = arena(b.section);
-  return live_added(a, [&] { a.alloc(base(b.section) + b.offset, b.bytes(), static_cast<int>(b.category), b.name); });
+std::int64_t ProgramMemory::alloc(const BoundBuffer& b) {
+  Arena& a = arena(b.section());
+  return live_added(
+      a, [&] { a.alloc(base(b.section()) + b.offset, b.bytes(), static_cast<int>(b.category()), b.name()); });
 }
 
-std::int64_t ProgramMemory::free(const Buffer& b) {
-  Arena& a = arena(b.section);
-  return live_added(a, [&] { a.free(base(b.section) + b.offset, b.bytes()); });
+std::int64_t ProgramMemory::free(const BoundBuffer& b) {
+  Arena& a = arena(b.section());
+  return live_added(a, [&] { a.free(base(b.section()) + b.offset, b.bytes()); });
 }
 
-void ProgramMemory::poison(const Buffer& b) { arena(b.section).poison(base(b.section) + b.offset, b.bytes()); }
+void ProgramMemory::poison(const BoundBuffer& b) { arena(b.section()).poison(base(b.section()) + b.offset, b.bytes()); }
 
 void ProgramMemory::map(const Op& op, std::string_view who) {
   arena(op.section).map(base(op.section) + op.map_begin, base(op.section) + op.map_end, who);

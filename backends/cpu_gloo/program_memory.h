@@ -16,22 +16,23 @@ namespace hotbunk {
 /// Where each section of a program begins in its arena.
 std::array<std::int64_t, num_sections> section_bases(const Program&);
 
-class ProgramMemory final : public Addresses {
+class ProgramMemory {
  public:
   /// shared: ranks of this host can read the device arena.
   ProgramMemory(const Plan&, const Program&, bool shared);
 
-  std::byte* address(const Tensor&) const override;
-  std::byte* address(const Buffer&) const;
+  /// So many bytes from the section's base.
+  std::byte* address(Section, std::int64_t offset) const;
+  std::byte* address(const Buffer& b) const { return address(b.section, b.offset); }
   /// Whether every byte of it may be touched now; false for an empty buffer.
   bool is_mapped(const Buffer&) const;
   /// Shared with the backend: peers and the world know the device arena until the world is left.
   const std::shared_ptr<Arena>& device() const { return device_; }
 
   /// Both return how many more bytes the arena holds live than before.
-  std::int64_t alloc(const Buffer&);
-  std::int64_t free(const Buffer&);
-  void poison(const Buffer&);
+  std::int64_t alloc(const BoundBuffer&);
+  std::int64_t free(const BoundBuffer&);
+  void poison(const BoundBuffer&);
   /// `who` stands in the error.
   void map(const Op&, std::string_view who);
   void unmap(const Op&);
@@ -46,13 +47,25 @@ class ProgramMemory final : public Addresses {
   Arena& arena(Section s) const { return space_of(s) == Space::device ? *device_ : *host_; }
   std::int64_t base(Section s) const { return bases_[static_cast<std::size_t>(s)]; }
 
-  const Program& program_;
   const std::array<std::int64_t, num_sections> bases_;
   const std::shared_ptr<Arena> device_;
   const std::unique_ptr<Arena> host_;
   std::int32_t step_ = 0;
   std::int16_t phase_ = -1;  // none yet
   RankMemory windows_;       // by phase, and where the peak was; of the windows that are closed
+};
+
+/// Where an op's tensors are.
+class BoundAddresses final : public Addresses {
+ public:
+  BoundAddresses(const ProgramMemory& memory, const BoundOp& op) : memory_(memory), op_(op) {}
+  std::byte* address(const Tensor& t) const override {
+    return memory_.address(op_.buffer(t).section(), op_.begin_of(t));
+  }
+
+ private:
+  const ProgramMemory& memory_;
+  const BoundOp& op_;
 };
 
 }  // namespace hotbunk

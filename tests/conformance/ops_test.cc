@@ -117,7 +117,7 @@ TEST_CASE("an op writes its outputs, wholly, and nothing around them; it costs w
         INFO(subject->name() << ", " << name_of(c.kind) << " in " << name_of(dtype));
         const Prepared p = prepare(c);
         const Plan plan = plan_of(p.program);
-        REQUIRE_THAT(check_op(plan.programs[0], p.op), Catch::Equals(""));
+        REQUIRE_THAT(check_op(p.op), Catch::Equals(""));
         const Played played = play(*subject, plan, p.script);
         REQUIRE_THAT(played.failure(), Catch::Equals(""));
         if (subject->has_values()) check_values(c, p, played);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "tests/blocks.h"
 #include "trace/trace_json.h"
 
 namespace hotbunk::conformance {
@@ -25,18 +26,20 @@ class Exchange final : public Driver {
     args.sizes = script_.sizes;
     return args;
   }
-  void feed(Rank rank, const Op& op, const Args&, std::span<std::byte> to) override {
-    if (op.name == script_.failing_feed) throw RuntimeFailure("the driver has no data");
-    if (const auto slow = script_.slow_feeds.find(op.name); slow != script_.slow_feeds.end())
+  void feed(Rank rank, const BoundOp& bound, const Args&, std::span<std::byte> to) override {
+    const std::string name = bound.name();
+    if (name == script_.failing_feed) throw RuntimeFailure("the driver has no data");
+    if (const auto slow = script_.slow_feeds.find(name); slow != script_.slow_feeds.end())
       std::this_thread::sleep_for(std::chrono::milliseconds(slow->second));
-    auto data = script_.feeds.find(fmt::format("{}@{}", op.name, rank));
-    if (data == script_.feeds.end()) data = script_.feeds.find(op.name);
-    if (data == script_.feeds.end()) throw RuntimeFailure(fmt::format("the script has no {}", op.name));
-    HB_CHECK(data->second.size() == to.size(), "{}: {} B for {}", op.name, data->second.size(), to.size());
+    auto data = script_.feeds.find(fmt::format("{}@{}", name, rank));
+    if (data == script_.feeds.end()) data = script_.feeds.find(name);
+    if (data == script_.feeds.end()) throw RuntimeFailure(fmt::format("the script has no {}", name));
+    HB_CHECK(data->second.size() == to.size(), "{}: {} B for {}", name, data->second.size(), to.size());
     std::ranges::copy(data->second, to.begin());
   }
-  void fetch(Rank rank, const Op& op, const Args&, std::span<const std::byte> from) override {
-    fetched_[fmt::format("{}@{}", op.name, rank)] = {from.begin(), from.end()};
+  void fetch(Rank rank, const BoundOp& bound, const Args&, std::span<const std::byte> from) override {
+    const std::string name = bound.name();
+    fetched_[fmt::format("{}@{}", name, rank)] = {from.begin(), from.end()};
   }
   void completed(Rank, const Args&, std::int16_t) override {}
   bool wants_results() const override { return false; }
@@ -145,7 +148,7 @@ Program RankProgram::program() const {
   ops.push_back(toy::mapping(OpKind::unmap, Section::transient, 0, mapped));
   Program p;
   p.buffers = buffers_;
-  p.phases = {{Block{"only", std::move(ops)}}};
+  p.phases = {{test::block_of(p, "only", ops)}};
   p.section_bytes[static_cast<std::size_t>(Section::transient)] = mapped;
   p.num_events = 16;
   return p;

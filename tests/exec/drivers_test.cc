@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "exec/length_driver.h"
 #include "lowering/sample_rows.h"
+#include "tests/blocks.h"
 
 using namespace hotbunk;
 
@@ -50,7 +51,7 @@ Plan plan_of(std::int64_t kv_blocks) {
   Op write;
   write.kind = OpKind::kv_write;
   write.outputs = {pool};
-  program.phases[1] = {{"prefill", {write}}, {"decode", {write}}};
+  program.phases[1] = {test::block_of(program, "prefill", {write}), test::block_of(program, "decode", {write})};
   plan.programs = {program};
   return plan;
 }

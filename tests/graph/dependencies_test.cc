@@ -23,13 +23,14 @@ Program buffers(int count) {
 
 /// The events of one block by their ends: "gather 0 -> compute 1" says that compute, before op 1, waits for op 0 of
 /// gather. Ops count without records, waits, allocs and frees; -1 and `end` are the block's borders.
-std::vector<std::string> order_of(Program p, std::vector<Op> ops) {
-  p.phases = {{{"work", std::move(ops)}}};
-  insert_dependencies(p);
+std::vector<std::string> order_of(const Program& p, const std::vector<Op>& ops) {
+  Draft draft = draft_of(p.buffers, ops);
+  draft.slot_limits = p.slot_limits;
+  insert_dependencies(draft);
   std::map<EventId, std::string> recorded;
   std::vector<std::string> out;
   int index = -1;
-  for (const Op& o : p.phases[0][0].ops) {
+  for (const Op& o : ops_of(draft)) {
     if (o.kind == OpKind::record) recorded[o.event] = std::string(name_of(o.stream)) + " " + std::to_string(index);
     else if (o.kind == OpKind::wait)
       out.push_back(recorded.at(o.event) + " -> " + std::string(name_of(o.stream)) + " " + std::to_string(index + 1));
@@ -43,7 +44,7 @@ constexpr StreamId gather = StreamId::gather, reduce = StreamId::reduce;
 
 std::vector<Access> accesses_of(const Program& p, const Op& o) {
   std::vector<Access> out;
-  each_access(p, o, [&](const Access& a) { out.push_back(a); });
+  each_access(p.buffers, o, [&](const Access& a) { out.push_back(a); });
   return out;
 }
 
@@ -51,8 +52,9 @@ std::vector<Access> accesses_of(const Program& p, const Op& o) {
 /// and two iterations: the slow obvious version of what verify's clocks do.
 bool all_ordered(const Plan& plan) {
   const Program& p = plan.programs[0];
-  std::vector<Op> ops = p.phases[0][0].ops;
-  for (int turn = 0; turn < 2; ++turn) ops.insert(ops.end(), p.phases[1][0].ops.begin(), p.phases[1][0].ops.end());
+  std::vector<Op> ops = ops_of(p, p.phases[0][0]);
+  const std::vector<Op> again = ops_of(p, p.phases[1][0]);
+  for (int turn = 0; turn < 2; ++turn) ops.insert(ops.end(), again.begin(), again.end());
   const std::size_t n = ops.size();
   std::vector<std::vector<bool>> before(n, std::vector<bool>(n));  // before[j][i]: i happens before j
   std::map<StreamId, std::size_t> last;
@@ -102,13 +104,12 @@ TEST_CASE("Buffers are strangers, wherever they lie; the wait for one stands in 
   p.buffers[1].offset = 0;  // lies where 0 lies: no reason to wait
   CHECK(order_of(p, {op(OpKind::zero, {}, {whole(p, 0)}), op(OpKind::zero, {}, {whole(p, 1)}, gather)}) ==
         Lines{"compute -1 -> gather 0", "gather 1 -> compute 2"});
-  p.phases = {{{"work",
-                {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}), memory(OpKind::alloc, 1, gather),
+  Draft draft = draft_of(p.buffers, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}), memory(OpKind::alloc, 1, gather),
                  op(OpKind::copy, {whole(p, 0)}, {whole(p, 1)}, gather), memory(OpKind::free, 0, gather),
-                 memory(OpKind::free, 1, gather)}}}};
-  insert_dependencies(p);
+                 memory(OpKind::free, 1, gather)});
+  insert_dependencies(draft);
   std::vector<OpKind> kinds;
-  for (const Op& o : p.phases[0][0].ops) kinds.push_back(o.kind);
+  for (const Op& o : ops_of(draft)) kinds.push_back(o.kind);
   using enum OpKind;
   CHECK(kinds == std::vector<OpKind>{record, wait, alloc, zero, record, wait, alloc, copy, free, free, record, wait});
 }
@@ -191,13 +192,31 @@ Plan random_plan() {
         limit.turns.push_back({i});
     p.slot_limits.push_back(std::move(limit));
   }
-  Plan plan = plan_of(p, ops, 4096);
-  Program& program = plan.programs[0];
-  insert_lifetimes(program, transients);
-  lay_out_sections(plan, program);
-  insert_dependencies(program);
+  Draft draft = draft_of(p.buffers, ops);
+  draft.slot_limits = p.slot_limits;
+  draft.transients = transients;
+  DraftBlock& block = draft.phases[0][0];
+  block.calls[0] = {"work", ""};
+  for (std::size_t i = 0; i < block.ops.size(); ++i) {  // calls of one op, or of some
+    if (i > 0 && *rc::gen::inRange(0, 3) == 0) block.calls.push_back({"work", ""});
+    block.ops[i].call = static_cast<std::int32_t>(block.calls.size()) - 1;
+  }
+  Plan plan = plan_of({}, {}, 4096);
+  insert_lifetimes(draft);
+  lay_out_sections(plan, draft);
+  insert_dependencies(draft);
+  Program program = assemble(std::move(draft));
   place_transients(plan, program);
   program.section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
+  Block load = block_of(program, "load", {mapping(OpKind::map, Section::transient, 0, 4096)});
+  program.phases.insert(program.phases.begin(), {std::move(load)});
+  plan.programs = {std::move(program)};
+  return plan;
+}
+
+/// The same as one call of ops that name the program's buffers.
+Plan spelled_out(Plan plan) {
+  work(plan);
   return plan;
 }
 
@@ -258,8 +277,8 @@ Orders orders_of(const Program& p, const std::vector<Op>& ops) {
 TEST_CASE("Random programs: events order what buffers and slots ask for, no more and no less") {
   int crossing = 0;
   CHECK(rc::check("order by events = order by needs", [&] {
-    const Plan plan = random_plan();
-    const Orders orders = orders_of(plan.programs[0], plan.programs[0].phases[1][0].ops);
+    const Plan plan = spelled_out(random_plan());
+    const Orders orders = orders_of(plan.programs[0], ops_of(plan.programs[0], plan.programs[0].phases[1][0]));
     RC_ASSERT(orders.by_events == orders.by_needs);
     for (const auto& row : orders.by_needs) crossing += static_cast<int>(std::ranges::count(row, true));
   }));
@@ -269,15 +288,18 @@ TEST_CASE("Random programs: events order what buffers and slots ask for, no more
 TEST_CASE("Random programs: verified as inserted, and a wait may go only if nothing needed it") {
   int needed = 0, spare = 0;
   CHECK(rc::check("drop one wait", [&] {
-    const Plan plan = random_plan();
+    const Plan in_calls = random_plan();
+    RC_ASSERT(verify(in_calls) == std::vector<std::string>{});
+    const Plan plan = spelled_out(in_calls);
     RC_ASSERT(verify(plan) == std::vector<std::string>{});
     RC_ASSERT(all_ordered(plan));
     const Program& p = plan.programs[0];
-    const Before needs = orders_of(p, p.phases[1][0].ops).by_needs;
-    for (std::size_t i = 0; i < p.phases[1][0].ops.size(); ++i) {
-      if (p.phases[1][0].ops[i].kind != OpKind::wait) continue;
+    const std::vector<Op> ops = ops_of(p, p.phases[1][0]);
+    const Before needs = orders_of(p, ops).by_needs;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].kind != OpKind::wait) continue;
       Plan without = plan;
-      work(without).erase(work(without).begin() + static_cast<std::ptrdiff_t>(i));
+      work(without).remove(i);
       const bool ordered =
           all_ordered(without) && (p.slot_limits.empty() || orders_of(p, work(without)).by_events == needs);
       RC_ASSERT(verify(without).empty() == ordered);

@@ -22,10 +22,10 @@ TEST_CASE("A transient is allocated before its first use and freed behind its la
   Program p;
   p.buffers = {scratch("a", 4), scratch("b", 4), scratch("kept", 4), scratch("by hand", 4)};
   const Tensor a = whole(p, 0), b = whole(p, 1), kept = whole(p, 2), by_hand = whole(p, 3);
-  p.phases = {{{"work",
-                {op(OpKind::zero, {}, {a}, StreamId::gather), memory(OpKind::alloc, 3), op(OpKind::add, {a, kept}, {b}),
-                 op(OpKind::copy, {b}, {by_hand}, StreamId::d2h)}}}};
-  insert_lifetimes(p, {0, 1, 3});  // "kept" belongs to the lowering; "by hand" is allocated in the block
+  Draft draft = draft_of(p.buffers, {op(OpKind::zero, {}, {a}, StreamId::gather), memory(OpKind::alloc, 3),
+                                     op(OpKind::add, {a, kept}, {b}), op(OpKind::copy, {b}, {by_hand}, StreamId::d2h)});
+  draft.transients = {0, 1, 3};  // "kept" belongs to the lowering; "by hand" is allocated in the block
+  insert_lifetimes(draft);
   const std::vector<Op> expected = {memory(OpKind::alloc, 0, StreamId::gather),
                                     op(OpKind::zero, {}, {a}, StreamId::gather),
                                     memory(OpKind::alloc, 3),
@@ -34,7 +34,7 @@ TEST_CASE("A transient is allocated before its first use and freed behind its la
                                     memory(OpKind::free, 0),
                                     op(OpKind::copy, {b}, {by_hand}, StreamId::d2h),
                                     memory(OpKind::free, 1, StreamId::d2h)};
-  CHECK(p.phases[0][0].ops == expected);
+  CHECK(ops_of(draft) == expected);
 }
 
 TEST_CASE("Best fit by hand") {
@@ -55,7 +55,7 @@ TEST_CASE("Best fit by hand") {
   free(3), free(6);                              // [320, 768) in one piece
   alloc(640);                                    // 7: too large, but the free end grows: at 320
   alloc(64);                                     // 8: the hole at 64
-  p.phases = {{{"work", ops}}};
+  p.phases = {{block_of(p, "work", ops)}};
   place_transients(plan, p);
   std::vector<std::int64_t> offsets;
   for (const Buffer& b : p.buffers) offsets.push_back(b.offset);
@@ -75,11 +75,14 @@ TEST_CASE("A range passes to another stream only where order implies that its us
                                op(OpKind::zero, {}, {t(4)})};
   const auto offsets = [&](const std::vector<SlotLimit>& limits) {
     Plan plan;
+    Draft draft = draft_of(p.buffers, ops);
+    draft.slot_limits = limits;
+    draft.transients = {0, 1, 2, 3, 4};
+    insert_lifetimes(draft);
+    insert_dependencies(draft);
     Program placed = p;
-    placed.slot_limits = limits;
-    placed.phases = {{{"work", ops}}};
-    insert_lifetimes(placed, {0, 1, 2, 3, 4});
-    insert_dependencies(placed);
+    placed.num_events = draft.num_events;
+    placed.phases = {{block_of(placed, "work", ops_of(draft))}};
     place_transients(plan, placed);
     std::vector<std::int64_t> out;
     for (const Buffer& b : placed.buffers) out.push_back(b.offset);
@@ -102,9 +105,16 @@ TEST_CASE("At a block's border every range is free for every stream, and where n
   const std::vector<Op> two = {op(OpKind::zero, {}, {t(2)}, gather), memory(OpKind::alloc, 3),
                                op(OpKind::zero, {}, {t(3)})};
   const std::vector<Op> three = {op(OpKind::zero, {}, {t(4)}, gather), memory(OpKind::free, 3)};
-  p.phases = {{{"one", one}, {"two", two}, {"three", three}}};
-  insert_lifetimes(p, {0, 1, 2, 4});
-  insert_dependencies(p);
+  Draft draft;
+  draft.buffers = p.buffers;
+  draft.transients = {0, 1, 2, 4};
+  draft.phases = {{draft_of({}, one).phases[0][0], draft_of({}, two).phases[0][0], draft_of({}, three).phases[0][0]}};
+  insert_lifetimes(draft);
+  insert_dependencies(draft);
+  p.num_events = draft.num_events;
+  p.phases.emplace_back();
+  for (const DraftBlock& block : draft.phases[0])
+    p.phases[0].push_back(block_of(p, block.name, {block.ops.begin(), block.ops.end()}));
   Plan plan;
   place_transients(plan, p);
   CHECK(p.buffers[0].offset == 0);
@@ -117,13 +127,12 @@ TEST_CASE("At a block's border every range is free for every stream, and where n
 TEST_CASE("Other sections are laid out back to back in the order of ids") {
   Plan plan;
   plan.chunk_bytes = 256;
-  Program p;
+  Draft p;
   p.buffers = {scratch("p0", 3), scratch("t", 1), scratch("p1", 65), scratch("k", 1)};
   for (std::size_t b : {0u, 2u}) p.buffers[b].section = Section::train_params;
   p.buffers[3].section = Section::kv_cache;
   p.phases = {{}};
   lay_out_sections(plan, p);
-  place_transients(plan, p);
   CHECK(p.buffers[0].offset == 0);
   CHECK(p.buffers[2].offset == 64);
   CHECK(p.buffers[3].offset == 0);
@@ -154,7 +163,7 @@ TEST_CASE("Whatever is alive together never overlaps") {
         alive.erase(which);
       }
     }
-    p.phases = {{{"work", ops}}};
+    p.phases = {{block_of(p, "work", ops)}};
     place_transients(plan, p);
     std::set<BufferId> now;
     std::int64_t high = 0;

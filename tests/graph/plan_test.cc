@@ -66,13 +66,13 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) {
         p.programs[0].phases[1].push_back({"more", {}});
       },
-      [](Plan& p) { work(p).push_back(work(p)[0]); },
+      [](Plan& p) { EditedOps ops = work(p); ops.push_back(Op(ops[0])); },
       [](Plan& p) { work(p)[0].kind = OpKind::copy; },
       [](Plan& p) { work(p)[0].stream = StreamId::host; },
       [](Plan& p) { work(p)[0].name = "copx"; },
-      [](Plan& p) { work(p)[0].inputs.push_back(work(p)[0].inputs[0]); },
+      [](Plan& p) { EditedOps ops = work(p); ops[0].inputs.push_back(ops[0].inputs[0]); },
       [](Plan& p) { work(p)[0].outputs.clear(); },
-      [](Plan& p) { std::swap(work(p)[0].inputs, work(p)[0].outputs); },
+      [](Plan& p) { EditedOps ops = work(p); std::swap(ops[0].inputs, ops[0].outputs); },
       [](Plan& p) { work(p)[0].inputs[0].buffer = 1; },
       [](Plan& p) { work(p)[0].inputs[0].offset_bytes = 0; },
       [](Plan& p) { work(p)[0].inputs[0].dtype = DType::i32; },
@@ -84,7 +84,7 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { work(p)[0].attrs[0].second = 0.25; },
       [](Plan& p) { work(p)[0].attrs[1].second = std::int64_t{5}; },
       [](Plan& p) { work(p)[0].attrs[1].second = 4.0; },  // another type of the same value
-      [](Plan& p) { std::swap(work(p)[0].attrs[0], work(p)[0].attrs[1]); },
+      [](Plan& p) { EditedOps ops = work(p); std::swap(ops[0].attrs[0], ops[0].attrs[1]); },
       [](Plan& p) { ++work(p)[0].moves[0].from.piece.row_begin; },
       [](Plan& p) { ++work(p)[0].moves[0].from.piece.row_end; },
       [](Plan& p) { ++work(p)[0].moves[0].from.piece.col_begin; },
@@ -107,7 +107,7 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { work(p)[0].moves[0].from.parts.who = Holds::every; },
       [](Plan& p) { ++work(p)[0].moves[0].from.tensor; },
       [](Plan& p) { ++work(p)[0].moves[0].to.tensor; },
-      [](Plan& p) { std::swap(work(p)[0].moves[0].from, work(p)[0].moves[0].to); },
+      [](Plan& p) { EditedOps ops = work(p); std::swap(ops[0].moves[0].from, ops[0].moves[0].to); },
       [](Plan& p) { work(p)[0].moves.clear(); },
       [](Plan& p) { ++work(p)[0].group; },
       [](Plan& p) { ++work(p)[0].buffer; },
@@ -138,7 +138,7 @@ TEST_CASE("Groups of a rank and phases by name") {
 
 TEST_CASE("Attributes: found, defaulted, missing") {
   const Plan plan = full_plan();
-  const Op& o = plan.programs[0].phases[1][0].ops[0];
+  const Op& o = plan.programs[0].bodies[1].ops[0];
   CHECK(o.integer(Attr::heads) == 4);
   CHECK(o.real(Attr::eps) == 0.5);
   CHECK(o.integer(Attr::vocab, 9) == 9);

@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "graph/plan.h"
+#include "graph/draft.h"
+#include "tests/blocks.h"
 
 namespace hotbunk::test {
 
@@ -54,15 +55,34 @@ inline Tensor whole(const Program& p, BufferId id) {
 }
 
 /// One rank: a prologue that maps `mapped` bytes of the transient section, and an iteration that runs `ops`.
-inline Plan plan_of(Program program, std::vector<Op> ops, std::int64_t mapped) {
+inline Plan plan_of(Program program, const std::vector<Op>& ops, std::int64_t mapped) {
   Plan plan;
   plan.phases = {{"load", When::prologue, false}, {"work", When::iteration, false}};
-  program.phases = {{{"load", {mapping(OpKind::map, Section::transient, 0, mapped)}}}, {{"work", std::move(ops)}}};
+  Block load = block_of(program, "load", {mapping(OpKind::map, Section::transient, 0, mapped)});
+  Block work = block_of(program, "work", ops);
+  program.phases = {{std::move(load)}, {std::move(work)}};
   program.section_bytes[static_cast<std::size_t>(Section::transient)] = mapped;
   plan.programs = {std::move(program)};
   plan.program_of_rank = {0};
   return plan;
 }
-inline std::vector<Op>& work(Plan& plan, std::size_t program = 0) { return plan.programs[program].phases[1][0].ops; }
+/// Its ops, to be changed within one expression.
+inline EditedOps work(Plan& plan, std::size_t program = 0) {
+  return {plan.programs[program], plan.programs[program].phases[1][0]};
+}
 
+/// A draft of one block "work", a call.
+inline Draft draft_of(std::vector<Buffer> buffers, const std::vector<Op>& ops) {
+  Draft draft;
+  draft.buffers = std::move(buffers);
+  DraftBlock block;
+  block.name = "work";
+  for (const Op& o : ops) block.ops.emplace_back(o);
+  draft.phases = {{std::move(block)}};
+  return draft;
+}
+inline std::vector<Op> ops_of(const Draft& draft) {
+  const auto& ops = draft.phases[0][0].ops;
+  return {ops.begin(), ops.end()};
+}
 }  // namespace hotbunk::test

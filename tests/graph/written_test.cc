@@ -67,7 +67,7 @@ TEST_CASE("Written bytes are those of a flag per element") {
   CHECK(rc::check("as brute force", [&] {
     Program p;
     for (int i = 0; i < 3; ++i) p.buffers.push_back(scratch("b", 16, 64 * i));  // back to back: intervals meet
-    WrittenBytes fast(p);
+    WrittenBytes fast;
     WrittenElements slow;
     const auto any_tensor = [&] {
       const auto elements = *rc::gen::inRange(1, 17);
@@ -76,7 +76,7 @@ TEST_CASE("Written bytes are those of a flag per element") {
     for (int i = *rc::gen::inRange(1, 60); i > 0; --i) {
       if (const int what = *rc::gen::inRange(0, 8); what == 0) {
         const Buffer& b = p.buffers[static_cast<std::size_t>(*rc::gen::inRange(0, 3))];
-        fast.alloc(b);
+        fast.alloc({&b, b.offset, {}, 0});
         slow.alloc(b);
         continue;
       }
@@ -85,8 +85,10 @@ TEST_CASE("Written bytes are those of a flag per element") {
         o = op(OpKind::copy_boxes, {whole(p, *rc::gen::inRange(0, 3))}, {whole(p, *rc::gen::inRange(0, 3))});
         for (int k = *rc::gen::inRange(0, 4); k > 0; --k) o.moves.push_back(move_of(any_box()));
       }
-      const bool good = fast.unwritten(o, {}).empty();
-      fast.write(o, {});
+      const Block block = block_of(p, "work", {o});
+      const BoundOp bound{&p, &block, &block.calls[0], &p.bodies.back().ops[0]};
+      const bool good = fast.unwritten(bound, {}).empty();
+      fast.write(bound, {});
       RC_ASSERT(good == slow.run(p, o));
       ++(good ? whole_reads : faults);
     }

@@ -23,14 +23,26 @@ Plan small_plan() {
   program.num_events = 1;
   program.buffers = {{"x", DType::f32, 16, Category::activations, Section::transient, 0}};
   Op alloc;
-  alloc.name = "x", alloc.buffer = 0;
+  alloc.buffer = 1;
   Op gather;
-  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "unit.0";
+  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "all_gather";
   gather.inputs = {{0, 0, DType::f32, 1, {Dim{8}}}};
-  gather.outputs = {{0, 0, DType::f32, 1, {Dim{16, Sym::tokens, 4}}}};
+  gather.outputs = {{1, 0, DType::f32, 1, {Dim{16, Sym::tokens, 4}}}};
   gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}, {Attr::eps, 1.0}};
   gather.group = 0;
-  program.phases = {{{"micro", {alloc, gather}}}};
+  Body body;
+  body.name = "gather", body.num_ports = 1;
+  body.locals = {{"y", DType::f32, 16, Category::communication, Section::transient, 0}};
+  body.frame_bytes = 64;
+  body.ops = {alloc, gather};
+  program.bodies = {body};
+  Call call;
+  call.name = "unit.0.", call.ports = {{0, 32}}, call.frame = 128;
+  call.marks = {{1, OpKind::wait, StreamId::gather, 0}};
+  Block block;
+  block.name = "micro", block.calls = {call, call};
+  block.calls[1].ports[0].offset_bytes = 0, block.calls[1].marks.clear();
+  program.phases = {{block}};
   p.programs = {program};
   return p;
 }
@@ -52,14 +64,16 @@ std::string code_of(const std::string& text) {
 TEST_CASE("a plan file is what its description says") {
   CHECK(
       plan_to_json(small_plan()) ==
-      R"({"schema":"hotbunk.plan-file/2","hash":")" + plan_hash(small_plan()) +
+      R"({"schema":"hotbunk.plan-file/3","hash":")" + plan_hash(small_plan()) +
           R"(","scenario":"demo","chunk_bytes":4096,"device_capacity_bytes":0,"host_capacity_bytes":0,"overhead_bytes":0,)"
           R"("groups":[{"name":"fsdp","groups":[[0,1]]}],"phases":[{"name":"train","when":"iteration","driven":true}],)"
           R"("program_of_rank":[0,0],"programs":[{"section_bytes":[0,0,0,0,0,0,4096,0,0,0,0],"num_events":1,)"
-          R"("buffers":[["x","fp32",16,"activations","transient",0]],"phases":[[{"name":"micro","ops":[)"
-          R"(["alloc","compute","x",[],[],{"buffer":0}],)"
-          R"(["all_gather","gather","unit.0",[[0,0,"fp32",8]],[[0,0,"fp32",[16,"tokens",4]]],)"
-          R"({"attrs":[["padding_bytes",8],["eps",1.0]],"group":0}]]}]]}]})"
+          R"("buffers":[["x","fp32",16,"activations","transient",0]],"bodies":[{"name":"gather","ports":1,)"
+          R"("locals":[["y","fp32",16,"communication","transient",0]],"frame_bytes":64,"ops":[)"
+          R"(["alloc","compute","",[],[],{"buffer":1}],)"
+          R"(["all_gather","gather","all_gather",[[0,0,"fp32",8]],[[1,0,"fp32",[16,"tokens",4]]],)"
+          R"({"attrs":[["padding_bytes",8],["eps",1.0]],"group":0}]]}],"phases":[[{"name":"micro","calls":[)"
+          R"([0,"unit.0.",[[0,32]],128,[[1,"wait","gather",0]]],[0,"unit.0.",[0],128,[]]]}]]}]})"
           "\n");
 }
 
@@ -84,7 +98,8 @@ TEST_CASE("a plan file that was edited is refused") {
 
 TEST_CASE("what would be used as an index is checked") {
   const Plan plan = small_plan();
-  const std::string op = "/programs/0/phases/0/0/ops/1", alloc = "/programs/0/phases/0/0/ops/0";
+  const std::string op = "/programs/0/bodies/0/ops/1", alloc = "/programs/0/bodies/0/ops/0",
+                    call = "/programs/0/phases/0/0/calls/0";
   const auto refused = [&](const std::string& pointer, nlohmann::json value, const char* code) {
     INFO(pointer << " = " << value.dump());
     CHECK(code_of(with(plan, pointer.c_str(), std::move(value))) == code);
@@ -114,8 +129,8 @@ TEST_CASE("what would be used as an index is checked") {
   refused(op + "/0", "all_gathr", "E503");
   refused(op + "/1", "compute2", "E503");
   refused(op + "/2", nullptr, "E502");
-  refused(op + "/3/0/0", 1, "E503");                        // no such buffer
-  refused(op + "/3/0/1", 36, "E503");                       // 36 + 8*4 > 64
+  refused(op + "/3/0/0", 2, "E503");                        // no such slot
+  refused(op + "/3/0/1", 4, "E503");                        // 32 + 4 + 8*4 > 64
   refused(op + "/4/0/3/0", 17, "E503");                     // 17*4 > 64
   refused(op + "/4/0/3/0", std::int64_t{1} << 60, "E503");  // *4 overflows the bound
   refused(op + "/4/0/3/1", "sequences", "E503");
@@ -124,7 +139,20 @@ TEST_CASE("what would be used as an index is checked") {
   refused(op + "/5/attrs/0/0", "padding", "E503");
   refused(op + "/5/attrs/0/1", nlohmann::json::object(), "E502");
   refused(op + "/5/attrs/1/1", "nan", "E503");
-  refused(op + "/5/event", 1, "E503");
+  refused(op + "/0", "record", "E503");
+  refused("/programs/0/bodies/0/ports", -1, "E503");
+  refused("/programs/0/bodies/0/ports", 2, "E503");            // the calls bind one
+  refused("/programs/0/bodies/0/locals/0/2", 17, "E503");      // beyond the frame
+  refused("/programs/0/bodies/0/locals/0/4", "kv_cache", "E503");
+  refused(call + "/0", 1, "E503");
+  refused(call + "/2", nlohmann::json::array(), "E503");
+  refused(call + "/2/0/0", 1, "E503");
+  refused(call + "/2/0/1", 36, "E503");
+  refused(call + "/2/0", nlohmann::json::array({0}), "E503");
+  refused(call + "/3", 4096, "E503");
+  refused(call + "/4/0/0", 3, "E503");
+  refused(call + "/4/0/1", "alloc", "E503");
+  refused(call + "/4/0/3", 1, "E503");
   refused(op + "/5/map", {8, 4}, "E503");
   refused(op + "/5/map", {0, 4097}, "E503");
   const auto moved = [&](nlohmann::json from) {
@@ -143,9 +171,9 @@ TEST_CASE("what would be used as an index is checked") {
 }
 
 TEST_CASE("a message names the value by its path") {
-  const auto plan = plan_from_json(with(small_plan(), "/programs/0/phases/0/0/ops/1/3/0/0", 9), "p.json");
+  const auto plan = plan_from_json(with(small_plan(), "/programs/0/bodies/0/ops/1/3/0/0", 9), "p.json");
   REQUIRE(!plan);
-  CHECK(plan.error().front().message == "programs[0].phases[0][0].ops[1][3][0][0]: 9 is not between 0 and 0");
+  CHECK(plan.error().front().message == "programs[0].bodies[0].ops[1][3][0][0]: 9 is not between 0 and 1");
   CHECK(code_of(R"({"hash":1})") == "E502");
   CHECK(plan_from_json("[]", "p.json").error().front().message == "the document should be an object, not an array");
 }

@@ -22,17 +22,30 @@ Plan small_plan() {
   program.buffers = {{"shard", DType::bf16, 512, Category::params, Section::train_params, 0},
                      {"x", DType::f32, 2048, Category::activations, Section::transient, 64}};
   Op alloc;
-  alloc.name = "x", alloc.buffer = 1;
+  alloc.buffer = 2;
   Op gather;
-  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "layers.0", gather.group = 0;
+  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "all_gather", gather.group = 0;
   gather.inputs = {{0, 0, DType::bf16, 1, {Dim{512}}}};
-  gather.outputs = {{1, 128, DType::bf16, 2, {Dim{16, Sym::tokens}, Dim{64}}}};
+  gather.outputs = {{1, 64, DType::bf16, 2, {Dim{16, Sym::tokens}, Dim{64}}}};
   gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
-  Op wait;
-  wait.kind = OpKind::wait, wait.name = "w", wait.event = 0;
+  Body body;
+  body.name = "gather", body.num_ports = 2;
+  body.locals = {{"y", DType::f32, 16, Category::communication, Section::transient, 0}};
+  body.frame_bytes = 64;
+  body.ops = {alloc, gather};
+  Call call;
+  call.body = 1, call.name = "layers.0.", call.ports = {{0, 0}, {1, 128}}, call.frame = 64;
+  call.marks = {{1, OpKind::wait, StreamId::gather, 0}, {2, OpKind::record, StreamId::gather, 0}};
   Op map;
-  map.kind = OpKind::map, map.name = "m", map.map_end = 4096;
-  program.phases = {{{"", {map}}}, {{"begin", {}}, {"micro", {alloc, gather, wait}}}};
+  map.kind = OpKind::map, map.map_end = 4096;
+  Body mapping;
+  mapping.ops = {map};
+  program.bodies = {mapping, body};
+  Block load, begin, micro;
+  load.calls.emplace_back();
+  begin.name = "begin", micro.name = "micro", micro.calls = {call, call};
+  micro.calls[1].name = "layers.1.", micro.calls[1].ports[1].offset_bytes = 0, micro.calls[1].marks.clear();
+  program.phases = {{load}, {begin, micro}};
   p.programs = {program};
   return p;
 }
@@ -45,22 +58,26 @@ TEST_CASE("a plan as text") {
   scenario demo: 4 ranks, 1 program
   per rank: device 2.00 GiB, host unlimited, overhead 0 B, chunks of 4.0 KiB
   group fsdp: [0-2] [3]
-program 0 (ranks 0-3): 2 buffers, 1 events
+program 0 (ranks 0-3): 2 buffers, 2 bodies, 1 events
     section transient             8.0 KiB  device
+  body -: 0 ports, 1 op, 1 call
+      compute  map                  transient [0, 4096)
+  body gather: 2 ports, 1 local in 64 B, 2 ops, 2 calls
+      compute  alloc                y  64 B communication at frame+0
+      gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=8
   phase load (prologue)
-    block -: 1 ops
-      compute  map                m  transient [0, 4096)
+    block -: 1 call, 1 ops
+      -  -
   phase train (iteration, driven)
-    block begin: 0 ops
-    block micro: 3 ops
-      compute  alloc              x  8.0 KiB activations at transient+64
-      gather   all_gather         layers.0  over fsdp  shard bf16[512] -> x+128 bf16[tokens<=16, 64]  padding_bytes=8
-      compute  wait               w  event 0
+    block begin: 0 calls, 0 ops
+    block micro: 2 calls, 4 ops
+      gather  layers.0.  (shard, x+128)  frame at 64  |  1 gather waits 0  2 gather records 0
+      gather  layers.1.  (shard, x)  frame at 64
 )");
   const std::string filtered = print_plan(plan, {.phase = "train", .ops = false, .buffers = true});
   CHECK(filtered.find("phase load") == std::string::npos);
   CHECK(filtered.find("all_gather") == std::string::npos);
-  CHECK(filtered.find("block micro: 3 ops") != std::string::npos);
+  CHECK(filtered.find("block micro: 2 calls, 4 ops") != std::string::npos);
   CHECK(
       filtered.find("    buffer shard                                         1.0 KiB  params        train_params+0") !=
       std::string::npos);
@@ -73,25 +90,30 @@ TEST_CASE("what changed between two plans") {
   b.device_capacity_bytes = 5;
   b.programs[0].buffers[1].elements = 1024;
   b.programs[0].buffers.push_back({"y", DType::f32, 1, Category::grads, Section::transient, 0});
-  auto& ops = b.programs[0].phases[1][1].ops;
-  ops[1].attrs[0].second = std::int64_t{16};
-  ops.pop_back();
+  b.programs[0].bodies[1].ops[1].attrs[0].second = std::int64_t{16};
+  auto& calls = b.programs[0].phases[1][1].calls;
+  calls[0].ports[1].offset_bytes = 0;
+  calls.pop_back();
   CHECK(diff_plans(a, b) == R"(~ device_capacity_bytes: 2147483648 -> 5
 ~ program 0: buffer x: 8.0 KiB fp32 activations at transient+64 -> 4.0 KiB fp32 activations at transient+64
 + program 0: buffer y: 4 B fp32 grads at transient+0
-- program 0: train[1] compute  alloc              x  8.0 KiB activations at transient+64
-+ program 0: train[1] compute  alloc              x  4.0 KiB activations at transient+64
-- program 0: train[1] gather   all_gather         layers.0  over fsdp  shard bf16[512] -> x+128 bf16[tokens<=16, 64]  padding_bytes=8
-+ program 0: train[1] gather   all_gather         layers.0  over fsdp  shard bf16[512] -> x+128 bf16[tokens<=16, 64]  padding_bytes=16
-- program 0: train[1] compute  wait               w  event 0
+- program 0: body gather: gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=8
++ program 0: body gather: gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=16
+- program 0: train[1] gather  layers.0.  (shard, x+128)  frame at 64  |  1 gather waits 0  2 gather records 0
++ program 0: train[1] gather  layers.0.  (shard, x)  frame at 64  |  1 gather waits 0  2 gather records 0
+- program 0: train[1] gather  layers.1.  (shard, x)  frame at 64
 )");
 }
 
 TEST_CASE("order alone is a change") {
   const Plan a = small_plan();
   Plan b = a;
-  std::swap(b.programs[0].phases[1][1].ops[0], b.programs[0].phases[1][1].ops[2]);
-  CHECK(diff_plans(a, b) == "~ program 0: train[1] order of ops from number 0: alloc 'x' -> wait 'w'\n");
+  std::swap(b.programs[0].phases[1][1].calls[0], b.programs[0].phases[1][1].calls[1]);
+  CHECK(diff_plans(a, b) == "~ program 0: train[1] order of calls from number 0: 'layers.0.' -> 'layers.1.'\n");
+  Plan in_body = a;
+  std::swap(in_body.programs[0].bodies[1].ops[0], in_body.programs[0].bodies[1].ops[1]);
+  CHECK(diff_plans(a, in_body) ==
+        "~ program 0: body gather: order of ops from number 0: alloc '' -> all_gather 'all_gather'\n");
   Plan c = a;
   std::swap(c.phases[0], c.phases[1]);
   std::swap(c.programs[0].phases[0], c.programs[0].phases[1]);

@@ -1,9 +1,11 @@
 // Random plans for property tests: structurally whole (every index points somewhere), otherwise anything goes.
 #pragma once
+#include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/rng.h"
-#include "graph/plan.h"
+#include "graph/catalogue.h"
 
 namespace hotbunk::test {
 
@@ -55,7 +57,7 @@ class PlanMaker {
   Program program(const Plan& p) {
     Program out;
     out.num_events = static_cast<std::int32_t>(1 + below(4));
-    for (auto& bytes : out.section_bytes) bytes = below(std::int64_t{1} << 36);
+    for (auto& bytes : out.section_bytes) bytes = least_section_bytes + below(std::int64_t{1} << 36);
     for (std::int64_t i = 0, n = 1 + below(5); i < n; ++i)
       out.buffers.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 30),
                              static_cast<Category>(below(num_categories)), static_cast<Section>(below(num_sections)),
@@ -69,13 +71,16 @@ class PlanMaker {
       }
       out.slot_limits.push_back(std::move(limit));
     }
+    out.section_bytes[static_cast<std::size_t>(Section::transient)] += std::int64_t{1} << 36;  // room for frames
+    for (std::int64_t i = 0, n = 1 + below(4); i < n; ++i) out.bodies.push_back(body(p));
     for (std::size_t i = 0; i < p.phases.size(); ++i) {
       std::vector<Block> blocks;
       for (std::int64_t b = 0, n = below(3); b < n; ++b) {
         Block block{name(), {}};
         block.enters = static_cast<Enters>(below(num_enters));
         if (block.enters != Enters::nothing) block.section = static_cast<Section>(below(num_sections));
-        for (std::int64_t k = 0, m = below(6); k < m; ++k) block.ops.push_back(op(p, out));
+        for (std::int64_t k = 0, m = below(6); k < m; ++k)
+          if (std::optional<Call> c = call(out)) block.calls.push_back(std::move(*c));
         blocks.push_back(std::move(block));
       }
       out.phases.push_back(std::move(blocks));
@@ -83,39 +88,76 @@ class PlanMaker {
     return out;
   }
 
-  Op op(const Plan& p, const Program& program) {
+  Body body(const Plan& p) {
+    Body out;
+    out.name = name();
+    out.num_ports = static_cast<std::int32_t>(below(3));
+    for (std::int64_t i = 0, n = below(3) + (out.num_ports == 0 ? 1 : 0); i < n; ++i) {
+      out.locals.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 20),
+                            static_cast<Category>(below(num_categories)), Section::transient, 64 * below(1 << 10)});
+      out.frame_bytes = std::max(out.frame_bytes, out.locals.back().offset + out.locals.back().bytes());
+    }
+    for (std::int64_t k = 0, m = below(6); k < m; ++k) out.ops.push_back(op(p, out));
+    return out;
+  }
+
+  /// Of a body whose windows fit what its ports are bound to; nothing if the buffers drawn are too small.
+  std::optional<Call> call(const Program& program) {
+    Call out;
+    out.body = static_cast<std::int32_t>(below(static_cast<std::int64_t>(program.bodies.size())));
+    const Body& b = program.bodies[static_cast<std::size_t>(out.body)];
+    out.name = name();
+    for (std::int32_t i = 0; i < b.num_ports; ++i)
+      out.ports.push_back({static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size()))),
+                           below(2) ? 0 : 64 * below(100)});
+    out.frame = 64 * below(1 << 20);
+    std::int32_t before = 0;
+    for (std::int64_t i = 0, n = below(4); i < n; ++i) {
+      before += static_cast<std::int32_t>(below(static_cast<std::int64_t>(b.ops.size()) + 1 - before));
+      out.marks.push_back({before, below(2) ? OpKind::record : OpKind::wait, static_cast<StreamId>(below(num_streams)),
+                           static_cast<EventId>(below(program.num_events))});
+    }
+    const Block block;
+    for (const Op& o : b.ops)
+      if (!check_windows({&program, &block, &out, &o}).empty()) return std::nullopt;
+    return out;
+  }
+
+  Op op(const Plan& p, const Body& in) {
     Op out;
-    out.kind = static_cast<OpKind>(below(num_op_kinds));
+    do out.kind = static_cast<OpKind>(below(num_op_kinds));
+    while (out.kind == OpKind::record || out.kind == OpKind::wait);
     out.stream = static_cast<StreamId>(below(num_streams));
     out.name = name();
-    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.inputs.push_back(tensor(program));
-    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.outputs.push_back(tensor(program));
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.inputs.push_back(tensor(in));
+    for (std::int64_t i = 0, n = below(3); i < n; ++i) out.outputs.push_back(tensor(in));
     for (std::int64_t i = 0, n = below(4); i < n; ++i) out.attrs.push_back(attr());
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.moves.push_back({side(p, out.inputs), side(p, out.outputs)});
     out.group = static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size())));
-    out.buffer = static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size())));
-    out.event = static_cast<EventId>(below(program.num_events));
+    out.buffer = static_cast<BufferId>(below(in.num_slots()));
     if (below(2)) {
       out.section = static_cast<Section>(below(num_sections));
-      out.map_end = below(program.section_bytes[static_cast<std::size_t>(out.section)] + 1);
+      out.map_end = below(least_section_bytes);
       out.map_begin = below(out.map_end + 1);
     }
     return out;
   }
 
-  Tensor tensor(const Program& program) {
+  Tensor tensor(const Body& in) {
     Tensor t;
-    t.buffer = static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size())));
+    t.buffer = static_cast<BufferId>(below(in.num_slots()));
     t.dtype = static_cast<DType>(below(7));
     t.rank = static_cast<std::uint8_t>(below(4));
-    std::int64_t room = program.buffers[static_cast<std::size_t>(t.buffer)].bytes() / size_of(t.dtype);
+    const std::int64_t bytes =
+        t.buffer < in.num_ports ? 4096 : in.locals[static_cast<std::size_t>(t.buffer - in.num_ports)].bytes();
+    std::int64_t room = bytes / size_of(t.dtype);
     if (room == 0 && t.rank == 0) t.rank = 1;
     for (std::size_t d = 0; d < t.rank; ++d) {
       t.shape[d] = {below(room + 1), static_cast<Sym>(below(3)), below(3) * below(1000)};
       room = t.shape[d].size == 0 ? room : room / t.shape[d].size;
     }
-    const std::int64_t slack = program.buffers[static_cast<std::size_t>(t.buffer)].bytes() - t.capacity_bytes();
-    t.offset_bytes = below(slack + 1);
+    const std::int64_t width = size_of(t.dtype);
+    t.offset_bytes = width * below((bytes - t.capacity_bytes()) / width + 1);
     return t;
   }
 
@@ -152,6 +194,7 @@ class PlanMaker {
     return out;
   }
 
+  static constexpr std::int64_t least_section_bytes = 1 << 20;
   std::uint64_t seed_, counter_ = 0;
 };
 

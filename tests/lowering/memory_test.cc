@@ -17,15 +17,20 @@ namespace {
 /// Live device bytes of one category when the named op of a block runs, counting what the block allocates.
 std::int64_t live_at(const Plan& plan, std::string_view phase, std::string_view op_name, Category category) {
   std::int64_t live = 0;
+  bool found = false;
   const Program& program = plan.program(0);
-  for (const Op& op : ops_of(plan, 0, phase, "micro")) {
-    if (op.name == op_name && op.kind != OpKind::alloc) return live;
-    if (op.kind != OpKind::alloc && op.kind != OpKind::free) continue;
-    const Buffer& b = program.buffers[static_cast<std::size_t>(op.buffer)];
-    if (b.category == category) live += op.kind == OpKind::alloc ? b.bytes() : -b.bytes();
+  for (const Block& block : program.phases[static_cast<std::size_t>(plan.phase_index(phase))]) {
+    if (block.name != "micro") continue;
+    each_op(program, block, [&](const BoundOp& op) {
+      const bool memory = op->kind == OpKind::alloc || op->kind == OpKind::free;
+      if (!memory && op.name() == op_name) found = true;
+      if (!found && memory && op.allocated().category() == category)
+        live += op->kind == OpKind::alloc ? op.allocated().bytes() : -op.allocated().bytes();
+    });
   }
-  FAIL("no op " << op_name);
-  return 0;
+  INFO("op " << op_name);
+  REQUIRE(found);
+  return live;
 }
 
 std::int64_t phase_peak(const Plan& plan, std::string_view phase) {
@@ -41,7 +46,7 @@ std::map<std::string, std::map<Section, std::int64_t>> mapped_after(const Plan& 
     for (std::size_t p = 0; p < plan.phases.size(); ++p) {
       if (plan.phases[p].when != when) continue;
       for (const Block& block : program.phases[p])
-        for (const Op& op : block.ops) {
+        for (const Op& op : ops_of(program, block)) {
           if (op.kind == OpKind::map) now[op.section] += op.map_end - op.map_begin;
           if (op.kind == OpKind::unmap) now[op.section] -= op.map_end - op.map_begin;
         }

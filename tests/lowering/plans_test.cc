@@ -36,25 +36,23 @@ std::string lines_with(const std::string& text, const std::string& word) {
 }
 
 std::string boxes_text(const Plan& plan, const std::string& name, Rank rank) {
+  std::string out;
   for (const auto& blocks : plan.program(rank).phases)
     for (const Block& block : blocks)
-      for (const Op& op : block.ops) {
-        if (op.name != name || op.moves.empty()) continue;
-        std::string out = fmt::format("{} on rank {}\n", name, rank);
-        for (const Box& b : boxes_of(op, places_of(plan, rank))) {
+      each_op(plan.program(rank), block, [&](const BoundOp& op) {
+        if (!out.empty() || op.name() != name || op->moves.empty()) return;
+        out = fmt::format("{} on rank {}\n", name, rank);
+        for (const Box& b : boxes_of(*op, places_of(plan, rank))) {
           const auto side = [&](const std::vector<Tensor>& tensors, std::int32_t i) -> std::string {
             if (static_cast<std::size_t>(i) >= tensors.size()) return "(outside)";
-            return plan.program(rank)
-                .buffers[static_cast<std::size_t>(tensors[static_cast<std::size_t>(i)].buffer)]
-                .name;
+            return op.buffer(tensors[static_cast<std::size_t>(i)]).name();
           };
           out += fmt::format("  {} x {}: {}{} at {} by {} -> {} at {} by {}\n", b.rows, b.cols,
-                             side(op.inputs, b.input), b.peer < 0 ? "" : fmt::format(" of place {}", b.peer),
-                             b.src_offset, b.src_pitch, side(op.outputs, b.output), b.dst_offset, b.dst_pitch);
+                             side(op->inputs, b.input), b.peer < 0 ? "" : fmt::format(" of place {}", b.peer),
+                             b.src_offset, b.src_pitch, side(op->outputs, b.output), b.dst_offset, b.dst_pitch);
         }
-        return out;
-      }
-  return fmt::format("no op '{}' that moves\n", name);
+      });
+  return out.empty() ? fmt::format("no op '{}' that moves\n", name) : out;
 }
 
 std::string memory_text(const Plan& plan) {
@@ -78,11 +76,11 @@ std::string traffic_text(const Plan& plan, const std::string& phase) {
   for (Rank r = 0; r < plan.num_ranks(); ++r)
     for (const Block& block : plan.program(r).phases[static_cast<std::size_t>(plan.phase_index(phase))]) {
       std::map<std::pair<GroupId, OpKind>, std::pair<int, std::int64_t>> sums;
-      for (const Op& op : block.ops)
-        if (is_communication(op.kind)) {
-          auto& [calls, bytes] = sums[{op.group, op.kind}];
-          ++calls, bytes += payload_bytes(op, {.tokens = 1, .seqs = 1, .attention_pairs = 1}, places_of(plan, r));
-        }
+      each_op(plan.program(r), block, [&](const BoundOp& op) {
+        if (!is_communication(op->kind)) return;
+        auto& [calls, bytes] = sums[{op->group, op->kind}];
+        ++calls, bytes += payload_bytes(*op, {.tokens = 1, .seqs = 1, .attention_pairs = 1}, places_of(plan, r));
+      });
       for (const auto& [key, sum] : sums)
         out += fmt::format("rank {} {}: {} over {}: {} calls, {} B\n", r, block.name, name_of(key.second),
                            plan.groups[static_cast<std::size_t>(key.first)].name, sum.first, sum.second);

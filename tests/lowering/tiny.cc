@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "lowering/lower.h"
 #include "spec/loader.h"
+#include "tests/blocks.h"
 
 namespace hotbunk::test {
 
@@ -35,11 +36,11 @@ Plan lowered(const Scenario& s) {
   return *plan;
 }
 
-const std::vector<Op>& ops_of(const Plan& plan, Rank rank, std::string_view phase, std::string_view block) {
+std::vector<Op> ops_of(const Plan& plan, Rank rank, std::string_view phase, std::string_view block) {
   const std::int32_t index = plan.phase_index(phase);
   HB_CHECK(index >= 0, "no phase {}", phase);
   for (const Block& b : plan.program(rank).phases[static_cast<std::size_t>(index)])
-    if (b.name == block) return b.ops;
+    if (b.name == block) return ops_of(plan.program(rank), b);
   throw InternalError(fmt::format("no block {} in {}", block, phase));
 }
 

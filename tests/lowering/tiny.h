@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "graph/plan.h"
+#include "tests/blocks.h"
 #include "spec/scenario.h"
 
 namespace hotbunk::test {
@@ -18,6 +18,6 @@ Scenario tiny(int world, int tp, std::vector<std::string> sets = {});
 Plan lowered(const Scenario&);
 
 /// The ops of one block; internal fault when there is none.
-const std::vector<Op>& ops_of(const Plan&, Rank, std::string_view phase, std::string_view block);
+std::vector<Op> ops_of(const Plan&, Rank, std::string_view phase, std::string_view block);
 
 }  // namespace hotbunk::test

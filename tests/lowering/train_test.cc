@@ -68,7 +68,7 @@ TEST_CASE("One rank talks to nobody and gathers nothing") {
   const Plan plan = lowered(tiny(1, 1));
   for (const auto& blocks : plan.program(0).phases)
     for (const Block& block : blocks)
-      for (const Op& op : block.ops)
+      for (const Op& op : ops_of(plan.program(0), block))
         CHECK(payload_bytes(op, {}, places_of(plan, 0)) == 0);  // its sync is a copy from itself
 }
 

@@ -14,6 +14,7 @@
 #include "layout/train_weights.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
+#include "tests/blocks.h"
 #include "tests/runtime/ranks.h"
 
 namespace hotbunk::test {
@@ -43,8 +44,9 @@ void add_probes(Plan& plan) {
   const auto train = static_cast<std::size_t>(plan.phase_index("train"));
   for (Program& program : plan.programs)
     for (Block& block : program.phases[train]) {
+      test::EditedOps edited(program, block);
       std::vector<Op> ops;
-      for (const Op& op : block.ops) {
+      for (const Op& op : edited) {
         if (op.kind == OpKind::sum_squares) {
           const std::string& buffer = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].name;
           ops.push_back(probe(buffer, op.inputs[0]));
@@ -53,7 +55,7 @@ void add_probes(Plan& plan) {
         if (op.kind == OpKind::linear && op.name.ends_with("lm_head")) ops.push_back(probe("logits", op.outputs[0]));
         if (op.kind == OpKind::log_prob) ops.push_back(probe("logps", op.outputs[0]));
       }
-      block.ops = std::move(ops);
+      edited.assign(ops.begin(), ops.end());
     }
   const auto faults = verify(plan);
   if (!faults.empty()) throw std::runtime_error("a plan with probes does not verify: " + faults.front());
@@ -68,11 +70,12 @@ class ProbingDriver final : public Driver {
   std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
     return inner_.next(r, step, phase);
   }
-  void feed(Rank r, const Op& op, const Args& args, std::span<std::byte> d) override { inner_.feed(r, op, args, d); }
-  void fetch(Rank r, const Op& op, const Args& args, std::span<const std::byte> source) override {
-    if (!op.name.starts_with("probe.")) return inner_.fetch(r, op, args, source);
+  void feed(Rank r, const BoundOp& op, const Args& args, std::span<std::byte> d) override { inner_.feed(r, op, args, d); }
+  void fetch(Rank r, const BoundOp& op, const Args& args, std::span<const std::byte> source) override {
+    const std::string name = op.name();
+    if (!name.starts_with("probe.")) return inner_.fetch(r, op, args, source);
     if (args.step > 1) return;
-    auto& values = taken[op.name.substr(6)];
+    auto& values = taken[name.substr(6)];
     const std::size_t before = values.size();
     values.resize(before + source.size() / sizeof(float));
     if (!source.empty()) std::memcpy(values.data() + before, source.data(), source.size());

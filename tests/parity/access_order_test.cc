@@ -11,6 +11,7 @@
 #include "graph/verify.h"
 #include "lowering/lower.h"
 #include "spec/loader.h"
+#include "tests/blocks.h"
 #include "tests/parity/harness.h"
 #include "tests/paths.h"
 
@@ -34,25 +35,40 @@ std::string first_race(const Plan& plan, const Program& program, bool synchronis
   for (const WalkTurn& turn : walk_turns(plan))
     for (std::int16_t phase = -1; const BlockVisit& visit : block_visits(plan, program, turn)) {
       if (std::exchange(phase, visit.phase) != visit.phase && synchronised) order.join();
-      for (const Op& op : block_at(program, visit).ops) {
-        if (op.kind == OpKind::record) order.record(op.stream, op.event);
-        else if (op.kind == OpKind::wait) order.wait(op.stream, op.event);
-        else if (op.kind == OpKind::unmap) order.join();  // the device waits for all of its streams
-        else if (auto race = order.touch(op, all_there_is)) return *race;
-      }
+      std::optional<std::string> first;
+      each_step(
+          program, block_at(program, visit),
+          [&](const BoundOp& op) {
+            if (op->kind == OpKind::unmap) order.join();  // the device waits for all of its streams
+            else if (auto race = order.touch(op, all_there_is); race && !first) first = race;
+          },
+          [&](const Mark& m) {
+            if (m.kind == OpKind::record) order.record(m.stream, m.event);
+            else order.wait(m.stream, m.event);
+          });
+      if (first) return *first;
     }
   return "";
 }
 
 struct Wait {
-  std::size_t phase, block, op;
+  std::size_t phase, block, call, mark;
 };
 
 void drop(Plan& plan, const Wait& w) {
   for (Program& program : plan.programs) {
-    std::vector<Op>& ops = program.phases[w.phase][w.block].ops;
-    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(w.op));
+    std::vector<Mark>& marks = program.phases[w.phase][w.block].calls[w.call].marks;
+    marks.erase(marks.begin() + static_cast<std::ptrdiff_t>(w.mark));
   }
+}
+
+std::vector<Wait> waits_of(const Program& program, std::size_t phase, std::size_t block) {
+  std::vector<Wait> out;
+  const std::vector<Call>& calls = program.phases[phase][block].calls;
+  for (std::size_t c = 0; c < calls.size(); ++c)
+    for (std::size_t m = 0; m < calls[c].marks.size(); ++m)
+      if (calls[c].marks[m].kind == OpKind::wait) out.push_back({phase, block, c, m});
+  return out;
 }
 
 Scenario two_ranks() {
@@ -84,17 +100,16 @@ TEST_CASE("a dropped wait is named by the checked mode where the verifier finds 
   const Program& program = plan->programs[0];
   for (std::size_t p = 0; p < program.phases.size(); ++p)
     for (std::size_t b = 0; b < program.phases[p].size(); ++b)
-      for (std::size_t i = 0; i < program.phases[p][b].ops.size(); ++i) {
-        if (program.phases[p][b].ops[i].kind != OpKind::wait) continue;
+      for (const Wait& wait : waits_of(program, p, b)) {
         ++waits;
         Plan mutant = *plan;
-        drop(mutant, {p, b, i});
+        drop(mutant, wait);
         const bool faulty = !verify(mutant, 1).empty();
         const std::string race = first_race(mutant, mutant.programs[0], false);
-        CAPTURE(p, b, i, race);
+        CAPTURE(p, b, wait.call, wait.mark, race);
         CHECK((race.empty() || faulty));  // what is named is a fault of the plan
         if (race.find(" race for bytes ") != race.npos) ++named;
-        if (p == train && !first_race(mutant, mutant.programs[0], true).empty()) in_a_run.push_back({p, b, i});
+        if (p == train && !first_race(mutant, mutant.programs[0], true).empty()) in_a_run.push_back(wait);
         if (race.empty()) verifier_alone += faulty;
       }
   std::fprintf(stderr, "%d waits dropped: %d named by the checked mode, %d by the verifier alone\n", waits, named,

@@ -73,8 +73,8 @@ class Observer final : public Driver {
     }
     return inner_.next(rank, step, phase);
   }
-  void feed(Rank r, const Op& op, const Args& a, std::span<std::byte> to) override { inner_.feed(r, op, a, to); }
-  void fetch(Rank r, const Op& op, const Args& a, std::span<const std::byte> from) override {
+  void feed(Rank r, const BoundOp& op, const Args& a, std::span<std::byte> to) override { inner_.feed(r, op, a, to); }
+  void fetch(Rank r, const BoundOp& op, const Args& a, std::span<const std::byte> from) override {
     inner_.fetch(r, op, a, from);
   }
   void completed(Rank r, const Args& a, std::int16_t phase) override { inner_.completed(r, a, phase); }

@@ -12,6 +12,7 @@
 #include "backends/cpu_gloo/arena.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
+#include "tests/blocks.h"
 #include "tests/parity/harness.h"
 
 using namespace hotbunk;
@@ -31,7 +32,7 @@ using Change = std::function<bool(const Plan&, std::vector<Op>&, std::size_t at)
 bool apply(Plan& plan, const Place& p, const Change& change) {
   bool changed = false;
   for (Program& program : plan.programs) {
-    auto& ops = program.phases[p.phase][p.block].ops;
+    test::EditedOps ops(program, program.phases[p.phase][p.block]);
     std::size_t seen = 0;
     for (std::size_t i = 0; i < ops.size(); ++i)
       if (ops[i].kind == p.kind && seen++ == p.nth) {
@@ -53,7 +54,7 @@ std::vector<Place> places(const Plan& plan) {
   for (std::size_t p = 0; p < program.phases.size(); ++p)
     for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
       std::map<OpKind, std::size_t> count;
-      for (const Op& op : program.phases[p][b].ops) ++count[op.kind];
+      for (const Op& op : test::ops_of(program, program.phases[p][b])) ++count[op.kind];
       for (const auto& [kind, n] : count)
         for (std::size_t nth : std::set<std::size_t>{0, n / 2}) out.push_back({p, b, nth, kind});
     }

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "lowering/lower.h"
+#include "tests/blocks.h"
 #include "tests/parity/harness.h"
 
 using namespace hotbunk;
@@ -81,8 +82,10 @@ Plan without(const Plan& plan, OpKind kind, const char* phase, std::size_t nth) 
   const auto p = static_cast<std::size_t>(plan.phase_index(phase));
   for (Program& program : out.programs) {
     std::size_t seen = 0;
-    for (Block& block : program.phases[p])
-      std::erase_if(block.ops, [&](const Op& op) { return op.kind == kind && seen++ == nth; });
+    for (Block& block : program.phases[p]) {
+      test::EditedOps ops(program, block);
+      std::erase_if(ops, [&](const Op& op) { return op.kind == kind && seen++ == nth; });
+    }
   }
   return out;
 }

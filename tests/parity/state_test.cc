@@ -16,6 +16,7 @@
 #include "layout/rollout_weights.h"
 #include "layout/train_weights.h"
 #include "lowering/lower.h"
+#include "tests/blocks.h"
 #include "tests/parity/harness.h"
 
 using namespace hotbunk;
@@ -312,8 +313,8 @@ TEST_CASE("after a sync every rollout tensor is the training tensor in the rollo
 TEST_CASE("a verified sync finds a slice that was not delivered") {
   const auto drop_a_move = [](Plan& plan) {
     for (Program& program : plan.programs)
-      for (Block& block : program.phases[static_cast<std::size_t>(plan.phase_index("sync"))])
-        for (Op& op : block.ops)
+      for (Body& body : program.bodies)
+        for (Op& op : body.ops)
           if (op.kind == OpKind::peer_copy && op.moves.size() > 1) {
             op.moves.pop_back();
             return;
@@ -331,7 +332,7 @@ TEST_CASE("a verified sync names the tensor that was corrupted, in every layout"
     plan.programs.push_back(plan.programs.front());  // the last rank's own
     plan.program_of_rank.back() = static_cast<std::int32_t>(plan.programs.size()) - 1;
     Program& program = plan.programs.back();
-    auto& ops = program.phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops;
+    test::EditedOps ops(program, program.phases[static_cast<std::size_t>(plan.phase_index("sync"))][0]);
     const auto first = std::ranges::find_if(ops, [](const Op& op) { return op.kind == OpKind::hash_boxes; });
     Op zero;
     zero.kind = OpKind::zero;
@@ -360,13 +361,15 @@ TEST_CASE("a sync that leaves a slice of a fresh weight unwritten is an error of
     const Plan plan = *lower(tiny_scenario(2, 2, {"rollout.sleep_level=2", transport}));
     REQUIRE(verify(plan).empty());
     const auto sync = static_cast<std::size_t>(plan.phase_index("sync"));
-    const auto& ops = plan.programs[0].phases[sync][0].ops;
+    const std::vector<Op> ops = test::ops_of(plan.programs[0], plan.programs[0].phases[sync][0]);
     int dropped = 0;
     for (std::size_t i = 0; i < ops.size(); ++i)
       for (std::size_t move = 0; move < ops[i].moves.size(); ++move) {
         Plan mutant = plan;
-        auto& moves = mutant.programs[0].phases[sync][0].ops[i].moves;
-        moves.erase(moves.begin() + static_cast<std::ptrdiff_t>(move));
+        {
+          test::EditedOps edited(mutant.programs[0], mutant.programs[0].phases[sync][0]);
+          edited[i].moves.erase(edited[i].moves.begin() + static_cast<std::ptrdiff_t>(move));
+        }
         const auto faults = verify(mutant);
         const bool found = !faults.empty() && faults.front().find("that nobody wrote since") != std::string::npos;
         INFO(transport << ", move " << move << " of " << ops[i].name);

@@ -10,6 +10,7 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "tests/blocks.h"
 #include "tests/paths.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
@@ -38,7 +39,7 @@ std::map<std::string, double> micro_batch_wire(const Plan& plan, std::int64_t mi
   for (const char* phase : {"reference", "old_logprobs", "train"})
     if (const std::int32_t p = plan.phase_index(phase); p >= 0)
       for (const Block& block : plan.program(0).phases[static_cast<std::size_t>(p)])
-        for (const Op& op : block.ops)
+        for (const Op& op : test::ops_of(plan.program(0), block))
           if (op.kind == OpKind::all_gather || op.kind == OpKind::reduce_scatter)
             out[fmt::format("{} {}", phase, name_of(op.kind))] += static_cast<double>(
                 micro_batches * traffic_of(op, {}, plan.num_ranks(), places_of(plan, 0)).wire_bytes);

@@ -13,6 +13,7 @@
 #include "lowering/lower.h"
 #include "planner/answers/plan_answer.h"
 #include "spec/loader.h"
+#include "tests/blocks.h"
 #include "tests/drawn_transition.h"
 #include "tests/paths.h"
 #include "trace/static_memory.h"
@@ -191,14 +192,14 @@ TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
     for (const Block& block : plan.program(rank).phases[p])
       for (const Sizes& sizes : visits(plan.phases[p].name, block.name))
-        for (const Op& op : block.ops) {
-          if (!is_communication(op.kind)) continue;
-          const auto& members = plan.group_of(op.group, rank);
-          const TrafficCount c = traffic_of(op, sizes, static_cast<std::int64_t>(members.size()), places);
-          if (c.calls == 0) continue;
-          auto& line = out[{plan.phases[p].name, op.group, op.kind}];
+        each_op(plan.program(rank), block, [&](const BoundOp& op) {
+          if (!is_communication(op->kind)) return;
+          const auto& members = plan.group_of(op->group, rank);
+          const TrafficCount c = traffic_of(*op, sizes, static_cast<std::int64_t>(members.size()), places);
+          if (c.calls == 0) return;
+          auto& line = out[{plan.phases[p].name, op->group, op->kind}];
           line[0] += c.calls, line[1] += c.payload_bytes, line[2] += c.padding_bytes;
-        }
+        });
   return out;
 }
 
@@ -277,11 +278,13 @@ Shifts shifts_of_plan(const Plan& plan, const Program& program) {
     if (plan.phases[index].when != When::iteration) continue;
     const PlanPhase phase = phase_named(plan.phases[index].name);
     for (const Block& block : program.phases[index])
-      for (const Op& op : block.ops)
+      each_op(program, block, [&](const BoundOp& bound) {
+        const Op& op = *bound;
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
           out.add({phase, op.kind, space_of(op.section), 1, op.map_end - op.map_begin, plan.phases[index].every});
         else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h))
           out.add({.phase = phase, .kind = op.kind, .bytes = op.outputs[0].bytes({})});
+      });
   }
   return out;
 }

@@ -10,6 +10,7 @@
 #include "reports/metrics_jsonl.h"
 #include "reports/palette.h"
 #include "reports/report_data.h"
+#include "tests/blocks.h"
 #include "tests/trace/sample.h"
 
 namespace hotbunk {
@@ -25,7 +26,7 @@ Plan plan_with_collective() {
   gather.stream = StreamId::gather;
   gather.name = "layers.0.all_gather";
   gather.group = 0;
-  p.programs[0].phases[2] = {{"micro", {gather}}};
+  p.programs[0].phases[2] = {test::block_of(p.programs[0], "micro", {gather})};
   p.programs[0].section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
   p.programs[0].buffers[1].offset = 64;
   return p;

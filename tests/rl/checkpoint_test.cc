@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "rl/manifest.h"
 #include "rl/weights.h"
+#include "tests/blocks.h"
 #include "tests/moves.h"
 
 using namespace hotbunk;
@@ -43,7 +44,6 @@ ModelSpec tiny_model() {
 /// A program whose only phase fetches every parameter and its moments from a tensor of its own.
 Program export_program(const ModelSpec& m) {
   Program program;
-  Block block{"export", {}, {}, {}};
   std::vector<Op> ops;
   for (const ParamSpec& p : parameters_of(m))
     for (Slot slot : {Slot::exported, Slot::exported_first_moment, Slot::exported_second_moment}) {
@@ -56,8 +56,7 @@ Program export_program(const ModelSpec& m) {
       op.moves = test::moves_of({{.src_pitch = p.numel(), .dst_pitch = p.numel(), .rows = 1, .cols = p.numel()}});
       ops.push_back(op);
     }
-  block.ops = std::move(ops);
-  program.phases = {{block}};
+  program.phases = {{test::block_of(program, "export", ops)}};
   return program;
 }
 
@@ -70,11 +69,13 @@ Status write_checkpoint(const fs::path& folder, int version) {
   state.scenario = "name: tiny\n";
   auto writer = CheckpointWriter::create(folder, m, program, 0, state);
   if (!writer) return tl::unexpected(writer.error());
-  for (const Op& op : program.phases[0][0].ops) {
-    const std::vector<float> values(static_cast<std::size_t>(boxes_of(op, {})[0].cols),
-                                    static_cast<float>(version * 100 + op.integer(Attr::slot)));
-    if (Status ok = (*writer)->take(op, std::as_bytes(std::span(values))); !ok) return ok;
-  }
+  Status taken;
+  each_op(program, program.phases[0][0], [&](const BoundOp& op) {
+    const std::vector<float> values(static_cast<std::size_t>(boxes_of(*op, {})[0].cols),
+                                    static_cast<float>(version * 100 + op->integer(Attr::slot)));
+    if (taken) taken = (*writer)->take(op, std::as_bytes(std::span(values)));
+  });
+  if (!taken) return taken;
   if (Status ok = (*writer)->finish(); !ok) return ok;
   return (*writer)->place();
 }

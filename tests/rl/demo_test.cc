@@ -6,6 +6,7 @@
 #include "lowering/sample_rows.h"
 #include "rl/rl_driver.h"
 #include "spec/loader.h"
+#include "tests/blocks.h"
 #include "tests/paths.h"
 
 using namespace hotbunk;
@@ -13,9 +14,9 @@ using namespace hotbunk;
 namespace {
 
 /// Capacities of a block's tokens and sequences: the largest of its tensors' symbolic dimensions.
-Sizes capacity_of(const Block& block) {
+Sizes capacity_of(const Program& program, const Block& block) {
   Sizes capacity;
-  for (const Op& op : block.ops)
+  for (const Op& op : test::ops_of(program, block))
     for (const auto* tensors : {&op.inputs, &op.outputs})
       for (const Tensor& t : *tensors)
         for (const Dim& d : t.shape) {
@@ -48,7 +49,7 @@ TEST_CASE("the demo scenario's plan has room for whatever its drivers decide") {
         const auto& blocks = plan->program(rank).phases[p];
         REQUIRE(static_cast<std::size_t>(args->block) < blocks.size());
         const Block& block = blocks[static_cast<std::size_t>(args->block)];
-        const Sizes capacity = capacity_of(block);
+        const Sizes capacity = capacity_of(plan->program(rank), block);
         CHECK(args->sizes.tokens <= capacity.tokens);
         if (capacity.seqs > 0) CHECK(args->sizes.seqs <= capacity.seqs);
         if (plan->phases[p].name == "train") trained += args->sizes.tokens;

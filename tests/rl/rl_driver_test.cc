@@ -12,6 +12,7 @@
 #include "exec/length_driver.h"
 #include "lowering/sample_rows.h"
 #include "rl/sft_driver.h"
+#include "tests/blocks.h"
 
 using namespace hotbunk;
 
@@ -63,7 +64,8 @@ Plan make_plan() {
   Op write;
   write.kind = OpKind::kv_write;
   write.outputs = {pool};
-  program.phases[rollout_phase] = {{"prefill", {write}}, {"decode", {write}}};
+  program.phases[rollout_phase] = {test::block_of(program, "prefill", {write}),
+                                   test::block_of(program, "decode", {write})};
   plan.programs = {program};
   return plan;
 }
@@ -78,13 +80,13 @@ Op slot_op(Slot slot) {
 template <class T>
 std::vector<T> feed(Driver& d, Rank rank, const Args& args, Slot slot, std::int64_t capacity) {
   std::vector<T> values(static_cast<std::size_t>(capacity));
-  d.feed(rank, slot_op(slot), args, std::as_writable_bytes(std::span(values)));
+  d.feed(rank, *test::LoneOp(slot_op(slot)), args, std::as_writable_bytes(std::span(values)));
   return values;
 }
 
 template <class T>
 void fetch(Driver& d, Rank rank, const Args& args, Slot slot, const std::vector<T>& values) {
-  d.fetch(rank, slot_op(slot), args, std::as_bytes(std::span(values)));
+  d.fetch(rank, *test::LoneOp(slot_op(slot)), args, std::as_bytes(std::span(values)));
 }
 
 /// Stands for the model: a token and its log-prob from the uniform that the driver drew. One in eight ends the

@@ -10,6 +10,7 @@
 #include "graph/boxes.h"
 #include "lowering/lower.h"
 #include "spec/loader.h"
+#include "tests/blocks.h"
 
 using namespace hotbunk;
 using Catch::Matchers::Contains;
@@ -54,7 +55,7 @@ Sums sums_of(const Plan& plan, const std::function<bool(Rank, const std::string&
   Sums out;
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& p = plan.program(r);
-    for (const Op& op : p.phases[static_cast<std::size_t>(plan.phase_index("sync"))][0].ops) {
+    for (const Op& op : test::ops_of(p, p.phases[static_cast<std::size_t>(plan.phase_index("sync"))][0])) {
       if (op.kind != OpKind::hash_boxes) continue;
       out.per_rank = static_cast<std::size_t>(p.buffers[static_cast<std::size_t>(op.outputs[0].buffer)].elements);
       out.all.resize(static_cast<std::size_t>(plan.num_ranks()) * out.per_rank);

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/check.h"
+#include "tests/blocks.h"
 #include "tests/sim/toy.h"
 
 using namespace hotbunk;
@@ -120,6 +121,6 @@ TEST_CASE("a rank outside the family, an op outside the plan") {
   auto devices = backend.open(one, {&rank, 1});
   REQUIRE(devices);
   (*devices)[0]->enter(1, 0);
-  CHECK_THROWS_WITH((*devices)[0]->compute(StreamId::compute, kernel("stranger"), {}),
+  CHECK_THROWS_WITH((*devices)[0]->compute(StreamId::compute, *test::LoneOp(kernel("stranger")), {}),
                     Catch::Contains("'stranger' is no op of phase 0"));
 }

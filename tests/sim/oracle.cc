@@ -1,13 +1,16 @@
 #include "tests/sim/oracle.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
+
+#include "tests/blocks.h"
 
 namespace hotbunk::toy {
 namespace {
 
-struct Call {
+struct Step {
   const Op* op = nullptr;
   double left = 0.0;         // of its price
   std::int64_t record = -1;  // wait: the call it waits for, -1: none
@@ -19,7 +22,8 @@ struct Call {
 struct Oracle {
   const Plan& plan;
   std::int64_t ranks_per_device, slots;
-  std::vector<std::vector<Call>> calls;  // by rank, in program order
+  std::deque<std::vector<Op>> ops;       // by rank
+  std::vector<std::vector<Step>> calls;  // by rank, in program order
   double now = 0.0;
 
   /// Everything before it on its stream is done.
@@ -69,7 +73,7 @@ struct Oracle {
     bool moved = false;
     for (std::size_t r = 0; r < calls.size(); ++r)
       for (std::size_t i = 0; i < calls[r].size(); ++i) {
-        Call& c = calls[r][i];
+        Step& c = calls[r][i];
         if (c.started() || !is_head(r, i)) continue;
         if (c.op->kind == OpKind::wait && c.record >= 0 && !calls[r][static_cast<std::size_t>(c.record)].done())
           continue;
@@ -77,7 +81,7 @@ struct Oracle {
         double longest = 0.0;
         for (const auto& [rank, k] : group) longest = std::max(longest, calls[rank][k].left);
         for (const auto& [rank, k] : group) {
-          Call& member = calls[rank][k];
+          Step& member = calls[rank][k];
           member.span.start = now;
           member.left = longest;
           if (longest == 0.0) member.span.end = now;
@@ -98,9 +102,9 @@ struct Oracle {
   bool advance() {
     std::map<std::int64_t, std::int64_t> running;
     for (std::size_t r = 0; r < calls.size(); ++r)
-      for (const Call& c : calls[r])
+      for (const Step& c : calls[r])
         if (c.started() && !c.done()) ++running[resource(r, *c.op)];
-    const auto rate = [&](std::size_t r, const Call& c) {
+    const auto rate = [&](std::size_t r, const Step& c) {
       const std::int64_t id = resource(r, *c.op);
       if (id < 0) return 1.0;
       const std::int64_t limit = id % 3 == 0 ? slots : ranks_per_device;
@@ -108,18 +112,18 @@ struct Oracle {
     };
     double step = std::numeric_limits<double>::infinity();
     for (std::size_t r = 0; r < calls.size(); ++r)
-      for (const Call& c : calls[r])
+      for (const Step& c : calls[r])
         if (c.started() && !c.done()) step = std::min(step, c.left / rate(r, c));
     if (step == std::numeric_limits<double>::infinity()) return false;
     now += step;
     for (std::size_t r = 0; r < calls.size(); ++r)
-      for (Call& c : calls[r])
+      for (Step& c : calls[r])
         if (c.started() && !c.done()) {
           c.left -= step * rate(r, c);
           if (c.left < 1e-6) c.left = 0.0;
         }
     for (auto& rank : calls)
-      for (Call& c : rank)
+      for (Step& c : rank)
         if (c.started() && !c.done() && c.left == 0.0) c.span.end = now;
     return true;
   }
@@ -129,14 +133,14 @@ struct Oracle {
 
 std::vector<std::vector<OracleSpan>> oracle(const Plan& plan, const std::vector<std::vector<std::int64_t>>& cost,
                                             std::int64_t runs, std::int64_t ranks_per_device, std::int64_t slots) {
-  Oracle o{plan, ranks_per_device, slots, {}};
+  Oracle o{plan, ranks_per_device, slots, {}, {}};
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
-    const std::vector<Op>& ops = plan.program(r).phases[0][0].ops;
+    const std::vector<Op>& ops = o.ops.emplace_back(test::ops_of(plan.program(r), plan.program(r).phases[0][0]));
     std::map<EventId, std::int64_t> recorded;
     auto& mine = o.calls.emplace_back();
     for (std::int64_t run = 0; run < runs; ++run)
       for (std::size_t i = 0; i < ops.size(); ++i) {
-        Call c;
+        Step c;
         c.op = &ops[i];
         c.left = static_cast<double>(cost[static_cast<std::size_t>(r)][i]);
         if (ops[i].kind == OpKind::wait && recorded.count(ops[i].event)) c.record = recorded[ops[i].event];
@@ -151,7 +155,7 @@ std::vector<std::vector<OracleSpan>> oracle(const Plan& plan, const std::vector<
   std::vector<std::vector<OracleSpan>> out;
   for (const auto& rank : o.calls) {
     auto& spans = out.emplace_back();
-    for (const Call& c : rank) {
+    for (const Step& c : rank) {
       if (!c.done()) return {};
       spans.push_back(c.span);
     }

@@ -37,8 +37,8 @@ struct Fixed final : Driver {
     args.sizes = sizes;
     return args;
   }
-  void feed(Rank, const Op&, const Args&, std::span<std::byte>) override {}
-  void fetch(Rank, const Op&, const Args&, std::span<const std::byte>) override {}
+  void feed(Rank, const BoundOp&, const Args&, std::span<std::byte>) override {}
+  void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte>) override {}
   void completed(Rank, const Args&, std::int16_t) override {}
   bool wants_results() const override { return false; }
   void report(Trace&) const override {}

@@ -1,4 +1,5 @@
 // The longest chain of an executed step, against chains added up by hand.
+#include "tests/blocks.h"
 #include "trace/critical_path.h"
 
 #include <catch2/catch.hpp>
@@ -27,11 +28,13 @@ Plan plan_of_two() {
   plan.phases = {{"one", When::iteration, false}, {"two", When::iteration, false}};
   Program program;
   program.num_events = 1;
-  program.phases = {{Block{"",
-                           {op(OpKind::zero, StreamId::gather, "p"), op(OpKind::all_gather, StreamId::gather, "g"),
-                            op(OpKind::record, StreamId::gather, "record"), op(OpKind::zero, StreamId::compute, "a"),
-                            op(OpKind::wait, StreamId::compute, "wait"), op(OpKind::zero, StreamId::compute, "b")}}},
-                    {Block{"", {op(OpKind::zero, StreamId::compute, "c")}}}};
+  const Block one = test::block_of(
+      program, "",
+      {op(OpKind::zero, StreamId::gather, "p"), op(OpKind::all_gather, StreamId::gather, "g"),
+       op(OpKind::record, StreamId::gather, "record"), op(OpKind::zero, StreamId::compute, "a"),
+       op(OpKind::wait, StreamId::compute, "wait"), op(OpKind::zero, StreamId::compute, "b")});
+  const Block two = test::block_of(program, "", {op(OpKind::zero, StreamId::compute, "c")});
+  program.phases = {{one}, {two}};
   plan.programs = {program};
   plan.program_of_rank = {0, 0};
   return plan;
@@ -109,7 +112,7 @@ TEST_CASE("the path goes over a collective to the rank that came last, then back
 TEST_CASE("without the event the longer stream alone is the path; another step has none") {
   // The same times, but nothing orders b after g: rank 0's compute, a 50 + b 30, then c 20, beats p + g = 55.
   Plan plan = plan_of_two();
-  std::erase_if(plan.programs[0].phases[0][0].ops, [](const Op& o) { return o.kind == OpKind::wait; });
+  std::erase_if(plan.programs[0].phases[0][0].calls[0].marks, [](const Mark& m) { return m.kind == OpKind::wait; });
   const Trace t = trace_of({{0, "p", 0, 10},
                             {0, "g", 12, 55},
                             {0, "a", 0, 50},
