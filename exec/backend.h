@@ -68,7 +68,7 @@ struct RunOptions {
   std::function<Status(std::int32_t step)> on_step_end{};  // an iteration is done; a failure ends the run
 };
 
-/// The only walk over a plan: prologue, iterations, epilogue; asks the Driver for blocks and sizes, turns each
+/// A session (exec/session.h) from the prologue to the epilogue's end; asks the Driver for blocks and sizes, turns each
 /// op into one Device call. A failure carries rank, phase and op. Refuses (E601) ops the backend does not support.
 Result<Trace> execute(const Plan&, Backend&, Driver&, const RunOptions&);
 

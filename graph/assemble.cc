@@ -1,17 +1,14 @@
-// assemble: which calls of a draft share a body, and where locals lie in the frame.
+// assemble: which calls of a draft share a body, and what is local to them.
 #include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
-#include "graph/ordered_ranges.h"
 #include "graph/passes.h"
 
 namespace hotbunk {
 namespace {
-
-constexpr std::int64_t alignment = 64;
 
 /// The ops of one call of a draft, with its events between them.
 struct Written {
@@ -97,8 +94,7 @@ class Assembly {
   struct Held {
     BufferId buffer = -1;
     std::int64_t least_offset = 0;  // of its tensors
-    StreamId stream{};              // of the first op that touches it
-    bool touched = false, one_stream = true;
+    bool touched = false;
     int allocs = 0, frees = 0;
     BufferId slot = -1;
   };
@@ -116,8 +112,6 @@ class Assembly {
       each_tensor(op, [&](const Tensor& t) {
         Held& h = held(t.buffer);
         h.least_offset = h.touched ? std::min(h.least_offset, t.offset_bytes) : t.offset_bytes;
-        if (h.touched && h.stream != op.stream) h.one_stream = false;
-        if (!h.touched) h.stream = op.stream;
         h.touched = true;
       });
     }
@@ -125,9 +119,8 @@ class Assembly {
   }
 
   bool is_local(const Held& h, std::string_view prefix) const {
-    constexpr bool frames = false;  // until evaluate() replaces the planner's own placement
-    return frames && may_be_local_[static_cast<std::size_t>(h.buffer)] && h.touched && h.one_stream && h.allocs == 1 &&
-           h.frees == 1 && draft_.buffers[static_cast<std::size_t>(h.buffer)].name.starts_with(prefix);
+    return may_be_local_[static_cast<std::size_t>(h.buffer)] && h.touched && h.allocs == 1 && h.frees == 1 &&
+           draft_.buffers[static_cast<std::size_t>(h.buffer)].name.starts_with(prefix);
   }
 
   Call call_of(Written w) {
@@ -147,6 +140,8 @@ class Assembly {
       h.slot = body.num_slots();
       Buffer local = draft_.buffers[static_cast<std::size_t>(h.buffer)];
       local.name.erase(0, prefix.size());
+      local.offset = 0;
+      call.locals.push_back(0);  // until it is placed
       body.locals.push_back(std::move(local));
       local_.push_back(h.buffer);
     }
@@ -169,7 +164,6 @@ class Assembly {
 
   /// The number of the body, a new one's if there is none like it.
   std::int32_t shared(Body body) {
-    lay_out(body);
     auto& same_name = by_name_[body.name];
     for (std::int32_t i : same_name) {
       Body& other = program_.bodies[static_cast<std::size_t>(i)];
@@ -184,32 +178,6 @@ class Assembly {
     same_name.push_back(number);
     program_.bodies.push_back(std::move(body));
     return number;
-  }
-
-  /// Locals share bytes where one is over before the other begins, on one stream.
-  static void lay_out(Body& body) {
-    OrderedRanges ranges;
-    std::vector<StreamId> streams(body.locals.size());
-    for (Op& op : body.ops)
-      each_tensor(op, [&](const Tensor& t) {
-        if (t.buffer >= body.num_ports) streams[static_cast<std::size_t>(t.buffer - body.num_ports)] = op.stream;
-      });
-    for (std::size_t i = 0; i < body.ops.size(); ++i) {
-      const Op& op = body.ops[i];
-      if (!is_memory(op) || op.buffer < body.num_ports) continue;
-      const auto which = static_cast<std::size_t>(op.buffer - body.num_ports);
-      Buffer& b = body.locals[which];
-      const std::int64_t bytes = (b.bytes() + alignment - 1) / alignment * alignment;
-      if (bytes == 0) continue;
-      Clock here = before_all;
-      here[at(streams[which])] = static_cast<std::int32_t>(i);
-      if (op.kind == OpKind::free) {
-        ranges.give(b.offset, bytes, here);
-      } else {
-        b.offset = ranges.take(bytes, here);
-        body.frame_bytes = std::max(body.frame_bytes, b.offset + bytes);
-      }
-    }
   }
 
   /// The program's buffers are those that calls bind.

@@ -8,12 +8,12 @@
 
 namespace hotbunk {
 
-/// A buffer of the program, or a local in the frame of a call.
+/// A buffer of the program, or a local of a call.
 struct BoundBuffer {
-  const Buffer* buffer = nullptr;  // its offset is the frame's, where it is a local
-  std::int64_t offset = 0;         // bytes from the base of its section
-  std::string_view prefix;         // of a local: the call's name
-  BufferId id = -1;                // of the program; -1: a local
+  const Buffer* buffer = nullptr;
+  std::int64_t offset = 0;  // bytes from the base of its section
+  std::string_view prefix;  // of a local: the call's name
+  BufferId id = -1;         // of the program; -1: a local
 
   bool is_local() const { return id < 0; }
   Section section() const { return buffer->section; }
@@ -43,8 +43,8 @@ struct BoundOp {
       const Buffer& bound = program->buffers[static_cast<std::size_t>(id)];
       return {&bound, bound.offset, {}, id};
     }
-    const Buffer& local = b.locals[static_cast<std::size_t>(slot - b.num_ports)];
-    return {&local, call->frame + local.offset, call->name, -1};
+    const auto local = static_cast<std::size_t>(slot - b.num_ports);
+    return {&b.locals[local], call->locals[local], call->name, -1};
   }
   BoundBuffer buffer(const Tensor& t) const { return buffer(t.buffer); }
   /// Of an alloc or free.

@@ -132,7 +132,6 @@ class Differ {
     const std::string outer = where_;
     where_ += fmt::format("body {}: ", a.name);
     scalar("ports", a.num_ports, b.num_ports);
-    scalar("frame", a.frame_bytes, b.frame_bytes);
     if (a.locals != b.locals) line('~', fmt::format("locals: {} -> {}", locals_text(a), locals_text(b)));
     ops(a, b);
     where_ = outer;

@@ -20,13 +20,13 @@ void lay_out_sections(const Plan&, Draft&);
 void insert_dependencies(Draft&);
 
 /// Splits blocks into their calls. Calls that do the same with other buffers share a body: this is found by comparing,
-/// not promised by who wrote them. A transient that lives and dies inside one call, on one stream, and takes no turn of
-/// a slot limit is a local of its body; all others are bound to ports. Locals are laid out in the frame, best fit.
+/// not promised by who wrote them. A transient that lives and dies inside one call and takes no turn of a slot limit is
+/// a local of its body; all others are bound to ports.
 Program assemble(Draft);
 
-/// Gives frames, and every buffer of the transient section, an offset, 64-byte aligned: best fit over the linear order
-/// of the program, among the ranges whose former uses the events already put before the first use on every stream.
-/// Sets section_bytes, chunk-aligned.
+/// Gives every buffer of the transient section, and the locals of every call, an offset, 64-byte aligned: best fit over
+/// the linear order of the program, among the ranges whose former uses the events already put before the first use on
+/// every stream. Sets section_bytes, chunk-aligned.
 void place_transients(const Plan&, Program&);
 
 /// High-water mark in bytes of the transient section in one phase (0 when it has no transients).

@@ -17,7 +17,7 @@ constexpr std::int64_t alignment = 64;  // a cache line; oneDNN and AVX-512 load
 
 std::int64_t aligned(std::int64_t bytes, std::int64_t to) { return (bytes + to - 1) / to * to; }
 
-/// Places what one block after another allocates: frames, and the program's transients.
+/// Places what one block after another allocates: the program's transients, and each call's locals.
 class Placement {
  public:
   explicit Placement(Program& program)
@@ -25,27 +25,22 @@ class Placement {
 
   void run(Block& block) {
     ranges_.settle();
-    buffers_.assign(program_.buffers.size(), {}), frames_.assign(block.calls.size(), {});
+    uses_.assign(program_.buffers.size(), {});
+    for (const Call& call : block.calls) uses_.resize(uses_.size() + call.locals.size());
     note_uses(block);
-    for (std::size_t c = 0; c < block.calls.size(); ++c) {
-      Call& call = block.calls[c];
-      const std::int64_t frame = aligned(body_of(call).frame_bytes, alignment);
-      if (frame > 0) high_ = std::max(high_, (call.frame = ranges_.take(frame, frames_[c].entry)) + frame);
-      for (const Op& op : body_of(call).ops) {
-        const bool port = (op.kind == OpKind::alloc || op.kind == OpKind::free) && op.buffer < body_of(call).num_ports;
-        if (!port) continue;
-        const BufferId id = call.ports[static_cast<std::size_t>(op.buffer)].buffer;
-        if (op.kind == OpKind::alloc) take(id);
-        else give(id);
-      }
-      if (frame > 0) ranges_.give(call.frame, frame, frames_[c].last);
+    first_local_ = program_.buffers.size();
+    for (Call& call : block.calls) {
+      const Body& body = program_.bodies[static_cast<std::size_t>(call.body)];
+      for (const Op& op : body.ops)
+        if (op.kind == OpKind::alloc || op.kind == OpKind::free) place(op.kind, call, body, op.buffer);
+      first_local_ += call.locals.size();
     }
   }
 
   std::int64_t high_bytes() const { return high_; }
 
  private:
-  /// Of a buffer or a frame in the block at hand.
+  /// Of a buffer or local in the block at hand.
   struct Use {
     Clock entry = clock_of(std::numeric_limits<std::int32_t>::max());  // what all who touch it know when they first do
     Clock last = before_all;                                           // its last uses
@@ -55,51 +50,52 @@ class Placement {
       last[at(stream)] = known[at(stream)];
     }
   };
-  const Body& body_of(const Call& call) const { return program_.bodies[static_cast<std::size_t>(call.body)]; }
-
   void note_uses(const Block& block) {
     std::array<Clock, num_streams> known;
     known.fill(before_all);  // and all blocks before, for borders are joined
     std::int32_t i = 0;
-    each_step(
-        program_, block,
-        [&](const BoundOp& op) {
-          ++i;
-          if (op->inputs.empty() && op->outputs.empty()) return;
-          Clock& mine = known[at(op->stream)];
-          mine[at(op->stream)] = i;
-          for (const auto* side : {&op->inputs, &op->outputs})
-            for (const Tensor& t : *side) {
-              const BoundBuffer b = op.buffer(t);
-              Use& use = b.is_local() ? frames_[static_cast<std::size_t>(op.call - block.calls.data())]
-                                      : buffers_[static_cast<std::size_t>(b.id)];
-              use.note(op->stream, mine);
-            }
-        },
-        [&](const Mark& m) {
-          Clock& mine = known[at(m.stream)];
-          if (m.kind == OpKind::record) recorded_[static_cast<std::size_t>(m.event)] = mine;
-          else merge(mine, recorded_[static_cast<std::size_t>(m.event)]);
-        });
+    first_local_ = program_.buffers.size();
+    for (const Call& call : block.calls) {
+      const auto on_op = [&](const BoundOp& op) {
+        ++i;
+        if (op->inputs.empty() && op->outputs.empty()) return;
+        Clock& mine = known[at(op->stream)];
+        mine[at(op->stream)] = i;
+        for (const auto* side : {&op->inputs, &op->outputs})
+          for (const Tensor& t : *side) use_of(call, op.body(), t.buffer).note(op->stream, mine);
+      };
+      each_step(program_, block, call, on_op, [&](const Mark& m) {
+        Clock& mine = known[at(m.stream)];
+        if (m.kind == OpKind::record) recorded_[static_cast<std::size_t>(m.event)] = mine;
+        else merge(mine, recorded_[static_cast<std::size_t>(m.event)]);
+      });
+      first_local_ += call.locals.size();
+    }
   }
 
-  void take(BufferId id) {
-    Buffer& b = program_.buffers[static_cast<std::size_t>(id)];
+  Use& use_of(const Call& call, const Body& body, BufferId slot) {
+    const auto i = static_cast<std::size_t>(slot);
+    return slot < body.num_ports ? uses_[static_cast<std::size_t>(call.ports[i].buffer)]
+                                 : uses_[first_local_ + i - static_cast<std::size_t>(body.num_ports)];
+  }
+
+  void place(OpKind kind, Call& call, const Body& body, BufferId slot) {
+    const bool port = slot < body.num_ports;
+    const auto i = static_cast<std::size_t>(port ? slot : slot - body.num_ports);
+    Buffer* const bound = port ? &program_.buffers[static_cast<std::size_t>(call.ports[i].buffer)] : nullptr;
+    const Buffer& b = port ? *bound : body.locals[i];
     if (b.section != Section::transient || b.bytes() == 0) return;
     const std::int64_t bytes = aligned(b.bytes(), alignment);
-    b.offset = ranges_.take(bytes, buffers_[static_cast<std::size_t>(id)].entry);
-    high_ = std::max(high_, b.offset + bytes);
-  }
-
-  void give(BufferId id) {
-    const Buffer& b = program_.buffers[static_cast<std::size_t>(id)];
-    if (b.section != Section::transient || b.bytes() == 0) return;
-    ranges_.give(b.offset, aligned(b.bytes(), alignment), buffers_[static_cast<std::size_t>(id)].last);
+    std::int64_t& offset = port ? bound->offset : call.locals[i];
+    const Use& use = use_of(call, body, slot);
+    if (kind == OpKind::free) return ranges_.give(offset, bytes, use.last);
+    offset = ranges_.take(bytes, use.entry);
+    high_ = std::max(high_, offset + bytes);
   }
 
   Program& program_;
-  std::vector<Use> buffers_;  // [buffer]
-  std::vector<Use> frames_;   // [call]
+  std::vector<Use> uses_;        // of buffers, and behind them of the block's locals, call by call
+  std::size_t first_local_ = 0;  // of the call at hand
   std::vector<Clock> recorded_;
   OrderedRanges ranges_;
   std::int64_t high_ = 0;

@@ -62,8 +62,8 @@ void add(Hasher& h, const Buffer& b) {
 
 void add(Hasher& h, const Body& b) {
   h.add(std::string_view(b.name));
-  for (std::int64_t v : {std::int64_t{b.num_ports}, static_cast<std::int64_t>(b.locals.size()), b.frame_bytes,
-                         static_cast<std::int64_t>(b.ops.size())})
+  for (std::int64_t v :
+       {std::int64_t{b.num_ports}, static_cast<std::int64_t>(b.locals.size()), static_cast<std::int64_t>(b.ops.size())})
     h.add(v);
   for (const Buffer& local : b.locals) add(h, local);
   for (const Op& op : b.ops) add(h, op);
@@ -72,8 +72,10 @@ void add(Hasher& h, const Body& b) {
 void add(Hasher& h, const Call& c) {
   h.add(std::int64_t{c.body});
   h.add(std::string_view(c.name));
-  for (std::int64_t v : {c.frame, static_cast<std::int64_t>(c.ports.size()), static_cast<std::int64_t>(c.marks.size())})
+  for (std::int64_t v : {static_cast<std::int64_t>(c.locals.size()), static_cast<std::int64_t>(c.ports.size()),
+                         static_cast<std::int64_t>(c.marks.size())})
     h.add(v);
+  for (std::int64_t offset : c.locals) h.add(offset);
   for (const Port& port : c.ports) h.add(std::int64_t{port.buffer}), h.add(port.offset_bytes);
   for (const Mark& m : c.marks)
     for (std::int64_t v : {std::int64_t{m.before}, static_cast<std::int64_t>(m.kind),

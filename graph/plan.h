@@ -52,14 +52,14 @@ inline constexpr int num_enters = 3;
 std::string_view name_of(Enters);
 
 /// A straight piece of work. Where its ops say `buffer` they mean a *slot*: first come the ports, which every call
-/// binds to buffers of the program, then the locals, which live in a frame that the call has to itself as long as it
-/// runs.
+/// binds to buffers of the program, then the locals, transients that live and die inside of a call. Each call has a
+/// place for each of them: they lie wherever there is room while it runs, and not side by side in one frame
+/// (docs/plan.md).
 struct Body {
   std::string name;  // "train.layer.forward"
   std::int32_t num_ports = 0;
-  std::vector<Buffer> locals;  // transients; `offset` counts from the frame's start
-  std::int64_t frame_bytes = 0;
-  std::vector<Op> ops;  // what is behind what other streams do is said by calls: no record, no wait
+  std::vector<Buffer> locals;  // `offset` is each call's to say
+  std::vector<Op> ops;         // what is behind what other streams do is said by calls: no record, no wait
   std::int32_t num_slots() const { return num_ports + static_cast<std::int32_t>(locals.size()); }
   friend bool operator==(const Body&, const Body&) = default;
 };
@@ -85,8 +85,8 @@ struct Call {
   std::int32_t body = 0;  // index into Program::bodies
   std::string name;
   std::vector<Port> ports;
-  std::int64_t frame = 0;   // where the frame begins, in bytes from the base of the transient section
-  std::vector<Mark> marks;  // ascending by `before`
+  std::vector<std::int64_t> locals;  // where each lies, in bytes from the base of the transient section
+  std::vector<Mark> marks;           // ascending by `before`
   friend bool operator==(const Call&, const Call&) = default;
 };
 

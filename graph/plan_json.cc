@@ -131,7 +131,6 @@ void append(std::string& out, const Body& b) {
   out += "{\"name\":", append_json(out, b.name);
   out += ",\"ports\":", append_json(out, b.num_ports);
   out += ",\"locals\":", append_array(out, b.locals, [&](const Buffer& local) { append(out, local); });
-  out += ",\"frame_bytes\":", append_json(out, b.frame_bytes);
   out += ",\"ops\":", append_array(out, b.ops, [&](const Op& op) { append(out, op); });
   out += '}';
 }
@@ -146,7 +145,7 @@ void append(std::string& out, const Call& c) {
     append_json(out, port.buffer), out += ',', append_json(out, port.offset_bytes);
     out += ']';
   });
-  out += ',', append_json(out, c.frame), out += ',';
+  out += ',', append_array(out, c.locals, [&](std::int64_t offset) { append_json(out, offset); }), out += ',';
   append_array(out, c.marks, [&](const Mark& m) {
     out += '[';
     append_json(out, m.before), out += ',', append_json(out, name_of(m.kind));

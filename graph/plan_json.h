@@ -3,11 +3,11 @@
 // The document is an object: schema, hash, scenario, chunk_bytes, device_capacity_bytes, host_capacity_bytes,
 // overhead_bytes, groups, phases, program_of_rank, programs. What there are many of are arrays:
 //   buffer  [name, dtype, elements, category, section, offset]
-//   body    {name, ports, locals, frame_bytes, ops}  ports: their number; locals: buffers
+//   body    {name, ports, locals, ops}               ports: their number; locals: buffers
 //   op      [kind, stream, name, inputs, outputs, {attrs, moves, group, buffer, section, map}]
 //           (the object holds what differs from Op's defaults and is left out when empty)
 //   tensor  [slot, offset_bytes, dtype, dim…]        dim: size | [size, sym, begin]
-//   call    [body, name, [port…], frame, [mark…]]    port: buffer | [buffer, offset_bytes]
+//   call    [body, name, [port…], [offset…], [mark…]]  port: buffer | [buffer, offset_bytes]; offsets: of the locals
 //   mark    [before, "record" or "wait", stream, event]
 //   move    [from, to], each [tensor, row_begin, row_end, col_begin, col_end, offset, pitch] and, where it is cut,
 //           [who, family, count, repeat, rows, cols, pitch, last_row] behind that

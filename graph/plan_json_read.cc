@@ -198,12 +198,10 @@ Body read_body(const Value& v, const Plan& plan, const Program& program) {
   const Value locals = v["locals"], ops = v["ops"];
   body.name = v["name"].text();
   body.num_ports = v["ports"].int32(0, most_slots);
-  body.frame_bytes = v["frame_bytes"].integer(0, largest);
   body.locals.reserve(locals.array(0, most_slots));
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const Buffer& b = body.locals.emplace_back(read_buffer(locals.at(i)));
-    if (b.section != Section::transient || b.bytes() > body.frame_bytes - b.offset)
-      locals.at(i).out_of_range(fmt::format("a local outside of its frame, which has {} bytes", body.frame_bytes));
+    if (b.section != Section::transient || b.offset != 0) locals.at(i).out_of_range("a local with a place of its own");
   }
   body.ops.reserve(ops.array());
   for (std::size_t i = 0; i < ops.size(); ++i) body.ops.push_back(read_op(ops.at(i), {plan, program, body}));
@@ -226,8 +224,9 @@ Call read_call(const Value& v, const Program& program) {
     call.ports.push_back({(plain ? port : port.at(0)).int32(0, static_cast<std::int64_t>(program.buffers.size()) - 1),
                           plain ? 0 : port.at(1).integer(0, largest)});
   }
-  const std::int64_t room = program.section_bytes[static_cast<std::size_t>(Section::transient)];
-  call.frame = v.at(3).integer(0, std::max<std::int64_t>(room - body.frame_bytes, 0));
+  const Value locals = v.at(3);
+  locals.array(body.locals.size(), body.locals.size());
+  for (std::size_t i = 0; i < body.locals.size(); ++i) call.locals.push_back(locals.at(i).integer(0, largest));
   std::int32_t before = 0;
   for (std::size_t i = 0; i < marks.array(); ++i) {
     const Value mark = marks.at(i);

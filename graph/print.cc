@@ -112,8 +112,7 @@ std::string print_bodies(const Plan& plan, const Program& program, const std::st
     out += fmt::format("  body {}: {} port{}, ", body.name.empty() ? "-" : body.name, body.num_ports,
                        body.num_ports == 1 ? "" : "s");
     if (!body.locals.empty())
-      out += fmt::format("{} local{} in {}, ", body.locals.size(), body.locals.size() == 1 ? "" : "s",
-                         bytes_text(body.frame_bytes));
+      out += fmt::format("{} local{}, ", body.locals.size(), body.locals.size() == 1 ? "" : "s");
     out += fmt::format("{} op{}, {} call{}\n", body.ops.size(), body.ops.size() == 1 ? "" : "s", calls[i],
                        calls[i] == 1 ? "" : "s");
     for (const Op& op : body.ops) out += "      " + print_op(plan, body, op) + '\n';
@@ -178,7 +177,7 @@ std::string print_op(const Plan& plan, const Body& body, const Op& op) {
     out += "  " + slot_name(body, op.buffer);
     if (op.buffer >= body.num_ports) {
       const Buffer& b = body.locals[static_cast<std::size_t>(op.buffer - body.num_ports)];
-      out += fmt::format("  {} {} at frame+{}", bytes_text(b.bytes()), name_of(b.category), b.offset);
+      out += fmt::format("  {} {}", bytes_text(b.bytes()), name_of(b.category));
     }
   }
   if (op.kind == OpKind::map || op.kind == OpKind::unmap)
@@ -202,7 +201,7 @@ std::string print_call(const Program& program, const Call& call) {
                          m.event);
   std::string out = fmt::format("{}  {}", body.name.empty() ? "-" : body.name, call.name.empty() ? "-" : call.name);
   if (!ports.empty()) out += fmt::format("  ({})", ports);
-  if (body.frame_bytes > 0) out += fmt::format("  frame at {}", call.frame);
+  if (!call.locals.empty()) out += fmt::format("  locals at {}", fmt::join(call.locals, ", "));
   return marks.empty() ? out : out + "  |" + marks;
 }
 

@@ -65,10 +65,13 @@ std::string check_call(const Program& program, const Block& block, const Call& c
   for (const Port& port : call.ports)
     if (port.buffer < 0 || static_cast<std::size_t>(port.buffer) >= program.buffers.size())
       return fmt::format("names buffer {}", port.buffer);
+  if (call.locals.size() != body.locals.size())
+    return fmt::format("has places for {} locals of {}", call.locals.size(), body.locals.size());
   const std::int64_t room = program.section_bytes[static_cast<std::size_t>(Section::transient)];
-  if (call.frame < 0 || call.frame > room - body.frame_bytes)
-    return fmt::format("has its frame at bytes {}..{} of the transient section, which has {}", call.frame,
-                       call.frame + body.frame_bytes, room);
+  for (std::size_t i = 0; i < call.locals.size(); ++i)
+    if (const std::int64_t begin = call.locals[i], bytes = body.locals[i].bytes(); begin < 0 || begin > room - bytes)
+      return fmt::format("has '{}' at bytes {}..{} of the transient section, which has {}", body.locals[i].name, begin,
+                         begin + bytes, room);
   std::int32_t before = 0;
   for (const Mark& m : call.marks) {
     if (m.event < 0 || m.event >= program.num_events) return fmt::format("names event {}", m.event);
@@ -85,15 +88,15 @@ std::string check_call(const Program& program, const Block& block, const Call& c
   return "";
 }
 
-/// Bodies by themselves: their ops, and that locals are transients inside of the frame.
+/// Bodies by themselves: their ops, and that locals are transients.
 template <class Fault>
 void check_bodies(const Plan& plan, const Program& program, Fault&& fault) {
   for (const Body& body : program.bodies) {
     if (body.num_ports < 0) fault(fmt::format("body {}: has {} ports", body.name, body.num_ports));
     for (const Buffer& b : body.locals)
-      if (b.section != Section::transient || b.elements < 0 || b.offset < 0 || b.offset > body.frame_bytes - b.bytes())
-        fault(fmt::format("body {}: local '{}' takes bytes {}..{} of {}, the frame has {}", body.name, b.name, b.offset,
-                          b.offset + b.bytes(), name_of(b.section), body.frame_bytes));
+      if (b.section != Section::transient || b.elements < 0)
+        fault(fmt::format("body {}: local '{}' has {} elements in {}", body.name, b.name, b.elements,
+                          name_of(b.section)));
     for (const Op& op : body.ops)
       if (const std::string bad = check_op_of(plan, body, op); !bad.empty())
         fault(fmt::format("body {}: {} '{}' {}", body.name, name_of(op.kind), op.name, bad));

@@ -92,7 +92,7 @@ class MemoryAndOrder {
       };
       each_step(program_, block, call, on_op, [&](const Mark& m) { check_mark(m); });
       if (faults_.full()) return;
-      check_frame(call);
+      check_ended(call);
     }
     place_.enter(visit);
     check_entered(block);
@@ -120,8 +120,8 @@ class MemoryAndOrder {
       fault(fmt::format("leaves {} asleep, but part of it is mapped", name_of(block.section)));
   }
 
-  /// A frame is given back with nothing alive in it.
-  void check_frame(const Call& call) {
+  /// Locals end with their call.
+  void check_ended(const Call& call) {
     const Body& body = program_.bodies[static_cast<std::size_t>(call.body)];
     for (std::size_t i = 0; i < local_live_.size(); ++i)
       if (local_live_[i]) fault(fmt::format("ends with '{}{}' alive", call.name, body.locals[i].name));

@@ -57,7 +57,8 @@ Tensor ProgramBuilder::whole(BufferId id) const {
 void ProgramBuilder::begin_block(std::int32_t phase, std::string name) {
   auto& blocks = draft_.phases[static_cast<std::size_t>(phase)];
   block_ = &blocks.emplace_back();
-  block_->calls.back().body = name;
+  const std::string& of = phases_[static_cast<std::size_t>(phase)].name;
+  block_->calls.back().body = of == name ? name : of + '.' + name;
   block_->name = std::move(name);
 }
 

@@ -21,7 +21,9 @@ using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 
 class ProgramBuilder {
  public:
-  explicit ProgramBuilder(std::size_t num_phases) { draft_.phases.resize(num_phases); }
+  explicit ProgramBuilder(const std::vector<PhaseInfo>& phases) : phases_(phases) {
+    draft_.phases.resize(phases.size());
+  }
 
   /// A buffer that the lowering allocates and frees itself (weights, optimizer state, gradients, the KV pool).
   BufferId managed(std::string name, DType, std::int64_t elements, Category, Section);
@@ -40,7 +42,7 @@ class ProgramBuilder {
   Tensor whole(BufferId) const;
   const Buffer& buffer(BufferId id) const { return draft_.buffers[static_cast<std::size_t>(id)]; }
 
-  /// Ops from now on go to this phase's new block.
+  /// Ops from now on go to this phase's new block, to a call that is known by both.
   void begin_block(std::int32_t phase, std::string name);
   /// The same; the block puts the section to sleep or wakes it, and is skipped where that has happened already.
   void begin_transition(std::int32_t phase, std::string name, Enters, Section);
@@ -64,6 +66,7 @@ class ProgramBuilder {
  private:
   Op& push(OpKind, StreamId);
 
+  const std::vector<PhaseInfo>& phases_;
   Draft draft_;
   DraftBlock* block_ = nullptr;
 };

@@ -58,7 +58,7 @@ bool rolls_out(const Scenario& s, Purpose purpose) {
 
 /// What every rank does: the parts of its own follow from its places (graph/move.h).
 Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t kv_blocks) {
-  ProgramBuilder b(plan.phases.size());
+  ProgramBuilder b(plan.phases);
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };

@@ -20,7 +20,7 @@ void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, cons
     b.emit(OpKind::copy, StreamId::d2h, b.buffer(m.device).name + ".sleep", {b.whole(m.device)}, {b.whole(m.host)});
     b.free(m.device, StreamId::d2h);
   }
-  b.begin_call("sleep.unmap", "");
+  b.begin_call("sleep.done", "");
   b.unmap(device);
 }
 
@@ -34,7 +34,7 @@ void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std
     b.emit(OpKind::copy, StreamId::h2d, b.buffer(m.device).name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
     b.free(m.host, StreamId::h2d);
   }
-  b.begin_call("wake.unmap", "");
+  b.begin_call("wake.done", "");
   b.unmap(host);
 }
 

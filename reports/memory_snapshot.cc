@@ -30,8 +30,9 @@ class Addresses {
     for (const auto& blocks : program.phases)
       for (const Block& block : blocks)
         for (const Call& call : block.calls)
-          for (const Buffer& b : program.bodies[static_cast<std::size_t>(call.body)].locals)
-            of_.try_emplace(call.name + b.name, base(static_cast<int>(b.section)) + call.frame + b.offset);
+          for (std::size_t i = 0; i < call.locals.size(); ++i)
+            of_.try_emplace(call.name + program.bodies[static_cast<std::size_t>(call.body)].locals[i].name,
+                            base(static_cast<int>(Section::transient)) + call.locals[i]);
   }
   std::int64_t base(int section) const { return base_[static_cast<std::size_t>(section)]; }
   std::int64_t of(const std::string& buffer) const {

@@ -90,9 +90,10 @@ class EditedOps : public std::vector<Op> {
   EditedOps(Program& program, Block& block)
       : std::vector<Op>(ops_of(program, block)), program_(program), block_(block) {
     for (const Call& call : block.calls)  // locals become buffers of the program
-      for (Buffer local : program.bodies[static_cast<std::size_t>(call.body)].locals) {
+      for (std::size_t i = 0; i < call.locals.size(); ++i) {
+        Buffer local = program.bodies[static_cast<std::size_t>(call.body)].locals[i];
         local.name.insert(0, call.name);
-        local.offset += call.frame;
+        local.offset = call.locals[i];
         program.buffers.push_back(std::move(local));
       }
   }

@@ -87,8 +87,7 @@ TEST_CASE("Memory: overlap, not alive, asleep, unbalanced") {
              Contains("buffer 'b' takes bytes 4064..4128 of section transient, which has 4096"));
   CHECK_THAT(faults_after([](Plan& p) { erase(p, 4); }),
              Contains("phase work, block work, op 2 (copy ''): touches 'b', which is not alive"));
-  CHECK_THAT(faults_after([](Plan& p) { swap(p, 5, 6); }),
-             Contains("touches 'a', which is not alive"));
+  CHECK_THAT(faults_after([](Plan& p) { swap(p, 5, 6); }), Contains("touches 'a', which is not alive"));
   CHECK_THAT(faults_after([](Plan& p) { work(p).push_back(memory(OpKind::free, 0)); }),
              Contains("frees 'a', which is not alive"));
   CHECK_THAT(faults_after([](Plan& p) { erase(p, 7); }),
@@ -100,16 +99,12 @@ TEST_CASE("Memory: overlap, not alive, asleep, unbalanced") {
              }),
              Contains("buffer 'b' was alive before an iteration that freed it"));
   // Only half of what 'b' takes is mapped.
-  CHECK_THAT(faults_after([](Plan& p) {
-               EditedOps(p.programs[0], p.programs[0].phases[0][0]).remove(0);
-             }),
+  CHECK_THAT(faults_after([](Plan& p) { EditedOps(p.programs[0], p.programs[0].phases[0][0]).remove(0); }),
              Contains("'a' is allocated where nothing is mapped (section transient asleep?)"));
 }
 
 TEST_CASE("Mapping: alignment, twice, not there, still in use") {
-  const auto add = [](std::size_t at, Op o) {
-    return faults_after([&](Plan& p) { work(p).add(at, o); });
-  };
+  const auto add = [](std::size_t at, Op o) { return faults_after([&](Plan& p) { work(p).add(at, o); }); };
   CHECK_THAT(add(0, mapping(OpKind::map, Section::kv_cache, 0, 100)), Contains("is not made of chunks of 4096"));
   CHECK_THAT(add(0, mapping(OpKind::map, Section::transient, 0, 8192)), Contains("part of which is mapped"));
   CHECK_THAT(add(0, mapping(OpKind::unmap, Section::transient, 0, 8192)), Contains("part of which is not mapped"));
@@ -135,8 +130,7 @@ Plan sleeper(const std::vector<Enters>& blocks) {
   plan.programs[0].phases[1].clear();
   for (Enters enters : blocks) {
     std::vector<Op> ops = {mapping(OpKind::map, Section::kv_cache, 0, 4096), memory(OpKind::alloc, 0)};
-    if (enters == Enters::asleep)
-      ops = {memory(OpKind::free, 0), mapping(OpKind::unmap, Section::kv_cache, 0, 4096)};
+    if (enters == Enters::asleep) ops = {memory(OpKind::free, 0), mapping(OpKind::unmap, Section::kv_cache, 0, 4096)};
     Block block = block_of(plan.programs[0], "turn", ops);
     block.enters = enters;
     block.section = Section::kv_cache;
@@ -178,8 +172,7 @@ TEST_CASE("Sleeping and waking twice is harmless where the block says so, and wh
   const Op touch = op(OpKind::zero, {}, {tensor(0, DType::f32, {fixed(16)})});
   Plan touched = sleeper({awake, asleep, asleep});
   touched.programs[0].phases[1].push_back(block_of(touched.programs[0], "step", {touch}));
-  CHECK_THAT(verify(touched).at(0),
-             Contains("block step, op 0 (zero ''): touches 'kv', which is not alive"));
+  CHECK_THAT(verify(touched).at(0), Contains("block step, op 0 (zero ''): touches 'kv', which is not alive"));
   Plan talks = sleeper({awake, asleep});
   talks.groups = {{"world", {{0}}}};
   Op barrier = op(OpKind::barrier, {}, {});
@@ -200,8 +193,7 @@ TEST_CASE("Order: missing events, events nobody recorded") {
   CHECK_THAT(
       faults_after([](Plan& p) { erase(p, 3); }),
       Contains("op 3 (copy ''): bytes 0..64 of transient are also touched on stream gather with no event between"));
-  CHECK_THAT(faults_after([](Plan& p) { swap(p, 2, 3); }),
-             Contains("waits for event 0, which nobody recorded"));
+  CHECK_THAT(faults_after([](Plan& p) { swap(p, 2, 3); }), Contains("waits for event 0, which nobody recorded"));
   CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = 2; }), Contains("names event 2"));
   CHECK_THAT(faults_after([](Plan& p) { work(p)[3].event = -1; }), Contains("names event -1"));
 }
@@ -481,7 +473,6 @@ Plan two_calls() {
   body.name = "through";
   body.num_ports = 2;
   body.locals = {scratch("between", 16)};
-  body.frame_bytes = 64;
   const auto t = [](BufferId slot) { return tensor(slot, DType::f32, {fixed(16)}); };
   body.ops = {memory(OpKind::alloc, 2), op(OpKind::copy, {t(0)}, {t(2)}), op(OpKind::copy, {t(2)}, {t(1)}),
               memory(OpKind::free, 2)};
@@ -491,9 +482,9 @@ Plan two_calls() {
   Call call;
   call.body = static_cast<std::int32_t>(program.bodies.size());
   program.bodies.push_back(body);
-  call.name = "first.", call.ports = {{0, 0}, {1, 0}}, call.frame = 128;
+  call.name = "first.", call.ports = {{0, 0}, {1, 0}}, call.locals = {128};
   work.calls.push_back(call);
-  call.name = "second.", call.ports = {{1, 0}, {0, 0}}, call.frame = 192;
+  call.name = "second.", call.ports = {{1, 0}, {0, 0}}, call.locals = {192};
   work.calls.push_back(call);
   Block end = block_of(program, "end", {memory(OpKind::free, 0), memory(OpKind::free, 1)});
   work.calls.push_back(end.calls[0]);
@@ -519,10 +510,13 @@ TEST_CASE("Calls: what they bind, where their frames lie, what their bodies name
   CHECK_THAT(with([](Calls& c) { c[1].ports[0].buffer = 2; }), Contains("names buffer 2"));
   CHECK_THAT(with([](Calls& c) { c[2].ports[0].offset_bytes = 4; }),
              Contains("call 'second.': copy '' takes bytes 4..68 of 'b', which has 64"));
-  CHECK_THAT(with([](Calls& c) { c[1].frame = 4096; }),
-             Contains("has its frame at bytes 4096..4160 of the transient section, which has 4096"));
-  CHECK_THAT(with([](Calls& c) { c[1].frame = 32; }), Contains("'first.between' overlaps 'a'"));
-  CHECK_THAT(with([](Calls& c) { c[1].marks = {{5, OpKind::record, StreamId::compute, 0}}; }),
+  CHECK_THAT(with([](Calls& c) { c[1].locals.clear(); }), Contains("has places for 0 locals of 1"));
+  CHECK_THAT(with([](Calls& c) { c[1].locals = {4096}; }),
+             Contains("has 'between' at bytes 4096..4160 of the transient section, which has 4096"));
+  CHECK_THAT(with([](Calls& c) { c[1].locals = {32}; }), Contains("'first.between' overlaps 'a'"));
+  CHECK_THAT(with([](Calls& c) {
+               c[1].marks = {{5, OpKind::record, StreamId::compute, 0}};
+             }),
              Contains("names event 0"));
   // Another buffer of the same size: b is read before anybody wrote it. A call less: likewise.
   CHECK_THAT(with([](Calls& c) { std::swap(c[1].ports[0], c[1].ports[1]); }),
@@ -538,10 +532,11 @@ TEST_CASE("Calls: what they bind, where their frames lie, what their bodies name
   CHECK_THAT(body([](Body& b) { b.ops[0].buffer = 3; }), Contains("alloc '' names slot 3 of 3"));
   CHECK_THAT(body([](Body& b) { b.ops.push_back(event(OpKind::wait, StreamId::compute, 0)); }),
              Contains("wait '' is for calls to say"));
-  CHECK_THAT(body([](Body& b) { b.locals[0].offset = 1; }), Contains("local 'between' takes bytes 1..65 of transient"));
-  CHECK_THAT(body([](Body& b) { b.locals[0].section = Section::kv_cache; }), Contains("of kv_cache, the frame has 64"));
+  CHECK_THAT(body([](Body& b) { b.locals[0].section = Section::kv_cache; }),
+             Contains("local 'between' has 16 elements in kv_cache"));
   CHECK_THAT(body([](Body& b) { b.ops.pop_back(); }), Contains("ends with 'first.between' alive"));
-  CHECK_THAT(body([](Body& b) { b.ops.erase(b.ops.begin()); }), Contains("touches 'first.between', which is not alive"));
+  CHECK_THAT(body([](Body& b) { b.ops.erase(b.ops.begin()); }),
+             Contains("touches 'first.between', which is not alive"));
   CHECK_THAT(body([](Body& b) { b.ops.push_back(b.ops[3]); }), Contains("frees 'first.between', which is not alive"));
   CHECK_THAT(body([](Body& b) { std::swap(b.ops[1], b.ops[2]); }),
              Contains("reads bytes of 'first.between' that nobody wrote"));

@@ -33,11 +33,10 @@ Plan small_plan() {
   Body body;
   body.name = "gather", body.num_ports = 1;
   body.locals = {{"y", DType::f32, 16, Category::communication, Section::transient, 0}};
-  body.frame_bytes = 64;
   body.ops = {alloc, gather};
   program.bodies = {body};
   Call call;
-  call.name = "unit.0.", call.ports = {{0, 32}}, call.frame = 128;
+  call.name = "unit.0.", call.ports = {{0, 32}}, call.locals = {128};
   call.marks = {{1, OpKind::wait, StreamId::gather, 0}};
   Block block;
   block.name = "micro", block.calls = {call, call};
@@ -69,11 +68,11 @@ TEST_CASE("a plan file is what its description says") {
           R"("groups":[{"name":"fsdp","groups":[[0,1]]}],"phases":[{"name":"train","when":"iteration","driven":true}],)"
           R"("program_of_rank":[0,0],"programs":[{"section_bytes":[0,0,0,0,0,0,4096,0,0,0,0],"num_events":1,)"
           R"("buffers":[["x","fp32",16,"activations","transient",0]],"bodies":[{"name":"gather","ports":1,)"
-          R"("locals":[["y","fp32",16,"communication","transient",0]],"frame_bytes":64,"ops":[)"
+          R"("locals":[["y","fp32",16,"communication","transient",0]],"ops":[)"
           R"(["alloc","compute","",[],[],{"buffer":1}],)"
           R"(["all_gather","gather","all_gather",[[0,0,"fp32",8]],[[1,0,"fp32",[16,"tokens",4]]],)"
           R"({"attrs":[["padding_bytes",8],["eps",1.0]],"group":0}]]}],"phases":[[{"name":"micro","calls":[)"
-          R"([0,"unit.0.",[[0,32]],128,[[1,"wait","gather",0]]],[0,"unit.0.",[0],128,[]]]}]]}]})"
+          R"([0,"unit.0.",[[0,32]],[128],[[1,"wait","gather",0]]],[0,"unit.0.",[0],[128],[]]]}]]}]})"
           "\n");
 }
 
@@ -141,15 +140,16 @@ TEST_CASE("what would be used as an index is checked") {
   refused(op + "/5/attrs/1/1", "nan", "E503");
   refused(op + "/0", "record", "E503");
   refused("/programs/0/bodies/0/ports", -1, "E503");
-  refused("/programs/0/bodies/0/ports", 2, "E503");            // the calls bind one
-  refused("/programs/0/bodies/0/locals/0/2", 17, "E503");      // beyond the frame
+  refused("/programs/0/bodies/0/ports", 2, "E503");        // the calls bind one
+  refused("/programs/0/bodies/0/locals/0/5", 64, "E503");  // each call says where
   refused("/programs/0/bodies/0/locals/0/4", "kv_cache", "E503");
   refused(call + "/0", 1, "E503");
   refused(call + "/2", nlohmann::json::array(), "E503");
   refused(call + "/2/0/0", 1, "E503");
   refused(call + "/2/0/1", 36, "E503");
   refused(call + "/2/0", nlohmann::json::array({0}), "E503");
-  refused(call + "/3", 4096, "E503");
+  refused(call + "/3", nlohmann::json::array(), "E503");
+  refused(call + "/3/0", -1, "E503");
   refused(call + "/4/0/0", 3, "E503");
   refused(call + "/4/0/1", "alloc", "E503");
   refused(call + "/4/0/3", 1, "E503");

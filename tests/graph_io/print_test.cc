@@ -31,10 +31,9 @@ Plan small_plan() {
   Body body;
   body.name = "gather", body.num_ports = 2;
   body.locals = {{"y", DType::f32, 16, Category::communication, Section::transient, 0}};
-  body.frame_bytes = 64;
   body.ops = {alloc, gather};
   Call call;
-  call.body = 1, call.name = "layers.0.", call.ports = {{0, 0}, {1, 128}}, call.frame = 64;
+  call.body = 1, call.name = "layers.0.", call.ports = {{0, 0}, {1, 128}}, call.locals = {64};
   call.marks = {{1, OpKind::wait, StreamId::gather, 0}, {2, OpKind::record, StreamId::gather, 0}};
   Op map;
   map.kind = OpKind::map, map.map_end = 4096;
@@ -62,8 +61,8 @@ program 0 (ranks 0-3): 2 buffers, 2 bodies, 1 events
     section transient             8.0 KiB  device
   body -: 0 ports, 1 op, 1 call
       compute  map                  transient [0, 4096)
-  body gather: 2 ports, 1 local in 64 B, 2 ops, 2 calls
-      compute  alloc                y  64 B communication at frame+0
+  body gather: 2 ports, 1 local, 2 ops, 2 calls
+      compute  alloc                y  64 B communication
       gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=8
   phase load (prologue)
     block -: 1 call, 1 ops
@@ -71,8 +70,8 @@ program 0 (ranks 0-3): 2 buffers, 2 bodies, 1 events
   phase train (iteration, driven)
     block begin: 0 calls, 0 ops
     block micro: 2 calls, 4 ops
-      gather  layers.0.  (shard, x+128)  frame at 64  |  1 gather waits 0  2 gather records 0
-      gather  layers.1.  (shard, x)  frame at 64
+      gather  layers.0.  (shard, x+128)  locals at 64  |  1 gather waits 0  2 gather records 0
+      gather  layers.1.  (shard, x)  locals at 64
 )");
   const std::string filtered = print_plan(plan, {.phase = "train", .ops = false, .buffers = true});
   CHECK(filtered.find("phase load") == std::string::npos);
@@ -99,9 +98,9 @@ TEST_CASE("what changed between two plans") {
 + program 0: buffer y: 4 B fp32 grads at transient+0
 - program 0: body gather: gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=8
 + program 0: body gather: gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=16
-- program 0: train[1] gather  layers.0.  (shard, x+128)  frame at 64  |  1 gather waits 0  2 gather records 0
-+ program 0: train[1] gather  layers.0.  (shard, x)  frame at 64  |  1 gather waits 0  2 gather records 0
-- program 0: train[1] gather  layers.1.  (shard, x)  frame at 64
+- program 0: train[1] gather  layers.0.  (shard, x+128)  locals at 64  |  1 gather waits 0  2 gather records 0
++ program 0: train[1] gather  layers.0.  (shard, x)  locals at 64  |  1 gather waits 0  2 gather records 0
+- program 0: train[1] gather  layers.1.  (shard, x)  locals at 64
 )");
 }
 

@@ -71,7 +71,6 @@ class PlanMaker {
       }
       out.slot_limits.push_back(std::move(limit));
     }
-    out.section_bytes[static_cast<std::size_t>(Section::transient)] += std::int64_t{1} << 36;  // room for frames
     for (std::int64_t i = 0, n = 1 + below(4); i < n; ++i) out.bodies.push_back(body(p));
     for (std::size_t i = 0; i < p.phases.size(); ++i) {
       std::vector<Block> blocks;
@@ -92,11 +91,9 @@ class PlanMaker {
     Body out;
     out.name = name();
     out.num_ports = static_cast<std::int32_t>(below(3));
-    for (std::int64_t i = 0, n = below(3) + (out.num_ports == 0 ? 1 : 0); i < n; ++i) {
+    for (std::int64_t i = 0, n = below(3) + (out.num_ports == 0 ? 1 : 0); i < n; ++i)
       out.locals.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 20),
-                            static_cast<Category>(below(num_categories)), Section::transient, 64 * below(1 << 10)});
-      out.frame_bytes = std::max(out.frame_bytes, out.locals.back().offset + out.locals.back().bytes());
-    }
+                            static_cast<Category>(below(num_categories)), Section::transient, 0});
     for (std::int64_t k = 0, m = below(6); k < m; ++k) out.ops.push_back(op(p, out));
     return out;
   }
@@ -110,7 +107,7 @@ class PlanMaker {
     for (std::int32_t i = 0; i < b.num_ports; ++i)
       out.ports.push_back({static_cast<BufferId>(below(static_cast<std::int64_t>(program.buffers.size()))),
                            below(2) ? 0 : 64 * below(100)});
-    out.frame = 64 * below(1 << 20);
+    for (std::size_t i = 0; i < b.locals.size(); ++i) out.locals.push_back(64 * below(1 << 20));
     std::int32_t before = 0;
     for (std::int64_t i = 0, n = below(4); i < n; ++i) {
       before += static_cast<std::int32_t>(below(static_cast<std::int64_t>(b.ops.size()) + 1 - before));

@@ -3,7 +3,8 @@
 //
 //   plan WORLD TP [key=value]...   the scenario of tiny.h with these settings; then, a line each:
 //   outline                        phases, blocks, sections, slot limits
-//   ops PHASE [WORD]               the ops of a phase whose line has the word
+//   lines PHASE [WORD]             of the bodies and calls of a phase, those with the word
+//   body NAME                      the ops of a body
 //   boxes OP RANK                  what the moves of the first op of this name come to on a rank
 //   memory                         peaks by phase, with the categories alive then
 //   traffic PHASE                  calls and payload of one run of each of its blocks, by rank
@@ -33,6 +34,15 @@ std::string lines_with(const std::string& text, const std::string& word) {
   for (std::string line; std::getline(in, line);)
     if (line.find(word) != std::string::npos) out += line + '\n';
   return out;
+}
+
+/// What print_plan says of one body.
+std::string body_text(const std::string& text, const std::string& name) {
+  const std::size_t begin = text.find("  body " + name + ": ");
+  if (begin == text.npos) return fmt::format("no body '{}'\n", name);
+  std::size_t end = text.find('\n', begin) + 1;
+  while (text.compare(end, 6, "      ") == 0) end = text.find('\n', end) + 1;
+  return text.substr(begin, end - begin);
 }
 
 std::string boxes_text(const Plan& plan, const std::string& name, Rank rank) {
@@ -93,7 +103,8 @@ std::string shown(const Plan& plan, const std::string& line) {
   std::string what, name, word;
   words >> what >> name >> word;
   if (what == "outline") return print_plan(plan, {.phase = "", .ops = false});
-  if (what == "ops") return lines_with(print_plan(plan, {.phase = name}), word);
+  if (what == "lines") return lines_with(print_plan(plan, {.phase = name}), word);
+  if (what == "body") return body_text(print_plan(plan), name);
   if (what == "boxes") return boxes_text(plan, name, static_cast<Rank>(std::stoi(word)));
   if (what == "memory") return memory_text(plan);
   if (what == "traffic") return traffic_text(plan, name);

@@ -1,0 +1,168 @@
+#include "exec/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+/// Adds where it happened to the first failure of a call; keeps what the backend said.
+Diagnostics located(Diagnostics found, const Plan& plan, Rank rank, std::int16_t phase, const std::string& block) {
+  if (!found.empty()) {
+    Diagnostic& first = found.front();
+    first.notes.insert(first.notes.begin(),
+                       fmt::format("rank {}, phase {}{}", rank, plan.phases[static_cast<std::size_t>(phase)].name,
+                                   block.empty() ? "" : ", block " + block));
+  }
+  return found;
+}
+
+bool has_fetch(const Program& program, const Block& block) {
+  return std::ranges::any_of(block.calls, [&](const Call& call) {
+    const std::vector<Op>& ops = program.bodies[static_cast<std::size_t>(call.body)].ops;
+    return std::ranges::any_of(ops, [](const Op& op) { return op.kind == OpKind::fetch; });
+  });
+}
+
+}  // namespace
+
+Session::Session(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<Device>> devices,
+                 const RunOptions& options)
+    : plan_(plan), driver_(driver), options_(options) {
+  for (const Program& program : plan.programs) {
+    auto& phases = fetches_.emplace_back();
+    for (const auto& blocks : program.phases) {
+      auto& flags = phases.emplace_back();
+      for (const Block& block : blocks) flags.push_back(has_fetch(program, block));
+    }
+  }
+  for (auto& device : devices) {
+    SectionStates states(plan.program(device->rank()));
+    seats_.push_back({.device = std::move(device), .states = std::move(states), .args = {}});
+  }
+}
+
+Result<bool> Session::advance() {
+  if (over_) return false;
+  if (!in_phase_) return next_phase();
+  if (std::ranges::all_of(seats_, &Seat::done)) {
+    if (auto s = leave_phase(); !s) return tl::unexpected(s.error());
+    return true;
+  }
+  if (auto s = play_turn(); !s) return tl::unexpected(s.error());
+  return true;
+}
+
+bool Session::runs(const PhaseInfo& p) const {
+  return p.when == when_ && (p.when != When::iteration || p.runs_in(step_, options_.first_step));
+}
+
+/// Enters the next phase that runs; past the last one goes on to the next iteration, or from there.
+Result<bool> Session::next_phase() {
+  for (++phase_; static_cast<std::size_t>(phase_) < plan_.phases.size(); ++phase_)
+    if (runs(plan_.phases[static_cast<std::size_t>(phase_)])) {
+      enter_phase();
+      return true;
+    }
+  phase_ = -1;
+  if (when_ == When::epilogue) {
+    over_ = true;
+    return false;
+  }
+  if (when_ == When::iteration) {
+    if (auto s = end_iteration(); !s) return tl::unexpected(s.error());
+    return true;
+  }
+  step_ = options_.first_step;
+  when_ = step_ <= options_.steps ? When::iteration : When::epilogue;
+  return true;
+}
+
+Status Session::end_iteration() {
+  if (options_.on_step_end)
+    if (auto s = options_.on_step_end(step_); !s) return s;
+  if (auto s = driver_.step_ended(step_); !s) return s;
+  const bool ends = driver_.ends_after(step_);
+  ++step_;
+  if (ends || step_ > options_.steps) when_ = When::epilogue;
+  return {};
+}
+
+void Session::enter_phase() {
+  if (options_.on_phase) options_.on_phase(step_, phase_);
+  for (Seat& seat : seats_) {
+    seat.device->enter(step_, phase_);
+    seat.args.reset(), seat.done = false, seat.blocks_run = 0;
+  }
+  turn_ = 0;
+  in_phase_ = true;
+}
+
+Status Session::leave_phase() {
+  for (Seat& seat : seats_) {
+    if (auto s = seat.device->sync(); !s) return fail(located(s.error(), plan_, seat.device->rank(), phase_, ""));
+    seat.device->leave(seat.blocks_run);
+  }
+  in_phase_ = false;
+  return {};
+}
+
+void Session::end_turn() { turn_ = (turn_ + 1) % seats_.size(); }
+
+Status Session::play_turn() {
+  while (seats_[turn_].done) end_turn();
+  Seat& seat = seats_[turn_];
+  return plan_.phases[static_cast<std::size_t>(phase_)].driven ? driven_turn(seat) : undriven_turn(seat);
+}
+
+Status Session::driven_turn(Seat& seat) {
+  const std::optional<Args> args = driver_.next(seat.device->rank(), step_, phase_);
+  seat.done = !args;
+  end_turn();
+  return args ? block(seat, *args) : Status{};
+}
+
+/// Its blocks once, in order, one after the other in the same turn.
+Status Session::undriven_turn(Seat& seat) {
+  const auto& blocks = plan_.program(seat.device->rank()).phases[static_cast<std::size_t>(phase_)];
+  if (!seat.args) seat.args = driver_.next(seat.device->rank(), step_, phase_);
+  Status played;
+  if (seat.args && static_cast<std::size_t>(seat.args->block) < blocks.size()) {
+    played = block(seat, *seat.args);
+    ++seat.args->block;
+  }
+  if (!seat.args || static_cast<std::size_t>(seat.args->block) >= blocks.size()) seat.done = true, end_turn();
+  return played;
+}
+
+Status Session::block(Seat& seat, const Args& args) {
+  Device& device = *seat.device;
+  const Rank rank = device.rank();
+  const Program& program = plan_.program(rank);
+  const auto& blocks = program.phases[static_cast<std::size_t>(phase_)];
+  HB_CHECK(args.block >= 0 && static_cast<std::size_t>(args.block) < blocks.size(),
+           "the driver asks for block {} of {} in phase {}", args.block, blocks.size(),
+           plan_.phases[static_cast<std::size_t>(phase_)].name);
+  const Block& b = blocks[static_cast<std::size_t>(args.block)];
+  if (seat.states.skips(b)) return {};
+  ++seat.blocks_run;
+  if (auto s = play(device, program, b, args); !s) return fail(located(s.error(), plan_, rank, phase_, b.name));
+  const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
+  if (driver_.wants_results() &&
+      fetches_[which][static_cast<std::size_t>(phase_)][static_cast<std::size_t>(args.block)])
+    if (auto s = device.sync(); !s) return fail(located(s.error(), plan_, rank, phase_, b.name));
+  seat.states.ran(b);
+  try {
+    driver_.completed(rank, args, phase_);
+  } catch (const Diverged& e) {
+    return explain_divergence(plan_, device, driver_, phase_, e);
+  } catch (const DriverFailure& e) {
+    return fail(located(e.problems(), plan_, rank, phase_, b.name));
+  }
+  return {};
+}
+
+}  // namespace hotbunk
