@@ -244,6 +244,32 @@ TEST_CASE("samples of the first, the last and some steps, the best and the worst
   }
 }
 
+TEST_CASE("samples.jsonl has a most, and what is behind it is not written and said once") {
+  // As a run that has filled its file: the first line takes nearly all of it.
+  const fs::path out = work_folder() / "full";
+  run_of("full", out, "--set steps=2 --set checkpoint_every=1");
+  constexpr std::int64_t most = std::int64_t{32} << 20;  // docs/run.md
+  const std::string before = text_of(out / "samples.jsonl");
+  REQUIRE(before.starts_with("{"));
+  const std::size_t room = 3 * before.find('\n') / 2;  // for a line more, and not for two
+  {
+    std::ofstream file(out / "samples.jsonl");
+    file << '{' << std::string(static_cast<std::size_t>(most) - before.size() - room, ' ') << before.substr(1);
+  }
+  const Result2 r = hotbunk_command(fmt::format("run --resume {} --set steps=4", out.string()));
+  INFO(r.err);
+  CHECK(r.code == 0);
+  const auto said = r.err.find("samples.jsonl is full (32 MiB) at step 3: no more samples are written");
+  CHECK(said != std::string::npos);
+  CHECK(r.err.find("samples.jsonl is full", said + 1) == std::string::npos);
+  const auto size = static_cast<std::int64_t>(fs::file_size(out / "samples.jsonl"));
+  CHECK(size <= most);
+  std::map<int, int> per_step;
+  for (const Json& line : lines_of(out / "samples.jsonl")) ++per_step[line["step"].get<int>()];
+  CHECK(per_step == std::map<int, int>{{1, 8}, {2, 8}, {3, 1}});
+  CHECK(hotbunk_command(fmt::format("report {}", out.string())).code == 0);
+}
+
 TEST_CASE("files of a long run are as large as those of a short one, and say so; compare is exact over all steps") {
   const auto run = [](int steps) {
     const fs::path out = work_folder() / fmt::format("long{}", steps);
