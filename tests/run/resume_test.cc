@@ -176,13 +176,14 @@ TEST_CASE("kill -9 at twenty random moments loses no step that was saved and cha
 }
 
 TEST_CASE("SIGTERM and SIGINT end a run after its step, whole; all ranks stop after the same one") {
-  const std::string file = scenario("stopped", 2, 2, "steps: 100000").string() + sets("algorithm.kl_coef=0.1");
   const fs::path said = work_folder() / "stopped.err";
   struct Case {
     const char* name;
-    int signal, code;
+    int ranks, signal, code;
   };
-  for (const Case& c : {Case{"term", SIGTERM, 0}, Case{"int", SIGINT, 130}}) {
+  for (const Case& c : {Case{"term", 2, SIGTERM, 0}, Case{"int", 2, SIGINT, 130}, Case{"int_alone", 1, SIGINT, 130}}) {
+    const std::string file =
+        scenario("stopped", c.ranks, c.ranks, "steps: 100000").string() + sets("algorithm.kl_coef=0.1");
     const fs::path out = work_folder() / (std::string("stopped_") + c.name);
     fs::remove(said);
     Running run(fmt::format("run {} --out {}", file, out.string()), said);
