@@ -240,7 +240,8 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
     // The others learn why before they learn that this rank is gone.
     world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), d.message));
     const int code = report_errors(trace.error());
-    return d.code == "E103" ? exit_runtime : code;  // a file of lines could not be written any more
+    // A run that had begun: a file of lines could not be written any more, or --no-fit-check was given.
+    return d.code == "E103" || d.code == "E301" ? exit_runtime : code;
   }
   const StepsWalked walked = steps_walked(job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));

@@ -119,7 +119,8 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
   if (parts.count < 1 || parts.repeat < 1 || parts.rows < 0 || parts.cols < 0 || parts.pitch < 0 || parts.last_row < 0)
     return "no parts";
   const bool by_place = parts.who == Holds::mine || parts.who == Holds::peers;
-  if (by_place && (parts.family < 0 || static_cast<std::size_t>(parts.family) >= num_families))
+  if (parts.who != Holds::whole &&
+      ((by_place && parts.family < 0) || parts.family >= static_cast<GroupId>(num_families)))
     return fmt::format("parts over family {}", parts.family);
   if (!in_plan) return "";
   if (side.tensor < 0 || static_cast<std::size_t>(side.tensor) >= tensors.size()) return "no tensor";

@@ -34,9 +34,8 @@ std::string check_places(const Plan& plan, const Op& op) {
       if (parts.who == Holds::whole || parts.family < 0) continue;
       const GroupFamily& family = plan.groups[static_cast<std::size_t>(parts.family)];
       for (const auto& members : family.groups)
-        if (std::ssize(members) != std::int64_t{parts.count} * parts.repeat)
-          return fmt::format("moves {} parts over groups of {} in {}", parts.count * parts.repeat, members.size(),
-                             family.name);
+        if (const std::int64_t places = std::int64_t{parts.count} * parts.repeat; std::ssize(members) != places)
+          return fmt::format("moves {} parts over groups of {} in {}", places, members.size(), family.name);
     }
   return "";
 }

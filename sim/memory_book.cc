@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/format.h"
+#include "trace/capacity.h"
 
 namespace hotbunk {
 namespace {
@@ -11,10 +11,6 @@ namespace {
 bool covers(const std::map<std::int64_t, std::int64_t>& ranges, std::int64_t begin, std::int64_t end) {
   auto after = ranges.upper_bound(begin);
   return after != ranges.begin() && std::prev(after)->second >= end;  // neighbours are merged: one range or none
-}
-
-std::string bytes_text(std::int64_t bytes) {
-  return fmt::format("{} ({} B)", format_bytes(static_cast<double>(bytes)), bytes);
 }
 
 }  // namespace
@@ -81,10 +77,11 @@ Status MemoryBook::map(const BoundOp& op) {
 
   const Space space = space_of(op->section);
   const std::int64_t bytes = op->map_end - op->map_begin;
-  const std::int64_t overhead = space == Space::device ? plan_.overhead_bytes : 0;
-  const std::int64_t capacity = space == Space::device ? plan_.device_capacity_bytes : plan_.host_capacity_bytes;
-  if (enforce_capacity_ && capacity > 0 && meter_.mapped(space) + bytes + overhead > capacity)
-    return fail(does_not_fit(op, space, capacity));
+  if (const std::int64_t most = mappable_bytes(plan_, space);
+      enforce_capacity_ && most >= 0 && meter_.mapped(space) + bytes > most)
+    return fail(does_not_fit(
+        plan_, {.rank = rank_, .step = step_, .phase = phase_, .op = op, .mapped_bytes = meter_.mapped(space)},
+        [this](const Buffer& b) { return live_[static_cast<std::size_t>(&b - program_.buffers.data())]; }));
 
   auto range = held.emplace_hint(next, op->map_begin, op->map_end);
   if (next != held.end() && next->first == op->map_end) {
@@ -121,37 +118,6 @@ void MemoryBook::unmap(const BoundOp& op) {
   if (begin < op->map_begin) held.emplace(begin, op->map_begin);
   if (op->map_end < end) held.emplace(op->map_end, end);
   meter_.add_mapped(space_of(op->section), op->map_begin - op->map_end);
-}
-
-Diagnostic MemoryBook::does_not_fit(const BoundOp& op, Space space, std::int64_t capacity) const {
-  const std::int64_t asked = op->map_end - op->map_begin, mapped = meter_.mapped(space);
-  const std::int64_t overhead = space == Space::device ? plan_.overhead_bytes : 0;
-  const std::int64_t needed = mapped + asked + overhead;
-  Diagnostic d;
-  d.code = "E301";
-  d.message = fmt::format("the plan does not fit: rank {} needs {} of {} on the {} in phase {}", rank_,
-                          format_bytes(static_cast<double>(needed)), format_bytes(static_cast<double>(capacity)),
-                          name_of(space), plan_.phases[static_cast<std::size_t>(phase_)].name);
-  d.notes.push_back(
-      fmt::format("step {}, op '{}' maps {} of {}", step_, op.name(), bytes_text(asked), name_of(op->section)));
-  d.notes.push_back(fmt::format("mapped {} + asked {} + overhead {} = {} B, capacity {} B: {} B too much", mapped,
-                                asked, overhead, needed, capacity, needed - capacity));
-
-  // What lives there now, and what the section that is being mapped is for.
-  std::vector<const Buffer*> largest;
-  for (std::size_t id = 0; id < live_.size(); ++id) {
-    const Buffer& b = program_.buffers[id];
-    if (space_of(b.section) == space && (live_[id] || b.section == op->section)) largest.push_back(&b);
-  }
-  std::stable_sort(largest.begin(), largest.end(),
-                   [](const Buffer* a, const Buffer* b) { return a->bytes() > b->bytes(); });
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, largest.size()); ++i)
-    d.notes.push_back(fmt::format("large: '{}' ({}, {}) {}", largest[i]->name, name_of(largest[i]->category),
-                                  name_of(largest[i]->section), bytes_text(largest[i]->bytes())));
-  d.help =
-      "make those smaller (train.micro_batch_tokens, train.recompute, rollout.memory_fraction, sync.bucket_mib) or "
-      "let the other side sleep (train.offload, rollout.sleep)";
-  return d;
 }
 
 }  // namespace hotbunk

@@ -32,7 +32,6 @@ class MemoryBook {
   Ranges& ranges(Section s) { return mapped_[static_cast<std::size_t>(s)]; }
   std::string at(const BoundOp&) const;
   void check_range(const BoundOp&) const;
-  Diagnostic does_not_fit(const BoundOp&, Space, std::int64_t capacity) const;
 
   const Plan& plan_;
   const Program& program_;

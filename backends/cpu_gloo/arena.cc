@@ -222,6 +222,12 @@ void Arena::free(std::int64_t offset, std::int64_t bytes) {
   live_.erase(it);
 }
 
+bool Arena::is_live(std::int64_t offset, std::string_view name) const {
+  std::lock_guard lock(mutex_);
+  const auto it = live_.find(offset);
+  return it != live_.end() && it->second.name == name;
+}
+
 void Arena::poison(std::int64_t offset, std::int64_t bytes) {
   HB_CHECK(offset >= 0 && bytes >= 0 && offset <= options_.reserve_bytes - bytes, "arena {}: poison of {} B at {}",
            options_.name, bytes, offset);

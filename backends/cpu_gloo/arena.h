@@ -71,6 +71,8 @@ class Arena {
   ArenaCounters take_window();
   /// Resident bytes of this range as the kernel counts them (Rss of /proc/self/smaps); slow, for tests and P4.
   std::int64_t resident_bytes() const;
+  /// Whether the buffer of this name is booked there.
+  bool is_live(std::int64_t offset, std::string_view name) const;
   /// Whether all of [begin, end) is mapped.
   bool is_mapped(std::int64_t begin, std::int64_t end) const;
 

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/parse.h"
 #include "graph/print.h"
+#include "trace/capacity.h"
 
 namespace hotbunk {
 namespace {
@@ -122,9 +123,18 @@ Status CpuDevice::free(StreamId, const BoundOp& op) {
 
 Status CpuDevice::map(StreamId, const BoundOp& op) {
   record_.note_call(false);
+  const auto& where = record_.where();
+  if (!memory_.fits(*op))
+    return fail(does_not_fit(plan_,
+                             {.rank = rank_,
+                              .step = where.step,
+                              .phase = where.phase,
+                              .op = op,
+                              .mapped_bytes = memory_.mapped_bytes(space_of(op->section))},
+                             [this](const Buffer& b) { return memory_.is_live(b); }));
   return guarded(op, [&] {
     const auto start = record_.now();
-    const auto& phase = plan_.phases[static_cast<std::size_t>(record_.where().phase)].name;
+    const auto& phase = plan_.phases[static_cast<std::size_t>(where.phase)].name;
     memory_.map(*op, fmt::format("section {} in phase {}", name_of(op->section), phase));
     record_.note_mapping(op, start);
   });

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "trace/capacity.h"
 
 namespace hotbunk {
 namespace {
@@ -21,9 +22,8 @@ ArenaOptions arena_options(const Plan& plan, const Program& program, Space space
   ArenaOptions o;
   o.name = std::string(name_of(space));
   o.reserve_bytes = space_bytes(program, space);
-  const std::int64_t capacity =
-      space == Space::device ? plan.device_capacity_bytes - plan.overhead_bytes : plan.host_capacity_bytes;
-  o.capacity_bytes = capacity > 0 ? capacity : o.reserve_bytes;
+  const std::int64_t most = mappable_bytes(plan, space);
+  o.capacity_bytes = most < 0 ? o.reserve_bytes : most;
   o.shared = shared;
   return o;
 }
@@ -73,6 +73,10 @@ bool ProgramMemory::is_mapped(const Buffer& b) const {
   return b.bytes() > 0 && arena(b.section).is_mapped(begin, begin + b.bytes());
 }
 
+bool ProgramMemory::is_live(const Buffer& b) const {
+  return arena(b.section).is_live(base(b.section) + b.offset, b.name);
+}
+
 std::int64_t ProgramMemory::alloc(const BoundBuffer& b) {
   Arena& a = arena(b.section());
   return live_added(
@@ -85,6 +89,11 @@ std::int64_t ProgramMemory::free(const BoundBuffer& b) {
 }
 
 void ProgramMemory::poison(const BoundBuffer& b) { arena(b.section()).poison(base(b.section()) + b.offset, b.bytes()); }
+
+bool ProgramMemory::fits(const Op& op) const {
+  const Arena& a = arena(op.section);
+  return a.counters().mapped + op.map_end - op.map_begin <= a.options().capacity_bytes;
+}
 
 void ProgramMemory::map(const Op& op, std::string_view who) {
   arena(op.section).map(base(op.section) + op.map_begin, base(op.section) + op.map_end, who);

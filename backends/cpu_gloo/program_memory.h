@@ -26,6 +26,7 @@ class ProgramMemory {
   std::byte* address(const Buffer& b) const { return address(b.section, b.offset); }
   /// Whether every byte of it may be touched now; false for an empty buffer.
   bool is_mapped(const Buffer&) const;
+  bool is_live(const Buffer&) const;
   /// Shared with the backend: peers and the world know the device arena until the world is left.
   const std::shared_ptr<Arena>& device() const { return device_; }
 
@@ -33,8 +34,11 @@ class ProgramMemory {
   std::int64_t alloc(const BoundBuffer&);
   std::int64_t free(const BoundBuffer&);
   void poison(const BoundBuffer&);
+  /// Whether the capacity allows a map; map() enforces it.
+  bool fits(const Op&) const;
   /// `who` stands in the error.
   void map(const Op&, std::string_view who);
+  std::int64_t mapped_bytes(Space s) const { return arena(s).counters().mapped; }
   void unmap(const Op&);
 
   /// What the arenas book from here on belongs to this step and phase.
@@ -44,7 +48,8 @@ class ProgramMemory {
 
  private:
   void close_window(SpaceMemory&, Arena&);
-  Arena& arena(Section s) const { return space_of(s) == Space::device ? *device_ : *host_; }
+  Arena& arena(Space s) const { return s == Space::device ? *device_ : *host_; }
+  Arena& arena(Section s) const { return arena(space_of(s)); }
   std::int64_t base(Section s) const { return bases_[static_cast<std::size_t>(s)]; }
 
   const std::array<std::int64_t, num_sections> bases_;

@@ -60,7 +60,9 @@ function axisBytes(hi) {
   const name = (units.find(u => u[1] === unit) || ['B'])[0];
   return ticks(0, hi, 5, unit).map(v => [v, (v / unit).toFixed(v / unit < 10 && v % unit ? 1 : 0) + ' ' + name]);
 }
-function axisSeconds(lo, hi, n = 8) {
+/// As many ticks as `width` pixels have room for.
+function axisSeconds(lo, hi, width) {
+  const n = Math.max(1, Math.min(8, Math.floor(width / 70)));
   const span = hi - lo;
   const [unit, size] = span >= 2 ? ['s', 1] : span >= 2e-3 ? ['ms', 1e-3] : ['µs', 1e-6];
   const at = ticks(lo, hi, n, size);
@@ -102,10 +104,32 @@ function svg(width, height, ...children) {
   return el('svg', {viewBox: `0 0 ${width} ${height}`, role: 'img'}, ...children);
 }
 function text(x, y, content, attributes) { return el('text', {x, y, ...attributes}, content); }
-/// Text that fits `width` pixels at our font size, or nothing.
-function fitText(content, width) {
-  const room = Math.floor((width - 6) / 6.2);
-  return content.length <= room ? content : room >= 4 ? content.slice(0, room - 1) + '…' : '';
+/// A chart drawn for the width that it is shown at, so that its text has one size on every screen; again when that
+/// changes. draw(width in pixels) gives its picture, redraw() what else has changed.
+function chart(draw) {
+  const box = el('div', {});
+  let width = 0;
+  box.redraw = () => { if (width > 0) box.replaceChildren(draw(width)); };
+  new ResizeObserver(() => { if (box.clientWidth && box.clientWidth !== width) { width = box.clientWidth; box.redraw(); } }).observe(box);
+  return box;
+}
+const pen = document.createElement('canvas').getContext('2d');
+pen.font = '11.5px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif';  // as svg text in style.css
+const widthOf = content => pen.measureText(content).width;
+/// Room for these labels at the left of their bars: what the longest needs, at most this share of the width.
+function labelRoom(labels, width, share = 0.42) {
+  return Math.min(Math.max(...labels.map(widthOf)) + 16, share * width);
+}
+/// Text that fits `width` pixels at our font size, or nothing; of what is too long the end is left out, or the begin of
+/// names that tell most at their end.
+function fitText(content, width, keepEnd = false) {
+  const room = width - 8;
+  if (room < 24) return widthOf(content) <= room ? content : '';
+  const cut = n => keepEnd ? '…' + content.slice(content.length - n) : content.slice(0, n) + '…';
+  if (widthOf(content) <= room) return content;
+  let n = Math.min(content.length - 1, Math.ceil(content.length * room / widthOf(content)) + 2);
+  while (n > 0 && widthOf(cut(n)) > room) --n;
+  return n >= 3 ? cut(n) : '';
 }
 
 /// A window of time that several charts share: drag to zoom in, double click to see everything.

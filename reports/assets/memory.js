@@ -2,7 +2,7 @@
 'use strict';
 const D = JSON.parse(document.getElementById('data').textContent);
 const S = D.summary, M = S.memory, main = document.getElementById('report');
-const W = 1160, left = 104, right = 14;
+const left = 104, right = 14;
 const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
 const ranks = M.by_rank.map(r => r.rank);
 const K = S.kept, thinned = K.steps < K.of;  // a long run has rows of some steps, and totals of all
@@ -79,7 +79,7 @@ function bands(series, x, y, lo, hi) {
 const top_ = Math.max(M.peak_bytes + D.overhead_bytes, M.mapped_peak_bytes + D.overhead_bytes,
   M.capacity_bytes < 1.7 * (M.mapped_peak_bytes + D.overhead_bytes) ? M.capacity_bytes : 0, 1) * 1.06;
 
-function memoryChart(rank) {
+function memoryChart(rank, W) {
   const H = 330, up = 24, bottom = H - 26, series = D.timeline[rank];
   const x = t => left + (t - view.lo) / (view.hi - view.lo) * (W - left - right);
   const y = b => bottom - b / top_ * (bottom - up);
@@ -94,24 +94,24 @@ function memoryChart(rank) {
   for (const [v, label] of axisBytes(top_)) g.push(
     el('line', {class: 'grid', x1: left, x2: W - right, y1: y(v), y2: y(v)}),
     text(left - 8, y(v) + 4, label, {'text-anchor': 'end'}));
-  for (const [t, label] of axisSeconds(view.lo, view.hi)) g.push(text(x(t), H - 8, label, {'text-anchor': 'middle'}));
+  for (const [t, label] of axisSeconds(view.lo, view.hi, W - left)) g.push(text(x(t), H - 8, label, {'text-anchor': 'middle'}));
   if (D.overhead_bytes) g.push(el('rect', {x: left, width: W - left - right, y: y(D.overhead_bytes), height: bottom - y(D.overhead_bytes), fill: colourOf.overhead}));
   g.push(...bands(series, x, y, view.lo, view.hi));
-  const level = (b, label, colour, dash) => b && b < top_ ? g.push(
+  const level = (b, label, colour, dash, above = -5) => b && b < top_ ? g.push(
     el('line', {x1: left, x2: W - right, y1: y(b), y2: y(b), stroke: colour, 'stroke-width': 1.5, 'stroke-dasharray': dash}),
-    text(W - right - 4, y(b) - 5, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
+    text(W - right - 4, y(b) + above, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
   level(M.capacity_bytes, 'capacity ' + bytes(M.capacity_bytes), 'var(--bad)', null);
   if (M.capacity_bytes >= top_) g.push(text(left + 6, up + 32, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink'}));
   const mapped = M.by_rank[rank].mapped_peak_bytes + D.overhead_bytes;
-  level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4');
+  const close = M.capacity_bytes < top_ && Math.abs(y(mapped) - y(M.capacity_bytes)) < 18;
+  level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4', close ? 13 : -5);
   const cursor = el('line', {y1: up, y2: bottom, stroke: 'var(--ink)', opacity: 0});
   const selection = el('rect', {y: up, height: bottom - up, fill: 'var(--select)', width: 0});
   const surface = el('rect', {x: left, y: up, width: W - left - right, height: bottom - up, fill: 'transparent'});
   const picture = svg(W, H, ...g, cursor, selection, surface);
   const time = e => {
     const box = picture.getBoundingClientRect();
-    const px = (e.clientX - box.left) / box.width * W;
-    return view.lo + Math.min(1, Math.max(0, (px - left) / (W - left - right))) * (view.hi - view.lo);
+    return view.lo + Math.min(1, Math.max(0, (e.clientX - box.left - left) / (W - left - right))) * (view.hi - view.lo);
   };
   surface.addEventListener('mousemove', e => {
     const t = time(e), p = pointAt(series, t), v = inWindow.find(w => w[3] <= t && t < w[4]);
@@ -159,9 +159,8 @@ function zoomControls() {
 
 function memory() {
   let rank = M.peak_rank;
-  const figure = el('figure', {});
-  const draw = () => { if (D.timeline.length) figure.replaceChildren(memoryChart(rank)); };
-  view.onchange(draw);
+  const picture = chart(width => D.timeline.length ? memoryChart(rank, width) : '');
+  view.onchange(picture.redraw);
   const used = D.categories.filter(c => M.by_rank.some(r => r.category_peaks[c.name] > 0));
   const rows = [];
   for (const r of M.by_rank) for (const [phase, p] of Object.entries(r.phase_peaks))
@@ -171,43 +170,50 @@ function memory() {
   return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' +
     (S.source === 'measured' ? ' A measured event stands where the program issued it; streams may run later.' : '') + (D.drawn.length < ranks.length ? ` ${D.drawn.length} of ${ranks.length} ranks are drawn; the table has all.` : '') +
     (D.recorded.last_step < S.steps ? ` Events were kept for the first ${D.recorded.last_step} of ${S.steps} steps.` : ''),
-    zoomControls(), thumbnails(r => { rank = r; draw(); }), figure, legend(used.map(c => [c.name, c.colour])),
+    zoomControls(), thumbnails(r => { rank = r; picture.redraw(); }), el('figure', {}, picture), legend(used.map(c => [c.name, c.colour])),
     withTable('peak by rank and phase, with its composition', [['rank'], ['phase', 1], ['live'], ['mapped'], ...used.map(c => [c.name])], rows),
     host.length ? withTable('host memory', [['rank'], ['peak'], ['highest by category', 1]], host) : null);
 }
 
 function peak() {
-  const w = 560, row = 22, label = 250, hi = Math.max(1, ...D.at_peak.rows.map(r => r.bytes)), g = [];
-  D.at_peak.rows.forEach((r, i) => {
-    const name = r.name + (r.buffers > 1 ? ` × ${r.buffers}` : ''), width = Math.max(1, r.bytes / hi * (w - label - 84));
-    g.push(text(label - 8, i * row + 15, fitText(name, label), {class: 'ink', 'text-anchor': 'end'}),
-      el('rect', {x: label, y: i * row + 4, width, height: row - 8, rx: 2, fill: colourOf[r.category], ...hover(`${name}\n${r.category}: ${bytes(r.bytes)}`)}),
-      text(label + width + 6, i * row + 15, bytes(r.bytes)));
-  });
+  const names = D.at_peak.rows.map(r => r.name + (r.buffers > 1 ? ` × ${r.buffers}` : ''));
+  const bars = w => {
+    const row = 22, label = labelRoom(names, w, 0.5), hi = Math.max(1, ...D.at_peak.rows.map(r => r.bytes)), g = [];
+    D.at_peak.rows.forEach((r, i) => {
+      const width = Math.max(1, r.bytes / hi * (w - label - 84)), about = hover(`${names[i]}\n${r.category}: ${bytes(r.bytes)}`);
+      g.push(text(label - 8, i * row + 15, fitText(names[i], label, true), {class: 'ink', 'text-anchor': 'end', ...about}),
+        el('rect', {x: label, y: i * row + 4, width, height: row - 8, rx: 2, fill: colourOf[r.category], ...about}),
+        text(label + width + 6, i * row + 15, bytes(r.bytes)));
+    });
+    return svg(w, D.at_peak.rows.length * row + 4, ...g);
+  };
   const rows = D.at_peak.rows.map(r => [el('span', {}, dot(colourOf[r.category]), r.name), count(r.buffers), r.category, bytes(r.bytes), percent(r.bytes / M.peak_bytes)]);
   if (D.at_peak.others) rows.push([`${count(D.at_peak.others)} others`, '', '', bytes(D.at_peak.other_bytes), percent(D.at_peak.other_bytes / M.peak_bytes)]);
   return section('What makes the peak', `Alive when rank ${M.peak_rank} holds most, in phase ${M.peak_phase || '(none)'}; * stands for a number.`,
-    el('figure', {}, svg(w, D.at_peak.rows.length * row + 4, ...g)),
+    el('figure', {}, chart(bars)),
     withTable('buffers at the peak', [['buffer', 1], ['count'], ['category', 1], ['size'], ['share']], rows));
 }
 
 /// Live bytes by category at the peak of each rank, side by side.
 function composition() {
-  const list = M.by_rank.slice(0, 16), w = 560, row = 26, label = 60, g = [], hi = top_ / 1.06;
-  const x = b => label + b / hi * (w - label - 80);
-  list.forEach((r, i) => {
-    let at = 0;
-    g.push(text(label - 8, i * row + 17, 'rank ' + r.rank, {'text-anchor': 'end'}));
-    for (const c of D.categories) {
-      const b = r.at_peak[c.name];
-      if (b) g.push(el('rect', {x: x(at), y: i * row + 4, width: x(at + b) - x(at), height: row - 8, fill: c.colour, ...hover(`rank ${r.rank}, ${c.name}: ${bytes(b)}`)}));
-      at += b;
-    }
-    g.push(text(x(hi) + 8, i * row + 17, bytes(at)));
-  });
-  if (M.capacity_bytes && M.capacity_bytes <= hi) g.push(el('line', {x1: x(M.capacity_bytes), x2: x(M.capacity_bytes), y1: 0, y2: list.length * row, stroke: 'var(--bad)', 'stroke-width': 1.5}));
+  const list = M.by_rank.slice(0, 16), hi = top_ / 1.06;
+  const bars = w => {
+    const row = 26, label = 60, x = b => label + b / hi * (w - label - 80), g = [];
+    list.forEach((r, i) => {
+      let at = 0;
+      g.push(text(label - 8, i * row + 17, 'rank ' + r.rank, {'text-anchor': 'end'}));
+      for (const c of D.categories) {
+        const b = r.at_peak[c.name];
+        if (b) g.push(el('rect', {x: x(at), y: i * row + 4, width: x(at + b) - x(at), height: row - 8, fill: c.colour, ...hover(`rank ${r.rank}, ${c.name}: ${bytes(b)}`)}));
+        at += b;
+      }
+      g.push(text(x(hi) + 8, i * row + 17, bytes(at)));
+    });
+    if (M.capacity_bytes && M.capacity_bytes <= hi) g.push(el('line', {x1: x(M.capacity_bytes), x2: x(M.capacity_bytes), y1: 0, y2: list.length * row, stroke: 'var(--bad)', 'stroke-width': 1.5}));
+    return svg(w, list.length * row + 4, ...g);
+  };
   const used = D.categories.filter(c => M.by_rank.some(r => r.at_peak[c.name] > 0));
   return section('The peak of each rank', 'Composition when the live total is highest, with overhead; the red line is the capacity.',
-    el('figure', {}, svg(w, list.length * row + 4, ...g)), legend(used.map(c => [c.name, c.colour])),
+    el('figure', {}, chart(bars)), legend(used.map(c => [c.name, c.colour])),
     withTable('composition at the peak', [['rank'], ...used.map(c => [c.name])], M.by_rank.map(r => [r.rank, ...used.map(c => r.at_peak[c.name] ? bytes(r.at_peak[c.name]) : '–')])));
 }

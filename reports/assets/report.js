@@ -13,15 +13,15 @@ function gantt() {
   lanes.forEach(([r], i) => { if (i && lanes[i - 1][0] !== r) y += gap; laneY.push(y); y += lane; });
   const height = y + 26, canvas = el('canvas', {style: 'width:100%;display:block'}), number = new Map(lanes.map((l, i) => [l + '', i]));
   const cells = rows.filter(p => number.has([p[0], p[1]] + '')).map(p => [number.get([p[0], p[1]] + ''), p]);
-  let selecting = null, scale = 1;
+  let selecting = null, W = 1160;  // as wide as it is shown
   const x = t => left + (t - view.lo) / (view.hi - view.lo) * (W - left - right);
   const draw = () => {
     const style = getComputedStyle(document.documentElement), ink = style.getPropertyValue('--ink'), soft = style.getPropertyValue('--soft');
     const dpr = Math.max(1, devicePixelRatio || 1);
-    scale = (canvas.clientWidth || W) / W;
-    canvas.width = W * scale * dpr; canvas.height = height * scale * dpr; canvas.style.height = height * scale + 'px';
+    W = canvas.clientWidth || W;
+    canvas.width = W * dpr; canvas.height = height * dpr; canvas.style.height = height + 'px';
     const c = canvas.getContext('2d');
-    c.setTransform(scale * dpr, 0, 0, scale * dpr, 0, 0);
+    c.setTransform(dpr, 0, 0, dpr, 0, 0);
     c.font = '11.5px system-ui, sans-serif'; c.textBaseline = 'middle';
     lanes.forEach(([r, s], i) => {
       c.fillStyle = style.getPropertyValue('--band').trim(); c.fillRect(x(view.lo), laneY[i] + 1, x(view.hi) - x(view.lo), lane - 2);
@@ -37,10 +37,10 @@ function gantt() {
       if (label) { c.fillStyle = '#fff'; c.textAlign = 'left'; c.fillText(label, a + 3, laneY[i] + lane / 2 + 0.5); }
     }
     c.fillStyle = soft; c.textAlign = 'center';
-    for (const [t, label] of axisSeconds(view.lo, view.hi)) c.fillText(label, x(t), height - 10);
+    for (const [t, label] of axisSeconds(view.lo, view.hi, W - left)) c.fillText(label, x(t), height - 10);
     if (selecting) { c.fillStyle = style.getPropertyValue('--select').trim(); c.fillRect(x(selecting[0]), 0, x(selecting[1]) - x(selecting[0]), y); }
   };
-  const place = e => { const box = canvas.getBoundingClientRect(); return [(e.clientX - box.left) / scale, (e.clientY - box.top) / scale]; };
+  const place = e => { const box = canvas.getBoundingClientRect(); return [e.clientX - box.left, e.clientY - box.top]; };
   const time = e => view.lo + Math.min(1, Math.max(0, (place(e)[0] - x(view.lo)) / (x(view.hi) - x(view.lo)))) * (view.hi - view.lo);
   canvas.addEventListener('mousemove', e => {
     const [, py] = place(e), t = time(e), slack = (view.hi - view.lo) / W;
@@ -71,14 +71,18 @@ function gantt() {
 function critical() {
   const C = D.critical;
   if (!C) return null;
-  const list = C.phases.filter(p => p.elapsed_s > 0), row = 24, label = 120, w = 560, hi = Math.max(...list.map(p => Math.max(p.elapsed_s, p.busy_s)));
-  const x = t => label + t / hi * (w - label - 70), g = [], total = list.reduce((a, p) => a + p.elapsed_s, 0);
-  list.forEach((p, i) => g.push(text(label - 8, i * row + 16, p.phase, {class: 'ink', 'text-anchor': 'end'}),
-    el('rect', {x: label, y: i * row + 4, width: Math.max(0.5, x(p.busy_s) - label), height: row - 8, rx: 2, fill: '#0072B2', ...hover(`${p.phase}: ${seconds(p.busy_s)} on the path`)}),
-    el('rect', {x: x(p.busy_s), y: i * row + 4, width: Math.max(0, x(p.busy_s + p.waiting_s) - x(p.busy_s)), height: row - 8, rx: 2, fill: '#999999', ...hover(`${p.phase}: ${seconds(p.waiting_s)} waiting`)}),
-    text(x(p.busy_s + p.waiting_s) + 6, i * row + 16, seconds(p.elapsed_s))));
+  const list = C.phases.filter(p => p.elapsed_s > 0), total = list.reduce((a, p) => a + p.elapsed_s, 0);
+  const bars = w => {
+    const row = 24, label = labelRoom(list.map(p => p.phase), w), hi = Math.max(...list.map(p => Math.max(p.elapsed_s, p.busy_s)));
+    const x = t => label + t / hi * (w - label - 70), g = [];
+    list.forEach((p, i) => g.push(text(label - 8, i * row + 16, fitText(p.phase, label), {class: 'ink', 'text-anchor': 'end'}),
+      el('rect', {x: label, y: i * row + 4, width: Math.max(0.5, x(p.busy_s) - label), height: row - 8, rx: 2, fill: '#0072B2', ...hover(`${p.phase}: ${seconds(p.busy_s)} on the path`)}),
+      el('rect', {x: x(p.busy_s), y: i * row + 4, width: Math.max(0, x(p.busy_s + p.waiting_s) - x(p.busy_s)), height: row - 8, rx: 2, fill: '#999999', ...hover(`${p.phase}: ${seconds(p.waiting_s)} waiting`)}),
+      text(x(p.busy_s + p.waiting_s) + 6, i * row + 16, seconds(p.elapsed_s))));
+    return svg(w, list.length * row + 2, ...g);
+  };
   return section('Critical path', `Step ${C.step}: the longest chain of operations that had to follow each other takes ${seconds(C.busy_s)} of ${seconds(total)} (${percent(C.busy_s / total)}). The rest is waiting that no dependency asks for: for a core, for a host, for a thread to wake.`,
-    el('div', {style: 'display:grid;grid-template-columns:minmax(0,4fr) minmax(0,6fr);gap:24px;align-items:start'}, el('figure', {}, svg(w, list.length * row + 2, ...g), legend([['on the path', '#0072B2'], ['waiting', '#999999']])),
+    el('div', {class: 'beside', style: '--columns: minmax(0,4fr) minmax(0,6fr)'}, el('figure', {}, chart(bars), legend([['on the path', '#0072B2'], ['waiting', '#999999']])),
       table([['operations on the path', 1], ['kind', 1], ['times'], ['own time'], ['of the path']], C.ops.map(o => [o.name, o.kind, count(o.times), seconds(o.own_s), percent(o.own_s / C.busy_s)]))),
     withTable('the path by phase', [['phase', 1], ['elapsed'], ['on the path'], ['waiting'], ['waiting share']],
       list.map(p => [p.phase, seconds(p.elapsed_s), seconds(p.busy_s), seconds(p.waiting_s), percent(p.waiting_s / p.elapsed_s)])));
@@ -98,22 +102,25 @@ function meanPhases(summary) {
 function waterfall() {
   const phases = meanPhases(S), before = D.predicted ? new Map(meanPhases(D.predicted).map(p => [p.name, p])) : new Map();
   if (!phases.length) return null;
-  const row = 24, label = 112, w = 560, hi = Math.max(...phases.map(p => p.start + p.seconds), ...[...before.values()].map(p => p.start + p.seconds));
-  const total = phases.reduce((a, p) => a + p.seconds, 0), x = t => label + t / hi * (w - label - 76);
-  const g = [];
-  phases.forEach((p, i) => {
-    const y = i * row, b = before.get(p.name);
-    g.push(text(label - 8, y + 16, p.name, {class: 'ink', 'text-anchor': 'end'}));
-    g.push(el('rect', {x: x(p.start), y: y + 4, width: Math.max(1, x(p.seconds) - label), height: row - 8, rx: 2, fill: '#0072B2',
-      ...hover(`${p.name}: ${seconds(p.seconds)}, ${percent(p.seconds / total)}`)}));
-    if (b) g.push(el('rect', {x: x(b.start), y: y + 4, width: Math.max(1, x(b.seconds) - label), height: row - 8, rx: 2, fill: 'none', stroke: '#E69F00', 'stroke-width': 2}));
-    const ends = Math.max(x(p.start + p.seconds), b ? x(b.start + b.seconds) : 0);
-    g.push(text(ends + 6, y + 16, seconds(p.seconds)));
-  });
-  for (const [t, name] of axisSeconds(0, hi, 5)) g.unshift(el('line', {class: 'grid', x1: x(t), x2: x(t), y1: 0, y2: phases.length * row}),
-    text(x(t), phases.length * row + 14, name, {'text-anchor': 'middle'}));
+  const hi = Math.max(...phases.map(p => p.start + p.seconds), ...[...before.values()].map(p => p.start + p.seconds));
+  const total = phases.reduce((a, p) => a + p.seconds, 0);
+  const bars = w => {
+    const row = 24, label = labelRoom(phases.map(p => p.name), w), x = t => label + t / hi * (w - label - 76), g = [];
+    phases.forEach((p, i) => {
+      const y = i * row, b = before.get(p.name);
+      g.push(text(label - 8, y + 16, fitText(p.name, label), {class: 'ink', 'text-anchor': 'end'}));
+      g.push(el('rect', {x: x(p.start), y: y + 4, width: Math.max(1, x(p.seconds) - label), height: row - 8, rx: 2, fill: '#0072B2',
+        ...hover(`${p.name}: ${seconds(p.seconds)}, ${percent(p.seconds / total)}`)}));
+      if (b) g.push(el('rect', {x: x(b.start), y: y + 4, width: Math.max(1, x(b.seconds) - label), height: row - 8, rx: 2, fill: 'none', stroke: '#E69F00', 'stroke-width': 2}));
+      const ends = Math.max(x(p.start + p.seconds), b ? x(b.start + b.seconds) : 0);
+      g.push(text(ends + 6, y + 16, seconds(p.seconds)));
+    });
+    for (const [t, name] of axisSeconds(0, hi, w - label)) g.unshift(el('line', {class: 'grid', x1: x(t), x2: x(t), y1: 0, y2: phases.length * row}),
+      text(x(t), phases.length * row + 14, name, {'text-anchor': 'middle'}));
+    return svg(w, phases.length * row + 20, ...g);
+  };
   return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks and all ${count(S.steps)} steps.`,
-    el('figure', {}, svg(w, phases.length * row + 20, ...g)),
+    el('figure', {}, chart(bars)),
     D.predicted ? legend([[S.source, '#0072B2'], [D.predicted.source + ' (outline)', '#E69F00']]) : null,
     withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share'], ['shortest'], ['median'], ['95 %'], ['longest'], ['in step']],
       phases.map(p => [p.name, count(p.n), seconds(p.start), seconds(p.seconds), percent(p.seconds / total), seconds(p.shortest), seconds(p.p50), seconds(p.p95), seconds(p.longest), p.longest_step])));
@@ -121,32 +128,40 @@ function waterfall() {
 
 /// Bars of how many responses have which length, with the quantiles marked.
 function lengthsChart() {
-  const L = D.lengths, w = 560, h = 190, l = 48, b = h - 34, up = 18, n = L.counts.length, hi = Math.max(...L.counts);
-  const bar = (w - l - 10) / n, x = tokens => l + tokens / L.width * bar, y = c => b - c / hi * (b - up), g = [];
-  const range = i => L.width === 1 ? `${i}` : `${i * L.width}–${(i + 1) * L.width - 1}`;
-  for (const v of ticks(0, hi, 4)) g.push(el('line', {class: 'grid', x1: l, x2: w - 10, y1: y(v), y2: y(v)}), text(l - 6, y(v) + 4, count(v), {'text-anchor': 'end'}));
-  L.counts.forEach((c, i) => { if (c) g.push(el('rect', {x: l + i * bar + 0.5, y: y(c), width: Math.max(1, bar - 1), height: b - y(c), rx: 1.5, fill: '#0072B2', ...hover(`${range(i)} tokens: ${count(c)} responses (${percent(c / L.samples)})`)})); });
-  for (const v of ticks(0, L.max, 8).filter(v => Number.isInteger(v))) g.push(text(x(v) + bar / 2, b + 15, count(v), {'text-anchor': 'middle'}));
-  g.push(text((l + w) / 2, h - 2, 'tokens of the response', {'text-anchor': 'middle'}));
-  L.quantiles.forEach(([q, tokens], i) => g.push(el('line', {x1: x(tokens) + bar / 2, x2: x(tokens) + bar / 2, y1: up - 4, y2: b, stroke: '#D55E00', 'stroke-width': 1.5, 'stroke-dasharray': '4 3'}),
-    L.quantiles.findIndex(other => other[1] === tokens) === i ? text(x(tokens) + bar / 2, up - 8, L.quantiles.filter(o => o[1] === tokens).map(o => `p${100 * o[0]}`).join(', '), {class: 'ink', 'text-anchor': 'middle'}) : null));
-  return [el('figure', {}, svg(w, h, ...g.filter(n => n)), el('figcaption', {}, `${count(L.samples)} responses of all iterations: mean ${number(L.mean)}, longest ${count(L.max)} tokens; dashed: quantiles.`)),
+  const L = D.lengths, range = i => L.width === 1 ? `${i}` : `${i * L.width}–${(i + 1) * L.width - 1}`;
+  const bars = w => {
+    const h = 190, l = 48, b = h - 34, up = 18, n = L.counts.length, hi = Math.max(...L.counts);
+    const bar = (w - l - 10) / n, x = tokens => l + tokens / L.width * bar, y = c => b - c / hi * (b - up), g = [];
+    for (const v of ticks(0, hi, 4)) g.push(el('line', {class: 'grid', x1: l, x2: w - 10, y1: y(v), y2: y(v)}), text(l - 6, y(v) + 4, count(v), {'text-anchor': 'end'}));
+    L.counts.forEach((c, i) => { if (c) g.push(el('rect', {x: l + i * bar + 0.5, y: y(c), width: Math.max(1, bar - 1), height: b - y(c), rx: 1.5, fill: '#0072B2', ...hover(`${range(i)} tokens: ${count(c)} responses (${percent(c / L.samples)})`)})); });
+    for (const v of ticks(0, L.max, Math.min(8, (w - l) / 50)).filter(v => Number.isInteger(v))) g.push(text(x(v) + bar / 2, b + 15, count(v), {'text-anchor': 'middle'}));
+    g.push(text((l + w) / 2, h - 2, 'tokens of the response', {'text-anchor': 'middle'}));
+    const named = tokens => L.quantiles.filter(o => o[1] === tokens).map(o => `p${100 * o[0]}`).join(', ');
+    L.quantiles.forEach(([q, tokens], i) => g.push(el('line', {x1: x(tokens) + bar / 2, x2: x(tokens) + bar / 2, y1: up - 4, y2: b, stroke: '#D55E00', 'stroke-width': 1.5, 'stroke-dasharray': '4 3'}),
+      L.quantiles.findIndex(other => other[1] === tokens) === i ? text(Math.min(x(tokens) + bar / 2, w - widthOf(named(tokens)) / 2), up - 8, named(tokens), {class: 'ink', 'text-anchor': 'middle'}) : null));
+    return svg(w, h, ...g.filter(n => n));
+  };
+  return [el('figure', {}, chart(bars), el('figcaption', {}, `${count(L.samples)} responses of all iterations: mean ${number(L.mean)}, longest ${count(L.max)} tokens; dashed: quantiles.`)),
     withTable('responses by length', [['tokens'], ['responses'], ['share'], ['as long or longer']],
       L.counts.map((c, i) => [range(i), count(c), percent(c / L.samples), percent(L.counts.slice(i).reduce((a, v) => a + v, 0) / L.samples)]).filter(r => r[1] !== '0'))];
 }
 function rollout() {
   if (!D.rollout.length) return null;
-  const row = 24, label = 120, w = 560, list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
-  const x = t => label + t / hi * (w - label - 70), g = [];
-  list.forEach((r, i) => g.push(text(label - 8, i * row + 16, `engine ${r.engine} (rank${r.ranks.length > 1 ? 's' : ''} ${runs(r.ranks)})`, {class: 'ink', 'text-anchor': 'end'}),
-    el('rect', {x: label, y: i * row + 4, width: x(r.busy_s) - label, height: row - 8, rx: 2, fill: colourOf.kv_cache, ...hover(`engine ${r.engine} generates for ${seconds(r.busy_s)}`)}),
-    el('rect', {x: x(r.busy_s), y: i * row + 4, width: Math.max(0, x(r.busy_s + r.idle_s) - x(r.busy_s)), height: row - 8, rx: 2, fill: colourOf.overhead, ...hover(`engine ${r.engine} waits for ${seconds(r.idle_s)}`)}),
-    text(x(r.busy_s + r.idle_s) + 6, i * row + 16, seconds(r.idle_s) + ' idle')));
+  const list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
+  const names = list.map(r => `engine ${r.engine} (rank${r.ranks.length > 1 ? 's' : ''} ${runs(r.ranks)})`);
+  const bars = w => {
+    const row = 24, label = labelRoom(names, w), x = t => label + t / hi * (w - label - 88), g = [];
+    list.forEach((r, i) => g.push(text(label - 8, i * row + 16, fitText(names[i], label), {class: 'ink', 'text-anchor': 'end', ...hover(names[i])}),
+      el('rect', {x: label, y: i * row + 4, width: x(r.busy_s) - label, height: row - 8, rx: 2, fill: colourOf.kv_cache, ...hover(`engine ${r.engine} generates for ${seconds(r.busy_s)}`)}),
+      el('rect', {x: x(r.busy_s), y: i * row + 4, width: Math.max(0, x(r.busy_s + r.idle_s) - x(r.busy_s)), height: row - 8, rx: 2, fill: colourOf.overhead, ...hover(`engine ${r.engine} waits for ${seconds(r.idle_s)}`)}),
+      text(x(r.busy_s + r.idle_s) + 6, i * row + 16, seconds(r.idle_s) + ' idle')));
+    return svg(w, list.length * row + 2, ...g);
+  };
   const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.ranks.length, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.ranks.length, 0);
   const lengths = wholeMetrics.filter(m => 'response_length/mean' in m);
   return section('Rollout: lengths and the idle tail', `${percent(all ? idle / all : 0)} of the ranks' rollout time is waiting for the last engine.`,
     ...(D.lengths ? lengthsChart() : []),
-    el('figure', {style: 'padding-top:14px'}, svg(w, list.length * row + 2, ...g), el('figcaption', {}, `How long each engine generates, and then waits for the last one; mean over its ranks and ${thinned ? `the ${count(K.steps)} steps with rows` : 'the steps'}${list.length < D.rollout.length ? `, the first ${list.length} engines` : ''}.`)),
+    el('figure', {style: 'padding-top:14px'}, chart(bars), el('figcaption', {}, `How long each engine generates, and then waits for the last one; mean over its ranks and ${thinned ? `the ${count(K.steps)} steps with rows` : 'the steps'}${list.length < D.rollout.length ? `, the first ${list.length} engines` : ''}.`)),
     legend([['generating', colourOf.kv_cache], ['waiting for the last engine', colourOf.overhead]]),
     withTable('rollout by engine, mean over steps', [['engine'], ['ranks', 1], ['generating'], ['waiting'], ['idle share'], ['longest wait of a step']],
       D.rollout.map(r => [r.engine, runs(r.ranks), seconds(r.busy_s), seconds(r.idle_s), percent(r.idle_s / (r.busy_s + r.idle_s || 1)), seconds(r.longest_idle_s)])),
@@ -158,29 +173,33 @@ function rollout() {
 
 function traffic() {
   if (!S.traffic_totals.length) return null;
-  const n = Math.min(D.matrix.length, 64), cell = Math.min(44, 420 / n), hi = Math.max(1, ...D.matrix.flat()), o = 46, g = [];
-  for (let r = 0; r < n; ++r) {
-    if (n <= 16 || r % 8 === 0) g.push(text(o - 6, o + r * cell + cell / 2 + 4, r, {'text-anchor': 'end'}), text(o + r * cell + cell / 2, o - 6, r, {'text-anchor': 'middle'}));
-    for (let c = 0; c < n; ++c) {
-      const b = D.matrix[r][c], strong = b / hi;
-      g.push(el('rect', {x: o + c * cell, y: o + r * cell, width: cell - 1.5, height: cell - 1.5, rx: 2, fill: b ? colourOf.communication : 'var(--band)', 'fill-opacity': b ? 0.15 + 0.85 * strong : 1,
-        ...hover(`rank ${r} to rank ${c}: ${bytes(b)}`)}));
-      if (b && cell >= 40) g.push(text(o + c * cell + cell / 2, o + r * cell + cell / 2 + 4, bytes(b, 0), {class: strong > 0.5 ? 'on' : 'ink', 'text-anchor': 'middle', style: 'font-size:9.5px'}));
+  const n = Math.min(D.matrix.length, 64), hi = Math.max(1, ...D.matrix.flat()), o = 46, widest = o + n * Math.min(44, 420 / n);
+  const matrix = w => {
+    const cell = (Math.min(w, widest) - o) / n, g = [];
+    for (let r = 0; r < n; ++r) {
+      if (n <= 16 || r % 8 === 0) g.push(text(o - 6, o + r * cell + cell / 2 + 4, r, {'text-anchor': 'end'}), text(o + r * cell + cell / 2, o - 6, r, {'text-anchor': 'middle'}));
+      for (let c = 0; c < n; ++c) {
+        const b = D.matrix[r][c], strong = b / hi;
+        g.push(el('rect', {x: o + c * cell, y: o + r * cell, width: cell - 1.5, height: cell - 1.5, rx: 2, fill: b ? colourOf.communication : 'var(--band)', 'fill-opacity': b ? 0.15 + 0.85 * strong : 1,
+          ...hover(`rank ${r} to rank ${c}: ${bytes(b)}`)}));
+        if (b && cell >= 40) g.push(text(o + c * cell + cell / 2, o + r * cell + cell / 2 + 4, bytes(b, 0), {class: strong > 0.7 ? 'on' : 'ink', 'text-anchor': 'middle', style: 'font-size:9.5px'}));
+      }
     }
-  }
-  g.push(text(o, 14, 'to rank →'), text(12, o + 4, '↓ from', {}));
+    g.push(text(o, 14, 'to rank →'), text(0, o + 4, '↓ from', {}));
+    return svg(w, o + n * cell, ...g);
+  };
   const rows = S.traffic_totals.map(t => [t.phase, t.group, t.op, runs(t.ranks), count(t.calls_per_rank), bytes(t.payload_bytes_per_rank), bytes(t.padding_bytes_per_rank), bytes(t.wire_bytes_per_rank)]);
   const columns = [['phase', 1], ['group', 1], ['op', 1], ['ranks', 1], ['calls'], ['payload'], ['padding'], ['wire']];
   return section('Traffic', 'Per rank, all steps together. Payload is the whole tensor (what one rank sends for all-to-all and point to point); wire is what a rank sends.',
-    el('div', {style: 'display:grid;grid-template-columns:minmax(0,1fr) minmax(220px,340px);gap:24px;align-items:start'}, table(columns, rows),
-      el('figure', {style: `max-width:${Math.round(1.1 * (o + n * cell))}px`}, svg(o + n * cell, o + n * cell, ...g), el('figcaption', {}, `Wire bytes from rank to rank${D.matrix.length < ranks.length ? `, the first ${D.matrix.length} ranks` : ''}; rings send to the next rank of the group, all others evenly.`))),
+    el('div', {class: 'beside', style: '--columns: minmax(0,1fr) minmax(220px,340px)'}, table(columns, rows),
+      el('figure', {}, chart(matrix), el('figcaption', {}, `Wire bytes from rank to rank${D.matrix.length < ranks.length ? `, the first ${D.matrix.length} ranks` : ''}; rings send to the next rank of the group, all others evenly.`))),
     withTable('rank by rank', [['from'], ['to'], ['bytes']], D.matrix.flatMap((line, r) => line.map((b, c) => [r, c, b]).filter(e => e[2] > 0)).slice(0, 512).map(([r, c, b]) => [r, c, bytes(b)])));
 }
 
 // Learning, prediction, provenance ------------------------------------------------------------------------------------
 
-function lineChart(name, points) {
-  const w = 360, h = 132, l = 52, b = h - 22, lo = Math.min(...points.map(p => p[1])), hi = Math.max(...points.map(p => p[1]));
+function lineChart(name, points, w) {
+  const h = 132, l = 52, b = h - 22, lo = Math.min(...points.map(p => p[1])), hi = Math.max(...points.map(p => p[1]));
   const pad = (hi - lo || Math.abs(hi) || 1) * 0.08, y0 = lo - pad, y1 = hi + pad, s0 = points[0][0], s1 = points[points.length - 1][0];
   const x = s => l + (s - s0) / (s1 - s0 || 1) * (w - l - 10), y = v => b - (v - y0) / (y1 - y0) * (b - 26), g = [text(0, 13, name, {class: 'ink'})];
   for (const v of ticks(y0, y1, 3)) g.push(el('line', {class: 'grid', x1: l, x2: w - 10, y1: y(v), y2: y(v)}), text(l - 6, y(v) + 4, number(Number(v.toPrecision(6))), {'text-anchor': 'end'}));
@@ -195,21 +214,25 @@ function learning() {
   const names = metricNames.filter(k => k !== 'step')
     .sort((a, b) => /reward/.test(b) - /reward/.test(a) || /loss/.test(b) - /loss/.test(a) || a.localeCompare(b));
   const charts = S.metrics.length < 2 ? [] : names.map(k => [k, S.metrics.filter(m => typeof m[k] === 'number').map(m => [m.step, m[k]])])
-    .filter(c => c[1].length > 1).slice(0, 12).map(c => lineChart(...c));
+    .filter(c => c[1].length > 1).slice(0, 12).map(c => chart(w => lineChart(...c, w)));
   const shown = thinned ? ` Of ${count(S.steps)} steps the curves show ${count(S.metrics.length)}: one in ${K.every}, and between them each figure's lowest and highest value, so that no spike is lost; metrics.jsonl has them all.` : '';
   return section('Learning', `The driver's figures, step by step.${shown}`,
-    el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(310px,1fr));gap:14px 22px'}, ...charts),
+    el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(min(310px,100%),1fr));gap:14px 22px'}, ...charts),
     withTable('metrics', [['step'], ...names.map(k => [k])], wholeMetrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
 }
 
 /// Relative errors as bars to both sides of zero.
 function errorBars(errors, c) {
-  const w = 560, row = 27.5, label = 112, middle = (w + label) / 2, hi = Math.max(0.05, ...errors.map(e => Math.abs(e[1])));
-  const x = e => middle + e / hi * ((w - label) / 2 - 62), g = [el('line', {class: 'axis', x1: middle, x2: middle, y1: 0, y2: errors.length * row})];
-  errors.forEach(([phase, e], i) => g.push(text(label - 8, i * row + 18, phase, {class: 'ink', 'text-anchor': 'end'}),
-    el('rect', {x: Math.min(middle, x(e)), y: i * row + 7, width: Math.abs(x(e) - middle), height: row - 14, rx: 2, fill: e < 0 ? '#0072B2' : '#E69F00'}),
-    text(x(e) + (e < 0 ? -6 : 6), i * row + 18, percent(e, true), {'text-anchor': e < 0 ? 'end' : 'start'})));
-  return el('figure', {style: 'padding-top:34px'}, svg(w, errors.length * row + 4, ...g), legend([[`${c.a} is shorter`, '#0072B2'], [`${c.a} is longer`, '#E69F00']]));
+  const hi = Math.max(0.05, ...errors.map(e => Math.abs(e[1])));
+  const bars = w => {
+    const row = 27.5, label = labelRoom(errors.map(e => e[0]), w, 0.36), middle = (w + label) / 2;
+    const x = e => middle + e / hi * ((w - label) / 2 - 62), g = [el('line', {class: 'axis', x1: middle, x2: middle, y1: 0, y2: errors.length * row})];
+    errors.forEach(([phase, e], i) => g.push(text(label - 8, i * row + 18, fitText(phase, label), {class: 'ink', 'text-anchor': 'end'}),
+      el('rect', {x: Math.min(middle, x(e)), y: i * row + 7, width: Math.abs(x(e) - middle), height: row - 14, rx: 2, fill: e < 0 ? '#0072B2' : '#E69F00'}),
+      text(x(e) + (e < 0 ? -6 : 6), i * row + 18, percent(e, true), {'text-anchor': e < 0 ? 'end' : 'start'})));
+    return svg(w, errors.length * row + 4, ...g);
+  };
+  return el('figure', {style: 'padding-top:34px'}, chart(bars), legend([[`${c.a} is shorter`, '#0072B2'], [`${c.a} is longer`, '#E69F00']]));
 }
 function predicted() {
   const c = D.comparison;

@@ -82,22 +82,36 @@ TEST_CASE("bias gradient is the column sum, in fp32, the same for every number o
     }
 }
 
-TEST_CASE("the skinny path is batch-invariant: a row alone, among others, on one thread or two, has the same bits") {
+TEST_CASE(
+    "forward is row-invariant: a row alone, among others, beside any width, on 1 to 3 threads, has the same bits") {
   Random rng(4);
-  const std::int64_t N = 301, K = 517;
-  for (DType in : kFloatTypes) {
-    const Tensor x = Tensor::random(in, kSkinnyRows, K, K, rng), w = Tensor::random(in, N, K, K, rng);
-    KernelContext c1(1), c2(2);
-    Tensor all(DType::f32, kSkinnyRows, N);
-    linear_forward(c2, x.matrix(), w.matrix(), {}, all.matrix(), kSkinnyRows, N, K);
-    for (std::int64_t first : {0, 3, 15})
-      for (std::int64_t T = 1; first + T <= kSkinnyRows; ++T) {
-        Tensor part(DType::f32, T, N);
+  const std::int64_t most_rows = 70, most_columns = 301;
+  for (DType in : kFloatTypes)
+    for (std::int64_t K : {5, 64, 517, 1100}) {  // less than a vector, whole ones, a ragged end, two chunks
+      const Tensor x = Tensor::random(in, most_rows, K, K, rng), w = Tensor::random(in, most_columns, K, K, rng);
+      const Tensor bias = Tensor::random(DType::f32, 1, most_columns, most_columns, rng);
+      const auto forward = [&](KernelContext& ctx, std::int64_t first, Tensor& y) {
         const ConstMatrix rows{x.bytes().data() + first * K * size_of(in), in, K};
-        linear_forward(T % 2 ? c1 : c2, rows, w.matrix(), {}, part.matrix(), T, N, K);
-        CHECK(std::memcmp(part.f32(), all.f32() + first * N, static_cast<std::size_t>(T * N) * 4) == 0);
-      }
-  }
+        linear_forward(ctx, rows, w.matrix(), bias.vector(), y.matrix(), y.rows(), y.cols(), K);
+      };
+      KernelContext threads[] = {KernelContext(1), KernelContext(2), KernelContext(3)};
+      std::vector<Tensor> alone;
+      for (std::int64_t t = 0; t < most_rows; ++t)
+        forward(threads[0], t, alone.emplace_back(DType::f32, 1, most_columns));
+      for (std::int64_t T = 1; T <= (in == DType::f32 ? most_rows : kSkinnyRows); ++T)
+        for (std::int64_t N : {std::int64_t{1}, std::int64_t{16}, std::int64_t{47}, most_columns})
+          for (KernelContext& ctx : threads) {
+            const std::int64_t first = (7 * T) % (most_rows - T + 1);
+            CAPTURE(name_of(in), K, T, N, ctx.num_threads(), first);
+            Tensor y = Tensor::filled(DType::f32, T, N, N, NAN);
+            forward(ctx, first, y);
+            std::int64_t differ = 0;
+            for (std::int64_t t = 0; t < T; ++t)
+              differ += std::memcmp(y.f32() + t * N, alone[static_cast<std::size_t>(first + t)].f32(),
+                                    static_cast<std::size_t>(N) * sizeof(float)) != 0;
+            CHECK(differ == 0);
+          }
+    }
 }
 
 TEST_CASE("bf16 without a bf16 oneDNN kernel: widened to fp32, same results to rounding") {

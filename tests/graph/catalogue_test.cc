@@ -148,4 +148,14 @@ TEST_CASE("check_op says what is wrong with an op") {
   CHECK(complaint(op(OpKind::linear_dgrad, {y, w}, {x})).empty());
   CHECK(complaint(op(OpKind::linear_wgrad, {y, x}, {w})).empty());
   CHECK(complaint(op(OpKind::linear_wgrad, {x, y}, {w})) == "shapes do not multiply: 4x6, 4x2 -> 2x6");
+  // A table that a group shares has each rank's rows at its place: without a group there is no place to ask for.
+  Op lookup = op(OpKind::embedding, {x, tensor(0, DType::i32, {fixed(4)})}, {x});
+  lookup.attrs = {{Attr::vocab_end, std::int64_t{4}}, {Attr::vocab_stride, std::int64_t{4}}};
+  CHECK(complaint(lookup) == "shares its table with no group");
+  lookup.group = 0;
+  CHECK(complaint(lookup) == "shares its table with no group");  // nor without the rows of all
+  lookup.attrs.emplace_back(Attr::vocab, std::int64_t{8});
+  CHECK(complaint(lookup).empty());
+  lookup.group = -1;
+  CHECK(complaint(lookup) == "shares its table with no group");
 }

@@ -104,9 +104,10 @@ TEST_CASE("Buffers are strangers, wherever they lie; the wait for one stands in 
   p.buffers[1].offset = 0;  // lies where 0 lies: no reason to wait
   CHECK(order_of(p, {op(OpKind::zero, {}, {whole(p, 0)}), op(OpKind::zero, {}, {whole(p, 1)}, gather)}) ==
         Lines{"compute -1 -> gather 0", "gather 1 -> compute 2"});
-  Draft draft = draft_of(p.buffers, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}), memory(OpKind::alloc, 1, gather),
-                 op(OpKind::copy, {whole(p, 0)}, {whole(p, 1)}, gather), memory(OpKind::free, 0, gather),
-                 memory(OpKind::free, 1, gather)});
+  Draft draft =
+      draft_of(p.buffers, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}),
+                           memory(OpKind::alloc, 1, gather), op(OpKind::copy, {whole(p, 0)}, {whole(p, 1)}, gather),
+                           memory(OpKind::free, 0, gather), memory(OpKind::free, 1, gather)});
   insert_dependencies(draft);
   std::vector<OpKind> kinds;
   for (const Op& o : ops_of(draft)) kinds.push_back(o.kind);

@@ -66,13 +66,22 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) {
         p.programs[0].phases[1].push_back({"more", {}});
       },
-      [](Plan& p) { EditedOps ops = work(p); ops.push_back(Op(ops[0])); },
+      [](Plan& p) {
+        EditedOps ops = work(p);
+        ops.push_back(Op(ops[0]));
+      },
       [](Plan& p) { work(p)[0].kind = OpKind::copy; },
       [](Plan& p) { work(p)[0].stream = StreamId::host; },
       [](Plan& p) { work(p)[0].name = "copx"; },
-      [](Plan& p) { EditedOps ops = work(p); ops[0].inputs.push_back(ops[0].inputs[0]); },
+      [](Plan& p) {
+        EditedOps ops = work(p);
+        ops[0].inputs.push_back(ops[0].inputs[0]);
+      },
       [](Plan& p) { work(p)[0].outputs.clear(); },
-      [](Plan& p) { EditedOps ops = work(p); std::swap(ops[0].inputs, ops[0].outputs); },
+      [](Plan& p) {
+        EditedOps ops = work(p);
+        std::swap(ops[0].inputs, ops[0].outputs);
+      },
       [](Plan& p) { work(p)[0].inputs[0].buffer = 1; },
       [](Plan& p) { work(p)[0].inputs[0].offset_bytes = 0; },
       [](Plan& p) { work(p)[0].inputs[0].dtype = DType::i32; },
@@ -84,7 +93,10 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { work(p)[0].attrs[0].second = 0.25; },
       [](Plan& p) { work(p)[0].attrs[1].second = std::int64_t{5}; },
       [](Plan& p) { work(p)[0].attrs[1].second = 4.0; },  // another type of the same value
-      [](Plan& p) { EditedOps ops = work(p); std::swap(ops[0].attrs[0], ops[0].attrs[1]); },
+      [](Plan& p) {
+        EditedOps ops = work(p);
+        std::swap(ops[0].attrs[0], ops[0].attrs[1]);
+      },
       [](Plan& p) { ++work(p)[0].moves[0].from.piece.row_begin; },
       [](Plan& p) { ++work(p)[0].moves[0].from.piece.row_end; },
       [](Plan& p) { ++work(p)[0].moves[0].from.piece.col_begin; },
@@ -107,7 +119,10 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { work(p)[0].moves[0].from.parts.who = Holds::every; },
       [](Plan& p) { ++work(p)[0].moves[0].from.tensor; },
       [](Plan& p) { ++work(p)[0].moves[0].to.tensor; },
-      [](Plan& p) { EditedOps ops = work(p); std::swap(ops[0].moves[0].from, ops[0].moves[0].to); },
+      [](Plan& p) {
+        EditedOps ops = work(p);
+        std::swap(ops[0].moves[0].from, ops[0].moves[0].to);
+      },
       [](Plan& p) { work(p)[0].moves.clear(); },
       [](Plan& p) { ++work(p)[0].group; },
       [](Plan& p) { ++work(p)[0].buffer; },

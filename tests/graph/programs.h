@@ -85,4 +85,21 @@ inline std::vector<Op> ops_of(const Draft& draft) {
   const auto& ops = draft.phases[0][0].ops;
   return {ops.begin(), ops.end()};
 }
+
+/// Two ranks with programs of their own; each all-reduces twice over the family "world". Ops of "work" by index:
+///   0 alloc a, 1 zero a, 2 and 3 all_reduce a, 4 free a
+inline Plan two_ranks() {
+  Program p;
+  p.buffers = {scratch("a", 16, 0)};
+  const Tensor a = whole(p, 0);
+  Op reduce = op(OpKind::all_reduce, {a}, {a});
+  reduce.group = 0;
+  Plan plan =
+      plan_of(p, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {a}), reduce, reduce, memory(OpKind::free, 0)}, 4096);
+  plan.groups = {{"world", {{0, 1}}}};
+  plan.programs.push_back(plan.programs[0]);
+  plan.program_of_rank = {0, 1};
+  return plan;
+}
+
 }  // namespace hotbunk::test

@@ -56,22 +56,6 @@ std::string faults_after(const std::function<void(Plan&)>& spoil) {
   return all;
 }
 
-/// Two ranks with programs of their own; each all-reduces twice over the family "world". Ops of "work" by index:
-///   0 alloc a, 1 zero a, 2 and 3 all_reduce a, 4 free a
-Plan two_ranks() {
-  Program p;
-  p.buffers = {scratch("a", 16, 0)};
-  const Tensor a = whole(p, 0);
-  Op reduce = op(OpKind::all_reduce, {a}, {a});
-  reduce.group = 0;
-  Plan plan =
-      plan_of(p, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {a}), reduce, reduce, memory(OpKind::free, 0)}, 4096);
-  plan.groups = {{"world", {{0, 1}}}};
-  plan.programs.push_back(plan.programs[0]);
-  plan.program_of_rank = {0, 1};
-  return plan;
-}
-
 }  // namespace
 
 using Catch::Matchers::Contains;
@@ -384,83 +368,6 @@ TEST_CASE("Shape: windows, counts, groups, buffers, phases, programs") {
   work(plan)[2].group = 1;
   REQUIRE_FALSE(verify(plan).empty());
   CHECK_THAT(verify(plan)[0], Contains("names group 1"));
-}
-
-TEST_CASE("All ranks of a group hold the same conversation") {
-  const std::string expected = "group world: ranks 0 and 1 do not issue the same collectives in the same order";
-  const auto found = [](const std::function<void(Plan&)>& spoil) {
-    Plan plan = two_ranks();
-    spoil(plan);
-    const auto faults = verify(plan);
-    return faults.empty() ? "" : faults[0];
-  };
-  CHECK(found([](Plan& p) { work(p, 1).remove(2); }) == expected);  // one call less
-  CHECK(found([](Plan& p) { work(p, 1)[2].kind = OpKind::broadcast; }) == expected);
-  CHECK(found([](Plan& p) {
-          EditedOps ops = work(p, 1);
-          ops[2].inputs[0].shape[0].size = ops[2].outputs[0].shape[0].size = 8;
-        }) == expected);
-  CHECK(found([](Plan& p) { work(p, 1)[2].name = "another name"; }).empty());
-  // A rank outside of the group may do as it likes.
-  CHECK(found([](Plan& p) {
-          p.groups[0].groups = {{0}, {1}};
-          work(p, 1).remove(2);
-        }).empty());
-}
-
-TEST_CASE("Parts make the whole, moves stay inside, a table has its rows") {
-  const auto found = [](const std::function<void(Plan&)>& spoil) {
-    Plan plan = two_ranks();
-    spoil(plan);
-    const auto faults = verify(plan);
-    return faults.empty() ? "" : faults[0];
-  };
-  CHECK_THAT(found([](Plan& p) { work(p, 1)[2].inputs[0].shape[0].size = 8; }),
-             Contains("all_reduce '' makes 16 elements of 8 over 2 ranks"));
-  const auto shaped = [&](OpKind kind, std::int64_t in, std::int64_t out) {
-    return found([&](Plan& p) {
-      for (Program& program : p.programs) {
-        EditedOps ops(program, program.phases[1][0]);
-        Op& o = ops[2];
-        o.kind = kind;
-        o.inputs[0].shape[0].size = in, o.outputs[0].shape[0].size = out;
-      }
-    });
-  };
-  CHECK(shaped(OpKind::all_gather, 8, 16).empty());
-  CHECK_THAT(shaped(OpKind::all_gather, 8, 15), Contains("makes 15 elements of 8 over 2 ranks"));
-  CHECK(shaped(OpKind::reduce_scatter, 16, 8).empty());
-  CHECK_THAT(shaped(OpKind::reduce_scatter, 16, 7), Contains("makes 7 elements of 16 over 2 ranks"));
-  const auto moved = [](const Box& box, const std::function<void(Move&)>& change = {}) {
-    return faults_after([&](Plan& p) {
-      work(p)[5].kind = OpKind::copy_boxes;
-      work(p)[5].moves = {move_of(box)};
-      if (change) change(work(p)[5].moves[0]);
-    });
-  };
-  CHECK(moved({.src_offset = 4, .src_pitch = 6, .dst_pitch = 8, .rows = 2, .cols = 6}).empty());  // 4 + 6 + 6 = 16
-  CHECK_THAT(moved({.src_offset = 5, .src_pitch = 6, .dst_pitch = 8, .rows = 2, .cols = 6}),
-             Contains("reads what is outside of tensor 0 with move 0"));
-  CHECK_THAT(moved({.src_pitch = 6, .dst_offset = 3, .dst_pitch = 8, .rows = 2, .cols = 6}),
-             Contains("writes what is outside of tensor 0 with move 0"));
-  CHECK_THAT(moved({.rows = 1, .cols = 1, .input = 1}), Contains("reads no tensor with move 0"));
-  CHECK_THAT(moved({.rows = -1, .cols = 1}), Contains("reads a piece of no rectangle with move 0"));
-  // Four parts of two rows, six apart: the last one ends at 3 * 4 + 2 * 2 = 16.
-  const Box two{.src_pitch = 2, .dst_pitch = 2, .rows = 2, .cols = 2};
-  const auto every = [](std::int64_t pitch, std::int64_t last_row) {
-    return [=](Move& m) {
-      m.from.parts = {.who = Holds::every, .count = 4, .rows = 2, .pitch = pitch, .last_row = last_row};
-    };
-  };
-  CHECK(moved(two, every(4, 8)).empty());
-  CHECK_THAT(moved(two, every(5, 8)), Contains("reads what is outside of tensor 0"));
-  CHECK(moved(two, every(6, 5)).empty());  // the third part has one row, the fourth none: 2 * 6 + 2 = 14
-  CHECK_THAT(moved(two, every(8, 5)), Contains("reads what is outside of tensor 0"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::mine, .family = 7, .last_row = 2}; }),
-             Contains("reads parts over family 7"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::peers, .family = 0, .last_row = 2}; }),
-             Contains("takes peers' memory for its own with move 0"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .count = 0}; }), Contains("reads no parts"));
 }
 
 namespace {

@@ -1,5 +1,5 @@
 // Plans as people read them: tests/lowering/plans/*.test hold what to lower and what to show of it, `----`, and the
-// text. HOTBUNK_UPDATE=1 writes the second half; read the difference before you commit it.
+// text (golden_text.h).
 //
 //   plan WORLD TP [key=value]...   the scenario of tiny.h with these settings; then, a line each:
 //   outline                        phases, blocks, sections, slot limits
@@ -12,19 +12,17 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
-#include "base/file.h"
 #include "graph/catalogue.h"
 #include "graph/print.h"
+#include "tests/golden_text.h"
 #include "tests/paths.h"
 #include "tiny.h"
 #include "trace/static_memory.h"
 
 namespace hotbunk::test {
-namespace fs = std::filesystem;
 namespace {
 
 /// The lines that have the word; all with an empty one.
@@ -130,22 +128,12 @@ std::string run_case(const std::string& input) {
 }  // namespace
 
 TEST_CASE("plans as text") {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(fs::path(source_folder) / "tests/lowering/plans"))
-    files.push_back(entry.path());
-  std::ranges::sort(files);
-  for (const fs::path& path : files) {
-    INFO(path.filename().string());
-    const auto text = read_file(path);
-    REQUIRE(text);
-    const auto bar = text->find("----\n");
-    REQUIRE(bar != std::string::npos);
-    const std::string input = text->substr(0, bar), found = run_case(input);
-    if (std::getenv("HOTBUNK_UPDATE") != nullptr) REQUIRE(write_file_atomic(path, input + "----\n" + found));
-    else CHECK(found == text->substr(bar + 5));
-    CHECK(std::ranges::count(found, '\n') > 3);
+  const auto texts = check_golden_texts(std::filesystem::path(source_folder) / "tests/lowering/plans", run_case);
+  for (const auto& [file, text] : texts) {
+    INFO(file);
+    CHECK(std::ranges::count(text, '\n') > 3);
   }
-  CHECK(files.size() >= 6);
+  CHECK(texts.size() >= 6);
 }
 
 }  // namespace hotbunk::test

@@ -101,6 +101,36 @@ TEST_CASE("hotbunk generate prints the tokens that transformers generates") {
   }
 }
 
+TEST_CASE("hotbunk logprobs says of hotbunk generate's tokens what generate said, to the bit") {
+  for (const char* name : {"llama-gqa", "llama-tied", "llama3-rope", "mha-one-kv", "qwen2-bias", "qwen3-norm"})
+    for (const char* temperature : {"0", "1"}) {
+      CAPTURE(name, temperature);
+      const Golden g = Golden::load(name);
+      const TemporaryFolder folder;
+      const std::string model = " --json --model " + g.folder;
+      const Answer said = run("generate" + model + " --tokens " + written(folder, jsonl(g.prompts)) +
+                                  " --max-new-tokens 40 --seed 3 --temperature " + temperature,
+                              folder.path());
+      REQUIRE(said.exit_code == 0);
+      const auto generated = nlohmann::json::parse(said.out)["sequences"];
+      REQUIRE(generated.size() == g.prompts.size());
+      std::vector<std::vector<std::int32_t>> rows = g.prompts;
+      for (std::size_t i = 0; i < rows.size(); ++i)
+        for (const auto& id : generated[i]["tokens"]) rows[i].push_back(id);
+      const Answer again = run("logprobs" + model + " --tokens " + written(folder, jsonl(rows)), folder.path());
+      REQUIRE(again.exit_code == 0);
+      const auto scored = nlohmann::json::parse(again.out)["sequences"];
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto rollout = generated[i]["logprobs"].get<std::vector<float>>();
+        auto training = scored[i]["logprobs"].get<std::vector<float>>();
+        REQUIRE(training.size() == rows[i].size() - 1);
+        training.erase(training.begin(), training.begin() + static_cast<std::ptrdiff_t>(g.prompts[i].size()) - 1);
+        CHECK(!rollout.empty());
+        CHECK(rollout == training);
+      }
+    }
+}
+
 TEST_CASE("what no model can be asked ends with exit code 2 and names file and line") {
   const Golden g = Golden::load("llama-gqa");  // 97 ids, 128 positions
   const TemporaryFolder folder;

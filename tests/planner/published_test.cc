@@ -91,7 +91,8 @@ TEST_CASE("a table without a column, a header or rows says so") {
   REQUIRE(header.has_value());
   CHECK_THAT(render(*header), Catch::Contains("the file has no such row"));
   CHECK_THAT(render(*header), !Catch::Contains("0.00 %"));
-  for (const auto& t : nlohmann::json::parse(to_json(*header))["tables"]) {
+  const nlohmann::json document = nlohmann::json::parse(to_json(*header));
+  for (const auto& t : document["tables"]) {
     CHECK(t["rows"] == 0);
     CHECK(t["bias"].is_null());
   }

@@ -1,4 +1,9 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -37,6 +42,17 @@ std::vector<Json> events_where(const Json& document, const char* key, const Json
   for (const Json& e : document["traceEvents"])
     if (e.contains(key) && e[key] == value) out.push_back(e);
   return out;
+}
+
+/// What a shell command prints first.
+std::string first_line_of(const std::string& command) {
+  FILE* const out = ::popen(command.c_str(), "r");
+  REQUIRE(out != nullptr);
+  std::string text;
+  char buffer[4096];
+  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, out)) > 0;) text.append(buffer, n);
+  ::pclose(out);
+  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace
@@ -284,6 +300,67 @@ TEST_CASE("pictures end where recording ended") {
   const Json recorded = report_data({plan, scenario, trace, nullptr, ""})["recorded"];
   CHECK(recorded["last_step"] == 1);
   CHECK(recorded["end_s"].get<double>() == Approx(0.021));  // rank 1 leaves step 1 at 2 + 18 + 1 ms
+}
+
+TEST_CASE("at any width charts fill their place, labels stay inside and are large enough to read") {
+  const std::string browser =
+      first_line_of("command -v chromium || command -v chromium-browser || command -v google-chrome");
+  if (browser.empty()) {
+    std::fprintf(stderr, "skipped: no chromium here that could draw the report\n");
+    WARN("skipped: no chromium here that could draw the report");
+    return;
+  }
+  const Plan plan = plan_with_collective();
+  const Scenario scenario = test::sample_scenario();
+  Trace trace = test::sample_trace();
+  trace.names[0] = "train.backward.layers.0.a_name_that_no_phone_has_room_for.weights";
+  const std::string html = html_report({plan, scenario, trace, &trace, "", {{1, 2}, {200, 1}}, {}});
+  // A page with the report in frames of three widths. It says how each was drawn: how much of it lies beside its frame,
+  // and the labels that leave their chart, or are lower than 10 pixels.
+  std::string text = Json(html).dump();
+  for (auto at = text.find('<'); at != text.npos; at = text.find('<', at)) text.replace(at, 1, "\\u003c");
+  const std::string page = R"(<!doctype html><title>not drawn</title><body><script>
+const frames = [390, 768, 1280].map(width => {
+  const frame = document.createElement('iframe');
+  frame.style = `width:${width}px;height:2000px;border:0`;
+  document.body.append(frame);
+  frame.contentDocument.open(), frame.contentDocument.write(report), frame.contentDocument.close();
+  return frame;
+});
+const drawn = () => frames.every(frame => frame.contentDocument.querySelectorAll('svg text').length > 40);
+const measure = () => document.title = 'drawn ' + JSON.stringify(frames.map(frame => {
+  const doc = frame.contentDocument, labels = [...doc.querySelectorAll('svg text')];
+  const bad = labels.filter(t => {
+    const place = t.ownerSVGElement.getBoundingClientRect(), box = t.getBoundingClientRect();
+    return box.left < place.left - 1 || box.right > place.right + 1 || box.height < 10;
+  });
+  return {width: frame.contentWindow.innerWidth, beside: doc.documentElement.scrollWidth - frame.contentWindow.innerWidth,
+    charts: doc.querySelectorAll('svg').length, labels: labels.length, bad: bad.map(t => t.textContent)};
+}));
+let tries = 100;  // a busy machine draws late
+const look = () => drawn() || --tries === 0 ? measure() : setTimeout(look, 200);
+setTimeout(look, 500);
+</script></body>)";
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("hotbunk_reports_test.{}", ::getpid());
+  std::filesystem::create_directories(folder);
+  REQUIRE(write_file_atomic(folder / "page.html", "<script>const report = " + text + "</script>\n" + page));
+  const std::string title = first_line_of(fmt::format(
+      "{0} --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir={1}/browser "
+      "--virtual-time-budget=30000 --dump-dom file://{1}/page.html 2> /dev/null | grep -o '<title>drawn .*</title>'",
+      browser, folder.string()));
+  INFO(title);
+  const auto from = title.find('['), to = title.rfind(']');
+  REQUIRE(to != title.npos);
+  const Json drawn = Json::parse(title.substr(from, to + 1 - from));
+  REQUIRE(drawn.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(drawn[i]["width"] == std::array{390, 768, 1280}[i]);
+    CHECK(drawn[i]["beside"] == 0);
+    CHECK(drawn[i]["charts"].get<int>() > 8);
+    CHECK(drawn[i]["labels"].get<int>() > 40);
+    CHECK(drawn[i]["bad"] == Json::array());
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("the report is one file that loads nothing") {

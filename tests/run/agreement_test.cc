@@ -1,13 +1,10 @@
 // Ranks that were started by hand and would not compute the same are refused before the first step; a saved plan holds
 // the scenario that it was made from.
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <catch2/catch.hpp>
+#include <memory>
 #include <vector>
 
-#include "tests/run/program.h"
+#include "tests/run/launched.h"
 
 using namespace hotbunk;
 
@@ -18,29 +15,28 @@ struct Launched {
   std::vector<std::string> err;
 };
 
-/// The program as rank 0 and 1 of a world of two, as torchrun would start them; what differs by rank is in `arguments`
-/// and `before` the program.
+using Variables = std::map<std::string, std::string>;
+
+/// One rank of a world of two; what it says is in `said`.
+std::unique_ptr<Running> start(const ReservedPort& port, std::size_t rank, const std::string& arguments,
+                               const fs::path& said, const Variables& more = {}, const std::string& before = "") {
+  Variables variables = rank_variables(rank, 2, port);
+  variables.insert(more.begin(), more.end());
+  return std::make_unique<Running>("run " + arguments, said, variables, before);
+}
+
+/// The program as rank 0 and 1 of a world of two; what differs by rank is in `arguments` and `before` the program.
 Launched launch(const std::string& common, const std::vector<std::string>& arguments,
                 const std::vector<std::string>& before = {"", ""}) {
-  static int port = 23000 + static_cast<int>(::getpid()) % 5000;
-  ++port;
+  const ReservedPort port;
+  const auto said = [](std::size_t r) { return work_folder() / fmt::format("rank{}.err", r); };
+  std::vector<std::unique_ptr<Running>> ranks;
+  for (std::size_t r = 0; r < 2; ++r)
+    ranks.push_back(start(port, r, common + " " + arguments[r], said(r), {}, before[r]));
   Launched out;
-  std::vector<pid_t> pids;
-  const auto err = [](std::size_t r) { return (work_folder() / fmt::format("rank{}.err", r)).string(); };
-  for (std::size_t r = 0; r < arguments.size(); ++r) {
-    const std::string command = fmt::format(
-        "RANK={0} LOCAL_RANK={0} WORLD_SIZE={1} MASTER_ADDR=127.0.0.1 MASTER_PORT={2} OMP_WAIT_POLICY=passive "
-        "exec env {3} {4} run {5} {6} > /dev/null 2> {7} < /dev/null",
-        r, arguments.size(), port, before[r], program_file, common, arguments[r], err(r));
-    const pid_t pid = ::fork();
-    if (pid == 0) ::execl("/bin/sh", "sh", "-c", command.c_str(), static_cast<char*>(nullptr)), ::_exit(9);
-    pids.push_back(pid);
-  }
-  for (std::size_t r = 0; r < pids.size(); ++r) {
-    int status = 0;
-    ::waitpid(pids[r], &status, 0);
-    out.codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128);
-    out.err.push_back(text_of(err(r)));
+  for (std::size_t r = 0; r < 2; ++r) {
+    out.codes.push_back(ranks[r]->wait());
+    out.err.push_back(text_of(said(r)));
   }
   return out;
 }
@@ -98,13 +94,25 @@ TEST_CASE("weights and data are compared by content, not by path") {
   CHECK_THAT(different.err[1], Catch::Contains("note: model.weights: rank 0 has "));
 }
 
-TEST_CASE("a rank without the run's token comes to nothing, and the others say whom they wait for") {
+TEST_CASE("a rank with another token is told so and ends; the run waits for its own, and is whole") {
   const fs::path file = scenario("token", 2, 1, "steps: 1");
-  const std::string common =
+  const std::string arguments =
       fmt::format("{} --threads 1 --overwrite --out {}", file.string(), (work_folder() / "token").string());
-  const Launched good = launch(common, {"", ""}, {"HOTBUNK_TOKEN=abc", "HOTBUNK_TOKEN=abc"});
-  INFO(good.err[0] << good.err[1]);
-  CHECK(good.codes == std::vector{0, 0});
+  const fs::path said0 = work_folder() / "token0.err", said1 = work_folder() / "token1.err";
+  const ReservedPort port;
+  const auto first = start(port, 0, arguments, said0, {{"HOTBUNK_TOKEN", "abc"}});
+  for (const auto& [token, reason] :
+       std::map<std::string, std::string>{{"abd", "this rank's HOTBUNK_TOKEN is not rank 0's"},
+                                          {"", "rank 0 has a HOTBUNK_TOKEN, this rank has none"}}) {
+    const auto stranger = start(port, 1, arguments, said1, {{"HOTBUNK_TOKEN", token}});
+    CHECK(stranger->wait() == 3);
+    CHECK_THAT(text_of(said1), Catch::Contains("refuses this rank: " + reason));
+  }
+  const auto second = start(port, 1, arguments, said1, {{"HOTBUNK_TOKEN", "abc"}});
+  const int code = second->wait();
+  INFO(text_of(said0) << text_of(said1));
+  CHECK(code == 0);
+  CHECK(first->wait() == 0);
 }
 
 TEST_CASE("ipc between ranks that share no memory is refused before the first step; gloo on one host is not") {

@@ -254,8 +254,20 @@ TEST_CASE("what the end of a run needs is read before its first step") {
     CHECK(r.code == 2);
     CHECK(r.err.find("starting") == std::string::npos);
     CHECK(r.err.find("step 1") == std::string::npos);
-    CHECK(text_of(out / "metrics.jsonl").find("\"step\":2") == std::string::npos);
+    CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
   }
+  // The catalogue's entry for the device, which only prices read.
+  const fs::path catalogue = work_folder() / "catalogue";
+  fs::copy(fs::path(source_folder) / "scenarios/catalog", catalogue, fs::copy_options::recursive);
+  std::ofstream(catalogue / "profiles/local-cpu.yaml") << "no: profile\n";
+  ::setenv("HOTBUNK_CATALOG", catalogue.c_str(), 1);
+  const fs::path out = work_folder() / "unreadable_entry";
+  const Result2 r = hotbunk_command(fmt::format("run {} --out {}", file, out.string()));
+  ::unsetenv("HOTBUNK_CATALOG");
+  INFO(r.err);
+  CHECK(r.code == 2);
+  CHECK_THAT(r.err, Catch::Contains("profiles/local-cpu.yaml") && !Catch::Contains("starting"));
+  CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
 }
 
 TEST_CASE("a file that cannot be written at the end loses no other, and is a failure at run time") {

@@ -187,7 +187,8 @@ TEST_CASE("phases, times and rewards are printed once") {
   double in_lines = 0.0;
   for (const Json& line : lines_of(work_folder() / "once_json/metrics.jsonl"))
     in_lines += line["timing_s/gen"].get<double>();
-  for (const Json& p : Json::parse(json.out)["phase_totals"])
+  const Json document = Json::parse(json.out);
+  for (const Json& p : document["phase_totals"])
     if (p["name"] == "rollout") CHECK(p["seconds"].get<double>() == Approx(in_lines));
 }
 
@@ -242,6 +243,32 @@ TEST_CASE("samples of the first, the last and some steps, the best and the worst
       CHECK(s["logprobs"]["training"][t].get<double>() ==
             Approx(s["logprobs"]["rollout"][t].get<double>()).margin(1e-4));
   }
+}
+
+TEST_CASE("samples.jsonl has a most, and what is behind it is not written and said once") {
+  // As a run that has filled its file: the first line takes nearly all of it.
+  const fs::path out = work_folder() / "full";
+  run_of("full", out, "--set steps=2 --set checkpoint_every=1");
+  constexpr std::int64_t most = std::int64_t{32} << 20;  // docs/run.md
+  const std::string before = text_of(out / "samples.jsonl");
+  REQUIRE(before.starts_with("{"));
+  const std::size_t room = 3 * before.find('\n') / 2;  // for a line more, and not for two
+  {
+    std::ofstream file(out / "samples.jsonl");
+    file << '{' << std::string(static_cast<std::size_t>(most) - before.size() - room, ' ') << before.substr(1);
+  }
+  const Result2 r = hotbunk_command(fmt::format("run --resume {} --set steps=4", out.string()));
+  INFO(r.err);
+  CHECK(r.code == 0);
+  const auto said = r.err.find("samples.jsonl is full (32 MiB) at step 3: no more samples are written");
+  CHECK(said != std::string::npos);
+  CHECK(r.err.find("samples.jsonl is full", said + 1) == std::string::npos);
+  const auto size = static_cast<std::int64_t>(fs::file_size(out / "samples.jsonl"));
+  CHECK(size <= most);
+  std::map<int, int> per_step;
+  for (const Json& line : lines_of(out / "samples.jsonl")) ++per_step[line["step"].get<int>()];
+  CHECK(per_step == std::map<int, int>{{1, 8}, {2, 8}, {3, 1}});
+  CHECK(hotbunk_command(fmt::format("report {}", out.string())).code == 0);
 }
 
 TEST_CASE("files of a long run are as large as those of a short one, and say so; compare is exact over all steps") {

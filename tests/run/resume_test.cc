@@ -1,7 +1,6 @@
 // A run that was interrupted and resumed is the run that was not, bit for bit; what is interrupted leaves nothing half;
 // signals end a run whole.
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -11,63 +10,12 @@
 
 #include "base/rng.h"
 #include "rl/manifest.h"
-#include "tests/run/program.h"
+#include "tests/run/launched.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
 
 namespace {
-
-/// The program, started and not waited for.
-class Running {
- public:
-  Running(const std::string& arguments, const fs::path& said,
-          const std::map<std::string, std::string>& variables = {}) {
-    std::vector<std::string> words = {"hotbunk"};
-    std::istringstream split(arguments);
-    for (std::string word; split >> word;) words.push_back(word);
-    std::fflush(nullptr);  // or the child prints our buffers again
-    pid_ = ::fork();
-    if (pid_ != 0) return;
-    if (!std::freopen(said.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
-    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(program_file, argv.data());
-    ::_exit(9);
-  }
-  ~Running() {
-    if (!ended_) kill(SIGKILL), wait();
-  }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-
-  void kill(int signal) const { ::kill(pid_, signal); }
-  /// The exit code, or 128 + the signal that killed it.
-  int wait() {
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    ended_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  bool ended_within(double seconds, int& code) {
-    for (double waited = 0.0; waited < seconds; waited += 0.005) {
-      int status = 0;
-      if (::waitpid(pid_, &status, WNOHANG) == pid_) {
-        ended_ = true;
-        code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        return true;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return false;
-  }
-
- private:
-  pid_t pid_ = -1;
-  bool ended_ = false;
-};
 
 bool wait_for_text(const fs::path& file, const std::string& text) {
   for (int i = 0; i < 1200; ++i) {
@@ -228,13 +176,14 @@ TEST_CASE("kill -9 at twenty random moments loses no step that was saved and cha
 }
 
 TEST_CASE("SIGTERM and SIGINT end a run after its step, whole; all ranks stop after the same one") {
-  const std::string file = scenario("stopped", 2, 2, "steps: 100000").string() + sets("algorithm.kl_coef=0.1");
   const fs::path said = work_folder() / "stopped.err";
   struct Case {
     const char* name;
-    int signal, code;
+    int ranks, signal, code;
   };
-  for (const Case& c : {Case{"term", SIGTERM, 0}, Case{"int", SIGINT, 130}}) {
+  for (const Case& c : {Case{"term", 2, SIGTERM, 0}, Case{"int", 2, SIGINT, 130}, Case{"int_alone", 1, SIGINT, 130}}) {
+    const std::string file =
+        scenario("stopped", c.ranks, c.ranks, "steps: 100000").string() + sets("algorithm.kl_coef=0.1");
     const fs::path out = work_folder() / (std::string("stopped_") + c.name);
     fs::remove(said);
     Running run(fmt::format("run {} --out {}", file, out.string()), said);
@@ -279,15 +228,11 @@ TEST_CASE("a second SIGINT ends a run at once, and what was whole stays") {
 TEST_CASE("ranks that another launcher started stop together when one of them is asked to") {
   const std::string file = scenario("launched_stop", 2, 1, "steps: 100000").string();
   const fs::path out = work_folder() / "launched_stop";
-  const auto start = [&](int rank) {
-    const std::string number = std::to_string(rank);
+  const ReservedPort port;
+  const auto start = [&](std::size_t rank) {
     return std::make_unique<Running>(fmt::format("run {} --out {}", file, out.string()),
-                                     work_folder() / ("launched_stop" + number),
-                                     std::map<std::string, std::string>{{"RANK", number},
-                                                                        {"WORLD_SIZE", "2"},
-                                                                        {"LOCAL_RANK", number},
-                                                                        {"MASTER_ADDR", "127.0.0.1"},
-                                                                        {"MASTER_PORT", "29613"}});
+                                     work_folder() / fmt::format("launched_stop{}", rank),
+                                     rank_variables(rank, 2, port));
   };
   const auto first = start(0), second = start(1);
   REQUIRE(wait_for_text(work_folder() / "launched_stop0", "step 1/"));

@@ -1,5 +1,5 @@
-// Error goldens: tests/spec/errors/*.test hold a bad input, `----`, and exactly what a user reads on stderr.
-// HOTBUNK_UPDATE=1 writes the second half; read the difference before you commit it.
+// Error goldens: tests/spec/errors/*.test hold a bad input, `----`, and exactly what a user reads on stderr
+// (golden_text.h).
 //
 // The first line of the input says what reads it:
 //   scenario [--set k=v]...   the rest is scenario.yaml
@@ -14,7 +14,6 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -23,13 +22,12 @@
 #include "spec/loader.h"
 #include "spec/model_config.h"
 #include "spec/safetensors.h"
+#include "tests/golden_text.h"
 #include "tests/paths.h"
 
 namespace hotbunk {
 namespace fs = std::filesystem;
 namespace {
-
-const fs::path folder = fs::path(source_folder) / "tests/spec/errors";
 
 /// A folder of its own as working directory, so that messages hold the same relative paths everywhere.
 class Scratch {
@@ -147,26 +145,14 @@ std::string run_case(const std::string& input) {
 
 TEST_CASE("error goldens") {
   const Scratch scratch;
+  const auto messages = test::check_golden_texts(fs::path(source_folder) / "tests/spec/errors", run_case);
   std::set<std::string> seen;
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
-  for (const auto& path : files) {
-    INFO(path.filename().string());
-    const auto text = read_file(path);
-    REQUIRE(text);
-    const auto bar = text->find("----\n");
-    REQUIRE(bar != std::string::npos);
-    const std::string input = text->substr(0, bar), found = run_case(input);
-    if (std::getenv("HOTBUNK_UPDATE") != nullptr) {
-      REQUIRE(write_file_atomic(path, input + "----\n" + found));
-    } else {
-      CHECK(found == text->substr(bar + 5));
-    }
-    CHECK(found != "no error\n");
-    CHECK(seen.insert(found).second);  // every golden shows a message of its own
+  for (const auto& [file, message] : messages) {
+    INFO(file);
+    CHECK(message != "no error\n");
+    CHECK(seen.insert(message).second);  // every golden shows a message of its own
   }
-  CHECK(files.size() >= 40);
+  CHECK(messages.size() >= 40);
 }
 
 TEST_CASE("docs/errors.md lists every code that a source file can report") {
