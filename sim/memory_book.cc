@@ -36,8 +36,9 @@ std::string MemoryBook::at(const BoundOp& op) const {
 
 void MemoryBook::alloc(const BoundOp& op, const BoundBuffer& b) {
   if (b.is_local()) {
-    HB_CHECK(b.bytes() == 0 || locals_.emplace(b.offset, b).second, "{}: a local is live where '{}' begins", at(op),
-             b.name());
+    HB_CHECK(std::ranges::none_of(locals_, [&](const BoundBuffer& l) { return l.buffer == b.buffer; }),
+             "{}: local '{}' is live already", at(op), b.name());
+    locals_.push_back(b);
   } else {
     HB_CHECK(!live_[static_cast<std::size_t>(b.id)], "{}: buffer '{}' is live already", at(op), b.name());
     live_[static_cast<std::size_t>(b.id)] = true;
@@ -50,7 +51,9 @@ void MemoryBook::alloc(const BoundOp& op, const BoundBuffer& b) {
 
 void MemoryBook::free(const BoundOp& op, const BoundBuffer& b) {
   if (b.is_local()) {
-    HB_CHECK(b.bytes() == 0 || locals_.erase(b.offset) == 1, "{}: local '{}' is not live", at(op), b.name());
+    const auto local = std::ranges::find(locals_, b.buffer, &BoundBuffer::buffer);
+    HB_CHECK(local != locals_.end(), "{}: local '{}' is not live", at(op), b.name());
+    *local = locals_.back(), locals_.pop_back();
   } else {
     HB_CHECK(live_[static_cast<std::size_t>(b.id)], "{}: buffer '{}' is not live", at(op), b.name());
     live_[static_cast<std::size_t>(b.id)] = false;
@@ -108,8 +111,8 @@ void MemoryBook::unmap(const BoundOp& op) {
              "{}: live buffer '{}' lies on [{}, {}) of {}", at(op), b.name, op->map_begin, op->map_end,
              name_of(op->section));
   }
-  for (const auto& [begin, b] : locals_)
-    HB_CHECK(op->section != Section::transient || begin + b.bytes() <= op->map_begin || begin >= op->map_end,
+  for (const BoundBuffer& b : locals_)
+    HB_CHECK(op->section != Section::transient || b.offset + b.bytes() <= op->map_begin || b.offset >= op->map_end,
              "{}: live local '{}' lies on [{}, {}) of {}", at(op), b.name(), op->map_begin, op->map_end,
              name_of(op->section));
   auto range = std::prev(held.upper_bound(op->map_begin));

@@ -40,8 +40,8 @@ class MemoryBook {
   std::int32_t step_ = 0;
   std::int16_t phase_ = -1;
   MemoryMeter meter_;
-  std::vector<bool> live_;                      // by buffer
-  std::map<std::int64_t, BoundBuffer> locals_;  // alive, by where they begin
+  std::vector<bool> live_;           // by buffer
+  std::vector<BoundBuffer> locals_;  // alive: few at a time
   std::vector<Ranges> mapped_;
 };
 

@@ -72,15 +72,14 @@ ProgramIndex::ProgramIndex(const Program& program) : program_(&program) {
   }
 }
 
-ProgramIndex::Place ProgramIndex::find(const BoundOp& op, std::int16_t phase) const {
+ProgramIndex::Place ProgramIndex::find_call(const BoundOp& op, std::int16_t phase) const {
   const auto p = static_cast<std::size_t>(phase);
   HB_CHECK(phase >= 0 && p < first_.size(), "phase {} of {}", phase, first_.size());
   const auto block = static_cast<std::size_t>(op.block - program_->phases[p].data());
   HB_CHECK(op.program == program_ && block < first_[p].size(), "{} '{}' is no op of phase {} of this plan",
            name_of(op->kind), op.name(), phase);
   const auto call = static_cast<std::size_t>(op.call - op.block->calls.data());
-  return {first_[p][block].at(call) + static_cast<std::uint32_t>(op.op - op.body().ops.data()),
-          static_cast<std::int32_t>(block)};
+  return {first_[p][block].at(call), static_cast<std::int32_t>(block)};
 }
 
 }  // namespace hotbunk

@@ -35,12 +35,12 @@ class ProgramIndex {
   const Program& program() const { return *program_; }
   const OpInfo& operator[](std::uint32_t op) const { return ops_[op]; }
   std::uint32_t size() const { return static_cast<std::uint32_t>(ops_.size()); }
-  /// The number of an op of this phase, and its block's within the phase.
+  /// The number of the first op of a call of this phase, and its block's within the phase.
   struct Place {
     std::uint32_t op;
     std::int32_t block;
   };
-  Place find(const BoundOp&, std::int16_t phase) const;
+  Place find_call(const BoundOp&, std::int16_t phase) const;
 
  private:
   const Program* program_;

@@ -196,7 +196,12 @@ class SimDevice final : public Device {
   }
 
   Status enqueue(StreamId stream, const BoundOp& op, const Args& args) {
-    const auto [code, block] = index_.find(op, phase_);
+    if (op.call != call_) {  // the ops of a call come one after another
+      const ProgramIndex::Place first = index_.find_call(op, phase_);
+      call_ = op.call, call_op_ = first.op, call_block_ = first.block, call_ops_ = op.body().ops.data();
+    }
+    const std::uint32_t code = call_op_ + static_cast<std::uint32_t>(op.op - call_ops_);
+    const std::int32_t block = call_block_;
     // A block runs through its ops once, in order; another block, or an op at or before the last one, is a new run.
     const bool knows_sizes = args.block >= 0;
     if (block != block_ || code <= last_op_) {
@@ -238,6 +243,10 @@ class SimDevice final : public Device {
   std::int16_t phase_ = -1;
   std::int32_t block_ = -1;
   std::uint32_t last_op_ = 0, run_ = 0;
+  const Call* call_ = nullptr;  // the last op's, with its first op's number, its block and its body's ops
+  std::uint32_t call_op_ = 0;
+  std::int32_t call_block_ = 0;
+  const Op* call_ops_ = nullptr;
   bool sized_ = false;
 };
 

@@ -55,7 +55,7 @@ void Timeline::close_visits(RankLine& line, std::uint32_t until) {
 }
 
 std::int32_t Timeline::intern(std::string_view prefix, std::string_view name) {
-  const auto [at, added] = name_index_.try_emplace({prefix, name}, 0);
+  const auto [at, added] = index_of_parts_.try_emplace({prefix.data(), name.data()}, 0);
   if (!added) return at->second;
   const auto [in_full, is_new] =
       index_of_name_.try_emplace(std::string(prefix).append(name), static_cast<std::int32_t>(names_.size()));

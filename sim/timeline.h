@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -91,7 +90,13 @@ class Timeline {
   std::vector<Span> spans_;
   std::int64_t num_memory_events_ = 0;
   std::vector<std::string> names_;  // of ops and buffers
-  std::map<std::pair<std::string_view, std::string_view>, std::int32_t> name_index_;
+  struct HashOfParts {
+    std::size_t operator()(const std::pair<const char*, const char*>& p) const {
+      return std::hash<const char*>()(p.first) * 31 + std::hash<const char*>()(p.second);
+    }
+  };
+  /// By where the plan has the parts, which is much quicker to look up than what they say.
+  std::unordered_map<std::pair<const char*, const char*>, std::int32_t, HashOfParts> index_of_parts_;
   std::unordered_map<std::string, std::int32_t> index_of_name_;
 };
 
