@@ -47,13 +47,21 @@ Session::Session(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<D
 
 Result<bool> Session::advance() {
   if (over_) return false;
+  auto more = play_on();
+  over_ = !more || !*more;
+  return more;
+}
+
+Result<bool> Session::play_on() {
   if (!in_phase_) return next_phase();
-  if (std::ranges::all_of(seats_, &Seat::done)) {
-    if (auto s = leave_phase(); !s) return tl::unexpected(s.error());
-    return true;
-  }
-  if (auto s = play_turn(); !s) return tl::unexpected(s.error());
+  if (auto s = left_ > 0 ? play_turn() : leave_phase(); !s) return tl::unexpected(s.error());
   return true;
+}
+
+Status Session::settle() {
+  for (Seat& seat : seats_)
+    if (auto s = seat.device->sync(); !s) return fail(located(s.error(), plan_, seat.device->rank(), phase_, ""));
+  return {};
 }
 
 bool Session::runs(const PhaseInfo& p) const {
@@ -68,10 +76,7 @@ Result<bool> Session::next_phase() {
       return true;
     }
   phase_ = -1;
-  if (when_ == When::epilogue) {
-    over_ = true;
-    return false;
-  }
+  if (when_ == When::epilogue) return false;
   if (when_ == When::iteration) {
     if (auto s = end_iteration(); !s) return tl::unexpected(s.error());
     return true;
@@ -97,31 +102,32 @@ void Session::enter_phase() {
     seat.device->enter(step_, phase_);
     seat.args.reset(), seat.done = false, seat.blocks_run = 0;
   }
-  turn_ = 0;
+  turn_ = 0, left_ = seats_.size();
   in_phase_ = true;
 }
 
 Status Session::leave_phase() {
-  for (Seat& seat : seats_) {
-    if (auto s = seat.device->sync(); !s) return fail(located(s.error(), plan_, seat.device->rank(), phase_, ""));
-    seat.device->leave(seat.blocks_run);
-  }
+  if (auto s = settle(); !s) return s;
+  for (Seat& seat : seats_) seat.device->leave(seat.blocks_run);
   in_phase_ = false;
   return {};
 }
 
-void Session::end_turn() { turn_ = (turn_ + 1) % seats_.size(); }
+void Session::end_turn(Seat& seat, bool done) {
+  seat.done = done;
+  if (done) seat.args.reset(), --left_;
+  turn_ = (turn_ + 1) % seats_.size();
+}
 
 Status Session::play_turn() {
-  while (seats_[turn_].done) end_turn();
+  while (seats_[turn_].done) turn_ = (turn_ + 1) % seats_.size();
   Seat& seat = seats_[turn_];
   return plan_.phases[static_cast<std::size_t>(phase_)].driven ? driven_turn(seat) : undriven_turn(seat);
 }
 
 Status Session::driven_turn(Seat& seat) {
   const std::optional<Args> args = driver_.next(seat.device->rank(), step_, phase_);
-  seat.done = !args;
-  end_turn();
+  end_turn(seat, !args);
   return args ? block(seat, *args) : Status{};
 }
 
@@ -134,7 +140,7 @@ Status Session::undriven_turn(Seat& seat) {
     played = block(seat, *seat.args);
     ++seat.args->block;
   }
-  if (!seat.args || static_cast<std::size_t>(seat.args->block) >= blocks.size()) seat.done = true, end_turn();
+  if (!seat.args || static_cast<std::size_t>(seat.args->block) >= blocks.size()) end_turn(seat, true);
   return played;
 }
 

@@ -1,5 +1,5 @@
 // Session: one walk over a plan, a block at a time, so that who drives it may do something else in between: suspend a
-// job and go on with another one on the same devices, or with another role's.
+// job, play another one's blocks, and go on.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,8 +18,11 @@ class Session {
 
   /// Plays one block of one rank, or what stands between two phases. Ranks take turns, a block each (where no driver
   /// decides, a phase's blocks in one turn), so that a simulator's ranks advance together. False: the walk is over. A
-  /// failure carries rank, phase and block; nothing is to be played after it.
+  /// failure carries rank, phase and block, and ends it.
   Result<bool> advance();
+
+  /// Waits until all that was played is done: behind it a suspended job has nothing running on its devices.
+  Status settle();
 
   /// Where it is: the next block is of this step and phase; phase -1: before the first, between two, or over.
   std::int32_t step() const { return step_; }
@@ -40,11 +43,12 @@ class Session {
   Status end_iteration();
   void enter_phase();
   Status leave_phase();
+  Result<bool> play_on();
   Status play_turn();
   Status driven_turn(Seat&);
   Status undriven_turn(Seat&);
   Status block(Seat&, const Args&);
-  void end_turn();
+  void end_turn(Seat&, bool done);
 
   const Plan& plan_;
   Driver& driver_;
@@ -55,7 +59,7 @@ class Session {
   std::int32_t step_ = 0;
   std::int16_t phase_ = -1;
   bool in_phase_ = false, over_ = false;
-  std::size_t turn_ = 0;  // whose it is
+  std::size_t turn_ = 0, left_ = 0;  // whose it is; who is not done with the phase
 };
 
 }  // namespace hotbunk

@@ -17,7 +17,7 @@ struct Written {
   std::vector<Mark> marks;
 };
 
-/// Calls visit(tensor) for the tensors of an op, and for those of all ops.
+/// Calls visit(tensor) for the tensors of an op.
 template <class F>
 void each_tensor(Op& op, F&& visit) {
   for (auto* side : {&op.inputs, &op.outputs})
@@ -64,6 +64,8 @@ class Assembly {
           };
           if (is_memory(op)) touch(op.buffer);
           each_tensor(op, [&](const Tensor& t) { touch(t.buffer); });
+          if (op.kind == OpKind::peer_copy)  // peers know it by its name
+            for (const Tensor& t : op.inputs) may_be_local_[static_cast<std::size_t>(t.buffer)] = false;
         }
       }
   }
@@ -180,7 +182,7 @@ class Assembly {
     return number;
   }
 
-  /// The program's buffers are those that calls bind.
+  /// The program's buffers are all but those that became locals.
   void drop_locals() {
     std::vector<BufferId> number(draft_.buffers.size(), 0);
     for (BufferId id : local_) number[static_cast<std::size_t>(id)] = -1;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 namespace hotbunk {
@@ -211,14 +212,46 @@ Range vocab_rows(const Op& op, const Places& places) {
   return {std::min(rows.begin + first, ids), std::min(rows.end + first, ids)};
 }
 
-std::string check_windows(const BoundOp& op) {
-  for (const auto* side : {&op->inputs, &op->outputs})
-    for (const Tensor& t : *side) {
-      const BoundBuffer b = op.buffer(t);
-      const std::int64_t begin = op.offset_in_buffer(t), end = begin + t.capacity_bytes();
-      if (begin < 0 || begin % size_of(t.dtype) != 0 || end > b.bytes())
-        return fmt::format("takes bytes {}..{} of '{}', which has {}", begin, end, b.name(), b.bytes());
-    }
+SlotWindows windows_of(const Body& body) {
+  SlotWindows out(static_cast<std::size_t>(body.num_slots()));
+  std::vector<bool> seen(out.size());
+  for (const Op& op : body.ops)
+    for (const auto* side : {&op.inputs, &op.outputs})
+      for (const Tensor& t : *side) {
+        const auto slot = static_cast<std::size_t>(t.buffer);
+        SlotWindow& w = out[slot];
+        const std::int64_t end = t.offset_bytes + t.capacity_bytes(), size = size_of(t.dtype);
+        w.begin = seen[slot] ? std::min(w.begin, t.offset_bytes) : t.offset_bytes;
+        w.end = seen[slot] ? std::max(w.end, end) : end;
+        seen[slot] = true;
+        const std::pair remainder{size, ((t.offset_bytes % size) + size) % size};
+        if (std::ranges::find(w.remainders, remainder) == w.remainders.end()) w.remainders.push_back(remainder);
+      }
+  return out;
+}
+
+std::string check_windows(const Program& program, const Call& call, const SlotWindows& windows) {
+  const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
+  for (BufferId slot = 0; slot < body.num_slots(); ++slot) {
+    const SlotWindow& w = windows[static_cast<std::size_t>(slot)];
+    const bool port = slot < body.num_ports;
+    const Port bound = port ? call.ports[static_cast<std::size_t>(slot)] : Port{};
+    const Buffer& b = port ? program.buffers[static_cast<std::size_t>(bound.buffer)]
+                           : body.locals[static_cast<std::size_t>(slot - body.num_ports)];
+    const auto misplaced = [&](const auto& remainder) {
+      return (bound.offset_bytes + remainder.second) % remainder.first != 0;
+    };
+    const bool inside = bound.offset_bytes + w.begin >= 0 && bound.offset_bytes + w.end <= b.bytes();
+    if (inside && std::ranges::none_of(w.remainders, misplaced)) continue;
+    for (const Op& op : body.ops)  // to name it
+      for (const auto* side : {&op.inputs, &op.outputs})
+        for (const Tensor& t : *side) {
+          const std::int64_t begin = bound.offset_bytes + t.offset_bytes, end = begin + t.capacity_bytes();
+          if (t.buffer == slot && (begin < 0 || begin % size_of(t.dtype) != 0 || end > b.bytes()))
+            return fmt::format("{} '{}' takes bytes {}..{} of '{}{}', which has {}", name_of(op.kind), op.name, begin,
+                               end, port ? "" : call.name, b.name, b.bytes());
+        }
+  }
   return "";
 }
 

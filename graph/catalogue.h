@@ -49,6 +49,8 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "graph/bound.h"
 #include "graph/boxes.h"
@@ -72,7 +74,16 @@ Range vocab_rows(const Op&, const Places&);
 
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
 std::string check_op(const Op&);
-/// "" when the op's tensors lie inside of what their slots are bound to; else what is wrong.
-std::string check_windows(const BoundOp&);
+/// What the tensors of a body take of one slot, from where it is bound: bytes [begin, end), and where they have to lie,
+/// as remainders of the sizes of their elements.
+struct SlotWindow {
+  std::int64_t begin = 0, end = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> remainders;  // {size of an element, offset % size}, no two alike
+};
+using SlotWindows = std::vector<SlotWindow>;  // by slot
+SlotWindows windows_of(const Body&);
+/// "" when the tensors of the call's body lie inside of what its slots are bound to; else which does not. It costs a
+/// look at each slot, whatever the number of ops.
+std::string check_windows(const Program&, const Call&, const SlotWindows&);
 
 }  // namespace hotbunk

@@ -139,7 +139,8 @@ class Differ {
 
   static std::string locals_text(const Body& body) {
     std::string out;
-    for (const Buffer& b : body.locals) out += (out.empty() ? "" : ", ") + b.name;
+    for (const Buffer& b : body.locals)
+      out += fmt::format("{}{} {}[{}]", out.empty() ? "" : ", ", b.name, name_of(b.dtype), b.elements);
     return out.empty() ? "none" : out;
   }
 
@@ -156,7 +157,7 @@ class Differ {
   }
 
   /// Calls are matched by name and body, the n-th with the n-th; then by their text, so that a buffer that only has
-  /// another number is no change; then exactly.
+  /// another number is no change. Where only locals lie elsewhere, or events have other numbers, one line says so.
   void calls(const Program& pa, const Block& a, const Program& pb, const Block& b) {
     if (a == b && pa.buffers == pb.buffers) return;
     scalar("name of the block", a.name, b.name);
@@ -168,18 +169,21 @@ class Differ {
     std::multimap<std::pair<std::string, std::string>, const Call*> in_b;
     for (const Call& call : b.calls) in_b.emplace(key(pb, call), &call);
     bool same_set = true;
+    std::int64_t renumbered = 0;
     for (const Call& call : a.calls) {
       const auto it = in_b.find(key(pa, call));
-      const std::string text = print_call(pa, call);
+      const std::string text = print_call(pa, call, false);
       if (it == in_b.end()) {
         line('-', text), same_set = false;
         continue;
       }
-      if (const std::string other = print_call(pb, *it->second); other != text)
+      if (const std::string other = print_call(pb, *it->second, false); other != text)
         line('-', text), line('+', other), same_set = false;
+      else if (print_call(pa, call) != print_call(pb, *it->second)) ++renumbered;
       in_b.erase(it);
     }
-    for (const auto& [name, call] : in_b) line('+', print_call(pb, *call)), same_set = false;
+    for (const auto& [name, call] : in_b) line('+', print_call(pb, *call, false)), same_set = false;
+    if (renumbered > 0) line('~', fmt::format("{} calls with locals elsewhere, or other events", renumbered));
     if (!same_set) return;
     for (std::size_t i = 0; i < a.calls.size(); ++i)
       if (key(pa, a.calls[i]) != key(pb, b.calls[i]))

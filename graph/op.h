@@ -145,8 +145,8 @@ struct Op {
   std::vector<std::pair<Attr, AttrValue>> attrs;
   std::vector<Move> moves;               // copy_boxes, hash_boxes, peer_copy; of a feed or fetch: which elements it is
   GroupId group = -1;                    // communication
-  BufferId buffer = -1;                  // alloc, free
-  EventId event = -1;                    // record, wait
+  BufferId buffer = -1;                  // alloc, free: a slot of the body
+  EventId event = -1;                    // record, wait: in drafts only
   Section section = Section::transient;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
   std::int64_t map_begin = 0, map_end = 0;
 

@@ -6,7 +6,7 @@
 //
 // A body is a piece of work that calls share: a layer's forward, a unit's gather. A phase has one or more blocks. They
 // run once, in order, or the Driver picks the next block and its actual sizes until it says done (exec/driver.h).
-// Allocation, mapping and cross-stream order are ops too, so that live bytes are the walk of the ops, for everybody.
+// Allocation and mapping are ops too, and events stand between ops: live bytes are the walk of both, for everybody.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -59,7 +59,7 @@ struct Body {
   std::string name;  // "train.layer.forward"
   std::int32_t num_ports = 0;
   std::vector<Buffer> locals;  // `offset` is each call's to say
-  std::vector<Op> ops;         // what is behind what other streams do is said by calls: no record, no wait
+  std::vector<Op> ops;         // no record and no wait: events are the calls'
   std::int32_t num_slots() const { return num_ports + static_cast<std::int32_t>(locals.size()); }
   friend bool operator==(const Body&, const Body&) = default;
 };

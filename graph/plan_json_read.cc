@@ -22,6 +22,7 @@ constexpr std::int64_t most_ranks = std::int64_t{1} << 20;   // of a plan
 constexpr std::int64_t most_steps = 1'000'000'000;           // of a run
 constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
 constexpr std::int64_t most_slots = std::int64_t{1} << 20;   // of a body
+constexpr std::int64_t most_ops = std::int64_t{1} << 28;     // that calls of a program run, for they are numbered
 constexpr JsonLimits limits{.max_depth = 16, .max_values = 100'000'000};
 
 /// What the ops of a body may refer to.
@@ -240,15 +241,8 @@ Call read_call(const Value& v, const Program& program) {
   return call;
 }
 
-/// A call whose windows do not fit what its ports are bound to would reach beyond it.
-void check_windows_of(const Value& v, const Program& program, const Block& block, const Call& call) {
-  const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
-  for (const Op& op : body.ops)
-    if (const std::string bad = check_windows({&program, &block, &call, &op}); !bad.empty())
-      v.out_of_range(fmt::format("{} '{}' {}", name_of(op.kind), op.name.substr(0, 60), bad));
-}
-
-std::vector<Block> read_blocks(const Value& v, const Program& program) {
+std::vector<Block> read_blocks(const Value& v, const Program& program, const std::vector<SlotWindows>& windows,
+                               std::int64_t& num_ops) {
   std::vector<Block> blocks(v.array());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Value block = v.at(i);
@@ -261,7 +255,12 @@ std::vector<Block> read_blocks(const Value& v, const Program& program) {
     blocks[i].calls.reserve(calls.array());
     for (std::size_t k = 0; k < calls.size(); ++k) {
       blocks[i].calls.push_back(read_call(calls.at(k), program));
-      check_windows_of(calls.at(k), program, blocks[i], blocks[i].calls.back());
+      const Call& call = blocks[i].calls.back();
+      const auto body = static_cast<std::size_t>(call.body);
+      if (const std::string bad = check_windows(program, call, windows[body]); !bad.empty())
+        calls.at(k).out_of_range(bad.substr(0, 200));
+      num_ops += std::ssize(program.bodies[body].ops);
+      if (num_ops > most_ops) calls.at(k).out_of_range(fmt::format("more than {} ops in one program", most_ops));
     }
   }
   return blocks;
@@ -284,7 +283,10 @@ Program read_program(const Value& v, const Plan& plan) {
   p.bodies.reserve(bodies.array());
   for (std::size_t b = 0; b < bodies.size(); ++b) p.bodies.push_back(read_body(bodies.at(b), plan, p));
   phases.array(plan.phases.size(), plan.phases.size());
-  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), p));
+  std::vector<SlotWindows> windows;
+  for (const Body& body : p.bodies) windows.push_back(windows_of(body));
+  std::int64_t num_ops = 0;
+  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), p, windows, num_ops));
   return p;
 }
 

@@ -189,7 +189,7 @@ std::string print_op(const Plan& plan, const Body& body, const Op& op) {
   return out;
 }
 
-std::string print_call(const Program& program, const Call& call) {
+std::string print_call(const Program& program, const Call& call, bool numbers) {
   const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
   std::string ports, marks;
   for (const Port& port : call.ports) {
@@ -197,11 +197,11 @@ std::string print_call(const Program& program, const Call& call) {
     if (port.offset_bytes != 0) ports += fmt::format("+{}", port.offset_bytes);
   }
   for (const Mark& m : call.marks)
-    marks += fmt::format("  {} {} {} {}", m.before, name_of(m.stream), m.kind == OpKind::wait ? "waits" : "records",
-                         m.event);
+    marks += fmt::format("  {} {} {}{}", m.before, name_of(m.stream), m.kind == OpKind::wait ? "waits" : "records",
+                         numbers ? fmt::format(" {}", m.event) : "");
   std::string out = fmt::format("{}  {}", body.name.empty() ? "-" : body.name, call.name.empty() ? "-" : call.name);
   if (!ports.empty()) out += fmt::format("  ({})", ports);
-  if (!call.locals.empty()) out += fmt::format("  locals at {}", fmt::join(call.locals, ", "));
+  if (numbers && !call.locals.empty()) out += fmt::format("  locals at {}", fmt::join(call.locals, ", "));
   return marks.empty() ? out : out + "  |" + marks;
 }
 

@@ -14,21 +14,20 @@ struct PrintOptions {
 };
 
 /// Header, groups, sections, and per program the bodies with their ops, then per phase the blocks with their calls:
-///   body train.unit.gather: 3 ports, 0 locals, 3 ops, 58 calls
-///     gather   all_gather  all_gather  over fsdp  port1 bf16[1024] -> port2 bf16[4096]
+///   body train.gather: 3 ports, 3 ops, 58 calls
+///       gather   all_gather         all_gather  over fsdp  port1 bf16[1024] -> port2 bf16[4096]
 ///   block micro: 371 calls, 2154 ops
-///     train.unit.gather  train.layers.0.  (train.layers.0.shard, ...)  waits gather<-7 before 0, records gather->8 at
-///     3
+///       train.gather  train.layers.0.  (train.layers.0.shard, ...)  |  0 gather waits 7  3 gather records 8
 std::string print_plan(const Plan&, const PrintOptions& = {});
 
-/// What a message calls an op that may have no name of its own: its name, else its buffer's or section's.
+/// What a message calls an op: of an alloc or free its buffer, of a map or unmap its section, else its name.
 std::string label_of(const BoundOp&);
 /// "op 4 (fetch 'logps')", behind "call 3 'train.head.', " where the block has several.
 std::string where_in_block(const BoundOp&);
 /// One op of a body as print_plan writes it, without indentation.
 std::string print_op(const Plan&, const Body&, const Op&);
-/// One call likewise.
-std::string print_call(const Program&, const Call&);
+/// One call likewise; without `numbers`, not where its locals lie, nor which events it has.
+std::string print_call(const Program&, const Call&, bool numbers = true);
 
 /// What b has that a has not and the other way round, one line each, "+ ", "- " and "~ " (changed) in front: scalars,
 /// groups, phases, and per program sections, buffers and bodies (by name) and calls (by phase, block and name; where

@@ -47,7 +47,11 @@ std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
     for (const Tensor& t : *side)
       if (no_slot(t.buffer)) return fmt::format("names slot {} of {}", t.buffer, body.num_slots());
   const bool memory = op.kind == OpKind::alloc || op.kind == OpKind::free;
-  if (memory && no_slot(op.buffer)) return fmt::format("names slot {} of {}", op.buffer, body.num_slots());
+  if ((memory || op.buffer >= 0) && no_slot(op.buffer))
+    return fmt::format("names slot {} of {}", op.buffer, body.num_slots());
+  if (op.kind == OpKind::peer_copy)
+    for (const Tensor& t : op.inputs)
+      if (t.buffer >= body.num_ports) return "reads a local of its peers, who know buffers of programs only";
   if (op.kind == OpKind::record || op.kind == OpKind::wait) return "is for calls to say, not for a body";
   if (std::string bad = check_op(op); !bad.empty()) return bad;
   if (std::string bad = check_moves(op, plan.groups.size()); !bad.empty()) return bad;
@@ -56,8 +60,8 @@ std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
   return is_communication(op.kind) ? check_parts(plan, op) : "";
 }
 
-/// What a call binds exists and is large enough: "" or what is wrong.
-std::string check_call(const Program& program, const Block& block, const Call& call) {
+/// What a call binds exists and is large enough: "" or what is wrong. `windows`: of its body.
+std::string check_call(const Program& program, const Block& block, const Call& call, const SlotWindows& windows) {
   const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
   if (std::ssize(call.ports) != body.num_ports)
     return fmt::format("binds {} ports of {}", call.ports.size(), body.num_ports);
@@ -78,13 +82,11 @@ std::string check_call(const Program& program, const Block& block, const Call& c
       return fmt::format("has an event before op {} of {}, behind one before op {}", m.before, body.ops.size(), before);
     before = m.before;
   }
-  for (const Op& op : body.ops) {
-    if (block.enters != Enters::nothing && is_communication(op.kind))
-      return fmt::format("communicates ({} '{}') in a block that a rank may skip", name_of(op.kind), op.name);
-    if (const std::string bad = check_windows({&program, &block, &call, &op}); !bad.empty())
-      return fmt::format("{} '{}' {}", name_of(op.kind), op.name, bad);
-  }
-  return "";
+  if (block.enters != Enters::nothing)
+    for (const Op& op : body.ops)
+      if (is_communication(op.kind))
+        return fmt::format("communicates ({} '{}') in a block that a rank may skip", name_of(op.kind), op.name);
+  return check_windows(program, call, windows);
 }
 
 /// Bodies by themselves: their ops, and that locals are transients.
@@ -146,11 +148,14 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
   check_slots(program, fault);
   check_bodies(plan, program, fault);
   if (faults.any()) return;
+  std::vector<SlotWindows> windows;
+  for (const Body& body : program.bodies) windows.push_back(windows_of(body));
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
     for (const Block& block : program.phases[p])
       for (const Call& call : block.calls) {
         const bool known = call.body >= 0 && static_cast<std::size_t>(call.body) < program.bodies.size();
-        const std::string bad = known ? check_call(program, block, call) : fmt::format("names body {}", call.body);
+        const std::string bad = known ? check_call(program, block, call, windows[static_cast<std::size_t>(call.body)])
+                                      : fmt::format("names body {}", call.body);
         if (!bad.empty())
           fault(fmt::format("phase {}, block {}, call '{}': {}", plan.phases[p].name, block.name, call.name, bad));
       }

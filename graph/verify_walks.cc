@@ -214,7 +214,7 @@ class MemoryAndOrder {
     const auto s = static_cast<std::size_t>(op.stream);
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
     const std::int32_t index = ++sequence_;
-    each_access(bound, -1, [&](const Access& a) {
+    each_access(bound, -1, [&](const Access& a) {  // by address: whose it is does not matter
       conflicts_.touch(a, op.stream, index, [&](StreamId t, std::int32_t earlier) {
         if (earlier != index && clocks_[s][static_cast<std::size_t>(t)] < earlier)
           fault(fmt::format("bytes {}..{} of {} are also touched on stream {} with no event between", a.begin, a.end,

@@ -23,7 +23,7 @@ void store_text(Word (&words)[n], std::string_view text, std::string_view rest =
   char* const bytes = reinterpret_cast<char*>(plain);
   const std::size_t head = std::min(text.size(), n * 8 - 1);
   std::memcpy(bytes, text.data(), head);
-  std::memcpy(bytes + head, rest.data(), std::min(rest.size(), n * 8 - 1 - head));
+  if (!rest.empty()) std::memcpy(bytes + head, rest.data(), std::min(rest.size(), n * 8 - 1 - head));
   for (std::size_t i = 0; i < n; ++i) words[i].store(plain[i], std::memory_order_release);
 }
 

@@ -10,8 +10,8 @@
 
 namespace hotbunk::test {
 
-/// One call of a body of its own, whose ports are all buffers of the program, by number, and those that ops name
-/// although they are to come.
+/// One call of a body of its own, whose ports are all buffers of the program, by number. Buffers that ops name and the
+/// program has not yet are ports too: a test may add them later.
 inline Block block_of(Program& program, std::string name, const std::vector<Op>& ops) {
   Body body;
   body.name = name + "/" + std::to_string(program.bodies.size());

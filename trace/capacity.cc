@@ -19,7 +19,7 @@ struct Large {
   const Buffer* buffer;
 };
 
-/// What bodies keep in their frames, each named as in its first call.
+/// The locals of bodies, each named as in its body's first call.
 void add_locals(const Program& program, std::vector<Large>& large) {
   std::vector<bool> named(program.bodies.size());
   for (const auto& blocks : program.phases)

@@ -5,6 +5,7 @@
 #include <boost/graph/dag_shortest_paths.hpp>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "base/check.h"
@@ -103,14 +104,23 @@ class Builder {
   /// From the program's text to the spans: the op before a record is the latest of its name that was done before the op
   /// after the wait started.
   void events() {
-    using Key = std::tuple<Rank, std::int16_t, std::string>;
+    using Key = std::tuple<Rank, std::int16_t, std::string_view>;
     std::map<Key, std::vector<Vertex>> by_name;  // in order of start, which is that of end on a stream
     for (Vertex v = 0; v < spans_.size(); ++v) by_name[{span(v).rank, span(v).phase, name(span(v))}].push_back(v);
+    std::vector<std::vector<std::vector<EventPairs>>> pairs;  // [program][phase][block]
+    for (const Program& program : plan_.programs) {
+      auto& of_program = pairs.emplace_back();
+      for (const auto& blocks : program.phases) {
+        auto& of_phase = of_program.emplace_back();
+        for (const Block& block : blocks) of_phase.push_back(event_pairs(program, block));
+      }
+    }
     for (Rank rank = 0; rank < plan_.num_ranks(); ++rank) {
       const Program& program = plan_.program(rank);
+      const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
       for (std::size_t p = 0; p < program.phases.size(); ++p)
-        for (const Block& block : program.phases[p])
-          for (const auto& [from, to] : event_pairs(program, block)) {
+        for (std::size_t b = 0; b < program.phases[p].size(); ++b)
+          for (const auto& [from, to] : pairs[which][p][b]) {
             const auto phase = static_cast<std::int16_t>(p);
             const auto sources = by_name.find({rank, phase, from}), targets = by_name.find({rank, phase, to});
             if (sources == by_name.end() || targets == by_name.end()) continue;
@@ -125,8 +135,9 @@ class Builder {
   }
 
   /// Names of the ops on both sides of each event of a block.
-  static std::vector<std::pair<std::string, std::string>> event_pairs(const Program& program, const Block& block) {
-    std::vector<std::pair<std::string, std::string>> out;
+  using EventPairs = std::vector<std::pair<std::string, std::string>>;
+  static EventPairs event_pairs(const Program& program, const Block& block) {
+    EventPairs out;
     std::array<std::string, num_streams> last;
     std::array<std::vector<std::string>, num_streams> awaited;
     std::map<EventId, std::string> recorded;

@@ -69,7 +69,7 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
   for (const auto& [b, prefix] : at_peak)
     if (space_of(b->section) == space) out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
   std::ranges::sort(out, [](const LiveBuffer& a, const LiveBuffer& b) {
-    return std::tie(b.bytes, a.name) < std::tie(a.bytes, b.name);
+    return std::tie(b.bytes, a.name, a.category) < std::tie(a.bytes, b.name, b.category);
   });
   return out;
 }

@@ -29,8 +29,8 @@ std::int64_t opened_ns(World& world, Rank rank, const std::string& scope) {
 }
 
 /// Turns what a call throws into what the user reads: which op, and what happened.
-template <class F>
-Status guarded(const std::string& what, F&& call) {
+template <class What, class F>
+Status guarded(What&& what, F&& call) {
   try {
     call();
     return {};
@@ -38,13 +38,13 @@ Status guarded(const std::string& what, F&& call) {
     return fail(Diagnostic{.code = "E699",
                            .message = e.what(),
                            .where = {},
-                           .notes = {what},
+                           .notes = {what()},
                            .help = "this is a fault of hotbunk; please report it with the scenario"});
   } catch (const std::exception& e) {
     return fail(Diagnostic{.code = "E602",
                            .message = e.what(),
                            .where = {},
-                           .notes = {what},
+                           .notes = {what()},
                            .help = "`hotbunk doctor` tries memory, sockets and threads of this machine; what another "
                                    "rank said first may be the cause"});
   }
@@ -52,7 +52,7 @@ Status guarded(const std::string& what, F&& call) {
 
 template <class F>
 Status guarded(const BoundOp& op, F&& call) {
-  return guarded(fmt::format("op {} '{}'", name_of(op->kind), label_of(op)), std::forward<F>(call));
+  return guarded([&] { return fmt::format("op {} '{}'", name_of(op->kind), label_of(op)); }, std::forward<F>(call));
 }
 
 }  // namespace
@@ -76,12 +76,16 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
       record_(plan, rank, {options.span_steps, options.measure_cpu}, opened_ns(world, rank, options.scope)),
       events_(static_cast<std::size_t>(program_.num_events)) {
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
+  const auto need = [&](StreamId id) {
+    auto& s = streams_[static_cast<std::size_t>(id)];
+    if (!s) s = std::make_unique<Stream>(id, id == StreamId::compute ? options.compute_threads : 1, mode);
+  };
   for (const Body& body : program_.bodies)
-    for (const Op& op : body.ops) {
-      auto& s = streams_[static_cast<std::size_t>(op.stream)];
-      if (!s)
-        s = std::make_unique<Stream>(op.stream, op.stream == StreamId::compute ? options.compute_threads : 1, mode);
-    }
+    for (const Op& op : body.ops) need(op.stream);
+  for (const auto& blocks : program_.phases)  // one may record or wait where it has no op
+    for (const Block& block : blocks)
+      for (const Call& call : block.calls)
+        for (const Mark& m : call.marks) need(m.stream);
   if (options.check_order) order_.emplace(program_);
   if (options.poison) poison_.emplace([this](StreamId id) -> StreamThread& { return stream(id).queue; });
 }
@@ -240,12 +244,13 @@ Status CpuDevice::wait(StreamId id, EventId event) {
 }
 
 Status CpuDevice::drain() {
-  return guarded("waiting for the streams", [&] {
-    for (auto& s : streams_)
-      if (s) s->queue.sync();
-    if (order_) order_->join();
-    if (poison_) poison_->join();
-  });
+  return guarded([] { return std::string("waiting for the streams"); },
+                 [&] {
+                   for (auto& s : streams_)
+                     if (s) s->queue.sync();
+                   if (order_) order_->join();
+                   if (poison_) poison_->join();
+                 });
 }
 
 Status CpuDevice::check_order(const BoundOp& op, const Sizes& sizes) {

@@ -103,6 +103,24 @@ TEST_CASE("a wait for an event that nobody recorded does nothing") {
   }
 }
 
+TEST_CASE("a stream that only records and waits hands order on") {
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::u8, {256}), y = p.tensor("y", DType::u8, {256});
+  p.feed(x);  // on compute
+  p.add(record(3, StreamId::compute));
+  p.add(wait(3, StreamId::reduce));  // which has no op
+  p.add(record(4, StreamId::reduce));
+  p.add(wait(4, StreamId::h2d));
+  p.add(copy("copy", StreamId::h2d, x, y));
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played =
+        play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 7)}}, .slow_feeds = {{"feed x", 30}}});
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
+    check_order(played, "feed x", "copy");
+  }
+}
+
 TEST_CASE("a stream runs in order, step after step") {
   RankProgram p;
   const Tensor x = p.tensor("x", DType::u8, {64}), y = p.tensor("y", DType::u8, {64}),

@@ -196,7 +196,7 @@ TEST_CASE("a failure says rank, phase and block") {
              Catch::Contains("error[E602]: out of order") && Catch::Contains("rank 0, phase shift, block up"));
 }
 
-TEST_CASE("a job is suspended between two blocks, another one plays on the same device, and the first goes on") {
+TEST_CASE("a job is suspended between two blocks, another one plays to its end, and the first goes on") {
   Log alone, log;
   Job reference("a", 1, 3, steps(2), alone);
   REQUIRE(reference.finish().empty());

@@ -126,7 +126,7 @@ TEST_CASE("check_op says what is wrong with an op") {
     if (std::string bad = check_op(o); !bad.empty()) return bad;
     Program with = p;
     const Block block = block_of(with, "work", {o});
-    return check_windows({&with, &block, &block.calls[0], &with.bodies[0].ops[0]});
+    return check_windows(with, block.calls[0], windows_of(with.bodies[0]));
   };
   const Tensor x = tensor(0, f, {fixed(4), fixed(6)});
   CHECK(complaint(op(OpKind::zero, {}, {x})).empty());
@@ -134,9 +134,11 @@ TEST_CASE("check_op says what is wrong with an op") {
   CHECK(complaint(op(OpKind::linear, {x}, {x})) == "has 1 inputs, expected 2 to 3");
   CHECK(complaint(op(OpKind::copy_boxes, {}, {x})) == "has 0 inputs, expected 1 or more");
   CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(5), fixed(6)})})) ==
-        "takes bytes 0..120 of 'x', which has 96");
-  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 96)})) == "takes bytes 96..100 of 'x', which has 96");
-  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 2)})) == "takes bytes 2..6 of 'x', which has 96");
+        "zero '' takes bytes 0..120 of 'x', which has 96");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 96)})) ==
+        "zero '' takes bytes 96..100 of 'x', which has 96");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 2)})) ==
+        "zero '' takes bytes 2..6 of 'x', which has 96");
   CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(-1)})})) == "has a tensor of negative extent");
   CHECK(complaint(op(OpKind::all_reduce, {x}, {x})) == "has no group");
   CHECK(complaint(op(OpKind::feed, {}, {x})) == "has no slot");

@@ -408,7 +408,7 @@ std::string faults_of_calls(const std::function<void(Program&, std::vector<Call>
 
 }  // namespace
 
-TEST_CASE("Calls: what they bind, where their frames lie, what their bodies name") {
+TEST_CASE("Calls: what they bind, where their locals lie, what their bodies name") {
   using Calls = std::vector<Call>;
   CHECK(faults_of_calls([](Program&, Calls&) {}).empty());
   const auto with = [](auto&& spoil) { return faults_of_calls([&](Program&, Calls& calls) { spoil(calls); }); };
@@ -442,6 +442,9 @@ TEST_CASE("Calls: what they bind, where their frames lie, what their bodies name
   CHECK_THAT(body([](Body& b) { b.locals[0].section = Section::kv_cache; }),
              Contains("local 'between' has 16 elements in kv_cache"));
   CHECK_THAT(body([](Body& b) { b.ops.pop_back(); }), Contains("ends with 'first.between' alive"));
+  CHECK_THAT(body([](Body& b) { b.ops[2].kind = OpKind::peer_copy, b.ops[2].group = 0; }),
+             Contains("peer_copy '' reads a local of its peers"));
+  CHECK_THAT(body([](Body& b) { b.ops[1].buffer = 3; }), Contains("copy '' names slot 3 of 3"));
   CHECK_THAT(body([](Body& b) { b.ops.erase(b.ops.begin()); }),
              Contains("touches 'first.between', which is not alive"));
   CHECK_THAT(body([](Body& b) { b.ops.push_back(b.ops[3]); }), Contains("frees 'first.between', which is not alive"));

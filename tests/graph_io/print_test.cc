@@ -98,10 +98,17 @@ TEST_CASE("what changed between two plans") {
 + program 0: buffer y: 4 B fp32 grads at transient+0
 - program 0: body gather: gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=8
 + program 0: body gather: gather   all_gather         all_gather  over fsdp  port0 bf16[512] -> port1+64 bf16[tokens<=16, 64]  padding_bytes=16
-- program 0: train[1] gather  layers.0.  (shard, x+128)  locals at 64  |  1 gather waits 0  2 gather records 0
-+ program 0: train[1] gather  layers.0.  (shard, x)  locals at 64  |  1 gather waits 0  2 gather records 0
-- program 0: train[1] gather  layers.1.  (shard, x)  locals at 64
+- program 0: train[1] gather  layers.0.  (shard, x+128)  |  1 gather waits  2 gather records
++ program 0: train[1] gather  layers.0.  (shard, x)  |  1 gather waits  2 gather records
+- program 0: train[1] gather  layers.1.  (shard, x)
 )");
+}
+
+TEST_CASE("locals elsewhere and other events are one line") {
+  const Plan a = small_plan();
+  Plan b = a;
+  for (Call& call : b.programs[0].phases[1][1].calls) call.locals[0] += 64;
+  CHECK(diff_plans(a, b) == "~ program 0: train[1] 2 calls with locals elsewhere, or other events\n");
 }
 
 TEST_CASE("order alone is a change") {

@@ -114,9 +114,7 @@ class PlanMaker {
       out.marks.push_back({before, below(2) ? OpKind::record : OpKind::wait, static_cast<StreamId>(below(num_streams)),
                            static_cast<EventId>(below(program.num_events))});
     }
-    const Block block;
-    for (const Op& o : b.ops)
-      if (!check_windows({&program, &block, &out, &o}).empty()) return std::nullopt;
+    if (!check_windows(program, out, windows_of(b)).empty()) return std::nullopt;
     return out;
   }
 

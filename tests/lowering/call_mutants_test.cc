@@ -1,0 +1,121 @@
+// A lowered plan with one call spoilt: dropped, played twice, its local placed on what is alive, an event not recorded.
+// The verifier finds each.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <functional>
+#include <set>
+
+#include "graph/verify.h"
+#include "tiny.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+struct Place {
+  std::size_t phase, block, call;
+};
+
+/// Of each body the first and the last call.
+std::vector<Place> places(const Program& program) {
+  std::vector<std::vector<Place>> of_body(program.bodies.size());
+  for (std::size_t p = 0; p < program.phases.size(); ++p)
+    for (std::size_t b = 0; b < program.phases[p].size(); ++b)
+      for (std::size_t c = 0; c < program.phases[p][b].calls.size(); ++c)
+        of_body[static_cast<std::size_t>(program.phases[p][b].calls[c].body)].push_back({p, b, c});
+  std::vector<Place> out;
+  for (const auto& all : of_body) {
+    if (!all.empty()) out.push_back(all.front());
+    if (all.size() > 1) out.push_back(all.back());
+  }
+  return out;
+}
+
+/// Changes the calls of a block; false: there is nothing to change at this place.
+using Change = std::function<bool(const Program&, std::vector<Call>&, std::size_t)>;
+
+bool has(const Program& program, const Call& call, const std::function<bool(const Op&)>& what) {
+  return std::ranges::any_of(program.bodies[static_cast<std::size_t>(call.body)].ops, what);
+}
+bool is_memory(const Op& op) {
+  return op.kind == OpKind::alloc || op.kind == OpKind::free || op.kind == OpKind::map || op.kind == OpKind::unmap;
+}
+
+/// What the verifier says of each mutant; those that it lets pass by name.
+struct Verdict {
+  int found = 0;
+  std::set<std::string> passed;
+};
+
+Verdict verdict_of(const Plan& plan, const Change& change) {
+  Verdict out;
+  for (const Place& place : places(plan.programs[0])) {
+    Plan mutant = plan;
+    Program& program = mutant.programs[0];
+    std::vector<Call>& calls = program.phases[place.phase][place.block].calls;
+    std::string name = program.bodies[static_cast<std::size_t>(calls[place.call].body)].name;
+    name.resize(std::min(name.find('/'), name.size()));  // of "name/2" the name
+    if (!change(plan.programs[0], calls, place.call)) continue;
+    if (verify(mutant, 1).empty()) out.passed.insert(name);
+    else ++out.found;
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a call that is dropped or doubled, whose local is misplaced, whose event is missing is found by the verifier") {
+  const Plan plan = lowered(tiny(4, 2, {"train.recompute=full", "sync.verify=true", "algorithm.reference=true"}));
+  REQUIRE(verify(plan).empty());
+  std::set<std::string> all;
+  for (const Body& b : plan.programs[0].bodies) all.insert(b.name);
+  REQUIRE(all.size() > 60);
+
+  const Verdict dropped = verdict_of(plan, [](const Program&, std::vector<Call>& calls, std::size_t c) {
+    calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(c));
+    return true;
+  });
+  // What hands data to the driver, or adds to what is there: without it nothing that is read stays unwritten. Those are
+  // found where two interpreters are compared (tests/parity/mutation_test.cc), and by numbers.
+  CHECK(dropped.passed ==
+        std::set<std::string>{"exchange", "export.fetch", "sync.hash", "train.adamw", "train.sum_squares"});
+  CHECK(dropped.found > 100);
+
+  const Verdict doubled = verdict_of(plan, [](const Program& program, std::vector<Call>& calls, std::size_t c) {
+    if (!has(program, calls[c], is_memory)) return false;  // computes the same again, in place or not
+    calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(c), Call(calls[c]));
+    return true;
+  });
+  CHECK(doubled.passed == std::set<std::string>{});
+  CHECK(doubled.found > 60);
+
+  // A local on the bytes of a port that is alive while the call runs.
+  const Verdict misplaced = verdict_of(plan, [](const Program& program, std::vector<Call>& calls, std::size_t c) {
+    Call& call = calls[c];
+    if (call.locals.empty()) return false;
+    for (const Port& port : call.ports)
+      if (const Buffer& b = program.buffers[static_cast<std::size_t>(port.buffer)]; b.section == Section::transient)
+        if (!has(program, call, [&](const Op& op) {
+              return is_memory(op) && call.ports[static_cast<std::size_t>(op.buffer)].buffer == port.buffer;
+            })) {
+          call.locals[0] = b.offset;
+          return true;
+        }
+    return false;
+  });
+  CHECK(misplaced.passed == std::set<std::string>{});
+  CHECK(misplaced.found > 5);
+
+  const Verdict unmarked = verdict_of(plan, [](const Program&, std::vector<Call>& calls, std::size_t c) {
+    const auto record = std::ranges::find(calls[c].marks, OpKind::record, &Mark::kind);
+    if (record == calls[c].marks.end()) return false;
+    calls[c].marks.erase(record);
+    return true;
+  });
+  CHECK(unmarked.passed == std::set<std::string>{});
+  CHECK(unmarked.found > 30);
+}
