@@ -117,6 +117,8 @@ TEST_CASE("the limit counts time in which nobody works, and names who holds up t
   s.ranks[1].moment.waiting_for = {2};
   const auto wait = wait_for(s, {1});
   SECTION("nobody does anything: over after 600 s, and the stopped rank is to blame, not the one that waits for it") {
+    s.ranks[3] = asleep(33);  // comes first and waits for nobody, but it is not stopped
+    s.ranks[1].moment.waiting_for = {3, 2};
     CHECK_FALSE(s.pass_seconds(599));
     const auto stall = s.pass_seconds(10);
     REQUIRE(stall);
