@@ -163,6 +163,14 @@ TEST_CASE("limits of threads and of open files are named") {
     CHECK_THAT(r.err, Catch::Contains(fmt::format("this user may have {} processes and threads (ulimit -u)", limit)) &&
                           !Catch::Contains("E699"));
   }
+  // Of one process what is too much are the threads of its products, which OpenMP would end it for without a word.
+  const Result2 products =
+      shell(fmt::format("exec {} prlimit --nproc=12 {} run {} --threads 16 --overwrite --out {}", nobody, program_file,
+                        scenario("products", 1, 1, "steps: 1").string(), (work_folder() / "threads_alone").string()));
+  INFO(products.err);
+  CHECK(products.code == 3);
+  CHECK_THAT(products.err,
+             Catch::Contains("this user may have 12 processes and threads (ulimit -u)") && !Catch::Contains("E699"));
 }
 #endif
 
