@@ -99,8 +99,9 @@ TEST_CASE(
     if (call.locals.empty()) return false;
     for (const Port& port : call.ports)
       if (const Buffer& b = program.buffers[static_cast<std::size_t>(port.buffer)]; b.section == Section::transient)
-        if (!has(program, call, [&](const Op& op) {
-              return is_memory(op) && call.ports[static_cast<std::size_t>(op.buffer)].buffer == port.buffer;
+        if (!has(program, call, [&](const Op& op) {  // allocated or freed by the call
+              const auto slot = static_cast<std::size_t>(op.buffer);
+              return op.buffer >= 0 && slot < call.ports.size() && call.ports[slot].buffer == port.buffer;
             })) {
           call.locals[0] = b.offset;
           return true;
