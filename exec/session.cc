@@ -9,13 +9,14 @@
 namespace hotbunk {
 namespace {
 
-/// Adds where it happened to the first failure of a call; keeps what the backend said.
+/// Adds where it happened to the first failure of a call; keeps what the backend said. phase -1: between two.
 Diagnostics located(Diagnostics found, const Plan& plan, Rank rank, std::int16_t phase, const std::string& block) {
   if (!found.empty()) {
     Diagnostic& first = found.front();
+    const std::string where =
+        phase < 0 ? "between two phases" : "phase " + plan.phases[static_cast<std::size_t>(phase)].name;
     first.notes.insert(first.notes.begin(),
-                       fmt::format("rank {}, phase {}{}", rank, plan.phases[static_cast<std::size_t>(phase)].name,
-                                   block.empty() ? "" : ", block " + block));
+                       fmt::format("rank {}, {}{}", rank, where, block.empty() ? "" : ", block " + block));
   }
   return found;
 }
@@ -60,7 +61,7 @@ Result<bool> Session::play_on() {
 
 Status Session::settle() {
   for (Seat& seat : seats_)
-    if (auto s = seat.device->sync(); !s) return fail(located(s.error(), plan_, seat.device->rank(), phase_, ""));
+    if (auto s = seat.device->sync(); !s) return fail(located(s.error(), plan_, seat.device->rank(), phase(), ""));
   return {};
 }
 

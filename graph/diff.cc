@@ -96,36 +96,37 @@ class Differ {
                        name_of(b.category), name_of(b.section), b.offset);
   }
 
-  void buffers(const Program& a, const Program& b) {
-    std::multimap<std::string, const Buffer*> in_b;
-    for (const Buffer& buffer : b.buffers) in_b.emplace(buffer.name, &buffer);
-    for (const Buffer& buffer : a.buffers) {
-      const auto it = in_b.find(buffer.name);
+  /// Things with names, the n-th of a name with the n-th: describe(thing) for those that only one side has,
+  /// on_change(a, b) for those that both have and that differ.
+  template <class Thing, class Describe, class OnChange>
+  void by_name(const char* what, const std::vector<Thing>& a, const std::vector<Thing>& b, Describe&& describe_one,
+               OnChange&& on_change) {
+    std::multimap<std::string, const Thing*> in_b;
+    for (const Thing& thing : b) in_b.emplace(thing.name, &thing);
+    for (const Thing& thing : a) {
+      const auto it = in_b.find(thing.name);
       if (it == in_b.end()) {
-        line('-', fmt::format("buffer {}: {}", buffer.name, describe(buffer)));
+        line('-', fmt::format("{} {}{}", what, thing.name, describe_one(thing)));
         continue;
       }
-      if (!(*it->second == buffer))
-        line('~', fmt::format("buffer {}: {} -> {}", buffer.name, describe(buffer), describe(*it->second)));
+      if (!(*it->second == thing)) on_change(thing, *it->second);
       in_b.erase(it);
     }
-    for (const auto& [name, buffer] : in_b) line('+', fmt::format("buffer {}: {}", name, describe(*buffer)));
+    for (const auto& [name, thing] : in_b) line('+', fmt::format("{} {}{}", what, name, describe_one(*thing)));
   }
 
-  /// By name, which lowerings make unique.
+  void buffers(const Program& a, const Program& b) {
+    by_name(
+        "buffer", a.buffers, b.buffers, [](const Buffer& x) { return ": " + describe(x); },
+        [&](const Buffer& x, const Buffer& y) {
+          line('~', fmt::format("buffer {}: {} -> {}", x.name, describe(x), describe(y)));
+        });
+  }
+
   void bodies(const Program& a, const Program& b) {
-    std::multimap<std::string, const Body*> in_b;
-    for (const Body& body : b.bodies) in_b.emplace(body.name, &body);
-    for (const Body& body : a.bodies) {
-      const auto it = in_b.find(body.name);
-      if (it == in_b.end()) {
-        line('-', fmt::format("body {} of {} ops", body.name, body.ops.size()));
-        continue;
-      }
-      if (!(*it->second == body)) one_body(body, *it->second);
-      in_b.erase(it);
-    }
-    for (const auto& [name, body] : in_b) line('+', fmt::format("body {} of {} ops", name, body->ops.size()));
+    by_name(
+        "body", a.bodies, b.bodies, [](const Body& x) { return fmt::format(" of {} ops", x.ops.size()); },
+        [&](const Body& x, const Body& y) { one_body(x, y); });
   }
 
   void one_body(const Body& a, const Body& b) {

@@ -37,6 +37,14 @@ void check_order(const Played& played, const std::string& first, const std::stri
   }
 }
 
+/// Two ranks play it; the feed of x takes a while.
+Played with_slow_x(const Subject& subject, const RankProgram& p, const Tensor& x) {
+  Played played =
+      play(subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 7)}}, .slow_feeds = {{"feed x", 30}}});
+  REQUIRE_THAT(played.failure(), Catch::Equals(""));
+  return played;
+}
+
 }  // namespace
 
 TEST_CASE("what waits for an event sees what was done before its record") {
@@ -51,9 +59,7 @@ TEST_CASE("what waits for an event sees what was done before its record") {
   p.fetch(y, StreamId::d2h);
   for (const auto& subject : subjects()) {
     INFO(subject->name());
-    const Played played =
-        play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 7)}}, .slow_feeds = {{"feed x", 30}}});
-    REQUIRE_THAT(played.failure(), Catch::Equals(""));
+    const Played played = with_slow_x(*subject, p, x);
     check_order(played, "feed x", "copy");
     check_order(played, "copy", "fetch y");
     if (subject->has_values())
@@ -114,9 +120,7 @@ TEST_CASE("a stream that only records and waits hands order on") {
   p.add(copy("copy", StreamId::h2d, x, y));
   for (const auto& subject : subjects()) {
     INFO(subject->name());
-    const Played played =
-        play(*subject, on_two_ranks(p), {.feeds = {{"feed x", filled(p, x, 7)}}, .slow_feeds = {{"feed x", 30}}});
-    REQUIRE_THAT(played.failure(), Catch::Equals(""));
+    const Played played = with_slow_x(*subject, p, x);
     check_order(played, "feed x", "copy");
   }
 }

@@ -32,7 +32,11 @@ class Notes final : public Device {
   Status collective(StreamId, const BoundOp& op, const Args&) override { return said(op); }
   Status record(StreamId, EventId) override { return {}; }
   Status wait(StreamId, EventId) override { return {}; }
-  Status sync() override { return {}; }
+  Status sync() override {
+    note("sync");
+    if (fails_at_ != "sync") return {};
+    return fail(Diagnostic{.code = "E602", .message = "a stream failed", .where = {}, .notes = {}, .help = ""});
+  }
 
  private:
   void note(const std::string& what) { log_.push_back(fmt::format("{}{}: {}", job_, rank_, what)); }
@@ -129,6 +133,12 @@ struct Job {
   }
 };
 
+/// Without the waits at the ends of phases.
+Log without_syncs(Log log) {
+  std::erase_if(log, [](const std::string& line) { return line.ends_with(": sync"); });
+  return log;
+}
+
 Log of_job(const Log& log, char name) {
   Log out;
   for (const std::string& line : log)
@@ -142,34 +152,34 @@ TEST_CASE("a session plays prologue, iterations and epilogue; ranks take turns, 
   Log log;
   Job job("a", 2, 1, steps(1), log);
   REQUIRE(job.finish().empty());
-  CHECK(log == Log{"a0: step 0 phase 0",
-                   "a1: step 0 phase 0",
-                   "a0: load",
-                   "a1: load",
-                   "a0: after 1 blocks",
-                   "a1: after 1 blocks",
-                   "a0: step 1 phase 1",
-                   "a1: step 1 phase 1",
-                   "a0: one",
-                   "a1: one",
-                   "a0: two",
-                   "a1: two",
-                   "a0: after 2 blocks",
-                   "a1: after 2 blocks",
-                   "a0: step 1 phase 2",
-                   "a1: step 1 phase 2",
-                   "a0: down",
-                   "a0: up",
-                   "a1: down",
-                   "a1: up",
-                   "a0: after 2 blocks",
-                   "a1: after 2 blocks",
-                   "a0: step 2 phase 3",
-                   "a1: step 2 phase 3",
-                   "a0: export",
-                   "a1: export",
-                   "a0: after 1 blocks",
-                   "a1: after 1 blocks"});
+  CHECK(without_syncs(log) == Log{"a0: step 0 phase 0",
+                                  "a1: step 0 phase 0",
+                                  "a0: load",
+                                  "a1: load",
+                                  "a0: after 1 blocks",
+                                  "a1: after 1 blocks",
+                                  "a0: step 1 phase 1",
+                                  "a1: step 1 phase 1",
+                                  "a0: one",
+                                  "a1: one",
+                                  "a0: two",
+                                  "a1: two",
+                                  "a0: after 2 blocks",
+                                  "a1: after 2 blocks",
+                                  "a0: step 1 phase 2",
+                                  "a1: step 1 phase 2",
+                                  "a0: down",
+                                  "a0: up",
+                                  "a1: down",
+                                  "a1: up",
+                                  "a0: after 2 blocks",
+                                  "a1: after 2 blocks",
+                                  "a0: step 2 phase 3",
+                                  "a1: step 2 phase 3",
+                                  "a0: export",
+                                  "a1: export",
+                                  "a0: after 1 blocks",
+                                  "a1: after 1 blocks"});
   CHECK(job.driver.steps == std::vector<std::int32_t>{1});
   CHECK(*job.session.advance() == false);  // and stays at its end
 }
@@ -185,8 +195,8 @@ TEST_CASE("a session goes on where another one stopped, and ends when its driver
   Job done("c", 1, 1, steps(4, 5), log);
   REQUIRE(done.finish().empty());
   CHECK(done.driver.steps.empty());
-  CHECK(of_job(log, 'c') == Log{"c0: step 0 phase 0", "c0: load", "c0: after 1 blocks", "c0: step 5 phase 3",
-                                "c0: export", "c0: after 1 blocks"});
+  CHECK(without_syncs(of_job(log, 'c')) == Log{"c0: step 0 phase 0", "c0: load", "c0: after 1 blocks",
+                                               "c0: step 5 phase 3", "c0: export", "c0: after 1 blocks"});
 }
 
 TEST_CASE("a failure says rank, phase and block") {
@@ -194,6 +204,23 @@ TEST_CASE("a failure says rank, phase and block") {
   Job job("a", 1, 1, steps(1), log, "up");
   CHECK_THAT(job.finish(),
              Catch::Contains("error[E602]: out of order") && Catch::Contains("rank 0, phase shift, block up"));
+}
+
+TEST_CASE("who suspends a job waits for what it played; a failure says where that was") {
+  Log log;
+  Job job("a", 2, 1, steps(1), log);
+  REQUIRE(job.session.settle());
+  CHECK(log == Log{"a0: sync", "a1: sync"});
+  Job fails("b", 1, 1, steps(1), log, "sync");
+  const Status before = fails.session.settle();
+  REQUIRE_FALSE(before);
+  CHECK_THAT(render(before.error()), Catch::Contains("rank 0, between two phases"));
+  while (fails.driver.blocks == 0) REQUIRE(*fails.session.advance());
+  const Status inside = fails.session.settle();
+  REQUIRE_FALSE(inside);
+  CHECK_THAT(render(inside.error()), Catch::Contains("rank 0, phase load"));
+  CHECK_THAT(fails.finish(), Catch::Contains("rank 0, phase load"));
+  CHECK(*fails.session.advance() == false);  // a walk that failed is over
 }
 
 TEST_CASE("a job is suspended between two blocks, another one plays to its end, and the first goes on") {
