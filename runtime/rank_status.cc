@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -36,8 +37,9 @@ std::string load_text(const Word (&words)[n]) {
   return {text, strnlen(text, sizeof text - 1)};
 }
 
-/// Tries before a reader takes what it gets: an owner that died while it wrote leaves the version odd for ever.
-constexpr int most_tries = 1000;
+// Looks at one odd version before a reader takes what it gets: an owner that died while it wrote leaves it so for ever.
+// After the first ones a millisecond each: a writer that others keep from its core comes back.
+constexpr int quick_looks = 1000, slow_looks = 200;
 
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -81,8 +83,11 @@ void RankStatus::set_wait(std::string_view wait, const std::vector<int>& ranks) 
 
 RankMoment RankStatus::read() const {
   RankMoment m;
-  for (int tries = 0; tries < most_tries; ++tries) {
+  std::uint32_t last = 0;
+  for (int looks = 0; looks < quick_looks + slow_looks;) {
     const std::uint32_t before = version_.load(std::memory_order_acquire);
+    looks = before % 2 == 1 && before == last ? looks + 1 : 0;
+    last = before;
     m.phase = load_text(phase_);
     m.op = load_text(op_);
     m.wait = load_text(wait_);
@@ -90,7 +95,8 @@ RankMoment RankStatus::read() const {
     const int fit = std::clamp(num_waiting_for_.load(std::memory_order_acquire), 0, most_waited);
     for (int i = 0; i < fit; ++i) m.waiting_for.push_back(waiting_for_[i].load(std::memory_order_acquire));
     if (before % 2 == 0 && version_.load(std::memory_order_relaxed) == before) break;
-    std::this_thread::yield();
+    if (looks < quick_looks) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   m.finished = finished_.load(std::memory_order_relaxed);
   m.pid = pid_.load(std::memory_order_relaxed);

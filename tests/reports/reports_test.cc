@@ -15,12 +15,14 @@
 #include "reports/metrics_jsonl.h"
 #include "reports/palette.h"
 #include "reports/report_data.h"
+#include "reports/shown_samples.h"
 #include "tests/blocks.h"
 #include "tests/trace/sample.h"
 
 namespace hotbunk {
 namespace {
 
+namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 /// The sample plan, with the collective of the sample trace in it.
@@ -56,6 +58,33 @@ std::string first_line_of(const std::string& command) {
 }
 
 }  // namespace
+
+TEST_CASE("a report shows the best and the worst sample of the first and of the last step, in any order of lines") {
+  const fs::path file = fs::temp_directory_path() / fmt::format("hotbunk_shown_samples.{}", ::getpid());
+  const auto shown = [&](const std::vector<std::pair<int, double>>& lines) {
+    {
+      std::ofstream out(file);
+      int sample = 0;
+      for (const auto& [step, reward] : lines)
+        out << fmt::format("{{\"step\":{},\"sample\":{},\"tokens\":{{}},\"reward\":{}}}\n", step, sample++, reward);
+    }
+    const auto read = read_shown_samples(file);
+    REQUIRE(read);
+    std::vector<int> samples;
+    for (const Json& s : *read) samples.push_back(s["sample"].get<int>());
+    return samples;
+  };
+  CHECK(shown({{1, 0.5}, {1, 0.0}, {1, 1.0}, {4, 9.0}, {7, 0.0}, {7, 0.25}, {7, -1.0}}) == std::vector{2, 1, 5, 6});
+  CHECK(shown({{3, 1.0}, {3, 0.5}, {3, 0.75}}) == std::vector{0, 1});
+  CHECK(shown({{3, 1.0}}) == std::vector{0});
+  CHECK(shown({}).empty());
+  std::ofstream(file) << "{\"step\":1,\"tokens\":{}}\n{\"step\":1,\"tok";
+  const auto cut = read_shown_samples(file);
+  REQUIRE_FALSE(cut);
+  CHECK(cut.error().front().code == "E111");
+  CHECK(cut.error().front().where.line == 2);
+  fs::remove(file);
+}
 
 TEST_CASE("categories have colours of their own") {
   CHECK(std::set(category_colours.begin(), category_colours.end()).size() == num_categories);

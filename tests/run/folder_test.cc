@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/hash.h"
-#include "tests/run/program.h"
+#include "tests/run/launched.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
@@ -36,18 +36,6 @@ fs::path copy_of_measured(const std::string& name) {
 }
 
 std::string hash_of(const fs::path& file) { return hash_text(text_of(file)); }
-
-/// The program in the background, its stderr in a file.
-pid_t start_hotbunk(const std::vector<std::string>& arguments, const fs::path& err) {
-  const pid_t child = ::fork();
-  if (child != 0) return child;
-  if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
-  std::vector<char*> argv = {const_cast<char*>("hotbunk")};
-  for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
-  argv.push_back(nullptr);
-  ::execv(program_file, argv.data());
-  ::_exit(9);
-}
 
 }  // namespace
 
@@ -161,18 +149,16 @@ TEST_CASE("--overwrite removes no model that the run starts from, and nothing th
 TEST_CASE("two runs at once do not share a folder, and a killed one is not taken for a whole one") {
   const fs::path out = work_folder() / "busy";
   const std::string file = scenario("busy", 2, 1, "steps: 100000\ncheckpoint_every: 1").string();
-  const pid_t launcher = start_hotbunk({"run", file, "--out", out.string()}, work_folder() / "busy.err");
-  for (int i = 0; i < 600 && text_of(out / "metrics.jsonl").find("\"step\":2") == std::string::npos; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  Running run(fmt::format("run {} --out {}", file, out.string()), work_folder() / "busy.err");
+  REQUIRE(wait_for_text(out / "metrics.jsonl", "\"step\":2"));
   for (const char* more : {"", " --overwrite"}) {
     const Result2 second = hotbunk_command(fmt::format("run {} --out {}{}", file, out.string(), more));
     CHECK(second.code == 2);
-    CHECK_THAT(second.err, Catch::Contains(fmt::format("error[E131]: the folder is in use by pid {} on ", launcher)));
+    CHECK_THAT(second.err, Catch::Contains(fmt::format("error[E131]: the folder is in use by pid {} on ", run.pid())));
   }
   CHECK(hotbunk_command(fmt::format("simulate {} --set steps=1 --out {}", file, out.string())).code == 2);
-  ::kill(launcher, SIGKILL);
-  int status = 0;
-  ::waitpid(launcher, &status, 0);
+  run.kill(SIGKILL);
+  run.wait();
   for (const char* command : {"compare", "report"}) {
     const Result2 r = hotbunk_command(fmt::format("{} {}", command, out.string()));
     INFO(r.err);

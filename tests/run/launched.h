@@ -23,19 +23,20 @@
 
 namespace hotbunk {
 
-/// The program, started and not waited for; what it says on stderr is in the file `said`. `before`: words of a command
-/// that starts it.
+/// The program, started and not waited for; what it says on stderr is in the file `said`, what it prints in `printed`.
+/// `before`: words of a command that starts it.
 class Running {
  public:
   Running(const std::string& arguments, const fs::path& said, const std::map<std::string, std::string>& variables = {},
-          const std::string& before = "") {
+          const std::string& before = "", const fs::path& printed = "/dev/null") {
     std::vector<std::string> words;
     std::istringstream split(fmt::format("{} {} {}", before, program_file, arguments));
     for (std::string word; split >> word;) words.push_back(word);
+    std::ofstream{said};   // what a run before said is not this one's
     std::fflush(nullptr);  // or the child prints our buffers again
     pid_ = ::fork();
     if (pid_ != 0) return;
-    if (!std::freopen(said.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
+    if (!std::freopen(said.c_str(), "w", stderr) || !std::freopen(printed.c_str(), "w", stdout)) ::_exit(9);
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -49,6 +50,7 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
+  pid_t pid() const { return pid_; }
   void kill(int signal) const { ::kill(pid_, signal); }
   /// The exit code, or 128 + the signal that killed it.
   int wait() {
@@ -74,6 +76,15 @@ class Running {
   pid_t pid_ = -1;
   bool ended_ = false;
 };
+
+/// Whether the text stands in the file within a minute, on a machine that others use too.
+inline bool wait_for_text(const fs::path& file, const std::string& text) {
+  for (int i = 0; i < 1200; ++i) {
+    if (text_of(file).find(text) != std::string::npos) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return false;
+}
 
 /// A port of 127.0.0.1 that nobody else is given while the object lives. Bound and never listening: rank 0, which binds
 /// with SO_REUSEADDR as this does, may listen there; the system hands the number to nobody else.

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tests/run/program.h"
+#include "tests/run/launched.h"
 
 using namespace hotbunk;
 
@@ -177,28 +177,17 @@ TEST_CASE("limits of threads and of open files are named") {
 TEST_CASE("a stopped rank ends the run after run.timeout_s, and is named by the ranks and by the launcher") {
   const fs::path file = scenario("stopped", 3, 1, "steps: 100000\nrun: {timeout_s: 4}");
   const fs::path err = work_folder() / "stopped.err";
-  const pid_t launcher = ::fork();
-  if (launcher == 0) {
-    if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
-    const std::string path = file.string(), out = (work_folder() / "stopped").string();
-    ::execl(program_file, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
-    ::_exit(9);
-  }
-  const auto wait_for = [](const auto& there) {
-    for (int i = 0; i < 1800 && !there(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  };
-  wait_for([&] { return text_of(err).find("step 1/") != std::string::npos; });
-  const std::vector<int> ranks = children_of(launcher);
+  Running run(fmt::format("run {} --out {}", file.string(), (work_folder() / "stopped").string()), err);
+  REQUIRE(wait_for_text(err, "step 1/"));
+  const std::vector<int> ranks = children_of(run.pid());
   REQUIRE(ranks.size() == 3);
   ::kill(ranks[1], SIGSTOP);
-  int status = 0;
-  bool ended = false;
-  wait_for([&] { return ended = ::waitpid(launcher, &status, WNOHANG) == launcher; });
-  if (!ended) ::kill(launcher, SIGKILL), ::waitpid(launcher, &status, 0);
+  int code = 0;
+  const bool ended = run.ended_within(180.0, code);
   const std::string said = text_of(err);
   INFO(said);
   REQUIRE(ended);
-  CHECK(WEXITSTATUS(status) == 3);
+  CHECK(code == 3);
   CHECK_THAT(said, Catch::Contains(fmt::format(" (pid {}): stopped (SIGSTOP", ranks[1])) &&
                        Catch::Contains("error[E603]: rank ") &&
                        Catch::Contains("for 4 s nobody it waits for worked (run.timeout_s)") &&

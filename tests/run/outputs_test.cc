@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "cli/run_console.h"
 #include "cli/step_lines.h"
-#include "tests/run/program.h"
+#include "tests/run/launched.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
@@ -36,14 +36,6 @@ std::string run_of(const std::string& name, const fs::path& out, const std::stri
   INFO(r.err);
   REQUIRE(r.code == 0);
   return r.out + r.err;
-}
-
-/// Peak resident bytes of a process so far.
-std::int64_t peak_resident(pid_t pid) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
-  return -1;
 }
 
 }  // namespace
@@ -320,17 +312,24 @@ TEST_CASE("files of a long run are as large as those of a short one, and say so;
 
 // A sanitizer keeps what was freed, to know it again.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
+
+/// Peak resident bytes of a process so far.
+std::int64_t peak_resident(pid_t pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
+  return -1;
+}
+
+}  // namespace
+
 TEST_CASE("the memory of a run's ranks does not grow with its steps") {
   constexpr std::int64_t from = 400, until = 1600;
   constexpr std::int64_t most_bytes_per_step = 2000;  // it was 7,600; an allocator may take a page here and there
   const std::string path = scenario("soak", 2, 2, "steps: 1000000").string();
   const fs::path out = work_folder() / "soak";
-  const pid_t launcher = ::fork();
-  if (launcher == 0) {
-    if (!std::freopen("/dev/null", "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
-    ::execl(program_file, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
-    ::_exit(9);
-  }
+  Running run(fmt::format("run {} --out {}", path, out.string()), "/dev/null");
   const auto wait_for = [&](std::int64_t step) {
     const std::string sign = fmt::format("\n{{\"step\":{},", step);
     std::ifstream file;
@@ -347,13 +346,12 @@ TEST_CASE("the memory of a run's ranks does not grow with its steps") {
   };
   const bool came = wait_for(from);
   std::vector<std::pair<int, std::int64_t>> before;
-  for (const int pid : children_of(launcher)) before.emplace_back(pid, peak_resident(pid));
+  for (const int pid : children_of(run.pid())) before.emplace_back(pid, peak_resident(pid));
   const bool went_on = came && wait_for(until);
   std::vector<std::int64_t> after;
   for (const auto& [pid, bytes] : before) after.push_back(peak_resident(pid));
-  ::kill(launcher, SIGKILL);
-  for (const auto& [pid, bytes] : before) ::kill(pid, SIGKILL);
-  ::waitpid(launcher, nullptr, 0);
+  run.kill(SIGKILL);
+  run.wait();
   REQUIRE(went_on);
   REQUIRE(before.size() == 2);
   for (std::size_t i = 0; i < before.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -41,7 +42,7 @@ inline Result2 hotbunk_command(const std::string& arguments) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
 }
 
-/// Processes whose parent is `pid`.
+/// Processes whose parent is `pid`, the oldest first.
 inline std::vector<int> children_of(int pid) {
   std::vector<int> out;
   for (const auto& entry : fs::directory_iterator("/proc")) {
@@ -56,6 +57,7 @@ inline std::vector<int> children_of(int pid) {
         parent == pid && state != 'Z')
       out.push_back(std::stoi(name));
   }
+  std::ranges::sort(out);
   return out;
 }
 

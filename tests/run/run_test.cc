@@ -196,33 +196,14 @@ TEST_CASE("run refuses a plan that drifted") {
 TEST_CASE("killing one rank stops the others within seconds and names it") {
   const fs::path file = scenario("killed", 4, 2, "steps: 100000");
   const fs::path err = work_folder() / "killed.err";
-  const pid_t launcher = ::fork();
-  if (launcher == 0) {
-    if (!std::freopen(err.c_str(), "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(9);
-    const std::string path = file.string(), out = (work_folder() / "killed").string();
-    ::execl(program_file, "hotbunk", "run", path.c_str(), "--out", out.c_str(), static_cast<char*>(nullptr));
-    ::_exit(9);
-  }
-  std::vector<int> ranks;
-  for (int i = 0; i < 600 && ranks.size() < 4; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    ranks = children_of(launcher);
-  }
+  Running run(fmt::format("run {} --out {}", file.string(), (work_folder() / "killed").string()), err);
+  REQUIRE(wait_for_text(err, "step 1/"));
+  const std::vector<int> ranks = children_of(run.pid());
   REQUIRE(ranks.size() == 4);
-  for (int i = 0; i < 300 && text_of(err).find("step 1/") == std::string::npos; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   ::kill(ranks[2], SIGKILL);
-  int status = 0;
-  bool ended = false;
-  for (int i = 0; i < 400 && !ended;
-       ++i) {  // 40 s: far beyond the seconds it takes, so that a busy machine is no failure
-    ended = ::waitpid(launcher, &status, WNOHANG) == launcher;
-    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  if (!ended) ::kill(launcher, SIGKILL), ::waitpid(launcher, &status, 0);
-  REQUIRE(ended);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 3);
+  int code = 0;
+  REQUIRE(run.ended_within(40.0, code));  // far beyond the seconds it takes, so that a busy machine is no failure
+  CHECK(code == 3);
   const std::string said = text_of(err);
   INFO(said);
   CHECK(said.find(fmt::format("(pid {})", ranks[2])) != std::string::npos);

@@ -8,7 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "tests/run/program.h"
+#include "tests/run/launched.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
@@ -122,7 +122,7 @@ TEST_CASE("under --json an error is one document, of every command") {
   CHECK_THAT(small.err, Catch::Contains("error[E301]"));
 }
 
-TEST_CASE("a run that fails in its ranks leaves one document, the launcher's") {
+TEST_CASE("a run that fails in its ranks leaves one document, rank 0's or the launcher's") {
   const std::string file = scenario("fails", 2, 1, "steps: 1").string();
   const std::string out = (work_folder() / "fails").string();
   const Result2 r = hotbunk_command("run " + file + " --json --no-fit-check" + too_small(file) + " --out " + out);
@@ -131,6 +131,31 @@ TEST_CASE("a run that fails in its ranks leaves one document, the launcher's") {
   REQUIRE(Json::accept(r.out));
   CHECK(Json::parse(r.out).at("schema") == "hotbunk.error/1");
   CHECK(Json::parse(r.out).at("exit_code") == 3);
+
+  // A rank that is killed says nothing. The document is rank 0's, who noticed; of rank 0 itself the launcher's.
+  const fs::path said = work_folder() / "fails.err", printed = work_folder() / "fails.json";
+  const auto document_after_kill_of = [&](std::size_t rank) {
+    Running run(fmt::format("run {} --json --set steps=100000 --overwrite --out {}", file, out), said, {}, "", printed);
+    REQUIRE(wait_for_text(said, "step 1/"));
+    const std::vector<int> ranks = children_of(run.pid());
+    REQUIRE(ranks.size() == 2);
+    const int killed = ranks[rank];
+    ::kill(killed, SIGKILL);
+    CHECK(run.wait() == 3);
+    INFO(text_of(said));
+    CHECK_THAT(text_of(said), Catch::Contains(fmt::format("rank {} (pid {}) was killed by signal 9", rank, killed)));
+    REQUIRE(Json::accept(text_of(printed)));
+    const Json document = Json::parse(text_of(printed));
+    CHECK(document.at("errors").size() == 1);
+    return document;
+  };
+  const Json noticed = document_after_kill_of(1);
+  CHECK(noticed.at("code") == "E602");
+  CHECK_THAT(noticed.at("message").get<std::string>(),
+             Catch::Contains("rank 1 (pid ") && Catch::Contains("died while"));
+  const Json launchers = document_after_kill_of(0);
+  CHECK(launchers.at("code") == "E603");
+  CHECK_THAT(launchers.at("message").get<std::string>(), Catch::Contains("rank 0 (pid "));
 }
 
 TEST_CASE("the next command is narration, and it works") {

@@ -167,27 +167,31 @@ TEST_CASE("ranks that wait for each other end too; nobody is to blame", "[stall]
 TEST_CASE("a status is of one moment, whoever writes beside the reader", "[stall]") {
   auto status = std::make_unique<RankStatus>();
   std::atomic<bool> over{false};
+  // Two writers, as two streams' threads: what either leaves alone is the other's, and never half of it.
   std::thread owner([&] {
-    for (int i = 0; i < 100'000; ++i) {
+    for (int i = 0; !over; ++i) {
       const char letter = static_cast<char>('a' + i % 26);
       status->set_phase(std::string(60, letter));
       status->set_op(std::string(60, letter));
     }
-    over = true;
   });
-  std::thread other([&] {  // another stream's thread
-    while (!over) status->set_wait("x", {1, 2});
+  std::thread other([&] {
+    for (int i = 0; !over; ++i) status->set_wait(std::string(180, static_cast<char>('a' + i % 26)), {i % 26, i % 26});
   });
+  const auto enough = std::chrono::steady_clock::now() + 2s;
   int read = 0, mixed = 0;
-  for (; !over || read == 0; ++read) {
+  for (; read < 20'000 || std::chrono::steady_clock::now() < enough; ++read) {
     const RankMoment m = status->read();
-    if (m.phase.empty()) continue;
-    if (m.phase != std::string(60, m.phase[0]) || (!m.op.empty() && m.op != m.phase)) ++mixed;
+    if (!m.phase.empty() && (m.phase != std::string(60, m.phase[0]) || (!m.op.empty() && m.op != m.phase))) ++mixed;
+    if (!m.wait.empty() &&
+        (m.wait != std::string(180, m.wait[0]) || m.waiting_for != std::vector{m.wait[0] - 'a', m.wait[0] - 'a'}))
+      ++mixed;
   }
+  over = true;
   owner.join();
   other.join();
   CHECK(mixed == 0);
-  CHECK(status->read().waiting_for == std::vector{1, 2});
+  CHECK(status->read().waiting_for.size() == 2);
 }
 
 TEST_CASE("a report survives the way to another host", "[stall]") {

@@ -10,6 +10,8 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -210,6 +212,52 @@ TEST_CASE("too few open files end a rank at once, with the limit", "[store]") {
   });
   CHECK(later.ranks[0].exit_code == 5);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(50));
+}
+
+/// Reads until a message of this kind has come (10 s at most).
+std::optional<Frame> next_frame(int fd, Message type) {
+  const timeval patience{10, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  std::string input;
+  char answer[4096];
+  for (ssize_t n; (n = recv(fd, answer, sizeof answer, 0)) > 0;) {
+    input.append(answer, static_cast<std::size_t>(n));
+    for (Frame frame; take_frame(input, frame);)
+      if (frame.type == type) return frame;
+  }
+  return std::nullopt;
+}
+
+TEST_CASE("no open file for one more connection: the ranks that are in learn why, and it is let in later", "[store]") {
+  // In a process of its own, whose limit and open files are nobody else's.
+  const auto result = fork_ranks(1, [](const LaunchEnv&) {
+    Service s;
+    const int inside = join(s.at, 10.0);
+    send_frame(inside, Message::hello, "1", "4711");
+    send_frame(inside, Message::get, "key", "");
+    TcpStore(s.at, 10.0).set("key", "value");
+    RANK_REQUIRE(next_frame(inside, Message::value), "the hello before it has been read");
+    const rlimit few{64, 64};
+    setrlimit(RLIMIT_NOFILE, &few);
+    const int outside = socket(AF_INET, SOCK_STREAM, 0);
+    std::vector<int> taken;
+    for (int fd; (fd = dup(inside)) >= 0;) taken.push_back(fd);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(s.at.port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    RANK_REQUIRE(connect(outside, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "errno {}", errno);
+    const auto told = next_frame(inside, Message::died);
+    RANK_REQUIRE(told && told->key == "0");
+    const std::string reason = "no more connections: Too many open files: this process may have 64 (ulimit -n)";
+    RANK_REQUIRE(told->value.find(reason) != std::string::npos, "{}", told->value);
+    for (const int fd : taken) close(fd);
+    send_frame(outside, Message::token, "hotbunk", "other");
+    RANK_REQUIRE(farewell(outside) == "this rank's HOTBUNK_TOKEN is not rank 0's");
+    close(inside);
+    return 5;
+  });
+  CHECK(result.ranks[0].exit_code == 5);
 }
 
 }  // namespace
