@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <mutex>
 #include <type_traits>
 #include <vector>
 
@@ -251,6 +252,7 @@ std::uint64_t hash_boxes(KernelContext& ctx, ConstVector src, DType as, std::spa
 
 NonFinite find_nonfinite(KernelContext& ctx, ConstVector x, std::int64_t n) {
   NonFinite found;
+  std::mutex merging;
   with_float_type(x.dtype, [&](auto tag) {
     const auto* p = static_cast<const decltype(tag)*>(x.data);
     parallel_for(ctx, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -259,11 +261,9 @@ NonFinite find_nonfinite(KernelContext& ctx, ConstVector x, std::int64_t n) {
       if (mine.count == 0) return;
       mine.first = begin;
       while (!is_nonfinite(p[mine.first])) ++mine.first;
-#pragma omp critical(hotbunk_find_nonfinite)
-      {
-        found.first = found.count == 0 ? mine.first : std::min(found.first, mine.first);
-        found.count += mine.count;
-      }
+      const std::lock_guard lock(merging);
+      found.first = found.count == 0 ? mine.first : std::min(found.first, mine.first);
+      found.count += mine.count;
     });
   });
   return found;
