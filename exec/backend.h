@@ -68,8 +68,9 @@ struct RunOptions {
   std::function<Status(std::int32_t step)> on_step_end{};  // an iteration is done; a failure ends the run
 };
 
-/// A session (exec/session.h) from the prologue to the epilogue's end; asks the Driver for blocks and sizes, turns each
-/// op into one Device call. A failure carries rank, phase and op. Refuses (E601) ops the backend does not support.
+/// The sessions (exec/session.h) of the local ranks' roles from the prologue to the epilogue's end; they ask the Driver
+/// for blocks and sizes and turn each op into one Device call. A failure carries rank, phase and op. Refuses (E601) ops
+/// the backend does not support.
 Result<Trace> execute(const Plan&, Backend&, Driver&, const RunOptions&);
 
 /// One op, dispatched to the Device call that its kind means; shared by execute and the tests.

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "exec/backend.h"
 #include "exec/session.h"
@@ -25,6 +27,42 @@ Status check_supported(const Plan& plan, const Backend& backend) {
       }
   return {};
 }
+
+/// A session for each role of which the process plays ranks, by turns, a block each: they wait for one another where
+/// they communicate.
+class Sessions {
+ public:
+  Sessions(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<Device>> devices, const RunOptions& options) {
+    std::map<std::int32_t, std::vector<std::unique_ptr<Device>>> by_role;
+    for (auto& device : devices) {
+      const std::int32_t role = plan.role_of(device->rank());
+      by_role[role].push_back(std::move(device));
+    }
+    ends_ = IterationEnds(by_role.size());
+    for (auto& [role, of_role] : by_role)
+      sessions_.push_back(std::make_unique<Session>(plan, driver, std::move(of_role), options, &ends_));
+  }
+
+  Status play() {
+    for (std::vector<Session*> left = all(); !left.empty();)
+      for (auto session = left.begin(); session != left.end();) {
+        auto advanced = (*session)->advance();
+        if (!advanced) return tl::unexpected(advanced.error());
+        session = *advanced ? session + 1 : left.erase(session);
+      }
+    return {};
+  }
+
+ private:
+  std::vector<Session*> all() const {
+    std::vector<Session*> out;
+    for (const auto& session : sessions_) out.push_back(session.get());
+    return out;
+  }
+
+  IterationEnds ends_;
+  std::vector<std::unique_ptr<Session>> sessions_;
+};
 
 }  // namespace
 
@@ -67,12 +105,8 @@ Result<Trace> execute(const Plan& plan, Backend& backend, Driver& driver, const 
   if (auto s = check_supported(plan, backend); !s) return tl::unexpected(s.error());
   auto devices = backend.open(plan, options.local_ranks);
   if (!devices) return tl::unexpected(devices.error());
-  Session session(plan, driver, std::move(*devices), options);
-  for (bool goes_on = true; goes_on;) {
-    auto advanced = session.advance();
-    if (!advanced) return tl::unexpected(advanced.error());
-    goes_on = *advanced;
-  }
+  Sessions sessions(plan, driver, std::move(*devices), options);
+  if (auto s = sessions.play(); !s) return tl::unexpected(s.error());
   auto trace = backend.take_trace();
   if (trace) driver.report(*trace);
   return trace;

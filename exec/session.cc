@@ -30,9 +30,17 @@ bool has_fetch(const Program& program, const Block& block) {
 
 }  // namespace
 
+bool IterationEnds::arrive(std::int32_t step) {
+  if (++arrived_[step] < sessions_) return false;
+  arrived_.erase(step);
+  return true;
+}
+
 Session::Session(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<Device>> devices,
-                 const RunOptions& options)
-    : plan_(plan), driver_(driver), options_(options) {
+                 const RunOptions& options, IterationEnds* ends)
+    : plan_(plan), driver_(driver), options_(options), ends_(ends ? *ends : alone_) {
+  if (!devices.empty()) role_ = plan.role_of(devices.front()->rank());
+  most_back_ = plan.most_steps_back(role_);
   for (const Program& program : plan.programs) {
     auto& phases = fetches_.emplace_back();
     for (const auto& blocks : program.phases) {
@@ -41,6 +49,7 @@ Session::Session(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<D
     }
   }
   for (auto& device : devices) {
+    HB_CHECK(plan.role_of(device->rank()) == role_, "ranks of several roles in one session");
     SectionStates states(plan.program(device->rank()));
     seats_.push_back({.device = std::move(device), .states = std::move(states), .args = {}});
   }
@@ -65,8 +74,16 @@ Status Session::settle() {
   return {};
 }
 
+std::int32_t Session::step_of(const PhaseInfo& p) const {
+  const Player* const player = p.when == When::iteration ? p.player(role_) : nullptr;
+  return step_ - (player ? player->steps_back : 0);
+}
+
 bool Session::runs(const PhaseInfo& p) const {
-  return p.when == when_ && (p.when != When::iteration || p.runs_in(step_, options_.first_step));
+  if (p.when != when_ || p.player(role_) == nullptr) return false;
+  if (p.when != When::iteration) return true;
+  const std::int32_t step = step_of(p);
+  return step >= options_.first_step && step <= options_.steps && p.runs_in(step, options_.first_step);
 }
 
 /// Enters the next phase that runs; past the last one goes on to the next iteration, or from there.
@@ -88,19 +105,22 @@ Result<bool> Session::next_phase() {
 }
 
 Status Session::end_iteration() {
-  if (options_.on_step_end)
-    if (auto s = options_.on_step_end(step_); !s) return s;
-  if (auto s = driver_.step_ended(step_); !s) return s;
-  const bool ends = driver_.ends_after(step_);
-  ++step_;
-  if (ends || step_ > options_.steps) when_ = When::epilogue;
+  const std::int32_t ended = step_ - most_back_;  // the last part of this one has been played
+  if (ended >= options_.first_step && ends_.arrive(ended)) {
+    if (options_.on_step_end)
+      if (auto s = options_.on_step_end(ended); !s) return s;
+    if (auto s = driver_.step_ended(ended); !s) return s;
+  }
+  if (step_ < options_.steps && driver_.ends_after(step_)) options_.steps = step_;
+  if (++step_ > options_.steps + most_back_) when_ = When::epilogue;
   return {};
 }
 
 void Session::enter_phase() {
-  if (options_.on_phase) options_.on_phase(step_, phase_);
+  const std::int32_t step = this->step();
+  if (options_.on_phase) options_.on_phase(step, phase_);
   for (Seat& seat : seats_) {
-    seat.device->enter(step_, phase_);
+    seat.device->enter(step, phase_);
     seat.args.reset(), seat.done = false, seat.blocks_run = 0;
   }
   turn_ = 0, left_ = seats_.size();
@@ -127,7 +147,7 @@ Status Session::play_turn() {
 }
 
 Status Session::driven_turn(Seat& seat) {
-  const std::optional<Args> args = driver_.next(seat.device->rank(), step_, phase_);
+  const std::optional<Args> args = driver_.next(seat.device->rank(), step(), phase_);
   end_turn(seat, !args);
   return args ? block(seat, *args) : Status{};
 }
@@ -135,7 +155,7 @@ Status Session::driven_turn(Seat& seat) {
 /// Its blocks once, in order, one after the other in the same turn.
 Status Session::undriven_turn(Seat& seat) {
   const auto& blocks = plan_.program(seat.device->rank()).phases[static_cast<std::size_t>(phase_)];
-  if (!seat.args) seat.args = driver_.next(seat.device->rank(), step_, phase_);
+  if (!seat.args) seat.args = driver_.next(seat.device->rank(), step(), phase_);
   Status played;
   if (seat.args && static_cast<std::size_t>(seat.args->block) < blocks.size()) {
     played = block(seat, *seat.args);

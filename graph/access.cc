@@ -23,6 +23,8 @@ bool leaves_buffers(const Program& program, const Block& block) {
 std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, const WalkTurn& turn) {
   std::vector<BlockVisit> out;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    const Player* const player = plan.phases[p].player(program.role);
+    if (player == nullptr || player->steps_back < turn.least_back || player->steps_back > turn.most_back) continue;
     if (plan.phases[p].when != turn.when || (plan.phases[p].every > 1 && !turn.with_periodic)) continue;
     for (std::size_t b = 0; b < program.phases[p].size(); ++b) {
       const BlockVisit visit{static_cast<std::int16_t>(p), static_cast<std::int32_t>(b)};
@@ -33,11 +35,16 @@ std::vector<BlockVisit> block_visits(const Plan& plan, const Program& program, c
   return out;
 }
 
-std::vector<WalkTurn> walk_turns(const Plan& plan) {
+std::vector<WalkTurn> walk_turns(const Plan& plan, const Program& program) {
   const bool periodic = std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return p.every > 1; });
-  std::vector<WalkTurn> out = {{When::prologue, true}, {When::iteration, true}, {When::iteration, !periodic}};
-  if (periodic) out.push_back({When::iteration, true});
-  out.push_back({When::epilogue, true});
+  const std::int32_t back = plan.most_steps_back(program.role);
+  std::vector<WalkTurn> out = {{.when = When::prologue}};
+  for (std::int32_t s = 0; s < back; ++s) out.push_back({.most_back = s});
+  out.push_back({});
+  out.push_back({.with_periodic = !periodic});
+  if (periodic) out.push_back({});
+  for (std::int32_t s = 1; s <= back; ++s) out.push_back({.least_back = s});
+  out.push_back({.when = When::epilogue});
   return out;
 }
 

@@ -1,5 +1,6 @@
 // Which bytes of which section an op touches: what dependencies, verification and liveness are made of.
 #pragma once
+#include <limits>
 #include <vector>
 
 #include "graph/bound.h"
@@ -58,13 +59,15 @@ struct BlockVisit {
 inline const Block& block_at(const Program& p, const BlockVisit& v) {
   return p.phases[static_cast<std::size_t>(v.phase)][static_cast<std::size_t>(v.block)];
 }
-/// What a static walk walks to have seen everything: the prologue, iterations until they repeat, the epilogue. Where
-/// phases do not run each time, one with them, one without, and one with them again.
+/// What a static walk of a program walks to have seen everything: the prologue, iterations until they repeat, the
+/// epilogue. Where phases do not run each time, one with them, one without, and one with them again. Phases that the
+/// program's role plays some steps back are not there in its first iterations, and alone in those behind the last.
 struct WalkTurn {
   When when = When::iteration;
   bool with_periodic = true;  // also the phases that do not run in every iteration
+  std::int32_t least_back = 0, most_back = std::numeric_limits<std::int32_t>::max();  // Player::steps_back
 };
-std::vector<WalkTurn> walk_turns(const Plan&);
+std::vector<WalkTurn> walk_turns(const Plan&, const Program&);
 /// The blocks of a turn in order: every block of a driven phase, those that leave no buffer behind twice, so that the
 /// steady state of a loop is seen.
 std::vector<BlockVisit> block_visits(const Plan&, const Program&, const WalkTurn&);

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <map>
 
@@ -20,6 +21,8 @@ class Differ {
     scalar("overhead_bytes", a_.overhead_bytes, b_.overhead_bytes);
     scalar("ranks", a_.num_ranks(), b_.num_ranks());
     groups();
+    if (a_.roles != b_.roles)
+      line('~', fmt::format("roles: {} -> {}", fmt::join(a_.roles, ", "), fmt::join(b_.roles, ", ")));
     phases();
     scalar("programs", a_.programs.size(), b_.programs.size());
     if (a_.program_of_rank != b_.program_of_rank) line('~', "which rank runs which program");
@@ -52,7 +55,7 @@ class Differ {
       const std::int32_t in_b = b_.phase_index(phase.name);
       if (in_b < 0) line('-', fmt::format("phase {}", phase.name));
       else if (!(b_.phases[static_cast<std::size_t>(in_b)] == phase))
-        line('~', fmt::format("phase {}: when it runs or who drives it", phase.name));
+        line('~', fmt::format("phase {}: when it runs, who drives it or who plays it", phase.name));
     }
     for (const PhaseInfo& phase : b_.phases)
       if (a_.phase_index(phase.name) < 0) line('+', fmt::format("phase {}", phase.name));
@@ -64,6 +67,7 @@ class Differ {
     if (a == b) return;
     where_ = fmt::format("program {}: ", index);
     scalar("events", a.num_events, b.num_events);
+    scalar("role", a.role, b.role);
     for (int s = 0; s < num_sections; ++s) {
       const auto i = static_cast<std::size_t>(s);
       if (a.section_bytes[i] != b.section_bytes[i])
@@ -96,7 +100,7 @@ class Differ {
                        name_of(b.category), name_of(b.section), b.offset);
   }
 
-  /// Things with names, the n-th of a name with the n-th: describe(thing) for those that only one side has,
+  /// Things with names, the n-th of a name with the n-th: describe_one(thing) for those that only one side has,
   /// on_change(a, b) for those that both have and that differ.
   template <class Thing, class Describe, class OnChange>
   void by_name(const char* what, const std::vector<Thing>& a, const std::vector<Thing>& b, Describe&& describe_one,

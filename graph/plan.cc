@@ -84,6 +84,7 @@ void add(Hasher& h, const Call& c) {
 }
 
 void add(Hasher& h, const Program& p) {
+  if (p.role != 0) h.add(std::int64_t{p.role});
   h.add(static_cast<std::int64_t>(p.buffers.size()));
   for (const Buffer& b : p.buffers) add(h, b);
   for (std::int64_t bytes : p.section_bytes) h.add(bytes);
@@ -126,6 +127,18 @@ const std::vector<Rank>& Plan::group_of(GroupId family, Rank r) const {
   return none;
 }
 
+const Player* PhaseInfo::player(std::int32_t role) const {
+  const auto found = std::ranges::find(players, role, &Player::role);
+  return found == players.end() ? nullptr : &*found;
+}
+
+std::int32_t Plan::most_steps_back(std::int32_t role) const {
+  std::int32_t most = 0;
+  for (const PhaseInfo& phase : phases)
+    if (const Player* p = phase.player(role)) most = std::max(most, p->steps_back);
+  return most;
+}
+
 std::int32_t Plan::phase_index(std::string_view name) const {
   for (std::size_t i = 0; i < phases.size(); ++i)
     if (phases[i].name == name) return static_cast<std::int32_t>(i);
@@ -148,7 +161,11 @@ std::string plan_hash(const Plan& plan) {
     h.add(std::string_view(phase.name));
     h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
     if (phase.every != 1) h.add(std::int64_t{phase.every});
+    if (phase.players == PhaseInfo{}.players) continue;
+    for (const Player& p : phase.players) h.add(std::int64_t{p.role}), h.add(std::int64_t{p.steps_back});
   }
+  if (plan.roles != Plan{}.roles)
+    for (const std::string& role : plan.roles) h.add(std::string_view(role));
   std::vector<std::string> programs(plan.programs.size());
   in_parallel(programs.size(), [&](std::size_t i) {
     Hasher one;

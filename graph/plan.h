@@ -1,6 +1,6 @@
 // Plan: everything one RL iteration does, on every rank, as data. The simulator and the backends interpret it.
 //
-//   Plan ── phases (names and order, the same for all ranks)
+//   Plan ── phases (names and order, the same for all ranks), and which roles play them
 //     └── programs, one per rank class ── buffers, bodies ── ops in one total order
 //           └── per phase: blocks ── calls: a body, and what its ports are bound to
 //
@@ -98,6 +98,15 @@ struct Block {
   friend bool operator==(const Block&, const Block&) = default;
 };
 
+/// A role's part in a phase. In iteration s of its walk it plays the phase of iteration s - steps_back: an engine that
+/// is a step ahead of the trainer receives in its iteration s the weights that the trainer sends in iteration s - 1.
+inline constexpr std::int32_t max_steps_back = 64;
+struct Player {
+  std::int32_t role = 0;        // index into Plan::roles
+  std::int32_t steps_back = 0;  // only in phases of iterations; at most max_steps_back
+  friend bool operator==(const Player&, const Player&) = default;
+};
+
 /// When a phase runs: once before the first iteration, in the iterations, or once after the last.
 enum class When : std::uint8_t { prologue, iteration, epilogue };
 
@@ -108,6 +117,10 @@ struct PhaseInfo {
   /// Of an iteration's phase: it runs in the first iteration of a walk and in iterations 1, 1 + every, 1 + 2 every, …
   /// All phases of a plan that do not run each time share one such number.
   std::int32_t every = 1;
+  /// The roles that play it, ascending. Where they are several they meet in it, through what it communicates, and in
+  /// nothing else: a phase of one iteration is a task, and what roles play together is the order between their tasks.
+  std::vector<Player> players = {{}};
+  const Player* player(std::int32_t role) const;  // nullptr: the role takes no part
   bool runs_in(std::int32_t step, std::int32_t first_step) const {
     return every == 1 || step == first_step || (step - 1) % every == 0;
   }
@@ -124,8 +137,9 @@ struct SlotLimit {
   friend bool operator==(const SlotLimit&, const SlotLimit&) = default;
 };
 
-/// The work of one class of ranks: phases[phase][block].
+/// The work of one class of ranks: phases[phase][block]. A phase that its role does not play is empty.
 struct Program {
+  std::int32_t role = 0;  // index into Plan::roles
   std::vector<Buffer> buffers;
   std::vector<SlotLimit> slot_limits;
   std::vector<Body> bodies;
@@ -148,6 +162,9 @@ struct Plan {
   std::int64_t device_capacity_bytes = 0, host_capacity_bytes = 0;  // of one rank; 0: unlimited
   std::int64_t overhead_bytes = 0;                                  // of one rank, outside the arena (profile)
   std::vector<GroupFamily> groups;
+  /// Who works: "trainer", "engines"; one, where all ranks do everything by turns. Each walks the phases that it plays,
+  /// in the plan's order, at its own pace (exec/session.h).
+  std::vector<std::string> roles = {"job"};
   std::vector<PhaseInfo> phases;
   std::vector<Program> programs;
   std::vector<std::int32_t> program_of_rank;
@@ -156,6 +173,9 @@ struct Plan {
   const Program& program(Rank r) const {
     return programs[static_cast<std::size_t>(program_of_rank[static_cast<std::size_t>(r)])];
   }
+  std::int32_t role_of(Rank r) const { return program(r).role; }
+  /// By how many iterations a role's last task of an iteration may come behind its first: Player::steps_back, the most.
+  std::int32_t most_steps_back(std::int32_t role) const;
   /// The members of r's group in a family, in order; empty when r takes no part.
   const std::vector<Rank>& group_of(GroupId, Rank r) const;
   /// Index of a phase by name, or -1.

@@ -160,6 +160,7 @@ void append(std::string& out, const Program& p) {
   append_key(out, "section_bytes");
   append_array(out, p.section_bytes, [&](std::int64_t v) { append_json(out, v); });
   out += ",\"num_events\":", append_json(out, p.num_events);
+  if (p.role != 0) out += ",\"role\":", append_json(out, p.role);
   out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, b); });
   if (!p.slot_limits.empty())
     out += ",\"slot_limits\":", append_array(out, p.slot_limits, [&](const SlotLimit& limit) { append(out, limit); });
@@ -219,11 +220,17 @@ std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
     });
     out += '}';
   });
+  if (plan.roles != Plan{}.roles)
+    out += ",\"roles\":", append_array(out, plan.roles, [&](const std::string& role) { append_json(out, role); });
   out += ",\"phases\":", append_array(out, plan.phases, [&](const PhaseInfo& phase) {
     out += "{\"name\":", append_json(out, phase.name);
     out += ",\"when\":", append_json(out, name_of_when(phase.when));
     out += phase.driven ? ",\"driven\":true" : ",\"driven\":false";
     if (phase.every != 1) out += ",\"every\":", append_json(out, phase.every);
+    if (phase.players != PhaseInfo{}.players)
+      out += ",\"players\":", append_array(out, phase.players, [&](const Player& p) {
+        append_array(out, std::array{p.role, p.steps_back}, [&](std::int32_t n) { append_json(out, n); });
+      });
     out += '}';
   });
   out += ",\"program_of_rank\":", append_array(out, plan.program_of_rank, [&](auto c) { append_json(out, c); });

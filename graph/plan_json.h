@@ -11,7 +11,9 @@
 //   mark    [before, "record" or "wait", stream, event]
 //   move    [from, to], each [tensor, row_begin, row_end, col_begin, col_end, offset, pitch] and, where it is cut,
 //           [who, family, count, repeat, rows, cols, pitch, last_row] behind that
-// and, where the plan was saved by a command, made_from: {hash, facts}, what it was made from (PlanFacts).
+// A plan of one role, "job", names none; else there are roles: [name…], in a program its role, in a phase
+// players: [[role, steps_back]…].
+// And, where the plan was saved by a command, made_from: {hash, facts}, what it was made from (PlanFacts).
 // Enumerators are written by name, so that a file outlives their renumbering.
 #pragma once
 #include <map>

@@ -19,6 +19,7 @@ using decode::Value;
 constexpr decode::Codes codes{"E502", "E503"};
 constexpr std::int64_t largest = std::int64_t{1} << 60;      // bytes or elements: sums of two still fit 64 bits
 constexpr std::int64_t most_ranks = std::int64_t{1} << 20;   // of a plan
+constexpr std::size_t most_roles = 1 << 10;                  // of a plan
 constexpr std::int64_t most_steps = 1'000'000'000;           // of a run
 constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
 constexpr std::int64_t most_slots = std::int64_t{1} << 20;   // of a body
@@ -272,6 +273,7 @@ Program read_program(const Value& v, const Plan& plan) {
   sections.array(num_sections, num_sections);
   for (std::size_t s = 0; s < p.section_bytes.size(); ++s) p.section_bytes[s] = sections.at(s).integer(0, largest);
   p.num_events = v["num_events"].int32(0, most_events);
+  if (v.has("role")) p.role = v["role"].int32(0, static_cast<std::int32_t>(plan.roles.size()) - 1);
   p.buffers.reserve(buffers.array());
   for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
   if (v.has("slot_limits")) {
@@ -300,31 +302,45 @@ GroupFamily read_family(const Value& v, Rank num_ranks) {
   return family;
 }
 
-PhaseInfo read_phase(const Value& v) {
+PhaseInfo read_phase(const Value& v, std::int32_t num_roles) {
   const Value when = v["when"];
   PhaseInfo phase{v["name"].text(), When::iteration, v["driven"].boolean()};
   if (when.text() == "prologue") phase.when = When::prologue;
   else if (when.text() == "epilogue") phase.when = When::epilogue;
   else if (when.text() != "iteration") when.out_of_range("should be \"prologue\", \"iteration\" or \"epilogue\"");
   if (v.has("every")) phase.every = v["every"].int32(2, most_steps);
+  if (!v.has("players")) return phase;
+  const Value players = v["players"];
+  phase.players.resize(players.array(0, static_cast<std::size_t>(num_roles)));
+  for (std::size_t i = 0; i < phase.players.size(); ++i) {
+    const Value player = players.at(i);
+    player.array(2, 2);
+    phase.players[i] = {player.at(0).int32(0, num_roles - 1), player.at(1).int32(0, max_steps_back)};
+  }
   return phase;
 }
 
-Plan read_plan(const Value& v) {
+Plan read_plan(const Value& document) {
   Plan plan;
-  plan.scenario = v["scenario"].text();
-  plan.chunk_bytes = v["chunk_bytes"].integer(1, largest);
-  plan.device_capacity_bytes = v["device_capacity_bytes"].integer(0, largest);
-  plan.host_capacity_bytes = v["host_capacity_bytes"].integer(0, largest);
-  plan.overhead_bytes = v["overhead_bytes"].integer(0, largest);
-  const Value groups = v["groups"], phases = v["phases"], ranks = v["program_of_rank"], programs = v["programs"];
+  plan.scenario = document["scenario"].text();
+  plan.chunk_bytes = document["chunk_bytes"].integer(1, largest);
+  plan.device_capacity_bytes = document["device_capacity_bytes"].integer(0, largest);
+  plan.host_capacity_bytes = document["host_capacity_bytes"].integer(0, largest);
+  plan.overhead_bytes = document["overhead_bytes"].integer(0, largest);
+  const Value groups = document["groups"], phases = document["phases"], ranks = document["program_of_rank"],
+              programs = document["programs"];
   const auto num_programs = static_cast<std::int64_t>(programs.array());
   ranks.array(0, most_ranks);
   for (std::size_t r = 0; r < ranks.size(); ++r) plan.program_of_rank.push_back(ranks.at(r).int32(0, num_programs - 1));
   for (std::size_t g = 0; g < groups.array(0, std::numeric_limits<std::int16_t>::max()); ++g)
     plan.groups.push_back(read_family(groups.at(g), plan.num_ranks()));
+  if (document.has("roles")) {
+    const Value roles = document["roles"];
+    plan.roles.resize(roles.array(1, most_roles));
+    for (std::size_t i = 0; i < plan.roles.size(); ++i) plan.roles[i] = roles.at(i).text();
+  }
   for (std::size_t i = 0; i < phases.array(0, std::numeric_limits<std::int16_t>::max()); ++i)
-    plan.phases.push_back(read_phase(phases.at(i)));
+    plan.phases.push_back(read_phase(phases.at(i), static_cast<std::int32_t>(plan.roles.size())));
   for (std::size_t i = 0; i < programs.size(); ++i) plan.programs.push_back(read_program(programs.at(i), plan));
   return plan;
 }

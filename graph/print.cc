@@ -60,6 +60,17 @@ std::string print_when(const PhaseInfo& phase) {
   return phase.every == 1 ? "iteration" : fmt::format("every {} iterations", phase.every);
 }
 
+/// "; trainer, engines 1 iteration back"; "" in a plan of one role.
+std::string print_players(const Plan& plan, const PhaseInfo& phase) {
+  if (plan.roles.size() == 1) return "";
+  std::string out;
+  for (const Player& p : phase.players) {
+    out += fmt::format("{}{}", out.empty() ? "; " : ", ", plan.roles[static_cast<std::size_t>(p.role)]);
+    if (p.steps_back > 0) out += fmt::format(" {} iteration{} back", p.steps_back, p.steps_back == 1 ? "" : "s");
+  }
+  return out;
+}
+
 std::string print_enters(const Block& block) {
   if (block.enters == Enters::nothing) return "";
   return fmt::format(", unless {} is {}", name_of(block.section), name_of(block.enters));
@@ -131,8 +142,9 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   std::vector<Rank> ranks;
   for (Rank r = 0; r < plan.num_ranks(); ++r)
     if (plan.program_of_rank[static_cast<std::size_t>(r)] == static_cast<std::int32_t>(index)) ranks.push_back(r);
-  std::string out = fmt::format("program {} (ranks {}): {} buffers, {} bodies, {} events\n", index, print_runs(ranks),
-                                program.buffers.size(), program.bodies.size(), program.num_events);
+  const std::string role = plan.roles.size() == 1 ? "" : plan.roles[static_cast<std::size_t>(program.role)] + ", ";
+  std::string out = fmt::format("program {} ({}ranks {}): {} buffers, {} bodies, {} events\n", index, role,
+                                print_runs(ranks), program.buffers.size(), program.bodies.size(), program.num_events);
   for (int s = 0; s < num_sections; ++s)
     if (const std::int64_t bytes = program.section_bytes[static_cast<std::size_t>(s)]; bytes > 0)
       out += fmt::format("    section {:<16} {:>12}  {}\n", name_of(static_cast<Section>(s)), bytes_text(bytes),
@@ -144,7 +156,9 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   for (std::size_t p = 0; p < program.phases.size(); ++p) {
     const PhaseInfo& phase = plan.phases[p];
     if (!options.phase.empty() && phase.name != options.phase) continue;
-    out += fmt::format("  phase {} ({}{})\n", phase.name, print_when(phase), phase.driven ? ", driven" : "");
+    if (phase.player(program.role) == nullptr) continue;
+    out += fmt::format("  phase {} ({}{}{})\n", phase.name, print_when(phase), phase.driven ? ", driven" : "",
+                       print_players(plan, phase));
     for (const Block& block : program.phases[p]) {
       out +=
           fmt::format("    block {}: {} call{}, {} ops{}\n", block.name.empty() ? "-" : block.name, block.calls.size(),

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <set>
-#include <tuple>
 
 #include "base/parallel.h"
 #include "graph/catalogue.h"
-#include "graph/verify_walks.h"
+#include "graph/verify_parts.h"
 
 namespace hotbunk {
 namespace {
@@ -161,45 +160,6 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
       }
 }
 
-/// One collective as its group must agree on it: where, what and how many bytes.
-struct Said {
-  std::size_t phase;
-  std::string_view block;
-  StreamId stream;
-  OpKind kind;
-  std::int64_t bytes;
-  friend bool operator==(const Said&, const Said&) = default;
-};
-
-/// What a rank says to each group family, per phase, block and stream in order.
-std::vector<std::vector<Said>> conversations(const Plan& plan, const Program& program) {
-  std::vector<std::vector<Said>> out(plan.groups.size());
-  for (std::size_t p = 0; p < program.phases.size(); ++p)
-    for (const Block& block : program.phases[p])
-      each_op(program, block, [&](const BoundOp& op) {
-        if (is_communication(op->kind) && op->kind != OpKind::peer_copy && op->group >= 0)
-          out[static_cast<std::size_t>(op->group)].push_back(
-              {p, block.name, op->stream, op->kind, op->inputs.empty() ? 0 : op->inputs[0].capacity_bytes()});
-      });
-  const auto place = [](const Said& s) { return std::tuple(s.phase, s.block, s.stream); };
-  for (auto& said : out) std::ranges::stable_sort(said, {}, place);
-  return out;
-}
-
-void check_conversations(const Plan& plan, Faults& faults) {
-  std::vector<std::vector<std::vector<Said>>> said;  // of each program, to each family
-  for (const Program& program : plan.programs) said.push_back(conversations(plan, program));
-  const auto of = [&](Rank r) { return static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)]); };
-  for (std::size_t f = 0; f < plan.groups.size(); ++f)
-    for (const auto& members : plan.groups[f].groups) {
-      std::set<std::size_t> seen;
-      for (Rank r : members)
-        if (seen.insert(of(r)).second && said[of(r)][f] != said[of(members[0])][f])
-          faults.add(fmt::format("group {}: ranks {} and {} do not issue the same collectives in the same order",
-                                 plan.groups[f].name, members[0], r));
-    }
-}
-
 /// check(i, faults) for i of [0, n); what they found, in the order of i.
 template <class Check>
 std::vector<std::string> faults_of(std::size_t n, std::size_t limit, Check&& check) {
@@ -219,6 +179,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
     if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
       faults.add(fmt::format("a rank names program {}", p));
   check_periods(plan, faults);
+  check_roles(plan, faults);
   if (auto found = faults.take(); !found.empty()) return found;
   auto found = faults_of(plan.programs.size(), limit, [&](std::size_t i, Faults& f) { check_shape(plan, i, f); });
   if (!found.empty()) return found;
@@ -229,6 +190,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
   });
   if (!found.empty()) return found;
   check_conversations(plan, faults);
+  check_pairs(plan, faults);
   return faults.take();
 }
 

@@ -8,7 +8,7 @@
 #include "graph/clock.h"
 #include "graph/print.h"
 #include "graph/true_order.h"
-#include "graph/verify_walks.h"
+#include "graph/verify_parts.h"
 
 namespace hotbunk {
 namespace {

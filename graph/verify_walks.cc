@@ -1,5 +1,3 @@
-#include "graph/verify_walks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "graph/conflicts.h"
 #include "graph/print.h"
 #include "graph/section_states.h"
+#include "graph/verify_parts.h"
 #include "graph/written.h"
 
 namespace hotbunk {
@@ -20,7 +19,7 @@ namespace {
 template <class OnBlock, class OnEnd>
 void walk(const Plan& plan, const Program& program, OnBlock&& on_block, OnEnd&& on_end) {
   SectionStates states(program);
-  for (const WalkTurn& turn : walk_turns(plan)) {
+  for (const WalkTurn& turn : walk_turns(plan, program)) {
     for (const BlockVisit& visit : block_visits(plan, program, turn)) {
       const Block& block = block_at(program, visit);
       if (states.skips(block)) continue;

@@ -19,7 +19,7 @@ using Observer = std::function<void(const MemoryMeter&, std::int16_t phase, cons
 RankMemory walk(const Plan& plan, const Program& program, const Observer& after_op) {
   MemoryMeter meter;
   SectionStates states(program);
-  for (const WalkTurn& turn : walk_turns(plan)) {
+  for (const WalkTurn& turn : walk_turns(plan, program)) {
     std::int16_t phase = -1;
     for (const BlockVisit& visit : block_visits(plan, program, turn)) {
       if (visit.phase != phase) meter.enter(0, phase = visit.phase);

@@ -256,3 +256,74 @@ TEST_CASE("jobs that take turns in any order each do what they do alone") {
     RC_ASSERT(of_job(log, 'a') == alone);
   }));
 }
+
+namespace {
+
+/// One rank a role. work: the trainer's; shift: both, the engine's some iterations back; load and export: each.
+Plan plan_of_roles(std::int32_t steps_back) {
+  Plan plan = plan_of(2);
+  plan.roles = {"trainer", "engine"};
+  plan.programs.push_back(plan.programs[0]);
+  plan.programs[1].role = 1;
+  plan.programs[1].phases[1].clear();
+  plan.program_of_rank = {0, 1};
+  for (PhaseInfo& p : plan.phases) p.players = {{0, 0}, {1, 0}};
+  plan.phases[1].players = {{0, 0}};
+  plan.phases[2].players[1].steps_back = steps_back;
+  return plan;
+}
+
+/// Only which phase of which iteration began.
+Log phases_of(const Log& log, const std::string& who) {
+  Log out;
+  for (const std::string& line : log)
+    if (line.starts_with(who + ": step")) out.push_back(line.substr(who.size() + 2));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a role plays its phases only, each of the iteration that it is to play it of") {
+  const Plan plan = plan_of_roles(2);
+  Log log;
+  Turns driver(1);
+  const auto device = [&](Rank r) {
+    std::vector<std::unique_ptr<Device>> out;
+    out.push_back(std::make_unique<Notes>("a", r, log));
+    return out;
+  };
+  std::vector<std::int32_t> ended;
+  RunOptions options = steps(5, 3);
+  options.on_step_end = [&](std::int32_t step) { return ended.push_back(step), Status{}; };
+  IterationEnds ends(2);
+  Session trainer(plan, driver, device(0), options, &ends), engine(plan, driver, device(1), options, &ends);
+  const auto finish = [](Session& s) {
+    for (bool more = true; more;) {
+      const auto advanced = s.advance();
+      REQUIRE(advanced);
+      more = *advanced;
+    }
+  };
+  finish(trainer);
+  CHECK(ended.empty());  // the engine has its part to play
+  finish(engine);
+  CHECK(ended == std::vector<std::int32_t>{3, 4, 5});
+  CHECK(driver.steps == ended);
+  CHECK(phases_of(log, "a0") == Log{"step 0 phase 0", "step 3 phase 1", "step 3 phase 2", "step 4 phase 1",
+                                    "step 4 phase 2", "step 5 phase 1", "step 5 phase 2", "step 6 phase 3"});
+  // In its iterations 3 and 4 there is nothing two back; behind the fifth what is left.
+  CHECK(phases_of(log, "a1") ==
+        Log{"step 0 phase 0", "step 3 phase 2", "step 4 phase 2", "step 5 phase 2", "step 8 phase 3"});
+}
+
+TEST_CASE("a driver that ends a run early ends it for all parts of the iterations that were begun") {
+  const Plan plan = plan_of_roles(1);
+  Log log;
+  Turns driver(1, 2);
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::make_unique<Notes>("a", 1, log));
+  Session engine(plan, driver, std::move(devices), steps(9));
+  for (bool more = true; more; more = *engine.advance()) {
+  }
+  CHECK(phases_of(log, "a1") == Log{"step 0 phase 0", "step 1 phase 2", "step 2 phase 2", "step 4 phase 3"});
+}

@@ -113,7 +113,13 @@ TEST_CASE("what would be used as an index is checked") {
   refused("/groups/0/groups/0/1", 2, "E503");
   refused("/phases/0/when", "sometimes", "E503");
   refused("/phases/0/driven", 1, "E502");
-  refused("/phases/0/every", 1, "E503");  // 1 is not written
+  refused("/phases/0/every", 1, "E503");           // 1 is not written
+  refused("/phases/0/players", {{1, 0}}, "E503");  // one role, "job"
+  refused("/phases/0/players", {{0, max_steps_back + 1}}, "E503");
+  refused("/phases/0/players", {{0}}, "E503");
+  refused("/roles", nlohmann::json::array(), "E503");
+  refused("/roles", {1}, "E502");
+  refused("/programs/0/role", 1, "E503");
   refused("/program_of_rank/1", 1, "E503");
   refused("/program_of_rank/1", -1, "E503");
   refused("/programs/0/section_bytes", {0}, "E503");

@@ -131,8 +131,26 @@ TEST_CASE("a phase of every third iteration is another plan, and says so") {
   Plan b = a;
   b.phases[1].every = 3;
   CHECK(plan_hash(a) != plan_hash(b));
-  CHECK(diff_plans(a, b) == "~ phase train: when it runs or who drives it\n");
+  CHECK(diff_plans(a, b) == "~ phase train: when it runs, who drives it or who plays it\n");
   CHECK(print_plan(b).find("  phase train (every 3 iterations, driven)\n") != std::string::npos);
+}
+
+TEST_CASE("who plays what is printed, and part of the plan") {
+  const Plan a = small_plan();
+  Plan b = a;
+  b.roles = {"trainer", "engines"};
+  b.phases[1].players = {{0, 0}, {1, 1}};
+  CHECK(plan_hash(a) != plan_hash(b));
+  CHECK(diff_plans(a, b) ==
+        "~ roles: job -> trainer, engines\n~ phase train: when it runs, who drives it or who plays it\n");
+  const std::string printed = print_plan(b);
+  CHECK_THAT(printed, Catch::Contains("program 0 (trainer, ranks 0-3): "));
+  CHECK_THAT(printed, Catch::Contains("  phase train (iteration, driven; trainer, engines 1 iteration back)\n"));
+  Plan c = b;
+  c.programs[0].role = 1;
+  CHECK(plan_hash(b) != plan_hash(c));
+  CHECK(diff_plans(b, c) == "~ program 0: role: 0 -> 1\n");
+  CHECK(print_plan(c).find("  phase load") == std::string::npos);  // the trainer's alone
 }
 
 TEST_CASE("the difference is empty exactly for equal plans") {

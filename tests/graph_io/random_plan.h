@@ -28,10 +28,22 @@ class PlanMaker {
       p.phases.push_back({name(), static_cast<When>(below(3)), below(2) == 1,
                           below(2) == 1 ? 1 : static_cast<std::int32_t>(2 + below(9))});
     for (int i = 0; i < programs; ++i) p.programs.push_back(program(p));
+    if (below(2) == 1) take_roles(p);
     return p;
   }
 
  private:
+  void take_roles(Plan& p) {
+    p.roles.clear();
+    for (std::int64_t i = 0, n = 1 + below(3); i < n; ++i) p.roles.push_back(name());
+    for (Program& program : p.programs) program.role = static_cast<std::int32_t>(below(std::ssize(p.roles)));
+    for (PhaseInfo& phase : p.phases) {
+      phase.players.clear();
+      for (std::int32_t r = 0; r < std::ssize(p.roles); ++r)
+        if (below(2) == 1) phase.players.push_back({r, static_cast<std::int32_t>(below(max_steps_back + 1))});
+    }
+  }
+
   std::int64_t below(std::int64_t n) {
     const Philox4 words = random_words(seed_, RngPurpose::test, counter_++, 0);
     return static_cast<std::int64_t>(((std::uint64_t{words[0]} << 32 | words[1]) >> 1) % static_cast<std::uint64_t>(n));

@@ -1,5 +1,4 @@
 // Random programs: the engine against the slow, obvious simulator of oracle.cc.
-#include "tests/blocks.h"
 #include "tests/sim/oracle.h"
 
 #include <rapidcheck.h>
@@ -7,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "tests/blocks.h"
 #include "tests/sim/toy.h"
 
 using namespace hotbunk;
@@ -73,9 +73,8 @@ struct ByPlace final : OpCost {
     }
   }
   std::int64_t nanoseconds(const Plan& plan, Rank r, const Op& o, const Args&) const override {
-    return random
-        .cost[static_cast<std::size_t>(r)][places[static_cast<std::size_t>(r)].at(static_cast<std::size_t>(
-            &o - plan.program(r).bodies[0].ops.data()))];
+    return random.cost[static_cast<std::size_t>(r)][places[static_cast<std::size_t>(r)].at(
+        static_cast<std::size_t>(&o - plan.program(r).bodies[0].ops.data()))];
   }
 };
 

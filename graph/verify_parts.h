@@ -1,5 +1,5 @@
-// The parts of the verifier (verify.h) that walk a program as a rank would: prologue, two iterations (the second sees
-// what the first left), epilogue. Their programs have passed the checks of every op's shape.
+// The parts of the verifier (verify.h). Those of one program walk it as a rank would: prologue, two iterations (the
+// second sees what the first left), epilogue; their programs have passed the checks of every op's shape.
 #pragma once
 #include <string>
 #include <utility>
@@ -24,6 +24,14 @@ class Faults {
   std::size_t limit_;
   std::vector<std::string> lines_;
 };
+
+// verify_meetings.cc: between ranks.
+/// Roles, what they play, and that none waits for itself through another (before programs are known to be whole).
+void check_roles(const Plan&, Faults&);
+/// That the members of a group issue the same collectives in the same order.
+void check_conversations(const Plan&, Faults&);
+/// That what is sent is received: between two ranks the same bytes in the same order, in the same phases and blocks.
+void check_pairs(const Plan&, Faults&);
 
 /// What is alive and mapped, and the order between streams.
 void check_memory_and_order(const Plan&, std::size_t program, Faults&);
