@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "base/lines.h"
 
 namespace hotbunk {
 namespace {
@@ -29,8 +30,7 @@ std::pair<std::int64_t, std::string> kept_lines(const std::filesystem::path& pat
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return {bytes, last};  // a stream would wait at a pipe
   std::ifstream file(path, std::ios::binary);
-  while (std::getline(file, line)) {
-    if (file.eof()) break;  // no end of line: it was being written
+  while (next_line(file, line) == LineRead::whole) {  // else it was being written
     const auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() ||
         json["step"].get<std::int64_t>() > step)

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/lines.h"
 #include "base/rng.h"
 #include "lowering/sample_rows.h"
 #include "spec/json_read.h"
@@ -104,7 +105,14 @@ Result<LengthsReader> LengthsReader::open(const std::filesystem::path& path) {
 
 Result<std::optional<SampleLengths>> LengthsReader::next() {
   std::string text;
-  if (!std::getline(file_, text)) return std::optional<SampleLengths>();
+  const LineRead read = next_line(file_, text);
+  if (read == LineRead::none) return std::optional<SampleLengths>();
+  if (read == LineRead::too_long)
+    return fail(Diagnostic{.code = "E102",
+                           .message = fmt::format("a line has more than {} B", most_line_bytes),
+                           .where = {path_.string(), line_ + 1, 0},
+                           .notes = {},
+                           .help = "give the lengths.jsonl of a run folder"});
   ++step_;
   auto one = read_line(text, path_.string(), ++line_, step_);
   if (!one) return fail(std::move(one.error()));

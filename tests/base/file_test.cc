@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "base/diagnostic.h"
+#include "base/lines.h"
 #include "base/partial_file.h"
 #include "base/printable.h"
 
@@ -147,4 +148,20 @@ TEST_CASE("what a terminal would obey is printed escaped") {
                      .help = "\x1bhelp"};
   CHECK(render(d).find('\x1b') == std::string::npos);
   CHECK(render(d).find("--> a\\x1b.yaml:1:2") != std::string::npos);
+}
+
+TEST_CASE("lines end, are cut short or have a most") {
+  std::istringstream file("one\n\nthree, which is longer\nlast");
+  std::string line;
+  CHECK(next_line(file, line) == LineRead::whole);
+  CHECK(line == "one");
+  CHECK(next_line(file, line) == LineRead::whole);
+  CHECK(line.empty());
+  CHECK(next_line(file, line, 5) == LineRead::too_long);
+  CHECK(line == "three");
+  CHECK(next_line(file, line) == LineRead::whole);  // behind the byte that was too many
+  CHECK(line == " which is longer");
+  CHECK(next_line(file, line, 4) == LineRead::cut);
+  CHECK(line == "last");
+  CHECK(next_line(file, line) == LineRead::none);
 }

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <fstream>
 
 #include "base/file.h"
+#include "base/lines.h"
 #include "exec/length_driver.h"
 #include "lowering/sample_rows.h"
 #include "tests/blocks.h"
@@ -171,6 +173,17 @@ TEST_CASE("phases that are not driven run once, checkpoints when they are due") 
   CHECK(((*driver)->ends_after(3) && !(*driver)->ends_after(2)));
   CHECK(decisions(**driver, 0, 3, 5).size() == 1);
   CHECK(decisions(**driver, 0, 5, 5).empty());
+}
+
+TEST_CASE("lengths without an end of line are refused before they fill the memory") {
+  const auto file = std::filesystem::temp_directory_path() / "hotbunk_drivers_test_sparse.jsonl";
+  std::ofstream(file).close();
+  std::filesystem::resize_file(file, most_line_bytes + 1);
+  for (const auto& error : {read_lengths(file).error(), recorded_lengths(file, scenario()).error()}) {
+    CHECK(error.front().code == "E102");
+    CHECK(error.front().where.line == 1);
+  }
+  std::filesystem::remove(file);
 }
 
 TEST_CASE("recorded lengths come back from their file and replay the same decisions") {
