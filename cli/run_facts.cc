@@ -102,7 +102,7 @@ std::vector<std::string> differences(const PlanFacts& then, const std::string& i
 Status check_agreement(World& world, const PlanFacts& ours) {
   if (world.size() == 1) return {};
   if (world.rank() == 0) world.set("facts", Json(ours).dump());
-  const Json text = Json::parse(world.get("facts", 0), nullptr, false);
+  const Json text = Json::parse(world.get("facts", {0}), nullptr, false);
   if (!text.is_object()) throw RuntimeFailure("rank 0 does not say what it runs");
   const auto first = text.get<PlanFacts>();
   const auto own = differences(first, "rank 0 has", ours, fmt::format("rank {} has", world.rank()));

@@ -45,7 +45,8 @@ class Driver {
   virtual bool wants_results() const = 0;
   /// An iteration's phases are done, and so is RunOptions::on_step_end. A failure ends the run.
   virtual Status step_ended(std::int32_t /*step*/) { return {}; }
-  /// Asked after that: whether it is the last one, before RunOptions::steps are. All ranks must answer the same.
+  /// Asked after that: whether it is the last one, before RunOptions::steps are. All ranks must answer the same. Only
+  /// asked where a plan has one role: several would have to agree before the one that is ahead has begun another.
   virtual bool ends_after(std::int32_t /*step*/) const { return false; }
   /// Figures per step, and the trained tokens, for the trace.
   virtual void report(Trace&) const = 0;

@@ -28,8 +28,9 @@ Status check_supported(const Plan& plan, const Backend& backend) {
   return {};
 }
 
-/// A session for each role of which the process plays ranks, by turns, a block each: they wait for one another where
-/// they communicate.
+/// A session for each role of which the process plays ranks. Next is always the one whose walk is least far, so that no
+/// driver and no queue holds many iterations. Where a sync waits for ranks of another role, they must be in another
+/// process: only in virtual time may one session stop short of what the other has not said yet.
 class Sessions {
  public:
   Sessions(const Plan& plan, Driver& driver, std::vector<std::unique_ptr<Device>> devices, const RunOptions& options) {
@@ -44,19 +45,18 @@ class Sessions {
   }
 
   Status play() {
-    for (std::vector<Session*> left = all(); !left.empty();)
-      for (auto session = left.begin(); session != left.end();) {
-        auto advanced = (*session)->advance();
-        if (!advanced) return tl::unexpected(advanced.error());
-        session = *advanced ? session + 1 : left.erase(session);
-      }
+    while (Session* next = least_far()) {
+      auto advanced = next->advance();
+      if (!advanced) return tl::unexpected(advanced.error());
+    }
     return {};
   }
 
  private:
-  std::vector<Session*> all() const {
-    std::vector<Session*> out;
-    for (const auto& session : sessions_) out.push_back(session.get());
+  Session* least_far() const {
+    Session* out = nullptr;
+    for (const auto& session : sessions_)
+      if (!session->over() && (!out || session->walk_step() < out->walk_step())) out = session.get();
     return out;
   }
 

@@ -85,6 +85,7 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
       scenario_(scenario),
       num_kv_blocks_(kv_blocks_of(plan)),
       cursors_(static_cast<std::size_t>(plan.num_ranks())) {
+  HB_CHECK(plan.roles.size() == 1, "{} roles: every rank of a job rolls out and trains", plan.roles.size());
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
 }
 

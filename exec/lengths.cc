@@ -107,9 +107,11 @@ Result<std::optional<SampleLengths>> LengthsReader::next() {
   std::string text;
   const LineRead read = next_line(file_, text);
   if (read == LineRead::none) return std::optional<SampleLengths>();
-  if (read == LineRead::too_long)
-    return fail(Diagnostic{.code = "E102",
-                           .message = fmt::format("a line has more than {} B", most_line_bytes),
+  if (read == LineRead::too_long || read == LineRead::failed)
+    return fail(Diagnostic{.code = read == LineRead::failed ? "E101" : "E102",
+                           .message = read == LineRead::failed
+                                          ? "cannot read the file to its end"
+                                          : fmt::format("a line has more than {} B", most_line_bytes),
                            .where = {path_.string(), line_ + 1, 0},
                            .notes = {},
                            .help = "give the lengths.jsonl of a run folder"});

@@ -111,12 +111,13 @@ Status Session::end_iteration() {
       if (auto s = options_.on_step_end(ended); !s) return s;
     if (auto s = driver_.step_ended(ended); !s) return s;
   }
-  if (step_ < options_.steps && driver_.ends_after(step_)) options_.steps = step_;
-  if (++step_ > options_.steps + most_back_) when_ = When::epilogue;
+  if (plan_.roles.size() == 1 && step_ < options_.steps && driver_.ends_after(step_)) options_.steps = step_;
+  if (++step_ > options_.steps + most_back_) when_ = When::epilogue, step_ = options_.steps + 1;
   return {};
 }
 
 void Session::enter_phase() {
+  in_phase_ = true;
   const std::int32_t step = this->step();
   if (options_.on_phase) options_.on_phase(step, phase_);
   for (Seat& seat : seats_) {
@@ -124,7 +125,6 @@ void Session::enter_phase() {
     seat.args.reset(), seat.done = false, seat.blocks_run = 0;
   }
   turn_ = 0, left_ = seats_.size();
-  in_phase_ = true;
 }
 
 Status Session::leave_phase() {

@@ -42,7 +42,11 @@ class Session {
   Status settle();
 
   /// Where it is: the next block is of this step and phase; phase -1: before the first, between two, or over.
-  std::int32_t step() const { return phase_ >= 0 ? step_of(plan_.phases[static_cast<std::size_t>(phase_)]) : step_; }
+  std::int32_t step() const { return in_phase_ ? step_of(plan_.phases[static_cast<std::size_t>(phase_)]) : step_; }
+  /// The iteration of its own walk, which step() may be some steps back of. Sessions of one process are played so that
+  /// none is ahead by more than one.
+  std::int32_t walk_step() const { return step_; }
+  bool over() const { return over_; }
   std::int16_t phase() const { return in_phase_ ? phase_ : std::int16_t{-1}; }
 
  private:

@@ -39,6 +39,8 @@ std::vector<WalkTurn> walk_turns(const Plan& plan, const Program& program) {
   const bool periodic = std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return p.every > 1; });
   const std::int32_t back = plan.most_steps_back(program.role);
   std::vector<WalkTurn> out = {{.when = When::prologue}};
+  for (std::int32_t steps = 1; steps <= back; ++steps)  // runs of fewer iterations than lie between its phases
+    for (std::int32_t s = 0; s < back + steps; ++s) out.push_back({.least_back = s - steps + 1, .most_back = s});
   for (std::int32_t s = 0; s < back; ++s) out.push_back({.most_back = s});
   out.push_back({});
   out.push_back({.with_periodic = !periodic});

@@ -61,7 +61,8 @@ inline const Block& block_at(const Program& p, const BlockVisit& v) {
 }
 /// What a static walk of a program walks to have seen everything: the prologue, iterations until they repeat, the
 /// epilogue. Where phases do not run each time, one with them, one without, and one with them again. Phases that the
-/// program's role plays some steps back are not there in its first iterations, and alone in those behind the last.
+/// program's role plays some steps back are not there in its first iterations, and alone in those behind the last; runs
+/// of fewer iterations come first, each of which leaves all as it was.
 struct WalkTurn {
   When when = When::iteration;
   bool with_periodic = true;  // also the phases that do not run in every iteration

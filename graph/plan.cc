@@ -162,8 +162,10 @@ std::string plan_hash(const Plan& plan) {
     h.add(static_cast<std::int64_t>(phase.when) * 2 + (phase.driven ? 1 : 0));
     if (phase.every != 1) h.add(std::int64_t{phase.every});
     if (phase.players == PhaseInfo{}.players) continue;
+    h.add(static_cast<std::int64_t>(phase.players.size()));
     for (const Player& p : phase.players) h.add(std::int64_t{p.role}), h.add(std::int64_t{p.steps_back});
   }
+  if (plan.roles != Plan{}.roles) h.add(static_cast<std::int64_t>(plan.roles.size()));
   if (plan.roles != Plan{}.roles)
     for (const std::string& role : plan.roles) h.add(std::string_view(role));
   std::vector<std::string> programs(plan.programs.size());

@@ -19,7 +19,7 @@ using decode::Value;
 constexpr decode::Codes codes{"E502", "E503"};
 constexpr std::int64_t largest = std::int64_t{1} << 60;      // bytes or elements: sums of two still fit 64 bits
 constexpr std::int64_t most_ranks = std::int64_t{1} << 20;   // of a plan
-constexpr std::size_t most_roles = 1 << 10;                  // of a plan
+constexpr std::size_t most_roles = 64;                       // of a plan
 constexpr std::int64_t most_steps = 1'000'000'000;           // of a run
 constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
 constexpr std::int64_t most_slots = std::int64_t{1} << 20;   // of a body

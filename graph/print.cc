@@ -60,10 +60,10 @@ std::string print_when(const PhaseInfo& phase) {
   return phase.every == 1 ? "iteration" : fmt::format("every {} iterations", phase.every);
 }
 
-/// "; trainer, engines 1 iteration back"; "" in a plan of one role.
+/// "; trainer, engines 1 iteration back"; "" where one role, "job", plays it.
 std::string print_players(const Plan& plan, const PhaseInfo& phase) {
-  if (plan.roles.size() == 1) return "";
-  std::string out;
+  if (plan.roles == Plan{}.roles && phase.players == PhaseInfo{}.players) return "";
+  std::string out = phase.players.empty() ? "; nobody" : "";
   for (const Player& p : phase.players) {
     out += fmt::format("{}{}", out.empty() ? "; " : ", ", plan.roles[static_cast<std::size_t>(p.role)]);
     if (p.steps_back > 0) out += fmt::format(" {} iteration{} back", p.steps_back, p.steps_back == 1 ? "" : "s");
@@ -142,7 +142,7 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   std::vector<Rank> ranks;
   for (Rank r = 0; r < plan.num_ranks(); ++r)
     if (plan.program_of_rank[static_cast<std::size_t>(r)] == static_cast<std::int32_t>(index)) ranks.push_back(r);
-  const std::string role = plan.roles.size() == 1 ? "" : plan.roles[static_cast<std::size_t>(program.role)] + ", ";
+  const std::string role = plan.roles == Plan{}.roles ? "" : plan.roles[static_cast<std::size_t>(program.role)] + ", ";
   std::string out = fmt::format("program {} ({}ranks {}): {} buffers, {} bodies, {} events\n", index, role,
                                 print_runs(ranks), program.buffers.size(), program.bodies.size(), program.num_events);
   for (int s = 0; s < num_sections; ++s)
@@ -156,7 +156,7 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   for (std::size_t p = 0; p < program.phases.size(); ++p) {
     const PhaseInfo& phase = plan.phases[p];
     if (!options.phase.empty() && phase.name != options.phase) continue;
-    if (phase.player(program.role) == nullptr) continue;
+    if (phase.player(program.role) == nullptr && program.phases[p].empty()) continue;
     out += fmt::format("  phase {} ({}{}{})\n", phase.name, print_when(phase), phase.driven ? ", driven" : "",
                        print_players(plan, phase));
     for (const Block& block : program.phases[p]) {

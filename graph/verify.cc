@@ -127,6 +127,8 @@ void check_periods(const Plan& plan, Faults& faults) {
     if (p.every < 1 || p.when != When::iteration)
       faults.add(fmt::format("phase {}: every {} is for phases of iterations, and above 1", p.name, p.every));
     else if (p.driven) faults.add(fmt::format("phase {}: a driven phase does not skip iterations", p.name));
+    else if (std::ranges::any_of(p.players, [](const Player& player) { return player.steps_back != 0; }))
+      faults.add(fmt::format("phase {}: what skips iterations is played in the walk's own, none back", p.name));
     else if (period != 1 && p.every != period)
       faults.add(fmt::format("phase {}: runs every {} iterations, another phase every {}", p.name, p.every, period));
     else period = p.every;

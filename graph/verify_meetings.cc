@@ -24,12 +24,14 @@ struct Behind {
 
 /// What follows what in the walks of all roles; behind an iteration's last task comes the next one's first.
 std::vector<Behind> orders_of_roles(const Plan& plan) {
+  std::vector<std::vector<std::pair<std::size_t, std::int64_t>>> tasks_of(plan.roles.size());  // phase, steps back
+  for (std::size_t p = 0; p < plan.phases.size(); ++p)
+    if (plan.phases[p].when == When::iteration)
+      for (const Player& player : plan.phases[p].players)
+        tasks_of[static_cast<std::size_t>(player.role)].emplace_back(p, player.steps_back);
   std::vector<Behind> out;
   for (std::int32_t role = 0; role < std::ssize(plan.roles); ++role) {
-    std::vector<std::pair<std::size_t, std::int64_t>> tasks;  // phase, steps back
-    for (std::size_t p = 0; p < plan.phases.size(); ++p)
-      if (const Player* player = plan.phases[p].player(role); player && plan.phases[p].when == When::iteration)
-        tasks.emplace_back(p, player->steps_back);
+    const auto& tasks = tasks_of[static_cast<std::size_t>(role)];
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const bool last = i + 1 == tasks.size();
       const auto& [from, back] = tasks[i];
@@ -121,22 +123,26 @@ void check_roles(const Plan& plan, Faults& faults) {
                           max_steps_back));
     }
   }
-  std::set<std::int32_t> at_work;
   for (std::size_t i = 0; i < plan.programs.size(); ++i) {
     const Program& program = plan.programs[i];
     if (program.role < 0 || program.role >= num_roles) {
       faults.add(fmt::format("program {}: names role {}", i, program.role));
       continue;
     }
-    at_work.insert(program.role);
     for (std::size_t p = 0; p < std::min(plan.phases.size(), program.phases.size()); ++p)
       if (!program.phases[p].empty() && plan.phases[p].player(program.role) == nullptr)
         faults.add(fmt::format("program {}: has blocks in phase {}, which {} does not play", i, plan.phases[p].name,
                                plan.roles[static_cast<std::size_t>(program.role)]));
   }
-  for (std::int32_t role = 0; role < num_roles && !plan.programs.empty(); ++role)
-    if (!at_work.contains(role))
-      faults.add(fmt::format("role {}: no program is its", plan.roles[static_cast<std::size_t>(role)]));
+  std::set<std::int32_t> has_ranks, plays;
+  for (const std::int32_t p : plan.program_of_rank) has_ranks.insert(plan.programs[static_cast<std::size_t>(p)].role);
+  for (const PhaseInfo& phase : plan.phases)
+    for (const Player& p : phase.players) plays.insert(p.role);
+  for (std::int32_t role = 0; role < num_roles && !plan.programs.empty(); ++role) {
+    const std::string& name = plan.roles[static_cast<std::size_t>(role)];
+    if (!has_ranks.contains(role)) faults.add(fmt::format("role {}: no rank is of it", name));
+    else if (!plays.contains(role)) faults.add(fmt::format("role {}: it plays no phase", name));
+  }
   if (faults.any()) return;
   if (const auto ring = ring_of(orders_of_roles(plan), plan.phases.size()); !ring.empty())
     faults.add("roles wait for one another for ever: " + describe(plan, ring));
@@ -157,51 +163,65 @@ void check_conversations(const Plan& plan, Faults& faults) {
 }
 
 void check_pairs(const Plan& plan, Faults& faults) {
+  // What the ranks of a program send to and expect of each place of their group.
   using Message = std::tuple<std::size_t, std::string_view, std::int64_t>;  // phase, block, bytes
-  using Pair = std::tuple<GroupId, Rank, Rank>;                             // family, from, to
-  std::map<Pair, std::vector<Message>> sent, received;
-  std::vector<bool> talks;  // of programs: few do
-  for (const Program& program : plan.programs)
-    talks.push_back(std::ranges::any_of(program.bodies, [](const Body& body) {
-      return std::ranges::any_of(body.ops, [](const Op& op) { return is_pairwise(op.kind); });
-    }));
-  for (Rank r = 0; r < plan.num_ranks(); ++r) {
-    if (!talks[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])]) continue;
-    const Program& program = plan.program(r);
+  using Messages = std::map<std::pair<GroupId, std::int64_t>, std::vector<Message>>;
+  struct Mail {
+    Messages sent, expected;
+  };
+  std::vector<Mail> mail(plan.programs.size());
+  for (std::size_t i = 0; i < plan.programs.size(); ++i) {
+    const Program& program = plan.programs[i];
+    if (std::ranges::none_of(program.bodies,
+                             [](const Body& b) { return std::ranges::any_of(b.ops, is_pairwise, &Op::kind); }))
+      continue;
     for (std::size_t p = 0; p < program.phases.size(); ++p)
       for (const Block& block : program.phases[p])
         each_op(program, block, [&](const BoundOp& op) {
           if (!is_pairwise(op->kind) || op->group < 0) return;
           const bool sends = op->kind == OpKind::send;
           const auto& side = sends ? op->inputs : op->outputs;
-          const std::vector<Rank>& group = plan.group_of(op->group, r);
-          const std::int64_t peer = op->integer(Attr::peer, -1);
-          if (side.empty() || peer < 0 || peer >= std::ssize(group))
-            return faults.add(fmt::format("rank {}, phase {}, block {}: {} '{}' names place {} of a group of {}", r,
-                                          plan.phases[p].name, block.name, name_of(op->kind), op.name(), peer,
-                                          group.size()));
-          const Rank partner = group[static_cast<std::size_t>(peer)];
-          const Message message{p, block.name, side[0].capacity_bytes()};
-          if (sends) sent[{op->group, r, partner}].push_back(message);
-          else received[{op->group, partner, r}].push_back(message);
+          auto& messages = sends ? mail[i].sent : mail[i].expected;
+          messages[{op->group, op->integer(Attr::peer, -1)}].emplace_back(p, block.name,
+                                                                          side.empty() ? 0 : side[0].capacity_bytes());
         });
   }
-  std::set<Pair> pairs;
-  for (const auto& [pair, messages] : sent) pairs.insert(pair);
-  for (const auto& [pair, messages] : received) pairs.insert(pair);
-  for (const Pair& pair : pairs) {
-    const auto &out = sent[pair], &in = received[pair];
-    if (out == in) continue;
-    const auto [a, b] = std::ranges::mismatch(out, in);
-    const auto text = [&](const auto& at, const auto& all) {
-      if (at == all.end()) return std::string("nothing");
-      return fmt::format("{} B in phase {}, block {}", std::get<2>(*at), plan.phases[std::get<0>(*at)].name,
-                         std::get<1>(*at));
-    };
-    faults.add(fmt::format("group {}: rank {} sends rank {} {}, which expects {}",
-                           plan.groups[static_cast<std::size_t>(std::get<0>(pair))].name, std::get<1>(pair),
-                           std::get<2>(pair), text(a, out), text(b, in)));
-  }
+  const auto of = [&](Rank r) -> const Mail& {
+    return mail[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])];
+  };
+  static const std::vector<Message> none;
+  const auto found = [](const Messages& messages, GroupId family, std::size_t place) -> const std::vector<Message>& {
+    const auto at = messages.find({family, static_cast<std::int64_t>(place)});
+    return at == messages.end() ? none : at->second;
+  };
+  const auto text = [&](const auto& at, const std::vector<Message>& all) {
+    if (at == all.end()) return std::string("nothing");
+    const auto& [phase, block, bytes] = *at;
+    return fmt::format("{} B in phase {}, block {}", bytes, plan.phases[phase].name, block);
+  };
+  for (std::size_t f = 0; f < plan.groups.size(); ++f)
+    for (const auto& members : plan.groups[f].groups) {
+      const auto family = static_cast<GroupId>(f);
+      std::set<std::pair<std::size_t, std::size_t>> pairs;  // places: from, to
+      for (std::size_t i = 0; i < members.size(); ++i)
+        for (const bool sends : {true, false})
+          for (const auto& [to, messages] : sends ? of(members[i]).sent : of(members[i]).expected) {
+            if (to.first != family) continue;
+            if (to.second < 0 || to.second >= std::ssize(members))
+              faults.add(fmt::format("group {}: rank {} {} place {} of {}", plan.groups[f].name, members[i],
+                                     sends ? "sends to" : "receives from", to.second, members.size()));
+            else if (sends) pairs.emplace(i, static_cast<std::size_t>(to.second));
+            else pairs.emplace(static_cast<std::size_t>(to.second), i);
+          }
+      for (const auto& [from, to] : pairs) {
+        const auto &sent = found(of(members[from]).sent, family, to),
+                   &expected = found(of(members[to]).expected, family, from);
+        if (sent == expected) continue;
+        const auto [a, b] = std::ranges::mismatch(sent, expected);
+        faults.add(fmt::format("group {}: rank {} sends rank {} {}, which expects {}", plan.groups[f].name,
+                               members[from], members[to], text(a, sent), text(b, expected)));
+      }
+    }
 }
 
 }  // namespace hotbunk

@@ -1,5 +1,5 @@
-// The parts of the verifier (verify.h). Those of one program walk it as a rank would: prologue, two iterations (the
-// second sees what the first left), epilogue; their programs have passed the checks of every op's shape.
+// The parts of the verifier (verify.h). Those of one program walk it as a rank would (access.h:
+// walk_turns); their programs have passed the checks of every op's shape.
 #pragma once
 #include <string>
 #include <utility>

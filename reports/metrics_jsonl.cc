@@ -34,7 +34,7 @@ std::vector<StepMetrics> recorded_figures(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return fold.rows();  // a stream would wait at a pipe
   std::ifstream file(path);
-  for (std::string line; next_line(file, line) != LineRead::none;) {
+  for (std::string line; next_line(file, line) < LineRead::failed;) {
     const auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) break;
     StepMetrics step{.step = json["step"].get<std::int32_t>(), .values = {}};

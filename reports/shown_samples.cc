@@ -42,7 +42,7 @@ Result<std::vector<Json>> read_shown_samples(const std::filesystem::path& path) 
   std::optional<std::int64_t> first_step, last_step;
   Extremes first, last;
   std::string text;
-  for (int number = 1; next_line(file, text) != LineRead::none; ++number) {
+  for (int number = 1; next_line(file, text) < LineRead::failed; ++number) {
     const Json line = Json::parse(text, nullptr, false);
     if (!is_sample(line))
       return fail(Diagnostic{.code = line.is_discarded() ? "E111" : "E112",

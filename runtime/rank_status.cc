@@ -40,6 +40,7 @@ std::string load_text(const Word (&words)[n]) {
 // Looks at one odd version before a reader takes what it gets: an owner that died while it wrote leaves it so for ever.
 // After the first ones a millisecond each: a writer that others keep from its core comes back.
 constexpr int quick_looks = 1000, slow_looks = 200;
+constexpr int most_tries = 1'000'000;  // beside writers that never rest
 
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -84,7 +85,8 @@ void RankStatus::set_wait(std::string_view wait, const std::vector<int>& ranks) 
 RankMoment RankStatus::read() const {
   RankMoment m;
   std::uint32_t last = 0;
-  for (int looks = 0; looks < quick_looks + slow_looks;) {
+  int tries = 0;
+  for (int looks = 0; looks < quick_looks + slow_looks && tries < most_tries; ++tries) {
     const std::uint32_t before = version_.load(std::memory_order_acquire);
     looks = before % 2 == 1 && before == last ? looks + 1 : 0;
     last = before;

@@ -60,10 +60,9 @@ World::~World() {
 }
 
 void World::set(std::string_view key, std::string_view value) { store_->set(key, value); }
-std::string World::get(std::string_view key, int from) {
+std::string World::get(std::string_view key, std::vector<int> from) {
   const StallWatch::Wait wait(
-      watch_->stalls(), [&] { return fmt::format("the rendezvous, for \"{}\"", key); },
-      [from] { return from < 0 ? std::vector<int>{} : std::vector{from}; });
+      watch_->stalls(), [&] { return fmt::format("the rendezvous, for \"{}\"", key); }, [&] { return from; });
   return store_->get(key, options_.connect_seconds);
 }
 
@@ -80,7 +79,7 @@ std::vector<int> World::everyone() const {
 std::vector<std::string> World::gather(const std::string& key, const std::string& value, std::span<const int> ranks) {
   set(fmt::format("{}/{}", key, rank_), value);
   std::vector<std::string> values;
-  for (int r : ranks) values.push_back(r == rank_ ? value : get(fmt::format("{}/{}", key, r), r));
+  for (int r : ranks) values.push_back(r == rank_ ? value : get(fmt::format("{}/{}", key, r), {r}));
   return values;
 }
 
@@ -123,13 +122,13 @@ std::string World::why_no_sharing() const {
   return why_no_sharing(everyone());
 }
 
-void World::meet(const std::string& key, int num_ranks) {
-  if (store_->add(key + "/arrived", 1) == num_ranks) set(key + "/all", "");
-  get(key + "/all");
+void World::meet(const std::string& key, std::span<const int> ranks) {
+  if (store_->add(key + "/arrived", 1) == std::ssize(ranks)) set(key + "/all", "");
+  get(key + "/all", {ranks.begin(), ranks.end()});  // whoever is there already waits too, and says so
 }
 
 void World::barrier(std::string_view name) {
-  if (size_ > 1) meet(fmt::format("barrier/{}", name), size_);
+  if (size_ > 1) meet(fmt::format("barrier/{}", name), everyone());
 }
 
 void World::leave() { watch_->leave(); }

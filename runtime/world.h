@@ -48,10 +48,10 @@ class World {
   /// them calls it, with the same name; a name is used once per group.
   virtual std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name) = 0;
 
-  /// Small values for set-up: set once, get waits for it (timeout: connect_seconds). `from`: the rank that sets it,
-  /// where one does, for the report of a long wait.
+  /// Small values for set-up: set once, get waits for it (timeout: connect_seconds). `from`: the ranks that it takes
+  /// until it is set, for the report of a long wait.
   void set(std::string_view key, std::string_view value);
-  std::string get(std::string_view key, int from = -1);
+  std::string get(std::string_view key, std::vector<int> from = {});
   /// Everyone says `value`; returns what they said, by rank.
   std::vector<std::string> gather(const std::string& key, const std::string& value);
   void barrier(std::string_view name);  // a name is used once
@@ -64,8 +64,8 @@ class World {
   TcpStore& store() { return *store_; }
   /// Everyone in `ranks` says `value`; returns what they said, in that order.
   std::vector<std::string> gather(const std::string& key, const std::string& value, std::span<const int> ranks);
-  /// A barrier of `num_ranks` ranks; a key is used once.
-  void meet(const std::string& key, int num_ranks);
+  /// A barrier of these ranks; a key is used once.
+  void meet(const std::string& key, std::span<const int> ranks);
   /// "" when these ranks can share memory; the same answer on every rank of this host.
   std::string why_no_sharing(std::span<const int> ranks) const;
 

@@ -17,7 +17,8 @@ constexpr std::int64_t calls_between_advances = 1 << 14;
 /// The traffic of one rank, summed per phase before it goes into the map.
 class TrafficBook {
  public:
-  TrafficBook(std::size_t num_families, KeptSteps kept) : cells_(num_families * num_communication_kinds), fold_(kept) {}
+  TrafficBook(std::size_t num_families, KeptSteps kept, std::int32_t ahead)
+      : cells_(num_families * num_communication_kinds), fold_(kept, ahead) {}
   void enter(std::int32_t step, std::int16_t phase) {
     flush();
     step_ = step;
@@ -84,7 +85,8 @@ class SimWorld {
         engine(p, programs, timeline, engine_opts) {
     for (Rank r = 0; r < p.num_ranks(); ++r) {
       memory.emplace_back(p, r, options.enforce_capacity);
-      traffic.emplace_back(p.groups.size(), KeptSteps{.head = options.timeline.last_step});
+      traffic.emplace_back(p.groups.size(), KeptSteps{.head = options.timeline.last_step},
+                           p.most_steps_back(p.role_of(r)));
     }
   }
   SimWorld(const SimWorld&) = delete;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
-#include <utility>
 
 namespace hotbunk {
 namespace {
@@ -23,33 +23,36 @@ void add_to(TrafficCount& sum, const TrafficCount& c) {
 
 }  // namespace
 
-StayFold::StayFold(const Plan& plan, Rank rank, KeptSteps kept) : plan_(plan), rank_(rank), kept_(kept) {
+StayFold::StayFold(const Plan& plan, Rank rank, KeptSteps kept)
+    : plan_(plan), rank_(rank), ahead_(plan.most_steps_back(plan.role_of(rank))), kept_(kept) {
   for (std::size_t p = 0; p <= plan.phases.size(); ++p)
     totals_.push_back({rank, p < plan.phases.size() ? static_cast<std::int16_t>(p) : PhaseTotal::iteration, 0, {}});
 }
 
-void StayFold::close_iteration() {
-  if (begin_ns_ < 0) return;
-  const std::int64_t ns = end_ns_ - std::exchange(begin_ns_, -1);
-  totals_.back().stays.add(ns, latest_);
-  if (ns <= slowest_ns_) return;
-  slowest_ns_ = ns;
-  slowest_ = steps_[latest_];
+void StayFold::close_before(std::int32_t step) {
+  while (!open_.empty() && open_.begin()->first < step) {
+    const auto [closed, times] = *open_.begin();
+    open_.erase(open_.begin());
+    const std::int64_t ns = times.end_ns - times.begin_ns;
+    totals_.back().stays.add(ns, closed);
+    if (ns <= slowest_ns_) continue;
+    slowest_ns_ = ns;
+    slowest_ = steps_[closed];
+  }
 }
 
 void StayFold::add(const PhaseSpan& stay) {
   if (stay.step > latest_) {
-    close_iteration();
     latest_ = stay.step;
-    thin(steps_, kept_, latest_);
+    close_before(latest_ - ahead_);
+    thin(steps_, kept_, latest_ - ahead_);
   }
   steps_[stay.step].push_back(stay);
   PhaseTotal& total = totals_[static_cast<std::size_t>(stay.phase)];
   total.stays.add(stay.end_ns - stay.start_ns, stay.step);
   total.blocks += stay.blocks;
   if (plan_.phases[static_cast<std::size_t>(stay.phase)].when != When::iteration) return;
-  if (begin_ns_ < 0) begin_ns_ = stay.start_ns;
-  end_ns_ = stay.end_ns;
+  open_.try_emplace(stay.step, Open{stay.start_ns, stay.end_ns}).first->second.end_ns = stay.end_ns;
 }
 
 const std::vector<PhaseSpan>& StayFold::rows(std::int32_t step) const {
@@ -60,7 +63,7 @@ const std::vector<PhaseSpan>& StayFold::rows(std::int32_t step) const {
 
 void StayFold::write(Trace& trace) const {
   StayFold done = *this;
-  done.close_iteration();
+  done.close_before(std::numeric_limits<std::int32_t>::max());
   for (const auto& [step, rows] : done.steps_) {
     if (!done.slowest_.empty() && done.slowest_.front().step < step &&
         !done.steps_.contains(done.slowest_.front().step)) {
@@ -76,7 +79,7 @@ void StayFold::write(Trace& trace) const {
 void TrafficFold::add(const TrafficKey& key, const TrafficCount& count) {
   if (key.step > latest_) {
     latest_ = key.step;
-    std::erase_if(rows_, [&](const auto& row) { return !kept_.keeps(row.first.step, latest_); });
+    std::erase_if(rows_, [&](const auto& row) { return !kept_.keeps(row.first.step, latest_ - ahead_); });
   }
   add_to(rows_[key], count);
   add_to(totals_[{.step = 0, .phase = key.phase, .group = key.group, .op = key.op}], count);

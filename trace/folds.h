@@ -10,36 +10,43 @@
 
 namespace hotbunk {
 
-/// One rank's stays in phases, in the order in which they end.
+/// One rank's stays in phases, in the order in which they end. A rank whose role plays phases some steps back
+/// (graph/plan.h: Player) may be as many iterations ahead of what it still adds to an earlier one.
 class StayFold {
  public:
   StayFold(const Plan&, Rank, KeptSteps);
 
   void add(const PhaseSpan&);
-  /// The rows of a step; of the latest two they are always there.
+  /// The rows of a step; of the latest two that are complete they are always there.
   const std::vector<PhaseSpan>& rows(std::int32_t step) const;
   /// Appends phases and totals. The slowest iteration has rows too.
   void write(Trace&) const;
 
  private:
   using Rows = std::vector<PhaseSpan>;
-  void close_iteration();
+  /// Of iterations before `step`, all is said.
+  void close_before(std::int32_t step);
 
   const Plan& plan_;
   const Rank rank_;
+  const std::int32_t ahead_;
   const KeptSteps kept_;
   std::map<std::int32_t, Rows> steps_;
   Rows slowest_;
   std::int64_t slowest_ns_ = -1;
   std::int32_t latest_ = 0;
-  std::int64_t begin_ns_ = -1, end_ns_ = 0;  // of the latest step's iteration so far; -1: it has none
-  std::vector<PhaseTotal> totals_;           // by phase; last: the iteration
+  struct Open {
+    std::int64_t begin_ns, end_ns;
+  };
+  std::map<std::int32_t, Open> open_;  // iterations that may go on
+  std::vector<PhaseTotal> totals_;     // by phase; last: the iteration
 };
 
 /// One rank's traffic.
 class TrafficFold {
  public:
-  explicit TrafficFold(KeptSteps kept) : kept_(kept) {}
+  /// `ahead`: by how many iterations the rank's latest may be ahead of what it still adds to (StayFold).
+  explicit TrafficFold(KeptSteps kept, std::int32_t ahead = 0) : kept_(kept), ahead_(ahead) {}
 
   void add(const TrafficKey&, const TrafficCount&);
   const RankTraffic& rows() const { return rows_; }
@@ -47,6 +54,7 @@ class TrafficFold {
 
  private:
   const KeptSteps kept_;
+  const std::int32_t ahead_;
   std::int32_t latest_ = 0;
   RankTraffic rows_, totals_;
 };

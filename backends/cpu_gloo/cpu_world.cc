@@ -102,7 +102,7 @@ std::unique_ptr<Communicator> CpuWorld::communicator(std::span<const int> ranks,
   for (std::size_t r = 0; r < group.size(); ++r)
     if (static_cast<int>(r) != mine) segments[r] = open_shared(handles[r], true);
   // A barrier of the group, or a rank could be gone (its descriptor closed) before the last one has opened it.
-  meet(key, static_cast<int>(group.size()));
+  meet(key, group);
   return std::make_unique<ShmCommunicator>(std::string(name), group, mine, std::move(segments), *regions_, watch());
 }
 

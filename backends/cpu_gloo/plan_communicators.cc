@@ -55,7 +55,7 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& worl
     : plan_(plan),
       rank_(rank),
       world_(world),
-      traffic_({.head = options.span_steps}),
+      traffic_({.head = options.span_steps}, plan.most_steps_back(plan.role_of(rank))),
       peer_buffers_(plan.programs.size()) {
   // Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
   if (world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan))) region_ = world.share(device);

@@ -366,7 +366,18 @@ TEST_CASE("Roles: who plays what, and no ring of waits") {
              }),
              Contains("program 1: has blocks in phase work, which engines does not play"));
   CHECK_THAT(verdict([](Plan& p) { p.programs[1].role = 7; }), Contains("program 1: names role 7"));
-  CHECK_THAT(verdict([](Plan& p) { p.programs[1].role = 0; }), Contains("role engines: no program is its"));
+  CHECK_THAT(verdict([](Plan& p) { p.programs[1].role = 0; }), Contains("role engines: no rank is of it"));
+  CHECK_THAT(verdict([](Plan& p) { p.program_of_rank = {0, 0}; }), Contains("role engines: no rank is of it"));
+  CHECK_THAT(verdict([](Plan& p) {
+               for (PhaseInfo& phase : p.phases) phase.players = {{0, 0}};
+               for (auto& blocks : p.programs[1].phases) blocks.clear();
+             }),
+             Contains("role engines: it plays no phase"));
+  CHECK_THAT(verdict([](Plan& p) {
+               p.phases[1].every = 2;
+               p.phases[1].players[1].steps_back = 1;
+             }),
+             Contains("phase work: what skips iterations is played in the walk's own"));
 }
 
 TEST_CASE("Pairs: what is sent is received, in the same phases and blocks, in order") {
@@ -412,7 +423,7 @@ TEST_CASE("Pairs: what is sent is received, in the same phases and blocks, in or
   CHECK_THAT(verdict([&](Plan& p) {
                ops_of(p, 0)[4].attrs = {{Attr::peer, std::int64_t{2}}};
              }),
-             Contains("names place 2 of a group of 2"));
+             Contains("group pair: rank 0 sends to place 2 of 2"));
   CHECK_THAT(verdict([&](Plan& p) { p.programs[1].phases[1][0].name = "other"; }), Contains("block other"));
 }
 

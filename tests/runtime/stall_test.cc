@@ -263,6 +263,21 @@ TEST_CASE("a stopped rank is named by all, and the run ends after the limit", "[
                        Catch::Contains("for 3 s nobody it waits for worked (run.timeout_s)"));
 }
 
+TEST_CASE("a rank stopped before the ranks have met is named too", "[stall]") {
+  WorldOptions options;
+  options.say_after_seconds = 0.4;
+  options.timeout_seconds = 3.0;
+  const auto [result, said] = run_ranks(3, options, [&](CpuWorld& world) {
+    if (world.rank() == 1) raise(SIGSTOP);
+    world.barrier("all is read");
+  });
+  INFO(said);
+  CHECK(result.exit_code == 3);
+  CHECK_THAT(said, Catch::Contains("s in the rendezvous, for \"barrier/all is read/all\" for rank") &&
+                       Catch::Contains(fmt::format("rank 1 (pid {}): stopped (SIGSTOP", result.ranks[1].pid)) &&
+                       Catch::Contains("for 3 s nobody it waits for worked (run.timeout_s)"));
+}
+
 TEST_CASE("a rank that computes longer than the limit is waited for, and so is one that goes on after a stop",
           "[stall]") {
   WorldOptions options;
