@@ -21,6 +21,11 @@ std::string limit_text(decltype(RLIMIT_NOFILE) which) {
 
 }  // namespace
 
+std::string address_limit_text() {
+  const std::string addresses = limit_text(RLIMIT_AS);
+  return addresses == "any number" ? "" : fmt::format("this process may have {} B of addresses (ulimit -v)", addresses);
+}
+
 std::string system_error_text(int error) {
   std::string text = std::strerror(error);
   if (error == EMFILE) text += fmt::format(": this process may have {} (ulimit -n)", limit_text(RLIMIT_NOFILE));
@@ -31,10 +36,8 @@ std::string system_error_text(int error) {
   if (error == EFBIG)
     text += fmt::format(": a file of this process may have {} B (ulimit -f)", limit_text(RLIMIT_FSIZE));
   // A thread has a stack: without addresses for it the system says EAGAIN too.
-  if (const std::string addresses = limit_text(RLIMIT_AS);
-      (error == EAGAIN || error == ENOMEM) && addresses != "any number")
-    text +=
-        fmt::format("{} this process may have {} B of addresses (ulimit -v)", error == EAGAIN ? ";" : ":", addresses);
+  if (const std::string addresses = address_limit_text(); (error == EAGAIN || error == ENOMEM) && !addresses.empty())
+    text += (error == EAGAIN ? "; " : ": ") + addresses;
   return text;
 }
 

@@ -14,6 +14,9 @@ namespace hotbunk {
 /// their stacks; ENOMEM: addresses; EFBIG: the size of a file.
 std::string system_error_text(int error);
 
+/// "this process may have 419430400 B of addresses (ulimit -v)"; "" where nobody limits them.
+std::string address_limit_text();
+
 /// A thread that runs f. RuntimeFailure, naming the limit, when the system gives no more.
 template <class F>
 std::thread start_thread(F&& f) {

@@ -74,8 +74,13 @@ std::string describe(const RankExit& e) {
   if (e.stopped)
     return fmt::format("rank {} (pid {}) was stopped (SIGSTOP, job control or a debugger) and did not come back",
                        e.rank, e.pid);
-  if (e.signal != 0)
-    return fmt::format("rank {} (pid {}) was killed by signal {} ({})", e.rank, e.pid, e.signal, strsignal(e.signal));
+  if (e.signal != 0) {
+    const std::string killed =
+        fmt::format("rank {} (pid {}) was killed by signal {} ({})", e.rank, e.pid, e.signal, strsignal(e.signal));
+    // oneDNN's code generator, for one, writes to where it was given nothing.
+    const std::string limit = e.signal == SIGSEGV || e.signal == SIGBUS ? address_limit_text() : "";
+    return limit.empty() ? killed : fmt::format("{}: {}, and libraries that get no more end so", killed, limit);
+  }
   return fmt::format("rank {} (pid {}) ended with exit code {}", e.rank, e.pid, e.exit_code);
 }
 

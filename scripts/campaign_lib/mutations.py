@@ -127,7 +127,8 @@ ANSWERS = {0: "accepted", 1: "no", 2: "refused", 3: "failed"}
 def faults_of(place, done, words):
     """What is wrong with a command that was given something bad."""
     faults = manners(done, RESIDENT_BYTES if place.limited else None)
-    if done.code == 3 and words[0] not in ("run", "logprobs", "generate"):
+    # A folder where a file is to be written is no bad input, but a failure to write.
+    if done.code == 3 and words[0] not in ("run", "logprobs", "generate") and "error[E633]" not in done.err:
         faults.append(f"{words[0]} reads a bad file and says exit 3: {done.said()[:500]}")
     if done.code == 0 and "--json" in words:
         try:

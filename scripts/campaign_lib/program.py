@@ -15,7 +15,9 @@ MARK = "HOTBUNK_CAMPAIGN"  # in the environment of everything that one attempt s
 MIB = 1 << 20
 EXIT_CODES = (0, 1, 2, 3)
 DIAGNOSTIC = re.compile(r"error\[E\d{3}\]: .")
-INTERNAL = re.compile(r"E699|internal check failed|Sanitizer|runtime error:|terminate called|Segmentation fault")
+INTERNAL = re.compile(r"E699|internal check failed|Sanitizer|runtime error:|terminate called|"
+                      # A library that was given no more addresses: said with the limit.
+                      r"Segmentation fault(?!\): this process may have \d+ B of addresses)")
 CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # a terminal would obey them; tab, line feed and CR may stand
 
 

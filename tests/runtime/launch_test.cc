@@ -1,8 +1,10 @@
 // Local ranks: their exit codes, the first failure among them, programs started anew.
 #include "runtime/launch.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
@@ -46,6 +48,32 @@ TEST_CASE("a killed rank: signal, exit code 3, and the rest is ended after the g
   CHECK_THAT(r.message, Catch::Contains("rank 1") && Catch::Contains("was killed by signal 9 (Killed)"));
   CHECK(r.ranks[0].signal == SIGKILL);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which take all addresses, and the signal
+TEST_CASE("a fault of memory under a limit of addresses is said with the limit", "[launch]") {
+  const auto message_under = [](rlim_t addresses) {
+    int text[2];
+    REQUIRE(pipe(text) == 0);
+    fork_ranks(1, [&](const LaunchEnv&) {  // a launcher of its own, with the limit
+      const rlimit limit{addresses, addresses};
+      setrlimit(RLIMIT_AS, &limit);
+      const std::string said = fork_ranks(1, [](const LaunchEnv&) {
+                                 std::signal(SIGSEGV, SIG_DFL);  // Catch2 has one
+                                 return raise(SIGSEGV);
+                               }).message;
+      return write(text[1], said.data(), said.size()) < 0 ? 1 : 0;
+    });
+    char said[512];
+    const ssize_t n = read(text[0], said, sizeof said);
+    close(text[0]), close(text[1]);
+    return std::string(said, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+  };
+  CHECK_THAT(message_under(rlim_t{8} << 30),
+             Catch::Contains("was killed by signal 11 (Segmentation fault): this process may have 8589934592 B of "
+                             "addresses (ulimit -v), and libraries that get no more end so"));
+  CHECK_THAT(message_under(RLIM_INFINITY), Catch::EndsWith("was killed by signal 11 (Segmentation fault)"));
+}
+#endif
 
 TEST_CASE("an exception in a rank is exit code 3", "[launch]") {
   CHECK(fork_ranks(1, [](const LaunchEnv&) -> int { throw std::runtime_error("expected by this test"); }).exit_code ==
