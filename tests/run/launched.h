@@ -77,9 +77,14 @@ class Running {
   bool ended_ = false;
 };
 
-/// Whether the text stands in the file within a minute, on a machine that others use too.
+/// Whether the text stands in the file within a minute, on a machine that others use too; instrumented code has ten.
 inline bool wait_for_text(const fs::path& file, const std::string& text) {
-  for (int i = 0; i < 1200; ++i) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr int looks = 12'000;
+#else
+  constexpr int looks = 1'200;
+#endif
+  for (int i = 0; i < looks; ++i) {
     if (text_of(file).find(text) != std::string::npos) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
