@@ -179,7 +179,7 @@ std::string label_of(const BoundOp& op) {
 }
 
 std::string where_in_block(const BoundOp& op) {
-  const std::string at = fmt::format("op {} ({} '{}')", op.op - op.body().ops.data(), name_of(op->kind), op.name());
+  std::string at = fmt::format("op {} ({} '{}')", op.op - op.body().ops.data(), name_of(op->kind), op.name());
   if (op.block->calls.size() == 1) return at;
   return fmt::format("call {} '{}', {}", op.call - op.block->calls.data(), op.call->name, at);
 }

@@ -213,7 +213,7 @@ Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
         return communicators_.peer_copy(call, phase);
       });
     default:
-      return enqueue(id, op, args, [this](const KernelCall& call) {
+      return enqueue(id, op, args, [](const KernelCall& call) {
         const Tensor& from = call.op.inputs[0];
         kernels::copy(call.context, call.addresses.address(from), call.addresses.address(call.op.outputs[0]),
                       from.bytes(call.sizes));

@@ -95,16 +95,18 @@ class GlooCommunicator::Pending {
     ++c.recvs;
   }
   void wait_recv() {
-    for (auto& [peer, c] : channels_) {
+    for (auto& entry : channels_) {
+      Channel& c = entry.second;
       if (c.recvs == 0) continue;
-      const auto wait = waiting_for(peer);
+      const auto wait = waiting_for(entry.first);
       for (; c.recvs > 0; --c.recvs) guarded([&] { return c.buffer->waitRecv(gloo_timeout); });
     }
   }
   void wait_send() {
-    for (auto& [peer, c] : channels_) {
+    for (auto& entry : channels_) {
+      Channel& c = entry.second;
       if (c.sends == 0) continue;
-      const auto wait = waiting_for(peer);
+      const auto wait = waiting_for(entry.first);
       for (; c.sends > 0; --c.sends) guarded([&] { return c.buffer->waitSend(gloo_timeout); });
     }
   }
@@ -156,7 +158,7 @@ GlooCommunicator::GlooCommunicator(std::string name, std::vector<int> ranks, int
                                    std::shared_ptr<gloo::transport::Device> device, TcpStore& store, DeathWatch& watch,
                                    const GlooOptions& options)
     : Communicator(std::move(name), std::move(ranks), rank), options_(options), watch_(watch) {
-  const std::string what =
+  std::string what =
       fmt::format("connecting group {} (ranks {}) over gloo", this->name(), fmt::join(this->ranks(), ", "));
   try {
     auto context = std::make_shared<gloo::rendezvous::Context>(this->rank(), size());

@@ -23,7 +23,7 @@ namespace hotbunk::cuda {
 // clang-format on
 
 struct Driver {
-#define HB_CUDA_POINTER(name) decltype(&::name) name = nullptr;
+#define HB_CUDA_POINTER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): declares it
   HB_CUDA_ENTRIES(HB_CUDA_POINTER)
 #undef HB_CUDA_POINTER
 };

@@ -79,8 +79,6 @@ struct FakeDriver::Entries {
         *out = 0;
         return CUDA_SUCCESS;
       case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
-        *out = 1;
-        return CUDA_SUCCESS;
       case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *out = 1;
         return CUDA_SUCCESS;

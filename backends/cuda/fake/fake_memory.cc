@@ -3,7 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "backends/cuda/fake/fake_driver.h"
+#include "base/check.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -105,8 +108,9 @@ CUresult FakeDriver::unmap(CUdeviceptr begin, std::size_t bytes) {
     if (it == mappings_.end() || at + static_cast<CUdeviceptr>(it->second.bytes) > end)
       return found(fmt::format("cuMemUnmap: [{:#x}, +{}) is not what was mapped", begin, bytes));
     if (it->second.accessible) memory_.remove(at);
-    ::mmap(pointer(at), static_cast<std::size_t>(it->second.bytes), PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    const void* const hidden = ::mmap(pointer(at), static_cast<std::size_t>(it->second.bytes), PROT_NONE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    HB_CHECK(hidden != MAP_FAILED, "the fake device cannot unmap {} B: errno {}", it->second.bytes, errno);
     --physical_[it->second.physical].maps;
     const auto handle = it->second.physical;
     at += static_cast<CUdeviceptr>(it->second.bytes);

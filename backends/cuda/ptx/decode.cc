@@ -188,9 +188,7 @@ void decode_async_copy(Words& w, Instruction& i) {
   if (!w.take("async")) w.unknown();
   if (w.take("commit_group")) {
     i.opcode = Opcode::cp_async_commit;
-  } else if (w.take("wait_all")) {
-    i.opcode = Opcode::cp_async_wait;
-  } else if (w.take("wait_group")) {
+  } else if (w.take("wait_all") || w.take("wait_group")) {
     i.opcode = Opcode::cp_async_wait;
   } else {
     i.opcode = Opcode::cp_async;
