@@ -305,15 +305,15 @@ int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, St
 }
 
 int run(const Options& o) {
-  StopSignals stop;  // before any thread
+  const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
+  StopSignals stop(spawned);  // before any thread
   int code = exit_done;
   auto env = launch_env(process_env);
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value();
-  const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
   if (launched && (*env)->rank != 0) errors_stay_on_stderr();  // rank 0 says it on stdout
   if (!spawned) stop.on_request(say_stop);
-  if (launched) stop.hold(spawned);
+  if (launched) stop.hold();
   const bool speaks = !launched || ((*env)->rank == 0 && !spawned);
   if (auto s = readable_by_every_rank(o.scenario.path); !s) return report_errors(s.error());
   Start start;
@@ -362,7 +362,7 @@ int run(const Options& o) {
       return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware);
     }
     if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
-    stop.hold(false);
+    stop.hold();
     CpuWorld world;
     return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
   } catch (const RuntimeFailure& e) {

@@ -13,7 +13,7 @@
 
 namespace hotbunk {
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(bool spawned) : spawned_(spawned), held_(spawned) {
   sigset_t both;
   sigemptyset(&both);
   sigaddset(&both, SIGINT), sigaddset(&both, SIGTERM);
@@ -25,11 +25,6 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() { release(); }
-
-void StopSignals::hold(bool spawned) {
-  spawned_ = spawned;
-  held_ = true;
-}
 
 void StopSignals::release() {
   if (!thread_.joinable()) return;

@@ -10,15 +10,16 @@ namespace hotbunk {
 class StopSignals {
  public:
   /// Blocks both signals in the calling thread, and so in all that it starts: construct it before them. A signal that
-  /// comes before hold() ends the process, as it would without this.
-  StopSignals();
+  /// comes before hold() ends the process, as it would without this. `spawned`: by our launcher, who passes signals on,
+  /// the ones it got before we looked too, and decides itself what a second one means (one key press may reach a rank
+  /// twice): held from the start.
+  explicit StopSignals(bool spawned = false);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// From now on the first signal is a request. `spawned`: our launcher passes signals on and decides itself what a
-  /// second one means; one key press may reach a rank twice.
-  void hold(bool spawned);
+  /// From now on the first signal is a request.
+  void hold() { held_ = true; }
   /// Called once, from this object's thread, with the first signal; set it before hold().
   void on_request(std::function<void(int signal)> say) { say_ = std::move(say); }
   /// Leaves the signals blocked, for somebody else to wait for.
@@ -34,7 +35,8 @@ class StopSignals {
 
   int signals_fd_ = -1, end_fd_ = -1;
   std::atomic<int> signal_{0};
-  std::atomic<bool> held_{false}, spawned_{false};
+  const bool spawned_;
+  std::atomic<bool> held_;
   std::function<void(int)> say_;
   std::thread thread_;
 };

@@ -9,12 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/limits.h"
@@ -124,6 +126,26 @@ class Children {
     return running_ == 0;
   }
 
+  /// Lines about children that have been stopped for `after` seconds and longer; `elapsed`: since the last call.
+  std::vector<std::string> stopped_ones(double elapsed, double after) {
+    std::vector<std::string> out;
+    stops_.resize(result_.ranks.size());
+    for (const RankExit& e : result_.ranks) {
+      Stop& stop = stops_[static_cast<std::size_t>(e.rank)];
+      const auto p = e.pid > 0 && !ended(e) ? process_state(e.pid) : std::nullopt;
+      if (!p || !p->stopped()) {
+        stop = {};
+        continue;
+      }
+      stop.seconds += elapsed;
+      if (stop.seconds < std::max(after, stop.next_report)) continue;
+      out.push_back(fmt::format("rank {} (pid {}) has been stopped (SIGSTOP, job control or a debugger) for {:.0f} s",
+                                e.rank, e.pid, stop.seconds));
+      stop.next_report = 3 * stop.seconds;
+    }
+    return out;
+  }
+
   bool failed() const { return result_.first_failure.has_value(); }
 
   LaunchResult finish() {
@@ -150,7 +172,11 @@ class Children {
     if (!failed() || (!killing_ && strength(e) > strength(*result_.first_failure))) result_.first_failure = e;
   }
 
-  bool killing_ = false;  // we kill the rest ourselves: their ends explain nothing
+  struct Stop {
+    double seconds = 0.0, next_report = 0.0;
+  };
+  std::vector<Stop> stops_;  // by rank
+  bool killing_ = false;     // we kill the rest ourselves: their ends explain nothing
   int running_;
   LaunchResult result_;
   std::vector<int> ended_;
@@ -161,9 +187,16 @@ LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchO
   int stopped_by = 0;
   bool interrupted = false;
   const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
+  Clock::time_point looked = Clock::now();
   while (!children.reap()) {
     if (children.failed() && !kill_at) kill_at = Clock::now() + grace;
     if (kill_at && Clock::now() >= *kill_at) children.end_all();
+    // A second at most: what was longer we were stopped ourselves, with the whole job.
+    const Clock::time_point now = Clock::now(), before = std::exchange(looked, now);
+    const double elapsed = std::min(1.0, std::chrono::duration<double>(now - before).count());
+    for (const std::string& line : children.stopped_ones(elapsed, options.say_after_seconds))
+      if (options.say) options.say(line);
+      else std::fprintf(stderr, "hotbunk: %s\n", line.c_str());
     const timespec slice{0, 200'000'000};  // only as long as a lost SIGCHLD (taken by another thread) may cost
     const int signal = sigtimedwait(&watched, nullptr, &slice);
     if (signal != SIGINT && signal != SIGTERM) continue;

@@ -68,6 +68,9 @@ struct LaunchOptions {
   double grace_seconds = 8.0;
   /// Called with the first SIGINT or SIGTERM to this process; may be empty.
   std::function<void(int signal)> on_stop{};
+  /// Called with a line about a child that has been stopped for so long, and again ever more rarely; empty: stderr.
+  double say_after_seconds = 10.0;
+  std::function<void(const std::string&)> say{};
 };
 
 /// Set for the children of spawn_local to the launcher's pid, so that a rank knows who sends it signals.

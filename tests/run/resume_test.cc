@@ -225,6 +225,25 @@ TEST_CASE("a second SIGINT ends a run at once, and what was whole stays") {
   }
 }
 
+TEST_CASE("an interrupt that comes while ranks start is a request too") {
+  const std::string file = scenario("early_int", 2, 1, "steps: 100000").string();
+  const fs::path said = work_folder() / "early_int.err", out = work_folder() / "early_int";
+  for (const int wait_ms : {0, 5, 20, 80}) {
+    INFO(wait_ms);
+    Running run(fmt::format("run {} --overwrite --out {}", file, out.string()), said);
+    for (int i = 0; i < 60'000 && children_of(run.pid()).size() < 2; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+    run.kill(SIGINT);
+    int code = 0;
+    REQUIRE(run.ended_within(120.0, code));
+    INFO(text_of(said));
+    CHECK(code == 130);
+    CHECK(text_of(said).find("error") == std::string::npos);
+    check_whole(out);
+  }
+}
+
 TEST_CASE("ranks that another launcher started stop together when one of them is asked to") {
   const std::string file = scenario("launched_stop", 2, 1, "steps: 100000").string();
   const fs::path out = work_folder() / "launched_stop";

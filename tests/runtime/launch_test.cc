@@ -75,6 +75,28 @@ TEST_CASE("a fault of memory under a limit of addresses is said with the limit",
 }
 #endif
 
+TEST_CASE("a child that is stopped is named by the launcher, whether anybody waits for it or not", "[launch]") {
+  std::vector<std::string> said;
+  LaunchOptions options;
+  options.say_after_seconds = 0.5;
+  options.say = [&](const std::string& line) {
+    said.push_back(line);
+    if (said.size() == 2) kill(std::stoi(line.substr(line.find("(pid ") + 5)), SIGCONT);
+  };
+  const auto r = fork_ranks(
+      2,
+      [](const LaunchEnv& e) {
+        if (e.rank == 0) return raise(SIGSTOP);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        return 0;
+      },
+      options);
+  CHECK(r.exit_code == 0);
+  REQUIRE(said.size() == 2);
+  CHECK_THAT(said[0], Catch::StartsWith("rank 0 (pid ") &&
+                          Catch::Contains("has been stopped (SIGSTOP, job control or a debugger) for "));
+}
+
 TEST_CASE("an exception in a rank is exit code 3", "[launch]") {
   CHECK(fork_ranks(1, [](const LaunchEnv&) -> int { throw std::runtime_error("expected by this test"); }).exit_code ==
         3);
