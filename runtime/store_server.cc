@@ -253,7 +253,7 @@ void TcpStoreServer::note_death(int rank, const std::string& how, const std::str
   w.dead = true;
   for (const Connection& c : connections_)
     if (c.fd >= 0 && c.watched_rank >= 0 && c.watched_rank != rank)
-      send_frame(c.fd, Message::died, std::to_string(rank), w.pid + "\n" + w.phase + "\n" + how + "\n" + reason);
+      send_frame(c.fd, Message::died, std::to_string(rank), fmt::format("{}\n{}\n{}\n{}", w.pid, w.phase, how, reason));
 }
 
 }  // namespace hotbunk

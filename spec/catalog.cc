@@ -28,7 +28,7 @@ fs::path catalog_root() {
   std::error_code ec;
   const fs::path executable = fs::read_symlink("/proc/self/exe", ec);
   if (!ec) {
-    const fs::path installed = executable.parent_path().parent_path() / "share/hotbunk/catalog";
+    fs::path installed = executable.parent_path().parent_path() / "share/hotbunk/catalog";
     if (fs::is_directory(installed, ec)) return installed;
   }
   return HOTBUNK_CATALOG_DIR;

@@ -11,10 +11,6 @@
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 
-/// An accessor that serves const and non-const scenarios alike.
-#define HB_FIELD(member) \
-  [](auto& s) -> auto& { return s.member; }
-
 namespace hotbunk {
 
 /// The rows of `cluster` (scenario_keys_cluster.cc).
@@ -30,14 +26,14 @@ inline constexpr double max_ranks = 1 << 20, max_tokens = 1LL << 32, max_gib = 1
 inline constexpr double least_rate = 1e-6;
 
 /// An accessor that serves const and non-const scenarios alike.
-#define HB_FIELD(member) \
-  [](auto& s) -> auto& { return s.member; }
+#define HB_FIELD(member) ([](auto& s) -> auto& { return s.member; })
 
 struct Text {
   std::string unit, doc, derived = {};
 };
 
 template <class Get, class Set>
+// NOLINTNEXTLINE(performance-unnecessary-value-param): both are moved from, which the check does not see
 ScenarioKey make(std::string path, KeyType type, double low, double high, Text text, Get get, Set set) {
   return {.path = std::move(path),
           .type = type,

@@ -127,7 +127,7 @@ class Loader {
       return report("E210", "--set needs the form a.b.c=value", where, {}, "for example --set train.layout.tp=2");
     auto value = parse_yaml(text.substr(equals + 1), where.file);
     if (!value) {
-      for (auto problem : value.error()) report(problem.code.c_str(), problem.message, where);
+      for (const auto& problem : value.error()) report(problem.code.c_str(), problem.message, where);
       return;
     }
     move_to(*value, where);

@@ -1,5 +1,7 @@
 // Tests that are text files: what to do, a line `----`, and exactly what comes of it.
 #pragma once
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -30,7 +32,8 @@ inline std::map<std::string, std::string> check_golden_texts(
     const auto at = text->find(bar);
     REQUIRE(at != std::string::npos);
     const std::string input = text->substr(0, at), found = run(input);
-    if (std::getenv("HOTBUNK_UPDATE") != nullptr) REQUIRE(write_file_atomic(path, input + bar + found));
+    if (std::getenv("HOTBUNK_UPDATE") != nullptr)
+      REQUIRE(write_file_atomic(path, fmt::format("{}{}{}", input, bar, found)));
     else CHECK(found == text->substr(at + bar.size()));
     answers.emplace(path.filename().string(), found);
   }

@@ -117,7 +117,8 @@ TEST_CASE("live buffers: overlap, unmapped ranges, wrong frees", "[arena]") {
   arena.map(0, 2 * chunk, "a");
   arena.alloc(100, 50, 1, "weight");
   for (const auto& [offset, bytes] : {std::pair{90, 11}, {149, 1}, {100, 50}, {120, 5}, {0, 4096}}) {
-    const std::string message = message_of<InternalError>([&] { arena.alloc(offset, bytes, 2, "grad"); });
+    const std::string message =
+        message_of<InternalError>([&, at = offset, n = bytes] { arena.alloc(at, n, 2, "grad"); });
     CHECK_THAT(message, Catch::Contains("buffer grad") && Catch::Contains("live buffer weight at [100, 150)"));
   }
   arena.alloc(150, 10, 2, "right behind");

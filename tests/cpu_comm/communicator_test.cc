@@ -1,7 +1,10 @@
 // Collectives against the naive definition, both transports bit for bit, counters against closed forms.
 #include "runtime/communicator.h"
 
+#include <array>
+#include <bit>
 #include <catch2/catch.hpp>
+#include <cstddef>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -60,7 +63,8 @@ constexpr DType dtype_of = std::is_same_v<T, float>  ? DType::f32
 
 template <class T>
 bool same_bits(const T& a, const T& b) {
-  return std::memcmp(&a, &b, sizeof(T)) == 0;
+  using Bytes = std::array<std::byte, sizeof(T)>;
+  return std::bit_cast<Bytes>(a) == std::bit_cast<Bytes>(b);
 }
 
 /// Buffers either in a shared arena (peers read them in place) or in ordinary memory (staged in pieces).

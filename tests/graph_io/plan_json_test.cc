@@ -99,9 +99,9 @@ TEST_CASE("what would be used as an index is checked") {
   const Plan plan = small_plan();
   const std::string op = "/programs/0/bodies/0/ops/1", alloc = "/programs/0/bodies/0/ops/0",
                     call = "/programs/0/phases/0/0/calls/0";
-  const auto refused = [&](const std::string& pointer, nlohmann::json value, const char* code) {
+  const auto refused = [&](const std::string& pointer, const nlohmann::json& value, const char* code) {
     INFO(pointer << " = " << value.dump());
-    CHECK(code_of(with(plan, pointer.c_str(), std::move(value))) == code);
+    CHECK(code_of(with(plan, pointer.c_str(), value)) == code);
   };
   refused("/schema", "hotbunk.plan/1", "E505");
   refused("/hash", 7, "E502");

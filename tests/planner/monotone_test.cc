@@ -252,7 +252,7 @@ TEST_CASE("faster machines that once were slower") {
 }
 
 TEST_CASE("property: a faster datasheet is never slower") {
-  const std::function<void(ClusterSpec&, double)> improvements[] = {
+  const std::function<void(ClusterSpec&, double)> faster_ones[] = {
       [](ClusterSpec& c, double f) { c.gpu.nvlink_bandwidth.value *= f; },
       [](ClusterSpec& c, double f) { c.gpu.memory_bandwidth.value *= f; },
       [](ClusterSpec& c, double f) { c.gpu.pcie_bandwidth.value *= f; },
@@ -264,8 +264,8 @@ TEST_CASE("property: a faster datasheet is never slower") {
     const Drawn d = draw();
     const RlPrice before = price_of(d.scenario, d.hardware, d.frame);
     Scenario s = d.scenario;
-    const auto which = *rc::gen::inRange<std::size_t>(0, std::size(improvements));
-    improvements[which](s.cluster, factor_up_to(4.0));
+    const auto which = *rc::gen::inRange<std::size_t>(0, std::size(faster_ones));
+    faster_ones[which](s.cluster, factor_up_to(4.0));
     const auto h = hardware_for(s, catalog_root());
     RC_ASSERT(h.has_value());
     never_slower(before, price_of(s, *h, d.frame), fmt::format("datasheet {}", which));

@@ -140,7 +140,7 @@ TEST_CASE("worked: where a decode step's time goes") {
   CHECK(seconds(StepPart::output) == Approx(28 * c.gemm_seconds(8, h, 1792, bf16)));
   CHECK(seconds(StepPart::mlp) ==
         Approx(28 * (c.gemm_seconds(8, 2 * 9472, h, bf16) + c.gemm_seconds(8, h, 9472, bf16))));
-  CHECK(seconds(StepPart::head) == Approx(c.gemm_seconds(8, 152064 / 2, h, bf16)));
+  CHECK(seconds(StepPart::head) == Approx(c.gemm_seconds(8, 152064.0 / 2, h, bf16)));
   CHECK(seconds(StepPart::attention) ==
         Approx(28 * c.attention_seconds(4 * 28 * 128 * 8 * held / 2, held, cache, false, c.peak_flops(bf16))));
   CHECK(seconds(StepPart::reduce) ==

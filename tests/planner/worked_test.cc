@@ -193,7 +193,7 @@ TEST_CASE("worked: 70B on 32 with Megatron TP4 PP2 does not fit, and what to cha
     CHECK(w.lever(helps)->fits);
     CHECK(w.lever(helps)->bytes < -20 * gib);
   }
-  CHECK(10240 / 2 < w.scenario.workload.prompt_tokens.max + w.scenario.workload.response_tokens.max);
+  CHECK(10240.0 / 2 < w.scenario.workload.prompt_tokens.max + w.scenario.workload.response_tokens.max);
   CHECK_FALSE(w.lever("train.micro_batch_tokens halved"));
   const Worked wider = worked("llama-3.1-70b-megatron.yaml", {"train.layout.tp=8", "train.layout.dp=2"});
   CHECK(wider.answer.price.fits);

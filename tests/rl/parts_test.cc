@@ -33,7 +33,7 @@ Ids digits_in(const Ids& tokens) {
 }
 
 std::filesystem::path write_temporary(const std::string& name, const std::string& text) {
-  const auto path = std::filesystem::temp_directory_path() / name;
+  auto path = std::filesystem::temp_directory_path() / name;
   REQUIRE(write_file_atomic(path, text));
   return path;
 }

@@ -32,8 +32,8 @@ class Running {
     std::vector<std::string> words;
     std::istringstream split(fmt::format("{} {} {}", before, program_file, arguments));
     for (std::string word; split >> word;) words.push_back(word);
-    std::ofstream{said};   // what a run before said is not this one's
-    std::fflush(nullptr);  // or the child prints our buffers again
+    std::ofstream(said).close();  // what a run before said is not this one's
+    std::fflush(nullptr);         // or the child prints our buffers again
     pid_ = ::fork();
     if (pid_ != 0) return;
     if (!std::freopen(said.c_str(), "w", stderr) || !std::freopen(printed.c_str(), "w", stdout)) ::_exit(9);

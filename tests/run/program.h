@@ -63,7 +63,7 @@ inline std::vector<int> children_of(int pid) {
 
 /// A tiny job; `extra` is YAML appended at the top level.
 inline fs::path scenario(const std::string& name, int ranks, int tp, const std::string& extra = "") {
-  const fs::path path = work_folder() / (name + ".yaml");
+  fs::path path = work_folder() / (name + ".yaml");
   std::ofstream(path) << fmt::format(R"(
 name: {0}
 model: {{model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2,
