@@ -54,8 +54,7 @@ std::vector<LayerKey> layer_keys(const TrainSpace& s) {
                 if (s.ranks % (tp * cp * ulysses) == 0 && (tp > 1 || !sp))
                   keys.push_back({tp, cp, ulysses, ep, etp, sp, b});
   std::ranges::sort(keys);
-  const auto twice = std::ranges::unique(keys);
-  keys.erase(twice.begin(), twice.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   return keys;
 }
 
