@@ -289,7 +289,8 @@ TEST_CASE("what is not the same computation any more is refused with what differ
   // The reference is the policy that the run began with: with another one it would be another run.
   const std::string weights = text_of(model / "model.safetensors");
   fs::remove(model / "manifest.json");
-  std::ofstream(model / "model.safetensors", std::ios::binary) << weights.substr(0, weights.size() - 4) << "\1\0\0\0";
+  std::ofstream(model / "model.safetensors", std::ios::binary)
+      << weights.substr(0, weights.size() - 4) << std::string("\1\0\0\0", 4);
   refused(resume + " --set steps=3", {"error[E424]", "initial policy is not what the run began with"});
   // A checkpoint whose files are not as they were written.
   const fs::path final = out / "checkpoints/final", spoilt = work_folder() / "spoilt";
