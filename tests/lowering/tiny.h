@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/blocks.h"
 #include "spec/scenario.h"
+#include "tests/blocks.h"
 
 namespace hotbunk::test {
 

@@ -70,7 +70,9 @@ class ProbingDriver final : public Driver {
   std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
     return inner_.next(r, step, phase);
   }
-  void feed(Rank r, const BoundOp& op, const Args& args, std::span<std::byte> d) override { inner_.feed(r, op, args, d); }
+  void feed(Rank r, const BoundOp& op, const Args& args, std::span<std::byte> d) override {
+    inner_.feed(r, op, args, d);
+  }
   void fetch(Rank r, const BoundOp& op, const Args& args, std::span<const std::byte> source) override {
     const std::string name = op.name();
     if (!name.starts_with("probe.")) return inner_.fetch(r, op, args, source);

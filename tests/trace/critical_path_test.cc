@@ -1,9 +1,9 @@
 // The longest chain of an executed step, against chains added up by hand.
-#include "tests/blocks.h"
 #include "trace/critical_path.h"
 
 #include <catch2/catch.hpp>
 
+#include "tests/blocks.h"
 #include "trace/meetings.h"
 
 using namespace hotbunk;
@@ -28,11 +28,11 @@ Plan plan_of_two() {
   plan.phases = {{"one", When::iteration, false}, {"two", When::iteration, false}};
   Program program;
   program.num_events = 1;
-  const Block one = test::block_of(
-      program, "",
-      {op(OpKind::zero, StreamId::gather, "p"), op(OpKind::all_gather, StreamId::gather, "g"),
-       op(OpKind::record, StreamId::gather, "record"), op(OpKind::zero, StreamId::compute, "a"),
-       op(OpKind::wait, StreamId::compute, "wait"), op(OpKind::zero, StreamId::compute, "b")});
+  const Block one =
+      test::block_of(program, "",
+                     {op(OpKind::zero, StreamId::gather, "p"), op(OpKind::all_gather, StreamId::gather, "g"),
+                      op(OpKind::record, StreamId::gather, "record"), op(OpKind::zero, StreamId::compute, "a"),
+                      op(OpKind::wait, StreamId::compute, "wait"), op(OpKind::zero, StreamId::compute, "b")});
   const Block two = test::block_of(program, "", {op(OpKind::zero, StreamId::compute, "c")});
   program.phases = {{one}, {two}};
   plan.programs = {program};
