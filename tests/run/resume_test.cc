@@ -217,8 +217,8 @@ TEST_CASE("a second SIGINT ends a run at once, and what was whole stays") {
     run.kill(SIGINT);
     int code = 0;
     REQUIRE(run.ended_within(600.0, code));  // a run that goes on goes on for ever
-    CHECK(code == 130);
     INFO(text_of(said));
+    CHECK(code == 130);
     CHECK(text_of(said).find("error") == std::string::npos);
     CHECK_FALSE(fs::exists(out / "checkpoints/final"));  // which the end of a step asked to stop would have written
     check_whole(out);
