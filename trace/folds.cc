@@ -24,7 +24,7 @@ void add_to(TrafficCount& sum, const TrafficCount& c) {
 }  // namespace
 
 StayFold::StayFold(const Plan& plan, Rank rank, KeptSteps kept)
-    : plan_(plan), rank_(rank), ahead_(plan.most_steps_back(plan.role_of(rank))), kept_(kept) {
+    : plan_(plan), ahead_(plan.most_steps_back(plan.role_of(rank))), kept_(kept) {
   for (std::size_t p = 0; p <= plan.phases.size(); ++p)
     totals_.push_back({rank, p < plan.phases.size() ? static_cast<std::int16_t>(p) : PhaseTotal::iteration, 0, {}});
 }

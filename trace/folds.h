@@ -28,7 +28,6 @@ class StayFold {
   void close_before(std::int32_t step);
 
   const Plan& plan_;
-  const Rank rank_;
   const std::int32_t ahead_;
   const KeptSteps kept_;
   std::map<std::int32_t, Rows> steps_;

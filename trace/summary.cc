@@ -177,7 +177,7 @@ Json traffic_json(const Plan& plan, const std::vector<RankTraffic>& by_rank, boo
       const std::int64_t group = number_of[static_cast<std::size_t>(key.group)][r];
       auto& rows = table[key];
       const auto same = std::find_if(rows.begin(), rows.end(),
-                                     [&](const Row& row) { return row.group == group && row.count == count; });
+                                     [&, &n = count](const Row& row) { return row.group == group && row.count == n; });
       Row& row = same != rows.end() ? *same : rows.emplace_back(Row{group, count, {}});
       row.ranks.push_back(static_cast<Rank>(r));
     }

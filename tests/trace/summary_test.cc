@@ -125,8 +125,8 @@ TEST_CASE("ranks of one group with different counts have rows of their own") {
   total_up(test::sample_plan(), trace);
   const Json s = summarize(test::sample_plan(), test::sample_scenario(), trace);
   CHECK(s["traffic"].size() == 7);
-  CHECK(s["traffic"][0]["ranks"] == Json({0}));
-  CHECK(s["traffic"][1]["ranks"] == Json({1}));
+  CHECK(s["traffic"][0]["ranks"] == Json::array({0}));
+  CHECK(s["traffic"][1]["ranks"] == Json::array({1}));
   CHECK(s["traffic"][1]["calls_per_rank"] == 4);
 }
 
