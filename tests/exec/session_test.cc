@@ -53,7 +53,7 @@ class Notes final : public Device {
 };
 
 /// Blocks 0 and 1 of the driven phase, `turns` times; ends the run after a step.
-class Turns final : public Driver {
+class Turns : public Driver {
  public:
   explicit Turns(int turns, std::int32_t last_step = 1000) : turns_(turns), last_step_(last_step) {}
   std::optional<Args> next(Rank rank, std::int32_t step, std::int16_t phase) override {
@@ -332,23 +332,15 @@ TEST_CASE("a run of several roles goes on to its last iteration, whatever the dr
 TEST_CASE("sessions of one process stay together, however uneven their work") {
   const Plan plan = plan_of_roles(1);
   /// The trainer's iteration has many blocks, the engine's one.
-  struct Many final : Driver {
+  struct Many final : Turns {
+    Many() : Turns(25) {}
     std::map<Rank, std::int32_t> at;
     std::int32_t apart = 0;
-    std::map<std::tuple<Rank, std::int32_t, std::int16_t>, int> played;
     std::optional<Args> next(Rank rank, std::int32_t step, std::int16_t phase) override {
       at[rank] = std::max(at[rank], step);
       if (at.size() == 2) apart = std::max(apart, std::abs(at[0] - at[1]));
-      if (phase == 1 && played[{rank, step, phase}]++ == 50) return std::nullopt;
-      Args args;
-      args.step = step;
-      return args;
+      return Turns::next(rank, step, phase);
     }
-    void feed(Rank, const BoundOp&, const Args&, std::span<std::byte>) override {}
-    void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte>) override {}
-    void completed(Rank, const Args&, std::int16_t) override {}
-    bool wants_results() const override { return false; }
-    void report(Trace&) const override {}
   } driver;
   struct Quiet final : Backend {
     Log log;
