@@ -181,7 +181,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
     if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
       faults.add(fmt::format("a rank names program {}", p));
   check_periods(plan, faults);
-  check_roles(plan, faults);
+  if (!faults.any()) check_roles(plan, faults);  // which asks ranks for their programs
   if (auto found = faults.take(); !found.empty()) return found;
   auto found = faults_of(plan.programs.size(), limit, [&](std::size_t i, Faults& f) { check_shape(plan, i, f); });
   if (!found.empty()) return found;
