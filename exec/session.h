@@ -33,6 +33,9 @@ class Session {
   /// where the process has sessions of several roles, outlive it.
   Session(const Plan&, Driver&, std::vector<std::unique_ptr<Device>>, const RunOptions&, IterationEnds* ends = nullptr);
 
+  Session(const Session&) = delete;  // nor moved: it may refer to its own count of ends
+  Session& operator=(const Session&) = delete;
+
   /// Plays one block of one rank, or what stands between two phases. Ranks take turns, a block each (where no driver
   /// decides, a phase's blocks in one turn), so that a simulator's ranks advance together. False: the walk is over. A
   /// failure carries rank, phase and block, and ends it.

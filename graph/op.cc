@@ -109,6 +109,7 @@ double Op::real(Attr a) const { return required<double>(*this, a); }
 double Op::real(Attr a, double otherwise) const { return optional(*this, a, otherwise); }
 
 bool is_communication(OpKind k) { return k >= OpKind::all_gather && k <= OpKind::peer_copy; }
+bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv; }
 bool is_compute(OpKind k) { return k >= OpKind::embedding; }
 
 }  // namespace hotbunk

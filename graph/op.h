@@ -159,6 +159,8 @@ struct Op {
 };
 
 bool is_communication(OpKind);
+/// send and recv: between two ranks of a group.
+bool is_pairwise(OpKind);
 bool is_compute(OpKind);
 
 }  // namespace hotbunk

@@ -12,10 +12,8 @@
 namespace hotbunk {
 namespace {
 
-bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv; }
-
-/// One role's next task behind another: the phase `to` of iteration t waits for the phase `from` of iteration t -
-/// steps.
+/// One role's next task behind another: the phase `to` of an iteration waits for the phase `from` of the iteration that
+/// is `steps` before it.
 struct Behind {
   std::int32_t role = 0;
   std::size_t from = 0, to = 0;

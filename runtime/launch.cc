@@ -139,8 +139,10 @@ class Children {
       }
       stop.seconds += elapsed;
       if (stop.seconds < std::max(after, stop.next_report)) continue;
-      out.push_back(fmt::format("rank {} (pid {}) has been stopped (SIGSTOP, job control or a debugger) for {:.0f} s",
-                                e.rank, e.pid, stop.seconds));
+      out.push_back(
+          fmt::format("rank {} (pid {}) has been stopped (SIGSTOP, job control or a debugger) for {:.0f} s: "
+                      "kill -CONT {} lets it go on",
+                      e.rank, e.pid, stop.seconds, e.pid));
       stop.next_report = 3 * stop.seconds;
     }
     return out;

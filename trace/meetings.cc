@@ -32,8 +32,7 @@ std::vector<std::vector<std::size_t>> meetings_of(const Plan& plan, const Trace&
   std::map<std::tuple<Rank, std::int32_t, std::int16_t, std::string_view>, std::int64_t> times;
   for (std::size_t i = 0; i < trace.spans.size(); ++i) {
     const Span& s = trace.spans[i];
-    if (!is_communication(s.kind) || s.kind == OpKind::send || s.kind == OpKind::recv || s.kind == OpKind::peer_copy)
-      continue;
+    if (!is_communication(s.kind) || is_pairwise(s.kind) || s.kind == OpKind::peer_copy) continue;
     const std::string& name = trace.names[static_cast<std::size_t>(s.name)];
     const auto family = family_of.find({s.phase, name});
     if (family == family_of.end()) continue;

@@ -90,7 +90,7 @@ CostModel::Moving CostModel::across_nodes(OpKind kind, const GroupShape& g, doub
   const double spine = spineless ? 1.0 : oversubscription_, members = static_cast<double>(g.per_node);
   // Through host memory every rank of the node copies over the same bus.
   const double bus = hardware_.shared_transport ? members : 1.0;
-  const bool point_to_point = kind == OpKind::send || kind == OpKind::recv || kind == OpKind::peer_copy;
+  const bool point_to_point = is_pairwise(kind) || kind == OpKind::peer_copy;
   double away = 1.0, stays = inside_wire, other_rail = g.aligned ? 0.0 : 1.0;
   Moving out;
   if (kind == OpKind::all_to_all) {  // what is for the own node stays on the fast links
