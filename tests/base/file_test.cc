@@ -164,4 +164,6 @@ TEST_CASE("lines end, are cut short or have a most") {
   CHECK(next_line(file, line, 4) == LineRead::cut);
   CHECK(line == "last");
   CHECK(next_line(file, line) == LineRead::none);
+  std::ifstream folder("/");  // opens, and gives no bytes (EISDIR)
+  CHECK(next_line(folder, line) == LineRead::failed);
 }

@@ -99,6 +99,8 @@ TEST_CASE("Pairs: what is sent is received, in the same phases and blocks, in or
              Contains("rank 0 sends rank 1 32 B in phase work, block work, which expects nothing"));
   CHECK_THAT(verdict([&](Plan& p) { ops_of(p, 0).erase(ops_of(p, 0).begin() + 5); }),
              Contains("rank 0 sends rank 1 nothing, which expects 32 B"));
+  CHECK_THAT(verdict([&](Plan& p) { std::erase_if(ops_of(p, 0), [](const Op& o) { return is_pairwise(o.kind); }); }),
+             Contains("rank 0 sends rank 1 nothing, which expects 64 B"));
   CHECK_THAT(verdict([&](Plan& p) {
                ops_of(p, 0)[4].attrs = {{Attr::peer, std::int64_t{2}}};
              }),

@@ -94,7 +94,8 @@ TEST_CASE("a child that is stopped is named by the launcher, whether anybody wai
   CHECK(r.exit_code == 0);
   REQUIRE(said.size() == 2);
   CHECK_THAT(said[0], Catch::StartsWith("rank 0 (pid ") &&
-                          Catch::Contains("has been stopped (SIGSTOP, job control or a debugger) for "));
+                          Catch::Contains("has been stopped (SIGSTOP, job control or a debugger) for ") &&
+                          Catch::Matches(".*: kill -CONT [0-9]+ lets it go on"));
 }
 
 TEST_CASE("an exception in a rank is exit code 3", "[launch]") {
