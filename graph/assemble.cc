@@ -1,38 +1,23 @@
 // assemble: which calls of a draft share a body, and what is local to them.
 #include <algorithm>
 #include <map>
-#include <string_view>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "base/check.h"
 #include "graph/passes.h"
 
 namespace hotbunk {
 namespace {
 
-/// The ops of one call of a draft, with its events between them.
-struct Written {
-  const DraftCall* call = nullptr;
-  std::vector<Op> ops;
-  std::vector<Mark> marks;
-};
-
-/// Calls visit(tensor) for the tensors of an op.
-template <class F>
-void each_tensor(Op& op, F&& visit) {
-  for (auto* side : {&op.inputs, &op.outputs})
-    for (Tensor& t : *side) visit(t);
-}
-
-bool is_memory(const Op& op) { return op.kind == OpKind::alloc || op.kind == OpKind::free; }
-
 class Assembly {
  public:
-  explicit Assembly(Draft draft) : draft_(std::move(draft)), may_be_local_(draft_.buffers.size(), false) {
-    for (BufferId id : draft_.transients) may_be_local_[static_cast<std::size_t>(id)] = true;
+  explicit Assembly(Draft draft)
+      : draft_(std::move(draft)), may_be_local_(draft_.buffers.size(), false), variants_(draft_.bodies.size()) {
+    for (BufferId id : draft_.transients) may_be_local_[index(id)] = true;
     for (const SlotLimit& limit : draft_.slot_limits)
       for (const auto& turn : limit.turns)
-        for (BufferId id : turn) may_be_local_[static_cast<std::size_t>(id)] = false;
+        for (BufferId id : turn) may_be_local_[index(id)] = false;
     keep_shared_ones();
   }
 
@@ -41,127 +26,121 @@ class Assembly {
     program_.num_events = draft_.num_events;
     for (auto& blocks : draft_.phases) {
       auto& out = program_.phases.emplace_back();
-      for (DraftBlock& block : blocks) out.push_back(assembled(block));
+      for (DraftBlock& block : blocks) {
+        Block& made = out.emplace_back();
+        made.name = std::move(block.name), made.enters = block.enters, made.section = block.section;
+        for (DraftCall& call : block.calls)
+          if (!draft_.body_of(call).ops.empty()) made.calls.push_back(call_of(std::move(call)));
+      }
     }
     drop_locals();
     return std::move(program_);
   }
 
  private:
+  static std::size_t index(BufferId id) { return static_cast<std::size_t>(id); }
+
   /// What several calls touch is no local of any.
   void keep_shared_ones() {
-    std::vector<std::int64_t> toucher(draft_.buffers.size(), -1);
-    std::int64_t call = 0;
-    for (auto& blocks : draft_.phases)
-      for (DraftBlock& block : blocks) {
-        std::int32_t at = -1;
-        for (DraftOp& op : block.ops) {
-          if (op.call != std::exchange(at, op.call)) ++call;
-          const auto touch = [&](BufferId id) {
-            std::int64_t& by = toucher[static_cast<std::size_t>(id)];
-            if (by >= 0 && by != call) may_be_local_[static_cast<std::size_t>(id)] = false;
-            by = call;
-          };
-          if (is_memory(op)) touch(op.buffer);
-          each_tensor(op, [&](const Tensor& t) { touch(t.buffer); });
-          if (op.kind == OpKind::peer_copy)  // peers know it by its name
-            for (const Tensor& t : op.inputs) may_be_local_[static_cast<std::size_t>(t.buffer)] = false;
+    std::vector<std::int32_t> toucher(draft_.buffers.size(), -1);
+    std::int32_t at = 0;
+    for (const auto& blocks : draft_.phases)
+      for (const DraftBlock& block : blocks)
+        for (const DraftCall& call : block.calls) {
+          const DraftBody& body = draft_.body_of(call);
+          for (std::size_t s = 0; s < call.slots.size(); ++s) {
+            const DraftBody::Slot& slot = body.slots[s];
+            if (slot.first < 0 && !slot.by_hand) continue;
+            const std::size_t id = index(call.slots[s].buffer);
+            if (slot.shown || (toucher[id] >= 0 && toucher[id] != at)) may_be_local_[id] = false;
+            toucher[id] = at;
+          }
+          ++at;
         }
-      }
   }
 
-  Block assembled(DraftBlock& block) {
-    Block out{.name = std::move(block.name), .calls = {}, .enters = block.enters, .section = block.section};
-    for (Written& written : split(block)) out.calls.push_back(call_of(std::move(written)));
-    return out;
-  }
-
-  static std::vector<Written> split(DraftBlock& block) {
-    std::vector<Written> out;
-    std::int32_t at = -1;
-    for (DraftOp& op : block.ops) {
-      if (op.call != at) {
-        at = op.call;
-        out.emplace_back().call = &block.calls.at(static_cast<std::size_t>(at));
-      }
-      Written& w = out.back();
-      if (op.kind == OpKind::record || op.kind == OpKind::wait)
-        w.marks.push_back({static_cast<std::int32_t>(w.ops.size()), op.kind, op.stream, op.event});
-      else w.ops.push_back(std::move(static_cast<Op&>(op)));
-    }
-    return out;
-  }
-
-  /// What a call has of a buffer.
-  struct Held {
-    BufferId buffer = -1;
-    std::int64_t least_offset = 0;  // of its tensors
-    bool touched = false;
-    int allocs = 0, frees = 0;
-    BufferId slot = -1;
+  /// What becomes of a body of the draft in the calls that allocate and free the same slots of it.
+  struct Variant {
+    std::vector<DraftMemory> memory;
+    std::vector<bool> local;                 // [slot]
+    std::int32_t body = 0;                   // of the program
+    std::vector<std::size_t> ports, locals;  // their slots
   };
 
-  std::vector<Held> held_by(Written& w) const {
-    std::vector<Held> out;
-    std::map<BufferId, std::size_t> index;
-    const auto held = [&](BufferId id) -> Held& {
-      const auto [at, added] = index.try_emplace(id, out.size());
-      if (added) out.push_back({.buffer = id});
-      return out[at->second];
-    };
-    for (Op& op : w.ops) {
-      if (is_memory(op)) ++(op.kind == OpKind::alloc ? held(op.buffer).allocs : held(op.buffer).frees);
-      each_tensor(op, [&](const Tensor& t) {
-        Held& h = held(t.buffer);
-        h.least_offset = h.touched ? std::min(h.least_offset, t.offset_bytes) : t.offset_bytes;
-        h.touched = true;
-      });
+  Call call_of(DraftCall draft) {
+    const DraftBody& body = draft_.body_of(draft);
+    std::vector<bool> local(draft.slots.size(), false);
+    for (std::size_t s = 0; s < draft.slots.size(); ++s) local[s] = is_local(draft, body.slots[s], s);
+    auto& variants = variants_[static_cast<std::size_t>(draft.body)];
+    auto found =
+        std::ranges::find_if(variants, [&](const Variant& v) { return v.local == local && v.memory == draft.memory; });
+    if (found == variants.end()) found = variants.insert(variants.end(), variant_of(draft, std::move(local)));
+    Call call;
+    call.body = found->body, call.marks = std::move(draft.marks);
+    for (const std::size_t slot : found->ports) {
+      const Port& p = draft.slots[slot];
+      call.ports.push_back({p.buffer, p.offset_bytes + body.slots[slot].least_offset});
     }
+    for (const std::size_t slot : found->locals) local_.push_back(draft.slots[slot].buffer);
+    call.locals.assign(found->locals.size(), 0);  // until they are placed
+    call.name = std::move(draft.name);
+    return call;
+  }
+
+  bool is_local(const DraftCall& call, const DraftBody::Slot& slot, std::size_t s) const {
+    if (slot.first < 0 || slot.by_hand) return false;
+    const BufferId id = call.slots[s].buffer;
+    // Touched by no other call it is allocated and freed in this one.
+    return may_be_local_[index(id)] && draft_.buffers[index(id)].name.starts_with(call.name);
+  }
+
+  Variant variant_of(const DraftCall& call, std::vector<bool> local) {
+    const DraftBody& from = draft_.body_of(call);
+    Variant out{.memory = call.memory, .local = std::move(local), .ports = {}, .locals = {}};
+    Body body;
+    body.name = from.name;
+    each_step(
+        from, call,
+        [&](const DraftMemory& m, StreamId stream) {
+          Op op;
+          op.kind = m.kind, op.stream = stream, op.buffer = m.slot;
+          body.ops.push_back(std::move(op));
+        },
+        [&](const Op& op, std::size_t) { body.ops.push_back(op); });
+    std::vector<BufferId> number(call.slots.size(), -1);  // in the order in which the ops name them, ports first
+    for (const bool locals : {false, true})
+      for (const Op& op : body.ops)
+        each_slot(op, [&](BufferId slot) {
+          if (number[index(slot)] >= 0 || out.local[index(slot)] != locals) return;
+          number[index(slot)] = static_cast<BufferId>(out.ports.size() + out.locals.size());
+          (locals ? out.locals : out.ports).push_back(index(slot));
+        });
+    body.num_ports = static_cast<std::int32_t>(out.ports.size());
+    for (const std::size_t slot : out.locals) {
+      Buffer b = draft_.buffers[index(call.slots[slot].buffer)];
+      b.name.erase(0, call.name.size());
+      b.offset = 0;
+      body.locals.push_back(std::move(b));
+    }
+    for (Op& op : body.ops) {
+      if (is_memory(op)) op.buffer = number[index(op.buffer)];
+      for (auto* side : {&op.inputs, &op.outputs})
+        for (Tensor& t : *side) {
+          if (!out.local[index(t.buffer)]) t.offset_bytes -= from.slots[index(t.buffer)].least_offset;
+          t.buffer = number[index(t.buffer)];
+        }
+    }
+    out.body = shared(std::move(body));
     return out;
   }
 
-  bool is_local(const Held& h, std::string_view prefix) const {
-    return may_be_local_[static_cast<std::size_t>(h.buffer)] && h.touched && h.allocs == 1 && h.frees == 1 &&
-           draft_.buffers[static_cast<std::size_t>(h.buffer)].name.starts_with(prefix);
-  }
+  static bool is_memory(const Op& op) { return op.kind == OpKind::alloc || op.kind == OpKind::free; }
 
-  Call call_of(Written w) {
-    const std::string& prefix = w.call->name;
-    Call call;
-    call.name = prefix, call.marks = std::move(w.marks);
-    Body body;
-    body.name = w.call->body;
-    std::vector<Held> held = held_by(w);
-    for (Held& h : held) {
-      if (is_local(h, prefix)) continue;
-      h.slot = body.num_ports++;
-      call.ports.push_back({h.buffer, h.least_offset});
-    }
-    for (Held& h : held) {
-      if (h.slot >= 0) continue;
-      h.slot = body.num_slots();
-      Buffer local = draft_.buffers[static_cast<std::size_t>(h.buffer)];
-      local.name.erase(0, prefix.size());
-      local.offset = 0;
-      call.locals.push_back(0);  // until it is placed
-      body.locals.push_back(std::move(local));
-      local_.push_back(h.buffer);
-    }
-    std::map<BufferId, const Held*> of;
-    for (const Held& h : held) of[h.buffer] = &h;
-    for (Op& op : w.ops) {
-      HB_CHECK(op.name.empty() || op.name.starts_with(prefix), "op '{}' in call '{}'", op.name, prefix);
-      if (!op.name.empty()) op.name.erase(0, prefix.size());
-      if (is_memory(op)) op.buffer = of.at(op.buffer)->slot;
-      each_tensor(op, [&](Tensor& t) {
-        const Held& h = *of.at(t.buffer);
-        if (h.slot < body.num_ports) t.offset_bytes -= h.least_offset;
-        t.buffer = h.slot;
-      });
-    }
-    body.ops = std::move(w.ops);
-    call.body = shared(std::move(body));
-    return call;
+  template <class F>
+  static void each_slot(const Op& op, F&& visit) {
+    if (is_memory(op)) visit(op.buffer);
+    for (const auto* side : {&op.inputs, &op.outputs})
+      for (const Tensor& t : *side) visit(t.buffer);
   }
 
   /// The number of the body, a new one's if there is none like it.
@@ -202,7 +181,8 @@ class Assembly {
   }
 
   Draft draft_;
-  std::vector<bool> may_be_local_;  // [buffer]
+  std::vector<bool> may_be_local_;              // [buffer]
+  std::vector<std::vector<Variant>> variants_;  // [body of the draft]
   std::vector<BufferId> local_;
   std::map<std::string, std::vector<std::int32_t>> by_name_;  // bodies
   Program program_;

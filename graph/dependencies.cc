@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "graph/access.h"
 #include "graph/passes.h"
 #include "graph/true_order.h"
 
@@ -13,109 +14,173 @@ namespace {
 class BlockPass {
  public:
   BlockPass(Draft& draft, DraftBlock& block)
-      : draft_(draft), ops_(block.ops), order_(draft.buffers.size(), draft.slot_limits) {
+      : draft_(draft), block_(block), order_(draft.buffers.size(), draft.slot_limits) {
     known_.fill(before_all);
     last_.fill(-1);
-    after_.resize(ops_.size(), -1);
-    before_.resize(ops_.size());
-    clock_at_.resize(ops_.size(), before_all);
+    note_streams();
   }
 
   void run() {
-    for (std::size_t i = 0; i < ops_.size(); ++i) order(static_cast<std::int32_t>(i));
-    rebuild();
+    for (DraftCall& call : block_.calls) {
+      const DraftBody& body = draft_.body_of(call);
+      const bool alone =
+          !body.maps && std::ranges::all_of(call.slots, [&](const Port& p) { return is_alone(p.buffer); });
+      for (const Op& op : body.ops) order(call, op, alone);
+    }
+    write_marks();
   }
 
  private:
+  static std::uint32_t bit(StreamId s) { return 1u << static_cast<unsigned>(s); }
+  static bool several(std::uint32_t streams) { return (streams & (streams - 1)) != 0; }
+
+  /// Which streams touch each buffer and each section. What only one does is in order by itself.
+  void note_streams() {
+    streams_of_buffer_.resize(draft_.buffers.size(), 0);
+    for (const DraftCall& call : block_.calls) {
+      const DraftBody& body = draft_.body_of(call);
+      for (std::size_t s = 0; s < call.slots.size(); ++s) {
+        const auto id = static_cast<std::size_t>(call.slots[s].buffer);
+        streams_of_buffer_[id] |= body.slots[s].streams;
+        streams_of_section_[static_cast<std::size_t>(draft_.buffers[id].section)] |= body.slots[s].streams;
+      }
+      if (!body.maps) continue;
+      for (const Op& op : body.ops)
+        if (op.kind == OpKind::map || op.kind == OpKind::unmap)
+          streams_of_section_[static_cast<std::size_t>(op.section)] |= bit(op.stream);
+    }
+  }
+  bool is_alone(BufferId id) const {
+    const auto b = static_cast<std::size_t>(id);
+    const Section section = draft_.buffers[b].section;
+    if (section != Section::transient) return !several(streams_of_section_[static_cast<std::size_t>(section)]);
+    return !several(streams_of_buffer_[b]) && !order_.takes_turn(id);
+  }
+
+  bool is_alone(const DraftCall& call, const Op& op) const {
+    const auto alone = [&](const Tensor& t) { return is_alone(call.slots[static_cast<std::size_t>(t.buffer)].buffer); };
+    return std::ranges::all_of(op.inputs, alone) && std::ranges::all_of(op.outputs, alone);
+  }
+
   /// Makes stream `s`, before op `i`, wait for op `dependency` of stream `t`.
   void add_wait(StreamId s, std::int32_t i, StreamId t, std::int32_t dependency) {
     if (s == t || known_[at(s)][at(t)] >= dependency) return;
     auto& event = after_[static_cast<std::size_t>(dependency)];
     if (event < 0) event = draft_.num_events++;
-    before_[static_cast<std::size_t>(i)].push_back({s, event});
+    waits_.push_back({i, s, event});
     merge(known_[at(s)], clock_at_[static_cast<std::size_t>(dependency)]);
     known_[at(s)][at(t)] = std::max(known_[at(s)][at(t)], dependency);
   }
 
-  void order(std::int32_t i) {
-    const Op& op = ops_[static_cast<std::size_t>(i)];
+  /// `alone`: nothing that its call touches is another stream's.
+  void order(const DraftCall& call, const Op& op, bool alone) {
+    const auto i = static_cast<std::int32_t>(after_.size());
+    after_.push_back(-1), clock_at_.push_back(before_all);
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
-    Clock needed = before_all;
-    const auto note = [&](StreamId t, std::int32_t index) { needed[at(t)] = std::max(needed[at(t)], index); };
-    order_.follow([&](auto&& visit) { each_access(draft_.buffers, op, visit); }, op.stream, i, note,
-                  [&](StreamId t, std::int32_t index, const SlotLimit&) { note(t, index); });
-    // Latest dependency first: its clock may imply the others.
-    std::array<std::size_t, num_streams> by_recency;
-    for (std::size_t s = 0; s < by_recency.size(); ++s) by_recency[s] = s;
-    std::sort(by_recency.begin(), by_recency.end(), [&](auto a, auto b) { return needed[a] > needed[b]; });
-    for (std::size_t t : by_recency)
-      if (needed[t] >= 0) add_wait(op.stream, i, static_cast<StreamId>(t), needed[t]);
+    if (!alone && (op.kind == OpKind::map || op.kind == OpKind::unmap || !is_alone(call, op)))
+      wait_for_needs(call, op, i);
     known_[at(op.stream)][at(op.stream)] = i;
     clock_at_[static_cast<std::size_t>(i)] = known_[at(op.stream)];
     last_[at(op.stream)] = i;
     used_[at(op.stream)] = true;
   }
 
-  static DraftOp event_op(OpKind kind, StreamId stream, EventId event, std::int32_t call) {
-    DraftOp op;
-    op.call = call;
-    op.kind = kind;
-    op.stream = stream;
-    op.event = event;
-    return op;
+  void wait_for_needs(const DraftCall& call, const Op& op, std::int32_t i) {
+    Clock needed = before_all;
+    const auto note = [&](StreamId t, std::int32_t index) { needed[at(t)] = std::max(needed[at(t)], index); };
+    const auto access_of = [&](const Tensor& t) {
+      const Port& p = call.slots[static_cast<std::size_t>(t.buffer)];
+      const Buffer& b = draft_.buffers[static_cast<std::size_t>(p.buffer)];
+      const std::int64_t begin = b.offset + p.offset_bytes + t.offset_bytes;
+      return Access{b.section, begin, begin + t.capacity_bytes(), false, p.buffer};
+    };
+    const auto accesses = [&](auto&& visit) {
+      each_access_of(op, access_of, [&](const Access& a) {
+        if (a.buffer < 0 || !is_alone(a.buffer)) visit(a);
+      });
+    };
+    order_.follow(accesses, op.stream, i, note,
+                  [&](StreamId t, std::int32_t index, const SlotLimit&) { note(t, index); });
+    needed[at(op.stream)] = -1;
+    for (;;) {  // latest dependency first: its clock may imply the others
+      const auto latest = std::ranges::max_element(needed);
+      if (*latest < 0) return;
+      add_wait(op.stream, i, static_cast<StreamId>(latest - needed.begin()), *latest);
+      *latest = -1;
+    }
   }
 
-  void rebuild() {
-    std::vector<DraftOp> ops;
-    ops.reserve(ops_.size() * 5 / 4 + 16);
+  void write_marks() {
     const auto other = [&](auto&& visit) {
       for (std::size_t s = 0; s < used_.size(); ++s)
         if (used_[s] && s != at(StreamId::compute)) visit(static_cast<StreamId>(s));
     };
-    bool several = false;
-    other([&](StreamId) { several = true; });
-    if (several) {  // begin joined
+    const auto has_ops = [&](const DraftCall& c) { return !draft_.body_of(c).ops.empty(); };
+    bool others = false;
+    other([&](StreamId) { others = true; });
+    if (others) {  // begin joined
+      DraftCall& first = *std::ranges::find_if(block_.calls, has_ops);
       const EventId start = draft_.num_events++;
-      const std::int32_t first = ops_.front().call;
-      ops.push_back(event_op(OpKind::record, StreamId::compute, start, first));
-      other([&](StreamId s) { ops.push_back(event_op(OpKind::wait, s, start, first)); });
+      first.marks.push_back({0, OpKind::record, StreamId::compute, start});
+      other([&](StreamId s) { first.marks.push_back({0, OpKind::wait, s, start}); });
     }
-    for (std::size_t i = 0; i < ops_.size(); ++i) {
-      const StreamId stream = ops_[i].stream;
-      const std::int32_t call = ops_[i].call;
-      // An alloc comes right before its first use, and behind the waits of that use: from alloc on the range is its
-      // own.
-      std::size_t user = i;
-      while (user + 1 < ops_.size() && ops_[user].kind == OpKind::alloc && ops_[user + 1].stream == stream) ++user;
-      for (const auto& [s, event] : before_[user]) ops.push_back(event_op(OpKind::wait, s, event, call));
-      before_[user].clear();
-      ops.push_back(std::move(ops_[i]));
-      if (after_[i] >= 0) ops.push_back(event_op(OpKind::record, stream, after_[i], call));
-    }
-    const std::int32_t last = ops.empty() ? 0 : ops.back().call;
+    std::int32_t op = 0;  // of the block
+    auto wait = waits_.cbegin();
+    for (DraftCall& call : block_.calls) write_marks(call, op, wait);
+    if (!others) return;
+    DraftCall& last = *std::find_if(block_.calls.rbegin(), block_.calls.rend(), has_ops);
+    const auto end_of_last = static_cast<std::int32_t>(draft_.body_of(last).ops.size() + last.memory.size());
     other([&](StreamId s) {  // end joined
       if (known_[at(StreamId::compute)][at(s)] >= last_[at(s)]) return;
       const EventId end = draft_.num_events++;
-      ops.push_back(event_op(OpKind::record, s, end, last));
-      ops.push_back(event_op(OpKind::wait, StreamId::compute, end, last));
+      last.marks.push_back({end_of_last, OpKind::record, s, end});
+      last.marks.push_back({end_of_last, OpKind::wait, StreamId::compute, end});
     });
-    ops_ = std::move(ops);
   }
 
   struct Wait {
+    std::int32_t op;
     StreamId stream;
     EventId event;
   };
 
+  void write_marks(DraftCall& call, std::int32_t& op, std::vector<Wait>::const_iterator& wait) {
+    // An alloc comes right before its first use, and behind the waits of that use: from alloc on the range is its own.
+    std::int32_t step = 0, run = 0;  // where the allocs begin that stand in front of the step, on one stream
+    StreamId run_stream = StreamId::compute;
+    const auto pass = [&](OpKind kind, StreamId stream) {
+      ++step;
+      if (kind != OpKind::alloc) run = step;
+      run_stream = stream;
+    };
+    const auto come_to = [&](StreamId stream) {
+      if (run < step && run_stream != stream) run = step;
+    };
+    each_step(
+        draft_.body_of(call), call,
+        [&](const DraftMemory& m, StreamId stream) { come_to(stream), pass(m.kind, stream); },
+        [&](const Op& o, std::size_t) {
+          come_to(o.stream);
+          for (; wait != waits_.cend() && wait->op == op; ++wait)
+            call.marks.push_back({run, OpKind::wait, wait->stream, wait->event});
+          pass(o.kind, o.stream);
+          if (const EventId event = after_[static_cast<std::size_t>(op)]; event >= 0)
+            call.marks.push_back({step, OpKind::record, o.stream, event});
+          ++op;
+        });
+  }
+
   Draft& draft_;
-  std::vector<DraftOp>& ops_;  // of the block
+  DraftBlock& block_;
   TrueOrder order_;
+  std::vector<std::uint32_t> streams_of_buffer_;
+  std::array<std::uint32_t, num_sections> streams_of_section_{};
   std::array<Clock, num_streams> known_;
   std::array<std::int32_t, num_streams> last_;
   std::array<bool, num_streams> used_{};
-  std::vector<Clock> clock_at_;
+  std::vector<Clock> clock_at_;  // of each op of the block
   std::vector<EventId> after_;
-  std::vector<std::vector<Wait>> before_;
+  std::vector<Wait> waits_;  // ascending by op
 };
 
 }  // namespace

@@ -1,32 +1,54 @@
-// A program as it is written: every call spelled out over buffers of the program. The passes (passes.h) say when
-// buffers live, what waits for what, and which calls share a body; that makes a Program of it.
+// A program as it is written: bodies, and in each block the calls of them, over buffers of the program. The passes
+// (passes.h) say when buffers live and what waits for what, call by call; that makes a Program of it.
 #pragma once
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "graph/plan.h"
 
 namespace hotbunk {
 
-/// One written op, and the call of its block that it belongs to.
-struct DraftOp : Op {
-  std::int32_t call = 0;
-  DraftOp() = default;
-  explicit(false) DraftOp(Op op, std::int32_t of = 0) : Op(std::move(op)), call(of) {}
+/// A piece of work as the lowering writes it. Where its ops say `buffer` they mean a slot, which each call binds.
+struct DraftBody {
+  /// What the ops do with a slot.
+  struct Slot {
+    std::int32_t first = -1, last = -1;  // the ops that read or write it; -1: none
+    std::int64_t least_offset = 0;       // of its tensors, in bytes
+    std::uint32_t streams = 0;           // one bit for each that reads or writes it
+    bool by_hand = false;                // an op allocates or frees it
+    bool shown = false;                  // peers read it: they know it by its name
+  };
+
+  std::string name;         // "train.layer.forward"
+  std::vector<Op> ops;      // named without the call's name; no record and no wait
+  std::vector<Slot> slots;  // note_slots() says what is in them
+  bool maps = false;        // an op maps or unmaps
+  void note_slots(std::size_t num_slots);
 };
 
-/// What a call of a draft is known by.
+/// An alloc or free that insert_lifetimes adds: in front of an op of the body, or behind it.
+struct DraftMemory {
+  std::int32_t op = 0;
+  OpKind kind = OpKind::alloc;
+  BufferId slot = -1;
+  friend bool operator==(const DraftMemory&, const DraftMemory&) = default;
+};
+
 struct DraftCall {
-  std::string body;  // the name of what it does
-  std::string name;  // what the names of its ops and locals begin with
+  std::int32_t body = 0;            // index into Draft::bodies
+  std::string name;                 // what the names of its ops and locals begin with
+  std::vector<Port> slots;          // what each is bound to
+  std::vector<DraftMemory> memory;  // in the order in which they stand
+  std::vector<Mark> marks;          // `before` counts the ops and `memory`
 };
 
 struct DraftBlock {
   std::string name;
-  std::vector<DraftOp> ops;  // those of a call are neighbours
-  std::vector<DraftCall> calls = {{}};
+  std::vector<DraftCall> calls;
   Enters enters = Enters::nothing;
   Section section = Section::transient;
 };
@@ -35,9 +57,30 @@ struct Draft {
   std::vector<Buffer> buffers;
   std::vector<BufferId> transients;  // that live from their first to their last use in a block
   std::vector<SlotLimit> slot_limits;
+  std::vector<DraftBody> bodies;
   std::vector<std::vector<DraftBlock>> phases;
   std::array<std::int64_t, num_sections> section_bytes{};
   std::int32_t num_events = 0;
+
+  const DraftBody& body_of(const DraftCall& c) const { return bodies[static_cast<std::size_t>(c.body)]; }
 };
+
+/// The call of ops that name buffers, its body added to the draft. Its slots are `inputs`, counted from where each
+/// begins, then all else that the ops name, in their order. Names of ops begin with the call's, or are empty.
+DraftCall written_call(Draft&, std::string body, std::string name, std::vector<Op> ops,
+                       std::span<const Port> inputs = {});
+
+/// Calls on_memory(const DraftMemory&, StreamId) and on_op(const Op&, index) in the order of the call.
+template <class OnMemory, class OnOp>
+void each_step(const DraftBody& body, const DraftCall& call, OnMemory&& on_memory, OnOp&& on_op) {
+  auto m = call.memory.begin();
+  for (std::size_t i = 0; i < body.ops.size(); ++i) {
+    const Op& op = body.ops[i];
+    const auto here = [&] { return m != call.memory.end() && m->op == static_cast<std::int32_t>(i); };
+    for (; here() && m->kind == OpKind::alloc; ++m) on_memory(*m, op.stream);
+    on_op(op, i);
+    for (; here(); ++m) on_memory(*m, op.stream);
+  }
+}
 
 }  // namespace hotbunk

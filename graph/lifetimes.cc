@@ -1,5 +1,6 @@
 // insert_lifetimes: when transient buffers live.
 #include <algorithm>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,74 +12,65 @@ namespace {
 /// Adds the allocs and frees of one block after another; what it knows of a buffer is of the block at hand.
 class LifetimePass {
  public:
-  LifetimePass(std::size_t buffers, const std::vector<BufferId>& transients) : uses_(buffers) {
-    for (BufferId id : transients) use(id).transient = true;
+  explicit LifetimePass(Draft& draft) : draft_(draft), uses_(draft.buffers.size()) {
+    for (BufferId id : draft.transients) use(id).transient = true;
   }
 
   void run(DraftBlock& block) {
     note_uses(block);
-    const auto by = [&](std::size_t Use::*when) {
-      return [this, when](BufferId a, BufferId b) { return std::pair(use(a).*when, a) < std::pair(use(b).*when, b); };
-    };
-    std::ranges::sort(used_, by(&Use::first));
-    std::vector<BufferId> ending = used_;
-    std::ranges::sort(ending, by(&Use::last));
-    std::vector<DraftOp>& written = block.ops;
-    std::vector<DraftOp> ops;
-    ops.reserve(written.size() + 2 * used_.size());
-    auto begins = used_.begin(), ends = ending.begin();
-    for (std::size_t i = 0; i < written.size(); ++i) {
-      const StreamId stream = written[i].stream;
-      const std::int32_t call = written[i].call;
-      for (; begins != used_.end() && use(*begins).first == i; ++begins)
-        ops.push_back(memory_op(OpKind::alloc, stream, *begins, call));
-      ops.push_back(std::move(written[i]));
-      for (; ends != ending.end() && use(*ends).last == i; ++ends)
-        ops.push_back(memory_op(OpKind::free, stream, *ends, call));
+    for (const BufferId id : used_) {
+      Use& u = use(id);
+      u.used = false;
+      if (std::exchange(u.by_hand, false)) continue;
+      block.calls[u.first.call].memory.push_back({u.first.op, OpKind::alloc, u.first.slot});
+      block.calls[u.last.call].memory.push_back({u.last.op, OpKind::free, u.last.slot});
     }
-    block.ops = std::move(ops);
-    for (BufferId id : used_) use(id).used = false;
+    for (DraftCall& call : block.calls)
+      std::ranges::sort(call.memory, {}, [&](const DraftMemory& m) {
+        return std::tuple(m.op, m.kind == OpKind::free, call.slots[static_cast<std::size_t>(m.slot)].buffer);
+      });
   }
 
  private:
+  struct Place {
+    std::size_t call = 0;
+    std::int32_t op = 0;
+    BufferId slot = -1;
+    auto key() const { return std::pair(call, op); }
+  };
   struct Use {
-    std::size_t first = 0, last = 0;  // indices of ops
-    bool transient = false, used = false;
+    Place first, last;
+    bool transient = false, used = false, by_hand = false;
   };
   Use& use(BufferId id) { return uses_[static_cast<std::size_t>(id)]; }
 
   void note_uses(const DraftBlock& block) {
     used_.clear();
-    for (std::size_t i = 0; i < block.ops.size(); ++i)
-      for (const auto* side : {&block.ops[i].inputs, &block.ops[i].outputs})
-        for (const Tensor& t : *side) {
-          Use& u = use(t.buffer);
-          if (!u.transient) continue;
-          if (!u.used) used_.push_back(t.buffer), u.first = i;
-          u.used = true, u.last = i;
-        }
-    for (const Op& op : block.ops)  // by hand
-      if (op.kind == OpKind::alloc || op.kind == OpKind::free) use(op.buffer).used = false;
-    std::erase_if(used_, [&](BufferId id) { return !use(id).used; });
+    for (std::size_t c = 0; c < block.calls.size(); ++c) {
+      const DraftCall& call = block.calls[c];
+      const DraftBody& body = draft_.body_of(call);
+      for (std::size_t s = 0; s < call.slots.size(); ++s) {
+        const DraftBody::Slot& slot = body.slots[s];
+        Use& u = use(call.slots[s].buffer);
+        if (!u.transient || (slot.first < 0 && !slot.by_hand)) continue;
+        const Place first{c, slot.first, static_cast<BufferId>(s)}, last{c, slot.last, static_cast<BufferId>(s)};
+        if (!u.used) used_.push_back(call.slots[s].buffer);
+        if (!u.used || first.key() < u.first.key()) u.first = first;
+        if (!u.used || last.key() > u.last.key()) u.last = last;
+        u.used = true, u.by_hand = u.by_hand || slot.by_hand;
+      }
+    }
   }
 
-  static DraftOp memory_op(OpKind kind, StreamId stream, BufferId id, std::int32_t call) {
-    DraftOp op;
-    op.call = call;
-    op.kind = kind;
-    op.stream = stream;
-    op.buffer = id;
-    return op;
-  }
-
+  const Draft& draft_;
   std::vector<Use> uses_;       // by buffer
-  std::vector<BufferId> used_;  // the transients whose lives this block has to give
+  std::vector<BufferId> used_;  // the transients that the block touches
 };
 
 }  // namespace
 
 void insert_lifetimes(Draft& draft) {
-  LifetimePass pass(draft.buffers.size(), draft.transients);
+  LifetimePass pass(draft);
   for (auto& blocks : draft.phases)
     for (DraftBlock& block : blocks) pass.run(block);
 }

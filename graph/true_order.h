@@ -47,6 +47,9 @@ class TrueOrder {
     });
   }
 
+  /// Whether the buffer has a turn of a limit.
+  bool takes_turn(BufferId id) const { return places_[static_cast<std::size_t>(id)].limit >= 0; }
+
   /// The limit of which the buffer's slot has gone to a later turn already; nullptr: none.
   const SlotLimit* lost_slot(BufferId id) const {
     const Place& place = places_[static_cast<std::size_t>(id)];

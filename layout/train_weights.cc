@@ -60,6 +60,24 @@ void append(ShardedUnit& unit, UnitParam param) {
   unit.params.push_back(std::move(param));
 }
 
+/// Whether they differ in names only.
+bool alike(const UnitParam& a, const UnitParam& b) {
+  const auto all_but_name = [](const UnitParam& p) {
+    return std::tuple(p.rows, p.cols, p.shard, p.padded_rows, p.shard_offset, p.full_offset, p.role);
+  };
+  return all_but_name(a) == all_but_name(b);
+}
+
+void number_kinds(std::vector<ShardedUnit>& units) {
+  std::vector<const ShardedUnit*> kinds;
+  for (ShardedUnit& unit : units) {
+    const auto at = std::ranges::find_if(
+        kinds, [&](const ShardedUnit* k) { return std::ranges::equal(k->params, unit.params, alike); });
+    unit.kind = static_cast<int>(at - kinds.begin());
+    if (at == kinds.end()) kinds.push_back(&unit);
+  }
+}
+
 }  // namespace
 
 std::vector<ShardedUnit> fsdp_units(const ModelSpec& model, std::int64_t world, std::int64_t rank) {
@@ -78,6 +96,7 @@ std::vector<ShardedUnit> fsdp_units(const ModelSpec& model, std::int64_t world, 
     append(units.back(), shard_of(parameter, world, rank));
   }
   for (ShardedUnit& unit : units) unit.padding_elements = world * unit.shard_elements - unit.full_elements;
+  number_kinds(units);
   return units;
 }
 

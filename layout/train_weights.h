@@ -31,6 +31,7 @@ struct UnitParam {
 struct ShardedUnit {
   std::string name;  // "root", "layers.3"
   int layer = -1;    // -1: root
+  int kind = 0;      // units of one kind differ in the names of their parameters only
   std::vector<UnitParam> params;
   std::int64_t shard_elements = 0;    // what one rank contributes to the all-gather: sum of padded shards
   std::int64_t full_elements = 0;     // sum of rows * cols

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "graph/passes.h"
@@ -55,19 +56,104 @@ Tensor ProgramBuilder::whole(BufferId id) const {
 }
 
 void ProgramBuilder::begin_block(std::int32_t phase, std::string name) {
+  end_call();
   auto& blocks = draft_.phases[static_cast<std::size_t>(phase)];
   block_ = &blocks.emplace_back();
   const std::string& of = phases_[static_cast<std::size_t>(phase)].name;
-  block_->calls.back().body = of == name ? name : of + '.' + name;
+  open_body_ = of == name ? name : of + '.' + name, open_name_.clear();
   block_->name = std::move(name);
 }
 
 void ProgramBuilder::begin_call(std::string body, std::string name) {
   HB_CHECK(block_, "a call before the first block");
-  DraftCall call{std::move(body), std::move(name)};
-  if (block_->ops.empty() || block_->ops.back().call + 1 < static_cast<std::int32_t>(block_->calls.size()))
-    block_->calls.back() = std::move(call);  // the call before it came to nothing
-  else block_->calls.push_back(std::move(call));
+  end_call();
+  open_body_ = std::move(body), open_name_ = std::move(name);
+}
+
+void ProgramBuilder::end_call() {
+  if (open_.empty()) return;  // it came to nothing
+  const std::vector<Port> inputs(open_inputs_.begin(), open_inputs_.end());
+  block_->calls.push_back(
+      written_call(draft_, std::move(open_body_), std::move(open_name_), std::exchange(open_, {}), inputs));
+  open_body_.clear(), open_inputs_.clear();
+}
+
+Draft& ProgramBuilder::draft() {
+  end_call();
+  return draft_;
+}
+
+std::vector<std::int64_t> ProgramBuilder::kinds_of(const std::vector<Input>& inputs) const {
+  std::vector<std::int64_t> out;
+  out.reserve(3 * inputs.size());
+  for (const Input& i : inputs) {
+    const auto same = std::ranges::find(inputs, i.buffer, &Input::buffer);
+    out.push_back(same - inputs.begin());
+    out.push_back(static_cast<std::int64_t>(buffer(i.buffer).dtype));
+    out.push_back(buffer(i.buffer).elements);
+  }
+  return out;
+}
+
+const ProgramBuilder::Made* ProgramBuilder::reuse(const std::string& body, std::int64_t variant,
+                                                  const std::vector<Input>& inputs) {
+  const auto found = made_.find({body, variant});
+  if (found == made_.end() || !shares_) return nullptr;
+  const std::vector<std::int64_t> kinds = kinds_of(inputs);
+  const auto at = std::ranges::find(found->second, kinds, &Made::kinds);
+  return at == found->second.end() ? nullptr : &*at;
+}
+
+void ProgramBuilder::end_shared(std::string body, std::int64_t variant, std::vector<Input> inputs, BufferId first,
+                                std::any result) {
+  if (open_.empty()) return;
+  const std::string name = open_name_;
+  open_inputs_ = inputs;
+  end_call();
+  const DraftCall& call = block_->calls.back();
+  Made made{.kinds = kinds_of(inputs),
+            .inputs = std::move(inputs),
+            .body = call.body,
+            .slots = call.slots,
+            .first = first,
+            .made = {},
+            .result = std::move(result)};
+  for (BufferId id = first; id < next_buffer(); ++id) {
+    HB_CHECK(buffer(id).name.starts_with(name), "transient '{}' in call '{}'", buffer(id).name, name);
+    made.made.push_back(buffer(id).name.substr(name.size()));
+  }
+  made_[{std::move(body), variant}].push_back(std::move(made));
+}
+
+void ProgramBuilder::make(const Made& made, std::string name, const std::vector<Input>& inputs) {
+  end_call();
+  const BufferId first = next_buffer();
+  DraftCall call;
+  call.body = made.body;
+  call.slots = made.slots;
+  for (std::size_t s = 0; s < call.slots.size(); ++s) {
+    Port& p = call.slots[s];
+    if (s < inputs.size()) p = inputs[s];
+    else if (p.buffer >= made.first && p.buffer < made.first + std::ssize(made.made)) p.buffer += first - made.first;
+  }
+  for (std::size_t i = 0; i < made.made.size(); ++i) {
+    const Buffer& like = draft_.buffers[static_cast<std::size_t>(made.first) + i];
+    transient(name + made.made[i], like.dtype, like.elements, like.category);
+  }
+  call.name = std::move(name);
+  block_->calls.push_back(std::move(call));
+}
+
+void ProgramBuilder::exchange(const Made& made, const std::vector<Input>& inputs, BufferId first, Tensor& t) {
+  if (t.buffer < 0) return;
+  if (t.buffer >= made.first && t.buffer < made.first + std::ssize(made.made)) {
+    t.buffer += first - made.first;
+    return;
+  }
+  const auto at = std::ranges::find(made.inputs, t.buffer, &Input::buffer);
+  if (at == made.inputs.end()) return;
+  const Input& now = inputs[static_cast<std::size_t>(at - made.inputs.begin())];
+  t.buffer = now.buffer, t.offset_bytes += now.offset_bytes - at->offset_bytes;
 }
 
 void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Enters enters, Section section) {
@@ -77,9 +163,8 @@ void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Ente
 }
 
 Op& ProgramBuilder::push(OpKind kind, StreamId stream) {
-  HB_CHECK(block_, "an op before the first block");
-  DraftOp& op = block_->ops.emplace_back();
-  op.call = static_cast<std::int32_t>(block_->calls.size()) - 1;
+  HB_CHECK(!open_body_.empty(), "an op of no call");
+  Op& op = open_.emplace_back();
   op.kind = kind;
   op.stream = stream;
   return op;
@@ -138,16 +223,16 @@ Op& with(Op& op, Attr attr, double value) {
 namespace {
 
 void fill_section_extents(Draft& draft) {
-  for (auto& blocks : draft.phases)
-    for (DraftBlock& block : blocks) {
-      std::vector<DraftOp>& ops = block.ops;
-      for (Op& op : ops)
-        if ((op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_end == whole_section)
-          op.map_end = draft.section_bytes[static_cast<std::size_t>(op.section)];
-      std::erase_if(ops, [](const Op& op) {
-        return (op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_begin == op.map_end;
-      });
-    }
+  for (DraftBody& body : draft.bodies) {
+    if (!body.maps) continue;
+    for (Op& op : body.ops)
+      if ((op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_end == whole_section)
+        op.map_end = draft.section_bytes[static_cast<std::size_t>(op.section)];
+    std::erase_if(body.ops, [](const Op& op) {
+      return (op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_begin == op.map_end;
+    });
+    body.note_slots(body.slots.size());
+  }
 }
 
 /// A driven phase loops, and one that skips iterations leaves the map as whichever phase came before it.
@@ -217,9 +302,9 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
 
 Program finish(const Plan& plan, Draft draft, bool keep_mapped) {
   std::erase_if(draft.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
-  insert_lifetimes(draft);
   lay_out_sections(plan, draft);
   fill_section_extents(draft);
+  insert_lifetimes(draft);
   insert_dependencies(draft);
   Program program = assemble(std::move(draft));
   place_transients(plan, program);

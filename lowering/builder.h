@@ -1,8 +1,13 @@
 // ProgramBuilder: what the lowering writes a program with. Buffers by name, ops in order; lifetimes, offsets and
 // events are passes of graph/ that run afterwards.
 #pragma once
+#include <any>
+#include <array>
 #include <initializer_list>
+#include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graph/draft.h"
@@ -19,9 +24,27 @@ inline Dim seqs(std::int64_t capacity) { return {capacity, Sym::seqs, 0}; }
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 
+/// What a call works on, counted from a byte of it: a port of the body in the making.
+struct Input : Port {
+  explicit(false) Input(BufferId id) : Port{id, 0} {}
+  explicit(false) Input(const Tensor& t) : Port{t.buffer, 0} {}
+  Input(BufferId id, std::int64_t from) : Port{id, from} {}
+};
+
+/// Results of calls (ProgramBuilder::call): tensors, and what is made of them.
+template <class F>
+void each_tensor(Tensor& t, F&& visit) {
+  visit(t);
+}
+template <std::size_t N, class F>
+void each_tensor(std::array<Tensor, N>& tensors, F&& visit) {
+  for (Tensor& t : tensors) visit(t);
+}
+
 class ProgramBuilder {
  public:
-  explicit ProgramBuilder(const std::vector<PhaseInfo>& phases) : phases_(phases) {
+  /// `shares`: whether calls reuse what others wrote; without, the same plan comes of it more slowly (lower.h).
+  explicit ProgramBuilder(const std::vector<PhaseInfo>& phases, bool shares = true) : phases_(phases), shares_(shares) {
     draft_.phases.resize(phases.size());
   }
 
@@ -47,9 +70,41 @@ class ProgramBuilder {
   /// The same; the block puts the section to sleep or wakes it, and is skipped where that has happened already.
   void begin_transition(std::int32_t phase, std::string name, Enters, Section);
 
-  /// Ops from now on are a call of their own, until the next begin_call or begin_block. `body` says what it does; the
-  /// names of its ops, and of the transients that are its own, begin with `name`.
+  /// Ops from now on are a call of their own, until the next begin_call, call or begin_block. `body` says what it does;
+  /// the names of its ops, and of the transients that are its own, begin with `name`.
   void begin_call(std::string body, std::string name);
+
+  /// A call of a body that other calls share. The first one's ops are what write() emits, which begins no call; a call
+  /// of the same body, variant and sizes of inputs is made of that without writing it again: these inputs stand where
+  /// those stood, the transients that it made are made anew under this call's name, and so is what write() returned,
+  /// tensors that each_tensor visits. Beside inputs and what it makes, a body touches the same in every call; what else
+  /// it depends on is in `variant`.
+  template <class Write>
+  auto call(std::string body, std::int64_t variant, std::string name, std::vector<Input> inputs, Write&& write) {
+    const Made* const made = reuse(body, variant, inputs);
+    using Result = decltype(write());
+    if (made == nullptr) {
+      const BufferId first = next_buffer();
+      begin_call(body, name);
+      if constexpr (std::is_void_v<Result>) {
+        write();
+        end_shared(std::move(body), variant, std::move(inputs), first, {});
+        return;
+      } else {
+        Result result = write();
+        end_shared(std::move(body), variant, std::move(inputs), first, result);
+        return result;
+      }
+    } else {
+      const BufferId first = next_buffer();
+      make(*made, std::move(name), inputs);
+      if constexpr (!std::is_void_v<Result>) {
+        auto result = std::any_cast<Result>(made->result);
+        each_tensor(result, [&](Tensor& t) { exchange(*made, inputs, first, t); });
+        return result;
+      }
+    }
+  }
 
   Op& emit(OpKind, StreamId, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
   Op& communicate(OpKind, StreamId, Family, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
@@ -61,14 +116,39 @@ class ProgramBuilder {
   Op& feed(const Tensor&, Slot);
   Op& fetch(const Tensor&, Slot);
 
-  Draft& draft() { return draft_; }
+  /// What was written; the last call ends.
+  Draft& draft();
 
  private:
+  /// A body that calls share, as the first of them was made.
+  struct Made {
+    std::vector<std::int64_t> kinds;  // of the inputs: which are the same, dtypes, sizes
+    std::vector<Input> inputs;
+    std::int32_t body = 0;  // of the draft
+    std::vector<Port> slots;
+    BufferId first = 0;             // of the transients that it made, which follow one another
+    std::vector<std::string> made;  // their names behind the call's
+    std::any result;
+  };
+
   Op& push(OpKind, StreamId);
+  void end_call();
+  BufferId next_buffer() const { return static_cast<BufferId>(draft_.buffers.size()); }
+  std::vector<std::int64_t> kinds_of(const std::vector<Input>&) const;
+  const Made* reuse(const std::string& body, std::int64_t variant, const std::vector<Input>&);
+  void end_shared(std::string body, std::int64_t variant, std::vector<Input>, BufferId first, std::any result);
+  void make(const Made&, std::string name, const std::vector<Input>&);
+  /// A tensor of what the first call returned, as the one at hand has it, whose transients begin at `first`.
+  static void exchange(const Made&, const std::vector<Input>&, BufferId first, Tensor&);
 
   const std::vector<PhaseInfo>& phases_;
+  bool shares_;
   Draft draft_;
   DraftBlock* block_ = nullptr;
+  std::string open_body_, open_name_;  // the call that ops go to
+  std::vector<Op> open_;
+  std::vector<Input> open_inputs_;
+  std::map<std::pair<std::string, std::int64_t>, std::vector<Made>> made_;
 };
 
 /// Adds one attribute; chains.

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <tuple>
+#include <utility>
+
 namespace hotbunk {
 namespace {
 
@@ -36,8 +39,6 @@ std::string Decoder::layer_name(int layer, const char* what, const std::string& 
   return fmt::format("{}layers.{}.{}{}", prefix_, layer, what, suffix);
 }
 
-void Decoder::begin_layer(const char* body, int layer) { b_.begin_call(prefix_ + body, layer_name(layer, "", "")); }
-
 Tensor Decoder::activation(const std::string& name, std::initializer_list<Dim> shape, DType dtype) {
   return b_.transient(name, dtype, shape, Category::activations);
 }
@@ -54,10 +55,22 @@ Tensor Decoder::embed(const WholeUnit& root) {
   return x;
 }
 
-Decoder::Stream Decoder::layer_forward(const WholeUnit& w, int layer, const Stream& in, LayerActivations& a,
-                                       const std::string& suffix) {
+Decoder::Stream Decoder::layer_forward(const WholeUnit& w, int layer, const Stream& in, LayerActivations& kept) {
+  const Forward f = forward(w, layer, in, false);
+  kept = f.kept;
+  return f.out;
+}
+
+Decoder::Forward Decoder::forward(const WholeUnit& w, int layer, const Stream& in, bool again) {
+  std::vector<Input> inputs = {w.buffer, in.h};
+  if (in.z) inputs.emplace_back(*in.z);
+  return b_.call(prefix_ + (again ? "layer.recompute" : "layer.forward"), w.unit->kind, layer_name(layer, ""),
+                 std::move(inputs), [&] { return write_forward(w, layer, in, again ? ".recomputed" : ""); });
+}
+
+Decoder::Forward Decoder::write_forward(const WholeUnit& w, int layer, const Stream& in, const std::string& suffix) {
+  LayerActivations a;
   const auto name = [&](const char* what) { return layer_name(layer, what, suffix); };
-  begin_layer(suffix.empty() ? "layer.forward" : "layer.recompute", layer);
   const Dim H = fixed(model_.hidden), I = fixed(model_.intermediate);
   a.normed1 = activation(name("normed1"), {T(), H});
   a.rstd1 = activation(name("rstd1"), {T()}, DType::f32);
@@ -84,10 +97,10 @@ Decoder::Stream Decoder::layer_forward(const WholeUnit& w, int layer, const Stre
   op(OpKind::linear, name("gate_up_proj"), {a.normed2, w.matrix(b_, R::gate_proj, R::up_proj)}, {a.gate_up});
   a.activated = activation(name("activated"), {T(), I});
   op(OpKind::swiglu, name("swiglu"), {a.gate_up}, {a.activated});
-  if (!suffix.empty()) return {};  // a recomputed run needs nothing behind the activation
+  if (!suffix.empty()) return {{}, a};  // a recomputed run needs nothing behind the activation
   const Tensor z = activation(name("mlp_out"), {T(), H});
   op(OpKind::linear, name("down_proj"), {a.activated, w.matrix(b_, R::down_proj)}, {z});
-  return {a.h, z};
+  return {{a.h, z}, a};
 }
 
 void Decoder::attention_forward(const WholeUnit& w, int layer, LayerActivations& a, const std::string& suffix) {
@@ -116,28 +129,42 @@ void Decoder::attention_forward(const WholeUnit& w, int layer, LayerActivations&
 }
 
 void Decoder::recompute_layer(const WholeUnit& w, int layer, LayerActivations& kept) {
-  layer_forward(w, layer, {kept.x, std::nullopt}, kept, ".recomputed");
+  kept = forward(w, layer, {kept.x, std::nullopt}, true).kept;
 }
 
 void Decoder::recompute_selective(const WholeUnit& w, int layer, LayerActivations& kept) {
-  begin_layer("layer.recompute", layer);
-  const auto name = [&](const char* what) { return layer_name(layer, what, ".recomputed"); };
-  const Dim H = fixed(model_.hidden);
-  const auto norm = [&](const char* what, ParamRole weight, const Tensor& x, Tensor& y, Tensor& rstd) {
-    y = activation(name(what), {T(), H});
-    rstd = activation(name(what) + ".rstd", {T()}, DType::f32);
-    with(op(OpKind::rms_norm, name(what), {x, w.vector(b_, weight)}, {y, rstd}), Attr::eps, model_.norm_eps);
+  const auto write = [&] {
+    const auto name = [&](const char* what) { return layer_name(layer, what, ".recomputed"); };
+    const Dim H = fixed(model_.hidden);
+    const auto norm = [&](const char* what, ParamRole weight, const Tensor& x) {
+      const Tensor y = activation(name(what), {T(), H});
+      const Tensor rstd = activation(name(what) + ".rstd", {T()}, DType::f32);
+      with(op(OpKind::rms_norm, name(what), {x, w.vector(b_, weight)}, {y, rstd}), Attr::eps, model_.norm_eps);
+      return std::pair(y, rstd);
+    };
+    const auto [normed1, rstd1] = norm("normed1", R::input_norm, kept.x);
+    const auto [normed2, rstd2] = norm("normed2", R::post_norm, kept.h);
+    const Tensor activated = activation(name("activated"), {T(), fixed(model_.intermediate)});
+    op(OpKind::swiglu, name("swiglu"), {kept.gate_up}, {activated});
+    return std::array{normed1, rstd1, normed2, rstd2, activated};
   };
-  norm("normed1", R::input_norm, kept.x, kept.normed1, kept.rstd1);
-  norm("normed2", R::post_norm, kept.h, kept.normed2, kept.rstd2);
-  kept.activated = activation(name("activated"), {T(), fixed(model_.intermediate)});
-  op(OpKind::swiglu, name("swiglu"), {kept.gate_up}, {kept.activated});
+  const auto made = b_.call(prefix_ + "layer.recompute", w.unit->kind, layer_name(layer, ""),
+                            {w.buffer, kept.x, kept.h, kept.gate_up}, write);
+  std::tie(kept.normed1, kept.rstd1, kept.normed2, kept.rstd2, kept.activated) = std::tuple_cat(made);
 }
 
 void Decoder::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer, const LayerActivations& a,
                              const Tensor& g, bool accumulate) {
+  std::vector<Input> inputs = {w.buffer,   dw.buffer, g,   a.x,       a.normed1, a.rstd1,   a.qkv_raw,  a.qkv,
+                               a.attended, a.lse,     a.h, a.normed2, a.rstd2,   a.gate_up, a.activated};
+  if (model_.qk_norm) inputs.emplace_back(a.qk_rstd);
+  b_.call(prefix_ + "layer.backward", w.unit->kind, layer_name(layer, ""), std::move(inputs),
+          [&] { write_backward(w, dw, layer, a, g, accumulate); });
+}
+
+void Decoder::write_backward(const WholeUnit& w, const WholeUnit& dw, int layer, const LayerActivations& a,
+                             const Tensor& g, bool accumulate) {
   const auto name = [&](const char* what) { return layer_name(layer, what); };
-  begin_layer("layer.backward", layer);
   const std::int64_t acc = accumulate ? 1 : 0;
   const Dim H = fixed(model_.hidden), I = fixed(model_.intermediate);
   const Tensor w_down = w.matrix(b_, R::down_proj), w_gate_up = w.matrix(b_, R::gate_proj, R::up_proj);

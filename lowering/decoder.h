@@ -38,6 +38,13 @@ struct LayerActivations {
   Tensor gate_up, activated;  // [T,2I], [T,I]
 };
 
+template <class F>
+void each_tensor(LayerActivations& a, F&& visit) {
+  for (Tensor* t : {&a.x, &a.normed1, &a.rstd1, &a.qkv_raw, &a.qk_rstd, &a.qkv, &a.attended, &a.lse, &a.h, &a.normed2,
+                    &a.rstd2, &a.gate_up, &a.activated})
+    visit(*t);
+}
+
 class Decoder {
  public:
   Decoder(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds);
@@ -49,9 +56,7 @@ class Decoder {
   };
 
   Tensor embed(const WholeUnit& root);
-  /// `suffix` tells a recomputed run's buffers from the first one's.
-  Stream layer_forward(const WholeUnit&, int layer, const Stream& in, LayerActivations&,
-                       const std::string& suffix = "");
+  Stream layer_forward(const WholeUnit&, int layer, const Stream& in, LayerActivations&);
   /// Runs the layer again from `kept.x`, up to the activations that backward needs.
   void recompute_layer(const WholeUnit&, int layer, LayerActivations& kept);
   /// Recomputes only the elementwise activations (recompute: selective).
@@ -73,8 +78,22 @@ class Decoder {
   Tensor activation(const std::string& name, std::initializer_list<Dim> shape) {
     return activation(name, shape, compute_);
   }
-  /// The ops to come are a call of a layer.
-  void begin_layer(const char* body, int layer);
+  /// A layer as it goes forward.
+  struct Forward {
+    Stream out;
+    LayerActivations kept;
+    template <class F>
+    friend void each_tensor(Forward& f, F&& visit) {
+      visit(f.out.h);
+      if (f.out.z) visit(*f.out.z);
+      each_tensor(f.kept, visit);
+    }
+  };
+  Forward forward(const WholeUnit&, int layer, const Stream& in, bool again);
+  /// The same, spelled out; `suffix` tells a recomputed run's buffers from the first one's.
+  Forward write_forward(const WholeUnit&, int layer, const Stream& in, const std::string& suffix);
+  void write_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const LayerActivations&, const Tensor& g,
+                      bool accumulate);
   std::string layer_name(int layer, const char* what, const std::string& suffix = "") const;
   void attention_forward(const WholeUnit&, int layer, LayerActivations&, const std::string& suffix);
   void attention_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const LayerActivations&,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/format.h"
 #include "graph/verify.h"
@@ -14,14 +16,15 @@ namespace hotbunk {
 namespace {
 
 /// The phases of a plan, in order: all of a job's, or those that a model needs which is only asked.
-std::vector<PhaseInfo> phases_of(const Scenario& s, Purpose purpose) {
+std::vector<PhaseInfo> phases_of(const Scenario& s, Purpose purpose, const PhaseFilter& wanted) {
   const auto asked = [&](PlanPhase p) {
+    if (purpose == Purpose::job) return !wanted || wanted(p);
     if (purpose == Purpose::score) return p == PlanPhase::load || p == PlanPhase::old_logprobs;
     return p == PlanPhase::load || p == PlanPhase::start_rollout || p == PlanPhase::sync || p == PlanPhase::rollout;
   };
   std::vector<PhaseInfo> out;
   for (const JobPhase& p : JobPhases(s))
-    if (purpose == Purpose::job || asked(p.phase)) out.push_back(p.info());
+    if (asked(p.phase)) out.push_back(p.info());
   return out;
 }
 
@@ -56,9 +59,19 @@ bool rolls_out(const Scenario& s, Purpose purpose) {
   return purpose == Purpose::generate || (purpose == Purpose::job && s.algorithm.name != AlgorithmName::sft);
 }
 
+/// Whether a phase may touch what engines hold.
+bool serves_in(std::string_view phase) {
+  for (std::size_t p = 0; p < num_plan_phases; ++p)
+    if (const auto at = static_cast<PlanPhase>(p); name_of(at) == phase)
+      return at != PlanPhase::load && !is_training(at);
+  return false;
+}
+
 /// What every rank does: the parts of its own follow from its places (graph/move.h).
-Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t kv_blocks) {
-  ProgramBuilder b(plan.phases);
+/// `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
+Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves, std::int64_t kv_blocks,
+                   bool shares) {
+  ProgramBuilder b(plan.phases, shares);
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
@@ -75,7 +88,7 @@ Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, std::in
     for (const JobPhase& p : phases)
       if (is_transition(p.phase)) on(name_of(p.phase), [&](auto i) { lower_transition(b, train, rollout, p, i); });
   };
-  if (rolls_out(s, purpose)) {
+  if (serves) {
     const RolloutState rollout(s, b, kv_blocks);
     transitions(&rollout);
     on("sync", [&](auto p) { lower_sync(s, b, train, rollout, phases.find(PlanPhase::sync)->from_host, p); });
@@ -123,7 +136,11 @@ Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
       .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
 }
 
-Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
+namespace {
+
+/// `wanted`: the job's phases that are lowered; empty: all.
+Result<Plan> lower_unverified(const Scenario& scenario, Purpose purpose, const PhaseFilter& wanted,
+                              bool shares = true) {
   const Scenario s = for_purpose(scenario, purpose);
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) {
     Diagnostics all;
@@ -141,26 +158,43 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
                        : "dense Llama, Qwen2 and Qwen3 are executed"});
     return fail(std::move(all));
   }
-  const bool engines = rolls_out(s, purpose);
-  std::int64_t kv_blocks = 0;
-  if (engines) {
-    auto blocks = kv_pool_blocks(s);
-    if (!blocks) return tl::unexpected(blocks.error());
-    kv_blocks = *blocks;
-  }
   const std::int64_t world = s.train.layout.ranks();
   Plan plan;
   plan.scenario = s.name;
   plan.chunk_bytes = s.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20;
   plan.device_capacity_bytes = s.cluster.device_memory_bytes;
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
+  const bool engines = rolls_out(s, purpose);
   plan.groups = group_families(s, world, engines);
-  plan.phases = phases_of(s, purpose);
+  plan.phases = phases_of(s, purpose, wanted);
+  const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
+  std::int64_t kv_blocks = 0;
+  if (serves) {
+    auto blocks = kv_pool_blocks(s);
+    if (!blocks) return tl::unexpected(blocks.error());
+    kv_blocks = *blocks;
+  }
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
-  plan.programs.push_back(program_of(s, plan, purpose, kv_blocks));
-  const std::vector<std::string> faults = verify(plan);
+  plan.programs.push_back(program_of(s, plan, purpose, serves, kv_blocks, shares));
+  return plan;
+}
+
+}  // namespace
+
+Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
+  Result<Plan> plan = lower_unverified(scenario, purpose, nullptr);
+  if (!plan) return plan;
+  const std::vector<std::string> faults = verify(*plan);
   HB_CHECK(faults.empty(), "the lowering wrote a plan that does not verify: {}", fmt::join(faults, "; "));
   return plan;
+}
+
+Result<Plan> lower_call_by_call(const Scenario& scenario, Purpose purpose) {
+  return lower_unverified(scenario, purpose, nullptr, false);
+}
+
+Result<Plan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted) {
+  return lower_unverified(scenario, Purpose::job, wanted);
 }
 
 }  // namespace hotbunk

@@ -1,9 +1,11 @@
 // Scenario -> Plan: the whole RL iteration of a colocated job, or SFT, as phases of ops for every rank.
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "base/diagnostic.h"
 #include "graph/plan.h"
+#include "lowering/phases.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -19,6 +21,15 @@ enum class Purpose : std::uint8_t { job, score, generate };
 /// Errors: E250 what nothing lowers yet (with the reason); E302 no room for a KV pool. The plan returned is verified.
 /// It may not fit: see fits() in trace/static_memory.h.
 Result<Plan> lower(const Scenario&, Purpose = Purpose::job);
+
+/// Some phases of a scenario's job, by themselves: what they hold and do is what they do in the whole plan, and the
+/// transient section has room for them. Not verified: for who asks many variants for their bytes and traffic. Errors:
+/// as lower().
+using PhaseFilter = std::function<bool(PlanPhase)>;
+Result<Plan> lower_phases(const Scenario&, const PhaseFilter& wanted);
+
+/// The same plan as lower()'s, of calls each of which is written by itself: the slow way that tests hold the other to.
+Result<Plan> lower_call_by_call(const Scenario&, Purpose = Purpose::job);
 
 /// KV blocks of one engine's pool: rollout.kv_cache_tokens, or what rollout.memory_fraction of the device leaves beside
 /// the weights, but no more than max_running_requests of the longest sequences can use.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <tuple>
+
 #include "base/check.h"
 #include "lowering/decoder.h"
 #include "lowering/sample_rows.h"
@@ -30,6 +32,10 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, std::int64_t kv
     by_name_.emplace(w.name, i);
     buffers_.push_back(
         b.managed("rollout." + w.name, s.rollout.dtype, w.elements(), Category::params, Section::rollout_weights));
+    if (w.layer >= 0) {
+      by_layer_.resize(static_cast<std::size_t>(w.layer) + 1);
+      by_layer_.back().push_back(buffers_.back());
+    }
     host_buffers_.push_back(backed_up ? b.managed("host.rollout." + w.name, s.rollout.dtype, w.elements(),
                                                   Category::params, Section::host_weights)
                                       : -1);
@@ -82,7 +88,15 @@ class EngineStepLowering {
     feeds();
     Tensor h = embed();
     std::optional<Tensor> z;
-    for (std::int64_t l = 0; l < m_.layers; ++l) layer(l, h, z);
+    for (std::int64_t l = 0; l < m_.layers; ++l) {
+      const Tensor pool = r_.kv_layer(b_, l);
+      std::vector<Input> inputs = {h, {pool.buffer, pool.offset_bytes}};
+      if (z) inputs.emplace_back(*z);
+      inputs.insert(inputs.end(), r_.layer_buffers(l).begin(), r_.layer_buffers(l).end());
+      const std::string at = fmt::format("layers.{}.", l);
+      std::tie(h, z) = std::tuple_cat(
+          b_.call(prefix_ + "layer", 0, prefix_ + at, std::move(inputs), [&] { return layer(at, h, z, pool); }));
+    }
     sample(h, z);
   }
 
@@ -150,9 +164,8 @@ class EngineStepLowering {
 
   Op& with_local_heads(Op& o) { return with_heads(o, r_.heads(), r_.kv_heads(), m_.head_dim); }
 
-  void layer(std::int64_t l, Tensor& h, std::optional<Tensor>& z) {
-    const std::string at = fmt::format("layers.{}.", l);
-    b_.begin_call(prefix_ + "layer", prefix_ + at);
+  /// The two parts of the stream behind it.
+  std::array<Tensor, 2> layer(const std::string& at, Tensor h, const std::optional<Tensor>& z, const Tensor& pool) {
     const Tensor normed = norm(at + "input_norm", at + "input_norm", h, z);
     Tensor qkv = activation(at + "qkv", (r_.heads() + 2 * r_.kv_heads()) * m_.head_dim);
     std::vector<Tensor> in = {normed, r_.matrix(b_, at + "qkv")};
@@ -167,7 +180,6 @@ class EngineStepLowering {
       with(with_local_heads(n), Attr::eps, m_.norm_eps);
     }
     with_rope(with_local_heads(op(OpKind::rope, at + "rope", {qkv, positions_}, {qkv})), m_);
-    const Tensor pool = r_.kv_layer(b_, l);
     with(with_local_heads(op(OpKind::kv_write, at + "kv_write", {qkv, kv_slots_}, {pool})), Attr::block_tokens,
          s_.rollout.block_tokens);
     const Tensor attended = activation(at + "attended", r_.heads() * m_.head_dim);
@@ -185,7 +197,7 @@ class EngineStepLowering {
     const Tensor down = activation(at + "mlp_out", m_.hidden);
     op(OpKind::linear, at + "down_proj", {act, r_.matrix(b_, at + "down")}, {down});
     all_reduce(at + "down_proj.all_reduce", down);
-    z = down;
+    return {h, down};
   }
 
   /// Final norm and head on each sequence's last row only.

@@ -28,6 +28,10 @@ class RolloutState {
   /// Index into weights(); internal fault when absent.
   std::size_t index(const std::string& name) const;
   bool has(const std::string& name) const { return by_name_.contains(name); }
+  /// The weights of one layer, in the same order for all.
+  const std::vector<BufferId>& layer_buffers(std::int64_t layer) const {
+    return by_layer_[static_cast<std::size_t>(layer)];
+  }
   BufferId buffer(std::size_t weight) const { return buffers_[weight]; }
   BufferId host_buffer(std::size_t weight) const { return host_buffers_[weight]; }
   Tensor matrix(const ProgramBuilder&, const std::string& name) const;
@@ -43,6 +47,7 @@ class RolloutState {
   std::vector<LocalWeight> weights_;
   std::map<std::string, std::size_t> by_name_;
   std::vector<BufferId> buffers_, host_buffers_;
+  std::vector<std::vector<BufferId>> by_layer_;
   BufferId kv_ = -1;
   std::int64_t kv_blocks_ = 0, heads_ = 0, kv_heads_ = 0;
 };

@@ -15,10 +15,12 @@ void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, cons
   b.begin_transition(phase, std::move(block), Enters::asleep, device);
   b.map(host);
   for (const Backup& m : moves) {
-    b.begin_call("sleep", b.buffer(m.device).name + ".");
-    b.alloc(m.host, StreamId::d2h);
-    b.emit(OpKind::copy, StreamId::d2h, b.buffer(m.device).name + ".sleep", {b.whole(m.device)}, {b.whole(m.host)});
-    b.free(m.device, StreamId::d2h);
+    const std::string name = b.buffer(m.device).name;
+    b.call("sleep", 0, name + ".", {m.device, m.host}, [&] {
+      b.alloc(m.host, StreamId::d2h);
+      b.emit(OpKind::copy, StreamId::d2h, name + ".sleep", {b.whole(m.device)}, {b.whole(m.host)});
+      b.free(m.device, StreamId::d2h);
+    });
   }
   b.begin_call("sleep.done", "");
   b.unmap(device);
@@ -29,10 +31,12 @@ void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std
   b.begin_transition(phase, std::move(block), Enters::awake, device);
   b.map(device);
   for (const Backup& m : moves) {
-    b.begin_call("wake", b.buffer(m.device).name + ".");
-    b.alloc(m.device, StreamId::h2d);
-    b.emit(OpKind::copy, StreamId::h2d, b.buffer(m.device).name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
-    b.free(m.host, StreamId::h2d);
+    const std::string name = b.buffer(m.device).name;
+    b.call("wake", 0, name + ".", {m.device, m.host}, [&] {
+      b.alloc(m.device, StreamId::h2d);
+      b.emit(OpKind::copy, StreamId::h2d, name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
+      b.free(m.host, StreamId::h2d);
+    });
   }
   b.begin_call("wake.done", "");
   b.unmap(host);
@@ -127,9 +131,11 @@ void lower_transition(ProgramBuilder& b, const TrainState& t, const RolloutState
     b.begin_block(phase, "host_weights");
     b.map(Section::host_weights);
     for (const Backup& m : weight_moves(*r)) {
-      b.begin_call("host.zero", b.buffer(m.host).name);
-      b.alloc(m.host, StreamId::host);
-      b.emit(OpKind::zero, StreamId::host, b.buffer(m.host).name, {}, {b.whole(m.host)});
+      const std::string name = b.buffer(m.host).name;
+      b.call("host.zero", 0, name, {m.host}, [&] {
+        b.alloc(m.host, StreamId::host);
+        b.emit(OpKind::zero, StreamId::host, name, {}, {b.whole(m.host)});
+      });
     }
   }
 }

@@ -221,9 +221,11 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   b.feed(lr, Slot::learning_rate);
   for (std::size_t u = 0; u < state.units().size(); ++u) {
     const std::string name = "train.sum_squares." + state.units()[u].unit.name;
-    b.begin_call("train.sum_squares", name);
-    with(b.emit(OpKind::sum_squares, StreamId::compute, name, {b.whole(state.units()[u].grad)}, {sum}),
-         Attr::accumulate, std::int64_t{u > 0 ? 1 : 0});
+    const BufferId grad = state.units()[u].grad;
+    const std::int64_t accumulate = u > 0 ? 1 : 0;
+    b.call("train.sum_squares", accumulate, name, {grad}, [&] {
+      with(b.emit(OpKind::sum_squares, StreamId::compute, name, {b.whole(grad)}, {sum}), Attr::accumulate, accumulate);
+    });
   }
   b.begin_call("train.norm", "train.");
   // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
@@ -248,11 +250,12 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
        o.max_grad_norm);
   for (const UnitState& u : state.units()) {
     const std::string name = "train.adamw." + u.unit.name;
-    b.begin_call("train.adamw", name);
-    Op& a = b.emit(OpKind::adamw, StreamId::compute, name, {b.whole(u.grad), lr, coefficient},
-                   {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
-    with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
-         o.weight_decay);
+    b.call("train.adamw", 0, name, {u.grad, u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
+      Op& a = b.emit(OpKind::adamw, StreamId::compute, name, {b.whole(u.grad), lr, coefficient},
+                     {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
+      with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
+           o.weight_decay);
+    });
   }
   b.begin_call("train.metrics", "train.");
   b.fetch(metrics, Slot::metrics);
@@ -267,10 +270,11 @@ void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
   // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.
   b.feed(b.whole(metrics), Slot::first_metrics);
   for (const UnitState& u : state.units()) {
-    const std::string& name = b.buffer(u.grad).name;
-    b.begin_call("train.zero", name + ".");
-    b.alloc(u.grad);
-    b.emit(OpKind::zero, StreamId::compute, name + ".zero", {}, {b.whole(u.grad)});
+    const std::string name = b.buffer(u.grad).name;  // a call makes buffers
+    b.call("train.zero", 0, name + ".", {u.grad}, [&] {
+      b.alloc(u.grad);
+      b.emit(OpKind::zero, StreamId::compute, name + ".zero", {}, {b.whole(u.grad)});
+    });
   }
   b.begin_block(phase, "micro");
   MicroBatch(s, b, state, b.whole(metrics)).lower();

@@ -121,30 +121,33 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
-  const std::string name = prefix + state.unit.name;
   const Tensor shard = b.whole(source);
   if (world_ == 1 && shard.dtype == compute) return {&state.unit, source, compute};
 
+  const std::string name = prefix + state.unit.name;
   const std::int64_t n = state.unit.shard_elements;
-  b.begin_call(prefix + "gather", name + ".");
-  const BufferId whole = b.transient(name + ".params", compute, state.unit.full_elements, Category::params);
-  if (world_ == 1) {
-    b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {b.whole(whole)});
-    if (limit) b.take_turn(*limit, {whole});
-    return {&state.unit, whole, compute};
-  }
-  Tensor send = shard;
-  if (shard.dtype != compute) {
-    send = b.transient(name + ".gather_in", compute, {fixed(n)}, Category::communication);
-    b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {send});
-  }
-  const Tensor gathered = b.transient(name + ".gather_out", compute, {fixed(world_ * n)}, Category::communication);
-  Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
-  with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
-  Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {b.whole(whole)});
-  copy.moves = shard_moves(state.unit, world_, true);
-  if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole});
-  return {&state.unit, whole, compute};
+  const auto write = [&] {
+    const Tensor whole = b.whole(b.transient(name + ".params", compute, state.unit.full_elements, Category::params));
+    if (world_ == 1) {
+      b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {whole});
+      return std::array{whole, whole, whole};
+    }
+    Tensor send = shard;
+    if (shard.dtype != compute) {
+      send = b.transient(name + ".gather_in", compute, {fixed(n)}, Category::communication);
+      b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {send});
+    }
+    const Tensor gathered = b.transient(name + ".gather_out", compute, {fixed(world_ * n)}, Category::communication);
+    Op& op =
+        b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
+    with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
+    Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {whole});
+    copy.moves = shard_moves(state.unit, world_, true);
+    return std::array{send, gathered, whole};
+  };
+  const auto [send, gathered, whole] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
+  if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole.buffer});
+  return {&state.unit, whole.buffer, compute};
 }
 
 WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix,
@@ -164,17 +167,19 @@ void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradi
   const DType dtype = gradients.dtype;
   const std::int64_t n = state.unit.shard_elements;
   const std::string name = prefix + state.unit.name;
-  b.begin_call(prefix + "reduce", name + ".");
-  const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(world_ * n)}, Category::communication);
-  const Tensor out = b.transient(name + ".reduce_out", dtype, {fixed(n)}, Category::communication);
-  // Padding takes part in the sum and in the gradient norm: it must be zero.
-  if (state.unit.padding_elements > 0) b.emit(OpKind::zero, StreamId::reduce, name + ".zero_padding", {}, {in});
-  Op& copy = b.emit(OpKind::copy_boxes, StreamId::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
-  copy.moves = shard_moves(state.unit, world_, false);
-  Op& op = b.communicate(OpKind::reduce_scatter, StreamId::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
-  with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
-  const Tensor shard = b.whole(state.grad);
-  b.emit(OpKind::add, StreamId::reduce, name + ".accumulate", {shard, out}, {shard});
+  b.call(prefix + "reduce", state.unit.kind, name + ".", {gradients.buffer, state.grad}, [&] {
+    const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(world_ * n)}, Category::communication);
+    const Tensor out = b.transient(name + ".reduce_out", dtype, {fixed(n)}, Category::communication);
+    // Padding takes part in the sum and in the gradient norm: it must be zero.
+    if (state.unit.padding_elements > 0) b.emit(OpKind::zero, StreamId::reduce, name + ".zero_padding", {}, {in});
+    Op& copy = b.emit(OpKind::copy_boxes, StreamId::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
+    copy.moves = shard_moves(state.unit, world_, false);
+    Op& op =
+        b.communicate(OpKind::reduce_scatter, StreamId::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
+    with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
+    const Tensor shard = b.whole(state.grad);
+    b.emit(OpKind::add, StreamId::reduce, name + ".accumulate", {shard, out}, {shard});
+  });
 }
 
 void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
@@ -194,11 +199,15 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     }
   };
   for (const UnitState& u : state.units()) {
-    b.begin_call("load.unit", parameters_prefix(u.unit));
-    load(u.unit, u.shard, Slot::parameter);
-    if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter);
-    if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
-    if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
+    std::vector<Input> inputs = {u.shard};
+    for (const BufferId id : {u.reference, u.exp_avg, u.exp_avg_sq})
+      if (id >= 0) inputs.emplace_back(id);
+    b.call("load.unit", u.unit.kind, parameters_prefix(u.unit), std::move(inputs), [&] {
+      load(u.unit, u.shard, Slot::parameter);
+      if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter);
+      if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
+      if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
+    });
   }
 }
 
@@ -211,19 +220,23 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
   const std::int64_t world = state.world(), n = unit.shard_elements;
   Tensor gathered = b.whole(shard);
   if (world > 1) {
-    b.begin_call("export.gather", name + ".");
-    gathered = b.transient(name + ".gathered", dtype, {fixed(world * n)}, Category::communication);
-    Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
-                           {gathered});
-    with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
+    gathered = b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
+      const Tensor all = b.transient(name + ".gathered", dtype, {fixed(world * n)}, Category::communication);
+      Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
+                             {all});
+      with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
+      return all;
+    });
     b.take_turn(one, {gathered.buffer});
   }
-  b.begin_call("export.fetch", parameters_prefix(unit));
-  for (const UnitParam& p : unit.params) {
-    Op& op = b.fetch(gathered, slot);
-    op.name = p.parameter;
-    op.moves.push_back({shards_of(unit, p, world, Holds::every), logical(p)});
-  }
+  // As many kinds of bodies as there are kinds of units and slots.
+  b.call("export.fetch", 64 * unit.kind + static_cast<std::int64_t>(slot), parameters_prefix(unit), {gathered}, [&] {
+    for (const UnitParam& p : unit.params) {
+      Op& op = b.fetch(gathered, slot);
+      op.name = p.parameter;
+      op.moves.push_back({shards_of(unit, p, world, Holds::every), logical(p)});
+    }
+  });
 }
 
 }  // namespace

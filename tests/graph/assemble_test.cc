@@ -19,32 +19,28 @@ Op named(Op o, std::string name) {
 }
 
 /// Layers that each make h from the h of the layer before, through a temporary, with weights of their own: calls
-/// "layers.0." and so on, over buffers h0, w0, layers.0.t, h1, …
-Draft layers(int count) {
+/// "layers.0." and so on, over buffers h0, w0, layers.0.t, h1, … `change` is asked for the second layer's add.
+Draft layers(int count, const std::function<void(Op&, Draft&)>& change = {}) {
   Draft draft;
   const auto add = [&](std::string name) {
     draft.buffers.push_back(scratch(std::move(name), 16));
     return static_cast<BufferId>(draft.buffers.size()) - 1;
   };
   const auto t = [](BufferId id) { return tensor(id, DType::f32, {fixed(16)}); };
-  DraftBlock block;
-  block.name = "work";
   BufferId h = add("h0");
   draft.transients = {h};
-  block.calls[0] = {"begin", ""};
-  block.ops.emplace_back(op(OpKind::zero, {}, {t(h)}), 0);
+  add_block(draft, "work", {op(OpKind::zero, {}, {t(h)})});
   for (int l = 0; l < count; ++l) {
     const std::string at = fmt::format("layers.{}.", l);
-    block.calls.push_back({"layer", at});
-    const auto call = static_cast<std::int32_t>(block.calls.size()) - 1;
     const BufferId w = add(fmt::format("w{}", l)), middle = add(at + "t"), out = add(fmt::format("h{}", l + 1));
     draft.buffers[static_cast<std::size_t>(w)].section = Section::train_params;
     draft.transients.insert(draft.transients.end(), {middle, out});
-    block.ops.emplace_back(named(op(OpKind::add, {t(h), t(w)}, {t(middle)}), at + "add"), call);
-    block.ops.emplace_back(named(op(OpKind::copy, {t(middle)}, {t(out)}), at + "copy"), call);
+    std::vector<Op> ops = {named(op(OpKind::add, {t(h), t(w)}, {t(middle)}), at + "add"),
+                           named(op(OpKind::copy, {t(middle)}, {t(out)}), at + "copy")};
+    if (l == 1 && change) change(ops[0], draft);
+    draft.phases[0][0].calls.push_back(written_call(draft, "layer", at, std::move(ops)));
     h = out;
   }
-  draft.phases = {{std::move(block)}};
   return draft;
 }
 
@@ -93,27 +89,35 @@ TEST_CASE("Calls that do the same with other buffers share a body; a temporary i
 }
 
 TEST_CASE("What tells bodies apart: sizes, streams, attributes, where a tensor lies in its port") {
-  const auto bodies = [](const std::function<void(DraftOp&, Draft&)>& change) {
-    Draft draft = layers(3);
-    change(draft.phases[0][0].ops[3], draft);  // the second layer's add
+  const auto bodies = [](const std::function<void(Op&, Draft&)>& change) {
+    Draft draft = layers(3, change);
     insert_lifetimes(draft);
     return assemble(std::move(draft)).bodies.size();
   };
-  CHECK(bodies([](DraftOp&, Draft&) {}) == 3);
-  CHECK(bodies([](DraftOp& o, Draft&) { o.stream = StreamId::reduce; }) == 4);
-  CHECK(bodies([](DraftOp& o, Draft&) { o.attrs = {{Attr::accumulate, std::int64_t{1}}}; }) == 4);
-  CHECK(bodies([](DraftOp& o, Draft&) { o.inputs[1].shape[0].size = 8; }) == 4);
+  CHECK(bodies([](Op&, Draft&) {}) == 3);
+  CHECK(bodies([](Op& o, Draft&) { o.stream = StreamId::reduce; }) == 4);
+  CHECK(bodies([](Op& o, Draft&) { o.attrs = {{Attr::accumulate, std::int64_t{1}}}; }) == 4);
+  CHECK(bodies([](Op& o, Draft&) { o.inputs[1].shape[0].size = 8; }) == 4);
   // A port begins where the call's first tensor of it does: another layer of one large buffer is the same work.
-  CHECK(bodies([](DraftOp& o, Draft& draft) {
+  CHECK(bodies([](Op& o, Draft& draft) {
           draft.buffers[static_cast<std::size_t>(o.inputs[1].buffer)].elements = 64;
           o.inputs[1].offset_bytes = 128;
         }) == 3);
   // Events are the call's.
-  CHECK(bodies([](DraftOp& o, Draft& draft) {
-          DraftOp wait(event(OpKind::wait, StreamId::compute, 0), o.call);
-          auto& ops = draft.phases[0][0].ops;
-          ops.insert(ops.begin() + 3, wait);
-        }) == 3);
+  Draft waits = layers(3);
+  insert_lifetimes(waits);
+  waits.phases[0][0].calls[2].marks = {{0, OpKind::wait, StreamId::compute, 0}};
+  CHECK(assemble(std::move(waits)).bodies.size() == 3);
+}
+
+TEST_CASE("A call of a written body is the call that writes it again") {
+  Draft written = layers(4), shared = layers(4);
+  std::vector<DraftCall>& calls = shared.phases[0][0].calls;
+  for (std::size_t i = 2; i < calls.size(); ++i) calls[i].body = calls[1].body;
+  shared.bodies.resize(2);
+  for (Draft* draft : {&written, &shared}) insert_lifetimes(*draft);
+  CHECK(ops_of(written) == ops_of(shared));
+  CHECK(assemble(std::move(written)) == assemble(std::move(shared)));
 }
 
 TEST_CASE("No local: what takes a turn of a slot limit, what two calls touch, what is not named for its call") {
@@ -134,9 +138,7 @@ TEST_CASE("Random drafts: spelled out again, a program is what was written") {
   std::int64_t calls = 0, bodies = 0, locals = 0;
   CHECK(rc::check("assemble loses nothing", [&] {
     Draft draft;
-    DraftBlock block;
-    block.name = "work";
-    block.calls.clear();
+    DraftBlock block{.name = "work", .calls = {}};
     const int count = *rc::gen::inRange(1, 8);
     for (int i = 0; i < 3; ++i) draft.buffers.push_back(scratch(fmt::format("shared{}", i), 32));
     struct Copy {
@@ -151,15 +153,15 @@ TEST_CASE("Random drafts: spelled out again, a program is what was written") {
                                   32 * *rc::gen::inRange(0, 4), static_cast<StreamId>(*rc::gen::inRange(0, 3))});
     for (int c = 0; c < count; ++c) {
       const std::string at = fmt::format("c{}.", c), body = *rc::gen::element<std::string>("f", "g");
-      block.calls.push_back({body, at});
       const auto first = static_cast<BufferId>(draft.buffers.size());
       for (int i = 0; i < 2; ++i) draft.buffers.push_back(scratch(fmt::format("{}t{}", at, i), 32));
       const auto t = [&](int which, std::int64_t offset) {
         return tensor(which < 3 ? which : first + which - 3, DType::f32, {fixed(8)}, offset);
       };
+      std::vector<Op> ops;
       for (const Copy& k : patterns[body])
-        block.ops.emplace_back(
-            named(op(OpKind::copy, {t(k.from, k.from_offset)}, {t(k.to, k.to_offset)}, k.stream), at + "op"), c);
+        ops.push_back(named(op(OpKind::copy, {t(k.from, k.from_offset)}, {t(k.to, k.to_offset)}, k.stream), at + "op"));
+      block.calls.push_back(written_call(draft, body, at, std::move(ops)));
     }
     for (std::size_t i = 0; i < draft.buffers.size(); ++i) draft.transients.push_back(static_cast<BufferId>(i));
     draft.phases = {{std::move(block)}};

@@ -193,15 +193,18 @@ Plan random_plan() {
         limit.turns.push_back({i});
     p.slot_limits.push_back(std::move(limit));
   }
-  Draft draft = draft_of(p.buffers, ops);
+  Draft draft;
+  draft.buffers = p.buffers;
   draft.slot_limits = p.slot_limits;
   draft.transients = transients;
-  DraftBlock& block = draft.phases[0][0];
-  block.calls[0] = {"work", ""};
-  for (std::size_t i = 0; i < block.ops.size(); ++i) {  // calls of one op, or of some
-    if (i > 0 && *rc::gen::inRange(0, 3) == 0) block.calls.push_back({"work", ""});
-    block.ops[i].call = static_cast<std::int32_t>(block.calls.size()) - 1;
+  DraftBlock block{.name = "work", .calls = {}};
+  for (std::size_t i = 0, end = 0; i < ops.size(); i = end) {  // calls of one op, or of some
+    for (end = i + 1; end < ops.size() && *rc::gen::inRange(0, 3) > 0;) ++end;
+    block.calls.push_back(
+        written_call(draft, "work", "",
+                     {ops.begin() + static_cast<std::ptrdiff_t>(i), ops.begin() + static_cast<std::ptrdiff_t>(end)}));
   }
+  draft.phases = {{std::move(block)}};
   Plan plan = plan_of({}, {}, 4096);
   insert_lifetimes(draft);
   lay_out_sections(plan, draft);

@@ -108,13 +108,12 @@ TEST_CASE("At a block's border every range is free for every stream, and where n
   Draft draft;
   draft.buffers = p.buffers;
   draft.transients = {0, 1, 2, 4};
-  draft.phases = {{draft_of({}, one).phases[0][0], draft_of({}, two).phases[0][0], draft_of({}, three).phases[0][0]}};
+  add_block(draft, "one", one), add_block(draft, "two", two), add_block(draft, "three", three);
   insert_lifetimes(draft);
   insert_dependencies(draft);
   p.num_events = draft.num_events;
   p.phases.emplace_back();
-  for (const DraftBlock& block : draft.phases[0])
-    p.phases[0].push_back(block_of(p, block.name, {block.ops.begin(), block.ops.end()}));
+  for (std::size_t i = 0; i < 3; ++i) p.phases[0].push_back(block_of(p, draft.phases[0][i].name, ops_of(draft, i)));
   Plan plan;
   place_transients(plan, p);
   CHECK(p.buffers[0].offset == 0);

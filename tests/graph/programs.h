@@ -71,19 +71,50 @@ inline EditedOps work(Plan& plan, std::size_t program = 0) {
   return {plan.programs[program], plan.programs[program].phases[1][0]};
 }
 
+/// Appends a block of one call to a draft's first phase.
+inline void add_block(Draft& draft, std::string name, const std::vector<Op>& ops) {
+  if (draft.phases.empty()) draft.phases.emplace_back();
+  DraftBlock block{.name = name, .calls = {}};
+  block.calls.push_back(written_call(draft, std::move(name), "", ops));
+  draft.phases[0].push_back(std::move(block));
+}
 /// A draft of one block "work", a call.
 inline Draft draft_of(std::vector<Buffer> buffers, const std::vector<Op>& ops) {
   Draft draft;
   draft.buffers = std::move(buffers);
-  DraftBlock block;
-  block.name = "work";
-  for (const Op& o : ops) block.ops.emplace_back(o);
-  draft.phases = {{std::move(block)}};
+  add_block(draft, "work", ops);
   return draft;
 }
-inline std::vector<Op> ops_of(const Draft& draft) {
-  const auto& ops = draft.phases[0][0].ops;
-  return {ops.begin(), ops.end()};
+/// A block's ops over buffers, with the memory ops and events of the passes among them.
+inline std::vector<Op> ops_of(const Draft& draft, std::size_t block = 0) {
+  std::vector<Op> out;
+  for (const DraftCall& call : draft.phases[0][block].calls) {
+    auto mark = call.marks.begin();
+    std::int32_t step = 0;
+    const auto marks = [&] {
+      for (; mark != call.marks.end() && mark->before == step; ++mark)
+        out.push_back(event(mark->kind, mark->stream, mark->event));
+    };
+    const auto buffer = [&](BufferId slot) { return call.slots[static_cast<std::size_t>(slot)].buffer; };
+    each_step(
+        draft.body_of(call), call,
+        [&](const DraftMemory& m, StreamId stream) {
+          marks();
+          out.push_back(memory(m.kind, buffer(m.slot), stream));
+          ++step;
+        },
+        [&](Op o, std::size_t) {
+          marks();
+          if (!o.name.empty()) o.name = call.name + o.name;
+          if (o.buffer >= 0) o.buffer = buffer(o.buffer);
+          for (auto* side : {&o.inputs, &o.outputs})
+            for (Tensor& t : *side) t.buffer = buffer(t.buffer);
+          out.push_back(std::move(o));
+          ++step;
+        });
+    marks();
+  }
+  return out;
 }
 
 /// Two ranks with programs of their own; each all-reduces twice over the family "world". Ops of "work" by index:

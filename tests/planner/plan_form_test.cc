@@ -14,16 +14,15 @@
 #include "planner/answers/plan_answer.h"
 #include "spec/loader.h"
 #include "tests/blocks.h"
-#include "tests/drawn_transition.h"
+#include "tests/drawn_scenario.h"
 #include "tests/paths.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
 
 using namespace hotbunk;
+using namespace hotbunk::testing;
 
 namespace {
-
-std::string yaml_bool(bool b) { return b ? "true" : "false"; }
 
 Scenario scenario_from(const std::string& text, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario_text(text, "drawn.yaml", sets);
@@ -48,79 +47,6 @@ Scenario tiny(int world, int tp, const std::vector<std::string>& sets = {}) {
                   "workload: {{prompt_tokens: {{mean: 5, max: 5}}, response_tokens: {{mean: 4, max: 6}}}}\n",
                   world, tp, world / tp),
       sets);
-}
-
-std::int64_t in(std::int64_t from, std::int64_t to) { return *rc::gen::inRange<std::int64_t>(from, to + 1); }
-bool coin() { return *rc::gen::arbitrary<bool>(); }
-template <class T>
-T one_of(std::vector<T> values) {
-  return *rc::gen::elementOf(values);
-}
-
-/// A dense model: Llama, Qwen2 (biases) or Qwen3 (head norms), tied or not, shapes that divide nothing they need not.
-std::string draw_model(std::int64_t tp) {
-  const auto type = one_of<std::string>({"llama", "qwen2", "qwen3"});
-  const std::int64_t heads = tp * in(1, 4);
-  std::vector<std::int64_t> kv;
-  for (std::int64_t k = 1; k <= heads; ++k)
-    if (heads % k == 0 && (k % tp == 0 || tp % k == 0)) kv.push_back(k);
-  return fmt::format(
-      "{{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, num_attention_heads: {}, "
-      "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}}}",
-      type, in(3, 40), tp * in(1, 40), in(1, 8), heads, one_of(kv), 2 * in(1, 6), in(3, 150), yaml_bool(coin()));
-}
-
-std::string draw_scenario() {
-  const auto tp = one_of<std::int64_t>({1, 1, 2, 2, 3, 4, 8}), engines = in(1, tp > 2 ? 2 : 4), world = tp * engines;
-  const bool gpu = in(0, 4) == 0;  // chunks of 2 MiB
-  const std::int64_t nodes = gpu && world % 2 == 0 && coin() ? 2 : 1;
-  const std::string cluster =
-      gpu ? fmt::format("{{gpu: h100-sxm-80gb, nodes: {}, gpus_per_node: {}}}", nodes, world / nodes)
-          : fmt::format("{{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {}, device_memory_mib: {}}}",
-                        world, one_of<std::string>({"0.25", "1", "64"}));
-  const std::int64_t prompt = in(1, 8), response = in(1, 9), block = in(1, 5), longest = prompt + response;
-  const std::int64_t tokens = longest + in(0, 60);
-  const auto dtype = [] { return one_of<std::string>({"fp32", "bf16"}); };
-  const auto state = [] { return in(0, 20) == 0 ? "bf16" : "fp32"; };  // gradients and optimizer: fp32 is what lowers
-  const bool sft = in(0, 6) == 0, reference = coin(), old_logprobs = coin();
-  // As often as not hotbunk's order, else any legal one.
-  auto offload = one_of<std::string>({"none", "sleep"});
-  bool rollout_sleeps = in(0, 3) > 0;
-  std::string transition = "hotbunk";
-  if (coin()) {
-    const auto drawn = testing::draw_transition(
-        [](std::size_t n) { return static_cast<std::size_t>(in(0, static_cast<std::int64_t>(n) - 1)); }, reference,
-        old_logprobs);
-    transition = to_text(drawn.order);
-    offload = drawn.training_sleeps ? "sleep" : "none", rollout_sleeps = drawn.rollout_sleeps;
-  }
-  const std::int64_t level = in(1, 2), every = level == 1 || !rollout_sleeps ? in(1, 3) : 1;
-  const std::int64_t samples = in(1, 4), mini_batches = coin() ? 1 : samples;
-  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp), cluster);
-  text += fmt::format(
-      "train: {{layout: {{dp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
-      "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      world, tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
-      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
-  text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
-  text += fmt::format(
-      "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "
-      "max_prefill_tokens: {}, block_tokens: {}, kv_cache_tokens: {}, memory_fraction: {}, sleep: {}, "
-      "sleep_level: {}}}\n",
-      tp, engines, one_of<std::string>({"contiguous", "strided", "auto"}), dtype(), in(1, 20), prompt + in(0, 40),
-      block, coin() ? 0 : longest + block + in(0, 30), one_of<std::string>({"0.3", "0.9"}), yaml_bool(rollout_sleeps),
-      level);
-  text += fmt::format("transition: {}\n", transition);
-  text += fmt::format("sync: {{transport: {}, verify: {}, every: {}}}\n", nodes == 1 && coin() ? "ipc" : "collective",
-                      yaml_bool(coin()), every);
-  text += fmt::format(
-      "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, "
-      "old_logprobs: {}}}\n",
-      sft ? "sft" : "grpo", sft ? samples * in(1, 6) : in(1, 9), samples, mini_batches, yaml_bool(reference),
-      yaml_bool(old_logprobs));
-  text += fmt::format("workload: {{prompt_tokens: {{mean: 1, max: {}}}, response_tokens: {{mean: 1, max: {}}}}}\n",
-                      prompt, response);
-  return text;
 }
 
 /// Every knob that a plan's bytes depend on, and the value that was drawn for it where those are few.
