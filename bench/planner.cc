@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "lowering/lower.h"
 #include "planner/answers/choices.h"
-#include "planner/form/plan_form.h"
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -166,23 +166,22 @@ BENCHMARK_CAPTURE(plan_command, priced, "qwen2.5-7b-colocated.yaml")
     ->Iterations(200)
     ->Unit(benchmark::kMillisecond);
 
-/// The plan's memory (all phases, device and host) and one rank's traffic in closed form, another layout each time.
-void plan_form_7b_on_8(benchmark::State& state) {
+/// What the search asks of a plan's training: the bytes of one phase of another layout each time.
+void train_phase_7b_on_8(benchmark::State& state) {
   Scenario s = scenario_of(
       "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
       "train: {layout: {dp: 8}}\nrollout: {engine: hotbunk, layout: {tp: 4, dp: 2}}\nalgorithm: {reference: true}\n");
-  const PlanForm form(s.model);
+  ModelShapes shapes(s.model);
   std::int64_t layouts = 0;
   for (auto _ : state) {
     s.train.micro_batch_tokens = 16384 + layouts % 4096;
     s.train.recompute = static_cast<Recompute>(layouts % 3);
-    benchmark::DoNotOptimize(form.memory(s));
-    benchmark::DoNotOptimize(form.traffic(s, 0, one_run_each(s)));
+    benchmark::DoNotOptimize(lower_transients(s, [](PlanPhase p) { return p == PlanPhase::train; }, shapes));
     ++layouts;
   }
   state.counters["layouts/s"] = benchmark::Counter(static_cast<double>(layouts), benchmark::Counter::kIsRate);
 }
-BENCHMARK(plan_form_7b_on_8)->Unit(benchmark::kMicrosecond);
+BENCHMARK(train_phase_7b_on_8)->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace hotbunk

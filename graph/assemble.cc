@@ -18,6 +18,7 @@ class Assembly {
     for (const SlotLimit& limit : draft_.slot_limits)
       for (const auto& turn : limit.turns)
         for (BufferId id : turn) may_be_local_[index(id)] = false;
+    name_made_ones();
     keep_shared_ones();
   }
 
@@ -39,6 +40,16 @@ class Assembly {
 
  private:
   static std::size_t index(BufferId id) { return static_cast<std::size_t>(id); }
+
+  void name_made_ones() {
+    for (const auto& blocks : draft_.phases)
+      for (const DraftBlock& block : blocks)
+        for (const DraftCall& call : block.calls)
+          for (std::int32_t i = 0; i < call.num_made; ++i) {
+            std::string& name = draft_.buffers[index(call.first_made + i)].name;
+            name.insert(0, call.name);
+          }
+  }
 
   /// What several calls touch is no local of any.
   void keep_shared_ones() {
@@ -81,8 +92,10 @@ class Assembly {
       const Port& p = draft.slots[slot];
       call.ports.push_back({p.buffer, p.offset_bytes + body.slots[slot].least_offset});
     }
-    for (const std::size_t slot : found->locals) local_.push_back(draft.slots[slot].buffer);
-    call.locals.assign(found->locals.size(), 0);  // until they are placed
+    for (const std::size_t slot : found->locals) {
+      local_.push_back(draft.slots[slot].buffer);
+      call.locals.push_back(draft_.buffers[index(local_.back())].offset);
+    }
     call.name = std::move(draft.name);
     return call;
   }

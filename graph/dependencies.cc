@@ -21,11 +21,20 @@ class BlockPass {
   }
 
   void run() {
-    for (DraftCall& call : block_.calls) {
+    for (const DraftCall& call : block_.calls) {
       const DraftBody& body = draft_.body_of(call);
-      const bool alone =
-          !body.maps && std::ranges::all_of(call.slots, [&](const Port& p) { return is_alone(p.buffer); });
-      for (const Op& op : body.ops) order(call, op, alone);
+      const std::size_t first = after_.size();
+      after_.resize(first + body.ops.size(), -1), clock_at_.resize(first + body.ops.size());
+      if (body.maps || !std::ranges::all_of(call.slots, [&](const Port& p) { return is_alone(p.buffer); })) {
+        for (std::size_t i = 0; i < body.ops.size(); ++i)
+          order(call, body.ops[i], static_cast<std::int32_t>(first + i));
+        continue;
+      }
+      for (std::size_t s = 0; s < num_streams; ++s) {  // nothing that it touches is another stream's
+        if (body.last[s] < 0) continue;
+        last_[s] = known_[s][s] = static_cast<std::int32_t>(first) + body.last[s];
+        used_[s] = true;
+      }
     }
     write_marks();
   }
@@ -72,13 +81,9 @@ class BlockPass {
     known_[at(s)][at(t)] = std::max(known_[at(s)][at(t)], dependency);
   }
 
-  /// `alone`: nothing that its call touches is another stream's.
-  void order(const DraftCall& call, const Op& op, bool alone) {
-    const auto i = static_cast<std::int32_t>(after_.size());
-    after_.push_back(-1), clock_at_.push_back(before_all);
+  void order(const DraftCall& call, const Op& op, std::int32_t i) {
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) return;
-    if (!alone && (op.kind == OpKind::map || op.kind == OpKind::unmap || !is_alone(call, op)))
-      wait_for_needs(call, op, i);
+    if (op.kind == OpKind::map || op.kind == OpKind::unmap || !is_alone(call, op)) wait_for_needs(call, op, i);
     known_[at(op.stream)][at(op.stream)] = i;
     clock_at_[static_cast<std::size_t>(i)] = known_[at(op.stream)];
     last_[at(op.stream)] = i;

@@ -1,6 +1,7 @@
 #include "graph/draft.h"
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
@@ -10,21 +11,31 @@ namespace hotbunk {
 
 void DraftBody::note_slots(std::size_t num_slots) {
   slots.assign(num_slots, {});
+  touches.clear();
   maps = false;
+  last.fill(-1);
+  std::map<std::pair<BufferId, StreamId>, std::int32_t> last_touch;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
+    const auto index = static_cast<std::int32_t>(i);
     maps = maps || op.kind == OpKind::map || op.kind == OpKind::unmap;
     if (op.kind == OpKind::alloc || op.kind == OpKind::free) slots[static_cast<std::size_t>(op.buffer)].by_hand = true;
+    else last[static_cast<std::size_t>(op.stream)] = index;
     for (const auto* side : {&op.inputs, &op.outputs})
       for (const Tensor& t : *side) {
         Slot& s = slots[static_cast<std::size_t>(t.buffer)];
         s.least_offset = s.first < 0 ? t.offset_bytes : std::min(s.least_offset, t.offset_bytes);
-        if (s.first < 0) s.first = static_cast<std::int32_t>(i);
-        s.last = static_cast<std::int32_t>(i);
+        if (s.first < 0) s.first = index;
+        s.last = index;
         s.streams |= 1u << static_cast<unsigned>(op.stream);
         s.shown = s.shown || (op.kind == OpKind::peer_copy && side == &op.inputs);
+        const auto [at, added] = last_touch.try_emplace({t.buffer, op.stream}, index);
+        if (added) touches.push_back({index, t.buffer});
+        at->second = index;
       }
   }
+  for (const auto& [key, op] : last_touch) touches.push_back({op, key.first});
+  std::ranges::sort(touches, {}, &Touch::op);
 }
 
 DraftCall written_call(Draft& draft, std::string body_name, std::string name, std::vector<Op> ops,

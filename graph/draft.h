@@ -23,10 +23,19 @@ struct DraftBody {
     bool shown = false;                  // peers read it: they know it by its name
   };
 
-  std::string name;         // "train.layer.forward"
-  std::vector<Op> ops;      // named without the call's name; no record and no wait
-  std::vector<Slot> slots;  // note_slots() says what is in them
-  bool maps = false;        // an op maps or unmaps
+  /// The first or the last op of a stream that reads or writes a slot.
+  struct Touch {
+    std::int32_t op = 0;
+    BufferId slot = -1;
+  };
+
+  std::string name;                              // "train.layer.forward"
+  std::vector<Op> ops;                           // named without the call's name; no record and no wait
+  std::vector<Slot> slots;                       // note_slots() says what is in them
+  std::vector<Touch> touches;                    // the same by op
+  bool maps = false;                             // an op maps or unmaps
+  std::array<std::int32_t, num_streams> last{};  // the last op of each stream, but for allocs and frees; -1: none
+  /// From the ops.
   void note_slots(std::size_t num_slots);
 };
 
@@ -44,6 +53,9 @@ struct DraftCall {
   std::vector<Port> slots;          // what each is bound to
   std::vector<DraftMemory> memory;  // in the order in which they stand
   std::vector<Mark> marks;          // `before` counts the ops and `memory`
+  /// Buffers from `first_made` on that the call made of those of another call; assemble() puts its name before theirs.
+  BufferId first_made = 0;
+  std::int32_t num_made = 0;
 };
 
 struct DraftBlock {
@@ -60,6 +72,7 @@ struct Draft {
   std::vector<DraftBody> bodies;
   std::vector<std::vector<DraftBlock>> phases;
   std::array<std::int64_t, num_sections> section_bytes{};
+  std::vector<std::int64_t> transient_bytes;  // of each phase: how much of the transient section it needs
   std::int32_t num_events = 0;
 
   const DraftBody& body_of(const DraftCall& c) const { return bodies[static_cast<std::size_t>(c.body)]; }

@@ -1,5 +1,4 @@
-// Where transient buffers go: place_transients (passes.h) places a program's, the planner's closed form those of a plan
-// that is not built.
+// Where transient buffers go (passes.h: place_transients).
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -19,17 +19,14 @@ void lay_out_sections(const Plan&, Draft&);
 /// the compute stream.
 void insert_dependencies(Draft&);
 
-/// Splits blocks into their calls. Calls that do the same with other buffers share a body: this is found by comparing,
-/// not promised by who wrote them. A transient that lives and dies inside one call and takes no turn of a slot limit is
-/// a local of its body; all others are bound to ports.
+/// Gives every buffer of the transient section an offset, 64-byte aligned: best fit over the linear order of the draft,
+/// among the ranges whose former uses the events already put before the first use on every stream. Sets section_bytes,
+/// chunk-aligned, and transient_bytes.
+void place_transients(const Plan&, Draft&);
+
+/// The program of a draft that the passes above went over. Calls that do the same with other buffers share a body: this
+/// is found by comparing, not promised by who wrote them. A transient that lives and dies inside one call and takes no
+/// turn of a slot limit is a local of its body; all others are bound to ports.
 Program assemble(Draft);
-
-/// Gives every buffer of the transient section, and the locals of every call, an offset, 64-byte aligned: best fit over
-/// the linear order of the program, among the ranges whose former uses the events already put before the first use on
-/// every stream. Sets section_bytes, chunk-aligned.
-void place_transients(const Plan&, Program&);
-
-/// High-water mark in bytes of the transient section in one phase (0 when it has no transients).
-std::int64_t transient_high_water(const Program&, std::int16_t phase);
 
 }  // namespace hotbunk

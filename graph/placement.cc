@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "graph/bound.h"
 #include "graph/clock.h"
 #include "graph/ordered_ranges.h"
 #include "graph/passes.h"
@@ -17,30 +16,35 @@ constexpr std::int64_t alignment = 64;  // a cache line; oneDNN and AVX-512 load
 
 std::int64_t aligned(std::int64_t bytes, std::int64_t to) { return (bytes + to - 1) / to * to; }
 
-/// Places what one block after another allocates: the program's transients, and each call's locals.
+/// Places what one block after another allocates.
 class Placement {
  public:
-  explicit Placement(Program& program)
-      : program_(program), recorded_(static_cast<std::size_t>(program.num_events), before_all) {}
+  explicit Placement(Draft& draft) : draft_(draft), recorded_(static_cast<std::size_t>(draft.num_events), before_all) {}
 
-  void run(Block& block) {
+  /// How much of the section the block needs.
+  std::int64_t run(const DraftBlock& block) {
     ranges_.settle();
-    uses_.assign(program_.buffers.size(), {});
-    for (const Call& call : block.calls) uses_.resize(uses_.size() + call.locals.size());
+    uses_.assign(draft_.buffers.size(), {});
     note_uses(block);
-    first_local_ = program_.buffers.size();
-    for (Call& call : block.calls) {
-      const Body& body = program_.bodies[static_cast<std::size_t>(call.body)];
-      for (const Op& op : body.ops)
-        if (op.kind == OpKind::alloc || op.kind == OpKind::free) place(op.kind, call, body, op.buffer);
-      first_local_ += call.locals.size();
+    std::int64_t high = 0;
+    for (const DraftCall& call : block.calls) {
+      const auto place_slot = [&](OpKind kind, BufferId slot) {
+        const BufferId id = call.slots[static_cast<std::size_t>(slot)].buffer;
+        if (place(kind, id) && kind == OpKind::alloc) high = std::max(high, buffer(id).offset + buffer(id).bytes());
+      };
+      each_step(
+          draft_.body_of(call), call, [&](const DraftMemory& m, StreamId) { place_slot(m.kind, m.slot); },
+          [&](const Op& op, std::size_t) {
+            if (op.kind == OpKind::alloc || op.kind == OpKind::free) place_slot(op.kind, op.buffer);
+          });
     }
+    return high;
   }
 
   std::int64_t high_bytes() const { return high_; }
 
  private:
-  /// Of a buffer or local in the block at hand.
+  /// Of a buffer in the block at hand.
   struct Use {
     Clock entry = clock_of(std::numeric_limits<std::int32_t>::max());  // what all who touch it know when they first do
     Clock last = before_all;                                           // its last uses
@@ -50,52 +54,57 @@ class Placement {
       last[at(stream)] = known[at(stream)];
     }
   };
-  void note_uses(const Block& block) {
+  Buffer& buffer(BufferId id) { return draft_.buffers[static_cast<std::size_t>(id)]; }
+
+  void note_uses(const DraftBlock& block) {
     std::array<Clock, num_streams> known;
     known.fill(before_all);  // and all blocks before, for borders are joined
-    std::int32_t i = 0;
-    first_local_ = program_.buffers.size();
-    for (const Call& call : block.calls) {
-      const auto on_op = [&](const BoundOp& op) {
-        ++i;
-        if (op->inputs.empty() && op->outputs.empty()) return;
-        Clock& mine = known[at(op->stream)];
-        mine[at(op->stream)] = i;
-        for (const auto* side : {&op->inputs, &op->outputs})
-          for (const Tensor& t : *side) use_of(call, op.body(), t.buffer).note(op->stream, mine);
-      };
-      each_step(program_, block, call, on_op, [&](const Mark& m) {
-        Clock& mine = known[at(m.stream)];
-        if (m.kind == OpKind::record) recorded_[static_cast<std::size_t>(m.event)] = mine;
-        else merge(mine, recorded_[static_cast<std::size_t>(m.event)]);
-      });
-      first_local_ += call.locals.size();
+    std::int32_t first_op = 0;
+    for (const DraftCall& call : block.calls) {
+      const DraftBody& body = draft_.body_of(call);
+      auto mark = call.marks.begin();
+      auto memory = call.memory.begin();
+      std::int32_t steps = 0;  // allocs and frees in front of the op at hand
+      for (const DraftBody::Touch& touch : body.touches) {
+        if (mark != call.marks.end()) {
+          for (; memory != call.memory.end() && stands_before(*memory, touch.op); ++memory) ++steps;
+          for (; mark != call.marks.end() && mark->before <= touch.op + steps; ++mark) follow(*mark, known);
+        }
+        const StreamId stream = body.ops[static_cast<std::size_t>(touch.op)].stream;
+        Clock& mine = known[at(stream)];
+        mine[at(stream)] = first_op + touch.op;
+        uses_[static_cast<std::size_t>(call.slots[static_cast<std::size_t>(touch.slot)].buffer)].note(stream, mine);
+      }
+      for (; mark != call.marks.end(); ++mark) follow(*mark, known);
+      first_op += static_cast<std::int32_t>(body.ops.size());
     }
   }
-
-  Use& use_of(const Call& call, const Body& body, BufferId slot) {
-    const auto i = static_cast<std::size_t>(slot);
-    return slot < body.num_ports ? uses_[static_cast<std::size_t>(call.ports[i].buffer)]
-                                 : uses_[first_local_ + i - static_cast<std::size_t>(body.num_ports)];
+  static bool stands_before(const DraftMemory& m, std::int32_t op) {
+    return m.op < op || (m.op == op && m.kind == OpKind::alloc);
+  }
+  void follow(const Mark& m, std::array<Clock, num_streams>& known) {
+    Clock& mine = known[at(m.stream)];
+    if (m.kind == OpKind::record) recorded_[static_cast<std::size_t>(m.event)] = mine;
+    else merge(mine, recorded_[static_cast<std::size_t>(m.event)]);
   }
 
-  void place(OpKind kind, Call& call, const Body& body, BufferId slot) {
-    const bool port = slot < body.num_ports;
-    const auto i = static_cast<std::size_t>(port ? slot : slot - body.num_ports);
-    Buffer* const bound = port ? &program_.buffers[static_cast<std::size_t>(call.ports[i].buffer)] : nullptr;
-    const Buffer& b = port ? *bound : body.locals[i];
-    if (b.section != Section::transient || b.bytes() == 0) return;
+  /// Whether it is of the transient section, and of a size.
+  bool place(OpKind kind, BufferId id) {
+    Buffer& b = buffer(id);
+    if (b.section != Section::transient || b.bytes() == 0) return false;
     const std::int64_t bytes = aligned(b.bytes(), alignment);
-    std::int64_t& offset = port ? bound->offset : call.locals[i];
-    const Use& use = use_of(call, body, slot);
-    if (kind == OpKind::free) return ranges_.give(offset, bytes, use.last);
-    offset = ranges_.take(bytes, use.entry);
-    high_ = std::max(high_, offset + bytes);
+    const Use& use = uses_[static_cast<std::size_t>(id)];
+    if (kind == OpKind::free) {
+      ranges_.give(b.offset, bytes, use.last);
+    } else {
+      b.offset = ranges_.take(bytes, use.entry);
+      high_ = std::max(high_, b.offset + bytes);
+    }
+    return true;
   }
 
-  Program& program_;
-  std::vector<Use> uses_;        // of buffers, and behind them of the block's locals, call by call
-  std::size_t first_local_ = 0;  // of the call at hand
+  Draft& draft_;
+  std::vector<Use> uses_;  // of buffers
   std::vector<Clock> recorded_;
   OrderedRanges ranges_;
   std::int64_t high_ = 0;
@@ -114,23 +123,14 @@ void lay_out_sections(const Plan& plan, Draft& draft) {
   for (std::int64_t& bytes : draft.section_bytes) bytes = aligned(bytes, plan.chunk_bytes);
 }
 
-void place_transients(const Plan& plan, Program& program) {
-  Placement placement(program);
-  for (auto& blocks : program.phases)
-    for (Block& block : blocks) placement.run(block);
-  program.section_bytes[static_cast<std::size_t>(Section::transient)] =
-      aligned(placement.high_bytes(), plan.chunk_bytes);
-}
-
-std::int64_t transient_high_water(const Program& program, std::int16_t phase) {
-  std::int64_t high = 0;
-  for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
-    each_op(program, block, [&](const BoundOp& op) {
-      if (op->kind != OpKind::alloc) return;
-      const BoundBuffer b = op.allocated();
-      if (b.section() == Section::transient) high = std::max(high, b.offset + b.bytes());
-    });
-  return high;
+void place_transients(const Plan& plan, Draft& draft) {
+  Placement placement(draft);
+  draft.transient_bytes.clear();
+  for (const auto& blocks : draft.phases) {
+    std::int64_t& most = draft.transient_bytes.emplace_back(0);
+    for (const DraftBlock& block : blocks) most = std::max(most, placement.run(block));
+  }
+  draft.section_bytes[static_cast<std::size_t>(Section::transient)] = aligned(placement.high_bytes(), plan.chunk_bytes);
 }
 
 }  // namespace hotbunk

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "graph/passes.h"
+#include "layout/shard.h"
 
 namespace hotbunk {
 
@@ -138,8 +139,9 @@ void ProgramBuilder::make(const Made& made, std::string name, const std::vector<
   }
   for (std::size_t i = 0; i < made.made.size(); ++i) {
     const Buffer& like = draft_.buffers[static_cast<std::size_t>(made.first) + i];
-    transient(name + made.made[i], like.dtype, like.elements, like.category);
+    transient(made.made[i], like.dtype, like.elements, like.category);
   }
+  call.first_made = first, call.num_made = static_cast<std::int32_t>(made.made.size());
   call.name = std::move(name);
   block_->calls.push_back(std::move(call));
 }
@@ -220,6 +222,42 @@ Op& with(Op& op, Attr attr, double value) {
   return op;
 }
 
+/// A driven phase loops, and one that skips iterations leaves the map as whichever phase came before it.
+TransientUse transient_use(const PhaseInfo& phase, std::int64_t bytes) {
+  return {phase.when, !phase.driven && phase.every == 1, bytes};
+}
+
+std::vector<std::int64_t> transient_levels(std::span<const TransientUse> phases, bool keep_mapped) {
+  const std::size_t n = phases.size();
+  std::vector<std::int64_t> level(n, 0);
+  if (keep_mapped) {
+    std::int64_t most = 0;
+    for (const TransientUse& p : phases) most = std::max(most, p.bytes);
+    level.assign(n, most);
+    return level;
+  }
+  // Backwards, so that such a phase's need reaches the phase before it; an iteration's first ones belong to the last
+  // phase of the iteration that maps (the loop) and to the prologue.
+  std::int64_t carried = 0, iteration_entry = 0;
+  for (std::size_t p = n; p-- > 0;) {
+    carried = std::max(carried, phases[p].bytes);
+    level[p] = carried;
+    if (phases[p].maps) carried = 0;
+    if (phases[p].when == When::iteration && (p == 0 || phases[p - 1].when != When::iteration))
+      iteration_entry = carried;
+  }
+  std::ptrdiff_t last = -1;
+  for (std::size_t p = 0; p < n; ++p)
+    if (phases[p].when == When::iteration && phases[p].maps) last = static_cast<std::ptrdiff_t>(p);
+  std::int64_t entry = iteration_entry;
+  if (last >= 0) {
+    entry = std::max(level[static_cast<std::size_t>(last)], iteration_entry);
+    for (auto p = static_cast<std::size_t>(last); p < n && phases[p].when == When::iteration; ++p) level[p] = entry;
+  }
+  for (std::size_t p = 0; p < n && phases[p].when == When::prologue; ++p) level[p] = std::max(level[p], entry);
+  return level;
+}
+
 namespace {
 
 void fill_section_extents(Draft& draft) {
@@ -235,49 +273,16 @@ void fill_section_extents(Draft& draft) {
   }
 }
 
-/// A driven phase loops, and one that skips iterations leaves the map as whichever phase came before it.
-bool maps_transients(const PhaseInfo& phase) { return !phase.driven && phase.every == 1; }
-
-/// How much of the transient section is mapped from each phase's start on. A phase that can change it also provides for
-/// those behind it that cannot.
-std::vector<std::int64_t> transient_levels(const Plan& plan, const Program& program, bool keep_mapped) {
-  const std::size_t n = plan.phases.size();
-  std::vector<std::int64_t> need(n), level(n, 0);
-  std::int64_t most = 0;
-  for (std::size_t p = 0; p < n; ++p) {
-    const std::int64_t high = transient_high_water(program, static_cast<std::int16_t>(p));
-    need[p] = (high + plan.chunk_bytes - 1) / plan.chunk_bytes * plan.chunk_bytes;
-    most = std::max(most, need[p]);
-  }
-  if (keep_mapped) return std::vector<std::int64_t>(n, most);
-  // Backwards, so that such a phase's need reaches the phase before it; an iteration's first ones belong to the last
-  // phase of the iteration that maps (the loop) and to the prologue.
-  std::int64_t carried = 0, iteration_entry = 0;
-  for (std::size_t p = n; p-- > 0;) {
-    carried = std::max(carried, need[p]);
-    level[p] = carried;
-    if (maps_transients(plan.phases[p])) carried = 0;
-    if (plan.phases[p].when == When::iteration && (p == 0 || plan.phases[p - 1].when != When::iteration))
-      iteration_entry = carried;
-  }
-  std::int64_t last = -1;
-  for (std::size_t p = 0; p < n; ++p)
-    if (plan.phases[p].when == When::iteration && maps_transients(plan.phases[p])) last = static_cast<std::int64_t>(p);
-  std::int64_t entry = iteration_entry;
-  if (last >= 0) {
-    entry = std::max(level[static_cast<std::size_t>(last)], iteration_entry);
-    for (std::size_t p = static_cast<std::size_t>(last); p < n && plan.phases[p].when == When::iteration; ++p)
-      level[p] = entry;
-  }
-  for (std::size_t p = 0; p < n && plan.phases[p].when == When::prologue; ++p) level[p] = std::max(level[p], entry);
-  return level;
-}
-
-void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped) {
-  const std::vector<std::int64_t> level = transient_levels(plan, program, keep_mapped);
+/// `bytes`: that each phase needs.
+void insert_transient_maps(const Plan& plan, Program& program, const std::vector<std::int64_t>& bytes,
+                           bool keep_mapped) {
+  std::vector<TransientUse> uses;
+  for (std::size_t p = 0; p < plan.phases.size(); ++p)
+    uses.push_back(transient_use(plan.phases[p], round_up(bytes[p], plan.chunk_bytes)));
+  const std::vector<std::int64_t> level = transient_levels(uses, keep_mapped);
   std::int64_t mapped = 0;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    if (!maps_transients(plan.phases[p]) || program.phases[p].empty() || level[p] == mapped) continue;
+    if (!uses[p].maps || program.phases[p].empty() || level[p] == mapped) continue;
     Op op;
     op.kind = level[p] > mapped ? OpKind::map : OpKind::unmap;
     op.section = Section::transient;
@@ -300,15 +305,20 @@ void insert_transient_maps(const Plan& plan, Program& program, bool keep_mapped)
 
 }  // namespace
 
-Program finish(const Plan& plan, Draft draft, bool keep_mapped) {
+void place(const Plan& plan, Draft& draft) {
   std::erase_if(draft.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
   lay_out_sections(plan, draft);
   fill_section_extents(draft);
   insert_lifetimes(draft);
   insert_dependencies(draft);
+  place_transients(plan, draft);
+}
+
+Program finish(const Plan& plan, Draft draft, bool keep_mapped) {
+  place(plan, draft);
+  const std::vector<std::int64_t> bytes = draft.transient_bytes;
   Program program = assemble(std::move(draft));
-  place_transients(plan, program);
-  insert_transient_maps(plan, program, keep_mapped);  // in front of all that the block's first event joins
+  insert_transient_maps(plan, program, bytes, keep_mapped);  // in front of all that the block's first event joins
   return program;
 }
 

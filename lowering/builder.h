@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -158,8 +159,21 @@ Op& with(Op&, Attr, double);
 /// Marks a whole-section map or unmap until finish() knows the extent.
 inline constexpr std::int64_t whole_section = -1;
 
-/// Runs the passes: lifetimes, section extents, dependencies, bodies and calls, offsets, mapping of the transient
-/// section. `keep_mapped`: nothing sleeps, so transients are mapped once for the largest need.
+/// What a phase does to the map of the transient section.
+struct TransientUse {
+  When when = When::iteration;
+  bool maps = false;       // it may change the map at its start: it is not driven and runs each time
+  std::int64_t bytes = 0;  // that it needs, whole chunks
+};
+TransientUse transient_use(const PhaseInfo&, std::int64_t bytes);
+/// How much of the transient section is mapped from each phase's start on. A phase that can change it also provides for
+/// those behind it that cannot. `keep_mapped`: nothing sleeps, so it is mapped once for the largest need.
+std::vector<std::int64_t> transient_levels(std::span<const TransientUse>, bool keep_mapped);
+
+/// Runs the passes over what was written: section extents, lifetimes, dependencies, offsets.
+void place(const Plan&, Draft&);
+/// The same, then bodies and calls, and the mapping of the transient section. `keep_mapped`: nothing sleeps, so
+/// transients are mapped once for the largest need.
 Program finish(const Plan&, Draft, bool keep_mapped);
 
 }  // namespace hotbunk

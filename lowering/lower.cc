@@ -61,22 +61,20 @@ bool rolls_out(const Scenario& s, Purpose purpose) {
 
 /// Whether a phase may touch what engines hold.
 bool serves_in(std::string_view phase) {
-  for (std::size_t p = 0; p < num_plan_phases; ++p)
-    if (const auto at = static_cast<PlanPhase>(p); name_of(at) == phase)
-      return at != PlanPhase::load && !is_training(at);
-  return false;
+  const PlanPhase at = phase_named(phase);
+  return at != PlanPhase::load && !is_training(at);
 }
 
-/// What every rank does: the parts of its own follow from its places (graph/move.h).
+/// What every rank does, as it is written: the parts of its own follow from its places (graph/move.h).
 /// `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
-Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves, std::int64_t kv_blocks,
-                   bool shares) {
+Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves, std::int64_t kv_blocks,
+               ModelShapes& shapes, bool shares) {
   ProgramBuilder b(plan.phases, shares);
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
   const std::int64_t world = plan.num_ranks();
-  const TrainState train(s, b, world, purpose == Purpose::job);
+  const TrainState train(s, b, world, *shapes.units(world), purpose == Purpose::job);
   on("load", [&](auto p) { lower_load(b, train, p); });
   on("train", [&](auto p) { lower_train(s, b, train, p); });
   on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
@@ -89,7 +87,7 @@ Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, bool se
       if (is_transition(p.phase)) on(name_of(p.phase), [&](auto i) { lower_transition(b, train, rollout, p, i); });
   };
   if (serves) {
-    const RolloutState rollout(s, b, kv_blocks);
+    const RolloutState rollout(s, b, shapes.weights(s.rollout.layout.tp), kv_blocks);
     transitions(&rollout);
     on("sync", [&](auto p) { lower_sync(s, b, train, rollout, phases.find(PlanPhase::sync)->from_host, p); });
     on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
@@ -97,50 +95,67 @@ Program program_of(const Scenario& s, const Plan& plan, Purpose purpose, bool se
   } else {
     transitions(nullptr);
   }
-  const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
-  return finish(plan, std::move(b.draft()), nothing_sleeps);
+  return std::move(b.draft());
 }
 
-std::int64_t rollout_weight_bytes(const Scenario& s) {
+std::int64_t weight_bytes_of(const Scenario& s, const std::vector<LocalWeight>& weights) {
   std::int64_t bytes = 0;
-  for (const LocalWeight& w : rollout_weights(s.model, s.rollout.layout.tp, 0))
-    bytes += w.elements() * size_of(s.rollout.dtype);
+  for (const LocalWeight& w : weights) bytes += w.elements() * size_of(s.rollout.dtype);
   return bytes;
 }
 
 }  // namespace
 
-Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
-  const std::int64_t block = s.rollout.block_tokens;
+std::optional<std::int64_t> kv_pool_blocks(const Scenario& s, std::int64_t weight_bytes) {
   const std::int64_t longest = max_blocks_per_seq(s);
   const std::int64_t useful = s.rollout.max_running_requests * longest;
-  if (s.rollout.kv_cache_tokens > 0) return s.rollout.kv_cache_tokens / block;
+  if (s.rollout.kv_cache_tokens > 0) return s.rollout.kv_cache_tokens / s.rollout.block_tokens;
   if (s.cluster.device_memory_bytes <= 0) return useful;
-  const std::int64_t kv_heads = heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size();
-  const std::int64_t block_bytes = 2 * block * kv_heads * s.model.head_dim * s.model.layers * size_of(s.rollout.dtype);
   const auto pool =
       static_cast<std::int64_t>(s.rollout.memory_fraction * static_cast<double>(s.cluster.device_memory_bytes)) -
-      rollout_weight_bytes(s);
-  const std::int64_t blocks = std::min(useful, pool / block_bytes);
+      weight_bytes;
+  const std::int64_t blocks = std::min(useful, pool / kv_block_bytes(s));
   if (pool > 0 && blocks >= longest) return blocks;
+  return std::nullopt;
+}
+
+Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
+  const std::int64_t weights = weight_bytes_of(s, rollout_weights(s.model, s.rollout.layout.tp, 0));
+  if (const auto blocks = kv_pool_blocks(s, weights)) return *blocks;
+  const auto device = static_cast<double>(s.cluster.device_memory_bytes);
+  const std::int64_t longest = max_blocks_per_seq(s), block_bytes = kv_block_bytes(s);
+  const auto pool = static_cast<std::int64_t>(s.rollout.memory_fraction * device) - weights;
   return fail(Diagnostic{
       .code = "E302",
       .message = "rollout.memory_fraction leaves no room for one sequence's KV cache",
       .where = {},
       .notes = {fmt::format("memory_fraction {} x {} - weights {} = {}, but {} tokens need {} blocks x {} = {}",
-                            s.rollout.memory_fraction, format_bytes(static_cast<double>(s.cluster.device_memory_bytes)),
-                            format_bytes(static_cast<double>(rollout_weight_bytes(s))),
+                            s.rollout.memory_fraction, format_bytes(device), format_bytes(static_cast<double>(weights)),
                             format_bytes(static_cast<double>(pool)), max_sample_tokens(s), longest,
                             format_bytes(static_cast<double>(block_bytes)),
                             format_bytes(static_cast<double>(longest * block_bytes)))},
       .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
 }
 
+std::string why_not_lowered(const Scenario& s) {
+  if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
+  if (s.algorithm.name == AlgorithmName::sft) return "";
+  if (std::string why = why_not_rollout_tp(s.model, s.rollout.layout.tp); !why.empty()) return why;
+  return kv_pool_blocks(s) ? "" : "rollout.memory_fraction leaves no room for one sequence's KV cache";
+}
+
 namespace {
 
+/// A plan whose programs are still to be made of what was written.
+struct Written {
+  Plan plan;
+  Draft draft;
+  bool nothing_sleeps = false;
+};
+
 /// `wanted`: the job's phases that are lowered; empty: all.
-Result<Plan> lower_unverified(const Scenario& scenario, Purpose purpose, const PhaseFilter& wanted,
-                              bool shares = true) {
+Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilter& wanted, ModelShapes& shapes,
+                      bool shares = true) {
   const Scenario s = for_purpose(scenario, purpose);
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) {
     Diagnostics all;
@@ -170,19 +185,27 @@ Result<Plan> lower_unverified(const Scenario& scenario, Purpose purpose, const P
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;
   if (serves) {
-    auto blocks = kv_pool_blocks(s);
-    if (!blocks) return tl::unexpected(blocks.error());
+    const auto blocks = kv_pool_blocks(s, weight_bytes_of(s, *shapes.weights(s.rollout.layout.tp)));
+    if (!blocks) return tl::unexpected(kv_pool_blocks(s).error());
     kv_blocks = *blocks;
   }
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
-  plan.programs.push_back(program_of(s, plan, purpose, serves, kv_blocks, shares));
-  return plan;
+  Draft draft = draft_of(s, plan, purpose, serves, kv_blocks, shapes, shares);
+  return Written{std::move(plan), std::move(draft), s.train.offload != Offload::sleep && !s.rollout.sleep};
+}
+
+Result<Plan> finished(Result<Written> written) {
+  if (!written) return tl::unexpected(written.error());
+  Plan& plan = written->plan;
+  plan.programs.push_back(finish(plan, std::move(written->draft), written->nothing_sleeps));
+  return std::move(plan);
 }
 
 }  // namespace
 
 Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
-  Result<Plan> plan = lower_unverified(scenario, purpose, nullptr);
+  ModelShapes shapes(scenario.model);
+  Result<Plan> plan = finished(write(scenario, purpose, nullptr, shapes));
   if (!plan) return plan;
   const std::vector<std::string> faults = verify(*plan);
   HB_CHECK(faults.empty(), "the lowering wrote a plan that does not verify: {}", fmt::join(faults, "; "));
@@ -190,11 +213,22 @@ Result<Plan> lower(const Scenario& scenario, Purpose purpose) {
 }
 
 Result<Plan> lower_call_by_call(const Scenario& scenario, Purpose purpose) {
-  return lower_unverified(scenario, purpose, nullptr, false);
+  ModelShapes shapes(scenario.model);
+  return finished(write(scenario, purpose, nullptr, shapes, false));
 }
 
-Result<Plan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted) {
-  return lower_unverified(scenario, Purpose::job, wanted);
+Result<Plan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
+  return finished(write(scenario, Purpose::job, wanted, shapes));
+}
+
+Result<PhaseBytes> lower_transients(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
+  Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
+  if (!written) return tl::unexpected(written.error());
+  place(written->plan, written->draft);
+  PhaseBytes out{};
+  for (std::size_t p = 0; p < written->plan.phases.size(); ++p)
+    out[static_cast<std::size_t>(phase_named(written->plan.phases[p].name))] = written->draft.transient_bytes[p];
+  return out;
 }
 
 }  // namespace hotbunk

@@ -104,12 +104,13 @@ std::string_view name_of(PlanPhase p) {
   return names[static_cast<std::size_t>(p)];
 }
 
-PhaseInfo JobPhase::info() const {
-  const When when = is_prologue(phase)            ? When::prologue
-                    : phase == PlanPhase::export_ ? When::epilogue
-                                                  : When::iteration;
-  return {std::string(name_of(phase)), when, is_driven(phase), every};
+PlanPhase phase_named(std::string_view name) {
+  std::size_t p = 0;
+  while (p < num_plan_phases && name_of(static_cast<PlanPhase>(p)) != name) ++p;
+  return static_cast<PlanPhase>(p);
 }
+
+PhaseInfo JobPhase::info() const { return {std::string(name_of(phase)), when_of(phase), is_driven(phase), every}; }
 
 JobPhases::JobPhases(const Scenario& s) {
   const TransitionOrder order = transition_of(s);

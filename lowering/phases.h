@@ -1,4 +1,4 @@
-// The phases of a job, in order: the one list that lower() writes plans from and that the planner's closed form walks.
+// The phases of a job, in order: the one list that lower() writes plans from.
 // What stands between training and rollout is the scenario's transition (spec/transition.h).
 #pragma once
 #include <array>
@@ -42,6 +42,11 @@ enum class PlanPhase : std::uint8_t {
 };
 inline constexpr std::size_t num_plan_phases = static_cast<std::size_t>(PlanPhase::count);
 std::string_view name_of(PlanPhase);
+/// PlanPhase::count: none is called so.
+PlanPhase phase_named(std::string_view);
+
+/// A number of bytes for each phase; 0 where a plan lacks it.
+using PhaseBytes = std::array<std::int64_t, num_plan_phases>;
 
 constexpr bool is_prologue(PlanPhase p) { return p == PlanPhase::load || p == PlanPhase::start_rollout; }
 constexpr bool is_driven(PlanPhase p) {
@@ -56,6 +61,9 @@ constexpr bool is_sleep(PlanPhase p) {
 constexpr bool is_transition(PlanPhase p) { return p != PlanPhase::load && p != PlanPhase::sync && !is_driven(p); }
 /// Log-probs, training and what it leaves: its transients depend on how training computes.
 constexpr bool is_training(PlanPhase p) { return p >= PlanPhase::reference; }
+constexpr When when_of(PlanPhase p) {
+  return is_prologue(p) ? When::prologue : p == PlanPhase::export_ ? When::epilogue : When::iteration;
+}
 /// The parts that sleep and wake, as what is awake of each or what a phase moves of them.
 struct SleepParts {
   bool params = false, moments = false, reference = false, weights = false, kv = false;

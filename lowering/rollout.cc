@@ -19,16 +19,20 @@ std::int64_t rank_of_seat(const RolloutLayout& l, EngineSeat seat) {
   return l.order == RankOrder::strided ? seat.tp_rank * l.dp + seat.engine : seat.engine * l.tp + seat.tp_rank;
 }
 
-RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, std::int64_t kv_blocks)
-    : scenario_(s), kv_blocks_(kv_blocks) {
+std::int64_t kv_block_bytes(const Scenario& s) {
+  const std::int64_t kv_heads = heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size();
+  return 2 * s.rollout.block_tokens * kv_heads * s.model.head_dim * s.model.layers * size_of(s.rollout.dtype);
+}
+
+RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::Weights weights, std::int64_t kv_blocks)
+    : scenario_(s), weights_(std::move(weights)), kv_blocks_(kv_blocks) {
   const std::int64_t tp = s.rollout.layout.tp;
-  weights_ = rollout_weights(s.model, tp, 0);
   const HeadRanges mine = heads_of_rank(s.model, tp, 0);  // every rank has as many
   heads_ = mine.query.size();
   kv_heads_ = mine.key_value.size();
   const bool backed_up = s.rollout.sleep_level == 1 && JobPhases(s).sleepers().weights;
-  for (std::size_t i = 0; i < weights_.size(); ++i) {
-    const LocalWeight& w = weights_[i];
+  for (std::size_t i = 0; i < weights_->size(); ++i) {
+    const LocalWeight& w = (*weights_)[i];
     by_name_.emplace(w.name, i);
     buffers_.push_back(
         b.managed("rollout." + w.name, s.rollout.dtype, w.elements(), Category::params, Section::rollout_weights));
@@ -40,9 +44,8 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, std::int64_t kv
                                                   Category::params, Section::host_weights)
                                       : -1);
   }
-  const std::int64_t block = 2 * s.rollout.block_tokens * kv_heads_ * s.model.head_dim;
-  kv_ = b.managed("rollout.kv_cache", s.rollout.dtype, s.model.layers * kv_blocks * block, Category::kv_cache,
-                  Section::kv_cache);
+  kv_ = b.managed("rollout.kv_cache", s.rollout.dtype, kv_blocks * kv_block_bytes(s) / size_of(s.rollout.dtype),
+                  Category::kv_cache, Section::kv_cache);
 }
 
 std::size_t RolloutState::index(const std::string& name) const {
@@ -53,12 +56,12 @@ std::size_t RolloutState::index(const std::string& name) const {
 
 Tensor RolloutState::matrix(const ProgramBuilder& b, const std::string& name) const {
   const std::size_t i = index(name);
-  return b.view(buffers_[i], scenario_.rollout.dtype, {fixed(weights_[i].rows), fixed(weights_[i].cols)});
+  return b.view(buffers_[i], scenario_.rollout.dtype, {fixed((*weights_)[i].rows), fixed((*weights_)[i].cols)});
 }
 
 Tensor RolloutState::vector(const ProgramBuilder& b, const std::string& name) const {
   const std::size_t i = index(name);
-  return b.view(buffers_[i], scenario_.rollout.dtype, {fixed(weights_[i].elements())});
+  return b.view(buffers_[i], scenario_.rollout.dtype, {fixed((*weights_)[i].elements())});
 }
 
 Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "layout/rollout_weights.h"
+#include "lowering/model_shapes.h"
 #include "lowering/phases.h"
 #include "lowering/train_state.h"
 
@@ -19,12 +19,15 @@ EngineSeat engine_seat(const RolloutLayout&, std::int64_t rank);
 /// The rank that sits there; inverse of engine_seat.
 std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
 
+/// Bytes of one block of an engine's KV pool on one of its ranks: keys and values of all layers.
+std::int64_t kv_block_bytes(const Scenario&);
+
 class RolloutState {
  public:
-  RolloutState(const Scenario&, ProgramBuilder&, std::int64_t kv_blocks);
+  RolloutState(const Scenario&, ProgramBuilder&, ModelShapes::Weights, std::int64_t kv_blocks);
 
   /// As the first tensor-parallel rank holds them; the others' pieces lie LocalWeight::Step further.
-  const std::vector<LocalWeight>& weights() const { return weights_; }
+  const std::vector<LocalWeight>& weights() const { return *weights_; }
   /// Index into weights(); internal fault when absent.
   std::size_t index(const std::string& name) const;
   bool has(const std::string& name) const { return by_name_.contains(name); }
@@ -44,7 +47,7 @@ class RolloutState {
 
  private:
   const Scenario& scenario_;
-  std::vector<LocalWeight> weights_;
+  ModelShapes::Weights weights_;
   std::map<std::string, std::size_t> by_name_;
   std::vector<BufferId> buffers_, host_buffers_;
   std::vector<std::vector<BufferId>> by_layer_;

@@ -81,11 +81,12 @@ Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole las
 
 bool WholeUnit::has(ParamRole role) const { return find_block(*unit, role, role).has_value(); }
 
-TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, bool trains)
+TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, const std::vector<ShardedUnit>& units,
+                       bool trains)
     : scenario_(s), world_(world) {
   const Precision& precision = s.train.precision;
   const SleepParts sleepers = JobPhases(s).sleepers();
-  for (ShardedUnit& unit : fsdp_units(s.model, world, 0)) {
+  for (const ShardedUnit& unit : units) {
     UnitState state;
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
@@ -111,7 +112,7 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     if (sleepers.reference)
       state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n, Category::params,
                                        Section::host_reference);
-    state.unit = std::move(unit);
+    state.unit = unit;
     units_.push_back(std::move(state));
   }
 }

@@ -38,8 +38,8 @@ enum class Weights : std::uint8_t { trained, reference };
 
 class TrainState {
  public:
-  /// `trains`: with gradients and optimizer state; else only the parameters.
-  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, bool trains = true);
+  /// Over the units of `world` ranks. `trains`: with gradients and optimizer state; else only the parameters.
+  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, const std::vector<ShardedUnit>& units, bool trains);
 
   std::vector<UnitState>& units() { return units_; }
   const std::vector<UnitState>& units() const { return units_; }

@@ -147,19 +147,21 @@ Explanation explain(const ScenarioPricer& s) {
   if (out.framework != "hotbunk") out.torch = replay_step(s.train(), out.point.train);
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
-  const auto plan = plan_memory_of(s.scenario());
-  const auto shifts = plan_shifts_of(s.scenario(), s.train().cost());
+  const auto plan = plan_answer_of(s.scenario());
+  std::optional<ShiftsSeconds> shifts;
   if (plan) {
-    use_plan_bytes(s.scenario(), *plan, out.price);
+    shifts = shifts_seconds(plan->shifts, s.train().cost());
+    use_plan_bytes(s.scenario(), plan->memory, out.price);
     use_plan_shifts(*shifts, out.price);
-    out.mapped_bytes = static_cast<double>(plan->device.whole.mapped_bytes);
-    out.host_mapped_bytes = static_cast<double>(plan->host.whole.mapped_bytes);
-    out.memory = plan_memory_tree(*plan);
+    out.mapped_bytes = static_cast<double>(plan->memory.device.whole.mapped_bytes);
+    out.host_mapped_bytes = static_cast<double>(plan->memory.host.whole.mapped_bytes);
+    out.memory = plan_memory_tree(plan->memory);
   }
   out.time = time_tree(s, out.point, out.price, train, shifts);
   const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
   out.links =
-      plan ? plan_link_bytes(s.scenario(), expected_runs(s.scenario(), out.point), s.train().cost().ranks_per_node())
+      plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point),
+                             s.train().cost().ranks_per_node())
            : link_bytes(s.rl(), out.point, train, sampled ? s.rl().price_rollout(out.point) : RolloutPrice{}, sampled);
   out.notes = without_effect(s.scenario());
   if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));

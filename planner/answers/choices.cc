@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
-#include "planner/form/plan_form.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 
@@ -241,7 +241,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   const RlPoint own = s.point();
   Choices out;
   out.options = options;
-  out.lowered = PlanForm::why_not(s.scenario()).empty();
+  out.lowered = why_not_lowered(s.scenario()).empty();
   RlSpace space = default_rl_space(s.scenario(), s.train().framework());
   if (out.lowered) {
     const PlanBytes lowered = plan_bytes(s.scenario(), s.train().cost());

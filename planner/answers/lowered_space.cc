@@ -1,11 +1,16 @@
 #include "planner/answers/lowered_space.h"
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "base/check.h"
+#include "layout/rollout_weights.h"
+#include "lowering/lower.h"
+#include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/plan_answer.h"
@@ -15,12 +20,13 @@
 namespace hotbunk {
 namespace {
 
-/// Bytes and shifts of the plans of a lowered scenario's points. Each plan is asked once, by whichever thread comes
-/// first, and the slow part of it, transients, once for all plans that train alike and once for all that roll out and
-/// synchronise alike, however large the KV pool is. So all answers are exact.
+/// Bytes and shifts of the plans of a lowered scenario's points. A plan is put together of parts, each lowered once, by
+/// whichever thread comes first: its training phase for all plans that train alike, its log-prob passes, what saves,
+/// and all else for those that roll out and synchronise alike, however large the KV pool is. Parts meet in nothing but
+/// the map of the transient section, so all answers are exact.
 class PlanAnswers {
  public:
-  PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), form_(s.model) {}
+  PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), shapes_(s.model) {}
 
   bool operator()(const RlPoint& p, RlPrice& price) {
     RlPoint key = p;
@@ -41,18 +47,22 @@ class PlanAnswers {
     ShiftsSeconds shifts;
   };
   template <class Value>
-  using Known = std::map<RlPoint, Value>;
+  using Known = std::map<RlPoint, std::shared_future<Value>>;
 
-  /// Asked outside of the lock: two threads may ask the same, and both get the answer of the first.
+  /// Asked outside of the lock, by whoever comes first; others wait for the answer.
   template <class Value, class Ask>
   Value known_or(Known<Value>& known, const RlPoint& key, Ask&& value_of) {
+    std::promise<Value> mine;
+    std::shared_future<Value> answer;
+    bool asks = false;
     {
       const std::scoped_lock lock(mutex_);
-      if (const auto at = known.find(key); at != known.end()) return at->second;
+      const auto [at, added] = known.try_emplace(key);
+      if (added) at->second = mine.get_future().share();
+      answer = at->second, asks = added;
     }
-    Value value = value_of();
-    const std::scoped_lock lock(mutex_);
-    return known.emplace(key, std::move(value)).first->second;
+    if (asks) mine.set_value(value_of());
+    return answer.get();
   }
 
   /// None where nothing lowers the point.
@@ -60,39 +70,86 @@ class PlanAnswers {
     const Scenario there = with_point(scenario_, p);
     if (there.train.micro_batch_tokens < max_sample_tokens(there)) return std::nullopt;  // E217
     if (!unsupported_to_execute(there).empty()) return std::nullopt;
-    if (there.algorithm.name != AlgorithmName::sft && !form_.kv_blocks(there)) return std::nullopt;
-    PhaseBytes transients = of_training(p, there);
-    const PhaseBytes others = of_others(p, there);
-    for (std::size_t i = 0; i < num_plan_phases; ++i) transients[i] = std::max(transients[i], others[i]);
-    Answer out{.bytes = {}, .shifts = shifts_seconds(form_.shifts(there, transients), cost_)};
-    use_mapped_bytes(form_.mapped(there, transients), out.bytes);
+    const bool samples = there.algorithm.name != AlgorithmName::sft;
+    if (samples && !why_not_rollout_tp(there.model, there.rollout.layout.tp).empty()) return std::nullopt;
+    const Others others = of_others(p, there);
+    std::int64_t pool = 0;
+    if (samples) {
+      const auto blocks = kv_pool_blocks(there, others.weight_bytes);
+      if (!blocks) return std::nullopt;
+      pool = *blocks * kv_block_bytes(there);
+    }
+    PhaseBytes transients = others.transients;
+    for (const PhaseBytes& more : {of_training(p, there), of_passes(p, there), of_saves(p, there)})
+      for (std::size_t i = 0; i < num_plan_phases; ++i) transients[i] = std::max(transients[i], more[i]);
+    const JobMaps maps(there, others.chunk_bytes, *others.shifts, pool, transients);
+    Answer out{.bytes = {}, .shifts = shifts_seconds(maps.shifts(), cost_)};
+    use_mapped_bytes(maps.memory(), out.bytes);
     return out;
   }
 
-  PhaseBytes of_training(const RlPoint& p, const Scenario& there) {
-    RlPoint key;
-    key.train = p.train;
-    return known_or(training_, key, [&] { return form_.transients(there, Placed::each, phases(there, true)); });
-  }
-  PhaseBytes of_others(const RlPoint& p, const Scenario& there) {
+  /// What the phases that are not training's take, with the least pool that there may be.
+  struct Others {
+    PhaseBytes transients{};
+    std::shared_ptr<const std::vector<ShiftOp>> shifts;
+    std::int64_t chunk_bytes = 0, weight_bytes = 0;
+  };
+  Others of_others(const RlPoint& p, const Scenario& there) {
     RlPoint key;
     key.train.dp = p.train.ranks(), key.rollout.tp = p.rollout.tp, key.bucket_bytes = p.bucket_bytes;
     key.transition = p.transition;  // a sync from the host stages more
-    return known_or(others_, key, [&] { return form_.transients(there, Placed::each, phases(there, false)); });
+    return known_or(others_, key, [&] {
+      Scenario small = there;
+      small.rollout.kv_cache_tokens = max_blocks_per_seq(there) * there.rollout.block_tokens;
+      const Plan plan = lowered(small, [](PlanPhase at) { return !is_training(at); });
+      Others out{.transients = transients_of(plan),
+                 .shifts = std::make_shared<const std::vector<ShiftOp>>(shifts_of(small, plan)),
+                 .chunk_bytes = plan.chunk_bytes};
+      for (const Buffer& b : plan.programs[0].buffers)
+        if (b.section == Section::rollout_weights) out.weight_bytes += b.bytes();
+      return out;
+    });
   }
-  static PlanPhases phases(const Scenario& s, bool of_training) {
-    PlanPhases out = plan_phases_of(s);
-    for (std::size_t i = 0; i < num_plan_phases; ++i)
-      out[i] = out[i] && is_training(static_cast<PlanPhase>(i)) == of_training;
-    return out;
+  PhaseBytes of_training(const RlPoint& p, const Scenario& there) {
+    RlPoint key;
+    key.train = p.train;
+    return transients(training_, key, there, [](PlanPhase at) { return at == PlanPhase::train; });
+  }
+  /// Of log-probs: nothing is kept for a backward pass that is not there.
+  PhaseBytes of_passes(const RlPoint& p, const Scenario& there) {
+    RlPoint key;
+    key.train = p.train;
+    key.train.recompute = {}, key.train.reshard_after_forward = true;
+    return transients(passes_, key, there,
+                      [](PlanPhase at) { return at == PlanPhase::reference || at == PlanPhase::old_logprobs; });
+  }
+  PhaseBytes of_saves(const RlPoint& p, const Scenario& there) {
+    RlPoint key;
+    key.train.dp = p.train.ranks();
+    return transients(saves_, key, there,
+                      [](PlanPhase at) { return at == PlanPhase::checkpoint || at == PlanPhase::export_; });
+  }
+  PhaseBytes transients(Known<PhaseBytes>& known, const RlPoint& key, const Scenario& there,
+                        const PhaseFilter& wanted) {
+    return known_or(known, key, [&] {
+      const Result<PhaseBytes> bytes = lower_transients(there, wanted, shapes_);
+      HB_CHECK(bytes, "a part of a plan is not lowered: {}", render(bytes.error()));
+      return *bytes;
+    });
+  }
+  Plan lowered(const Scenario& there, const PhaseFilter& wanted) {
+    Result<Plan> plan = lower_phases(there, wanted, shapes_);
+    HB_CHECK(plan, "a part of a plan is not lowered: {}", render(plan.error()));
+    return std::move(*plan);
   }
 
   const Scenario& scenario_;
   const CostModel& cost_;
-  PlanForm form_;
+  ModelShapes shapes_;
   std::mutex mutex_;
   Known<std::optional<Answer>> answers_;
-  Known<PhaseBytes> training_, others_;
+  Known<Others> others_;
+  Known<PhaseBytes> training_, passes_, saves_;
 };
 
 }  // namespace

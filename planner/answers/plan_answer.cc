@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "lowering/lower.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/plan_shifts.h"
@@ -79,7 +80,7 @@ constexpr std::optional<RlPhase> rl_phase_of(PlanPhase p) {
   }
 }
 
-constexpr std::string_view what_of(const FormTraffic& t) {
+constexpr std::string_view what_of(const PlanTraffic& t) {
   if (t.phase == PlanPhase::exchange) return "samples";
   if (t.group == Family::tp) return "tp";
   if (t.group == Family::world) return "step";
@@ -88,15 +89,20 @@ constexpr std::string_view what_of(const FormTraffic& t) {
 
 }  // namespace
 
-std::optional<FormMemory> plan_memory_of(const Scenario& s) {
-  if (!PlanForm::why_not(s).empty()) return std::nullopt;
-  return PlanForm(s.model).memory(s, Placed::each);
+std::optional<PlanAnswer> plan_answer_of(const Scenario& s) {
+  if (!why_not_lowered(s).empty()) return std::nullopt;
+  ModelShapes shapes(s.model);
+  Result<Plan> plan = lower_phases(s, nullptr, shapes);
+  if (!plan) return std::nullopt;
+  PlanMemory memory = memory_of(s, *plan);
+  std::vector<ShiftOp> shifts = shifts_of(s, *plan);
+  return PlanAnswer{std::move(*plan), std::move(memory), std::move(shifts)};
 }
 
 namespace {
 
 /// The highest of the phases around training, rollout and sync.
-void set_moments(const FormMemory& m, std::int64_t FormPeak::*of, RlPrice& price) {
+void set_moments(const PlanMemory& m, std::int64_t PlanPeak::*of, RlPrice& price) {
   price.train_bytes = price.rollout_bytes = price.sync_bytes = price.wake_bytes = 0.0;
   bool sampled = false;  // the rollout lies behind
   for (const JobPhase& phase : m.phases) {
@@ -112,13 +118,13 @@ void set_moments(const FormMemory& m, std::int64_t FormPeak::*of, RlPrice& price
 
 }  // namespace
 
-void use_mapped_bytes(const FormMemory& m, RlPrice& price) {
-  set_moments(m, &FormPeak::mapped_bytes, price);
+void use_mapped_bytes(const PlanMemory& m, RlPrice& price) {
+  set_moments(m, &PlanPeak::mapped_bytes, price);
   price.host_bytes = static_cast<double>(m.host.whole.mapped_bytes);
 }
 
-void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
-  set_moments(m, &FormPeak::bytes, price);
+void use_plan_bytes(const Scenario& s, const PlanMemory& m, RlPrice& price) {
+  set_moments(m, &PlanPeak::bytes, price);
   price.host_bytes = static_cast<double>(m.host.whole.bytes);
   // As check_fit (trace/static_memory.h) judges the plan: 0 is unlimited.
   const std::int64_t device = s.cluster.device_memory_bytes;
@@ -127,7 +133,7 @@ void use_plan_bytes(const Scenario& s, const FormMemory& m, RlPrice& price) {
       (device <= 0 || m.device.whole.mapped_bytes <= device) && (host <= 0 || m.host.whole.mapped_bytes <= host);
 }
 
-CostNode plan_memory_tree(const FormMemory& m) {
+CostNode plan_memory_tree(const PlanMemory& m) {
   CostNode root{"device memory of every rank",
                 "the highest of the phases below, live bytes of the plan",
                 static_cast<double>(m.device.whole.bytes),
@@ -136,7 +142,7 @@ CostNode plan_memory_tree(const FormMemory& m) {
   for (const JobPhase& at : m.phases) {
     const PlanPhase phase = at.phase;
     const auto p = static_cast<std::size_t>(phase);
-    const FormPeak& peak = m.device.phases[p];
+    const PlanPeak& peak = m.device.phases[p];
     CostNode node{std::string(name_of(phase)), std::string(why_of(phase)), static_cast<double>(peak.bytes), 0, {}};
     const bool open = phase == m.device.peak_phase || phase == PlanPhase::train || phase == PlanPhase::rollout ||
                       phase == PlanPhase::sync;
@@ -157,10 +163,10 @@ std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& p) {
 }
 
 bool use_plan(const Scenario& s, const CostModel& cost, RlPrice& price) {
-  const auto memory = plan_memory_of(s);
-  if (!memory) return false;
-  use_plan_bytes(s, *memory, price);
-  use_plan_shifts(*plan_shifts_of(s, cost), price);
+  const auto plan = plan_answer_of(s);
+  if (!plan) return false;
+  use_plan_bytes(s, plan->memory, price);
+  use_plan_shifts(shifts_seconds(plan->shifts, cost), price);
   return true;
 }
 
@@ -186,10 +192,10 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   return runs;
 }
 
-std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, std::int64_t ranks_per_node) {
-  const PlanForm form(s.model);
+std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanAnswer& plan, const PlanRuns& runs,
+                                     std::int64_t ranks_per_node) {
   std::vector<LinkUse> out;
-  for (const FormTraffic& t : form.traffic(s, 0, runs)) {
+  for (const PlanTraffic& t : traffic_of(plan.plan, 0, runs)) {
     const auto phase = rl_phase_of(t.phase);
     if (!phase || t.payload_bytes == 0) continue;
     const bool tensor = t.group == Family::tp;
@@ -204,7 +210,7 @@ std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanRuns& runs, st
     out.push_back({*phase, fmt::format("{} {}", what_of(t), name_of(t.op)), sent.node, sent.network, 0.0});
   }
   double down = 0.0, up = 0.0, weights_down = 0.0, weights_up = 0.0, read = 0.0;
-  for (const ShiftOp& op : form.shifts(s, {})) {
+  for (const ShiftOp& op : plan.shifts) {
     if (op.kind != OpKind::copy) continue;
     const bool weights = op.phase == PlanPhase::sleep_rollout || op.phase == PlanPhase::sleep_weights ||
                          op.phase == PlanPhase::wake_rollout;

@@ -5,6 +5,7 @@ namespace hotbunk {
 ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost) {
   ShiftsSeconds out;
   for (const ShiftOp& op : ops) {
+    if (is_prologue(op.phase)) continue;
     const auto bytes = static_cast<double>(op.bytes), count = static_cast<double>(op.count);
     const bool copies = op.kind == OpKind::copy;
     const double seconds = (copies ? count * cost.host_copy_seconds(bytes) : cost.map_seconds(bytes, op.kind)) /
@@ -14,15 +15,9 @@ ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost
       continue;
     }
     ShiftSeconds& of = is_sleep(op.phase) ? out.sleep : out.wake;
-    (copies ? of.copies : op.space == Space::device ? of.device : of.host) += seconds;
+    (copies ? of.copies : space_of(op.section) == Space::device ? of.device : of.host) += seconds;
   }
   return out;
-}
-
-std::optional<ShiftsSeconds> plan_shifts_of(const Scenario& s, const CostModel& cost) {
-  if (!PlanForm::why_not(s).empty()) return std::nullopt;
-  const PlanForm form(s.model);
-  return shifts_seconds(form.shifts(s, form.transients(s, Placed::each)), cost);
 }
 
 void use_plan_shifts(const ShiftsSeconds& plan, RlPrice& price) {

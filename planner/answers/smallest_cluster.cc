@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "lowering/lower.h"
 #include "planner/answers/answers.h"
 #include "planner/answers/lowered_space.h"
-#include "planner/form/plan_form.h"
 #include "planner/train/optimizer_cost.h"
 
 namespace hotbunk {
@@ -178,7 +178,7 @@ Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::fi
   if (const Status known = price_known(scenario, options.objective); !known) return fail(known.error());
   SmallestCluster out;
   out.most_nodes = most;
-  out.executes = PlanForm::why_not(scenario).empty();
+  out.executes = why_not_lowered(scenario).empty();
   const ResizedSearch resized(scenario, catalogue, options, out.executes);
   std::vector<Size> all = sizes_up_to(scenario.cluster.gpus_per_node, most);
   auto fits = first_fit(resized, all, out.exact);

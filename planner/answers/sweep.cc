@@ -1,4 +1,4 @@
-// Sweeps and sensitivity: many scenarios, each priced by the closed form.
+// Sweeps and sensitivity: many scenarios, each priced; where a scenario is lowered its bytes are its plan's.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -209,8 +209,8 @@ Plan random_plan() {
   insert_lifetimes(draft);
   lay_out_sections(plan, draft);
   insert_dependencies(draft);
+  place_transients(plan, draft);
   Program program = assemble(std::move(draft));
-  place_transients(plan, program);
   program.section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
   Block load = block_of(program, "load", {mapping(OpKind::map, Section::transient, 0, 4096)});
   program.phases.insert(program.phases.begin(), {std::move(load)});

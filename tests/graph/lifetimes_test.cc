@@ -55,13 +55,13 @@ TEST_CASE("Best fit by hand") {
   free(3), free(6);                              // [320, 768) in one piece
   alloc(640);                                    // 7: too large, but the free end grows: at 320
   alloc(64);                                     // 8: the hole at 64
-  p.phases = {{block_of(p, "work", ops)}};
-  place_transients(plan, p);
+  Draft draft = draft_of(p.buffers, ops);
+  place_transients(plan, draft);
   std::vector<std::int64_t> offsets;
-  for (const Buffer& b : p.buffers) offsets.push_back(b.offset);
+  for (const Buffer& b : draft.buffers) offsets.push_back(b.offset);
   CHECK(offsets == std::vector<std::int64_t>{0, 128, 192, 448, 0, 192, 512, 320, 64});
-  CHECK(p.section_bytes[transient] == 4096);  // 960 in whole chunks
-  CHECK(transient_high_water(p, 0) == 320 + 640);
+  CHECK(draft.section_bytes[transient] == 4096);  // 960 in whole chunks
+  CHECK(draft.transient_bytes == std::vector<std::int64_t>{320 + 640});
 }
 
 TEST_CASE("A range passes to another stream only where order implies that its uses are over") {
@@ -80,12 +80,9 @@ TEST_CASE("A range passes to another stream only where order implies that its us
     draft.transients = {0, 1, 2, 3, 4};
     insert_lifetimes(draft);
     insert_dependencies(draft);
-    Program placed = p;
-    placed.num_events = draft.num_events;
-    placed.phases = {{block_of(placed, "work", ops_of(draft))}};
-    place_transients(plan, placed);
+    place_transients(plan, draft);
     std::vector<std::int64_t> out;
-    for (const Buffer& b : placed.buffers) out.push_back(b.offset);
+    for (const Buffer& b : draft.buffers) out.push_back(b.offset);
     return out;
   };
   // Where d begins gather does not know that a is over: it lies behind b. c has waited for b and so for a, but the
@@ -111,16 +108,14 @@ TEST_CASE("At a block's border every range is free for every stream, and where n
   add_block(draft, "one", one), add_block(draft, "two", two), add_block(draft, "three", three);
   insert_lifetimes(draft);
   insert_dependencies(draft);
-  p.num_events = draft.num_events;
-  p.phases.emplace_back();
-  for (std::size_t i = 0; i < 3; ++i) p.phases[0].push_back(block_of(p, draft.phases[0][i].name, ops_of(draft, i)));
   Plan plan;
-  place_transients(plan, p);
-  CHECK(p.buffers[0].offset == 0);
-  CHECK(p.buffers[1].offset == 64);   // gather does not know that compute is done
-  CHECK(p.buffers[2].offset == 0);    // all of it
-  CHECK(p.buffers[3].offset == 128);  // not the range that gather may still write
-  CHECK(p.buffers[4].offset == 0);
+  place_transients(plan, draft);
+  const std::vector<Buffer>& placed = draft.buffers;
+  CHECK(placed[0].offset == 0);
+  CHECK(placed[1].offset == 64);   // gather does not know that compute is done
+  CHECK(placed[2].offset == 0);    // all of it
+  CHECK(placed[3].offset == 128);  // not the range that gather may still write
+  CHECK(placed[4].offset == 0);
 }
 
 TEST_CASE("Other sections are laid out back to back in the order of ids") {
@@ -162,8 +157,8 @@ TEST_CASE("Whatever is alive together never overlaps") {
         alive.erase(which);
       }
     }
-    p.phases = {{block_of(p, "work", ops)}};
-    place_transients(plan, p);
+    Draft draft = draft_of(p.buffers, ops);
+    place_transients(plan, draft);
     std::set<BufferId> now;
     std::int64_t high = 0;
     for (const Op& o : ops) {
@@ -171,18 +166,18 @@ TEST_CASE("Whatever is alive together never overlaps") {
         now.erase(o.buffer);
         continue;
       }
-      const Buffer& b = p.buffers[static_cast<std::size_t>(o.buffer)];
+      const Buffer& b = draft.buffers[static_cast<std::size_t>(o.buffer)];
       RC_ASSERT(b.offset % 64 == 0);
       if (b.bytes() > 0) high = std::max(high, b.offset + rounded(b.bytes()));
       for (BufferId other : now) {
-        const Buffer& c = p.buffers[static_cast<std::size_t>(other)];
+        const Buffer& c = draft.buffers[static_cast<std::size_t>(other)];
         if (b.bytes() > 0 && c.bytes() > 0)
           RC_ASSERT(b.offset + b.bytes() <= c.offset || c.offset + c.bytes() <= b.offset);
       }
       now.insert(o.buffer);
     }
     RC_ASSERT(high >= most);
-    RC_ASSERT(p.section_bytes[transient] >= high);
-    RC_ASSERT(p.section_bytes[transient] < high + plan.chunk_bytes);
+    RC_ASSERT(draft.section_bytes[transient] >= high);
+    RC_ASSERT(draft.section_bytes[transient] < high + plan.chunk_bytes);
   }));
 }

@@ -271,10 +271,10 @@ TEST_CASE("where plans are lowered, what is shared between them is asked once, a
   space.memory_fraction = {0.5, 0.8};
   const PlanBytes each = [&](const RlPoint& p, RlPrice& price) {
     const Scenario there = with_point(s, p);
-    const auto memory = plan_memory_of(there);
-    if (!memory) return false;
-    use_mapped_bytes(*memory, price);
-    use_plan_shifts(*plan_shifts_of(there, pricer->train().cost()), price);
+    const auto plan = plan_answer_of(there);
+    if (!plan) return false;
+    use_mapped_bytes(plan->memory, price);
+    use_plan_shifts(shifts_seconds(plan->shifts, pricer->train().cost()), price);
     return true;
   };
   for (std::size_t o = 0; o < num_objectives; ++o)

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <random>
 
+#include "lowering/lower.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/plan_answer.h"
 #include "planner/answers/plan_shifts.h"
-#include "planner/form/plan_form.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "tests/paths.h"
@@ -88,10 +88,10 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
   // as 0.8 of the device holds them.
   const double chunk = 2 << 20, params = 1816 * chunk, reference = 908 * chunk, moments = 3632 * chunk,
                weights = 1816 * chunk;
-  const PlanForm form(s.model);
-  const double kv = std::ceil(static_cast<double>(*form.kv_blocks(s)) * 2 * 16 * 128 * 28 * 2 / chunk) * chunk;
-  // What steps work in is placed as plan_form_test knows.
-  const PhaseBytes need = form.transients(s, Placed::each);
+  const double kv = std::ceil(static_cast<double>(*kv_pool_blocks(s)) * 2 * 16 * 128 * 28 * 2 / chunk) * chunk;
+  // What steps work in is placed as place_transients knows.
+  const PlanAnswer answer = *plan_answer_of(s);
+  const PhaseBytes need = transients_of(answer.plan);
   const auto work = [&](PlanPhase p) {
     return std::ceil(static_cast<double>(need[static_cast<std::size_t>(p)]) / chunk) * chunk;
   };
@@ -100,7 +100,7 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
   REQUIRE(sync == 64.0 * (1 << 20));  // a rank's part of 512 MiB
   const auto map = [&](double bytes) { return cost.map_seconds(bytes); };
   const double asleep = map(params) + map(reference) + map(moments), awake = map(weights) + map(kv);
-  const ShiftsSeconds plan = *plan_shifts_of(s, cost);
+  const ShiftsSeconds plan = shifts_seconds(answer.shifts, cost);
   CHECK(plan.staging == Approx(map(sync)));
   CHECK(plan.sleep.copies == Approx(copies));
   CHECK(plan.wake.copies == Approx(copies));
@@ -116,7 +116,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     const Scenario s = load("demo.yaml", sets);
     const auto pricer = pricer_for(s);
     const CostModel& cost = pricer->train().cost();
-    const ShiftsSeconds plan = *plan_shifts_of(s, cost);
+    const ShiftsSeconds plan = shifts_seconds(plan_answer_of(s)->shifts, cost);
     const Explanation e = explain(*pricer);
     const auto at = [](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
     CHECK(at(e.price, RlPhase::sleep) == plan.sleep.total());
@@ -132,7 +132,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     CHECK(swept.iteration_seconds == e.price.iteration_seconds);
     use_plan_shifts(plan, swept);  // twice is once
     CHECK(swept.iteration_seconds == e.price.iteration_seconds);
-    for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(PlanForm::why_not(with_point(s, r.point)).empty());
+    for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(why_not_lowered(with_point(s, r.point)).empty());
     // Rows that were found by searching are what `explain` says of them.
     for (const ChoiceRow& r : choices->rows) {
       const Explanation there = explain(*pricer_for(load("demo.yaml", [&] {

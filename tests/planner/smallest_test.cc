@@ -4,9 +4,9 @@
 #include <catch2/catch.hpp>
 #include <set>
 
+#include "lowering/lower.h"
 #include "planner/answers/answers.h"
 #include "planner/answers/lowered_space.h"
-#include "planner/form/plan_form.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 
@@ -81,7 +81,7 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
     REQUIRE(found.has_value());
     CHECK(found->exact);
     CHECK(found->most_nodes == c.most);
-    CHECK(found->executes == PlanForm::why_not(s).empty());
+    CHECK(found->executes == why_not_lowered(s).empty());
     const Fit expected = brute(s, c.most, found->executes);
     CHECK(Fit{found->nodes, found->gpus} == expected);
     answers.insert(expected.gpus);

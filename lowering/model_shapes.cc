@@ -1,0 +1,19 @@
+#include "lowering/model_shapes.h"
+
+namespace hotbunk {
+
+ModelShapes::Units ModelShapes::units(std::int64_t world) {
+  const std::scoped_lock lock(mutex_);
+  Units& known = units_[world];
+  if (!known) known = std::make_shared<const std::vector<ShardedUnit>>(fsdp_units(model_, world, 0));
+  return known;
+}
+
+ModelShapes::Weights ModelShapes::weights(std::int64_t tp) {
+  const std::scoped_lock lock(mutex_);
+  Weights& known = weights_[tp];
+  if (!known) known = std::make_shared<const std::vector<LocalWeight>>(rollout_weights(model_, tp, 0));
+  return known;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,32 @@
+// What of a model's plans depends on nothing but how many ranks share it: made once for all scenarios of a search.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "layout/rollout_weights.h"
+#include "layout/train_weights.h"
+
+namespace hotbunk {
+
+/// May be asked by several threads at a time. The model outlives it.
+class ModelShapes {
+ public:
+  explicit ModelShapes(const ModelSpec& model) : model_(model) {}
+  using Units = std::shared_ptr<const std::vector<ShardedUnit>>;
+  using Weights = std::shared_ptr<const std::vector<LocalWeight>>;
+  /// Of the first rank of `world` (layout/train_weights.h).
+  Units units(std::int64_t world);
+  /// Of the first tensor-parallel rank (layout/rollout_weights.h).
+  Weights weights(std::int64_t tp);
+
+ private:
+  const ModelSpec& model_;
+  std::mutex mutex_;
+  std::map<std::int64_t, Units> units_;
+  std::map<std::int64_t, Weights> weights_;
+};
+
+}  // namespace hotbunk
