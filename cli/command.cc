@@ -57,6 +57,17 @@ Status on_this_machine(const Scenario& s, bool agreed, std::string_view to_agree
       .help = fmt::format("{}to describe this machine set cluster.gpu to local-cpu", to_agree)});
 }
 
+Status weights_are_here(const Scenario& s) {
+  if (s.model.hub_name.empty() || !s.model.weights_path.empty()) return {};
+  return fail(Diagnostic{
+      .code = "E426",
+      .message = fmt::format("model {} names weights that are not here", s.model.hub_name),
+      .where = {},
+      .notes = {"plans and simulations need its shapes alone, which the catalogue has; a run starts from weights"},
+      .help = fmt::format("fetch its folder (hf download {}) and name that, or model: {} for random weights",
+                          s.model.hub_name, s.model.name)});
+}
+
 CLI::Validator whole_from(std::int64_t low) {
   const auto check = [=](std::string& text) -> std::string {
     std::int64_t value = 0;

@@ -57,6 +57,8 @@ void say_next(const char* command, const ScenarioOptions&, std::string_view flag
 /// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
 /// begins with how to.
 Status on_this_machine(const Scenario&, bool agreed, std::string_view to_agree = "");
+/// E426 where the model is named as on the Hugging Face hub: whoever does so means its weights.
+Status weights_are_here(const Scenario&);
 
 /// A whole number from low up.
 CLI::Validator whole_from(std::int64_t low);

@@ -321,6 +321,7 @@ int run(const Options& o) {
   if (!job) return code;
   if (auto s = on_this_machine(job->scenario, o.on_cpu, "--on-cpu runs its plan here all the same; "); !s)
     return report_errors(s.error());
+  if (auto s = weights_are_here(job->scenario); !s) return report_errors(s.error());
   if (const std::string& name = job->scenario.name;
       o.out.empty() && (name.empty() || name.find('/') != std::string::npos || name.front() == '.'))
     return report_errors({Diagnostic{.code = "E226",

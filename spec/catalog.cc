@@ -7,6 +7,8 @@
 #include <fstream>
 
 #include "base/cores.h"
+#include "base/file.h"
+#include "spec/yaml_tree.h"
 
 namespace hotbunk {
 namespace fs = std::filesystem;
@@ -19,6 +21,39 @@ std::int64_t cgroup_number(const char* file, std::int64_t fallback) {
   std::ifstream in(file);
   std::int64_t value = 0;
   return in >> value && value > 0 ? value : fallback;
+}
+
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
+/// In lower case, without the vendor's name.
+std::vector<std::string> words_of(std::string_view name) {
+  std::vector<std::string> out(1);
+  for (const char c : lower_case(name)) {
+    if (c == '-' || c == '_' || c == ' ') out.emplace_back();
+    else out.back() += c;
+  }
+  std::erase_if(out, [](const std::string& word) { return word.empty() || word == "nvidia"; });
+  return out;
+}
+
+bool holds(const std::vector<std::string>& words, const std::vector<std::string>& asked) {
+  auto at = words.begin();
+  for (const std::string& word : asked) {
+    at = std::find(at, words.end(), word);
+    if (at == words.end()) return false;
+    ++at;
+  }
+  return true;
+}
+
+/// Behind the last slash, in lower case.
+std::string short_name(std::string_view hub_name) {
+  return lower_case(hub_name.substr(hub_name.rfind('/') + 1));  // npos + 1: all of it
 }
 
 }  // namespace
@@ -48,6 +83,26 @@ fs::path catalog_file(const std::string& kind, const std::string& name) {
   const fs::path file = catalog_root() / kind / (name + extension_of(kind));
   std::error_code ec;
   return fs::exists(file, ec) ? file : fs::path();
+}
+
+std::vector<std::string> catalog_matches(const std::string& kind, const std::string& name) {
+  if (!catalog_file(kind, name).empty()) return {name};
+  const std::vector<std::string> asked = words_of(name);
+  std::vector<std::string> out = catalog_names(kind);
+  std::erase_if(out, [&](const std::string& entry) { return asked.empty() || !holds(words_of(entry), asked); });
+  return out;
+}
+
+std::string catalog_model_of_hub(const std::string& name) {
+  const fs::path file = catalog_root() / "hub_names.yaml";
+  const auto text = read_file(file, std::int64_t{1} << 20);
+  const auto names = text ? parse_yaml(*text, file.string()) : fail(text.error());
+  if (!names) return "";  // a catalogue of the user's own need not have it
+  const std::string asked = short_name(name);
+  for (const YamlEntry& model : names->entries)
+    for (const YamlNode& known : model.value.items)
+      if (short_name(known.text) == asked) return model.key;
+  return "";
 }
 
 LocalMachine local_machine() {

@@ -15,6 +15,14 @@ std::vector<std::string> catalog_names(const std::string& kind);
 /// The file of an entry ("models/qwen2.5-7b.json"); empty when there is none.
 std::filesystem::path catalog_file(const std::string& kind, const std::string& name);
 
+/// Entries of a kind that a short name may mean: the entry itself; or all whose words (between dashes) hold the words
+/// of the name in their order, whatever their case: "h100" and "NVIDIA H100 80GB" are h100-sxm-80gb, "a100" is two.
+std::vector<std::string> catalog_matches(const std::string& kind, const std::string& name);
+
+/// The catalogue's model for a name of the Hugging Face hub ("Qwen/Qwen2.5-7B-Instruct"; case and what stands before
+/// the slash do not matter); "": none has that architecture, those sizes and rotary settings. Source: hub_names.yaml.
+std::string catalog_model_of_hub(const std::string& name);
+
 struct LocalMachine {
   std::int64_t cores = 1;         // that this process may run on (affinity and cgroup quota)
   std::int64_t memory_bytes = 0;  // physical, or the cgroup's limit where that is lower

@@ -194,15 +194,19 @@ class Loader {
   }
 
   void load_gpu(const std::string& name, const SourceLocation& where) {
-    const fs::path file = catalog_file("gpus", name);
-    if (file.empty()) {
+    const std::vector<std::string> matches = catalog_matches("gpus", name);
+    if (matches.size() != 1) {
       const auto names = catalog_names("gpus");
-      const std::string nearest = nearest_name(name, names);
-      return report(
-          "E209", fmt::format("no GPU '{}' in the catalogue", name), where,
-          {fmt::format("catalogue: {}", fmt::join(names, ", "))},
-          nearest.empty() ? "spell it out: gpu: {name: …, memory_gib: …}" : fmt::format("did you mean {}?", nearest));
+      const std::string nearest = matches.empty() ? nearest_name(name, names) : "";
+      return report("E209",
+                    matches.empty() ? fmt::format("no GPU '{}' in the catalogue", name)
+                                    : fmt::format("'{}' may be {} GPUs of the catalogue", name, matches.size()),
+                    where, {fmt::format("catalogue: {}", fmt::join(names, ", "))},
+                    !matches.empty()  ? fmt::format("name one of {}", fmt::join(matches, ", "))
+                    : nearest.empty() ? "spell it out: gpu: {name: …, memory_gib: …}"
+                                      : fmt::format("did you mean {}?", nearest));
     }
+    const fs::path file = catalog_file("gpus", matches[0]);
     auto text = read_file(file, max_file_bytes);
     auto tree = text ? parse_yaml(*text, file.string()) : fail(text.error());
     if (!tree) return report(tree.error());
@@ -212,7 +216,7 @@ class Loader {
       else report("E202", fmt::format("unknown key {}", key), key_where, {}, "a GPU file has gpu and node");
     }
     where_.clear();  // an error about a default should point at the scenario, not into the catalogue
-    if (scenario_.cluster.gpu.is_cpu && name == "local-cpu") scale_to_local_machine();
+    if (scenario_.cluster.gpu.is_cpu && matches[0] == "local-cpu") scale_to_local_machine();
   }
 
   /// What the framework of `profile` does where the scenario is silent: its order of sleep and wake, its bucket.

@@ -112,6 +112,7 @@ struct ModelSpec {
   std::optional<MlaSpec> mla;
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
   std::string weights_path;                     // folder with safetensors; empty: random initialisation
+  std::string hub_name;  // as the scenario names it on the Hugging Face hub: weights are meant, and are not here
 
   std::int64_t q_rows() const { return heads * head_dim; }
   std::int64_t kv_rows() const { return kv_heads * head_dim; }

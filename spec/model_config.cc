@@ -28,6 +28,18 @@ constexpr long double max_parameters = 1e15L;
 // Outside of these, angles or norms are infinite or no numbers at all.
 constexpr double least_eps = 1e-12, least_theta = 1e-6, most_theta = 1e12, most_factor = 1e6;
 
+/// By what tells architectures apart: most are called something + "ForCausalLM".
+std::string nearest_architecture(const std::string& found, const std::vector<std::string>& names) {
+  const auto stem = [](const std::string& name) {
+    return name.substr(0, std::min(name.find("For"), name.find("LMHead")));
+  };
+  std::vector<std::string> stems;
+  for (const std::string& name : names) stems.push_back(stem(name));
+  const std::string nearest = nearest_name(stem(found), stems);
+  const auto at = std::ranges::find(stems, nearest);
+  return at == stems.end() ? "" : names[static_cast<std::size_t>(at - stems.begin())];
+}
+
 class ConfigReader {
  public:
   ConfigReader(const json& config, const KeyLocator& locate) : json_(config), locate_(locate) {}
@@ -168,9 +180,11 @@ class ConfigReader {
     }
     std::string all;
     for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
-    const std::string nearest = nearest_name(found, names);
+    const std::string nearest = nearest_architecture(found, names);
     report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), {"known: " + all},
-           nearest.empty() ? "" : fmt::format("did you mean \"{}\"?", nearest));
+           nearest.empty() ? "for an estimate, a config.json of its sizes that names one of these; what differs beside "
+                             "sizes (norms, windows, biases) is then not counted"
+                           : fmt::format("did you mean \"{}\"?", nearest));
     return false;
   }
 

@@ -67,18 +67,29 @@ json to_json(const YamlNode& node) {
   return nullptr;
 }
 
-/// The config.json behind a catalogue name or a path, or E209.
+/// "owner/model".
+bool is_hub_name(const std::string& text) {
+  const std::size_t slash = text.find('/');
+  return slash != 0 && slash + 1 < text.size() && slash == text.rfind('/') && text[0] != '.' && text[0] != '~' &&
+         !text.ends_with(".json");
+}
+
+/// The config.json behind a catalogue name, a path or a name of the hub, or E209.
 Result<fs::path> config_file(const YamlNode& node, const fs::path& folder) {
   if (const fs::path entry = catalog_file("models", node.text); !entry.empty()) return entry;
   const fs::path path = resolve_path(node.text, folder);
   std::error_code ec;
   if (fs::exists(path, ec)) return path;
+  if (const std::string entry = catalog_model_of_hub(node.text); !entry.empty()) return catalog_file("models", entry);
   const auto names = catalog_names("models");
   const std::string nearest = nearest_name(node.text, names);
-  return fail(problem("E209", fmt::format("no model '{}': neither a catalogue name nor a path that exists", node.text),
-                      node.where, {fmt::format("catalogue: {}", fmt::join(names, ", "))},
-                      nearest.empty() ? "give a catalogue name, a config.json or a model folder"
-                                      : fmt::format("did you mean {}?", nearest)));
+  return fail(
+      problem("E209", fmt::format("no model '{}': neither a catalogue name nor a path that exists", node.text),
+              node.where, {fmt::format("catalogue: {}", fmt::join(names, ", "))},
+              !nearest.empty() ? fmt::format("did you mean {}?", nearest)
+              : is_hub_name(node.text)
+                  ? fmt::format("fetch https://huggingface.co/{}/raw/main/config.json and name that file", node.text)
+                  : "give a catalogue name, a config.json or a model folder"));
 }
 
 /// A map: optional `base` and `weights` and `name`, the rest are config.json keys that replace the base's.
@@ -171,7 +182,11 @@ Result<ModelSpec> read_model(const YamlNode& node, const fs::path& folder) {
         node.where));
   auto file = config_file(node, folder);
   if (!file) return fail(file.error());
-  return load_model(*file);
+  auto model = load_model(*file);
+  std::error_code ec;
+  if (model && catalog_file("models", node.text).empty() && !fs::exists(resolve_path(node.text, folder), ec))
+    model->hub_name = node.text;
+  return model;
 }
 
 }  // namespace hotbunk

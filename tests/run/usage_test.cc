@@ -192,6 +192,18 @@ TEST_CASE("a scenario of other devices runs on this CPU only when the user says 
   CHECK_THAT(calibrate.err, Catch::Contains("error[E251]"));
 }
 
+TEST_CASE("a model named as on the hub is planned, and runs with nobody's weights only under the catalogue's name") {
+  const std::string file = (fs::path(source_folder) / "scenarios/qwen2.5-0.5b-cpu.yaml").string();
+  CHECK(hotbunk_command("plan " + file + " --set model=qwen/qwen2.5-0.5B-instruct").code == 0);
+  const fs::path out = work_folder() / "hub";
+  const Result2 r =
+      hotbunk_command(fmt::format("run {} --set model=Qwen/Qwen2.5-0.5B-Instruct --out {}", file, out.string()));
+  CHECK(r.code == 2);
+  CHECK_THAT(r.err, Catch::Contains("error[E426]: model Qwen/Qwen2.5-0.5B-Instruct names weights that are not here") &&
+                        Catch::Contains("or model: qwen2.5-0.5b for random weights"));
+  CHECK_FALSE(fs::exists(out));
+}
+
 TEST_CASE("what the kernels refuse is refused when it is read, before ranks start") {
   const fs::path file = scenario("dtypes", 2, 1, "steps: 1");
   for (const char* set : {"train.precision.params=fp16", "train.precision.grads=bf16", "train.precision.master=bf16",

@@ -313,4 +313,40 @@ TEST_CASE("a framework's profile sets the order and the bucket where the scenari
   CHECK(own.sync.bucket_bytes == 64 << 20);
 }
 
+TEST_CASE("GPUs go by as many words as tell them apart, models by their names on the hub") {
+  using Names = std::vector<std::string>;
+  CHECK(catalog_matches("gpus", "h100") == Names{"h100-sxm-80gb"});
+  CHECK(catalog_matches("gpus", "NVIDIA H100 80GB") == Names{"h100-sxm-80gb"});
+  CHECK(catalog_matches("gpus", "H20") == Names{"h20-sxm-96gb"});  // not h200
+  CHECK(catalog_matches("gpus", "a100") == Names{"a100-sxm-40gb", "a100-sxm-80gb"});
+  CHECK(catalog_matches("gpus", "80gb h100").empty());  // words in their order
+  CHECK(catalog_matches("gpus", "nvidia").empty());
+  CHECK(catalog_matches("gpus", "").empty());
+  for (const std::string& gpu : catalog_names("gpus")) CHECK(catalog_matches("gpus", gpu) == Names{gpu});
+
+  CHECK(catalog_model_of_hub("Qwen/Qwen2.5-32B-Instruct") == "qwen2.5-32b");
+  CHECK(catalog_model_of_hub("qwen2.5-32b-instruct") == "qwen2.5-32b");
+  CHECK(catalog_model_of_hub("deepseek-ai/DeepSeek-R1") == "deepseek-v3");
+  CHECK(catalog_model_of_hub("Qwen/Qwen2.5-Math-7B").empty());
+  // Every name is of a model that is there, and of one only.
+  const auto text = read_file(catalog_root() / "hub_names.yaml", 1 << 20);
+  REQUIRE(text);
+  const auto names = parse_yaml(*text, "hub_names.yaml");
+  REQUIRE(names);
+  CHECK(names->entries.size() > 20);
+  for (const YamlEntry& model : names->entries) {
+    CHECK_FALSE(catalog_file("models", model.key).empty());
+    CHECK_FALSE(model.value.items.empty());
+    for (const YamlNode& name : model.value.items) CHECK(catalog_model_of_hub(name.text) == model.key);
+  }
+  const auto named = load_scenario_text(
+      "model: Qwen/Qwen2.5-7B\ncluster: {gpu: h100, gpus_per_node: 8}\ntrain: {layout: {dp: 8}}\n"
+      "rollout: {layout: {tp: 4, dp: 2}}\n",
+      "scenario.yaml");
+  REQUIRE(named);
+  CHECK(named->model.name == "qwen2.5-7b");
+  CHECK(named->model.hub_name == "Qwen/Qwen2.5-7B");
+  CHECK(named->cluster.gpu.name == "h100-sxm-80gb");
+}
+
 }  // namespace hotbunk
