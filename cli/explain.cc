@@ -58,7 +58,7 @@ int run(const Options& o) {
   else fmt::print("{}", printable(text));
   flush_output();
   if (e.unpriced) return report_errors({*e.unpriced});
-  if (!o.scenario.json) fmt::print(stderr, "These are the closed form's figures.\n");
+  if (!o.scenario.json) fmt::print(stderr, "Seconds are the closed form's.\n");
   const bool lowered = unsupported_to_execute(*scenario).empty();
   say_next(lowered ? "simulate" : "plan", o.scenario);
   return code;

@@ -29,7 +29,7 @@ void each_access_of(const Op& op, AccessOf&& access_of, F&& visit) {
     }
 }
 
-/// Of an op of a draft, which names buffers.
+/// Of an op that names buffers.
 template <class F>
 void each_access(const std::vector<Buffer>& buffers, const Op& op, F&& visit) {
   const auto access_of = [&](const Tensor& t) {

@@ -18,7 +18,7 @@ class Assembly {
     for (const SlotLimit& limit : draft_.slot_limits)
       for (const auto& turn : limit.turns)
         for (BufferId id : turn) may_be_local_[index(id)] = false;
-    name_made_ones();
+    name_all();
     keep_shared_ones();
   }
 
@@ -41,12 +41,12 @@ class Assembly {
  private:
   static std::size_t index(BufferId id) { return static_cast<std::size_t>(id); }
 
-  void name_made_ones() {
+  void name_all() {
     for (const auto& blocks : draft_.phases)
       for (const DraftBlock& block : blocks)
         for (const DraftCall& call : block.calls)
-          for (std::int32_t i = 0; i < call.num_made; ++i) {
-            std::string& name = draft_.buffers[index(call.first_made + i)].name;
+          for (std::int32_t i = 0; i < call.num_unnamed; ++i) {
+            std::string& name = draft_.buffers[index(call.first_unnamed + i)].name;
             name.insert(0, call.name);
           }
   }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "graph/plan.h"
@@ -53,9 +52,9 @@ struct DraftCall {
   std::vector<Port> slots;          // what each is bound to
   std::vector<DraftMemory> memory;  // in the order in which they stand
   std::vector<Mark> marks;          // `before` counts the ops and `memory`
-  /// Buffers from `first_made` on that the call made of those of another call; assemble() puts its name before theirs.
-  BufferId first_made = 0;
-  std::int32_t num_made = 0;
+  /// Transients of a repeated call, from the first one on: until assemble() their names lack the call's.
+  BufferId first_unnamed = 0;
+  std::int32_t num_unnamed = 0;
 };
 
 struct DraftBlock {

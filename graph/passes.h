@@ -1,4 +1,4 @@
-// Passes that turn what the lowering wrote (draft.h: ops in order, buffers by name) into an executable program.
+// Passes that turn what the lowering wrote (draft.h: bodies, and calls of them in order) into an executable program.
 #pragma once
 #include <vector>
 
@@ -14,7 +14,7 @@ void insert_lifetimes(Draft&);
 /// Sets their section_bytes, chunk-aligned.
 void lay_out_sections(const Plan&, Draft&);
 
-/// Adds record and wait ops so that every two accesses of one buffer of which one writes, and every two turns of a slot
+/// Adds records and waits to the calls so that every two accesses of one buffer of which one writes, and every two turns of a slot
 /// limit, are ordered, and no more than that (transitively implied order is left out). Blocks begin and end joined on
 /// the compute stream.
 void insert_dependencies(Draft&);
@@ -24,8 +24,8 @@ void insert_dependencies(Draft&);
 /// chunk-aligned, and transient_bytes.
 void place_transients(const Plan&, Draft&);
 
-/// The program of a draft that the passes above went over. Calls that do the same with other buffers share a body: this
-/// is found by comparing, not promised by who wrote them. A transient that lives and dies inside one call and takes no
+/// The program of a draft that the passes above went over. Calls that do the same with other buffers share a body,
+/// also where each has written its own: this is found by comparing. A transient that lives and dies inside one call and takes no
 /// turn of a slot limit is a local of its body; all others are bound to ports.
 Program assemble(Draft);
 

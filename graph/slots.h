@@ -45,6 +45,7 @@ enum class Slot : std::int64_t {
   exported_first_moment,   //
   exported_second_moment,  //
   stop_request,            // f32 [1]: 1 when this rank has been asked to stop, read as late in the step as can be
+  count
 };
 
 /// Indices into Slot::metrics: sums over ranks of per-token sums, maxima where the name says so.

@@ -72,11 +72,12 @@ void ProgramBuilder::begin_call(std::string body, std::string name) {
 }
 
 void ProgramBuilder::end_call() {
-  if (open_.empty()) return;  // it came to nothing
-  const std::vector<Port> inputs(open_inputs_.begin(), open_inputs_.end());
-  block_->calls.push_back(
-      written_call(draft_, std::move(open_body_), std::move(open_name_), std::exchange(open_, {}), inputs));
-  open_body_.clear(), open_inputs_.clear();
+  if (!open_.empty()) {  // else it came to nothing
+    const std::vector<Port> inputs(open_inputs_.begin(), open_inputs_.end());
+    block_->calls.push_back(
+        written_call(draft_, std::move(open_body_), std::move(open_name_), std::exchange(open_, {}), inputs));
+  }
+  open_body_.clear(), open_name_.clear(), open_inputs_.clear();
 }
 
 Draft& ProgramBuilder::draft() {
@@ -84,77 +85,83 @@ Draft& ProgramBuilder::draft() {
   return draft_;
 }
 
-std::vector<std::int64_t> ProgramBuilder::kinds_of(const std::vector<Input>& inputs) const {
+std::vector<std::int64_t> ProgramBuilder::signature_of(const std::vector<Input>& inputs) const {
   std::vector<std::int64_t> out;
-  out.reserve(3 * inputs.size());
-  for (const Input& i : inputs) {
-    const auto same = std::ranges::find(inputs, i.buffer, &Input::buffer);
+  out.reserve(4 * inputs.size());
+  for (const Input& input : inputs) {
+    const auto same = std::ranges::find(inputs, input.buffer, &Input::buffer);  // the first of the same buffer
     out.push_back(same - inputs.begin());
-    out.push_back(static_cast<std::int64_t>(buffer(i.buffer).dtype));
-    out.push_back(buffer(i.buffer).elements);
+    out.push_back(input.offset_bytes - same->offset_bytes);
+    out.push_back(static_cast<std::int64_t>(buffer(input.buffer).dtype));
+    out.push_back(buffer(input.buffer).elements);
   }
   return out;
 }
 
-const ProgramBuilder::Made* ProgramBuilder::reuse(const std::string& body, std::int64_t variant,
-                                                  const std::vector<Input>& inputs) {
-  const auto found = made_.find({body, variant});
-  if (found == made_.end() || !shares_) return nullptr;
-  const std::vector<std::int64_t> kinds = kinds_of(inputs);
-  const auto at = std::ranges::find(found->second, kinds, &Made::kinds);
+const ProgramBuilder::SharedBody* ProgramBuilder::find_shared(const std::string& body, std::int64_t variant,
+                                                              const std::vector<Input>& inputs) const {
+  const auto found = shared_.find({body, variant});
+  if (found == shared_.end() || !shares_) return nullptr;
+  const std::vector<std::int64_t> signature = signature_of(inputs);
+  const auto at = std::ranges::find(found->second, signature, &SharedBody::signature);
   return at == found->second.end() ? nullptr : &*at;
 }
 
-void ProgramBuilder::end_shared(std::string body, std::int64_t variant, std::vector<Input> inputs, BufferId first,
-                                std::any result) {
+void ProgramBuilder::keep_shared(std::string body, std::int64_t variant, const std::string& name,
+                                 std::vector<Input> inputs, BufferId first, std::any result) {
+  HB_CHECK(open_name_ == name, "call '{}' begins another, '{}'", name, open_name_);
   if (open_.empty()) return;
-  const std::string name = open_name_;
   open_inputs_ = inputs;
   end_call();
   const DraftCall& call = block_->calls.back();
-  Made made{.kinds = kinds_of(inputs),
-            .inputs = std::move(inputs),
-            .body = call.body,
-            .slots = call.slots,
-            .first = first,
-            .made = {},
-            .result = std::move(result)};
+  SharedBody shared{.signature = signature_of(inputs),
+                    .inputs = std::move(inputs),
+                    .body = call.body,
+                    .slots = call.slots,
+                    .first_transient = first,
+                    .transient_names = {},
+                    .result = std::move(result)};
   for (BufferId id = first; id < next_buffer(); ++id) {
-    HB_CHECK(buffer(id).name.starts_with(name), "transient '{}' in call '{}'", buffer(id).name, name);
-    made.made.push_back(buffer(id).name.substr(name.size()));
+    const Buffer& made = buffer(id);
+    HB_CHECK(made.section == Section::transient && made.name.starts_with(name), "'{}' made in call '{}'", made.name,
+             name);
+    shared.transient_names.push_back(made.name.substr(name.size()));
   }
-  made_[{std::move(body), variant}].push_back(std::move(made));
+  shared_[{std::move(body), variant}].push_back(std::move(shared));
 }
 
-void ProgramBuilder::make(const Made& made, std::string name, const std::vector<Input>& inputs) {
+void ProgramBuilder::call_again(const SharedBody& shared, std::string name, const std::vector<Input>& inputs) {
   end_call();
   const BufferId first = next_buffer();
   DraftCall call;
-  call.body = made.body;
-  call.slots = made.slots;
+  call.body = shared.body;
+  call.slots = shared.slots;
   for (std::size_t s = 0; s < call.slots.size(); ++s) {
-    Port& p = call.slots[s];
-    if (s < inputs.size()) p = inputs[s];
-    else if (p.buffer >= made.first && p.buffer < made.first + std::ssize(made.made)) p.buffer += first - made.first;
+    Port& slot = call.slots[s];
+    if (s < inputs.size()) slot = inputs[s];
+    else if (shared.is_its_own(slot.buffer)) slot.buffer += first - shared.first_transient;
+    else
+      HB_CHECK(!std::ranges::count(inputs, slot.buffer, &Input::buffer), "call '{}' has '{}' for input and without",
+               name, buffer(slot.buffer).name);
   }
-  for (std::size_t i = 0; i < made.made.size(); ++i) {
-    const Buffer& like = draft_.buffers[static_cast<std::size_t>(made.first) + i];
-    transient(made.made[i], like.dtype, like.elements, like.category);
+  for (std::size_t i = 0; i < shared.transient_names.size(); ++i) {
+    const Buffer& like = draft_.buffers[static_cast<std::size_t>(shared.first_transient) + i];
+    transient(shared.transient_names[i], like.dtype, like.elements, like.category);
   }
-  call.first_made = first, call.num_made = static_cast<std::int32_t>(made.made.size());
+  call.first_unnamed = first, call.num_unnamed = static_cast<std::int32_t>(shared.transient_names.size());
   call.name = std::move(name);
   block_->calls.push_back(std::move(call));
 }
 
-void ProgramBuilder::exchange(const Made& made, const std::vector<Input>& inputs, BufferId first, Tensor& t) {
+void ProgramBuilder::rebind(const SharedBody& shared, const std::vector<Input>& inputs, BufferId first, Tensor& t) {
   if (t.buffer < 0) return;
-  if (t.buffer >= made.first && t.buffer < made.first + std::ssize(made.made)) {
-    t.buffer += first - made.first;
+  if (shared.is_its_own(t.buffer)) {
+    t.buffer += first - shared.first_transient;
     return;
   }
-  const auto at = std::ranges::find(made.inputs, t.buffer, &Input::buffer);
-  if (at == made.inputs.end()) return;
-  const Input& now = inputs[static_cast<std::size_t>(at - made.inputs.begin())];
+  const auto at = std::ranges::find(shared.inputs, t.buffer, &Input::buffer);
+  if (at == shared.inputs.end()) return;
+  const Input& now = inputs[static_cast<std::size_t>(at - shared.inputs.begin())];
   t.buffer = now.buffer, t.offset_bytes += now.offset_bytes - at->offset_bytes;
 }
 
@@ -305,7 +312,7 @@ void insert_transient_maps(const Plan& plan, Program& program, const std::vector
 
 }  // namespace
 
-void place(const Plan& plan, Draft& draft) {
+void run_passes(const Plan& plan, Draft& draft) {
   std::erase_if(draft.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
   lay_out_sections(plan, draft);
   fill_section_extents(draft);
@@ -315,7 +322,6 @@ void place(const Plan& plan, Draft& draft) {
 }
 
 Program finish(const Plan& plan, Draft draft, bool keep_mapped) {
-  place(plan, draft);
   const std::vector<std::int64_t> bytes = draft.transient_bytes;
   Program program = assemble(std::move(draft));
   insert_transient_maps(plan, program, bytes, keep_mapped);  // in front of all that the block's first event joins

@@ -5,9 +5,9 @@
 #include <array>
 #include <initializer_list>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,14 +25,13 @@ inline Dim seqs(std::int64_t capacity) { return {capacity, Sym::seqs, 0}; }
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 
-/// What a call works on, counted from a byte of it: a port of the body in the making.
+/// A buffer that a call works on, and the byte of it at which the body's tensors begin to count.
 struct Input : Port {
   explicit(false) Input(BufferId id) : Port{id, 0} {}
-  explicit(false) Input(const Tensor& t) : Port{t.buffer, 0} {}
-  Input(BufferId id, std::int64_t from) : Port{id, from} {}
+  explicit(false) Input(const Tensor& t) : Port{t.buffer, t.offset_bytes} {}
 };
 
-/// Results of calls (ProgramBuilder::call): tensors, and what is made of them.
+/// What a call may return (ProgramBuilder::call): tensors, or what each_tensor() finds tensors in.
 template <class F>
 void each_tensor(Tensor& t, F&& visit) {
   visit(t);
@@ -66,7 +65,7 @@ class ProgramBuilder {
   Tensor whole(BufferId) const;
   const Buffer& buffer(BufferId id) const { return draft_.buffers[static_cast<std::size_t>(id)]; }
 
-  /// Ops from now on go to this phase's new block, to a call that is known by both.
+  /// Ops from now on go to this phase's new block, to a call that has the names of both.
   void begin_block(std::int32_t phase, std::string name);
   /// The same; the block puts the section to sleep or wakes it, and is skipped where that has happened already.
   void begin_transition(std::int32_t phase, std::string name, Enters, Section);
@@ -75,33 +74,38 @@ class ProgramBuilder {
   /// the names of its ops, and of the transients that are its own, begin with `name`.
   void begin_call(std::string body, std::string name);
 
-  /// A call of a body that other calls share. The first one's ops are what write() emits, which begins no call; a call
-  /// of the same body, variant and sizes of inputs is made of that without writing it again: these inputs stand where
-  /// those stood, the transients that it made are made anew under this call's name, and so is what write() returned,
-  /// tensors that each_tensor visits. Beside inputs and what it makes, a body touches the same in every call; what else
-  /// it depends on is in `variant`.
+  /// A call of a body that other calls may share: write() emits its ops, unless an earlier call of the same body, the
+  /// same variant and inputs of the same sizes has written them. Then that body is called again, where
+  ///   inputs      stand in the place of the earlier call's, in their order;
+  ///   transients  that write() made are made anew, under this call's name;
+  ///   the result  of write() is the earlier one's with both exchanged.
+  /// Whatever else the ops touch must be the same in all these calls; whatever else they depend on belongs in
+  /// `variant`.
+  ///
+  ///   const Tensor h = b.call("layer", kind, "layers.3.", {weights, x}, [&] {
+  ///     const Tensor y = b.transient("layers.3.y", …);
+  ///     b.emit(OpKind::linear, StreamId::compute, "layers.3.up", {x, b.whole(weights)}, {y});
+  ///     return y;
+  ///   });
   template <class Write>
   auto call(std::string body, std::int64_t variant, std::string name, std::vector<Input> inputs, Write&& write) {
-    const Made* const made = reuse(body, variant, inputs);
     using Result = decltype(write());
-    if (made == nullptr) {
-      const BufferId first = next_buffer();
-      begin_call(body, name);
-      if constexpr (std::is_void_v<Result>) {
-        write();
-        end_shared(std::move(body), variant, std::move(inputs), first, {});
-        return;
-      } else {
-        Result result = write();
-        end_shared(std::move(body), variant, std::move(inputs), first, result);
+    const BufferId first = next_buffer();
+    if (const SharedBody* const shared = find_shared(body, variant, inputs)) {
+      call_again(*shared, std::move(name), inputs);
+      if constexpr (!std::is_void_v<Result>) {
+        auto result = std::any_cast<Result>(shared->result);
+        each_tensor(result, [&](Tensor& t) { rebind(*shared, inputs, first, t); });
         return result;
       }
     } else {
-      const BufferId first = next_buffer();
-      make(*made, std::move(name), inputs);
-      if constexpr (!std::is_void_v<Result>) {
-        auto result = std::any_cast<Result>(made->result);
-        each_tensor(result, [&](Tensor& t) { exchange(*made, inputs, first, t); });
+      begin_call(body, name);
+      if constexpr (std::is_void_v<Result>) {
+        write();
+        keep_shared(std::move(body), variant, name, std::move(inputs), first, {});
+      } else {
+        Result result = write();
+        keep_shared(std::move(body), variant, name, std::move(inputs), first, result);
         return result;
       }
     }
@@ -121,26 +125,31 @@ class ProgramBuilder {
   Draft& draft();
 
  private:
-  /// A body that calls share, as the first of them was made.
-  struct Made {
-    std::vector<std::int64_t> kinds;  // of the inputs: which are the same, dtypes, sizes
+  /// A body that calls share, and the call that wrote it.
+  struct SharedBody {
+    std::vector<std::int64_t> signature;  // of the inputs
     std::vector<Input> inputs;
     std::int32_t body = 0;  // of the draft
     std::vector<Port> slots;
-    BufferId first = 0;             // of the transients that it made, which follow one another
-    std::vector<std::string> made;  // their names behind the call's
+    BufferId first_transient = 0;              // of those that it made, which follow one another
+    std::vector<std::string> transient_names;  // behind the call's
     std::any result;
+    bool is_its_own(BufferId id) const {
+      return id >= first_transient && id < first_transient + static_cast<BufferId>(transient_names.size());
+    }
   };
 
   Op& push(OpKind, StreamId);
   void end_call();
   BufferId next_buffer() const { return static_cast<BufferId>(draft_.buffers.size()); }
-  std::vector<std::int64_t> kinds_of(const std::vector<Input>&) const;
-  const Made* reuse(const std::string& body, std::int64_t variant, const std::vector<Input>&);
-  void end_shared(std::string body, std::int64_t variant, std::vector<Input>, BufferId first, std::any result);
-  void make(const Made&, std::string name, const std::vector<Input>&);
-  /// A tensor of what the first call returned, as the one at hand has it, whose transients begin at `first`.
-  static void exchange(const Made&, const std::vector<Input>&, BufferId first, Tensor&);
+  /// Which of them are windows of one buffer, and how far apart; dtypes and sizes.
+  std::vector<std::int64_t> signature_of(const std::vector<Input>&) const;
+  const SharedBody* find_shared(const std::string& body, std::int64_t variant, const std::vector<Input>&) const;
+  void keep_shared(std::string body, std::int64_t variant, const std::string& name, std::vector<Input>, BufferId first,
+                   std::any result);
+  void call_again(const SharedBody&, std::string name, const std::vector<Input>&);
+  /// A tensor of what the earlier call returned, as the one at hand has it, whose transients begin at `first`.
+  static void rebind(const SharedBody&, const std::vector<Input>&, BufferId first, Tensor&);
 
   const std::vector<PhaseInfo>& phases_;
   bool shares_;
@@ -149,7 +158,7 @@ class ProgramBuilder {
   std::string open_body_, open_name_;  // the call that ops go to
   std::vector<Op> open_;
   std::vector<Input> open_inputs_;
-  std::map<std::pair<std::string, std::int64_t>, std::vector<Made>> made_;
+  std::map<std::pair<std::string, std::int64_t>, std::vector<SharedBody>> shared_;  // by name and variant
 };
 
 /// Adds one attribute; chains.
@@ -171,9 +180,9 @@ TransientUse transient_use(const PhaseInfo&, std::int64_t bytes);
 std::vector<std::int64_t> transient_levels(std::span<const TransientUse>, bool keep_mapped);
 
 /// Runs the passes over what was written: section extents, lifetimes, dependencies, offsets.
-void place(const Plan&, Draft&);
-/// The same, then bodies and calls, and the mapping of the transient section. `keep_mapped`: nothing sleeps, so
-/// transients are mapped once for the largest need.
+void run_passes(const Plan&, Draft&);
+/// Of what the passes went over: bodies and calls, and the mapping of the transient section. `keep_mapped`: nothing
+/// sleeps, so transients are mapped once for the largest need.
 Program finish(const Plan&, Draft, bool keep_mapped);
 
 }  // namespace hotbunk

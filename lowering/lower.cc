@@ -137,6 +137,8 @@ Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
       .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
 }
 
+bool nothing_sleeps(const Scenario& s) { return s.train.offload != Offload::sleep && !s.rollout.sleep; }
+
 std::string why_not_lowered(const Scenario& s) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
   if (s.algorithm.name == AlgorithmName::sft) return "";
@@ -150,7 +152,7 @@ namespace {
 struct Written {
   Plan plan;
   Draft draft;
-  bool nothing_sleeps = false;
+  bool keep_mapped = false;
 };
 
 /// `wanted`: the job's phases that are lowered; empty: all.
@@ -186,18 +188,23 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   std::int64_t kv_blocks = 0;
   if (serves) {
     const auto blocks = kv_pool_blocks(s, weight_bytes_of(s, *shapes.weights(s.rollout.layout.tp)));
-    if (!blocks) return tl::unexpected(kv_pool_blocks(s).error());
+    if (!blocks) {
+      const auto why = kv_pool_blocks(s);
+      HB_CHECK(!why, "a KV pool is there and is not");
+      return tl::unexpected(why.error());
+    }
     kv_blocks = *blocks;
   }
   plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
   Draft draft = draft_of(s, plan, purpose, serves, kv_blocks, shapes, shares);
-  return Written{std::move(plan), std::move(draft), s.train.offload != Offload::sleep && !s.rollout.sleep};
+  return Written{std::move(plan), std::move(draft), nothing_sleeps(s)};
 }
 
 Result<Plan> finished(Result<Written> written) {
   if (!written) return tl::unexpected(written.error());
   Plan& plan = written->plan;
-  plan.programs.push_back(finish(plan, std::move(written->draft), written->nothing_sleeps));
+  run_passes(plan, written->draft);
+  plan.programs.push_back(finish(plan, std::move(written->draft), written->keep_mapped));
   return std::move(plan);
 }
 
@@ -217,18 +224,33 @@ Result<Plan> lower_call_by_call(const Scenario& scenario, Purpose purpose) {
   return finished(write(scenario, purpose, nullptr, shapes, false));
 }
 
-Result<Plan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
-  return finished(write(scenario, Purpose::job, wanted, shapes));
+namespace {
+
+PhaseBytes by_phase(const Plan& plan, const std::vector<std::int64_t>& bytes) {
+  PhaseBytes out{};
+  for (std::size_t p = 0; p < plan.phases.size(); ++p)
+    out[static_cast<std::size_t>(phase_named(plan.phases[p].name))] = bytes[p];
+  return out;
+}
+
+}  // namespace
+
+Result<PartOfPlan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
+  Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
+  if (!written) return tl::unexpected(written.error());
+  run_passes(written->plan, written->draft);
+  PartOfPlan out;
+  out.transients = by_phase(written->plan, written->draft.transient_bytes);
+  written->plan.programs.push_back(finish(written->plan, std::move(written->draft), nothing_sleeps(scenario)));
+  out.plan = std::move(written->plan);
+  return out;
 }
 
 Result<PhaseBytes> lower_transients(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
-  place(written->plan, written->draft);
-  PhaseBytes out{};
-  for (std::size_t p = 0; p < written->plan.phases.size(); ++p)
-    out[static_cast<std::size_t>(phase_named(written->plan.phases[p].name))] = written->draft.transient_bytes[p];
-  return out;
+  run_passes(written->plan, written->draft);
+  return by_phase(written->plan, written->draft.transient_bytes);
 }
 
 }  // namespace hotbunk

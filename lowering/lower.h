@@ -29,9 +29,16 @@ Result<Plan> lower(const Scenario&, Purpose = Purpose::job);
 /// transient section has room for them. Not verified: for who asks many variants for their bytes and traffic. Errors:
 /// as lower().
 using PhaseFilter = std::function<bool(PlanPhase)>;
-Result<Plan> lower_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
-/// Of that plan, which is not made, how much of the transient section each phase needs.
+struct PartOfPlan {
+  Plan plan;
+  PhaseBytes transients{};  // how much of the transient section each phase needs, before rounding to chunks
+};
+Result<PartOfPlan> lower_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
+/// The transients alone: the plan is not made.
 Result<PhaseBytes> lower_transients(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
+
+/// Neither side sleeps: what is mapped stays.
+bool nothing_sleeps(const Scenario&);
 
 /// "" or why lower() refuses the scenario's job, without lowering it.
 std::string why_not_lowered(const Scenario&);
@@ -42,7 +49,7 @@ Result<Plan> lower_call_by_call(const Scenario&, Purpose = Purpose::job);
 /// KV blocks of one engine's pool: rollout.kv_cache_tokens, or what rollout.memory_fraction of the device leaves beside
 /// the weights, but no more than max_running_requests of the longest sequences can use.
 Result<std::int64_t> kv_pool_blocks(const Scenario&);
-/// The same where one rank's weights take so many bytes: nullopt: no room for one sequence.
+/// The same where one rank's weights take so many bytes; nullopt: no room for one sequence.
 std::optional<std::int64_t> kv_pool_blocks(const Scenario&, std::int64_t weight_bytes);
 
 }  // namespace hotbunk

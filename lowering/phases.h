@@ -76,8 +76,6 @@ struct JobPhase {
   SleepParts sleeps{}, wakes{};  // in it
   bool from_host = false;        // a sync: training's parameters sleep
   std::int32_t every = 1;        // PhaseInfo::every
-  /// Transients may be mapped and given back at its start: it is not driven and runs each time.
-  bool maps_transients() const { return !is_driven(phase) && every == 1; }
   PhaseInfo info() const;
 };
 

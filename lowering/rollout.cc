@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <tuple>
 
 #include "base/check.h"
@@ -25,7 +26,10 @@ std::int64_t kv_block_bytes(const Scenario& s) {
 }
 
 RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::Weights weights, std::int64_t kv_blocks)
-    : scenario_(s), weights_(std::move(weights)), kv_blocks_(kv_blocks) {
+    : scenario_(s),
+      weights_(std::move(weights)),
+      by_layer_(static_cast<std::size_t>(s.model.layers)),
+      kv_blocks_(kv_blocks) {
   const std::int64_t tp = s.rollout.layout.tp;
   const HeadRanges mine = heads_of_rank(s.model, tp, 0);  // every rank has as many
   heads_ = mine.query.size();
@@ -36,10 +40,7 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
     by_name_.emplace(w.name, i);
     buffers_.push_back(
         b.managed("rollout." + w.name, s.rollout.dtype, w.elements(), Category::params, Section::rollout_weights));
-    if (w.layer >= 0) {
-      by_layer_.resize(static_cast<std::size_t>(w.layer) + 1);
-      by_layer_.back().push_back(buffers_.back());
-    }
+    if (w.layer >= 0) by_layer_[static_cast<std::size_t>(w.layer)].push_back(buffers_.back());
     host_buffers_.push_back(backed_up ? b.managed("host.rollout." + w.name, s.rollout.dtype, w.elements(),
                                                   Category::params, Section::host_weights)
                                       : -1);
@@ -93,7 +94,7 @@ class EngineStepLowering {
     std::optional<Tensor> z;
     for (std::int64_t l = 0; l < m_.layers; ++l) {
       const Tensor pool = r_.kv_layer(b_, l);
-      std::vector<Input> inputs = {h, {pool.buffer, pool.offset_bytes}};
+      std::vector<Input> inputs = {h, pool};
       if (z) inputs.emplace_back(*z);
       inputs.insert(inputs.end(), r_.layer_buffers(l).begin(), r_.layer_buffers(l).end());
       const std::string at = fmt::format("layers.{}.", l);

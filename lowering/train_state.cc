@@ -230,8 +230,9 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
     });
     b.take_turn(one, {gathered.buffer});
   }
-  // As many kinds of bodies as there are kinds of units and slots.
-  b.call("export.fetch", 64 * unit.kind + static_cast<std::int64_t>(slot), parameters_prefix(unit), {gathered}, [&] {
+  const std::int64_t kind_and_slot =
+      static_cast<std::int64_t>(Slot::count) * unit.kind + static_cast<std::int64_t>(slot);
+  b.call("export.fetch", kind_and_slot, parameters_prefix(unit), {gathered}, [&] {
     for (const UnitParam& p : unit.params) {
       Op& op = b.fetch(gathered, slot);
       op.name = p.parameter;

@@ -52,16 +52,19 @@ class PlanAnswers {
   /// Asked outside of the lock, by whoever comes first; others wait for the answer.
   template <class Value, class Ask>
   Value known_or(Known<Value>& known, const RlPoint& key, Ask&& value_of) {
-    std::promise<Value> mine;
+    std::optional<std::promise<Value>> mine;
     std::shared_future<Value> answer;
-    bool asks = false;
     {
       const std::scoped_lock lock(mutex_);
       const auto [at, added] = known.try_emplace(key);
-      if (added) at->second = mine.get_future().share();
-      answer = at->second, asks = added;
+      if (added) at->second = mine.emplace().get_future().share();
+      answer = at->second;
     }
-    if (asks) mine.set_value(value_of());
+    if (mine) try {
+        mine->set_value(value_of());
+      } catch (...) {  // a fault is everybody's who asks
+        mine->set_exception(std::current_exception());
+      }
     return answer.get();
   }
 
@@ -84,7 +87,7 @@ class PlanAnswers {
       for (std::size_t i = 0; i < num_plan_phases; ++i) transients[i] = std::max(transients[i], more[i]);
     const JobMaps maps(there, others.chunk_bytes, *others.shifts, pool, transients);
     Answer out{.bytes = {}, .shifts = shifts_seconds(maps.shifts(), cost_)};
-    use_mapped_bytes(maps.memory(), out.bytes);
+    use_mapped_bytes(maps.mapped(), out.bytes);
     return out;
   }
 
@@ -101,11 +104,12 @@ class PlanAnswers {
     return known_or(others_, key, [&] {
       Scenario small = there;
       small.rollout.kv_cache_tokens = max_blocks_per_seq(there) * there.rollout.block_tokens;
-      const Plan plan = lowered(small, [](PlanPhase at) { return !is_training(at); });
-      Others out{.transients = transients_of(plan),
-                 .shifts = std::make_shared<const std::vector<ShiftOp>>(shifts_of(small, plan)),
-                 .chunk_bytes = plan.chunk_bytes};
-      for (const Buffer& b : plan.programs[0].buffers)
+      const PartOfPlan part = lowered(lower_phases(
+          small, [](PlanPhase at) { return !is_training(at); }, shapes_));
+      Others out{.transients = part.transients,
+                 .shifts = std::make_shared<const std::vector<ShiftOp>>(shifts_of(small, part.plan)),
+                 .chunk_bytes = part.plan.chunk_bytes};
+      for (const Buffer& b : part.plan.programs[0].buffers)
         if (b.section == Section::rollout_weights) out.weight_bytes += b.bytes();
       return out;
     });
@@ -131,16 +135,13 @@ class PlanAnswers {
   }
   PhaseBytes transients(Known<PhaseBytes>& known, const RlPoint& key, const Scenario& there,
                         const PhaseFilter& wanted) {
-    return known_or(known, key, [&] {
-      const Result<PhaseBytes> bytes = lower_transients(there, wanted, shapes_);
-      HB_CHECK(bytes, "a part of a plan is not lowered: {}", render(bytes.error()));
-      return *bytes;
-    });
+    return known_or(known, key, [&] { return lowered(lower_transients(there, wanted, shapes_)); });
   }
-  Plan lowered(const Scenario& there, const PhaseFilter& wanted) {
-    Result<Plan> plan = lower_phases(there, wanted, shapes_);
-    HB_CHECK(plan, "a part of a plan is not lowered: {}", render(plan.error()));
-    return std::move(*plan);
+  /// What nothing refused before is lowered.
+  template <class Part>
+  static Part lowered(Result<Part> part) {
+    HB_CHECK(part, "a part of a plan is not lowered: {}", render(part.error()));
+    return std::move(*part);
   }
 
   const Scenario& scenario_;

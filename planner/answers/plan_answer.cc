@@ -92,39 +92,40 @@ constexpr std::string_view what_of(const PlanTraffic& t) {
 std::optional<PlanAnswer> plan_answer_of(const Scenario& s) {
   if (!why_not_lowered(s).empty()) return std::nullopt;
   ModelShapes shapes(s.model);
-  Result<Plan> plan = lower_phases(s, nullptr, shapes);
-  if (!plan) return std::nullopt;
-  PlanMemory memory = memory_of(s, *plan);
-  std::vector<ShiftOp> shifts = shifts_of(s, *plan);
-  return PlanAnswer{std::move(*plan), std::move(memory), std::move(shifts)};
+  Result<PartOfPlan> all = lower_phases(s, nullptr, shapes);
+  if (!all) return std::nullopt;
+  PlanMemory memory = memory_of(s, all->plan);
+  std::vector<ShiftOp> shifts = shifts_of(s, all->plan);
+  return PlanAnswer{std::move(all->plan), std::move(memory), std::move(shifts)};
 }
 
 namespace {
 
 /// The highest of the phases around training, rollout and sync.
-void set_moments(const PlanMemory& m, std::int64_t PlanPeak::*of, RlPrice& price) {
+void set_moments(const JobPhases& phases, const PhaseBytes& peaks, RlPrice& price) {
   price.train_bytes = price.rollout_bytes = price.sync_bytes = price.wake_bytes = 0.0;
   bool sampled = false;  // the rollout lies behind
-  for (const JobPhase& phase : m.phases) {
-    const auto p = static_cast<std::size_t>(phase.phase);
+  for (const JobPhase& phase : phases) {
     const Moment moment = moment_of(phase.phase, sampled);
     sampled = sampled || phase.phase == PlanPhase::rollout;
     double& bytes = moment == Moment::sync      ? price.sync_bytes
                     : moment == Moment::rollout ? price.rollout_bytes
                                                 : price.train_bytes;
-    bytes = std::max(bytes, static_cast<double>(m.device.phases[p].*of));
+    bytes = std::max(bytes, static_cast<double>(peaks[static_cast<std::size_t>(phase.phase)]));
   }
 }
 
 }  // namespace
 
-void use_mapped_bytes(const PlanMemory& m, RlPrice& price) {
-  set_moments(m, &PlanPeak::mapped_bytes, price);
-  price.host_bytes = static_cast<double>(m.host.whole.mapped_bytes);
+void use_mapped_bytes(const MappedBytes& mapped, RlPrice& price) {
+  set_moments(mapped.phases, mapped.device, price);
+  price.host_bytes = static_cast<double>(mapped.host_peak);
 }
 
 void use_plan_bytes(const Scenario& s, const PlanMemory& m, RlPrice& price) {
-  set_moments(m, &PlanPeak::bytes, price);
+  PhaseBytes live{};
+  for (std::size_t p = 0; p < num_plan_phases; ++p) live[p] = m.device.phases[p].bytes;
+  set_moments(m.phases, live, price);
   price.host_bytes = static_cast<double>(m.host.whole.bytes);
   // As check_fit (trace/static_memory.h) judges the plan: 0 is unlimited.
   const std::int64_t device = s.cluster.device_memory_bytes;

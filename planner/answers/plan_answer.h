@@ -19,7 +19,7 @@ std::optional<PlanAnswer> plan_answer_of(const Scenario&);
 void use_plan_bytes(const Scenario&, const PlanMemory&, RlPrice&);
 
 /// The same in mapped bytes, which are what a device must have.
-void use_mapped_bytes(const PlanMemory&, RlPrice&);
+void use_mapped_bytes(const MappedBytes&, RlPrice&);
 
 /// Live bytes and shifts (plan_shifts.h) of the scenario's plan, as every answer prices it; false: nothing lowers it.
 bool use_plan(const Scenario&, const CostModel&, RlPrice&);

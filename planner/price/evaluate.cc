@@ -6,8 +6,9 @@
 #include <span>
 #include <utility>
 
-#include "graph/bound.h"
+#include "base/check.h"
 #include "layout/shard.h"
+#include "lowering/lower.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
 
@@ -30,22 +31,12 @@ bool between_spaces(const Op& op) {
   return op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h);
 }
 
-/// Bytes of a run as a function of its sizes, which enter each at most once.
+/// What a run counts as a function of its sizes: no tensor that is communicated has two dimensions of them, or begins
+/// inside of one.
 struct Linear {
   std::int64_t fixed = 0, per_token = 0, per_seq = 0;
   std::int64_t of(const BlockRuns& r) const { return fixed * r.runs + per_token * r.tokens + per_seq * r.seqs; }
-  void add(const Linear& other, std::int64_t times) {
-    fixed += times * other.fixed, per_token += times * other.per_token, per_seq += times * other.per_seq;
-  }
 };
-template <class Bytes>
-Linear linear(Bytes&& bytes_of) {
-  Linear out{bytes_of(Sizes{}), 0, 0};
-  out.per_token = bytes_of(Sizes{.tokens = 1}) - out.fixed;
-  out.per_seq = bytes_of(Sizes{.seqs = 1}) - out.fixed;
-  return out;
-}
-
 /// How often a block runs, and with which sizes.
 BlockRuns runs_of(const PlanRuns& runs, PlanPhase phase, std::string_view block) {
   const auto times = [](std::int64_t n) { return BlockRuns{n, 0, 0}; };
@@ -68,18 +59,6 @@ BlockRuns runs_of(const PlanRuns& runs, PlanPhase phase, std::string_view block)
 }
 
 }  // namespace
-
-PlanRuns one_run_each(const Scenario& s) {
-  const std::int64_t slots = s.rollout.max_running_requests, prefill = s.rollout.max_prefill_tokens;
-  return {.prefill = {1, prefill, std::min(slots, prefill)},
-          .decode = {1, slots, slots},
-          .reference = 1,
-          .old_logprobs = 1,
-          .micro_batches = 1,
-          .optimizer_steps = 1,
-          .checkpoints = 1,
-          .exports = 1};
-}
 
 PlanMemory memory_of(const Scenario& s, const Plan& plan) {
   const RankMemory memory = static_memory(plan, 0);
@@ -112,17 +91,13 @@ std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan) {
   return out;
 }
 
-PhaseBytes transients_of(const Plan& plan) {
-  PhaseBytes out{};
-  const Program& program = plan.programs[0];
-  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    std::int64_t& most = out[static_cast<std::size_t>(phase_named(plan.phases[p].name))];
-    for (const Block& block : program.phases[p])
-      each_op(program, block, [&](const BoundOp& op) {
-        if (op->kind != OpKind::alloc) return;
-        const BoundBuffer b = op.allocated();
-        if (b.section() == Section::transient && b.bytes() > 0) most = std::max(most, b.offset + b.bytes());
-      });
+MappedBytes mapped_bytes(const PlanMemory& memory) {
+  MappedBytes out{.phases = memory.phases,
+                  .device_peak = memory.device.whole.mapped_bytes,
+                  .host_peak = memory.host.whole.mapped_bytes};
+  for (std::size_t p = 0; p < num_plan_phases; ++p) {
+    out.device[p] = memory.device.phases[p].mapped_bytes;
+    out.host[p] = memory.host.phases[p].mapped_bytes;
   }
   return out;
 }
@@ -133,15 +108,14 @@ JobMaps::JobMaps(const Scenario& s, std::int64_t chunk, const std::vector<ShiftO
   std::array<TransientUse, num_plan_phases> uses;
   std::size_t n = 0;
   for (const JobPhase& p : phases_)
-    uses[n++] = {when_of(p.phase), p.maps_transients(), round_up(need[static_cast<std::size_t>(p.phase)], chunk)};
-  const bool nothing_sleeps = s.train.offload != Offload::sleep && !s.rollout.sleep;
-  const std::vector<std::int64_t> level = transient_levels(std::span(uses).first(n), nothing_sleeps);
+    uses[n++] = transient_use(p.info(), round_up(need[static_cast<std::size_t>(p.phase)], chunk));
+  const std::vector<std::int64_t> level = transient_levels(std::span(uses).first(n), nothing_sleeps(s));
   const std::int64_t pool = round_up(kv_bytes, chunk);
   std::int64_t mapped = 0;
   auto at = shifts.begin();
   for (std::size_t i = 0; i < n; ++i) {
     const JobPhase& p = phases_.begin()[i];
-    if (p.maps_transients() && level[i] != mapped) {
+    if (uses[i].maps && level[i] != mapped) {
       shifts_.push_back({.phase = p.phase,
                          .kind = level[i] > mapped ? OpKind::map : OpKind::unmap,
                          .bytes = std::abs(level[i] - mapped)});
@@ -149,29 +123,30 @@ JobMaps::JobMaps(const Scenario& s, std::int64_t chunk, const std::vector<ShiftO
     }
     for (; at != shifts.end() && at->phase == p.phase; ++at) {
       const bool maps = at->kind != OpKind::copy;
-      if (maps && at->section == Section::transient) continue;  // for fewer phases
+      if (maps && at->section == Section::transient) continue;  // it is there for fewer phases
       shifts_.push_back(*at);
       if (maps && at->section == Section::kv_cache) shifts_.back().bytes = pool;
     }
   }
+  HB_CHECK(at == shifts.end(), "a shift of {} stands where the job has none", name_of(at->phase));
 }
 
-PlanMemory JobMaps::memory() const {
-  PlanMemory out{.phases = phases_, .device = {}, .host = {}};
+MappedBytes JobMaps::mapped() const {
+  MappedBytes out{.phases = phases_};
   std::int64_t device = 0, host = 0;
   auto at = shifts_.begin();
-  for (const JobPhase& p : phases_) {
-    const auto note = [&](PlanSpace& space, std::int64_t bytes) {
-      PlanPeak& peak = space.phases[static_cast<std::size_t>(p.phase)];
-      peak.mapped_bytes = std::max(peak.mapped_bytes, bytes);
-      space.whole.mapped_bytes = std::max(space.whole.mapped_bytes, bytes);
+  for (const JobPhase& phase : phases_) {
+    const auto p = static_cast<std::size_t>(phase.phase);
+    const auto note = [&] {
+      out.device[p] = std::max(out.device[p], device), out.device_peak = std::max(out.device_peak, device);
+      out.host[p] = std::max(out.host[p], host), out.host_peak = std::max(out.host_peak, host);
     };
-    note(out.device, device), note(out.host, host);
-    for (; at != shifts_.end() && at->phase == p.phase; ++at) {
+    note();
+    for (; at != shifts_.end() && at->phase == phase.phase; ++at) {
       if (at->kind == OpKind::copy) continue;
-      const bool on_device = space_of(at->section) == Space::device;
-      (on_device ? device : host) += at->kind == OpKind::map ? at->bytes : -at->bytes;
-      note(on_device ? out.device : out.host, on_device ? device : host);
+      std::int64_t& bytes = space_of(at->section) == Space::device ? device : host;
+      bytes += at->kind == OpKind::map ? at->bytes : -at->bytes;
+      note();
     }
   }
   return out;
@@ -190,11 +165,14 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
     for (const Op& op : program.bodies[b].ops) {
       if (!is_communication(op.kind)) continue;
       const auto members = static_cast<std::int64_t>(plan.group_of(op.group, rank).size());
-      const auto count = [&](std::int64_t TrafficCount::*what) {
-        return linear([&](const Sizes& sizes) { return traffic_of(op, sizes, members, places).*what; });
+      if (members == 0) continue;  // others' work
+      const auto count = [&](const Sizes& sizes) { return traffic_of(op, sizes, members, places); };
+      const std::array of = {count({}), count({.tokens = 1}), count({.seqs = 1})};
+      const auto linear = [&](std::int64_t TrafficCount::*what) {
+        return Linear{of[0].*what, of[1].*what - of[0].*what, of[2].*what - of[0].*what};
       };
-      of_body[b].push_back({op.group, op.kind, count(&TrafficCount::calls), count(&TrafficCount::payload_bytes),
-                            count(&TrafficCount::padding_bytes)});
+      of_body[b].push_back({op.group, op.kind, linear(&TrafficCount::calls), linear(&TrafficCount::payload_bytes),
+                            linear(&TrafficCount::padding_bytes)});
     }
   std::vector<PlanTraffic> out;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {

@@ -8,7 +8,6 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "lowering/builder.h"
@@ -35,6 +34,14 @@ struct PlanMemory {
   PlanSpace device, host;
 };
 
+/// Mapped bytes of one rank: the peak of each phase, and of all of them.
+struct MappedBytes {
+  JobPhases phases;
+  PhaseBytes device{}, host{};
+  std::int64_t device_peak = 0, host_peak = 0;
+};
+MappedBytes mapped_bytes(const PlanMemory&);
+
 /// One op that maps, unmaps or copies between device and host, in the order of the plan. Copies of a sync bring
 /// parameters up that sleep.
 struct ShiftOp {
@@ -55,9 +62,6 @@ struct PlanRuns {
   std::int64_t reference = 0, old_logprobs = 0, micro_batches = 0;  // of one rank
   std::int64_t optimizer_steps = 0, checkpoints = 0, exports = 0;
 };
-/// Every block once, filled to its capacity.
-PlanRuns one_run_each(const Scenario&);
-
 struct PlanTraffic {
   PlanPhase phase{};
   Family group{};
@@ -68,8 +72,6 @@ struct PlanTraffic {
 
 /// Of a job's plan.
 PlanMemory memory_of(const Scenario&, const Plan&);
-/// How much of the transient section each phase needs, before rounding to chunks (as lower_transients).
-PhaseBytes transients_of(const Plan&);
 /// Maps and unmaps in their order, neighbouring copies of one size as one.
 std::vector<ShiftOp> shifts_of(const Scenario&, const Plan&);
 /// Of one rank; the lines that have calls, in the order of the phases.
@@ -84,8 +86,7 @@ class JobMaps {
   JobMaps(const Scenario&, std::int64_t chunk_bytes, const std::vector<ShiftOp>& shifts, std::int64_t kv_bytes,
           const PhaseBytes& need);
   const std::vector<ShiftOp>& shifts() const { return shifts_; }
-  /// Mapped peaks; live bytes are not known here.
-  PlanMemory memory() const;
+  MappedBytes mapped() const;
 
  private:
   JobPhases phases_;

@@ -93,6 +93,23 @@ TEST_CASE("A range passes to another stream only where order implies that its us
   CHECK(offsets({{"one", 1, {{0}, {3}}}}) == std::vector<std::int64_t>{0, 128, 0, 0, 192});
 }
 
+TEST_CASE("A buffer is over with its last use in a call, not with its first") {
+  // compute, in one call: writes a, writes c, reads a. gather copies c to e: it knows of the second op, not of the
+  // third.
+  Program p;
+  p.buffers = {scratch("a", 32), scratch("c", 16), scratch("d", 16), scratch("e", 32)};
+  const auto t = [&](BufferId id) { return whole(p, id); };
+  Draft draft = draft_of(
+      p.buffers, {op(OpKind::zero, {}, {t(0)}), op(OpKind::zero, {}, {t(1)}), op(OpKind::copy_boxes, {t(0)}, {t(2)}),
+                  op(OpKind::copy_boxes, {t(1)}, {t(3)}, StreamId::gather)});
+  draft.transients = {0, 1, 2, 3};
+  insert_lifetimes(draft);
+  insert_dependencies(draft);
+  place_transients({}, draft);
+  CHECK(draft.buffers[0].offset == 0);
+  CHECK(draft.buffers[3].offset == 256);  // behind a, c and d: not where a lay
+}
+
 TEST_CASE("At a block's border every range is free for every stream, and where nothing is alive all begins anew") {
   Program p;
   p.buffers = {scratch("a", 16), scratch("b", 16), scratch("c", 32), scratch("kept", 16), scratch("d", 16)};

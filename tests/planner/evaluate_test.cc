@@ -15,14 +15,16 @@
 #include "graph/access.h"
 #include "graph/section_states.h"
 #include "lowering/lower.h"
-#include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
+#include "planner/answers/choices.h"
+#include "planner/answers/lowered_space.h"
 #include "planner/answers/plan_answer.h"
+#include "planner/answers/plan_shifts.h"
+#include "spec/catalog.h"
 #include "spec/loader.h"
 #include "tests/blocks.h"
 #include "tests/drawn_scenario.h"
 #include "tests/paths.h"
-#include "trace/meter.h"
 #include "trace/static_memory.h"
 #include "trace/traffic_rules.h"
 
@@ -79,6 +81,19 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("order", s.transition == "hotbunk" ? "default" : "drawn");
   note("from host", phases.find(PlanPhase::sync)->from_host), note("periodic", s.sync.every > 1);
   note("verify", s.sync.verify), note("reference", s.algorithm.reference), note("old", s.algorithm.old_logprobs);
+}
+
+/// Every block once, filled to its capacity.
+PlanRuns one_run_each(const Scenario& s) {
+  const std::int64_t slots = s.rollout.max_running_requests, prefill = s.rollout.max_prefill_tokens;
+  return {.prefill = {1, prefill, std::min(slots, prefill)},
+          .decode = {1, slots, slots},
+          .reference = 1,
+          .old_logprobs = 1,
+          .micro_batches = 1,
+          .optimizer_steps = 1,
+          .checkpoints = 1,
+          .exports = 1};
 }
 
 /// One draw of how often the blocks run, and with which sizes: the lengths of a run that nobody makes.
@@ -153,78 +168,130 @@ std::string text_of(const TrafficTable& table) {
 
 std::string text_of(const CategoryBytes& bytes) { return fmt::format("{}", fmt::join(bytes, " ")); }
 
-/// Memory of one rank, op by op.
-RankMemory memory_by_ops(const Plan& plan, Rank rank) {
+/// Peaks of one space, summed up anew from what is alive and mapped behind every op.
+struct SlowSpace {
+  struct Peak {
+    std::int64_t bytes = 0, mapped = 0;
+    CategoryBytes by_category{};
+  };
+  std::map<std::string, std::pair<Category, std::int64_t>> alive;   // by name
+  std::map<std::pair<Section, std::int64_t>, std::int64_t> mapped;  // ranges: begin -> end
+  std::map<std::int16_t, Peak> phases;
+  Peak whole;
+  std::int16_t peak_phase = -1;
+
+  void note(std::int16_t phase) {
+    Peak now;
+    for (const auto& [name, held] : alive) {
+      now.bytes += held.second;
+      now.by_category[static_cast<std::size_t>(held.first)] += held.second;
+    }
+    for (const auto& [range, end] : mapped) now.mapped += end - range.second;
+    Peak& peak = phases[phase];
+    if (now.bytes > peak.bytes) peak.bytes = now.bytes, peak.by_category = now.by_category;
+    peak.mapped = std::max(peak.mapped, now.mapped);
+    if (now.bytes > whole.bytes) whole.bytes = now.bytes, whole.by_category = now.by_category, peak_phase = phase;
+    whole.mapped = std::max(whole.mapped, now.mapped);
+  }
+  /// Maps come in whole ranges; an unmap takes from the end of one, or all of it.
+  void unmap(Section section, std::int64_t begin, std::int64_t end) {
+    for (auto at = mapped.begin(); at != mapped.end(); ++at)
+      if (at->first.first == section && at->first.second <= begin && at->second == end) {
+        if (at->first.second == begin) mapped.erase(at);
+        else at->second = begin;
+        return;
+      }
+    throw std::runtime_error("what is unmapped was not mapped");
+  }
+};
+struct SlowMemory {
+  SlowSpace device, host;
+};
+
+SlowMemory memory_by_ops(const Plan& plan, Rank rank) {
   const Program& program = plan.program(rank);
-  MemoryMeter meter;
+  SlowMemory out;
   SectionStates states(program);
-  for (const WalkTurn& turn : walk_turns(plan, program)) {
-    std::int16_t phase = -1;
+  for (const WalkTurn& turn : walk_turns(plan, program))
     for (const BlockVisit& visit : block_visits(plan, program, turn)) {
-      if (visit.phase != phase) meter.enter(0, phase = visit.phase);
+      for (SlowSpace* space : {&out.device, &out.host}) space->note(visit.phase);
       const Block& block = block_at(program, visit);
       if (states.skips(block)) continue;
       states.ran(block);
       each_op(program, block, [&](const BoundOp& op) {
-        const bool up = op->kind == OpKind::alloc || op->kind == OpKind::map;
-        if (op->kind == OpKind::alloc || op->kind == OpKind::free) {
-          const BoundBuffer b = op.allocated();
-          meter.add_live(space_of(b.section()), b.category(), up ? b.bytes() : -b.bytes());
-        } else if (op->kind == OpKind::map || op->kind == OpKind::unmap) {
-          meter.add_mapped(space_of(op->section), up ? op->map_end - op->map_begin : op->map_begin - op->map_end);
+        const bool memory = op->kind == OpKind::alloc || op->kind == OpKind::free;
+        if (!memory && op->kind != OpKind::map && op->kind != OpKind::unmap) return;
+        const Section section = memory ? op.allocated().section() : op->section;
+        SlowSpace& space = space_of(section) == Space::device ? out.device : out.host;
+        if (op->kind == OpKind::alloc)
+          space.alive[op.allocated().name()] = {op.allocated().category(), op.allocated().bytes()};
+        if (op->kind == OpKind::free) space.alive.erase(op.allocated().name());
+        if (op->kind == OpKind::map) {
+          // What goes on where a range ends is that range.
+          const auto before = std::ranges::find_if(
+              space.mapped, [&](const auto& m) { return m.first.first == section && m.second == op->map_begin; });
+          if (before != space.mapped.end()) before->second = op->map_end;
+          else space.mapped[{section, op->map_begin}] = op->map_end;
         }
+        if (op->kind == OpKind::unmap) space.unmap(section, op->map_begin, op->map_end);
+        space.note(visit.phase);
       });
     }
-  }
-  return meter.result();
+  return out;
 }
 
 /// "" or the first difference of one space.
-std::string difference(const Plan& plan, const PlanMemory& memory, bool device, const SpaceMemory& graph) {
-  const PlanSpace& space = device ? memory.device : memory.host;
-  for (const JobPhase& phase : memory.phases) {
-    const std::string name(name_of(phase.phase));
-    const auto& g = graph.phase_peaks.at(static_cast<std::int16_t>(plan.phase_index(name)));
-    const PlanPeak& f = space.phases[static_cast<std::size_t>(phase.phase)];
-    if (f.bytes != g.peak_bytes || f.by_category != g.by_category || f.mapped_bytes != g.mapped_peak_bytes)
-      return fmt::format("{} {}: {} = {}, {} mapped; op by op {} = {}, {} mapped", device ? "device" : "host", name,
-                         f.bytes, text_of(f.by_category), f.mapped_bytes, g.peak_bytes, text_of(g.by_category),
-                         g.mapped_peak_bytes);
+std::string difference(const Plan& plan, const JobPhases& phases, const PlanSpace& space, const SlowSpace& by_ops) {
+  const auto differ = [](const PlanPeak& a, const SlowSpace::Peak& b) {
+    return a.bytes != b.bytes || a.by_category != b.by_category || a.mapped_bytes != b.mapped;
+  };
+  const auto text = [](std::string_view what, const PlanPeak& a, const SlowSpace::Peak& b) {
+    return fmt::format("{}: {} = {}, {} mapped; op by op {} = {}, {} mapped", what, a.bytes, text_of(a.by_category),
+                       a.mapped_bytes, b.bytes, text_of(b.by_category), b.mapped);
+  };
+  for (const JobPhase& phase : phases) {
+    const PlanPeak& peak = space.phases[static_cast<std::size_t>(phase.phase)];
+    const auto& expected = by_ops.phases.at(static_cast<std::int16_t>(plan.phase_index(name_of(phase.phase))));
+    if (differ(peak, expected)) return text(name_of(phase.phase), peak, expected);
   }
-  if (space.whole.bytes != graph.peak_bytes || space.whole.by_category != graph.at_peak ||
-      space.whole.mapped_bytes != graph.mapped_peak_bytes)
-    return fmt::format("peak {} = {}, op by op {} = {}", space.whole.bytes, text_of(space.whole.by_category),
-                       graph.peak_bytes, text_of(graph.at_peak));
-  if (graph.peak_bytes > 0 && name_of(space.peak_phase) != plan.phases[static_cast<std::size_t>(graph.peak_phase)].name)
+  if (differ(space.whole, by_ops.whole)) return text("the whole", space.whole, by_ops.whole);
+  if (by_ops.whole.bytes > 0 &&
+      name_of(space.peak_phase) != plan.phases[static_cast<std::size_t>(by_ops.peak_phase)].name)
     return fmt::format("peaks in {}", name_of(space.peak_phase));
   return "";
 }
 
-/// The plan put together of parts: what saves, what trains, the passes, all else with the smallest pool.
-std::string difference_of_parts(const Scenario& s, const PlanMemory& memory, const std::vector<ShiftOp>& shifts) {
+/// "" or where a plan put together of parts, as the search does it, differs from the whole one.
+std::string difference_of_parts(const Scenario& s, const Plan& plan) {
+  const auto pricer = ScenarioPricer::make(s, catalog_root());
+  if (!pricer) return "no price: " + render(pricer.error());
   ModelShapes shapes(s.model);
-  const bool samples = s.algorithm.name != AlgorithmName::sft;
-  Scenario small = s;
-  small.rollout.kv_cache_tokens = max_blocks_per_seq(s) * s.rollout.block_tokens;
-  const auto part = [&](const Scenario& of, auto&& wanted) { return lower_phases(of, wanted, shapes).value(); };
-  const Plan others = part(small, [](PlanPhase p) { return !is_training(p); });
-  PhaseBytes need = transients_of(others);
-  using enum PlanPhase;
-  for (const std::vector<PlanPhase>& of : {std::vector{train}, {reference, old_logprobs}, {checkpoint, export_}}) {
-    const PhaseBytes more = transients_of(part(s, [&](PlanPhase p) { return std::ranges::count(of, p) > 0; }));
-    for (std::size_t i = 0; i < need.size(); ++i) need[i] = std::max(need[i], more[i]);
+  const PhaseBytes whole = lower_phases(s, nullptr, shapes).value().transients;
+  for (const PhaseInfo& phase : plan.phases) {
+    const PlanPhase p = phase_named(phase.name);
+    const PhaseBytes alone = lower_transients(
+                                 s, [&](PlanPhase at) { return at == p; }, shapes)
+                                 .value();
+    PhaseBytes expected{};
+    expected[static_cast<std::size_t>(p)] = whole[static_cast<std::size_t>(p)];
+    if (alone != expected) return fmt::format("{} alone needs other transients", phase.name);
   }
-  const std::int64_t pool = samples ? *kv_pool_blocks(s) * kv_block_bytes(s) : 0;
-  const JobMaps maps(s, others.chunk_bytes, shifts_of(small, others), pool, need);
-  if (maps.shifts() != shifts) return "parts: what the phases take, give back and copy";
-  const PlanMemory mapped = maps.memory();
-  for (const auto& [a, b] : {std::pair(&mapped.device, &memory.device), {&mapped.host, &memory.host}}) {
-    if (a->whole.mapped_bytes != b->whole.mapped_bytes) return "parts: mapped peak";
-    for (std::size_t p = 0; p < num_plan_phases; ++p)
-      if (a->phases[p].mapped_bytes != b->phases[p].mapped_bytes)
-        return fmt::format("parts: {} maps {}, the plan {}", name_of(static_cast<PlanPhase>(p)),
-                           a->phases[p].mapped_bytes, b->phases[p].mapped_bytes);
-  }
+  const CostModel& cost = (*pricer)->train().cost();
+  const RlPoint point = rl_point_of(s);
+  const Scenario there = with_point(s, point);
+  RlPrice parts, expected;
+  const auto answer = plan_answer_of(there);
+  const bool fits_a_sample = there.train.micro_batch_tokens >= max_sample_tokens(there);
+  if (plan_bytes(s, cost)(point, parts) != (answer && fits_a_sample)) return "parts: lowered, or not";
+  if (!answer || !fits_a_sample) return "";
+  use_mapped_bytes(mapped_bytes(answer->memory), expected);
+  use_plan_shifts(shifts_seconds(answer->shifts, cost), expected);
+  const auto bytes = [](const RlPrice& p) {
+    return std::array{p.train_bytes, p.rollout_bytes, p.sync_bytes, p.wake_bytes, p.host_bytes};
+  };
+  if (bytes(parts) != bytes(expected))
+    return fmt::format("parts map {}, the plan {}", fmt::join(bytes(parts), " "), fmt::join(bytes(expected), " "));
+  if (parts.seconds != expected.seconds) return "parts: seconds of the shifts";
   return "";
 }
 
@@ -251,22 +318,17 @@ std::vector<ShiftOp> one_by_one(const std::vector<ShiftOp>& shifts) {
   return out;
 }
 
-/// The iteration as `explain` answers it (live bytes) and as the search ranks it (mapped ones): never below the graph
-/// and at most 1 % above, and what fits is what a run would start.
-std::string answer_difference(const Scenario& s, const Plan& plan, const PlanMemory& memory) {
+/// "" or where what `explain` says of the iteration (live bytes), or the search (mapped ones), is not what the ops
+/// take.
+std::string answer_difference(const Scenario& s, const Plan& plan, const PlanMemory& memory, const SlowMemory& by_ops) {
   RlPrice live, mapped;
-  use_plan_bytes(s, memory, live), use_mapped_bytes(memory, mapped);
-  std::array<double, 4> graph{};
-  for (Rank r = 0; r < plan.num_ranks(); ++r) {
-    const RankMemory m = static_memory(plan, r);
-    const std::int64_t peaks[] = {m.device.peak_bytes, m.device.mapped_peak_bytes, m.host.peak_bytes,
-                                  m.host.mapped_peak_bytes};
-    for (std::size_t i = 0; i < graph.size(); ++i) graph[i] = std::max(graph[i], static_cast<double>(peaks[i]));
-  }
-  const std::array<double, 4> form = {live.peak_bytes(), mapped.peak_bytes(), live.host_bytes, mapped.host_bytes};
-  for (std::size_t i = 0; i < graph.size(); ++i)
-    if (form[i] < graph[i] || form[i] > 1.01 * graph[i])
-      return fmt::format("the iteration takes {} of {}, the graph {}", form[i], i, graph[i]);
+  use_plan_bytes(s, memory, live), use_mapped_bytes(mapped_bytes(memory), mapped);
+  const std::array answers = {live.peak_bytes(), mapped.peak_bytes(), live.host_bytes, mapped.host_bytes};
+  const std::array<std::int64_t, 4> expected = {by_ops.device.whole.bytes, by_ops.device.whole.mapped,
+                                                by_ops.host.whole.bytes, by_ops.host.whole.mapped};
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    if (answers[i] != static_cast<double>(expected[i]))
+      return fmt::format("the iteration takes {} of {}, op by op {}", answers[i], i, expected[i]);
   return live.fits == check_fit(plan).fits ? "" : "what fits";
 }
 
@@ -278,19 +340,18 @@ std::string difference(const Scenario& s, const Visits& visits) {
   if (!why.empty()) return "refused: " + why;
   const PlanMemory memory = memory_of(s, *plan);
   const std::vector<ShiftOp> shifts = shifts_of(s, *plan);
-  if (auto d = answer_difference(s, *plan, memory); !d.empty()) return d;
-  if (auto d = difference_of_parts(s, memory, shifts); !d.empty()) return d;
+  const SlowMemory by_ops = memory_by_ops(*plan, 0);  // all ranks have one program
+  if (plan->programs.size() != 1) return "programs";
+  if (auto d = difference(*plan, memory.phases, memory.device, by_ops.device); !d.empty()) return "device " + d;
+  if (auto d = difference(*plan, memory.phases, memory.host, by_ops.host); !d.empty()) return "host " + d;
+  if (auto d = answer_difference(s, *plan, memory, by_ops); !d.empty()) return d;
+  if (auto d = difference_of_parts(s, *plan); !d.empty()) return d;
   if (one_by_one(shifts) != shifts_by_ops(*plan, memory.phases)) return "what the phases take, give back and copy";
   for (Rank r = 0; r < plan->num_ranks(); ++r) {
     const TrafficTable expected = traffic_of_plan(*plan, r, visits),
                        found = table_of(traffic_of(*plan, r, visits.runs));
     if (expected != found)
       return fmt::format("traffic of rank {}:\n{}op by op\n{}", r, text_of(found), text_of(expected));
-    const RankMemory graph = memory_by_ops(*plan, r);
-    if (graph != static_memory(*plan, r)) return fmt::format("memory of rank {}", r);
-    for (bool device : {true, false})
-      if (auto d = difference(*plan, memory, device, device ? graph.device : graph.host); !d.empty())
-        return fmt::format("rank {}: {}", r, d);
   }
   return "";
 }

@@ -262,7 +262,7 @@ TEST_CASE("joint search = brute force under our own engine by estimates, and wit
   }
 }
 
-TEST_CASE("where plans are lowered, what is shared between them is asked once, and they answer the same") {
+TEST_CASE("where plans are lowered, those put together of parts answer as each by itself") {
   const Scenario s = scenario_of({"rollout.engine=hotbunk"});
   const auto pricer = pricer_for(s);
   RlSpace space = default_rl_space(s);
@@ -273,7 +273,7 @@ TEST_CASE("where plans are lowered, what is shared between them is asked once, a
     const Scenario there = with_point(s, p);
     const auto plan = plan_answer_of(there);
     if (!plan) return false;
-    use_mapped_bytes(plan->memory, price);
+    use_mapped_bytes(mapped_bytes(plan->memory), price);
     use_plan_shifts(shifts_seconds(plan->shifts, pricer->train().cost()), price);
     return true;
   };

@@ -91,7 +91,8 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
   const double kv = std::ceil(static_cast<double>(*kv_pool_blocks(s)) * 2 * 16 * 128 * 28 * 2 / chunk) * chunk;
   // What steps work in is placed as place_transients knows.
   const PlanAnswer answer = *plan_answer_of(s);
-  const PhaseBytes need = transients_of(answer.plan);
+  ModelShapes shapes(s.model);
+  const PhaseBytes need = lower_transients(s, nullptr, shapes).value();
   const auto work = [&](PlanPhase p) {
     return std::ceil(static_cast<double>(need[static_cast<std::size_t>(p)]) / chunk) * chunk;
   };
