@@ -114,13 +114,11 @@ void ProgramBuilder::keep_shared(std::string body, std::int64_t variant, const s
   open_inputs_ = inputs;
   end_call();
   const DraftCall& call = block_->calls.back();
-  SharedBody shared{.signature = signature_of(inputs),
-                    .inputs = std::move(inputs),
-                    .body = call.body,
-                    .slots = call.slots,
-                    .first_transient = first,
-                    .transient_names = {},
-                    .result = std::move(result)};
+  SharedBody shared;
+  shared.signature = signature_of(inputs), shared.inputs = std::move(inputs);
+  shared.body = call.body, shared.slots = call.slots;
+  shared.first_transient = first;
+  shared.result = std::move(result);
   for (BufferId id = first; id < next_buffer(); ++id) {
     const Buffer& made = buffer(id);
     HB_CHECK(made.section == Section::transient && made.name.starts_with(name), "'{}' made in call '{}'", made.name,

@@ -79,8 +79,6 @@ Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole las
   return b.view(buffer, dtype, {fixed(block->rows * block->cols)}, block->offset);
 }
 
-bool WholeUnit::has(ParamRole role) const { return find_block(*unit, role, role).has_value(); }
-
 TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, const std::vector<ShardedUnit>& units,
                        bool trains)
     : scenario_(s), world_(world) {

@@ -31,7 +31,6 @@ struct WholeUnit {
   Tensor matrix(const ProgramBuilder& b, ParamRole role) const { return matrix(b, role, role); }
   Tensor vector(const ProgramBuilder&, ParamRole first, ParamRole last) const;
   Tensor vector(const ProgramBuilder& b, ParamRole role) const { return vector(b, role, role); }
-  bool has(ParamRole) const;
 };
 
 enum class Weights : std::uint8_t { trained, reference };
@@ -41,7 +40,6 @@ class TrainState {
   /// Over the units of `world` ranks. `trains`: with gradients and optimizer state; else only the parameters.
   TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, const std::vector<ShardedUnit>& units, bool trains);
 
-  std::vector<UnitState>& units() { return units_; }
   const std::vector<UnitState>& units() const { return units_; }
   std::int64_t world() const { return world_; }
 

@@ -60,11 +60,12 @@ class PlanAnswers {
       if (added) at->second = mine.emplace().get_future().share();
       answer = at->second;
     }
-    if (mine) try {
-        mine->set_value(value_of());
-      } catch (...) {  // a fault is everybody's who asks
-        mine->set_exception(std::current_exception());
-      }
+    if (!mine) return answer.get();
+    try {
+      mine->set_value(value_of());
+    } catch (...) {  // a fault is everybody's who asks
+      mine->set_exception(std::current_exception());
+    }
     return answer.get();
   }
 

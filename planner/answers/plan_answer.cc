@@ -94,9 +94,9 @@ std::optional<PlanAnswer> plan_answer_of(const Scenario& s) {
   ModelShapes shapes(s.model);
   Result<PartOfPlan> all = lower_phases(s, nullptr, shapes);
   if (!all) return std::nullopt;
-  PlanMemory memory = memory_of(s, all->plan);
+  const PlanMemory memory = memory_of(s, all->plan);
   std::vector<ShiftOp> shifts = shifts_of(s, all->plan);
-  return PlanAnswer{std::move(all->plan), std::move(memory), std::move(shifts)};
+  return PlanAnswer{std::move(all->plan), memory, std::move(shifts)};
 }
 
 namespace {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <random>
 
 #include "planner/answers/answers.h"
@@ -269,12 +271,17 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   keep_what_executes(space, s, pricer->point().sync);
   space.train.micro_batch = {3, 6};
   space.memory_fraction = {0.5, 0.8};
+  std::map<RlPoint, std::optional<std::pair<MappedBytes, ShiftsSeconds>>> plans;  // asked for by every objective
+  std::mutex mutex;
   const PlanBytes each = [&](const RlPoint& p, RlPrice& price) {
-    const Scenario there = with_point(s, p);
-    const auto plan = plan_answer_of(there);
-    if (!plan) return false;
-    use_mapped_bytes(mapped_bytes(plan->memory), price);
-    use_plan_shifts(shifts_seconds(plan->shifts, pricer->train().cost()), price);
+    const std::scoped_lock lock(mutex);
+    const auto [at, added] = plans.try_emplace(p);
+    if (added)
+      if (const auto plan = plan_answer_of(with_point(s, p)))
+        at->second = {mapped_bytes(plan->memory), shifts_seconds(plan->shifts, pricer->train().cost())};
+    if (!at->second) return false;
+    use_mapped_bytes(at->second->first, price);
+    use_plan_shifts(at->second->second, price);
     return true;
   };
   for (std::size_t o = 0; o < num_objectives; ++o)
