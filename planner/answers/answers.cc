@@ -156,6 +156,7 @@ Explanation explain(const ScenarioPricer& s) {
     out.mapped_bytes = static_cast<double>(plan->memory.device.whole.mapped_bytes);
     out.host_mapped_bytes = static_cast<double>(plan->memory.host.whole.mapped_bytes);
     out.memory = plan_memory_tree(plan->memory);
+    out.micro_batch = micro_batch_streams(s.scenario(), out.point, *plan, s.train().cost());
   }
   out.time = time_tree(s, out.point, out.price, train, shifts);
   const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
@@ -198,6 +199,17 @@ std::string render(const Explanation& e) {
                        format_bytes(static_cast<double>(e.torch.reserved)), 100.0 * e.torch.unused());
   out += "\nWhere the seconds go\n";
   render_node(e.time, 0, false, e.time.seconds, out);
+  if (e.micro_batch) {
+    const MicroBatchStreams& m = *e.micro_batch;
+    out += fmt::format("\nA micro-batch of training on a rank's streams ({} sequences, {} tokens; from the plan)\n",
+                       m.sequences, m.tokens);
+    for (std::size_t i = 0; i < m.seconds.busy.size(); ++i)
+      if (m.seconds.busy[i] > 0)
+        out += fmt::format("  {:<36} {:>10}  {:>5.1f} %\n", name_of(static_cast<StreamId>(i)),
+                           format_seconds(m.seconds.busy[i]), 100.0 * m.seconds.busy[i] / m.seconds.elapsed);
+    out += fmt::format("  {:<36} {:>10}  of which the busiest stream waits {}\n", "from first to last",
+                       format_seconds(m.seconds.elapsed), format_seconds(m.exposed()));
+  }
   out += "\nWhat a rank sends in an iteration (GB)\n";
   out += fmt::format("  {:<14} {:<28} {:>12} {:>12} {:>12}\n", "phase", "what", "inside node", "network", "host link");
   for (const LinkUse& u : e.links)
@@ -234,6 +246,12 @@ std::string to_json(const Explanation& e) {
   if (e.mapped_bytes > 0) doc.update({{"mapped_bytes", e.mapped_bytes}, {"host_mapped_bytes", e.host_mapped_bytes}});
   if (e.torch.reserved > 0)
     doc["torch"] = {{"allocated_bytes", e.torch.allocated}, {"reserved_bytes", e.torch.reserved}};
+  if (e.micro_batch) {
+    const MicroBatchStreams& m = *e.micro_batch;
+    doc["micro_batch"] = {{"sequences", m.sequences}, {"tokens", m.tokens}, {"seconds", m.seconds.elapsed}};
+    for (std::size_t i = 0; i < m.seconds.busy.size(); ++i)
+      if (m.seconds.busy[i] > 0) doc["micro_batch"]["streams"][name_of(static_cast<StreamId>(i))] = m.seconds.busy[i];
+  }
   doc["links"] = nlohmann::ordered_json::array();
   for (const LinkUse& u : e.links)
     doc["links"].push_back({{"phase", name_of(u.phase)},

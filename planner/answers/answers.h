@@ -1,6 +1,7 @@
 // What a user asks of one scenario before a cluster is booked: where bytes and seconds come from, which lever buys
 // what, how sure it is, how small the cluster may be. Structured results; text and JSON renderings beside them.
 #pragma once
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "planner/allocator/allocator_replay.h"
 #include "planner/answers/link_bytes.h"
+#include "planner/price/stream_seconds.h"
 #include "planner/search/search.h"
 
 namespace hotbunk {
@@ -62,6 +64,14 @@ struct Standing {
 };
 Standing standing_of(const ScenarioPricer&);
 
+/// A full micro-batch of training on a rank's streams, from its plan (stream_seconds.h).
+struct MicroBatchStreams {
+  std::int64_t sequences = 0, tokens = 0;
+  StreamSeconds seconds;
+  /// Of the stream that is busy longest, what the plan's order adds to it: exposed communication.
+  double exposed() const { return seconds.elapsed - *std::ranges::max_element(seconds.busy); }
+};
+
 struct Explanation {
   std::string scenario, hardware, framework;
   bool calibrated = false;  // rates were fitted to measurements; else all are the datasheet's and stated efficiencies
@@ -71,10 +81,11 @@ struct Explanation {
   double capacity_bytes = 0, host_capacity_bytes = 0;  // of a rank
   double mapped_bytes = 0, host_mapped_bytes = 0;      // of a lowered scenario, what must fit; 0: not lowered
   CostNode memory, time;
-  ReservedMemory torch;            // training under PyTorch's caching allocator; nothing under profile hotbunk
-  std::vector<LinkUse> links;      // of one rank and iteration
-  std::vector<Lever> levers;       // what can be changed by one step, best time first
-  std::vector<std::string> notes;  // what a user of other systems would stumble over
+  ReservedMemory torch;        // training under PyTorch's caching allocator; nothing under profile hotbunk
+  std::vector<LinkUse> links;  // of one rank and iteration
+  std::optional<MicroBatchStreams> micro_batch;  // of a lowered scenario's training
+  std::vector<Lever> levers;                     // what can be changed by one step, best time first
+  std::vector<std::string> notes;                // what a user of other systems would stumble over
 };
 Explanation explain(const ScenarioPricer&);
 std::string render(const Explanation&);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
@@ -191,6 +192,25 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   runs.optimizer_steps = s.algorithm.mini_batches;
   runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
   return runs;
+}
+
+MicroBatchStreams micro_batch_streams(const Scenario& s, const RlPoint& p, const PlanAnswer& answer,
+                                      const CostModel& cost) {
+  const double length = s.workload.prompt_tokens.mean + s.workload.response_tokens.mean;
+  MicroBatchStreams out;
+  out.sequences = p.train.micro_batch;
+  out.tokens =
+      std::min(s.train.micro_batch_tokens, static_cast<std::int64_t>(static_cast<double>(out.sequences) * length));
+  const double each = static_cast<double>(out.tokens) / static_cast<double>(out.sequences);
+  const Sizes sizes{.tokens = out.tokens,
+                    .seqs = out.sequences,
+                    .attention_pairs = static_cast<std::int64_t>(static_cast<double>(out.tokens) * (each + 1.0) / 2.0)};
+  const std::vector<Block>& blocks =
+      answer.plan.programs[0].phases[static_cast<std::size_t>(answer.plan.phase_index(name_of(PlanPhase::train)))];
+  const auto micro = std::ranges::find(blocks, "micro", &Block::name);
+  HB_CHECK(micro != blocks.end(), "training without a micro-batch");
+  out.seconds = stream_seconds(answer.plan, 0, *micro, sizes, cost);
+  return out;
 }
 
 std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanAnswer& plan, const PlanRuns& runs,

@@ -35,6 +35,9 @@ std::optional<Scenario> scenario_at(const Scenario&, const RlPoint&);
 /// How often the blocks of one iteration run when all lengths are the mean ones.
 PlanRuns expected_runs(const Scenario&, const RlPoint&);
 
+/// Rank 0, with sequences of the mean length.
+MicroBatchStreams micro_batch_streams(const Scenario&, const RlPoint&, const PlanAnswer&, const CostModel&);
+
 /// Bytes over each kind of link of rank 0 in an iteration of `runs`, from the plan's calls and payloads.
 std::vector<LinkUse> plan_link_bytes(const Scenario&, const PlanAnswer&, const PlanRuns&, std::int64_t ranks_per_node);
 

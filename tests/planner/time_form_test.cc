@@ -2,15 +2,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <random>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "exec/length_driver.h"
 #include "lowering/lower.h"
 #include "planner/answers/plan_answer.h"
+#include "planner/price/stream_seconds.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -169,6 +175,88 @@ Scenario named(const std::string& file, const std::vector<std::string>& sets = {
 }
 
 }  // namespace
+
+namespace {
+
+/// Plays what another driver plays and notes the sizes of rank 0's runs of each block of the train phase.
+class NotingDriver final : public Driver {
+ public:
+  NotingDriver(Driver& played, std::int16_t phase) : played_(played), phase_(phase) {}
+  std::vector<std::pair<std::int32_t, Sizes>> runs;
+
+  std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
+    auto args = played_.next(r, step, phase);
+    if (args && r == 0 && phase == phase_) runs.emplace_back(args->block, args->sizes);
+    return args;
+  }
+  void feed(Rank r, const BoundOp& op, const Args& a, std::span<std::byte> to) override { played_.feed(r, op, a, to); }
+  void fetch(Rank r, const BoundOp& op, const Args& a, std::span<const std::byte> from) override {
+    played_.fetch(r, op, a, from);
+  }
+  void completed(Rank r, const Args& a, std::int16_t phase) override { played_.completed(r, a, phase); }
+  bool wants_results() const override { return played_.wants_results(); }
+  Status step_ended(std::int32_t step) override { return played_.step_ended(step); }
+  bool ends_after(std::int32_t step) const override { return played_.ends_after(step); }
+  void report(Trace& t) const override { played_.report(t); }
+
+ private:
+  Driver& played_;
+  std::int16_t phase_;
+};
+
+}  // namespace
+
+TEST_CASE("seconds of streams: op by op, and what the simulator's streams take where they do not share the device") {
+  for (const char* recompute : {"none", "full"}) {
+    const auto s = load_scenario(
+        std::string(source_folder) + "/scenarios/qwen2.5-7b-fsdp8.yaml",
+        {fmt::format("train.recompute={}", recompute), "model.num_hidden_layers=4", "algorithm.prompts=16", "steps=1",
+         "workload.response_tokens.mean=256", "workload.response_tokens.max=512"});
+    REQUIRE(s.has_value());
+    const auto plan = lower(*s);
+    REQUIRE(plan.has_value());
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const CostModel& model = (*pricer)->train().cost();
+    const auto train = static_cast<std::int16_t>(plan->phase_index("train"));
+    auto lengths = LengthDriver::create(*plan, *s);
+    REQUIRE(lengths.has_value());
+    NotingDriver driver(**lengths, train);
+    const ModelCost cost(model);
+    SimBackend backend(s->cluster, cost, {.timeline = {.first_step = 1, .last_step = 1}, .enforce_capacity = false});
+    RunOptions run{.steps = 1, .local_ranks = {}};
+    for (Rank r = 0; r < plan->num_ranks(); ++r) run.local_ranks.push_back(r);
+    const auto trace = execute(*plan, backend, driver, run);
+    REQUIRE(trace.has_value());
+    std::array<double, num_streams> spans{}, busy{}, by_ops{};
+    double phase = 0.0, least = 0.0;
+    for (const Span& span : trace->spans)
+      if (span.rank == 0 && span.phase == train)
+        spans[static_cast<std::size_t>(span.stream)] += 1e-9 * static_cast<double>(span.end_ns - span.start_ns);
+    for (const PhaseSpan& p : trace->phases)
+      if (p.rank == 0 && p.phase == train) phase += 1e-9 * static_cast<double>(p.end_ns - p.start_ns);
+    REQUIRE(driver.runs.size() > 2);
+    for (const auto& [block, sizes] : driver.runs) {
+      const Block& played = plan->programs[0].phases[static_cast<std::size_t>(train)][static_cast<std::size_t>(block)];
+      const StreamSeconds t = stream_seconds(*plan, 0, played, sizes, model);
+      for (std::size_t i = 0; i < busy.size(); ++i) busy[i] += t.busy[i];
+      least += t.elapsed;
+      each_op(plan->programs[0], played, [&, of = sizes](const BoundOp& op) {
+        by_ops[static_cast<std::size_t>(op->stream)] +=
+            1e-9 * static_cast<double>(model.op_nanoseconds(*plan, 0, *op, of));
+      });
+    }
+    for (std::size_t i = 0; i < busy.size(); ++i) {
+      INFO(recompute << ", stream " << name_of(static_cast<StreamId>(i)));
+      CHECK(busy[i] == Approx(by_ops[i]).epsilon(1e-9));
+      CHECK(busy[i] <= spans[i] * (1 + 1e-9));
+      CHECK(spans[i] <= 1.2 * busy[i]);
+    }
+    INFO(recompute << ": at least " << least << " s, simulated " << phase);
+    CHECK(least <= phase);
+    CHECK(least > 0.95 * phase);
+  }
+}
 
 TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by phase") {
   struct Case {
