@@ -107,7 +107,7 @@ TEST_CASE("What tells bodies apart: sizes, streams, attributes, where a tensor l
   Draft waits = layers(3);
   insert_lifetimes(waits);
   waits.phases[0][0].calls[2].marks = {{0, OpKind::wait, StreamId::compute, 0}};
-  CHECK(assemble(std::move(waits)).bodies.size() == 3);
+  CHECK(assemble(waits).bodies.size() == 3);
 }
 
 TEST_CASE("A call of a written body is the call that writes it again") {
@@ -117,7 +117,7 @@ TEST_CASE("A call of a written body is the call that writes it again") {
   shared.bodies.resize(2);
   for (Draft* draft : {&written, &shared}) insert_lifetimes(*draft);
   CHECK(ops_of(written) == ops_of(shared));
-  CHECK(assemble(std::move(written)) == assemble(std::move(shared)));
+  CHECK(assemble(written) == assemble(shared));
 }
 
 TEST_CASE("No local: what takes a turn of a slot limit, what two calls touch, what is not named for its call") {
