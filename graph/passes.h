@@ -14,9 +14,9 @@ void insert_lifetimes(Draft&);
 /// Sets their section_bytes, chunk-aligned.
 void lay_out_sections(const Plan&, Draft&);
 
-/// Adds records and waits to the calls so that every two accesses of one buffer of which one writes, and every two turns of a slot
-/// limit, are ordered, and no more than that (transitively implied order is left out). Blocks begin and end joined on
-/// the compute stream.
+/// Adds records and waits to the calls so that every two accesses of one buffer of which one writes, and every two
+/// turns of a slot limit, are ordered, and no more than that (transitively implied order is left out). Blocks begin and
+/// end joined on the compute stream.
 void insert_dependencies(Draft&);
 
 /// Gives every buffer of the transient section an offset, 64-byte aligned: best fit over the linear order of the draft,
@@ -25,8 +25,8 @@ void insert_dependencies(Draft&);
 void place_transients(const Plan&, Draft&);
 
 /// The program of a draft that the passes above went over. Calls that do the same with other buffers share a body,
-/// also where each has written its own: this is found by comparing. A transient that lives and dies inside one call and takes no
-/// turn of a slot limit is a local of its body; all others are bound to ports.
+/// also where each has written its own: this is found by comparing. A transient that lives and dies inside one call and
+/// takes no turn of a slot limit is a local of its body; all others are bound to ports.
 Program assemble(Draft);
 
 }  // namespace hotbunk
