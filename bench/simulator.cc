@@ -25,8 +25,8 @@ Tensor vector_of(std::int64_t elements) {
 /// A decode step of `layers` layers under tensor parallelism: kernels on compute, a collective per half layer on its
 /// stream, events in between.
 Plan decode_plan(Rank ranks, int layers) {
-  Plan plan;
-  Program program;
+  Plan plan = test::empty_plan();
+  Program program = test::empty_program();
   std::vector<Op> ops;
   EventId event = 0;
   const auto add = [&](OpKind kind, StreamId stream, std::string name) -> Op& {
@@ -43,15 +43,15 @@ Plan decode_plan(Rank ranks, int layers) {
   for (int l = 0; l < layers; ++l)
     for (const char* half : {"attention", "mlp"}) {
       for (const char* part : {"norm", "in", "core", "out"}) {
-        Op& kernel = add(OpKind::add, StreamId::compute, fmt::format("layers.{}.{}.{}", l, half, part));
+        Op& kernel = add(OpKind::add, streams::compute, fmt::format("layers.{}.{}.{}", l, half, part));
         kernel.inputs = {vector_of(1 << 16), vector_of(1 << 16)};
         kernel.outputs = {vector_of(1 << 16)};
       }
-      hand_over(StreamId::compute, StreamId::tensor);
-      Op& reduce = add(OpKind::all_reduce, StreamId::tensor, fmt::format("layers.{}.{}.reduce", l, half));
+      hand_over(streams::compute, streams::tensor);
+      Op& reduce = add(OpKind::all_reduce, streams::tensor, fmt::format("layers.{}.{}.reduce", l, half));
       reduce.group = 0;
       reduce.inputs = reduce.outputs = {vector_of(1 << 16)};
-      hand_over(StreamId::tensor, StreamId::compute);
+      hand_over(streams::tensor, streams::compute);
     }
   program.num_events = event;
   program.phases = {{test::block_of(program, "decode", ops)}};

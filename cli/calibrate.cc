@@ -104,7 +104,7 @@ std::string rank_samples(const Job& job, const CostModel& model, Rank rank, int 
     if (before && !on_host && (one_thread || before->stream == t.stream) && t.step != cold_step)
       add({.op = gap_key, .seconds = seconds_of(t.cpu_start_ns - before->cpu_end_ns - clock_ns)});
     before = on_host ? nullptr : &t;
-    const bool team = compute_threads > 1 && t.stream == StreamId::compute && !on_host && !is_communication(t.op->kind);
+    const bool team = compute_threads > 1 && t.stream == lead_stream && !on_host && !is_communication(t.op->kind);
     const std::int64_t ns = team ? t.end_ns - t.start_ns : t.cpu_end_ns - t.cpu_start_ns - clock_ns;
     const auto m = model.measurement_of(job.plan, rank, *t.op, t.sizes, seconds_of(ns));
     if (!m) continue;

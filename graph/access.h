@@ -8,7 +8,7 @@
 namespace hotbunk {
 
 struct Access {
-  Section section = Section::transient;
+  SectionId section = transient_section;
   std::int64_t begin = 0, end = 0;  // bytes from the section's base
   bool write = false;
   BufferId buffer = -1;  // -1: map, unmap

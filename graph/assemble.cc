@@ -23,7 +23,7 @@ class Assembly {
   }
 
   Program run() {
-    program_.section_bytes = draft_.section_bytes;
+    program_.sections = draft_.sections;
     program_.num_events = draft_.num_events;
     for (auto& blocks : draft_.phases) {
       auto& out = program_.phases.emplace_back();

@@ -10,13 +10,16 @@ namespace hotbunk {
 
 /// A buffer of the program, or a local of a call.
 struct BoundBuffer {
+  const Program* program = nullptr;
   const Buffer* buffer = nullptr;
   std::int64_t offset = 0;  // bytes from the base of its section
   std::string_view prefix;  // of a local: the call's name
   BufferId id = -1;         // of the program; -1: a local
 
   bool is_local() const { return id < 0; }
-  Section section() const { return buffer->section; }
+  SectionId section() const { return buffer->section; }
+  const std::string& section_name() const { return program->section(section()).name; }
+  Space space() const { return program->section(section()).space; }
   Category category() const { return buffer->category; }
   std::int64_t bytes() const { return buffer->bytes(); }
   std::string name() const { return std::string(prefix) += buffer->name; }
@@ -32,6 +35,8 @@ struct BoundOp {
   const Op& operator*() const { return *op; }
   const Op* operator->() const { return op; }
   const Body& body() const { return program->bodies[static_cast<std::size_t>(call->body)]; }
+  /// Of a map or unmap.
+  const Section& section() const { return program->section(op->section); }
   /// In full: what a feed or fetch of a parameter is known by, and what a trace calls it.
   std::string name() const { return call->name + op->name; }
 
@@ -41,10 +46,10 @@ struct BoundOp {
     if (slot < b.num_ports) {
       const BufferId id = call->ports[static_cast<std::size_t>(slot)].buffer;
       const Buffer& bound = program->buffers[static_cast<std::size_t>(id)];
-      return {&bound, bound.offset, {}, id};
+      return {program, &bound, bound.offset, {}, id};
     }
     const auto local = static_cast<std::size_t>(slot - b.num_ports);
-    return {&b.locals[local], call->locals[local], call->name, -1};
+    return {program, &b.locals[local], call->locals[local], call->name, -1};
   }
   BoundBuffer buffer(const Tensor& t) const { return buffer(t.buffer); }
   /// Of an alloc or free.

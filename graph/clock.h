@@ -9,7 +9,7 @@
 namespace hotbunk {
 
 /// [stream] -> index of an op; -1: none.
-using Clock = std::array<std::int32_t, num_streams>;
+using Clock = std::array<std::int32_t, max_streams>;
 
 constexpr std::size_t at(StreamId s) { return static_cast<std::size_t>(s); }
 

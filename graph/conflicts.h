@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "graph/access.h"
+#include "graph/clock.h"
 
 namespace hotbunk {
 
@@ -24,7 +25,7 @@ class ConflictMap {
   template <class F>
   void touch(const Access& a, StreamId stream, std::int32_t index, F&& earlier) {
     if (a.end <= a.begin) return;
-    const bool own = by_buffer_ && a.section == Section::transient;
+    const bool own = by_buffer_ && a.section == transient_section;
     if (own && a.buffer < 0) return;
     Intervals& intervals =
         own ? buffers_[static_cast<std::size_t>(a.buffer)] : sections_[static_cast<std::size_t>(a.section)];
@@ -39,7 +40,7 @@ class ConflictMap {
     std::int64_t begin = 0, end = 0;
     std::int32_t writer = -1;
     std::int8_t writer_stream = 0;
-    std::array<std::int32_t, num_streams> readers = {-1, -1, -1, -1, -1, -1, -1, -1};
+    Clock readers = before_all;
   };
   using Intervals = std::vector<Interval>;  // sorted; an array, since blocks touch few ranges over and over
   using At = Intervals::iterator;
@@ -67,9 +68,8 @@ class ConflictMap {
     auto last = first;
     for (; last != intervals.end() && last->begin < a.end; ++last) {
       if (last->writer >= 0) earlier(static_cast<StreamId>(last->writer_stream), last->writer);
-      for (int s = 0; s < num_streams; ++s)
-        if (const std::int32_t reader = last->readers[static_cast<std::size_t>(s)]; reader >= 0)
-          earlier(static_cast<StreamId>(s), reader);
+      for (std::size_t s = 0; s < last->readers.size(); ++s)
+        if (const std::int32_t reader = last->readers[s]; reader >= 0) earlier(static_cast<StreamId>(s), reader);
     }
     if (last != first && std::prev(last)->end > a.end) (--last)->begin = a.end;  // its tail stays as it was
     const Interval mine{
@@ -89,7 +89,7 @@ class ConflictMap {
     return intervals.insert(it, left);
   }
 
-  std::array<Intervals, num_sections> sections_;
+  std::array<Intervals, max_sections> sections_;
   bool by_buffer_ = false;
   std::vector<Intervals> buffers_;
 };

@@ -30,7 +30,7 @@ class BlockPass {
           order(call, body.ops[i], static_cast<std::int32_t>(first + i));
         continue;
       }
-      for (std::size_t s = 0; s < num_streams; ++s) {  // nothing that it touches is another stream's
+      for (std::size_t s = 0; s < max_streams; ++s) {  // nothing that it touches is another stream's
         if (body.last[s] < 0) continue;
         last_[s] = known_[s][s] = static_cast<std::int32_t>(first) + body.last[s];
         used_[s] = true;
@@ -61,8 +61,8 @@ class BlockPass {
   }
   bool is_alone(BufferId id) const {
     const auto b = static_cast<std::size_t>(id);
-    const Section section = draft_.buffers[b].section;
-    if (section != Section::transient) return !several(streams_of_section_[static_cast<std::size_t>(section)]);
+    const SectionId section = draft_.buffers[b].section;
+    if (section != transient_section) return !several(streams_of_section_[static_cast<std::size_t>(section)]);
     return !several(streams_of_buffer_[b]) && !order_.takes_turn(id);
   }
 
@@ -118,7 +118,7 @@ class BlockPass {
   void write_marks() {
     const auto other = [&](auto&& visit) {
       for (std::size_t s = 0; s < used_.size(); ++s)
-        if (used_[s] && s != at(StreamId::compute)) visit(static_cast<StreamId>(s));
+        if (used_[s] && s != at(lead_stream)) visit(static_cast<StreamId>(s));
     };
     const auto has_ops = [&](const DraftCall& c) { return !draft_.body_of(c).ops.empty(); };
     bool others = false;
@@ -126,7 +126,7 @@ class BlockPass {
     if (others) {  // begin joined
       DraftCall& first = *std::ranges::find_if(block_.calls, has_ops);
       const EventId start = draft_.num_events++;
-      first.marks.push_back({0, OpKind::record, StreamId::compute, start});
+      first.marks.push_back({0, OpKind::record, lead_stream, start});
       other([&](StreamId s) { first.marks.push_back({0, OpKind::wait, s, start}); });
     }
     std::int32_t op = 0;  // of the block
@@ -136,10 +136,10 @@ class BlockPass {
     DraftCall& last = *std::find_if(block_.calls.rbegin(), block_.calls.rend(), has_ops);
     const auto end_of_last = static_cast<std::int32_t>(draft_.body_of(last).ops.size() + last.memory.size());
     other([&](StreamId s) {  // end joined
-      if (known_[at(StreamId::compute)][at(s)] >= last_[at(s)]) return;
+      if (known_[at(lead_stream)][at(s)] >= last_[at(s)]) return;
       const EventId end = draft_.num_events++;
       last.marks.push_back({end_of_last, OpKind::record, s, end});
-      last.marks.push_back({end_of_last, OpKind::wait, StreamId::compute, end});
+      last.marks.push_back({end_of_last, OpKind::wait, lead_stream, end});
     });
   }
 
@@ -152,7 +152,7 @@ class BlockPass {
   void write_marks(DraftCall& call, std::int32_t& op, std::vector<Wait>::const_iterator& wait) {
     // An alloc comes right before its first use, and behind the waits of that use: from alloc on the range is its own.
     std::int32_t step = 0, run = 0;  // where the allocs begin that stand in front of the step, on one stream
-    StreamId run_stream = StreamId::compute;
+    StreamId run_stream = lead_stream;
     const auto pass = [&](OpKind kind, StreamId stream) {
       ++step;
       if (kind != OpKind::alloc) run = step;
@@ -179,10 +179,10 @@ class BlockPass {
   DraftBlock& block_;
   TrueOrder order_;
   std::vector<std::uint32_t> streams_of_buffer_;
-  std::array<std::uint32_t, num_sections> streams_of_section_{};
-  std::array<Clock, num_streams> known_;
-  std::array<std::int32_t, num_streams> last_;
-  std::array<bool, num_streams> used_{};
+  std::array<std::uint32_t, max_sections> streams_of_section_{};
+  std::array<Clock, max_streams> known_;
+  std::array<std::int32_t, max_streams> last_;
+  std::array<bool, max_streams> used_{};
   std::vector<Clock> clock_at_;  // of each op of the block
   std::vector<EventId> after_;
   std::vector<Wait> waits_;  // ascending by op

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/format.h"
@@ -20,6 +21,7 @@ class Differ {
     scalar("host_capacity_bytes", a_.host_capacity_bytes, b_.host_capacity_bytes);
     scalar("overhead_bytes", a_.overhead_bytes, b_.overhead_bytes);
     scalar("ranks", a_.num_ranks(), b_.num_ranks());
+    streams();
     groups();
     if (a_.roles != b_.roles)
       line('~', fmt::format("roles: {} -> {}", fmt::join(a_.roles, ", "), fmt::join(b_.roles, ", ")));
@@ -36,6 +38,16 @@ class Differ {
   template <class T>
   void scalar(const char* what, const T& a, const T& b) {
     if (a != b) line('~', fmt::format("{}: {} -> {}", what, a, b));
+  }
+
+  void streams() {
+    const auto text = [](const std::vector<Stream>& streams) {
+      std::string out;
+      for (const Stream& s : streams)
+        out += fmt::format("{}{} ({})", out.empty() ? "" : ", ", s.name, name_of(s.kind));
+      return out;
+    };
+    scalar("streams", text(a_.streams), text(b_.streams));
   }
 
   void groups() {
@@ -68,12 +80,15 @@ class Differ {
     where_ = fmt::format("program {}: ", index);
     scalar("events", a.num_events, b.num_events);
     scalar("role", a.role, b.role);
-    for (int s = 0; s < num_sections; ++s) {
-      const auto i = static_cast<std::size_t>(s);
-      if (a.section_bytes[i] != b.section_bytes[i])
-        line('~', fmt::format("section {}: {} -> {} bytes", name_of(static_cast<Section>(s)), a.section_bytes[i],
-                              b.section_bytes[i]));
-    }
+    by_name(
+        "section", a.sections, b.sections, [](const Section& x, bool) { return fmt::format(" of {} bytes", x.bytes); },
+        [&](const Section& x, const Section& y) {
+          line('~', fmt::format("section {}: {} -> {} bytes{}", x.name, x.bytes, y.bytes,
+                                x.space == y.space ? "" : ", in another space"));
+        });
+    if (std::ranges::is_permutation(a.sections, b.sections, {}, &Section::name, &Section::name) &&
+        !std::ranges::equal(a.sections, b.sections, {}, &Section::name, &Section::name))
+      line('~', "order of sections");
     slot_limits(a, b);
     buffers(a, b);
     bodies(a, b);
@@ -95,13 +110,13 @@ class Differ {
         line('~', fmt::format("slots: {} -> {}", was, is));
   }
 
-  static std::string describe(const Buffer& b) {
+  static std::string describe(const Program& p, const Buffer& b) {
     return fmt::format("{} {} {} at {}+{}", format_bytes(static_cast<double>(b.bytes())), name_of(b.dtype),
-                       name_of(b.category), name_of(b.section), b.offset);
+                       name_of(b.category), p.section(b.section).name, b.offset);
   }
 
-  /// Things with names, the n-th of a name with the n-th: describe_one(thing) for those that only one side has,
-  /// on_change(a, b) for those that both have and that differ.
+  /// Things with names, the n-th of a name with the n-th: describe_one(thing, whether it is of the former plan) for those that only
+  /// one side has, on_change(a, b) for those that both have and that differ.
   template <class Thing, class Describe, class OnChange>
   void by_name(const char* what, const std::vector<Thing>& a, const std::vector<Thing>& b, Describe&& describe_one,
                OnChange&& on_change) {
@@ -110,35 +125,35 @@ class Differ {
     for (const Thing& thing : a) {
       const auto it = in_b.find(thing.name);
       if (it == in_b.end()) {
-        line('-', fmt::format("{} {}{}", what, thing.name, describe_one(thing)));
+        line('-', fmt::format("{} {}{}", what, thing.name, describe_one(thing, true)));
         continue;
       }
       if (!(*it->second == thing)) on_change(thing, *it->second);
       in_b.erase(it);
     }
-    for (const auto& [name, thing] : in_b) line('+', fmt::format("{} {}{}", what, name, describe_one(*thing)));
+    for (const auto& [name, thing] : in_b) line('+', fmt::format("{} {}{}", what, name, describe_one(*thing, false)));
   }
 
   void buffers(const Program& a, const Program& b) {
     by_name(
-        "buffer", a.buffers, b.buffers, [](const Buffer& x) { return ": " + describe(x); },
+        "buffer", a.buffers, b.buffers, [&](const Buffer& x, bool former) { return ": " + describe(former ? a : b, x); },
         [&](const Buffer& x, const Buffer& y) {
-          line('~', fmt::format("buffer {}: {} -> {}", x.name, describe(x), describe(y)));
+          line('~', fmt::format("buffer {}: {} -> {}", x.name, describe(a, x), describe(b, y)));
         });
   }
 
   void bodies(const Program& a, const Program& b) {
     by_name(
-        "body", a.bodies, b.bodies, [](const Body& x) { return fmt::format(" of {} ops", x.ops.size()); },
-        [&](const Body& x, const Body& y) { one_body(x, y); });
+        "body", a.bodies, b.bodies, [](const Body& x, bool) { return fmt::format(" of {} ops", x.ops.size()); },
+        [&](const Body& x, const Body& y) { one_body(a, x, b, y); });
   }
 
-  void one_body(const Body& a, const Body& b) {
+  void one_body(const Program& pa, const Body& a, const Program& pb, const Body& b) {
     const std::string outer = where_;
     where_ += fmt::format("body {}: ", a.name);
     scalar("ports", a.num_ports, b.num_ports);
     if (a.locals != b.locals) line('~', fmt::format("locals: {} -> {}", locals_text(a), locals_text(b)));
-    ops(a, b);
+    ops(pa, a, pb, b);
     where_ = outer;
   }
 
@@ -167,7 +182,7 @@ class Differ {
     if (a == b && pa.buffers == pb.buffers) return;
     scalar("name of the block", a.name, b.name);
     scalar("enters", name_of(a.enters), name_of(b.enters));
-    scalar("its section", name_of(a.section), name_of(b.section));
+    scalar("its section", pa.section(a.section).name, pb.section(b.section).name);
     const auto key = [](const Program& p, const Call& c) {
       return std::pair(c.name, p.bodies[static_cast<std::size_t>(c.body)].name);
     };
@@ -177,17 +192,17 @@ class Differ {
     std::int64_t renumbered = 0;
     for (const Call& call : a.calls) {
       const auto it = in_b.find(key(pa, call));
-      const std::string text = print_call(pa, call, false);
+      const std::string text = print_call(a_, pa, call, false);
       if (it == in_b.end()) {
         line('-', text), same_set = false;
         continue;
       }
-      if (const std::string other = print_call(pb, *it->second, false); other != text)
+      if (const std::string other = print_call(b_, pb, *it->second, false); other != text)
         line('-', text), line('+', other), same_set = false;
-      else if (print_call(pa, call) != print_call(pb, *it->second)) ++renumbered;
+      else if (print_call(a_, pa, call) != print_call(b_, pb, *it->second)) ++renumbered;
       in_b.erase(it);
     }
-    for (const auto& [name, call] : in_b) line('+', print_call(pb, *call, false)), same_set = false;
+    for (const auto& [name, call] : in_b) line('+', print_call(b_, pb, *call, false)), same_set = false;
     if (renumbered > 0) line('~', fmt::format("{} calls with locals elsewhere, or other events", renumbered));
     if (!same_set) return;
     for (std::size_t i = 0; i < a.calls.size(); ++i)
@@ -197,23 +212,23 @@ class Differ {
   }
 
   /// Ops are matched by kind and name, the n-th with the n-th; then by their text; then exactly.
-  void ops(const Body& a, const Body& b) {
+  void ops(const Program& pa, const Body& a, const Program& pb, const Body& b) {
     std::multimap<std::pair<OpKind, std::string>, const Op*> in_b;
     for (const Op& op : b.ops) in_b.emplace(std::pair(op.kind, op.name), &op);
     bool same_set = true;
     for (const Op& op : a.ops) {
       const auto it = in_b.find({op.kind, op.name});
-      const std::string text = print_op(a_, a, op);
+      const std::string text = print_op(a_, pa, a, op);
       if (it == in_b.end()) {
         line('-', text), same_set = false;
         continue;
       }
-      if (const std::string other = print_op(b_, b, *it->second); other != text)
+      if (const std::string other = print_op(b_, pb, b, *it->second); other != text)
         line('-', text), line('+', other), same_set = false;
       else if (op.moves != it->second->moves) line('~', fmt::format("{}: other moves", text)), same_set = false;
       in_b.erase(it);
     }
-    for (const auto& [key, op] : in_b) line('+', print_op(b_, b, *op)), same_set = false;
+    for (const auto& [key, op] : in_b) line('+', print_op(b_, pb, b, *op)), same_set = false;
     if (!same_set) return;
     for (std::size_t i = 0; i < a.ops.size(); ++i)
       if (a.ops[i].kind != b.ops[i].kind || a.ops[i].name != b.ops[i].name)

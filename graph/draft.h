@@ -33,7 +33,7 @@ struct DraftBody {
   std::vector<Slot> slots;                       // note_slots() says what is in them
   std::vector<Touch> touches;                    // the same by op
   bool maps = false;                             // an op maps or unmaps
-  std::array<std::int32_t, num_streams> last{};  // the last op of each stream, but for allocs and frees; -1: none
+  std::array<std::int32_t, max_streams> last{};  // the last op of each stream, but for allocs and frees; -1: none
   /// From the ops.
   void note_slots(std::size_t num_slots);
 };
@@ -61,7 +61,7 @@ struct DraftBlock {
   std::string name;
   std::vector<DraftCall> calls;
   Enters enters = Enters::nothing;
-  Section section = Section::transient;
+  SectionId section = transient_section;
 };
 
 struct Draft {
@@ -70,10 +70,11 @@ struct Draft {
   std::vector<SlotLimit> slot_limits;
   std::vector<DraftBody> bodies;
   std::vector<std::vector<DraftBlock>> phases;
-  std::array<std::int64_t, num_sections> section_bytes{};
+  std::vector<Section> sections = {{"transient"}};
   std::vector<std::int64_t> transient_bytes;  // of each phase: how much of the transient section it needs
   std::int32_t num_events = 0;
 
+  Section& section(SectionId id) { return sections[static_cast<std::size_t>(id)]; }
   const DraftBody& body_of(const DraftCall& c) const { return bodies[static_cast<std::size_t>(c.body)]; }
 };
 

@@ -59,12 +59,12 @@ class Value {
 
   [[noreturn]] void wrong_type(std::string_view expected) const;
   [[noreturn]] void out_of_range(const std::string& what) const;
+  [[noreturn]] void unknown_name(const std::string& found) const;
   std::string path() const;
 
  private:
   Value(const nlohmann::json& json, const Value& parent, std::string_view key, std::size_t index)
       : json_(&json), file_(parent.file_), codes_(parent.codes_), parent_(&parent), key_(key), index_(index) {}
-  [[noreturn]] void unknown_name(const std::string& found) const;
 
   const nlohmann::json* json_;
   const std::string* file_;

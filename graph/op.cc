@@ -1,5 +1,6 @@
 #include "graph/op.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/check.h"
@@ -7,57 +8,67 @@
 namespace hotbunk {
 namespace {
 
-constexpr std::array<std::string_view, num_streams> stream_names = {"compute", "gather", "reduce", "tensor",
-                                                                    "control", "h2d",    "d2h",    "host"};
+enum class OpClass : std::uint8_t { memory, event, data, communication, compute };
 
-constexpr std::array<std::string_view, num_op_kinds> kind_names = {"alloc",
-                                                                   "free",
-                                                                   "map",
-                                                                   "unmap",
-                                                                   "record",
-                                                                   "wait",
-                                                                   "feed",
-                                                                   "fetch",
-                                                                   "copy",
-                                                                   "copy_boxes",
-                                                                   "hash_boxes",
-                                                                   "zero",
-                                                                   "cast",
-                                                                   "all_gather",
-                                                                   "reduce_scatter",
-                                                                   "all_reduce",
-                                                                   "broadcast",
-                                                                   "all_to_all",
-                                                                   "send",
-                                                                   "recv",
-                                                                   "barrier",
-                                                                   "peer_copy",
-                                                                   "embedding",
-                                                                   "embedding_backward",
-                                                                   "linear",
-                                                                   "linear_dgrad",
-                                                                   "linear_wgrad",
-                                                                   "rms_norm",
-                                                                   "rms_norm_backward",
-                                                                   "qk_norm",
-                                                                   "qk_norm_backward",
-                                                                   "rope",
-                                                                   "rope_backward",
-                                                                   "attention",
-                                                                   "attention_backward",
-                                                                   "kv_write",
-                                                                   "paged_attention",
-                                                                   "swiglu",
-                                                                   "swiglu_backward",
-                                                                   "add",
-                                                                   "gather_rows",
-                                                                   "log_prob",
-                                                                   "log_prob_backward",
-                                                                   "token_loss",
-                                                                   "sum_squares",
-                                                                   "clip_coefficient",
-                                                                   "adamw",
-                                                                   "sample"};
+struct KindFacts {
+  OpKind kind;
+  std::string_view name;
+  OpClass what;
+};
+
+constexpr std::array<KindFacts, num_op_kinds> kinds = {{
+    {OpKind::alloc, "alloc", OpClass::memory},
+    {OpKind::free, "free", OpClass::memory},
+    {OpKind::map, "map", OpClass::memory},
+    {OpKind::unmap, "unmap", OpClass::memory},
+    {OpKind::record, "record", OpClass::event},
+    {OpKind::wait, "wait", OpClass::event},
+    {OpKind::feed, "feed", OpClass::data},
+    {OpKind::fetch, "fetch", OpClass::data},
+    {OpKind::copy, "copy", OpClass::data},
+    {OpKind::copy_boxes, "copy_boxes", OpClass::data},
+    {OpKind::hash_boxes, "hash_boxes", OpClass::data},
+    {OpKind::zero, "zero", OpClass::data},
+    {OpKind::cast, "cast", OpClass::data},
+    {OpKind::all_gather, "all_gather", OpClass::communication},
+    {OpKind::reduce_scatter, "reduce_scatter", OpClass::communication},
+    {OpKind::all_reduce, "all_reduce", OpClass::communication},
+    {OpKind::broadcast, "broadcast", OpClass::communication},
+    {OpKind::all_to_all, "all_to_all", OpClass::communication},
+    {OpKind::send, "send", OpClass::communication},
+    {OpKind::recv, "recv", OpClass::communication},
+    {OpKind::barrier, "barrier", OpClass::communication},
+    {OpKind::peer_copy, "peer_copy", OpClass::communication},
+    {OpKind::embedding, "embedding", OpClass::compute},
+    {OpKind::embedding_backward, "embedding_backward", OpClass::compute},
+    {OpKind::linear, "linear", OpClass::compute},
+    {OpKind::linear_dgrad, "linear_dgrad", OpClass::compute},
+    {OpKind::linear_wgrad, "linear_wgrad", OpClass::compute},
+    {OpKind::rms_norm, "rms_norm", OpClass::compute},
+    {OpKind::rms_norm_backward, "rms_norm_backward", OpClass::compute},
+    {OpKind::qk_norm, "qk_norm", OpClass::compute},
+    {OpKind::qk_norm_backward, "qk_norm_backward", OpClass::compute},
+    {OpKind::rope, "rope", OpClass::compute},
+    {OpKind::rope_backward, "rope_backward", OpClass::compute},
+    {OpKind::attention, "attention", OpClass::compute},
+    {OpKind::attention_backward, "attention_backward", OpClass::compute},
+    {OpKind::kv_write, "kv_write", OpClass::compute},
+    {OpKind::paged_attention, "paged_attention", OpClass::compute},
+    {OpKind::swiglu, "swiglu", OpClass::compute},
+    {OpKind::swiglu_backward, "swiglu_backward", OpClass::compute},
+    {OpKind::add, "add", OpClass::compute},
+    {OpKind::gather_rows, "gather_rows", OpClass::compute},
+    {OpKind::log_prob, "log_prob", OpClass::compute},
+    {OpKind::log_prob_backward, "log_prob_backward", OpClass::compute},
+    {OpKind::token_loss, "token_loss", OpClass::compute},
+    {OpKind::sum_squares, "sum_squares", OpClass::compute},
+    {OpKind::clip_coefficient, "clip_coefficient", OpClass::compute},
+    {OpKind::adamw, "adamw", OpClass::compute},
+    {OpKind::sample, "sample", OpClass::compute},
+}};
+static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
+
+OpClass class_of(OpKind k) { return kinds[static_cast<std::size_t>(k)].what; }
 
 constexpr std::array<std::string_view, num_attrs> attr_names = {
     "heads",       "kv_heads",      "head_dim",     "eps",         "rope_theta",    "rope_factor",  "rope_low",
@@ -66,10 +77,6 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
     "reference",   "residual",      "as_dtype"};
-
-constexpr std::array<std::string_view, num_sections> section_names = {
-    "train_params", "train_optimizer", "train_reference", "train_grads",    "rollout_weights", "kv_cache",
-    "transient",    "host_params",     "host_optimizer",  "host_reference", "host_weights"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)
@@ -97,10 +104,8 @@ T optional(const Op& op, Attr attr, T otherwise) {
 
 }  // namespace
 
-std::string_view name_of(StreamId s) { return stream_names[static_cast<std::size_t>(s)]; }
-std::string_view name_of(OpKind k) { return kind_names[static_cast<std::size_t>(k)]; }
+std::string_view name_of(OpKind k) { return kinds[static_cast<std::size_t>(k)].name; }
 std::string_view name_of(Attr a) { return attr_names[static_cast<std::size_t>(a)]; }
-std::string_view name_of(Section s) { return section_names[static_cast<std::size_t>(s)]; }
 
 bool Op::has(Attr a) const { return find(*this, a) != nullptr; }
 std::int64_t Op::integer(Attr a) const { return required<std::int64_t>(*this, a); }
@@ -108,8 +113,10 @@ std::int64_t Op::integer(Attr a, std::int64_t otherwise) const { return optional
 double Op::real(Attr a) const { return required<double>(*this, a); }
 double Op::real(Attr a, double otherwise) const { return optional(*this, a, otherwise); }
 
-bool is_communication(OpKind k) { return k >= OpKind::all_gather && k <= OpKind::peer_copy; }
+bool is_memory(OpKind k) { return class_of(k) == OpClass::memory; }
+bool is_event(OpKind k) { return class_of(k) == OpClass::event; }
+bool is_communication(OpKind k) { return class_of(k) == OpClass::communication; }
 bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv; }
-bool is_compute(OpKind k) { return k >= OpKind::embedding; }
+bool is_compute(OpKind k) { return class_of(k) == OpClass::compute; }
 
 }  // namespace hotbunk

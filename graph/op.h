@@ -14,10 +14,18 @@ namespace hotbunk {
 
 using EventId = std::int32_t;
 
-/// Runs in order with itself and in parallel with the others.
-enum class StreamId : std::uint8_t { compute, gather, reduce, tensor, control, h2d, d2h, host };
-inline constexpr int num_streams = 8;
-std::string_view name_of(StreamId);
+/// One of Plan::streams, which says what it is called and what it does. A stream runs in order with itself and in
+/// parallel with the others.
+enum class StreamId : std::uint8_t {};
+inline constexpr int max_streams = 16;  // of a plan
+/// Where every block begins and ends: a plan's first stream, which computes.
+inline constexpr StreamId lead_stream{0};
+
+/// One of Program::sections: what is mapped and unmapped together.
+enum class SectionId : std::uint8_t {};
+inline constexpr int max_sections = 24;  // of a program
+/// Where buffers live for a block or less: a program's first section, on the device.
+inline constexpr SectionId transient_section{0};
 
 enum class OpKind : std::uint8_t {
   // memory and order
@@ -121,25 +129,9 @@ inline constexpr int num_attrs = static_cast<int>(Attr::as_dtype) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
-enum class Section : std::uint8_t {
-  train_params,
-  train_optimizer,
-  train_reference,
-  train_grads,
-  rollout_weights,
-  kv_cache,
-  transient,
-  host_params,
-  host_optimizer,
-  host_reference,
-  host_weights,
-};
-inline constexpr int num_sections = 11;
-std::string_view name_of(Section);
-
 struct Op {
   OpKind kind = OpKind::alloc;
-  StreamId stream = StreamId::compute;
+  StreamId stream = lead_stream;
   std::string name;  // "layers.3.attention", unique enough to find it
   std::vector<Tensor> inputs, outputs;
   std::vector<std::pair<Attr, AttrValue>> attrs;
@@ -147,7 +139,7 @@ struct Op {
   GroupId group = -1;                    // communication
   BufferId buffer = -1;                  // alloc, free: a slot of the body
   EventId event = -1;                    // record, wait: in drafts only
-  Section section = Section::transient;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
+  SectionId section = transient_section;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
   std::int64_t map_begin = 0, map_end = 0;
 
   bool has(Attr) const;
@@ -158,6 +150,10 @@ struct Op {
   friend bool operator==(const Op&, const Op&) = default;
 };
 
+/// alloc, free, map, unmap.
+bool is_memory(OpKind);
+/// record, wait.
+bool is_event(OpKind);
 bool is_communication(OpKind);
 /// send and recv: between two ranks of a group.
 bool is_pairwise(OpKind);

@@ -11,17 +11,17 @@ namespace hotbunk {
 void insert_lifetimes(Draft&);
 
 /// Lays out the buffers of all sections but the transient one back to back in the order of their ids, 64-byte aligned.
-/// Sets their section_bytes, chunk-aligned.
+/// Sets how large these are, chunk-aligned.
 void lay_out_sections(const Plan&, Draft&);
 
 /// Adds records and waits to the calls so that every two accesses of one buffer of which one writes, and every two
 /// turns of a slot limit, are ordered, and no more than that (transitively implied order is left out). Blocks begin and
-/// end joined on the compute stream.
+/// end joined on the leading stream.
 void insert_dependencies(Draft&);
 
 /// Gives every buffer of the transient section an offset, 64-byte aligned: best fit over the linear order of the draft,
-/// among the ranges whose former uses the events already put before the first use on every stream. Sets section_bytes,
-/// chunk-aligned, and transient_bytes.
+/// among the ranges whose former uses the events already put before the first use on every stream. Sets how
+/// large the section is, chunk-aligned, and transient_bytes.
 void place_transients(const Plan&, Draft&);
 
 /// The program of a draft that the passes above went over. Calls that do the same with other buffers share a body,

@@ -57,7 +57,7 @@ class Placement {
   Buffer& buffer(BufferId id) { return draft_.buffers[static_cast<std::size_t>(id)]; }
 
   void note_uses(const DraftBlock& block) {
-    std::array<Clock, num_streams> known;
+    std::array<Clock, max_streams> known;
     known.fill(before_all);  // and all blocks before, for borders are joined
     std::int32_t first_op = 0;
     for (const DraftCall& call : block.calls) {
@@ -82,7 +82,7 @@ class Placement {
   static bool stands_before(const DraftMemory& m, std::int32_t op) {
     return m.op < op || (m.op == op && m.kind == OpKind::alloc);
   }
-  void follow(const Mark& m, std::array<Clock, num_streams>& known) {
+  void follow(const Mark& m, std::array<Clock, max_streams>& known) {
     Clock& mine = known[at(m.stream)];
     if (m.kind == OpKind::record) recorded_[static_cast<std::size_t>(m.event)] = mine;
     else merge(mine, recorded_[static_cast<std::size_t>(m.event)]);
@@ -91,7 +91,7 @@ class Placement {
   /// Whether it is of the transient section, and of a size.
   bool place(OpKind kind, BufferId id) {
     Buffer& b = buffer(id);
-    if (b.section != Section::transient || b.bytes() == 0) return false;
+    if (b.section != transient_section || b.bytes() == 0) return false;
     const std::int64_t bytes = aligned(b.bytes(), alignment);
     const Use& use = uses_[static_cast<std::size_t>(id)];
     if (kind == OpKind::free) {
@@ -113,14 +113,14 @@ class Placement {
 }  // namespace
 
 void lay_out_sections(const Plan& plan, Draft& draft) {
-  draft.section_bytes.fill(0);
+  for (Section& section : draft.sections) section.bytes = 0;
   for (Buffer& b : draft.buffers) {
-    if (b.section == Section::transient) continue;
-    std::int64_t& end = draft.section_bytes[static_cast<std::size_t>(b.section)];
+    if (b.section == transient_section) continue;
+    std::int64_t& end = draft.section(b.section).bytes;
     b.offset = end;
     end = aligned(end + b.bytes(), alignment);
   }
-  for (std::int64_t& bytes : draft.section_bytes) bytes = aligned(bytes, plan.chunk_bytes);
+  for (Section& section : draft.sections) section.bytes = aligned(section.bytes, plan.chunk_bytes);
 }
 
 void place_transients(const Plan& plan, Draft& draft) {
@@ -130,7 +130,7 @@ void place_transients(const Plan& plan, Draft& draft) {
     std::int64_t& most = draft.transient_bytes.emplace_back(0);
     for (const DraftBlock& block : blocks) most = std::max(most, placement.run(block));
   }
-  draft.section_bytes[static_cast<std::size_t>(Section::transient)] = aligned(placement.high_bytes(), plan.chunk_bytes);
+  draft.section(transient_section).bytes = aligned(placement.high_bytes(), plan.chunk_bytes);
 }
 
 }  // namespace hotbunk

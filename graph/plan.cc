@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::array<std::string_view, num_categories> category_names = {
     "params", "grads", "optimizer", "activations", "kv_cache", "communication", "workspace", "overhead"};
+constexpr std::array<std::string_view, num_stream_kinds> stream_kind_names = {"compute", "communication", "to_device",
+                                                                              "to_host", "host"};
 
 void add(Hasher& h, const Tensor& t) {
   h.add(static_cast<std::int64_t>(t.buffer));
@@ -87,7 +89,11 @@ void add(Hasher& h, const Program& p) {
   if (p.role != 0) h.add(std::int64_t{p.role});
   h.add(static_cast<std::int64_t>(p.buffers.size()));
   for (const Buffer& b : p.buffers) add(h, b);
-  for (std::int64_t bytes : p.section_bytes) h.add(bytes);
+  h.add(static_cast<std::int64_t>(p.sections.size()));
+  for (const Section& section : p.sections) {
+    h.add(std::string_view(section.name));
+    h.add(static_cast<std::int64_t>(section.space)), h.add(section.bytes);
+  }
   h.add(static_cast<std::int64_t>(p.num_events));
   h.add(static_cast<std::int64_t>(p.slot_limits.size()));
   for (const SlotLimit& limit : p.slot_limits) {
@@ -117,8 +123,8 @@ std::string_view name_of(Category c) { return category_names[static_cast<std::si
 std::string_view name_of(Enters e) {
   return e == Enters::nothing ? "nothing" : e == Enters::asleep ? "asleep" : "awake";
 }
+std::string_view name_of(StreamKind k) { return stream_kind_names[static_cast<std::size_t>(k)]; }
 std::string_view name_of(Space s) { return s == Space::device ? "device" : "host"; }
-Space space_of(Section s) { return s >= Section::host_params ? Space::host : Space::device; }
 
 const std::vector<Rank>& Plan::group_of(GroupId family, Rank r) const {
   static const std::vector<Rank> none;
@@ -150,6 +156,9 @@ std::string plan_hash(const Plan& plan) {
   h.add(std::string_view(plan.scenario));
   // Not the host's capacity: the scenario may leave it to the machine, and a plan is the same on any (P7).
   for (std::int64_t v : {plan.chunk_bytes, plan.device_capacity_bytes, plan.overhead_bytes}) h.add(v);
+  h.add(static_cast<std::int64_t>(plan.streams.size()));
+  for (const Stream& stream : plan.streams)
+    h.add(std::string_view(stream.name)), h.add(static_cast<std::int64_t>(stream.kind));
   for (const GroupFamily& family : plan.groups) {
     h.add(std::string_view(family.name));
     for (const auto& members : family.groups) {

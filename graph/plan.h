@@ -31,7 +31,15 @@ enum class Category : std::uint8_t {
 inline constexpr int num_categories = 8;
 std::string_view name_of(Category);
 std::string_view name_of(Space);
-Space space_of(Section);
+
+/// What a program's memory is divided into, one behind another. A section is mapped and unmapped, and so sleeps and
+/// wakes, by itself.
+struct Section {
+  std::string name;  // "train_params"
+  Space space = Space::device;
+  std::int64_t bytes = 0;  // virtual extent, chunk-aligned
+  friend bool operator==(const Section&, const Section&) = default;
+};
 
 /// A tensor's memory on one rank. `offset` counts from the base of its section and is fixed by the plan.
 struct Buffer {
@@ -39,7 +47,7 @@ struct Buffer {
   DType dtype = DType::f32;
   std::int64_t elements = 0;  // capacity
   Category category = Category::activations;
-  Section section = Section::transient;
+  SectionId section = transient_section;
   std::int64_t offset = 0;  // bytes, a multiple of 64
   std::int64_t bytes() const { return elements * size_of(dtype); }
   friend bool operator==(const Buffer&, const Buffer&) = default;
@@ -75,7 +83,7 @@ struct Port {
 struct Mark {
   std::int32_t before = 0;       // index of the op; their number: behind the last
   OpKind kind = OpKind::record;  // or wait
-  StreamId stream = StreamId::compute;
+  StreamId stream = lead_stream;
   EventId event = -1;
   friend bool operator==(const Mark&, const Mark&) = default;
 };
@@ -94,7 +102,7 @@ struct Block {
   std::string name;
   std::vector<Call> calls;
   Enters enters = Enters::nothing;
-  Section section = Section::transient;  // the one that sleeps or wakes
+  SectionId section = transient_section;  // the one that sleeps or wakes
   friend bool operator==(const Block&, const Block&) = default;
 };
 
@@ -144,9 +152,29 @@ struct Program {
   std::vector<SlotLimit> slot_limits;
   std::vector<Body> bodies;
   std::vector<std::vector<Block>> phases;
-  std::array<std::int64_t, num_sections> section_bytes{};  // virtual extent of each section, chunk-aligned
+  std::vector<Section> sections = {{"transient"}};  // the first is that (transient_section)
   std::int32_t num_events = 0;
+
+  Section& section(SectionId id) { return sections[static_cast<std::size_t>(id)]; }
+  const Section& section(SectionId id) const { return sections[static_cast<std::size_t>(id)]; }
   friend bool operator==(const Program&, const Program&) = default;
+};
+
+/// What a stream does, which says what its ops get in the way of.
+enum class StreamKind : std::uint8_t {
+  compute,        // kernels, on the device
+  communication,  // between ranks
+  to_device,      // copies from host memory
+  to_host,        // copies to it
+  host            // work of the host itself
+};
+inline constexpr int num_stream_kinds = 5;
+std::string_view name_of(StreamKind);
+
+struct Stream {
+  std::string name;  // "gather"
+  StreamKind kind = StreamKind::compute;
+  friend bool operator==(const Stream&, const Stream&) = default;
 };
 
 /// A partition of (some of) the ranks into groups that communicate: "fsdp", "tp", "world".
@@ -161,6 +189,7 @@ struct Plan {
   std::int64_t chunk_bytes = 4096;                                  // of the arenas
   std::int64_t device_capacity_bytes = 0, host_capacity_bytes = 0;  // of one rank; 0: unlimited
   std::int64_t overhead_bytes = 0;                                  // of one rank, outside the arena (profile)
+  std::vector<Stream> streams = {{"compute"}};  // the first computes (lead_stream); the same on all ranks
   std::vector<GroupFamily> groups;
   /// Who works: "trainer", "engines"; one, where all ranks do everything by turns. Each walks the phases that it plays,
   /// in the plan's order, at its own pace (exec/session.h).
@@ -172,6 +201,12 @@ struct Plan {
   Rank num_ranks() const { return static_cast<Rank>(program_of_rank.size()); }
   const Program& program(Rank r) const {
     return programs[static_cast<std::size_t>(program_of_rank[static_cast<std::size_t>(r)])];
+  }
+  const Stream& stream(StreamId id) const { return streams[static_cast<std::size_t>(id)]; }
+  /// A copy between device and host.
+  bool crosses_spaces(const Op& op) const {
+    const StreamKind k = stream(op.stream).kind;
+    return op.kind == OpKind::copy && (k == StreamKind::to_device || k == StreamKind::to_host);
   }
   std::int32_t role_of(Rank r) const { return program(r).role; }
   /// By how many iterations a role's last task of an iteration may come behind its first: Player::steps_back, the most.

@@ -65,8 +65,16 @@ void append(std::string& out, const Move& m) {
   out += ']';
 }
 
+/// What the ids in ops, buffers and calls are called.
+struct Names {
+  const Plan& plan;
+  const Program& program;
+  std::string_view of(StreamId id) const { return plan.stream(id).name; }
+  std::string_view of(SectionId id) const { return program.section(id).name; }
+};
+
 /// What an op has beyond kind, stream, name and tensors; nothing when all of it is default.
-void append_rest(std::string& out, const Op& op) {
+void append_rest(std::string& out, const Names& names, const Op& op) {
   const Op otherwise;
   std::string rest;
   Commas commas;
@@ -86,7 +94,7 @@ void append_rest(std::string& out, const Op& op) {
   if (!op.moves.empty()) key("moves"), append_array(rest, op.moves, [&](const Move& m) { append(rest, m); });
   index("group", op.group, otherwise.group);
   index("buffer", op.buffer, otherwise.buffer);
-  if (op.section != otherwise.section) key("section"), append_json(rest, name_of(op.section));
+  if (op.section != otherwise.section) key("section"), append_json(rest, names.of(op.section));
   if (op.map_begin != 0 || op.map_end != 0) {
     key("map");
     append_array(rest, std::initializer_list<std::int64_t>{op.map_begin, op.map_end},
@@ -95,24 +103,24 @@ void append_rest(std::string& out, const Op& op) {
   if (!rest.empty()) out += ",{", out += rest, out += '}';
 }
 
-void append(std::string& out, const Op& op) {
+void append(std::string& out, const Names& names, const Op& op) {
   out += '[';
   append_json(out, name_of(op.kind)), out += ',';
-  append_json(out, name_of(op.stream)), out += ',';
+  append_json(out, names.of(op.stream)), out += ',';
   append_json(out, op.name), out += ',';
   append_array(out, op.inputs, [&](const Tensor& t) { append(out, t); }), out += ',';
   append_array(out, op.outputs, [&](const Tensor& t) { append(out, t); });
-  append_rest(out, op);
+  append_rest(out, names, op);
   out += ']';
 }
 
-void append(std::string& out, const Buffer& b) {
+void append(std::string& out, const Names& names, const Buffer& b) {
   out += '[';
   append_json(out, b.name), out += ',';
   append_json(out, name_of(b.dtype)), out += ',';
   append_json(out, b.elements), out += ',';
   append_json(out, name_of(b.category)), out += ',';
-  append_json(out, name_of(b.section)), out += ',';
+  append_json(out, names.of(b.section)), out += ',';
   append_json(out, b.offset);
   out += ']';
 }
@@ -127,15 +135,15 @@ void append(std::string& out, const SlotLimit& limit) {
   out += ']';
 }
 
-void append(std::string& out, const Body& b) {
+void append(std::string& out, const Names& names, const Body& b) {
   out += "{\"name\":", append_json(out, b.name);
   out += ",\"ports\":", append_json(out, b.num_ports);
-  out += ",\"locals\":", append_array(out, b.locals, [&](const Buffer& local) { append(out, local); });
-  out += ",\"ops\":", append_array(out, b.ops, [&](const Op& op) { append(out, op); });
+  out += ",\"locals\":", append_array(out, b.locals, [&](const Buffer& local) { append(out, names, local); });
+  out += ",\"ops\":", append_array(out, b.ops, [&](const Op& op) { append(out, names, op); });
   out += '}';
 }
 
-void append(std::string& out, const Call& c) {
+void append(std::string& out, const Names& names, const Call& c) {
   out += '[';
   append_json(out, c.body), out += ',';
   append_json(out, c.name), out += ',';
@@ -149,31 +157,36 @@ void append(std::string& out, const Call& c) {
   append_array(out, c.marks, [&](const Mark& m) {
     out += '[';
     append_json(out, m.before), out += ',', append_json(out, name_of(m.kind));
-    out += ',', append_json(out, name_of(m.stream)), out += ',', append_json(out, m.event);
+    out += ',', append_json(out, names.of(m.stream)), out += ',', append_json(out, m.event);
     out += ']';
   });
   out += ']';
 }
 
-void append(std::string& out, const Program& p) {
+void append(std::string& out, const Plan& plan, const Program& p) {
+  const Names names{plan, p};
   out += '{';
-  append_key(out, "section_bytes");
-  append_array(out, p.section_bytes, [&](std::int64_t v) { append_json(out, v); });
+  append_key(out, "sections");
+  append_array(out, p.sections, [&](const Section& s) {
+    out += '[';
+    append_json(out, s.name), out += ',', append_json(out, name_of(s.space)), out += ',', append_json(out, s.bytes);
+    out += ']';
+  });
   out += ",\"num_events\":", append_json(out, p.num_events);
   if (p.role != 0) out += ",\"role\":", append_json(out, p.role);
-  out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, b); });
+  out += ",\"buffers\":", append_array(out, p.buffers, [&](const Buffer& b) { append(out, names, b); });
   if (!p.slot_limits.empty())
     out += ",\"slot_limits\":", append_array(out, p.slot_limits, [&](const SlotLimit& limit) { append(out, limit); });
-  out += ",\"bodies\":", append_array(out, p.bodies, [&](const Body& b) { append(out, b); });
+  out += ",\"bodies\":", append_array(out, p.bodies, [&](const Body& b) { append(out, names, b); });
   out += ",\"phases\":";
   append_array(out, p.phases, [&](const std::vector<Block>& blocks) {
     append_array(out, blocks, [&](const Block& block) {
       out += "{\"name\":", append_json(out, block.name);
       if (block.enters != Enters::nothing) {
         out += ",\"enters\":", append_json(out, name_of(block.enters));
-        out += ",\"section\":", append_json(out, name_of(block.section));
+        out += ",\"section\":", append_json(out, names.of(block.section));
       }
-      out += ",\"calls\":", append_array(out, block.calls, [&](const Call& call) { append(out, call); });
+      out += ",\"calls\":", append_array(out, block.calls, [&](const Call& call) { append(out, names, call); });
       out += '}';
     });
   });
@@ -196,7 +209,7 @@ std::string facts_hash(const PlanFacts& facts) {
 }
 
 std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
-  std::string out = "{\"schema\":\"hotbunk.plan-file/3\"";
+  std::string out = "{\"schema\":\"hotbunk.plan-file/4\"";
   out += ",\"hash\":", append_json(out, plan_hash(plan));
   out += ",\"scenario\":", append_json(out, plan.scenario);
   if (!made_from.empty()) {
@@ -213,6 +226,11 @@ std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
   out += ",\"device_capacity_bytes\":", append_json(out, plan.device_capacity_bytes);
   out += ",\"host_capacity_bytes\":", append_json(out, plan.host_capacity_bytes);
   out += ",\"overhead_bytes\":", append_json(out, plan.overhead_bytes);
+  out += ",\"streams\":", append_array(out, plan.streams, [&](const Stream& s) {
+    out += '[';
+    append_json(out, s.name), out += ',', append_json(out, name_of(s.kind));
+    out += ']';
+  });
   out += ",\"groups\":", append_array(out, plan.groups, [&](const GroupFamily& family) {
     out += "{\"name\":", append_json(out, family.name);
     out += ",\"groups\":", append_array(out, family.groups, [&](const std::vector<Rank>& members) {
@@ -234,7 +252,7 @@ std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
     out += '}';
   });
   out += ",\"program_of_rank\":", append_array(out, plan.program_of_rank, [&](auto c) { append_json(out, c); });
-  out += ",\"programs\":", append_array(out, plan.programs, [&](const Program& p) { append(out, p); });
+  out += ",\"programs\":", append_array(out, plan.programs, [&](const Program& p) { append(out, plan, p); });
   out += "}\n";
   return out;
 }

@@ -23,7 +23,7 @@ constexpr std::size_t most_roles = 64;                       // of a plan
 constexpr std::int64_t most_steps = 1'000'000'000;           // of a run
 constexpr std::int64_t most_events = std::int64_t{1} << 24;  // of a program; interpreters allocate them all
 constexpr std::int64_t most_slots = std::int64_t{1} << 20;   // of a body
-constexpr std::int64_t most_ops = std::int64_t{1} << 28;     // that calls of a program run, for they are numbered
+constexpr std::int64_t most_ops = std::int64_t{1} << 27;     // that calls of a program run, for they are numbered
 constexpr JsonLimits limits{.max_depth = 16, .max_values = 100'000'000};
 
 /// What the ops of a body may refer to.
@@ -55,6 +55,23 @@ Dim read_dim(const Value& v) {
   else if (sym.text() != "fixed") sym.out_of_range("should be \"fixed\", \"tokens\" or \"seqs\"");
   return dim;
 }
+
+/// A name that none of these has.
+template <class Named>
+std::string new_name(const Value& v, const std::vector<Named>& others) {
+  if (std::ranges::count(others, v.text(), &Named::name) > 0) v.out_of_range("a name that is there already");
+  return v.text();
+}
+
+/// The index of the one so called.
+template <class Id, class Named>
+Id read_id(const Value& v, const std::vector<Named>& all) {
+  const auto found = std::ranges::find(all, v.text(), &Named::name);
+  if (found == all.end()) v.unknown_name(v.text());
+  return static_cast<Id>(found - all.begin());
+}
+StreamId read_stream_id(const Value& v, const Plan& plan) { return read_id<StreamId>(v, plan.streams); }
+SectionId read_section_id(const Value& v, const Program& program) { return read_id<SectionId>(v, program.sections); }
 
 Tensor read_tensor(const Value& v, const Scope& scope) {
   const std::size_t n = v.array(3, 6);
@@ -139,12 +156,12 @@ void read_rest(const Value& v, const Scope& scope, Op& op) {
   }
   index("group", static_cast<std::int64_t>(scope.plan.groups.size()), op.group);
   index("buffer", scope.body.num_slots(), op.buffer);
-  if (v.has("section")) op.section = v["section"].name<Section>(num_sections);
+  if (v.has("section")) op.section = read_section_id(v["section"], scope.program);
   if (v.has("map")) {
     const Value map = v["map"];
     map.array(2, 2);
     op.map_begin = map.at(0).integer(0, largest);
-    op.map_end = map.at(1).integer(op.map_begin, scope.program.section_bytes[static_cast<std::size_t>(op.section)]);
+    op.map_end = map.at(1).integer(op.map_begin, scope.program.section(op.section).bytes);
   }
 }
 
@@ -161,7 +178,7 @@ Op read_op(const Value& v, const Scope& scope) {
   const std::size_t n = v.array(5, 6);
   Op op;
   op.kind = v.at(0).name<OpKind>(num_op_kinds);
-  op.stream = v.at(1).name<StreamId>(num_streams);
+  op.stream = read_stream_id(v.at(1), scope.plan);
   op.name = v.at(2).text();
   op.inputs = read_tensors(v.at(3), scope);
   op.outputs = read_tensors(v.at(4), scope);
@@ -170,14 +187,14 @@ Op read_op(const Value& v, const Scope& scope) {
   return op;
 }
 
-Buffer read_buffer(const Value& v) {
+Buffer read_buffer(const Value& v, const Program& program) {
   v.array(6, 6);
   Buffer b;
   b.name = v.at(0).text();
   b.dtype = read_dtype(v.at(1));
   b.elements = v.at(2).integer(0, largest / size_of(b.dtype));
   b.category = v.at(3).name<Category>(num_categories);
-  b.section = v.at(4).name<Section>(num_sections);
+  b.section = read_section_id(v.at(4), program);
   b.offset = v.at(5).integer(0, largest);
   return b;
 }
@@ -202,15 +219,15 @@ Body read_body(const Value& v, const Plan& plan, const Program& program) {
   body.num_ports = v["ports"].int32(0, most_slots);
   body.locals.reserve(locals.array(0, most_slots));
   for (std::size_t i = 0; i < locals.size(); ++i) {
-    const Buffer& b = body.locals.emplace_back(read_buffer(locals.at(i)));
-    if (b.section != Section::transient || b.offset != 0) locals.at(i).out_of_range("a local with a place of its own");
+    const Buffer& b = body.locals.emplace_back(read_buffer(locals.at(i), program));
+    if (b.section != transient_section || b.offset != 0) locals.at(i).out_of_range("a local with a place of its own");
   }
   body.ops.reserve(ops.array());
   for (std::size_t i = 0; i < ops.size(); ++i) body.ops.push_back(read_op(ops.at(i), {plan, program, body}));
   return body;
 }
 
-Call read_call(const Value& v, const Program& program) {
+Call read_call(const Value& v, const Plan& plan, const Program& program) {
   v.array(5, 5);
   Call call;
   call.body = v.at(0).int32(0, static_cast<std::int64_t>(program.bodies.size()) - 1);
@@ -236,14 +253,14 @@ Call read_call(const Value& v, const Program& program) {
     before = mark.at(0).int32(before, static_cast<std::int64_t>(body.ops.size()));
     const auto kind = mark.at(1).name<OpKind>(num_op_kinds);
     if (kind != OpKind::record && kind != OpKind::wait) mark.at(1).out_of_range("should be \"record\" or \"wait\"");
-    call.marks.push_back({before, kind, mark.at(2).name<StreamId>(num_streams),
+    call.marks.push_back({before, kind, read_stream_id(mark.at(2), plan),
                           mark.at(3).int32(0, std::int64_t{program.num_events} - 1)});
   }
   return call;
 }
 
-std::vector<Block> read_blocks(const Value& v, const Program& program, const std::vector<SlotWindows>& windows,
-                               std::int64_t& num_ops) {
+std::vector<Block> read_blocks(const Value& v, const Plan& plan, const Program& program,
+                               const std::vector<SlotWindows>& windows, std::int64_t& num_ops) {
   std::vector<Block> blocks(v.array());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Value block = v.at(i);
@@ -251,11 +268,11 @@ std::vector<Block> read_blocks(const Value& v, const Program& program, const std
     blocks[i].name = block["name"].text();
     if (block.has("enters")) {
       blocks[i].enters = block["enters"].name<Enters>(num_enters);
-      blocks[i].section = block["section"].name<Section>(num_sections);
+      blocks[i].section = read_section_id(block["section"], program);
     }
     blocks[i].calls.reserve(calls.array());
     for (std::size_t k = 0; k < calls.size(); ++k) {
-      blocks[i].calls.push_back(read_call(calls.at(k), program));
+      blocks[i].calls.push_back(read_call(calls.at(k), plan, program));
       const Call& call = blocks[i].calls.back();
       const auto body = static_cast<std::size_t>(call.body);
       if (const std::string bad = check_windows(program, call, windows[body]); !bad.empty())
@@ -269,13 +286,18 @@ std::vector<Block> read_blocks(const Value& v, const Program& program, const std
 
 Program read_program(const Value& v, const Plan& plan) {
   Program p;
-  const Value sections = v["section_bytes"], buffers = v["buffers"], phases = v["phases"];
-  sections.array(num_sections, num_sections);
-  for (std::size_t s = 0; s < p.section_bytes.size(); ++s) p.section_bytes[s] = sections.at(s).integer(0, largest);
+  const Value sections = v["sections"], buffers = v["buffers"], phases = v["phases"];
+  p.sections.clear();
+  for (std::size_t s = 0; s < sections.array(1, max_sections); ++s) {
+    const Value section = sections.at(s);
+    section.array(3, 3);
+    p.sections.push_back(
+        {new_name(section.at(0), p.sections), section.at(1).name<Space>(2), section.at(2).integer(0, largest)});
+  }
   p.num_events = v["num_events"].int32(0, most_events);
   if (v.has("role")) p.role = v["role"].int32(0, static_cast<std::int32_t>(plan.roles.size()) - 1);
   p.buffers.reserve(buffers.array());
-  for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b)));
+  for (std::size_t b = 0; b < buffers.size(); ++b) p.buffers.push_back(read_buffer(buffers.at(b), p));
   if (v.has("slot_limits")) {
     const Value slots = v["slot_limits"];
     for (std::size_t l = 0; l < slots.array(); ++l)
@@ -288,7 +310,7 @@ Program read_program(const Value& v, const Plan& plan) {
   std::vector<SlotWindows> windows;
   for (const Body& body : p.bodies) windows.push_back(windows_of(body));
   std::int64_t num_ops = 0;
-  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), p, windows, num_ops));
+  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), plan, p, windows, num_ops));
   return p;
 }
 
@@ -327,11 +349,17 @@ Plan read_plan(const Value& document) {
   plan.device_capacity_bytes = document["device_capacity_bytes"].integer(0, largest);
   plan.host_capacity_bytes = document["host_capacity_bytes"].integer(0, largest);
   plan.overhead_bytes = document["overhead_bytes"].integer(0, largest);
-  const Value groups = document["groups"], phases = document["phases"], ranks = document["program_of_rank"],
+  const Value streams = document["streams"], groups = document["groups"], phases = document["phases"], ranks = document["program_of_rank"],
               programs = document["programs"];
   const auto num_programs = static_cast<std::int64_t>(programs.array());
   ranks.array(0, most_ranks);
   for (std::size_t r = 0; r < ranks.size(); ++r) plan.program_of_rank.push_back(ranks.at(r).int32(0, num_programs - 1));
+  plan.streams.clear();
+  for (std::size_t i = 0; i < streams.array(1, max_streams); ++i) {
+    const Value stream = streams.at(i);
+    stream.array(2, 2);
+    plan.streams.push_back({new_name(stream.at(0), plan.streams), stream.at(1).name<StreamKind>(num_stream_kinds)});
+  }
   for (std::size_t g = 0; g < groups.array(0, std::numeric_limits<std::int16_t>::max()); ++g)
     plan.groups.push_back(read_family(groups.at(g), plan.num_ranks()));
   if (document.has("roles")) {
@@ -370,10 +398,10 @@ Result<PlanFile> plan_file_from_json(std::string_view text, const std::string& f
   try {
     const Value document(*json, file, codes);
     const std::string schema = document["schema"].text();
-    if (schema != "hotbunk.plan-file/3")
+    if (schema != "hotbunk.plan-file/4")
       return fail(
           Diagnostic{.code = "E505",
-                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/3\"", schema.substr(0, 60)),
+                     .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/4\"", schema.substr(0, 60)),
                      .where = {file},
                      .notes = {},
                      .help = "give the plan.json that `hotbunk plan --save` wrote"});

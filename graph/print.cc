@@ -71,9 +71,9 @@ std::string print_players(const Plan& plan, const PhaseInfo& phase) {
   return out;
 }
 
-std::string print_enters(const Block& block) {
+std::string print_enters(const Program& program, const Block& block) {
   if (block.enters == Enters::nothing) return "";
-  return fmt::format(", unless {} is {}", name_of(block.section), name_of(block.enters));
+  return fmt::format(", unless {} is {}", program.section(block.section).name, name_of(block.enters));
 }
 
 std::string print_header(const Plan& plan) {
@@ -98,7 +98,7 @@ std::string print_buffers(const Program& program) {
   std::string out;
   for (const Buffer& b : program.buffers)
     out += fmt::format("    buffer {:<40} {:>12}  {:<13} {}+{}\n", b.name, format_bytes(static_cast<double>(b.bytes())),
-                       name_of(b.category), name_of(b.section), b.offset);
+                       name_of(b.category), program.section(b.section).name, b.offset);
   return out;
 }
 
@@ -126,7 +126,7 @@ std::string print_bodies(const Plan& plan, const Program& program, const std::st
       out += fmt::format("{} local{}, ", body.locals.size(), body.locals.size() == 1 ? "" : "s");
     out += fmt::format("{} op{}, {} call{}\n", body.ops.size(), body.ops.size() == 1 ? "" : "s", calls[i],
                        calls[i] == 1 ? "" : "s");
-    for (const Op& op : body.ops) out += "      " + print_op(plan, body, op) + '\n';
+    for (const Op& op : body.ops) out += "      " + print_op(plan, program, body, op) + '\n';
   }
   return out;
 }
@@ -145,10 +145,8 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   const std::string role = plan.roles == Plan{}.roles ? "" : plan.roles[static_cast<std::size_t>(program.role)] + ", ";
   std::string out = fmt::format("program {} ({}ranks {}): {} buffers, {} bodies, {} events\n", index, role,
                                 print_runs(ranks), program.buffers.size(), program.bodies.size(), program.num_events);
-  for (int s = 0; s < num_sections; ++s)
-    if (const std::int64_t bytes = program.section_bytes[static_cast<std::size_t>(s)]; bytes > 0)
-      out += fmt::format("    section {:<16} {:>12}  {}\n", name_of(static_cast<Section>(s)), bytes_text(bytes),
-                         name_of(space_of(static_cast<Section>(s))));
+  for (const Section& s : program.sections)
+    if (s.bytes > 0) out += fmt::format("    section {:<16} {:>12}  {}\n", s.name, bytes_text(s.bytes), name_of(s.space));
   for (const SlotLimit& limit : program.slot_limits)
     out += fmt::format("    slots {:<18} {} for {} turns\n", limit.name, limit.slots, limit.turns.size());
   if (options.buffers) out += print_buffers(program);
@@ -162,9 +160,9 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
     for (const Block& block : program.phases[p]) {
       out +=
           fmt::format("    block {}: {} call{}, {} ops{}\n", block.name.empty() ? "-" : block.name, block.calls.size(),
-                      block.calls.size() == 1 ? "" : "s", num_ops(program, block), print_enters(block));
+                      block.calls.size() == 1 ? "" : "s", num_ops(program, block), print_enters(program, block));
       if (!options.ops) continue;
-      for (const Call& call : block.calls) out += "      " + print_call(program, call) + '\n';
+      for (const Call& call : block.calls) out += "      " + print_call(plan, program, call) + '\n';
     }
   }
   return out;
@@ -174,7 +172,7 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
 
 std::string label_of(const BoundOp& op) {
   if (op->buffer >= 0) return op.allocated().name();
-  if (op->kind == OpKind::map || op->kind == OpKind::unmap) return std::string(name_of(op->section));
+  if (op->kind == OpKind::map || op->kind == OpKind::unmap) return op.section().name;
   return op.name();
 }
 
@@ -184,8 +182,8 @@ std::string where_in_block(const BoundOp& op) {
   return fmt::format("call {} '{}', {}", op.call - op.block->calls.data(), op.call->name, at);
 }
 
-std::string print_op(const Plan& plan, const Body& body, const Op& op) {
-  std::string out = fmt::format("{:<8} {:<18} {}", name_of(op.stream), name_of(op.kind), op.name);
+std::string print_op(const Plan& plan, const Program& program, const Body& body, const Op& op) {
+  std::string out = fmt::format("{:<8} {:<18} {}", plan.stream(op.stream).name, name_of(op.kind), op.name);
   if (op.group >= 0) out += fmt::format("  over {}", plan.groups[static_cast<std::size_t>(op.group)].name);
   if (op.buffer >= 0) {
     out += "  " + slot_name(body, op.buffer);
@@ -195,7 +193,7 @@ std::string print_op(const Plan& plan, const Body& body, const Op& op) {
     }
   }
   if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-    out += fmt::format("  {} [{}, {})", name_of(op.section), op.map_begin, op.map_end);
+    out += fmt::format("  {} [{}, {})", program.section(op.section).name, op.map_begin, op.map_end);
   if (!op.inputs.empty()) out += "  " + print_tensors(body, op.inputs);
   if (!op.outputs.empty()) out += " -> " + print_tensors(body, op.outputs);
   out += print_attrs(op);
@@ -203,7 +201,7 @@ std::string print_op(const Plan& plan, const Body& body, const Op& op) {
   return out;
 }
 
-std::string print_call(const Program& program, const Call& call, bool numbers) {
+std::string print_call(const Plan& plan, const Program& program, const Call& call, bool numbers) {
   const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
   std::string ports, marks;
   for (const Port& port : call.ports) {
@@ -211,7 +209,7 @@ std::string print_call(const Program& program, const Call& call, bool numbers) {
     if (port.offset_bytes != 0) ports += fmt::format("+{}", port.offset_bytes);
   }
   for (const Mark& m : call.marks)
-    marks += fmt::format("  {} {} {}{}", m.before, name_of(m.stream), m.kind == OpKind::wait ? "waits" : "records",
+    marks += fmt::format("  {} {} {}{}", m.before, plan.stream(m.stream).name, m.kind == OpKind::wait ? "waits" : "records",
                          numbers ? fmt::format(" {}", m.event) : "");
   std::string out = fmt::format("{}  {}", body.name.empty() ? "-" : body.name, call.name.empty() ? "-" : call.name);
   if (!ports.empty()) out += fmt::format("  ({})", ports);

@@ -25,9 +25,9 @@ std::string label_of(const BoundOp&);
 /// "op 4 (fetch 'logps')", behind "call 3 'train.head.', " where the block has several.
 std::string where_in_block(const BoundOp&);
 /// One op of a body as print_plan writes it, without indentation.
-std::string print_op(const Plan&, const Body&, const Op&);
+std::string print_op(const Plan&, const Program&, const Body&, const Op&);
 /// One call likewise; without `numbers`, not where its locals lie, nor which events it has.
-std::string print_call(const Program&, const Call&, bool numbers = true);
+std::string print_call(const Plan&, const Program&, const Call&, bool numbers = true);
 
 /// What b has that a has not and the other way round, one line each, "+ ", "- " and "~ " (changed) in front: scalars,
 /// groups, phases, and per program sections, buffers and bodies (by name) and calls (by phase, block and name; where

@@ -20,7 +20,7 @@ class SectionStates {
   void ran(const Block&);
 
  private:
-  using Counts = std::array<std::int64_t, num_sections>;  // of live buffers
+  using Counts = std::array<std::int64_t, max_sections>;  // of live buffers
 
   std::unordered_map<const Block*, Counts> effects_;  // of the blocks that leave other buffers alive than they found
   Counts live_{};

@@ -12,6 +12,15 @@
 namespace hotbunk {
 namespace {
 
+template <class Id>
+std::size_t index_of(Id id) {
+  return static_cast<std::size_t>(id);
+}
+template <class Id, class Named>
+bool is_one_of(Id id, const std::vector<Named>& all) {
+  return index_of(id) < all.size();
+}
+
 /// The parts of a collective make its whole: "" or what does not add up over the ranks of its group.
 std::string check_parts(const Plan& plan, const Op& op) {
   const auto& groups = plan.groups[static_cast<std::size_t>(op.group)].groups;
@@ -51,7 +60,8 @@ std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
   if (op.kind == OpKind::peer_copy)
     for (const Tensor& t : op.inputs)
       if (t.buffer >= body.num_ports) return "reads a local of its peers, who know buffers of programs only";
-  if (op.kind == OpKind::record || op.kind == OpKind::wait) return "is for calls to say, not for a body";
+  if (is_event(op.kind)) return "is for calls to say, not for a body";
+  if (!is_one_of(op.stream, plan.streams)) return fmt::format("is on stream {} of {}", index_of(op.stream), plan.streams.size());
   if (std::string bad = check_op(op); !bad.empty()) return bad;
   if (std::string bad = check_moves(op, plan.groups.size()); !bad.empty()) return bad;
   if (std::string bad = check_places(plan, op); !bad.empty()) return bad;
@@ -60,7 +70,8 @@ std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
 }
 
 /// What a call binds exists and is large enough: "" or what is wrong. `windows`: of its body.
-std::string check_call(const Program& program, const Block& block, const Call& call, const SlotWindows& windows) {
+std::string check_call(const Plan& plan, const Program& program, const Block& block, const Call& call,
+                       const SlotWindows& windows) {
   const Body& body = program.bodies[static_cast<std::size_t>(call.body)];
   if (std::ssize(call.ports) != body.num_ports)
     return fmt::format("binds {} ports of {}", call.ports.size(), body.num_ports);
@@ -69,13 +80,15 @@ std::string check_call(const Program& program, const Block& block, const Call& c
       return fmt::format("names buffer {}", port.buffer);
   if (call.locals.size() != body.locals.size())
     return fmt::format("has places for {} locals of {}", call.locals.size(), body.locals.size());
-  const std::int64_t room = program.section_bytes[static_cast<std::size_t>(Section::transient)];
+  const std::int64_t room = program.section(transient_section).bytes;
   for (std::size_t i = 0; i < call.locals.size(); ++i)
     if (const std::int64_t begin = call.locals[i], bytes = body.locals[i].bytes(); begin < 0 || begin > room - bytes)
       return fmt::format("has '{}' at bytes {}..{} of the transient section, which has {}", body.locals[i].name, begin,
                          begin + bytes, room);
   std::int32_t before = 0;
   for (const Mark& m : call.marks) {
+    if (!is_one_of(m.stream, plan.streams))
+      return fmt::format("has an event on stream {} of {}", index_of(m.stream), plan.streams.size());
     if (m.event < 0 || m.event >= program.num_events) return fmt::format("names event {}", m.event);
     if (m.before < before || m.before > std::ssize(body.ops))
       return fmt::format("has an event before op {} of {}, behind one before op {}", m.before, body.ops.size(), before);
@@ -94,9 +107,9 @@ void check_bodies(const Plan& plan, const Program& program, Fault&& fault) {
   for (const Body& body : program.bodies) {
     if (body.num_ports < 0) fault(fmt::format("body {}: has {} ports", body.name, body.num_ports));
     for (const Buffer& b : body.locals)
-      if (b.section != Section::transient || b.elements < 0)
+      if (b.section != transient_section || b.elements < 0)
         fault(fmt::format("body {}: local '{}' has {} elements in {}", body.name, b.name, b.elements,
-                          name_of(b.section)));
+                          program.section(b.section).name));
     for (const Op& op : body.ops)
       if (const std::string bad = check_op_of(plan, body, op); !bad.empty())
         fault(fmt::format("body {}: {} '{}' {}", body.name, name_of(op.kind), op.name, bad));
@@ -113,10 +126,52 @@ void check_slots(const Program& program, Fault&& fault) {
       for (BufferId id : turn)
         if (id < 0 || static_cast<std::size_t>(id) >= program.buffers.size())
           fault(fmt::format("slots '{}' name buffer {}", limit.name, id));
-        else if (const Buffer& b = program.buffers[static_cast<std::size_t>(id)]; b.section != Section::transient)
-          fault(fmt::format("slots '{}' name '{}', which is in section {}", limit.name, b.name, name_of(b.section)));
+        else if (const Buffer& b = program.buffers[static_cast<std::size_t>(id)]; b.section != transient_section)
+          fault(fmt::format("slots '{}' name '{}', which is in section {}", limit.name, b.name,
+                            program.section(b.section).name));
         else if (!named.insert(id).second) fault(fmt::format("slots '{}' name '{}' twice", limit.name, b.name));
   }
+}
+
+template <class Named>
+bool names_differ(const std::vector<Named>& all) {
+  std::set<std::string_view> names;
+  return std::ranges::all_of(all, [&](const Named& n) { return names.insert(n.name).second; });
+}
+
+/// Streams are few, have names of their own, and the first computes.
+void check_streams(const Plan& plan, Faults& faults) {
+  if (plan.streams.empty() || plan.streams.size() > max_streams)
+    faults.add(fmt::format("the plan has {} streams, of 1 to {}", plan.streams.size(), max_streams));
+  else if (plan.stream(lead_stream).kind != StreamKind::compute)
+    faults.add(fmt::format("stream '{}' comes first, where blocks begin and end, and does not compute",
+                           plan.stream(lead_stream).name));
+  if (!names_differ(plan.streams)) faults.add("two streams of the plan have one name");
+}
+
+/// So with sections, of which the first is the device's; and whatever names one names one that is there.
+template <class Fault>
+bool check_sections(const Program& program, Fault&& fault) {
+  const auto& sections = program.sections;
+  if (sections.empty() || sections.size() > max_sections)
+    return fault(fmt::format("has {} sections, of 1 to {}", sections.size(), max_sections)), false;
+  if (program.section(transient_section).space != Space::device)
+    return fault(fmt::format("has transients in section '{}', which is the host's", sections[0].name)), false;
+  if (!names_differ(sections)) return fault("has two sections of one name"), false;
+  bool good = true;
+  const auto check = [&](SectionId id, std::string_view what, const std::string& name) {
+    if (is_one_of(id, sections)) return;
+    good = false;
+    fault(fmt::format("{} '{}' names section {} of {}", what, name, index_of(id), sections.size()));
+  };
+  for (const Buffer& b : program.buffers) check(b.section, "buffer", b.name);
+  for (const Body& body : program.bodies) {
+    for (const Buffer& b : body.locals) check(b.section, "local", b.name);
+    for (const Op& op : body.ops) check(op.section, "op", op.name);
+  }
+  for (const auto& blocks : program.phases)
+    for (const Block& block : blocks) check(block.section, "block", block.name);
+  return good;
 }
 
 /// The walks know iterations with all phases and without those that are periodic, and no others.
@@ -140,11 +195,12 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
   const auto fault = [&](const std::string& text) { faults.add(fmt::format("program {}: {}", index, text)); };
   if (program.phases.size() != plan.phases.size())
     return fault(fmt::format("has {} phases, the plan {}", program.phases.size(), plan.phases.size()));
+  if (!check_sections(program, fault)) return;
   for (const Buffer& b : program.buffers) {
-    const std::int64_t end = program.section_bytes[static_cast<std::size_t>(b.section)];
+    const std::int64_t end = program.section(b.section).bytes;
     if (b.elements < 0 || b.offset < 0 || b.offset + b.bytes() > end)
       fault(fmt::format("buffer '{}' takes bytes {}..{} of section {}, which has {}", b.name, b.offset,
-                        b.offset + b.bytes(), name_of(b.section), end));
+                        b.offset + b.bytes(), program.section(b.section).name, end));
   }
   check_slots(program, fault);
   check_bodies(plan, program, fault);
@@ -155,7 +211,7 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
     for (const Block& block : program.phases[p])
       for (const Call& call : block.calls) {
         const bool known = call.body >= 0 && static_cast<std::size_t>(call.body) < program.bodies.size();
-        const std::string bad = known ? check_call(program, block, call, windows[static_cast<std::size_t>(call.body)])
+        const std::string bad = known ? check_call(plan, program, block, call, windows[static_cast<std::size_t>(call.body)])
                                       : fmt::format("names body {}", call.body);
         if (!bad.empty())
           fault(fmt::format("phase {}, block {}, call '{}': {}", plan.phases[p].name, block.name, call.name, bad));
@@ -180,6 +236,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
   for (std::int32_t p : plan.program_of_rank)
     if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
       faults.add(fmt::format("a rank names program {}", p));
+  check_streams(plan, faults);
   check_periods(plan, faults);
   if (!faults.any()) check_roles(plan, faults);  // which asks ranks for their programs
   if (auto found = faults.take(); !found.empty()) return found;

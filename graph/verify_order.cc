@@ -51,7 +51,7 @@ class BlockOrder {
 
   void visit(const BoundOp& op) {
     if (faults_.full() || op->kind == OpKind::alloc || op->kind == OpKind::free) return;
-    if (op->section == Section::transient && (op->kind == OpKind::map || op->kind == OpKind::unmap)) return;
+    if (op->section == transient_section && (op->kind == OpKind::map || op->kind == OpKind::unmap)) return;
     const auto i = static_cast<std::int32_t>(ops_.size());
     ops_.push_back(op);
     known_[at(op->stream)][at(op->stream)] = i;
@@ -113,8 +113,8 @@ class BlockOrder {
   TrueOrder order_;
   BufferId first_local_ = 0;  // of the call at hand
   std::vector<BoundOp> ops_;  // so far, those that have an order
-  std::array<Clock, num_streams> known_;
-  std::array<Waits, num_streams> waits_;  // since the stream's last op
+  std::array<Clock, max_streams> known_;
+  std::array<Waits, max_streams> waits_;  // since the stream's last op
   std::map<EventId, Event> recorded_;
 };
 

@@ -113,10 +113,10 @@ class MemoryAndOrder {
     const bool awake = block.enters == Enters::awake;
     for (std::size_t i = 0; i < live_.size(); ++i)
       if (const Buffer& b = program_.buffers[i]; b.section == block.section && live_[i] != awake)
-        fault(fmt::format("leaves {} {}, but '{}' is {}", name_of(block.section), name_of(block.enters), b.name,
+        fault(fmt::format("leaves {} {}, but '{}' is {}", program_.section(block.section).name, name_of(block.enters), b.name,
                           awake ? "not alive" : "alive"));
     if (!awake && !mapped_[static_cast<std::size_t>(block.section)].empty())
-      fault(fmt::format("leaves {} asleep, but part of it is mapped", name_of(block.section)));
+      fault(fmt::format("leaves {} asleep, but part of it is mapped", program_.section(block.section).name));
   }
 
   /// Locals end with their call.
@@ -150,7 +150,7 @@ class MemoryAndOrder {
   }
 
   /// Buffers alive in the section that have bytes in [begin, end): looked for only to name them in a fault.
-  std::vector<const Buffer*> alive_in(Section section, std::int64_t begin, std::int64_t end) const {
+  std::vector<const Buffer*> alive_in(SectionId section, std::int64_t begin, std::int64_t end) const {
     std::vector<const Buffer*> out;
     for (std::size_t i = 0; i < live_.size(); ++i)
       if (const Buffer& b = program_.buffers[i]; live_[i] && b.section == section)
@@ -171,7 +171,7 @@ class MemoryAndOrder {
     taken.add(b.offset, end);
     if (!mapped_[static_cast<std::size_t>(b.section())].holds(b.offset, end))
       fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name(),
-                        name_of(b.section())));
+                        b.section_name()));
   }
 
   void check_free(const BoundBuffer& b, std::vector<bool>::reference is_live) {
@@ -187,11 +187,11 @@ class MemoryAndOrder {
       return fault(fmt::format("range {}..{} is not made of chunks of {}", begin, end, plan_.chunk_bytes));
     if (op.kind == OpKind::map) {
       if (mapped.meets(begin, end))
-        return fault(fmt::format("maps {}..{} of {}, part of which is mapped", begin, end, name_of(op.section)));
+        return fault(fmt::format("maps {}..{} of {}, part of which is mapped", begin, end, program_.section(op.section).name));
       return mapped.add(begin, end);
     }
     if (!mapped.holds(begin, end))
-      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", begin, end, name_of(op.section)));
+      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", begin, end, program_.section(op.section).name));
     if (taken_[static_cast<std::size_t>(op.section)].meets(begin, end))
       for (const Buffer* b : alive_in(op.section, begin, end))
         fault(fmt::format("unmaps '{}', which is alive", b->name));
@@ -217,7 +217,7 @@ class MemoryAndOrder {
       conflicts_.touch(a, op.stream, index, [&](StreamId t, std::int32_t earlier) {
         if (earlier != index && clocks_[s][static_cast<std::size_t>(t)] < earlier)
           fault(fmt::format("bytes {}..{} of {} are also touched on stream {} with no event between", a.begin, a.end,
-                            name_of(a.section), name_of(t)));
+                            program_.section(a.section).name, plan_.stream(t).name));
       });
     });
     clocks_[s][s] = index;
@@ -228,9 +228,9 @@ class MemoryAndOrder {
   Place place_;
   Faults& faults_;
   std::vector<bool> live_, local_live_;                  // by buffer; by local of the call at hand
-  std::array<ByteRanges, num_sections> taken_, mapped_;  // by buffers that are alive; by maps
+  std::array<ByteRanges, max_sections> taken_, mapped_;  // by buffers that are alive; by maps
   ConflictMap conflicts_;
-  std::array<Clock, num_streams> clocks_{};
+  std::array<Clock, max_streams> clocks_{};
   std::vector<Clock> recorded_;  // by event; -1: not yet
   std::int32_t sequence_ = 0;
 };

@@ -28,7 +28,7 @@ class WrittenBytes {
  private:
   /// `rows` runs of `row_bytes`, `pitch_bytes` apart.
   struct Runs {
-    Section section;
+    SectionId section;
     std::int64_t begin, row_bytes, pitch_bytes, rows;
     std::int64_t end() const { return begin + (rows - 1) * pitch_bytes + row_bytes; }
   };
@@ -37,7 +37,7 @@ class WrittenBytes {
   bool holds(const Runs&) const;
   void add(const Runs&);
 
-  std::array<ByteRanges, num_sections> written_;
+  std::array<ByteRanges, max_sections> written_;
 };
 
 }  // namespace hotbunk

@@ -12,13 +12,13 @@
 namespace hotbunk {
 
 BufferId ProgramBuilder::managed(std::string name, DType dtype, std::int64_t elements, Category category,
-                                 Section section) {
+                                 SectionId section) {
   draft_.buffers.push_back({std::move(name), dtype, elements, category, section, 0});
   return static_cast<BufferId>(draft_.buffers.size()) - 1;
 }
 
 BufferId ProgramBuilder::transient(std::string name, DType dtype, std::int64_t elements, Category category) {
-  const BufferId id = managed(std::move(name), dtype, elements, category, Section::transient);
+  const BufferId id = managed(std::move(name), dtype, elements, category, sections::transient);
   draft_.transients.push_back(id);
   return id;
 }
@@ -37,7 +37,7 @@ SlotLimitId ProgramBuilder::limit_slots(std::string name, std::int64_t slots) {
 void ProgramBuilder::take_turn(SlotLimitId limit, std::initializer_list<BufferId> buffers) {
   std::vector<BufferId>& turn = draft_.slot_limits[limit].turns.emplace_back();
   for (BufferId id : buffers)
-    if (buffer(id).section == Section::transient && !std::ranges::count(turn, id)) turn.push_back(id);
+    if (buffer(id).section == sections::transient && !std::ranges::count(turn, id)) turn.push_back(id);
 }
 
 Tensor ProgramBuilder::view(BufferId id, DType dtype, std::initializer_list<Dim> shape, std::int64_t element) const {
@@ -121,7 +121,7 @@ void ProgramBuilder::keep_shared(std::string body, std::int64_t variant, const s
   shared.result = std::move(result);
   for (BufferId id = first; id < next_buffer(); ++id) {
     const Buffer& made = buffer(id);
-    HB_CHECK(made.section == Section::transient && made.name.starts_with(name), "'{}' made in call '{}'", made.name,
+    HB_CHECK(made.section == sections::transient && made.name.starts_with(name), "'{}' made in call '{}'", made.name,
              name);
     shared.transient_names.push_back(made.name.substr(name.size()));
   }
@@ -163,7 +163,7 @@ void ProgramBuilder::rebind(const SharedBody& shared, const std::vector<Input>& 
   t.buffer = now.buffer, t.offset_bytes += now.offset_bytes - at->offset_bytes;
 }
 
-void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Enters enters, Section section) {
+void ProgramBuilder::begin_transition(std::int32_t phase, std::string name, Enters enters, SectionId section) {
   begin_block(phase, std::move(name));
   block_->enters = enters;
   block_->section = section;
@@ -196,25 +196,25 @@ Op& ProgramBuilder::communicate(OpKind kind, StreamId stream, Family family, std
 void ProgramBuilder::alloc(BufferId id, StreamId stream) { push(OpKind::alloc, stream).buffer = id; }
 void ProgramBuilder::free(BufferId id, StreamId stream) { push(OpKind::free, stream).buffer = id; }
 
-void ProgramBuilder::map(Section section, StreamId stream) {
+void ProgramBuilder::map(SectionId section, StreamId stream) {
   Op& op = push(OpKind::map, stream);
   op.section = section;
   op.map_end = whole_section;
 }
 
-void ProgramBuilder::unmap(Section section, StreamId stream) {
+void ProgramBuilder::unmap(SectionId section, StreamId stream) {
   Op& op = push(OpKind::unmap, stream);
   op.section = section;
   op.map_end = whole_section;
 }
 
 Op& ProgramBuilder::feed(const Tensor& t, Slot slot) {
-  return with(emit(OpKind::feed, StreamId::h2d, buffer(t.buffer).name, {}, {t}), Attr::slot,
+  return with(emit(OpKind::feed, streams::h2d, buffer(t.buffer).name, {}, {t}), Attr::slot,
               static_cast<std::int64_t>(slot));
 }
 
 Op& ProgramBuilder::fetch(const Tensor& t, Slot slot) {
-  return with(emit(OpKind::fetch, StreamId::d2h, buffer(t.buffer).name, {t}, {}), Attr::slot,
+  return with(emit(OpKind::fetch, streams::d2h, buffer(t.buffer).name, {t}, {}), Attr::slot,
               static_cast<std::int64_t>(slot));
 }
 
@@ -270,7 +270,7 @@ void fill_section_extents(Draft& draft) {
     if (!body.maps) continue;
     for (Op& op : body.ops)
       if ((op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_end == whole_section)
-        op.map_end = draft.section_bytes[static_cast<std::size_t>(op.section)];
+        op.map_end = draft.section(op.section).bytes;
     std::erase_if(body.ops, [](const Op& op) {
       return (op.kind == OpKind::map || op.kind == OpKind::unmap) && op.map_begin == op.map_end;
     });
@@ -290,7 +290,7 @@ void insert_transient_maps(const Plan& plan, Program& program, const std::vector
     if (!uses[p].maps || program.phases[p].empty() || level[p] == mapped) continue;
     Op op;
     op.kind = level[p] > mapped ? OpKind::map : OpKind::unmap;
-    op.section = Section::transient;
+    op.section = sections::transient;
     op.map_begin = std::min(mapped, level[p]);
     op.map_end = std::max(mapped, level[p]);
     // A block that a rank may skip cannot hold it: transients are mapped for all that follows.

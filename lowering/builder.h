@@ -13,6 +13,7 @@
 
 #include "graph/draft.h"
 #include "graph/slots.h"
+#include "lowering/places.h"
 
 namespace hotbunk {
 
@@ -45,11 +46,12 @@ class ProgramBuilder {
  public:
   /// `shares`: whether calls reuse what others wrote; without, the same plan comes of it more slowly (lower.h).
   explicit ProgramBuilder(const std::vector<PhaseInfo>& phases, bool shares = true) : phases_(phases), shares_(shares) {
+    draft_.sections = program_sections();
     draft_.phases.resize(phases.size());
   }
 
   /// A buffer that the lowering allocates and frees itself (weights, optimizer state, gradients, the KV pool).
-  BufferId managed(std::string name, DType, std::int64_t elements, Category, Section);
+  BufferId managed(std::string name, DType, std::int64_t elements, Category, SectionId);
   /// A buffer that lives from its first to its last use inside a block.
   BufferId transient(std::string name, DType, std::int64_t elements, Category);
   /// The same, with the tensor that covers it.
@@ -68,7 +70,7 @@ class ProgramBuilder {
   /// Ops from now on go to this phase's new block, to a call that has the names of both.
   void begin_block(std::int32_t phase, std::string name);
   /// The same; the block puts the section to sleep or wakes it, and is skipped where that has happened already.
-  void begin_transition(std::int32_t phase, std::string name, Enters, Section);
+  void begin_transition(std::int32_t phase, std::string name, Enters, SectionId);
 
   /// Ops from now on are a call of their own, until the next begin_call, call or begin_block. `body` says what it does;
   /// the names of its ops, and of the transients that are its own, begin with `name`.
@@ -84,7 +86,7 @@ class ProgramBuilder {
   ///
   ///   const Tensor h = b.call("layer", kind, "layers.3.", {weights, x}, [&] {
   ///     const Tensor y = b.transient("layers.3.y", …);
-  ///     b.emit(OpKind::linear, StreamId::compute, "layers.3.up", {x, b.whole(weights)}, {y});
+  ///     b.emit(OpKind::linear, streams::compute, "layers.3.up", {x, b.whole(weights)}, {y});
   ///     return y;
   ///   });
   template <class Write>
@@ -113,11 +115,11 @@ class ProgramBuilder {
 
   Op& emit(OpKind, StreamId, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
   Op& communicate(OpKind, StreamId, Family, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
-  void alloc(BufferId, StreamId = StreamId::compute);
-  void free(BufferId, StreamId = StreamId::compute);
+  void alloc(BufferId, StreamId = streams::compute);
+  void free(BufferId, StreamId = streams::compute);
   /// The whole section; its extent is filled in when offsets are known.
-  void map(Section, StreamId = StreamId::compute);
-  void unmap(Section, StreamId = StreamId::compute);
+  void map(SectionId, StreamId = streams::compute);
+  void unmap(SectionId, StreamId = streams::compute);
   Op& feed(const Tensor&, Slot);
   Op& fetch(const Tensor&, Slot);
 

@@ -44,7 +44,7 @@ Tensor Decoder::activation(const std::string& name, std::initializer_list<Dim> s
 }
 
 Op& Decoder::op(OpKind kind, std::string name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
-  return b_.emit(kind, StreamId::compute, std::move(name), std::move(inputs), std::move(outputs));
+  return b_.emit(kind, streams::compute, std::move(name), std::move(inputs), std::move(outputs));
 }
 
 Tensor Decoder::embed(const WholeUnit& root) {

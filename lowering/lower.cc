@@ -182,6 +182,7 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.device_capacity_bytes = s.cluster.device_memory_bytes;
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   const bool engines = rolls_out(s, purpose);
+  plan.streams = plan_streams();
   plan.groups = group_families(s, world, engines);
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });

@@ -39,14 +39,14 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
     const LocalWeight& w = (*weights_)[i];
     by_name_.emplace(w.name, i);
     buffers_.push_back(
-        b.managed("rollout." + w.name, s.rollout.dtype, w.elements(), Category::params, Section::rollout_weights));
+        b.managed("rollout." + w.name, s.rollout.dtype, w.elements(), Category::params, sections::rollout_weights));
     if (w.layer >= 0) by_layer_[static_cast<std::size_t>(w.layer)].push_back(buffers_.back());
     host_buffers_.push_back(backed_up ? b.managed("host.rollout." + w.name, s.rollout.dtype, w.elements(),
-                                                  Category::params, Section::host_weights)
+                                                  Category::params, sections::host_weights)
                                       : -1);
   }
   kv_ = b.managed("rollout.kv_cache", s.rollout.dtype, kv_blocks * kv_block_bytes(s) / size_of(s.rollout.dtype),
-                  Category::kv_cache, Section::kv_cache);
+                  Category::kv_cache, sections::kv_cache);
 }
 
 std::size_t RolloutState::index(const std::string& name) const {
@@ -113,10 +113,10 @@ class EngineStepLowering {
     return make(name, {T_, fixed(width)}, s_.rollout.dtype);
   }
   Op& op(OpKind kind, const std::string& name, std::vector<Tensor> in, std::vector<Tensor> out) {
-    return b_.emit(kind, StreamId::compute, prefix_ + name, std::move(in), std::move(out));
+    return b_.emit(kind, streams::compute, prefix_ + name, std::move(in), std::move(out));
   }
   void all_reduce(const std::string& name, const Tensor& t) {
-    if (tp_ > 1) b_.communicate(OpKind::all_reduce, StreamId::compute, Family::tp, prefix_ + name, {t}, {t});
+    if (tp_ > 1) b_.communicate(OpKind::all_reduce, streams::compute, Family::tp, prefix_ + name, {t}, {t});
   }
   Tensor feed(const char* name, std::initializer_list<Dim> shape, DType dtype, Slot slot) {
     const Tensor t = make(name, shape, dtype, Category::workspace);
@@ -227,7 +227,7 @@ class EngineStepLowering {
     op(OpKind::linear, "lm_head", {normed, r_.matrix(b_, head)}, {logits});
     if (tp_ > 1) {
       const Tensor all = make("all_logits", {fixed(tp_), S_, fixed(V)}, DType::f32, Category::communication);
-      b_.communicate(OpKind::all_gather, StreamId::compute, Family::tp, prefix_ + "logits.all_gather", {logits}, {all});
+      b_.communicate(OpKind::all_gather, streams::compute, Family::tp, prefix_ + "logits.all_gather", {logits}, {all});
       logits = all;
     } else {
       logits = b_.view(logits.buffer, DType::f32, {fixed(1), S_, fixed(V)});
@@ -276,7 +276,7 @@ void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, st
     }
     const Tensor gathered =
         b.transient("exchange.all_" + name, dtype, {fixed(world * rows), fixed(width)}, Category::communication);
-    b.communicate(OpKind::all_gather, StreamId::control, Family::world, "exchange." + name + ".all_gather", {part},
+    b.communicate(OpKind::all_gather, streams::control, Family::world, "exchange." + name + ".all_gather", {part},
                   {gathered});
     b.take_turn(one, {part.buffer, gathered.buffer});
     b.fetch(gathered, all);

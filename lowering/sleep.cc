@@ -11,31 +11,31 @@ struct Backup {
 
 /// Device -> host, buffer by buffer, each freed as soon as it has moved; then the section goes.
 void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves,
-                  Section device, Section host) {
+                  SectionId device, SectionId host) {
   b.begin_transition(phase, std::move(block), Enters::asleep, device);
   b.map(host);
   for (const Backup& m : moves) {
     const std::string name = b.buffer(m.device).name;
     b.call("sleep", 0, name + ".", {m.device, m.host}, [&] {
-      b.alloc(m.host, StreamId::d2h);
-      b.emit(OpKind::copy, StreamId::d2h, name + ".sleep", {b.whole(m.device)}, {b.whole(m.host)});
-      b.free(m.device, StreamId::d2h);
+      b.alloc(m.host, streams::d2h);
+      b.emit(OpKind::copy, streams::d2h, name + ".sleep", {b.whole(m.device)}, {b.whole(m.host)});
+      b.free(m.device, streams::d2h);
     });
   }
   b.begin_call("sleep.done", "");
   b.unmap(device);
 }
 
-void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves, Section device,
-             Section host) {
+void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves, SectionId device,
+             SectionId host) {
   b.begin_transition(phase, std::move(block), Enters::awake, device);
   b.map(device);
   for (const Backup& m : moves) {
     const std::string name = b.buffer(m.device).name;
     b.call("wake", 0, name + ".", {m.device, m.host}, [&] {
-      b.alloc(m.device, StreamId::h2d);
-      b.emit(OpKind::copy, StreamId::h2d, name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
-      b.free(m.host, StreamId::h2d);
+      b.alloc(m.device, streams::h2d);
+      b.emit(OpKind::copy, streams::h2d, name + ".wake", {b.whole(m.host)}, {b.whole(m.device)});
+      b.free(m.host, streams::h2d);
     });
   }
   b.begin_call("wake.done", "");
@@ -44,7 +44,7 @@ void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std
 
 /// Wakes without its former contents.
 void wake_empty(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<BufferId>& buffers,
-                Section section) {
+                SectionId section) {
   b.begin_transition(phase, std::move(block), Enters::awake, section);
   b.map(section);
   for (BufferId id : buffers) b.alloc(id);
@@ -52,7 +52,7 @@ void wake_empty(ProgramBuilder& b, std::int32_t phase, std::string block, const 
 
 /// What it holds is dropped.
 void drop(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<BufferId>& buffers,
-          Section section) {
+          SectionId section) {
   b.begin_transition(phase, std::move(block), Enters::asleep, section);
   for (BufferId id : buffers) b.free(id);
   b.unmap(section);
@@ -97,30 +97,30 @@ std::vector<BufferId> weight_buffers(const RolloutState& r) {
 void lower_transition(ProgramBuilder& b, const TrainState& t, const RolloutState* r, const JobPhase& p,
                       std::int32_t phase) {
   if (p.sleeps.moments)
-    put_to_sleep(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
+    put_to_sleep(b, phase, "moments", optimizer_moves(t), sections::train_optimizer, sections::host_optimizer);
   if (p.sleeps.reference)
-    put_to_sleep(b, phase, "reference", reference_moves(t), Section::train_reference, Section::host_reference);
+    put_to_sleep(b, phase, "reference", reference_moves(t), sections::train_reference, sections::host_reference);
   if (p.sleeps.params)
-    put_to_sleep(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
-  if (p.wakes.params) wake_up(b, phase, "params", parameter_moves(t), Section::train_params, Section::host_params);
+    put_to_sleep(b, phase, "params", parameter_moves(t), sections::train_params, sections::host_params);
+  if (p.wakes.params) wake_up(b, phase, "params", parameter_moves(t), sections::train_params, sections::host_params);
   if (p.wakes.reference)
-    wake_up(b, phase, "reference", reference_moves(t), Section::train_reference, Section::host_reference);
+    wake_up(b, phase, "reference", reference_moves(t), sections::train_reference, sections::host_reference);
   if (p.wakes.moments)
-    wake_up(b, phase, "moments", optimizer_moves(t), Section::train_optimizer, Section::host_optimizer);
+    wake_up(b, phase, "moments", optimizer_moves(t), sections::train_optimizer, sections::host_optimizer);
   if (!r) return;
   const bool backed_up = r->host_buffer(0) >= 0;
-  if (p.sleeps.kv) drop(b, phase, "kv", {r->kv()}, Section::kv_cache);
+  if (p.sleeps.kv) drop(b, phase, "kv", {r->kv()}, sections::kv_cache);
   if (p.sleeps.weights) {
-    if (backed_up) put_to_sleep(b, phase, "weights", weight_moves(*r), Section::rollout_weights, Section::host_weights);
-    else drop(b, phase, "weights", weight_buffers(*r), Section::rollout_weights);
+    if (backed_up) put_to_sleep(b, phase, "weights", weight_moves(*r), sections::rollout_weights, sections::host_weights);
+    else drop(b, phase, "weights", weight_buffers(*r), sections::rollout_weights);
   }
   if (p.wakes.weights) {
     // Level 1 brings the weights back from the host, whether a sync overwrites them or not. There is nothing to bring
     // before the first sleep: the host copy is made zero in the prologue.
-    if (backed_up) wake_up(b, phase, "weights", weight_moves(*r), Section::rollout_weights, Section::host_weights);
-    else wake_empty(b, phase, "weights", weight_buffers(*r), Section::rollout_weights);
+    if (backed_up) wake_up(b, phase, "weights", weight_moves(*r), sections::rollout_weights, sections::host_weights);
+    else wake_empty(b, phase, "weights", weight_buffers(*r), sections::rollout_weights);
   }
-  if (p.wakes.kv) wake_empty(b, phase, "kv", {r->kv()}, Section::kv_cache);
+  if (p.wakes.kv) wake_empty(b, phase, "kv", {r->kv()}, sections::kv_cache);
   if (p.phase == PlanPhase::flush) {
     // New where it lies: what it held is nobody's to read, and no memory moves.
     b.begin_block(phase, "kv");
@@ -129,12 +129,12 @@ void lower_transition(ProgramBuilder& b, const TrainState& t, const RolloutState
   }
   if (p.phase == PlanPhase::start_rollout && backed_up) {
     b.begin_block(phase, "host_weights");
-    b.map(Section::host_weights);
+    b.map(sections::host_weights);
     for (const Backup& m : weight_moves(*r)) {
       const std::string name = b.buffer(m.host).name;
       b.call("host.zero", 0, name, {m.host}, [&] {
-        b.alloc(m.host, StreamId::host);
-        b.emit(OpKind::zero, StreamId::host, name, {}, {b.whole(m.host)});
+        b.alloc(m.host, streams::host);
+        b.emit(OpKind::zero, streams::host, name, {}, {b.whole(m.host)});
       });
     }
   }

@@ -105,7 +105,7 @@ class SyncLowering {
       const std::int64_t held = rows_of_parameter(w.sources[0].parameter) - w.sources[0].step.rows * (tp - 1);
       const std::int64_t filled = std::max<std::int64_t>(held, 0) * w.cols;  // of the last rank: the least of all
       if (filled >= w.elements()) continue;
-      b_.emit(OpKind::zero, StreamId::compute, "sync.padding." + w.name, {},
+      b_.emit(OpKind::zero, streams::compute, "sync.padding." + w.name, {},
               {b_.view(r_.buffer(i), s_.rollout.dtype, {fixed(w.elements() - filled)}, filled)});
     }
   }
@@ -146,7 +146,7 @@ class SyncLowering {
              bucket.entries[i].shard_element() == first.shard_element() + n;
            ++i)
         n += bucket.entries[i].elements();
-      b_.emit(OpKind::copy, StreamId::h2d, name + "up." + first.unit->unit.name,
+      b_.emit(OpKind::copy, streams::h2d, name + "up." + first.unit->unit.name,
               {b_.view(first.unit->host_shard, dtype, {fixed(n)}, first.shard_element())},
               {b_.view(staged.buffer, dtype, {fixed(n)}, first.offset)});
     }
@@ -178,7 +178,7 @@ class SyncLowering {
       const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
       moves.push_back({{tensor, own, {}}, {0, packed, {}}});
     }
-    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "pack", std::move(from.tensors), {part}).moves =
+    b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
         std::move(moves);
     return {part, from.staged};
   }
@@ -244,12 +244,12 @@ class SyncLowering {
     const Tensor& part = packed.part;
     take_turn(packed, part.buffer);
     const auto barrier = [&](const char* what) {
-      if (t_.world() > 1) b_.communicate(OpKind::barrier, StreamId::control, Family::fsdp, name + what, {part}, {part});
+      if (t_.world() > 1) b_.communicate(OpKind::barrier, streams::control, Family::fsdp, name + what, {part}, {part});
     };
     barrier("ready");
     std::vector<std::size_t> used;
     if (std::vector<Move> moves = slices(bucket, Holds::peers, 0, used); !moves.empty()) {
-      Op& op = b_.communicate(OpKind::peer_copy, StreamId::compute, Family::fsdp, name + "read", {part}, weights(used));
+      Op& op = b_.communicate(OpKind::peer_copy, streams::compute, Family::fsdp, name + "read", {part}, weights(used));
       op.moves = std::move(moves);
     }
     barrier("done");
@@ -263,14 +263,14 @@ class SyncLowering {
     Tensor whole = part;
     if (t_.world() > 1) {
       whole = b_.transient(name + "whole", dtype, {fixed(t_.world() * bucket.elements)}, Category::communication);
-      Op& op = b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + "all_gather", {part}, {whole});
+      Op& op = b_.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + "all_gather", {part}, {whole});
       with(op, Attr::padding_bytes, bucket.padding(t_.world()) * size_of(dtype));
     }
     take_turn(packed, whole.buffer);
     std::vector<std::size_t> used;
     std::vector<Move> moves = slices(bucket, Holds::every, bucket.elements, used);
     if (moves.empty()) return;
-    b_.emit(OpKind::copy_boxes, StreamId::compute, name + "unpack", {whole}, weights(used)).moves = std::move(moves);
+    b_.emit(OpKind::copy_boxes, streams::compute, name + "unpack", {whole}, weights(used)).moves = std::move(moves);
   }
 
   /// P5 at run time: each rank hashes what it holds of every parameter, trained and rolled out, and all learn all sums.
@@ -285,7 +285,7 @@ class SyncLowering {
   void make_sums() {
     b_.begin_call("sync.hashes.zero", "sync.");
     sums_ = b_.transient("sync.hashes", DType::i64, {fixed(2 * num_sums())}, Category::workspace);
-    b_.emit(OpKind::zero, StreamId::compute, "sync.hashes.zero", {}, {sums_});
+    b_.emit(OpKind::zero, streams::compute, "sync.hashes.zero", {}, {sums_});
   }
   std::int64_t num_sums() const { return static_cast<std::int64_t>(sum_of_.size()); }
   Tensor sum(std::int64_t i) const { return b_.view(sums_.buffer, DType::i64, {fixed(1)}, i); }
@@ -302,7 +302,7 @@ class SyncLowering {
     Tensor all = sums_;
     if (t_.world() > 1) {
       all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * num_sums())}, Category::communication);
-      b_.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, "sync.hashes.all_gather", {sums_}, {all});
+      b_.communicate(OpKind::all_gather, streams::gather, Family::fsdp, "sync.hashes.all_gather", {sums_}, {all});
     }
     if (!from_host_) b_.take_turn(staging_, {sums_.buffer, all.buffer});
     else if (t_.world() > 1) b_.take_turn(staging_, {all.buffer});
@@ -311,7 +311,7 @@ class SyncLowering {
 
   void hash(const std::string& parameter, std::vector<Tensor> inputs, const Tensor& sum, std::vector<Move> moves) {
     b_.begin_call("sync.hash", parameter);
-    Op& op = b_.emit(OpKind::hash_boxes, StreamId::compute, parameter, std::move(inputs), {sum});
+    Op& op = b_.emit(OpKind::hash_boxes, streams::compute, parameter, std::move(inputs), {sum});
     with(op, Attr::as_dtype, static_cast<std::int64_t>(s_.rollout.dtype));
     op.moves = std::move(moves);
   }

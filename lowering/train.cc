@@ -165,28 +165,28 @@ class MicroBatch {
       const Tensor logits = make("logits", {T, V}, DType::f32);
       const Tensor logp = make("logp", {T}, DType::f32), lse = make("lse", {T}, DType::f32),
                    entropy = make("entropy", {T}, DType::f32), d_logp = make("d_logp", {T}, DType::f32);
-      b_.emit(OpKind::linear, StreamId::compute, name + "lm_head", {x, w}, {logits});
-      Op& p = b_.emit(OpKind::log_prob, StreamId::compute, name + "log_prob", {logits, part(targets_)},
+      b_.emit(OpKind::linear, streams::compute, name + "lm_head", {x, w}, {logits});
+      Op& p = b_.emit(OpKind::log_prob, streams::compute, name + "log_prob", {logits, part(targets_)},
                       {logp, lse, entropy});
       with(with(p, Attr::vocab, m.vocab), Attr::temperature, logit_temperature(s_));
-      Op& l = b_.emit(OpKind::token_loss, StreamId::compute, name + "loss",
+      Op& l = b_.emit(OpKind::token_loss, streams::compute, name + "loss",
                       {logp, part(old_), part(ref_), part(advantages_), part(weights_), entropy}, {d_logp, metrics_});
       with(with(with(l, Attr::clip_low, s_.algorithm.clip_low), Attr::clip_high, s_.algorithm.clip_high), Attr::kl_coef,
            s_.algorithm.reference ? s_.algorithm.kl_coef : 0.0);
       with(l, Attr::sft, std::int64_t{s_.algorithm.name == AlgorithmName::sft ? 1 : 0});
       with(l, Attr::reference, std::int64_t{s_.algorithm.reference ? 1 : 0});
       const Tensor d_logits = compute == DType::f32 ? logits : make("d_logits", {T, V}, compute);
-      Op& d = b_.emit(OpKind::log_prob_backward, StreamId::compute, name + "log_prob.backward",
+      Op& d = b_.emit(OpKind::log_prob_backward, streams::compute, name + "log_prob.backward",
                       {logits, lse, part(targets_), d_logp}, {d_logits});
       with(with(d, Attr::vocab, m.vocab), Attr::temperature, logit_temperature(s_));
-      b_.emit(OpKind::linear_dgrad, StreamId::compute, name + "lm_head.dgrad", {d_logits, w}, {part(d_normed)});
-      with(b_.emit(OpKind::linear_wgrad, StreamId::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}),
+      b_.emit(OpKind::linear_dgrad, streams::compute, name + "lm_head.dgrad", {d_logits, w}, {part(d_normed)});
+      with(b_.emit(OpKind::linear_wgrad, streams::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}),
            Attr::accumulate, std::int64_t{state_.accumulates() || c > 0 ? 1 : 0});
     }
     b_.begin_call("train.final_norm.backward", "train.");
     const Tensor g = b_.transient("train.d_stream", compute, {decoder_.T(), H}, Category::activations);
     Op& n =
-        b_.emit(OpKind::rms_norm_backward, StreamId::compute, "train.final_norm.backward",
+        b_.emit(OpKind::rms_norm_backward, streams::compute, "train.final_norm.backward",
                 {d_normed, last.x, root.vector(b_, R::final_norm), last.rstd}, {g, d_root.vector(b_, R::final_norm)});
     with(with(n, Attr::residual, std::int64_t{0}), Attr::accumulate, std::int64_t{state_.accumulates() ? 1 : 0});
     return g;
@@ -197,8 +197,8 @@ class MicroBatch {
     const Tensor d_table = d_root.matrix(b_, R::embedding);
     // The scatter adds: into zeros, into the head's gradient when tied, or into what earlier micro-batches left.
     if (!state_.accumulates() && !s_.model.tie_embeddings)
-      b_.emit(OpKind::zero, StreamId::compute, "train.embedding.zero", {}, {d_table});
-    Op& e = b_.emit(OpKind::embedding_backward, StreamId::compute, "train.embedding.backward", {decoder_.ids(), g},
+      b_.emit(OpKind::zero, streams::compute, "train.embedding.zero", {}, {d_table});
+    Op& e = b_.emit(OpKind::embedding_backward, streams::compute, "train.embedding.backward", {decoder_.ids(), g},
                     {d_table});
     with(with(with(e, Attr::accumulate, std::int64_t{1}), Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end,
          s_.model.vocab);
@@ -224,7 +224,7 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
     const BufferId grad = state.units()[u].grad;
     const std::int64_t accumulate = u > 0 ? 1 : 0;
     b.call("train.sum_squares", accumulate, name, {grad}, [&] {
-      with(b.emit(OpKind::sum_squares, StreamId::compute, name, {b.whole(grad)}, {sum}), Attr::accumulate, accumulate);
+      with(b.emit(OpKind::sum_squares, streams::compute, name, {b.whole(grad)}, {sum}), Attr::accumulate, accumulate);
     });
   }
   b.begin_call("train.norm", "train.");
@@ -232,26 +232,26 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
          Slot::stop_request);
   if (state.world() > 1) {
-    b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.grad_squares.all_reduce", {sum}, {sum});
+    b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.grad_squares.all_reduce", {sum}, {sum});
     // The largest gaps are maxima, the other metrics are sums.
     static_assert(static_cast<int>(Metric::max_rollout_gap) == static_cast<int>(Metric::max_logp_gap) + 1);
     const Tensor gaps = b.transient("train.max_gaps", DType::f32, {fixed(num_max_metrics)}, Category::workspace);
     const Tensor gaps_in_metrics =
         b.view(metrics.buffer, DType::f32, {fixed(num_max_metrics)}, static_cast<std::int64_t>(Metric::max_logp_gap));
-    b.emit(OpKind::copy, StreamId::compute, "train.max_gaps.take", {gaps_in_metrics}, {gaps});
-    with(b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.max_gaps.all_reduce", {gaps},
+    b.emit(OpKind::copy, streams::compute, "train.max_gaps.take", {gaps_in_metrics}, {gaps});
+    with(b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.max_gaps.all_reduce", {gaps},
                        {gaps}),
          Attr::reduce_max, std::int64_t{1});
-    b.communicate(OpKind::all_reduce, StreamId::control, Family::world, "train.metrics.all_reduce", {metrics},
+    b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.metrics.all_reduce", {metrics},
                   {metrics});
-    b.emit(OpKind::copy, StreamId::compute, "train.max_gaps.put", {gaps}, {gaps_in_metrics});
+    b.emit(OpKind::copy, streams::compute, "train.max_gaps.put", {gaps}, {gaps_in_metrics});
   }
-  with(b.emit(OpKind::clip_coefficient, StreamId::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
+  with(b.emit(OpKind::clip_coefficient, streams::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
        o.max_grad_norm);
   for (const UnitState& u : state.units()) {
     const std::string name = "train.adamw." + u.unit.name;
     b.call("train.adamw", 0, name, {u.grad, u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
-      Op& a = b.emit(OpKind::adamw, StreamId::compute, name, {b.whole(u.grad), lr, coefficient},
+      Op& a = b.emit(OpKind::adamw, streams::compute, name, {b.whole(u.grad), lr, coefficient},
                      {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
       with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
            o.weight_decay);
@@ -264,16 +264,16 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
 }  // namespace
 
 void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
-  const BufferId metrics = b.managed("train.metrics", DType::f32, num_metrics, Category::workspace, Section::transient);
+  const BufferId metrics = b.managed("train.metrics", DType::f32, num_metrics, Category::workspace, sections::transient);
   b.begin_block(phase, "begin");
-  b.alloc(metrics, StreamId::h2d);
+  b.alloc(metrics, streams::h2d);
   // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.
   b.feed(b.whole(metrics), Slot::first_metrics);
   for (const UnitState& u : state.units()) {
     const std::string name = b.buffer(u.grad).name;  // a call makes buffers
     b.call("train.zero", 0, name + ".", {u.grad}, [&] {
       b.alloc(u.grad);
-      b.emit(OpKind::zero, StreamId::compute, name + ".zero", {}, {b.whole(u.grad)});
+      b.emit(OpKind::zero, streams::compute, name + ".zero", {}, {b.whole(u.grad)});
     });
   }
   b.begin_block(phase, "micro");
@@ -308,8 +308,8 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
     const Tensor logits = b.transient(name + "logits", DType::f32, {T, fixed(m.vocab)}, Category::activations);
     const Tensor lse = b.transient(name + "lse", DType::f32, {T}, Category::activations);
     const Tensor entropy = b.transient(name + "entropy", DType::f32, {T}, Category::activations);
-    b.emit(OpKind::linear, StreamId::compute, name + "lm_head", {x, root.matrix(b, head_role(m))}, {logits});
-    Op& p = b.emit(OpKind::log_prob, StreamId::compute, name + "log_prob",
+    b.emit(OpKind::linear, streams::compute, name + "lm_head", {x, root.matrix(b, head_role(m))}, {logits});
+    Op& p = b.emit(OpKind::log_prob, streams::compute, name + "log_prob",
                    {logits, rows_of(targets, c * chunks.size, chunks.size)},
                    {rows_of(logps, c * chunks.size, chunks.size), lse, entropy});
     with(with(p, Attr::vocab, m.vocab), Attr::temperature, logit_temperature(s));

@@ -88,28 +88,28 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     UnitState state;
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
-    state.shard = b.managed(name + ".shard", precision.master, n, Category::params, Section::train_params);
+    state.shard = b.managed(name + ".shard", precision.master, n, Category::params, sections::train_params);
     if (trains) {
-      state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, Section::train_optimizer);
+      state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, sections::train_optimizer);
       state.exp_avg_sq =
-          b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::train_optimizer);
-      state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, Section::transient);
+          b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, sections::train_optimizer);
+      state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, sections::transient);
     }
     if (s.algorithm.reference)
       state.reference = b.managed("reference." + unit.name + ".shard", precision.params, n, Category::params,
-                                  Section::train_reference);
+                                  sections::train_reference);
     if (sleepers.params)
       state.host_shard =
-          b.managed("host." + name + ".shard", precision.master, n, Category::params, Section::host_params);
+          b.managed("host." + name + ".shard", precision.master, n, Category::params, sections::host_params);
     if (sleepers.moments) {
       state.host_exp_avg =
-          b.managed("host." + name + ".exp_avg", precision.moments, n, Category::optimizer, Section::host_optimizer);
+          b.managed("host." + name + ".exp_avg", precision.moments, n, Category::optimizer, sections::host_optimizer);
       state.host_exp_avg_sq =
-          b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer, Section::host_optimizer);
+          b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer, sections::host_optimizer);
     }
     if (sleepers.reference)
       state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n, Category::params,
-                                       Section::host_reference);
+                                       sections::host_reference);
     state.unit = unit;
     units_.push_back(std::move(state));
   }
@@ -128,19 +128,19 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const auto write = [&] {
     const Tensor whole = b.whole(b.transient(name + ".params", compute, state.unit.full_elements, Category::params));
     if (world_ == 1) {
-      b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {whole});
+      b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {whole});
       return std::array{whole, whole, whole};
     }
     Tensor send = shard;
     if (shard.dtype != compute) {
       send = b.transient(name + ".gather_in", compute, {fixed(n)}, Category::communication);
-      b.emit(OpKind::cast, StreamId::gather, name + ".cast", {shard}, {send});
+      b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     }
     const Tensor gathered = b.transient(name + ".gather_out", compute, {fixed(world_ * n)}, Category::communication);
     Op& op =
-        b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
+        b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
     with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
-    Op& copy = b.emit(OpKind::copy_boxes, StreamId::gather, name + ".copy_out", {gathered}, {whole});
+    Op& copy = b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole});
     copy.moves = shard_moves(state.unit, world_, true);
     return std::array{send, gathered, whole};
   };
@@ -170,24 +170,24 @@ void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradi
     const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(world_ * n)}, Category::communication);
     const Tensor out = b.transient(name + ".reduce_out", dtype, {fixed(n)}, Category::communication);
     // Padding takes part in the sum and in the gradient norm: it must be zero.
-    if (state.unit.padding_elements > 0) b.emit(OpKind::zero, StreamId::reduce, name + ".zero_padding", {}, {in});
-    Op& copy = b.emit(OpKind::copy_boxes, StreamId::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
+    if (state.unit.padding_elements > 0) b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {}, {in});
+    Op& copy = b.emit(OpKind::copy_boxes, streams::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
     copy.moves = shard_moves(state.unit, world_, false);
     Op& op =
-        b.communicate(OpKind::reduce_scatter, StreamId::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
+        b.communicate(OpKind::reduce_scatter, streams::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
     with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
     const Tensor shard = b.whole(state.grad);
-    b.emit(OpKind::add, StreamId::reduce, name + ".accumulate", {shard, out}, {shard});
+    b.emit(OpKind::add, streams::reduce, name + ".accumulate", {shard, out}, {shard});
   });
 }
 
 void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
   b.begin_block(phase, "load");
-  b.map(Section::train_params);
-  b.map(Section::train_optimizer);
-  b.map(Section::train_reference);
+  b.map(sections::train_params);
+  b.map(sections::train_optimizer);
+  b.map(sections::train_reference);
   const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot) {
-    b.alloc(id, StreamId::h2d);
+    b.alloc(id, streams::h2d);
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
       Op& op = b.feed(b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset), slot);
@@ -221,7 +221,7 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
   if (world > 1) {
     gathered = b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
       const Tensor all = b.transient(name + ".gathered", dtype, {fixed(world * n)}, Category::communication);
-      Op& op = b.communicate(OpKind::all_gather, StreamId::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
+      Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
                              {all});
       with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
       return all;

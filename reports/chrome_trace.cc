@@ -61,7 +61,7 @@ class Writer {
       metadata("process_name", r, 0, fmt::format("rank {}", r));
       begin('M', "process_sort_index", r, 0), raw(",\"args\":{{\"sort_index\":{}}}", r), end();
       metadata("thread_name", r, 0, "phases");
-      for (int s = 0; s < num_streams; ++s) metadata("thread_name", r, 1 + s, name_of(static_cast<StreamId>(s)));
+      for (int tid = 1; const Stream& s : plan_.streams) metadata("thread_name", r, tid++, s.name);
     }
   }
 
@@ -131,7 +131,7 @@ class Writer {
       const Span& s = trace_.spans[path.spans[i]];
       begin('X', trace_.names[static_cast<std::size_t>(s.name)], pid, 0);
       time("ts", s.end_ns - path.own_ns[i]), time("dur", path.own_ns[i]);
-      raw(",\"cat\":\"critical\",\"args\":{{\"rank\":{},\"stream\":\"{}\",\"phase\":", s.rank, name_of(s.stream));
+      raw(",\"cat\":\"critical\",\"args\":{{\"rank\":{},\"stream\":\"{}\",\"phase\":", s.rank, plan_.stream(s.stream).name);
       append_json(out_, phase_name(s.phase));
       out_ += '}';
       end();

@@ -20,21 +20,19 @@ class Addresses {
  public:
   explicit Addresses(const Program& program) {
     std::int64_t next = arena_base;
-    for (int s = 0; s < num_sections; ++s) {
-      const auto i = static_cast<std::size_t>(s);
-      base_[i] = next;
-      if (space_of(static_cast<Section>(s)) != Space::device) continue;
-      next += (program.section_bytes[i] + section_alignment - 1) / section_alignment * section_alignment;
+    for (const Section& s : program.sections) {
+      base_.push_back(next);
+      if (s.space == Space::device) next += (s.bytes + section_alignment - 1) / section_alignment * section_alignment;
     }
-    for (const Buffer& b : program.buffers) of_.try_emplace(b.name, base(static_cast<int>(b.section)) + b.offset);
+    for (const Buffer& b : program.buffers) of_.try_emplace(b.name, base(b.section) + b.offset);
     for (const auto& blocks : program.phases)
       for (const Block& block : blocks)
         for (const Call& call : block.calls)
           for (std::size_t i = 0; i < call.locals.size(); ++i)
             of_.try_emplace(call.name + program.bodies[static_cast<std::size_t>(call.body)].locals[i].name,
-                            base(static_cast<int>(Section::transient)) + call.locals[i]);
+                            base(transient_section) + call.locals[i]);
   }
-  std::int64_t base(int section) const { return base_[static_cast<std::size_t>(section)]; }
+  std::int64_t base(SectionId section) const { return base_[static_cast<std::size_t>(section)]; }
   std::int64_t of(const std::string& buffer) const {
     const auto it = of_.find(buffer);
     HB_CHECK(it != of_.end(), "a memory event names '{}', which the plan has not", buffer);
@@ -42,7 +40,7 @@ class Addresses {
   }
 
  private:
-  std::array<std::int64_t, num_sections> base_{};
+  std::vector<std::int64_t> base_;  // by section
   std::unordered_map<std::string, std::int64_t> of_;  // by name
 };
 
@@ -115,10 +113,10 @@ Json memory_snapshot(const Plan& plan, const Trace& trace) {
     const Addresses addresses(program);
     LiveBlocks live;
     traces.push_back(events_of(plan, trace, r, addresses, live));
-    for (int s = 0; s < num_sections; ++s) {
-      const std::int64_t bytes = program.section_bytes[static_cast<std::size_t>(s)];
-      if (bytes > 0 && space_of(static_cast<Section>(s)) == Space::device)
-        segments.push_back(segment_of(r, addresses.base(s), bytes, live));
+    for (std::size_t i = 0; i < program.sections.size(); ++i) {
+      const Section& s = program.sections[i];
+      if (s.bytes > 0 && s.space == Space::device)
+        segments.push_back(segment_of(r, addresses.base(static_cast<SectionId>(i)), s.bytes, live));
     }
   }
   return {{"segments", segments}, {"device_traces", traces}};

@@ -20,16 +20,16 @@ inline constexpr std::array<std::string_view, num_categories> category_colours =
     "#999999",  // overhead: grey
 };
 
-/// By StreamId: a stream wears the colour of what it mostly moves.
-inline constexpr std::array<std::string_view, num_streams> stream_colours = {
-    "#0072B2",  // compute
-    "#D55E00",  // gather
-    "#E69F00",  // reduce
-    "#CC79A7",  // tensor
-    "#999999",  // control
-    "#009E73",  // h2d
-    "#56B4E9",  // d2h
-    "#B8A800",  // host
+/// Of a plan's streams, in their order; beyond these, from the first again.
+inline constexpr std::array<std::string_view, 8> stream_colours = {
+    "#0072B2",  // blue
+    "#D55E00",  // vermilion
+    "#E69F00",  // orange
+    "#CC79A7",  // reddish purple
+    "#999999",  // grey
+    "#009E73",  // bluish green
+    "#56B4E9",  // sky blue
+    "#B8A800",  // dark yellow
 };
 
 }  // namespace hotbunk

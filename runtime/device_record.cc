@@ -31,6 +31,7 @@ DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const RecordOptions& opt
       epoch_ns_(epoch_ns),
       stays_(plan, rank, {.head = options.span_steps}) {
   trace_.source = "measured";
+  for (const Stream& s : plan.streams) trace_.streams.push_back(s.name);
 }
 
 std::int64_t DeviceRecord::clock_ns() const { return monotonic_ns() - epoch_ns_; }
@@ -57,7 +58,7 @@ void DeviceRecord::note_live(const BoundBuffer& b, std::int64_t delta_bytes) {
   const auto [name, added] = names_.try_emplace({b.buffer, b.prefix}, static_cast<std::int32_t>(trace_.names.size()));
   if (added) trace_.names.push_back(b.name());
   trace_.memory_events.push_back({.rank = rank_,
-                                  .space = space_of(b.section()),
+                                  .space = b.space(),
                                   .category = b.category(),
                                   .phase = where_.phase,
                                   .step = where_.step,

@@ -17,7 +17,7 @@ namespace hotbunk {
 /// One executed op; nanoseconds since the plan was opened.
 struct TimedOp {
   BoundOp op;  // of the plan
-  StreamId stream = StreamId::compute;
+  StreamId stream = lead_stream;
   std::int32_t step = 0;
   std::int16_t phase = 0;
   Sizes sizes;
@@ -95,7 +95,7 @@ class DeviceRecord {
   Where where_;
   PhaseSpan stay_;  // the phase that the device is in
   StayFold stays_;
-  std::array<std::vector<Timed>, num_streams> timed_;  // each grown by its stream's thread
+  std::array<std::vector<Timed>, max_streams> timed_;  // each grown by its stream's thread
   std::vector<TimedOp> host_timed_;                    // map and unmap, which run on the calling thread
   std::vector<HostStretch> host_times_;                // with measure_cpu
   HostStretch stretch_;                                // since the last sync

@@ -22,7 +22,8 @@ Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timelin
       index_(index),
       timeline_(timeline),
       options_(options),
-      streams_(static_cast<std::size_t>(plan.num_ranks()) * num_streams),
+      num_streams_(static_cast<std::uint32_t>(plan.streams.size())),
+      streams_(static_cast<std::size_t>(plan.num_ranks()) * max_streams),
       hosts_(static_cast<std::size_t>(plan.num_ranks())),
       group_of_(plan.groups.size() * hosts_.size(), -1) {
   HB_CHECK(
@@ -41,7 +42,7 @@ Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timelin
       groups_.push_back({static_cast<GroupId>(f), static_cast<std::int32_t>(g), &groups[g], one_device});
     }
   }
-  meetings_.resize(groups_.size() * num_streams);
+  meetings_.resize(groups_.size() * max_streams);
   const auto devices = (plan.num_ranks() + options.ranks_per_device - 1) / options.ranks_per_device;
   for (std::int64_t d = 0; d < devices; ++d)
     for (std::int64_t slots : {options.device_slots, options.link_slots, options.link_slots})
@@ -104,8 +105,8 @@ bool Engine::has_fired(const Host& host, std::uint32_t ticket) const {
 void Engine::fire(Rank r, std::uint32_t ticket) {
   Host& host = hosts_[static_cast<std::size_t>(r)];
   host.fired[ticket - host.first_ticket] = true;
-  const QueueId first = static_cast<QueueId>(r) * num_streams;
-  for (QueueId q = first; q < first + num_streams; ++q)
+  const QueueId first = static_cast<QueueId>(r) * max_streams;
+  for (QueueId q = first; q < first + num_streams_; ++q)
     if (streams_[q].at == At::event && streams_[q].queue.front().value == ticket) ready_.push_back(q);
 }
 
@@ -121,7 +122,7 @@ void Engine::to_stream(Rank r, Host& host, const Entry& e) {
     return;
   }
   if (e.code != mark_memory) ++host.outstanding;
-  const QueueId q = static_cast<QueueId>(r) * num_streams + e.stream;
+  const QueueId q = static_cast<QueueId>(r) * max_streams + e.stream;
   if (streams_[q].queue.empty()) ready_.push_back(q);
   streams_[q].queue.push(e);
 }
@@ -219,7 +220,7 @@ void Engine::arrive(QueueId q) {
   const Entry e = streams_[q].queue.front();
   const Op& op = *info(q, e).op;
   const std::int32_t g = group_at(op.group, rank_of(q));
-  const auto id = static_cast<std::uint32_t>(g) * num_streams + q % num_streams;
+  const auto id = static_cast<std::uint32_t>(g) * max_streams + q % max_streams;
   Meeting& meeting = meetings_[id];
   const Group& group = groups_[static_cast<std::size_t>(g)];
   streams_[q].at = At::meeting;
@@ -239,13 +240,13 @@ void Engine::arrive(QueueId q) {
   meeting.longest = std::max(meeting.longest, e.value);
   if (++meeting.arrived < static_cast<std::int32_t>(group.members->size())) return;
   for (Rank member : *group.members) {
-    Stream& s = streams_[static_cast<QueueId>(member) * num_streams + q % num_streams];
+    Stream& s = streams_[static_cast<QueueId>(member) * max_streams + q % max_streams];
     s.at = At::running;
     s.start = now_;
   }
   if (threaded() && group.one_device) {  // each does its own part, when it gets a core
     for (Rank member : *group.members) {
-      const QueueId theirs = static_cast<QueueId>(member) * num_streams + q % num_streams;
+      const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
       go_on(theirs, streams_[theirs].queue.front().value);
     }
     meeting.arrived = 0;
@@ -323,8 +324,8 @@ void Engine::handle(const SimEvent& event) {
       Meeting& meeting = meetings_[index];
       meeting.arrived = 0;
       ++meeting.sequence;
-      for (Rank member : *groups_[index / num_streams].members)
-        complete(static_cast<QueueId>(member) * num_streams + index % num_streams);
+      for (Rank member : *groups_[index / max_streams].members)
+        complete(static_cast<QueueId>(member) * max_streams + index % max_streams);
       return;
     }
   }

@@ -59,19 +59,19 @@ class Engine {
   std::int64_t peak_entries() const { return peak_entries_; }
 
  private:
-  using QueueId = std::uint32_t;  // rank * num_streams + stream
+  using QueueId = std::uint32_t;  // rank * max_streams + stream
   // Upper bits of SimEvent::what: what is done. Resources are followed by the devices' cores.
   static constexpr std::uint32_t tag_stream = 0u << 30, tag_meeting = 1u << 30, tag_resource = 2u << 30,
                                  tag_pair = 3u << 30, tag_bits = 3u << 30;
 
   /// One call. `code`: an op's number in its program, or one of the marks below.
   struct Entry {
-    std::uint32_t stream : 3, code : 29;
+    std::uint32_t stream : 4, code : 28;
     std::uint32_t run;   // op: block run; record, wait: event
     std::int64_t value;  // op, host: duration; record, wait: ticket; memory: event index
   };
-  static_assert(sizeof(Entry) == 16);
-  static constexpr std::uint32_t mark_record = (1u << 29) - 1, mark_wait = mark_record - 1, mark_memory = mark_wait - 1,
+  static_assert(sizeof(Entry) == 16 && max_streams <= 1 << 4);
+  static constexpr std::uint32_t mark_record = (1u << 28) - 1, mark_wait = mark_record - 1, mark_memory = mark_wait - 1,
                                  mark_sync = mark_memory - 1, mark_host = mark_sync - 1, mark_enter = mark_host - 1,
                                  num_codes = mark_enter;
 
@@ -163,8 +163,9 @@ class Engine {
   void host_done(Rank);
   void take_effect(Rank, Host&, const Entry&);
 
-  Rank rank_of(QueueId q) const { return static_cast<Rank>(q / num_streams); }
-  StreamId stream_of(QueueId q) const { return static_cast<StreamId>(q % num_streams); }
+  Rank rank_of(QueueId q) const { return static_cast<Rank>(q / max_streams); }
+  const std::string& stream_name(StreamId s) const { return plan_.stream(s).name; }
+  StreamId stream_of(QueueId q) const { return static_cast<StreamId>(q % max_streams); }
   const OpInfo& info(QueueId q, const Entry& e) const {
     return index_[static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank_of(q))])][e.code];
   }
@@ -186,6 +187,7 @@ class Engine {
   const std::vector<ProgramIndex>& index_;
   Timeline& timeline_;
   EngineOptions options_;
+  const std::uint32_t num_streams_;  // of the plan
   std::vector<Stream> streams_;
   std::vector<Host> hosts_;
   std::vector<Group> groups_;           // all groups of all families

@@ -9,7 +9,7 @@
 namespace hotbunk {
 
 std::string Engine::where(QueueId q) const {
-  return fmt::format("rank {} stream {}", rank_of(q), name_of(stream_of(q)));
+  return fmt::format("rank {} stream {}", rank_of(q), stream_name(stream_of(q)));
 }
 
 /// The head of a stream: "rank 0 stream gather: all_gather 'layers.0' #3 of group fsdp (ranks 0, 1), 64 B".
@@ -24,7 +24,7 @@ std::string Engine::describe(QueueId q) const {
   const std::int32_t g = group_at(op.group, rank_of(q));
   const Group& group = groups_[static_cast<std::size_t>(g)];
   if (info(q, e).occupies == Occupies::meeting)
-    text += fmt::format(" #{}", meetings_[static_cast<std::size_t>(g) * num_streams + q % num_streams].sequence);
+    text += fmt::format(" #{}", meetings_[static_cast<std::size_t>(g) * max_streams + q % max_streams].sequence);
   const std::int64_t bytes =
       op.kind == OpKind::recv ? op.outputs.at(0).bytes(sizes(q, e)) : communication_bytes(op, sizes(q, e));
   return text + fmt::format(" of group {} (ranks {}), {} B", plan_.groups[static_cast<std::size_t>(group.family)].name,
@@ -38,8 +38,8 @@ bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
   Rank rank = rank_of(q);  // of the queue that q waits for
   StreamId stream = stream_of(q);
   if (s.at == At::event) {
-    const QueueId first = static_cast<QueueId>(rank) * num_streams;
-    for (QueueId other = first; other < first + num_streams; ++other) {
+    const QueueId first = static_cast<QueueId>(rank) * max_streams;
+    for (QueueId other = first; other < first + num_streams_; ++other) {
       const Fifo& queue = streams_[other].queue;
       for (std::size_t i = queue.head; i < queue.items.size(); ++i)
         if (queue.items[i].code == mark_record && queue.items[i].value == e.value) {
@@ -52,7 +52,7 @@ bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
   } else if (s.at == At::meeting) {
     const std::int32_t g = group_at(info(q, e).op->group, rank);
     for (Rank member : *groups_[static_cast<std::size_t>(g)].members) {
-      const QueueId theirs = static_cast<QueueId>(member) * num_streams + q % num_streams;
+      const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
       const Stream& t = streams_[theirs];
       if (t.at == At::meeting && group_at(info(theirs, t.queue.front()).op->group, member) == g) continue;
       rank = member;
@@ -65,17 +65,17 @@ bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
   } else {
     return false;
   }
-  next = static_cast<QueueId>(rank) * num_streams + static_cast<QueueId>(stream);
+  next = static_cast<QueueId>(rank) * max_streams + static_cast<QueueId>(stream);
   if (next != q && streams_[next].at != At::idle) return true;
   // Not on its stream: the rank's host may hold it back behind another stream.
-  const QueueId first = static_cast<QueueId>(rank) * num_streams;
+  const QueueId first = static_cast<QueueId>(rank) * max_streams;
   if (!hosts_[static_cast<std::size_t>(rank)].calls.empty())
-    for (next = first; next < first + num_streams; ++next)
+    for (next = first; next < first + num_streams_; ++next)
       if (next != q && streams_[next].at != At::idle) {
-        why += fmt::format(", whose host waits for stream {}", name_of(stream_of(next)));
+        why += fmt::format(", whose host waits for stream {}", stream_name(stream_of(next)));
         return true;
       }
-  why += fmt::format(", which has nothing left on stream {}", name_of(stream));
+  why += fmt::format(", which has nothing left on stream {}", stream_name(stream));
   return false;
 }
 

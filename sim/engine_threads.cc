@@ -53,14 +53,14 @@ void Engine::handle_cores(std::uint32_t device) {
 }
 
 bool Engine::is_unmap(Rank r, const Entry& e) const {
-  return e.code < num_codes && info(static_cast<QueueId>(r) * num_streams, e).op->kind == OpKind::unmap;
+  return e.code < num_codes && info(static_cast<QueueId>(r) * max_streams, e).op->kind == OpKind::unmap;
 }
 
 std::int64_t Engine::host_cost(Rank r, const Entry& e) const {
   if (e.code == mark_memory) return 0;  // a note of ours, no call
   if (e.code == mark_host) return e.value;
   if (e.code >= num_codes) return options_.threads.call_ns;
-  const bool on_host = info(static_cast<QueueId>(r) * num_streams, e).occupies == Occupies::host;
+  const bool on_host = info(static_cast<QueueId>(r) * max_streams, e).occupies == Occupies::host;
   return options_.threads.call_ns + (on_host ? e.value : 0);
 }
 
@@ -96,7 +96,7 @@ void Engine::run_host(Rank r) {
 void Engine::take_effect(Rank r, Host& host, const Entry& e) {
   if (e.code == mark_enter) timeline_.entered(r, e.run, now_);
   const bool note = e.code == mark_enter || e.code == mark_host;
-  const QueueId any = static_cast<QueueId>(r) * num_streams;
+  const QueueId any = static_cast<QueueId>(r) * max_streams;
   const bool on_host = e.code < num_codes && info(any, e).occupies == Occupies::host;
   if (!note && !on_host) return to_stream(r, host, e);
   --num_entries_;

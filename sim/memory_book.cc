@@ -21,7 +21,7 @@ MemoryBook::MemoryBook(const Plan& plan, Rank rank, bool enforce_capacity)
       rank_(rank),
       enforce_capacity_(enforce_capacity),
       live_(program_.buffers.size()),
-      mapped_(num_sections) {}
+      mapped_(program_.sections.size()) {}
 
 void MemoryBook::enter(std::int32_t step, std::int16_t phase) {
   step_ = step;
@@ -45,8 +45,8 @@ void MemoryBook::alloc(const BoundOp& op, const BoundBuffer& b) {
   }
   HB_CHECK(b.bytes() == 0 || covers(ranges(b.section()), b.offset, b.offset + b.bytes()),
            "{}: buffer '{}' at [{}, {}) of {} is not wholly mapped", at(op), b.name(), b.offset, b.offset + b.bytes(),
-           name_of(b.section()));
-  meter_.add_live(space_of(b.section()), b.category(), b.bytes());
+           b.section_name());
+  meter_.add_live(b.space(), b.category(), b.bytes());
 }
 
 void MemoryBook::free(const BoundOp& op, const BoundBuffer& b) {
@@ -58,13 +58,13 @@ void MemoryBook::free(const BoundOp& op, const BoundBuffer& b) {
     HB_CHECK(live_[static_cast<std::size_t>(b.id)], "{}: buffer '{}' is not live", at(op), b.name());
     live_[static_cast<std::size_t>(b.id)] = false;
   }
-  meter_.add_live(space_of(b.section()), b.category(), -b.bytes());
+  meter_.add_live(b.space(), b.category(), -b.bytes());
 }
 
 void MemoryBook::check_range(const BoundOp& op) const {
   HB_CHECK(op->map_begin >= 0 && op->map_begin <= op->map_end && op->map_begin % plan_.chunk_bytes == 0 &&
                op->map_end % plan_.chunk_bytes == 0,
-           "{}: [{}, {}) of {} is no range of {} B chunks", at(op), op->map_begin, op->map_end, name_of(op->section),
+           "{}: [{}, {}) of {} is no range of {} B chunks", at(op), op->map_begin, op->map_end, op.section().name,
            plan_.chunk_bytes);
 }
 
@@ -76,9 +76,9 @@ Status MemoryBook::map(const BoundOp& op) {
   const bool on_next = next != held.end() && next->first < op->map_end;
   const bool on_previous = next != held.begin() && std::prev(next)->second > op->map_begin;
   HB_CHECK(!on_next && !on_previous, "{}: part of [{}, {}) of {} is mapped already", at(op), op->map_begin, op->map_end,
-           name_of(op->section));
+           op.section().name);
 
-  const Space space = space_of(op->section);
+  const Space space = op.section().space;
   const std::int64_t bytes = op->map_end - op->map_begin;
   if (const std::int64_t most = mappable_bytes(plan_, space);
       enforce_capacity_ && most >= 0 && meter_.mapped(space) + bytes > most)
@@ -104,23 +104,23 @@ void MemoryBook::unmap(const BoundOp& op) {
   if (op->map_begin == op->map_end) return;
   Ranges& held = ranges(op->section);
   HB_CHECK(covers(held, op->map_begin, op->map_end), "{}: part of [{}, {}) of {} is not mapped", at(op), op->map_begin,
-           op->map_end, name_of(op->section));
+           op->map_end, op.section().name);
   for (std::size_t id = 0; id < live_.size(); ++id) {
     const Buffer& b = program_.buffers[id];
     HB_CHECK(!live_[id] || b.section != op->section || b.offset + b.bytes() <= op->map_begin || b.offset >= op->map_end,
              "{}: live buffer '{}' lies on [{}, {}) of {}", at(op), b.name, op->map_begin, op->map_end,
-             name_of(op->section));
+             op.section().name);
   }
   for (const BoundBuffer& b : locals_)
-    HB_CHECK(op->section != Section::transient || b.offset + b.bytes() <= op->map_begin || b.offset >= op->map_end,
+    HB_CHECK(op->section != transient_section || b.offset + b.bytes() <= op->map_begin || b.offset >= op->map_end,
              "{}: live local '{}' lies on [{}, {}) of {}", at(op), b.name(), op->map_begin, op->map_end,
-             name_of(op->section));
+             op.section().name);
   auto range = std::prev(held.upper_bound(op->map_begin));
   const auto [begin, end] = *range;
   held.erase(range);
   if (begin < op->map_begin) held.emplace(begin, op->map_begin);
   if (op->map_end < end) held.emplace(op->map_end, end);
-  meter_.add_mapped(space_of(op->section), op->map_begin - op->map_end);
+  meter_.add_mapped(op.section().space, op->map_begin - op->map_end);
 }
 
 }  // namespace hotbunk

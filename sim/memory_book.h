@@ -29,7 +29,7 @@ class MemoryBook {
  private:
   using Ranges = std::map<std::int64_t, std::int64_t>;  // begin -> end, disjoint, neighbours merged
 
-  Ranges& ranges(Section s) { return mapped_[static_cast<std::size_t>(s)]; }
+  Ranges& ranges(SectionId s) { return mapped_[static_cast<std::size_t>(s)]; }
   std::string at(const BoundOp&) const;
   void check_range(const BoundOp&) const;
 

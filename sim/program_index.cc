@@ -8,7 +8,7 @@
 namespace hotbunk {
 namespace {
 
-Occupies occupies_of(const Op& op) {
+Occupies occupies_of(const Plan& plan, const Op& op) {
   switch (op.kind) {
     case OpKind::alloc:
     case OpKind::free:
@@ -27,12 +27,12 @@ Occupies occupies_of(const Op& op) {
       break;
   }
   if (is_communication(op.kind)) return Occupies::meeting;
-  switch (op.stream) {
-    case StreamId::h2d:
+  switch (plan.stream(op.stream).kind) {
+    case StreamKind::to_device:
       return Occupies::link_h2d;
-    case StreamId::d2h:
+    case StreamKind::to_host:
       return Occupies::link_d2h;
-    case StreamId::host:
+    case StreamKind::host:
       return Occupies::stream;
     default:
       return Occupies::device;
@@ -54,7 +54,7 @@ DependsOn depends_on(const Op& op) {
 
 }  // namespace
 
-ProgramIndex::ProgramIndex(const Program& program) : program_(&program) {
+ProgramIndex::ProgramIndex(const Plan& plan, const Program& program) : program_(&program) {
   for (const auto& blocks : program.phases) {
     auto& of_phase = first_.emplace_back();
     for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -64,7 +64,7 @@ ProgramIndex::ProgramIndex(const Program& program) : program_(&program) {
         each_step(
             program, blocks[b], call,
             [&](const BoundOp& op) {
-              ops_.push_back({op, occupies_of(*op), depends_on(*op), static_cast<std::int32_t>(b)});
+              ops_.push_back({op, occupies_of(plan, *op), depends_on(*op), static_cast<std::int32_t>(b)});
             },
             [](const Mark&) {});
       }

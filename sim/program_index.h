@@ -31,7 +31,7 @@ struct OpInfo {
 
 class ProgramIndex {
  public:
-  explicit ProgramIndex(const Program&);
+  ProgramIndex(const Plan&, const Program&);
   const Program& program() const { return *program_; }
   const OpInfo& operator[](std::uint32_t op) const { return ops_[op]; }
   std::uint32_t size() const { return static_cast<std::uint32_t>(ops_.size()); }

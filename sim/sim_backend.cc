@@ -58,7 +58,7 @@ class TrafficBook {
 std::vector<ProgramIndex> index_programs(const Plan& plan) {
   std::vector<ProgramIndex> out;
   out.reserve(plan.programs.size());
-  for (const Program& p : plan.programs) out.emplace_back(p);
+  for (const Program& p : plan.programs) out.emplace_back(plan, p);
   return out;
 }
 

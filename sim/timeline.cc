@@ -8,7 +8,7 @@
 
 namespace hotbunk {
 
-Timeline::Timeline(const Plan& plan, const TimelineOptions& options) : options_(options) {
+Timeline::Timeline(const Plan& plan, const TimelineOptions& options) : plan_(plan), options_(options) {
   for (Rank r = 0; r < plan.num_ranks(); ++r) ranks_.emplace_back(plan, r, KeptSteps{.head = options.last_step});
 }
 
@@ -69,7 +69,7 @@ std::int64_t Timeline::open_memory_event(Rank r, const BoundBuffer& buffer, std:
   const PhaseSpan& visit = line.visits.items.back();
   if (!recorded(visit.step) || num_memory_events_ >= options_.max_memory_events) return -1;
   ++num_memory_events_;
-  line.memory_events.push_back({r, space_of(buffer.section()), buffer.category(), visit.phase, visit.step,
+  line.memory_events.push_back({r, buffer.space(), buffer.category(), visit.phase, visit.step,
                                 intern(buffer.prefix, buffer.buffer->name), 0, delta_bytes});
   return static_cast<std::int64_t>(line.memory_events.size()) - 1;
 }
@@ -92,6 +92,7 @@ void Timeline::write(Trace& trace) {
   std::stable_sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
     return std::tie(a.rank, a.start_ns, a.stream, a.end_ns) < std::tie(b.rank, b.start_ns, b.stream, b.end_ns);
   });
+  for (const Stream& s : plan_.streams) trace.streams.push_back(s.name);
   trace.names = names_;
   trace.spans = std::move(spans_);
   for (RankLine& line : ranks_) {

@@ -85,6 +85,7 @@ class Timeline {
   std::int32_t intern(std::string_view prefix, std::string_view name);
   bool recorded(std::int32_t step) const { return step >= options_.first_step && step <= options_.last_step; }
 
+  const Plan& plan_;
   TimelineOptions options_;
   std::vector<RankLine> ranks_;
   std::vector<Span> spans_;

@@ -7,8 +7,27 @@
 #include <vector>
 
 #include "graph/bound.h"
+#include "graph/draft.h"
+#include "lowering/places.h"
 
 namespace hotbunk::test {
+
+/// With the streams and sections that lower() writes.
+inline Plan empty_plan() {
+  Plan plan;
+  plan.streams = plan_streams();
+  return plan;
+}
+inline Program empty_program() {
+  Program program;
+  program.sections = program_sections();
+  return program;
+}
+inline Draft empty_draft() {
+  Draft draft;
+  draft.sections = program_sections();
+  return draft;
+}
 
 /// One call of a body of its own, whose ports are all buffers of the program, by number. Buffers that ops name and the
 /// program has not yet are ports too: a test may add them later.

@@ -26,7 +26,7 @@ inline Op op(OpKind kind, StreamId stream, std::string name) {
   return o;
 }
 /// A kernel without tensors: only its price matters.
-inline Op kernel(std::string name, StreamId stream = StreamId::compute) {
+inline Op kernel(std::string name, StreamId stream = streams::compute) {
   return op(OpKind::zero, stream, std::move(name));
 }
 inline Op record(EventId event, StreamId stream) {
@@ -40,13 +40,13 @@ inline Op wait(EventId event, StreamId stream) {
   return o;
 }
 /// In place over `elements` fp32 of buffer 0.
-inline Op all_reduce(std::string name, Dim elements, GroupId group = 0, StreamId stream = StreamId::reduce) {
+inline Op all_reduce(std::string name, Dim elements, GroupId group = 0, StreamId stream = streams::reduce) {
   Op o = op(OpKind::all_reduce, stream, std::move(name));
   o.inputs = o.outputs = {tensor(0, elements)};
   o.group = group;
   return o;
 }
-inline Op all_gather(std::string name, Dim each, Dim all, GroupId group = 0, StreamId stream = StreamId::gather) {
+inline Op all_gather(std::string name, Dim each, Dim all, GroupId group = 0, StreamId stream = streams::gather) {
   Op o = op(OpKind::all_gather, stream, std::move(name));
   o.inputs = {tensor(0, each)};
   o.outputs = {tensor(0, all)};
@@ -54,7 +54,7 @@ inline Op all_gather(std::string name, Dim each, Dim all, GroupId group = 0, Str
   return o;
 }
 inline Op transfer(OpKind kind, std::string name, Dim elements, std::int64_t peer,
-                   StreamId stream = StreamId::control) {
+                   StreamId stream = streams::control) {
   Op o = op(kind, stream, std::move(name));
   (kind == OpKind::send ? o.inputs : o.outputs) = {tensor(0, elements)};
   o.attrs = {{Attr::peer, peer}};
@@ -62,12 +62,12 @@ inline Op transfer(OpKind kind, std::string name, Dim elements, std::int64_t pee
   return o;
 }
 inline Op memory(OpKind kind, BufferId buffer, std::string name) {
-  Op o = op(kind, StreamId::compute, std::move(name));
+  Op o = op(kind, streams::compute, std::move(name));
   o.buffer = buffer;
   return o;
 }
-inline Op mapping(OpKind kind, Section section, std::int64_t begin, std::int64_t end, std::string name = "arena") {
-  Op o = op(kind, StreamId::compute, std::move(name));
+inline Op mapping(OpKind kind, SectionId section, std::int64_t begin, std::int64_t end, std::string name = "arena") {
+  Op o = op(kind, streams::compute, std::move(name));
   o.section = section;
   o.map_begin = begin;
   o.map_end = end;
@@ -76,12 +76,12 @@ inline Op mapping(OpKind kind, Section section, std::int64_t begin, std::int64_t
 
 /// One phase per name; programs[rank][phase] = ops of its only block; family 0, "world", is all ranks.
 inline Plan plan_of(std::vector<std::string> phases, std::vector<std::vector<std::vector<Op>>> programs) {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.scenario = "toy";
   GroupFamily world{"world", {{}}};
   for (std::size_t r = 0; r < programs.size(); ++r) {
     world.groups[0].push_back(static_cast<Rank>(r));
-    Program p;
+    Program p = test::empty_program();
     p.num_events = 16;
     for (const auto& ops : programs[r]) p.phases.push_back({test::block_of(p, "only", ops)});
     plan.programs.push_back(std::move(p));

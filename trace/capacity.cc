@@ -44,7 +44,7 @@ Diagnostic does_not_fit(const Plan& plan, const RefusedMap& refused,
                         const std::function<bool(const Buffer&)>& is_live) {
   const Program& program = plan.program(refused.rank);
   const Op& op = *refused.op;
-  const Space space = space_of(op.section);
+  const Space space = refused.op.section().space;
   const std::int64_t asked = op.map_end - op.map_begin;
   const std::int64_t overhead = space == Space::device ? plan.overhead_bytes : 0;
   const std::int64_t capacity = space == Space::device ? plan.device_capacity_bytes : plan.host_capacity_bytes;
@@ -59,19 +59,19 @@ Diagnostic does_not_fit(const Plan& plan, const RefusedMap& refused,
       .help = {}};
   d.notes.push_back(fmt::format("step {}, op '{}' maps {} of {}", refused.step,
                                 refused.op.name().empty() ? label_of(refused.op) : refused.op.name(), bytes_text(asked),
-                                name_of(op.section)));
+                                refused.op.section().name));
   d.notes.push_back(fmt::format("mapped {} + asked {} + overhead {} = {} B, capacity {} B: {} B too much",
                                 refused.mapped_bytes, asked, overhead, needed, capacity, needed - capacity));
 
   // What lives there now, and what the section that is being mapped is for.
   std::vector<Large> largest;
   for (const Buffer& b : program.buffers)
-    if (space_of(b.section) == space && (b.section == op.section || is_live(b))) largest.push_back({b.name, &b});
-  if (op.section == Section::transient) add_locals(program, largest);
+    if (program.section(b.section).space == space && (b.section == op.section || is_live(b))) largest.push_back({b.name, &b});
+  if (op.section == transient_section) add_locals(program, largest);
   std::ranges::stable_sort(largest, std::ranges::greater{}, [](const Large& l) { return l.buffer->bytes(); });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, largest.size()); ++i)
     d.notes.push_back(fmt::format("large: '{}' ({}, {}) {}", largest[i].name, name_of(largest[i].buffer->category),
-                                  name_of(largest[i].buffer->section), bytes_text(largest[i].buffer->bytes())));
+                                  program.section(largest[i].buffer->section).name, bytes_text(largest[i].buffer->bytes())));
   d.help = space == Space::host
                ? "raise cluster.host_memory_gib, or set train.offload to none"
                : "make those smaller (train.micro_batch_tokens, train.recompute, rollout.memory_fraction, "

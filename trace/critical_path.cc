@@ -72,7 +72,7 @@ class Builder {
       for (const PhaseSpan* p : list) {
         const Vertex leave = num_vertices_++;
         out.emplace_back(enter, leave);
-        for (int s = 0; s < num_streams; ++s) {
+        for (std::size_t s = 0; s < plan_.streams.size(); ++s) {
           const auto stream = streams.find({rank, p->phase, static_cast<StreamId>(s)});
           if (stream == streams.end()) continue;
           const std::vector<Vertex>& line = stream->second;
@@ -138,13 +138,13 @@ class Builder {
   using EventPairs = std::vector<std::pair<std::string, std::string>>;
   static EventPairs event_pairs(const Program& program, const Block& block) {
     EventPairs out;
-    std::array<std::string, num_streams> last;
-    std::array<std::vector<std::string>, num_streams> awaited;
+    std::array<std::string, max_streams> last;
+    std::array<std::vector<std::string>, max_streams> awaited;
     std::map<EventId, std::string> recorded;
     each_step(
         program, block,
         [&](const BoundOp& op) {
-          if (op->kind <= OpKind::unmap) return;  // memory leaves no spans
+          if (is_memory(op->kind)) return;  // memory leaves no spans
           const auto stream = static_cast<std::size_t>(op->stream);
           std::string name = op.name();
           for (std::string& from : std::exchange(awaited[stream], {}))

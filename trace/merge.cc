@@ -32,7 +32,7 @@ void take_metrics(std::vector<StepMetrics>& a, const std::vector<StepMetrics>& b
 
 Trace merge_traces(std::span<const Trace> parts) {
   Trace all;
-  if (!parts.empty()) all.source = parts.front().source;
+  if (!parts.empty()) all.source = parts.front().source, all.streams = parts.front().streams;
   std::unordered_map<std::string, std::int32_t> numbers;
   for (const Trace& part : parts) {
     std::vector<std::int32_t> renumbered;

@@ -29,10 +29,10 @@ RankMemory walk(const Plan& plan, const Program& program, const Observer& after_
       each_op(program, block, [&](const BoundOp& op) {
         if (op->kind == OpKind::alloc || op->kind == OpKind::free) {
           const BoundBuffer b = op.allocated();
-          meter.add_live(space_of(b.section()), b.category(), op->kind == OpKind::alloc ? b.bytes() : -b.bytes());
+          meter.add_live(b.space(), b.category(), op->kind == OpKind::alloc ? b.bytes() : -b.bytes());
         } else if (op->kind == OpKind::map || op->kind == OpKind::unmap) {
           const std::int64_t bytes = op->map_end - op->map_begin;
-          meter.add_mapped(space_of(op->section), op->kind == OpKind::map ? bytes : -bytes);
+          meter.add_mapped(op.section().space, op->kind == OpKind::map ? bytes : -bytes);
         } else {
           return;
         }
@@ -67,7 +67,7 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
   });
   std::vector<LiveBuffer> out;
   for (const auto& [b, prefix] : at_peak)
-    if (space_of(b->section) == space) out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
+    if (program.section(b->section).space == space) out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
   std::ranges::sort(out, [](const LiveBuffer& a, const LiveBuffer& b) {
     return std::tie(b.bytes, a.name, a.category) < std::tie(a.bytes, b.name, b.category);
   });

@@ -14,7 +14,7 @@ namespace hotbunk {
 /// One op on one stream of one rank. Times in nanoseconds since the execution's start.
 struct Span {
   Rank rank = 0;
-  StreamId stream = StreamId::compute;
+  StreamId stream = lead_stream;
   OpKind kind = OpKind::alloc;
   std::int16_t phase = 0;  // index into Plan::phases
   std::int32_t step = 0;   // iteration, from 1; 0 = prologue
@@ -102,6 +102,7 @@ struct StepMetrics {
 
 struct Trace {
   std::string source = "simulated";  // or "measured"
+  std::vector<std::string> streams;        // their names, by StreamId
   std::vector<std::string> names;
   std::vector<Span> spans;                 // may cover only some steps (RunOptions::span_steps)
   std::vector<MemoryEvent> memory_events;  // likewise

@@ -103,7 +103,7 @@ std::string trace_to_json(const Trace& trace, std::string_view plan_hash) {
   out += ",\"source\":", append_json(out, trace.source);
   out += ",\"trained_tokens\":", append_json(out, trace.trained_tokens);
   out += ",\"model_flops\":", append_json(out, trace.model_flops);
-  append_names<StreamId>(out, "streams", num_streams);
+  append_rows(out, "streams", trace.streams, [&](const std::string& name) { append_json(out, name); });
   append_names<OpKind>(out, "kinds", num_op_kinds);
   append_names<Category>(out, "categories", num_categories);
   append_rows(out, "names", trace.names, [&](const std::string& name) { append_json(out, name); });

@@ -31,10 +31,9 @@ Enum pick(const Value& v, const std::vector<Enum>& table) {
 }
 
 struct Tables {
-  std::vector<StreamId> streams;
   std::vector<OpKind> kinds;
   std::vector<Category> categories;
-  std::int64_t num_names = 0, num_ranks = 0;
+  std::int64_t num_streams = 0, num_names = 0, num_ranks = 0;
 };
 
 std::int16_t read_phase(const Value& v, std::int64_t least = 0) {
@@ -50,7 +49,7 @@ Span read_span(const Value& v, const Tables& t) {
   v.array(10, 10);
   Span s;
   s.rank = v.at(0).int32(0, t.num_ranks - 1);
-  s.stream = pick(v.at(1), t.streams);
+  s.stream = static_cast<StreamId>(v.at(1).integer(0, t.num_streams - 1));
   s.kind = pick(v.at(2), t.kinds);
   s.phase = read_phase(v.at(3));
   s.step = read_step(v.at(4));
@@ -172,8 +171,10 @@ Trace read_trace(const Value& v) {
   trace.trained_tokens = v["trained_tokens"].integer(0, largest);
   trace.model_flops = v["model_flops"].real();
   trace.names = read_rows<std::string>(v["names"], [](const Value& row) { return row.text(); });
-  const Tables t{read_names<StreamId>(v["streams"], num_streams), read_names<OpKind>(v["kinds"], num_op_kinds),
-                 read_names<Category>(v["categories"], num_categories), static_cast<std::int64_t>(trace.names.size()),
+  v["streams"].array(0, max_streams);
+  trace.streams = read_rows<std::string>(v["streams"], [](const Value& row) { return row.text(); });
+  const Tables t{read_names<OpKind>(v["kinds"], num_op_kinds),
+                 read_names<Category>(v["categories"], num_categories), std::ssize(trace.streams), std::ssize(trace.names),
                  static_cast<std::int64_t>(v["memory"].array(0, most_ranks))};
   trace.spans = read_rows<Span>(v["spans"], [&](const Value& row) { return read_span(row, t); });
   trace.memory_events =

@@ -27,52 +27,48 @@ std::string tensors_in(const BoundOp& op, const Access& a) {
 
 }  // namespace
 
-AccessOrder::AccessOrder(const Program& program)
-    : num_events_(static_cast<std::size_t>(std::max(program.num_events, 0))) {
+AccessOrder::AccessOrder(const Plan& plan, const Program& program)
+    : plan_(plan), num_events_(static_cast<std::size_t>(std::max(program.num_events, 0))) {
   join();
 }
 
 void AccessOrder::join() {
-  Clock nothing;
-  nothing.fill(-1);
-  clocks_.fill(nothing);
-  recorded_.assign(num_events_, nothing);
+  clocks_.fill(before_all);
+  recorded_.assign(num_events_, before_all);
   conflicts_ = {};
   touched_.clear();
 }
 
 void AccessOrder::record(StreamId stream, EventId event) {
-  recorded_[static_cast<std::size_t>(event)] = clocks_[static_cast<std::size_t>(stream)];
+  recorded_[static_cast<std::size_t>(event)] = clocks_[at(stream)];
 }
 
 void AccessOrder::wait(StreamId stream, EventId event) {
-  Clock& mine = clocks_[static_cast<std::size_t>(stream)];
-  const Clock& then = recorded_[static_cast<std::size_t>(event)];
-  for (std::size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], then[t]);
+  merge(clocks_[at(stream)], recorded_[static_cast<std::size_t>(event)]);
 }
 
 std::optional<std::string> AccessOrder::touch(const BoundOp& op, const Sizes& sizes) {
   const auto index = static_cast<std::int32_t>(touched_.size());
   touched_.push_back(op);
-  Clock& mine = clocks_[static_cast<std::size_t>(op->stream)];
+  Clock& mine = clocks_[at(op->stream)];
   std::optional<std::string> race;
   each_actual_access(op, sizes, [&](const Access& a) {
     conflicts_.touch(a, op->stream, index, [&](StreamId stream, std::int32_t earlier) {
-      if (race || earlier == index || stream == op->stream || mine[static_cast<std::size_t>(stream)] >= earlier) return;
+      if (race || earlier == index || stream == op->stream || mine[at(stream)] >= earlier) return;
       race = describe(touched_[static_cast<std::size_t>(earlier)], op, a);
     });
   });
-  mine[static_cast<std::size_t>(op->stream)] = index;
+  mine[at(op->stream)] = index;
   return race;
 }
 
-std::string AccessOrder::describe(const BoundOp& earlier, const BoundOp& later, const Access& a) {
+std::string AccessOrder::describe(const BoundOp& earlier, const BoundOp& later, const Access& a) const {
   const auto said = [&](const BoundOp& op) {
-    return fmt::format("{} '{}' on stream {} ({})", name_of(op->kind), label_of(op), name_of(op->stream),
+    return fmt::format("{} '{}' on stream {} ({})", name_of(op->kind), label_of(op), plan_.stream(op->stream).name,
                        tensors_in(op, a));
   };
   return fmt::format("{} and {} race for bytes {}..{} of {}: no event orders them", said(earlier), said(later), a.begin,
-                     a.end, name_of(a.section));
+                     a.end, later.program->section(a.section).name);
 }
 
 }  // namespace hotbunk

@@ -19,7 +19,7 @@ namespace hotbunk {
 /// synchronisations; behind one everything is known to every stream, and forgotten.
 class AccessOrder {
  public:
-  explicit AccessOrder(const Program&);
+  AccessOrder(const Plan&, const Program&);
 
   void record(StreamId, EventId);
   void wait(StreamId, EventId);
@@ -31,12 +31,12 @@ class AccessOrder {
   std::optional<std::string> touch(const BoundOp&, const Sizes&);
 
  private:
-  using Clock = std::array<std::int32_t, num_streams>;
-  static std::string describe(const BoundOp& earlier, const BoundOp& later, const Access&);
+  std::string describe(const BoundOp& earlier, const BoundOp& later, const Access&) const;
 
+  const Plan& plan_;
   const std::size_t num_events_;
   ConflictMap conflicts_;
-  std::array<Clock, num_streams> clocks_;
+  std::array<Clock, max_streams> clocks_;
   std::vector<Clock> recorded_;   // by event
   std::vector<BoundOp> touched_;  // since the last join, by sequence number
 };

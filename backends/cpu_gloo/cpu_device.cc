@@ -58,7 +58,7 @@ Status guarded(const BoundOp& op, F&& call) {
 }  // namespace
 
 struct CpuDevice::Stream {
-  Stream(StreamId id, int threads, StreamThread::Mode mode) : context(threads), queue(std::string(name_of(id)), mode) {}
+  Stream(std::string name, int threads, StreamThread::Mode mode) : context(threads), queue(std::move(name), mode) {}
   kernels::KernelContext context;  // before the queue: the queue's thread ends first
   StreamThread queue;
 };
@@ -78,7 +78,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
   const auto need = [&](StreamId id) {
     auto& s = streams_[static_cast<std::size_t>(id)];
-    if (!s) s = std::make_unique<Stream>(id, id == StreamId::compute ? options.compute_threads : 1, mode);
+    if (!s) s = std::make_unique<Stream>(plan.stream(id).name, id == lead_stream ? options.compute_threads : 1, mode);
   };
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) need(op.stream);
@@ -86,7 +86,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
     for (const Block& block : blocks)
       for (const Call& call : block.calls)
         for (const Mark& m : call.marks) need(m.stream);
-  if (options.check_order) order_.emplace(program_);
+  if (options.check_order) order_.emplace(plan, program_);
   if (options.poison) poison_.emplace([this](StreamId id) -> StreamThread& { return stream(id).queue; });
 }
 
@@ -134,12 +134,12 @@ Status CpuDevice::map(StreamId, const BoundOp& op) {
                               .step = where.step,
                               .phase = where.phase,
                               .op = op,
-                              .mapped_bytes = memory_.mapped_bytes(space_of(op->section))},
+                              .mapped_bytes = memory_.mapped_bytes(op.section().space)},
                              [this](const Buffer& b) { return memory_.is_live(b); }));
   return guarded(op, [&] {
     const auto start = record_.now();
     const auto& phase = plan_.phases[static_cast<std::size_t>(where.phase)].name;
-    memory_.map(*op, fmt::format("section {} in phase {}", name_of(op->section), phase));
+    memory_.map(*op, fmt::format("section {} in phase {}", op.section().name, phase));
     record_.note_mapping(op, start);
   });
 }

@@ -68,7 +68,7 @@ class CpuDevice final : public Device {
   std::vector<StreamEvent> events_;
   std::optional<AccessOrder> order_;                          // with check_order
   std::optional<PoisonOrder> poison_;                         // with poison
-  std::array<std::unique_ptr<Stream>, num_streams> streams_;  // last: their threads end before what they work on
+  std::array<std::unique_ptr<Stream>, max_streams> streams_;  // last: their threads end before what they work on
 };
 
 }  // namespace hotbunk

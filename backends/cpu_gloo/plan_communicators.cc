@@ -74,7 +74,7 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& worl
     if (members.empty()) continue;
     const std::vector<int> ranks(members.begin(), members.end());
     const std::string name = fmt::format("{}{}/{}", options.scope,
-                                         plan.groups[static_cast<std::size_t>(key.first)].name, name_of(key.second));
+                                         plan.groups[static_cast<std::size_t>(key.first)].name, plan.stream(key.second).name);
     communicators_[key] = options.transport && ranks.size() > 1 ? world.communicator(ranks, name, *options.transport)
                                                                 : world.communicator(ranks, name);
   }

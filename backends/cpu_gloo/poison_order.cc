@@ -5,7 +5,7 @@
 namespace hotbunk {
 
 void PoisonOrder::poison(StreamId stream, const BoundBuffer& b, std::function<void()> fill) {
-  std::array<bool, num_streams> behind{};
+  std::array<bool, max_streams> behind{};
   accesses_.touch({b.section(), b.offset, b.offset + b.bytes(), true}, stream, ++sequence_,
                   [&](StreamId other, std::int32_t) { behind[static_cast<std::size_t>(other)] = other != stream; });
   for (std::size_t s = 0; s < behind.size(); ++s) {

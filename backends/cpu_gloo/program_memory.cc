@@ -13,8 +13,8 @@ static_assert(arena_num_categories == num_categories);
 
 std::int64_t space_bytes(const Program& p, Space space) {
   std::int64_t bytes = 0;
-  for (int s = 0; s < num_sections; ++s)
-    if (space_of(static_cast<Section>(s)) == space) bytes += p.section_bytes[static_cast<std::size_t>(s)];
+  for (const Section& s : p.sections)
+    if (s.space == space) bytes += s.bytes;
   return std::max<std::int64_t>(bytes, arena_chunk_bytes);
 }
 
@@ -48,23 +48,24 @@ void add_totals(SpaceMemory& memory, const ArenaCounters& books) {
 
 }  // namespace
 
-std::array<std::int64_t, num_sections> section_bases(const Program& program) {
-  std::array<std::int64_t, num_sections> bases{};
+std::vector<std::int64_t> section_bases(const Program& program) {
+  std::vector<std::int64_t> bases;
   std::int64_t device = 0, host = 0;
-  for (int s = 0; s < num_sections; ++s) {
-    std::int64_t& end = space_of(static_cast<Section>(s)) == Space::device ? device : host;
-    bases[static_cast<std::size_t>(s)] = end;
-    end += program.section_bytes[static_cast<std::size_t>(s)];
+  for (const Section& s : program.sections) {
+    std::int64_t& end = s.space == Space::device ? device : host;
+    bases.push_back(end);
+    end += s.bytes;
   }
   return bases;
 }
 
 ProgramMemory::ProgramMemory(const Plan& plan, const Program& program, bool shared)
-    : bases_(section_bases(program)),
+    : program_(program),
+      bases_(section_bases(program)),
       device_(std::make_shared<Arena>(arena_options(plan, program, Space::device, shared))),
       host_(std::make_unique<Arena>(arena_options(plan, program, Space::host, false))) {}
 
-std::byte* ProgramMemory::address(Section section, std::int64_t offset) const {
+std::byte* ProgramMemory::address(SectionId section, std::int64_t offset) const {
   return arena(section).at(base(section) + offset);
 }
 

@@ -14,7 +14,7 @@
 namespace hotbunk {
 
 /// Where each section of a program begins in its arena.
-std::array<std::int64_t, num_sections> section_bases(const Program&);
+std::vector<std::int64_t> section_bases(const Program&);
 
 class ProgramMemory {
  public:
@@ -22,7 +22,7 @@ class ProgramMemory {
   ProgramMemory(const Plan&, const Program&, bool shared);
 
   /// So many bytes from the section's base.
-  std::byte* address(Section, std::int64_t offset) const;
+  std::byte* address(SectionId, std::int64_t offset) const;
   std::byte* address(const Buffer& b) const { return address(b.section, b.offset); }
   /// Whether every byte of it may be touched now; false for an empty buffer.
   bool is_mapped(const Buffer&) const;
@@ -49,10 +49,11 @@ class ProgramMemory {
  private:
   void close_window(SpaceMemory&, Arena&);
   Arena& arena(Space s) const { return s == Space::device ? *device_ : *host_; }
-  Arena& arena(Section s) const { return arena(space_of(s)); }
-  std::int64_t base(Section s) const { return bases_[static_cast<std::size_t>(s)]; }
+  Arena& arena(SectionId s) const { return arena(program_.section(s).space); }
+  std::int64_t base(SectionId s) const { return bases_[static_cast<std::size_t>(s)]; }
 
-  const std::array<std::int64_t, num_sections> bases_;
+  const Program& program_;
+  const std::vector<std::int64_t> bases_;
   const std::shared_ptr<Arena> device_;
   const std::unique_ptr<Arena> host_;
   std::int32_t step_ = 0;

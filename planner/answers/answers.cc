@@ -203,10 +203,10 @@ std::string render(const Explanation& e) {
     const MicroBatchStreams& m = *e.micro_batch;
     out += fmt::format("\nA micro-batch of training on a rank's streams ({} sequences, {} tokens; from the plan)\n",
                        m.sequences, m.tokens);
-    for (std::size_t i = 0; i < m.seconds.busy.size(); ++i)
-      if (m.seconds.busy[i] > 0)
-        out += fmt::format("  {:<36} {:>10}  {:>5.1f} %\n", name_of(static_cast<StreamId>(i)),
-                           format_seconds(m.seconds.busy[i]), 100.0 * m.seconds.busy[i] / m.seconds.elapsed);
+    for (const auto& [stream, seconds] : m.seconds.busy)
+      if (seconds > 0)
+        out += fmt::format("  {:<36} {:>10}  {:>5.1f} %\n", stream, format_seconds(seconds),
+                           100.0 * seconds / m.seconds.elapsed);
     out += fmt::format("  {:<36} {:>10}  of which the busiest stream waits {}\n", "from first to last",
                        format_seconds(m.seconds.elapsed), format_seconds(m.exposed()));
   }
@@ -249,8 +249,8 @@ std::string to_json(const Explanation& e) {
   if (e.micro_batch) {
     const MicroBatchStreams& m = *e.micro_batch;
     doc["micro_batch"] = {{"sequences", m.sequences}, {"tokens", m.tokens}, {"seconds", m.seconds.elapsed}};
-    for (std::size_t i = 0; i < m.seconds.busy.size(); ++i)
-      if (m.seconds.busy[i] > 0) doc["micro_batch"]["streams"][name_of(static_cast<StreamId>(i))] = m.seconds.busy[i];
+    for (const auto& [stream, seconds] : m.seconds.busy)
+      if (seconds > 0) doc["micro_batch"]["streams"][stream] = seconds;
   }
   doc["links"] = nlohmann::ordered_json::array();
   for (const LinkUse& u : e.links)

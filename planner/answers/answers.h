@@ -69,7 +69,7 @@ struct MicroBatchStreams {
   std::int64_t sequences = 0, tokens = 0;
   StreamSeconds seconds;
   /// Of the stream that is busy longest, what the plan's order adds to it: exposed communication.
-  double exposed() const { return seconds.elapsed - *std::ranges::max_element(seconds.busy); }
+  double exposed() const { return seconds.elapsed - std::ranges::max(seconds.busy, {}, &StreamSeconds::Busy::seconds).seconds; }
 };
 
 struct Explanation {

@@ -111,7 +111,7 @@ class PlanAnswers {
                  .shifts = std::make_shared<const std::vector<ShiftOp>>(shifts_of(small, part.plan)),
                  .chunk_bytes = part.plan.chunk_bytes};
       for (const Buffer& b : part.plan.programs[0].buffers)
-        if (b.section == Section::rollout_weights) out.weight_bytes += b.bytes();
+        if (b.section == sections::rollout_weights) out.weight_bytes += b.bytes();
       return out;
     });
   }

@@ -15,7 +15,7 @@ ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost
       continue;
     }
     ShiftSeconds& of = is_sleep(op.phase) ? out.sleep : out.wake;
-    (copies ? of.copies : space_of(op.section) == Space::device ? of.device : of.host) += seconds;
+    (copies ? of.copies : op.space == Space::device ? of.device : of.host) += seconds;
   }
   return out;
 }

@@ -69,8 +69,8 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
     m.at[0] = static_cast<double>(op.map_end - op.map_begin);
   } else if (op.kind == OpKind::feed || op.kind == OpKind::fetch) {
     m.at[0] = bytes;
-  } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
-    m.op = name_of(op.stream);
+  } else if (plan.crosses_spaces(op)) {
+    m.op = plan.stream(op.stream).kind == StreamKind::to_device ? "h2d" : "d2h";
     m.at[0] = static_cast<double>(op.outputs[0].bytes(s));
   } else if (is_communication(op.kind)) {
     const GroupShape shape = shape_of(plan.group_of(op.group, rank));
@@ -79,7 +79,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   } else if (is_gemm(op.kind)) {
     m.dtype = op.inputs[1].dtype;
     m.at = gemm_size(op, s);
-  } else if (is_compute(op.kind) || op.kind > OpKind::fetch) {
+  } else if (!is_memory(op.kind) && !is_event(op.kind)) {
     m.dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
     m.at[0] = std::max(bytes, 1.0);
     if (is_attention(op.kind)) {
@@ -214,7 +214,7 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op
       if (is_communication(op.kind)) {
         const std::vector<Rank>& members = plan.group_of(op.group, rank);
         seconds = collective_seconds(op.kind, shape_of(members), static_cast<double>(payload_bytes(op, s, places)));
-      } else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h)) {
+      } else if (plan.crosses_spaces(op)) {
         seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
       } else {
         seconds = hardware_.kernel_overhead.value + compute_seconds(op, s, places);

@@ -27,10 +27,6 @@ PlanSpace space_of(const Plan& plan, const JobPhases& phases, const SpaceMemory&
   return out;
 }
 
-bool between_spaces(const Op& op) {
-  return op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h);
-}
-
 /// What a run counts as a function of its sizes: no tensor that is communicated has two dimensions of them, or begins
 /// inside of one.
 struct Linear {
@@ -79,8 +75,9 @@ std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan) {
         for (const Op& op : program.bodies[static_cast<std::size_t>(call.body)].ops) {
           ShiftOp shift{.phase = phase.phase, .kind = op.kind, .every = phase.every};
           if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-            shift.section = op.section, shift.bytes = op.map_end - op.map_begin;
-          else if (between_spaces(op)) shift.bytes = op.outputs[0].capacity_bytes();
+            shift.section = op.section, shift.space = program.section(op.section).space,
+            shift.bytes = op.map_end - op.map_begin;
+          else if (plan.crosses_spaces(op)) shift.bytes = op.outputs[0].capacity_bytes();
           else continue;
           const bool again = shift.kind == OpKind::copy && !out.empty() && out.back().kind == OpKind::copy &&
                              out.back().bytes == shift.bytes && out.back().phase == shift.phase;
@@ -123,9 +120,9 @@ JobMaps::JobMaps(const Scenario& s, std::int64_t chunk, const std::vector<ShiftO
     }
     for (; at != shifts.end() && at->phase == p.phase; ++at) {
       const bool maps = at->kind != OpKind::copy;
-      if (maps && at->section == Section::transient) continue;  // it is there for fewer phases
+      if (maps && at->section == transient_section) continue;  // it is there for fewer phases
       shifts_.push_back(*at);
-      if (maps && at->section == Section::kv_cache) shifts_.back().bytes = pool;
+      if (maps && at->section == sections::kv_cache) shifts_.back().bytes = pool;
     }
   }
   HB_CHECK(at == shifts.end(), "a shift of {} stands where the job has none", name_of(at->phase));
@@ -144,7 +141,7 @@ MappedBytes JobMaps::mapped() const {
     note();
     for (; at != shifts_.end() && at->phase == phase.phase; ++at) {
       if (at->kind == OpKind::copy) continue;
-      std::int64_t& bytes = space_of(at->section) == Space::device ? device : host;
+      std::int64_t& bytes = at->space == Space::device ? device : host;
       bytes += at->kind == OpKind::map ? at->bytes : -at->bytes;
       note();
     }

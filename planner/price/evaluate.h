@@ -47,7 +47,8 @@ MappedBytes mapped_bytes(const PlanMemory&);
 struct ShiftOp {
   PlanPhase phase{};
   OpKind kind{};                         // map, unmap: memory taken, given back; copy
-  Section section = Section::transient;  // of map and unmap
+  SectionId section = transient_section;  // of map and unmap
+  Space space = Space::device;            // its
   std::int64_t count = 1, bytes = 0;     // so many alike, each of these bytes
   std::int32_t every = 1;                // of its phase: only in each so manieth iteration
   friend bool operator==(const ShiftOp&, const ShiftOp&) = default;

@@ -20,7 +20,7 @@ StreamSeconds stream_seconds(const Plan& plan, Rank rank, const Block& block, co
         at->second.push_back(cost.op_nanoseconds(plan, rank, op, sizes));
     return at->second;
   };
-  std::array<std::int64_t, num_streams> busy{}, end{};  // of the ops so far
+  std::array<std::int64_t, max_streams> busy{}, end{};  // of the ops so far
   std::map<EventId, std::int64_t> recorded;
   for (const Call& call : block.calls) {
     const std::vector<std::int64_t>& prices_of_ops = price_of(call.body);
@@ -37,7 +37,8 @@ StreamSeconds stream_seconds(const Plan& plan, Rank rank, const Block& block, co
         });
   }
   StreamSeconds out;
-  for (std::size_t s = 0; s < busy.size(); ++s) out.busy[s] = 1e-9 * static_cast<double>(busy[s]);
+  for (std::size_t s = 0; s < plan.streams.size(); ++s)
+    out.busy.push_back({plan.streams[s].name, 1e-9 * static_cast<double>(busy[s])});
   out.elapsed = 1e-9 * static_cast<double>(*std::ranges::max_element(end));
   return out;
 }

@@ -22,7 +22,7 @@ std::vector<float> floats_of(const Bytes& bytes) {
 }
 
 Op collective(OpKind kind, std::string name, const Tensor& in, const Tensor& out) {
-  Op o = toy::op(kind, StreamId::compute, std::move(name));
+  Op o = toy::op(kind, streams::compute, std::move(name));
   o.inputs = {in}, o.outputs = {out};
   o.group = 0;
   return o;

@@ -11,7 +11,7 @@ namespace {
 using toy::mapping;
 using toy::memory;
 
-Buffer buffer(std::string name, std::int64_t bytes, Category category, Section section, std::int64_t offset) {
+Buffer buffer(std::string name, std::int64_t bytes, Category category, SectionId section, std::int64_t offset) {
   return {std::move(name), DType::u8, bytes, category, section, offset};
 }
 
@@ -19,13 +19,13 @@ Buffer buffer(std::string name, std::int64_t bytes, Category category, Section s
 Plan with_buffers(std::vector<Op> ops, std::vector<Buffer> buffers) {
   Plan plan = toy::plan_of({std::move(ops)});
   plan.programs[0].buffers = std::move(buffers);
-  for (const Section s : {Section::transient, Section::train_params, Section::host_params})
-    plan.programs[0].section_bytes[static_cast<std::size_t>(s)] = 16384;
+  for (const SectionId s : {sections::transient, sections::train_params, sections::host_params})
+    plan.programs[0].section(s).bytes = 16384;
   return plan;
 }
 
-Op map(Section s, std::int64_t end) { return mapping(OpKind::map, s, 0, end); }
-Op unmap(Section s, std::int64_t end) { return mapping(OpKind::unmap, s, 0, end); }
+Op map(SectionId s, std::int64_t end) { return mapping(OpKind::map, s, 0, end); }
+Op unmap(SectionId s, std::int64_t end) { return mapping(OpKind::unmap, s, 0, end); }
 
 }  // namespace
 
@@ -34,18 +34,18 @@ TEST_CASE("peaks by category, by phase, over steps, on both sides; mapped in chu
   // the other; on the host 100 stays from phase two of step 1 on.
   Plan plan =
       toy::plan_of({"load", "train"},
-                   {{{map(Section::train_params, 4096), memory(OpKind::alloc, 0, "p")},
-                     {map(Section::transient, 8192), memory(OpKind::alloc, 1, "a"), memory(OpKind::free, 1, "a"),
-                      memory(OpKind::alloc, 2, "w"), memory(OpKind::free, 2, "w"), unmap(Section::transient, 8192),
-                      map(Section::host_params, 4096), memory(OpKind::alloc, 3, "h"), memory(OpKind::free, 3, "h"),
-                      unmap(Section::host_params, 4096)}}});
+                   {{{map(sections::train_params, 4096), memory(OpKind::alloc, 0, "p")},
+                     {map(sections::transient, 8192), memory(OpKind::alloc, 1, "a"), memory(OpKind::free, 1, "a"),
+                      memory(OpKind::alloc, 2, "w"), memory(OpKind::free, 2, "w"), unmap(sections::transient, 8192),
+                      map(sections::host_params, 4096), memory(OpKind::alloc, 3, "h"), memory(OpKind::free, 3, "h"),
+                      unmap(sections::host_params, 4096)}}});
   plan.phases[0].when = When::prologue;
-  plan.programs[0].buffers = {buffer("p", 1000, Category::params, Section::train_params, 0),
-                              buffer("a", 3000, Category::activations, Section::transient, 0),
-                              buffer("w", 500, Category::workspace, Section::transient, 0),
-                              buffer("h", 100, Category::optimizer, Section::host_params, 64)};
-  for (const Section s : {Section::transient, Section::train_params, Section::host_params})
-    plan.programs[0].section_bytes[static_cast<std::size_t>(s)] = 8192;
+  plan.programs[0].buffers = {buffer("p", 1000, Category::params, sections::train_params, 0),
+                              buffer("a", 3000, Category::activations, sections::transient, 0),
+                              buffer("w", 500, Category::workspace, sections::transient, 0),
+                              buffer("h", 100, Category::optimizer, sections::host_params, 64)};
+  for (const SectionId s : {sections::transient, sections::train_params, sections::host_params})
+    plan.programs[0].section(s).bytes = 8192;
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     const Played played = play(*subject, plan, {.steps = 3});
@@ -78,9 +78,9 @@ TEST_CASE("peaks by category, by phase, over steps, on both sides; mapped in chu
 }
 
 TEST_CASE("a capacity holds to the byte: one less is refused, in the same words by all") {
-  const std::vector<Op> ops = {map(Section::train_params, 8192), memory(OpKind::alloc, 0, "w"),
-                               map(Section::transient, 12288)};
-  const std::vector<Buffer> buffers = {buffer("w", 8000, Category::params, Section::train_params, 0)};
+  const std::vector<Op> ops = {map(sections::train_params, 8192), memory(OpKind::alloc, 0, "w"),
+                               map(sections::transient, 12288)};
+  const std::vector<Buffer> buffers = {buffer("w", 8000, Category::params, sections::train_params, 0)};
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     Plan plan = with_buffers(ops, buffers);
@@ -101,7 +101,7 @@ TEST_CASE("a capacity holds to the byte: one less is refused, in the same words 
                Catch::Contains("mapped 0 + asked 8192 + overhead 1000 = 9192 B, capacity 1000 B: 8192 B too much"));
 
     // The host has a capacity of its own, without the device's overhead.
-    Plan host = with_buffers({map(Section::host_params, 8192)}, {});
+    Plan host = with_buffers({map(sections::host_params, 8192)}, {});
     host.overhead_bytes = 1 << 20;
     host.host_capacity_bytes = 8192;
     CHECK_THAT(play(*subject, host).failure(), Catch::Equals(""));
@@ -115,9 +115,9 @@ TEST_CASE("a capacity holds to the byte: one less is refused, in the same words 
 }
 
 TEST_CASE("memory that is not mapped is not used, and books that do not balance are refused by name") {
-  const auto mapped = map(Section::transient, 4096), unmapped = unmap(Section::transient, 4096);
+  const auto mapped = map(sections::transient, 4096), unmapped = unmap(sections::transient, 4096);
   const auto alloc = memory(OpKind::alloc, 0, "window+"), free = memory(OpKind::free, 0, "window-");
-  const std::vector<Buffer> buffers = {buffer("window", 400, Category::activations, Section::transient, 0)};
+  const std::vector<Buffer> buffers = {buffer("window", 400, Category::activations, sections::transient, 0)};
   struct Case {
     const char* what;
     std::vector<Op> ops;
@@ -133,7 +133,7 @@ TEST_CASE("memory that is not mapped is not used, and books that do not balance 
       {"unmapped before it is mapped", {unmapped}, "mapped"},
       {"unmapped twice", {mapped, unmapped, unmapped}, "mapped"},
       {"unmapped under a live buffer", {mapped, alloc, unmapped}, "window"},
-      {"a range of no chunks", {mapping(OpKind::map, Section::transient, 0, 100)}, "chunks"},
+      {"a range of no chunks", {mapping(OpKind::map, sections::transient, 0, 100)}, "chunks"},
   };
   for (const auto& subject : subjects()) {
     for (const Case& c : refused) {
@@ -151,13 +151,13 @@ TEST_CASE("what is mapped keeps its contents while others come and go") {
   RankProgram p;
   const Tensor x = p.tensor("x", DType::u8, {4096});
   p.feed(x);
-  p.add(map(Section::kv_cache, 8192));
-  p.add(unmap(Section::kv_cache, 8192));
+  p.add(map(sections::kv_cache, 8192));
+  p.add(unmap(sections::kv_cache, 8192));
   p.fetch(x);
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     Plan plan = plan_of(p);
-    plan.programs[0].section_bytes[static_cast<std::size_t>(Section::kv_cache)] = 8192;
+    plan.programs[0].section(sections::kv_cache).bytes = 8192;
     const Bytes data(static_cast<std::size_t>(p.buffer_of(x).elements), std::byte{42});
     const Played played = play(*subject, plan, {.feeds = {{"feed x", data}}});
     REQUIRE_THAT(played.failure(), Catch::Equals(""));

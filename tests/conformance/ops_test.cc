@@ -67,7 +67,7 @@ Prepared prepare(const OpCase& c) {
     p.program.feed(p.tensors.back());
     p.script.feeds["feed " + o.name] = image(o, p.tensors.back());
   }
-  p.op = toy::op(c.kind, StreamId::compute, "the op");
+  p.op = toy::op(c.kind, streams::compute, "the op");
   for (const std::size_t i : c.inputs) p.op.inputs.push_back(p.tensors[i]);
   for (const std::size_t i : c.outputs) p.op.outputs.push_back(p.tensors[i]);
   p.op.attrs = c.attrs;
@@ -143,7 +143,7 @@ TEST_CASE("an op that a backend does not execute is refused before anything runs
   for (const auto& subject : subjects()) {
     RankProgram program;
     const Tensor x = program.tensor("x", DType::f32, {8}), y = program.tensor("y", DType::f32, {8});
-    Op op = toy::op(OpKind::all_to_all, StreamId::tensor, "exchange");
+    Op op = toy::op(OpKind::all_to_all, streams::tensor, "exchange");
     op.inputs = {x}, op.outputs = {y}, op.group = 0;
     program.add(op);
     const Played played = play(*subject, on_two_ranks(program));

@@ -112,7 +112,7 @@ Tensor RankProgram::tensor(const std::string& name, DType dtype, const std::vect
   t.rank = static_cast<std::uint8_t>(shape.size());
   for (std::size_t d = 0; d < shape.size(); ++d) t.shape[d] = {shape[d]};
   const std::int64_t bytes = t.capacity_bytes() + 2 * guard;
-  buffers_.push_back({name, DType::u8, bytes, Category::activations, Section::transient, end_});
+  buffers_.push_back({name, DType::u8, bytes, Category::activations, sections::transient, end_});
   end_ += (bytes + 63) / 64 * 64;
   return t;
 }
@@ -139,23 +139,23 @@ void RankProgram::fetch(const Tensor& t, StreamId stream) {
 Program RankProgram::program() const {
   constexpr std::int64_t chunk = 4096;
   const std::int64_t mapped = std::max<std::int64_t>(chunk, (end_ + chunk - 1) / chunk * chunk);
-  std::vector<Op> ops = {toy::mapping(OpKind::map, Section::transient, 0, mapped)};
+  std::vector<Op> ops = {toy::mapping(OpKind::map, sections::transient, 0, mapped)};
   for (std::size_t b = 0; b < buffers_.size(); ++b)
     ops.push_back(toy::memory(OpKind::alloc, static_cast<BufferId>(b), buffers_[b].name + "+"));
   ops.insert(ops.end(), ops_.begin(), ops_.end());
   for (std::size_t b = 0; b < buffers_.size(); ++b)
     ops.push_back(toy::memory(OpKind::free, static_cast<BufferId>(b), buffers_[b].name + "-"));
-  ops.push_back(toy::mapping(OpKind::unmap, Section::transient, 0, mapped));
-  Program p;
+  ops.push_back(toy::mapping(OpKind::unmap, sections::transient, 0, mapped));
+  Program p = test::empty_program();
   p.buffers = buffers_;
   p.phases = {{test::block_of(p, "only", ops)}};
-  p.section_bytes[static_cast<std::size_t>(Section::transient)] = mapped;
+  p.section(sections::transient).bytes = mapped;
   p.num_events = 16;
   return p;
 }
 
 Plan plan_of(std::vector<Program> programs) {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.scenario = "conformance";
   plan.phases = {{"work", When::iteration, false}};
   plan.groups = {{"world", {{}}}};

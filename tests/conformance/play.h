@@ -47,8 +47,8 @@ class RankProgram {
 
   void add(Op op) { ops_.push_back(std::move(op)); }
   /// "feed NAME" and "fetch NAME" of a tensor's whole buffer.
-  void feed(const Tensor&, StreamId = StreamId::compute);
-  void fetch(const Tensor&, StreamId = StreamId::compute);
+  void feed(const Tensor&, StreamId = streams::compute);
+  void fetch(const Tensor&, StreamId = streams::compute);
 
   /// All buffers mapped and allocated, the ops, all of it freed and unmapped.
   Program program() const;

@@ -51,12 +51,12 @@ TEST_CASE("what waits for an event sees what was done before its record") {
   RankProgram p;
   const Tensor x = p.tensor("x", DType::u8, {256}), y = p.tensor("y", DType::u8, {256});
   p.feed(x);  // takes a while
-  p.add(record(3, StreamId::compute));
-  p.add(wait(3, StreamId::h2d));
-  p.add(copy("copy", StreamId::h2d, x, y));
-  p.add(record(4, StreamId::h2d));
-  p.add(wait(4, StreamId::d2h));
-  p.fetch(y, StreamId::d2h);
+  p.add(record(3, streams::compute));
+  p.add(wait(3, streams::h2d));
+  p.add(copy("copy", streams::h2d, x, y));
+  p.add(record(4, streams::h2d));
+  p.add(wait(4, streams::d2h));
+  p.fetch(y, streams::d2h);
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     const Played played = with_slow_x(*subject, p, x);
@@ -73,18 +73,18 @@ TEST_CASE("a wait is for the most recent record, and a later record does not mov
   const Tensor x = p.tensor("x", DType::u8, {64}), y = p.tensor("y", DType::u8, {64}),
                z = p.tensor("z", DType::u8, {64});
   p.feed(x);
-  p.add(record(0, StreamId::compute));
+  p.add(record(0, streams::compute));
   p.feed(y);  // takes a while
-  p.add(record(0, StreamId::compute));
-  p.add(wait(0, StreamId::h2d));  // for the second: x and y are there
-  p.add(copy("y to z", StreamId::h2d, y, z));
+  p.add(record(0, streams::compute));
+  p.add(wait(0, streams::h2d));  // for the second: x and y are there
+  p.add(copy("y to z", streams::h2d, y, z));
   // A wait that a later record moved would wait for ever here: compute waits for what follows on h2d.
-  p.add(record(1, StreamId::h2d));
-  p.add(wait(1, StreamId::compute));
+  p.add(record(1, streams::h2d));
+  p.add(wait(1, streams::compute));
   p.feed(x);
-  p.add(record(0, StreamId::compute));
-  p.add(wait(0, StreamId::d2h));
-  p.fetch(z, StreamId::d2h);
+  p.add(record(0, streams::compute));
+  p.add(wait(0, streams::d2h));
+  p.fetch(z, streams::d2h);
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     const Played played =
@@ -100,7 +100,7 @@ TEST_CASE("a wait is for the most recent record, and a later record does not mov
 TEST_CASE("a wait for an event that nobody recorded does nothing") {
   RankProgram p;
   const Tensor x = p.tensor("x", DType::u8, {64});
-  p.add(wait(9, StreamId::compute));
+  p.add(wait(9, streams::compute));
   p.feed(x);
   p.fetch(x);
   for (const auto& subject : subjects()) {
@@ -113,11 +113,11 @@ TEST_CASE("a stream that only records and waits hands order on") {
   RankProgram p;
   const Tensor x = p.tensor("x", DType::u8, {256}), y = p.tensor("y", DType::u8, {256});
   p.feed(x);  // on compute
-  p.add(record(3, StreamId::compute));
-  p.add(wait(3, StreamId::reduce));  // which has no op
-  p.add(record(4, StreamId::reduce));
-  p.add(wait(4, StreamId::h2d));
-  p.add(copy("copy", StreamId::h2d, x, y));
+  p.add(record(3, streams::compute));
+  p.add(wait(3, streams::reduce));  // which has no op
+  p.add(record(4, streams::reduce));
+  p.add(wait(4, streams::h2d));
+  p.add(copy("copy", streams::h2d, x, y));
   for (const auto& subject : subjects()) {
     INFO(subject->name());
     const Played played = with_slow_x(*subject, p, x);
@@ -130,8 +130,8 @@ TEST_CASE("a stream runs in order, step after step") {
   const Tensor x = p.tensor("x", DType::u8, {64}), y = p.tensor("y", DType::u8, {64}),
                z = p.tensor("z", DType::u8, {64});
   p.feed(x);
-  p.add(copy("x to y", StreamId::compute, x, y));
-  p.add(copy("y to z", StreamId::compute, y, z));
+  p.add(copy("x to y", streams::compute, x, y));
+  p.add(copy("y to z", streams::compute, y, z));
   p.fetch(z);
   for (const auto& subject : subjects()) {
     INFO(subject->name());

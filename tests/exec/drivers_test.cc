@@ -41,11 +41,11 @@ Scenario scenario() {
 
 /// Only what drivers read: phases, ranks, and the KV pool that kv_write names.
 Plan plan_of(std::int64_t kv_blocks) {
-  Plan plan;
+  Plan plan = test::empty_plan();
   for (const char* name : {"sync", "rollout", "exchange", "old_logprobs", "train", "checkpoint"})
     plan.phases.push_back({name, When::iteration, std::string(name) != "sync"});
   plan.program_of_rank = {0, 0, 0, 0};
-  Program program;
+  Program program = test::empty_program();
   program.phases.resize(plan.phases.size());
   Tensor pool;
   pool.rank = 3;

@@ -87,8 +87,8 @@ class Turns : public Driver {
 
 /// load (prologue), work (driven, two blocks), shift (two blocks), export (epilogue); one program for all ranks.
 Plan plan_of(Rank ranks) {
-  Plan plan;
-  Program p;
+  Plan plan = test::empty_plan();
+  Program p = test::empty_program();
   const auto block = [&](const char* name) { return test::block_of(p, name, {toy::kernel(name)}); };
   p.phases = {{block("load")}, {block("one"), block("two")}, {block("down"), block("up")}, {block("export")}};
   plan.programs = {std::move(p)};
@@ -108,7 +108,7 @@ RunOptions steps(std::int32_t last, std::int32_t first = 1) {
 
 /// A job on devices that write into one log.
 struct Job {
-  Plan plan;
+  Plan plan = test::empty_plan();
   Turns driver;
   Session session;
   Job(const std::string& name, Rank ranks, int turns, const RunOptions& options, Log& log, std::string fails_at = "",

@@ -21,7 +21,7 @@ Op named(Op o, std::string name) {
 /// Layers that each make h from the h of the layer before, through a temporary, with weights of their own: calls
 /// "layers.0." and so on, over buffers h0, w0, layers.0.t, h1, … `change` is asked for the second layer's add.
 Draft layers(int count, const std::function<void(Op&, Draft&)>& change = {}) {
-  Draft draft;
+  Draft draft = test::empty_draft();
   const auto add = [&](std::string name) {
     draft.buffers.push_back(scratch(std::move(name), 16));
     return static_cast<BufferId>(draft.buffers.size()) - 1;
@@ -33,7 +33,7 @@ Draft layers(int count, const std::function<void(Op&, Draft&)>& change = {}) {
   for (int l = 0; l < count; ++l) {
     const std::string at = fmt::format("layers.{}.", l);
     const BufferId w = add(fmt::format("w{}", l)), middle = add(at + "t"), out = add(fmt::format("h{}", l + 1));
-    draft.buffers[static_cast<std::size_t>(w)].section = Section::train_params;
+    draft.buffers[static_cast<std::size_t>(w)].section = sections::train_params;
     draft.transients.insert(draft.transients.end(), {middle, out});
     std::vector<Op> ops = {named(op(OpKind::add, {t(h), t(w)}, {t(middle)}), at + "add"),
                            named(op(OpKind::copy, {t(middle)}, {t(out)}), at + "copy")};
@@ -50,7 +50,7 @@ std::vector<std::string> text_of(const std::vector<Op>& ops, const std::vector<B
   const auto name = [&](BufferId id) { return id < 0 ? "" : buffers[static_cast<std::size_t>(id)].name; };
   for (const Op& o : ops) {
     const bool nameless = o.kind == OpKind::alloc || o.kind == OpKind::free;
-    std::string line = fmt::format("{} {} {} {} {}", name_of(o.kind), name_of(o.stream), nameless ? "" : o.name,
+    std::string line = fmt::format("{} {} {} {} {}", name_of(o.kind), plan_streams()[at(o.stream)].name, nameless ? "" : o.name,
                                    name(o.buffer), o.event);
     for (const auto* side : {&o.inputs, &o.outputs})
       for (const Tensor& t : *side) line += fmt::format(" {}+{}:{}", name(t.buffer), t.offset_bytes, t.capacity());
@@ -95,7 +95,7 @@ TEST_CASE("What tells bodies apart: sizes, streams, attributes, where a tensor l
     return assemble(std::move(draft)).bodies.size();
   };
   CHECK(bodies([](Op&, Draft&) {}) == 3);
-  CHECK(bodies([](Op& o, Draft&) { o.stream = StreamId::reduce; }) == 4);
+  CHECK(bodies([](Op& o, Draft&) { o.stream = streams::reduce; }) == 4);
   CHECK(bodies([](Op& o, Draft&) { o.attrs = {{Attr::accumulate, std::int64_t{1}}}; }) == 4);
   CHECK(bodies([](Op& o, Draft&) { o.inputs[1].shape[0].size = 8; }) == 4);
   // A port begins where the call's first tensor of it does: another layer of one large buffer is the same work.
@@ -106,7 +106,7 @@ TEST_CASE("What tells bodies apart: sizes, streams, attributes, where a tensor l
   // Events are the call's.
   Draft waits = layers(3);
   insert_lifetimes(waits);
-  waits.phases[0][0].calls[2].marks = {{0, OpKind::wait, StreamId::compute, 0}};
+  waits.phases[0][0].calls[2].marks = {{0, OpKind::wait, streams::compute, 0}};
   CHECK(assemble(waits).bodies.size() == 3);
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("No local: what takes a turn of a slot limit, what two calls touch, wh
 TEST_CASE("Random drafts: spelled out again, a program is what was written") {
   std::int64_t calls = 0, bodies = 0, locals = 0;
   CHECK(rc::check("assemble loses nothing", [&] {
-    Draft draft;
+    Draft draft = test::empty_draft();
     DraftBlock block{.name = "work", .calls = {}};
     const int count = *rc::gen::inRange(1, 8);
     for (int i = 0; i < 3; ++i) draft.buffers.push_back(scratch(fmt::format("shared{}", i), 32));

@@ -96,7 +96,7 @@ TEST_CASE("Parts that adjoin are written as one, whoever holds them") {
 }
 
 TEST_CASE("Places: a rank's in each family, -1 in none") {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.groups = {{"fsdp", {{0, 1, 2, 3}}}, {"tp", {{2, 0}, {1, 3}}}, {"some", {{1}}}};
   plan.program_of_rank = {0, 0, 0, 0};
   CHECK(places_of(plan, 0) == Places{0, 1, -1});

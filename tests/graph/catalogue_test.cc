@@ -21,7 +21,7 @@ Op with_heads(Op o) {  // 4 query heads, 2 KV heads of 6: Q = (4 + 2*2) * 6 = 48
 }
 
 Program one_buffer(std::int64_t elements) {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("x", elements)};
   return p;
 }

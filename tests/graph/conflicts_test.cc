@@ -33,10 +33,10 @@ class ByteMap {
  private:
   struct Byte {
     std::int32_t writer = -1;
-    StreamId writer_stream = StreamId::compute;
+    StreamId writer_stream = streams::compute;
     std::map<StreamId, std::int32_t> readers;
   };
-  std::map<std::pair<Section, std::int64_t>, Byte> bytes_;
+  std::map<std::pair<SectionId, std::int64_t>, Byte> bytes_;
 };
 
 Earlier touch(ConflictMap& map, const Access& a, StreamId stream, std::int32_t index) {
@@ -50,7 +50,7 @@ Earlier touch(ConflictMap& map, const Access& a, StreamId stream, std::int32_t i
 TEST_CASE("A write follows the last write and every reader since; a read follows the last write") {
   ConflictMap map;
   const auto on = [](std::int64_t begin, std::int64_t end, bool write) {
-    return Access{Section::transient, begin, end, write};
+    return Access{sections::transient, begin, end, write};
   };
   using enum StreamId;
   CHECK(touch(map, on(0, 100, true), compute, 0).empty());
@@ -59,7 +59,7 @@ TEST_CASE("A write follows the last write and every reader since; a read follows
   CHECK(touch(map, on(100, 110, true), h2d, 3) == Earlier{{gather, 1}, {reduce, 2}});  // nobody wrote there
   CHECK(touch(map, on(105, 115, false), compute, 4) == Earlier{{h2d, 3}});
   CHECK(touch(map, on(7, 7, true), compute, 5).empty());
-  CHECK(touch(map, Access{Section::kv_cache, 0, 100, true}, compute, 6).empty());
+  CHECK(touch(map, Access{sections::kv_cache, 0, 100, true}, compute, 6).empty());
 }
 
 TEST_CASE("Intervals say what bytes say") {
@@ -69,9 +69,9 @@ TEST_CASE("Intervals say what bytes say") {
     const int count = *rc::gen::inRange(1, 60);
     for (std::int32_t i = 0; i < count; ++i) {
       const std::int64_t begin = *rc::gen::inRange(0, 40);
-      const Access a{*rc::gen::arbitrary<bool>() ? Section::transient : Section::kv_cache, begin,
+      const Access a{*rc::gen::arbitrary<bool>() ? sections::transient : sections::kv_cache, begin,
                      begin + *rc::gen::inRange(0, 20), *rc::gen::arbitrary<bool>()};
-      const auto stream = static_cast<StreamId>(*rc::gen::inRange(0, num_streams));
+      const auto stream = static_cast<StreamId>(*rc::gen::inRange(0, max_streams));
       RC_ASSERT(touch(map, a, stream, i) == oracle.touch(a, stream, i));
     }
   }));

@@ -16,7 +16,7 @@ namespace {
 
 /// Buffers of 16 fp32 each, back to back.
 Program buffers(int count) {
-  Program p;
+  Program p = test::empty_program();
   for (int i = 0; i < count; ++i) p.buffers.push_back(scratch("b", 16, 64 * i));
   return p;
 }
@@ -31,16 +31,16 @@ std::vector<std::string> order_of(const Program& p, const std::vector<Op>& ops) 
   std::vector<std::string> out;
   int index = -1;
   for (const Op& o : ops_of(draft)) {
-    if (o.kind == OpKind::record) recorded[o.event] = std::string(name_of(o.stream)) + " " + std::to_string(index);
+    if (o.kind == OpKind::record) recorded[o.event] = plan_streams()[at(o.stream)].name + " " + std::to_string(index);
     else if (o.kind == OpKind::wait)
-      out.push_back(recorded.at(o.event) + " -> " + std::string(name_of(o.stream)) + " " + std::to_string(index + 1));
+      out.push_back(recorded.at(o.event) + " -> " + plan_streams()[at(o.stream)].name + " " + std::to_string(index + 1));
     else if (o.kind != OpKind::alloc && o.kind != OpKind::free) ++index;
   }
   return out;
 }
 
 using Lines = std::vector<std::string>;
-constexpr StreamId gather = StreamId::gather, reduce = StreamId::reduce;
+constexpr StreamId gather = streams::gather, reduce = streams::reduce;
 
 std::vector<Access> accesses_of(const Program& p, const Op& o) {
   std::vector<Access> out;
@@ -161,7 +161,7 @@ namespace {
 /// Buffers and ops at random, with lifetimes, events and places; up to three limits over the buffers that one block
 /// uses one after another.
 Plan random_plan() {
-  Program p;
+  Program p = test::empty_program();
   const int count = *rc::gen::inRange(2, 7);
   std::vector<BufferId> transients;
   for (int i = 0; i < count; ++i) p.buffers.push_back(scratch("t" + std::to_string(i), 16 * *rc::gen::inRange(1, 3)));
@@ -193,7 +193,7 @@ Plan random_plan() {
         limit.turns.push_back({i});
     p.slot_limits.push_back(std::move(limit));
   }
-  Draft draft;
+  Draft draft = test::empty_draft();
   draft.buffers = p.buffers;
   draft.slot_limits = p.slot_limits;
   draft.transients = transients;
@@ -211,8 +211,8 @@ Plan random_plan() {
   insert_dependencies(draft);
   place_transients(plan, draft);
   Program program = assemble(std::move(draft));
-  program.section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
-  Block load = block_of(program, "load", {mapping(OpKind::map, Section::transient, 0, 4096)});
+  program.section(sections::transient).bytes = 4096;
+  Block load = block_of(program, "load", {mapping(OpKind::map, sections::transient, 0, 4096)});
   program.phases.insert(program.phases.begin(), {std::move(load)});
   plan.programs = {std::move(program)};
   return plan;

@@ -12,35 +12,35 @@ using namespace hotbunk::test;
 
 namespace {
 
-constexpr auto transient = static_cast<std::size_t>(Section::transient);
+constexpr auto transient = static_cast<std::size_t>(sections::transient);
 
 std::int64_t rounded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
 TEST_CASE("A transient is allocated before its first use and freed behind its last, on their streams") {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 4), scratch("b", 4), scratch("kept", 4), scratch("by hand", 4)};
   const Tensor a = whole(p, 0), b = whole(p, 1), kept = whole(p, 2), by_hand = whole(p, 3);
-  Draft draft = draft_of(p.buffers, {op(OpKind::zero, {}, {a}, StreamId::gather), memory(OpKind::alloc, 3),
-                                     op(OpKind::add, {a, kept}, {b}), op(OpKind::copy, {b}, {by_hand}, StreamId::d2h)});
+  Draft draft = draft_of(p.buffers, {op(OpKind::zero, {}, {a}, streams::gather), memory(OpKind::alloc, 3),
+                                     op(OpKind::add, {a, kept}, {b}), op(OpKind::copy, {b}, {by_hand}, streams::d2h)});
   draft.transients = {0, 1, 3};  // "kept" belongs to the lowering; "by hand" is allocated in the block
   insert_lifetimes(draft);
-  const std::vector<Op> expected = {memory(OpKind::alloc, 0, StreamId::gather),
-                                    op(OpKind::zero, {}, {a}, StreamId::gather),
+  const std::vector<Op> expected = {memory(OpKind::alloc, 0, streams::gather),
+                                    op(OpKind::zero, {}, {a}, streams::gather),
                                     memory(OpKind::alloc, 3),
                                     memory(OpKind::alloc, 1),
                                     op(OpKind::add, {a, kept}, {b}),
                                     memory(OpKind::free, 0),
-                                    op(OpKind::copy, {b}, {by_hand}, StreamId::d2h),
-                                    memory(OpKind::free, 1, StreamId::d2h)};
+                                    op(OpKind::copy, {b}, {by_hand}, streams::d2h),
+                                    memory(OpKind::free, 1, streams::d2h)};
   CHECK(ops_of(draft) == expected);
 }
 
 TEST_CASE("Best fit by hand") {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.chunk_bytes = 4096;
-  Program p;
+  Program p = test::empty_program();
   std::vector<Op> ops;
   const auto alloc = [&](std::int64_t bytes) {
     p.buffers.push_back(scratch("b", bytes / 4));
@@ -60,21 +60,21 @@ TEST_CASE("Best fit by hand") {
   std::vector<std::int64_t> offsets;
   for (const Buffer& b : draft.buffers) offsets.push_back(b.offset);
   CHECK(offsets == std::vector<std::int64_t>{0, 128, 192, 448, 0, 192, 512, 320, 64});
-  CHECK(draft.section_bytes[transient] == 4096);  // 960 in whole chunks
+  CHECK(draft.section(transient_section).bytes == 4096);  // 960 in whole chunks
   CHECK(draft.transient_bytes == std::vector<std::int64_t>{320 + 640});
 }
 
 TEST_CASE("A range passes to another stream only where order implies that its uses are over") {
   // compute works in a (128 B) and from a in b; gather works in d, then from b in c; compute works in e (128 B).
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 32), scratch("b", 16), scratch("c", 16), scratch("d", 16), scratch("e", 32)};
   const auto t = [&](BufferId id) { return whole(p, id); };
-  constexpr StreamId gather = StreamId::gather;
+  constexpr StreamId gather = streams::gather;
   const std::vector<Op> ops = {op(OpKind::zero, {}, {t(0)}), op(OpKind::copy, {t(0)}, {t(1)}),
                                op(OpKind::zero, {}, {t(3)}, gather), op(OpKind::copy, {t(1)}, {t(2)}, gather),
                                op(OpKind::zero, {}, {t(4)})};
   const auto offsets = [&](const std::vector<SlotLimit>& limits) {
-    Plan plan;
+    Plan plan = test::empty_plan();
     Draft draft = draft_of(p.buffers, ops);
     draft.slot_limits = limits;
     draft.transients = {0, 1, 2, 3, 4};
@@ -96,12 +96,12 @@ TEST_CASE("A range passes to another stream only where order implies that its us
 TEST_CASE("A buffer is over with its last use in a call, not with its first") {
   // compute, in one call: writes a, writes c, reads a. gather copies c to e: it knows of the second op, not of the
   // third.
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 32), scratch("c", 16), scratch("d", 16), scratch("e", 32)};
   const auto t = [&](BufferId id) { return whole(p, id); };
   Draft draft = draft_of(
       p.buffers, {op(OpKind::zero, {}, {t(0)}), op(OpKind::zero, {}, {t(1)}), op(OpKind::copy_boxes, {t(0)}, {t(2)}),
-                  op(OpKind::copy_boxes, {t(1)}, {t(3)}, StreamId::gather)});
+                  op(OpKind::copy_boxes, {t(1)}, {t(3)}, streams::gather)});
   draft.transients = {0, 1, 2, 3};
   insert_lifetimes(draft);
   insert_dependencies(draft);
@@ -111,21 +111,21 @@ TEST_CASE("A buffer is over with its last use in a call, not with its first") {
 }
 
 TEST_CASE("At a block's border every range is free for every stream, and where nothing is alive all begins anew") {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 16), scratch("b", 16), scratch("c", 32), scratch("kept", 16), scratch("d", 16)};
   const auto t = [&](BufferId id) { return whole(p, id); };
-  constexpr StreamId gather = StreamId::gather;
+  constexpr StreamId gather = streams::gather;
   const std::vector<Op> one = {op(OpKind::zero, {}, {t(0)}), op(OpKind::zero, {}, {t(1)}, gather)};
   const std::vector<Op> two = {op(OpKind::zero, {}, {t(2)}, gather), memory(OpKind::alloc, 3),
                                op(OpKind::zero, {}, {t(3)})};
   const std::vector<Op> three = {op(OpKind::zero, {}, {t(4)}, gather), memory(OpKind::free, 3)};
-  Draft draft;
+  Draft draft = test::empty_draft();
   draft.buffers = p.buffers;
   draft.transients = {0, 1, 2, 4};
   add_block(draft, "one", one), add_block(draft, "two", two), add_block(draft, "three", three);
   insert_lifetimes(draft);
   insert_dependencies(draft);
-  Plan plan;
+  Plan plan = test::empty_plan();
   place_transients(plan, draft);
   const std::vector<Buffer>& placed = draft.buffers;
   CHECK(placed[0].offset == 0);
@@ -136,26 +136,26 @@ TEST_CASE("At a block's border every range is free for every stream, and where n
 }
 
 TEST_CASE("Other sections are laid out back to back in the order of ids") {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.chunk_bytes = 256;
-  Draft p;
+  Draft p = test::empty_draft();
   p.buffers = {scratch("p0", 3), scratch("t", 1), scratch("p1", 65), scratch("k", 1)};
-  for (std::size_t b : {0u, 2u}) p.buffers[b].section = Section::train_params;
-  p.buffers[3].section = Section::kv_cache;
+  for (std::size_t b : {0u, 2u}) p.buffers[b].section = sections::train_params;
+  p.buffers[3].section = sections::kv_cache;
   p.phases = {{}};
   lay_out_sections(plan, p);
   CHECK(p.buffers[0].offset == 0);
   CHECK(p.buffers[2].offset == 64);
   CHECK(p.buffers[3].offset == 0);
-  CHECK(p.section_bytes[static_cast<std::size_t>(Section::train_params)] == 512);  // 64 + 320 = 384 in chunks of 256
-  CHECK(p.section_bytes[static_cast<std::size_t>(Section::kv_cache)] == 256);
-  CHECK(p.section_bytes[transient] == 0);
+  CHECK(p.section(sections::train_params).bytes == 512);  // 64 + 320 = 384 in chunks of 256
+  CHECK(p.section(sections::kv_cache).bytes == 256);
+  CHECK(p.section(transient_section).bytes == 0);
 }
 
 TEST_CASE("Whatever is alive together never overlaps") {
   CHECK(rc::check("random allocs and frees", [] {
-    Plan plan;
-    Program p;
+    Plan plan = test::empty_plan();
+    Program p = test::empty_program();
     std::vector<Op> ops;
     std::vector<BufferId> alive;
     std::int64_t live = 0, most = 0;
@@ -194,7 +194,7 @@ TEST_CASE("Whatever is alive together never overlaps") {
       now.insert(o.buffer);
     }
     RC_ASSERT(high >= most);
-    RC_ASSERT(draft.section_bytes[transient] >= high);
-    RC_ASSERT(draft.section_bytes[transient] < high + plan.chunk_bytes);
+    RC_ASSERT(draft.section(transient_section).bytes >= high);
+    RC_ASSERT(draft.section(transient_section).bytes < high + plan.chunk_bytes);
   }));
 }

@@ -23,7 +23,7 @@ std::string faults_of(const Plan& plan) {
 
 TEST_CASE("Roles: who plays what, and no ring of waits") {
   const auto verdict = [](const std::function<void(Plan&)>& spoil) {
-    Program p;
+    Program p = test::empty_program();
     p.buffers = {scratch("a", 16, 0)};
     Plan plan =
         plan_of(p, {memory(OpKind::alloc, 0), op(OpKind::zero, {}, {whole(p, 0)}), memory(OpKind::free, 0)}, 4096);
@@ -64,7 +64,7 @@ TEST_CASE("Roles: who plays what, and no ring of waits") {
 TEST_CASE("Pairs: what is sent is received, in the same phases and blocks, in order") {
   /// Rank 0 sends two messages, rank 1 receives them.
   const auto verdict = [](const std::function<void(Plan&)>& spoil) {
-    Program p;
+    Program p = test::empty_program();
     p.buffers = {scratch("a", 16, 0), scratch("b", 8, 64)};
     const auto message = [&](OpKind kind, BufferId buffer) {
       const bool sends = kind == OpKind::send;

@@ -13,7 +13,7 @@ namespace {
 
 /// A plan in which every field of every type says something.
 Plan full_plan() {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 16, 64), scratch("b", 16, 128)};
   p.num_events = 3;
   Op o = op(OpKind::copy_boxes, {tensor(0, DType::f32, {tokens(8, 4), fixed(2)}, 4)}, {whole(p, 1)});
@@ -56,13 +56,13 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { p.programs[0].buffers[0].dtype = DType::i32; },
       [](Plan& p) { ++p.programs[0].buffers[0].elements; },
       [](Plan& p) { p.programs[0].buffers[0].category = Category::grads; },
-      [](Plan& p) { p.programs[0].buffers[0].section = Section::kv_cache; },
+      [](Plan& p) { p.programs[0].buffers[0].section = sections::kv_cache; },
       [](Plan& p) { p.programs[0].buffers[0].offset += 64; },
-      [](Plan& p) { p.programs[0].section_bytes[2] += 4096; },
+      [](Plan& p) { p.programs[0].sections[2].bytes += 4096; },
       [](Plan& p) { ++p.programs[0].num_events; },
       [](Plan& p) { p.programs[0].phases[1][0].name = "other"; },
       [](Plan& p) { p.programs[0].phases[1][0].enters = Enters::awake; },
-      [](Plan& p) { p.programs[0].phases[1][0].section = Section::kv_cache; },
+      [](Plan& p) { p.programs[0].phases[1][0].section = sections::kv_cache; },
       [](Plan& p) {
         p.programs[0].phases[1].push_back({"more", {}});
       },
@@ -71,7 +71,7 @@ TEST_CASE("The hash of a plan changes with every field") {
         ops.push_back(Op(ops[0]));
       },
       [](Plan& p) { work(p)[0].kind = OpKind::copy; },
-      [](Plan& p) { work(p)[0].stream = StreamId::host; },
+      [](Plan& p) { work(p)[0].stream = streams::host; },
       [](Plan& p) { work(p)[0].name = "copx"; },
       [](Plan& p) {
         EditedOps ops = work(p);
@@ -127,7 +127,7 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { ++work(p)[0].group; },
       [](Plan& p) { ++work(p)[0].buffer; },
       [](Plan& p) { ++work(p)[0].event; },
-      [](Plan& p) { work(p)[0].section = Section::kv_cache; },
+      [](Plan& p) { work(p)[0].section = sections::kv_cache; },
       [](Plan& p) { work(p)[0].map_begin = 1; },
       [](Plan& p) { work(p)[0].map_end = 1; },
   };

@@ -20,7 +20,7 @@ inline Dim tokens(std::int64_t n, std::int64_t begin = 0) { return {n, Sym::toke
 inline Dim seqs(std::int64_t n) { return {n, Sym::seqs, 0}; }
 
 inline Op op(OpKind kind, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
-             StreamId stream = StreamId::compute) {
+             StreamId stream = streams::compute) {
   Op o;
   o.kind = kind;
   o.stream = stream;
@@ -28,7 +28,7 @@ inline Op op(OpKind kind, std::vector<Tensor> inputs, std::vector<Tensor> output
   o.outputs = std::move(outputs);
   return o;
 }
-inline Op memory(OpKind kind, BufferId buffer, StreamId stream = StreamId::compute) {
+inline Op memory(OpKind kind, BufferId buffer, StreamId stream = streams::compute) {
   Op o = op(kind, {}, {}, stream);
   o.buffer = buffer;
   return o;
@@ -38,7 +38,7 @@ inline Op event(OpKind kind, StreamId stream, EventId id) {
   o.event = id;
   return o;
 }
-inline Op mapping(OpKind kind, Section section, std::int64_t begin, std::int64_t end) {
+inline Op mapping(OpKind kind, SectionId section, std::int64_t begin, std::int64_t end) {
   Op o = op(kind, {}, {});
   o.section = section;
   o.map_begin = begin;
@@ -48,7 +48,7 @@ inline Op mapping(OpKind kind, Section section, std::int64_t begin, std::int64_t
 
 /// fp32 elements in the transient section.
 inline Buffer scratch(std::string name, std::int64_t elements, std::int64_t offset = 0) {
-  return {std::move(name), DType::f32, elements, Category::activations, Section::transient, offset};
+  return {std::move(name), DType::f32, elements, Category::activations, sections::transient, offset};
 }
 inline Tensor whole(const Program& p, BufferId id) {
   return tensor(id, DType::f32, {fixed(p.buffers[static_cast<std::size_t>(id)].elements)});
@@ -56,12 +56,12 @@ inline Tensor whole(const Program& p, BufferId id) {
 
 /// One rank: a prologue that maps `mapped` bytes of the transient section, and an iteration that runs `ops`.
 inline Plan plan_of(Program program, const std::vector<Op>& ops, std::int64_t mapped) {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.phases = {{"load", When::prologue, false}, {"work", When::iteration, false}};
-  Block load = block_of(program, "load", {mapping(OpKind::map, Section::transient, 0, mapped)});
+  Block load = block_of(program, "load", {mapping(OpKind::map, sections::transient, 0, mapped)});
   Block work = block_of(program, "work", ops);
   program.phases = {{std::move(load)}, {std::move(work)}};
-  program.section_bytes[static_cast<std::size_t>(Section::transient)] = mapped;
+  program.section(sections::transient).bytes = mapped;
   plan.programs = {std::move(program)};
   plan.program_of_rank = {0};
   return plan;
@@ -80,7 +80,7 @@ inline void add_block(Draft& draft, std::string name, const std::vector<Op>& ops
 }
 /// A draft of one block "work", a call.
 inline Draft draft_of(std::vector<Buffer> buffers, const std::vector<Op>& ops) {
-  Draft draft;
+  Draft draft = test::empty_draft();
   draft.buffers = std::move(buffers);
   add_block(draft, "work", ops);
   return draft;
@@ -120,7 +120,7 @@ inline std::vector<Op> ops_of(const Draft& draft, std::size_t block = 0) {
 /// Two ranks with programs of their own; each all-reduces twice over the family "world". Ops of "work" by index:
 ///   0 alloc a, 1 zero a, 2 and 3 all_reduce a, 4 free a
 inline Plan two_ranks() {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 16, 0)};
   const Tensor a = whole(p, 0);
   Op reduce = op(OpKind::all_reduce, {a}, {a});

@@ -19,16 +19,16 @@ namespace {
 ///   0 alloc a, 1 zero a (gather), 2 record 0, 3 wait 0 (compute), 4 alloc b, 5 copy a -> b, 6 free a, 7 free b,
 ///   8 record 1, 9 wait 1 (gather)
 Plan good_plan() {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64)};
   p.num_events = 2;
   const Tensor a = whole(p, 0), b = whole(p, 1);
   return plan_of(
       p,
-      {memory(OpKind::alloc, 0, StreamId::gather), op(OpKind::zero, {}, {a}, StreamId::gather),
-       event(OpKind::record, StreamId::gather, 0), event(OpKind::wait, StreamId::compute, 0), memory(OpKind::alloc, 1),
+      {memory(OpKind::alloc, 0, streams::gather), op(OpKind::zero, {}, {a}, streams::gather),
+       event(OpKind::record, streams::gather, 0), event(OpKind::wait, streams::compute, 0), memory(OpKind::alloc, 1),
        op(OpKind::copy, {a}, {b}), memory(OpKind::free, 0), memory(OpKind::free, 1),
-       event(OpKind::record, StreamId::compute, 1), event(OpKind::wait, StreamId::gather, 1)},
+       event(OpKind::record, streams::compute, 1), event(OpKind::wait, streams::gather, 1)},
       4096);
 }
 
@@ -36,8 +36,8 @@ Plan good_plan() {
 Plan base() {
   Plan plan = good_plan();
   EditedOps load(plan.programs[0], plan.programs[0].phases[0][0]);
-  load.push_back(event(OpKind::record, StreamId::compute, 1));
-  load.push_back(event(OpKind::wait, StreamId::gather, 1));
+  load.push_back(event(OpKind::record, streams::compute, 1));
+  load.push_back(event(OpKind::wait, streams::gather, 1));
   return plan;
 }
 
@@ -89,15 +89,15 @@ TEST_CASE("Memory: overlap, not alive, asleep, unbalanced") {
 
 TEST_CASE("Mapping: alignment, twice, not there, still in use") {
   const auto add = [](std::size_t at, Op o) { return faults_after([&](Plan& p) { work(p).add(at, o); }); };
-  CHECK_THAT(add(0, mapping(OpKind::map, Section::kv_cache, 0, 100)), Contains("is not made of chunks of 4096"));
-  CHECK_THAT(add(0, mapping(OpKind::map, Section::transient, 0, 8192)), Contains("part of which is mapped"));
-  CHECK_THAT(add(0, mapping(OpKind::unmap, Section::transient, 0, 8192)), Contains("part of which is not mapped"));
-  CHECK_THAT(add(6, mapping(OpKind::unmap, Section::transient, 0, 4096)), Contains("unmaps 'a', which is alive"));
+  CHECK_THAT(add(0, mapping(OpKind::map, sections::kv_cache, 0, 100)), Contains("is not made of chunks of 4096"));
+  CHECK_THAT(add(0, mapping(OpKind::map, sections::transient, 0, 8192)), Contains("part of which is mapped"));
+  CHECK_THAT(add(0, mapping(OpKind::unmap, sections::transient, 0, 8192)), Contains("part of which is not mapped"));
+  CHECK_THAT(add(6, mapping(OpKind::unmap, sections::transient, 0, 4096)), Contains("unmaps 'a', which is alive"));
   // Neighbouring maps are one range: taking both back at once is fine.
   Plan plan = base();
   for (const Op& o :
-       {mapping(OpKind::map, Section::kv_cache, 4096, 8192), mapping(OpKind::map, Section::kv_cache, 0, 4096),
-        mapping(OpKind::unmap, Section::kv_cache, 0, 8192)})
+       {mapping(OpKind::map, sections::kv_cache, 4096, 8192), mapping(OpKind::map, sections::kv_cache, 0, 4096),
+        mapping(OpKind::unmap, sections::kv_cache, 0, 8192)})
     work(plan).push_back(o);
   CHECK(verify(plan) == std::vector<std::string>{});
 }
@@ -107,17 +107,17 @@ namespace {
 /// A section of one buffer that wakes and sleeps, each in a block of its own; sleeping and waking as often as `blocks`
 /// says.
 Plan sleeper(const std::vector<Enters>& blocks) {
-  Program p;
-  p.buffers = {{"kv", DType::f32, 16, Category::kv_cache, Section::kv_cache, 0}};
-  p.section_bytes[static_cast<std::size_t>(Section::kv_cache)] = 4096;
+  Program p = test::empty_program();
+  p.buffers = {{"kv", DType::f32, 16, Category::kv_cache, sections::kv_cache, 0}};
+  p.section(sections::kv_cache).bytes = 4096;
   Plan plan = plan_of(p, {}, 4096);
   plan.programs[0].phases[1].clear();
   for (Enters enters : blocks) {
-    std::vector<Op> ops = {mapping(OpKind::map, Section::kv_cache, 0, 4096), memory(OpKind::alloc, 0)};
-    if (enters == Enters::asleep) ops = {memory(OpKind::free, 0), mapping(OpKind::unmap, Section::kv_cache, 0, 4096)};
+    std::vector<Op> ops = {mapping(OpKind::map, sections::kv_cache, 0, 4096), memory(OpKind::alloc, 0)};
+    if (enters == Enters::asleep) ops = {memory(OpKind::free, 0), mapping(OpKind::unmap, sections::kv_cache, 0, 4096)};
     Block block = block_of(plan.programs[0], "turn", ops);
     block.enters = enters;
-    block.section = Section::kv_cache;
+    block.section = sections::kv_cache;
     plan.programs[0].phases[1].push_back(std::move(block));
   }
   return plan;
@@ -186,12 +186,12 @@ namespace {
 
 /// Units a, b, c, written on gather and read on compute, two slots for them; everything placed apart.
 Plan units() {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64), scratch("c", 16, 128), scratch("sum", 16, 192)};
   const Tensor sum = whole(p, 3);
   std::vector<Op> ops = {op(OpKind::zero, {}, {sum})};
   for (BufferId id : {0, 1, 2}) {
-    ops.push_back(op(OpKind::zero, {}, {whole(p, id)}, StreamId::gather));
+    ops.push_back(op(OpKind::zero, {}, {whole(p, id)}, streams::gather));
     ops.push_back(op(OpKind::add, {sum, whole(p, id)}, {sum}));
     ops[ops.size() - 2].name = std::string("gather ") + "abc"[id];
     ops.back().name = std::string("use ") + "abc"[id];
@@ -245,8 +245,8 @@ TEST_CASE("Slots: a turn that does not wait, a turn that goes on, names that are
   CHECK_THAT(declare({"more", 1, {{4}}}), Contains("slots 'more' name buffer 4"));
   CHECK_THAT(declare({"more", 1, {{1}}}), Contains("slots 'more' name 'b' twice"));
   plan = units();
-  plan.programs[0].buffers[2].section = Section::kv_cache;
-  plan.programs[0].section_bytes[static_cast<std::size_t>(Section::kv_cache)] = 4096;
+  plan.programs[0].buffers[2].section = sections::kv_cache;
+  plan.programs[0].section(sections::kv_cache).bytes = 4096;
   CHECK_THAT(faults_of(plan), Contains("slots 'units' name 'c', which is in section kv_cache"));
 }
 
@@ -260,7 +260,7 @@ TEST_CASE("A buffer is not touched any more when its slot is taken again") {
     if (o.kind == OpKind::free) frees.push_back(o);
   std::erase_if(ops, [](const Op& o) { return o.kind == OpKind::free; });
   ops.push_back(op(OpKind::add, {whole(p, 3), whole(p, 0)}, {whole(p, 3)}));
-  for (Op& o : frees) o.stream = StreamId::compute, ops.push_back(o);
+  for (Op& o : frees) o.stream = streams::compute, ops.push_back(o);
   work(plan).assign(ops.begin(), ops.end());
   CHECK_THAT(faults_of(plan), Contains("touches 'a' when its slot of 'units', which has 2, is taken again"));
 }
@@ -316,7 +316,7 @@ TEST_CASE("An op reads only what was written since its buffer was allocated") {
 TEST_CASE("What ranks write differently is proven for each kind of rank") {
   // Two ranks read the parts of 'a' that are theirs: 8 elements each, or 10 of 16 by the first and 6 by the second.
   const auto parts = [](std::int64_t part, std::int64_t wanted, bool zeroed) {
-    Program p;
+    Program p = test::empty_program();
     p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64)};
     const Tensor a = whole(p, 0), b = whole(p, 1);
     Op copy = op(OpKind::copy_boxes, {a}, {b});
@@ -353,7 +353,7 @@ TEST_CASE("A fault of any program is found") {
   };
   CHECK(verdict([](Plan& p) { work(p, 1)[5].name = "copied"; }).empty());
   CHECK_THAT(verdict([](Plan& p) { p.programs[1].buffers[1].offset = 0; }), Contains("program 1: phase work"));
-  CHECK_THAT(verdict([](Plan& p) { work(p, 1)[5].stream = StreamId::reduce; }), Contains("program 1: phase work"));
+  CHECK_THAT(verdict([](Plan& p) { work(p, 1)[5].stream = streams::reduce; }), Contains("program 1: phase work"));
   CHECK_THAT(verdict([](Plan& p) { work(p, 1)[1].outputs[0].shape[0].size = 15; }), Contains("program 1: phase work"));
 }
 
@@ -374,7 +374,7 @@ namespace {
 
 /// One body, b = a through a local, called twice with the buffers the other way round: a -> b, b -> a.
 Plan two_calls() {
-  Program p;
+  Program p = test::empty_program();
   p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64)};
   Body body;
   body.name = "through";
@@ -422,7 +422,7 @@ TEST_CASE("Calls: what they bind, where their locals lie, what their bodies name
              Contains("has 'between' at bytes 4096..4160 of the transient section, which has 4096"));
   CHECK_THAT(with([](Calls& c) { c[1].locals = {32}; }), Contains("'first.between' overlaps 'a'"));
   CHECK_THAT(with([](Calls& c) {
-               c[1].marks = {{5, OpKind::record, StreamId::compute, 0}};
+               c[1].marks = {{5, OpKind::record, streams::compute, 0}};
              }),
              Contains("names event 0"));
   // Another buffer of the same size: b is read before anybody wrote it. A call less: likewise.
@@ -437,9 +437,9 @@ TEST_CASE("Calls: what they bind, where their locals lie, what their bodies name
   CHECK_THAT(body([](Body& b) { b.ops[1].inputs[0].buffer = 3; }), Contains("body through: copy '' names slot 3 of 3"));
   CHECK_THAT(body([](Body& b) { b.ops[1].inputs[0].buffer = -1; }), Contains("names slot -1 of 3"));
   CHECK_THAT(body([](Body& b) { b.ops[0].buffer = 3; }), Contains("alloc '' names slot 3 of 3"));
-  CHECK_THAT(body([](Body& b) { b.ops.push_back(event(OpKind::wait, StreamId::compute, 0)); }),
+  CHECK_THAT(body([](Body& b) { b.ops.push_back(event(OpKind::wait, streams::compute, 0)); }),
              Contains("wait '' is for calls to say"));
-  CHECK_THAT(body([](Body& b) { b.locals[0].section = Section::kv_cache; }),
+  CHECK_THAT(body([](Body& b) { b.locals[0].section = sections::kv_cache; }),
              Contains("local 'between' has 16 elements in kv_cache"));
   CHECK_THAT(body([](Body& b) { b.ops.pop_back(); }), Contains("ends with 'first.between' alive"));
   CHECK_THAT(body([](Body& b) { b.ops[2].kind = OpKind::peer_copy, b.ops[2].group = 0; }),

@@ -65,7 +65,7 @@ Box any_box() {
 TEST_CASE("Written bytes are those of a flag per element") {
   int whole_reads = 0, faults = 0;
   CHECK(rc::check("as brute force", [&] {
-    Program p;
+    Program p = test::empty_program();
     for (int i = 0; i < 3; ++i) p.buffers.push_back(scratch("b", 16, 64 * i));  // back to back: intervals meet
     WrittenBytes fast;
     WrittenElements slow;

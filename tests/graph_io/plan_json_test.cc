@@ -15,29 +15,30 @@ namespace {
 Plan small_plan() {
   Plan p;
   p.scenario = "demo";
+  p.streams = {{"compute", StreamKind::compute}, {"gather", StreamKind::communication}};
   p.groups = {{"fsdp", {{0, 1}}}};
   p.phases = {{"train", When::iteration, true}};
   p.program_of_rank = {0, 0};
   Program program;
-  program.section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
+  program.sections = {{"transient", Space::device, 4096}, {"kv_cache", Space::device, 0}, {"back-up", Space::host, 0}};
   program.num_events = 1;
-  program.buffers = {{"x", DType::f32, 16, Category::activations, Section::transient, 0}};
+  program.buffers = {{"x", DType::f32, 16, Category::activations, transient_section, 0}};
   Op alloc;
   alloc.buffer = 1;
   Op gather;
-  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "all_gather";
+  gather.kind = OpKind::all_gather, gather.stream = StreamId{1}, gather.name = "all_gather";
   gather.inputs = {{0, 0, DType::f32, 1, {Dim{8}}}};
   gather.outputs = {{1, 0, DType::f32, 1, {Dim{16, Sym::tokens, 4}}}};
   gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}, {Attr::eps, 1.0}};
   gather.group = 0;
   Body body;
   body.name = "gather", body.num_ports = 1;
-  body.locals = {{"y", DType::f32, 16, Category::communication, Section::transient, 0}};
+  body.locals = {{"y", DType::f32, 16, Category::communication, transient_section, 0}};
   body.ops = {alloc, gather};
   program.bodies = {body};
   Call call;
   call.name = "unit.0.", call.ports = {{0, 32}}, call.locals = {128};
-  call.marks = {{1, OpKind::wait, StreamId::gather, 0}};
+  call.marks = {{1, OpKind::wait, StreamId{1}, 0}};
   Block block;
   block.name = "micro", block.calls = {call, call};
   block.calls[1].ports[0].offset_bytes = 0, block.calls[1].marks.clear();
@@ -63,10 +64,12 @@ std::string code_of(const std::string& text) {
 TEST_CASE("a plan file is what its description says") {
   CHECK(
       plan_to_json(small_plan()) ==
-      R"({"schema":"hotbunk.plan-file/3","hash":")" + plan_hash(small_plan()) +
+      R"({"schema":"hotbunk.plan-file/4","hash":")" + plan_hash(small_plan()) +
           R"(","scenario":"demo","chunk_bytes":4096,"device_capacity_bytes":0,"host_capacity_bytes":0,"overhead_bytes":0,)"
+          R"("streams":[["compute","compute"],["gather","communication"]],)"
           R"("groups":[{"name":"fsdp","groups":[[0,1]]}],"phases":[{"name":"train","when":"iteration","driven":true}],)"
-          R"("program_of_rank":[0,0],"programs":[{"section_bytes":[0,0,0,0,0,0,4096,0,0,0,0],"num_events":1,)"
+          R"("program_of_rank":[0,0],"programs":[{"sections":[["transient","device",4096],["kv_cache","device",0],["back-up","host",0]],)"
+          R"("num_events":1,)"
           R"("buffers":[["x","fp32",16,"activations","transient",0]],"bodies":[{"name":"gather","ports":1,)"
           R"("locals":[["y","fp32",16,"communication","transient",0]],"ops":[)"
           R"(["alloc","compute","",[],[],{"buffer":1}],)"
@@ -122,7 +125,15 @@ TEST_CASE("what would be used as an index is checked") {
   refused("/programs/0/role", 1, "E503");
   refused("/program_of_rank/1", 1, "E503");
   refused("/program_of_rank/1", -1, "E503");
-  refused("/programs/0/section_bytes", {0}, "E503");
+  refused("/streams", nlohmann::json::array(), "E503");
+  refused("/streams/1/0", "compute", "E503");  // two of one name
+  refused("/streams/1/0", "reduce", "E503");   // an op names the one that was there
+  refused("/streams/1/1", "magic", "E503");
+  refused("/programs/0/sections", nlohmann::json::array(), "E503");
+  refused("/programs/0/sections/1/0", "transient", "E503");
+  refused("/programs/0/sections/0/0", "scratch", "E503");
+  refused("/programs/0/sections/0/1", "disk", "E503");
+  refused("/programs/0/sections/0/2", -1, "E503");
   refused("/programs/0/num_events", 1 << 30, "E503");
   refused("/programs/0/phases", nlohmann::json::array(), "E503");
   refused("/programs/0/buffers/0/1", "fp12", "E503");

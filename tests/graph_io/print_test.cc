@@ -5,36 +5,37 @@
 #include <catch2/catch.hpp>
 
 #include "tests/graph_io/random_plan.h"
+#include "tests/blocks.h"
 
 namespace hotbunk {
 namespace {
 
 Plan small_plan() {
-  Plan p;
+  Plan p = test::empty_plan();
   p.scenario = "demo";
   p.device_capacity_bytes = std::int64_t{2} << 30;
   p.groups = {{"fsdp", {{0, 1, 2}, {3}}}};
   p.phases = {{"load", When::prologue, false}, {"train", When::iteration, true}};
   p.program_of_rank = {0, 0, 0, 0};
-  Program program;
-  program.section_bytes[static_cast<std::size_t>(Section::transient)] = 8192;
+  Program program = test::empty_program();
+  program.section(sections::transient).bytes = 8192;
   program.num_events = 1;
-  program.buffers = {{"shard", DType::bf16, 512, Category::params, Section::train_params, 0},
-                     {"x", DType::f32, 2048, Category::activations, Section::transient, 64}};
+  program.buffers = {{"shard", DType::bf16, 512, Category::params, sections::train_params, 0},
+                     {"x", DType::f32, 2048, Category::activations, sections::transient, 64}};
   Op alloc;
   alloc.buffer = 2;
   Op gather;
-  gather.kind = OpKind::all_gather, gather.stream = StreamId::gather, gather.name = "all_gather", gather.group = 0;
+  gather.kind = OpKind::all_gather, gather.stream = streams::gather, gather.name = "all_gather", gather.group = 0;
   gather.inputs = {{0, 0, DType::bf16, 1, {Dim{512}}}};
   gather.outputs = {{1, 64, DType::bf16, 2, {Dim{16, Sym::tokens}, Dim{64}}}};
   gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
   Body body;
   body.name = "gather", body.num_ports = 2;
-  body.locals = {{"y", DType::f32, 16, Category::communication, Section::transient, 0}};
+  body.locals = {{"y", DType::f32, 16, Category::communication, sections::transient, 0}};
   body.ops = {alloc, gather};
   Call call;
   call.body = 1, call.name = "layers.0.", call.ports = {{0, 0}, {1, 128}}, call.locals = {64};
-  call.marks = {{1, OpKind::wait, StreamId::gather, 0}, {2, OpKind::record, StreamId::gather, 0}};
+  call.marks = {{1, OpKind::wait, streams::gather, 0}, {2, OpKind::record, streams::gather, 0}};
   Op map;
   map.kind = OpKind::map, map.map_end = 4096;
   Body mapping;
@@ -88,7 +89,7 @@ TEST_CASE("what changed between two plans") {
   Plan b = a;
   b.device_capacity_bytes = 5;
   b.programs[0].buffers[1].elements = 1024;
-  b.programs[0].buffers.push_back({"y", DType::f32, 1, Category::grads, Section::transient, 0});
+  b.programs[0].buffers.push_back({"y", DType::f32, 1, Category::grads, sections::transient, 0});
   b.programs[0].bodies[1].ops[1].attrs[0].second = std::int64_t{16};
   auto& calls = b.programs[0].phases[1][1].calls;
   calls[0].ports[1].offset_bytes = 0;

@@ -15,6 +15,8 @@ class PlanMaker {
 
   Plan plan() {
     Plan p;
+    for (std::int64_t i = 1, n = 1 + below(max_streams); i < n; ++i)
+      p.streams.push_back({fmt::format("{}{}", name(), i), static_cast<StreamKind>(below(num_stream_kinds))});
     p.scenario = name();
     p.chunk_bytes = std::int64_t{1} << below(22);
     p.device_capacity_bytes = below(std::int64_t{1} << 40);
@@ -68,12 +70,13 @@ class PlanMaker {
 
   Program program(const Plan& p) {
     Program out;
+    for (std::int64_t i = 1, n = 1 + below(max_sections); i < n; ++i)
+      out.sections.push_back({fmt::format("{}{}", name(), i), below(2) ? Space::device : Space::host});
     out.num_events = static_cast<std::int32_t>(1 + below(4));
-    for (auto& bytes : out.section_bytes) bytes = least_section_bytes + below(std::int64_t{1} << 36);
+    for (Section& section : out.sections) section.bytes = least_section_bytes + below(std::int64_t{1} << 36);
     for (std::int64_t i = 0, n = 1 + below(5); i < n; ++i)
       out.buffers.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 30),
-                             static_cast<Category>(below(num_categories)), static_cast<Section>(below(num_sections)),
-                             64 * below(1 << 20)});
+                             static_cast<Category>(below(num_categories)), section(out), 64 * below(1 << 20)});
     for (std::int64_t i = 0, n = below(3); i < n; ++i) {
       SlotLimit limit{name(), static_cast<std::int32_t>(1 + below(3)), {}};
       for (std::int64_t t = 0, m = below(4); t < m; ++t) {
@@ -83,15 +86,15 @@ class PlanMaker {
       }
       out.slot_limits.push_back(std::move(limit));
     }
-    for (std::int64_t i = 0, n = 1 + below(4); i < n; ++i) out.bodies.push_back(body(p));
+    for (std::int64_t i = 0, n = 1 + below(4); i < n; ++i) out.bodies.push_back(body(p, out));
     for (std::size_t i = 0; i < p.phases.size(); ++i) {
       std::vector<Block> blocks;
       for (std::int64_t b = 0, n = below(3); b < n; ++b) {
         Block block{name(), {}};
         block.enters = static_cast<Enters>(below(num_enters));
-        if (block.enters != Enters::nothing) block.section = static_cast<Section>(below(num_sections));
+        if (block.enters != Enters::nothing) block.section = section(out);
         for (std::int64_t k = 0, m = below(6); k < m; ++k)
-          if (std::optional<Call> c = call(out)) block.calls.push_back(std::move(*c));
+          if (std::optional<Call> c = call(p, out)) block.calls.push_back(std::move(*c));
         blocks.push_back(std::move(block));
       }
       out.phases.push_back(std::move(blocks));
@@ -99,19 +102,22 @@ class PlanMaker {
     return out;
   }
 
-  Body body(const Plan& p) {
+  SectionId section(const Program& program) { return static_cast<SectionId>(below(std::ssize(program.sections))); }
+  StreamId stream(const Plan& p) { return static_cast<StreamId>(below(std::ssize(p.streams))); }
+
+  Body body(const Plan& p, const Program& program) {
     Body out;
     out.name = name();
     out.num_ports = static_cast<std::int32_t>(below(3));
     for (std::int64_t i = 0, n = below(3) + (out.num_ports == 0 ? 1 : 0); i < n; ++i)
       out.locals.push_back({name(), static_cast<DType>(below(7)), below(std::int64_t{1} << 20),
-                            static_cast<Category>(below(num_categories)), Section::transient, 0});
-    for (std::int64_t k = 0, m = below(6); k < m; ++k) out.ops.push_back(op(p, out));
+                            static_cast<Category>(below(num_categories)), transient_section, 0});
+    for (std::int64_t k = 0, m = below(6); k < m; ++k) out.ops.push_back(op(p, program, out));
     return out;
   }
 
   /// Of a body whose windows fit what its ports are bound to; nothing if the buffers drawn are too small.
-  std::optional<Call> call(const Program& program) {
+  std::optional<Call> call(const Plan& p, const Program& program) {
     Call out;
     out.body = static_cast<std::int32_t>(below(static_cast<std::int64_t>(program.bodies.size())));
     const Body& b = program.bodies[static_cast<std::size_t>(out.body)];
@@ -123,18 +129,18 @@ class PlanMaker {
     std::int32_t before = 0;
     for (std::int64_t i = 0, n = below(4); i < n; ++i) {
       before += static_cast<std::int32_t>(below(static_cast<std::int64_t>(b.ops.size()) + 1 - before));
-      out.marks.push_back({before, below(2) ? OpKind::record : OpKind::wait, static_cast<StreamId>(below(num_streams)),
+      out.marks.push_back({before, below(2) ? OpKind::record : OpKind::wait, stream(p),
                            static_cast<EventId>(below(program.num_events))});
     }
     if (!check_windows(program, out, windows_of(b)).empty()) return std::nullopt;
     return out;
   }
 
-  Op op(const Plan& p, const Body& in) {
+  Op op(const Plan& p, const Program& program, const Body& in) {
     Op out;
     do out.kind = static_cast<OpKind>(below(num_op_kinds));
     while (out.kind == OpKind::record || out.kind == OpKind::wait);
-    out.stream = static_cast<StreamId>(below(num_streams));
+    out.stream = stream(p);
     out.name = name();
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.inputs.push_back(tensor(in));
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.outputs.push_back(tensor(in));
@@ -143,7 +149,7 @@ class PlanMaker {
     out.group = static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size())));
     out.buffer = static_cast<BufferId>(below(in.num_slots()));
     if (below(2)) {
-      out.section = static_cast<Section>(below(num_sections));
+      out.section = section(program);
       out.map_end = below(least_section_bytes);
       out.map_begin = below(out.map_end + 1);
     }

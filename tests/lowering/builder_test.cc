@@ -19,14 +19,14 @@ struct Bench {
 
   Bench() { b.begin_block(0, "work"); }
   BufferId buffer(std::int64_t elements) {
-    return b.managed("buffer", DType::f32, elements, Category::params, Section::train_params);
+    return b.managed("buffer", DType::f32, elements, Category::params, sections::train_params);
   }
   /// y = x w, where y is the call's own; returns y.
   Tensor layer(const std::string& name, const Tensor& x, const Tensor& w, std::int64_t variant = 0) {
     return b.call("layer", variant, name, {x, w}, [&] {
       ++written;
       const Tensor y = b.transient(name + "y", DType::f32, {fixed(4)}, Category::activations);
-      b.emit(OpKind::add, StreamId::compute, name + "add", {x, w}, {y});
+      b.emit(OpKind::add, streams::compute, name + "add", {x, w}, {y});
       return y;
     });
   }
@@ -76,7 +76,7 @@ TEST_CASE("An input may be a window: ops and results count from where it begins"
     const Tensor x = t.window(pool, element);
     return t.b.call("part", 0, name, {x, w}, [&] {
       ++t.written;
-      t.b.emit(OpKind::add, StreamId::compute, name + "add", {x, t.b.whole(w)}, {x});
+      t.b.emit(OpKind::add, streams::compute, name + "add", {x, t.b.whole(w)}, {x});
       return t.b.view(pool, DType::f32, {fixed(2)}, element + 2);
     });
   };
@@ -107,7 +107,7 @@ TEST_CASE("What a call may not do is a fault") {
                  const BufferId x = t.buffer(4);
                  for (int i = 0; i < calls; ++i)
                    t.layer(std::string(1, static_cast<char>('a' + i)) + ".", t.b.whole(x), t.b.whole(x));
-                 t.b.emit(OpKind::zero, StreamId::compute, "stray", {}, {t.b.whole(x)});
+                 t.b.emit(OpKind::zero, streams::compute, "stray", {}, {t.b.whole(x)});
                }),
                Contains("an op of no call"));
   CHECK_THAT(fault([](Bench& t) {
@@ -119,7 +119,7 @@ TEST_CASE("What a call may not do is a fault") {
                const BufferId x = t.buffer(4);
                t.b.call("outer", 0, "outer.", {x}, [&] {
                  const BufferId y = t.b.transient("another.y", DType::f32, 4, Category::activations);
-                 t.b.emit(OpKind::copy, StreamId::compute, "outer.copy", {t.b.whole(x)}, {t.b.whole(y)});
+                 t.b.emit(OpKind::copy, streams::compute, "outer.copy", {t.b.whole(x)}, {t.b.whole(y)});
                });
              }),
              Contains("'another.y' made in call 'outer.'"));
@@ -128,7 +128,7 @@ TEST_CASE("What a call may not do is a fault") {
                const BufferId x = t.buffer(4), w = t.buffer(4);
                for (const auto& [name, input] : {std::pair("a.", x), {"b.", w}})
                  t.b.call("outer", 0, name, {input}, [&, id = input, at = std::string(name)] {
-                   t.b.emit(OpKind::copy, StreamId::compute, at + "copy", {t.b.whole(w)}, {t.b.whole(id)});
+                   t.b.emit(OpKind::copy, streams::compute, at + "copy", {t.b.whole(w)}, {t.b.whole(id)});
                  });
              }),
              Contains("for input and without"));

@@ -98,7 +98,7 @@ TEST_CASE(
     Call& call = calls[c];
     if (call.locals.empty()) return false;
     for (const Port& port : call.ports)
-      if (const Buffer& b = program.buffers[static_cast<std::size_t>(port.buffer)]; b.section == Section::transient)
+      if (const Buffer& b = program.buffers[static_cast<std::size_t>(port.buffer)]; b.section == sections::transient)
         if (!has(program, call, [&](const Op& op) {  // allocated or freed by the call
               const auto slot = static_cast<std::size_t>(op.buffer);
               return op.buffer >= 0 && slot < call.ports.size() && call.ports[slot].buffer == port.buffer;

@@ -91,8 +91,8 @@ TEST_CASE("SFT has no rollout") {
     CHECK(phases_of(plan) == Names{"load", "train", "checkpoint", "export"});
     CHECK(verify(plan) == Names{});
     for (const Buffer& b : plan.program(0).buffers) {
-      CHECK(b.section != Section::rollout_weights);
-      CHECK(b.section != Section::kv_cache);
+      CHECK(b.section != sections::rollout_weights);
+      CHECK(b.section != sections::kv_cache);
     }
   }
 }

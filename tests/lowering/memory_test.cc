@@ -38,9 +38,9 @@ std::int64_t phase_peak(const Plan& plan, std::string_view phase) {
 }
 
 /// Mapped bytes of every section at the end of every phase of the second iteration.
-std::map<std::string, std::map<Section, std::int64_t>> mapped_after(const Plan& plan) {
-  std::map<std::string, std::map<Section, std::int64_t>> out;
-  std::map<Section, std::int64_t> now;
+std::map<std::string, std::map<SectionId, std::int64_t>> mapped_after(const Plan& plan) {
+  std::map<std::string, std::map<SectionId, std::int64_t>> out;
+  std::map<SectionId, std::int64_t> now;
   const Program& program = plan.program(0);
   for (When when : {When::prologue, When::iteration, When::iteration})
     for (std::size_t p = 0; p < plan.phases.size(); ++p) {
@@ -126,7 +126,7 @@ TEST_CASE("Asleep means unmapped: section by section, phase by phase") {
   for (int level : {1, 2}) {
     const Plan plan = lowered(tiny(2, 2, {"algorithm.reference=true", fmt::format("rollout.sleep_level={}", level)}));
     const Program& program = plan.program(0);
-    const auto bytes = [&](Section s) { return program.section_bytes[static_cast<std::size_t>(s)]; };
+    const auto bytes = [&](SectionId s) { return program.section(s).bytes; };
     // Half of the model in fp32, padding included, in chunks of 4 KiB; twice that for the moments. 33 rows over 2
     // ranks: 17 of the embedding and of the head. Buffers are 64-byte aligned.
     const std::int64_t root_shard = (17 * 2 * 24 + 12) * 4, layer_shard = layer_elements / 2 * 4;
@@ -137,10 +137,10 @@ TEST_CASE("Asleep means unmapped: section by section, phase by phase") {
     CHECK(bytes(train_reference) == up(shard, 4096));
 
     auto mapped = mapped_after(plan);
-    const auto check = [&](const char* phase, const std::vector<Section>& awake, const std::vector<Section>& asleep) {
+    const auto check = [&](const char* phase, const std::vector<SectionId>& awake, const std::vector<SectionId>& asleep) {
       INFO("level " << level << ", after " << phase);
-      for (Section s : awake) CHECK(mapped[phase][s] == bytes(s));
-      for (Section s : asleep) CHECK(mapped[phase][s] == 0);
+      for (SectionId s : awake) CHECK(mapped[phase][s] == bytes(s));
+      for (SectionId s : asleep) CHECK(mapped[phase][s] == 0);
     };
     check("sleep_optimizer", {train_params, host_optimizer, host_reference},
           {train_optimizer, train_reference, rollout_weights, kv_cache});
@@ -167,8 +167,8 @@ TEST_CASE("Without sleep everything stays") {
   auto mapped = mapped_after(plan);
   using enum Section;
   for (const char* phase : {"sync", "rollout", "train"})
-    for (Section s : {train_params, train_optimizer, rollout_weights, kv_cache, transient}) {
+    for (SectionId s : {train_params, train_optimizer, rollout_weights, kv_cache, transient}) {
       INFO(phase << " " << name_of(s));
-      CHECK(mapped[phase][s] == plan.program(0).section_bytes[static_cast<std::size_t>(s)]);
+      CHECK(mapped[phase][s] == plan.program(0).section(s).bytes);
     }
 }

@@ -87,7 +87,7 @@ std::vector<Synced> evaluate(const Plan& plan, const ModelSpec& model) {
     const Program& program = plan.program(r);
     Synced& mine = out[static_cast<std::size_t>(r)];
     for (const Buffer& b : program.buffers)
-      if (b.section == Section::rollout_weights)
+      if (b.section == sections::rollout_weights)
         mine.weights[b.name].assign(static_cast<std::size_t>(b.elements), unwritten);
     const auto write = [&](const Tensor& t, std::size_t element, std::int64_t value) {
       std::int64_t& to = mine.weights.at(name_of_buffer(program, t)).at(element);

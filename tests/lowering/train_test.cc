@@ -75,8 +75,8 @@ TEST_CASE("One rank talks to nobody and gathers nothing") {
 TEST_CASE("Gathers run ahead on their own stream, reduces on theirs") {
   const Plan plan = lowered(tiny(2, 1));
   for (const Op& op : ops_of(plan, 0, "train", "micro")) {
-    if (op.kind == OpKind::all_gather) CHECK(op.stream == StreamId::gather);
-    if (op.kind == OpKind::reduce_scatter) CHECK(op.stream == StreamId::reduce);
-    if (is_compute(op.kind) && op.kind != OpKind::add) CHECK(op.stream == StreamId::compute);
+    if (op.kind == OpKind::all_gather) CHECK(op.stream == streams::gather);
+    if (op.kind == OpKind::reduce_scatter) CHECK(op.stream == streams::reduce);
+    if (is_compute(op.kind) && op.kind != OpKind::add) CHECK(op.stream == streams::compute);
   }
 }

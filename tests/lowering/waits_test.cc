@@ -27,7 +27,7 @@ Waits waits_of(const std::vector<Op>& ops) {
     const Op& op = ops[i];
     if (op.kind == OpKind::record && begun[op.stream]) recorded[op.event] = op.stream;
     else if (op.kind == OpKind::wait && recorded.contains(op.event))
-      ++out[fmt::format("{} < {}", name_of(op.stream), name_of(recorded[op.event]))];
+      ++out[fmt::format("{} < {}", plan_streams()[at(op.stream)].name, plan_streams()[at(recorded[op.event])].name)];
     else if (op.kind != OpKind::alloc && op.kind != OpKind::free) begun[op.stream] = true;
   }
   return out;

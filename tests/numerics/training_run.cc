@@ -32,7 +32,7 @@ Op probe(const std::string& name, const Tensor& t) {
   Op op;
   op.kind = OpKind::fetch;
   // On the stream of the op that wrote the tensor: no event is needed, and nothing overwrites it before.
-  op.stream = StreamId::compute;
+  op.stream = streams::compute;
   op.name = "probe." + name;
   op.inputs = {t};
   op.attrs.emplace_back(Attr::slot, static_cast<std::int64_t>(Slot::logps));

@@ -21,14 +21,14 @@ Tensor whole(BufferId id) {
 
 /// Reads buffer 0 on reduce; writes buffer 1, which lies in the same bytes, on reduce.
 struct Reuse {
-  Program program;
+  Program program = test::empty_program();
   Block block;
   Reuse() {
     for (const char* name : {"old", "fresh"})
-      program.buffers.push_back({name, DType::f32, elements, Category::activations, Section::transient, 0});
+      program.buffers.push_back({name, DType::f32, elements, Category::activations, sections::transient, 0});
     Op read, write;
     read.kind = OpKind::fetch, write.kind = OpKind::zero;
-    read.stream = write.stream = StreamId::reduce;
+    read.stream = write.stream = streams::reduce;
     read.inputs = {whole(0)}, write.outputs = {whole(1)};
     block = test::block_of(program, "only", {read, write});
   }
@@ -43,7 +43,7 @@ void while_others_run() { std::this_thread::sleep_for(std::chrono::milliseconds(
 TEST_CASE("fresh memory is filled behind who still reads its bytes, and before who writes them") {
   const Reuse reuse;
   StreamThread compute("compute", StreamThread::Mode::threaded), reduce("reduce", StreamThread::Mode::threaded);
-  PoisonOrder order([&](StreamId id) -> StreamThread& { return id == StreamId::compute ? compute : reduce; });
+  PoisonOrder order([&](StreamId id) -> StreamThread& { return id == streams::compute ? compute : reduce; });
   std::atomic<bool> reader_is_done = false, fill_is_done = false, fill_came_behind = false, writer_came_behind = false;
 
   order.touch(reuse.op(0), {});
@@ -51,7 +51,7 @@ TEST_CASE("fresh memory is filled behind who still reads its bytes, and before w
     while_others_run();
     reader_is_done = true;
   });
-  order.poison(StreamId::compute, reuse.fresh(), [&] {
+  order.poison(streams::compute, reuse.fresh(), [&] {
     fill_came_behind = reader_is_done.load();
     while_others_run();
     fill_is_done = true;

@@ -213,8 +213,9 @@ TEST_CASE("what sleeps cannot be peeked at, on the device and on the host") {
   const auto seen = std::make_shared<Seen>();
   Case job{"peek", tiny_scenario(2, 1, {"steps=2"}), {}};
   job.mutate = [=](Plan& plan) {
-    for (const Buffer& b : plan.programs[0].buffers)
-      if (b.bytes() > 0) (space_of(b.section) == Space::device ? seen->device : seen->host).push_back(b.name);
+    const Program& program = plan.programs[0];
+    for (const Buffer& b : program.buffers)
+      if (b.bytes() > 0) (program.section(b.section).space == Space::device ? seen->device : seen->host).push_back(b.name);
   };
   job.before_phase = [=](const CpuBackend& backend, std::int32_t, const std::string& phase) -> std::string {
     for (const auto* names : {&seen->device, &seen->host})

@@ -175,7 +175,7 @@ struct SlowSpace {
     CategoryBytes by_category{};
   };
   std::map<std::string, std::pair<Category, std::int64_t>> alive;   // by name
-  std::map<std::pair<Section, std::int64_t>, std::int64_t> mapped;  // ranges: begin -> end
+  std::map<std::pair<SectionId, std::int64_t>, std::int64_t> mapped;  // ranges: begin -> end
   std::map<std::int16_t, Peak> phases;
   Peak whole;
   std::int16_t peak_phase = -1;
@@ -194,7 +194,7 @@ struct SlowSpace {
     whole.mapped = std::max(whole.mapped, now.mapped);
   }
   /// Maps come in whole ranges; an unmap takes from the end of one, or all of it.
-  void unmap(Section section, std::int64_t begin, std::int64_t end) {
+  void unmap(SectionId section, std::int64_t begin, std::int64_t end) {
     for (auto at = mapped.begin(); at != mapped.end(); ++at)
       if (at->first.first == section && at->first.second <= begin && at->second == end) {
         if (at->first.second == begin) mapped.erase(at);
@@ -221,8 +221,8 @@ SlowMemory memory_by_ops(const Plan& plan, Rank rank) {
       each_op(program, block, [&](const BoundOp& op) {
         const bool memory = op->kind == OpKind::alloc || op->kind == OpKind::free;
         if (!memory && op->kind != OpKind::map && op->kind != OpKind::unmap) return;
-        const Section section = memory ? op.allocated().section() : op->section;
-        SlowSpace& space = space_of(section) == Space::device ? out.device : out.host;
+        const SectionId section = memory ? op.allocated().section() : op->section;
+        SlowSpace& space = program.section(section).space == Space::device ? out.device : out.host;
         if (op->kind == OpKind::alloc)
           space.alive[op.allocated().name()] = {op.allocated().category(), op.allocated().bytes()};
         if (op->kind == OpKind::free) space.alive.erase(op.allocated().name());
@@ -304,7 +304,7 @@ std::vector<ShiftOp> shifts_by_ops(const Plan& plan, const JobPhases& phases) {
         ShiftOp shift{.phase = phase.phase, .kind = op.kind, .every = phase.every};
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
           shift.section = op.section, shift.bytes = op.map_end - op.map_begin;
-        else if (op.kind == OpKind::copy && (op.stream == StreamId::h2d || op.stream == StreamId::d2h))
+        else if (op.kind == OpKind::copy && (op.stream == streams::h2d || op.stream == streams::d2h))
           shift.bytes = op.outputs[0].bytes({});
         else continue;
         out.push_back(shift);

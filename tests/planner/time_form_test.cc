@@ -228,7 +228,7 @@ TEST_CASE("seconds of streams: op by op, and what the simulator's streams take w
     for (Rank r = 0; r < plan->num_ranks(); ++r) run.local_ranks.push_back(r);
     const auto trace = execute(*plan, backend, driver, run);
     REQUIRE(trace.has_value());
-    std::array<double, num_streams> spans{}, busy{}, by_ops{};
+    std::array<double, max_streams> spans{}, busy{}, by_ops{};
     double phase = 0.0, least = 0.0;
     for (const Span& span : trace->spans)
       if (span.rank == 0 && span.phase == train)
@@ -239,15 +239,15 @@ TEST_CASE("seconds of streams: op by op, and what the simulator's streams take w
     for (const auto& [block, sizes] : driver.runs) {
       const Block& played = plan->programs[0].phases[static_cast<std::size_t>(train)][static_cast<std::size_t>(block)];
       const StreamSeconds t = stream_seconds(*plan, 0, played, sizes, model);
-      for (std::size_t i = 0; i < busy.size(); ++i) busy[i] += t.busy[i];
+      for (std::size_t i = 0; i < t.busy.size(); ++i) busy[i] += t.busy[i].seconds;
       least += t.elapsed;
       each_op(plan->programs[0], played, [&, of = sizes](const BoundOp& op) {
         by_ops[static_cast<std::size_t>(op->stream)] +=
             1e-9 * static_cast<double>(model.op_nanoseconds(*plan, 0, *op, of));
       });
     }
-    for (std::size_t i = 0; i < busy.size(); ++i) {
-      INFO(recompute << ", stream " << name_of(static_cast<StreamId>(i)));
+    for (std::size_t i = 0; i < plan->streams.size(); ++i) {
+      INFO(recompute << ", stream " << plan->streams[i].name);
       CHECK(busy[i] == Approx(by_ops[i]).epsilon(1e-9));
       CHECK(busy[i] <= spans[i] * (1 + 1e-9));
       CHECK(spans[i] <= 1.2 * busy[i]);

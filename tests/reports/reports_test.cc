@@ -30,11 +30,11 @@ Plan plan_with_collective() {
   Plan p = test::sample_plan();
   Op gather;
   gather.kind = OpKind::all_gather;
-  gather.stream = StreamId::gather;
+  gather.stream = streams::gather;
   gather.name = "layers.0.all_gather";
   gather.group = 0;
   p.programs[0].phases[2] = {test::block_of(p.programs[0], "micro", {gather})};
-  p.programs[0].section_bytes[static_cast<std::size_t>(Section::transient)] = 4096;
+  p.programs[0].section(sections::transient).bytes = 4096;
   p.programs[0].buffers[1].offset = 64;
   return p;
 }
@@ -88,7 +88,7 @@ TEST_CASE("a report shows the best and the worst sample of the first and of the 
 
 TEST_CASE("categories have colours of their own") {
   CHECK(std::set(category_colours.begin(), category_colours.end()).size() == num_categories);
-  CHECK(std::set(stream_colours.begin(), stream_colours.end()).size() == num_streams);
+  CHECK(std::set(stream_colours.begin(), stream_colours.end()).size() == stream_colours.size());
 }
 
 TEST_CASE("metrics.jsonl has verl's names, a line per step") {

@@ -43,7 +43,7 @@ ModelSpec tiny_model() {
 
 /// A program whose only phase fetches every parameter and its moments from a tensor of its own.
 Program export_program(const ModelSpec& m) {
-  Program program;
+  Program program = test::empty_program();
   std::vector<Op> ops;
   for (const ParamSpec& p : parameters_of(m))
     for (Slot slot : {Slot::exported, Slot::exported_first_moment, Slot::exported_second_moment}) {

@@ -52,11 +52,11 @@ Scenario scenario() {
 }
 
 Plan make_plan() {
-  Plan plan;
+  Plan plan = test::empty_plan();
   for (const char* name : {"sync", "rollout", "exchange", "reference", "old_logprobs", "train"})
     plan.phases.push_back({name, When::iteration, std::string(name) != "sync"});
   plan.program_of_rank.assign(ranks, 0);
-  Program program;
+  Program program = test::empty_program();
   program.phases.resize(plan.phases.size());
   Tensor pool;
   pool.rank = 3;

@@ -9,16 +9,16 @@ using namespace hotbunk::toy;
 
 namespace {
 
-Buffer buffer(std::string name, std::int64_t bytes, Category category, Section section, std::int64_t offset) {
+Buffer buffer(std::string name, std::int64_t bytes, Category category, SectionId section, std::int64_t offset) {
   return {std::move(name), DType::u8, bytes, category, section, offset};
 }
 
 }  // namespace
 
 TEST_CASE("memory events come in program order, with the time at which their stream reached them") {
-  Plan plan = plan_of({{mapping(OpKind::map, Section::transient, 0, 4096), memory(OpKind::alloc, 0, "x"), kernel("a"),
-                        memory(OpKind::free, 0, "x"), mapping(OpKind::unmap, Section::transient, 0, 4096)}});
-  plan.programs[0].buffers = {buffer("x", 64, Category::activations, Section::transient, 0)};
+  Plan plan = plan_of({{mapping(OpKind::map, sections::transient, 0, 4096), memory(OpKind::alloc, 0, "x"), kernel("a"),
+                        memory(OpKind::free, 0, "x"), mapping(OpKind::unmap, sections::transient, 0, 4096)}});
+  plan.programs[0].buffers = {buffer("x", 64, Category::activations, sections::transient, 0)};
   SimOptions options;
   options.timeline.last_step = 1;  // of two
   const auto trace = simulate(plan, Prices{{"a", 10}}, 1, 2, options);
@@ -37,7 +37,7 @@ TEST_CASE("traffic rules, each kind by hand") {
     of_group.group = 0;
     return traffic_of(of_group, {}, ranks, {static_cast<std::int32_t>(index)});
   };
-  Op o = op(OpKind::reduce_scatter, StreamId::reduce, "rs");
+  Op o = op(OpKind::reduce_scatter, streams::reduce, "rs");
   o.inputs = {tensor(0, {12})};
   o.outputs = {tensor(0, {3})};
   CHECK(count(o, 4, 2) == TrafficCount{1, 48, 0, 36});  // three parts of four, 12 B each
@@ -58,11 +58,11 @@ TEST_CASE("traffic rules, each kind by hand") {
 
   CHECK(count(transfer(OpKind::send, "s", {5}, 1), 2, 0) == TrafficCount{1, 20, 0, 20});
   CHECK(count(transfer(OpKind::recv, "s", {5}, 0), 2, 1) == TrafficCount{1, 0, 0, 0});
-  Op barrier = op(OpKind::barrier, StreamId::control, "b");
+  Op barrier = op(OpKind::barrier, streams::control, "b");
   CHECK(count(barrier, 4, 0) == TrafficCount{1, 0, 0, 0});
 
   // Reads 2x3 of rank 1 and 1x4 of itself, bf16: 12 B from others.
-  Op p = op(OpKind::peer_copy, StreamId::control, "p");
+  Op p = op(OpKind::peer_copy, streams::control, "p");
   p.inputs = {tensor(0, {100}, DType::bf16)};
   p.outputs = {tensor(1, {100})};
   Box other, own;

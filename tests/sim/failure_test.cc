@@ -22,7 +22,7 @@ Plan with_buffers(std::vector<Op> ops, std::vector<Buffer> buffers) {
   return plan;
 }
 
-Buffer buffer(std::string name, std::int64_t elements, std::int64_t offset = 0, Section section = Section::transient) {
+Buffer buffer(std::string name, std::int64_t elements, std::int64_t offset = 0, SectionId section = sections::transient) {
   return {std::move(name), DType::f32, elements, Category::activations, section, offset};
 }
 
@@ -31,10 +31,10 @@ Buffer buffer(std::string name, std::int64_t elements, std::int64_t offset = 0, 
 TEST_CASE("two ranks whose streams meet in another order: the cycle, word for word") {
   // Rank 0 issues x then y on one stream, rank 1 x on `reduce`, but y first on `tensor`, which its reduce stream
   // awaits.
-  Plan plan = plan_of({{all_reduce("x", {8}), record(0, StreamId::reduce), wait(0, StreamId::tensor),
-                        all_reduce("y", {4}, 0, StreamId::tensor)},
-                       {all_reduce("y", {4}, 0, StreamId::tensor), record(0, StreamId::tensor),
-                        wait(0, StreamId::reduce), all_reduce("x", {8})}});
+  Plan plan = plan_of({{all_reduce("x", {8}), record(0, streams::reduce), wait(0, streams::tensor),
+                        all_reduce("y", {4}, 0, streams::tensor)},
+                       {all_reduce("y", {4}, 0, streams::tensor), record(0, streams::tensor),
+                        wait(0, streams::reduce), all_reduce("x", {8})}});
   CHECK(failure(plan) ==
         "error[E611]: deadlock after 0 ns: 4 streams wait for each other\n"
         "   = note: rank 1, phase work\n"
@@ -71,17 +71,17 @@ TEST_CASE("ranks that disagree about a collective are named with op and sizes, b
       "tokens, 0 sequences)\n"
       "   = help: every rank of a group must issue the same operation with the same sizes\n");
   // Another kind with the same bytes.
-  CHECK_THAT(failure(plan_of({{all_reduce("x", {8})}, {all_gather("x", {4}, {8}, 0, StreamId::reduce)}})),
+  CHECK_THAT(failure(plan_of({{all_reduce("x", {8})}, {all_gather("x", {4}, {8}, 0, streams::reduce)}})),
              Catch::Contains("error[E610]"));
   CHECK_THAT(failure(plan_of({{transfer(OpKind::send, "x", {4}, 1)}, {transfer(OpKind::recv, "x", {5}, 0)}})),
              Catch::Contains("ranks 0 and 1 disagree about a transfer of group world"));
 }
 
 TEST_CASE("a plan that does not fit says who, where and by how much") {
-  const std::vector<Op> ops = {mapping(OpKind::map, Section::train_params, 0, 8192, "weights"),
+  const std::vector<Op> ops = {mapping(OpKind::map, sections::train_params, 0, 8192, "weights"),
                                memory(OpKind::alloc, 0, "w"),
-                               mapping(OpKind::map, Section::transient, 0, 12288, "scratch")};
-  const std::vector<Buffer> buffers = {buffer("w", 2000, 0, Section::train_params), buffer("logits", 3000)};
+                               mapping(OpKind::map, sections::transient, 0, 12288, "scratch")};
+  const std::vector<Buffer> buffers = {buffer("w", 2000, 0, sections::train_params), buffer("logits", 3000)};
   Plan plan = with_buffers(ops, buffers);
   plan.overhead_bytes = 1000;
   plan.device_capacity_bytes = 8192 + 12288 + 1000;
@@ -101,7 +101,7 @@ TEST_CASE("a plan that does not fit says who, where and by how much") {
   CHECK(failure(plan, unlimited).empty());
 
   // The host has a capacity of its own, without the device's overhead.
-  Plan host = with_buffers({mapping(OpKind::map, Section::host_params, 0, 8192)}, {});
+  Plan host = with_buffers({mapping(OpKind::map, sections::host_params, 0, 8192)}, {});
   host.overhead_bytes = 1 << 20;
   host.host_capacity_bytes = 8192;
   CHECK(failure(host).empty());
@@ -121,6 +121,6 @@ TEST_CASE("a rank outside the family, an op outside the plan") {
   auto devices = backend.open(one, {&rank, 1});
   REQUIRE(devices);
   (*devices)[0]->enter(1, 0);
-  CHECK_THROWS_WITH((*devices)[0]->compute(StreamId::compute, *test::LoneOp(kernel("stranger")), {}),
+  CHECK_THROWS_WITH((*devices)[0]->compute(streams::compute, *test::LoneOp(kernel("stranger")), {}),
                     Catch::Contains("'stranger' is no op of phase 0"));
 }

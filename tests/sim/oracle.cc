@@ -93,8 +93,8 @@ struct Oracle {
 
   /// What it shares, -1: nothing. Numbered by device and kind.
   std::int64_t resource(std::size_t r, const Op& op) const {
-    if (is_communication(op.kind) || op.stream == StreamId::host) return -1;
-    const std::int64_t kind = op.stream == StreamId::h2d ? 1 : op.stream == StreamId::d2h ? 2 : 0;
+    if (is_communication(op.kind) || op.stream == streams::host) return -1;
+    const std::int64_t kind = op.stream == streams::h2d ? 1 : op.stream == streams::d2h ? 2 : 0;
     return static_cast<std::int64_t>(r) / ranks_per_device * 3 + kind;
   }
 

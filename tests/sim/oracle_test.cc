@@ -14,13 +14,13 @@ using namespace hotbunk::toy;
 
 namespace {
 
-constexpr std::array streams = {StreamId::compute, StreamId::gather, StreamId::reduce,
-                                StreamId::h2d,     StreamId::d2h,    StreamId::host};
+constexpr std::array streams = {streams::compute, streams::gather, streams::reduce,
+                                streams::h2d,     streams::d2h,    streams::host};
 
 StreamId any_stream() { return *rc::gen::elementOf(streams); }
 
 struct RandomPlan {
-  Plan plan;
+  Plan plan = test::empty_plan();
   std::vector<std::vector<std::int64_t>> cost;  // [rank][op]
 };
 

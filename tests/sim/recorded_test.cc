@@ -13,6 +13,7 @@
 #include "sim/sim_backend.h"
 #include "spec/loader.h"
 #include "tests/paths.h"
+#include "tests/blocks.h"
 
 using namespace hotbunk;
 
@@ -22,7 +23,7 @@ const std::filesystem::path folder = std::filesystem::path(source_folder) / "tes
 
 struct Record {
   Scenario scenario;
-  Plan plan;
+  Plan plan = test::empty_plan();
   Hardware hardware;
   std::vector<SampleLengths> lengths;
   std::map<std::string, double> seconds;  // by phase, sum over steps of the mean over ranks

@@ -22,16 +22,16 @@ Plan two_roles(std::int32_t steps_back) {
   Plan plan = plan_of(phases, {{{},
                                 {transfer(OpKind::send, "weights", {64}, 1)},
                                 {transfer(OpKind::recv, "samples", {8}, 1)},
-                                {kernel("train", StreamId::control)}},
-                               {{kernel("rollout", StreamId::control)},
+                                {kernel("train", streams::control)}},
+                               {{kernel("rollout", streams::control)},
                                 {transfer(OpKind::recv, "weights", {64}, 0)},
                                 {transfer(OpKind::send, "samples", {8}, 0)},
                                 {}}});
   plan.roles = {"trainer", "engine"};
   for (Program& p : plan.programs) {
     p.num_events = 0;
-    p.buffers = {{"buffer", DType::f32, 64, Category::workspace, Section::train_params, 0}};
-    p.section_bytes[static_cast<std::size_t>(Section::train_params)] = 4096;
+    p.buffers = {{"buffer", DType::f32, 64, Category::workspace, sections::train_params, 0}};
+    p.section(sections::train_params).bytes = 4096;
   }
   plan.programs[1].role = engine;
   plan.programs[0].phases[0].clear(), plan.programs[1].phases[3].clear();

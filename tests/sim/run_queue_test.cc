@@ -83,8 +83,8 @@ TEST_CASE("a slice that is over puts a thread behind those who wait, and only th
 TEST_CASE("hand-over between streams costs a wake-up for every wait that was not yet satisfied") {
   // One core each for host and streams is free (3 cores, 1 rank): a wakes (10), runs 100: done at 110. b slept on the
   // event: 10 more, [120, 170). c comes from an event that has fired by then: no cost, [170, 171).
-  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), wait(0, StreamId::gather),
-                        kernel("b", StreamId::gather), wait(0, StreamId::gather), kernel("c", StreamId::gather)}});
+  Plan plan = plan_of({{kernel("a"), record(0, streams::compute), wait(0, streams::gather),
+                        kernel("b", streams::gather), wait(0, streams::gather), kernel("c", streams::gather)}});
   const Threads cost({{"a", 100}, {"b", 50}, {"c", 1}}, {.cores = 3, .wake_ns = 10});
   const auto trace = simulate(plan, cost);
   REQUIRE(trace);
@@ -106,7 +106,7 @@ TEST_CASE("a host's calls take its time: an op cannot start before it was issued
 TEST_CASE("ranks meet in turn where they outnumber the cores") {
   // Four ranks, two cores, no other cost. Kernels of 100: two ranks arrive at 100, two at 200. Then each rank's own
   // part of the meeting, 30: the last two, who have the cores, [200, 230), the others behind them [230, 260).
-  const std::vector<Op> ops = {kernel("k", StreamId::reduce), all_reduce("r", {8})};
+  const std::vector<Op> ops = {kernel("k", streams::reduce), all_reduce("r", {8})};
   Plan plan = plan_of({ops, ops, ops, ops});
   const Threads cost({{"k", 100}, {"r", 30}}, {.cores = 2});
   const auto trace = simulate(plan, cost, 1, 1, {}, shared_by(4));
@@ -122,8 +122,8 @@ TEST_CASE("ranks meet in turn where they outnumber the cores") {
 
 TEST_CASE("map and unmap are the host's: they hold its next calls up, unmap when all is done") {
   // m: 50 on the host, then k is issued and runs [50, 60). unmap waits for k: [60, 90), then l [90, 95).
-  Plan plan = plan_of({{mapping(OpKind::map, Section::transient, 0, 4096, "m"), kernel("k"),
-                        mapping(OpKind::unmap, Section::transient, 0, 4096, "u"), kernel("l")}});
+  Plan plan = plan_of({{mapping(OpKind::map, sections::transient, 0, 4096, "m"), kernel("k"),
+                        mapping(OpKind::unmap, sections::transient, 0, 4096, "u"), kernel("l")}});
   const Threads cost({{"m", 50}, {"k", 10}, {"u", 30}, {"l", 5}}, {.cores = 2});
   const auto trace = simulate(plan, cost);
   REQUIRE(trace);
@@ -163,8 +163,8 @@ TEST_CASE("what a rank's first op of a size takes more is paid once per size and
 }
 
 TEST_CASE("threads: a trace does not depend on how far the walk is ahead, and is the same twice") {
-  const std::vector<Op> ops = {kernel("a"), record(0, StreamId::compute), wait(0, StreamId::reduce),
-                               all_reduce("r", {8}), kernel("c", StreamId::gather)};
+  const std::vector<Op> ops = {kernel("a"), record(0, streams::compute), wait(0, streams::reduce),
+                               all_reduce("r", {8}), kernel("c", streams::gather)};
   Plan plan = plan_of({ops, ops, ops, ops});
   const Threads cost({{"a", 31}, {"r", 11}, {"c", 17}}, {.cores = 2, .wake_ns = 5, .switch_ns = 2, .call_ns = 3});
   std::vector<Times> seen;

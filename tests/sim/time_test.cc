@@ -9,8 +9,8 @@ using namespace hotbunk::toy;
 
 TEST_CASE("a gather overlaps with compute, and compute waits for what it needs") {
   // gather: g1 [0,30), g2 [30,60). compute: a [0,50) needs nothing; b needs g2: [60,70).
-  Plan plan = plan_of({{all_gather("g1", {4}, {4}), all_gather("g2", {4}, {4}), record(0, StreamId::gather),
-                        kernel("a"), wait(0, StreamId::compute), kernel("b")}});
+  Plan plan = plan_of({{all_gather("g1", {4}, {4}), all_gather("g2", {4}, {4}), record(0, streams::gather),
+                        kernel("a"), wait(0, streams::compute), kernel("b")}});
   const Prices cost{{"g1", 30}, {"g2", 30}, {"a", 50}, {"b", 10}};
   const auto trace = simulate(plan, cost);
   REQUIRE(trace);
@@ -25,9 +25,9 @@ TEST_CASE("a gather overlaps with compute, and compute waits for what it needs")
 
 TEST_CASE("waits chain over three streams") {
   // a [0,10) -> d2h copy [10,15) -> h2d copy [15,22) -> c [22,23); b runs on compute meanwhile, [10,16).
-  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), wait(0, StreamId::d2h), kernel("out", StreamId::d2h),
-                        record(1, StreamId::d2h), wait(1, StreamId::h2d), kernel("in", StreamId::h2d),
-                        record(2, StreamId::h2d), kernel("b"), wait(2, StreamId::compute), kernel("c")}});
+  Plan plan = plan_of({{kernel("a"), record(0, streams::compute), wait(0, streams::d2h), kernel("out", streams::d2h),
+                        record(1, streams::d2h), wait(1, streams::h2d), kernel("in", streams::h2d),
+                        record(2, streams::h2d), kernel("b"), wait(2, streams::compute), kernel("c")}});
   const auto trace = simulate(plan, Prices{{"a", 10}, {"out", 5}, {"in", 7}, {"b", 6}, {"c", 1}});
   REQUIRE(trace);
   CHECK(times(*trace, "out") == Times{{10, 15}});
@@ -44,8 +44,8 @@ TEST_CASE("a collective starts with its last participant and lasts as long as it
       return o.name == "slow" ? 40 : 10;
     }
   };
-  Plan plan = plan_of({{kernel("fast", StreamId::reduce), all_reduce("r", {8}), kernel("after", StreamId::reduce)},
-                       {kernel("slow", StreamId::reduce), all_reduce("r", {8})}});
+  Plan plan = plan_of({{kernel("fast", streams::reduce), all_reduce("r", {8}), kernel("after", streams::reduce)},
+                       {kernel("slow", streams::reduce), all_reduce("r", {8})}});
   const auto trace = simulate(plan, Uneven{});
   REQUIRE(trace);
   CHECK(times(*trace, "r") == Times{{40, 49}, {40, 49}});
@@ -66,7 +66,7 @@ TEST_CASE("send and recv of a pair match in order; both take the slower side's t
   // Rank 0 sends x at 0 and y after it; rank 1 receives from 20 on: x [20,25), y [25,32).
   Plan plan = plan_of(
       {{transfer(OpKind::send, "x", {4}, 1), transfer(OpKind::send, "y", {6}, 1)},
-       {kernel("busy", StreamId::control), transfer(OpKind::recv, "x", {4}, 0), transfer(OpKind::recv, "y", {6}, 0)}});
+       {kernel("busy", streams::control), transfer(OpKind::recv, "x", {4}, 0), transfer(OpKind::recv, "y", {6}, 0)}});
   const auto trace = simulate(plan, Prices{{"x", 5}, {"y", 7}, {"busy", 20}});
   REQUIRE(trace);
   CHECK(times(*trace, "x") == Times{{20, 25}, {20, 25}});
@@ -92,8 +92,8 @@ TEST_CASE("ranks on one device share its compute; ranks on another do not") {
 }
 
 TEST_CASE("kernels on two streams of one rank share the device; copies share only their own direction") {
-  Plan plan = plan_of({{kernel("a"), kernel("b", StreamId::gather), kernel("in", StreamId::h2d),
-                        kernel("out", StreamId::d2h), kernel("h", StreamId::host)}});
+  Plan plan = plan_of({{kernel("a"), kernel("b", streams::gather), kernel("in", streams::h2d),
+                        kernel("out", streams::d2h), kernel("h", streams::host)}});
   const auto trace = simulate(plan, Prices{{"a", 10}, {"b", 10}, {"in", 10}, {"out", 10}, {"h", 10}});
   REQUIRE(trace);
   CHECK(times(*trace, "a") == Times{{0, 20}});
@@ -105,7 +105,7 @@ TEST_CASE("a wait is for the record before it, not for the next run's") {
   // Each run: compute waits for the event of the *previous* run (none in the first), then the gather is recorded.
   // run 1: x [0,5) (no wait), g [0,20). run 2: x waits for g#1: [20,25), g [20,40). run 3: x [40,45).
   Plan plan =
-      plan_of({{wait(0, StreamId::compute), kernel("x"), all_gather("g", {4}, {4}), record(0, StreamId::gather)}});
+      plan_of({{wait(0, streams::compute), kernel("x"), all_gather("g", {4}, {4}), record(0, streams::gather)}});
   const auto trace = simulate(plan, Prices{{"x", 5}, {"g", 20}}, 3);
   REQUIRE(trace);
   CHECK(times(*trace, "x") == Times{{0, 5}, {20, 25}, {40, 45}});
@@ -113,8 +113,8 @@ TEST_CASE("a wait is for the record before it, not for the next run's") {
 }
 
 TEST_CASE("an event recorded twice before it fires: the wait is for the second") {
-  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), kernel("b"), record(0, StreamId::compute),
-                        wait(0, StreamId::h2d), kernel("c", StreamId::h2d)}});
+  Plan plan = plan_of({{kernel("a"), record(0, streams::compute), kernel("b"), record(0, streams::compute),
+                        wait(0, streams::h2d), kernel("c", streams::h2d)}});
   const auto trace = simulate(plan, Prices{{"a", 10}, {"b", 10}, {"c", 1}});
   REQUIRE(trace);
   CHECK(times(*trace, "c") == Times{{20, 21}});
@@ -139,14 +139,14 @@ TEST_CASE("phases follow each other on a rank; waiting belongs to the phase that
 }
 
 TEST_CASE("what follows a sync starts when all streams are done") {
-  Plan plan = plan_of({"one", "two"}, {{{kernel("a"), kernel("in", StreamId::h2d)}, {kernel("b")}}});
+  Plan plan = plan_of({"one", "two"}, {{{kernel("a"), kernel("in", streams::h2d)}, {kernel("b")}}});
   const auto trace = simulate(plan, Prices{{"a", 10}, {"in", 25}, {"b", 1}});
   REQUIRE(trace);
   CHECK(times(*trace, "b") == Times{{25, 26}});
 }
 
 TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for, not more than asked for") {
-  Op linear = op(OpKind::linear, StreamId::compute, "mm");
+  Op linear = op(OpKind::linear, streams::compute, "mm");
   Tensor x = tensor(0, {8, Sym::tokens}), w = tensor(0, {4}), y = x;
   x.rank = w.rank = y.rank = 2;
   x.shape[1] = {16};
@@ -174,8 +174,8 @@ TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for, not more
 TEST_CASE("a long run is simulated in little memory, and its times do not depend on how far it is ahead") {
   // 30,000 runs of 4 calls on 2 ranks: 240,000 calls. Held at most: what came since the last advance, and per rank the
   // queue's depth and as much again by which the slower rank may be behind the other.
-  Plan plan = plan_of({{kernel("a"), record(0, StreamId::compute), wait(0, StreamId::reduce), all_reduce("r", {8})},
-                       {kernel("b"), record(0, StreamId::compute), wait(0, StreamId::reduce), all_reduce("r", {8})}});
+  Plan plan = plan_of({{kernel("a"), record(0, streams::compute), wait(0, streams::reduce), all_reduce("r", {8})},
+                       {kernel("b"), record(0, streams::compute), wait(0, streams::reduce), all_reduce("r", {8})}});
   plan.phases[0].driven = true;
   const Prices cost{{"a", 3}, {"b", 4}, {"r", 2}};
   std::vector<std::int64_t> ends;
@@ -196,8 +196,8 @@ TEST_CASE("a long run is simulated in little memory, and its times do not depend
 }
 
 TEST_CASE("two simulations give the same trace, bit for bit") {
-  Plan plan = plan_of({{kernel("a"), kernel("c", StreamId::gather), all_reduce("r", {8})},
-                       {kernel("b"), all_reduce("r", {8}), kernel("in", StreamId::h2d)}});
+  Plan plan = plan_of({{kernel("a"), kernel("c", streams::gather), all_reduce("r", {8})},
+                       {kernel("b"), all_reduce("r", {8}), kernel("in", streams::h2d)}});
   ClusterSpec cluster;
   cluster.ranks_per_device = 2;
   SimOptions options;

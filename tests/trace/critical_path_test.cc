@@ -23,17 +23,17 @@ Op op(OpKind kind, StreamId stream, std::string name, std::int32_t event = 0) {
 /// Two ranks, phases "one" and "two". One: a on compute; then g, a gather of both ranks, behind an event of its own
 /// stream's op p; b on compute after the gather. Two: c.
 Plan plan_of_two() {
-  Plan plan;
+  Plan plan = test::empty_plan();
   plan.groups = {{"world", {{0, 1}}}};
   plan.phases = {{"one", When::iteration, false}, {"two", When::iteration, false}};
-  Program program;
+  Program program = test::empty_program();
   program.num_events = 1;
   const Block one =
       test::block_of(program, "",
-                     {op(OpKind::zero, StreamId::gather, "p"), op(OpKind::all_gather, StreamId::gather, "g"),
-                      op(OpKind::record, StreamId::gather, "record"), op(OpKind::zero, StreamId::compute, "a"),
-                      op(OpKind::wait, StreamId::compute, "wait"), op(OpKind::zero, StreamId::compute, "b")});
-  const Block two = test::block_of(program, "", {op(OpKind::zero, StreamId::compute, "c")});
+                     {op(OpKind::zero, streams::gather, "p"), op(OpKind::all_gather, streams::gather, "g"),
+                      op(OpKind::record, streams::gather, "record"), op(OpKind::zero, streams::compute, "a"),
+                      op(OpKind::wait, streams::compute, "wait"), op(OpKind::zero, streams::compute, "b")});
+  const Block two = test::block_of(program, "", {op(OpKind::zero, streams::compute, "c")});
   program.phases = {{one}, {two}};
   plan.programs = {program};
   plan.program_of_rank = {0, 0};
@@ -53,7 +53,7 @@ Trace trace_of(const std::vector<Row>& rows, std::int64_t end_of_one, std::int64
     t.names.push_back(name);
     Span s;
     s.rank = row.rank;
-    s.stream = name == "p" || name == "g" ? StreamId::gather : StreamId::compute;
+    s.stream = name == "p" || name == "g" ? streams::gather : streams::compute;
     s.kind = name == "g" ? OpKind::all_gather : OpKind::zero;
     s.phase = name == "c" ? 1 : 0;
     s.step = 1;

@@ -2,23 +2,24 @@
 #pragma once
 #include "spec/scenario.h"
 #include "trace/folds.h"
+#include "tests/blocks.h"
 
 namespace hotbunk::test {
 
 inline constexpr std::int64_t ms = 1'000'000;  // ns
 
 inline Plan sample_plan() {
-  Plan p;
+  Plan p = test::empty_plan();
   p.scenario = "sample";
   p.device_capacity_bytes = 8192;
   p.overhead_bytes = 100;
   p.groups = {{"fsdp", {{0, 1}}}, {"tp", {{0}, {1}}}};
   p.phases = {{"load", When::prologue, false}, {"rollout", When::iteration, true}, {"train", When::iteration, true}};
   p.program_of_rank = {0, 0};
-  Program program;
-  program.buffers = {{"weights", DType::f32, 500, Category::params, Section::train_params, 0},
-                     {"logits", DType::f32, 250, Category::activations, Section::transient, 0}};
-  program.section_bytes[static_cast<std::size_t>(Section::train_params)] = 4096;
+  Program program = test::empty_program();
+  program.buffers = {{"weights", DType::f32, 500, Category::params, sections::train_params, 0},
+                     {"logits", DType::f32, 250, Category::activations, sections::transient, 0}};
+  program.section(sections::train_params).bytes = 4096;
   program.phases.resize(3);
   p.programs = {program};
   return p;
@@ -67,8 +68,8 @@ inline Trace sample_trace() {
       const std::int64_t base = (step - 1) * 20 * ms + 2 * ms;
       t.phases.push_back({r, step, 1, base + late, base + 10 * ms, 7});
       t.phases.push_back({r, step, 2, base + 10 * ms + late, base + 18 * ms + late, 3});
-      t.spans.push_back({r, StreamId::gather, OpKind::all_gather, 2, step, 1, base + 11 * ms, base + 13 * ms, 2000, 0});
-      t.spans.push_back({r, StreamId::compute, OpKind::linear, 2, step, 2, base + 13 * ms, base + 17 * ms, 300, 5e3});
+      t.spans.push_back({r, streams::gather, OpKind::all_gather, 2, step, 1, base + 11 * ms, base + 13 * ms, 2000, 0});
+      t.spans.push_back({r, streams::compute, OpKind::linear, 2, step, 2, base + 13 * ms, base + 17 * ms, 300, 5e3});
       t.memory_events.push_back({r, Space::device, Category::activations, 2, step, 3, base + 12 * ms, 1000 + 200 * r});
       t.memory_events.push_back({r, Space::device, Category::activations, 2, step, 3, base + 17 * ms, -1000 - 200 * r});
       t.traffic[static_cast<std::size_t>(r)][{step, 2, 0, OpKind::all_gather}] = {3, 6000, 16, 3000};

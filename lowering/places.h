@@ -1,0 +1,50 @@
+// The streams and sections of the plans that lower() writes, by name. Interpreters know them from the plan alone.
+#pragma once
+#include <vector>
+
+#include "graph/plan.h"
+
+namespace hotbunk {
+
+/// Indices into plan_streams().
+namespace streams {
+inline constexpr StreamId compute{0};
+inline constexpr StreamId gather{1};   // parameters, for forward and backward
+inline constexpr StreamId reduce{2};   // gradients
+inline constexpr StreamId tensor{3};   // between the ranks of one engine
+inline constexpr StreamId control{4};  // norms, counts and barriers
+inline constexpr StreamId h2d{5};      // from host memory
+inline constexpr StreamId d2h{6};      // to host memory
+inline constexpr StreamId host{7};     // feeds and fetches
+}  // namespace streams
+
+inline std::vector<Stream> plan_streams() {
+  return {{"compute", StreamKind::compute},       {"gather", StreamKind::communication},
+          {"reduce", StreamKind::communication},  {"tensor", StreamKind::communication},
+          {"control", StreamKind::communication}, {"h2d", StreamKind::to_device},
+          {"d2h", StreamKind::to_host},           {"host", StreamKind::host}};
+}
+
+/// Indices into program_sections().
+namespace sections {
+inline constexpr SectionId transient = transient_section;
+inline constexpr SectionId train_params{1};
+inline constexpr SectionId train_optimizer{2};
+inline constexpr SectionId train_reference{3};
+inline constexpr SectionId rollout_weights{4};
+inline constexpr SectionId kv_cache{5};
+inline constexpr SectionId host_params{6};
+inline constexpr SectionId host_optimizer{7};
+inline constexpr SectionId host_reference{8};
+inline constexpr SectionId host_weights{9};
+}  // namespace sections
+
+/// Empty ones; the passes say how large they are.
+inline std::vector<Section> program_sections() {
+  return {{"transient", Space::device},       {"train_params", Space::device},    {"train_optimizer", Space::device},
+          {"train_reference", Space::device}, {"rollout_weights", Space::device}, {"kv_cache", Space::device},
+          {"host_params", Space::host},       {"host_optimizer", Space::host},    {"host_reference", Space::host},
+          {"host_weights", Space::host}};
+}
+
+}  // namespace hotbunk
