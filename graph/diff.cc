@@ -43,8 +43,7 @@ class Differ {
   void streams() {
     const auto text = [](const std::vector<Stream>& streams) {
       std::string out;
-      for (const Stream& s : streams)
-        out += fmt::format("{}{} ({})", out.empty() ? "" : ", ", s.name, name_of(s.kind));
+      for (const Stream& s : streams) out += fmt::format("{}{} ({})", out.empty() ? "" : ", ", s.name, name_of(s.kind));
       return out;
     };
     scalar("streams", text(a_.streams), text(b_.streams));
@@ -115,8 +114,8 @@ class Differ {
                        name_of(b.category), p.section(b.section).name, b.offset);
   }
 
-  /// Things with names, the n-th of a name with the n-th: describe_one(thing, whether it is of the former plan) for those that only
-  /// one side has, on_change(a, b) for those that both have and that differ.
+  /// Things with names, the n-th of a name with the n-th: describe_one(thing, whether it is of the former plan) for
+  /// those that only one side has, on_change(a, b) for those that both have and that differ.
   template <class Thing, class Describe, class OnChange>
   void by_name(const char* what, const std::vector<Thing>& a, const std::vector<Thing>& b, Describe&& describe_one,
                OnChange&& on_change) {
@@ -136,7 +135,8 @@ class Differ {
 
   void buffers(const Program& a, const Program& b) {
     by_name(
-        "buffer", a.buffers, b.buffers, [&](const Buffer& x, bool former) { return ": " + describe(former ? a : b, x); },
+        "buffer", a.buffers, b.buffers,
+        [&](const Buffer& x, bool former) { return ": " + describe(former ? a : b, x); },
         [&](const Buffer& x, const Buffer& y) {
           line('~', fmt::format("buffer {}: {} -> {}", x.name, describe(a, x), describe(b, y)));
         });

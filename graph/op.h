@@ -135,10 +135,10 @@ struct Op {
   std::string name;  // "layers.3.attention", unique enough to find it
   std::vector<Tensor> inputs, outputs;
   std::vector<std::pair<Attr, AttrValue>> attrs;
-  std::vector<Move> moves;               // copy_boxes, hash_boxes, peer_copy; of a feed or fetch: which elements it is
-  GroupId group = -1;                    // communication
-  BufferId buffer = -1;                  // alloc, free: a slot of the body
-  EventId event = -1;                    // record, wait: in drafts only
+  std::vector<Move> moves;                // copy_boxes, hash_boxes, peer_copy; of a feed or fetch: which elements it is
+  GroupId group = -1;                     // communication
+  BufferId buffer = -1;                   // alloc, free: a slot of the body
+  EventId event = -1;                     // record, wait: in drafts only
   SectionId section = transient_section;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
   std::int64_t map_begin = 0, map_end = 0;
 

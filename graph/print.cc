@@ -146,7 +146,8 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   std::string out = fmt::format("program {} ({}ranks {}): {} buffers, {} bodies, {} events\n", index, role,
                                 print_runs(ranks), program.buffers.size(), program.bodies.size(), program.num_events);
   for (const Section& s : program.sections)
-    if (s.bytes > 0) out += fmt::format("    section {:<16} {:>12}  {}\n", s.name, bytes_text(s.bytes), name_of(s.space));
+    if (s.bytes > 0)
+      out += fmt::format("    section {:<16} {:>12}  {}\n", s.name, bytes_text(s.bytes), name_of(s.space));
   for (const SlotLimit& limit : program.slot_limits)
     out += fmt::format("    slots {:<18} {} for {} turns\n", limit.name, limit.slots, limit.turns.size());
   if (options.buffers) out += print_buffers(program);
@@ -209,8 +210,8 @@ std::string print_call(const Plan& plan, const Program& program, const Call& cal
     if (port.offset_bytes != 0) ports += fmt::format("+{}", port.offset_bytes);
   }
   for (const Mark& m : call.marks)
-    marks += fmt::format("  {} {} {}{}", m.before, plan.stream(m.stream).name, m.kind == OpKind::wait ? "waits" : "records",
-                         numbers ? fmt::format(" {}", m.event) : "");
+    marks += fmt::format("  {} {} {}{}", m.before, plan.stream(m.stream).name,
+                         m.kind == OpKind::wait ? "waits" : "records", numbers ? fmt::format(" {}", m.event) : "");
   std::string out = fmt::format("{}  {}", body.name.empty() ? "-" : body.name, call.name.empty() ? "-" : call.name);
   if (!ports.empty()) out += fmt::format("  ({})", ports);
   if (numbers && !call.locals.empty()) out += fmt::format("  locals at {}", fmt::join(call.locals, ", "));

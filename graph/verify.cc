@@ -61,7 +61,8 @@ std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
     for (const Tensor& t : op.inputs)
       if (t.buffer >= body.num_ports) return "reads a local of its peers, who know buffers of programs only";
   if (is_event(op.kind)) return "is for calls to say, not for a body";
-  if (!is_one_of(op.stream, plan.streams)) return fmt::format("is on stream {} of {}", index_of(op.stream), plan.streams.size());
+  if (!is_one_of(op.stream, plan.streams))
+    return fmt::format("is on stream {} of {}", index_of(op.stream), plan.streams.size());
   if (std::string bad = check_op(op); !bad.empty()) return bad;
   if (std::string bad = check_moves(op, plan.groups.size()); !bad.empty()) return bad;
   if (std::string bad = check_places(plan, op); !bad.empty()) return bad;
@@ -211,8 +212,9 @@ void check_shape(const Plan& plan, std::size_t index, Faults& faults) {
     for (const Block& block : program.phases[p])
       for (const Call& call : block.calls) {
         const bool known = call.body >= 0 && static_cast<std::size_t>(call.body) < program.bodies.size();
-        const std::string bad = known ? check_call(plan, program, block, call, windows[static_cast<std::size_t>(call.body)])
-                                      : fmt::format("names body {}", call.body);
+        const std::string bad =
+            known ? check_call(plan, program, block, call, windows[static_cast<std::size_t>(call.body)])
+                  : fmt::format("names body {}", call.body);
         if (!bad.empty())
           fault(fmt::format("phase {}, block {}, call '{}': {}", plan.phases[p].name, block.name, call.name, bad));
       }

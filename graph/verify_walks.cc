@@ -113,8 +113,8 @@ class MemoryAndOrder {
     const bool awake = block.enters == Enters::awake;
     for (std::size_t i = 0; i < live_.size(); ++i)
       if (const Buffer& b = program_.buffers[i]; b.section == block.section && live_[i] != awake)
-        fault(fmt::format("leaves {} {}, but '{}' is {}", program_.section(block.section).name, name_of(block.enters), b.name,
-                          awake ? "not alive" : "alive"));
+        fault(fmt::format("leaves {} {}, but '{}' is {}", program_.section(block.section).name, name_of(block.enters),
+                          b.name, awake ? "not alive" : "alive"));
     if (!awake && !mapped_[static_cast<std::size_t>(block.section)].empty())
       fault(fmt::format("leaves {} asleep, but part of it is mapped", program_.section(block.section).name));
   }
@@ -170,8 +170,7 @@ class MemoryAndOrder {
     is_live = true;
     taken.add(b.offset, end);
     if (!mapped_[static_cast<std::size_t>(b.section())].holds(b.offset, end))
-      fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name(),
-                        b.section_name()));
+      fault(fmt::format("'{}' is allocated where nothing is mapped (section {} asleep?)", b.name(), b.section_name()));
   }
 
   void check_free(const BoundBuffer& b, std::vector<bool>::reference is_live) {
@@ -187,11 +186,13 @@ class MemoryAndOrder {
       return fault(fmt::format("range {}..{} is not made of chunks of {}", begin, end, plan_.chunk_bytes));
     if (op.kind == OpKind::map) {
       if (mapped.meets(begin, end))
-        return fault(fmt::format("maps {}..{} of {}, part of which is mapped", begin, end, program_.section(op.section).name));
+        return fault(
+            fmt::format("maps {}..{} of {}, part of which is mapped", begin, end, program_.section(op.section).name));
       return mapped.add(begin, end);
     }
     if (!mapped.holds(begin, end))
-      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", begin, end, program_.section(op.section).name));
+      return fault(fmt::format("unmaps {}..{} of {}, part of which is not mapped", begin, end,
+                               program_.section(op.section).name));
     if (taken_[static_cast<std::size_t>(op.section)].meets(begin, end))
       for (const Buffer* b : alive_in(op.section, begin, end))
         fault(fmt::format("unmaps '{}', which is alive", b->name));

@@ -26,8 +26,8 @@ void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, cons
   b.unmap(device);
 }
 
-void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves, SectionId device,
-             SectionId host) {
+void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves,
+             SectionId device, SectionId host) {
   b.begin_transition(phase, std::move(block), Enters::awake, device);
   b.map(device);
   for (const Backup& m : moves) {
@@ -111,7 +111,8 @@ void lower_transition(ProgramBuilder& b, const TrainState& t, const RolloutState
   const bool backed_up = r->host_buffer(0) >= 0;
   if (p.sleeps.kv) drop(b, phase, "kv", {r->kv()}, sections::kv_cache);
   if (p.sleeps.weights) {
-    if (backed_up) put_to_sleep(b, phase, "weights", weight_moves(*r), sections::rollout_weights, sections::host_weights);
+    if (backed_up)
+      put_to_sleep(b, phase, "weights", weight_moves(*r), sections::rollout_weights, sections::host_weights);
     else drop(b, phase, "weights", weight_buffers(*r), sections::rollout_weights);
   }
   if (p.wakes.weights) {

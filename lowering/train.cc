@@ -239,9 +239,9 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
     const Tensor gaps_in_metrics =
         b.view(metrics.buffer, DType::f32, {fixed(num_max_metrics)}, static_cast<std::int64_t>(Metric::max_logp_gap));
     b.emit(OpKind::copy, streams::compute, "train.max_gaps.take", {gaps_in_metrics}, {gaps});
-    with(b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.max_gaps.all_reduce", {gaps},
-                       {gaps}),
-         Attr::reduce_max, std::int64_t{1});
+    with(
+        b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.max_gaps.all_reduce", {gaps}, {gaps}),
+        Attr::reduce_max, std::int64_t{1});
     b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.metrics.all_reduce", {metrics},
                   {metrics});
     b.emit(OpKind::copy, streams::compute, "train.max_gaps.put", {gaps}, {gaps_in_metrics});
@@ -264,7 +264,8 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
 }  // namespace
 
 void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
-  const BufferId metrics = b.managed("train.metrics", DType::f32, num_metrics, Category::workspace, sections::transient);
+  const BufferId metrics =
+      b.managed("train.metrics", DType::f32, num_metrics, Category::workspace, sections::transient);
   b.begin_block(phase, "begin");
   b.alloc(metrics, streams::h2d);
   // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.

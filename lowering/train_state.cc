@@ -90,7 +90,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     const std::string name = "train." + unit.name;
     state.shard = b.managed(name + ".shard", precision.master, n, Category::params, sections::train_params);
     if (trains) {
-      state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, sections::train_optimizer);
+      state.exp_avg =
+          b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, sections::train_optimizer);
       state.exp_avg_sq =
           b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, sections::train_optimizer);
       state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, sections::transient);
@@ -104,8 +105,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     if (sleepers.moments) {
       state.host_exp_avg =
           b.managed("host." + name + ".exp_avg", precision.moments, n, Category::optimizer, sections::host_optimizer);
-      state.host_exp_avg_sq =
-          b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer, sections::host_optimizer);
+      state.host_exp_avg_sq = b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer,
+                                        sections::host_optimizer);
     }
     if (sleepers.reference)
       state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n, Category::params,
@@ -137,8 +138,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
       b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     }
     const Tensor gathered = b.transient(name + ".gather_out", compute, {fixed(world_ * n)}, Category::communication);
-    Op& op =
-        b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
+    Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
     with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
     Op& copy = b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole});
     copy.moves = shard_moves(state.unit, world_, true);

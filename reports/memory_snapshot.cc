@@ -40,7 +40,7 @@ class Addresses {
   }
 
  private:
-  std::vector<std::int64_t> base_;  // by section
+  std::vector<std::int64_t> base_;                    // by section
   std::unordered_map<std::string, std::int64_t> of_;  // by name
 };
 

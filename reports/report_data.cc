@@ -395,7 +395,8 @@ Json report_data(const ReportInput& in) {
   out["categories"] = named(category_colours, [](std::size_t i) { return name_of(static_cast<Category>(i)); });
   out["streams"] = Json::array();
   for (std::size_t i = 0; i < in.plan.streams.size(); ++i)
-    out["streams"].push_back({{"name", in.plan.streams[i].name}, {"colour", stream_colours[i % stream_colours.size()]}});
+    out["streams"].push_back(
+        {{"name", in.plan.streams[i].name}, {"colour", stream_colours[i % stream_colours.size()]}});
   out["recorded"] = recorded(in.trace);
   // Pictures of time end where operations and memory events do.
   const std::int32_t last_drawn = std::max(1, out["recorded"]["last_step"].get<std::int32_t>());

@@ -54,7 +54,8 @@ SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(p
         Tensor& tensor = tensors_[op.name()];
         tensor.engines.resize(engines.size());
         Part part{r, static_cast<std::size_t>(op.offset_in_buffer(sum)) / sizeof(std::uint64_t), std::move(extent)};
-        if (op.buffer(op->inputs[0]).section_name() == "rollout_weights") tensor.engines.at(engine).push_back(std::move(part));
+        if (op.buffer(op->inputs[0]).section_name() == "rollout_weights")
+          tensor.engines.at(engine).push_back(std::move(part));
         // A sync from the host adds a rank's rows to one sum bucket by bucket.
         else if (std::ranges::none_of(tensor.trained, [&](const Part& p) { return p.rank == r && p.sum == part.sum; }))
           tensor.trained.push_back(std::move(part));

@@ -53,8 +53,7 @@ inline Op all_gather(std::string name, Dim each, Dim all, GroupId group = 0, Str
   o.group = group;
   return o;
 }
-inline Op transfer(OpKind kind, std::string name, Dim elements, std::int64_t peer,
-                   StreamId stream = streams::control) {
+inline Op transfer(OpKind kind, std::string name, Dim elements, std::int64_t peer, StreamId stream = streams::control) {
   Op o = op(kind, stream, std::move(name));
   (kind == OpKind::send ? o.inputs : o.outputs) = {tensor(0, elements)};
   o.attrs = {{Attr::peer, peer}};

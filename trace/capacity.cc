@@ -66,12 +66,14 @@ Diagnostic does_not_fit(const Plan& plan, const RefusedMap& refused,
   // What lives there now, and what the section that is being mapped is for.
   std::vector<Large> largest;
   for (const Buffer& b : program.buffers)
-    if (program.section(b.section).space == space && (b.section == op.section || is_live(b))) largest.push_back({b.name, &b});
+    if (program.section(b.section).space == space && (b.section == op.section || is_live(b)))
+      largest.push_back({b.name, &b});
   if (op.section == transient_section) add_locals(program, largest);
   std::ranges::stable_sort(largest, std::ranges::greater{}, [](const Large& l) { return l.buffer->bytes(); });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, largest.size()); ++i)
     d.notes.push_back(fmt::format("large: '{}' ({}, {}) {}", largest[i].name, name_of(largest[i].buffer->category),
-                                  program.section(largest[i].buffer->section).name, bytes_text(largest[i].buffer->bytes())));
+                                  program.section(largest[i].buffer->section).name,
+                                  bytes_text(largest[i].buffer->bytes())));
   d.help = space == Space::host
                ? "raise cluster.host_memory_gib, or set train.offload to none"
                : "make those smaller (train.micro_batch_tokens, train.recompute, rollout.memory_fraction, "

@@ -67,7 +67,8 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
   });
   std::vector<LiveBuffer> out;
   for (const auto& [b, prefix] : at_peak)
-    if (program.section(b->section).space == space) out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
+    if (program.section(b->section).space == space)
+      out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
   std::ranges::sort(out, [](const LiveBuffer& a, const LiveBuffer& b) {
     return std::tie(b.bytes, a.name, a.category) < std::tie(a.bytes, b.name, b.category);
   });

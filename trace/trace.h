@@ -102,7 +102,7 @@ struct StepMetrics {
 
 struct Trace {
   std::string source = "simulated";  // or "measured"
-  std::vector<std::string> streams;        // their names, by StreamId
+  std::vector<std::string> streams;  // their names, by StreamId
   std::vector<std::string> names;
   std::vector<Span> spans;                 // may cover only some steps (RunOptions::span_steps)
   std::vector<MemoryEvent> memory_events;  // likewise

@@ -173,8 +173,8 @@ Trace read_trace(const Value& v) {
   trace.names = read_rows<std::string>(v["names"], [](const Value& row) { return row.text(); });
   v["streams"].array(0, max_streams);
   trace.streams = read_rows<std::string>(v["streams"], [](const Value& row) { return row.text(); });
-  const Tables t{read_names<OpKind>(v["kinds"], num_op_kinds),
-                 read_names<Category>(v["categories"], num_categories), std::ssize(trace.streams), std::ssize(trace.names),
+  const Tables t{read_names<OpKind>(v["kinds"], num_op_kinds), read_names<Category>(v["categories"], num_categories),
+                 std::ssize(trace.streams), std::ssize(trace.names),
                  static_cast<std::int64_t>(v["memory"].array(0, most_ranks))};
   trace.spans = read_rows<Span>(v["spans"], [&](const Value& row) { return read_span(row, t); });
   trace.memory_events =

@@ -73,8 +73,8 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& worl
     const auto& members = plan.group_of(key.first, rank);
     if (members.empty()) continue;
     const std::vector<int> ranks(members.begin(), members.end());
-    const std::string name = fmt::format("{}{}/{}", options.scope,
-                                         plan.groups[static_cast<std::size_t>(key.first)].name, plan.stream(key.second).name);
+    const std::string name = fmt::format(
+        "{}{}/{}", options.scope, plan.groups[static_cast<std::size_t>(key.first)].name, plan.stream(key.second).name);
     communicators_[key] = options.transport && ranks.size() > 1 ? world.communicator(ranks, name, *options.transport)
                                                                 : world.communicator(ranks, name);
   }

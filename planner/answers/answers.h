@@ -69,7 +69,9 @@ struct MicroBatchStreams {
   std::int64_t sequences = 0, tokens = 0;
   StreamSeconds seconds;
   /// Of the stream that is busy longest, what the plan's order adds to it: exposed communication.
-  double exposed() const { return seconds.elapsed - std::ranges::max(seconds.busy, {}, &StreamSeconds::Busy::seconds).seconds; }
+  double exposed() const {
+    return seconds.elapsed - std::ranges::max(seconds.busy, {}, &StreamSeconds::Busy::seconds).seconds;
+  }
 };
 
 struct Explanation {

@@ -46,11 +46,11 @@ MappedBytes mapped_bytes(const PlanMemory&);
 /// parameters up that sleep.
 struct ShiftOp {
   PlanPhase phase{};
-  OpKind kind{};                         // map, unmap: memory taken, given back; copy
+  OpKind kind{};                          // map, unmap: memory taken, given back; copy
   SectionId section = transient_section;  // of map and unmap
   Space space = Space::device;            // its
-  std::int64_t count = 1, bytes = 0;     // so many alike, each of these bytes
-  std::int32_t every = 1;                // of its phase: only in each so manieth iteration
+  std::int64_t count = 1, bytes = 0;      // so many alike, each of these bytes
+  std::int32_t every = 1;                 // of its phase: only in each so manieth iteration
   friend bool operator==(const ShiftOp&, const ShiftOp&) = default;
 };
 

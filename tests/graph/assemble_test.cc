@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <map>
 
+#include "graph/clock.h"
 #include "graph/passes.h"
 #include "programs.h"
 
@@ -50,8 +51,8 @@ std::vector<std::string> text_of(const std::vector<Op>& ops, const std::vector<B
   const auto name = [&](BufferId id) { return id < 0 ? "" : buffers[static_cast<std::size_t>(id)].name; };
   for (const Op& o : ops) {
     const bool nameless = o.kind == OpKind::alloc || o.kind == OpKind::free;
-    std::string line = fmt::format("{} {} {} {} {}", name_of(o.kind), plan_streams()[at(o.stream)].name, nameless ? "" : o.name,
-                                   name(o.buffer), o.event);
+    std::string line = fmt::format("{} {} {} {} {}", name_of(o.kind), plan_streams()[at(o.stream)].name,
+                                   nameless ? "" : o.name, name(o.buffer), o.event);
     for (const auto* side : {&o.inputs, &o.outputs})
       for (const Tensor& t : *side) line += fmt::format(" {}+{}:{}", name(t.buffer), t.offset_bytes, t.capacity());
     out.push_back(std::move(line));

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "lowering/places.h"
+
 using namespace hotbunk;
 
 namespace {
@@ -52,7 +54,7 @@ TEST_CASE("A write follows the last write and every reader since; a read follows
   const auto on = [](std::int64_t begin, std::int64_t end, bool write) {
     return Access{sections::transient, begin, end, write};
   };
-  using enum StreamId;
+  using namespace streams;
   CHECK(touch(map, on(0, 100, true), compute, 0).empty());
   CHECK(touch(map, on(50, 150, false), gather, 1) == Earlier{{compute, 0}});
   CHECK(touch(map, on(90, 120, false), reduce, 2) == Earlier{{compute, 0}});

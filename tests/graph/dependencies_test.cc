@@ -5,6 +5,7 @@
 #include <set>
 
 #include "graph/access.h"
+#include "graph/clock.h"
 #include "graph/passes.h"
 #include "graph/verify.h"
 #include "programs.h"
@@ -33,7 +34,8 @@ std::vector<std::string> order_of(const Program& p, const std::vector<Op>& ops) 
   for (const Op& o : ops_of(draft)) {
     if (o.kind == OpKind::record) recorded[o.event] = plan_streams()[at(o.stream)].name + " " + std::to_string(index);
     else if (o.kind == OpKind::wait)
-      out.push_back(recorded.at(o.event) + " -> " + plan_streams()[at(o.stream)].name + " " + std::to_string(index + 1));
+      out.push_back(recorded.at(o.event) + " -> " + plan_streams()[at(o.stream)].name + " " +
+                    std::to_string(index + 1));
     else if (o.kind != OpKind::alloc && o.kind != OpKind::free) ++index;
   }
   return out;

@@ -19,8 +19,7 @@ inline Dim fixed(std::int64_t n) { return {n, Sym::fixed, 0}; }
 inline Dim tokens(std::int64_t n, std::int64_t begin = 0) { return {n, Sym::tokens, begin}; }
 inline Dim seqs(std::int64_t n) { return {n, Sym::seqs, 0}; }
 
-inline Op op(OpKind kind, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
-             StreamId stream = streams::compute) {
+inline Op op(OpKind kind, std::vector<Tensor> inputs, std::vector<Tensor> outputs, StreamId stream = streams::compute) {
   Op o;
   o.kind = kind;
   o.stream = stream;

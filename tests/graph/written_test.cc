@@ -76,7 +76,7 @@ TEST_CASE("Written bytes are those of a flag per element") {
     for (int i = *rc::gen::inRange(1, 60); i > 0; --i) {
       if (const int what = *rc::gen::inRange(0, 8); what == 0) {
         const Buffer& b = p.buffers[static_cast<std::size_t>(*rc::gen::inRange(0, 3))];
-        fast.alloc({&b, b.offset, {}, 0});
+        fast.alloc({&p, &b, b.offset, {}, 0});
         slow.alloc(b);
         continue;
       }

@@ -4,8 +4,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/graph_io/random_plan.h"
 #include "tests/blocks.h"
+#include "tests/graph_io/random_plan.h"
 
 namespace hotbunk {
 namespace {

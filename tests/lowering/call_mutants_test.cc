@@ -40,9 +40,7 @@ using Change = std::function<bool(const Program&, std::vector<Call>&, std::size_
 bool has(const Program& program, const Call& call, const std::function<bool(const Op&)>& what) {
   return std::ranges::any_of(program.bodies[static_cast<std::size_t>(call.body)].ops, what);
 }
-bool is_memory(const Op& op) {
-  return op.kind == OpKind::alloc || op.kind == OpKind::free || op.kind == OpKind::map || op.kind == OpKind::unmap;
-}
+bool books(const Op& op) { return is_memory(op.kind); }
 
 /// What the verifier says of each mutant; those that it lets pass by name.
 struct Verdict {
@@ -86,7 +84,7 @@ TEST_CASE(
   CHECK(dropped.found > 100);
 
   const Verdict doubled = verdict_of(plan, [](const Program& program, std::vector<Call>& calls, std::size_t c) {
-    if (!has(program, calls[c], is_memory)) return false;  // computes the same again, in place or not
+    if (!has(program, calls[c], books)) return false;  // computes the same again, in place or not
     calls.insert(calls.begin() + static_cast<std::ptrdiff_t>(c), Call(calls[c]));
     return true;
   });

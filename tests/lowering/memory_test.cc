@@ -122,7 +122,7 @@ TEST_CASE("Prefetch adds one layer's parameters to the peak") {
 }
 
 TEST_CASE("Asleep means unmapped: section by section, phase by phase") {
-  using enum Section;
+  using namespace sections;
   for (int level : {1, 2}) {
     const Plan plan = lowered(tiny(2, 2, {"algorithm.reference=true", fmt::format("rollout.sleep_level={}", level)}));
     const Program& program = plan.program(0);
@@ -137,26 +137,28 @@ TEST_CASE("Asleep means unmapped: section by section, phase by phase") {
     CHECK(bytes(train_reference) == up(shard, 4096));
 
     auto mapped = mapped_after(plan);
-    const auto check = [&](const char* phase, const std::vector<SectionId>& awake, const std::vector<SectionId>& asleep) {
+    const auto check = [&](const char* phase, const std::vector<SectionId>& awake,
+                           const std::vector<SectionId>& asleep) {
       INFO("level " << level << ", after " << phase);
       for (SectionId s : awake) CHECK(mapped[phase][s] == bytes(s));
       for (SectionId s : asleep) CHECK(mapped[phase][s] == 0);
     };
     check("sleep_optimizer", {train_params, host_optimizer, host_reference},
-          {train_optimizer, train_reference, rollout_weights, kv_cache});
-    check("sync", {train_params, rollout_weights}, {train_optimizer, train_reference, kv_cache, host_weights});
-    check("rollout", {rollout_weights, kv_cache, host_params, host_optimizer, host_reference},
+          {train_optimizer, train_reference, sections::rollout_weights, kv_cache});
+    check("sync", {train_params, sections::rollout_weights},
+          {train_optimizer, train_reference, kv_cache, host_weights});
+    check("rollout", {sections::rollout_weights, kv_cache, host_params, host_optimizer, host_reference},
           {train_params, train_optimizer, train_reference, host_weights});
     check("train", {train_params, train_optimizer, train_reference},
-          {rollout_weights, kv_cache, host_params, host_optimizer, host_reference});
-    CHECK(mapped["train"][host_weights] == (level == 1 ? bytes(rollout_weights) : 0));
+          {sections::rollout_weights, kv_cache, host_params, host_optimizer, host_reference});
+    CHECK(mapped["train"][host_weights] == (level == 1 ? bytes(sections::rollout_weights) : 0));
 
     // What trace/static_memory counts: in rollout nothing of training is resident.
     const auto memory = static_memory(plan, 0);
     const auto peak = [&](const char* phase) {
       return memory.device.phase_peaks.at(static_cast<std::int16_t>(plan.phase_index(phase))).mapped_peak_bytes;
     };
-    CHECK(peak("rollout") == bytes(rollout_weights) + bytes(kv_cache) + mapped["rollout"][transient]);
+    CHECK(peak("rollout") == bytes(sections::rollout_weights) + bytes(kv_cache) + mapped["rollout"][transient]);
     CHECK(peak("train") ==
           bytes(train_params) + bytes(train_optimizer) + bytes(train_reference) + mapped["train"][transient]);
   }
@@ -165,10 +167,10 @@ TEST_CASE("Asleep means unmapped: section by section, phase by phase") {
 TEST_CASE("Without sleep everything stays") {
   const Plan plan = lowered(tiny(2, 1, {"rollout.sleep=false", "train.offload=none"}));
   auto mapped = mapped_after(plan);
-  using enum Section;
+  using namespace sections;
   for (const char* phase : {"sync", "rollout", "train"})
-    for (SectionId s : {train_params, train_optimizer, rollout_weights, kv_cache, transient}) {
-      INFO(phase << " " << name_of(s));
+    for (SectionId s : {train_params, train_optimizer, sections::rollout_weights, kv_cache, transient}) {
+      INFO(phase << " " << plan.program(0).section(s).name);
       CHECK(mapped[phase][s] == plan.program(0).section(s).bytes);
     }
 }

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <map>
 
+#include "graph/clock.h"
 #include "graph/verify.h"
 #include "spec/loader.h"
 #include "tests/paths.h"

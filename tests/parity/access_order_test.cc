@@ -31,7 +31,7 @@ constexpr Sizes all_there_is{.tokens = 1 << 30, .seqs = 1 << 30, .attention_pair
 /// The first race of one program's static walk, at full sizes; "" when there is none. `synchronised`: with the host's
 /// waits for all streams at the ends of phases, as a run has them; the verifier counts on events alone.
 std::string first_race(const Plan& plan, const Program& program, bool synchronised) {
-  AccessOrder order(program);
+  AccessOrder order(plan, program);
   for (const WalkTurn& turn : walk_turns(plan, program))
     for (std::int16_t phase = -1; const BlockVisit& visit : block_visits(plan, program, turn)) {
       if (std::exchange(phase, visit.phase) != visit.phase && synchronised) order.join();

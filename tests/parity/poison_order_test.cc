@@ -33,7 +33,7 @@ struct Reuse {
     block = test::block_of(program, "only", {read, write});
   }
   BoundOp op(std::size_t i) const { return {&program, &block, &block.calls[0], &program.bodies[0].ops[i]}; }
-  BoundBuffer fresh() const { return {&program.buffers[1], 0, {}, 1}; }
+  BoundBuffer fresh() const { return {&program, &program.buffers[1], 0, {}, 1}; }
 };
 
 void while_others_run() { std::this_thread::sleep_for(std::chrono::milliseconds(50)); }

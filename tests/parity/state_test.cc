@@ -215,7 +215,8 @@ TEST_CASE("what sleeps cannot be peeked at, on the device and on the host") {
   job.mutate = [=](Plan& plan) {
     const Program& program = plan.programs[0];
     for (const Buffer& b : program.buffers)
-      if (b.bytes() > 0) (program.section(b.section).space == Space::device ? seen->device : seen->host).push_back(b.name);
+      if (b.bytes() > 0)
+        (program.section(b.section).space == Space::device ? seen->device : seen->host).push_back(b.name);
   };
   job.before_phase = [=](const CpuBackend& backend, std::int32_t, const std::string& phase) -> std::string {
     for (const auto* names : {&seen->device, &seen->host})

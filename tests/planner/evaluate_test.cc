@@ -174,7 +174,7 @@ struct SlowSpace {
     std::int64_t bytes = 0, mapped = 0;
     CategoryBytes by_category{};
   };
-  std::map<std::string, std::pair<Category, std::int64_t>> alive;   // by name
+  std::map<std::string, std::pair<Category, std::int64_t>> alive;     // by name
   std::map<std::pair<SectionId, std::int64_t>, std::int64_t> mapped;  // ranges: begin -> end
   std::map<std::int16_t, Peak> phases;
   Peak whole;

@@ -59,8 +59,9 @@ Sums sums_of(const Plan& plan, const std::function<bool(Rank, const std::string&
       if (op.kind != OpKind::hash_boxes) continue;
       out.per_rank = static_cast<std::size_t>(p.buffers[static_cast<std::size_t>(op.outputs[0].buffer)].elements);
       out.all.resize(static_cast<std::size_t>(plan.num_ranks()) * out.per_rank);
-      const bool rollout = op.inputs[0].buffer >= 0 &&
-                           p.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section == sections::rollout_weights;
+      const bool rollout =
+          op.inputs[0].buffer >= 0 &&
+          p.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].section == sections::rollout_weights;
       auto& sum = out.all[static_cast<std::size_t>(r) * out.per_rank +
                           static_cast<std::size_t>(op.outputs[0].offset_bytes) / 8];
       for (const Box& b : boxes_of(op, places_of(plan, r)))

@@ -22,7 +22,8 @@ Plan with_buffers(std::vector<Op> ops, std::vector<Buffer> buffers) {
   return plan;
 }
 
-Buffer buffer(std::string name, std::int64_t elements, std::int64_t offset = 0, SectionId section = sections::transient) {
+Buffer buffer(std::string name, std::int64_t elements, std::int64_t offset = 0,
+              SectionId section = sections::transient) {
   return {std::move(name), DType::f32, elements, Category::activations, section, offset};
 }
 
@@ -33,8 +34,8 @@ TEST_CASE("two ranks whose streams meet in another order: the cycle, word for wo
   // awaits.
   Plan plan = plan_of({{all_reduce("x", {8}), record(0, streams::reduce), wait(0, streams::tensor),
                         all_reduce("y", {4}, 0, streams::tensor)},
-                       {all_reduce("y", {4}, 0, streams::tensor), record(0, streams::tensor),
-                        wait(0, streams::reduce), all_reduce("x", {8})}});
+                       {all_reduce("y", {4}, 0, streams::tensor), record(0, streams::tensor), wait(0, streams::reduce),
+                        all_reduce("x", {8})}});
   CHECK(failure(plan) ==
         "error[E611]: deadlock after 0 ns: 4 streams wait for each other\n"
         "   = note: rank 1, phase work\n"

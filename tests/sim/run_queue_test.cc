@@ -163,8 +163,8 @@ TEST_CASE("what a rank's first op of a size takes more is paid once per size and
 }
 
 TEST_CASE("threads: a trace does not depend on how far the walk is ahead, and is the same twice") {
-  const std::vector<Op> ops = {kernel("a"), record(0, streams::compute), wait(0, streams::reduce),
-                               all_reduce("r", {8}), kernel("c", streams::gather)};
+  const std::vector<Op> ops = {kernel("a"), record(0, streams::compute), wait(0, streams::reduce), all_reduce("r", {8}),
+                               kernel("c", streams::gather)};
   Plan plan = plan_of({ops, ops, ops, ops});
   const Threads cost({{"a", 31}, {"r", 11}, {"c", 17}}, {.cores = 2, .wake_ns = 5, .switch_ns = 2, .call_ns = 3});
   std::vector<Times> seen;

@@ -9,8 +9,8 @@ using namespace hotbunk::toy;
 
 TEST_CASE("a gather overlaps with compute, and compute waits for what it needs") {
   // gather: g1 [0,30), g2 [30,60). compute: a [0,50) needs nothing; b needs g2: [60,70).
-  Plan plan = plan_of({{all_gather("g1", {4}, {4}), all_gather("g2", {4}, {4}), record(0, streams::gather),
-                        kernel("a"), wait(0, streams::compute), kernel("b")}});
+  Plan plan = plan_of({{all_gather("g1", {4}, {4}), all_gather("g2", {4}, {4}), record(0, streams::gather), kernel("a"),
+                        wait(0, streams::compute), kernel("b")}});
   const Prices cost{{"g1", 30}, {"g2", 30}, {"a", 50}, {"b", 10}};
   const auto trace = simulate(plan, cost);
   REQUIRE(trace);

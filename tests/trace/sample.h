@@ -1,8 +1,8 @@
 // A small plan and hand-made traces of it: two ranks, two phases, numbers that can be added up by hand.
 #pragma once
 #include "spec/scenario.h"
-#include "trace/folds.h"
 #include "tests/blocks.h"
+#include "trace/folds.h"
 
 namespace hotbunk::test {
 
@@ -57,6 +57,7 @@ inline RankMemory sample_memory(std::int64_t activations) {
 /// Two steps. Rank 1 starts each phase 1 ms later; its peak is 200 bytes higher.
 inline Trace sample_trace() {
   Trace t;
+  for (const Stream& s : plan_streams()) t.streams.push_back(s.name);
   t.names = {"weights", "layers.0.all_gather", "layers.0.linear", "logits"};
   t.memory = {sample_memory(1000), sample_memory(1200)};
   t.traffic.resize(2);
