@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <time.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -377,13 +376,14 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_calibrate(CLI::App& app, Action& action) {
+void add_calibrate(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("calibrate", "time a scenario's ops on this machine and write a hardware profile");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_option("--out", o->out, "the profile (name it in cluster.calibration)");
-  sub->add_option("--steps", o->steps, "iterations to time; the first is not counted")->check(CLI::Range(2, 1000));
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("calibrate", "time a scenario's ops on this machine and write a hardware profile");
+  add_scenario_options(sub, o->scenario);
+  sub.option("--out", o->out, "the profile (name it in cluster.calibration)");
+  sub.option("--steps", o->steps, "iterations to time; the first is not counted").check(whole_in(2, 1000));
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

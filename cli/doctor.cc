@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/arena.h"
@@ -127,12 +126,12 @@ int run(bool json) {
 
 }  // namespace
 
-void add_doctor(CLI::App& app, Action& action) {
+void add_doctor(CommandLine& line) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* sub =
-      app.add_subcommand("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
-  sub->add_flag("--json", *json, "one JSON document on stdout, nothing else there");
-  sub->callback([json, &action] { action = [json] { return run(*json); }; });
+  const Command sub =
+      line.add_command("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
+  sub.flag("--json", *json, "one JSON document on stdout, nothing else there");
+  sub.action([json] { return run(*json); });
 }
 
 }  // namespace hotbunk

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -66,15 +65,15 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, Action& action) {
+void add_explain(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_flag("--search", o->search, "also search training, rollout, sync and sleep together on these ranks");
-  sub->add_flag("--sensitivity", o->sensitivity, "also the effect of 10 % on each number of hardware and workload");
-  sub->add_flag("--smallest", o->smallest, "also the fewest nodes on which some layout fits");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
+  add_scenario_options(sub, o->scenario);
+  sub.flag("--search", o->search, "also search training, rollout, sync and sleep together on these ranks");
+  sub.flag("--sensitivity", o->sensitivity, "also the effect of 10 % on each number of hardware and workload");
+  sub.flag("--smallest", o->smallest, "also the fewest nodes on which some layout fits");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

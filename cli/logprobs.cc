@@ -1,7 +1,6 @@
 // logprobs: the log-prob of every token of given sequences but the first, by the training engine's forward pass.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -47,13 +46,13 @@ int run(const InferenceOptions& o) {
 
 }  // namespace
 
-void add_logprobs(CLI::App& app, Action& action) {
+void add_logprobs(CommandLine& line) {
   auto o = std::make_shared<InferenceOptions>();
-  CLI::App* sub = app.add_subcommand(
+  const Command sub = line.add_command(
       "logprobs",
       "log-probs of token sequences: a JSON array per line, of n - 1 values for n tokens (the first token has none)");
-  add_inference_options(*sub, *o);
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  add_inference_options(sub, *o);
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -241,30 +240,29 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Action& action) {
+void add_plan(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
+  const Command sub = line.add_command(
       "plan", "resolve a scenario, say what memory each phase needs, and which layouts of these GPUs are best");
-  add_scenario_options(*sub, o->scenario);
-  CLI::Option* resolved = sub->add_flag("--resolved", o->resolved, "print the scenario with every default and stop");
-  CLI::Option* print = sub->add_flag("--print", o->print, "print the plan's ops and stop")->excludes(resolved);
-  sub->add_option("--phase", o->phase, "with --print: only this phase")->needs(print);
-  sub->add_option("--objective", o->objective,
-                  "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
-                  "(fewest: with --gpus ?; else all use the same, and seconds decide)");
-  sub->add_option("--headroom", o->headroom, "fraction of device memory that they leave free")
-      ->check(finite_in(0.0, 0.99));
-  sub->add_option("--top", o->top, "how many of them")->check(CLI::Range(1, 100));
-  sub->add_option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
-      ->check(whole_from(0));
-  CLI::Option* gpus = sub->add_option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
-                          ->check(CLI::IsMember({"?"}))
-                          ->excludes(print)
-                          ->excludes(resolved);
-  sub->add_option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
-      ->excludes(gpus)
-      ->excludes(resolved);
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  add_scenario_options(sub, o->scenario);
+  const Option resolved = sub.flag("--resolved", o->resolved, "print the scenario with every default and stop");
+  const Option print = sub.flag("--print", o->print, "print the plan's ops and stop").excludes(resolved);
+  sub.option("--phase", o->phase, "with --print: only this phase").needs(print);
+  sub.option("--objective", o->objective,
+             "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
+             "(fewest: with --gpus ?; else all use the same, and seconds decide)");
+  sub.option("--headroom", o->headroom, "fraction of device memory that they leave free").check(finite_in(0.0, 0.99));
+  sub.option("--top", o->top, "how many of them").check(whole_in(1, 100));
+  sub.option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
+      .check(whole_from(0));
+  const Option gpus = sub.option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
+                          .check(one_of({"?"}))
+                          .excludes(print)
+                          .excludes(resolved);
+  sub.option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
+      .excludes(gpus)
+      .excludes(resolved);
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -88,15 +87,15 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_simulate(CLI::App& app, Action& action) {
+void add_simulate(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
-  sub->add_option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
+  add_scenario_options(sub, o->scenario);
+  sub.option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
+  sub.option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
+  sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk
