@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/streams.h"
@@ -118,7 +119,7 @@ std::string rank_samples(const Job& job, const CostModel& model, Rank rank, int 
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& [key, s] : samples)
     rows.push_back({s.at.op, name_of(s.at.dtype), s.at.at[0], s.at.at[1], s.at.at[2], s.seconds, s.first});
-  return rows.dump();
+  return json_text(rows);
 }
 
 /// Seconds from the moment a stream records an event until another one that slept on it works.
@@ -152,7 +153,7 @@ double measure_exchange() {
 Samples merge(const std::vector<std::string>& ranks) {
   Samples all;
   for (const std::string& text : ranks)
-    for (const auto& row : nlohmann::json::parse(text)) {
+    for (const auto& row : json_from<nlohmann::json>(text)) {
       Measurement m{.op = row[0],
                     .dtype = dtype_from(row[1].get<std::string>()).value_or(DType::f32),
                     .at = {row[2], row[3], row[4]},
@@ -275,7 +276,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
     const nlohmann::ordered_json document = {
         {"schema", "hotbunk.calibrate/1"}, {"profile", o.out},         {"measurements", hardware.measurements.size()},
         {"mean_error", c.mean_error},      {"max_error", c.max_error}, {"iteration_error", c.iteration_error}};
-    print_document(document.dump(1));
+    print_document(json_text(document, 1));
     return exit_done;
   }
   print_gemms(hardware.measurements);

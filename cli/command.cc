@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "cli/progress.h"
 #include "cli/resume.h"
 #include "cli/run_facts.h"
@@ -224,12 +225,11 @@ class Outputs {
 };
 
 std::string walked_json(const StepsWalked& walked) {
-  return nlohmann::ordered_json{{"schema", "hotbunk.run/1"},
-                                {"first_step", walked.first},
-                                {"last_step", walked.last},
-                                {"stopped", walked.stopped}}
-             .dump(1) +
-         "\n";
+  const nlohmann::ordered_json json = {{"schema", "hotbunk.run/1"},
+                                       {"first_step", walked.first},
+                                       {"last_step", walked.last},
+                                       {"stopped", walked.stopped}};
+  return json_text(json, 1) + "\n";
 }
 
 /// E113 when run.json is not what `run` writes.
@@ -265,7 +265,7 @@ Result<StepLengths> lengths_of(const RunFolder& folder, Scenario scenario, const
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   Outputs outputs;
   // What cannot be made again comes first, and what is small: the disk may be full soon.
-  outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
+  outputs.write(folder.summary(), json_text(summarize(job.plan, job.scenario, record.trace), 1) + "\n");
   outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
   if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
   outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));

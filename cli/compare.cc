@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "trace/summary.h"
@@ -56,7 +57,7 @@ int run(const Options& o) {
   if (!other) return report_errors(other.error());
   const Comparison c = compare_traces(loaded->job.plan, *other, loaded->trace);
   const bool within = !o.max_error || std::abs(c.iteration_error) <= *o.max_error;
-  if (o.json) print_document(comparison_to_json(c).dump(1));
+  if (o.json) print_document(json_text(comparison_to_json(c), 1));
   else fmt::print("{}", render_comparison(c, use_colour()));
   if (!o.json && !within)
     fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,

@@ -8,6 +8,7 @@
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_world.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
+#include "base/json.h"
 #include "runtime/launch.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/driver.h"
@@ -119,7 +120,7 @@ int run(bool json) {
   document["good"] = good;
   const std::filesystem::path demo = "scenarios/demo.yaml";
   std::error_code ignored;
-  if (json) print_document(document.dump(1));
+  if (json) print_document(json_text(document, 1));
   else if (std::filesystem::exists(demo, ignored)) flush_output(), say_next("plan " + demo.string());
   return good ? exit_done : exit_no;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/inference.h"
 #include "rl/inference_driver.h"
 #include "rl/sft_data.h"
@@ -68,10 +69,10 @@ int run(Options o) {
   if (!generated) return code;
   if (auto s = check_finite(*generated, o.inference); !s) return report_errors(s.error());
   if (o.inference.json) {
-    print_document(document(o, *generated).dump());
+    print_document(json_text(document(o, *generated)));
     return exit_done;
   }
-  for (const TokenSequence& s : *generated) fmt::print("{}\n", Json(new_tokens(s)).dump());
+  for (const TokenSequence& s : *generated) fmt::print("{}\n", json_text(Json(new_tokens(s))));
   return exit_done;
 }
 

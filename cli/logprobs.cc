@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/json.h"
 #include "cli/inference.h"
 #include "rl/inference_driver.h"
 #include "rl/sft_data.h"
@@ -37,7 +38,7 @@ int run(const InferenceOptions& o) {
   if (!scored) return code;
   if (auto s = check_finite(*scored, o); !s) return report_errors(s.error());
   if (o.json) {
-    print_document(document(o, *scored).dump());
+    print_document(json_text(document(o, *scored)));
     return exit_done;
   }
   for (const TokenSequence& s : *scored) fmt::print("[{}]\n", fmt::join(s.rollout_logps, ","));  // fp32, shortest

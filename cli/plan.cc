@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "base/parallel.h"
 #include "base/printable.h"
 #include "cli/command.h"
@@ -126,9 +127,9 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
                 {"ranks", scenario.cluster.ranks()},
                 {"capacity_bytes", e.capacity_bytes},
                 {"peak_bytes", e.price.peak_bytes()},
-                {"explanation", Json::parse(to_json(e))}};
-    doc["search"] = Json::parse(to_json(*choices));
-    print_document(doc.dump(1));
+                {"explanation", json_from<Json>(to_json(e))}};
+    doc["search"] = json_from<Json>(to_json(*choices));
+    print_document(json_text(doc, 1));
   } else {
     fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
   }
@@ -153,8 +154,8 @@ int smallest(const Options& o, const Scenario& scenario) {
                 {"scenario", scenario.name},
                 {"reason", small->search.reason},
                 {"layout", small->search.best.empty() ? "" : describe(small->search.best[0].point)}};
-    doc.update(Json::parse(to_json(*small)));
-    print_document(doc.dump(1));
+    doc.update(json_from<Json>(to_json(*small)));
+    print_document(json_text(doc, 1));
   } else {
     fmt::print("{}", printable(render(*small)));
   }
@@ -177,11 +178,11 @@ int print(const Options& o, const Plan& plan) {
     fmt::print("{}", printable(print_plan(plan, {.phase = o.phase})));
     return exit_done;
   }
-  Json doc = Json::parse(plan_to_json(plan));
+  Json doc = json_from<Json>(plan_to_json(plan));
   for (Json& program : doc["programs"])
     for (std::size_t i = 0; i < names.size(); ++i)
       if (!o.phase.empty() && names[i] != o.phase) program["phases"][i] = Json::array();
-  print_document(doc.dump());
+  print_document(json_text(doc));
   return exit_done;
 }
 
@@ -215,8 +216,8 @@ int run(const Options& o) {
   if (!choices) return report_errors(choices.error());
   if (o.scenario.json) {
     Json doc = plan_document(*job, fit, !error);
-    doc["search"] = Json::parse(to_json(*choices));
-    print_document(doc.dump(1));
+    doc["search"] = json_from<Json>(to_json(*choices));
+    print_document(json_text(doc, 1));
   } else {
     print_memory(*job, fit);
     fmt::print("\n{}", printable(render(*choices)));

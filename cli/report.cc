@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
@@ -39,7 +40,7 @@ int run(const Options& o) {
       return report_errors(s.error());
   const auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
   if (o.json) {
-    print_document(summary.dump(1));
+    print_document(json_text(summary, 1));
     return exit_done;
   }
   fmt::print("{}Report: {}\n", render_summary(summary, use_colour()), printable_line(folder.report().string()));

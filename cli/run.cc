@@ -15,6 +15,7 @@
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -168,7 +169,7 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
   if (o.scenario.json) {
-    print_document(summary.dump(1));
+    print_document(json_text(summary, 1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));

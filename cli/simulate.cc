@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
@@ -65,7 +66,7 @@ int run(const Options& o) {
       simulate_job(*job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
-  if (o.scenario.json) print_document(summary.dump(1));
+  if (o.scenario.json) print_document(json_text(summary, 1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   flush_output();
   if (!o.out.empty()) {
