@@ -12,6 +12,7 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "bench/rounds.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
@@ -43,7 +44,7 @@ Scenario scenario(DType dtype) {
 std::string write_data() {
   std::string lines;
   for (std::int64_t i = 0; i < num_sequences; ++i)
-    lines += nlohmann::json(random_tokens(sequence_tokens, static_cast<std::uint32_t>(i))).dump() + "\n";
+    lines += json_text(nlohmann::json(random_tokens(sequence_tokens, static_cast<std::uint32_t>(i)))) + "\n";
   const auto path = std::filesystem::temp_directory_path() /
                     fmt::format("hotbunk-train-step-{}.jsonl", static_cast<long>(::getpid()));
   if (auto ok = write_file_atomic(path, lines); !ok) {

@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <time.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/streams.h"
@@ -119,7 +119,7 @@ std::string rank_samples(const Job& job, const CostModel& model, Rank rank, int 
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& [key, s] : samples)
     rows.push_back({s.at.op, name_of(s.at.dtype), s.at.at[0], s.at.at[1], s.at.at[2], s.seconds, s.first});
-  return rows.dump();
+  return json_text(rows);
 }
 
 /// Seconds from the moment a stream records an event until another one that slept on it works.
@@ -153,7 +153,7 @@ double measure_exchange() {
 Samples merge(const std::vector<std::string>& ranks) {
   Samples all;
   for (const std::string& text : ranks)
-    for (const auto& row : nlohmann::json::parse(text)) {
+    for (const auto& row : json_from<nlohmann::json>(text)) {
       Measurement m{.op = row[0],
                     .dtype = dtype_from(row[1].get<std::string>()).value_or(DType::f32),
                     .at = {row[2], row[3], row[4]},
@@ -276,7 +276,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
     const nlohmann::ordered_json document = {
         {"schema", "hotbunk.calibrate/1"}, {"profile", o.out},         {"measurements", hardware.measurements.size()},
         {"mean_error", c.mean_error},      {"max_error", c.max_error}, {"iteration_error", c.iteration_error}};
-    print_document(document.dump(1));
+    print_document(json_text(document, 1));
     return exit_done;
   }
   print_gemms(hardware.measurements);
@@ -377,13 +377,14 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_calibrate(CLI::App& app, Action& action) {
+void add_calibrate(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("calibrate", "time a scenario's ops on this machine and write a hardware profile");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_option("--out", o->out, "the profile (name it in cluster.calibration)");
-  sub->add_option("--steps", o->steps, "iterations to time; the first is not counted")->check(CLI::Range(2, 1000));
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("calibrate", "time a scenario's ops on this machine and write a hardware profile");
+  add_scenario_options(sub, o->scenario);
+  sub.option("--out", o->out, "the profile (name it in cluster.calibration)");
+  sub.option("--steps", o->steps, "iterations to time; the first is not counted").check(whole_in(2, 1000));
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "cli/progress.h"
 #include "cli/resume.h"
 #include "cli/run_facts.h"
@@ -29,10 +29,10 @@
 
 namespace hotbunk {
 
-void add_scenario_options(CLI::App& app, ScenarioOptions& o) {
-  app.add_option("scenario", o.path, "scenario file (YAML); -: standard input")->required();
-  app.add_option("--set", o.sets, "override a scenario key: a.b.c=value (repeatable)")->allow_extra_args(false);
-  app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
+void add_scenario_options(const Command& command, ScenarioOptions& o) {
+  command.option("scenario", o.path, "scenario file (YAML); -: standard input").required();
+  command.option("--set", o.sets, "override a scenario key: a.b.c=value (repeatable)").one_each_time();
+  command.flag("--json", o.json, "one JSON document on stdout, nothing else there");
 }
 
 std::string again(const ScenarioOptions& o) {
@@ -68,15 +68,6 @@ Status weights_are_here(const Scenario& s) {
                           s.model.hub_name, s.model.name)});
 }
 
-CLI::Validator whole_from(std::int64_t low) {
-  const auto check = [=](std::string& text) -> std::string {
-    std::int64_t value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= low) return {};
-    return fmt::format("{} is not a whole number from {} up", text, low);
-  };
-  return CLI::Validator(check, fmt::format("INT >= {}", low));
-}
-
 Status folder_of_exists(const std::filesystem::path& file) {
   const std::filesystem::path folder = file.parent_path();
   std::error_code ignored;
@@ -89,25 +80,13 @@ Status folder_of_exists(const std::filesystem::path& file) {
       .help = "create it first"});
 }
 
-CLI::Validator finite_in(double low, double high) {
-  const auto check = [=](std::string& text) -> std::string {
-    double value = 0.0;
-    const bool number = CLI::detail::lexical_cast(text, value);
-    if (number && value >= low && value <= high) return {};
-    return fmt::format("{} is not a number from {} to {}", text, low, high);
-  };
-  return CLI::Validator(check, fmt::format("FLOAT in [{} - {}]", low, high));
-}
-
-CLI::Validator thread_count() {
+ValueRule thread_count() {
   constexpr std::int64_t per_core = 16;  // more than any use of oversubscription, less than a thread's stack can hold
   const std::int64_t cores = local_machine().cores;
-  const auto check = [=](std::string& text) -> std::string {
-    std::int64_t value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= 1 && value <= per_core * cores) return {};
-    return fmt::format("{} is not from 1 to {} ({} cores x {})", text, per_core * cores, cores, per_core);
-  };
-  return CLI::Validator(check, fmt::format("INT in [1 - {}]", per_core * cores));
+  return {fmt::format("INT in [1 - {}]", per_core * cores), [=](const std::string& text) -> std::string {
+            if (const auto value = whole_number(text); value && *value >= 1 && *value <= per_core * cores) return {};
+            return fmt::format("{} is not from 1 to {} ({} cores x {})", text, per_core * cores, cores, per_core);
+          }};
 }
 
 Diagnostic stopped(const std::string& why) {
@@ -246,12 +225,11 @@ class Outputs {
 };
 
 std::string walked_json(const StepsWalked& walked) {
-  return nlohmann::ordered_json{{"schema", "hotbunk.run/1"},
-                                {"first_step", walked.first},
-                                {"last_step", walked.last},
-                                {"stopped", walked.stopped}}
-             .dump(1) +
-         "\n";
+  const nlohmann::ordered_json json = {{"schema", "hotbunk.run/1"},
+                                       {"first_step", walked.first},
+                                       {"last_step", walked.last},
+                                       {"stopped", walked.stopped}};
+  return json_text(json, 1) + "\n";
 }
 
 /// E113 when run.json is not what `run` writes.
@@ -287,7 +265,7 @@ Result<StepLengths> lengths_of(const RunFolder& folder, Scenario scenario, const
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   Outputs outputs;
   // What cannot be made again comes first, and what is small: the disk may be full soon.
-  outputs.write(folder.summary(), summarize(job.plan, job.scenario, record.trace).dump(1) + "\n");
+  outputs.write(folder.summary(), json_text(summarize(job.plan, job.scenario, record.trace), 1) + "\n");
   outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
   if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
   outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));

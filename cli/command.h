@@ -1,12 +1,12 @@
 // What the subcommands share: options, exit codes, and jobs.
 #pragma once
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "cli/command_line.h"
 #include "cli/output.h"
 #include "exec/lengths.h"
 #include "graph/plan.h"
@@ -15,31 +15,23 @@
 #include "trace/static_memory.h"
 #include "trace/trace.h"
 
-namespace CLI {
-class App;
-class Validator;
-}  // namespace CLI
-
 namespace hotbunk {
 
 enum ExitCode : int { exit_done = 0, exit_no = 1, exit_bad_input = 2, exit_runtime = 3 };
 
-/// The exit code a subcommand leaves for main.
-using Action = std::function<int()>;
-
-/// Registers one subcommand on the app; the action runs after parsing. One file per subcommand.
-void add_plan(CLI::App&, Action&);
-void add_simulate(CLI::App&, Action&);
-void add_run(CLI::App&, Action&);
-void add_report(CLI::App&, Action&);
-void add_compare(CLI::App&, Action&);
-void add_calibrate(CLI::App&, Action&);
-void add_doctor(CLI::App&, Action&);
-void add_logprobs(CLI::App&, Action&);
-void add_generate(CLI::App&, Action&);
-void add_explain(CLI::App&, Action&);
-void add_sweep(CLI::App&, Action&);
-void add_validate(CLI::App&, Action&);
+/// Adds one subcommand. One file per subcommand.
+void add_plan(CommandLine&);
+void add_simulate(CommandLine&);
+void add_run(CommandLine&);
+void add_report(CommandLine&);
+void add_compare(CommandLine&);
+void add_calibrate(CommandLine&);
+void add_doctor(CommandLine&);
+void add_logprobs(CommandLine&);
+void add_generate(CommandLine&);
+void add_explain(CommandLine&);
+void add_sweep(CommandLine&);
+void add_validate(CommandLine&);
 
 /// Options of every command that takes a scenario.
 struct ScenarioOptions {
@@ -47,7 +39,7 @@ struct ScenarioOptions {
   std::vector<std::string> sets;
   bool json = false;
 };
-void add_scenario_options(CLI::App&, ScenarioOptions&);
+void add_scenario_options(const Command&, ScenarioOptions&);
 
 /// The scenario on another command line: its path and its --set.
 std::string again(const ScenarioOptions&);
@@ -60,13 +52,9 @@ Status on_this_machine(const Scenario&, bool agreed, std::string_view to_agree =
 /// E426 where the model is named as on the Hugging Face hub: whoever does so means its weights.
 Status weights_are_here(const Scenario&);
 
-/// A whole number from low up.
-CLI::Validator whole_from(std::int64_t low);
-/// A number from low to high: unlike CLI::Range, which NaN passes.
-CLI::Validator finite_in(double low, double high);
 /// Threads of a rank: from 1 to a few times the cores, far from where a team of threads breaks the stack or the
 /// process.
-CLI::Validator thread_count();
+ValueRule thread_count();
 
 /// E603 for what stopped a run.
 Diagnostic stopped(const std::string& why);

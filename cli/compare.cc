@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "trace/summary.h"
@@ -57,7 +57,7 @@ int run(const Options& o) {
   if (!other) return report_errors(other.error());
   const Comparison c = compare_traces(loaded->job.plan, *other, loaded->trace);
   const bool within = !o.max_error || std::abs(c.iteration_error) <= *o.max_error;
-  if (o.json) print_document(comparison_to_json(c).dump(1));
+  if (o.json) print_document(json_text(comparison_to_json(c), 1));
   else fmt::print("{}", render_comparison(c, use_colour()));
   if (!o.json && !within)
     fmt::print("The iteration's time error {:+.1f} % is out of the bound of {:.1f} %\n", 100 * c.iteration_error,
@@ -69,16 +69,16 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_compare(CLI::App& app, Action& action) {
+void add_compare(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
+  const Command sub = line.add_command(
       "compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
-  sub->add_option("folder", o->folder, "run folder of a measured run")->required();
-  sub->add_option("other", o->other, "another run folder of the same plan (default: simulate with the run's lengths)");
-  sub->add_option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction")
-      ->check(finite_in(0.0, 1e6));
-  sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  sub.option("folder", o->folder, "run folder of a measured run").required();
+  sub.option("other", o->other, "another run folder of the same plan (default: simulate with the run's lengths)");
+  sub.option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction")
+      .check(finite_in(0.0, 1e6));
+  sub.flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

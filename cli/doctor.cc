@@ -3,12 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_world.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
+#include "base/json.h"
 #include "runtime/launch.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/driver.h"
@@ -120,19 +120,19 @@ int run(bool json) {
   document["good"] = good;
   const std::filesystem::path demo = "scenarios/demo.yaml";
   std::error_code ignored;
-  if (json) print_document(document.dump(1));
+  if (json) print_document(json_text(document, 1));
   else if (std::filesystem::exists(demo, ignored)) flush_output(), say_next("plan " + demo.string());
   return good ? exit_done : exit_no;
 }
 
 }  // namespace
 
-void add_doctor(CLI::App& app, Action& action) {
+void add_doctor(CommandLine& line) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* sub =
-      app.add_subcommand("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
-  sub->add_flag("--json", *json, "one JSON document on stdout, nothing else there");
-  sub->callback([json, &action] { action = [json] { return run(*json); }; });
+  const Command sub =
+      line.add_command("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
+  sub.flag("--json", *json, "one JSON document on stdout, nothing else there");
+  sub.action([json] { return run(*json); });
 }
 
 }  // namespace hotbunk

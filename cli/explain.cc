@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/streams.h"
@@ -29,20 +29,20 @@ int run(const Options& o) {
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);
-  Json doc = Json::parse(to_json(e));
+  Json doc = json_from<Json>(to_json(e));
   std::string text = render(e);
   int code = e.price.fits ? exit_done : exit_no;
   if (o.sensitivity && !e.unpriced) {
     const auto numbers = sensitivity(*scenario, catalog_root());
     if (!numbers) return report_errors(numbers.error());
-    doc["sensitivity"] = Json::parse(to_json(*numbers));
+    doc["sensitivity"] = json_from<Json>(to_json(*numbers));
     text += "\n" + render(*numbers);
   }
   if (o.search) {
     const RlSetting& set = (*pricer)->rl().setting();
     const RlSearch found = search_layouts(**pricer, default_rl_space(*scenario, (*pricer)->train().framework()),
                                           {.device_bytes = set.device_bytes, .host_bytes = set.host_bytes});
-    doc["search"] = Json::parse(to_json(found));
+    doc["search"] = json_from<Json>(to_json(found));
     text += fmt::format("\nLayouts of these {} ranks, fastest iteration first\n{}", scenario->cluster.ranks(),
                         render(found));
     code = found.best.empty() ? exit_no : exit_done;
@@ -50,11 +50,11 @@ int run(const Options& o) {
   if (o.smallest) {
     const auto small = smallest_cluster(*scenario, catalog_root());
     if (!small) return report_errors(small.error());
-    doc["smallest"] = Json::parse(to_json(*small));
+    doc["smallest"] = json_from<Json>(to_json(*small));
     text += "\n" + render(*small);
     code = small->gpus == 0 ? exit_no : exit_done;
   }
-  if (o.scenario.json) print_document(doc.dump(2));
+  if (o.scenario.json) print_document(json_text(doc, 2));
   else fmt::print("{}", printable(text));
   flush_output();
   if (e.unpriced) return report_errors({*e.unpriced});
@@ -66,15 +66,15 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, Action& action) {
+void add_explain(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_flag("--search", o->search, "also search training, rollout, sync and sleep together on these ranks");
-  sub->add_flag("--sensitivity", o->sensitivity, "also the effect of 10 % on each number of hardware and workload");
-  sub->add_flag("--smallest", o->smallest, "also the fewest nodes on which some layout fits");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
+  add_scenario_options(sub, o->scenario);
+  sub.flag("--search", o->search, "also search training, rollout, sync and sleep together on these ranks");
+  sub.flag("--sensitivity", o->sensitivity, "also the effect of 10 % on each number of hardware and workload");
+  sub.flag("--smallest", o->smallest, "also the fewest nodes on which some layout fits");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -1,12 +1,12 @@
 // generate: continues prompts with the rollout engine (prefill, paged decode, continuous batching).
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/inference.h"
 #include "rl/inference_driver.h"
 #include "rl/sft_data.h"
@@ -45,14 +45,14 @@ Diagnostic no_room(const Options& o, const ModelSpec& model) {
 }
 
 /// Between 0 and the least temperature there is none.
-CLI::Validator greedy_or_warm() {
-  const auto check = [](std::string& text) -> std::string {
+ValueRule greedy_or_warm() {
+  const auto fault = [](const std::string& text) -> std::string {
     const double value = std::strtod(text.c_str(), nullptr);
     return value == 0.0 || value >= least_temperature
                ? std::string()
                : fmt::format("{} is not 0 or at least {}", text, least_temperature);
   };
-  return CLI::Validator(check, "");
+  return {"", fault};
 }
 
 int run(Options o) {
@@ -69,28 +69,28 @@ int run(Options o) {
   if (!generated) return code;
   if (auto s = check_finite(*generated, o.inference); !s) return report_errors(s.error());
   if (o.inference.json) {
-    print_document(document(o, *generated).dump());
+    print_document(json_text(document(o, *generated)));
     return exit_done;
   }
-  for (const TokenSequence& s : *generated) fmt::print("{}\n", Json(new_tokens(s)).dump());
+  for (const TokenSequence& s : *generated) fmt::print("{}\n", json_text(Json(new_tokens(s))));
   return exit_done;
 }
 
 }  // namespace
 
-void add_generate(CLI::App& app, Action& action) {
+void add_generate(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
+  const Command sub = line.add_command(
       "generate",
       "continue prompts: a JSON array of new token ids per line; ends at the model's end-of-sequence token");
-  add_inference_options(*sub, o->inference);
-  sub->add_option("--max-new-tokens", o->generate.max_new_tokens, "most tokens generated per prompt (default 16)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
-  sub->add_option("--temperature", o->generate.temperature, "0 takes the most probable token (default 1)")
-      ->check(finite_in(0.0, 1e6))
-      ->check(greedy_or_warm());
-  sub->add_option("--seed", o->generate.seed, "of the sampling (default 0)");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  add_inference_options(sub, o->inference);
+  sub.option("--max-new-tokens", o->generate.max_new_tokens, "most tokens generated per prompt (default 16)")
+      .check(whole_in(1, std::int64_t{1} << 30));
+  sub.option("--temperature", o->generate.temperature, "0 takes the most probable token (default 1)")
+      .check(finite_in(0.0, 1e6))
+      .check(greedy_or_warm());
+  sub.option("--seed", o->generate.seed, "of the sampling (default 0)");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -18,12 +17,12 @@
 
 namespace hotbunk {
 
-void add_inference_options(CLI::App& app, InferenceOptions& o) {
-  app.add_option("--model", o.model, "model folder: config.json and safetensors")->required();
-  app.add_option("--tokens", o.tokens, "JSONL, one array of token ids per line; blank lines are skipped")->required();
-  app.add_option("--dtype", o.dtype, "compute in fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--threads", o.threads, "compute threads (default: all cores)")->check(thread_count());
-  app.add_flag("--json", o.json, "one JSON document on stdout, nothing else there");
+void add_inference_options(const Command& command, InferenceOptions& o) {
+  command.option("--model", o.model, "model folder: config.json and safetensors").required();
+  command.option("--tokens", o.tokens, "JSONL, one array of token ids per line; blank lines are skipped").required();
+  command.option("--dtype", o.dtype, "compute in fp32 or bf16").check(one_of({"fp32", "bf16"}));
+  command.option("--threads", o.threads, "compute threads (default: all cores)").check(thread_count());
+  command.flag("--json", o.json, "one JSON document on stdout, nothing else there");
 }
 
 DType dtype_of(const InferenceOptions& o) { return o.dtype == "bf16" ? DType::bf16 : DType::f32; }

@@ -14,7 +14,7 @@ struct InferenceOptions {
   std::int64_t threads = 0;
   bool json = false;
 };
-void add_inference_options(CLI::App&, InferenceOptions&);
+void add_inference_options(const Command&, InferenceOptions&);
 DType dtype_of(const InferenceOptions&);
 
 /// A folder with config.json and safetensors. Errors E10x, E40x, E41x.

@@ -1,12 +1,12 @@
 // logprobs: the log-prob of every token of given sequences but the first, by the training engine's forward pass.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/json.h"
 #include "cli/inference.h"
 #include "rl/inference_driver.h"
 #include "rl/sft_data.h"
@@ -38,7 +38,7 @@ int run(const InferenceOptions& o) {
   if (!scored) return code;
   if (auto s = check_finite(*scored, o); !s) return report_errors(s.error());
   if (o.json) {
-    print_document(document(o, *scored).dump());
+    print_document(json_text(document(o, *scored)));
     return exit_done;
   }
   for (const TokenSequence& s : *scored) fmt::print("[{}]\n", fmt::join(s.rollout_logps, ","));  // fp32, shortest
@@ -47,13 +47,13 @@ int run(const InferenceOptions& o) {
 
 }  // namespace
 
-void add_logprobs(CLI::App& app, Action& action) {
+void add_logprobs(CommandLine& line) {
   auto o = std::make_shared<InferenceOptions>();
-  CLI::App* sub = app.add_subcommand(
+  const Command sub = line.add_command(
       "logprobs",
       "log-probs of token sequences: a JSON array per line, of n - 1 values for n tokens (the first token has none)");
-  add_inference_options(*sub, *o);
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  add_inference_options(sub, *o);
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/streams.h"
@@ -63,7 +64,7 @@ int end_process(int exit_code) {
   doc["errors"] = Json::array();
   for (const Diagnostic& d : out.errors) doc["errors"].push_back(document_of(d));
   // A path need not be UTF-8; JSON is.
-  print_result(doc.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  print_result(json_text(doc, 1, NotUtf8::replaced) + "\n");
   if (auto s = finish_output(); !s) std::fputs(render(s.error()).c_str(), stderr);  // what was wrong before decides
   return exit_code;
 }

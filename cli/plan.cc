@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -9,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "base/parallel.h"
 #include "base/printable.h"
 #include "cli/command.h"
@@ -127,9 +127,9 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
                 {"ranks", scenario.cluster.ranks()},
                 {"capacity_bytes", e.capacity_bytes},
                 {"peak_bytes", e.price.peak_bytes()},
-                {"explanation", Json::parse(to_json(e))}};
-    doc["search"] = Json::parse(to_json(*choices));
-    print_document(doc.dump(1));
+                {"explanation", json_from<Json>(to_json(e))}};
+    doc["search"] = json_from<Json>(to_json(*choices));
+    print_document(json_text(doc, 1));
   } else {
     fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
   }
@@ -154,8 +154,8 @@ int smallest(const Options& o, const Scenario& scenario) {
                 {"scenario", scenario.name},
                 {"reason", small->search.reason},
                 {"layout", small->search.best.empty() ? "" : describe(small->search.best[0].point)}};
-    doc.update(Json::parse(to_json(*small)));
-    print_document(doc.dump(1));
+    doc.update(json_from<Json>(to_json(*small)));
+    print_document(json_text(doc, 1));
   } else {
     fmt::print("{}", printable(render(*small)));
   }
@@ -178,11 +178,11 @@ int print(const Options& o, const Plan& plan) {
     fmt::print("{}", printable(print_plan(plan, {.phase = o.phase})));
     return exit_done;
   }
-  Json doc = Json::parse(plan_to_json(plan));
+  Json doc = json_from<Json>(plan_to_json(plan));
   for (Json& program : doc["programs"])
     for (std::size_t i = 0; i < names.size(); ++i)
       if (!o.phase.empty() && names[i] != o.phase) program["phases"][i] = Json::array();
-  print_document(doc.dump());
+  print_document(json_text(doc));
   return exit_done;
 }
 
@@ -216,8 +216,8 @@ int run(const Options& o) {
   if (!choices) return report_errors(choices.error());
   if (o.scenario.json) {
     Json doc = plan_document(*job, fit, !error);
-    doc["search"] = Json::parse(to_json(*choices));
-    print_document(doc.dump(1));
+    doc["search"] = json_from<Json>(to_json(*choices));
+    print_document(json_text(doc, 1));
   } else {
     print_memory(*job, fit);
     fmt::print("\n{}", printable(render(*choices)));
@@ -241,30 +241,29 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Action& action) {
+void add_plan(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
+  const Command sub = line.add_command(
       "plan", "resolve a scenario, say what memory each phase needs, and which layouts of these GPUs are best");
-  add_scenario_options(*sub, o->scenario);
-  CLI::Option* resolved = sub->add_flag("--resolved", o->resolved, "print the scenario with every default and stop");
-  CLI::Option* print = sub->add_flag("--print", o->print, "print the plan's ops and stop")->excludes(resolved);
-  sub->add_option("--phase", o->phase, "with --print: only this phase")->needs(print);
-  sub->add_option("--objective", o->objective,
-                  "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
-                  "(fewest: with --gpus ?; else all use the same, and seconds decide)");
-  sub->add_option("--headroom", o->headroom, "fraction of device memory that they leave free")
-      ->check(finite_in(0.0, 0.99));
-  sub->add_option("--top", o->top, "how many of them")->check(CLI::Range(1, 100));
-  sub->add_option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
-      ->check(whole_from(0));
-  CLI::Option* gpus = sub->add_option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
-                          ->check(CLI::IsMember({"?"}))
-                          ->excludes(print)
-                          ->excludes(resolved);
-  sub->add_option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
-      ->excludes(gpus)
-      ->excludes(resolved);
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  add_scenario_options(sub, o->scenario);
+  const Option resolved = sub.flag("--resolved", o->resolved, "print the scenario with every default and stop");
+  const Option print = sub.flag("--print", o->print, "print the plan's ops and stop").excludes(resolved);
+  sub.option("--phase", o->phase, "with --print: only this phase").needs(print);
+  sub.option("--objective", o->objective,
+             "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
+             "(fewest: with --gpus ?; else all use the same, and seconds decide)");
+  sub.option("--headroom", o->headroom, "fraction of device memory that they leave free").check(finite_in(0.0, 0.99));
+  sub.option("--top", o->top, "how many of them").check(whole_in(1, 100));
+  sub.option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
+      .check(whole_from(0));
+  const Option gpus = sub.option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
+                          .check(one_of({"?"}))
+                          .excludes(print)
+                          .excludes(resolved);
+  sub.option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
+      .excludes(gpus)
+      .excludes(resolved);
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

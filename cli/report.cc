@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
@@ -40,7 +40,7 @@ int run(const Options& o) {
       return report_errors(s.error());
   const auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
   if (o.json) {
-    print_document(summary.dump(1));
+    print_document(json_text(summary, 1));
     return exit_done;
   }
   fmt::print("{}Report: {}\n", render_summary(summary, use_colour()), printable_line(folder.report().string()));
@@ -51,14 +51,14 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_report(CLI::App& app, Action& action) {
+void add_report(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("report", "write the HTML report, Perfetto trace and summary of a run folder again");
-  sub->add_option("folder", o->folder, "run folder of `run` or `simulate --out`")->required();
-  sub->add_option("--memory-snapshot", o->snapshot, "also write a pickle for PyTorch's memory viewer there");
-  sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("report", "write the HTML report, Perfetto trace and summary of a run folder again");
+  sub.option("folder", o->folder, "run folder of `run` or `simulate --out`").required();
+  sub.option("--memory-snapshot", o->snapshot, "also write a pickle for PyTorch's memory viewer there");
+  sub.flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

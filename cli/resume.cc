@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/run_folder.h"
 #include "rl/manifest.h"
 #include "spec/loader.h"
@@ -61,11 +62,11 @@ Differences differences_of(const Scenario& before, const Scenario& now) {
   const nlohmann::json a = config_of(before.model, DType::f32), b = config_of(now.model, DType::f32);
   for (const auto& [key, value] : a.items())
     if (!b.contains(key) || b[key] != value)
-      out.computation.push_back(fmt::format("model.{}: {} in the checkpoint, {} now", key, value.dump(),
-                                            b.contains(key) ? b[key].dump() : "none"));
+      out.computation.push_back(fmt::format("model.{}: {} in the checkpoint, {} now", key, json_text(value),
+                                            b.contains(key) ? json_text(b[key]) : "none"));
   for (const auto& [key, value] : b.items())
     if (!a.contains(key))
-      out.computation.push_back(fmt::format("model.{}: none in the checkpoint, {} now", key, value.dump()));
+      out.computation.push_back(fmt::format("model.{}: none in the checkpoint, {} now", key, json_text(value)));
   for (const ScenarioKey& key : scenario_keys()) {
     if (!key.in_resolved) continue;
     const KeyValue was = key.get(before), is = key.get(now);

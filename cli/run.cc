@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -169,7 +169,7 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
   if (o.scenario.json) {
-    print_document(summary.dump(1));
+    print_document(json_text(summary, 1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));
@@ -385,37 +385,36 @@ std::vector<std::string> own_command_line() {
 
 }  // namespace
 
-void add_run(CLI::App& app, Action& action) {
+void add_run(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("run", "execute the plan for real, on CPU ranks");
-  add_scenario_options(*sub, o->scenario);
-  sub->get_option("scenario")->required(false);  // a checkpoint has one
-  sub->add_option("--out", o->out, "run folder (default runs/NAME, or runs/NAME-2, … when that holds a run)");
-  sub->add_flag("--overwrite", o->overwrite, "remove what an earlier run wrote in the run folder");
-  sub->add_option(
-      "--resume", o->resume,
-      "go on from a run folder's furthest checkpoint, or from a checkpoint: bit for bit the run that was not "
-      "interrupted");
-  sub->add_option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
-  sub->add_option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
-      ->check(CLI::IsMember({"shm", "gloo"}));
-  sub->add_option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)")
-      ->check(thread_count());
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
-  sub->add_option("--samples-every", o->samples_every,
-                  "write samples of every n-th step, 0: none (default: the first, about 20 more and the last)")
-      ->check(whole_from(0));
-  sub->add_flag("--check", o->check,
-                "debug: NaN at the op that made it, poisoned buffers, accesses that no event orders, "
-                "resident = mapped bytes after every phase");
-  sub->add_flag("--no-fit-check", o->no_fit_check,
-                "start although the plan does not fit; the arena still enforces the capacity");
-  sub->add_flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
-  sub->callback([o, &action] {
-    if (o->scenario.path.empty() && o->resume.empty()) throw CLI::RequiredError("scenario");
-    o->argv = own_command_line();
-    action = [o] { return run(*o); };
-  });
+  const Command sub = line.add_command("run", "execute the plan for real, on CPU ranks");
+  add_scenario_options(sub, o->scenario);
+  sub.find("scenario").required(false);  // a checkpoint has one
+  sub.option("--out", o->out, "run folder (default runs/NAME, or runs/NAME-2, … when that holds a run)");
+  sub.flag("--overwrite", o->overwrite, "remove what an earlier run wrote in the run folder");
+  sub.option("--resume", o->resume,
+             "go on from a run folder's furthest checkpoint, or from a checkpoint: bit for bit the run that was not "
+             "interrupted");
+  sub.option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
+  sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
+      .check(one_of({"shm", "gloo"}));
+  sub.option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)").check(thread_count());
+  sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
+  sub.option("--samples-every", o->samples_every,
+             "write samples of every n-th step, 0: none (default: the first, about 20 more and the last)")
+      .check(whole_from(0));
+  sub.flag("--check", o->check,
+           "debug: NaN at the op that made it, poisoned buffers, accesses that no event orders, "
+           "resident = mapped bytes after every phase");
+  sub.flag("--no-fit-check", o->no_fit_check,
+           "start although the plan does not fit; the arena still enforces the capacity");
+  sub.flag("--on-cpu", o->on_cpu, "run on this machine's CPU although the scenario's devices are others");
+  sub.action(
+      [o] {
+        o->argv = own_command_line();
+        return run(*o);
+      },
+      [o] { return o->scenario.path.empty() && o->resume.empty() ? "scenario" : ""; });
 }
 
 }  // namespace hotbunk

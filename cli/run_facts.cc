@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "spec/content_digest.h"
 #include "spec/model_config.h"
 #include "spec/scenario_keys.h"
@@ -62,7 +63,7 @@ PlanFacts scenario_facts(const Scenario& s) {
   }
   Json config = config_of(s.model, DType::f32);
   config.erase("dtype");  // of a checkpoint's files
-  for (const auto& [key, value] : config.items()) facts["model." + key] = value.dump();
+  for (const auto& [key, value] : config.items()) facts["model." + key] = json_text(value);
   facts["model.weights"] =
       s.model.weights_path.empty() ? "random, from the seed" : content_digest(s.model.weights_path);
   if (!s.task.data.empty()) facts["task.data"] = content_digest(s.task.data);
@@ -101,16 +102,16 @@ std::vector<std::string> differences(const PlanFacts& then, const std::string& i
 
 Status check_agreement(World& world, const PlanFacts& ours) {
   if (world.size() == 1) return {};
-  if (world.rank() == 0) world.set("facts", Json(ours).dump());
-  const Json text = Json::parse(world.get("facts", {0}), nullptr, false);
+  if (world.rank() == 0) world.set("facts", json_text(Json(ours)));
+  const Json text = json_or_discarded<Json>(world.get("facts", {0}));
   if (!text.is_object()) throw RuntimeFailure("rank 0 does not say what it runs");
   const auto first = text.get<PlanFacts>();
   const auto own = differences(first, "rank 0 has", ours, fmt::format("rank {} has", world.rank()));
-  const auto verdicts = world.gather("facts agree", Json(own).dump());
+  const auto verdicts = world.gather("facts agree", json_text(Json(own)));
   std::vector<int> others;
   std::vector<std::string> notes = own;
   for (int r = 0; r < world.size(); ++r) {
-    const auto theirs = Json::parse(verdicts[static_cast<std::size_t>(r)]).get<std::vector<std::string>>();
+    const auto theirs = json_from<Json>(verdicts[static_cast<std::size_t>(r)]).get<std::vector<std::string>>();
     if (theirs.empty()) continue;
     others.push_back(r);
     if (own.empty() && notes.size() < 3 * most_shown) notes.insert(notes.end(), theirs.begin(), theirs.end());

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/partial_file.h"
 #include "base/printable.h"
 #include "rl/checkpoint.h"
@@ -72,14 +73,14 @@ Status write_record(const RunFolder& folder, const Record& r) {
                      {"steps", r.steps},
                      {"checkpoint_every", r.checkpoint_every},
                      {"digests", r.digests}};
-  return write_file_atomic(record_file(folder), json.dump(1) + "\n");
+  return write_file_atomic(record_file(folder), json_text(json, 1) + "\n");
 }
 
 /// Nothing where there is none, or none that this version wrote.
 std::optional<Record> read_record(const RunFolder& folder) {
   const auto text = read_file(record_file(folder), 1 << 20);
   if (!text) return std::nullopt;
-  const Json json = Json::parse(*text, nullptr, false);
+  const Json json = json_or_discarded<Json>(*text);
   if (!json.is_object() || json.value("schema", Json()) != schema) return std::nullopt;
   try {
     return Record{.run = json.at("run"),

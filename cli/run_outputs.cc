@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/json.h"
 #include "trace/kept_steps.h"
 
 namespace hotbunk {
@@ -36,7 +37,7 @@ Status RunOutputs::open(const RunFolder& folder) {
     if (!lines) return fail(std::move(lines.error()));
     file->emplace(std::move(*lines));
   }
-  if (hashes_ && !hashes_->last().empty()) digest_ = nlohmann::json::parse(hashes_->last()).value("digest", "");
+  if (hashes_ && !hashes_->last().empty()) digest_ = json_from<nlohmann::json>(hashes_->last()).value("digest", "");
   return {};
 }
 

@@ -1,11 +1,11 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
@@ -66,7 +66,7 @@ int run(const Options& o) {
       simulate_job(*job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
-  if (o.scenario.json) print_document(summary.dump(1));
+  if (o.scenario.json) print_document(json_text(summary, 1));
   else fmt::print("{}", render_summary(summary, use_colour()));
   flush_output();
   if (!o.out.empty()) {
@@ -88,15 +88,15 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_simulate(CLI::App& app, Action& action) {
+void add_simulate(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
-  sub->add_option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
-  sub->add_option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace")->check(whole_from(0));
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
+  add_scenario_options(sub, o->scenario);
+  sub.option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
+  sub.option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
+  sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json.h"
 #include "base/limits.h"
 #include "base/lines.h"
 
@@ -31,7 +32,7 @@ std::pair<std::int64_t, std::string> kept_lines(const std::filesystem::path& pat
   if (!std::filesystem::is_regular_file(path, ignored)) return {bytes, last};  // a stream would wait at a pipe
   std::ifstream file(path, std::ios::binary);
   while (next_line(file, line) == LineRead::whole) {  // else it was being written
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = json_or_discarded<nlohmann::json>(line);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() ||
         json["step"].get<std::int64_t>() > step)
       break;
@@ -74,7 +75,7 @@ Status StepLines::add(std::string_view line) {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       Diagnostic d = cannot("write", path_);
-      if (::ftruncate(fd_, bytes_) != 0) d.notes.push_back("its last line is torn");
+      if (::ftruncate(fd_, bytes_) != 0) d.notes.emplace_back("its last line is torn");
       return fail(std::move(d));
     }
     done += static_cast<std::size_t>(n);

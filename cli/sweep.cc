@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -58,17 +57,17 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_sweep(CLI::App& app, Action& action) {
+void add_sweep(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("sweep", "price a grid of scenarios: one line per point, as CSV or JSON");
-  add_scenario_options(*sub, o->scenario);
-  sub->add_option("--vary", o->vary,
-                  "key=a,b,c or key=first..last:step (repeatable: the grid); key,key=a:b,c:d moves keys together")
-      ->required()
-      ->allow_extra_args(false);
-  sub->add_option("--out", o->out, "write to this file instead of stdout");
-  sub->add_option("--svg", o->svg, "also draw the sweep: lines over one axis, a heat map over several");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub = line.add_command("sweep", "price a grid of scenarios: one line per point, as CSV or JSON");
+  add_scenario_options(sub, o->scenario);
+  sub.option("--vary", o->vary,
+             "key=a,b,c or key=first..last:step (repeatable: the grid); key,key=a:b,c:d moves keys together")
+      .required()
+      .one_each_time();
+  sub.option("--out", o->out, "write to this file instead of stdout");
+  sub.option("--svg", o->svg, "also draw the sweep: lines over one axis, a heat map over several");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

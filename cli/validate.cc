@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
@@ -43,14 +42,14 @@ int run(const Options& o) {
 
 }  // namespace
 
-void add_validate(CLI::App& app, Action& action) {
+void add_validate(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("validate", "predict published measurements and say how wrong the predictions are");
-  sub->add_option("--data", o->data, "folder of tables with the names and columns of data/published");
-  sub->add_flag("--json", o->json, "one JSON document on stdout, nothing else there");
-  sub->add_flag("--rows", o->rows, "every row, not only the tables' figures");
-  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+  const Command sub =
+      line.add_command("validate", "predict published measurements and say how wrong the predictions are");
+  sub.option("--data", o->data, "folder of tables with the names and columns of data/published");
+  sub.flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub.flag("--rows", o->rows, "every row, not only the tables' figures");
+  sub.action([o] { return run(*o); });
 }
 
 }  // namespace hotbunk

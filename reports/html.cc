@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "reports/assets.h"
 #include "reports/report_data.h"
 
@@ -31,7 +32,7 @@ std::string escape_html(std::string_view text) {
 
 /// JSON that may stand inside <script>: "<" cannot end the element or open a comment in it.
 std::string script_json(const nlohmann::ordered_json& data) {
-  const std::string text = data.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const std::string text = json_text(data, -1, NotUtf8::replaced);
   std::string out;
   out.reserve(text.size());
   for (const char c : text)

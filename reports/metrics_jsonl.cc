@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "base/lines.h"
 #include "lowering/sample_rows.h"
 #include "trace/folds.h"
@@ -35,7 +36,7 @@ std::vector<StepMetrics> recorded_figures(const std::filesystem::path& path) {
   if (!std::filesystem::is_regular_file(path, ignored)) return fold.rows();  // a stream would wait at a pipe
   std::ifstream file(path);
   for (std::string line; next_line(file, line) < LineRead::failed;) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = json_or_discarded<nlohmann::json>(line);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) break;
     StepMetrics step{.step = json["step"].get<std::int32_t>(), .values = {}};
     for (const auto& [key, value] : json.items())
@@ -67,7 +68,7 @@ std::string metrics_line(const Plan& plan, const Scenario& scenario, const StepF
   }
   line["perf/max_memory_allocated_gb"] = static_cast<double>(step.device.peak_bytes) / gib;
   line["perf/max_memory_reserved_gb"] = static_cast<double>(step.device.mapped_peak_bytes) / gib;
-  return line.dump();
+  return json_text(line);
 }
 
 std::string metrics_jsonl(const Plan& plan, const Scenario& scenario, const Trace& trace) {

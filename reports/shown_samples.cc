@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/json.h"
 #include "base/lines.h"
 
 namespace hotbunk {
@@ -43,7 +44,7 @@ Result<std::vector<Json>> read_shown_samples(const std::filesystem::path& path) 
   Extremes first, last;
   std::string text;
   for (int number = 1; next_line(file, text) < LineRead::failed; ++number) {
-    const Json line = Json::parse(text, nullptr, false);
+    const Json line = json_or_discarded<Json>(text);
     if (!is_sample(line))
       return fail(Diagnostic{.code = line.is_discarded() ? "E111" : "E112",
                              .message = "this line is no sample",

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/partial_file.h"
 #include "graph/boxes.h"
 #include "rl/manifest.h"
@@ -234,7 +235,7 @@ Status CheckpointWriter::finish() {
     if (Status ok = stream->writer->finish(); !ok) return ok;
   }
   if (Status ok = write_file_atomic(s.partial / checkpoint_file::scenario, s.training.scenario); !ok) return ok;
-  if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, to_json(s.training).dump(1) + "\n"); !ok)
+  if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, json_text(to_json(s.training), 1) + "\n"); !ok)
     return ok;
   return write_manifest(s.partial, s.training.step);  // syncs the folder too
 }

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "rl/checkpoint.h"
 #include "spec/json_read.h"
 
@@ -107,7 +108,7 @@ Status write_manifest(const fs::path& folder, std::int64_t step) {
   }
   const nlohmann::ordered_json manifest = {
       {"schema", schema}, {"step", step}, {"scenario", scenario}, {"files", std::move(files)}};
-  return write_file_atomic(folder / checkpoint_file::manifest, manifest.dump(1) + "\n");
+  return write_file_atomic(folder / checkpoint_file::manifest, json_text(manifest, 1) + "\n");
 }
 
 Status verify_manifest(const fs::path& folder) {

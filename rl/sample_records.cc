@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
+
 namespace hotbunk {
 namespace {
 
@@ -28,7 +30,7 @@ std::string token_list(std::span<const std::int32_t> tokens) {
 }
 
 /// A text of the shown tokens at most; built-in tasks write one character or a short name per token.
-std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }
+std::string quoted(const std::string& text) { return json_text(nlohmann::json(text)); }
 
 }  // namespace
 

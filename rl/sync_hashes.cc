@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "graph/bound.h"
 #include "lowering/builder.h"
 
@@ -114,7 +115,7 @@ std::string sync_line(std::int32_t step, DType dtype, const std::string& digest,
     line["tensors"] = nlohmann::ordered_json::object();
     for (const auto& [name, hash] : hashes) line["tensors"][name] = hex(hash);
   }
-  return line.dump();
+  return json_text(line);
 }
 
 }  // namespace hotbunk

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
+
 namespace hotbunk {
 namespace {
 
@@ -128,7 +130,7 @@ std::string describe_json(const json& value) {
   if (value.is_string()) return fmt::format("the string \"{}\"", value.get<std::string>().substr(0, 40));
   if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
   if (value.is_null()) return "null";
-  return fmt::format("the number {}", value.dump());
+  return fmt::format("the number {}", json_text(value));
 }
 
 }  // namespace hotbunk

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "spec/architectures.h"
 #include "spec/model_config.h"
 
@@ -106,6 +107,6 @@ json config_of(const ModelSpec& m, DType dtype) {
   return c;
 }
 
-std::string config_text(const ModelSpec& m, DType dtype) { return config_of(m, dtype).dump(2) + "\n"; }
+std::string config_text(const ModelSpec& m, DType dtype) { return json_text(config_of(m, dtype), 2) + "\n"; }
 
 }  // namespace hotbunk

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/model_config.h"
@@ -45,7 +46,7 @@ std::string model_yaml(const ModelSpec& model) {
   if (!model.weights_path.empty()) out += fmt::format("  weights: {}\n", yaml_text(model.weights_path));
   nlohmann::json config = config_of(model, DType::f32);
   config.erase("dtype");  // of the checkpoint's files; train.precision and rollout.dtype decide here
-  for (const auto& [key, value] : config.items()) out += fmt::format("  {}: {}\n", key, value.dump());
+  for (const auto& [key, value] : config.items()) out += fmt::format("  {}: {}\n", key, json_text(value));
   return out;
 }
 
@@ -136,7 +137,7 @@ std::string resolved_json(const Scenario& scenario) {
     }
     (*at)[leaf_of(key.path)] = std::move(value);
   }
-  return nlohmann::ordered_json{{"schema", "hotbunk.scenario/1"}, {"scenario", std::move(keys)}}.dump(1);
+  return json_text(nlohmann::ordered_json{{"schema", "hotbunk.scenario/1"}, {"scenario", std::move(keys)}}, 1);
 }
 
 std::string scenario_reference() {

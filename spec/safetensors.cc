@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "spec/json_read.h"
 
 namespace hotbunk {
@@ -67,7 +68,7 @@ Result<TensorView> parse_entry(const std::string& name, const json& entry, std::
                           fmt::format("{}: a size is {}, not a non-negative integer", title, describe_json(extent))));
     const auto n = extent.get<std::uint64_t>();
     if (n > (std::uint64_t{1} << 62) || __builtin_mul_overflow(bytes, static_cast<std::int64_t>(n), &bytes))
-      return fail(problem("E404", file, fmt::format("{}: shape {} overflows 64 bits", title, shape.dump())));
+      return fail(problem("E404", file, fmt::format("{}: shape {} overflows 64 bits", title, json_text(shape))));
     view.shape.push_back(static_cast<std::int64_t>(n));
   }
 
@@ -83,7 +84,7 @@ Result<TensorView> parse_entry(const std::string& name, const json& entry, std::
   if (end - begin != static_cast<std::uint64_t>(bytes))
     return fail(problem("E404", file,
                         fmt::format("{}: data_offsets hold {} bytes, its shape needs {}", title, end - begin, bytes),
-                        {fmt::format("{} of {} = {} bytes", shape.dump(), known->name, bytes)}));
+                        {fmt::format("{} of {} = {} bytes", json_text(shape), known->name, bytes)}));
   view.data = data.subspan(begin, end - begin);
   return view;
 }

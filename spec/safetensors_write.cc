@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/partial_file.h"
 #include "spec/safetensors.h"
 
@@ -70,7 +71,7 @@ struct SafetensorsWriter::State {
           {"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
       offset = end;
     }
-    std::string text = header.is_null() ? "{}" : header.dump();
+    std::string text = header.is_null() ? "{}" : json_text(header);
     text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts aligned, as the reference implementation does
     const std::uint64_t length = text.size();
     left = shard.bytes;
@@ -163,7 +164,7 @@ Status SafetensorsWriter::finish() {
   index["metadata"]["total_size"] = total;
   for (const auto& shard : s.shards)
     for (const auto& entry : shard.entries) index["weight_map"][entry.name] = shard.target.filename().string();
-  return write_file_atomic(s.index, index.dump(2) + "\n");
+  return write_file_atomic(s.index, json_text(index, 2) + "\n");
 }
 
 }  // namespace hotbunk

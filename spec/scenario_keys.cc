@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "spec/key_makers.h"
 
 namespace hotbunk {
@@ -303,7 +304,7 @@ std::string yaml_text(const std::string& text) {
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (plain && std::find(reserved.begin(), reserved.end(), lower) == reserved.end()) return text;
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json_text(nlohmann::json(text), -1, NotUtf8::replaced);
 }
 
 std::string yaml_of(const KeyValue& value) {
@@ -316,7 +317,7 @@ std::string yaml_of(const KeyValue& value) {
     std::string operator()(const std::vector<int64_t>& x) const { return fmt::format("[{}]", fmt::join(x, ", ")); }
     std::string operator()(const Sourced& x) const {
       return fmt::format("{{value: {}, source: {}}}", x.value,
-                         nlohmann::json(x.source).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+                         json_text(nlohmann::json(x.source), -1, NotUtf8::replaced));
     }
   };
   return std::visit(Printer{}, value);

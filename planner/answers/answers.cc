@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/levers.h"
@@ -236,7 +237,7 @@ std::string to_json(const Explanation& e) {
                                 {"host_capacity_bytes", e.host_capacity_bytes}};
   if (e.unpriced) {
     doc["why_not"] = {{"code", e.unpriced->code}, {"message", e.unpriced->message}, {"notes", e.unpriced->notes}};
-    return doc.dump(2);
+    return json_text(doc, 2);
   }
   doc.update({{"iteration_seconds", e.price.iteration_seconds},
               {"peak_bytes", e.price.peak_bytes()},
@@ -264,7 +265,7 @@ std::string to_json(const Explanation& e) {
   for (const Lever& l : e.levers)
     doc["levers"].push_back(
         {{"change", l.change}, {"seconds", l.seconds}, {"bytes", l.bytes}, {"fits", l.fits}, {"flags", l.flags}});
-  return doc.dump(2);
+  return json_text(doc, 2);
 }
 
 std::string describe(const TrainPoint& p) {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
 #include "spec/names.h"
@@ -354,7 +355,7 @@ std::string to_json(const Choices& c) {
     doc[name] = nlohmann::ordered_json::array();
     for (const ChoiceRow& r : *rows) doc[name].push_back(row_json(r));
   }
-  return doc.dump(2);
+  return json_text(doc, 2);
 }
 
 Result<Objective> objective_named(const std::string& text) {

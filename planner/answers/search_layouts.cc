@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "planner/answers/answers.h"
 #include "planner/search/train_points.h"
 
@@ -125,7 +126,7 @@ std::string to_json(const RlSearch& s) {
                            {"peak_bytes", c.price.peak_bytes()},
                            {"host_bytes", c.price.host_bytes}});
   }
-  return doc.dump(2);
+  return json_text(doc, 2);
 }
 
 }  // namespace hotbunk

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "lowering/lower.h"
 #include "planner/answers/answers.h"
 #include "planner/answers/lowered_space.h"
@@ -227,9 +228,9 @@ std::string to_json(const SmallestCluster& s) {
   nlohmann::ordered_json doc = {
       {"nodes", s.nodes},           {"gpus", s.gpus},
       {"exact", s.exact},           {"executes", s.executes},
-      {"most_nodes", s.most_nodes}, {"search", nlohmann::ordered_json::parse(to_json(s.search))}};
+      {"most_nodes", s.most_nodes}, {"search", json_from<nlohmann::ordered_json>(to_json(s.search))}};
   if (s.priced_gpus > 0) doc["only_priced_gpus"] = s.priced_gpus;
-  return doc.dump(2);
+  return json_text(doc, 2);
 }
 
 }  // namespace hotbunk

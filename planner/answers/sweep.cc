@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/json.h"
 #include "planner/answers/answers.h"
 #include "planner/answers/plan_answer.h"
 #include "spec/loader.h"
@@ -145,7 +146,7 @@ std::string to_json(const std::vector<SweepAxis>& axes, const std::vector<SweepR
     else row["why"] = r.why;
     doc["rows"].push_back(std::move(row));
   }
-  return doc.dump(2);
+  return json_text(doc, 2);
 }
 
 namespace {
@@ -303,7 +304,7 @@ std::string to_json(const std::vector<Sensitivity>& all) {
                    {"plus_change", s.plus_change},
                    {"minus_fits", s.minus_fits},
                    {"plus_fits", s.plus_fits}});
-  return doc.dump(2);
+  return json_text(doc, 2);
 }
 
 }  // namespace hotbunk

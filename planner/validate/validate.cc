@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "planner/validate/validate_tables.h"
 #include "spec/loader.h"
 
@@ -208,7 +209,7 @@ std::string to_json(const Validation& v) {
     doc["unreadable"].push_back(
         {{"code", d.code}, {"file", d.where.file}, {"line", d.where.line}, {"message", d.message}});
   // A file's name and its cells need not be UTF-8; JSON is.
-  return doc.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(doc, 2, NotUtf8::replaced);
 }
 
 }  // namespace hotbunk

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "tests/blocks.h"
 #include "trace/trace_json.h"
 
@@ -67,7 +68,7 @@ std::string play_here(Process& process, const Plan& plan, const Script& script) 
     auto& list = said["fetched"][name] = nlohmann::json::array();
     for (const std::byte b : bytes) list.push_back(static_cast<int>(b));
   }
-  return said.dump();
+  return json_text(said);
 }
 
 }  // namespace
@@ -87,7 +88,7 @@ Played play(const Subject& subject, const Plan& plan, const Script& script) {
   Played out;
   std::vector<Trace> parts;
   for (const std::string& text : texts) {
-    const auto said = nlohmann::json::parse(text, nullptr, false);
+    const auto said = json_or_discarded<nlohmann::json>(text);
     if (said.is_discarded()) {
       out.failures.push_back(text);
       continue;

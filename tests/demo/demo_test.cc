@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "tests/json.h"
 #include "tests/paths.h"
 
 using namespace hotbunk;
@@ -26,7 +27,7 @@ std::vector<Json> records(const fs::path& file) {
   std::vector<Json> out;
   std::istringstream lines(*text);
   for (std::string line; std::getline(lines, line);) {
-    Json record = Json::parse(line);
+    Json record = json_from<Json>(line);
     for (auto it = record.begin(); it != record.end();)
       it = it.key().starts_with("timing_s/") || it.key() == "perf/throughput" ? record.erase(it) : std::next(it);
     out.push_back(std::move(record));

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/graph_io/random_plan.h"
+#include "tests/json.h"
 
 namespace hotbunk {
 namespace {
@@ -49,9 +50,9 @@ Plan small_plan() {
 
 /// The document with one value replaced, its hash made right again where the plan still reads.
 std::string with(const Plan& plan, const char* pointer, nlohmann::json value) {
-  auto doc = nlohmann::json::parse(plan_to_json(plan));
+  auto doc = json_from<nlohmann::json>(plan_to_json(plan));
   doc[nlohmann::json::json_pointer(pointer)] = std::move(value);
-  return doc.dump();
+  return json_text(doc);
 }
 
 std::string code_of(const std::string& text) {
@@ -103,7 +104,7 @@ TEST_CASE("what would be used as an index is checked") {
   const std::string op = "/programs/0/bodies/0/ops/1", alloc = "/programs/0/bodies/0/ops/0",
                     call = "/programs/0/phases/0/0/calls/0";
   const auto refused = [&](const std::string& pointer, const nlohmann::json& value, const char* code) {
-    INFO(pointer << " = " << value.dump());
+    INFO(pointer << " = " << json_text(value));
     CHECK(code_of(with(plan, pointer.c_str(), value)) == code);
   };
   refused("/schema", "hotbunk.plan/1", "E505");

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "tests/json.h"
 #include "tests/numerics/golden.h"
 #include "tests/numerics/training_run.h"
 #include "tests/paths.h"
@@ -51,7 +52,7 @@ std::string written(const TemporaryFolder& folder, const std::string& text) {
 template <class Rows>
 std::string jsonl(const Rows& rows) {
   std::string text;
-  for (const auto& row : rows) text += nlohmann::json(row).dump() + "\n";
+  for (const auto& row : rows) text += json_text(nlohmann::json(row)) + "\n";
   return text;
 }
 
@@ -66,7 +67,7 @@ TEST_CASE("hotbunk logprobs prints what transformers computes") {
 
   const Answer document = run(arguments + " --json", folder.path());
   REQUIRE(document.exit_code == 0);
-  const auto json = nlohmann::json::parse(document.out);
+  const auto json = json_from<nlohmann::json>(document.out);
   CHECK(json["schema"] == "hotbunk.logprobs/1");
   const Answer plain = run(arguments, folder.path());
   REQUIRE(plain.exit_code == 0);
@@ -77,7 +78,7 @@ TEST_CASE("hotbunk logprobs prints what transformers computes") {
     const auto values = json["sequences"][i]["logprobs"].get<std::vector<float>>();
     CHECK(values.size() + 1 == rows[i].size());
     from_document.insert(from_document.end(), values.begin(), values.end());
-    const auto line = nlohmann::json::parse(lines[i]).get<std::vector<float>>();
+    const auto line = json_from<nlohmann::json>(lines[i]).get<std::vector<float>>();
     from_lines.insert(from_lines.end(), line.begin(), line.end());
   }
   CHECK(from_lines == from_document);
@@ -92,7 +93,7 @@ TEST_CASE("hotbunk generate prints the tokens that transformers generates") {
   const Answer plain = run(arguments, folder.path());
   REQUIRE(plain.exit_code == 0);
   CHECK(plain.out == jsonl(g.new_tokens));
-  const auto json = nlohmann::json::parse(run(arguments + " --json", folder.path()).out);
+  const auto json = json_from<nlohmann::json>(run(arguments + " --json", folder.path()).out);
   CHECK(json["schema"] == "hotbunk.generate/1");
   for (std::size_t i = 0; i < g.prompts.size(); ++i) {
     CHECK(json["sequences"][i]["prompt_tokens"] == g.prompts[i].size());
@@ -112,14 +113,14 @@ TEST_CASE("hotbunk logprobs says of hotbunk generate's tokens what generate said
                                   " --max-new-tokens 40 --seed 3 --temperature " + temperature,
                               folder.path());
       REQUIRE(said.exit_code == 0);
-      const auto generated = nlohmann::json::parse(said.out)["sequences"];
+      const auto generated = json_from<nlohmann::json>(said.out)["sequences"];
       REQUIRE(generated.size() == g.prompts.size());
       std::vector<std::vector<std::int32_t>> rows = g.prompts;
       for (std::size_t i = 0; i < rows.size(); ++i)
         for (const auto& id : generated[i]["tokens"]) rows[i].push_back(id);
       const Answer again = run("logprobs" + model + " --tokens " + written(folder, jsonl(rows)), folder.path());
       REQUIRE(again.exit_code == 0);
-      const auto scored = nlohmann::json::parse(again.out)["sequences"];
+      const auto scored = json_from<nlohmann::json>(again.out)["sequences"];
       for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto rollout = generated[i]["logprobs"].get<std::vector<float>>();
         auto training = scored[i]["logprobs"].get<std::vector<float>>();
@@ -134,8 +135,8 @@ TEST_CASE("hotbunk logprobs says of hotbunk generate's tokens what generate said
 TEST_CASE("what no model can be asked ends with exit code 2 and names file and line") {
   const Golden g = Golden::load("llama-gqa");  // 97 ids, 128 positions
   const TemporaryFolder folder;
-  const std::string long_line = nlohmann::json(std::vector<int>(129, 1)).dump();
-  const std::string whole_line = nlohmann::json(std::vector<int>(128, 1)).dump();
+  const std::string long_line = json_text(nlohmann::json(std::vector<int>(129, 1)));
+  const std::string whole_line = json_text(nlohmann::json(std::vector<int>(128, 1)));
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[1, 2]\n[3, 97]\n", "E123"},           {"[1, 2]\n[-1]\n", "E123"},       {"[1]\nhello\n", "E122"},
       {"[1]\n{\"tokens\": [1, 2]}\n", "E122"}, {"[1]\n[1.5]\n", "E122"},         {"[1]\n[]\n", "E124"},

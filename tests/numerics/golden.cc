@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "spec/model_config.h"
 #include "tests/paths.h"
 
@@ -52,7 +53,7 @@ Golden Golden::load(const std::string& name) {
   g.model = value(load_model(g.folder));
   g.files_ = {value(Checkpoint::open(g.folder + "/golden.safetensors")),
               value(Checkpoint::open(g.folder + "/model.safetensors"))};
-  const auto json = nlohmann::json::parse(value(read_file(g.folder + "/golden.json")));
+  const auto json = json_from<nlohmann::json>(value(read_file(g.folder + "/golden.json")));
   const auto& o = json["optimizer"];
   g.optimizer = {.lr = o["lr"],
                  .beta1 = o["beta1"],

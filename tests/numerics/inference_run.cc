@@ -5,6 +5,7 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "lowering/lower.h"
 #include "tests/numerics/training_run.h"
 #include "tests/runtime/ranks.h"
@@ -59,11 +60,11 @@ Generated generate(const Scenario& s, const std::vector<TokenSequence>& prompts)
     const Generated mine = run(plan, s, world, prompts);
     if (world.rank() > 0) return;
     const nlohmann::json json = {mine.new_tokens(), mine.logps()};
-    if (auto written = write_file_atomic(file, json.dump()); !written)
+    if (auto written = write_file_atomic(file, json_text(json)); !written)
       throw std::runtime_error(render(written.error()));
   });
   if (ended.exit_code != 0) throw std::runtime_error(ended.message);
-  const auto json = nlohmann::json::parse(value(read_file(file)));
+  const auto json = json_from<nlohmann::json>(value(read_file(file)));
   const auto logps = json[1].get<std::vector<float>>();
   Generated out{prompts};
   auto at = logps.begin();

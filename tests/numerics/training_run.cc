@@ -9,6 +9,7 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "graph/slots.h"
 #include "graph/verify.h"
 #include "layout/train_weights.h"
@@ -128,7 +129,7 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
   value(execute(plan, backend, probing,
                 {.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {static_cast<Rank>(world.rank())}}));
   if (world.rank() == 0)
-    if (auto written = write_file_atomic(folder / "metrics.json", metrics.dump()); !written)
+    if (auto written = write_file_atomic(folder / "metrics.json", json_text(metrics)); !written)
       throw std::runtime_error(render(written.error()));
   return probing.taken;
 }
@@ -170,7 +171,7 @@ TrainingResult train(const Golden& g, const Scenario& given) {
   Scenario s = given;
   s.task.data = (folder.path() / "data.jsonl").string();
   std::string lines;
-  for (const TokenSequence& sequence : g.sequences) lines += nlohmann::json(sequence.tokens).dump() + "\n";
+  for (const TokenSequence& sequence : g.sequences) lines += json_text(nlohmann::json(sequence.tokens)) + "\n";
   if (auto written = write_file_atomic(s.task.data, lines); !written) throw std::runtime_error(render(written.error()));
   Plan plan = value(lower(s));
   TrainingResult result;
@@ -183,7 +184,7 @@ TrainingResult train(const Golden& g, const Scenario& given) {
         with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder.path()); });
     if (ended.exit_code != 0) throw std::runtime_error(ended.message);
   }
-  const auto metrics = nlohmann::json::parse(value(read_file(folder.path() / "metrics.json")));
+  const auto metrics = json_from<nlohmann::json>(value(read_file(folder.path() / "metrics.json")));
   result.losses = metrics["losses"].get<std::vector<double>>();
   result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
   const Checkpoint after = value(Checkpoint::open(folder.path() / "step_5"));

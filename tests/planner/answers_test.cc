@@ -11,6 +11,7 @@
 #include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/json.h"
 
 namespace hotbunk {
 namespace {
@@ -183,7 +184,7 @@ TEST_CASE("a layout without a price is explained by its arithmetic alone") {
     CHECK(e.levers.empty());
     CHECK_FALSE(e.price.fits);
     CHECK_THAT(render(e), Catch::Contains(c.why) && !Catch::Contains("0 B") && !Catch::Contains("What one change"));
-    const auto doc = nlohmann::json::parse(to_json(e));
+    const auto doc = json_from<nlohmann::json>(to_json(e));
     CHECK(doc["priced"] == false);
     CHECK(doc["why_not"]["code"] == c.code);
     CHECK_FALSE(doc.contains("memory"));

@@ -10,6 +10,7 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "tests/json.h"
 #include "tests/planner/pricers.h"
 #include "trace/static_memory.h"
 
@@ -67,7 +68,7 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
         for (const ChoiceRow& row : *list) {
           std::vector<std::string> sets = c.sets;
           sets.insert(sets.end(), row.flags.begin(), row.flags.end());
-          INFO(describe(row.point) << "\n" << nlohmann::json(row.flags).dump());
+          INFO(describe(row.point) << "\n" << json_text(nlohmann::json(row.flags)));
           const auto again = load_scenario_text(c.text, "test.yaml", sets);
           if (!again) FAIL(render(again.error()));
           const auto pricer = pricer_for(*again);
@@ -161,14 +162,14 @@ TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its 
   RlPoint p = pricer->point();
   p.rollout.pp = 4, p.rollout.engines = 1;
   const std::vector<std::string> flags = flags_of(s, p);
-  CHECK_THAT(nlohmann::json(flags).dump(), Catch::Contains("rollout.layout.pp=4"));
+  CHECK_THAT(json_text(nlohmann::json(flags)), Catch::Contains("rollout.layout.pp=4"));
   std::vector<std::string> sets = {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"};
   sets.insert(sets.end(), flags.begin(), flags.end());
   const auto there = pricer_for(load(seven_b, sets));
   CHECK(there->point() == p);
   CHECK(there->price(p).iteration_seconds == pricer->price(p).iteration_seconds);
   // What is not executed says so; more stages than layers have no price.
-  CHECK_THAT(nlohmann::json(unsupported_to_execute(s)).dump(), Catch::Contains("rollout parallelism"));
+  CHECK_THAT(json_text(nlohmann::json(unsupported_to_execute(s))), Catch::Contains("rollout parallelism"));
   p.rollout.pp = 56;
   CHECK(pricer->why_unpriced(p)->code == "E263");
 }
@@ -266,7 +267,7 @@ TEST_CASE("the ranking has the scenario's own layout in its place and says why t
   CHECK_THAT(text, Catch::Contains("yours") && Catch::Contains("Why 1 is better than yours") &&
                        Catch::Contains("train -") && Catch::Contains("--set train.recompute=") &&
                        Catch::Contains("too much at"));
-  const auto doc = nlohmann::json::parse(to_json(c));
+  const auto doc = json_from<nlohmann::json>(to_json(c));
   CHECK(doc["best"].size() == c.rows.size());
   CHECK(doc["best"][0]["fits"] == true);
   CHECK(doc["complete"] == true);

@@ -8,6 +8,7 @@
 #include "planner/search/train_points.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/json.h"
 
 namespace hotbunk {
 
@@ -41,7 +42,7 @@ TEST_CASE("the flags of any training point of a space select that point") {
         RlPoint p = (*pricer)->point();
         p.train = t;
         const std::vector<std::string> flags = flags_of(*s, p);
-        INFO(describe(t) << "\n" << nlohmann::json(flags).dump());
+        INFO(describe(t) << "\n" << json_text(nlohmann::json(flags)));
         const auto again = load_scenario_text(text, "t.yaml", flags);
         if (!again) FAIL(render(again.error()));
         CHECK(rl_point_of(*again).train == t);

@@ -8,6 +8,7 @@
 #include "own_tables.h"
 #include "planner/train/train_model.h"
 #include "planner/validate/validate_tables.h"
+#include "tests/json.h"
 #include "tests/paths.h"
 
 namespace hotbunk {
@@ -189,7 +190,7 @@ TEST_CASE("a table that cannot be read costs no other table") {
     CHECK_THAT(v->unreadable[0].where.file, Catch::Contains("megascale_175b.csv"));
     CHECK_THAT(render(*v),
                Catch::Contains("llama3_405b") && Catch::Contains("not be read, see the errors: megascale_175b.csv\n"));
-    const auto doc = nlohmann::json::parse(to_json(*v));
+    const auto doc = json_from<nlohmann::json>(to_json(*v));
     CHECK(doc["tables"].size() == 1);
     CHECK(doc["unreadable"][0]["line"] == (ragged ? 2 : 1));
   }

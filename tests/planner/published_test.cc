@@ -12,6 +12,7 @@
 #include "planner/validate/validate.h"
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
+#include "tests/json.h"
 
 namespace hotbunk {
 namespace {
@@ -34,7 +35,7 @@ std::string fault_of(const std::string& name, const Result<Validation>& v, std::
     // A row of Korthikanti's file is of one quantity; elsewhere every quantity has every row.
     if (name != "korthikanti_a100" && t.rows.size() + t.skipped.size() != rows)
       return fmt::format("{}: {} rows and {} out of scope of {}", t.name, t.rows.size(), t.skipped.size(), rows);
-    if (t.rows.empty() != nlohmann::json::parse(to_json({{t}, {}, {}}))["tables"][0]["mean_abs_error"].is_null())
+    if (t.rows.empty() != json_from<nlohmann::json>(to_json({{t}, {}, {}}))["tables"][0]["mean_abs_error"].is_null())
       return t.name + ": an error of no rows";
   }
   if (name == "korthikanti_a100" && sum != rows) return fmt::format("{} of {} rows", sum, rows);
@@ -91,7 +92,7 @@ TEST_CASE("a table without a column, a header or rows says so") {
   REQUIRE(header.has_value());
   CHECK_THAT(render(*header), Catch::Contains("the file has no such row"));
   CHECK_THAT(render(*header), !Catch::Contains("0.00 %"));
-  const nlohmann::json document = nlohmann::json::parse(to_json(*header));
+  const nlohmann::json document = json_from<nlohmann::json>(to_json(*header));
   for (const auto& t : document["tables"]) {
     CHECK(t["rows"] == 0);
     CHECK(t["bias"].is_null());
@@ -106,7 +107,7 @@ TEST_CASE("a table without a column, a header or rows says so") {
   const auto mixed = folder.validate("korthikanti_a100", cells, "korthikanti.csv");
   REQUIRE(mixed.has_value());
   CHECK_THAT(render(*mixed), Catch::Contains("none of the tables: korthikanti.csv"));
-  CHECK(nlohmann::json::parse(to_json(*mixed))["ignored_files"][0] == "korthikanti.csv");
+  CHECK(json_from<nlohmann::json>(to_json(*mixed))["ignored_files"][0] == "korthikanti.csv");
 }
 
 TEST_CASE("a torchtitan row is priced as the model and layout that it names") {

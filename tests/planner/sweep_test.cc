@@ -3,6 +3,7 @@
 
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
+#include "tests/json.h"
 #include "tests/paths.h"
 
 namespace hotbunk {
@@ -69,7 +70,7 @@ TEST_CASE("dimensions that follow the nodes are swept with them") {
                           {*parse_axis("cluster.nodes=1,2,4")}, catalog_root());
   REQUIRE((open.has_value() && open->size() == 3));
   for (std::size_t i = 0; i < 3; ++i) CHECK((*open)[i].iteration_seconds == (*rows)[i].iteration_seconds);
-  const auto doc = nlohmann::json::parse(to_json({*axis}, *rows));
+  const auto doc = json_from<nlohmann::json>(to_json({*axis}, *rows));
   CHECK(doc["axes"] == nlohmann::json({"cluster.nodes", "train.layout.dp", "rollout.layout.dp"}));
   CHECK(doc["rows"][2]["values"] == nlohmann::json({"4", "16", "8"}));
   const auto twice = sweep(file, {}, {*parse_axis("seed,seed=1:2")}, catalog_root());

@@ -17,6 +17,7 @@
 #include "reports/report_data.h"
 #include "reports/shown_samples.h"
 #include "tests/blocks.h"
+#include "tests/json.h"
 #include "tests/trace/sample.h"
 
 namespace hotbunk {
@@ -99,7 +100,7 @@ TEST_CASE("metrics.jsonl has verl's names, a line per step") {
   scenario.algorithm.prompts = 5, scenario.algorithm.samples_per_prompt = 2;
   const std::string text = metrics_jsonl(test::sample_plan(), scenario, trace);
   const auto newline = text.find('\n');
-  const Json first = Json::parse(text.substr(0, newline)), second = Json::parse(text.substr(newline + 1));
+  const Json first = json_from<Json>(text.substr(0, newline)), second = json_from<Json>(text.substr(newline + 1));
   CHECK(first["step"] == 1);
   CHECK(first["actor/loss"] == 0.5);
   CHECK(first["timing_s/gen"].get<double>() == Approx(0.010));
@@ -120,14 +121,14 @@ TEST_CASE("SFT's throughput counts one sample per prompt") {
   scenario.algorithm.name = AlgorithmName::sft;
   scenario.algorithm.prompts = 5, scenario.algorithm.samples_per_prompt = 2;  // which SFT does not have
   const std::string text = metrics_jsonl(test::sample_plan(), scenario, trace);
-  const Json first = Json::parse(text.substr(0, text.find('\n')));
+  const Json first = json_from<Json>(text.substr(0, text.find('\n')));
   CHECK(first["perf/total_num_tokens"] == 95.0);
   CHECK(first["perf/throughput"].get<double>() == Approx(95 / 0.018 / 2));
 }
 
 TEST_CASE("the Chrome trace: rank is process, stream is thread") {
   const Plan plan = plan_with_collective();
-  const Json doc = Json::parse(chrome_trace(plan, test::sample_trace()));
+  const Json doc = json_from<Json>(chrome_trace(plan, test::sample_trace()));
   CHECK(doc["otherData"]["plan_hash"] == plan_hash(plan));
   CHECK(events_where(doc, "name", "process_name")[1] ==
         Json({{"ph", "M"}, {"pid", 1}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", "rank 1"}}}}));
@@ -147,7 +148,7 @@ TEST_CASE("the Chrome trace: rank is process, stream is thread") {
 
 TEST_CASE("the Chrome trace counts live bytes by category") {
   const auto counters =
-      events_where(Json::parse(chrome_trace(plan_with_collective(), test::sample_trace())), "ph", "C");
+      events_where(json_from<Json>(chrome_trace(plan_with_collective(), test::sample_trace())), "ph", "C");
   REQUIRE(counters.size() == 10);
   CHECK(counters[1]["ts"] == 14000.0);
   CHECK(counters[1]["args"]["params"] == 2000);
@@ -159,7 +160,7 @@ TEST_CASE("a flow arrow goes from the last arrival of a collective to those who 
   Trace trace = test::sample_trace();
   for (Span& s : trace.spans)
     if (s.rank == 1 && s.kind == OpKind::all_gather) s.start_ns += 1;
-  const Json doc = Json::parse(chrome_trace(plan_with_collective(), trace));
+  const Json doc = json_from<Json>(chrome_trace(plan_with_collective(), trace));
   const auto from = events_where(doc, "ph", "s"), to = events_where(doc, "ph", "f");
   REQUIRE(from.size() == 2);  // one per step
   REQUIRE(to.size() == 2);
@@ -247,7 +248,7 @@ TEST_CASE("the critical path in both reports") {
   int marked = 0;
   for (const Json& row : data["spans"]["rows"]) marked += row[9].get<int>();
   CHECK(marked == 1);
-  const auto track = events_where(Json::parse(chrome_trace(plan, trace)), "cat", "critical");
+  const auto track = events_where(json_from<Json>(chrome_trace(plan, trace)), "cat", "critical");
   REQUIRE(track.size() == 1);
   CHECK(track[0]["pid"] == 2);  // behind the two ranks
   CHECK(track[0]["ts"] == 35000.0);
@@ -346,7 +347,7 @@ TEST_CASE("at any width charts fill their place, labels stay inside and are larg
   const std::string html = html_report({plan, scenario, trace, &trace, "", {{1, 2}, {200, 1}}, {}});
   // A page with the report in frames of three widths. It says how each was drawn: how much of it lies beside its frame,
   // and the labels that leave their chart, or are lower than 10 pixels.
-  std::string text = Json(html).dump();
+  std::string text = json_text(Json(html));
   for (auto at = text.find('<'); at != text.npos; at = text.find('<', at)) text.replace(at, 1, "\\u003c");
   const std::string page = R"(<!doctype html><title>not drawn</title><body><script>
 const frames = [390, 768, 1280].map(width => {
@@ -380,7 +381,7 @@ setTimeout(look, 500);
   INFO(title);
   const auto from = title.find('['), to = title.rfind(']');
   REQUIRE(to != title.npos);
-  const Json drawn = Json::parse(title.substr(from, to + 1 - from));
+  const Json drawn = json_from<Json>(title.substr(from, to + 1 - from));
   REQUIRE(drawn.size() == 3);
   for (std::size_t i = 0; i < 3; ++i) {
     CHECK(drawn[i]["width"] == std::array{390, 768, 1280}[i]);
@@ -404,7 +405,8 @@ TEST_CASE("the report is one file that loads nothing") {
     CHECK(html.find(outside) == std::string::npos);
   const std::string open = "id=\"data\">";
   const auto from = html.find(open) + open.size();
-  CHECK(Json::parse(html.substr(from, html.find("</script>", from) - from))["summary"]["scenario"] == scenario.name);
+  CHECK(json_from<Json>(html.substr(from, html.find("</script>", from) - from))["summary"]["scenario"] ==
+        scenario.name);
 }
 
 }  // namespace hotbunk

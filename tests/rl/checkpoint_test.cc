@@ -21,6 +21,7 @@
 #include "rl/manifest.h"
 #include "rl/weights.h"
 #include "tests/blocks.h"
+#include "tests/json.h"
 #include "tests/moves.h"
 
 using namespace hotbunk;
@@ -214,7 +215,7 @@ TEST_CASE("a checkpoint that is not as it was written is refused, and the file t
   ModelSpec m = tiny_model();
   m.weights_path = place.string();
   REQUIRE(ParameterSource::open(m, 0));
-  const auto manifest = nlohmann::json::parse(*read_file(place / "manifest.json"));
+  const auto manifest = json_from<nlohmann::json>(*read_file(place / "manifest.json"));
   CHECK(manifest["schema"] == "hotbunk.checkpoint/1");
   CHECK(manifest["step"] == 3);
   CHECK(manifest["scenario"] == *digest_of_file(place / "scenario.yaml"));

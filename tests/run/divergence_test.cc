@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "spec/safetensors.h"
+#include "tests/json.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;

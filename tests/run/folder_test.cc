@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "tests/json.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
@@ -93,7 +94,7 @@ TEST_CASE("a folder holds one run: another is refused, numbered beside it, or ta
   const Result2 run = hotbunk_command(command + " --overwrite");
   INFO(run.err);
   REQUIRE(run.code == 0);
-  CHECK(Json::parse(run.out)["equal"] == true);
+  CHECK(json_from<Json>(run.out)["equal"] == true);
   CHECK_FALSE(fs::exists(out / "sync_hashes.jsonl"));
   CHECK(fs::exists(out / "checkpoints/step_1/model.safetensors"));
   CHECK_FALSE(fs::exists(out / "checkpoints/step_2"));
@@ -274,7 +275,7 @@ TEST_CASE("a file that cannot be written at the end loses no other, and is a fai
   CHECK_THAT(err, Catch::Contains("error[E633]: not all files of the run folder could be written") &&
                       Catch::Contains("not written: trace.json: cannot write file: File too large") &&
                       Catch::Contains("written: summary.json, scenario.yaml"));
-  CHECK(Json::parse(text_of(work_folder() / "limited.out"))["metrics"].size() == 2);  // nothing computed is lost
+  CHECK(json_from<Json>(text_of(work_folder() / "limited.out"))["metrics"].size() == 2);  // nothing computed is lost
   CHECK_THAT(text_of(out / "metrics.jsonl"), Catch::Contains("\"step\":2"));
   CHECK_FALSE(fs::exists(out / "trace.json"));
   for (const auto& entry : fs::directory_iterator(out)) CHECK(entry.path().extension() != ".partial");

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tests/json.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
@@ -49,7 +50,7 @@ TEST_CASE("with closed standard streams narration and input vanish: no file is w
                                         file.string(), out.string(), answer.string(), closed));
     INFO(r.err);
     CHECK(r.code == 0);
-    CHECK(nlohmann::json::parse(text_of(answer))["equal"] == true);
+    CHECK(json_from<nlohmann::json>(text_of(answer))["equal"] == true);
     // Every file that the run had open is what it should be: compare reads them all.
     CHECK(hotbunk_command("compare " + out.string()).code == 0);
     for (const char* name : {"metrics.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "tests/json.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;

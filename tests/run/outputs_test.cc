@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "cli/run_console.h"
 #include "cli/step_lines.h"
+#include "tests/json.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
@@ -26,7 +27,7 @@ namespace {
 std::vector<Json> lines_of(const fs::path& path) {
   std::vector<Json> out;
   std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) out.push_back(Json::parse(line));
+  for (std::string line; std::getline(file, line);) out.push_back(json_from<Json>(line));
   return out;
 }
 
@@ -173,13 +174,13 @@ TEST_CASE("phases, times and rewards are printed once") {
   // With --json stdout is one document.
   const Result2 json = hotbunk_command(fmt::format(
       "run {} --json --out {}", scenario("once", 1, 1, "steps: 2").string(), (work_folder() / "once_json").string()));
-  CHECK(Json::parse(json.out)["steps"] == 2);
+  CHECK(json_from<Json>(json.out)["steps"] == 2);
   CHECK(json.err.find("step 2/2  ") != std::string::npos);
   // The files and the document speak of the same seconds.
   double in_lines = 0.0;
   for (const Json& line : lines_of(work_folder() / "once_json/metrics.jsonl"))
     in_lines += line["timing_s/gen"].get<double>();
-  const Json document = Json::parse(json.out);
+  const Json document = json_from<Json>(json.out);
   for (const Json& p : document["phase_totals"])
     if (p["name"] == "rollout") CHECK(p["seconds"].get<double>() == Approx(in_lines));
 }
@@ -276,7 +277,7 @@ TEST_CASE("files of a long run are as large as those of a short one, and say so;
     INFO(file);
     CHECK(static_cast<double>(fs::file_size(more / file)) < 1.3 * static_cast<double>(fs::file_size(some / file)));
   }
-  const Json summary = Json::parse(text_of(more / "summary.json"));
+  const Json summary = json_from<Json>(text_of(more / "summary.json"));
   CHECK(summary["steps"] == 900);
   CHECK(summary["kept"]["of"] == 900);
   CHECK(summary["kept"]["every"] == 4);
@@ -302,9 +303,9 @@ TEST_CASE("files of a long run are as large as those of a short one, and say so;
   for (std::size_t i = at; lengths[i] != ']'; ++i)
     if (lengths[i] == '3' || lengths[i] == '2') lengths[i] = '1';
   std::ofstream(more / "lengths.jsonl") << lengths;
-  Json record = Json::parse(text_of(more / "folder.json"));  // as if the run had written it so
+  Json record = json_from<Json>(text_of(more / "folder.json"));  // as if the run had written it so
   record["digests"]["lengths.jsonl"] = hash_text(lengths);
-  std::ofstream(more / "folder.json") << record.dump();
+  std::ofstream(more / "folder.json") << json_text(record);
   const Result2 differs = hotbunk_command(fmt::format("compare {}", more.string()));
   CHECK(differs.code == 1);
   CHECK(differs.out.find("not equal") == 0);
@@ -338,7 +339,7 @@ TEST_CASE("the memory of a run's ranks does not grow with its steps") {
       if (!file.is_open()) file.open(out / "metrics.jsonl");
       file.clear();
       for (std::string line; std::getline(file, line);) seen = "\n" + line;
-      const Json row = Json::parse(seen, nullptr, false);  // the last line may be in the middle of being written
+      const Json row = json_or_discarded<Json>(seen);  // the last line may be in the middle of being written
       if (row.is_object() && row.value("step", std::int64_t{0}) >= step) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "tests/json.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -11,17 +12,17 @@ TEST_CASE("plan --resolved --json is one document, and its scenario loads back t
   const fs::path file = scenario("resolved", 2, 2);
   const Result2 first = hotbunk_command(fmt::format("plan {} --resolved --json", file.string()));
   REQUIRE(first.code == 0);
-  const Json doc = Json::parse(first.out);
+  const Json doc = json_from<Json>(first.out);
   CHECK(doc["schema"] == "hotbunk.scenario/1");
   CHECK(doc["scenario"]["train"]["layout"]["dp"] == 2);
   CHECK(doc["scenario"]["optimizer"]["name"] == "adamw");
   CHECK(doc["scenario"]["cluster"]["gpu"]["memory_gb_per_s"].contains("source"));
   const fs::path again = work_folder() / "again.yaml";
-  std::ofstream(again) << doc["scenario"].dump(1);
+  std::ofstream(again) << json_text(doc["scenario"], 1);
   const Result2 second = hotbunk_command(fmt::format("plan {} --resolved --json", again.string()));
   INFO(second.err);
   REQUIRE(second.code == 0);
-  CHECK(Json::parse(second.out) == doc);
+  CHECK(json_from<Json>(second.out) == doc);
   const auto yaml = [](const fs::path& p) {
     return hotbunk_command(fmt::format("plan {} --resolved", p.string())).out;
   };
@@ -32,11 +33,11 @@ TEST_CASE("plan --print: JSON, one phase, and no phase of that name") {
   const fs::path file = scenario("print", 2, 2);
   const Result2 whole = hotbunk_command(fmt::format("plan {} --print --json", file.string()));
   REQUIRE(whole.code == 0);
-  const Json plan = Json::parse(whole.out);
+  const Json plan = json_from<Json>(whole.out);
   REQUIRE(plan["programs"].size() >= 1);
   const Result2 one = hotbunk_command(fmt::format("plan {} --print --json --phase sync", file.string()));
   REQUIRE(one.code == 0);
-  const Json sync = Json::parse(one.out);
+  const Json sync = json_from<Json>(one.out);
   for (std::size_t i = 0; i < plan["phases"].size(); ++i) {
     const bool chosen = plan["phases"][i]["name"] == "sync";
     CHECK(sync["programs"][0]["phases"][i] == (chosen ? plan["programs"][0]["phases"][i] : Json::array()));

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "rl/manifest.h"
+#include "tests/json.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
@@ -22,7 +23,7 @@ std::map<std::int64_t, Json> computed(const fs::path& folder) {
   std::map<std::int64_t, Json> out;
   std::istringstream lines(text_of(folder / "metrics.jsonl"));
   for (std::string line; std::getline(lines, line);) {
-    const Json step = Json::parse(line);
+    const Json step = json_from<Json>(line);
     Json& kept = out[step["step"].get<std::int64_t>()];
     for (const auto& [key, value] : step.items())
       for (const char* name : {"loss", "reward", "actor/", "critic/", "rollout/logprob", "sync/"})
@@ -47,8 +48,8 @@ void check_same(const fs::path& a, const fs::path& b) {
     CHECK(text_of(a / file) == text_of(b / file));
   }
   CHECK(computed(a) == computed(b));
-  const Json x = Json::parse(text_of(a / "checkpoints/final/state.json")),
-             y = Json::parse(text_of(b / "checkpoints/final/state.json"));
+  const Json x = json_from<Json>(text_of(a / "checkpoints/final/state.json")),
+             y = json_from<Json>(text_of(b / "checkpoints/final/state.json"));
   CHECK(x == y);
 }
 
@@ -186,7 +187,7 @@ TEST_CASE("SIGTERM and SIGINT end a run after its step, whole; all ranks stop af
     CHECK(text_of(said).find("stopping after this step") != std::string::npos);
     CHECK(text_of(said).find("error") == std::string::npos);
     check_whole(out);
-    const std::int64_t last = Json::parse(text_of(out / "checkpoints/final/state.json"))["step"];
+    const std::int64_t last = json_from<Json>(text_of(out / "checkpoints/final/state.json"))["step"];
     CHECK(fs::exists(out / fmt::format("checkpoints/step_{}", last)));
     CHECK(computed(out).rbegin()->first == last);
     must_run(fmt::format("report {}", out.string()));
@@ -365,7 +366,7 @@ TEST_CASE("without its moments a checkpoint is resumed with fresh ones and a war
   CHECK(fresh.code == 0);
   CHECK(fresh.err.find("warning[E425]: the checkpoint has no optimizer.safetensors") != std::string::npos);
   // Moments count from there, and so they do for whoever resumes that.
-  CHECK(Json::parse(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 1);
+  CHECK(json_from<Json>(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 1);
   must_run(fmt::format("run --resume {} --set steps=4", out.string()));
-  CHECK(Json::parse(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 2);
+  CHECK(json_from<Json>(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 2);
 }

@@ -14,6 +14,7 @@
 
 #include "base/hash.h"
 #include "spec/safetensors.h"
+#include "tests/json.h"
 #include "tests/paths.h"
 #include "tests/run/launched.h"
 
@@ -24,11 +25,11 @@ TEST_CASE("plan, simulate, run, compare and report agree and leave a whole run f
   const fs::path file = scenario("line", 2, 2, "steps: 2");
   const Result2 plan = hotbunk_command(fmt::format("plan {} --json", file.string()));
   REQUIRE(plan.code == 0);
-  const Json planned = Json::parse(plan.out);
+  const Json planned = json_from<Json>(plan.out);
   CHECK(planned["schema"] == "hotbunk.plan/1");
   const Result2 simulated = hotbunk_command(fmt::format("simulate {} --json", file.string()));
   REQUIRE(simulated.code == 0);
-  const Json sim = Json::parse(simulated.out);
+  const Json sim = json_from<Json>(simulated.out);
   CHECK(sim["schema"] == "hotbunk.trace-summary/1");
   CHECK(sim["source"] == "simulated");
   CHECK(sim["memory"]["peak_bytes"] == planned["peak_bytes"]);
@@ -37,7 +38,7 @@ TEST_CASE("plan, simulate, run, compare and report agree and leave a whole run f
   const Result2 run = hotbunk_command(fmt::format("run {} --json --check --out {}", file.string(), out.string()));
   INFO(run.err);
   REQUIRE(run.code == 0);
-  const Json measured = Json::parse(run.out);
+  const Json measured = json_from<Json>(run.out);
   CHECK(measured["source"] == "measured");
   CHECK(measured["plan_hash"] == sim["plan_hash"]);
   CHECK(measured["memory"] == sim["memory"]);  // lengths do not move a peak: capacities do
@@ -48,7 +49,7 @@ TEST_CASE("plan, simulate, run, compare and report agree and leave a whole run f
 
   const Result2 compared = hotbunk_command(fmt::format("compare {} --json", out.string()));
   CHECK(compared.code == 0);
-  CHECK(Json::parse(compared.out)["equal"] == true);
+  CHECK(json_from<Json>(compared.out)["equal"] == true);
   const std::string before = text_of(out / "summary.json");
   CHECK(hotbunk_command(fmt::format("report {}", out.string())).code == 0);
   CHECK(text_of(out / "summary.json") == before);
@@ -62,9 +63,9 @@ TEST_CASE("the same scenario gives the same plan, simulation and run, bit for bi
   const auto run = [&](const char* name, const char* more) {
     const fs::path out = work_folder() / name;
     REQUIRE(hotbunk_command(fmt::format("run {} --out {} {}", file.string(), out.string(), more)).code == 0);
-    const Json summary = Json::parse(text_of(out / "summary.json"));
+    const Json summary = json_from<Json>(text_of(out / "summary.json"));
     return hash_text(text_of(out / "checkpoints/final/model.safetensors")) + text_of(out / "lengths.jsonl") +
-           summary["memory"].dump() + summary["traffic"].dump() + summary["metrics"].dump();
+           json_text(summary["memory"]) + json_text(summary["traffic"]) + json_text(summary["metrics"]);
   };
   const std::string first = run("twice1", "");
   CHECK(first == run("twice2", ""));
@@ -81,13 +82,13 @@ TEST_CASE("a verified sync leaves hashes of tensors that no layout changes") {
         hotbunk_command(fmt::format("run {} --out {}", scenario(name, ranks, tp, "steps: 2").string(), out.string()))
             .code == 0);
     const std::string lines = text_of(out / "sync_hashes.jsonl");
-    const Json first = Json::parse(lines.substr(0, lines.find('\n')));
-    const Json second = Json::parse(lines.substr(lines.find('\n') + 1));
+    const Json first = json_from<Json>(lines.substr(0, lines.find('\n')));
+    const Json second = json_from<Json>(lines.substr(lines.find('\n') + 1));
     CHECK(second["step"] == 2);
     CHECK(second["tensors"] != first["tensors"]);  // training has changed them
     CHECK(first["tensors"].size() == 20);          // embedding, norm; 9 of each layer
     const std::string metrics = text_of(out / "metrics.jsonl");
-    CHECK(Json::parse(metrics.substr(0, metrics.find('\n')))["sync/tensors_verified"] == 20);
+    CHECK(json_from<Json>(metrics.substr(0, metrics.find('\n')))["sync/tensors_verified"] == 20);
     return first;
   };
   const Json one = first_sync(1, 1);
@@ -133,7 +134,7 @@ TEST_CASE("a plan is the same on hosts of any memory") {
     const Result2 plan =
         hotbunk_command(fmt::format("plan {} --json --set cluster.host_memory_gib={}", file.string(), host));
     REQUIRE(plan.code == 0);
-    return Json::parse(plan.out)["plan_hash"];
+    return json_from<Json>(plan.out)["plan_hash"];
   };
   CHECK(hash("4") == hash("64"));
 }
@@ -158,7 +159,7 @@ TEST_CASE("a plan that does not fit is refused, and the arena enforces the same 
   const fs::path file = scenario("tight", 2, 1);
   const Result2 fits = hotbunk_command(fmt::format("plan {} --json", file.string()));
   REQUIRE(fits.code == 0);
-  const std::int64_t mapped = Json::parse(fits.out)["mapped_peak_bytes"];
+  const std::int64_t mapped = json_from<Json>(fits.out)["mapped_peak_bytes"];
   const std::string smaller = fmt::format("{} --set cluster.device_memory_mib={}", file.string(),
                                           static_cast<double>(mapped - 4096) / (1 << 20));
   for (const char* command : {"plan", "simulate", "run"}) {
@@ -214,9 +215,9 @@ TEST_CASE("killing one rank stops the others within seconds and names it") {
   std::ifstream steps(work_folder() / "killed/metrics.jsonl");
   std::string line;
   REQUIRE(std::getline(steps, line));
-  CHECK(Json::parse(line)["step"] == 1);
-  CHECK(Json::parse(line).contains("actor/grad_norm"));
-  CHECK(Json::parse(line).contains("timing_s/step"));
+  CHECK(json_from<Json>(line)["step"] == 1);
+  CHECK(json_from<Json>(line).contains("actor/grad_norm"));
+  CHECK(json_from<Json>(line).contains("timing_s/step"));
   CHECK_FALSE(fs::exists(work_folder() / "killed/trace.json"));
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/json.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -20,16 +21,16 @@ void must_run(const std::string& arguments) {
 std::vector<Json> lines_of(const fs::path& file) {
   std::vector<Json> out;
   std::istringstream text(text_of(file));
-  for (std::string line; std::getline(text, line);) out.push_back(Json::parse(line));
+  for (std::string line; std::getline(text, line);) out.push_back(json_from<Json>(line));
   return out;
 }
 
 /// The folder as a kill leaves it that comes after the checkpoint of the last step and before `final`.
 void take_the_end_away(const fs::path& run) {
-  Json record = Json::parse(text_of(run / "folder.json"));
+  Json record = json_from<Json>(text_of(run / "folder.json"));
   record["ended"] = false;
   record["digests"] = Json::object();
-  std::ofstream(run / "folder.json") << record.dump(1);
+  std::ofstream(run / "folder.json") << json_text(record, 1);
   for (const char* name : {"scenario.yaml", "plan.json", "trace.json", "simulated.json", "summary.json", "report.html",
                            "perfetto.json", "run.json"})
     REQUIRE(fs::remove(run / name));
@@ -61,8 +62,8 @@ TEST_CASE("a run that was killed behind its last step is completed by --resume; 
     }
     for (const char* command : {"report ", "compare "}) must_run(command + cut.string());
     // The steps' figures are there; times are of what this process did.
-    const Json summary = Json::parse(text_of(cut / "summary.json")),
-               before = Json::parse(text_of(whole / "summary.json"));
+    const Json summary = json_from<Json>(text_of(cut / "summary.json")),
+               before = json_from<Json>(text_of(whole / "summary.json"));
     CHECK(summary["metrics"] == before["metrics"]);
     CHECK(summary["iteration_seconds"] == 0.0);
 

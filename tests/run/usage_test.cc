@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "tests/json.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
@@ -38,15 +39,15 @@ fs::path with_config(const std::string& name, const std::function<void(Json&)>& 
   const fs::path folder = work_folder() / name;
   fs::remove_all(folder);
   fs::copy(tiny_model(), folder, fs::copy_options::recursive);
-  Json config = Json::parse(text_of(folder / "config.json"));
+  Json config = json_from<Json>(text_of(folder / "config.json"));
   change(config);
-  std::ofstream(folder / "config.json") << config.dump();
+  std::ofstream(folder / "config.json") << json_text(config);
   return folder;
 }
 
 /// A page less than the plan of the scenario maps.
 std::string too_small(const std::string& file) {
-  const std::int64_t mapped = Json::parse(hotbunk_command("plan " + file + " --json").out).at("mapped_peak_bytes");
+  const std::int64_t mapped = json_from<Json>(hotbunk_command("plan " + file + " --json").out).at("mapped_peak_bytes");
   return fmt::format(" --set cluster.device_memory_mib={}", static_cast<double>(mapped - 4096) / (1 << 20));
 }
 
@@ -101,8 +102,8 @@ TEST_CASE("under --json an error is one document, of every command") {
     const Result2 r = hotbunk_command(arguments);
     INFO(arguments << '\n' << r.out << '\n' << r.err);
     CHECK(r.code == 2);
-    REQUIRE(Json::accept(r.out));
-    const Json doc = Json::parse(r.out);
+    REQUIRE(is_json(r.out));
+    const Json doc = json_from<Json>(r.out);
     CHECK(doc.at("schema") == "hotbunk.error/1");
     CHECK(doc.at("exit_code") == r.code);
     CHECK(doc.at("code").get<std::string>().starts_with("E"));
@@ -112,13 +113,13 @@ TEST_CASE("under --json an error is one document, of every command") {
     CHECK(doc.at("help").is_string());
     CHECK(doc.at("errors").at(0).at("code") == doc.at("code"));
   }
-  const Json two = Json::parse(hotbunk_command("plan " + file + " --json --set seed=x --set steps=y").out);
+  const Json two = json_from<Json>(hotbunk_command("plan " + file + " --json --set seed=x --set steps=y").out);
   CHECK(two.at("errors").size() == 2);
   // A result stays the only document: what does not fit is said on stderr.
   const Result2 small = hotbunk_command("plan " + file + " --json" + too_small(file));
   CHECK(small.code == 1);
-  REQUIRE(Json::accept(small.out));
-  CHECK(Json::parse(small.out).at("schema") == "hotbunk.plan/1");
+  REQUIRE(is_json(small.out));
+  CHECK(json_from<Json>(small.out).at("schema") == "hotbunk.plan/1");
   CHECK_THAT(small.err, Catch::Contains("error[E301]"));
 }
 
@@ -128,9 +129,9 @@ TEST_CASE("a run that fails in its ranks leaves one document, rank 0's or the la
   const Result2 r = hotbunk_command("run " + file + " --json --no-fit-check" + too_small(file) + " --out " + out);
   INFO(r.out << r.err);
   CHECK(r.code == 3);
-  REQUIRE(Json::accept(r.out));
-  CHECK(Json::parse(r.out).at("schema") == "hotbunk.error/1");
-  CHECK(Json::parse(r.out).at("exit_code") == 3);
+  REQUIRE(is_json(r.out));
+  CHECK(json_from<Json>(r.out).at("schema") == "hotbunk.error/1");
+  CHECK(json_from<Json>(r.out).at("exit_code") == 3);
 
   // A rank that is killed says nothing. The document is rank 0's, who noticed; of rank 0 itself the launcher's.
   const fs::path said = work_folder() / "fails.err", printed = work_folder() / "fails.json";
@@ -144,8 +145,8 @@ TEST_CASE("a run that fails in its ranks leaves one document, rank 0's or the la
     CHECK(run.wait() == 3);
     INFO(text_of(said));
     CHECK_THAT(text_of(said), Catch::Contains(fmt::format("rank {} (pid {}) was killed by signal 9", rank, killed)));
-    REQUIRE(Json::accept(text_of(printed)));
-    const Json document = Json::parse(text_of(printed));
+    REQUIRE(is_json(text_of(printed)));
+    const Json document = json_from<Json>(text_of(printed));
     CHECK(document.at("errors").size() == 1);
     return document;
   };
@@ -243,7 +244,7 @@ TEST_CASE("standard input is -, a pipe by name is no file") {
   const fs::path file = scenario("pipe", 1, 1);
   const Result2 plan = piped("plan - --json", file);
   CHECK(plan.code == 0);
-  CHECK(Json::parse(plan.out).at("scenario") == "pipe");
+  CHECK(json_from<Json>(plan.out).at("scenario") == "pipe");
   const Result2 swept = piped("sweep - --vary seed=1,2", file);
   CHECK(swept.code == 0);
   const Result2 wrong = piped("plan -", file_of("wrong.yaml", "modle: x\n"));
@@ -299,7 +300,7 @@ TEST_CASE("cells of a table of somebody else's reach no terminal raw, and make n
     INFO(more << '\n' << r.out << r.err);
     CHECK_FALSE(r.out.empty());
     CHECK((r.out + r.err).find('\x1b') == std::string::npos);
-    if (std::string(more) == " --json") CHECK(Json::accept(r.out));
+    if (std::string(more) == " --json") CHECK(is_json(r.out));
     else CHECK((r.out + r.err).find("\xc2\x9b") == std::string::npos);
   }
 }

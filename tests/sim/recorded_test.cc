@@ -12,6 +12,7 @@
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/loader.h"
+#include "tests/json.h"
 #include "tests/blocks.h"
 #include "tests/paths.h"
 
@@ -30,7 +31,7 @@ struct Record {
 };
 
 Record read_record() {
-  const auto measured = nlohmann::json::parse(read_file(folder / "measured.json").value());
+  const auto measured = json_from<nlohmann::json>(read_file(folder / "measured.json").value());
   const std::string steps = "steps=" + std::to_string(measured["steps"].get<int>());
   Record r;
   r.scenario = load_scenario(folder / "scenario.yaml", {steps}).value();

@@ -9,6 +9,7 @@
 #include "spec/catalog.h"
 #include "spec/model_config.h"
 #include "spec/safetensors.h"
+#include "tests/json.h"
 #include "tests/paths.h"
 
 namespace hotbunk {
@@ -154,7 +155,7 @@ TEST_CASE("names and shapes are those of checkpoints written by transformers") {
 TEST_CASE("eos_token_id may be a list; the first counts") {
   auto text = read_file(golden / "llama-gqa/config.json");
   REQUIRE(text);
-  auto config = nlohmann::json::parse(*text);
+  auto config = json_from<nlohmann::json>(*text);
   config["eos_token_id"] = {5, 9};
   const auto model = model_from_json(config, "m", [](std::string_view) { return SourceLocation{}; });
   REQUIRE(model);

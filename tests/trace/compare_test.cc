@@ -4,6 +4,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "tests/json.h"
 #include "tests/trace/sample.h"
 
 namespace hotbunk {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "tests/json.h"
 #include "tests/trace/sample.h"
 
 namespace hotbunk {

@@ -5,15 +5,16 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "tests/json.h"
 #include "tests/trace/sample.h"
 
 namespace hotbunk {
 namespace {
 
 std::string with(const char* pointer, nlohmann::json value) {
-  auto doc = nlohmann::json::parse(trace_to_json(test::sample_trace(), "abc"));
+  auto doc = json_from<nlohmann::json>(trace_to_json(test::sample_trace(), "abc"));
   doc[nlohmann::json::json_pointer(pointer)] = std::move(value);
-  return doc.dump();
+  return json_text(doc);
 }
 
 std::string code_of(const std::string& text) {
@@ -72,10 +73,10 @@ TEST_CASE("a trace file's indices are checked") {
 }
 
 TEST_CASE("an op that moved in the enumeration is found by its name") {
-  auto doc = nlohmann::json::parse(trace_to_json(test::sample_trace(), ""));
+  auto doc = json_from<nlohmann::json>(trace_to_json(test::sample_trace(), ""));
   std::swap(doc["kinds"][static_cast<std::size_t>(OpKind::linear)],
             doc["kinds"][static_cast<std::size_t>(OpKind::all_gather)]);
-  const auto file = trace_from_json(doc.dump(), "trace.json");
+  const auto file = trace_from_json(json_text(doc), "trace.json");
   REQUIRE(file);
   CHECK(file->trace.spans[0].kind == OpKind::linear);
 }
