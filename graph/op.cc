@@ -30,6 +30,7 @@ constexpr std::array<std::string_view, num_op_kinds> kind_names = {"alloc",
                                                                    "all_to_all",
                                                                    "send",
                                                                    "recv",
+                                                                   "send_recv",
                                                                    "barrier",
                                                                    "peer_copy",
                                                                    "embedding",
@@ -65,7 +66,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",     "kl_coef",      "lr_slot",
     "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
-    "reference",   "residual",      "as_dtype"};
+    "reference",   "residual",      "as_dtype",     "source",      "relative"};
 
 constexpr std::array<std::string_view, num_sections> section_names = {
     "train_params", "train_optimizer", "train_reference", "train_grads",    "rollout_weights", "kv_cache",
@@ -109,7 +110,7 @@ double Op::real(Attr a) const { return required<double>(*this, a); }
 double Op::real(Attr a, double otherwise) const { return optional(*this, a, otherwise); }
 
 bool is_communication(OpKind k) { return k >= OpKind::all_gather && k <= OpKind::peer_copy; }
-bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv; }
+bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv || k == OpKind::send_recv; }
 bool is_compute(OpKind k) { return k >= OpKind::embedding; }
 
 }  // namespace hotbunk

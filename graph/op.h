@@ -43,6 +43,7 @@ enum class OpKind : std::uint8_t {
   all_to_all,
   send,
   recv,
+  send_recv,
   barrier,
   peer_copy,
   // compute
@@ -116,8 +117,10 @@ enum class Attr : std::uint8_t {
   reference,
   residual,
   as_dtype,
+  source,
+  relative,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::as_dtype) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::relative) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
@@ -159,7 +162,7 @@ struct Op {
 };
 
 bool is_communication(OpKind);
-/// send and recv: between two ranks of a group.
+/// send, recv and send_recv: between two ranks of a group.
 bool is_pairwise(OpKind);
 bool is_compute(OpKind);
 
