@@ -41,6 +41,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::all_to_all, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::send, 1, 1, 0, 0, FlopRule::none, 0},
     {OpKind::recv, 0, 0, 1, 1, FlopRule::none, 0},
+    {OpKind::send_recv, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::barrier, 0, any, 0, any, FlopRule::none, 0},
     {OpKind::peer_copy, 1, 1, 1, any, FlopRule::none, 0},
     {OpKind::embedding, 2, 2, 1, 1, FlopRule::none, 0},
@@ -164,6 +165,7 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
     case OpKind::broadcast:
     case OpKind::all_to_all:
     case OpKind::send:
+    case OpKind::send_recv:
       return op.inputs[0].bytes(s) - padding;
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
@@ -210,6 +212,24 @@ Range vocab_rows(const Op& op, const Places& places) {
   if (stride == 0) return rows;
   const std::int64_t first = stride * places.at(static_cast<std::size_t>(op.group)), ids = op.integer(Attr::vocab);
   return {std::min(rows.begin + first, ids), std::min(rows.end + first, ids)};
+}
+
+Partners partners_of(const Op& op, std::int64_t ranks, std::int64_t place) {
+  const bool relative = op.integer(Attr::relative, 0) != 0;
+  const auto at = [&](Attr attr) {
+    const std::int64_t said = op.integer(attr);
+    return relative ? ((place + said) % ranks + ranks) % ranks : said;
+  };
+  switch (op.kind) {
+    case OpKind::send:
+      return {.to = at(Attr::peer)};
+    case OpKind::recv:
+      return {.from = at(Attr::peer)};
+    case OpKind::send_recv:
+      return {.to = at(Attr::peer), .from = at(Attr::source)};
+    default:
+      return {};
+  }
 }
 
 SlotWindows windows_of(const Body& body) {
@@ -272,6 +292,8 @@ std::string check_op(const Op& op) {
     for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})
       if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
   if ((op.kind == OpKind::feed || op.kind == OpKind::fetch) && !op.has(Attr::slot)) return "has no slot";
+  if (is_pairwise(op.kind) && !op.has(Attr::peer)) return "has no peer";
+  if (op.kind == OpKind::send_recv && !op.has(Attr::source)) return "has no source";
   return "";
 }
 

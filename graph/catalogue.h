@@ -17,6 +17,9 @@
 //   reduce_scatter     x[W n] -> y[n]            sum in rank order, fp32                   padding_bytes
 //   all_reduce         x -> x                    in place, sum in rank order               reduce_max, padding_bytes
 //   broadcast          x -> x                                                              src_rank (index in group)
+//   send               x[n] ->                   to the rank at place `peer` of the group   peer, relative, padding_bytes
+//   recv               -> y[n]                   from the rank at place `peer`              peer, relative
+//   send_recv          x[n] -> y[m]              x to `peer` and y from `source` at the same time   peer, source, relative, padding_bytes
 //   barrier            (x) -> (x)               no bytes; x names what it orders
 //   peer_copy          x[remote] -> y            moves; a peer's tensor of the same buffer name
 //   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows   vocab_stride: see vocab_rows
@@ -71,6 +74,15 @@ std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
 /// The ids that an embedding answers for on a rank: [vocab_begin, vocab_end), `vocab_stride` further for each place in
 /// op.group where a group shares the table, and none beyond `vocab`.
 Range vocab_rows(const Op&, const Places&);
+
+/// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.
+struct Partners {
+  std::int64_t to = -1, from = -1;
+  friend bool operator==(const Partners&, const Partners&) = default;
+};
+/// Of the rank at `place` of `ranks`. With Attr::relative, peer and source count from its own place, around the group:
+/// 1 is the next rank and -1 the previous one, so that all ranks of a ring share one program.
+Partners partners_of(const Op&, std::int64_t ranks, std::int64_t place);
 
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
 std::string check_op(const Op&);

@@ -37,6 +37,7 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::all_to_all, "all_to_all", OpClass::communication},
     {OpKind::send, "send", OpClass::communication},
     {OpKind::recv, "recv", OpClass::communication},
+    {OpKind::send_recv, "send_recv", OpClass::communication},
     {OpKind::barrier, "barrier", OpClass::communication},
     {OpKind::peer_copy, "peer_copy", OpClass::communication},
     {OpKind::embedding, "embedding", OpClass::compute},
@@ -76,7 +77,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",     "kl_coef",      "lr_slot",
     "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
-    "reference",   "residual",      "as_dtype"};
+    "reference",   "residual",      "as_dtype",     "source",      "relative"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)
@@ -116,7 +117,7 @@ double Op::real(Attr a, double otherwise) const { return optional(*this, a, othe
 bool is_memory(OpKind k) { return class_of(k) == OpClass::memory; }
 bool is_event(OpKind k) { return class_of(k) == OpClass::event; }
 bool is_communication(OpKind k) { return class_of(k) == OpClass::communication; }
-bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv; }
+bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv || k == OpKind::send_recv; }
 bool is_compute(OpKind k) { return class_of(k) == OpClass::compute; }
 
 }  // namespace hotbunk

@@ -51,6 +51,7 @@ enum class OpKind : std::uint8_t {
   all_to_all,
   send,
   recv,
+  send_recv,
   barrier,
   peer_copy,
   // compute
@@ -124,8 +125,10 @@ enum class Attr : std::uint8_t {
   reference,
   residual,
   as_dtype,
+  source,
+  relative,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::as_dtype) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::relative) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
@@ -155,7 +158,7 @@ bool is_memory(OpKind);
 /// record, wait.
 bool is_event(OpKind);
 bool is_communication(OpKind);
-/// send and recv: between two ranks of a group.
+/// send, recv and send_recv: between two ranks of a group.
 bool is_pairwise(OpKind);
 bool is_compute(OpKind);
 

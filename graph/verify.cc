@@ -252,6 +252,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
   if (!found.empty()) return found;
   check_conversations(plan, faults);
   check_pairs(plan, faults);
+  if (!faults.any()) check_deadlock(plan, faults);
   return faults.take();
 }
 

@@ -6,7 +6,7 @@
 #include <set>
 #include <tuple>
 
-#include "graph/bound.h"
+#include "graph/catalogue.h"
 #include "graph/verify_parts.h"
 
 namespace hotbunk {
@@ -105,6 +105,61 @@ std::vector<std::vector<Said>> conversations(const Plan& plan, const Program& pr
   return out;
 }
 
+/// What one rank sends another, or expects of it, over one stream.
+struct Message {
+  std::size_t phase = 0;
+  std::string_view block;
+  std::int64_t bytes = 0;
+  std::int64_t number = 0;  // how many of its program's come before it
+  bool like(const Message& m) const { return phase == m.phase && block == m.block && bytes == m.bytes; }
+};
+using Messages = std::vector<Message>;
+
+/// The messages of a program that go to the same place, or come from it, wherever the rank is.
+struct Letters {
+  const Op* op = nullptr;  // the first of them
+  Messages messages;
+};
+/// By family, stream, whether they are sent, kind, peer, source, relative.
+using Mail = std::map<std::tuple<GroupId, StreamId, bool, OpKind, std::int64_t, std::int64_t, bool>, Letters>;
+
+Mail mail_of(const Plan& plan, const Program& program, Faults& faults) {
+  Mail out;
+  if (std::ranges::none_of(program.bodies,
+                           [](const Body& b) { return std::ranges::any_of(b.ops, is_pairwise, &Op::kind); }))
+    return out;
+  std::int64_t number = 0;
+  for (std::size_t p = 0; p < program.phases.size(); ++p)
+    for (const Block& block : program.phases[p])
+      each_op(program, block, [&](const BoundOp& op) {
+        if (!is_pairwise(op->kind) || op->group < 0) return;
+        const auto post = [&](bool sends, const Tensor& t) {
+          Letters& letters = out[{op->group, op->stream, sends, op->kind, op->integer(Attr::peer),
+                                  op->integer(Attr::source, 0), op->integer(Attr::relative, 0) != 0}];
+          letters.op = op.op;
+          letters.messages.push_back({p, block.name, t.capacity_bytes(), number++});
+        };
+        if (op->kind != OpKind::recv) post(true, op->inputs[0]);
+        if (op->kind != OpKind::send) post(false, op->outputs[0]);
+        if (op->kind != OpKind::send_recv) return;
+        const Tensor &x = op->inputs[0], &y = op->outputs[0];
+        const std::int64_t sent = op.begin_of(x), received = op.begin_of(y);
+        if (op.buffer(x).section() == op.buffer(y).section() && sent < received + y.capacity_bytes() &&
+            received < sent + x.capacity_bytes())
+          faults.add(fmt::format("phase {}, block {}: send_recv '{}' receives into what it sends", plan.phases[p].name,
+                                 block.name, op.name()));
+      });
+  return out;
+}
+
+/// Several lists of one program as one, in its order.
+Messages merged(const std::vector<const Messages*>& lists) {
+  Messages out;
+  for (const Messages* list : lists) out.insert(out.end(), list->begin(), list->end());
+  std::ranges::sort(out, {}, &Message::number);
+  return out;
+}
+
 }  // namespace
 
 void check_roles(const Plan& plan, Faults& faults) {
@@ -161,63 +216,50 @@ void check_conversations(const Plan& plan, Faults& faults) {
 }
 
 void check_pairs(const Plan& plan, Faults& faults) {
-  // What the ranks of a program send to and expect of each place of their group.
-  using Message = std::tuple<std::size_t, std::string_view, std::int64_t>;  // phase, block, bytes
-  using Messages = std::map<std::pair<GroupId, std::int64_t>, std::vector<Message>>;
-  struct Mail {
-    Messages sent, expected;
-  };
-  std::vector<Mail> mail(plan.programs.size());
-  for (std::size_t i = 0; i < plan.programs.size(); ++i) {
-    const Program& program = plan.programs[i];
-    if (std::ranges::none_of(program.bodies,
-                             [](const Body& b) { return std::ranges::any_of(b.ops, is_pairwise, &Op::kind); }))
-      continue;
-    for (std::size_t p = 0; p < program.phases.size(); ++p)
-      for (const Block& block : program.phases[p])
-        each_op(program, block, [&](const BoundOp& op) {
-          if (!is_pairwise(op->kind) || op->group < 0) return;
-          const bool sends = op->kind == OpKind::send;
-          const auto& side = sends ? op->inputs : op->outputs;
-          auto& messages = sends ? mail[i].sent : mail[i].expected;
-          messages[{op->group, op->integer(Attr::peer, -1)}].emplace_back(p, block.name,
-                                                                          side.empty() ? 0 : side[0].capacity_bytes());
-        });
-  }
-  const auto of = [&](Rank r) -> const Mail& {
-    return mail[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)])];
-  };
-  static const std::vector<Message> none;
-  const auto found = [](const Messages& messages, GroupId family, std::size_t place) -> const std::vector<Message>& {
-    const auto at = messages.find({family, static_cast<std::int64_t>(place)});
-    return at == messages.end() ? none : at->second;
-  };
-  const auto text = [&](const auto& at, const std::vector<Message>& all) {
+  std::vector<Mail> mail;  // of each program
+  for (const Program& program : plan.programs) mail.push_back(mail_of(plan, program, faults));
+  if (std::ranges::all_of(mail, &Mail::empty)) return;
+  const auto text = [&](const auto& at, const Messages& all) {
     if (at == all.end()) return std::string("nothing");
-    const auto& [phase, block, bytes] = *at;
-    return fmt::format("{} B in phase {}, block {}", bytes, plan.phases[phase].name, block);
+    return fmt::format("{} B in phase {}, block {}", at->bytes, plan.phases[at->phase].name, at->block);
   };
+  struct Talk {
+    std::vector<const Messages*> sent, expected;
+  };
+  std::set<std::pair<const Messages*, const Messages*>> agreed;  // ranks of a program say the same to all their peers
   for (std::size_t f = 0; f < plan.groups.size(); ++f)
     for (const auto& members : plan.groups[f].groups) {
-      const auto family = static_cast<GroupId>(f);
-      std::set<std::pair<std::size_t, std::size_t>> pairs;  // places: from, to
+      std::map<std::tuple<std::size_t, std::size_t, StreamId>, Talk> talks;  // from one place to another
       for (std::size_t i = 0; i < members.size(); ++i)
-        for (const bool sends : {true, false})
-          for (const auto& [to, messages] : sends ? of(members[i]).sent : of(members[i]).expected) {
-            if (to.first != family) continue;
-            if (to.second < 0 || to.second >= std::ssize(members))
-              faults.add(fmt::format("group {}: rank {} {} place {} of {}", plan.groups[f].name, members[i],
-                                     sends ? "sends to" : "receives from", to.second, members.size()));
-            else if (sends) pairs.emplace(i, static_cast<std::size_t>(to.second));
-            else pairs.emplace(static_cast<std::size_t>(to.second), i);
-          }
-      for (const auto& [from, to] : pairs) {
-        const auto &sent = found(of(members[from]).sent, family, to),
-                   &expected = found(of(members[to]).expected, family, from);
-        if (sent == expected) continue;
-        const auto [a, b] = std::ranges::mismatch(sent, expected);
-        faults.add(fmt::format("group {}: rank {} sends rank {} {}, which expects {}", plan.groups[f].name,
-                               members[from], members[to], text(a, sent), text(b, expected)));
+        for (const auto& [address, letters] :
+             mail[static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(members[i])])]) {
+          const auto& [family, stream, sends, kind, peer, source, relative] = address;
+          if (family != static_cast<GroupId>(f)) continue;
+          const auto fault = [&](const std::string& what) {
+            faults.add(fmt::format("group {}: rank {} {}", plan.groups[f].name, members[i], what));
+          };
+          const Partners at = partners_of(*letters.op, std::ssize(members), static_cast<std::int64_t>(i));
+          const std::int64_t other = sends ? at.to : at.from;
+          if (other < 0 || other >= std::ssize(members))
+            fault(fmt::format("{} place {} of {}", sends ? "sends to" : "receives from", other, members.size()));
+          else if ((at.to == static_cast<std::int64_t>(i)) != (at.from == static_cast<std::int64_t>(i)))
+            fault(fmt::format("is on one side only of {} '{}' with itself", name_of(kind), letters.op->name));
+          else if (const auto o = static_cast<std::size_t>(other); sends)
+            talks[{i, o, stream}].sent.push_back(&letters.messages);
+          else talks[{o, i, stream}].expected.push_back(&letters.messages);
+        }
+      for (const auto& [pair, talk] : talks) {
+        const bool one_each = talk.sent.size() == 1 && talk.expected.size() == 1;
+        if (one_each && agreed.contains({talk.sent[0], talk.expected[0]})) continue;
+        const Messages sent = merged(talk.sent), expected = merged(talk.expected);
+        const auto [a, b] =
+            std::ranges::mismatch(sent, expected, [](const Message& m, const Message& n) { return m.like(n); });
+        const auto [from, to, stream] = pair;
+        if (a != sent.end() || b != expected.end())
+          faults.add(fmt::format("group {}: rank {} sends rank {} {}, which expects {}, on stream {}",
+                                 plan.groups[f].name, members[from], members[to], text(a, sent), text(b, expected),
+                                 plan.stream(stream).name));
+        else if (one_each) agreed.insert({talk.sent[0], talk.expected[0]});
       }
     }
 }

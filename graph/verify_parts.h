@@ -30,8 +30,12 @@ class Faults {
 void check_roles(const Plan&, Faults&);
 /// That the members of a group issue the same collectives in the same order.
 void check_conversations(const Plan&, Faults&);
-/// That what is sent is received: between two ranks the same bytes in the same order, in the same phases and blocks.
+/// That what is sent is received: between two ranks the same bytes in the same order, over the same streams, in
+/// the same phases and blocks.
 void check_pairs(const Plan&, Faults&);
+/// That ranks which send to one another do not wait for each other for ever (verify_deadlock.cc). Of plans that pass
+/// both checks above.
+void check_deadlock(const Plan&, Faults&);
 
 /// What is alive and mapped, and the order between streams.
 void check_memory_and_order(const Plan&, std::size_t program, Faults&);

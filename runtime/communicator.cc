@@ -26,7 +26,8 @@ void check_count(std::int64_t count, std::int64_t padding_bytes, std::int64_t pa
 
 std::string_view name_of(CommOp op) {
   constexpr std::array<std::string_view, num_comm_ops> names = {
-      "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "send", "recv", "peer_read", "barrier"};
+      "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all",
+      "send",       "recv",           "send_recv",  "peer_read", "barrier"};
   return names[static_cast<std::size_t>(op)];
 }
 
@@ -171,11 +172,12 @@ void Communicator::all_to_all_v(const void* send, std::span<const std::int64_t> 
   count(CommOp::all_to_all, n, 0, n - send_bytes[rank_]);
 }
 
-void Communicator::send(int peer, const void* data, std::int64_t bytes) {
+void Communicator::send(int peer, const void* data, std::int64_t bytes, std::int64_t padding_bytes) {
   check_peer(peer, "send to");
   HB_CHECK(peer != rank_ && bytes >= 0, "send of {} B from rank {} to rank {}", bytes, rank_, peer);
+  check_count(bytes, padding_bytes, bytes);
   do_send_recv(peer, in(data), bytes, -1, nullptr, 0);
-  count(CommOp::send, bytes, 0, bytes);
+  count(CommOp::send, bytes, padding_bytes, bytes);
 }
 
 void Communicator::recv(int peer, void* data, std::int64_t bytes) {
@@ -186,19 +188,19 @@ void Communicator::recv(int peer, void* data, std::int64_t bytes) {
 }
 
 void Communicator::send_recv(int to, const void* send_data, std::int64_t send_bytes, int from, void* recv_data,
-                             std::int64_t recv_bytes) {
+                             std::int64_t recv_bytes, std::int64_t padding_bytes) {
   check_peer(to, "send to");
   check_peer(from, "receive from");
   HB_CHECK((to == rank_) == (from == rank_) && send_bytes >= 0 && recv_bytes >= 0,
            "send_recv of rank {} to rank {} and from rank {}", rank_, to, from);
+  check_count(send_bytes, padding_bytes, send_bytes);
   if (to == rank_) {
     HB_CHECK(send_bytes == recv_bytes, "send_recv with itself: {} B sent, {} expected", send_bytes, recv_bytes);
     if (send_bytes > 0) std::memmove(recv_data, send_data, static_cast<std::size_t>(send_bytes));
   } else {
     do_send_recv(to, in(send_data), send_bytes, from, out(recv_data), recv_bytes);
   }
-  count(CommOp::send, send_bytes, 0, to == rank_ ? 0 : send_bytes);
-  count(CommOp::recv, 0, 0, 0);
+  count(CommOp::send_recv, send_bytes, padding_bytes, to == rank_ ? 0 : send_bytes);
 }
 
 void Communicator::barrier() {

@@ -7,16 +7,19 @@
 //
 // Counters are kept here, from the arguments of the calls, independently of any plan (P2). n = bytes of the full
 // tensor:
+// clang-format off
 //   operation       payload                              wire: bytes this rank sends (direct or ring: the same volume)
 //   all_gather      n = W * bytes_per_rank (output)      (W-1) * bytes_per_rank                = (W-1)/W n
 //   reduce_scatter  n = W * count * size (input)         (W-1) * count * size                  = (W-1)/W n
-//   all_reduce      n                                    n + (W-2) * own chunk, chunk = ⌈count/W⌉ elements,
-//                                                        the last ones shorter                 = 2(W-1)/W n if W |
-//                                                        count
-//   broadcast       n                                    n; 0 for the last of the chain root, root+1, … (a pipelined
-//   ring) all_to_all      whole send buffer, own part included send buffer without the own part send            bytes
-//   sent                           bytes sent recv, barrier   0                                    0 peer_read bytes
-//   read                           0 (the owner does nothing)
+//   all_reduce      n                                    n + (W-2) * own chunk, chunk = ⌈count/W⌉ elements, the last
+//                                                        ones shorter                          = 2(W-1)/W n if W | count
+//   broadcast       n                                    n; 0 for the last of the chain root, root+1, … (a pipelined ring)
+//   all_to_all      whole send buffer, own part included send buffer without the own part
+//   send            bytes sent                           bytes sent
+//   send_recv       bytes sent                           bytes sent; 0 to itself
+//   recv, barrier   0                                    0
+//   peer_read       bytes read                           0 (the owner does nothing)
+// clang-format on
 // padding_bytes is the part of the payload that is padding: it is counted apart and taken off the payload, not off the
 // wire.
 #pragma once
@@ -43,10 +46,11 @@ enum class CommOp : std::uint8_t {
   all_to_all,
   send,
   recv,
+  send_recv,
   peer_read,
   barrier
 };
-constexpr int num_comm_ops = 9;
+constexpr int num_comm_ops = 10;
 std::string_view name_of(CommOp);
 
 enum class ReduceOp : std::uint8_t { sum, max };  // max: a NaN in any rank gives NaN
@@ -108,11 +112,12 @@ class Communicator {
   void all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* recv,
                     std::span<const std::int64_t> recv_bytes);
   /// Blocks until the bytes may be overwritten, which may be when the peer has received them.
-  void send(int peer, const void* data, std::int64_t bytes);
+  void send(int peer, const void* data, std::int64_t bytes, std::int64_t padding_bytes = 0);
   void recv(int peer, void* data, std::int64_t bytes);
-  /// Both at once, as rings need it: never deadlocks against the neighbours' send_recv. Counts one send and one recv.
+  /// Both at once, as rings need it: never deadlocks against the neighbours' send_recv. Either half meets a send, recv
+  /// or send_recv of its peer. A rank that is its own peer, alone in its ring, copies.
   void send_recv(int to, const void* send_data, std::int64_t send_bytes, int from, void* recv_data,
-                 std::int64_t recv_bytes);
+                 std::int64_t recv_bytes, std::int64_t padding_bytes = 0);
   void barrier();
 
   /// The CUDA-IPC analogue: memory of shared region `region` (the index World::share gave, the same on every rank) of a

@@ -181,8 +181,7 @@ bool Engine::start(QueueId q) {
   const Entry e = streams_[q].queue.front();
   const OpInfo& op = info(q, e);
   if (op.occupies == Occupies::meeting) return arrive(q), false;
-  if (op.occupies == Occupies::sender || op.occupies == Occupies::receiver)
-    return post(q, op.occupies == Occupies::sender), false;
+  if (op.occupies == Occupies::transfer) return post(q), false;
   streams_[q].start = now_;
   if (e.value > 0) return begin_timed(q, e.value, op.occupies), false;
   timeline_.finished(rank_of(q), stream_of(q), op.op, e.run, now_, now_);
@@ -256,33 +255,58 @@ void Engine::arrive(QueueId q) {
   events_.push(now_ + meeting.longest, tag_meeting | id);
 }
 
-Rank Engine::partner_of(QueueId q, const Op& op) const {
-  const Group& group = groups_[static_cast<std::size_t>(group_at(op.group, rank_of(q)))];
-  return group.members->at(static_cast<std::size_t>(op.integer(Attr::peer)));
+Engine::Transfer Engine::transfer_of(QueueId q, const Op& op) const {
+  const Rank me = rank_of(q);
+  const std::vector<Rank>& members = *groups_[static_cast<std::size_t>(group_at(op.group, me))].members;
+  const auto place = std::ranges::find(members, me) - members.begin();
+  const Partners at = partners_of(op, std::ssize(members), place);
+  const auto rank = [&](std::int64_t peer) { return members.at(static_cast<std::size_t>(peer)); };
+  Transfer out;
+  if (op.kind != OpKind::recv) out.out = {op.group, stream_of(q), me, rank(at.to)};
+  if (op.kind != OpKind::send) out.in = {op.group, stream_of(q), rank(at.from), me};
+  return out;
 }
 
-/// send and recv of one pair of ranks match in the order in which they come to the head of their streams.
-void Engine::post(QueueId q, bool sends) {
-  const Op& op = *info(q, streams_[q].queue.front()).op;
-  const Rank partner = partner_of(q, op), me = rank_of(q);
-  Postbox& box = postboxes_[sends ? Pair{op.group, me, partner} : Pair{op.group, partner, me}];
-  (sends ? box.senders : box.receivers).push_back(q);
-  streams_[q].at = At::partner;
+/// What two ranks send each other over one stream matches in the order in which it comes to the head of their streams.
+/// A send_recv posts both of its halves at once, and is done when both are: whoever it waits for in the one can have
+/// the other.
+void Engine::post(QueueId q) {
+  Stream& s = streams_[q];
+  const Transfer transfer = transfer_of(q, *info(q, s.queue.front()).op);
+  s.at = At::partner;
+  s.start = -1;
+  s.unmet = s.unfinished = static_cast<std::int8_t>(transfer.out.has_value() + transfer.in.has_value());
+  if (transfer.out) postboxes_[*transfer.out].senders.push_back(q);
+  if (transfer.in) postboxes_[*transfer.in].receivers.push_back(q);
+  for (const auto& half : {transfer.out, transfer.in})
+    if (half && failure_.empty()) match(*half);
+}
+
+/// Starts the oldest transfer of a pair, if both sides have come. It takes the slower side's price, which is, of a
+/// send_recv, that of its larger half.
+void Engine::match(const Pair& pair) {
+  Postbox& box = postboxes_[pair];
   if (box.senders.empty() || box.receivers.empty()) return;
   const QueueId from = box.senders.front(), to = box.receivers.front();
   box.senders.pop_front(), box.receivers.pop_front();
   const Entry sent = streams_[from].queue.front(), received = streams_[to].queue.front();
   if (communication_bytes(*info(from, sent).op, sizes(from, sent)) !=
       info(to, received).op->outputs.at(0).bytes(sizes(to, received))) {
-    failure_ = {mismatch(groups_[static_cast<std::size_t>(group_at(op.group, me))], {}, from, to)};
+    failure_ = {mismatch(groups_[static_cast<std::size_t>(group_at(std::get<0>(pair), rank_of(from)))], {}, from, to)};
     return;
   }
   streams_[from].partner = to;
   for (QueueId each : {from, to}) {
-    streams_[each].at = At::running;
-    streams_[each].start = now_;
+    Stream& s = streams_[each];
+    if (--s.unmet == 0) s.at = At::running;
+    if (s.start < 0) s.start = now_;
   }
   events_.push(now_ + std::max(sent.value, received.value), tag_pair | from);
+}
+
+/// One half of the transfer at the head of a stream is over.
+void Engine::end_half(QueueId q) {
+  if (--streams_[q].unfinished == 0) complete(q);
 }
 
 /// The op at the head of a stream is done.
@@ -317,8 +341,8 @@ void Engine::handle(const SimEvent& event) {
       return reschedule(index);
     case tag_pair: {
       const QueueId partner = streams_[index].partner;
-      complete(index);
-      return complete(partner);
+      end_half(index);
+      return end_half(partner);
     }
     case tag_meeting: {
       Meeting& meeting = meetings_[index];

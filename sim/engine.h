@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -89,7 +90,8 @@ class Engine {
     Fifo queue;
     At at = At::idle;  // what its head does
     std::int64_t start = 0;
-    QueueId partner = 0;  // of a running send: the receiver
+    QueueId partner = 0;                    // of a running send: the receiver
+    std::int8_t unmet = 0, unfinished = 0;  // of a transfer: halves that have met nobody yet, that are not over
   };
   struct Host {
     Fifo calls;  // not yet on a stream
@@ -116,7 +118,7 @@ class Engine {
     const std::vector<Rank>* members = nullptr;
     bool one_device = false;
   };
-  using Pair = std::tuple<GroupId, Rank, Rank>;  // family, from, to
+  using Pair = std::tuple<GroupId, StreamId, Rank, Rank>;  // family, stream, from, to
   struct Postbox {
     std::deque<QueueId> senders, receivers;
   };
@@ -143,7 +145,9 @@ class Engine {
   bool start(QueueId);
   void begin_timed(QueueId, std::int64_t duration, Occupies);
   void arrive(QueueId);
-  void post(QueueId, bool sends);
+  void post(QueueId);
+  void match(const Pair&);
+  void end_half(QueueId);
   void complete(QueueId);
   void retire(Rank);
   void fire(Rank, std::uint32_t ticket);
@@ -173,7 +177,11 @@ class Engine {
   std::int32_t group_at(GroupId family, Rank r) const {
     return group_of_[static_cast<std::size_t>(family) * hosts_.size() + static_cast<std::size_t>(r)];
   }
-  Rank partner_of(QueueId, const Op&) const;
+  /// Who it sends to and receives from; none: nobody.
+  struct Transfer {
+    std::optional<Pair> out, in;
+  };
+  Transfer transfer_of(QueueId, const Op&) const;
 
   // engine_report.cc: only when something is wrong
   std::string where(QueueId) const;

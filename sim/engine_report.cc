@@ -27,8 +27,12 @@ std::string Engine::describe(QueueId q) const {
     text += fmt::format(" #{}", meetings_[static_cast<std::size_t>(g) * max_streams + q % max_streams].sequence);
   const std::int64_t bytes =
       op.kind == OpKind::recv ? op.outputs.at(0).bytes(sizes(q, e)) : communication_bytes(op, sizes(q, e));
-  return text + fmt::format(" of group {} (ranks {}), {} B", plan_.groups[static_cast<std::size_t>(group.family)].name,
-                            fmt::join(*group.members, ", "), bytes);
+  text += fmt::format(" of group {} (ranks {}), {} B", plan_.groups[static_cast<std::size_t>(group.family)].name,
+                      fmt::join(*group.members, ", "), bytes);
+  if (op.kind != OpKind::send_recv) return text;
+  const Transfer transfer = transfer_of(q, op);
+  return text + fmt::format(" to rank {} and {} B from rank {}", std::get<3>(*transfer.out),
+                            op.outputs.at(0).bytes(sizes(q, e)), std::get<2>(*transfer.in));
 }
 
 bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
@@ -60,7 +64,9 @@ bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
     }
     why = fmt::format("waits for rank {}", rank);
   } else if (s.at == At::partner) {
-    rank = partner_of(q, *info(q, e).op);
+    const Transfer transfer = transfer_of(q, *info(q, e).op);
+    const auto unmet = [&](const Pair& pair) { return std::ranges::count(postboxes_.at(pair).senders, q) > 0; };
+    rank = transfer.out && unmet(*transfer.out) ? std::get<3>(*transfer.out) : std::get<2>(*transfer.in);
     why = fmt::format("waits for rank {}", rank);
   } else {
     return false;

@@ -20,9 +20,9 @@ Occupies occupies_of(const Plan& plan, const Op& op) {
     case OpKind::unmap:
       return Occupies::host;
     case OpKind::send:
-      return Occupies::sender;
     case OpKind::recv:
-      return Occupies::receiver;
+    case OpKind::send_recv:
+      return Occupies::transfer;
     default:
       break;
   }

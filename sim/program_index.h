@@ -14,9 +14,8 @@ enum class Occupies : std::uint8_t {
   device,    // the device's compute, shared by all ranks and streams on it
   link_h2d,  // the device's link, one direction
   link_d2h,
-  meeting,  // all members of its group, together
-  sender,
-  receiver,
+  meeting,   // all members of its group, together
+  transfer,  // who sends and who receives, together
 };
 
 /// Which actual sizes an op's cost, bytes and FLOPs can depend on.

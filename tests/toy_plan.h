@@ -60,6 +60,15 @@ inline Op transfer(OpKind kind, std::string name, Dim elements, std::int64_t pee
   o.group = 0;
   return o;
 }
+/// `sent` fp32 of buffer 0 go to the rank at `peer`, `received` of buffer 1 come from the one at `source`.
+inline Op exchange(std::string name, Dim sent, Dim received, std::int64_t peer, std::int64_t source,
+                   bool relative = true, StreamId stream = streams::control) {
+  Op o = op(OpKind::send_recv, stream, std::move(name));
+  o.inputs = {tensor(0, sent)}, o.outputs = {tensor(1, received)};
+  o.attrs = {{Attr::peer, peer}, {Attr::source, source}, {Attr::relative, std::int64_t{relative ? 1 : 0}}};
+  o.group = 0;
+  return o;
+}
 inline Op memory(OpKind kind, BufferId buffer, std::string name) {
   Op o = op(kind, streams::compute, std::move(name));
   o.buffer = buffer;

@@ -10,6 +10,7 @@
 //   all_to_all       what this rank sends,  n / W * (W-1)
 //                    own part included
 //   send             what it sends          n
+//   send_recv        what it sends          n; 0 to itself, in a ring of one
 //   recv, barrier    0                      0
 //   peer_copy        bytes read from        0: the owner does nothing
 //                    other ranks
@@ -34,6 +35,7 @@ inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes) {
     case OpKind::broadcast:
     case OpKind::all_to_all:
     case OpKind::send:
+    case OpKind::send_recv:
       return op.inputs.at(0).bytes(sizes);
     default:
       return 0;
@@ -59,6 +61,8 @@ inline std::int64_t wire_bytes(const Op& op, std::int64_t n, std::int64_t ranks,
     }
     case OpKind::send:
       return n;
+    case OpKind::send_recv:
+      return partners_of(op, ranks, index).to == index ? 0 : n;
     default:
       return 0;
   }

@@ -17,7 +17,7 @@ CpuBackend::~CpuBackend() = default;
 
 Capability CpuBackend::supports(const Op& op) const {
   if (is_communication(op.kind)) {
-    const bool later = op.kind == OpKind::all_to_all || is_pairwise(op.kind);
+    const bool later = op.kind == OpKind::all_to_all;
     return later ? Capability{false, "no lowering uses it yet, so its kernel is not registered"} : Capability{};
   }
   const bool built_in = op.kind <= OpKind::copy;  // memory, order, feed, fetch, copy

@@ -7,6 +7,7 @@
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/program_memory.h"
 #include "base/check.h"
+#include "graph/catalogue.h"
 
 namespace hotbunk {
 namespace {
@@ -27,6 +28,8 @@ OpKind kind_of(CommOp op) {
       return OpKind::send;
     case CommOp::recv:
       return OpKind::recv;
+    case CommOp::send_recv:
+      return OpKind::send_recv;
     case CommOp::peer_read:
       return OpKind::peer_copy;
     case CommOp::barrier:
@@ -41,6 +44,19 @@ bool reads_peers(const Plan& plan) {
       for (const Op& op : body.ops)
         if (op.kind == OpKind::peer_copy) return true;
   return false;
+}
+
+/// send, recv and send_recv.
+void transfer(Communicator& c, const KernelCall& call, std::int64_t padding) {
+  const Op& op = call.op;
+  const Partners at = partners_of(op, c.size(), c.rank());
+  const int to = static_cast<int>(at.to), from = static_cast<int>(at.from);
+  const auto address = [&](const Tensor& t) { return call.addresses.address(t); };
+  const auto bytes = [&](const Tensor& t) { return t.bytes(call.sizes); };
+  if (op.kind == OpKind::send) return c.send(to, address(op.inputs[0]), bytes(op.inputs[0]), padding);
+  if (op.kind == OpKind::recv) return c.recv(from, address(op.outputs[0]), bytes(op.outputs[0]));
+  c.send_recv(to, address(op.inputs[0]), bytes(op.inputs[0]), from, address(op.outputs[0]), bytes(op.outputs[0]),
+              padding);
 }
 
 }  // namespace
@@ -105,6 +121,10 @@ void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
     case OpKind::broadcast:
       return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
                          static_cast<int>(op.integer(Attr::src_rank, 0)));
+    case OpKind::send:
+    case OpKind::recv:
+    case OpKind::send_recv:
+      return transfer(c, call, padding);
     case OpKind::barrier:
       return c.barrier();
     default:

@@ -35,6 +35,7 @@ Hops hops_of(OpKind kind, const GroupShape& g) {
       return {local, nodes - 1.0};
     case OpKind::send:
     case OpKind::recv:
+    case OpKind::send_recv:  // both directions of the links at the same time
     case OpKind::peer_copy:
       return {g.nodes > 1 ? 0.0 : 1.0, g.nodes > 1 ? 1.0 : 0.0};
     default:

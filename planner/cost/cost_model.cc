@@ -58,6 +58,14 @@ double tile_fill(double m, double n, double units) {
   return best;
 }
 
+/// What a communication op's time follows from: its payload; of a recv what comes, of a send_recv the larger of its two
+/// directions, which pass each other on the link.
+double priced_bytes(const Op& op, const Sizes& s, const Places& places) {
+  std::int64_t bytes = payload_bytes(op, s, places);
+  if (op.kind == OpKind::recv || op.kind == OpKind::send_recv) bytes = std::max(bytes, op.outputs[0].bytes(s));
+  return static_cast<double>(bytes);
+}
+
 }  // namespace
 
 std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank, const Op& op, const Sizes& s,
@@ -75,7 +83,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   } else if (is_communication(op.kind)) {
     const GroupShape shape = shape_of(plan.group_of(op.group, rank));
     m.at = {static_cast<double>(shape.ranks), static_cast<double>(shape.nodes),
-            std::max(static_cast<double>(payload_bytes(op, s, places)), 1.0)};
+            std::max(priced_bytes(op, s, places), 1.0)};
   } else if (is_gemm(op.kind)) {
     m.dtype = op.inputs[1].dtype;
     m.at = gemm_size(op, s);
@@ -213,7 +221,7 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op
     default:
       if (is_communication(op.kind)) {
         const std::vector<Rank>& members = plan.group_of(op.group, rank);
-        seconds = collective_seconds(op.kind, shape_of(members), static_cast<double>(payload_bytes(op, s, places)));
+        seconds = collective_seconds(op.kind, shape_of(members), priced_bytes(op, s, places));
       } else if (plan.crosses_spaces(op)) {
         seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
       } else {

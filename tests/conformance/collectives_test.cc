@@ -98,6 +98,186 @@ TEST_CASE("broadcast: the root's values; the last of the chain sends nothing") {
         {{1, 8, 0, 0}, {1, 8, 0, 8}});
 }
 
+namespace {
+
+/// A program that receives `received` fp32 in y and sends `sent` of x, by these places; -1 elements: it does not.
+RankProgram messages(std::int64_t sent, std::int64_t received, std::vector<std::pair<Attr, AttrValue>> attrs,
+                     std::int64_t padding_bytes = 0) {
+  RankProgram p;
+  Op op = toy::op(received < 0 ? OpKind::send
+                  : sent < 0   ? OpKind::recv
+                               : OpKind::send_recv,
+                  streams::compute, "message");
+  op.attrs = std::move(attrs);
+  op.group = 0;
+  if (padding_bytes > 0) op.attrs.emplace_back(Attr::padding_bytes, padding_bytes);
+  if (sent >= 0) {
+    op.inputs = {p.tensor("x", DType::f32, {sent})};
+    p.feed(op.inputs[0]);
+  }
+  if (received >= 0) {
+    op.outputs = {p.tensor("y", DType::f32, {received})};
+    p.feed(op.outputs[0]);
+  }
+  p.add(op);
+  if (sent >= 0) p.fetch(op.inputs[0]);
+  if (received >= 0) p.fetch(op.outputs[0]);
+  return p;
+}
+
+std::vector<std::pair<Attr, AttrValue>> places(std::int64_t peer, std::int64_t source) {
+  return {{Attr::peer, peer}, {Attr::source, source}};
+}
+std::vector<std::pair<Attr, AttrValue>> steps(std::int64_t peer, std::int64_t source) {
+  return {{Attr::peer, peer}, {Attr::source, source}, {Attr::relative, std::int64_t{1}}};
+}
+
+/// Rank r feeds x with 10 r, 10 r + 1, …; what a rank receives is `from`'s, and it counts `traffic`.
+struct Receives {
+  RankProgram program;
+  std::int64_t sent, received;
+  int from;
+  RankTraffic traffic;
+};
+
+void check_messages(const std::vector<Receives>& ranks) {
+  Script script;
+  std::vector<Program> programs;
+  const auto values = [](int rank, std::int64_t n) {
+    std::vector<float> out;
+    for (std::int64_t i = 0; i < n; ++i) out.push_back(static_cast<float>(10 * rank + i));
+    return out;
+  };
+  const auto bytes = [](const std::vector<float>& v) {
+    Bytes out(v.size() * sizeof(float) + 2 * RankProgram::guard, std::byte{0xa5});
+    std::memcpy(out.data() + RankProgram::guard, v.data(), v.size() * sizeof(float));
+    return out;
+  };
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    programs.push_back(ranks[r].program.program());
+    if (ranks[r].sent >= 0)
+      script.feeds[fmt::format("feed x@{}", r)] = bytes(values(static_cast<int>(r), ranks[r].sent));
+    if (ranks[r].received >= 0)
+      script.feeds[fmt::format("feed y@{}", r)] =
+          bytes(std::vector<float>(static_cast<std::size_t>(ranks[r].received), -1.0F));
+  }
+  const Plan plan = plan_of(programs);
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played = play(*subject, plan, script);
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
+    REQUIRE(played.trace.traffic.size() == ranks.size());
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      INFO("rank " << r);
+      CHECK(played.trace.traffic[r] == ranks[r].traffic);
+      if (!subject->has_values()) continue;
+      if (ranks[r].sent >= 0) {
+        const Bytes& x = played.fetched.at(fmt::format("fetch x@{}", r));
+        CHECK(guarded(x));
+        CHECK(floats_of(x) == values(static_cast<int>(r), ranks[r].sent));
+      }
+      if (ranks[r].received >= 0) {
+        const Bytes& y = played.fetched.at(fmt::format("fetch y@{}", r));
+        CHECK(guarded(y));
+        CHECK(floats_of(y) == values(ranks[r].from, ranks[r].received));
+      }
+    }
+  }
+}
+
+RankTraffic one(OpKind kind, TrafficCount count) { return {{{1, 0, 0, kind}, count}}; }
+
+}  // namespace
+
+TEST_CASE("send and recv: what one rank has goes to the other, by its place or relative to one's own") {
+  // 5 fp32, the last of them padding: 20 B on the wire, 16 of them payload; the receiver counts the call alone.
+  for (const bool relative : {false, true}) {
+    const auto to = relative ? steps(1, 0) : places(1, 0), from = relative ? steps(-1, 0) : places(0, 0);
+    check_messages({{messages(5, -1, to, 4), 5, -1, -1, one(OpKind::send, {1, 16, 4, 20})},
+                    {messages(-1, 5, from), -1, 5, 0, one(OpKind::recv, {1, 0, 0, 0})}});
+  }
+}
+
+TEST_CASE("send_recv: two ranks swap what they have, of different sizes") {
+  // Rank 0 sends 3 fp32 and receives 5: 12 B and 20 B.
+  check_messages({{messages(3, 5, places(1, 1)), 3, 5, 1, one(OpKind::send_recv, {1, 12, 0, 12})},
+                  {messages(5, 3, places(0, 0)), 5, 3, 0, one(OpKind::send_recv, {1, 20, 0, 20})}});
+}
+
+TEST_CASE("send_recv: one program on a ring of ranks, to the next and to the previous one") {
+  // 100 000 fp32 are 400 000 B: more than any transport holds on the way, so ranks that send before they receive would
+  // wait for each other.
+  for (const std::int64_t n : {0, 7, 100'000})
+    for (const std::int64_t next : {1, -1}) {
+      const TrafficCount count{1, 4 * n, 0, 4 * n};
+      std::vector<Receives> ranks;
+      for (int r = 0; r < 3; ++r)
+        ranks.push_back(
+            {messages(n, n, steps(next, -next)), n, n, (r + (next == 1 ? 2 : 1)) % 3, one(OpKind::send_recv, count)});
+      check_messages(ranks);
+    }
+}
+
+TEST_CASE("send_recv: its halves meet a send and a recv") {
+  // 0 sends to 1, which sends to 2 at the same time.
+  check_messages({{messages(4, -1, places(1, 0)), 4, -1, -1, one(OpKind::send, {1, 16, 0, 16})},
+                  {messages(6, 4, places(2, 0)), 6, 4, 0, one(OpKind::send_recv, {1, 24, 0, 24})},
+                  {messages(-1, 6, places(1, 0)), -1, 6, 1, one(OpKind::recv, {1, 0, 0, 0})}});
+}
+
+TEST_CASE("send_recv: alone in its ring a rank keeps what it has, and nothing goes over a wire") {
+  check_messages({{messages(6, 6, steps(1, -1)), 6, 6, 0, one(OpKind::send_recv, {1, 24, 0, 0})}});
+}
+
+TEST_CASE("send_recv: rounds follow each other in order, on two streams at once") {
+  // Three ranks hand on what they got three times: everybody has its own again. On another stream the other way, once:
+  // what rank r + 1 has.
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::f32, {3}), y = p.tensor("y", DType::f32, {3}),
+               back = p.tensor("back", DType::f32, {3}), own = p.tensor("own", DType::f32, {3});
+  for (const Tensor& t : {x, y}) p.feed(t);
+  for (const Tensor& t : {back, own}) p.feed(t, streams::gather);
+  const auto round = [&](const Tensor& from, const Tensor& to, std::int64_t next, StreamId stream) {
+    Op op = toy::op(OpKind::send_recv, stream, "round");
+    op.inputs = {from}, op.outputs = {to}, op.attrs = steps(next, -next), op.group = 0;
+    p.add(op);
+  };
+  round(x, y, 1, streams::compute);
+  round(own, back, -1, streams::gather);
+  round(y, x, 1, streams::compute);
+  round(x, y, 1, streams::compute);
+  p.fetch(y);
+  p.fetch(back, streams::gather);
+  // The gather stream begins behind compute, which maps and allocates, and compute ends behind it.
+  Program program = p.program();
+  Call& call = program.phases[0][0].calls[0];
+  const auto& ops = program.bodies[0].ops;
+  const auto first = std::ranges::find(ops, streams::gather, &Op::stream) - ops.begin();
+  const auto last = std::ranges::find(ops, OpKind::free, &Op::kind) - ops.begin();
+  call.marks = {{static_cast<std::int32_t>(first), OpKind::record, streams::compute, 0},
+                {static_cast<std::int32_t>(first), OpKind::wait, streams::gather, 0},
+                {static_cast<std::int32_t>(last), OpKind::record, streams::gather, 1},
+                {static_cast<std::int32_t>(last), OpKind::wait, streams::compute, 1}};
+  Script script{.feeds = {{"feed y", floats(p, y, {0, 0, 0})}, {"feed back", floats(p, back, {0, 0, 0})}}};
+  for (int r = 0; r < 3; ++r)
+    for (const char* name : {"x", "own"}) {
+      const auto v = static_cast<float>(10 * r);
+      script.feeds[fmt::format("feed {}@{}", name, r)] = floats(p, x, {v, v + 1, v + 2});
+    }
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played = play(*subject, plan_of({program, program, program}), script);
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
+    for (int r = 0; r < 3; ++r) {
+      CHECK(played.trace.traffic[static_cast<std::size_t>(r)] == one(OpKind::send_recv, {4, 48, 0, 48}));
+      if (!subject->has_values()) continue;
+      const auto v = static_cast<float>(10 * r), n = static_cast<float>(10 * ((r + 1) % 3));
+      CHECK(floats_of(played.fetched.at(fmt::format("fetch y@{}", r))) == std::vector<float>{v, v + 1, v + 2});
+      CHECK(floats_of(played.fetched.at(fmt::format("fetch back@{}", r))) == std::vector<float>{n, n + 1, n + 2});
+    }
+  }
+}
+
 TEST_CASE("traffic is counted by step, phase, family and kind, by the sizes of the run") {
   // As many fp32 as tokens, 6: 24 B each way.
   RankProgram p;

@@ -177,10 +177,18 @@ void check_copies(Communicator& c, Memory& memory, std::int64_t n) {
     at += static_cast<int>(in[r] / 4);
   }
 
+  c.send_recv(me, send, n * 4, me, recv, n * 4);  // a ring of one
+  for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[i] == value(me, i), "send_recv of {} to itself", n);
   if (w > 1) {
     const int next = (me + 1) % w, previous = (me + w - 1) % w;
     c.send_recv(next, send, n * 4, previous, recv, n * 4);
     for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[i] == value(previous, i), "send_recv of {}", n);
+    // Its halves meet a send and a recv: rank 0 only sends, the last only receives, those between do both at once.
+    if (me == 0) c.send(1, send, n * 4);
+    else if (me + 1 == w) c.recv(me - 1, recv, n * 4);
+    else c.send_recv(me + 1, send, n * 4, me - 1, recv, n * 4);
+    if (me > 0)
+      for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[i] == value(me - 1, i), "a chain of {}", n);
     for (int from = 0; from + 1 < w; ++from) {
       if (me == from) c.send(from + 1, send + n, n * 4);
       if (me == from + 1) c.recv(from, recv, n * 4);
@@ -299,6 +307,9 @@ TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
     if (c->rank() == 0) c->send(2, a.data(), 77);
     if (c->rank() == 2) c->recv(0, a.data(), 77);
     const int r = c->rank();
+    const int next = (r + 1) % 3, previous = (r + 2) % 3;
+    c->send_recv(next, a.data(), 50 + r, previous, b.data(), 50 + previous, 3);  // others count what comes from them
+    c->send_recv(r, a.data(), 10, r, b.data(), 10);                              // over no wire
     std::vector<CommTraffic> expected = {
         {5, CommOp::all_gather, 2, 2370, 30, 1600},
         {5, CommOp::reduce_scatter, 1, 1192, 8, 800},
@@ -308,6 +319,7 @@ TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
     };
     if (r == 0) expected.push_back({6, CommOp::send, 1, 77, 0, 77});
     if (r == 2) expected.push_back({6, CommOp::recv, 1, 0, 0, 0});
+    expected.push_back({6, CommOp::send_recv, 2, 60 + r - 3, 3, 50 + r});
     expected.push_back({6, CommOp::barrier, 1, 0, 0, 0});
     RANK_REQUIRE(c->take_traffic() == expected);
   });

@@ -113,11 +113,39 @@ TEST_CASE("Payload is the logical tensor without padding") {
   CHECK(payload_bytes(op(OpKind::all_reduce, {part}, {part}), run, here) == 20);
   CHECK(payload_bytes(op(OpKind::barrier, {part}, {part}), run, here) == 0);
   CHECK(payload_bytes(op(OpKind::copy, {part}, {part}), run, here) == 0);
+  // Of what goes and what comes at the same time: what goes.
+  CHECK(payload_bytes(padded(op(OpKind::send_recv, {part}, {all})), run, here) == 20 - 8);
+  CHECK(op_bytes(op(OpKind::send_recv, {all}, {part}), run, here) == 60);
+  CHECK(op_flops(op(OpKind::send_recv, {all}, {part}), run) == 0);
   CHECK(op_bytes(op(OpKind::all_reduce, {part}, {part}), run, here) == 20);
   // A peer copy: only what a peer gives; its own rectangle crosses nothing.
   Op peer = op(OpKind::peer_copy, {part}, {all});
   peer.moves = moves_of({{.rows = 2, .cols = 3, .peer = 1}, {.rows = 4, .cols = 1, .peer = -1}});
   CHECK(payload_bytes(peer, run, here) == 6 * 2);
+}
+
+TEST_CASE("Partners: places of the group, or steps around it from one's own") {
+  const auto partners = [](OpKind kind, std::vector<std::pair<Attr, AttrValue>> attrs, std::int64_t place) {
+    Op o = op(kind, {}, {});
+    o.attrs = std::move(attrs);
+    const Partners at = partners_of(o, 4, place);
+    return std::pair{at.to, at.from};
+  };
+  const std::pair relative{Attr::relative, AttrValue{std::int64_t{1}}};
+  const auto peer = [](std::int64_t n) { return std::pair{Attr::peer, AttrValue{n}}; };
+  const auto source = [](std::int64_t n) { return std::pair{Attr::source, AttrValue{n}}; };
+  using Pair = std::pair<std::int64_t, std::int64_t>;
+  CHECK(partners(OpKind::send, {peer(2)}, 1) == Pair{2, -1});
+  CHECK(partners(OpKind::recv, {peer(2)}, 1) == Pair{-1, 2});
+  CHECK(partners(OpKind::send_recv, {peer(2), source(0)}, 1) == Pair{2, 0});
+  CHECK(partners(OpKind::send, {peer(7)}, 1) == Pair{7, -1});  // of 4: the verifier refuses it
+  CHECK(partners(OpKind::all_reduce, {}, 1) == Pair{-1, -1});
+  // Next and previous, around the end of the group at both sides, and more than once around.
+  CHECK(partners(OpKind::send_recv, {peer(1), source(-1), relative}, 1) == Pair{2, 0});
+  CHECK(partners(OpKind::send_recv, {peer(1), source(-1), relative}, 3) == Pair{0, 2});
+  CHECK(partners(OpKind::send_recv, {peer(1), source(-1), relative}, 0) == Pair{1, 3});
+  CHECK(partners(OpKind::send, {peer(-9), relative}, 0) == Pair{3, -1});
+  CHECK(partners(OpKind::recv, {peer(4), relative}, 2) == Pair{-1, 2});
 }
 
 TEST_CASE("check_op says what is wrong with an op") {
@@ -142,6 +170,21 @@ TEST_CASE("check_op says what is wrong with an op") {
   CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(-1)})})) == "has a tensor of negative extent");
   CHECK(complaint(op(OpKind::all_reduce, {x}, {x})) == "has no group");
   CHECK(complaint(op(OpKind::feed, {}, {x})) == "has no slot");
+  for (OpKind kind : {OpKind::send, OpKind::recv, OpKind::send_recv}) {
+    Op message = op(kind, {}, {});
+    if (kind != OpKind::recv) message.inputs = {x};
+    if (kind != OpKind::send) message.outputs = {x};
+    CHECK(complaint(message) == "has no group");
+    message.group = 0;
+    CHECK(complaint(message) == "has no peer");
+    message.attrs = {{Attr::peer, std::int64_t{1}}};
+    CHECK(complaint(message) == (kind == OpKind::send_recv ? "has no source" : ""));
+    message.attrs.emplace_back(Attr::source, std::int64_t{1});
+    CHECK(complaint(message).empty());
+    message.outputs.push_back(x);
+    message.outputs.push_back(x);
+    CHECK_THAT(complaint(message), Catch::Contains("outputs, expected"));
+  }
   CHECK(complaint(op(OpKind::attention, {x, x}, {x, x})) == "lacks attribute heads");
   CHECK(complaint(op(OpKind::linear, {x, tensor(0, f, {fixed(2), fixed(5)})}, {x})) ==
         "shapes do not multiply: 4x6, 2x5 -> 4x6");

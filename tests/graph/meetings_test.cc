@@ -107,3 +107,185 @@ TEST_CASE("Pairs: what is sent is received, in the same phases and blocks, in or
              Contains("group pair: rank 0 sends to place 2 of 2"));
   CHECK_THAT(verdict([&](Plan& p) { p.programs[1].phases[1][0].name = "other"; }), Contains("block other"));
 }
+
+namespace {
+
+/// A message between buffers `x` (sent) and `y` (received); -1: none.
+Op message(const Program& p, std::string name, BufferId x, BufferId y, std::vector<std::int64_t> places,
+           bool relative = true, StreamId stream = streams::compute) {
+  Op o = op(y < 0 ? OpKind::send : x < 0 ? OpKind::recv : OpKind::send_recv, {}, {}, stream);
+  o.name = std::move(name);
+  if (x >= 0) o.inputs = {whole(p, x)};
+  if (y >= 0) o.outputs = {whole(p, y)};
+  o.attrs = {{Attr::peer, places[0]}};
+  if (places.size() > 1) o.attrs.emplace_back(Attr::source, places[1]);
+  if (relative) o.attrs.emplace_back(Attr::relative, std::int64_t{1});
+  o.group = 0;
+  return o;
+}
+
+/// a and b have 16 fp32, c and d 8.
+Program four_buffers() {
+  Program p;
+  p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64), scratch("c", 8, 128), scratch("d", 8, 192)};
+  return p;
+}
+constexpr BufferId a = 0, b = 1, c = 2, d = 3;
+
+/// a and c are written before `ops`, b and d are for what is received; all of it on one stream, which begins and ends
+/// behind compute.
+std::vector<Op> with_memory(const Program& p, const std::vector<Op>& ops, StreamId stream = streams::compute) {
+  std::vector<Op> out;
+  for (BufferId id : {a, b, c, d}) out.push_back(memory(OpKind::alloc, id, stream));
+  for (BufferId id : {a, c}) out.push_back(op(OpKind::zero, {}, {whole(p, id)}, stream));
+  out.insert(out.end(), ops.begin(), ops.end());
+  for (BufferId id : {a, b, c, d}) out.push_back(memory(OpKind::free, id, stream));
+  if (stream == streams::compute) return out;
+  out.insert(out.begin(), {event(OpKind::record, streams::compute, 0), event(OpKind::wait, stream, 0)});
+  out.insert(out.end(), {event(OpKind::record, stream, 1), event(OpKind::wait, streams::compute, 1)});
+  return out;
+}
+
+/// Rank r of the family "ring" runs programs[r]; as many ranks as programs.
+Plan ring_of(std::vector<std::vector<Op>> programs) {
+  Plan plan = plan_of(four_buffers(), programs[0], 4096);
+  plan.groups = {{"ring", {{0}}}};
+  for (std::size_t r = 1; r < programs.size(); ++r) {
+    plan.programs.push_back(plan_of(four_buffers(), programs[r], 4096).programs[0]);
+    plan.program_of_rank.push_back(static_cast<std::int32_t>(r));
+    plan.groups[0].groups[0].push_back(static_cast<Rank>(r));
+  }
+  for (Program& program : plan.programs) program.num_events = 3;
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("Pairs: one program serves a ring of any size, and each half is met") {
+  const Program p = four_buffers();
+  const Op first = message(p, "first", a, b, {1, -1}), second = message(p, "second", c, d, {1, -1});
+  const std::vector<Op> ops = with_memory(p, {first, second});
+  for (const Rank ranks : {1, 2, 3, 5}) {
+    Plan plan = plan_of(p, ops, 4096);
+    plan.groups = {{"ring", {{}}}};
+    for (Rank r = 0; r < ranks; ++r) plan.groups[0].groups[0].push_back(r);
+    plan.program_of_rank.assign(static_cast<std::size_t>(ranks), 0);
+    CHECK(faults_of(plan) == "");
+  }
+  /// Rank 1 of three does something else.
+  const auto verdict = [&](const std::vector<Op>& other) {
+    return faults_of(ring_of({ops, with_memory(p, other), ops}));
+  };
+  CHECK(verdict({first, second}) == "");
+  // Its halves as a send and a recv, in either order.
+  const Op send = message(p, "out", a, -1, {1}), recv = message(p, "in", -1, b, {-1});
+  CHECK(verdict({send, recv, second}) == "");
+  CHECK(verdict({recv, send, second}) == "");
+  // By place instead of relative, and both in one program: 2 is behind rank 1, 0 before it.
+  CHECK(verdict({message(p, "first", a, b, {2, 0}, false), second}) == "");
+  // One is dropped, wholly and by half.
+  CHECK(verdict({first}) ==
+        "group ring: rank 0 sends rank 1 32 B in phase work, block work, which expects nothing, on stream compute\n"
+        "group ring: rank 1 sends rank 2 nothing, which expects 32 B in phase work, block work, on stream compute\n");
+  CHECK(verdict({first, message(p, "out", c, -1, {1})}) ==
+        "group ring: rank 0 sends rank 1 32 B in phase work, block work, which expects nothing, on stream compute\n");
+  CHECK(verdict({first, message(p, "in", -1, d, {-1})}) ==
+        "group ring: rank 1 sends rank 2 nothing, which expects 32 B in phase work, block work, on stream compute\n");
+  // In another order, of another size, on another stream, to another rank.
+  CHECK_THAT(verdict({second, first}),
+             Contains("rank 0 sends rank 1 64 B in phase work, block work, which expects 32 B in phase work") &&
+                 Contains("rank 1 sends rank 2 32 B in phase work, block work, which expects 64 B in phase work"));
+  CHECK(verdict({message(p, "first", a, d, {1, -1}), second}) ==
+        "group ring: rank 0 sends rank 1 64 B in phase work, block work, which expects 32 B in phase work, block work, "
+        "on stream compute\n");
+  CHECK(verdict({message(p, "first", c, b, {1, -1}), second}) ==
+        "group ring: rank 1 sends rank 2 32 B in phase work, block work, which expects 64 B in phase work, block work, "
+        "on stream compute\n");
+  const auto elsewhere = with_memory(p,
+                                     {message(p, "first", a, b, {1, -1}, true, streams::gather),
+                                      message(p, "second", c, d, {1, -1}, true, streams::gather)},
+                                     streams::gather);
+  CHECK_THAT(
+      faults_of(ring_of({ops, elsewhere, ops})),
+      Contains("rank 0 sends rank 1 64 B in phase work, block work, which expects nothing, on stream compute") &&
+          Contains("rank 0 sends rank 1 nothing, which expects 64 B in phase work, block work, on stream gather"));
+  CHECK(faults_of(ring_of({elsewhere, elsewhere})) == "");
+  CHECK_THAT(verdict({message(p, "first", a, b, {-1, 1}), second}),
+             Contains("rank 1 sends rank 0 64 B in phase work, block work, which expects nothing"));
+  CHECK_THAT(verdict({message(p, "first", a, b, {1, 3}, false), second}),
+             Contains("rank 1 receives from place 3 of 3"));
+  // With itself on one side, and into what it sends.
+  CHECK_THAT(verdict({message(p, "alone", a, -1, {0}), second}),
+             Contains("rank 1 is on one side only of send 'alone' with itself"));
+  CHECK_THAT(verdict({message(p, "alone", a, b, {0, -1}), second}),
+             Contains("rank 1 is on one side only of send_recv 'alone' with itself"));
+  CHECK_THAT(verdict({message(p, "first", a, a, {1, -1}), second}),
+             Contains("phase work, block work: send_recv 'first' receives into what it sends"));
+}
+
+TEST_CASE("Pairs: ranks that wait for one another for ever") {
+  const Program p = four_buffers();
+  const Op send = message(p, "out", a, -1, {1}), recv = message(p, "in", -1, b, {-1}),
+           both = message(p, "both", a, b, {1, -1});
+  const auto sends = with_memory(p, {send, recv}), receives = with_memory(p, {recv, send}),
+             exchanges = with_memory(p, {both});
+  CHECK(faults_of(ring_of({sends, sends})) ==
+        "phase work, block work: ranks wait for one another for ever: rank 0 stream compute, send 'out', for rank 1 "
+        "stream compute; rank 1 stream compute, send 'out', for rank 0 stream compute\n");
+  CHECK_THAT(faults_of(ring_of({receives, receives, receives})),
+             Contains("rank 0 stream compute, recv 'in', for rank 2 stream compute; rank 2 stream compute, recv 'in', "
+                      "for rank 1 stream compute; rank 1 stream compute, recv 'in', for rank 0 stream compute"));
+  // One that receives first frees them all, and so does one that does both at once.
+  CHECK(faults_of(ring_of({sends, receives})) == "");
+  CHECK(faults_of(ring_of({sends, receives, sends, sends})) == "");
+  CHECK(faults_of(ring_of({sends, exchanges, sends})) == "");
+  CHECK(faults_of(ring_of({exchanges, exchanges, exchanges})) == "");
+  // Both at once is no remedy for orders that contradict: each exchanges with its next one first, who does so with his.
+  const Op with_next = message(p, "next", c, d, {1, 1}), with_last = message(p, "last", c, d, {-1, -1});
+  const auto next_first = with_memory(p, {with_next, with_last});
+  CHECK_THAT(
+      faults_of(ring_of({next_first, next_first, next_first})),
+      Contains("ranks wait for one another for ever") && Contains("send_recv 'next', for rank 1 stream compute"));
+
+  // A collective that one rank comes to before the message, and the other behind it.
+  Op reduce = op(OpKind::all_reduce, {whole(p, c)}, {whole(p, c)});
+  reduce.group = 0, reduce.name = "sum";
+  const Op there = message(p, "out", a, -1, {1}), here = message(p, "in", -1, b, {1});
+  CHECK(faults_of(ring_of({with_memory(p, {reduce, there}), with_memory(p, {reduce, here})})) == "");
+  CHECK(
+      faults_of(ring_of({with_memory(p, {reduce, there}), with_memory(p, {here, reduce})})) ==
+      "phase work, block work: ranks wait for one another for ever: rank 0 stream compute, all_reduce 'sum', for rank "
+      "1 stream compute; rank 1 stream compute, recv 'in', for rank 0 stream compute\n");
+}
+
+TEST_CASE("Pairs: what waits for an event waits for who records it") {
+  // Each rank hands on what it gets: b comes on one stream and goes on the other, which waits for it. Rank 0 receives
+  // on compute, rank 1 on gather. A fresh one begins by sending a, which it has.
+  const Program p = four_buffers();
+  const auto hands_on = [&](StreamId from, StreamId to, bool fresh) {
+    const Op in = message(p, "in", -1, b, {1}, true, from), out = message(p, "out", fresh ? a : b, -1, {1}, true, to);
+    const bool waits = !fresh || to != streams::compute;
+    std::vector<Op> ops = {event(OpKind::record, streams::compute, 0), event(OpKind::wait, streams::gather, 0),
+                           memory(OpKind::alloc, a), memory(OpKind::alloc, b), op(OpKind::zero, {}, {whole(p, a)})};
+    if (!fresh) ops.push_back(in);
+    if (waits) ops.push_back(event(OpKind::record, fresh ? streams::compute : from, 1));
+    if (waits) ops.push_back(event(OpKind::wait, to, 1));
+    ops.push_back(out);
+    if (fresh) ops.push_back(in);
+    ops.push_back(event(OpKind::record, streams::gather, 2));
+    ops.push_back(event(OpKind::wait, streams::compute, 2));
+    for (BufferId id : {a, b}) ops.push_back(memory(OpKind::free, id));
+    return ops;
+  };
+  const auto verdict = [&](bool first_fresh, bool second_fresh) {
+    return faults_of(ring_of({hands_on(streams::compute, streams::gather, first_fresh),
+                              hands_on(streams::gather, streams::compute, second_fresh)}));
+  };
+  CHECK(verdict(false, false) ==
+        "phase work, block work: ranks wait for one another for ever: rank 0 stream compute, recv 'in', for rank 1 "
+        "stream compute; rank 1 stream compute, an event, for rank 1 stream gather; rank 1 stream gather, recv 'in', "
+        "for rank 0 stream gather; rank 0 stream gather, an event, for rank 0 stream compute\n");
+  CHECK(verdict(true, false) == "");
+  CHECK(verdict(false, true) == "");
+  CHECK(verdict(true, true) == "");
+}

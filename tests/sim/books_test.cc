@@ -58,6 +58,8 @@ TEST_CASE("traffic rules, each kind by hand") {
 
   CHECK(count(transfer(OpKind::send, "s", {5}, 1), 2, 0) == TrafficCount{1, 20, 0, 20});
   CHECK(count(transfer(OpKind::recv, "s", {5}, 0), 2, 1) == TrafficCount{1, 0, 0, 0});
+  CHECK(count(exchange("x", {5}, {7}, 1, -1), 3, 2) == TrafficCount{1, 20, 0, 20});  // what comes is others' to count
+  CHECK(count(exchange("x", {5}, {5}, 1, -1), 1, 0) == TrafficCount{1, 20, 0, 0});   // to itself: over no wire
   Op barrier = op(OpKind::barrier, streams::control, "b");
   CHECK(count(barrier, 4, 0) == TrafficCount{1, 0, 0, 0});
 

@@ -61,6 +61,41 @@ TEST_CASE("a send that nobody receives") {
                                    "1, which has nothing left on stream control"));
 }
 
+TEST_CASE("neighbours that all send first wait for each other; with send_recv they do not") {
+  const Op send = transfer(OpKind::send, "x", {4}, 1), recv = transfer(OpKind::recv, "y", {4}, -1);
+  const auto relative = [](Op o) {
+    o.attrs.emplace_back(Attr::relative, std::int64_t{1});
+    return o;
+  };
+  const std::vector<Op> sends_first = {relative(send), relative(recv)};
+  CHECK_THAT(failure(plan_of({sends_first, sends_first, sends_first})),
+             Catch::Contains("deadlock after 0 ns: 3 streams wait for each other") &&
+                 Catch::Contains("rank 2 stream control: send 'x' of group world (ranks 0, 1, 2), 16 B, waits for rank "
+                                 "0"));
+  const std::vector<Op> both = {exchange("x", {4}, {4}, 1, -1)};
+  CHECK(failure(plan_of({both, both, both})).empty());
+}
+
+TEST_CASE("a send_recv of which one half meets nobody says whom it waits for") {
+  // Rank 1 receives what rank 0 sends, and sends nothing back.
+  const std::string lost =
+      failure(plan_of({{exchange("x", {4}, {5}, 1, 1, false)}, {transfer(OpKind::recv, "y", {4}, 0)}}));
+  CHECK_THAT(lost, Catch::Contains("rank 0 stream control: send_recv 'x' of group world (ranks 0, 1), 16 B to rank 1 "
+                                   "and 20 B from rank 1, waits for rank 1, which has nothing left on stream control"));
+  // Rank 2 sends, rank 1 does not receive: the half of rank 0 that is left is the one to rank 1.
+  const std::string half =
+      failure(plan_of({{exchange("x", {4}, {5}, 1, 2, false)}, {}, {transfer(OpKind::send, "y", {5}, 0)}}));
+  CHECK_THAT(half, Catch::Contains("from rank 2, waits for rank 1, which has nothing left"));
+  // Rank 1 receives, rank 2 does not send.
+  const std::string other =
+      failure(plan_of({{exchange("x", {4}, {5}, 1, 2, false)}, {transfer(OpKind::recv, "y", {4}, 0)}, {}}));
+  CHECK_THAT(other, Catch::Contains("from rank 2, waits for rank 2, which has nothing left"));
+  CHECK_THAT(failure(plan_of({{exchange("x", {4}, {5}, 1, 1, false)}, {exchange("y", {6}, {4}, 0, 0, false)}})),
+             Catch::Contains("ranks 0 and 1 disagree about a transfer of group world") &&
+                 Catch::Contains("send_recv 'x' of group world (ranks 0, 1), 16 B to rank 1 and 20 B from rank 1") &&
+                 Catch::Contains("send_recv 'y' of group world (ranks 0, 1), 24 B to rank 0 and 16 B from rank 0"));
+}
+
 TEST_CASE("ranks that disagree about a collective are named with op and sizes, before it starts") {
   CHECK(
       failure(plan_of({{all_reduce("x", {8}), all_reduce("y", {8})}, {all_reduce("x", {8}), all_reduce("y", {6})}})) ==

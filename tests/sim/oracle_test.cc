@@ -31,13 +31,22 @@ RandomPlan random_plan() {
   for (int a = 0; a < actions; ++a) {
     const auto r = *rc::gen::inRange<std::size_t>(0, programs.size());
     const std::string name = "op" + std::to_string(a);
-    const int what = *rc::gen::inRange(0, 10);
+    const int what = *rc::gen::inRange(0, 12);
     if (what < 4) {
       programs[r].push_back(kernel(name, any_stream()));
     } else if (what < 6) {
       programs[r].push_back(record(*rc::gen::inRange(0, 3), any_stream()));
     } else if (what < 8) {
       programs[r].push_back(wait(*rc::gen::inRange(0, 3), any_stream()));
+    } else if (what == 10) {
+      for (auto& program : programs) program.push_back(exchange(name, {8}, {8}, 1, -1));
+    } else if (what == 11 && ranks > 1) {  // the halves of a send_recv meet a send and a recv, of one rank or of two
+      const auto n = programs.size(), from = (r + 1 + *rc::gen::inRange<std::size_t>(0, n - 1)) % n,
+                 to = (r + 1 + *rc::gen::inRange<std::size_t>(0, n - 1)) % n;
+      programs[from].push_back(transfer(OpKind::send, name + "<", {8}, static_cast<std::int64_t>(r)));
+      programs[r].push_back(
+          exchange(name, {8}, {8}, static_cast<std::int64_t>(to), static_cast<std::int64_t>(from), false));
+      programs[to].push_back(transfer(OpKind::recv, name + ">", {8}, static_cast<std::int64_t>(r)));
     } else if (what == 8 || ranks == 1) {
       const StreamId stream = any_stream();
       for (auto& program : programs) program.push_back(all_reduce(name, {8}, 0, stream));

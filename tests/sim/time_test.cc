@@ -73,6 +73,51 @@ TEST_CASE("send and recv of a pair match in order; both take the slower side's t
   CHECK(times(*trace, "y") == Times{{25, 32}, {25, 32}});
 }
 
+TEST_CASE("messages of one pair over two streams do not mix") {
+  // Rank 0 sends x at 0 and y, on a stream of its own, at 3; rank 1 is ready for y before x: y [3,10), x [20,25).
+  Plan plan = plan_of({{transfer(OpKind::send, "x", {4}, 1), kernel("late", streams::gather),
+                        transfer(OpKind::send, "y", {6}, 1, streams::gather)},
+                       {kernel("busy", streams::control), transfer(OpKind::recv, "x", {4}, 0),
+                        transfer(OpKind::recv, "y", {6}, 0, streams::gather)}});
+  const auto trace = simulate(plan, Prices{{"x", 5}, {"y", 7}, {"busy", 20}, {"late", 3}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "x") == Times{{20, 25}, {20, 25}});
+  CHECK(times(*trace, "y") == Times{{3, 10}, {3, 10}});
+}
+
+TEST_CASE("a ring of send_recvs: each half when both of its ends have come, the op when both of its halves are over") {
+  // Ranks come at 0, 5, 20 and 0. Each half takes 10 from the later of its two ends:
+  //   0 to 1 [5,15)   1 to 2 [20,30)   2 to 3 [20,30)   3 to 0 [0,10)
+  // A rank's op is from the first of its halves to the end of the last.
+  const Op x = exchange("x", {4}, {4}, 1, -1);
+  Plan late = plan_of({{x}, {kernel("b", streams::control), x}, {kernel("c", streams::control), x}, {x}});
+  const auto trace = simulate(late, Prices{{"x", 10}, {"b", 5}, {"c", 20}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "x") == Times{{0, 15}, {5, 30}, {20, 30}, {0, 30}});
+  // All at the same time, round after round, in rings of any size: one price a round. A ring of one copies.
+  for (const std::size_t ranks : {1, 2, 3, 5}) {
+    Plan plan = plan_of(std::vector<std::vector<Op>>(ranks, {x, x, x}));
+    const auto rounds = simulate(plan, Prices{{"x", 10}});
+    REQUIRE(rounds);
+    Times expected;
+    for (std::size_t r = 0; r < ranks; ++r) expected.insert(expected.end(), {{0, 10}, {10, 20}, {20, 30}});
+    CHECK(times(*rounds, "x") == expected);
+  }
+}
+
+TEST_CASE("the halves of a send_recv meet a send and a recv") {
+  // Rank 0 sends to rank 1, which sends to rank 2, which receives from 20 on. 0 to 1: the slower side's 6, [0,6);
+  // 1 to 2: 9, [20,29).
+  Plan plan = plan_of({{transfer(OpKind::send, "first", {4}, 1)},
+                       {exchange("middle", {7}, {4}, 2, 0, false)},
+                       {kernel("busy", streams::control), transfer(OpKind::recv, "last", {7}, 1)}});
+  const auto trace = simulate(plan, Prices{{"first", 4}, {"middle", 6}, {"last", 9}, {"busy", 20}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "first") == Times{{0, 6}});
+  CHECK(times(*trace, "middle") == Times{{0, 29}});
+  CHECK(times(*trace, "last") == Times{{20, 29}});
+}
+
 TEST_CASE("ranks on one device share its compute; ranks on another do not") {
   // Ranks 0 and 1 on device 0, rank 2 alone on device 1. a: work 100, b: work 30, on one slot.
   // Both at half rate until b has had its 30 at t = 60; a has had 30 then, its last 70 run alone: done at 130.

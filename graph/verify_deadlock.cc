@@ -1,0 +1,250 @@
+// Whether ranks that send to one another ever come to an end. Each block that sends or receives is walked on all ranks
+// at once, without time and without data: a stream stands at what it waits for until that has come. A send waits for
+// its recv, as if nothing were buffered in between: what only a buffer saves is found as well.
+//
+// A block is walked by itself, because it ends for all its ranks or for none: streams are in order, and what is sent in
+// a block is received in it (check_pairs).
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "graph/catalogue.h"
+#include "graph/verify_parts.h"
+
+namespace hotbunk {
+namespace {
+
+/// What a stream waits for: an op that communicates, the record of an event, or the place of that record itself.
+struct Stop {
+  BoundOp op;                // none: an event
+  bool records = false;      // or waits
+  std::int32_t ticket = -1;  // of the record, the block's first is 0
+};
+/// A program's part of the blocks of one name: what its streams come to, in order, and how many events are recorded.
+struct Part {
+  std::map<StreamId, std::vector<Stop>> streams;
+  std::int32_t num_tickets = 0;
+};
+
+bool meets(const Op& op) { return is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group >= 0; }
+
+void append(Part& out, const Program& program, const Block& block) {
+  std::map<EventId, std::int32_t> last;
+  each_step(
+      program, block,
+      [&](const BoundOp& op) {
+        if (meets(*op)) out.streams[op->stream].push_back({op});
+      },
+      [&](const Mark& m) {
+        if (m.kind == OpKind::record) last[m.event] = out.num_tickets++;
+        if (const auto at = last.find(m.event); at != last.end())  // else: of a block that is over
+          out.streams[m.stream].push_back({.op = {}, .records = m.kind == OpKind::record, .ticket = at->second});
+      });
+}
+
+class Walk {
+ public:
+  /// The part of each rank.
+  Walk(const Plan& plan, const std::vector<const Part*>& parts) : plan_(plan) {
+    for (Rank r = 0; r < plan.num_ranks(); ++r) {
+      const Part& part = *parts[static_cast<std::size_t>(r)];
+      fired_.emplace_back(static_cast<std::size_t>(part.num_tickets));
+      first_.push_back(heads_.size());
+      for (const auto& [stream, stops] : part.streams) heads_.push_back({r, stream, &stops});
+    }
+    first_.push_back(heads_.size());
+  }
+
+  /// "" when it comes to its end; else who waits for whom.
+  std::string run() {
+    for (std::size_t q = 0; q < heads_.size(); ++q) ready_.push_back(q);
+    while (!ready_.empty()) {
+      const std::size_t q = ready_.front();
+      ready_.pop_front();
+      step(q);
+    }
+    const auto stands = std::ranges::find_if(heads_, [](const Head& head) { return !head.over(); });
+    return stands == heads_.end() ? "" : describe(static_cast<std::size_t>(stands - heads_.begin()));
+  }
+
+ private:
+  /// A stream of a rank, and how far it has come.
+  struct Head {
+    Rank rank;
+    StreamId stream;
+    const std::vector<Stop>* stops;
+    std::size_t at = 0;
+    bool waits = false;  // has said what for
+    int halves = 0;      // of a transfer: that have met nobody yet
+    bool over() const { return at == stops->size(); }
+    const Stop& stop() const { return (*stops)[at]; }
+  };
+  using Pair = std::tuple<GroupId, StreamId, Rank, Rank>;  // from, to
+  struct Postbox {
+    std::deque<std::size_t> senders, receivers;
+  };
+  struct Transfer {
+    std::optional<Pair> out, in;
+  };
+
+  void next(std::size_t q) {
+    ++heads_[q].at, heads_[q].waits = false;
+    ready_.push_back(q);
+  }
+
+  void step(std::size_t q) {
+    Head& head = heads_[q];
+    if (head.over() || head.waits) return;
+    const Stop& stop = head.stop();
+    const auto rank = static_cast<std::size_t>(head.rank);
+    if (stop.op.op != nullptr) {
+      head.waits = true;
+      return is_pairwise(stop.op->kind) ? post(q) : arrive(q);
+    }
+    const auto ticket = static_cast<std::size_t>(stop.ticket);
+    if (stop.records) {
+      fired_[rank][ticket] = true;
+      for (std::size_t other = first_[rank]; other < first_[rank + 1]; ++other) ready_.push_back(other);
+    }
+    if (fired_[rank][ticket]) next(q);
+  }
+
+  const std::vector<Rank>& members_of(const Head& head) const {
+    return plan_.group_of(head.stop().op->group, head.rank);
+  }
+
+  void arrive(std::size_t q) {
+    const Head& head = heads_[q];
+    const std::vector<Rank>& members = members_of(head);
+    if (members.empty()) return next(q);
+    auto& here = meetings_[{head.stop().op->group, members.front(), head.stream}];
+    here.push_back(q);
+    if (here.size() < members.size()) return;
+    for (const std::size_t each : std::exchange(here, {})) next(each);
+  }
+
+  Transfer transfer_of(const Head& head) const {
+    const Op& op = *head.stop().op.op;
+    const std::vector<Rank>& members = members_of(head);
+    Transfer out;
+    if (members.empty()) return out;
+    const auto place = std::ranges::find(members, head.rank) - members.begin();
+    const Partners at = partners_of(op, std::ssize(members), place);
+    const auto rank = [&](std::int64_t peer) { return members[static_cast<std::size_t>(peer)]; };
+    if (at.to >= 0) out.out = {op.group, head.stream, head.rank, rank(at.to)};
+    if (at.from >= 0) out.in = {op.group, head.stream, rank(at.from), head.rank};
+    return out;
+  }
+
+  void post(std::size_t q) {
+    const Transfer transfer = transfer_of(heads_[q]);
+    heads_[q].halves = transfer.out.has_value() + transfer.in.has_value();
+    if (heads_[q].halves == 0) return next(q);
+    if (transfer.out) boxes_[*transfer.out].senders.push_back(q);
+    if (transfer.in) boxes_[*transfer.in].receivers.push_back(q);
+    for (const auto& half : {transfer.out, transfer.in})
+      if (half) match(boxes_[*half]);
+  }
+
+  void match(Postbox& box) {
+    if (box.senders.empty() || box.receivers.empty()) return;
+    for (auto* side : {&box.senders, &box.receivers}) {
+      const std::size_t met = side->front();
+      side->pop_front();
+      if (--heads_[met].halves == 0) next(met);
+    }
+  }
+
+  /// Whose stream the one at q waits for.
+  std::pair<Rank, StreamId> awaited(std::size_t q) const {
+    const Head& head = heads_[q];
+    const Stop& stop = head.stop();
+    if (stop.op.op == nullptr) {
+      const auto rank = static_cast<std::size_t>(head.rank);
+      for (std::size_t other = first_[rank]; other < first_[rank + 1]; ++other)
+        for (const Stop& s : *heads_[other].stops)
+          if (s.records && s.ticket == stop.ticket) return {head.rank, heads_[other].stream};
+    } else if (is_pairwise(stop.op->kind)) {
+      const Transfer transfer = transfer_of(head);
+      const bool out = transfer.out && std::ranges::count(boxes_.at(*transfer.out).senders, q) > 0;
+      return {out ? std::get<3>(*transfer.out) : std::get<2>(*transfer.in), head.stream};
+    } else {
+      const std::vector<Rank>& members = members_of(head);
+      const auto& here = meetings_.at({stop.op->group, members.front(), head.stream});
+      for (const Rank member : members)
+        if (std::ranges::none_of(here, [&](std::size_t other) { return heads_[other].rank == member; }))
+          return {member, head.stream};
+    }
+    return {head.rank, head.stream};
+  }
+
+  /// From one that stands to whom it waits for, and on: into a ring, or to one that has nothing left to do.
+  std::string describe(std::size_t q) const {
+    std::vector<std::size_t> path;
+    std::vector<std::string> texts;
+    for (;;) {
+      if (const auto seen = std::ranges::find(path, q); seen != path.end()) {
+        texts.erase(texts.begin(), texts.begin() + (seen - path.begin()));
+        return fmt::format("wait for one another for ever: {}", fmt::join(texts, "; "));
+      }
+      const Stop& stop = heads_[q].stop();
+      const auto [rank, stream] = awaited(q);
+      path.push_back(q);
+      texts.push_back(fmt::format(
+          "rank {} stream {}, {}, for rank {} stream {}", heads_[q].rank, plan_.stream(heads_[q].stream).name,
+          stop.op.op == nullptr ? "an event" : fmt::format("{} '{}'", name_of(stop.op->kind), stop.op.name()), rank,
+          plan_.stream(stream).name));
+      const auto r = static_cast<std::size_t>(rank);
+      for (q = first_[r]; q < first_[r + 1] && heads_[q].stream != stream;) ++q;
+      if (q == first_[r + 1] || heads_[q].over())
+        return fmt::format("wait for what never comes: {}", fmt::join(texts, "; "));
+    }
+  }
+
+  const Plan& plan_;
+  std::vector<Head> heads_;
+  std::vector<std::size_t> first_;        // of each rank's heads; one more at the end
+  std::vector<std::vector<bool>> fired_;  // [rank][ticket]
+  std::deque<std::size_t> ready_;
+  std::map<std::tuple<GroupId, Rank, StreamId>, std::vector<std::size_t>> meetings_;  // of a group, by its first member
+  std::map<Pair, Postbox> boxes_;
+};
+
+bool sends_or_receives(const Program& program) {
+  return std::ranges::any_of(program.bodies,
+                             [](const Body& b) { return std::ranges::any_of(b.ops, is_pairwise, &Op::kind); });
+}
+
+}  // namespace
+
+void check_deadlock(const Plan& plan, Faults& faults) {
+  if (std::ranges::none_of(plan.programs, sends_or_receives)) return;
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    std::map<std::string_view, std::vector<Part>> blocks;  // by name, of each program
+    std::set<std::string_view> talk;
+    for (std::size_t i = 0; i < plan.programs.size(); ++i)
+      for (const Block& block : plan.programs[i].phases[p]) {
+        auto& parts = blocks[block.name];
+        parts.resize(plan.programs.size());
+        append(parts[i], plan.programs[i], block);
+        for (const auto& [stream, stops] : parts[i].streams)
+          for (const Stop& stop : stops)
+            if (stop.op.op != nullptr && is_pairwise(stop.op->kind)) talk.insert(block.name);
+      }
+    for (const std::string_view name : talk) {
+      std::vector<const Part*> of_rank;
+      for (const std::int32_t program : plan.program_of_rank)
+        of_rank.push_back(&blocks.at(name)[static_cast<std::size_t>(program)]);
+      if (const std::string bad = Walk(plan, of_rank).run(); !bad.empty())
+        faults.add(fmt::format("phase {}, block {}: ranks {}", plan.phases[p].name, name, bad));
+    }
+  }
+}
+
+}  // namespace hotbunk
