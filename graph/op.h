@@ -80,8 +80,9 @@ enum class OpKind : std::uint8_t {
   clip_coefficient,
   adamw,
   sample,
+  priced,  // whatever a framework does there
 };
-inline constexpr int num_op_kinds = static_cast<int>(OpKind::sample) + 1;
+inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
 std::string_view name_of(OpKind);
 
 /// Named attributes; the catalogue says which kind has which.
@@ -129,18 +130,32 @@ inline constexpr int num_attrs = static_cast<int>(Attr::as_dtype) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
+/// A price in place of arithmetic: what an op takes in a run of a block with so many tokens. Between two points of an
+/// op both numbers are interpolated, beyond the last as between the last two.
+struct PricePoint {
+  std::int64_t tokens = 0;
+  double seconds = 0.0, seconds_per_pair = 0.0;  // pair: Sizes::attention_pairs
+  double payload_bytes = 0.0;                    // of a communication, as the catalogue counts it
+  friend bool operator==(const PricePoint&, const PricePoint&) = default;
+};
+
 struct Op {
   OpKind kind = OpKind::alloc;
   StreamId stream = lead_stream;
   std::string name;  // "layers.3.attention", unique enough to find it
   std::vector<Tensor> inputs, outputs;
   std::vector<std::pair<Attr, AttrValue>> attrs;
-  std::vector<Move> moves;               // copy_boxes, hash_boxes, peer_copy; of a feed or fetch: which elements it is
-  GroupId group = -1;                    // communication
-  BufferId buffer = -1;                  // alloc, free: a slot of the body
-  EventId event = -1;                    // record, wait: in drafts only
+  std::vector<Move> moves;                // copy_boxes, hash_boxes, peer_copy; of a feed or fetch: which elements it is
+  GroupId group = -1;                     // communication
+  BufferId buffer = -1;                   // alloc, free: a slot of the body
+  EventId event = -1;                     // record, wait: in drafts only
   SectionId section = transient_section;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
   std::int64_t map_begin = 0, map_end = 0;
+  std::vector<PricePoint> prices;  // ascending by tokens; empty: the op costs what it does. Simulated, never executed
+
+  bool is_priced() const { return !prices.empty(); }
+  /// What a priced op takes with these sizes.
+  PricePoint price(const Sizes&) const;
 
   bool has(Attr) const;
   std::int64_t integer(Attr) const;  // internal fault when absent

@@ -154,6 +154,16 @@ void read_rest(const Value& v, const Scope& scope, Op& op) {
     const Value moves = v["moves"];
     for (std::size_t i = 0; i < moves.array(); ++i) op.moves.push_back(read_move(moves.at(i), op, scope.plan));
   }
+  if (v.has("prices")) {
+    const Value prices = v["prices"];
+    for (std::size_t i = 0; i < prices.array(); ++i) {
+      const Value point = prices.at(i);
+      point.array(4, 4);
+      op.prices.push_back(
+          {point.at(0).integer(0, largest), point.at(1).real(), point.at(2).real(), point.at(3).real()});
+    }
+    if (const std::string bad = check_prices(op); !bad.empty()) prices.out_of_range(bad);
+  }
   index("group", static_cast<std::int64_t>(scope.plan.groups.size()), op.group);
   index("buffer", scope.body.num_slots(), op.buffer);
   if (v.has("section")) op.section = read_section_id(v["section"], scope.program);
@@ -171,6 +181,7 @@ void check_indices(const Value& v, const Op& op) {
   if (memory && op.buffer < 0) v.out_of_range(fmt::format("{} without a buffer", name_of(op.kind)));
   if (op.kind == OpKind::record || op.kind == OpKind::wait)
     v.out_of_range(fmt::format("{} in a body: calls have the events", name_of(op.kind)));
+  if (op.kind == OpKind::priced && !op.is_priced()) v.out_of_range("a priced op without a price");
   if (is_communication(op.kind) && op.group < 0) v.out_of_range(fmt::format("{} without a group", name_of(op.kind)));
 }
 
@@ -253,8 +264,8 @@ Call read_call(const Value& v, const Plan& plan, const Program& program) {
     before = mark.at(0).int32(before, static_cast<std::int64_t>(body.ops.size()));
     const auto kind = mark.at(1).name<OpKind>(num_op_kinds);
     if (kind != OpKind::record && kind != OpKind::wait) mark.at(1).out_of_range("should be \"record\" or \"wait\"");
-    call.marks.push_back({before, kind, read_stream_id(mark.at(2), plan),
-                          mark.at(3).int32(0, std::int64_t{program.num_events} - 1)});
+    call.marks.push_back(
+        {before, kind, read_stream_id(mark.at(2), plan), mark.at(3).int32(0, std::int64_t{program.num_events} - 1)});
   }
   return call;
 }
@@ -310,7 +321,8 @@ Program read_program(const Value& v, const Plan& plan) {
   std::vector<SlotWindows> windows;
   for (const Body& body : p.bodies) windows.push_back(windows_of(body));
   std::int64_t num_ops = 0;
-  for (std::size_t i = 0; i < phases.size(); ++i) p.phases.push_back(read_blocks(phases.at(i), plan, p, windows, num_ops));
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    p.phases.push_back(read_blocks(phases.at(i), plan, p, windows, num_ops));
   return p;
 }
 
@@ -349,8 +361,8 @@ Plan read_plan(const Value& document) {
   plan.device_capacity_bytes = document["device_capacity_bytes"].integer(0, largest);
   plan.host_capacity_bytes = document["host_capacity_bytes"].integer(0, largest);
   plan.overhead_bytes = document["overhead_bytes"].integer(0, largest);
-  const Value streams = document["streams"], groups = document["groups"], phases = document["phases"], ranks = document["program_of_rank"],
-              programs = document["programs"];
+  const Value streams = document["streams"], groups = document["groups"], phases = document["phases"],
+              ranks = document["program_of_rank"], programs = document["programs"];
   const auto num_programs = static_cast<std::int64_t>(programs.array());
   ranks.array(0, most_ranks);
   for (std::size_t r = 0; r < ranks.size(); ++r) plan.program_of_rank.push_back(ranks.at(r).int32(0, num_programs - 1));

@@ -41,6 +41,14 @@ std::string print_attrs(const Op& op) {
   return out;
 }
 
+/// "  priced block: 1.2 ms" or "  priced block: 1.2 ms at 1 tokens to 30 ms at 256".
+std::string print_prices(const Op& op) {
+  const PricePoint &first = op.prices.front(), &last = op.prices.back();
+  std::string out = fmt::format("  priced block: {}", format_seconds(first.seconds));
+  if (op.prices.size() == 1) return out;
+  return out + fmt::format(" at {} tokens to {} at {}", first.tokens, format_seconds(last.seconds), last.tokens);
+}
+
 /// "0-3,6": ranks or other numbers, runs joined.
 template <class Numbers>
 std::string print_runs(const Numbers& numbers) {
@@ -146,7 +154,8 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
   std::string out = fmt::format("program {} ({}ranks {}): {} buffers, {} bodies, {} events\n", index, role,
                                 print_runs(ranks), program.buffers.size(), program.bodies.size(), program.num_events);
   for (const Section& s : program.sections)
-    if (s.bytes > 0) out += fmt::format("    section {:<16} {:>12}  {}\n", s.name, bytes_text(s.bytes), name_of(s.space));
+    if (s.bytes > 0)
+      out += fmt::format("    section {:<16} {:>12}  {}\n", s.name, bytes_text(s.bytes), name_of(s.space));
   for (const SlotLimit& limit : program.slot_limits)
     out += fmt::format("    slots {:<18} {} for {} turns\n", limit.name, limit.slots, limit.turns.size());
   if (options.buffers) out += print_buffers(program);
@@ -197,6 +206,7 @@ std::string print_op(const Plan& plan, const Program& program, const Body& body,
   if (!op.inputs.empty()) out += "  " + print_tensors(body, op.inputs);
   if (!op.outputs.empty()) out += " -> " + print_tensors(body, op.outputs);
   out += print_attrs(op);
+  if (op.is_priced()) out += print_prices(op);
   if (!op.moves.empty()) out += fmt::format("  {} move{}", op.moves.size(), op.moves.size() == 1 ? "" : "s");
   return out;
 }
@@ -209,8 +219,8 @@ std::string print_call(const Plan& plan, const Program& program, const Call& cal
     if (port.offset_bytes != 0) ports += fmt::format("+{}", port.offset_bytes);
   }
   for (const Mark& m : call.marks)
-    marks += fmt::format("  {} {} {}{}", m.before, plan.stream(m.stream).name, m.kind == OpKind::wait ? "waits" : "records",
-                         numbers ? fmt::format(" {}", m.event) : "");
+    marks += fmt::format("  {} {} {}{}", m.before, plan.stream(m.stream).name,
+                         m.kind == OpKind::wait ? "waits" : "records", numbers ? fmt::format(" {}", m.event) : "");
   std::string out = fmt::format("{}  {}", body.name.empty() ? "-" : body.name, call.name.empty() ? "-" : call.name);
   if (!ports.empty()) out += fmt::format("  ({})", ports);
   if (numbers && !call.locals.empty()) out += fmt::format("  locals at {}", fmt::join(call.locals, ", "));
