@@ -16,6 +16,7 @@
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
 #include "lowering/lower.h"
+#include "planner/priced/priced_plan.h"
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
 #include "reports/shown_samples.h"
@@ -24,6 +25,7 @@
 #include "spec/catalog.h"
 #include "spec/json_read.h"
 #include "spec/loader.h"
+#include "spec/validate.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
 
@@ -106,6 +108,28 @@ std::optional<Job> load_job(const ScenarioOptions& o, int& code) {
     return std::nullopt;
   }
   return lower_job(std::move(*scenario), code);
+}
+
+std::optional<Job> load_simulated_job(const ScenarioOptions& o, int& code) {
+  auto scenario = load_scenario(o.path, o.sets);
+  if (!scenario) {
+    code = report_errors(scenario.error());
+    return std::nullopt;
+  }
+  return simulated_job(std::move(*scenario), code);
+}
+
+std::optional<Job> simulated_job(Scenario scenario, int& code) {
+  if (unsupported_to_execute(scenario).empty()) return lower_job(std::move(scenario), code);
+  const auto pricer = ScenarioPricer::make(scenario, catalog_root());
+  auto priced = pricer ? priced_job(**pricer) : Result<PricedJob>(fail(pricer.error()));
+  if (!priced) {
+    code = report_errors(priced.error());
+    return std::nullopt;
+  }
+  Job job{std::move(priced->scenario), std::move(priced->plan), {}};
+  job.hash = plan_hash(job.plan);
+  return job;
 }
 
 std::optional<Job> lower_job(Scenario scenario, int& code) {

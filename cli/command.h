@@ -69,6 +69,10 @@ struct Job {
   std::string hash;
 };
 std::optional<Job> load_job(const ScenarioOptions&, int& code);
+/// The same for a simulation: what is not lowered op by op is played as priced blocks (planner/priced). The scenario is
+/// then the one that is played.
+std::optional<Job> load_simulated_job(const ScenarioOptions&, int& code);
+std::optional<Job> simulated_job(Scenario, int& code);
 /// The same of a scenario that is loaded.
 std::optional<Job> lower_job(Scenario, int& code);
 

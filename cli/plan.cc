@@ -203,7 +203,7 @@ int run(const Options& o) {
   std::optional<Job> job;
   Result<Choices> choices;
   in_parallel(o.print ? 1 : 2, [&](std::size_t i) {
-    if (i == 0) job = lower_job(*scenario, code);
+    if (i == 0) job = simulated_job(*scenario, code);
     else choices = best_layouts(o, *scenario);
   });
   if (!job) return code;

@@ -48,7 +48,7 @@ Status write_lines(const RunFolder& folder, const Job& job, const Trace& trace,
 
 int run(const Options& o) {
   int code = exit_done;
-  const auto job = load_job(o.scenario, code);
+  const auto job = load_simulated_job(o.scenario, code);
   if (!job) return code;
   const RunFolder folder{o.out};
   std::optional<ClaimedFolder> claimed;

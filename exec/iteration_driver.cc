@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "layout/train_mesh.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 
@@ -19,6 +20,11 @@ template <class T>
 T checked(Result<T> result) {
   HB_CHECK(result.has_value(), "{}", render(result.error()));
   return std::move(*result);
+}
+
+/// Tokens of a micro-batch on all the ranks that share its sequences.
+std::int64_t micro_batch_capacity(const Scenario& s) {
+  return s.train.micro_batch_tokens * s.train.layout.cp * s.train.layout.ulysses;
 }
 
 SchedulerConfig scheduler_config(const RolloutSpec& r, std::int64_t num_kv_blocks) {
@@ -37,9 +43,9 @@ PhaseRole role_of_phase(std::string_view name) {
   if (name == "rollout") return PhaseRole::rollout;
   if (name == "exchange") return PhaseRole::exchange;
   if (name == "sync") return PhaseRole::sync;
-  if (name == "reference") return PhaseRole::reference;
+  if (name == "reference" || name == "values") return PhaseRole::reference;
   if (name == "old_logprobs") return PhaseRole::old_logprobs;
-  if (name == "train") return PhaseRole::train;
+  if (name == "train" || name == "critic") return PhaseRole::train;
   if (name == "checkpoint") return PhaseRole::checkpoint;
   if (name == "export") return PhaseRole::export_weights;
   return PhaseRole::other;
@@ -49,16 +55,19 @@ std::int64_t kv_blocks_of(const Plan& plan) {
   const std::int32_t rollout = plan.phase_index("rollout");
   if (rollout < 0) return 0;
   for (const Program& program : plan.programs)
-    for (const Body& body : program.bodies)
-      for (const Op& op : body.ops)
-        if (op.kind == OpKind::kv_write) return op.outputs[0].shape[0].size;  // pool[blocks, 2 block_tokens, k d]
+    for (const Block& block : program.phases[static_cast<std::size_t>(rollout)])
+      for (const Call& call : block.calls)
+        for (const Op& op : program.bodies[static_cast<std::size_t>(call.body)].ops)
+          for (const Tensor& t : op.outputs)  // a pool[blocks, …]
+            if (BoundOp{&program, &block, &call, &op}.buffer(t).category() == Category::kv_cache)
+              return t.shape[0].size;
   return 0;
 }
 
 Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
   Diagnostics problems;
   const std::int64_t longest = max_sample_tokens(s);
-  if (longest > s.train.micro_batch_tokens)
+  if (longest > micro_batch_capacity(s))
     problems.push_back(
         {.code = "E312",
          .message = "the longest sample does not fit a training micro-batch",
@@ -87,10 +96,12 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
       cursors_(static_cast<std::size_t>(plan.num_ranks())) {
   HB_CHECK(plan.roles.size() == 1, "{} roles: every rank of a job rolls out and trains", plan.roles.size());
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
+  const Mesh mesh = train_mesh(scenario.train.layout);
+  for (Rank r = 0; r < plan.num_ranks(); ++r) shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
 }
 
 std::int64_t IterationDriver::engine_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).engine; }
-std::int64_t IterationDriver::tp_index_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).tp_rank; }
+std::int64_t IterationDriver::tp_index_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).place; }
 
 IterationDriver::Iteration& IterationDriver::iteration(std::int32_t step) {
   auto& slot = iterations_[step];
@@ -150,9 +161,9 @@ const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step) {
     std::vector<std::int64_t> tokens;
     for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i)
       tokens.push_back(lengths.prompt_tokens[i] + lengths.response_tokens[i]);
-    it.batches = checked(make_mini_batches(tokens, {.ranks = plan_.num_ranks(),
+    it.batches = checked(make_mini_batches(tokens, {.ranks = scenario_.train.layout.dp,
                                                     .mini_batches = scenario_.algorithm.mini_batches,
-                                                    .micro_batch_tokens = scenario_.train.micro_batch_tokens,
+                                                    .micro_batch_tokens = micro_batch_capacity(scenario_),
                                                     .max_seqs = max_micro_batch_seqs(scenario_)}));
     note_trained(step, lengths, *it.batches);
   }
@@ -191,7 +202,7 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
   const auto& minis = batches(it.step);
   for (std::size_t mini = 0; mini < minis.size(); index -= minis[mini++].micro_batches()) {
     if (index >= minis[mini].micro_batches()) continue;
-    const MicroBatch& micro = minis[mini].ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index)];
+    const MicroBatch& micro = minis[mini].ranks[share_of(rank)][static_cast<std::size_t>(index)];
     const MicroId id{rank, role, static_cast<std::int64_t>(mini), index};
     return Args{.block = 0, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
   }
@@ -204,7 +215,7 @@ Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number,
   if (index == 0) return {.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
   if (index == mini.micro_batches() + 1)
     return {.block = 2, .step = it.step, .sizes = {}, .payload = step_payload(it, rank, number)};
-  const MicroBatch& micro = mini.ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index - 1)];
+  const MicroBatch& micro = mini.ranks[share_of(rank)][static_cast<std::size_t>(index - 1)];
   const MicroId id{rank, PhaseRole::train, number, index - 1};
   return {.block = 1, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
 }

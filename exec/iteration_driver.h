@@ -92,6 +92,7 @@ class IterationDriver : public Driver {
   };
 
   const Plan& plan() const { return plan_; }
+  std::size_t share_of(Rank r) const { return shares_[static_cast<std::size_t>(r)]; }
   const Scenario& scenario() const { return scenario_; }
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
@@ -140,8 +141,9 @@ class IterationDriver : public Driver {
   const Plan& plan_;
   const Scenario scenario_;
   std::int64_t num_kv_blocks_ = 0;
-  std::vector<PhaseRole> roles_;  // by phase
-  std::vector<Cursor> cursors_;   // by rank
+  std::vector<PhaseRole> roles_;     // by phase
+  std::vector<Cursor> cursors_;      // by rank
+  std::vector<std::size_t> shares_;  // by rank: of the layout's dp shares of the samples, its own
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;
   // Of all steps, in bounded memory.

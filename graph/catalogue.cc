@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace hotbunk {
 namespace {
@@ -70,6 +71,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::clip_coefficient, 1, 1, 2, 2, FlopRule::none, 0},
     {OpKind::adamw, 3, 3, 3, 3, FlopRule::per_element, 14},
     {OpKind::sample, 2, 2, 2, 2, FlopRule::none, 0},
+    {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
 constexpr bool in_order() {
@@ -134,6 +136,17 @@ std::string check_table(const Op& op, const Tensor& table) {
 
 }  // namespace
 
+std::string check_prices(const Op& op) {
+  std::int64_t before = -1;
+  for (const PricePoint& p : op.prices) {
+    if (p.tokens <= before) return fmt::format("is priced at {} tokens behind {}", p.tokens, before);
+    for (const double v : {p.seconds, p.seconds_per_pair, p.payload_bytes})
+      if (!(v >= 0.0 && v <= 1e15)) return fmt::format("has a price of {}", v);
+    before = p.tokens;
+  }
+  return "";
+}
+
 double op_flops(const Op& op, const Sizes& s) {
   const Entry& e = entry(op.kind);
   switch (e.rule) {
@@ -156,6 +169,7 @@ double op_flops(const Op& op, const Sizes& s) {
 }
 
 std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
+  if (op.is_priced()) return std::llround(op.price(s).payload_bytes);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
     case OpKind::all_gather:
@@ -180,6 +194,7 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
 
 std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
   if (is_communication(op.kind)) return payload_bytes(op, s, places);
+  if (op.is_priced()) return 0;  // not known
   switch (op.kind) {
     case OpKind::copy_boxes:
     case OpKind::hash_boxes:
@@ -276,6 +291,12 @@ std::string check_windows(const Program& program, const Call& call, const SlotWi
 }
 
 std::string check_op(const Op& op) {
+  if (op.kind == OpKind::priced && !op.is_priced()) return "has no price";
+  if (op.is_priced()) {
+    if (is_communication(op.kind) && op.group < 0) return "has no group";
+    return is_memory(op.kind) || is_event(op.kind) || is_pairwise(op.kind) ? "is of a kind that has no price"
+                                                                           : check_prices(op);
+  }
   const Entry& e = entry(op.kind);
   if (auto bad = count_error("inputs", op.inputs.size(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;
   if (auto bad = count_error("outputs", op.outputs.size(), e.min_outputs, e.max_outputs); !bad.empty()) return bad;

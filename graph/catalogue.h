@@ -48,6 +48,8 @@
 //   clip_coefficient   s[1] -> c[1], metrics[16]   c is NaN where s or the loss is        max_norm
 //   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place; nothing if c is NaN  beta1, beta2, eps, weight_decay
 //   sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                   vocab, tp, temperature, top_k, top_p
+//   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
+// Any compute or collective may have prices; its tensors then only say what it orders.
 // clang-format on
 #pragma once
 #include <cstdint>
@@ -86,6 +88,8 @@ Partners partners_of(const Op&, std::int64_t ranks, std::int64_t place);
 
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
 std::string check_op(const Op&);
+/// The same of an op's prices: in order of tokens, none negative or endless.
+std::string check_prices(const Op&);
 /// What the tensors of a body take of one slot, from where it is bound: bytes [begin, end), and where they have to lie,
 /// as remainders of the sizes of their elements.
 struct SlotWindow {

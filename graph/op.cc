@@ -66,6 +66,7 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::clip_coefficient, "clip_coefficient", OpClass::compute},
     {OpKind::adamw, "adamw", OpClass::compute},
     {OpKind::sample, "sample", OpClass::compute},
+    {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
 
@@ -107,6 +108,20 @@ T optional(const Op& op, Attr attr, T otherwise) {
 
 std::string_view name_of(OpKind k) { return kinds[static_cast<std::size_t>(k)].name; }
 std::string_view name_of(Attr a) { return attr_names[static_cast<std::size_t>(a)]; }
+
+PricePoint Op::price(const Sizes& s) const {
+  HB_CHECK(is_priced(), "{} '{}' has no price", name_of(kind), name);
+  if (prices.size() == 1) return prices.front();
+  // The two points around, or the first or last two.
+  const auto behind = std::ranges::upper_bound(prices, s.tokens, {}, &PricePoint::tokens);
+  const auto right = std::clamp(behind, prices.begin() + 1, prices.end() - 1), left = right - 1;
+  const double share = static_cast<double>(s.tokens - left->tokens) / static_cast<double>(right->tokens - left->tokens);
+  const auto between = [&](double PricePoint::*what) {
+    return std::max(0.0, (*left).*what + share * ((*right).*what - (*left).*what));
+  };
+  return {s.tokens, between(&PricePoint::seconds), between(&PricePoint::seconds_per_pair),
+          between(&PricePoint::payload_bytes)};
+}
 
 bool Op::has(Attr a) const { return find(*this, a) != nullptr; }
 std::int64_t Op::integer(Attr a) const { return required<std::int64_t>(*this, a); }

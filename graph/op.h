@@ -81,8 +81,9 @@ enum class OpKind : std::uint8_t {
   clip_coefficient,
   adamw,
   sample,
+  priced,  // whatever a framework does there
 };
-inline constexpr int num_op_kinds = static_cast<int>(OpKind::sample) + 1;
+inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
 std::string_view name_of(OpKind);
 
 /// Named attributes; the catalogue says which kind has which.
@@ -132,6 +133,15 @@ inline constexpr int num_attrs = static_cast<int>(Attr::relative) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
+/// A price in place of arithmetic: what an op takes in a run of a block with so many tokens. Between two points of an
+/// op both numbers are interpolated, beyond the last as between the last two.
+struct PricePoint {
+  std::int64_t tokens = 0;
+  double seconds = 0.0, seconds_per_pair = 0.0;  // pair: Sizes::attention_pairs
+  double payload_bytes = 0.0;                    // of a communication, as the catalogue counts it
+  friend bool operator==(const PricePoint&, const PricePoint&) = default;
+};
+
 struct Op {
   OpKind kind = OpKind::alloc;
   StreamId stream = lead_stream;
@@ -144,6 +154,11 @@ struct Op {
   EventId event = -1;                     // record, wait: in drafts only
   SectionId section = transient_section;  // map, unmap: [begin, end) bytes from the section's base, chunk-aligned
   std::int64_t map_begin = 0, map_end = 0;
+  std::vector<PricePoint> prices;  // ascending by tokens; empty: the op costs what it does. Simulated, never executed
+
+  bool is_priced() const { return !prices.empty(); }
+  /// What a priced op takes with these sizes.
+  PricePoint price(const Sizes&) const;
 
   bool has(Attr) const;
   std::int64_t integer(Attr) const;  // internal fault when absent

@@ -92,6 +92,13 @@ void append_rest(std::string& out, const Names& names, const Op& op) {
     });
   }
   if (!op.moves.empty()) key("moves"), append_array(rest, op.moves, [&](const Move& m) { append(rest, m); });
+  if (op.is_priced())
+    key("prices"), append_array(rest, op.prices, [&](const PricePoint& p) {
+      rest += '[';
+      append_json(rest, p.tokens);
+      for (const double v : {p.seconds, p.seconds_per_pair, p.payload_bytes}) rest += ',', append_json(rest, v);
+      rest += ']';
+    });
   index("group", op.group, otherwise.group);
   index("buffer", op.buffer, otherwise.buffer);
   if (op.section != otherwise.section) key("section"), append_json(rest, names.of(op.section));

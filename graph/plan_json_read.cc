@@ -154,6 +154,16 @@ void read_rest(const Value& v, const Scope& scope, Op& op) {
     const Value moves = v["moves"];
     for (std::size_t i = 0; i < moves.array(); ++i) op.moves.push_back(read_move(moves.at(i), op, scope.plan));
   }
+  if (v.has("prices")) {
+    const Value prices = v["prices"];
+    for (std::size_t i = 0; i < prices.array(); ++i) {
+      const Value point = prices.at(i);
+      point.array(4, 4);
+      op.prices.push_back(
+          {point.at(0).integer(0, largest), point.at(1).real(), point.at(2).real(), point.at(3).real()});
+    }
+    if (const std::string bad = check_prices(op); !bad.empty()) prices.out_of_range(bad);
+  }
   index("group", static_cast<std::int64_t>(scope.plan.groups.size()), op.group);
   index("buffer", scope.body.num_slots(), op.buffer);
   if (v.has("section")) op.section = read_section_id(v["section"], scope.program);
@@ -171,6 +181,7 @@ void check_indices(const Value& v, const Op& op) {
   if (memory && op.buffer < 0) v.out_of_range(fmt::format("{} without a buffer", name_of(op.kind)));
   if (op.kind == OpKind::record || op.kind == OpKind::wait)
     v.out_of_range(fmt::format("{} in a body: calls have the events", name_of(op.kind)));
+  if (op.kind == OpKind::priced && !op.is_priced()) v.out_of_range("a priced op without a price");
   if (is_communication(op.kind) && op.group < 0) v.out_of_range(fmt::format("{} without a group", name_of(op.kind)));
 }
 

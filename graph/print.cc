@@ -41,6 +41,14 @@ std::string print_attrs(const Op& op) {
   return out;
 }
 
+/// "  priced block: 1.2 ms" or "  priced block: 1.2 ms at 1 tokens to 30 ms at 256".
+std::string print_prices(const Op& op) {
+  const PricePoint &first = op.prices.front(), &last = op.prices.back();
+  std::string out = fmt::format("  priced block: {}", format_seconds(first.seconds));
+  if (op.prices.size() == 1) return out;
+  return out + fmt::format(" at {} tokens to {} at {}", first.tokens, format_seconds(last.seconds), last.tokens);
+}
+
 /// "0-3,6": ranks or other numbers, runs joined.
 template <class Numbers>
 std::string print_runs(const Numbers& numbers) {
@@ -198,6 +206,7 @@ std::string print_op(const Plan& plan, const Program& program, const Body& body,
   if (!op.inputs.empty()) out += "  " + print_tensors(body, op.inputs);
   if (!op.outputs.empty()) out += " -> " + print_tensors(body, op.outputs);
   out += print_attrs(op);
+  if (op.is_priced()) out += print_prices(op);
   if (!op.moves.empty()) out += fmt::format("  {} move{}", op.moves.size(), op.moves.size() == 1 ? "" : "s");
   return out;
 }

@@ -83,8 +83,9 @@ Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves
   on("export", [&](auto p) { lower_export(b, train, p, "export."); });
   const JobPhases phases(s);
   const auto transitions = [&](const RolloutState* rollout) {
+    const ShiftBuffers buffers = shift_buffers(train, rollout);
     for (const JobPhase& p : phases)
-      if (is_transition(p.phase)) on(name_of(p.phase), [&](auto i) { lower_transition(b, train, rollout, p, i); });
+      if (is_transition(p.phase)) on(name_of(p.phase), [&](auto i) { lower_transition(b, buffers, p, i); });
   };
   if (serves) {
     const RolloutState rollout(s, b, shapes.weights(s.rollout.layout.tp), kv_blocks);

@@ -37,6 +37,7 @@ inline constexpr SectionId host_params{6};
 inline constexpr SectionId host_optimizer{7};
 inline constexpr SectionId host_reference{8};
 inline constexpr SectionId host_weights{9};
+inline constexpr SectionId host_resident{10};  // what never leaves the host
 }  // namespace sections
 
 /// Empty ones; the passes say how large they are.
@@ -44,7 +45,7 @@ inline std::vector<Section> program_sections() {
   return {{"transient", Space::device},       {"train_params", Space::device},    {"train_optimizer", Space::device},
           {"train_reference", Space::device}, {"rollout_weights", Space::device}, {"kv_cache", Space::device},
           {"host_params", Space::host},       {"host_optimizer", Space::host},    {"host_reference", Space::host},
-          {"host_weights", Space::host}};
+          {"host_weights", Space::host},      {"host_resident", Space::host}};
 }
 
 }  // namespace hotbunk

@@ -12,12 +12,14 @@
 namespace hotbunk {
 
 EngineSeat engine_seat(const RolloutLayout& l, std::int64_t rank) {
+  const std::int64_t each = l.tp * l.cp * l.pp;
   if (l.order == RankOrder::strided) return {rank % l.dp, rank / l.dp};
-  return {rank / l.tp, rank % l.tp};
+  return {rank / each, rank % each};
 }
 
 std::int64_t rank_of_seat(const RolloutLayout& l, EngineSeat seat) {
-  return l.order == RankOrder::strided ? seat.tp_rank * l.dp + seat.engine : seat.engine * l.tp + seat.tp_rank;
+  return l.order == RankOrder::strided ? seat.place * l.dp + seat.engine
+                                       : seat.engine * l.tp * l.cp * l.pp + seat.place;
 }
 
 std::int64_t kv_block_bytes(const Scenario& s) {
@@ -283,6 +285,20 @@ void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, st
   };
   share("sample_rows", DType::i32, row_ints(s), Slot::sample_rows, Slot::all_sample_rows);
   share("sample_logps", DType::f32, max_response_tokens(s), Slot::sample_logps, Slot::all_sample_logps);
+}
+
+ShiftBuffers shift_buffers(const TrainState& t, const RolloutState* r) {
+  ShiftBuffers out;
+  for (const UnitState& u : t.units()) {
+    out.params.push_back({u.shard, u.host_shard});
+    out.moments.push_back({u.exp_avg, u.host_exp_avg});
+    out.moments.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
+    if (u.reference >= 0) out.reference.push_back({u.reference, u.host_reference});
+  }
+  if (!r) return out;
+  for (std::size_t i = 0; i < r->weights().size(); ++i) out.weights.push_back({r->buffer(i), r->host_buffer(i)});
+  out.kv = r->kv();
+  return out;
 }
 
 }  // namespace hotbunk

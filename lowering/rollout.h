@@ -7,13 +7,14 @@
 
 #include "lowering/model_shapes.h"
 #include "lowering/phases.h"
+#include "lowering/sleep.h"
 #include "lowering/train_state.h"
 
 namespace hotbunk {
 
-/// Which engine a rank serves and as which tensor-parallel rank.
+/// Which engine a rank serves, and its place there: tensor-parallel rank by rank, stage by stage.
 struct EngineSeat {
-  std::int64_t engine = 0, tp_rank = 0;
+  std::int64_t engine = 0, place = 0;
 };
 EngineSeat engine_seat(const RolloutLayout&, std::int64_t rank);
 /// The rank that sits there; inverse of engine_seat.
@@ -63,8 +64,7 @@ void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const Rollo
 /// All ranks learn all finished samples.
 void lower_exchange(const Scenario&, ProgramBuilder&, std::int64_t world, std::int32_t phase);
 
-/// What a phase of the transition puts to sleep, wakes or forgets (sleep.cc); nothing for phases that work. No rollout:
-/// nullptr.
-void lower_transition(ProgramBuilder&, const TrainState&, const RolloutState*, const JobPhase&, std::int32_t phase);
+/// What sleeps of both sides. No rollout: nullptr.
+ShiftBuffers shift_buffers(const TrainState&, const RolloutState*);
 
 }  // namespace hotbunk

@@ -1,13 +1,9 @@
 // Sleep and wake as plan ops: what moves to the host, what is dropped, which chunks are given back and in which order.
 // Each section sleeps and wakes as a whole, in a block of its own (graph/plan.h: Enters).
-#include "lowering/rollout.h"
+#include "lowering/sleep.h"
 
 namespace hotbunk {
 namespace {
-
-struct Backup {
-  BufferId device, host;
-};
 
 /// Device -> host, buffer by buffer, each freed as soon as it has moved; then the section goes.
 void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves,
@@ -58,35 +54,9 @@ void drop(ProgramBuilder& b, std::int32_t phase, std::string block, const std::v
   b.unmap(section);
 }
 
-std::vector<Backup> parameter_moves(const TrainState& t) {
-  std::vector<Backup> out;
-  for (const UnitState& u : t.units()) out.push_back({u.shard, u.host_shard});
-  return out;
-}
-
-std::vector<Backup> optimizer_moves(const TrainState& t) {
-  std::vector<Backup> out;
-  for (const UnitState& u : t.units())
-    out.push_back({u.exp_avg, u.host_exp_avg}), out.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
-  return out;
-}
-
-std::vector<Backup> reference_moves(const TrainState& t) {
-  std::vector<Backup> out;
-  for (const UnitState& u : t.units())
-    if (u.reference >= 0) out.push_back({u.reference, u.host_reference});
-  return out;
-}
-
-std::vector<Backup> weight_moves(const RolloutState& r) {
-  std::vector<Backup> out;
-  for (std::size_t i = 0; i < r.weights().size(); ++i) out.push_back({r.buffer(i), r.host_buffer(i)});
-  return out;
-}
-
-std::vector<BufferId> weight_buffers(const RolloutState& r) {
+std::vector<BufferId> on_device(const std::vector<Backup>& backups) {
   std::vector<BufferId> out;
-  for (std::size_t i = 0; i < r.weights().size(); ++i) out.push_back(r.buffer(i));
+  for (const Backup& b : backups) out.push_back(b.device);
   return out;
 }
 
@@ -94,44 +64,40 @@ std::vector<BufferId> weight_buffers(const RolloutState& r) {
 
 // Going down, what the sync does not need goes first, the pool before the weights; coming back, what computes first
 // comes first.
-void lower_transition(ProgramBuilder& b, const TrainState& t, const RolloutState* r, const JobPhase& p,
-                      std::int32_t phase) {
+void lower_transition(ProgramBuilder& b, const ShiftBuffers& all, const JobPhase& p, std::int32_t phase) {
   if (p.sleeps.moments)
-    put_to_sleep(b, phase, "moments", optimizer_moves(t), sections::train_optimizer, sections::host_optimizer);
+    put_to_sleep(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer);
   if (p.sleeps.reference)
-    put_to_sleep(b, phase, "reference", reference_moves(t), sections::train_reference, sections::host_reference);
-  if (p.sleeps.params)
-    put_to_sleep(b, phase, "params", parameter_moves(t), sections::train_params, sections::host_params);
-  if (p.wakes.params) wake_up(b, phase, "params", parameter_moves(t), sections::train_params, sections::host_params);
+    put_to_sleep(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference);
+  if (p.sleeps.params) put_to_sleep(b, phase, "params", all.params, sections::train_params, sections::host_params);
+  if (p.wakes.params) wake_up(b, phase, "params", all.params, sections::train_params, sections::host_params);
   if (p.wakes.reference)
-    wake_up(b, phase, "reference", reference_moves(t), sections::train_reference, sections::host_reference);
-  if (p.wakes.moments)
-    wake_up(b, phase, "moments", optimizer_moves(t), sections::train_optimizer, sections::host_optimizer);
-  if (!r) return;
-  const bool backed_up = r->host_buffer(0) >= 0;
-  if (p.sleeps.kv) drop(b, phase, "kv", {r->kv()}, sections::kv_cache);
+    wake_up(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference);
+  if (p.wakes.moments) wake_up(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer);
+  if (all.kv < 0) return;
+  const bool backed_up = !all.weights.empty() && all.weights[0].host >= 0;
+  if (p.sleeps.kv) drop(b, phase, "kv", {all.kv}, sections::kv_cache);
   if (p.sleeps.weights) {
-    if (backed_up)
-      put_to_sleep(b, phase, "weights", weight_moves(*r), sections::rollout_weights, sections::host_weights);
-    else drop(b, phase, "weights", weight_buffers(*r), sections::rollout_weights);
+    if (backed_up) put_to_sleep(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights);
+    else drop(b, phase, "weights", on_device(all.weights), sections::rollout_weights);
   }
   if (p.wakes.weights) {
     // Level 1 brings the weights back from the host, whether a sync overwrites them or not. There is nothing to bring
     // before the first sleep: the host copy is made zero in the prologue.
-    if (backed_up) wake_up(b, phase, "weights", weight_moves(*r), sections::rollout_weights, sections::host_weights);
-    else wake_empty(b, phase, "weights", weight_buffers(*r), sections::rollout_weights);
+    if (backed_up) wake_up(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights);
+    else wake_empty(b, phase, "weights", on_device(all.weights), sections::rollout_weights);
   }
-  if (p.wakes.kv) wake_empty(b, phase, "kv", {r->kv()}, sections::kv_cache);
+  if (p.wakes.kv) wake_empty(b, phase, "kv", {all.kv}, sections::kv_cache);
   if (p.phase == PlanPhase::flush) {
     // New where it lies: what it held is nobody's to read, and no memory moves.
     b.begin_block(phase, "kv");
-    b.free(r->kv());
-    b.alloc(r->kv());
+    b.free(all.kv);
+    b.alloc(all.kv);
   }
   if (p.phase == PlanPhase::start_rollout && backed_up) {
     b.begin_block(phase, "host_weights");
     b.map(sections::host_weights);
-    for (const Backup& m : weight_moves(*r)) {
+    for (const Backup& m : all.weights) {
       const std::string name = b.buffer(m.host).name;
       b.call("host.zero", 0, name, {m.host}, [&] {
         b.alloc(m.host, streams::host);

@@ -17,6 +17,7 @@
 // payload = n - Attr::padding_bytes. n / W is exact where the op's shapes hold (the catalogue asks for [W n]).
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "base/check.h"
@@ -27,6 +28,7 @@ namespace hotbunk {
 
 /// Bytes of the full tensor, n of the table above, of kinds whose ranks agree on it; 0 for others.
 inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes) {
+  if (op.is_priced()) return std::llround(op.price(sizes).payload_bytes);
   switch (op.kind) {
     case OpKind::all_gather:
       return op.outputs.at(0).bytes(sizes);
@@ -50,6 +52,7 @@ inline std::int64_t wire_bytes(const Op& op, std::int64_t n, std::int64_t ranks,
     case OpKind::all_to_all:
       return n % ranks == 0 ? n / ranks * (ranks - 1) : n * (ranks - 1) / ranks;
     case OpKind::all_reduce: {
+      if (op.is_priced()) return ranks > 0 ? 2 * n * (ranks - 1) / ranks : 0;  // of many collectives together
       const std::int64_t element = size_of(op.inputs.at(0).dtype), count = n / element;
       const std::int64_t chunk = (count + ranks - 1) / ranks;
       const std::int64_t own = std::min(count, (index + 1) * chunk) - std::min(count, index * chunk);

@@ -16,11 +16,13 @@ CpuBackend::CpuBackend(CpuWorld& world, Driver& driver, CpuOptions options)
 CpuBackend::~CpuBackend() = default;
 
 Capability CpuBackend::supports(const Op& op) const {
+  if (op.is_priced()) return {false, "it is a priced block: what another framework does there is not written op by op"};
   if (is_communication(op.kind)) {
     const bool later = op.kind == OpKind::all_to_all;
     return later ? Capability{false, "no lowering uses it yet, so its kernel is not registered"} : Capability{};
   }
-  const bool built_in = op.kind <= OpKind::copy;  // memory, order, feed, fetch, copy
+  const bool built_in = is_memory(op.kind) || is_event(op.kind) || op.kind == OpKind::feed ||
+                        op.kind == OpKind::fetch || op.kind == OpKind::copy;
   if (!built_in && !op_kernel(op.kind)) return {false, "no CPU kernel is registered for it"};
   std::string why = why_unsupported(op);
   return {why.empty(), std::move(why)};

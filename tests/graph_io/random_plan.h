@@ -146,6 +146,10 @@ class PlanMaker {
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.outputs.push_back(tensor(in));
     for (std::int64_t i = 0, n = below(4); i < n; ++i) out.attrs.push_back(attr());
     for (std::int64_t i = 0, n = below(3); i < n; ++i) out.moves.push_back({side(p, out.inputs), side(p, out.outputs)});
+    if (out.kind == OpKind::priced || below(8) == 0)
+      for (std::int64_t i = 0, tokens = below(3), n = 1 + below(3); i < n; ++i, tokens += 1 + below(9))
+        out.prices.push_back({tokens, 1e-6 * static_cast<double>(below(1000)), 1e-12 * static_cast<double>(below(7)),
+                              static_cast<double>(below(1 << 20))});
     out.group = static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size())));
     out.buffer = static_cast<BufferId>(below(in.num_slots()));
     if (below(2)) {

@@ -1,0 +1,18 @@
+// The plan of a scenario that is priced and not lowered op by op: another framework's training and engine, other
+// layouts. What sleeps, wakes, maps, copies and waits is there as in any plan; what computes are *priced blocks*, ops
+// that take what the closed form says (graph/price.h). Simulated, never executed.
+#pragma once
+#include "graph/plan.h"
+#include "planner/answers/answers.h"
+
+namespace hotbunk {
+
+struct PricedJob {
+  Scenario scenario;  // as it is played: what it left to be chosen (transition, order of ranks) is chosen
+  Plan plan;
+};
+/// All ranks do what the fullest rank of the closed form does. E250 where not even that is known: placements on two
+/// sets of GPUs. E263, E301: the scenario's layout has no price (ScenarioPricer::why_unpriced).
+Result<PricedJob> priced_job(const ScenarioPricer&);
+
+}  // namespace hotbunk
