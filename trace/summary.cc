@@ -209,6 +209,19 @@ Json metrics_json(const Trace& trace) {
   return out;
 }
 
+/// Names of the bodies that are not written op by op.
+Json priced_blocks(const Plan& plan) {
+  const auto takes_time = [](const Op& op) {
+    return std::ranges::any_of(op.prices, [](const PricePoint& p) { return p.seconds > 0.0; });
+  };
+  Json out = Json::array();
+  std::set<std::string_view> seen;
+  for (const Program& program : plan.programs)
+    for (const Body& body : program.bodies)
+      if (std::ranges::any_of(body.ops, takes_time) && seen.insert(body.name).second) out.push_back(body.name);
+  return out;
+}
+
 double mfu(const Plan& plan, const Scenario& scenario, const Trace& trace, double train_s) {
   const double peak = scenario.cluster.gpu.peak_flops(std::string(name_of(scenario.train.precision.params)));
   const double devices = static_cast<double>(plan.num_ranks()) / static_cast<double>(scenario.cluster.ranks_per_device);
@@ -230,6 +243,7 @@ Json summarize(const Plan& plan, const Scenario& scenario, const Trace& trace) {
           {"source", trace.source},
           {"scenario", scenario.name},
           {"plan_hash", plan_hash(plan)},
+          {"priced_blocks", priced_blocks(plan)},
           {"fits", fits(plan, trace)},
           {"steps", steps},
           {"iteration_seconds", steps > 0 ? all_s / static_cast<double>(steps) : 0.0},

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -98,13 +100,31 @@ std::string rank_list(const Json& ranks) {
 }
 
 /// All steps together.
+constexpr std::size_t most_groups = 4;  // of a phase and kind of op that have rows of their own
+
 std::string traffic_table(const Json& s, bool colour) {
   TextTable table({"phase", "group", "op", "ranks", "calls", "payload", "padding", "wire"}, 4);
-  for (const Json& row : s.at("traffic_totals"))
-    table.add({row.at("phase").get<std::string>(), row.at("group").get<std::string>(), row.at("op").get<std::string>(),
-               rank_list(row.at("ranks")), format_count(bytes_at(row, "calls_per_rank")),
-               cell(bytes_at(row, "payload_bytes_per_rank")), cell(bytes_at(row, "padding_bytes_per_rank")),
-               cell(bytes_at(row, "wire_bytes_per_rank"))});
+  const Json& rows = s.at("traffic_totals");
+  for (std::size_t i = 0, next = 0; i < rows.size(); i = next) {
+    const auto alike = [&](const Json& row) {
+      return std::ranges::all_of(std::array{"phase", "group", "op"},
+                                 [&](const char* key) { return row.at(key) == rows[i].at(key); });
+    };
+    for (next = i; next < rows.size() && alike(rows[next]);) ++next;
+    // Of many groups the one that moves most stands for all; the document has each.
+    const bool many = next - i > most_groups;
+    std::size_t most = i;
+    for (std::size_t k = i; many && k < next; ++k)
+      if (bytes_at(rows[k], "payload_bytes_per_rank") > bytes_at(rows[most], "payload_bytes_per_rank")) most = k;
+    for (std::size_t k = many ? most : i; k < (many ? most + 1 : next); ++k) {
+      const Json& row = rows[k];
+      table.add({row.at("phase").get<std::string>(), row.at("group").get<std::string>(),
+                 row.at("op").get<std::string>(),
+                 rank_list(row.at("ranks")) + (many ? fmt::format(", most of {} rows", next - i) : ""),
+                 format_count(bytes_at(row, "calls_per_rank")), cell(bytes_at(row, "payload_bytes_per_rank")),
+                 cell(bytes_at(row, "padding_bytes_per_rank")), cell(bytes_at(row, "wire_bytes_per_rank"))});
+    }
+  }
   return table.empty() ? "" : "\nTraffic per rank, all steps\n" + table.str(colour);
 }
 
@@ -157,6 +177,9 @@ std::string kept_line(const Json& s) {
 
 std::string render_summary(const Json& s, bool colour, const Comparison* predicted) {
   std::string out = verdict(s, colour) + speed(s);
+  if (const Json priced = s.value("priced_blocks", Json::array()); !priced.empty())
+    out += fmt::format("\nPriced blocks: {}. They take what the closed form says; all else is the plan's.\n",
+                       fmt::join(priced.get<std::vector<std::string>>(), ", "));
   out += "\nTime by phase: what a rank spends in it, mean over ranks and steps\n" + phase_table(s, predicted, colour);
   if (predicted) out += render_time_error(*predicted);
   if (!s.at("memory").at("by_rank").empty())

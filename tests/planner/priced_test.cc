@@ -1,0 +1,193 @@
+// Priced plans (planner/priced) beside the closed form that priced them: seconds of the phases as simulated, memory as
+// the plan books it.
+#include <fmt/format.h>
+
+#include <array>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <random>
+
+#include "exec/length_driver.h"
+#include "graph/plan_json.h"
+#include "graph/verify.h"
+#include "planner/priced/priced_plan.h"
+#include "sim/model_cost.h"
+#include "sim/sim_backend.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+#include "spec/validate.h"
+#include "tests/paths.h"
+#include "trace/static_memory.h"
+
+using namespace hotbunk;
+
+namespace {
+
+/// Scenarios of every engine, profile and layout that is priced and not lowered, with fixed lengths: what the closed
+/// form takes as a mean is one number here.
+class Draws {
+ public:
+  explicit Draws(std::uint64_t seed) : random_(seed) {}
+
+  std::string scenario() {
+    struct System {
+      const char *profile, *engine, *rollout;
+      bool megatron;
+    };
+    const System system = of<System>({{"verl-fsdp", "fsdp1", "sglang", false},
+                                      {"verl-fsdp", "fsdp2", "vllm", false},
+                                      {"slime-fsdp", "fsdp2", "sglang", false},
+                                      {"verl-megatron", "megatron", "vllm", true},
+                                      {"slime-megatron", "megatron", "sglang", true},
+                                      {"megatron", "zero1", "sglang", true},
+                                      {"hotbunk", "ddp", "vllm", false},
+                                      {"hotbunk", "zero2", "sglang", false}});
+    const auto nodes = of<std::int64_t>({1, 1, 2, 4}), world = 8 * nodes;
+    const bool moe = system.megatron && in(0, 3) == 0;
+    const std::string model = moe ? "qwen3-30b-a3b" : of<std::string>({"qwen2.5-7b", "llama-3.1-8b", "qwen3-4b"});
+    const auto tp = system.megatron ? of<std::int64_t>({1, 2, 4}) : 1,
+               pp = system.megatron ? of<std::int64_t>({1, 1, 2}) : 1, cp = of<std::int64_t>({1, 1, 2}),
+               dp = world / (tp * pp * cp), ep = moe ? of<std::int64_t>({1, 2}) : 1;
+    const auto engine_tp = of<std::int64_t>({1, 2, 4}), prompt = in(128, 1024), response = in(64, 512);
+    const auto samples = of<std::int64_t>({4, 8}), mini_batches = of<std::int64_t>({1, 2});
+    std::string text =
+        fmt::format("name: drawn\nmodel: {}\ncluster: {{gpu: {}, nodes: {}, gpus_per_node: 8}}\nprofile: {}\n", model,
+                    of<std::string>({"h100-sxm-80gb", "b200-sxm-180gb"}), nodes, system.profile);
+    text += fmt::format(
+        "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, cp: {}, ep: {}, sp: {}}}, micro_batch_tokens: {}, "
+        "recompute: {}, "
+        "offload: {}}}\n",
+        system.engine, dp, tp, pp, cp, ep, tp > 1 ? "true" : "false", (prompt + response) * of<std::int64_t>({2, 4, 8}),
+        of<std::string>({"none", "selective", "full"}), of<std::string>({"none", "sleep", "sleep"}));
+    text += fmt::format(
+        "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, order: {}}}, max_running_requests: {}, sleep: {}, "
+        "sleep_level: {}, memory_fraction: 0.7}}\n",
+        system.rollout, engine_tp, world / engine_tp, of<std::string>({"contiguous", "strided", "auto"}),
+        of<std::int64_t>({64, 256}), of<std::string>({"true", "true", "false"}), in(1, 2));
+    text += fmt::format("transition: {}\n", of<std::string>({"hotbunk", "verl", "slime", "auto"}));
+    text += fmt::format(
+        "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, old_logprobs: "
+        "{}}}\n",
+        in(0, 4) == 0 ? "ppo" : "grpo", world * of<std::int64_t>({2, 4}), samples, mini_batches, flag(), flag());
+    return text + fmt::format(
+                      "workload: {{prompt_tokens: {{mean: {0}, max: {0}, distribution: fixed}}, response_tokens: "
+                      "{{mean: {1}, max: {1}, distribution: fixed}}}}\n",
+                      prompt, response);
+  }
+
+ private:
+  std::int64_t in(std::int64_t from, std::int64_t to) {
+    return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
+  }
+  template <class T>
+  T of(std::vector<T> values) {
+    return values[static_cast<std::size_t>(in(0, std::ssize(values) - 1))];
+  }
+  std::string flag() { return of<std::string>({"true", "false"}); }
+  std::mt19937_64 random_;
+};
+
+/// Seconds of an iteration by the closed form's phases, mean over ranks.
+std::array<double, num_rl_phases> simulated(const PricedJob& job, const CostModel& model) {
+  auto driver = LengthDriver::create(job.plan, job.scenario);
+  if (!driver) throw std::runtime_error(render(driver.error()));
+  const ModelCost cost(model);
+  SimBackend backend(job.scenario.cluster, cost,
+                     {.timeline = {.first_step = 0, .last_step = -1}, .enforce_capacity = false});
+  RunOptions run{.steps = 1, .local_ranks = {}};
+  for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
+  const auto trace = execute(job.plan, backend, **driver, run);
+  if (!trace) throw std::runtime_error(render(trace.error()));
+  std::array<double, num_rl_phases> out{};
+  for (const PhaseSpan& p : trace->phases) {
+    const std::string& name = job.plan.phases[static_cast<std::size_t>(p.phase)].name;
+    if (p.step == 0) continue;
+    const RlPhase of = name.starts_with("sleep")                     ? RlPhase::sleep
+                       : name.starts_with("wake") || name == "flush" ? RlPhase::wake
+                       : name == "sync"                              ? RlPhase::sync
+                       : name == "reference"                         ? RlPhase::reference
+                       : name == "old_logprobs"                      ? RlPhase::old_logprobs
+                       : name == "values"                            ? RlPhase::values
+                       : name == "critic"                            ? RlPhase::critic
+                       : name == "train"                             ? RlPhase::train
+                                                                     : RlPhase::rollout;
+    out[static_cast<std::size_t>(of)] += 1e-9 * static_cast<double>(p.end_ns - p.start_ns) / job.plan.num_ranks();
+  }
+  return out;
+}
+
+/// Live bytes of a rank at the closed form's moments, overhead included.
+struct Moments {
+  std::int64_t train = 0, rollout = 0, sync = 0, wake = 0;
+};
+Moments moments_of(const Plan& plan) {
+  Moments out;
+  bool rolled_out = false;
+  const RankMemory memory = static_memory(plan, 0);
+  for (const auto& [phase, peak] : memory.device.phase_peaks) {
+    const PhaseInfo& info = plan.phases[static_cast<std::size_t>(phase)];
+    if (info.when != When::iteration) continue;
+    std::int64_t& moment = info.name == "train" || info.name == "critic" ? out.train
+                           : info.name == "rollout"                      ? out.rollout
+                           : rolled_out                                  ? out.wake
+                                                                         : out.sync;
+    moment = std::max(moment, peak.peak_bytes + plan.overhead_bytes);
+    rolled_out |= info.name == "rollout";
+  }
+  return out;
+}
+
+std::int64_t number_of(const char* variable, std::int64_t otherwise) {
+  const char* asked = std::getenv(variable);
+  return asked ? std::max(1LL, std::atoll(asked)) : otherwise;
+}
+
+}  // namespace
+
+TEST_CASE("priced plans take what the closed form says, phase by phase, and hold what it holds") {
+  Draws draws(static_cast<std::uint64_t>(number_of("HOTBUNK_PROPERTY_SEED", 1)));
+  std::int64_t played = 0;
+  std::map<RlPhase, double> worst;
+  for (std::int64_t i = 0, cases = number_of("HOTBUNK_PRICED_CASES", 40); i < cases; ++i) {
+    const std::string text = draws.scenario();
+    const auto s = load_scenario_text(text, "drawn.yaml");
+    if (!s || unsupported_to_execute(*s).empty()) continue;
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const RlPoint point = (*pricer)->point();
+    if ((*pricer)->why_unpriced(point)) continue;
+    INFO(text);
+    const auto job = priced_job(**pricer);
+    REQUIRE(job.has_value());
+    const RlPrice price = (*pricer)->price(point);
+    const Moments moments = moments_of(job->plan);
+    const auto near = [](std::int64_t bytes, double expected) {
+      return std::abs(static_cast<double>(bytes) - expected) <= 1e-9 * expected + 4096.0;
+    };
+    CAPTURE(moments.train, price.train_bytes, moments.rollout, price.rollout_bytes, moments.sync, price.sync_bytes,
+            moments.wake, price.wake_bytes);
+    CHECK(near(moments.train, price.train_bytes));
+    CHECK(near(moments.rollout, price.rollout_bytes));
+    CHECK(near(moments.sync, price.sync_bytes));
+    CHECK(near(moments.wake, price.wake_bytes));
+    if (job->plan.num_ranks() > 16) continue;
+    ++played;
+    const auto seconds = simulated(*job, (*pricer)->train().cost());
+    for (std::size_t p = 0; p < num_rl_phases; ++p) {
+      const double error = price.seconds[p] > 0 ? seconds[p] / price.seconds[p] - 1.0 : 0.0;
+      INFO(name_of(static_cast<RlPhase>(p))
+           << ": simulated " << seconds[p] << " s, priced " << price.seconds[p] << " s, " << 100.0 * error << " %");
+      CHECK(std::abs(error) < 0.03);
+      double& w = worst[static_cast<RlPhase>(p)];
+      if (std::abs(error) > std::abs(w)) w = error;
+    }
+  }
+  CHECK(played > 5);
+  std::string text;
+  for (const auto& [phase, error] : worst) text += fmt::format("  {} {:+.2f} %", name_of(phase), 100.0 * error);
+  UNSCOPED_INFO("worst:" << text);
+  CHECK(played > 0);
+}
