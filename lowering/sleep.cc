@@ -7,9 +7,9 @@ namespace {
 
 /// Device -> host, buffer by buffer, each freed as soon as it has moved; then the section goes.
 void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves,
-                  SectionId device, SectionId host) {
+                  SectionId device, SectionId host, bool keeps_host) {
   b.begin_transition(phase, std::move(block), Enters::asleep, device);
-  b.map(host);
+  if (!keeps_host) b.map(host);
   for (const Backup& m : moves) {
     const std::string name = b.buffer(m.device).name;
     b.call("sleep", 0, name + ".", {m.device, m.host}, [&] {
@@ -23,7 +23,7 @@ void put_to_sleep(ProgramBuilder& b, std::int32_t phase, std::string block, cons
 }
 
 void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std::vector<Backup>& moves,
-             SectionId device, SectionId host) {
+             SectionId device, SectionId host, bool keeps_host) {
   b.begin_transition(phase, std::move(block), Enters::awake, device);
   b.map(device);
   for (const Backup& m : moves) {
@@ -35,7 +35,7 @@ void wake_up(ProgramBuilder& b, std::int32_t phase, std::string block, const std
     });
   }
   b.begin_call("wake.done", "");
-  b.unmap(host);
+  if (!keeps_host) b.unmap(host);
 }
 
 /// Wakes without its former contents.
@@ -66,25 +66,31 @@ std::vector<BufferId> on_device(const std::vector<Backup>& backups) {
 // comes first.
 void lower_transition(ProgramBuilder& b, const ShiftBuffers& all, const JobPhase& p, std::int32_t phase) {
   if (p.sleeps.moments)
-    put_to_sleep(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer);
+    put_to_sleep(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer, all.keeps_host);
   if (p.sleeps.reference)
-    put_to_sleep(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference);
-  if (p.sleeps.params) put_to_sleep(b, phase, "params", all.params, sections::train_params, sections::host_params);
-  if (p.wakes.params) wake_up(b, phase, "params", all.params, sections::train_params, sections::host_params);
+    put_to_sleep(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference,
+                 all.keeps_host);
+  if (p.sleeps.params)
+    put_to_sleep(b, phase, "params", all.params, sections::train_params, sections::host_params, all.keeps_host);
+  if (p.wakes.params)
+    wake_up(b, phase, "params", all.params, sections::train_params, sections::host_params, all.keeps_host);
   if (p.wakes.reference)
-    wake_up(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference);
-  if (p.wakes.moments) wake_up(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer);
+    wake_up(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference, all.keeps_host);
+  if (p.wakes.moments)
+    wake_up(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer, all.keeps_host);
   if (all.kv < 0) return;
   const bool backed_up = !all.weights.empty() && all.weights[0].host >= 0;
   if (p.sleeps.kv) drop(b, phase, "kv", {all.kv}, sections::kv_cache);
   if (p.sleeps.weights) {
-    if (backed_up) put_to_sleep(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights);
+    if (backed_up)
+      put_to_sleep(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights, all.keeps_host);
     else drop(b, phase, "weights", on_device(all.weights), sections::rollout_weights);
   }
   if (p.wakes.weights) {
     // Level 1 brings the weights back from the host, whether a sync overwrites them or not. There is nothing to bring
     // before the first sleep: the host copy is made zero in the prologue.
-    if (backed_up) wake_up(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights);
+    if (backed_up)
+      wake_up(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights, all.keeps_host);
     else wake_empty(b, phase, "weights", on_device(all.weights), sections::rollout_weights);
   }
   if (p.wakes.kv) wake_empty(b, phase, "kv", {all.kv}, sections::kv_cache);
@@ -96,7 +102,7 @@ void lower_transition(ProgramBuilder& b, const ShiftBuffers& all, const JobPhase
   }
   if (p.phase == PlanPhase::start_rollout && backed_up) {
     b.begin_block(phase, "host_weights");
-    b.map(sections::host_weights);
+    if (!all.keeps_host) b.map(sections::host_weights);
     for (const Backup& m : all.weights) {
       const std::string name = b.buffer(m.host).name;
       b.call("host.zero", 0, name, {m.host}, [&] {

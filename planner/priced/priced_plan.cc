@@ -52,6 +52,9 @@ class Writer {
       : scenario_(pricer.scenario()), rl_(pricer.rl()), model_(pricer.train()), point_(point) {
     if (point_.samples() && point_.placement == PlacementMode::colocated)
       scenario_.transition = to_text(point_.transition);
+    // The scheduler knows no prefixes. Where an engine shares them, all samples of a prompt go for the price of one, so
+    // as many times the tokens fit in a step.
+    if (setting().prefix_shared) scenario_.rollout.max_prefill_tokens *= scenario_.algorithm.samples_per_prompt;
     scenario_.rollout.layout.order = point_.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
     const TrainModel::Layers layers = model_.layers(point_.train);
     layers_ = layers;
@@ -187,6 +190,7 @@ void Writer::communicate(OpKind kind, StreamId stream, std::string_view group, s
 void Writer::add_buffers() {
   const JobPhases phases(scenario_);
   const SleepParts& sleepers = phases.sleepers();
+  shifts_.keeps_host = !setting().own_engine;
   const auto part = [&](const char* name, double size, Category category, SectionId device, SectionId host,
                         bool sleeps) {
     if (size <= 0.0) return Backup{};
@@ -220,6 +224,10 @@ void Writer::load(std::int32_t phase) {
   for (SectionId s :
        {sections::train_params, sections::train_optimizer, sections::train_reference, sections::host_resident})
     b().map(s);
+  if (shifts_.keeps_host)
+    for (SectionId s :
+         {sections::host_params, sections::host_optimizer, sections::host_reference, sections::host_weights})
+      b().map(s);
   for (const auto* part : {&shifts_.params, &shifts_.moments, &shifts_.reference})
     for (const Backup& m : *part) b().alloc(m.device);
   for (BufferId id : {host_state_, host_reference_})
@@ -282,7 +290,7 @@ void Writer::rollout(std::int32_t phase) {
   block("prefill", [&](const std::vector<BufferId>& work) {
     const double share = setting().prefix_shared ? 1.0 / std::max(setting().samples, 1.0) : 1.0;
     std::vector<PricePoint> computes, sends;
-    const std::int64_t most = std::llround(setting().max_prefill_tokens);
+    const std::int64_t most = scenario_.rollout.max_prefill_tokens;
     for (std::int64_t n = std::min<std::int64_t>(64, most);; n = std::min(2 * n, most)) {
       const double tokens = std::max(1.0, static_cast<double>(n) * share);
       const double sequences = std::max(1.0, static_cast<double>(n) / std::max(setting().prompt_tokens, 1.0));
@@ -328,7 +336,7 @@ void Writer::rollout(std::int32_t phase) {
 void Writer::add_pool(Op& op) {
   const double block = rollout_.kv_bytes_per_token * static_cast<double>(scenario_.rollout.block_tokens);
   const std::int64_t pool = b().buffer(shifts_.kv).bytes();
-  const auto blocks = static_cast<std::int64_t>(static_cast<double>(pool) / std::max(block, 1.0));
+  const auto blocks = static_cast<std::int64_t>(std::ceil(static_cast<double>(pool) / std::max(block, 1.0)));
   op.outputs.push_back(
       b().view(shifts_.kv, DType::u8, {fixed(blocks), fixed(pool / std::max<std::int64_t>(blocks, 1))}));
 }

@@ -1,6 +1,7 @@
 #include "graph/catalogue.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 
 #include "programs.h"
 #include "tests/moves.h"
@@ -203,4 +204,35 @@ TEST_CASE("check_op says what is wrong with an op") {
   CHECK(complaint(lookup).empty());
   lookup.group = -1;
   CHECK(complaint(lookup) == "shares its table with no group");
+}
+
+TEST_CASE("A price is read off its points: between two of them, and on as between the last") {
+  Op op;
+  op.kind = OpKind::priced;
+  CHECK(check_op(op) == "has no price");
+  op.prices = {{.tokens = 0, .seconds = 1.0}};
+  CHECK(check_op(op).empty());
+  CHECK(op.price({.tokens = 77}).seconds == 1.0);
+  op.prices = {{10, 1.0, 0.5, 100.0}, {20, 2.0, 0.5, 300.0}, {40, 2.5, 0.0, 300.0}};
+  CHECK(check_op(op).empty());
+  CHECK(op.price({.tokens = 15}).seconds == 1.5);
+  CHECK(op.price({.tokens = 15}).payload_bytes == 200.0);
+  CHECK(op.price({.tokens = 20}).seconds_per_pair == 0.5);
+  CHECK(op.price({.tokens = 30}).seconds_per_pair == 0.25);
+  CHECK(op.price({.tokens = 60}).seconds == 3.0);           // 0.025 a token more
+  CHECK(op.price({.tokens = 60}).seconds_per_pair == 0.0);  // not below
+  CHECK(op.price({.tokens = 0}).seconds == 0.0);            // as between the first two: 1 - 10 * 0.1
+  CHECK(payload_bytes(op, {.tokens = 15}, {}) == 200);
+  op.prices[1].tokens = 10;
+  CHECK(check_op(op) == "is priced at 10 tokens behind 10");
+  op.prices[1] = {20, -1.0, 0.0, 0.0};
+  CHECK(check_op(op) == "has a price of -1");
+  op.prices[1].seconds = std::numeric_limits<double>::quiet_NaN();
+  CHECK_FALSE(check_op(op).empty());
+  op.prices.resize(1);
+  op.kind = OpKind::all_reduce;
+  CHECK(check_op(op) == "has no group");
+  op.kind = OpKind::send;
+  op.group = 0;
+  CHECK(check_op(op) == "is of a kind that has no price");
 }

@@ -458,3 +458,32 @@ TEST_CASE("At most `limit` lines") {
   CHECK(verify(plan, 3).size() == 3);
   CHECK(verify(plan).size() == 20);
 }
+
+TEST_CASE("Streams and sections: few, of different names, and whatever names one names one that is there") {
+  const auto fault_of = [](auto&& change) {
+    Plan plan = two_ranks();
+    change(plan);
+    const auto faults = verify(plan);
+    return faults.empty() ? std::string() : faults.front();
+  };
+  CHECK(fault_of([](Plan&) {}).empty());
+  CHECK(fault_of([](Plan& p) { p.streams.clear(); }) == "the plan has 0 streams, of 1 to 16");
+  CHECK(fault_of([](Plan& p) {
+          for (int i = 0; i < max_streams; ++i) p.streams.push_back({std::to_string(i)});
+        }) == "the plan has 24 streams, of 1 to 16");
+  CHECK(fault_of([](Plan& p) { p.streams[0].kind = StreamKind::host; }) ==
+        "stream 'compute' comes first, where blocks begin and end, and does not compute");
+  CHECK(fault_of([](Plan& p) { p.streams[2].name = "gather"; }) == "two streams of the plan have one name");
+  CHECK(fault_of([](Plan& p) { work(p)[1].stream = StreamId{8}; }).ends_with("is on stream 8 of 8"));
+  CHECK(fault_of([](Plan& p) { p.programs[1].sections.clear(); }) == "program 1: has 0 sections, of 1 to 24");
+  CHECK(fault_of([](Plan& p) { p.programs[1].sections[0].space = Space::host; }) ==
+        "program 1: has transients in section 'transient', which is the host's");
+  CHECK(fault_of([](Plan& p) { p.programs[0].sections[3].name = "kv_cache"; }) ==
+        "program 0: has two sections of one name");
+  CHECK(fault_of([](Plan& p) {
+          p.programs[0].buffers[0].section = SectionId{20};
+        }).starts_with("program 0: buffer 'a' names section 20 of "));
+  CHECK(fault_of([](Plan& p) {
+          p.programs[0].phases[1][0].section = SectionId{20};
+        }).starts_with("program 0: block 'work' names section 20 of "));
+}

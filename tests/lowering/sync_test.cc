@@ -139,7 +139,7 @@ std::map<std::string, Values> wanted(const Scenario& s, int rank) {
   for (const ParamSpec& p : parameters_of(s.model)) cols[p.name] = p.shape.size() == 2 ? p.shape[1] : 1;
   std::map<std::string, Values> out;
   for (const LocalWeight& w :
-       rollout_weights(s.model, s.rollout.layout.tp, engine_seat(s.rollout.layout, rank).tp_rank)) {
+       rollout_weights(s.model, s.rollout.layout.tp, engine_seat(s.rollout.layout, rank).place)) {
     Values& v = out["rollout." + w.name];
     v.assign(static_cast<std::size_t>(w.elements()), padding);
     for (const auto& [parameter, p, step] : w.sources)
