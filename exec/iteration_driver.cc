@@ -94,14 +94,19 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
       scenario_(scenario),
       num_kv_blocks_(kv_blocks_of(plan)),
       cursors_(static_cast<std::size_t>(plan.num_ranks())) {
-  HB_CHECK(plan.roles.size() == 1, "{} roles: every rank of a job rolls out and trains", plan.roles.size());
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
   const Mesh mesh = train_mesh(scenario.train.layout);
-  for (Rank r = 0; r < plan.num_ranks(); ++r) shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
+  for (std::int64_t r = 0; r < mesh.size(); ++r) shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
+  // Engines on ranks of their own come behind the trainer's.
+  if (scenario.placement == PlacementMode::disaggregated) first_engine_rank_ = static_cast<Rank>(mesh.size());
 }
 
-std::int64_t IterationDriver::engine_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).engine; }
-std::int64_t IterationDriver::tp_index_of(Rank r) const { return engine_seat(scenario_.rollout.layout, r).place; }
+std::int64_t IterationDriver::engine_of(Rank r) const {
+  return engine_seat(scenario_.rollout.layout, r - first_engine_rank_).engine;
+}
+std::int64_t IterationDriver::tp_index_of(Rank r) const {
+  return engine_seat(scenario_.rollout.layout, r - first_engine_rank_).place;
+}
 
 IterationDriver::Iteration& IterationDriver::iteration(std::int32_t step) {
   auto& slot = iterations_[step];

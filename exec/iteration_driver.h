@@ -143,7 +143,8 @@ class IterationDriver : public Driver {
   std::int64_t num_kv_blocks_ = 0;
   std::vector<PhaseRole> roles_;     // by phase
   std::vector<Cursor> cursors_;      // by rank
-  std::vector<std::size_t> shares_;  // by rank: of the layout's dp shares of the samples, its own
+  std::vector<std::size_t> shares_;  // by rank that trains: of the layout's dp shares of the samples, its own
+  Rank first_engine_rank_ = 0;
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;
   // Of all steps, in bounded memory.

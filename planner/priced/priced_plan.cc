@@ -69,7 +69,11 @@ class Writer {
   PricedJob write();
 
  private:
-  using Families = std::vector<std::string>;
+  /// What a role does: both, where training and rollout take shifts on one set of GPUs.
+  struct Part {
+    bool trains = true, serves = true;
+  };
+  bool apart() const { return point_.placement == PlacementMode::disaggregated; }
 
   const RlSetting& setting() const { return rl_.setting(); }
   /// Tokens of the busiest data rank in all optimizer steps of an iteration.
@@ -81,6 +85,8 @@ class Writer {
 
   void add_families();
   void add_phases();
+  void add_phases_apart();
+  Program program(Part);
   GroupId family(std::string_view name) const;
 
   BufferId bytes(std::string name, double bytes, Category category, SectionId section) {
@@ -97,11 +103,18 @@ class Writer {
   void communicate(OpKind kind, StreamId stream, std::string_view group, std::string name,
                    const std::vector<BufferId>& work, std::vector<PricePoint> prices);
 
-  void add_buffers();
+  void keep(std::vector<Backup>& to, const char* name, double size, Category, SectionId device,
+            std::optional<SectionId> host);
+  void add_train_buffers(const SleepParts&);
+  void add_rollout_buffers(const SleepParts&);
+  void add_communicators();
   std::vector<Tensor> state();
   std::vector<Tensor> all_of(const std::vector<Backup>&, BufferId Backup::*side);
   void load(std::int32_t phase);
-  void sync(std::int32_t phase, bool from_host);
+  void start(std::int32_t phase);
+  void samples(std::int32_t phase);
+  void train_phase(std::string_view name, std::int32_t phase);
+  void sync(std::int32_t phase, bool from_host, Part);
   void rollout(std::int32_t phase);
   void exchange(std::int32_t phase);
   void passes(std::int32_t phase, std::string_view what, double seconds, bool swaps_reference);
@@ -122,7 +135,7 @@ class Writer {
   Plan plan_;
   std::optional<ProgramBuilder> builder_;
   ShiftBuffers shifts_;
-  BufferId host_state_ = -1, host_reference_ = -1;
+  BufferId host_state_ = -1, host_reference_ = -1, communicators_ = -1;
 };
 
 void Writer::add_families() {
@@ -143,11 +156,12 @@ void Writer::add_families() {
   along("train_data", {"cp", "dp"});
   if (!point_.samples()) return;
   GroupFamily engines{"engine", {}};
-  const std::int64_t each = world / point_.rollout.engines;
+  const std::int64_t first = world - (apart() ? point_.rollout.ranks() : world);
+  const std::int64_t each = (world - first) / point_.rollout.engines;
   for (std::int64_t e = 0; e < point_.rollout.engines; ++e) {
     std::vector<Rank> members;
     for (std::int64_t i = 0; i < each; ++i)
-      members.push_back(static_cast<Rank>(rank_of_seat(scenario_.rollout.layout, {e, i})));
+      members.push_back(static_cast<Rank>(first + rank_of_seat(scenario_.rollout.layout, {e, i})));
     engines.groups.push_back(std::move(members));
   }
   plan_.groups.push_back(std::move(engines));
@@ -170,6 +184,31 @@ void Writer::add_phases() {
   }
 }
 
+/// Trainer and engines meet in the samples and in the weights. On policy the engines wait for the weights of each
+/// training; where their weights may be older, they roll out what comes next beside it.
+void Writer::add_phases_apart() {
+  plan_.roles = {"trainer", "engines"};
+  const std::vector<Player> trainer = {{.role = 0}}, engines = {{.role = 1}}, both = {{.role = 0}, {.role = 1}};
+  const auto add = [&](PlanPhase p, const std::vector<Player>& players) {
+    plan_.phases.push_back({std::string(name_of(p)), when_of(p), is_driven(p), 1, players});
+  };
+  add(PlanPhase::load, trainer);
+  add(PlanPhase::start_rollout, engines);
+  const auto sync = [&] {
+    add(PlanPhase::sync, both);
+    plan_.phases.back().every = static_cast<std::int32_t>(scenario_.sync.every);
+  };
+  if (!setting().overlaps) sync();
+  add(PlanPhase::rollout, engines);
+  plan_.phases.push_back({"samples", When::iteration, false, 1, both});
+  if (setting().overlaps) sync();
+  if (setting().reference) add(PlanPhase::reference, trainer);
+  if (setting().old_logprobs) add(PlanPhase::old_logprobs, trainer);
+  if (setting().critic)
+    for (const char* name : {"values", "critic"}) plan_.phases.push_back({name, When::iteration, true, 1, trainer});
+  add(PlanPhase::train, trainer);
+}
+
 Op& Writer::priced(OpKind kind, StreamId stream, std::string name, const std::vector<BufferId>& work,
                    std::vector<PricePoint> prices) {
   std::vector<Tensor> touched;
@@ -187,35 +226,41 @@ void Writer::communicate(OpKind kind, StreamId stream, std::string_view group, s
   priced(kind, stream, std::move(name), work, std::move(prices)).group = family(group);
 }
 
-void Writer::add_buffers() {
-  const JobPhases phases(scenario_);
-  const SleepParts& sleepers = phases.sleepers();
-  shifts_.keeps_host = !setting().own_engine;
-  const auto part = [&](const char* name, double size, Category category, SectionId device, SectionId host,
-                        bool sleeps) {
-    if (size <= 0.0) return Backup{};
-    const Backup out{bytes(name, size, category, device),
-                     sleeps ? bytes(fmt::format("host.{}", name), size, category, host) : -1};
-    return out;
-  };
-  const auto keep = [](std::vector<Backup>& to, const Backup& b) {
-    if (b.device >= 0) to.push_back(b);
-  };
-  keep(shifts_.params, part("train.params", train_.params, Category::params, sections::train_params,
-                            sections::host_params, sleepers.params));
-  keep(shifts_.moments, part("train.optimizer", train_.optimizer, Category::optimizer, sections::train_optimizer,
-                             sections::host_optimizer, sleepers.moments));
-  keep(shifts_.moments, part("train.critic", train_.critic, Category::optimizer, sections::train_optimizer,
-                             sections::host_optimizer, sleepers.moments));
-  keep(shifts_.reference, part("train.reference", train_.reference, Category::params, sections::train_reference,
-                               sections::host_reference, sleepers.reference));
+/// A part of training or of the rollout; with a copy on the host where it sleeps there.
+void Writer::keep(std::vector<Backup>& to, const char* name, double size, Category category, SectionId device,
+                  std::optional<SectionId> host) {
+  if (size <= 0.0) return;
+  const BufferId buffer = bytes(name, size, category, device);
+  to.push_back({buffer, host ? bytes(fmt::format("host.{}", name), size, category, *host) : -1});
+}
+
+void Writer::add_train_buffers(const SleepParts& sleepers) {
+  const auto host = [](bool sleeps, SectionId section) { return sleeps ? std::optional(section) : std::nullopt; };
+  keep(shifts_.params, "train.params", train_.params, Category::params, sections::train_params,
+       host(sleepers.params, sections::host_params));
+  for (const auto& [name, size] :
+       {std::pair("train.optimizer", train_.optimizer), std::pair("train.critic", train_.critic)})
+    keep(shifts_.moments, name, size, Category::optimizer, sections::train_optimizer,
+         host(sleepers.moments, sections::host_optimizer));
+  keep(shifts_.reference, "train.reference", train_.reference, Category::params, sections::train_reference,
+       host(sleepers.reference, sections::host_reference));
   if (train_.swapped_reference > 0.0)
     host_reference_ = bytes("host.reference", train_.swapped_reference, Category::params, sections::host_resident);
   if (const double rest = train_.host_bytes - train_.swapped_reference; rest >= 1.0)
     host_state_ = bytes("host.train", rest, Category::optimizer, sections::host_resident);
-  if (!point_.samples()) return;
-  keep(shifts_.weights, part("rollout.weights", rollout_.weight_bytes, Category::params, sections::rollout_weights,
-                             sections::host_weights, sleepers.weights && scenario_.rollout.sleep_level == 1));
+}
+
+/// What a trainer's process holds beside its context, where the plan's overhead is of both roles.
+void Writer::add_communicators() {
+  const double bytes_beside = step_.overhead_bytes - model_.framework().context_bytes.value;
+  if (bytes_beside >= 1.0)
+    communicators_ = bytes("train.communicators", bytes_beside, Category::overhead, sections::train_params);
+}
+
+void Writer::add_rollout_buffers(const SleepParts& sleepers) {
+  const bool backed_up = sleepers.weights && scenario_.rollout.sleep_level == 1;
+  keep(shifts_.weights, "rollout.weights", rollout_.weight_bytes, Category::params, sections::rollout_weights,
+       backed_up ? std::optional(sections::host_weights) : std::nullopt);
   shifts_.kv = bytes("rollout.kv_cache", rollout_.pool_bytes, Category::kv_cache, sections::kv_cache);
 }
 
@@ -232,7 +277,24 @@ void Writer::load(std::int32_t phase) {
     for (const Backup& m : *part) b().alloc(m.device);
   for (BufferId id : {host_state_, host_reference_})
     if (id >= 0) b().alloc(id, streams::host);
+  if (communicators_ >= 0) b().alloc(communicators_);
   priced(OpKind::priced, streams::compute, "load", {}, always(0.0)).outputs = state();
+}
+
+/// Engines on GPUs of their own: what they hold never sleeps.
+void Writer::start(std::int32_t phase) {
+  b().begin_block(phase, "start");
+  b().map(sections::rollout_weights);
+  b().map(sections::kv_cache);
+  for (const Backup& m : shifts_.weights) b().alloc(m.device);
+  b().alloc(shifts_.kv);
+  priced(OpKind::priced, streams::compute, "start", {}, always(0.0)).outputs = all_of(shifts_.weights, &Backup::device);
+}
+
+/// Finished samples reach the trainer.
+void Writer::samples(std::int32_t phase) {
+  b().begin_block(phase, "samples");
+  b().emit(OpKind::barrier, streams::control, "samples", {}, {}).group = family("world");
 }
 
 /// Training's persistent buffers on the device.
@@ -245,24 +307,27 @@ std::vector<Tensor> Writer::state() {
 
 /// Staging stands for the whole of it. Bytes move while requests and casts of other buckets run; the closed form adds
 /// them up, and so do these ops, one behind the other.
-void Writer::sync(std::int32_t phase, bool from_host) {
+void Writer::sync(std::int32_t phase, bool from_host, Part part) {
   b().begin_block(phase, "sync");
   b().begin_call("sync", "sync.");
   const double host_staging = from_host ? std::min(point_.bucket_bytes, train_.params) : 0.0;
   const BufferId staging =
       b().transient("sync.buckets", DType::u8, whole_bytes(staging_ + host_staging), Category::communication);
-  if (const double up = model_.cost().node_copy_seconds(train_.streamed_source); up > 0.0)
-    priced(OpKind::priced, streams::h2d, "sync.stream_source", {staging}, always(up));
-  if (from_host)
-    priced(OpKind::priced, streams::h2d, "sync.upload", {staging},
-           always(model_.cost().host_copy_seconds(train_.params)));
-  compute("sync.requests", {staging},
-          always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
+  if (part.trains) {
+    if (const double up = model_.cost().node_copy_seconds(train_.streamed_source); up > 0.0)
+      priced(OpKind::priced, streams::h2d, "sync.stream_source", {staging}, always(up));
+    if (from_host)
+      priced(OpKind::priced, streams::h2d, "sync.upload", {staging},
+             always(model_.cost().host_copy_seconds(train_.params)));
+    compute("sync.requests", {staging},
+            always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
+  }
   communicate(OpKind::all_gather, streams::gather, "world", "sync.gather", {staging},
               always(sync_.moving, sync_.bytes_received));
   Op& load = priced(OpKind::priced, streams::compute, "sync.load", {staging}, always(0.0));
-  load.inputs = all_of(shifts_.params, from_host ? &Backup::host : &Backup::device);
-  for (const Tensor& t : all_of(shifts_.weights, &Backup::device)) load.outputs.push_back(t);
+  if (part.trains) load.inputs = all_of(shifts_.params, from_host ? &Backup::host : &Backup::device);
+  if (part.serves)
+    for (const Tensor& t : all_of(shifts_.weights, &Backup::device)) load.outputs.push_back(t);
 }
 
 std::vector<Tensor> Writer::all_of(const std::vector<Backup>& part, BufferId Backup::*side) {
@@ -400,55 +465,71 @@ void Writer::optimizer_steps(std::int32_t phase, std::string_view what, const Tr
   b().free(grads);
 }
 
+/// A phase in which training's side works.
+void Writer::train_phase(std::string_view name, std::int32_t phase) {
+  const double working = std::max(0.0, train_.total_bytes - train_.params - train_.optimizer - train_.critic -
+                                           train_.reference - train_.overhead_bytes);
+  if (name == "reference") passes(phase, name, train_.reference_seconds, train_.swapped_reference > 0.0);
+  else if (name == "old_logprobs") passes(phase, "old", train_.old_seconds, false);
+  else if (name == "values") passes(phase, name, train_.values_seconds, false);
+  else if (name == "train") optimizer_steps(phase, name, step_, working);
+  if (name != "critic") return;
+  const TrainPrice t = model_.price(point_.train, rl_.critic_layers(point_.train, layers_));
+  optimizer_steps(phase, name, t, std::max(0.0, t.peak_bytes - (t.state_bytes - t.grad_bytes)));
+}
+
+/// Of a role, or of both in one.
+Program Writer::program(Part part) {
+  builder_.emplace(plan_.phases);
+  shifts_ = {.params = {}, .moments = {}, .reference = {}, .weights = {}, .keeps_host = !setting().own_engine};
+  host_state_ = host_reference_ = communicators_ = -1;
+  if (apart() && part.trains) add_communicators();
+  const JobPhases phases = apart() ? JobPhases() : JobPhases(scenario_);
+  if (part.trains) add_train_buffers(phases.sleepers());
+  if (part.serves && point_.samples()) add_rollout_buffers(phases.sleepers());
+  for (std::size_t i = 0; i < plan_.phases.size(); ++i) {
+    const std::string& name = plan_.phases[i].name;
+    const auto phase = static_cast<std::int32_t>(i);
+    const JobPhase* const shift = phases.find(phase_named(name));
+    if (part.trains && name == "load") load(phase);
+    else if (name == "sync") sync(phase, shift && shift->from_host, part);
+    else if (part.serves && name == "rollout") rollout(phase);
+    else if (part.serves && apart() && name == "start_rollout") start(phase);
+    else if (name == "samples") samples(phase);
+    else if (name == "exchange") exchange(phase);
+    else if (shift && is_transition(shift->phase)) lower_transition(b(), shifts_, *shift, phase);
+    else if (part.trains) train_phase(name, phase);
+  }
+  Draft draft = std::move(b().draft());
+  run_passes(plan_, draft);
+  return finish(plan_, std::move(draft), apart() || nothing_sleeps(scenario_));
+}
+
 PricedJob Writer::write() {
   plan_.scenario = scenario_.name;
   plan_.chunk_bytes = scenario_.cluster.gpu.is_cpu ? std::int64_t{4} << 10 : std::int64_t{2} << 20;
   plan_.device_capacity_bytes = std::llround(setting().device_bytes);
   plan_.host_capacity_bytes =
       scenario_.cluster.host_memory_bytes / std::max<std::int64_t>(1, scenario_.cluster.ranks_per_node());
-  plan_.overhead_bytes = whole_bytes(step_.overhead_bytes);
+  plan_.overhead_bytes = whole_bytes(apart() ? model_.framework().context_bytes.value : step_.overhead_bytes);
   plan_.streams = plan_streams();
   add_families();
-  add_phases();
   plan_.program_of_rank.assign(static_cast<std::size_t>(point_.gpus()), 0);
-  builder_.emplace(plan_.phases);
-  add_buffers();
-  const double working = std::max(0.0, train_.total_bytes - train_.params - train_.optimizer - train_.critic -
-                                           train_.reference - train_.overhead_bytes);
-  for (const JobPhase& p : JobPhases(scenario_)) {
-    const std::int32_t phase = plan_.phase_index(name_of(p.phase));
-    if (phase < 0) continue;
-    if (p.phase == PlanPhase::load) load(phase);
-    else if (p.phase == PlanPhase::sync) sync(phase, p.from_host);
-    else if (p.phase == PlanPhase::rollout) rollout(phase);
-    else if (p.phase == PlanPhase::exchange) exchange(phase);
-    else if (p.phase == PlanPhase::reference)
-      passes(phase, "reference", train_.reference_seconds, train_.swapped_reference > 0.0);
-    else if (p.phase == PlanPhase::old_logprobs) passes(phase, "old", train_.old_seconds, false);
-    else if (p.phase == PlanPhase::train) optimizer_steps(phase, "train", step_, working);
-    else lower_transition(b(), shifts_, p, phase);
+  if (apart()) {
+    add_phases_apart();
+    std::fill(plan_.program_of_rank.begin() + point_.train.ranks(), plan_.program_of_rank.end(), 1);
+    plan_.programs = {program({.trains = true, .serves = false}), program({.trains = false, .serves = true})};
+    plan_.programs[1].role = 1;
+  } else {
+    add_phases();
+    plan_.programs = {program({})};
   }
-  if (const std::int32_t values = plan_.phase_index("values"); values >= 0)
-    passes(values, "values", train_.values_seconds, false);
-  if (const std::int32_t critic = plan_.phase_index("critic"); critic >= 0) {
-    const TrainPrice t = model_.price(point_.train, rl_.critic_layers(point_.train, layers_));
-    optimizer_steps(critic, "critic", t, std::max(0.0, t.peak_bytes - (t.state_bytes - t.grad_bytes)));
-  }
-  Draft draft = std::move(b().draft());
-  run_passes(plan_, draft);
-  plan_.programs.push_back(finish(plan_, std::move(draft), nothing_sleeps(scenario_)));
   return {std::move(scenario_), std::move(plan_)};
 }
 
 }  // namespace
 
 Result<PricedJob> priced_job(const ScenarioPricer& pricer) {
-  if (pricer.scenario().placement != PlacementMode::colocated)
-    return fail(Diagnostic{.code = "E250",
-                           .message = "training and rollout on GPUs of their own are priced, and not simulated yet",
-                           .where = {},
-                           .notes = {},
-                           .help = "set placement to colocated; `hotbunk plan` and `hotbunk explain` answer for it"});
   const RlPoint point = pricer.point();
   if (auto why = pricer.why_unpriced(point)) return fail(std::move(*why));
   PricedJob job = Writer(pricer, point).write();

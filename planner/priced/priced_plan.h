@@ -11,8 +11,8 @@ struct PricedJob {
   Scenario scenario;  // as it is played: what it left to be chosen (transition, order of ranks) is chosen
   Plan plan;
 };
-/// All ranks do what the fullest rank of the closed form does. E250 where not even that is known: placements on two
-/// sets of GPUs. E263, E301: the scenario's layout has no price (ScenarioPricer::why_unpriced).
+/// All ranks of a role do what the fullest rank of the closed form does. On two sets of GPUs the plan has two roles,
+/// trainer and engines. E263, E301: the scenario's layout has no price (ScenarioPricer::why_unpriced).
 Result<PricedJob> priced_job(const ScenarioPricer&);
 
 }  // namespace hotbunk

@@ -58,7 +58,9 @@ Plan make_plan() {
   plan.program_of_rank.assign(ranks, 0);
   Program program = test::empty_program();
   program.phases.resize(plan.phases.size());
+  program.buffers = {{"kv_cache", DType::f32, 9 * 8 * 8, Category::kv_cache, sections::kv_cache, 0}};
   Tensor pool;
+  pool.buffer = 0;
   pool.rank = 3;
   pool.shape = {Dim{9}, Dim{8}, Dim{8}};
   Op write;
