@@ -119,29 +119,41 @@ std::optional<Job> load_simulated_job(const ScenarioOptions& o, int& code) {
   return simulated_job(std::move(*scenario), code);
 }
 
-std::optional<Job> simulated_job(Scenario scenario, int& code) {
-  if (unsupported_to_execute(scenario).empty()) return lower_job(std::move(scenario), code);
+namespace {
+
+std::optional<Job> or_report(Result<Job> job, int& code) {
+  if (job) return std::move(*job);
+  code = report_errors(job.error());
+  return std::nullopt;
+}
+
+Result<Job> lowered(Scenario scenario) {
+  auto plan = lower(scenario);
+  if (!plan) return fail(plan.error());
+  Job job{std::move(scenario), std::move(*plan), {}};
+  job.hash = plan_hash(job.plan);
+  return job;
+}
+
+/// What is not lowered op by op as priced blocks.
+Result<Job> lowered_or_priced(Scenario scenario) {
+  if (unsupported_to_execute(scenario).empty()) return lowered(std::move(scenario));
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
-  auto priced = pricer ? priced_job(**pricer) : Result<PricedJob>(fail(pricer.error()));
-  if (!priced) {
-    code = report_errors(priced.error());
-    return std::nullopt;
-  }
+  if (!pricer) return fail(pricer.error());
+  auto priced = priced_job(**pricer);
+  if (!priced) return fail(priced.error());
   Job job{std::move(priced->scenario), std::move(priced->plan), {}};
   job.hash = plan_hash(job.plan);
   return job;
 }
 
-std::optional<Job> lower_job(Scenario scenario, int& code) {
-  auto plan = lower(scenario);
-  if (!plan) {
-    code = report_errors(plan.error());
-    return std::nullopt;
-  }
-  Job job{std::move(scenario), std::move(*plan), {}};
-  job.hash = plan_hash(job.plan);
-  return job;
+}  // namespace
+
+std::optional<Job> simulated_job(Scenario scenario, int& code) {
+  return or_report(lowered_or_priced(std::move(scenario)), code);
 }
+
+std::optional<Job> lower_job(Scenario scenario, int& code) { return or_report(lowered(std::move(scenario)), code); }
 
 namespace {
 
@@ -349,10 +361,9 @@ Result<LoadedRun> read_run_folder(const RunFolder& folder) {
   if (!plan) return tl::unexpected(plan.error());
   LoadedRun run{.job = {std::move(*scenario), std::move(*plan), {}}, .trace = {}, .predicted = {}, .walked = {}};
   run.job.hash = plan_hash(run.job.plan);
-  const auto lowered = lower(run.job.scenario);
-  if (!lowered) return tl::unexpected(lowered.error());
-  if (const std::string hash = plan_hash(*lowered); hash != run.job.hash)
-    return fail(another_plan(folder.scenario(), hash, folder, run.job.hash));
+  const auto again = lowered_or_priced(run.job.scenario);
+  if (!again) return tl::unexpected(again.error());
+  if (again->hash != run.job.hash) return fail(another_plan(folder.scenario(), again->hash, folder, run.job.hash));
   auto trace = read_trace_of(folder, folder.trace(), run.job);
   if (!trace) return tl::unexpected(trace.error());
   run.trace = std::move(*trace);

@@ -27,8 +27,8 @@ std::int64_t micro_batch_capacity(const Scenario& s) {
   return s.train.micro_batch_tokens * s.train.layout.cp * s.train.layout.ulysses;
 }
 
-SchedulerConfig scheduler_config(const RolloutSpec& r, std::int64_t num_kv_blocks) {
-  return {r.max_running_requests, r.max_prefill_tokens, r.block_tokens, num_kv_blocks};
+SchedulerConfig scheduler_config(const Scenario& s, std::int64_t num_kv_blocks) {
+  return {s.rollout.max_running_requests, prefill_budget(s), s.rollout.block_tokens, num_kv_blocks};
 }
 
 double mean(const std::vector<std::int64_t>& values) {
@@ -76,8 +76,8 @@ Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
                                max_prompt_tokens(s), max_response_tokens(s), longest, s.train.micro_batch_tokens)},
          .help = fmt::format("set train.micro_batch_tokens to at least {}", longest)});
   if (s.algorithm.name == AlgorithmName::sft) return problems;
-  auto fits = Scheduler::create(scheduler_config(s.rollout, num_kv_blocks),
-                                {{0, max_prompt_tokens(s), max_response_tokens(s)}});
+  auto fits =
+      Scheduler::create(scheduler_config(s, num_kv_blocks), {{0, max_prompt_tokens(s), max_response_tokens(s)}});
   if (!fits) problems.insert(problems.end(), fits.error().begin(), fits.error().end());
   return problems;
 }
@@ -123,7 +123,7 @@ Scheduler IterationDriver::make_scheduler(std::span<const std::int64_t> samples,
   for (std::int64_t i : samples)
     requests.push_back(
         {i, lengths.prompt_tokens[static_cast<std::size_t>(i)], lengths.response_tokens[static_cast<std::size_t>(i)]});
-  return checked(Scheduler::create(scheduler_config(scenario_.rollout, num_kv_blocks_), std::move(requests)));
+  return checked(Scheduler::create(scheduler_config(scenario_, num_kv_blocks_), std::move(requests)));
 }
 
 void IterationDriver::start_rollout(Iteration& it) {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "exec/scheduler.h"
 #include "graph/verify.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
@@ -52,9 +53,6 @@ class Writer {
       : scenario_(pricer.scenario()), rl_(pricer.rl()), model_(pricer.train()), point_(point) {
     if (point_.samples() && point_.placement == PlacementMode::colocated)
       scenario_.transition = to_text(point_.transition);
-    // The scheduler knows no prefixes. Where an engine shares them, all samples of a prompt go for the price of one, so
-    // as many times the tokens fit in a step.
-    if (setting().prefix_shared) scenario_.rollout.max_prefill_tokens *= scenario_.algorithm.samples_per_prompt;
     scenario_.rollout.layout.order = point_.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
     const TrainModel::Layers layers = model_.layers(point_.train);
     layers_ = layers;
@@ -355,7 +353,7 @@ void Writer::rollout(std::int32_t phase) {
   block("prefill", [&](const std::vector<BufferId>& work) {
     const double share = setting().prefix_shared ? 1.0 / std::max(setting().samples, 1.0) : 1.0;
     std::vector<PricePoint> computes, sends;
-    const std::int64_t most = scenario_.rollout.max_prefill_tokens;
+    const std::int64_t most = prefill_budget(scenario_);
     for (std::int64_t n = std::min<std::int64_t>(64, most);; n = std::min(2 * n, most)) {
       const double tokens = std::max(1.0, static_cast<double>(n) * share);
       const double sequences = std::max(1.0, static_cast<double>(n) / std::max(setting().prompt_tokens, 1.0));

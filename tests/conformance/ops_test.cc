@@ -154,8 +154,6 @@ TEST_CASE("an op that a backend does not execute is refused before anything runs
   }
 }
 
-}  // namespace hotbunk::conformance
-
 TEST_CASE("a priced block is played where nothing computes, and refused where something does") {
   for (const auto& subject : subjects()) {
     INFO(subject->name());
@@ -168,3 +166,5 @@ TEST_CASE("a priced block is played where nothing computes, and refused where so
     else CHECK_THAT(played.failure(), Catch::Contains("E601") && Catch::Contains("it is a priced block"));
   }
 }
+
+}  // namespace hotbunk::conformance
