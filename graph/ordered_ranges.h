@@ -69,7 +69,7 @@ class OrderedRanges {
  private:
   struct Range {
     std::int64_t begin, end;
-    std::size_t done;  // index: of what lies in a clock few are read, and many are moved
+    std::size_t done;  // index into done_: all ranges are searched and shifted, few of their clocks are read
   };
   static constexpr std::size_t known_to_all = 0;
   using At = std::vector<Range>::iterator;

@@ -108,7 +108,7 @@ class PlanAnswers {
   PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), shapes_(s.model) {}
 
   bool use(const RlPoint& p, RlPrice& price) {
-    const std::optional<Frame>& frame = frames_.value(frame_of(p), [&] { return lowered_frame(p); });
+    const std::optional<Frame>& frame = frames_.value(FrameKey(p), [&] { return lowered_frame(p); });
     if (!frame) return false;
     const std::optional<PhaseBytes>& training = trainings_.value(p.train, [&] { return lowered_training(p); });
     if (!training) return false;
@@ -153,15 +153,29 @@ class PlanAnswers {
     for (std::size_t i = 0; i < num_plan_phases; ++i) to[i] = std::max(to[i], more[i]);
   }
 
-  /// The point without the knobs that a frame does not depend on.
-  static RlPoint frame_of(RlPoint p) {
-    const TrainPoint any;
-    p.train.micro_batch = any.micro_batch, p.train.micro_batches = any.micro_batches;
-    p.train.last_micro_batch = any.last_micro_batch;
-    p.train.recompute = any.recompute, p.train.reshard_after_forward = any.reshard_after_forward;
-    p.rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
-    return p;
-  }
+  /// The knobs that decide a frame, those in which most differ first.
+  struct FrameKey {
+    RolloutPoint rollout;
+    double bucket_bytes = 0;
+    TransitionOrder transition;
+    SyncMechanism sync{};
+    PlacementMode placement{};
+    TrainPoint train;
+    explicit FrameKey(const RlPoint& p)
+        : rollout(p.rollout),
+          bucket_bytes(p.bucket_bytes),
+          transition(p.transition),
+          sync(p.sync),
+          placement(p.placement),
+          train(p.train) {
+      rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
+      const TrainPoint any;     // what training computes with
+      train.micro_batch = any.micro_batch, train.micro_batches = any.micro_batches;
+      train.last_micro_batch = any.last_micro_batch;
+      train.recompute = any.recompute, train.reshard_after_forward = any.reshard_after_forward;
+    }
+    friend auto operator<=>(const FrameKey&, const FrameKey&) = default;
+  };
 
   bool executes(const Scenario& there) const {
     return unsupported_to_execute(there).empty() &&
@@ -254,7 +268,7 @@ class PlanAnswers {
   const CostModel& cost_;
   ModelShapes shapes_;
   Known<PartKey, Part> parts_;
-  Known<RlPoint, std::optional<Frame>> frames_;
+  Known<FrameKey, std::optional<Frame>> frames_;
   Known<TrainPoint, std::optional<PhaseBytes>> trainings_;
 };
 
