@@ -37,11 +37,12 @@ class Known {
       if (added) at->second = mine.emplace().get_future().share();
       answer = &at->second;
     }
-    if (mine) try {
-        mine->set_value(ask());
-      } catch (...) {  // a fault is everybody's who asks
-        mine->set_exception(std::current_exception());
-      }
+    if (!mine) return answer->get();
+    try {
+      mine->set_value(ask());
+    } catch (...) {  // a fault is everybody's who asks
+      mine->set_exception(std::current_exception());
+    }
     return answer->get();
   }
 
@@ -107,6 +108,7 @@ class PlanAnswers {
  public:
   PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), shapes_(s.model) {}
 
+  /// As PlanBytes has it, and so is prepare().
   bool use(const RlPoint& p, RlPrice& price) {
     const std::optional<Frame>& frame = frames_.value(FrameKey(p), [&] { return lowered_frame(p); });
     if (!frame) return false;
