@@ -74,11 +74,11 @@ Json plan_document(const Job& job, const FitReport& fit, bool fits) {
           {"largest_at_peak", largest}};
 }
 
-void print_memory(const Job& job, const FitReport& fit) {
+std::string render_memory(const Job& job, const FitReport& fit) {
   const RankMemory memory = static_memory(job.plan, fit.worst_rank);
-  fmt::print("{}: {} ranks in {} classes, plan {}\n\n", printable_line(job.scenario.name), job.plan.num_ranks(),
-             job.plan.programs.size(), job.hash);
-  fmt::print("Device memory of rank {}, live bytes at each phase's peak (MiB)\n", fit.worst_rank);
+  std::string out = fmt::format("{}: {} ranks in {} classes, plan {}\n\n", printable_line(job.scenario.name),
+                                job.plan.num_ranks(), job.plan.programs.size(), job.hash);
+  out += fmt::format("Device memory of rank {}, live bytes at each phase's peak (MiB)\n", fit.worst_rank);
   std::vector<std::string> head = {"phase", "peak", "mapped"};
   for (int c = 0; c < num_categories - 1; ++c) head.emplace_back(name_of(static_cast<Category>(c)));
   TextTable table(head);
@@ -89,14 +89,30 @@ void print_memory(const Job& job, const FitReport& fit) {
     for (int c = 0; c < num_categories - 1; ++c) row.push_back(in_mib(peak.by_category[static_cast<std::size_t>(c)]));
     table.add(row);
   }
-  fmt::print("{}\n", table.str());
-  fmt::print("Largest tensors at the peak:\n");
+  out += table.str() + "\nLargest tensors at the peak:\n";
   const auto live = live_at_peak(job.plan, fit.worst_rank);
   for (std::size_t i = 0; i < std::min<std::size_t>(5, live.size()); ++i)
-    fmt::print("  {:>12}  {:<14} {}\n", format_bytes(static_cast<double>(live[i].bytes)), name_of(live[i].category),
-               live[i].name);
+    out += fmt::format("  {:>12}  {:<14} {}\n", format_bytes(static_cast<double>(live[i].bytes)),
+                       name_of(live[i].category), live[i].name);
   if (memory.host.mapped_peak_bytes > 0)
-    fmt::print("Host memory per rank: {}\n", format_bytes(static_cast<double>(memory.host.mapped_peak_bytes)));
+    out += fmt::format("Host memory per rank: {}\n", format_bytes(static_cast<double>(memory.host.mapped_peak_bytes)));
+  return out;
+}
+
+/// What the answer says of the scenario's own plan.
+struct PlanReport {
+  FitReport fit;
+  std::optional<Diagnostic> error;  // it does not fit
+  Json document;                    // of --json
+  std::string memory;               // else
+};
+PlanReport report_on(const Job& job, bool json) {
+  PlanReport out;
+  out.fit = check_fit(job.plan);
+  out.error = fit_error(job, out.fit);
+  if (json) out.document = plan_document(job, out.fit, !out.error);
+  else out.memory = render_memory(job, out.fit);
+  return out;
 }
 
 /// The best layouts of the same GPUs.
@@ -201,32 +217,34 @@ int run(const Options& o) {
   if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
     return price(o, *scenario, reasons);
   std::optional<Job> job;
+  PlanReport report;
   Result<Choices> choices;
   in_parallel(o.print ? 1 : 2, [&](std::size_t i) {
-    if (i == 0) job = simulated_job(*scenario, code);
-    else choices = best_layouts(o, *scenario);
+    if (i == 1) {
+      choices = best_layouts(o, *scenario);
+      return;
+    }
+    job = simulated_job(*scenario, code);
+    if (job && !o.print) report = report_on(*job, o.scenario.json);
   });
   if (!job) return code;
   if (!o.out.empty())
     if (auto s = write_file_atomic(o.out, plan_to_json(job->plan, scenario_facts(job->scenario))); !s)
       return report_errors(s.error());
   if (o.print) return print(o, job->plan);
-  const FitReport fit = check_fit(job->plan);
-  const auto error = fit_error(*job, fit);
   if (!choices) return report_errors(choices.error());
   if (o.scenario.json) {
-    Json doc = plan_document(*job, fit, !error);
-    doc["search"] = json_from<Json>(to_json(*choices));
-    print_document(json_text(doc, 1));
+    report.document["search"] = json_from<Json>(to_json(*choices));
+    print_document(json_text(report.document, 1));
   } else {
-    print_memory(*job, fit);
-    fmt::print("\n{}", printable(render(*choices)));
+    fmt::print("{}\n{}", report.memory, printable(render(*choices)));
   }
-  if (error) {
+  if (report.error) {
     flush_output();
-    report_errors({*error});
+    report_errors({*report.error});
     return exit_no;
   }
+  const FitReport& fit = report.fit;
   if (!o.scenario.json) {
     if (job->plan.device_capacity_bytes > 0)
       fmt::print("\nIt fits: {} of {} ({:.1f} %)\n",

@@ -202,11 +202,6 @@ StepTables Scheduler::tables(const EngineStep& step, std::int64_t max_blocks) co
   return t;
 }
 
-std::int64_t prefill_budget(const Scenario& s) {
-  const bool shares = s.rollout.engine != RolloutEngine::hotbunk;
-  return s.rollout.max_prefill_tokens * (shares ? s.algorithm.samples_per_prompt : 1);
-}
-
 std::vector<std::vector<std::int64_t>> route_samples(std::span<const std::int64_t> prompt_tokens,
                                                      std::int64_t samples_per_prompt, std::int64_t engines) {
   HB_CHECK(samples_per_prompt >= 1 && engines >= 1, "{} samples on {} engines", samples_per_prompt, engines);

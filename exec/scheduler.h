@@ -14,7 +14,6 @@
 
 #include "base/diagnostic.h"
 #include "graph/tensor.h"
-#include "spec/scenario.h"
 
 namespace hotbunk {
 
@@ -24,10 +23,6 @@ struct SchedulerConfig {
   std::int64_t block_tokens = 16;
   std::int64_t num_kv_blocks = 1;
 };
-
-/// Tokens of one prefill step as the scheduler counts them. It knows no prefixes: where an engine shares them, all
-/// samples of a prompt take what one does (planner/priced prices them so), and as many times the tokens fit.
-std::int64_t prefill_budget(const Scenario&);
 
 /// `max_response_tokens` ends a response that no EOS ended; the simulator passes the length it has drawn.
 struct RolloutRequest {

@@ -46,8 +46,12 @@ class BlockPass {
   /// Which streams touch each buffer and each section. What only one does is in order by itself.
   void note_streams() {
     streams_of_buffer_.resize(draft_.buffers.size(), 0);
+    std::size_t num_ops = 0;
     for (const DraftCall& call : block_.calls) {
       const DraftBody& body = draft_.body_of(call);
+      num_ops += body.ops.size();
+      for (std::size_t s = 0; s < max_streams; ++s)
+        if (body.last[s] >= 0) num_streams_ = std::max(num_streams_, s + 1);
       for (std::size_t s = 0; s < call.slots.size(); ++s) {
         const auto id = static_cast<std::size_t>(call.slots[s].buffer);
         streams_of_buffer_[id] |= body.slots[s].streams;
@@ -58,6 +62,7 @@ class BlockPass {
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
           streams_of_section_[static_cast<std::size_t>(op.section)] |= bit(op.stream);
     }
+    after_.reserve(num_ops), clock_at_.reserve(num_ops);
   }
   bool is_alone(BufferId id) const {
     const auto b = static_cast<std::size_t>(id);
@@ -108,7 +113,7 @@ class BlockPass {
                   [&](StreamId t, std::int32_t index, const SlotLimit&) { note(t, index); });
     needed[at(op.stream)] = -1;
     for (;;) {  // latest dependency first: its clock may imply the others
-      const auto latest = std::ranges::max_element(needed);
+      const auto latest = std::max_element(needed.begin(), needed.begin() + num_streams_);
       if (*latest < 0) return;
       add_wait(op.stream, i, static_cast<StreamId>(latest - needed.begin()), *latest);
       *latest = -1;
@@ -183,6 +188,7 @@ class BlockPass {
   std::array<Clock, max_streams> known_;
   std::array<std::int32_t, max_streams> last_;
   std::array<bool, max_streams> used_{};
+  std::size_t num_streams_ = 0;  // up to the last that has ops
   std::vector<Clock> clock_at_;  // of each op of the block
   std::vector<EventId> after_;
   std::vector<Wait> waits_;  // ascending by op

@@ -21,16 +21,24 @@ class OrderedRanges {
     std::int64_t smallest = 0;
     auto last = free_.end();  // the first of the usable stretch at the arena's end
     for (auto it = free_.begin(); it != free_.end();) {
-      if (!covers(known, it->done)) {
-        ++it;
-        continue;
+      // What lies side by side, whether usable or not: most of it is too small, and no clock need be read.
+      auto end_of_run = std::next(it);
+      while (end_of_run != free_.end() && end_of_run->begin == std::prev(end_of_run)->end) ++end_of_run;
+      const std::int64_t run_end = std::prev(end_of_run)->end;
+      if (run_end - it->begin < bytes && run_end != end_) it = end_of_run;
+      while (it != end_of_run) {
+        if (!covers(known, done_[it->done])) {
+          ++it;
+          continue;
+        }
+        auto next = std::next(it);
+        while (next != end_of_run && covers(known, done_[next->done])) ++next;
+        const std::int64_t size = std::prev(next)->end - it->begin;
+        if (size == bytes) return cut(it, next, bytes);  // none is smaller
+        if (size > bytes && (best == free_.end() || size < smallest)) best = it, end_of_best = next, smallest = size;
+        if (next == free_.end() && run_end == end_) last = it;
+        it = next;
       }
-      auto next = std::next(it);
-      while (next != free_.end() && next->begin == std::prev(next)->end && covers(known, next->done)) ++next;
-      const std::int64_t size = std::prev(next)->end - it->begin;
-      if (size >= bytes && (best == free_.end() || size < smallest)) best = it, end_of_best = next, smallest = size;
-      if (next == free_.end() && std::prev(next)->end == end_) last = it;
-      it = next;
     }
     if (best != free_.end()) return cut(best, end_of_best, bytes);
     const std::int64_t at = last == free_.end() ? end_ : last->begin;
@@ -43,7 +51,8 @@ class OrderedRanges {
   void give(std::int64_t at, std::int64_t bytes, const Clock& done) {
     const auto next = std::ranges::lower_bound(free_, at, {}, &Range::begin);
     HB_CHECK(next == free_.end() || next->begin != at, "range at {} freed twice", at);
-    free_.insert(next, {at, at + bytes, done});
+    free_.insert(next, {at, at + bytes, done_.size()});
+    done_.push_back(done);
   }
 
   /// All streams meet: whoever asks from now on knows of all uses. Where nothing is taken it begins anew.
@@ -51,16 +60,18 @@ class OrderedRanges {
     std::vector<Range> joined;
     for (const Range& r : free_)
       if (!joined.empty() && joined.back().end == r.begin) joined.back().end = r.end;
-      else joined.push_back({r.begin, r.end, before_all});
+      else joined.push_back({r.begin, r.end, known_to_all});
     if (joined.size() == 1 && joined[0].begin == 0 && joined[0].end == end_) joined.clear(), end_ = 0;
     free_ = std::move(joined);
+    done_.resize(1);
   }
 
  private:
   struct Range {
     std::int64_t begin, end;
-    Clock done;
+    std::size_t done;  // index into done_: all ranges are searched and shifted, few of their clocks are read
   };
+  static constexpr std::size_t known_to_all = 0;
   using At = std::vector<Range>::iterator;
 
   /// The first bytes of the stretch [first, last).
@@ -73,7 +84,8 @@ class OrderedRanges {
     return at;
   }
 
-  std::vector<Range> free_;  // by begin
+  std::vector<Range> free_;                 // by begin
+  std::vector<Clock> done_ = {before_all};  // the last uses of what was given since all streams met
   std::int64_t end_ = 0;
 };
 

@@ -24,7 +24,8 @@ class Placement {
   /// How much of the section the block needs.
   std::int64_t run(const DraftBlock& block) {
     ranges_.settle();
-    uses_.assign(draft_.buffers.size(), {});
+    uses_.clear();
+    use_of_.assign(draft_.buffers.size(), -1);
     note_uses(block);
     std::int64_t high = 0;
     for (const DraftCall& call : block.calls) {
@@ -73,11 +74,17 @@ class Placement {
         const StreamId stream = body.ops[static_cast<std::size_t>(touch.op)].stream;
         Clock& mine = known[at(stream)];
         mine[at(stream)] = first_op + touch.op;
-        uses_[static_cast<std::size_t>(call.slots[static_cast<std::size_t>(touch.slot)].buffer)].note(stream, mine);
+        note_use(call.slots[static_cast<std::size_t>(touch.slot)].buffer, stream, mine);
       }
       for (; mark != call.marks.end(); ++mark) follow(*mark, known);
       first_op += static_cast<std::int32_t>(body.ops.size());
     }
+  }
+  void note_use(BufferId id, StreamId stream, const Clock& known) {
+    if (buffer(id).section != transient_section) return;  // it has its place
+    std::int32_t& use = use_of_[static_cast<std::size_t>(id)];
+    if (use < 0) use = static_cast<std::int32_t>(uses_.size()), uses_.emplace_back();
+    uses_[static_cast<std::size_t>(use)].note(stream, known);
   }
   static bool stands_before(const DraftMemory& m, std::int32_t op) {
     return m.op < op || (m.op == op && m.kind == OpKind::alloc);
@@ -93,7 +100,8 @@ class Placement {
     Buffer& b = buffer(id);
     if (b.section != transient_section || b.bytes() == 0) return false;
     const std::int64_t bytes = aligned(b.bytes(), alignment);
-    const Use& use = uses_[static_cast<std::size_t>(id)];
+    const std::int32_t at_use = use_of_[static_cast<std::size_t>(id)];
+    const Use use = at_use < 0 ? Use{} : uses_[static_cast<std::size_t>(at_use)];
     if (kind == OpKind::free) {
       ranges_.give(b.offset, bytes, use.last);
     } else {
@@ -104,7 +112,8 @@ class Placement {
   }
 
   Draft& draft_;
-  std::vector<Use> uses_;  // of buffers
+  std::vector<Use> uses_;             // of transients in the block at hand
+  std::vector<std::int32_t> use_of_;  // [buffer] -> index into uses_; -1: the block does not touch it
   std::vector<Clock> recorded_;
   OrderedRanges ranges_;
   std::int64_t high_ = 0;

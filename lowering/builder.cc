@@ -231,6 +231,9 @@ Op& with(Op& op, Attr attr, double value) {
 TransientUse transient_use(const PhaseInfo& phase, std::int64_t bytes) {
   return {phase.when, !phase.driven && phase.every == 1, bytes};
 }
+TransientUse transient_use(const JobPhase& p, std::int64_t bytes) {
+  return {when_of(p.phase), !is_driven(p.phase) && p.every == 1, bytes};
+}
 
 std::vector<std::int64_t> transient_levels(std::span<const TransientUse> phases, bool keep_mapped) {
   const std::size_t n = phases.size();

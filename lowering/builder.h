@@ -13,6 +13,7 @@
 
 #include "graph/draft.h"
 #include "graph/slots.h"
+#include "lowering/phases.h"
 #include "lowering/places.h"
 
 namespace hotbunk {
@@ -177,6 +178,7 @@ struct TransientUse {
   std::int64_t bytes = 0;  // that it needs, whole chunks
 };
 TransientUse transient_use(const PhaseInfo&, std::int64_t bytes);
+TransientUse transient_use(const JobPhase&, std::int64_t bytes);
 /// How much of the transient section is mapped from each phase's start on. A phase that can change it also provides for
 /// those behind it that cannot. `keep_mapped`: nothing sleeps, so it is mapped once for the largest need.
 std::vector<std::int64_t> transient_levels(std::span<const TransientUse>, bool keep_mapped);

@@ -41,4 +41,11 @@ inline std::int64_t max_blocks_per_seq(const Scenario& s) {
   return ceil_div(max_sample_tokens(s), s.rollout.block_tokens);
 }
 
+/// Tokens of one prefill step as the engine's scheduler counts them. It knows no prefixes: where an engine shares them,
+/// all samples of a prompt take what one does (planner/priced prices them so), and as many times the tokens fit.
+inline std::int64_t prefill_budget(const Scenario& s) {
+  const bool shares = s.rollout.engine != RolloutEngine::hotbunk;
+  return s.rollout.max_prefill_tokens * (shares ? s.algorithm.samples_per_prompt : 1);
+}
+
 }  // namespace hotbunk

@@ -85,7 +85,7 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
   const Precision& precision = s.train.precision;
   const SleepParts sleepers = JobPhases(s).sleepers();
   for (const ShardedUnit& unit : units) {
-    UnitState state;
+    UnitState state{.unit = unit};
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
     state.shard = b.managed(name + ".shard", precision.master, n, Category::params, sections::train_params);
@@ -111,8 +111,7 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world,
     if (sleepers.reference)
       state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n, Category::params,
                                        sections::host_reference);
-    state.unit = unit;
-    units_.push_back(std::move(state));
+    units_.push_back(state);
   }
 }
 

@@ -13,7 +13,7 @@ namespace hotbunk {
 
 /// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long.
 struct UnitState {
-  ShardedUnit unit;
+  const ShardedUnit& unit;
   BufferId shard = -1;                     // precision.master: under FSDP2 this is the parameter itself
   BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: nothing is trained
   BufferId grad = -1;                      // alive from train.begin to train.step
@@ -37,7 +37,8 @@ enum class Weights : std::uint8_t { trained, reference };
 
 class TrainState {
  public:
-  /// Over the units of `world` ranks. `trains`: with gradients and optimizer state; else only the parameters.
+  /// Over the units of `world` ranks, which outlive it. `trains`: with gradients and optimizer state; else only the
+  /// parameters.
   TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, const std::vector<ShardedUnit>& units, bool trains);
 
   const std::vector<UnitState>& units() const { return units_; }

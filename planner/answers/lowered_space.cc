@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <future>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "layout/rollout_weights.h"
 #include "lowering/lower.h"
 #include "lowering/rollout.h"
@@ -20,127 +22,246 @@
 namespace hotbunk {
 namespace {
 
-/// Bytes and shifts of the plans of a lowered scenario's points. A plan is put together of parts, each lowered once, by
-/// whichever thread comes first: its training phase for all plans that train alike, its log-prob passes, what saves,
-/// and all else for those that roll out and synchronise alike, however large the KV pool is. Parts meet in nothing but
-/// the map of the transient section, so all answers are exact.
+/// Values by key. Each is asked for once, by whoever comes first, and outside of the lock; others wait for it.
+template <class Key, class Value>
+class Known {
+ public:
+  /// Stays where it is.
+  template <class Ask>
+  const Value& value(const Key& key, Ask&& ask) {
+    std::optional<std::promise<Value>> mine;
+    const std::shared_future<Value>* answer = nullptr;
+    {
+      const std::scoped_lock lock(mutex_);
+      const auto [at, added] = known_.try_emplace(key);
+      if (added) at->second = mine.emplace().get_future().share();
+      answer = &at->second;
+    }
+    if (!mine) return answer->get();
+    try {
+      mine->set_value(ask());
+    } catch (...) {  // a fault is everybody's who asks
+      mine->set_exception(std::current_exception());
+    }
+    return answer->get();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::shared_future<Value>> known_;
+};
+
+/// Phases of a job that are lowered together, for the same knobs decide what they do.
+enum class PartKind : std::uint8_t { moves, sync, rollout, training, passes, saves };
+
+constexpr PartKind part_of(PlanPhase p) {
+  switch (p) {
+    case PlanPhase::sync:
+      return PartKind::sync;
+    case PlanPhase::rollout:
+    case PlanPhase::exchange:
+      return PartKind::rollout;
+    case PlanPhase::reference:
+    case PlanPhase::old_logprobs:
+      return PartKind::passes;
+    case PlanPhase::train:
+      return PartKind::training;
+    case PlanPhase::checkpoint:
+    case PlanPhase::export_:
+      return PartKind::saves;
+    default:
+      return PartKind::moves;
+  }
+}
+
+/// A part, and the knobs that decide it; the others have their defaults.
+struct PartKey {
+  PartKind kind{};
+  TrainPoint train;
+  std::int64_t rollout_tp = 1;
+  double bucket_bytes = 0;
+  bool from_host = false;        // of a sync
+  TransitionOrder transition{};  // of moves
+  friend auto operator<=>(const PartKey&, const PartKey&) = default;
+};
+
+PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases) {
+  PartKey key{.kind = kind, .train = {}};
+  if (kind == PartKind::training || kind == PartKind::passes) {
+    key.train = p.train;
+    // Nothing is kept for a backward pass that is not there.
+    if (kind == PartKind::passes) key.train.recompute = {}, key.train.reshard_after_forward = true;
+    return key;
+  }
+  key.train.dp = p.train.ranks();
+  if (kind == PartKind::saves) return key;
+  key.rollout_tp = p.rollout.tp;
+  if (kind == PartKind::moves) key.transition = p.transition;
+  if (kind == PartKind::sync)
+    key.bucket_bytes = p.bucket_bytes, key.from_host = phases.find(PlanPhase::sync)->from_host;
+  return key;
+}
+
+/// Bytes and shifts of the plans of a lowered scenario's points. A plan is put together of parts, each lowered once,
+/// however many plans have it. Parts meet in nothing but the map of the transient section, so all answers are exact.
 class PlanAnswers {
  public:
   PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), shapes_(s.model) {}
 
-  bool operator()(const RlPoint& p, RlPrice& price) {
-    RlPoint key = p;
-    key.rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
-    const std::optional<Answer> answer = known_or(answers_, key, [&] { return ask(key); });
-    if (!answer) return false;
-    const RlPrice& bytes = answer->bytes;
-    price.train_bytes = bytes.train_bytes, price.rollout_bytes = bytes.rollout_bytes;
-    price.sync_bytes = bytes.sync_bytes, price.wake_bytes = bytes.wake_bytes;
-    price.host_bytes = bytes.host_bytes;
-    use_plan_shifts(answer->shifts, price);
+  /// As PlanBytes has it, and so is prepare().
+  bool use(const RlPoint& p, RlPrice& price) {
+    const std::optional<Frame>& frame = frames_.value(FrameKey(p), [&] { return lowered_frame(p); });
+    if (!frame) return false;
+    const std::optional<PhaseBytes>& training = trainings_.value(p.train, [&] { return lowered_training(p); });
+    if (!training) return false;
+    PhaseBytes transients = frame->transients;
+    raise(transients, *training);
+    const JobMaps maps(frame->phases, frame->keep_mapped, frame->chunk_bytes, frame->shifts, frame->pool_bytes,
+                       transients);
+    use_mapped_bytes(maps.mapped(), price);
+    use_plan_shifts(shifts_seconds(maps.shifts(), cost_), price);
     return true;
   }
 
- private:
-  struct Answer {
-    RlPrice bytes;  // nothing else of it
-    ShiftsSeconds shifts;
-  };
-  template <class Value>
-  using Known = std::map<RlPoint, std::shared_future<Value>>;
-
-  /// Asked outside of the lock, by whoever comes first; others wait for the answer.
-  template <class Value, class Ask>
-  Value known_or(Known<Value>& known, const RlPoint& key, Ask&& value_of) {
-    std::optional<std::promise<Value>> mine;
-    std::shared_future<Value> answer;
-    {
-      const std::scoped_lock lock(mutex_);
-      const auto [at, added] = known.try_emplace(key);
-      if (added) at->second = mine.emplace().get_future().share();
-      answer = at->second;
-    }
-    if (!mine) return answer.get();
-    try {
-      mine->set_value(value_of());
-    } catch (...) {  // a fault is everybody's who asks
-      mine->set_exception(std::current_exception());
-    }
-    return answer.get();
+  void prepare(const std::vector<RlPoint>& points, Workers& workers) {
+    std::vector<std::vector<PartKey>> keys(points.size());
+    workers.each(points.size(), [&](std::size_t i, int) { keys[i] = keys_of(points[i]); });
+    std::map<PartKey, const RlPoint*> parts;
+    for (std::size_t i = 0; i < points.size(); ++i)
+      for (const PartKey& key : keys[i]) parts.try_emplace(key, &points[i]);
+    const std::vector<std::pair<PartKey, const RlPoint*>> each(parts.begin(), parts.end());
+    workers.each(each.size(), [&](std::size_t i, int) { part(each[i].first, with_point(scenario_, *each[i].second)); });
   }
 
-  /// None where nothing lowers the point.
-  std::optional<Answer> ask(const RlPoint& p) {
-    const Scenario there = with_point(scenario_, p);
-    if (there.train.micro_batch_tokens < max_sample_tokens(there)) return std::nullopt;  // E217
-    if (!unsupported_to_execute(there).empty()) return std::nullopt;
-    const bool samples = there.algorithm.name != AlgorithmName::sft;
-    if (samples && !why_not_rollout_tp(there.model, there.rollout.layout.tp).empty()) return std::nullopt;
-    const Others others = of_others(p, there);
-    std::int64_t pool = 0;
-    if (samples) {
-      const auto blocks = kv_pool_blocks(there, others.weight_bytes);
-      if (!blocks) return std::nullopt;
-      pool = *blocks * kv_block_bytes(there);
+ private:
+  /// What one part takes.
+  struct Part {
+    PhaseBytes transients{};
+    std::vector<ShiftOp> shifts;  // of moves and syncs
+    // Of moves: the plan's chunks, and a rank's rollout weights.
+    std::int64_t chunk_bytes = 0, weight_bytes = 0;
+  };
+
+  /// All of a job but what its training computes with.
+  struct Frame {
+    JobPhases phases;
+    bool keep_mapped = false;
+    std::int64_t chunk_bytes = 0, pool_bytes = 0;
+    std::vector<ShiftOp> shifts;
+    PhaseBytes transients{};  // of what is not training
+  };
+
+  static void raise(PhaseBytes& to, const PhaseBytes& more) {
+    for (std::size_t i = 0; i < num_plan_phases; ++i) to[i] = std::max(to[i], more[i]);
+  }
+
+  /// The knobs that decide a frame, those in which most differ first.
+  struct FrameKey {
+    RolloutPoint rollout;
+    double bucket_bytes = 0;
+    TransitionOrder transition;
+    SyncMechanism sync{};
+    PlacementMode placement{};
+    TrainPoint train;
+    explicit FrameKey(const RlPoint& p)
+        : rollout(p.rollout),
+          bucket_bytes(p.bucket_bytes),
+          transition(p.transition),
+          sync(p.sync),
+          placement(p.placement),
+          train(p.train) {
+      rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
+      const TrainPoint any;     // what training computes with
+      train.micro_batch = any.micro_batch, train.micro_batches = any.micro_batches;
+      train.last_micro_batch = any.last_micro_batch;
+      train.recompute = any.recompute, train.reshard_after_forward = any.reshard_after_forward;
     }
-    PhaseBytes transients = others.transients;
-    for (const PhaseBytes& more : {of_training(p, there), of_passes(p, there), of_saves(p, there)})
-      for (std::size_t i = 0; i < num_plan_phases; ++i) transients[i] = std::max(transients[i], more[i]);
-    const JobMaps maps(there, others.chunk_bytes, *others.shifts, pool, transients);
-    Answer out{.bytes = {}, .shifts = shifts_seconds(maps.shifts(), cost_)};
-    use_mapped_bytes(maps.mapped(), out.bytes);
+    friend auto operator<=>(const FrameKey&, const FrameKey&) = default;
+  };
+
+  bool executes(const Scenario& there) const {
+    return unsupported_to_execute(there).empty() &&
+           (!samples() || why_not_rollout_tp(there.model, there.rollout.layout.tp).empty());
+  }
+  static bool holds_a_sample(const Scenario& there) {  // E217
+    return there.train.micro_batch_tokens >= max_sample_tokens(there);
+  }
+  bool samples() const { return scenario_.algorithm.name != AlgorithmName::sft; }
+
+  /// None where nothing lowers the point, whatever its training computes with.
+  std::optional<Frame> lowered_frame(const RlPoint& p) {
+    const Scenario there = with_point(scenario_, p);
+    if (!executes(there)) return std::nullopt;
+    Frame out{.phases = JobPhases(there), .keep_mapped = nothing_sleeps(there), .shifts = {}};
+    const Part& moves = part(key_of(PartKind::moves, p, out.phases), there);
+    out.chunk_bytes = moves.chunk_bytes;
+    if (samples()) {
+      const auto blocks = kv_pool_blocks(there, moves.weight_bytes);
+      if (!blocks) return std::nullopt;
+      out.pool_bytes = *blocks * kv_block_bytes(there);
+    }
+    for (const JobPhase& phase : out.phases) {
+      if (is_training(phase.phase)) continue;
+      const Part& of = part(key_of(part_of(phase.phase), p, out.phases), there);
+      raise(out.transients, of.transients);
+      std::ranges::copy_if(of.shifts, std::back_inserter(out.shifts),
+                           [&](const ShiftOp& op) { return op.phase == phase.phase; });
+    }
     return out;
   }
 
-  /// What the phases that are not training's take, with the least pool that there may be.
-  struct Others {
-    PhaseBytes transients{};
-    std::shared_ptr<const std::vector<ShiftOp>> shifts;
-    std::int64_t chunk_bytes = 0, weight_bytes = 0;
-  };
-  Others of_others(const RlPoint& p, const Scenario& there) {
-    RlPoint key;
-    key.train.dp = p.train.ranks(), key.rollout.tp = p.rollout.tp, key.bucket_bytes = p.bucket_bytes;
-    key.transition = p.transition;  // a sync from the host stages more
-    return known_or(others_, key, [&] {
-      Scenario small = there;
-      small.rollout.kv_cache_tokens = max_blocks_per_seq(there) * there.rollout.block_tokens;
-      const PartOfPlan part = lowered(lower_phases(
-          small, [](PlanPhase at) { return !is_training(at); }, shapes_));
-      Others out{.transients = part.transients,
-                 .shifts = std::make_shared<const std::vector<ShiftOp>>(shifts_of(small, part.plan)),
-                 .chunk_bytes = part.plan.chunk_bytes};
-      for (const Buffer& b : part.plan.programs[0].buffers)
-        if (b.section == sections::rollout_weights) out.weight_bytes += b.bytes();
+  /// What the phases of training take, of a point that something lowers; none where a micro-batch holds no sample.
+  std::optional<PhaseBytes> lowered_training(const RlPoint& p) {
+    const Scenario there = with_point(scenario_, p);
+    if (!holds_a_sample(there)) return std::nullopt;
+    const JobPhases phases(there);
+    PhaseBytes out{};
+    for (const JobPhase& phase : phases)
+      if (is_training(phase.phase)) raise(out, part(key_of(part_of(phase.phase), p, phases), there).transients);
+    return out;
+  }
+
+  /// Of the point's plan; none where nothing lowers it.
+  std::vector<PartKey> keys_of(const RlPoint& p) const {
+    std::vector<PartKey> out;
+    const Scenario there = with_point(scenario_, p);
+    if (!executes(there) || !holds_a_sample(there)) return out;
+    const JobPhases phases(there);
+    for (const JobPhase& phase : phases) {
+      const PartKind kind = part_of(phase.phase);
+      if (std::ranges::find(out, kind, &PartKey::kind) == out.end()) out.push_back(key_of(kind, p, phases));
+    }
+    return out;
+  }
+
+  /// `there`: a scenario with the key's knobs, which executes.
+  const Part& part(const PartKey& key, const Scenario& there) {
+    return parts_.value(key, [&] { return lower_part(key.kind, there); });
+  }
+
+  Part lower_part(PartKind kind, Scenario there) {
+    const PhaseFilter wanted = [kind](PlanPhase p) { return part_of(p) == kind; };
+    Part out;
+    if (kind != PartKind::moves && kind != PartKind::sync) {
+      if (kind == PartKind::rollout) use_least_pool(there);
+      out.transients = lowered(lower_transients(there, wanted, shapes_));
       return out;
-    });
+    }
+    use_least_pool(there);
+    const PartOfPlan part = lowered(lower_phases(there, wanted, shapes_));
+    out.transients = part.transients, out.shifts = shifts_of(there, part.plan);
+    out.chunk_bytes = part.plan.chunk_bytes;
+    for (const Buffer& b : part.plan.programs[0].buffers)
+      if (b.section == sections::rollout_weights) out.weight_bytes += b.bytes();
+    return out;
   }
-  PhaseBytes of_training(const RlPoint& p, const Scenario& there) {
-    RlPoint key;
-    key.train = p.train;
-    return transients(training_, key, there, [](PlanPhase at) { return at == PlanPhase::train; });
-  }
-  /// Of log-probs: nothing is kept for a backward pass that is not there.
-  PhaseBytes of_passes(const RlPoint& p, const Scenario& there) {
-    RlPoint key;
-    key.train = p.train;
-    key.train.recompute = {}, key.train.reshard_after_forward = true;
-    return transients(passes_, key, there,
-                      [](PlanPhase at) { return at == PlanPhase::reference || at == PlanPhase::old_logprobs; });
-  }
-  PhaseBytes of_saves(const RlPoint& p, const Scenario& there) {
-    RlPoint key;
-    key.train.dp = p.train.ranks();
-    return transients(saves_, key, there,
-                      [](PlanPhase at) { return at == PlanPhase::checkpoint || at == PlanPhase::export_; });
-  }
-  PhaseBytes transients(Known<PhaseBytes>& known, const RlPoint& key, const Scenario& there,
-                        const PhaseFilter& wanted) {
-    return known_or(known, key, [&] { return lowered(lower_transients(there, wanted, shapes_)); });
+  /// Parts are the same beside any pool.
+  static void use_least_pool(Scenario& s) {
+    s.rollout.kv_cache_tokens = max_blocks_per_seq(s) * s.rollout.block_tokens;
   }
   /// What nothing refused before is lowered.
-  template <class Part>
-  static Part lowered(Result<Part> part) {
+  template <class What>
+  static What lowered(Result<What> part) {
     HB_CHECK(part, "a part of a plan is not lowered: {}", render(part.error()));
     return std::move(*part);
   }
@@ -148,18 +269,18 @@ class PlanAnswers {
   const Scenario& scenario_;
   const CostModel& cost_;
   ModelShapes shapes_;
-  std::mutex mutex_;
-  Known<std::optional<Answer>> answers_;
-  Known<Others> others_;
-  Known<PhaseBytes> training_, passes_, saves_;
+  Known<PartKey, Part> parts_;
+  Known<FrameKey, std::optional<Frame>> frames_;
+  Known<TrainPoint, std::optional<PhaseBytes>> trainings_;
 };
 
 }  // namespace
 
 PlanBytes plan_bytes(const Scenario& s, const CostModel& cost) {
-  return [answers = std::make_shared<PlanAnswers>(s, cost)](const RlPoint& p, RlPrice& price) {
-    return (*answers)(p, price);
-  };
+  const auto answers = std::make_shared<PlanAnswers>(s, cost);
+  return {.use = [answers](const RlPoint& p, RlPrice& price) { return answers->use(p, price); },
+          .prepare = [answers](const std::vector<RlPoint>& points,
+                               Workers& workers) { answers->prepare(points, workers); }};
 }
 
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {

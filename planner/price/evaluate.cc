@@ -99,14 +99,15 @@ MappedBytes mapped_bytes(const PlanMemory& memory) {
   return out;
 }
 
-JobMaps::JobMaps(const Scenario& s, std::int64_t chunk, const std::vector<ShiftOp>& shifts, std::int64_t kv_bytes,
-                 const PhaseBytes& need)
-    : phases_(s) {
+JobMaps::JobMaps(const JobPhases& phases, bool keep_mapped, std::int64_t chunk, const std::vector<ShiftOp>& shifts,
+                 std::int64_t kv_bytes, const PhaseBytes& need)
+    : phases_(phases) {
   std::array<TransientUse, num_plan_phases> uses;
   std::size_t n = 0;
   for (const JobPhase& p : phases_)
-    uses[n++] = transient_use(p.info(), round_up(need[static_cast<std::size_t>(p.phase)], chunk));
-  const std::vector<std::int64_t> level = transient_levels(std::span(uses).first(n), nothing_sleeps(s));
+    uses[n++] = transient_use(p, round_up(need[static_cast<std::size_t>(p.phase)], chunk));
+  const std::vector<std::int64_t> level = transient_levels(std::span(uses).first(n), keep_mapped);
+  shifts_.reserve(shifts.size() + n);
   const std::int64_t pool = round_up(kv_bytes, chunk);
   std::int64_t mapped = 0;
   auto at = shifts.begin();

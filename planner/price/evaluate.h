@@ -82,10 +82,10 @@ std::vector<PlanTraffic> traffic_of(const Plan&, Rank, const PlanRuns&);
 /// alone, which is mapped for what all need.
 class JobMaps {
  public:
-  /// `shifts`: of a plan with the phases that are not training's. The job's pool takes `kv_bytes`, whatever that plan's
-  /// does, and its transients `need`.
-  JobMaps(const Scenario&, std::int64_t chunk_bytes, const std::vector<ShiftOp>& shifts, std::int64_t kv_bytes,
-          const PhaseBytes& need);
+  /// `shifts`: of plans with the phases that are not training's, in their order. The job's pool takes `kv_bytes`,
+  /// whatever that of those plans does, and its transients `need`. `keep_mapped`: nothing sleeps.
+  JobMaps(const JobPhases&, bool keep_mapped, std::int64_t chunk_bytes, const std::vector<ShiftOp>& shifts,
+          std::int64_t kv_bytes, const PhaseBytes& need);
   const std::vector<ShiftOp>& shifts() const { return shifts_; }
   MappedBytes mapped() const;
 

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "exec/scheduler.h"
 #include "graph/verify.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"

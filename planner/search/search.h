@@ -12,6 +12,8 @@
 
 namespace hotbunk {
 
+class Workers;  // base/parallel.h
+
 /// The values that each knob may take; the space is their product, less what does not divide.
 struct TrainSpace {
   std::int64_t ranks = 1;
@@ -34,9 +36,17 @@ struct TrainSpace {
 TrainSpace default_train_space(const ModelSpec&, std::int64_t ranks, std::int64_t ranks_per_node, std::int64_t batch,
                                TrainEngine);
 
-/// Replaces the estimates of a point's bytes and of its shifts' seconds by what its plan has. False: nothing lowers the
-/// point, which is then no part of the search.
-using PlanBytes = std::function<bool(const RlPoint&, RlPrice&)>;
+/// What plans say of points; several threads ask at a time.
+struct PlanBytes {
+  /// Replaces the estimates of a point's bytes and of its shifts' seconds by what its plan has. False: nothing lowers
+  /// the point, which is then no part of the search. None: estimates are all that there is.
+  std::function<bool(const RlPoint&, RlPrice&)> use;
+  /// Optional: lowers what the plans of these points share, so that no thread that asks waits for what another lowers.
+  std::function<void(const std::vector<RlPoint>&, Workers&)> prepare{};
+
+  bool operator()(const RlPoint& p, RlPrice& price) const { return use(p, price); }
+  explicit operator bool() const { return use != nullptr; }
+};
 
 /// What "best" means; each is made smaller. Between equals the faster wins, and between those the leaner.
 enum class Objective : std::uint8_t {

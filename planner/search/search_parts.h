@@ -44,6 +44,10 @@ struct Segment {
   std::size_t num_orders(const Trained& t) const { return t.point.optimizer_on_host ? num_awake : orders.size(); }
   /// Ways to move the weights.
   std::size_t num_syncs() const { return sync.size() * bucket_bytes.size(); }
+  /// Sets the i-th of them, as SyncPrices has them.
+  void set_sync(std::size_t i, RlPoint& p) const {
+    p.sync = sync[i / bucket_bytes.size()], p.bucket_bytes = bucket_bytes[i % bucket_bytes.size()];
+  }
   std::int64_t points() const;
 };
 

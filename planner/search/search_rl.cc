@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <queue>
+#include <set>
 #include <utility>
 
 #include "base/format.h"
@@ -44,11 +45,16 @@ class JointSearch {
   }
 
   RlSearch run() {
-    std::size_t size = 64;
+    // What a batch finds spares the next ones; with plans, of whose bytes nothing is known before, it spares none of a
+    // front, and the largest batches keep all threads at work.
+    const bool spares = !options_.plan_bytes || !options_.front;
+    const std::size_t most = spares ? 256 : 1 << 16;
+    std::size_t size = spares ? 64 : most;
     std::vector<Pair> batch;
     while (take(batch, size), !batch.empty()) {
+      prepare(batch);
       price(batch);
-      size = std::min<std::size_t>(size * 2, 256);  // what one finds spares the next ones
+      size = std::min(size * 2, most);
     }
     return finish();
   }
@@ -72,6 +78,7 @@ class JointSearch {
   bool pair_wanted(const Segment&, const Trained&, const Rolled&) const;
   bool later_wanted(const Segment&, const Trained&, std::uint32_t rollout) const;
   std::uint32_t next_wanted(const Pair&) const;
+  void prepare(const std::vector<Pair>& batch);
   void price(const std::vector<Pair>& batch);
   void price_pair(const Pair&, Found&) const;
   void consider(RlCandidate, Found&) const;
@@ -212,6 +219,29 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
   }
 }
 
+/// Points with every training point and everything else of the batch, each once: plans are put together of what depends
+/// on one of the two.
+void JointSearch::prepare(const std::vector<Pair>& batch) {
+  if (!options_.plan_bytes.prepare) return;
+  std::vector<RlPoint> points;
+  std::set<const Trained*> trained;
+  std::set<const Rolled*> rolled;
+  for (const Pair& pair : batch) {
+    const Segment& s = segments_[pair.segment];
+    const Trained& t = s.training[pair.training];
+    const Rolled& r = s.rollouts[pair.rollout];
+    RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
+    const bool new_training = trained.insert(&t).second, new_rollout = rolled.insert(&r).second;
+    for (std::size_t order = 0; order < (new_rollout ? s.num_orders(t) : new_training ? 1 : 0); ++order)
+      for (std::size_t i = 0; i < (new_rollout ? s.num_syncs() : 1); ++i) {
+        p.transition = s.orders[order];
+        s.set_sync(i, p);
+        points.push_back(p);
+      }
+  }
+  options_.plan_bytes.prepare(points, workers_);
+}
+
 /// Each thread prunes by what was found before the batch: what is priced does not depend on their number.
 void JointSearch::price(const std::vector<Pair>& batch) {
   workers_.each(batch.size(),
@@ -243,8 +273,7 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
     const double beside = computing_bound(s, t, rollout) + shift.seconds;
     for (std::size_t i = 0; i < syncs.each.size(); ++i) {
       if (skipped(beside + below * syncs.each[i].seconds(), least)) continue;
-      p.sync = s.sync[i / s.bucket_bytes.size()];
-      p.bucket_bytes = s.bucket_bytes[i % s.bucket_bytes.size()];
+      s.set_sync(i, p);
       consider({p, model_.combine(p, shape, t.side, rollout, syncs.each[i])}, out);
     }
   }

@@ -303,7 +303,8 @@ std::vector<ShiftOp> shifts_by_ops(const Plan& plan, const JobPhases& phases) {
       for (const Op& op : test::ops_of(plan.programs[0], block)) {
         ShiftOp shift{.phase = phase.phase, .kind = op.kind, .every = phase.every};
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-          shift.section = op.section, shift.bytes = op.map_end - op.map_begin;
+          shift.section = op.section, shift.space = plan.programs[0].section(op.section).space,
+          shift.bytes = op.map_end - op.map_begin;
         else if (op.kind == OpKind::copy && (op.stream == streams::h2d || op.stream == streams::d2h))
           shift.bytes = op.outputs[0].bytes({});
         else continue;

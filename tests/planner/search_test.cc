@@ -273,7 +273,7 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   space.memory_fraction = {0.5, 0.8};
   std::map<RlPoint, std::optional<std::pair<MappedBytes, ShiftsSeconds>>> plans;  // asked for by every objective
   std::mutex mutex;
-  const PlanBytes each = [&](const RlPoint& p, RlPrice& price) {
+  const PlanBytes each{.use = [&](const RlPoint& p, RlPrice& price) {
     const std::scoped_lock lock(mutex);
     const auto [at, added] = plans.try_emplace(p);
     if (added)
@@ -283,7 +283,7 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
     use_mapped_bytes(at->second->first, price);
     use_plan_shifts(at->second->second, price);
     return true;
-  };
+  }};
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 50e9}) {
       SearchOptions options{.keep = 4, .objective = static_cast<Objective>(o), .device_bytes = device};
