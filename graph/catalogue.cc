@@ -298,7 +298,7 @@ std::string check_op(const Op& op) {
                                                                            : check_prices(op);
   }
   const Entry& e = entry(op.kind);
-  if (auto bad = count_error("inputs", op.inputs.size(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;
+  if (auto bad = count_error("inputs", op.num_operands(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;
   if (auto bad = count_error("outputs", op.outputs.size(), e.min_outputs, e.max_outputs); !bad.empty()) return bad;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side)

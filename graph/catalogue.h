@@ -49,6 +49,7 @@
 //   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place; nothing if c is NaN  beta1, beta2, eps, weight_decay
 //   sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                   vocab, tp, temperature, top_k, top_p
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
+// An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.
 // clang-format on
 #pragma once

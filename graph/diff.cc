@@ -22,6 +22,7 @@ class Differ {
     scalar("overhead_bytes", a_.overhead_bytes, b_.overhead_bytes);
     scalar("ranks", a_.num_ranks(), b_.num_ranks());
     streams();
+    extents();
     groups();
     if (a_.roles != b_.roles)
       line('~', fmt::format("roles: {} -> {}", fmt::join(a_.roles, ", "), fmt::join(b_.roles, ", ")));
@@ -47,6 +48,15 @@ class Differ {
       return out;
     };
     scalar("streams", text(a_.streams), text(b_.streams));
+  }
+
+  void extents() {
+    const auto text = [](const std::vector<Extent>& extents) {
+      std::string out;
+      for (const Extent& e : extents) out += fmt::format("{}{} ({})", out.empty() ? "" : ", ", e.name, print_extent(e));
+      return out;
+    };
+    scalar("extents", text(a_.extents), text(b_.extents));
   }
 
   void groups() {

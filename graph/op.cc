@@ -78,7 +78,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",     "kl_coef",      "lr_slot",
     "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
-    "reference",   "residual",      "as_dtype",     "source",      "relative"};
+    "reference",   "residual",      "as_dtype",     "source",      "relative",      "count"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)
@@ -121,6 +121,11 @@ PricePoint Op::price(const Sizes& s) const {
   };
   return {s.tokens, between(&PricePoint::seconds), between(&PricePoint::seconds_per_pair),
           between(&PricePoint::payload_bytes)};
+}
+
+std::size_t Op::num_operands() const {
+  const auto given = static_cast<std::int64_t>(inputs.size());
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(integer(Attr::count, given), 0, given));
 }
 
 bool Op::has(Attr a) const { return find(*this, a) != nullptr; }

@@ -128,8 +128,9 @@ enum class Attr : std::uint8_t {
   as_dtype,
   source,
   relative,
+  count,  // of any kind: Op::num_operands
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::relative) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::count) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
@@ -159,6 +160,11 @@ struct Op {
   bool is_priced() const { return !prices.empty(); }
   /// What a priced op takes with these sizes.
   PricePoint price(const Sizes&) const;
+
+  /// Of its inputs, those that its kind asks for. Those behind them are counts, int64[1] each: how much is there of the
+  /// extents that its dimensions name and the device counts, in their order (Plan::counted_extents). Attr::count is the
+  /// first one's number.
+  std::size_t num_operands() const;
 
   bool has(Attr) const;
   std::int64_t integer(Attr) const;  // internal fault when absent

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <span>
 #include <unordered_map>
 
 #include "base/hash.h"
@@ -24,7 +25,7 @@ void add(Hasher& h, const Tensor& t) {
   h.add(static_cast<std::int64_t>(t.rank));
   for (int d = 0; d < t.rank; ++d) {
     const Dim& dim = t.shape[static_cast<std::size_t>(d)];
-    h.add(dim.size), h.add(static_cast<std::int64_t>(dim.sym)), h.add(dim.begin);
+    h.add(dim.size), h.add(static_cast<std::int64_t>(dim.extent) + 1), h.add(dim.begin);
   }
 }
 
@@ -125,6 +126,7 @@ std::string_view name_of(Category c) { return category_names[static_cast<std::si
 std::string_view name_of(Enters e) {
   return e == Enters::nothing ? "nothing" : e == Enters::asleep ? "asleep" : "awake";
 }
+std::string_view name_of(CountedBy c) { return c == CountedBy::driver ? "driver" : "device"; }
 std::string_view name_of(StreamKind k) { return stream_kind_names[static_cast<std::size_t>(k)]; }
 std::string_view name_of(Space s) { return s == Space::device ? "device" : "host"; }
 
@@ -133,6 +135,17 @@ const std::vector<Rank>& Plan::group_of(GroupId family, Rank r) const {
   for (const auto& members : groups[static_cast<std::size_t>(family)].groups)
     if (std::find(members.begin(), members.end(), r) != members.end()) return members;
   return none;
+}
+
+std::vector<ExtentId> Plan::counted_extents(const Op& op) const {
+  std::vector<ExtentId> out;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      for (const Dim& d : std::span(t.shape).first(t.rank))
+        if (d.extent != fixed_extent && extent(d.extent).counted_by == CountedBy::device) out.push_back(d.extent);
+  std::ranges::sort(out);
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
 }
 
 const Player* PhaseInfo::player(std::int32_t role) const {
@@ -161,6 +174,9 @@ std::string plan_hash(const Plan& plan) {
   h.add(static_cast<std::int64_t>(plan.streams.size()));
   for (const Stream& stream : plan.streams)
     h.add(std::string_view(stream.name)), h.add(static_cast<std::int64_t>(stream.kind));
+  if (plan.extents != Plan{}.extents)
+    for (const Extent& e : plan.extents)
+      h.add(std::string_view(e.name)), h.add(e.capacity), h.add(static_cast<std::int64_t>(e.counted_by));
   for (const GroupFamily& family : plan.groups) {
     h.add(std::string_view(family.name));
     for (const auto& members : family.groups) {

@@ -177,6 +177,18 @@ struct Stream {
   friend bool operator==(const Stream&, const Stream&) = default;
 };
 
+/// What dimensions follow at run time (Dim::extent), and who counts it. What the Driver counts it says with each run of
+/// a block (Sizes). A count of the device lies in a buffer, made by an op of the block: whoever needs it has it as an
+/// input (Attr::count), and no host waits for it.
+enum class CountedBy : std::uint8_t { driver, device };
+std::string_view name_of(CountedBy);
+struct Extent {
+  std::string name;           // "routed"
+  std::int64_t capacity = 0;  // the most there can be; 0: each dimension has its own
+  CountedBy counted_by = CountedBy::driver;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
 /// A partition of (some of) the ranks into groups that communicate: "fsdp", "tp", "world".
 struct GroupFamily {
   std::string name;
@@ -189,7 +201,8 @@ struct Plan {
   std::int64_t chunk_bytes = 4096;                                  // of the arenas
   std::int64_t device_capacity_bytes = 0, host_capacity_bytes = 0;  // of one rank; 0: unlimited
   std::int64_t overhead_bytes = 0;                                  // of one rank, outside the arena (profile)
-  std::vector<Stream> streams = {{"compute"}};  // the first computes (lead_stream); the same on all ranks
+  std::vector<Stream> streams = {{"compute"}};           // the first computes (lead_stream); the same on all ranks
+  std::vector<Extent> extents = {{"tokens"}, {"seqs"}};  // these two first (tokens_extent, seqs_extent)
   std::vector<GroupFamily> groups;
   /// Who works: "trainer", "engines"; one, where all ranks do everything by turns. Each walks the phases that it plays,
   /// in the plan's order, at its own pace (exec/session.h).
@@ -203,6 +216,9 @@ struct Plan {
     return programs[static_cast<std::size_t>(program_of_rank[static_cast<std::size_t>(r)])];
   }
   const Stream& stream(StreamId id) const { return streams[static_cast<std::size_t>(id)]; }
+  const Extent& extent(ExtentId id) const { return extents[static_cast<std::size_t>(id)]; }
+  /// The extents that an op's dimensions name and the device counts, ascending.
+  std::vector<ExtentId> counted_extents(const Op&) const;
   /// A copy between device and host.
   bool crosses_spaces(const Op& op) const {
     const StreamKind k = stream(op.stream).kind;

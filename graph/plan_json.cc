@@ -19,7 +19,19 @@ void append_key(std::string& out, std::string_view key) {
   out += ':';
 }
 
-void append(std::string& out, const Tensor& t) {
+/// What the ids in ops, buffers and calls are called.
+struct Names {
+  const Plan& plan;
+  const Program& program;
+  std::string_view of(StreamId id) const { return plan.stream(id).name; }
+  std::string_view of(SectionId id) const { return program.section(id).name; }
+  std::string_view of(ExtentId id) const {
+    if (id == fixed_extent) return "fixed";
+    return plan.extent(id).name;
+  }
+};
+
+void append(std::string& out, const Names& names, const Tensor& t) {
   out += '[';
   append_json(out, t.buffer), out += ',';
   append_json(out, t.offset_bytes), out += ',';
@@ -27,13 +39,13 @@ void append(std::string& out, const Tensor& t) {
   for (int d = 0; d < t.rank; ++d) {
     const Dim& dim = t.shape[static_cast<std::size_t>(d)];
     out += ',';
-    if (dim.sym == Sym::fixed && dim.begin == 0) {
+    if (dim.extent == fixed_extent && dim.begin == 0) {
       append_json(out, dim.size);
       continue;
     }
     out += '[';
     append_json(out, dim.size), out += ',';
-    append_json(out, dim.sym == Sym::fixed ? "fixed" : dim.sym == Sym::tokens ? "tokens" : "seqs"), out += ',';
+    append_json(out, names.of(dim.extent)), out += ',';
     append_json(out, dim.begin);
     out += ']';
   }
@@ -64,14 +76,6 @@ void append(std::string& out, const Move& m) {
   append(out, m.from), out += ',', append(out, m.to);
   out += ']';
 }
-
-/// What the ids in ops, buffers and calls are called.
-struct Names {
-  const Plan& plan;
-  const Program& program;
-  std::string_view of(StreamId id) const { return plan.stream(id).name; }
-  std::string_view of(SectionId id) const { return program.section(id).name; }
-};
 
 /// What an op has beyond kind, stream, name and tensors; nothing when all of it is default.
 void append_rest(std::string& out, const Names& names, const Op& op) {
@@ -115,8 +119,8 @@ void append(std::string& out, const Names& names, const Op& op) {
   append_json(out, name_of(op.kind)), out += ',';
   append_json(out, names.of(op.stream)), out += ',';
   append_json(out, op.name), out += ',';
-  append_array(out, op.inputs, [&](const Tensor& t) { append(out, t); }), out += ',';
-  append_array(out, op.outputs, [&](const Tensor& t) { append(out, t); });
+  append_array(out, op.inputs, [&](const Tensor& t) { append(out, names, t); }), out += ',';
+  append_array(out, op.outputs, [&](const Tensor& t) { append(out, names, t); });
   append_rest(out, names, op);
   out += ']';
 }
@@ -238,6 +242,13 @@ std::string plan_to_json(const Plan& plan, const PlanFacts& made_from) {
     append_json(out, s.name), out += ',', append_json(out, name_of(s.kind));
     out += ']';
   });
+  if (plan.extents != Plan{}.extents)
+    out += ",\"extents\":", append_array(out, plan.extents, [&](const Extent& e) {
+      out += '[';
+      append_json(out, e.name), out += ',', append_json(out, e.capacity);
+      out += ',', append_json(out, name_of(e.counted_by));
+      out += ']';
+    });
   out += ",\"groups\":", append_array(out, plan.groups, [&](const GroupFamily& family) {
     out += "{\"name\":", append_json(out, family.name);
     out += ",\"groups\":", append_array(out, family.groups, [&](const std::vector<Rank>& members) {

@@ -45,17 +45,6 @@ DType read_dtype(const Value& v) {
   return *dtype;
 }
 
-Dim read_dim(const Value& v) {
-  if (v.is_integer()) return {.size = v.integer(0, largest)};
-  v.array(3, 3);
-  const Value sym = v.at(1);
-  Dim dim{.size = v.at(0).integer(0, largest), .sym = Sym::fixed, .begin = v.at(2).integer(0, largest)};
-  if (sym.text() == "tokens") dim.sym = Sym::tokens;
-  else if (sym.text() == "seqs") dim.sym = Sym::seqs;
-  else if (sym.text() != "fixed") sym.out_of_range("should be \"fixed\", \"tokens\" or \"seqs\"");
-  return dim;
-}
-
 /// A name that none of these has.
 template <class Named>
 std::string new_name(const Value& v, const std::vector<Named>& others) {
@@ -73,6 +62,14 @@ Id read_id(const Value& v, const std::vector<Named>& all) {
 StreamId read_stream_id(const Value& v, const Plan& plan) { return read_id<StreamId>(v, plan.streams); }
 SectionId read_section_id(const Value& v, const Program& program) { return read_id<SectionId>(v, program.sections); }
 
+Dim read_dim(const Value& v, const Plan& plan) {
+  if (v.is_integer()) return {.size = v.integer(0, largest)};
+  v.array(3, 3);
+  Dim dim{.size = v.at(0).integer(0, largest), .begin = v.at(2).integer(0, largest)};
+  if (v.at(1).text() != "fixed") dim.extent = read_id<ExtentId>(v.at(1), plan.extents);
+  return dim;
+}
+
 Tensor read_tensor(const Value& v, const Scope& scope) {
   const std::size_t n = v.array(3, 6);
   Tensor t;
@@ -82,7 +79,7 @@ Tensor read_tensor(const Value& v, const Scope& scope) {
   t.rank = static_cast<std::uint8_t>(n - 3);
   std::int64_t bytes = size_of(t.dtype);
   for (std::size_t d = 0; d < t.rank; ++d) {
-    t.shape[d] = read_dim(v.at(d + 3));
+    t.shape[d] = read_dim(v.at(d + 3), scope.plan);
     bytes = product(v, bytes, t.shape[d].size);
   }
   if (bytes > largest - t.offset_bytes) v.out_of_range("more than 2^60 bytes");
@@ -371,6 +368,16 @@ Plan read_plan(const Value& document) {
     const Value stream = streams.at(i);
     stream.array(2, 2);
     plan.streams.push_back({new_name(stream.at(0), plan.streams), stream.at(1).name<StreamKind>(num_stream_kinds)});
+  }
+  if (document.has("extents")) {
+    const Value extents = document["extents"];
+    plan.extents.clear();
+    for (std::size_t i = 0; i < extents.array(2, max_extents); ++i) {
+      const Value extent = extents.at(i);
+      extent.array(3, 3);
+      plan.extents.push_back(
+          {new_name(extent.at(0), plan.extents), extent.at(1).integer(0, largest), extent.at(2).name<CountedBy>(2)});
+    }
   }
   for (std::size_t g = 0; g < groups.array(0, std::numeric_limits<std::int16_t>::max()); ++g)
     plan.groups.push_back(read_family(groups.at(g), plan.num_ranks()));

@@ -7,9 +7,9 @@
 namespace hotbunk {
 namespace {
 
-std::string print_dim(const Dim& d) {
-  if (d.sym == Sym::fixed) return fmt::format("{}", d.size);
-  const char* what = d.sym == Sym::tokens ? "tokens" : "seqs";
+std::string print_dim(const Plan& plan, const Dim& d) {
+  if (d.extent == fixed_extent) return fmt::format("{}", d.size);
+  const std::string& what = plan.extent(d.extent).name;
   return d.begin == 0 ? fmt::format("{}<={}", what, d.size) : fmt::format("{}-{}<={}", what, d.begin, d.size);
 }
 
@@ -20,17 +20,17 @@ std::string slot_name(const Body& body, BufferId slot) {
 }
 
 /// "hidden bf16[tokens<=4096, 512]", with "+N" bytes when the window does not start where the slot does.
-std::string print_tensor(const Body& body, const Tensor& t) {
+std::string print_tensor(const Plan& plan, const Body& body, const Tensor& t) {
   std::string out = slot_name(body, t.buffer);
   if (t.offset_bytes != 0) out += fmt::format("+{}", t.offset_bytes);
   out += fmt::format(" {}[", name_of(t.dtype));
-  for (std::size_t d = 0; d < t.rank; ++d) out += (d ? ", " : "") + print_dim(t.shape[d]);
+  for (std::size_t d = 0; d < t.rank; ++d) out += (d ? ", " : "") + print_dim(plan, t.shape[d]);
   return out + ']';
 }
 
-std::string print_tensors(const Body& body, const std::vector<Tensor>& tensors) {
+std::string print_tensors(const Plan& plan, const Body& body, const std::vector<Tensor>& tensors) {
   std::string out;
-  for (const Tensor& t : tensors) out += (out.empty() ? "" : ", ") + print_tensor(body, t);
+  for (const Tensor& t : tensors) out += (out.empty() ? "" : ", ") + print_tensor(plan, body, t);
   return out;
 }
 
@@ -94,6 +94,8 @@ std::string print_header(const Plan& plan) {
       fmt::format("  per rank: device {}, host {}, overhead {}, chunks of {}\n", capacity(plan.device_capacity_bytes),
                   capacity(plan.host_capacity_bytes), format_bytes(static_cast<double>(plan.overhead_bytes)),
                   format_bytes(static_cast<double>(plan.chunk_bytes)));
+  for (std::size_t i = Plan{}.extents.size(); i < plan.extents.size(); ++i)
+    out += fmt::format("  extent {}: {}\n", plan.extents[i].name, print_extent(plan.extents[i]));
   for (const GroupFamily& family : plan.groups) {
     out += fmt::format("  group {}:", family.name);
     for (const auto& members : family.groups) out += fmt::format(" [{}]", print_runs(members));
@@ -179,6 +181,11 @@ std::string print_program(const Plan& plan, std::size_t index, const PrintOption
 
 }  // namespace
 
+std::string print_extent(const Extent& e) {
+  const std::string most = e.capacity > 0 ? fmt::format("at most {}, ", e.capacity) : "";
+  return fmt::format("{}counted by the {}", most, name_of(e.counted_by));
+}
+
 std::string label_of(const BoundOp& op) {
   if (op->buffer >= 0) return op.allocated().name();
   if (op->kind == OpKind::map || op->kind == OpKind::unmap) return op.section().name;
@@ -203,8 +210,8 @@ std::string print_op(const Plan& plan, const Program& program, const Body& body,
   }
   if (op.kind == OpKind::map || op.kind == OpKind::unmap)
     out += fmt::format("  {} [{}, {})", program.section(op.section).name, op.map_begin, op.map_end);
-  if (!op.inputs.empty()) out += "  " + print_tensors(body, op.inputs);
-  if (!op.outputs.empty()) out += " -> " + print_tensors(body, op.outputs);
+  if (!op.inputs.empty()) out += "  " + print_tensors(plan, body, op.inputs);
+  if (!op.outputs.empty()) out += " -> " + print_tensors(plan, body, op.outputs);
   out += print_attrs(op);
   if (op.is_priced()) out += print_prices(op);
   if (!op.moves.empty()) out += fmt::format("  {} move{}", op.moves.size(), op.moves.size() == 1 ? "" : "s");

@@ -29,6 +29,9 @@ std::string print_op(const Plan&, const Program&, const Body&, const Op&);
 /// One call likewise; without `numbers`, not where its locals lie, nor which events it has.
 std::string print_call(const Plan&, const Program&, const Call&, bool numbers = true);
 
+/// "at most 4096, counted by the device".
+std::string print_extent(const Extent&);
+
 /// What b has that a has not and the other way round, one line each, "+ ", "- " and "~ " (changed) in front: scalars,
 /// groups, phases, and per program sections, buffers and bodies (by name) and calls (by phase, block and name; where
 /// these are the same, by content and then by order). Empty exactly when a == b.

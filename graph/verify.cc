@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 
 #include "base/parallel.h"
 #include "graph/catalogue.h"
@@ -48,6 +49,46 @@ std::string check_places(const Plan& plan, const Op& op) {
   return "";
 }
 
+std::span<const Dim> dims_of(const Tensor& t) { return std::span(t.shape).first(t.rank); }
+
+/// Its dimensions name extents that are there, and lie within their capacity.
+std::string check_dims(const Plan& plan, const Op& op) {
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      for (const Dim& d : dims_of(t)) {
+        if (d.begin < 0) return fmt::format("has a dimension that begins at {}", d.begin);
+        if (d.extent == fixed_extent) continue;
+        if (!is_one_of(d.extent, plan.extents))
+          return fmt::format("names extent {} of {}", static_cast<int>(d.extent), plan.extents.size());
+        const Extent& e = plan.extent(d.extent);
+        if (e.capacity > 0 && d.begin > e.capacity - d.size)
+          return fmt::format("has {}..{} of '{}', which has a capacity of {}", d.begin, d.begin + d.size, e.name,
+                             e.capacity);
+      }
+  return "";
+}
+
+/// The counts of its dimensions, of those that the device counts, are its last inputs: "" or what is wrong.
+std::string check_counts(const Plan& plan, const Op& op) {
+  const std::vector<ExtentId> counted = plan.counted_extents(op);
+  if (counted.empty()) return op.has(Attr::count) ? "takes a count, and the device counts none of its dimensions" : "";
+  const std::string& name = plan.extent(counted[0]).name;
+  if (!op.has(Attr::count)) return fmt::format("lacks the count of '{}' among its inputs", name);
+  if (op.kind == OpKind::barrier || !op.moves.empty())
+    return fmt::format("has a dimension of '{}', and what it does depends on no size", name);
+  const std::int64_t first = op.integer(Attr::count), behind = std::ssize(op.inputs) - std::ssize(counted);
+  if (first < 0 || first != behind)
+    return fmt::format("takes {} counts from input {} of {} on", counted.size(), first, op.inputs.size());
+  for (std::size_t i = 0; i < counted.size(); ++i) {
+    const Tensor& t = op.inputs[static_cast<std::size_t>(first) + i];
+    const bool fixed = std::ranges::all_of(dims_of(t), [](const Dim& d) { return d.extent == fixed_extent; });
+    if (t.dtype != DType::i64 || t.capacity() != 1 || !fixed)
+      return fmt::format("takes the count of '{}' from {} {}, not from one int64", plan.extent(counted[i]).name,
+                         t.capacity(), name_of(t.dtype));
+  }
+  return "";
+}
+
 /// Every op by itself: tensors, attributes and shapes of its kind, and that what it names exists.
 std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
   const auto no_slot = [&](BufferId slot) { return slot < 0 || slot >= body.num_slots(); };
@@ -63,6 +104,8 @@ std::string check_op_of(const Plan& plan, const Body& body, const Op& op) {
   if (is_event(op.kind)) return "is for calls to say, not for a body";
   if (!is_one_of(op.stream, plan.streams))
     return fmt::format("is on stream {} of {}", index_of(op.stream), plan.streams.size());
+  if (std::string bad = check_dims(plan, op); !bad.empty()) return bad;
+  if (std::string bad = check_counts(plan, op); !bad.empty()) return bad;
   if (std::string bad = check_op(op); !bad.empty()) return bad;
   if (std::string bad = check_moves(op, plan.groups.size()); !bad.empty()) return bad;
   if (std::string bad = check_places(plan, op); !bad.empty()) return bad;
@@ -148,6 +191,23 @@ void check_streams(const Plan& plan, Faults& faults) {
     faults.add(fmt::format("stream '{}' comes first, where blocks begin and end, and does not compute",
                            plan.stream(lead_stream).name));
   if (!names_differ(plan.streams)) faults.add("two streams of the plan have one name");
+}
+
+/// Extents too; the first are those that every Driver counts, and what the device counts has a most.
+void check_extents(const Plan& plan, Faults& faults) {
+  const auto& all = plan.extents;
+  const std::vector<Extent> first = Plan{}.extents;
+  if (all.size() < first.size() || all.size() > max_extents)
+    faults.add(fmt::format("the plan has {} extents, of {} to {}", all.size(), first.size(), max_extents));
+  else if (!std::ranges::equal(first, std::span(all).first(first.size())))
+    faults.add("the first extents of the plan are not 'tokens' and 'seqs' without a capacity, counted by the driver");
+  if (!names_differ(all)) faults.add("two extents of the plan have one name");
+  for (const Extent& e : all) {
+    if (e.name == "fixed") faults.add("an extent is called 'fixed', as what has none is");
+    if (e.capacity < (e.counted_by == CountedBy::device ? 1 : 0))
+      faults.add(fmt::format("extent '{}', counted by the {}, has a capacity of {}", e.name, name_of(e.counted_by),
+                             e.capacity));
+  }
 }
 
 /// So with sections, of which the first is the device's; and whatever names one names one that is there.
@@ -239,6 +299,7 @@ std::vector<std::string> verify(const Plan& plan, std::size_t limit) {
     if (p < 0 || static_cast<std::size_t>(p) >= plan.programs.size())
       faults.add(fmt::format("a rank names program {}", p));
   check_streams(plan, faults);
+  check_extents(plan, faults);
   check_periods(plan, faults);
   if (!faults.any()) check_roles(plan, faults);  // which asks ranks for their programs
   if (auto found = faults.take(); !found.empty()) return found;

@@ -9,6 +9,7 @@ namespace hotbunk {
 
 /// What is wrong with a plan, one line each ("" lines never), at most `limit` of them. It proves, per program:
 ///  - every op has the tensors and attributes of its kind (catalogue), and its group exists;
+///  - dimensions lie within the capacity of their extent, and an op has the counts of those that the device counts;
 ///  - buffers alive together do not overlap, and lie inside their sections;
 ///  - an op touches only buffers that are alive and mapped: a step while asleep is found here;
 ///  - an op reads only bytes that were written since their buffer was allocated (graph/written.h);

@@ -21,9 +21,9 @@ namespace hotbunk {
 /// The group families of a colocated plan; indices into Plan::groups.
 enum class Family : GroupId { fsdp = 0, tp = 1, world = 2 };
 
-inline Dim fixed(std::int64_t size) { return {size, Sym::fixed, 0}; }
-inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, Sym::tokens, begin}; }
-inline Dim seqs(std::int64_t capacity) { return {capacity, Sym::seqs, 0}; }
+inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
+inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, tokens_extent, begin}; }
+inline Dim seqs(std::int64_t capacity) { return {capacity, seqs_extent, 0}; }
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 

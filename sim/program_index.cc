@@ -45,7 +45,8 @@ DependsOn depends_on(const Op& op) {
   if (op.kind == OpKind::attention || op.kind == OpKind::attention_backward || op.kind == OpKind::paged_attention)
     return DependsOn::pairs;
   const auto varies = [](const Tensor& t) {
-    return std::any_of(t.shape.begin(), t.shape.begin() + t.rank, [](const Dim& d) { return d.sym != Sym::fixed; });
+    return std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
+                       [](const Dim& d) { return d.extent != fixed_extent; });
   };
   // kv_write moves as many rows as there are tokens, whatever its pool's shape.
   if (op.kind == OpKind::kv_write || std::any_of(op.inputs.begin(), op.inputs.end(), varies) ||

@@ -178,7 +178,7 @@ class SimDevice final : public Device {
 
  private:
   struct Price {
-    Sizes sizes{-1, -1, -1};
+    Sizes sizes{-1, -1, -1};  // of no run
     std::int64_t nanoseconds = 0;
   };
   /// map and unmap come without sizes.
@@ -225,9 +225,8 @@ class SimDevice final : public Device {
     Sizes key = args.sizes;
     const DependsOn depends = index_[code].depends_on;
     if (depends != DependsOn::pairs) key.attention_pairs = 0;
-    if (depends == DependsOn::nothing) key.tokens = key.seqs = 0;
-    if (key.tokens != known.sizes.tokens || key.seqs != known.sizes.seqs ||
-        key.attention_pairs != known.sizes.attention_pairs) {
+    if (depends == DependsOn::nothing) key = {};
+    if (key != known.sizes) {
       known = {key, world_->cost.nanoseconds(world_->plan, rank_, op, args)};
       HB_CHECK(known.nanoseconds >= 0, "{} '{}' costs {} ns", name_of(op.kind), op.name, known.nanoseconds);
       const OpCost::FirstUse first = world_->cost.first_use(op, args);

@@ -69,6 +69,12 @@ inline Op exchange(std::string name, Dim sent, Dim received, std::int64_t peer, 
   o.group = 0;
   return o;
 }
+/// With the counts of its dimensions, of those that the device counts.
+inline Op counted(Op o, const std::vector<Tensor>& counts) {
+  o.attrs.emplace_back(Attr::count, std::ssize(o.inputs));
+  o.inputs.insert(o.inputs.end(), counts.begin(), counts.end());
+  return o;
+}
 inline Op memory(OpKind kind, BufferId buffer, std::string name) {
   Op o = op(kind, streams::compute, std::move(name));
   o.buffer = buffer;

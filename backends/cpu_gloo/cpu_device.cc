@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -154,13 +155,34 @@ Status CpuDevice::unmap(StreamId, const BoundOp& op) {
   });
 }
 
+Sizes CpuDevice::sizes_before(const BoundOp& op, const Sizes& said) const {
+  Sizes sizes = said;
+  if (op->has(Attr::count))
+    for (const ExtentId e : plan_.counted_extents(*op)) sizes[e] = uncounted;
+  return sizes;
+}
+
+Sizes CpuDevice::sizes_now(const BoundOp& op, const Addresses& addresses, Sizes sizes) const {
+  if (!op->has(Attr::count)) return sizes;
+  const Tensor* input = &op->inputs[op->num_operands()];
+  for (const ExtentId e : plan_.counted_extents(*op)) {
+    std::memcpy(&sizes[e], addresses.address(*input++), sizeof sizes[e]);
+    const Extent& extent = plan_.extent(e);
+    if (sizes[e] < 0 || sizes[e] > extent.capacity)
+      throw RuntimeFailure(
+          fmt::format("the count of '{}' is {}, its capacity {}", extent.name, sizes[e], extent.capacity));
+  }
+  return sizes;
+}
+
 Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
   record_.note_call(true);
-  if (auto s = check_order(op, args.sizes); !s) return s;
-  if (poison_) poison_->touch(op, args.sizes);
+  const Sizes before = sizes_before(op, args.sizes);
+  if (auto s = check_order(op, before); !s) return s;
+  if (poison_) poison_->touch(op, before);
   Stream& s = stream(id);
-  s.queue.enqueue([this, id, &s, op, sizes = args.sizes, where = record_.where(), work = std::move(work),
-                   place = watch_.next(rank_, op)] {
+  s.queue.enqueue([this, id, &s, op, sizes = before, where = record_.where(), work = std::move(work),
+                   place = watch_.next(rank_, op)]() mutable {
     world_.watch().set_op(op.call->name, op->name);
     const BoundAddresses addresses(memory_, op);
     const KernelCall call{s.context, addresses, *op, sizes, places_, op};
@@ -168,6 +190,7 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
     const auto start = timed ? record_.now() : DeviceRecord::Moment{};
     std::int64_t bytes = -1;
     try {
+      sizes = sizes_now(op, addresses, sizes);
       bytes = work(call);
       if (options_.check_finite)
         if (const std::string bad = bad_output(call); !bad.empty()) throw RuntimeFailure(bad);

@@ -50,6 +50,10 @@ class CpuDevice final : public Device {
 
   Stream& stream(StreamId id) { return *streams_[static_cast<std::size_t>(id)]; }
   Status enqueue(StreamId, const BoundOp&, const Args&, Work);
+  /// What is known when the op is asked for: nothing of what the device counts, whatever the driver expects.
+  Sizes sizes_before(const BoundOp&, const Sizes&) const;
+  /// When the op runs, on its stream's thread: with the counts that are its inputs. Throws RuntimeFailure.
+  Sizes sizes_now(const BoundOp&, const Addresses&, Sizes) const;
   Status drain();
   /// With CpuOptions::check_order: E612 where two accesses have no order.
   Status check_order(const BoundOp&, const Sizes&);

@@ -109,7 +109,7 @@ void run_hash_boxes(const KernelCall& c) {
 // --- linear ---------------------------------------------------------------------------------------------------------
 
 void run_linear(const KernelCall& c) {
-  const ConstVector bias = c.op.inputs.size() > 2 ? vec(c, in(c, 2)) : ConstVector{};
+  const ConstVector bias = c.op.num_operands() > 2 ? vec(c, in(c, 2)) : ConstVector{};
   linear_forward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), bias, matrix(c, out(c, 0)),
                  extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
 }
@@ -130,7 +130,7 @@ void run_linear_wgrad(const KernelCall& c) {
 void run_rms_norm(const KernelCall& c) {
   const std::int64_t T = extent(c, in(c, 0), 0), H = extent(c, in(c, 0), 1);
   Matrix x = matrix(c, in(c, 0));
-  if (c.op.inputs.size() < 3) {
+  if (c.op.num_operands() < 3) {
     rmsnorm_forward(c.context, x, vec(c, in(c, 1)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), T, H, eps(c));
     return;
   }

@@ -283,7 +283,7 @@ TEST_CASE("traffic is counted by step, phase, family and kind, by the sizes of t
   RankProgram p;
   const Tensor x = p.tensor("x", DType::f32, {100});
   Op op = collective(OpKind::all_reduce, "grads", x, x);
-  op.inputs[0].shape[0] = op.outputs[0].shape[0] = {100, Sym::tokens};
+  op.inputs[0].shape[0] = op.outputs[0].shape[0] = {100, tokens_extent};
   p.feed(x);
   p.add(op);
   p.add(op);

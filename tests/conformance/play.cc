@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -30,6 +32,7 @@ class Exchange final : public Driver {
   void feed(Rank rank, const BoundOp& bound, const Args&, std::span<std::byte> to) override {
     const std::string name = bound.name();
     if (name == script_.failing_feed) throw RuntimeFailure("the driver has no data");
+    if (name == script_.held_feed) wait_for_host();
     if (const auto slow = script_.slow_feeds.find(name); slow != script_.slow_feeds.end())
       std::this_thread::sleep_for(std::chrono::milliseconds(slow->second));
     auto data = script_.feeds.find(fmt::format("{}@{}", name, rank));
@@ -42,14 +45,28 @@ class Exchange final : public Driver {
     const std::string name = bound.name();
     fetched_[fmt::format("{}@{}", name, rank)] = {from.begin(), from.end()};
   }
-  void completed(Rank, const Args&, std::int16_t) override {}
+  /// Nobody wants results, so the block has been asked for and nothing more.
+  void completed(Rank, const Args&, std::int16_t) override {
+    std::lock_guard lock(mutex_);
+    asked_ = true;
+    all_asked_.notify_all();
+  }
   bool wants_results() const override { return false; }
   void report(Trace&) const override {}
 
   const std::map<std::string, Bytes>& fetched() const { return fetched_; }
 
  private:
+  void wait_for_host() {
+    std::unique_lock lock(mutex_);
+    if (!all_asked_.wait_for(lock, std::chrono::seconds(10), [&] { return asked_; }))
+      throw RuntimeFailure("the host waits for what it has asked for, before it has asked for all");
+  }
+
   const Script& script_;
+  std::mutex mutex_;
+  std::condition_variable all_asked_;
+  bool asked_ = false;
   std::map<std::string, Bytes> fetched_;  // ops of one stream fetch, one at a time
 };
 

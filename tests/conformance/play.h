@@ -17,7 +17,8 @@ using Bytes = std::vector<std::byte>;
 struct Script {
   std::map<std::string, Bytes> feeds{};     // by the feed's name, or "name@rank" where ranks differ
   std::map<std::string, int> slow_feeds{};  // milliseconds that a feed takes
-  std::string failing_feed{};               // throws RuntimeFailure("the driver has no data")
+  std::string held_feed{};     // ends when the host has asked for all of the first block; after 10 s it throws
+  std::string failing_feed{};  // throws RuntimeFailure("the driver has no data")
   Sizes sizes{};
   std::int32_t steps = 1;
 };

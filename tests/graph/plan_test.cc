@@ -39,6 +39,18 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { p.chunk_bytes *= 2; },
       [](Plan& p) { ++p.device_capacity_bytes; },
       [](Plan& p) { ++p.overhead_bytes; },
+      [](Plan& p) {
+        p.extents.push_back({"routed", 8});
+      },
+      [](Plan& p) {
+        p.extents.push_back({"kept", 8});
+      },
+      [](Plan& p) {
+        p.extents.push_back({"routed", 9});
+      },
+      [](Plan& p) {
+        p.extents.push_back({"routed", 8, CountedBy::device});
+      },
       [](Plan& p) { p.groups[0].name = "tp"; },
       [](Plan& p) {
         p.groups[0].groups = {{0}, {1, 2}};
@@ -87,7 +99,8 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { work(p)[0].inputs[0].dtype = DType::i32; },
       [](Plan& p) { work(p)[0].inputs[0].rank = 1; },
       [](Plan& p) { work(p)[0].inputs[0].shape[0].size = 7; },
-      [](Plan& p) { work(p)[0].inputs[0].shape[0].sym = Sym::seqs; },
+      [](Plan& p) { work(p)[0].inputs[0].shape[0].extent = seqs_extent; },
+      [](Plan& p) { work(p)[0].inputs[0].shape[0].extent = fixed_extent; },
       [](Plan& p) { work(p)[0].inputs[0].shape[0].begin = 0; },
       [](Plan& p) { work(p)[0].attrs[0].first = Attr::beta1; },
       [](Plan& p) { work(p)[0].attrs[0].second = 0.25; },

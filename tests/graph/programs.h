@@ -15,9 +15,9 @@ inline Tensor tensor(BufferId buffer, DType dtype, std::initializer_list<Dim> sh
   for (const Dim& d : shape) t.shape[t.rank++] = d;
   return t;
 }
-inline Dim fixed(std::int64_t n) { return {n, Sym::fixed, 0}; }
-inline Dim tokens(std::int64_t n, std::int64_t begin = 0) { return {n, Sym::tokens, begin}; }
-inline Dim seqs(std::int64_t n) { return {n, Sym::seqs, 0}; }
+inline Dim fixed(std::int64_t n) { return {n, fixed_extent, 0}; }
+inline Dim tokens(std::int64_t n, std::int64_t begin = 0) { return {n, tokens_extent, begin}; }
+inline Dim seqs(std::int64_t n) { return {n, seqs_extent, 0}; }
 
 inline Op op(OpKind kind, std::vector<Tensor> inputs, std::vector<Tensor> outputs, StreamId stream = streams::compute) {
   Op o;

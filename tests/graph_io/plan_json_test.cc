@@ -29,7 +29,7 @@ Plan small_plan() {
   Op gather;
   gather.kind = OpKind::all_gather, gather.stream = StreamId{1}, gather.name = "all_gather";
   gather.inputs = {{0, 0, DType::f32, 1, {Dim{8}}}};
-  gather.outputs = {{1, 0, DType::f32, 1, {Dim{16, Sym::tokens, 4}}}};
+  gather.outputs = {{1, 0, DType::f32, 1, {Dim{16, tokens_extent, 4}}}};
   gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}, {Attr::eps, 1.0}};
   gather.group = 0;
   Body body;
@@ -78,6 +78,29 @@ TEST_CASE("a plan file is what its description says") {
           R"({"attrs":[["padding_bytes",8],["eps",1.0]],"group":0}]]}],"phases":[[{"name":"micro","calls":[)"
           R"([0,"unit.0.",[[0,32]],[128],[[1,"wait","gather",0]]],[0,"unit.0.",[0],[128],[]]]}]]}]})"
           "\n");
+}
+
+TEST_CASE("extents are in the file where there are more than two, and a dimension names one of them") {
+  Plan plan = small_plan();
+  plan.extents.push_back({"routed", 8, CountedBy::device});
+  plan.programs[0].bodies[0].ops[1].outputs[0].shape[0].extent = ExtentId{2};
+  const auto doc = json_from<nlohmann::json>(plan_to_json(plan));
+  CHECK(doc["extents"] == nlohmann::json({{"tokens", 0, "driver"}, {"seqs", 0, "driver"}, {"routed", 8, "device"}}));
+  CHECK(doc["programs"][0]["bodies"][0]["ops"][1][4][0][3] == nlohmann::json({16, "routed", 4}));
+  CHECK(*plan_from_json(plan_to_json(plan), "plan.json") == plan);
+  const auto refused = [&](const std::string& pointer, const nlohmann::json& value, const char* code) {
+    INFO(pointer << " = " << json_text(value));
+    CHECK(code_of(with(plan, pointer.c_str(), value)) == code);
+  };
+  refused("/extents", {{"tokens", 0, "driver"}}, "E503");
+  auto many = doc["extents"];
+  while (many.size() <= max_extents) many.push_back({fmt::format("more {}", many.size()), 8, "device"});
+  refused("/extents", many, "E503");
+  refused("/extents/2", {"routed", 8}, "E503");
+  refused("/extents/2/0", "seqs", "E503");
+  refused("/extents/2/0", "kept", "E503");  // a dimension names the one that was there
+  refused("/extents/2/1", -1, "E503");
+  refused("/extents/2/2", "host", "E503");
 }
 
 TEST_CASE("any plan comes back from its file unchanged") {

@@ -27,7 +27,7 @@ Plan small_plan() {
   Op gather;
   gather.kind = OpKind::all_gather, gather.stream = streams::gather, gather.name = "all_gather", gather.group = 0;
   gather.inputs = {{0, 0, DType::bf16, 1, {Dim{512}}}};
-  gather.outputs = {{1, 64, DType::bf16, 2, {Dim{16, Sym::tokens}, Dim{64}}}};
+  gather.outputs = {{1, 64, DType::bf16, 2, {Dim{16, tokens_extent}, Dim{64}}}};
   gather.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
   Body body;
   body.name = "gather", body.num_ports = 2;
@@ -154,6 +154,19 @@ TEST_CASE("who plays what is printed, and part of the plan") {
   CHECK_THAT(print_plan(c), Catch::Contains("  phase load (prologue; trainer)\n"));  // it has blocks all the same
   c.programs[0].phases[0].clear();
   CHECK(print_plan(c).find("  phase load") == std::string::npos);
+}
+
+TEST_CASE("extents beyond tokens and sequences are printed, and part of the plan") {
+  const Plan a = small_plan();
+  Plan b = a;
+  b.extents.push_back({"routed", 8, CountedBy::device});
+  b.programs[0].bodies[1].ops[1].outputs[0].shape[0].extent = ExtentId{2};
+  const std::string printed = print_plan(b);
+  CHECK_THAT(printed, Catch::Contains("  extent routed: at most 8, counted by the device\n  group fsdp: "));
+  CHECK_THAT(printed, Catch::Contains("-> port1+64 bf16[routed<=16, 64]"));
+  CHECK_THAT(diff_plans(a, b), Catch::StartsWith("~ extents: tokens (counted by the driver), seqs (counted by the "
+                                                 "driver) -> tokens (counted by the driver), seqs (counted by the "
+                                                 "driver), routed (at most 8, counted by the device)\n- program 0: "));
 }
 
 TEST_CASE("the difference is empty exactly for equal plans") {

@@ -17,6 +17,9 @@ class PlanMaker {
     Plan p;
     for (std::int64_t i = 1, n = 1 + below(max_streams); i < n; ++i)
       p.streams.push_back({fmt::format("{}{}", name(), i), static_cast<StreamKind>(below(num_stream_kinds))});
+    for (std::int64_t i = 0, n = below(max_extents - 1); i < n; ++i)
+      p.extents.push_back({fmt::format("{}{}", name(), i), 1 + below(1 << 20), static_cast<CountedBy>(below(2))});
+    num_extents_ = std::ssize(p.extents);
     p.scenario = name();
     p.chunk_bytes = std::int64_t{1} << below(22);
     p.device_capacity_bytes = below(std::int64_t{1} << 40);
@@ -170,7 +173,7 @@ class PlanMaker {
     std::int64_t room = bytes / size_of(t.dtype);
     if (room == 0 && t.rank == 0) t.rank = 1;
     for (std::size_t d = 0; d < t.rank; ++d) {
-      t.shape[d] = {below(room + 1), static_cast<Sym>(below(3)), below(3) * below(1000)};
+      t.shape[d] = {below(room + 1), static_cast<ExtentId>(below(num_extents_ + 1) - 1), below(3) * below(1000)};
       room = t.shape[d].size == 0 ? room : room / t.shape[d].size;
     }
     const std::int64_t width = size_of(t.dtype);
@@ -213,6 +216,7 @@ class PlanMaker {
 
   static constexpr std::int64_t least_section_bytes = 1 << 20;
   std::uint64_t seed_, counter_ = 0;
+  std::int64_t num_extents_ = 0;  // of the plan
 };
 
 inline Plan random_plan(std::uint64_t seed) { return PlanMaker(seed).plan(); }

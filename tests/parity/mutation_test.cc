@@ -114,7 +114,7 @@ const std::vector<std::pair<const char*, Change>>& changes() {
        [](const Plan&, std::vector<Op>& ops, std::size_t at) {
          if (ops[at].outputs.empty() || ops[at].kind == OpKind::barrier) return false;  // a barrier moves nothing
          Tensor& t = ops[at].outputs[0];
-         if (t.rank == 0 || t.shape[0].sym != Sym::fixed || t.shape[0].size < 2) return false;
+         if (t.rank == 0 || t.shape[0].extent != fixed_extent || t.shape[0].size < 2) return false;
          --t.shape[0].size;
          return true;
        }},

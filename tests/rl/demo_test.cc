@@ -20,8 +20,8 @@ Sizes capacity_of(const Program& program, const Block& block) {
     for (const auto* tensors : {&op.inputs, &op.outputs})
       for (const Tensor& t : *tensors)
         for (const Dim& d : t.shape) {
-          if (d.sym == Sym::tokens) capacity.tokens = std::max(capacity.tokens, d.begin + d.size);
-          if (d.sym == Sym::seqs) capacity.seqs = std::max(capacity.seqs, d.begin + d.size);
+          if (d.extent == tokens_extent) capacity.tokens = std::max(capacity.tokens, d.begin + d.size);
+          if (d.extent == seqs_extent) capacity.seqs = std::max(capacity.seqs, d.begin + d.size);
         }
   return capacity;
 }

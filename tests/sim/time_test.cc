@@ -190,9 +190,35 @@ TEST_CASE("what follows a sync starts when all streams are done") {
   CHECK(times(*trace, "b") == Times{{25, 26}});
 }
 
+TEST_CASE("what an op costs follows every extent: as the driver says, else the capacity") {
+  struct Rows final : OpCost {
+    std::int64_t nanoseconds(const Plan&, Rank, const Op& op, const Args& args) const override {
+      return op.outputs[0].elements(args.sizes);
+    }
+  };
+  struct Rising final : Fixed {
+    std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
+      auto args = Fixed::next(r, step, phase);
+      if (args && step < 3) args->sizes[ExtentId{2}] = 2 * step;
+      return args;
+    }
+  };
+  Op clear = op(OpKind::zero, streams::compute, "clear");
+  clear.outputs = {tensor(0, {8, ExtentId{2}})};
+  Plan plan = plan_of({{clear}});
+  plan.phases[0].driven = true;
+  plan.extents.push_back({"routed", 8});
+  const Rows cost;
+  SimBackend backend(one_rank_per_device(), cost, SimOptions{.timeline = {.last_step = 3}});
+  Rising driver;
+  const auto trace = execute(plan, backend, driver, {.steps = 3, .local_ranks = {0}});
+  REQUIRE(trace);
+  CHECK(times(*trace, "clear") == Times{{0, 2}, {2, 6}, {6, 14}});
+}
+
 TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for, not more than asked for") {
   Op linear = op(OpKind::linear, streams::compute, "mm");
-  Tensor x = tensor(0, {8, Sym::tokens}), w = tensor(0, {4}), y = x;
+  Tensor x = tensor(0, {8, tokens_extent}), w = tensor(0, {4}), y = x;
   x.rank = w.rank = y.rank = 2;
   x.shape[1] = {16};
   w.shape[1] = {16};

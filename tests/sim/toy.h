@@ -24,7 +24,7 @@ struct Prices final : OpCost {
 inline ClusterSpec one_rank_per_device() { return {}; }
 
 /// How often and with which sizes each phase's block runs on each rank of an iteration.
-struct Fixed final : Driver {
+struct Fixed : Driver {
   std::int64_t runs = 1;
   Sizes sizes;
   std::map<std::pair<Rank, std::int16_t>, std::int64_t> done;
