@@ -47,7 +47,9 @@ Plan plan_of(std::int64_t kv_blocks) {
   plan.program_of_rank = {0, 0, 0, 0};
   Program program = test::empty_program();
   program.phases.resize(plan.phases.size());
+  program.buffers = {{"kv_cache", DType::f32, kv_blocks * 8 * 4, Category::kv_cache, sections::kv_cache, 0}};
   Tensor pool;
+  pool.buffer = 0;
   pool.rank = 3;
   pool.shape = {Dim{kv_blocks}, Dim{8}, Dim{4}};
   Op write;
