@@ -135,7 +135,8 @@ Result<Job> lowered(Scenario scenario) {
   return job;
 }
 
-/// What is not lowered op by op as priced blocks.
+}  // namespace
+
 Result<Job> lowered_or_priced(Scenario scenario) {
   if (unsupported_to_execute(scenario).empty()) return lowered(std::move(scenario));
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
@@ -146,8 +147,6 @@ Result<Job> lowered_or_priced(Scenario scenario) {
   job.hash = plan_hash(job.plan);
   return job;
 }
-
-}  // namespace
 
 std::optional<Job> simulated_job(Scenario scenario, int& code) {
   return or_report(lowered_or_priced(std::move(scenario)), code);

@@ -68,6 +68,8 @@ struct Job {
   Plan plan;
   std::string hash;
 };
+/// Lowered where it executes, else as priced blocks. E250, E263, E301 and what lower() says.
+Result<Job> lowered_or_priced(Scenario);
 std::optional<Job> load_job(const ScenarioOptions&, int& code);
 /// The same for a simulation: what is not lowered op by op is played as priced blocks (planner/priced). The scenario is
 /// then the one that is played.

@@ -15,9 +15,11 @@
 #endif
 #include "base/check.h"
 #include "base/format.h"
+#include "cli/capabilities.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "spec/catalog.h"
+#include "trace/text_table.h"
 
 namespace hotbunk {
 namespace {
@@ -127,12 +129,40 @@ int run(bool json) {
 
 }  // namespace
 
+namespace {
+
+/// The table of what plans, simulates and executes, from the code.
+int show_capabilities(bool json) {
+  const std::vector<CapabilityRow> rows = capabilities();
+  if (json) {
+    nlohmann::ordered_json document = {{"schema", "hotbunk.capabilities/1"}, {"rows", nlohmann::ordered_json::array()}};
+    for (const CapabilityRow& r : rows)
+      document["rows"].push_back({{"key", r.key},
+                                  {"value", r.value},
+                                  {"plans", r.plans},
+                                  {"simulates", r.simulates},
+                                  {"executes", r.executes},
+                                  {"why", r.why}});
+    print_document(json_text(document, 1));
+    return exit_done;
+  }
+  TextTable table({"key", "value", "plans", "simulates", "executes", "why not"}, 6);
+  const auto mark = [](bool yes) { return std::string(yes ? "yes" : "-"); };
+  for (const CapabilityRow& r : rows)
+    table.add({r.key, r.value, mark(r.plans), mark(r.simulates), mark(r.executes), r.why});
+  fmt::print("{}", table.str());
+  return exit_done;
+}
+
+}  // namespace
+
 void add_doctor(CommandLine& line) {
-  auto json = std::make_shared<bool>(false);
+  auto json = std::make_shared<bool>(false), table = std::make_shared<bool>(false);
   const Command sub =
       line.add_command("doctor", "check this machine: memory, launch variables, kernels, ranks that meet");
   sub.flag("--json", *json, "one JSON document on stdout, nothing else there");
-  sub.action([json] { return run(*json); });
+  sub.flag("--capabilities", *table, "what plans, what simulates and what executes, asked of the code");
+  sub.action([json, table] { return *table ? show_capabilities(*json) : run(*json); });
 }
 
 }  // namespace hotbunk

@@ -11,7 +11,6 @@
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
-#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
@@ -59,8 +58,7 @@ int run(const Options& o) {
   flush_output();
   if (e.unpriced) return report_errors({*e.unpriced});
   if (!o.scenario.json) fmt::print(stderr, "Seconds are the closed form's.\n");
-  const bool lowered = unsupported_to_execute(*scenario).empty();
-  say_next(lowered ? "simulate" : "plan", o.scenario);
+  say_next("simulate", o.scenario);
   return code;
 }
 

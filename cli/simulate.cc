@@ -12,6 +12,7 @@
 #include "cli/step_lines.h"
 #include "cli/streams.h"
 #include "reports/metrics_jsonl.h"
+#include "spec/validate.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -82,7 +83,8 @@ int run(const Options& o) {
     report_errors({*error});
     return exit_no;
   }
-  say_next(on_this_machine(job->scenario, false) ? "run" : "explain", o.scenario);
+  const bool runs = unsupported_to_execute(job->scenario).empty() && on_this_machine(job->scenario, false);
+  say_next(runs ? "run" : "explain", o.scenario);
   return exit_done;
 }
 

@@ -33,7 +33,8 @@ function verdict() {
       (D.overhead_bytes ? ` with ${bytes(D.overhead_bytes)} overhead` : '') +
       (M.capacity_bytes ? ` of ${bytes(M.capacity_bytes)}.` : '.')),
     el('p', {class: 'sub'}, `Live bytes peak at ${bytes(M.peak_bytes)} on rank ${M.peak_rank} in phase ${M.peak_phase || '(none)'}: ${by}.` +
-      (parts ? ` Largest buffers there: ${parts}.` : ''))));
+      (parts ? ` Largest buffers there: ${parts}.` : '')),
+    S.priced_blocks.length ? el('p', {class: 'sub'}, `Priced blocks: ${S.priced_blocks.join(', ')}. They take what the closed form says; all else is the plan's.`) : null));
 }
 
 function tiles() {

@@ -167,12 +167,37 @@ TEST_CASE("the next command is narration, and it works") {
   const Result2 simulated = hotbunk_command("simulate " + file.string());
   CHECK(simulated.out.find("Next:") == std::string::npos);
   CHECK_THAT(simulated.err, Catch::Contains("Next: hotbunk run "));
-  // What nothing lowers is not to be simulated; what is of H100s is not to be run here.
+  // What nothing lowers is not to be run, nor is here what is of H100s.
   const std::string megatron = file.string() + " --set train.engine=megatron";
-  CHECK(hotbunk_command("simulate " + megatron).code == 2);
-  CHECK(hotbunk_command("explain " + megatron).err.find("hotbunk simulate") == std::string::npos);
+  CHECK_THAT(hotbunk_command("explain " + megatron).err, Catch::Contains("Next: hotbunk simulate "));
+  const Result2 priced = hotbunk_command("simulate " + megatron);
+  CHECK(priced.code == 0);
+  CHECK(priced.err.find("hotbunk run") == std::string::npos);
   const std::string h100 = file.string() + " --set cluster.gpu=h100-sxm-80gb --set cluster.device_memory_mib=512";
   CHECK(hotbunk_command("simulate " + h100).err.find("hotbunk run") == std::string::npos);
+}
+
+TEST_CASE("what plans, simulates and executes is asked of the code") {
+  const Result2 r = hotbunk_command("doctor --capabilities --json");
+  REQUIRE(r.code == 0);
+  const auto doc = nlohmann::json::parse(r.out);
+  CHECK(doc.at("schema") == "hotbunk.capabilities/1");
+  std::map<std::string, std::string> rows;  // "key value" -> what it does
+  for (const auto& row : doc.at("rows")) {
+    const std::string name = row.at("key").get<std::string>() + " " + row.at("value").get<std::string>();
+    INFO(name << ": " << row.at("why"));
+    CHECK(row.at("plans") == true);
+    CHECK(row.at("simulates") == true);
+    CHECK(row.at("executes") == row.at("why").get<std::string>().empty());
+    rows[name] = row.at("executes") == true ? "executes" : "simulates";
+  }
+  CHECK(rows.size() > 80);
+  CHECK(rows.at("train.engine fsdp2") == "executes");
+  CHECK(rows.at("train.engine megatron") == "simulates");
+  CHECK(rows.at("model deepseek-v3") == "simulates");
+  CHECK(rows.at("model qwen3-8b") == "executes");
+  CHECK(rows.at("placement disaggregated") == "simulates");
+  CHECK(hotbunk_command("doctor --capabilities").out.find("train.engine") != std::string::npos);
 }
 
 TEST_CASE("a scenario of other devices runs on this CPU only when the user says so") {
