@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/parallel.h"
@@ -121,7 +122,14 @@ CapabilityRow answer(const Question& q, const Sets& sets) {
   row.simulates = true;
   const auto reasons = unsupported_to_execute(*scenario);
   row.executes = reasons.empty();
-  if (!row.executes) row.why = reasons.front();
+  if (row.executes) return row;
+  // Not a reason that only what stands beside it gives.
+  Sets beside = sets;
+  std::erase_if(beside, [&](const std::string& set) { return set.starts_with(q.key + "="); });
+  const auto without = load_scenario_text(std::string(base), "capabilities.yaml", beside);
+  const auto others = without ? unsupported_to_execute(*without) : std::vector<std::string>();
+  const auto own = std::ranges::find_if(reasons, [&](const std::string& r) { return !std::ranges::count(others, r); });
+  row.why = own == reasons.end() ? reasons.front() : *own;
   return row;
 }
 

@@ -66,15 +66,16 @@ std::int64_t kv_blocks_of(const Plan& plan) {
 
 Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
   Diagnostics problems;
-  const std::int64_t longest = max_sample_tokens(s);
+  const std::int64_t longest = max_sample_tokens(s), sharers = s.train.layout.cp * s.train.layout.ulysses;
   if (longest > micro_batch_capacity(s))
     problems.push_back(
         {.code = "E312",
          .message = "the longest sample does not fit a training micro-batch",
          .where = {},
-         .notes = {fmt::format("prompt {} + response {} = {} tokens, train.micro_batch_tokens is {}",
-                               max_prompt_tokens(s), max_response_tokens(s), longest, s.train.micro_batch_tokens)},
-         .help = fmt::format("set train.micro_batch_tokens to at least {}", longest)});
+         .notes = {fmt::format("prompt {} + response {} = {} tokens, train.micro_batch_tokens is {}{}",
+                               max_prompt_tokens(s), max_response_tokens(s), longest, s.train.micro_batch_tokens,
+                               sharers > 1 ? fmt::format(" on each of {} ranks that share them", sharers) : "")},
+         .help = fmt::format("set train.micro_batch_tokens to at least {}", (longest + sharers - 1) / sharers)});
   if (s.algorithm.name == AlgorithmName::sft) return problems;
   auto fits =
       Scheduler::create(scheduler_config(s, num_kv_blocks), {{0, max_prompt_tokens(s), max_response_tokens(s)}});

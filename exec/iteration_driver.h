@@ -2,7 +2,7 @@
 // What differs between a simulation and a real run (lengths, end of sequence, data) are the hooks of derived classes.
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
-// once. reference, old_logprobs: all micro-batches of the iteration. train: per mini-batch "begin", its "micro"s,
+// once. reference, old_logprobs, values: all micro-batches of the iteration. train, critic: per mini-batch "begin", its "micro"s,
 // "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration and in one that ends the run early.
 // All others: block 0.
 //

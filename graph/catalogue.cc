@@ -140,8 +140,10 @@ std::string check_prices(const Op& op) {
   std::int64_t before = -1;
   for (const PricePoint& p : op.prices) {
     if (p.tokens <= before) return fmt::format("is priced at {} tokens behind {}", p.tokens, before);
-    for (const double v : {p.seconds, p.seconds_per_pair, p.payload_bytes})
-      if (!(v >= 0.0 && v <= 1e15)) return fmt::format("has a price of {}", v);
+    for (const double v : {p.seconds, p.seconds_per_pair})
+      if (!(v >= 0.0 && v <= most_price)) return fmt::format("has a price of {}", v);
+    if (!(p.payload_bytes >= 0.0 && p.payload_bytes <= most_payload))
+      return fmt::format("has a payload of {} B", p.payload_bytes);
     before = p.tokens;
   }
   return "";

@@ -117,7 +117,7 @@ PricePoint Op::price(const Sizes& s) const {
   const auto right = std::clamp(behind, prices.begin() + 1, prices.end() - 1), left = right - 1;
   const double share = static_cast<double>(s.tokens - left->tokens) / static_cast<double>(right->tokens - left->tokens);
   const auto between = [&](double PricePoint::*what) {
-    return std::max(0.0, (*left).*what + share * ((*right).*what - (*left).*what));
+    return std::clamp((*left).*what + share * ((*right).*what - (*left).*what), 0.0, most_payload);
   };
   return {s.tokens, between(&PricePoint::seconds), between(&PricePoint::seconds_per_pair),
           between(&PricePoint::payload_bytes)};

@@ -136,6 +136,8 @@ using AttrValue = std::variant<std::int64_t, double>;
 
 /// A price in place of arithmetic: what an op takes in a run of a block with so many tokens. Between two points of an
 /// op both numbers are interpolated, beyond the last as between the last two.
+inline constexpr double most_price = 9e9;     // seconds: what nanoseconds still count
+inline constexpr double most_payload = 1e15;  // bytes
 struct PricePoint {
   std::int64_t tokens = 0;
   double seconds = 0.0, seconds_per_pair = 0.0;  // pair: Sizes::attention_pairs

@@ -44,8 +44,7 @@ void add(Hasher& h, const Op& op) {
     h.add(static_cast<std::int64_t>(key) * 2 + static_cast<std::int64_t>(value.index()));
     std::visit([&](auto v) { h.add(v); }, value);
   }
-  for (const PricePoint& p : op.prices)
-    h.add(p.tokens), h.add(p.seconds), h.add(p.seconds_per_pair), h.add(p.payload_bytes);
+  for (const PricePoint& p : op.prices) h.add(p.tokens), h.add(p.payload_bytes);  // seconds may be measured ones
   for (const Move& m : op.moves)
     for (const Side* side : {&m.from, &m.to}) {
       const Piece& p = side->piece;

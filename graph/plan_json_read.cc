@@ -423,7 +423,7 @@ Result<PlanFile> plan_file_from_json(std::string_view text, const std::string& f
                      .message = fmt::format("schema is \"{}\", not \"hotbunk.plan-file/4\"", schema.substr(0, 60)),
                      .where = {file},
                      .notes = {},
-                     .help = "give the plan.json that `hotbunk plan --save` wrote"});
+                     .help = "give the file that `hotbunk plan --out` wrote"});
     const std::string stated = document["hash"].text();
     const auto edited = [&](const char* what, const std::string& states, const std::string& actual) {
       return fail(Diagnostic{

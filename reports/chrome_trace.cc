@@ -131,8 +131,8 @@ class Writer {
       const Span& s = trace_.spans[path.spans[i]];
       begin('X', trace_.names[static_cast<std::size_t>(s.name)], pid, 0);
       time("ts", s.end_ns - path.own_ns[i]), time("dur", path.own_ns[i]);
-      raw(",\"cat\":\"critical\",\"args\":{{\"rank\":{},\"stream\":\"{}\",\"phase\":", s.rank,
-          plan_.stream(s.stream).name);
+      raw(",\"cat\":\"critical\",\"args\":{{\"rank\":{},\"stream\":", s.rank);
+      append_json(out_, plan_.stream(s.stream).name), out_ += ",\"phase\":";
       append_json(out_, phase_name(s.phase));
       out_ += '}';
       end();

@@ -209,10 +209,20 @@ Json metrics_json(const Trace& trace) {
   return out;
 }
 
+/// From the first iteration's begin to the last one's end: where roles walk at their own pace, no rank sees all of it.
+double elapsed_seconds(const Plan& plan, const Trace& trace) {
+  std::int64_t begin = INT64_MAX, end = 0;
+  for (const PhaseSpan& p : trace.phases)
+    if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration)
+      begin = std::min(begin, p.start_ns), end = std::max(end, p.end_ns);
+  return end > begin ? static_cast<double>(end - begin) * ns : 0.0;
+}
+
 /// Names of the bodies that are not written op by op.
 Json priced_blocks(const Plan& plan) {
   const auto takes_time = [](const Op& op) {
-    return std::ranges::any_of(op.prices, [](const PricePoint& p) { return p.seconds > 0.0; });
+    return std::ranges::any_of(
+        op.prices, [](const PricePoint& p) { return p.seconds + p.seconds_per_pair + p.payload_bytes > 0.0; });
   };
   Json out = Json::array();
   std::set<std::string_view> seen;
@@ -224,7 +234,11 @@ Json priced_blocks(const Plan& plan) {
 
 double mfu(const Plan& plan, const Scenario& scenario, const Trace& trace, double train_s) {
   const double peak = scenario.cluster.gpu.peak_flops(std::string(name_of(scenario.train.precision.params)));
-  const double devices = static_cast<double>(plan.num_ranks()) / static_cast<double>(scenario.cluster.ranks_per_device);
+  const std::int32_t train = plan.phase_index("train");
+  std::int64_t ranks = 0;  // that train
+  for (Rank r = 0; train >= 0 && r < plan.num_ranks(); ++r)
+    ranks += plan.phases[static_cast<std::size_t>(train)].player(plan.role_of(r)) != nullptr ? 1 : 0;
+  const double devices = static_cast<double>(ranks) / static_cast<double>(scenario.cluster.ranks_per_device);
   const double possible = train_s * peak * devices;
   return possible > 0.0 ? trace.model_flops / possible : 0.0;
 }
@@ -234,7 +248,7 @@ double mfu(const Plan& plan, const Scenario& scenario, const Trace& trace, doubl
 Json summarize(const Plan& plan, const Scenario& scenario, const Trace& trace) {
   auto totals = totals_of(trace);
   const Total iterations = totals[PhaseTotal::iteration];
-  const double all_s = iterations.seconds();
+  const double all_s = plan.roles.size() == 1 ? iterations.seconds() : elapsed_seconds(plan, trace);
   const std::int64_t steps = iterations.most_times;
   const std::int32_t train = plan.phase_index("train");
   const double train_s = train < 0 ? 0.0 : totals[static_cast<std::int16_t>(train)].seconds();

@@ -227,6 +227,7 @@ Status trace_fits_plan(const Trace& trace, const Plan& plan, const std::string& 
   };
   if (trace.memory.size() != ranks || trace.traffic.size() != ranks || trace.traffic_totals.size() != ranks)
     why = fmt::format("it has {} ranks, the plan has {}", trace.memory.size(), ranks);
+  if (!std::ranges::equal(trace.streams, plan.streams, {}, {}, &Stream::name)) why = "its streams are others";
   for (const PhaseTotal& t : trace.phase_totals) phase(t.phase);
   for (const Span& s : trace.spans) phase(s.phase);
   for (const MemoryEvent& e : trace.memory_events) phase(e.phase);

@@ -204,7 +204,8 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
 std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op, const Sizes& s) const {
   if (op.is_priced()) {
     const PricePoint p = op.price(s);
-    return std::llround(1e9 * (p.seconds + p.seconds_per_pair * static_cast<double>(s.attention_pairs)));
+    return std::llround(1e9 *
+                        std::min(p.seconds + p.seconds_per_pair * static_cast<double>(s.attention_pairs), most_price));
   }
   double seconds = 0.0;
   const Places places = op.moves.empty() ? Places{} : places_of(plan, rank);

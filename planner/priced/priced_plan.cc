@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/format.h"
 #include "graph/verify.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
@@ -46,6 +47,8 @@ double exchanged_seconds(const StepParts& parts) {
   return out;
 }
 
+constexpr std::string_view wake_work = "wake_work";  // a phase that maps what training works in
+
 class Writer {
  public:
   Writer(const ScenarioPricer& pricer, const RlPoint& point)
@@ -78,7 +81,9 @@ class Writer {
     return setting().mini_batches * static_cast<double>(point_.train.sequences()) *
            static_cast<double>(model_.setting().sequence);
   }
-  double term(Term t) const { return step_.seconds[static_cast<std::size_t>(t)]; }
+  /// Under sequence parallelism the payload is that of gathers and scatters, else of all-reduces.
+  OpKind tensor_kind() const { return point_.train.sp ? OpKind::all_gather : OpKind::all_reduce; }
+  OpKind context_kind() const { return point_.train.ulysses > 1 ? OpKind::all_to_all : OpKind::all_gather; }
 
   void add_families();
   void add_phases();
@@ -114,7 +119,7 @@ class Writer {
   void sync(std::int32_t phase, bool from_host, Part);
   void rollout(std::int32_t phase);
   void exchange(std::int32_t phase);
-  void passes(std::int32_t phase, std::string_view what, double seconds, bool swaps_reference);
+  void passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, bool trained);
   void optimizer_steps(std::int32_t phase, std::string_view what, const TrainPrice&, double working);
   void add_pool(Op&);
 
@@ -170,9 +175,15 @@ GroupId Writer::family(std::string_view name) const {
   return static_cast<GroupId>(found - plan_.groups.begin());
 }
 
-/// Of the job's phases those that have a price; PPO's critic beside them.
+/// Of the job's phases those that have a price; PPO's critic beside them. Where nothing of training wakes, what it
+/// works in is taken in a phase of its own, when the rollout has given back what it had.
 void Writer::add_phases() {
+  bool rolled_out = false, wakes = false;
   for (const JobPhase& p : JobPhases(scenario_)) {
+    if (rolled_out && !wakes && is_training(p.phase))
+      plan_.phases.push_back({std::string(wake_work), When::iteration}), wakes = true;
+    rolled_out |= p.phase == PlanPhase::rollout;
+    wakes |= rolled_out && p.wakes.any();
     if (p.phase == PlanPhase::checkpoint || p.phase == PlanPhase::export_) continue;
     if (p.phase == PlanPhase::exchange && !setting().own_engine) continue;
     if (p.phase == PlanPhase::train && setting().critic)
@@ -398,7 +409,7 @@ void Writer::rollout(std::int32_t phase) {
 void Writer::add_pool(Op& op) {
   const double block = rollout_.kv_bytes_per_token * static_cast<double>(scenario_.rollout.block_tokens);
   const std::int64_t pool = b().buffer(shifts_.kv).bytes();
-  const auto blocks = static_cast<std::int64_t>(std::ceil(static_cast<double>(pool) / std::max(block, 1.0)));
+  const auto blocks = static_cast<std::int64_t>(static_cast<double>(pool) / std::max(block, 1.0) + 1e-6);
   op.outputs.push_back(
       b().view(shifts_.kv, DType::u8, {fixed(blocks), fixed(pool / std::max<std::int64_t>(blocks, 1))}));
 }
@@ -410,11 +421,26 @@ void Writer::exchange(std::int32_t phase) {
 }
 
 /// One forward pass over all micro-batches. A reference that lives on the host comes up first.
-void Writer::passes(std::int32_t phase, std::string_view what, double seconds, bool swaps_reference) {
-  const double up = swaps_reference ? model_.cost().host_copy_seconds(train_.swapped_reference) : 0.0;
+void Writer::passes(std::int32_t phase, std::string_view what, const TrainModel::Layers& layers, bool trained) {
+  const ForwardSeconds seconds = rl_.forward_seconds(point_.train, layers, trained);
+  const ForwardTraffic sent = model_.forward_traffic(point_.train, layers);
+  const double times = setting().mini_batches;
+  const auto part = [&](double of, double payload = 0.0) { return per_token(tokens(), times * of, times * payload); };
   b().begin_block(phase, "micro");
   b().begin_call(fmt::format("{}.micro", what), fmt::format("{}.", what));
-  compute(fmt::format("{}.forward", what), {}, per_token(tokens(), seconds + up));
+  const auto named = [&](const char* name) { return fmt::format("{}.{}", what, name); };
+  const double swapped = trained ? 0.0 : train_.swapped_reference;
+  const std::vector<BufferId> work = {
+      b().transient(named("weights"), DType::u8, std::max<std::int64_t>(whole_bytes(swapped), 64), Category::params)};
+  if (swapped > 0.0)
+    priced(OpKind::priced, streams::h2d, named("upload"), work,
+           per_token(tokens(), model_.cost().host_copy_seconds(swapped)));
+  communicate(OpKind::all_gather, streams::gather, "train_data", named("parameters"), work, part(seconds.gathers));
+  compute(named("forward"), work, part(seconds.compute + seconds.bubble));
+  communicate(tensor_kind(), streams::tensor, "train_tp", named("tensor"), work, part(seconds.tensor, sent.tensor));
+  communicate(OpKind::all_to_all, streams::tensor, "train_data", named("expert"), work,
+              part(seconds.expert, sent.expert));
+  communicate(context_kind(), streams::tensor, "train_cp", named("context"), work, part(seconds.context, sent.context));
 }
 
 /// Gradients live from a step's first micro-batch to its end, what else a step works in for a micro-batch.
@@ -441,11 +467,11 @@ void Writer::optimizer_steps(std::int32_t phase, std::string_view what, const Tr
   const auto micro = [&](Term t) { return per_token(step_tokens, term(t)); };
   compute(named("micro.compute"), work, micro(Term::compute));
   if (term(Term::recompute) > 0.0) compute(named("micro.recompute"), work, micro(Term::recompute));
-  communicate(OpKind::all_reduce, streams::tensor, "train_tp", named("micro.tensor"), work,
+  communicate(tensor_kind(), streams::tensor, "train_tp", named("micro.tensor"), work,
               per_token(step_tokens, term(Term::tensor), price.tensor_payload));
   communicate(OpKind::all_to_all, streams::tensor, "train_data", named("micro.expert"), work,
               per_token(step_tokens, term(Term::expert), price.expert_payload));
-  communicate(OpKind::all_gather, streams::tensor, "train_cp", named("micro.context"), work,
+  communicate(context_kind(), streams::tensor, "train_cp", named("micro.context"), work,
               per_token(step_tokens, term(Term::context), price.context_payload));
   b().begin_block(phase, "step");
   b().begin_call(named("step"), named("step."));
@@ -454,8 +480,18 @@ void Writer::optimizer_steps(std::int32_t phase, std::string_view what, const Tr
     compute(named("step.bubble"), {grads}, always(idle));
   communicate(OpKind::all_gather, streams::tensor, "train_pp", named("step.pipeline"), {grads},
               always(term(Term::pipeline), price.pipeline_payload));
-  communicate(OpKind::reduce_scatter, streams::reduce, "train_data", named("step.data"), {grads},
-              always(term(Term::data), price.data_reduce_payload));
+  // Parameters and gradients over the data ranks: the seconds of both that nothing hides, by what each moves.
+  const double replicas = price.replica_payload,
+               moved = price.data_reduce_payload + price.data_gather_payload + replicas;
+  const auto share = [&](double payload) { return moved > 0.0 ? term(Term::data) * payload / moved : 0.0; };
+  const bool replicated = point_.train.sharding == Sharding::replicated;
+  communicate(replicated ? OpKind::all_reduce : OpKind::reduce_scatter, streams::reduce, "train_data",
+              named("step.gradients"), {grads},
+              always(moved > 0.0 ? share(price.data_reduce_payload) : term(Term::data), price.data_reduce_payload));
+  communicate(OpKind::all_gather, streams::gather, "train_data", named("step.parameters"), {grads},
+              always(share(price.data_gather_payload), price.data_gather_payload));
+  communicate(OpKind::all_reduce, streams::reduce, "train_data", named("step.replicas"), {grads},
+              always(share(replicas), replicas));
   Op& update =
       priced(OpKind::priced, streams::compute, named("step.optimizer"), {grads}, always(term(Term::optimizer)));
   for (const Tensor& t : state()) update.outputs.push_back(t);
@@ -466,9 +502,9 @@ void Writer::optimizer_steps(std::int32_t phase, std::string_view what, const Tr
 void Writer::train_phase(std::string_view name, std::int32_t phase) {
   const double working = std::max(0.0, train_.total_bytes - train_.params - train_.optimizer - train_.critic -
                                            train_.reference - train_.overhead_bytes);
-  if (name == "reference") passes(phase, name, train_.reference_seconds, train_.swapped_reference > 0.0);
-  else if (name == "old_logprobs") passes(phase, "old", train_.old_seconds, false);
-  else if (name == "values") passes(phase, name, train_.values_seconds, false);
+  if (name == "reference") passes(phase, name, layers_, false);
+  else if (name == "old_logprobs") passes(phase, "old", layers_, true);
+  else if (name == "values") passes(phase, name, rl_.critic_layers(point_.train, layers_), true);
   else if (name == "train") optimizer_steps(phase, name, step_, working);
   if (name != "critic") return;
   const TrainPrice t = model_.price(point_.train, rl_.critic_layers(point_.train, layers_));
@@ -493,6 +529,7 @@ Program Writer::program(Part part) {
     else if (part.serves && name == "rollout") rollout(phase);
     else if (part.serves && apart() && name == "start_rollout") start(phase);
     else if (name == "samples") samples(phase);
+    else if (name == wake_work) b().begin_block(phase, "work");
     else if (name == "exchange") exchange(phase);
     else if (shift && is_transition(shift->phase)) lower_transition(b(), shifts_, *shift, phase);
     else if (part.trains) train_phase(name, phase);
@@ -529,6 +566,16 @@ PricedJob Writer::write() {
 Result<PricedJob> priced_job(const ScenarioPricer& pricer) {
   const RlPoint point = pricer.point();
   if (auto why = pricer.why_unpriced(point)) return fail(std::move(*why));
+  if (point.samples())
+    if (const RolloutPrice rollout = pricer.rl().parts(point).rollout; !rollout.fits)
+      return fail(Diagnostic{
+          .code = "E302",
+          .message = "the rollout has no room for its weights and one sequence's KV cache",
+          .where = {},
+          .notes = {fmt::format("weights of a rank take {}, {} more are needed than rollout.memory_fraction {} leaves",
+                                format_bytes(rollout.weight_bytes), format_bytes(rollout.lacking_bytes),
+                                pricer.scenario().rollout.memory_fraction)},
+          .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
   PricedJob job = Writer(pricer, point).write();
   const std::vector<std::string> faults = verify(job.plan);
   HB_CHECK(faults.empty(), "a priced plan does not verify: {}", fmt::join(faults, "; "));
