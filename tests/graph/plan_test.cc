@@ -172,3 +172,16 @@ TEST_CASE("Attributes: found, defaulted, missing") {
   CHECK(o.integer(Attr::vocab, 9) == 9);
   CHECK_THROWS_WITH(o.integer(Attr::vocab), Catch::Matchers::Contains("copy_boxes 'copy' lacks attribute vocab"));
 }
+
+TEST_CASE("a plan's hash covers what is moved and when it is priced, never seconds, which may be measured ones") {
+  Plan plan = two_ranks();
+  Op& op = plan.programs[0].bodies[1].ops[1];
+  op.prices = {{.tokens = 8, .seconds = 1.0, .seconds_per_pair = 0.5, .payload_bytes = 64.0}};
+  const std::string hash = plan_hash(plan);
+  op.prices[0].seconds = 2.0, op.prices[0].seconds_per_pair = 0.25;
+  CHECK(plan_hash(plan) == hash);
+  op.prices[0].payload_bytes = 65.0;
+  CHECK(plan_hash(plan) != hash);
+  op.prices[0].payload_bytes = 64.0, op.prices[0].tokens = 9;
+  CHECK(plan_hash(plan) != hash);
+}

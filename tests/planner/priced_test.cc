@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
@@ -19,8 +19,10 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "tests/drawn_numbers.h"
 #include "tests/paths.h"
 #include "trace/static_memory.h"
+#include "trace/summary.h"
 
 using namespace hotbunk;
 
@@ -28,9 +30,9 @@ namespace {
 
 /// Scenarios of every engine, profile and layout that is priced and not lowered, with fixed lengths: what the closed
 /// form takes as a mean is one number here.
-class Draws {
+class Draws : private test::DrawnNumbers {
  public:
-  explicit Draws(std::uint64_t seed) : random_(seed) {}
+  using DrawnNumbers::DrawnNumbers;
 
   std::string scenario() {
     struct System {
@@ -72,7 +74,7 @@ class Draws {
     if (!apart) text += fmt::format("transition: {}\n", of<std::string>({"hotbunk", "verl", "slime", "auto"}));
     text += fmt::format(
         "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, old_logprobs: "
-        "{}}}\n",
+        "{}, max_staleness: {}}}\n",
         in(0, 4) == 0 ? "ppo" : "grpo", world * of<std::int64_t>({2, 4}), samples, mini_batches, flag(), flag(),
         apart ? in(0, 1) : 0);
     return text + fmt::format(
@@ -82,15 +84,11 @@ class Draws {
   }
 
  private:
-  std::int64_t in(std::int64_t from, std::int64_t to) {
-    return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
-  }
   template <class T>
   T of(std::vector<T> values) {
     return values[static_cast<std::size_t>(in(0, std::ssize(values) - 1))];
   }
   std::string flag() { return of<std::string>({"true", "false"}); }
-  std::mt19937_64 random_;
 };
 
 /// Seconds of an iteration by the closed form's phases, mean over ranks.
@@ -200,7 +198,8 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     CHECK(near(moments.train, price.train_bytes));
     CHECK(near(moments.rollout, price.rollout_bytes));
     if (point.placement == PlacementMode::colocated) CHECK(near(moments.sync, price.sync_bytes));
-    if (moments.wake > 0) CHECK(near(moments.wake, price.wake_bytes));  // else nothing sleeps that could wake
+    if (moments.wake > 0 && point.placement == PlacementMode::colocated)
+      CHECK(near(moments.wake, price.wake_bytes));  // else nothing sleeps that could wake
     // Whole chunks, and room that is taken before what was there is given back: more than is alive at a time.
     const double device = (*pricer)->rl().setting().device_bytes;
     if (price.peak_bytes() < 0.88 * device) CHECK(check_fit(job->plan).fits);
@@ -238,4 +237,43 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
   for (const auto& [phase, error] : worst)
     if (std::getenv("HOTBUNK_PRICED_CASES") != nullptr)
       fmt::print("worst of {}: {} {:+.2f} %\n", played, name_of(phase), 100.0 * error);
+}
+
+TEST_CASE("on GPUs of their own, engines wait for the trainer or roll out beside it") {
+  for (const char* staleness : {"0", "1"}) {
+    INFO("max_staleness " << staleness);
+    const auto s =
+        load_scenario(std::string(source_folder) + "/scenarios/qwen2.5-7b-colocated.yaml",
+                      {"placement=disaggregated", "cluster.nodes=2", "train.offload=none", "rollout.sleep=false",
+                       "steps=6", "workload.prompt_tokens={mean: 512, max: 512, distribution: fixed}",
+                       "workload.response_tokens={mean: 1024, max: 1024, distribution: fixed}",
+                       fmt::format("algorithm.max_staleness={}", staleness)});
+    REQUIRE(s.has_value());
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const auto job = priced_job(**pricer);
+    REQUIRE(job.has_value());
+    auto driver = LengthDriver::create(job->plan, job->scenario);
+    REQUIRE(driver.has_value());
+    const ModelCost cost((*pricer)->train().cost());
+    SimBackend backend(job->scenario.cluster, cost, {.timeline = {.first_step = 0, .last_step = -1}});
+    RunOptions run{.steps = 6, .local_ranks = {}};
+    for (Rank r = 0; r < job->plan.num_ranks(); ++r) run.local_ranks.push_back(r);
+    const auto trace = execute(job->plan, backend, **driver, run);
+    REQUIRE(trace.has_value());
+    std::map<std::int32_t, std::int64_t> trained;  // by step: when the last rank is through
+    const auto train = static_cast<std::int16_t>(job->plan.phase_index("train"));
+    for (const PhaseSpan& p : trace->phases)
+      if (p.phase == train) trained[p.step] = std::max(trained[p.step], p.end_ns);
+    REQUIRE(trained.size() == 6);
+    // In the steady state one training follows another by an iteration's time: the sum of the phases on policy, else
+    // the longer side and the sync.
+    const double steady = 1e-9 * static_cast<double>(trained[6] - trained[2]) / 4.0;
+    const RlPrice price = (*pricer)->price((*pricer)->point());
+    CAPTURE(steady, price.iteration_seconds, price.overlapped);
+    CHECK((price.overlapped > 0.0) == (*staleness == '1'));
+    CHECK(std::abs(steady / price.iteration_seconds - 1.0) < 0.03);
+    const double stated = summarize(job->plan, job->scenario, *trace).at("iteration_seconds").get<double>();
+    CHECK(std::abs(stated / steady - 1.0) < 0.25);  // of six iterations the first fills the pipeline
+  }
 }

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,6 +20,7 @@
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/drawn_numbers.h"
 #include "tests/paths.h"
 
 using namespace hotbunk;
@@ -103,9 +103,9 @@ Compared compare(const Scenario& s) {
 
 /// A scenario that lowers, of sizes that a GPU or a CPU core is busy with for more than a moment, and that a simulation
 /// is done with in one. What the closed form takes as a mean is fixed: one iteration's longest response is what it is.
-class Draws {
+class Draws : private test::DrawnNumbers {
  public:
-  explicit Draws(std::uint64_t seed) : random_(seed) {}
+  using DrawnNumbers::DrawnNumbers;
 
   std::string scenario() {
     const bool gpu = in(0, 3) > 0;
@@ -149,9 +149,6 @@ class Draws {
   }
 
  private:
-  std::int64_t in(std::int64_t from, std::int64_t to) {
-    return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
-  }
   std::int64_t of(std::initializer_list<std::int64_t> values) {
     return values.begin()[in(0, static_cast<std::int64_t>(values.size()) - 1)];
   }
@@ -160,7 +157,6 @@ class Draws {
   }
   std::string flag() { return pick({"true", "false"}); }
   std::string dtype(bool gpu) { return gpu ? pick({"bf16", "bf16", "fp32"}) : "fp32"; }
-  std::mt19937_64 random_;
 };
 
 std::int64_t number_of(const char* variable, std::int64_t otherwise) {

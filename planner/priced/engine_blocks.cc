@@ -1,0 +1,133 @@
+// The engine's steps and the weight update as priced blocks.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "lowering/sample_rows.h"
+#include "planner/priced/writer.h"
+#include "planner/rl/engine_step.h"
+
+namespace hotbunk {
+namespace {
+
+/// Batches at which a step of an engine is priced; between them prices are interpolated.
+std::vector<std::int64_t> batches_up_to(std::int64_t most) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t n = 1; n < most; n += n < 64 ? 1 : 8) out.push_back(n);
+  out.push_back(std::max<std::int64_t>(most, 1));
+  return out;
+}
+
+constexpr std::array exchanged = {StepPart::reduce,  StepPart::dispatch, StepPart::experts_reduce,
+                                  StepPart::context, StepPart::logits,   StepPart::arrival,
+                                  StepPart::hops};
+double exchanged_seconds(const StepParts& parts) {
+  double out = 0.0;
+  for (const StepPart p : exchanged) out += parts.of(p).seconds;
+  return out;
+}
+
+}  // namespace
+
+void PricedPlanWriter::rollout(std::int32_t phase) {
+  const RolloutPoint& r = point_.rollout;
+  const EngineStep engine(rl_, r);
+  const double held = std::max(1.0, rl_.held_tokens());
+  RolloutStage only;  // of an engine without stages
+  each_stage(model_.model(), setting().engine, 1, [&](const RolloutStage& s, std::int64_t) { only = s; });
+  const auto block = [&](const char* name, auto&& steps) {
+    b().begin_block(phase, name);
+    b().begin_call(fmt::format("rollout.{}", name), fmt::format("{}.", name));
+    const BufferId work = b().transient(fmt::format("{}.activations", name), DType::u8,
+                                        whole_bytes(rollout_.activation_bytes), Category::activations);
+    const BufferId communicators = b().transient(fmt::format("{}.communicators", name), DType::u8,
+                                                 whole_bytes(rl_.communicators(r)), Category::overhead);
+    steps(std::vector<BufferId>{work, communicators});
+  };
+  // A token's pairs are the keys that it sees: a decode step of n sequences has n times the held ones.
+  block("prefill", [&](const std::vector<BufferId>& work) {
+    const double share = setting().prefix_shared ? 1.0 / std::max(setting().samples, 1.0) : 1.0;
+    std::vector<PricePoint> computes, sends;
+    const std::int64_t most = prefill_budget(scenario_);
+    for (std::int64_t n = std::min<std::int64_t>(64, most);; n = std::min(2 * n, most)) {
+      const double tokens = std::max(1.0, static_cast<double>(n) * share);
+      const double sequences = std::max(1.0, static_cast<double>(n) / std::max(setting().prompt_tokens, 1.0));
+      double slowest = 0.0, sent = 0.0;
+      each_stage(model_.model(), setting().engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
+        const StepParts parts = engine.prefill<StepParts>(s, tokens, sequences);
+        if (parts.total > slowest) slowest = parts.total, sent = exchanged_seconds(parts);
+      });
+      computes.push_back({.tokens = n, .seconds = slowest - sent});
+      sends.push_back(
+          {.tokens = n,
+           .seconds = sent,
+           .payload_bytes = engine.payload(only, tokens, tokens / static_cast<double>(r.cp), tokens).reduce});
+      if (n >= most) break;
+    }
+    Op& op = priced(OpKind::priced, streams::compute, "prefill.layers", work, std::move(computes));
+    op.inputs = all_of(shifts_.weights, &Backup::device);
+    add_pool(op);
+    communicate(OpKind::all_reduce, streams::tensor, "engine", "prefill.reduce", work, std::move(sends));
+  });
+  block("decode", [&](const std::vector<BufferId>& work) {
+    std::vector<PricePoint> computes, sends;
+    for (const std::int64_t n : batches_up_to(std::llround(rollout_.slots))) {
+      const auto sequences = static_cast<double>(n);
+      const double near = 0.5 * held, far = 1.5 * held;
+      const double at_near = rl_.decode_round(r, sequences, near).seconds(),
+                   at_far = rl_.decode_round(r, sequences, far).seconds();
+      const double per_pair = (at_far - at_near) / (sequences * (far - near));
+      const double sent = r.pp == 1 ? exchanged_seconds(engine.decode<StepParts>(only, sequences, held)) : 0.0;
+      computes.push_back({.tokens = n,
+                          .seconds = std::max(0.0, at_near - per_pair * sequences * near - sent),
+                          .seconds_per_pair = per_pair});
+      sends.push_back(
+          {.tokens = n, .seconds = sent, .payload_bytes = engine.payload(only, sequences, sequences, 0.0).reduce});
+    }
+    priced(OpKind::priced, streams::compute, "decode.layers", work, std::move(computes)).inputs =
+        all_of(shifts_.weights, &Backup::device);
+    communicate(OpKind::all_reduce, streams::tensor, "engine", "decode.reduce", work, std::move(sends));
+  });
+}
+
+/// The engine's pool as the scheduler counts it: blocks, and the bytes of one.
+void PricedPlanWriter::add_pool(Op& op) {
+  const double block = rollout_.kv_bytes_per_token * static_cast<double>(scenario_.rollout.block_tokens);
+  const std::int64_t pool = b().buffer(shifts_.kv).bytes();
+  const auto blocks = static_cast<std::int64_t>(static_cast<double>(pool) / std::max(block, 1.0) + 1e-6);
+  op.outputs.push_back(
+      b().view(shifts_.kv, DType::u8, {fixed(blocks), fixed(pool / std::max<std::int64_t>(blocks, 1))}));
+}
+
+/// Samples that all ranks learn, where our engine's come from many.
+void PricedPlanWriter::exchange(std::int32_t phase) {
+  b().begin_block(phase, "exchange");
+  communicate(OpKind::all_gather, streams::control, "world", "exchange", {}, always(rollout_.exchange_seconds));
+}
+
+/// Staging stands for the whole of it. Bytes move while requests and casts of other buckets run; the closed form adds
+/// them up, and so do these ops, one behind the other.
+void PricedPlanWriter::sync(std::int32_t phase, bool from_host, Part part) {
+  b().begin_block(phase, "sync");
+  b().begin_call("sync", "sync.");
+  const double host_staging = from_host ? std::min(point_.bucket_bytes, train_.params) : 0.0;
+  const BufferId staging =
+      b().transient("sync.buckets", DType::u8, whole_bytes(staging_ + host_staging), Category::communication);
+  if (part.trains) {
+    if (const double up = model_.cost().node_copy_seconds(train_.streamed_source); up > 0.0)
+      priced(OpKind::priced, streams::h2d, "sync.stream_source", {staging}, always(up));
+    if (from_host)
+      priced(OpKind::priced, streams::h2d, "sync.upload", {staging},
+             always(model_.cost().host_copy_seconds(train_.params)));
+    compute("sync.requests", {staging},
+            always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
+  }
+  communicate(OpKind::all_gather, streams::gather, "world", "sync.gather", {staging},
+              always(sync_.moving, sync_.bytes_received));
+  Op& load = priced(OpKind::priced, streams::compute, "sync.load", {staging}, always(0.0));
+  if (part.trains) load.inputs = all_of(shifts_.params, from_host ? &Backup::host : &Backup::device);
+  if (part.serves)
+    for (const Tensor& t : all_of(shifts_.weights, &Backup::device)) load.outputs.push_back(t);
+}
+
+}  // namespace hotbunk
