@@ -5,6 +5,7 @@
 #include "exec/length_driver.h"
 #include "lowering/lower.h"
 #include "planner/cost/cost_model.h"
+#include "sim/links.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -113,6 +114,32 @@ void decode_without_spans(benchmark::State& state) { decode(state, 2); }
 void decode_with_spans(benchmark::State& state) { decode(state, 1); }
 BENCHMARK(decode_without_spans)->Arg(1)->Arg(8)->Arg(64)->Unit(benchmark::kMillisecond);
 BENCHMARK(decode_with_spans)->Arg(8)->Unit(benchmark::kMillisecond);
+
+/// `jobs` at a time on links of their own (sharing 0), or in eights on one more (1): each that is done begins again.
+/// items = jobs done.
+void shared_links(benchmark::State& state) {
+  const auto jobs = static_cast<std::uint32_t>(state.range(0));
+  const bool sharing = state.range(1) != 0;
+  std::int64_t done = 0;
+  for (auto _ : state) {
+    SharedLinks links;
+    for (std::uint32_t job = 0; job < 3 * jobs; ++job) links.add_link("link");
+    const auto join = [&](std::int64_t now, std::uint32_t job) {
+      const Demand demands[] = {{job, 0.9}, {jobs + job, 0.5}, {2 * jobs + (sharing ? job / 8 : job), 0.2}};
+      links.join(now, job, 1000 + 7 * (job % 101), demands);
+    };
+    for (std::uint32_t job = 0; job < jobs; ++job) join(0, job);
+    for (std::int64_t end = done + 200'000; done < end;) {
+      const std::int64_t now = *links.next_done_ns();
+      while (const auto job = links.take_done(now)) {
+        join(now, *job);
+        ++done;
+      }
+    }
+  }
+  state.SetItemsProcessed(done);
+}
+BENCHMARK(shared_links)->Args({4096, 0})->Args({4096, 1})->Unit(benchmark::kMillisecond);
 
 /// From the scenario file to the trace, as `hotbunk simulate` does it. Run from the repository's root.
 void demo_scenario(benchmark::State& state) {

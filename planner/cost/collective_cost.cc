@@ -106,11 +106,13 @@ CostModel::Moving CostModel::across_nodes(OpKind kind, const GroupShape& g, doub
   out.inside = stays * bus / intra.bandwidth.value;
   const double port = port_wire * away / inter.bandwidth.value;
   out.outside = port * (leaves_pod ? spine : 1.0);
+  out.port = port;
   if (topology_ == NetworkTopology::leaf || other_rail == 0.0) return out;
   Moving forwarded = out, crossing = out;
   forwarded.inside += port_wire * away * other_rail * bus / intra.bandwidth.value;
   forwarded.more_hops = 1.0;
   crossing.outside = leaves_pod ? out.outside : port * (1.0 - other_rail + other_rail * spine);
+  crossing.crosses = other_rail;
   const double hop = hardware_.intra.hop_latency.value;
   return spineless || forwarded.seconds() + hop < crossing.seconds() ? forwarded : crossing;
 }
@@ -119,38 +121,49 @@ CostModel::Moving CostModel::across_nodes(OpKind kind, const GroupShape& g, doub
 /// Double binary trees over the nodes (NCCL): a node sends its half up in both and, at its two children, half of the
 /// data down twice where it is inner; two nodes are each other's child. They reach 0.92 of the links' rate
 /// (src/graph/tuning.cc). Chunks pipeline the levels.
-double CostModel::all_reduce_across_nodes(const GroupShape& g, double payload) const {
+CostModel::Priced CostModel::all_reduce_across_nodes(const GroupShape& g, double payload) const {
   const auto local = static_cast<double>(g.per_node), nodes = static_cast<double>(g.nodes),
              ranks = static_cast<double>(g.ranks);
   const auto moving = [&](double inside_share, double port_share) {
-    return across_nodes(OpKind::all_reduce, g, 2.0 * payload * inside_share, 2.0 * payload * port_share).seconds();
+    return across_nodes(OpKind::all_reduce, g, 2.0 * payload * inside_share, 2.0 * payload * port_share);
   };
   const double ring = (ranks - 1.0) / ranks, inner = (local - 1.0) / local;
   const double levels = std::ceil(std::log2(nodes)), tree = nodes > 2.0 ? 1.0 : 0.5;
-  const double flat = protocol_seconds(g, 2.0 * (ranks - nodes), 2.0 * (nodes - 1.0), moving(ring, ring));
-  const double rails =
-      protocol_seconds(g, 2.0 * (local - 1.0), 2.0 * (nodes - 1.0), moving(inner, (nodes - 1.0) / nodes));
-  const double trees = protocol_seconds(g, 2.0 * (local - 1.0), 2.0 * levels, moving(inner, tree) / 0.92);
-  return std::min({flat, rails, trees});
+  const auto priced = [&](double intra_hops, double inter_hops, const Moving& m, double rate) {
+    return Priced{protocol_seconds(g, intra_hops, inter_hops, m.seconds() / rate), m};
+  };
+  const Priced flat = priced(2.0 * (ranks - nodes), 2.0 * (nodes - 1.0), moving(ring, ring), 1.0);
+  const Priced rails = priced(2.0 * (local - 1.0), 2.0 * (nodes - 1.0), moving(inner, (nodes - 1.0) / nodes), 1.0);
+  const Priced trees = priced(2.0 * (local - 1.0), 2.0 * levels, moving(inner, tree), 0.92);
+  return std::min({flat, rails, trees}, [](const Priced& a, const Priced& b) { return a.seconds < b.seconds; });
+}
+
+CostModel::Priced CostModel::price_collective(OpKind kind, const GroupShape& g, double payload) const {
+  if (g.ranks <= 1) return {};
+  const double wire = wire_bytes(kind, g.ranks, payload);
+  const Hops hops = hops_of(kind, g);
+  if (g.nodes <= 1) {
+    const double bus = hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0;
+    const double gain = kind == OpKind::all_reduce ? hardware_.nvls_gain.value : 1.0;
+    const Moving m{.inside = wire * bus / hardware_.intra.bandwidth.value / gain};
+    return {protocol_seconds(g, hops.intra, hops.inter, m.inside), m};
+  }
+  if (kind == OpKind::all_reduce) return all_reduce_across_nodes(g, payload);
+  const Moving m = across_nodes(kind, g, wire, wire);
+  return {protocol_seconds(g, hops.intra + m.more_hops, hops.inter, m.seconds()), m};
 }
 
 double CostModel::collective_seconds(OpKind kind, const GroupShape& g, double payload) const {
   if (g.ranks <= 1) return 0.0;
-  const double wire = wire_bytes(kind, g.ranks, payload);
-  const Hops hops = hops_of(kind, g);
-  double formula = 0.0;
-  if (g.nodes <= 1) {
-    const double bus = hardware_.shared_transport ? static_cast<double>(g.per_node) : 1.0;
-    const double gain = kind == OpKind::all_reduce ? hardware_.nvls_gain.value : 1.0;
-    formula = protocol_seconds(g, hops.intra, hops.inter, wire * bus / hardware_.intra.bandwidth.value / gain);
-  } else if (kind == OpKind::all_reduce) {
-    formula = all_reduce_across_nodes(g, payload);
-  } else {
-    const Moving m = across_nodes(kind, g, wire, wire);
-    formula = protocol_seconds(g, hops.intra + m.more_hops, hops.inter, m.seconds());
-  }
-  return formula * correction(kind, DType::u8,
-                              {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(payload, 1.0)});
+  return price_collective(kind, g, payload).seconds *
+         correction(kind, DType::u8,
+                    {static_cast<double>(g.ranks), static_cast<double>(g.nodes), std::max(payload, 1.0)});
+}
+
+CostModel::LinkSeconds CostModel::link_seconds(OpKind kind, const GroupShape& g, double payload) const {
+  const Moving m = price_collective(kind, g, payload).moving;
+  const bool alone_in_node = g.per_node <= 1 && m.more_hops == 0.0;
+  return {alone_in_node ? 0.0 : m.inside, m.port, m.crosses};
 }
 
 double CostModel::exchange_seconds(const GroupShape& g, double network, double node) const {

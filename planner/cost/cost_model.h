@@ -74,6 +74,16 @@ class CostModel {
   /// Payload as DESIGN defines it: whole tensor of all-gather, reduce-scatter, all-reduce, broadcast; what one rank
   /// sends for all-to-all and P2P.
   double collective_seconds(OpKind, const GroupShape&, double payload_bytes) const;
+  /// What a collective keeps busy, as seconds at the links' full rates, without latencies, protocols and corrections:
+  ///   inside   a member's link inside its node, each way; with Hardware::shared_transport the node's bus, all members;
+  ///            0 where it has no other member to talk to there, though the price looks at it
+  ///   port     a member's network port, each way
+  ///   crosses  share of what passes the port that takes the spine because it is for another rail, in [0, 1]
+  /// Of an all-reduce across nodes: by the algorithm that the price is of. Not included: oversubscription of the spine.
+  struct LinkSeconds {
+    double inside = 0, port = 0, crosses = 0;
+  };
+  LinkSeconds link_seconds(OpKind, const GroupShape&, double payload_bytes) const;
   /// An all-to-all of which a rank sends `network` bytes to other nodes and `node` bytes inside nodes, at the same
   /// time.
   double exchange_seconds(const GroupShape&, double network, double node) const;
@@ -109,10 +119,17 @@ class CostModel {
   /// Bytes over a rank's own links, in seconds at their full rates; nodes > 1: moving at the same time.
   struct Moving {
     double inside = 0, outside = 0, more_hops = 0;  // hops: over NVLink, to another rail
+    double port = 0, crosses = 0;                   // LinkSeconds
     double seconds() const { return std::max(inside, outside); }
   };
+  /// A collective's formula, and what it moves.
+  struct Priced {
+    double seconds = 0;
+    Moving moving;
+  };
   Moving across_nodes(OpKind, const GroupShape&, double inside_wire, double port_wire) const;
-  double all_reduce_across_nodes(const GroupShape&, double payload) const;
+  Priced all_reduce_across_nodes(const GroupShape&, double payload) const;
+  Priced price_collective(OpKind, const GroupShape&, double payload) const;
 
   Hardware hardware_;
   std::array<double, num_dtypes> peaks_{};  // FLOP/s, of hardware_: a price asks for them by the million

@@ -1,0 +1,181 @@
+#include "sim/cluster_links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+/// Of a link that is busy for so long at full rate, by a job that takes `price_ns` alone: half a nanosecond more, as
+/// prices are rounded, and rounding makes no contention.
+double fraction_of(double seconds, std::int64_t price_ns) {
+  if (seconds <= 0.0) return 0.0;
+  return std::min(1.0, seconds * 1e9 / (static_cast<double>(price_ns) + 0.5));
+}
+
+/// All-to-all: every member sends to every other. A ring's nodes send to the next one.
+bool spreads(OpKind k) { return k == OpKind::all_to_all || k == OpKind::peer_copy; }
+
+}  // namespace
+
+ClusterLinks::ClusterLinks(const CostModel& cost, const ClusterSpec& cluster, Rank num_ranks, SharedLinks& links)
+    : cost_(cost),
+      ranks_per_device_(std::max<std::int64_t>(1, cluster.ranks_per_device)),
+      devices_per_node_(std::max<std::int64_t>(1, cluster.gpus_per_node)),
+      pod_nodes_(std::max<std::int64_t>(1, cluster.pod_nodes)),
+      rails_(cluster.network_topology == NetworkTopology::rail_optimized),
+      has_spine_(cluster.network_topology != NetworkTopology::rail_only),
+      has_nvlink_(cluster.gpu.nvlink_bandwidth.value > 0.0),
+      has_bus_(cost.hardware().shared_transport),
+      oversubscription_(std::max(1.0, cluster.oversubscription)) {
+  HB_CHECK(num_ranks > 0, "a cluster of {} ranks", num_ranks);
+  const std::int64_t nodes = node_of(num_ranks - 1) + 1;
+  static constexpr const char* names[num_device_links] = {"pcie to device", "pcie to host", "nvlink in",
+                                                          "nvlink out",     "port in",      "port out"};
+  first_device_ = static_cast<LinkId>(links.num_links());
+  for (std::int64_t device = 0; device < nodes * devices_per_node_; ++device)
+    for (const char* name : names)
+      links.add_link(fmt::format("node {} gpu {} {}", device / devices_per_node_, device % devices_per_node_, name));
+  first_memory_ = static_cast<LinkId>(links.num_links());
+  for (std::int64_t node = 0; node < nodes; ++node) links.add_link(fmt::format("node {} host memory", node));
+  first_bus_ = static_cast<LinkId>(links.num_links());
+  if (has_bus_)
+    for (std::int64_t node = 0; node < nodes; ++node) links.add_link(fmt::format("node {} bus", node));
+  first_spine_ = static_cast<LinkId>(links.num_links());
+  const std::int64_t pods = has_spine_ && nodes > 1 ? (nodes + pod_nodes_ - 1) / pod_nodes_ : 0;
+  for (std::int64_t pod = 0; pod < pods; ++pod)
+    for (std::int64_t rail = 0; rail < (rails_ ? devices_per_node_ : 1); ++rail)
+      for (const char* way : {"down", "up"})
+        links.add_link(fmt::format("pod {}{} spine {}", pod, rails_ ? fmt::format(" rail {}", rail) : "", way));
+}
+
+std::int64_t ClusterLinks::spine_of(Rank r) const {
+  const std::int64_t pod = node_of(r) / pod_nodes_;
+  return rails_ ? pod * devices_per_node_ + device_of(r) % devices_per_node_ : pod;
+}
+
+ClusterLinks::RankLinks ClusterLinks::links_of(Rank rank, std::span<const Rank> alike) const {
+  RankLinks out{rank};
+  if (alike.empty()) return out;
+  out.on_device =
+      static_cast<std::int32_t>(std::ranges::count_if(alike, [&](Rank r) { return device_of(r) == device_of(rank); }));
+  out.on_node =
+      static_cast<std::int32_t>(std::ranges::count_if(alike, [&](Rank r) { return node_of(r) == node_of(rank); }));
+  return out;
+}
+
+ClusterLinks::GroupLinks ClusterLinks::links_of(const std::vector<Rank>& members,
+                                                std::span<const std::vector<Rank>> alike) const {
+  GroupLinks out{cost_.shape_of(members), {}, {}, {}};
+  std::map<std::int64_t, std::int32_t> devices, nodes, pods;  // members on each
+  for (Rank r : members) ++devices[device_of(r)], ++nodes[node_of(r)], ++pods[node_of(r) / pod_nodes_];
+  std::map<std::int64_t, std::int32_t> on_device, on_node, on_spine;  // groups on each
+  for (const std::vector<Rank>& group : alike) {
+    std::set<std::int64_t> d, n, s;
+    for (Rank r : group) d.insert(device_of(r)), n.insert(node_of(r)), s.insert(spine_of(r));
+    for (std::int64_t x : d) ++on_device[x];
+    for (std::int64_t x : n) ++on_node[x];
+    for (std::int64_t x : s) ++on_spine[x];
+  }
+  const auto times = [](const auto& groups, std::int64_t x) {
+    const auto at = groups.find(x);
+    return at == groups.end() ? 1 : at->second;
+  };
+  for (const auto& [device, count] : devices) out.devices.push_back({device, count, times(on_device, device)});
+  for (const auto& [node, count] : nodes) out.nodes.push_back({node, times(on_node, node)});
+  if (!has_spine_ || nodes.size() <= 1) return out;
+  // The spine feeds `ports` ports below each of its links; a member's second on its port is so much on that link.
+  const double ports = static_cast<double>(pod_nodes_ * (rails_ ? 1 : devices_per_node_));
+  const double per_port = oversubscription_ / ports;
+  const auto ranks = static_cast<double>(members.size());
+  std::map<std::int64_t, GroupLinks::Spine> spines;
+  for (Rank r : members) {
+    GroupLinks::Spine& spine = spines.try_emplace(spine_of(r), GroupLinks::Spine{spine_of(r)}).first->second;
+    spine.all += per_port;
+    const double outside = ranks - pods[node_of(r) / pod_nodes_], away = ranks - nodes[node_of(r)];
+    spine.spread += per_port * outside / away;
+  }
+  for (auto& [link, spine] : spines) {
+    // A ring enters and leaves a pod at one node each, over its members' ports there.
+    const double boundary = rails_ ? 1.0 : static_cast<double>(out.shape.per_node);
+    if (pods.size() > 1) spine.ring = std::min(spine.all, boundary * per_port);
+    spine.times = times(on_spine, link);
+    out.spines.push_back(spine);
+  }
+  return out;
+}
+
+Demand ClusterLinks::inside(std::int64_t device, bool out, double fraction, std::int32_t times) const {
+  if (has_nvlink_) return {device_link(device, out ? nvlink_out : nvlink_in), fraction, times};
+  const Hardware& h = cost_.hardware();
+  const double of_pcie = h.intra.bandwidth.value / std::max(h.host_bandwidth.value, 1.0);
+  return {device_link(device, out ? pcie_out : pcie_in), std::min(1.0, fraction * of_pcie), times};
+}
+
+void ClusterLinks::copy(const RankLinks& at, CopyDirection direction, double bytes, std::int64_t price_ns,
+                        std::vector<Demand>& out) const {
+  if (bytes <= 0.0) return;
+  const Hardware& h = cost_.hardware();
+  const double device = fraction_of(bytes / std::max(h.host_bandwidth.value, 1.0), price_ns);
+  out.push_back({device_link(device_of(at.rank), direction == CopyDirection::to_device ? pcie_in : pcie_out),
+                 std::min(device, 1.0 / static_cast<double>(ranks_per_device_)), at.on_device});
+  out.push_back({first_memory_ + static_cast<LinkId>(node_of(at.rank)),
+                 fraction_of(bytes / std::max(h.host_memory_bandwidth.value, 1.0), price_ns), at.on_node});
+}
+
+void ClusterLinks::collective(const GroupLinks& group, OpKind kind, double payload, std::int64_t price_ns,
+                              std::vector<Demand>& out) const {
+  if (group.shape.ranks <= 1 || payload <= 0.0) return;
+  const CostModel::LinkSeconds busy = cost_.link_seconds(kind, group.shape, payload);
+  if (has_bus_)  // of all members of a node together
+    for (const auto& [node, times] : group.nodes)
+      out.push_back({first_bus_ + static_cast<LinkId>(node), fraction_of(busy.inside, price_ns), times});
+  for (const auto& [device, members, times] : group.devices) {
+    if (const double f = fraction_of(busy.inside * members, price_ns); f > 0.0 && !has_bus_)
+      for (bool outward : {false, true}) out.push_back(inside(device, outward, f, times));
+    if (const double f = fraction_of(busy.port * members, price_ns); f > 0.0)
+      for (DeviceLink port : {port_in, port_out}) out.push_back({device_link(device, port), f, times});
+  }
+  for (const GroupLinks::Spine& spine : group.spines) {
+    const double leaves = spreads(kind) ? spine.spread : spine.ring;
+    const double f = fraction_of(busy.port * (leaves + busy.crosses * (spine.all - leaves)), price_ns);
+    if (f <= 0.0) continue;
+    for (bool up : {false, true}) out.push_back({spine_link(spine.spine, up), f, spine.times});
+  }
+}
+
+void ClusterLinks::send(Rank from, Rank to, double bytes, std::int64_t price_ns, std::vector<Demand>& out,
+                        std::int32_t on_spine) const {
+  if (bytes <= 0.0 || from == to) return;
+  const bool same_node = node_of(from) == node_of(to);
+  const auto rail = [this](Rank r) { return device_of(r) % devices_per_node_; };
+  const GroupShape pair{2, same_node ? 1 : 2, same_node ? 2 : 1, std::abs(node_of(from) - node_of(to)) + 1,
+                        same_node || rail(from) == rail(to)};
+  const CostModel::LinkSeconds busy = cost_.link_seconds(OpKind::send, pair, bytes);
+  if (const double f = fraction_of(busy.inside, price_ns); f > 0.0) {
+    if (has_bus_) {
+      out.push_back({first_bus_ + static_cast<LinkId>(node_of(from)), f, 1});
+    } else {
+      // What goes to another rail first passes NVLink at the sender's node.
+      out.push_back(inside(device_of(from), true, f, 1));
+      if (same_node) out.push_back(inside(device_of(to), false, f, 1));
+    }
+  }
+  const double port = fraction_of(busy.port, price_ns);
+  if (same_node || port <= 0.0) return;
+  out.push_back({device_link(device_of(from), port_out), port, 1});
+  out.push_back({device_link(device_of(to), port_in), port, 1});
+  const bool leaves_pod = node_of(from) / pod_nodes_ != node_of(to) / pod_nodes_;
+  const double ports = static_cast<double>(pod_nodes_ * (rails_ ? 1 : devices_per_node_));
+  const double f = fraction_of(busy.port * (leaves_pod ? 1.0 : busy.crosses) * oversubscription_ / ports, price_ns);
+  if (!has_spine_ || f <= 0.0) return;
+  out.push_back({spine_link(spine_of(from), true), f, on_spine});
+  out.push_back({spine_link(spine_of(to), false), f, on_spine});
+}
+
+}  // namespace hotbunk

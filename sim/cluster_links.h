@@ -1,0 +1,104 @@
+// The links of a cluster as SharedLinks, and what copies, collectives and sends take of them.
+//
+//   link           of each  capacity, one way                                  who is on it
+//   pcie           device   Hardware::host_bandwidth                           copies between device and host
+//   nvlink         device   Hardware::intra.bandwidth                          what stays in a node
+//   port           device   Hardware::inter.bandwidth                          what leaves a node
+//   host memory    node     Hardware::host_memory_bandwidth, both ways         copies of all its devices
+//   bus            node     intra.bandwidth, both ways                         instead of nvlink:
+//   Hardware::shared_transport spine          pod      inter.bandwidth x ports below / oversubscription   what leaves a
+//   pod, or changes its rail
+//
+// Devices without NVLink talk over pcie. Of rails every one has a spine link of its own in each pod. pod_nodes 0: every
+// node is a pod. rail_only: no spine.
+//
+// A job takes of a link the seconds that its bytes keep it busy at full rate over its price, at most 1: alone it is
+// never slower than its price. Prices that assume company leave room for it, and are not slowed by it a second time:
+//   CostModel::node_copy_seconds      all ranks of the node copy: each takes 1 / ranks of the host's memory
+//   ranks that share a device         a copy takes at most 1 / ranks_per_device of its pcie
+//   collectives that leave a pod      all ports do: with pods of a node each takes its ports' part of the spine; of
+//                                     larger pods a ring takes less, as only its last node's ports leave the pod
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "planner/cost/cost_model.h"
+#include "sim/links.h"
+
+namespace hotbunk {
+
+enum class CopyDirection : std::uint8_t { to_device, to_host };
+
+class ClusterLinks {
+ public:
+  /// Adds the links of the first `num_ranks` ranks' nodes to `links`. `cost` outlives this.
+  ClusterLinks(const CostModel& cost, const ClusterSpec&, Rank num_ranks, SharedLinks& links);
+
+  /// A rank as a job's place. `alike`: the ranks, itself among them, that it stands for; empty: itself alone.
+  struct RankLinks {
+    Rank rank = 0;
+    std::int32_t on_device = 1, on_node = 1;  // of those it stands for
+  };
+  RankLinks links_of(Rank, std::span<const Rank> alike = {}) const;
+
+  /// A group as a job's place: the links of its members, and how many alike groups are on each.
+  struct GroupLinks {
+    struct Device {
+      std::int64_t device;
+      std::int32_t members, times;
+    };
+    struct Node {
+      std::int64_t node;
+      std::int32_t times;
+    };
+    /// Spine of one pod, or of one of its rails. Seconds on it per second of a member's port: when all that passes the
+    /// ports goes there, what a ring and what an all-to-all send out of the pod.
+    struct Spine {
+      std::int64_t spine;
+      double all = 0, ring = 0, spread = 0;
+      std::int32_t times = 1;
+    };
+    GroupShape shape;
+    std::vector<Device> devices;
+    std::vector<Node> nodes;
+    std::vector<Spine> spines;
+  };
+  /// `alike`: the groups, itself among them, that it stands for; empty: itself alone. To be made once per group.
+  GroupLinks links_of(const std::vector<Rank>& members, std::span<const std::vector<Rank>> alike = {}) const;
+
+  // What a job of this price takes, behind what is in `out`. Price in ns, alone; bytes and payload as CostModel has
+  // them.
+
+  void copy(const RankLinks&, CopyDirection, double bytes, std::int64_t price_ns, std::vector<Demand>& out) const;
+  /// A collective of the group, all members together. Pairwise kinds are send().
+  void collective(const GroupLinks&, OpKind, double payload_bytes, std::int64_t price_ns,
+                  std::vector<Demand>& out) const;
+  /// Of one rank to another: the sender's links out, the receiver's in. `on_spine`: alike sends that share the spine.
+  void send(Rank from, Rank to, double bytes, std::int64_t price_ns, std::vector<Demand>& out,
+            std::int32_t on_spine = 1) const;
+
+ private:
+  enum DeviceLink : std::uint8_t { pcie_in, pcie_out, nvlink_in, nvlink_out, port_in, port_out, num_device_links };
+
+  std::int64_t device_of(Rank r) const { return r / ranks_per_device_; }
+  std::int64_t node_of(Rank r) const { return device_of(r) / devices_per_node_; }
+  /// The spine link that a rank's port leads to.
+  std::int64_t spine_of(Rank) const;
+  LinkId device_link(std::int64_t device, DeviceLink kind) const {
+    return first_device_ + static_cast<LinkId>(device) * num_device_links + kind;
+  }
+  LinkId spine_link(std::int64_t spine, bool up) const {
+    return first_spine_ + static_cast<LinkId>(spine) * 2 + (up ? 1 : 0);
+  }
+  /// The link of a device that is `nvlink` where there is one.
+  Demand inside(std::int64_t device, bool out, double fraction, std::int32_t times) const;
+
+  const CostModel& cost_;
+  std::int64_t ranks_per_device_, devices_per_node_, pod_nodes_;
+  bool rails_, has_spine_, has_nvlink_, has_bus_;
+  double oversubscription_;
+  LinkId first_device_ = 0, first_memory_ = 0, first_bus_ = 0, first_spine_ = 0;
+};
+
+}  // namespace hotbunk
