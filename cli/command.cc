@@ -217,11 +217,28 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   const ModelCost cost(model);
   SimOptions sim;
   sim.enforce_capacity = options.enforce_capacity;
-  sim.timeline.last_step = walked.first - 1 + options.span_steps;
-  SimBackend backend(job.scenario.cluster, cost, sim);
+  // Threads that share cores take turns op by op, and so do ranks that share a device.
+  const bool by_call = cost.threads().cores == 0;
+  if (by_call) {
+    sim.granularity = Granularity::calls;
+    sim.links = &model;
+    sim.by_op = sim.timeline.in_full = options.by_op;
+    if (options.by_op.empty()) (*driver)->take_steps_together();
+    if (options.fold && job.scenario.cluster.ranks_per_device == 1) {
+      std::vector<std::int32_t> classes = (*driver)->rank_classes(walked.first, walked.last);
+      for (std::int32_t alone = -1; const Rank r : options.by_op) classes[static_cast<std::size_t>(r)] = alone--;
+      // Who shares a node's links or a pod's must be alike too.
+      const std::int64_t node = job.scenario.cluster.gpus_per_node;
+      std::vector<std::int64_t> neighbours = {node};
+      if (job.scenario.cluster.pod_nodes > 0) neighbours.push_back(node * job.scenario.cluster.pod_nodes);
+      sim.classes = RankClasses::fold(job.plan, cost, classes, neighbours);
+    }
+  }
+  sim.timeline.last_step = std::min(walked.first - 1 + options.span_steps, walked.last);
   RunOptions run;
   run.first_step = walked.first, run.steps = walked.last;
-  for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
+  SimBackend backend(job.scenario.cluster, cost, sim);
+  run.local_ranks = sim.classes.value_or(RankClasses::unfolded(job.plan.num_ranks())).players();
   ProgressLine progress;
   run.on_phase = [&](std::int32_t step, std::int16_t phase) {
     progress.show([&] {

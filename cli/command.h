@@ -95,6 +95,8 @@ struct SimulateOptions {
   std::int32_t span_steps = 2;          // from the first iteration on
   std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
+  std::vector<Rank> by_op{};  // ranks that are played op by op
+  bool fold = true;           // of ranks that are alike only one is played
 };
 Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
 /// The profile that prices this scenario's ops.

@@ -57,11 +57,16 @@ Option Option::check(const ValueRule& rule) const {
 Option Option::needs(Option other) const { return Option(option_->needs(other.option_)); }
 Option Option::excludes(Option other) const { return Option(option_->excludes(other.option_)); }
 Option Option::one_each_time() const { return Option(option_->allow_extra_args(false)); }
+Option Option::with_commas() const {
+  option_->delimiter(',')->allow_extra_args(false);
+  return *this;
+}
 
 template <class T>
 Option Command::option(const std::string& name, T& value, const std::string& help) const {
   return Option(app_->add_option(name, value, help));
 }
+
 template Option Command::option(const std::string&, std::string&, const std::string&) const;
 template Option Command::option(const std::string&, std::int32_t&, const std::string&) const;
 template Option Command::option(const std::string&, std::int64_t&, const std::string&) const;
@@ -70,6 +75,7 @@ template Option Command::option(const std::string&, double&, const std::string&)
 template Option Command::option(const std::string&, std::optional<std::int32_t>&, const std::string&) const;
 template Option Command::option(const std::string&, std::optional<double>&, const std::string&) const;
 template Option Command::option(const std::string&, std::vector<std::string>&, const std::string&) const;
+template Option Command::option(const std::string&, std::vector<std::int32_t>&, const std::string&) const;
 
 Option Command::flag(const std::string& name, bool& value, const std::string& help) const {
   return Option(app_->add_flag(name, value, help));

@@ -44,6 +44,8 @@ class Option {
   Option excludes(Option other) const;
   /// Of a vector: one value each time the option is given, not all words that follow.
   Option one_each_time() const;
+  /// Of a vector: values with commas between them, as "0,3".
+  Option with_commas() const;
 
  private:
   CLI::Option* option_;
@@ -54,8 +56,8 @@ class Command {
  public:
   Command(CLI::App* app, Action* chosen) : app_(app), chosen_(chosen) {}
   /// "--name", or "name" for a place on the command line. T: std::string, std::int32_t, std::int64_t, std::size_t,
-  /// double, an optional of the numbers, a vector of strings. `value` must outlive the reading; it keeps what it has
-  /// where the option is not given.
+  /// double, an optional of the numbers, a vector of strings or of whole numbers. `value` must outlive the reading; it
+  /// keeps what it has where the option is not given.
   template <class T>
   Option option(const std::string& name, T& value, const std::string& help) const;
   Option flag(const std::string& name, bool& value, const std::string& help) const;

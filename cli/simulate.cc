@@ -22,7 +22,20 @@ struct Options {
   ScenarioOptions scenario;
   std::string out, lengths;
   std::int32_t span_steps = 2;
+  std::vector<Rank> ops;
 };
+
+/// E143: there is no such rank.
+Status check_ranks(const std::vector<Rank>& ranks, const Plan& plan) {
+  for (const Rank r : ranks)
+    if (r < 0 || r >= plan.num_ranks())
+      return fail(Diagnostic{.code = "E143",
+                             .message = fmt::format("--ops {}: the plan has no such rank", r),
+                             .where = {},
+                             .notes = {},
+                             .help = fmt::format("give ranks from 0 to {}", plan.num_ranks() - 1)});
+  return {};
+}
 
 /// Replayed, or nothing: then they are drawn.
 Result<std::optional<StepLengths>> lengths_of(const Options& o, const Job& job) {
@@ -60,11 +73,12 @@ int run(const Options& o) {
   }
   const auto hardware = hardware_of(job->scenario);
   if (!hardware) return report_errors(hardware.error());
+  if (Status known = check_ranks(o.ops, job->plan); !known) return report_errors(known.error());
   const auto error = fit_error(*job);
   auto lengths = lengths_of(o, *job);
   if (!lengths) return report_errors(lengths.error());
-  const auto trace =
-      simulate_job(*job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  const auto trace = simulate_job(
+      *job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false, .by_op = o.ops});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
   if (o.scenario.json) print_document(json_text(summary, 1));
@@ -98,6 +112,7 @@ void add_simulate(CommandLine& line) {
   sub.option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
   sub.option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
   sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
+  sub.option("--ops", o->ops, "ranks whose ops and buffers are kept one by one: 0 or 0,3").with_commas();
   sub.action([o] { return run(*o); });
 }
 

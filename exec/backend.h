@@ -36,6 +36,9 @@ class Device {
   virtual Status collective(StreamId, const BoundOp&, const Args&) = 0;
   virtual Status record(StreamId, EventId) = 0;
   virtual Status wait(StreamId, EventId) = 0;  // for the most recent record of that event
+  /// A run of a block, call by call, op by op; ends with the first failure. A device that knows a shorter way to the
+  /// same end may take it.
+  virtual Status play(const Program&, const Block&, const Args&);
   /// Waits until everything enqueued is done; the first failure of any op comes back here.
   virtual Status sync() = 0;
 
@@ -75,7 +78,5 @@ Result<Trace> execute(const Plan&, Backend&, Driver&, const RunOptions&);
 
 /// One op, dispatched to the Device call that its kind means; shared by execute and the tests.
 Status dispatch(Device&, const BoundOp&, const Args&);
-/// A block, call by call, op by op; ends with the first failure.
-Status play(Device&, const Program&, const Block&, const Args&);
 
 }  // namespace hotbunk

@@ -40,7 +40,7 @@ Status play_again(const Plan& plan, Device& device, const std::vector<Args>& blo
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     device.watch_numbers(static_cast<std::int64_t>(i));
     const Block& block = program.phases[static_cast<std::size_t>(phase)][static_cast<std::size_t>(blocks[i].block)];
-    if (auto s = play(device, program, block, blocks[i]); !s) return s;
+    if (auto s = device.play(program, block, blocks[i]); !s) return s;
     if (auto s = device.sync(); !s) return s;
   }
   return {};

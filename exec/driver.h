@@ -17,11 +17,15 @@ struct Payload {
   virtual ~Payload() = default;
 };
 
-/// One run of one block.
+/// One run of one block, or several like it.
 struct Args {
   std::int32_t block = 0;
   std::int32_t step = 0;
   Sizes sizes;
+  /// So many runs, one right behind the other, of which each has `pairs_per_time` attention_pairs more than the one
+  /// before: decode steps between two events of a scheduler. Only a Driver that was told that its device takes them
+  /// together says more than one.
+  std::int64_t times = 1, pairs_per_time = 0;
   std::shared_ptr<Payload> payload;
 };
 

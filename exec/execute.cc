@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "exec/backend.h"
 #include "exec/session.h"
 
@@ -88,15 +89,16 @@ Status dispatch(Device& device, const BoundOp& op, const Args& args) {
   return device.compute(op->stream, op, args);
 }
 
-Status play(Device& device, const Program& program, const Block& block, const Args& args) {
+Status Device::play(const Program& program, const Block& block, const Args& args) {
+  HB_CHECK(args.times == 1, "this device plays a block once, not {} times together", args.times);
   Status done;
   each_step(
       program, block,
       [&](const BoundOp& op) {
-        if (done) done = dispatch(device, op, args);
+        if (done) done = dispatch(*this, op, args);
       },
       [&](const Mark& m) {
-        if (done) done = m.kind == OpKind::record ? device.record(m.stream, m.event) : device.wait(m.stream, m.event);
+        if (done) done = m.kind == OpKind::record ? record(m.stream, m.event) : wait(m.stream, m.event);
       });
   return done;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -127,6 +128,11 @@ Scheduler IterationDriver::make_scheduler(std::span<const std::int64_t> samples,
   return checked(Scheduler::create(scheduler_config(scenario_, num_kv_blocks_), std::move(requests)));
 }
 
+std::vector<std::vector<std::int64_t>> IterationDriver::samples_of_engines(
+    std::span<const std::int64_t> prompt_tokens) const {
+  return route_samples(prompt_tokens, scenario_.algorithm.samples_per_prompt, scenario_.rollout.layout.dp);
+}
+
 void IterationDriver::start_rollout(Iteration& it) {
   const std::int64_t per_prompt = scenario_.algorithm.samples_per_prompt;
   const std::vector<std::int64_t> prompts = prompt_tokens(it.step);
@@ -135,7 +141,7 @@ void IterationDriver::start_rollout(Iteration& it) {
     lengths.prompt_tokens.insert(lengths.prompt_tokens.end(), static_cast<std::size_t>(per_prompt), prompt);
   HB_CHECK(lengths.prompt_tokens.size() == lengths.response_tokens.size(), "{} prompts, {} caps",
            lengths.prompt_tokens.size(), lengths.response_tokens.size());
-  for (const auto& samples : route_samples(prompts, per_prompt, scenario_.rollout.layout.dp))
+  for (const auto& samples : samples_of_engines(prompts))
     it.engines.push_back({make_scheduler(samples, lengths), {}, {}, false});
 }
 
@@ -148,29 +154,35 @@ std::optional<Args> IterationDriver::rollout_decision(Iteration& it, Rank rank, 
       engine.scheduler.completed(*engine.open, ended(it, number, *engine.open, engine.decisions.back()));
       engine.open.reset();
     }
-    engine.open = engine.scheduler.next();
+    engine.open = engine.scheduler.next(most_decode_steps());
     engine.done = !engine.open;
     if (engine.done) break;
     engine.decisions.push_back({.block = engine.open->prefill ? 0 : 1,
                                 .step = it.step,
                                 .sizes = engine.open->sizes,
+                                .times = engine.open->times,
+                                .pairs_per_time = engine.open->sizes.seqs,
                                 .payload = rollout_payload(it, number, *engine.open)});
   }
   if (static_cast<std::int64_t>(engine.decisions.size()) <= index) return std::nullopt;
   return engine.decisions[static_cast<std::size_t>(index)];
 }
 
+std::vector<MiniBatch> IterationDriver::mini_batches_of(const SampleLengths& lengths) const {
+  std::vector<std::int64_t> tokens;
+  for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i)
+    tokens.push_back(lengths.prompt_tokens[i] + lengths.response_tokens[i]);
+  return checked(make_mini_batches(tokens, {.ranks = scenario_.train.layout.dp,
+                                            .mini_batches = scenario_.algorithm.mini_batches,
+                                            .micro_batch_tokens = micro_batch_capacity(scenario_),
+                                            .max_seqs = max_micro_batch_seqs(scenario_)}));
+}
+
 const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step) {
   Iteration& it = iteration(step);
   if (!it.batches) {
     const SampleLengths lengths = sample_lengths(step);
-    std::vector<std::int64_t> tokens;
-    for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i)
-      tokens.push_back(lengths.prompt_tokens[i] + lengths.response_tokens[i]);
-    it.batches = checked(make_mini_batches(tokens, {.ranks = scenario_.train.layout.dp,
-                                                    .mini_batches = scenario_.algorithm.mini_batches,
-                                                    .micro_batch_tokens = micro_batch_capacity(scenario_),
-                                                    .max_seqs = max_micro_batch_seqs(scenario_)}));
+    it.batches = mini_batches_of(lengths);
     note_trained(step, lengths, *it.batches);
   }
   return *it.batches;
@@ -295,10 +307,9 @@ SchedulerStatistics IterationDriver::replay(const SampleLengths& lengths) const 
   const auto per_prompt = static_cast<std::size_t>(scenario_.algorithm.samples_per_prompt);
   for (std::size_t i = 0; i < lengths.prompt_tokens.size(); i += per_prompt)
     prompts.push_back(lengths.prompt_tokens[i]);
-  for (const auto& samples :
-       route_samples(prompts, scenario_.algorithm.samples_per_prompt, scenario_.rollout.layout.dp)) {
+  for (const auto& samples : samples_of_engines(prompts)) {
     Scheduler scheduler = make_scheduler(samples, lengths);
-    while (const auto step = scheduler.next()) scheduler.completed(*step);
+    while (const auto step = scheduler.next(std::numeric_limits<std::int64_t>::max())) scheduler.completed(*step);
     const SchedulerStatistics& s = scheduler.statistics();
     total.prefill_steps += s.prefill_steps;
     total.decode_steps += s.decode_steps;

@@ -2,9 +2,9 @@
 // What differs between a simulation and a real run (lengths, end of sequence, data) are the hooks of derived classes.
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
-// once. reference, old_logprobs, values: all micro-batches of the iteration. train, critic: per mini-batch "begin", its "micro"s,
-// "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration and in one that ends the run early.
-// All others: block 0.
+// once. reference, old_logprobs, values: all micro-batches of the iteration. train, critic: per mini-batch "begin", its
+// "micro"s, "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration and in one that ends the
+// run early. All others: block 0.
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
 // micro-batch has 0 of both); all other blocks 0.
@@ -103,6 +103,15 @@ class IterationDriver : public Driver {
   const std::map<std::string, double>& figures(std::int32_t step) { return open_figures_[step]; }
   /// Called once per step, when its samples are known.
   virtual void samples_known(std::int32_t /*step*/, const SampleLengths&) {}
+
+  /// How many decode steps a decision may stand for.
+  virtual std::int64_t most_decode_steps() const { return 1; }
+  /// The samples of each engine, in an iteration with these prompts.
+  std::vector<std::vector<std::int64_t>> samples_of_engines(std::span<const std::int64_t> prompt_tokens) const;
+  /// What is trained of samples of these lengths, in order.
+  std::vector<MiniBatch> mini_batches_of(const SampleLengths&) const;
+  Rank first_engine_rank() const { return first_engine_rank_; }
+  Rank num_train_ranks() const { return static_cast<Rank>(shares_.size()); }
 
   // Hooks. Payloads stay alive from next() to completed(), and are immutable but for what fetch() stores.
   virtual std::vector<std::int64_t> prompt_tokens(std::int32_t step) = 0;  // per prompt, before the rollout

@@ -1,6 +1,10 @@
 #include "exec/length_driver.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/numbers.h"
 
 namespace hotbunk {
 
@@ -34,6 +38,42 @@ std::vector<std::int64_t> LengthDriver::prompt_tokens(std::int32_t step) {
   std::vector<std::int64_t> by_prompt;
   for (std::size_t i = 0; i < by_sample.size(); i += per_prompt) by_prompt.push_back(by_sample[i]);
   return by_prompt;
+}
+
+std::vector<std::int32_t> LengthDriver::rank_classes(std::int32_t first, std::int32_t last) {
+  std::vector<std::int32_t> classes(static_cast<std::size_t>(plan().num_ranks()), 0);
+  const bool rolls_out = kv_blocks_of(plan()) > 0;
+  for (std::int32_t step = first; step <= last; ++step) {
+    const SampleLengths drawn = lengths(step);
+    Numbers<std::vector<std::int64_t>> data;  // 0: none
+    data({});
+    std::vector<std::int32_t> of_engine, of_share(static_cast<std::size_t>(scenario().train.layout.dp));
+    if (rolls_out)
+      for (const auto& samples : samples_of_engines(prompt_tokens(step))) {
+        std::vector<std::int64_t> tokens;
+        for (const std::int64_t i : samples)
+          for (const auto* all : {&drawn.prompt_tokens, &drawn.response_tokens})
+            tokens.push_back((*all)[static_cast<std::size_t>(i)]);
+        of_engine.push_back(data(std::move(tokens)));
+      }
+    const std::vector<MiniBatch> batches = mini_batches_of(drawn);
+    for (std::size_t share = 0; share < of_share.size(); ++share) {
+      std::vector<std::int64_t> sizes;
+      for (const MiniBatch& mini : batches)
+        for (const MicroBatch& micro : mini.ranks[share])
+          for (const std::int64_t n : {micro.sizes.tokens, micro.sizes.seqs, micro.sizes.attention_pairs})
+            sizes.push_back(n);
+      of_share[share] = data(std::move(sizes));
+    }
+    Numbers<std::array<std::int32_t, 3>> finer;
+    for (Rank r = 0; r < plan().num_ranks(); ++r) {
+      const bool engine = rolls_out && r >= first_engine_rank(), trains = r < num_train_ranks();
+      std::int32_t& mine = classes[static_cast<std::size_t>(r)];
+      mine = finer({mine, engine ? of_engine.at(static_cast<std::size_t>(engine_of(r))) : 0,
+                    trains ? of_share.at(share_of(r)) : 0});
+    }
+  }
+  return classes;
 }
 
 void LengthDriver::feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) {

@@ -133,9 +133,34 @@ EngineStep Scheduler::prefill_step() {
   return step;
 }
 
-EngineStep Scheduler::decode_step() {
+/// With room for one step made. Nobody is admitted meanwhile: blocks and slots only become fewer.
+std::int64_t Scheduler::alike_decode_steps(std::int64_t most_times) const {
+  std::int64_t most = most_times;
+  for (std::int32_t r : running_)
+    most = std::min(most, requests_[static_cast<std::size_t>(r)].max_response_tokens - state(r).generated);
+  const auto blocks_after = [&](std::int64_t times) {
+    std::int64_t more = 0;
+    for (std::int32_t r : running_)
+      more += std::max<std::int64_t>(
+          0, ceil_div(known_tokens(r) + times - 1, config_.block_tokens) - std::ssize(state(r).blocks));
+    return more;
+  };
+  if (blocks_after(most) <= free_blocks()) return most;
+  std::int64_t fits = 1;
+  while (most - fits > 1) {
+    const std::int64_t middle = fits + (most - fits) / 2;
+    (blocks_after(middle) <= free_blocks() ? fits : most) = middle;
+  }
+  return fits;
+}
+
+EngineStep Scheduler::decode_step(std::int64_t most_times) {
   make_room_for_decode();
   EngineStep step;
+  if (most_times > 1) {
+    step.times = alike_decode_steps(most_times);
+    for (std::int32_t r : running_) grow(r, known_tokens(r) + step.times - 1);
+  }
   step.chunks.reserve(running_.size());
   for (std::int32_t r : running_) {
     step.chunks.push_back({r, state(r).cached, 1, true});
@@ -145,32 +170,33 @@ EngineStep Scheduler::decode_step() {
   return step;
 }
 
-std::optional<EngineStep> Scheduler::next() {
+std::optional<EngineStep> Scheduler::next(std::int64_t most_times) {
   HB_CHECK(!step_open_, "next() before completed()");
   EngineStep step = prefill_step();
   if (step.chunks.empty()) {
     if (running_.empty()) return std::nullopt;
-    step = decode_step();
+    step = decode_step(most_times);
   }
   step.sizes.seqs = static_cast<std::int64_t>(step.chunks.size());
-  ++(step.prefill ? statistics_.prefill_steps : statistics_.decode_steps);
+  (step.prefill ? statistics_.prefill_steps : statistics_.decode_steps) += step.times;
   step_open_ = true;
   return step;
 }
 
 void Scheduler::completed(const EngineStep& step, std::span<const std::uint8_t> ended) {
   HB_CHECK(step_open_, "completed() without next()");
+  HB_CHECK(step.times == 1 || ended.empty(), "a sequence ends in one of {} decode steps", step.times);
   HB_CHECK(ended.empty() || ended.size() == step.chunks.size(), "{} flags for {} chunks", ended.size(),
            step.chunks.size());
   step_open_ = false;
   for (std::size_t i = 0; i < step.chunks.size(); ++i) {
     const Chunk& c = step.chunks[i];
     State& s = state(c.request);
-    s.cached = c.first + c.count;
+    s.cached = c.first + c.count + step.times - 1;
     statistics_.recomputed_tokens += std::max<std::int64_t>(0, std::min(s.cached, s.ever_cached) - c.first);
     s.ever_cached = std::max(s.ever_cached, s.cached);
     if (!c.samples) continue;
-    ++s.generated;
+    s.generated += step.times;
     const bool end = !ended.empty() && ended[i] != 0;
     s.finished = end || s.generated == requests_[static_cast<std::size_t>(c.request)].max_response_tokens;
     if (s.finished) release(c.request);

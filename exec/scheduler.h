@@ -40,6 +40,7 @@ struct Chunk {
 
 struct EngineStep {
   bool prefill = false;
+  std::int64_t times = 1;  // decode steps that this one stands for; each has `seqs` attention_pairs more than the last
   std::vector<Chunk> chunks;  // in request order
   Sizes sizes;                // tokens, seqs = chunks, attention_pairs
 };
@@ -67,8 +68,10 @@ class Scheduler {
   /// E310 when a request can never fit the pool, E311 when a setting or a request makes no sense.
   static Result<Scheduler> create(const SchedulerConfig&, std::vector<RolloutRequest>);
 
-  /// The next step, or nothing when every request has finished. The previous step must have been completed.
-  std::optional<EngineStep> next();
+  /// The next step, or nothing when every request has finished. The previous step must have been completed. A decode
+  /// step may stand for up to `most_times` of them: as many as pass until one of them finishes a request or finds no
+  /// free block. Who asks for more than one lets no sequence end early.
+  std::optional<EngineStep> next(std::int64_t most_times = 1);
   /// The feeds of the step that next() has just returned.
   StepTables tables(const EngineStep&, std::int64_t max_blocks) const;
   /// `ended[i]`: the token that chunk i sampled was the end of its sequence. Empty: no sequence ends early. Ignored for
@@ -107,7 +110,8 @@ class Scheduler {
   void preempt_youngest();
   void make_room_for_decode();
   EngineStep prefill_step();
-  EngineStep decode_step();
+  std::int64_t alike_decode_steps(std::int64_t most_times) const;
+  EngineStep decode_step(std::int64_t most_times);
 
   SchedulerConfig config_;
   std::vector<RolloutRequest> requests_;

@@ -175,8 +175,8 @@ Status Session::block(Seat& seat, const Args& args) {
            plan_.phases[static_cast<std::size_t>(phase_)].name);
   const Block& b = blocks[static_cast<std::size_t>(args.block)];
   if (seat.states.skips(b)) return {};
-  ++seat.blocks_run;
-  if (auto s = play(device, program, b, args); !s) return fail(located(s.error(), plan_, rank, phase_, b.name));
+  seat.blocks_run += args.times;
+  if (auto s = device.play(program, b, args); !s) return fail(located(s.error(), plan_, rank, phase_, b.name));
   const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
   if (driver_.wants_results() &&
       fetches_[which][static_cast<std::size_t>(phase_)][static_cast<std::size_t>(args.block)])

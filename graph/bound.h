@@ -40,6 +40,15 @@ struct BoundOp {
   /// In full: what a feed or fetch of a parameter is known by, and what a trace calls it.
   std::string name() const { return call->name + op->name; }
 
+  /// What ops of one call that run as one are called in a trace: "train.layers.3.forward", the call and what its body
+  /// is.
+  std::string name_with_neighbours() const {
+    const std::string& name = body().name;
+    if (call->name.empty()) return name;
+    const std::string_view written = std::string_view(name).substr(0, name.find('/'));  // "/2": another of that name
+    return call->name + std::string(written.substr(written.rfind('.') + 1));
+  }
+
   /// What a slot is bound to, as a whole.
   BoundBuffer buffer(BufferId slot) const {
     const Body& b = body();

@@ -184,6 +184,23 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
   return out;
 }
 
+MovedElements moved_elements(const Move& move, const Places& places) {
+  const auto count = [&](const Side& from) {
+    std::int64_t elements = 0;
+    each_meeting({from, joined(move.to)}, places, [&](const Part&, const Part&, const Range& rows, const Range& cols) {
+      elements += rows.size() * cols.size();
+    });
+    return elements;
+  };
+  MovedElements out{.all = count(joined(move.from)), .of_peers = 0};
+  if (move.from.parts.who != Holds::peers) return out;
+  Side own = move.from;
+  own.parts.who = Holds::mine, own.parts.repeat = 1;
+  const std::int32_t place = place_in(own.parts, places);
+  out.of_peers = out.all - (place >= 0 && place < own.parts.count ? count(own) : 0);
+  return out;
+}
+
 std::vector<Box> written_boxes(const Op& op, const Places& places) {
   std::vector<Box> out;
   for (const Move& move : op.moves)

@@ -25,6 +25,13 @@ Places places_of(const Plan&, Rank);
 /// What the op moves on the rank with these places, none empty; rows without a gap on both sides are one row.
 std::vector<Box> boxes_of(const Op&, const Places&);
 
+/// How many elements a move copies on the rank with these places, and how many of them other ranks hold: the sums over
+/// its boxes, without making them.
+struct MovedElements {
+  std::int64_t all = 0, of_peers = 0;
+};
+MovedElements moved_elements(const Move&, const Places&);
+
 /// The rectangles that the op's moves write, each of one output: src_offset and src_pitch say nothing. As boxes_of, but
 /// parts that adjoin one another are one.
 std::vector<Box> written_boxes(const Op&, const Places&);

@@ -96,11 +96,11 @@ std::int64_t paged_kv_bytes(const Op& op, const Sizes& s) {
 
 std::int64_t boxes_bytes(const Op& op, const Places& places) {
   std::int64_t bytes = 0;
-  for (const Box& b : boxes_of(op, places)) {
-    const DType from = op.inputs[static_cast<std::size_t>(b.input)].dtype;
+  for (const Move& move : op.moves) {
+    const DType from = op.inputs[static_cast<std::size_t>(move.from.tensor)].dtype;
     const bool writes = op.kind != OpKind::hash_boxes;
-    const std::int64_t written = writes ? size_of(op.outputs[static_cast<std::size_t>(b.output)].dtype) : 0;
-    bytes += b.elements() * (size_of(from) + written);
+    const std::int64_t written = writes ? size_of(op.outputs[static_cast<std::size_t>(move.to.tensor)].dtype) : 0;
+    bytes += moved_elements(move, places).all * (size_of(from) + written);
   }
   return bytes;
 }
@@ -185,8 +185,7 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
       return op.inputs[0].bytes(s) - padding;
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
-      for (const Box& b : boxes_of(op, places))
-        if (b.peer >= 0) bytes += b.elements() * size_of(op.inputs[0].dtype);
+      for (const Move& move : op.moves) bytes += moved_elements(move, places).of_peers * size_of(op.inputs[0].dtype);
       return bytes;
     }
     default:

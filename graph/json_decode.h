@@ -32,6 +32,7 @@ class Value {
   bool is_string() const { return json_->is_string(); }
   bool is_integer() const { return json_->is_number_integer(); }
   bool is_array() const { return json_->is_array(); }
+  bool is_null() const { return json_->is_null(); }
 
   Value operator[](std::string_view key) const;  // of an object; fault when absent
   bool has(std::string_view key) const;          // fault when not an object

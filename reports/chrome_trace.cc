@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <bitset>
 #include <map>
 
 #include "graph/json_text.h"
@@ -92,15 +93,21 @@ class Writer {
 
   void counters() {
     std::map<std::pair<Rank, Space>, CategoryBytes> live;
-    for (const MemoryEvent& e : trace_.memory_events) {
+    std::map<std::pair<Rank, Space>, std::bitset<num_categories>> drawn;
+    for (std::size_t i = 0; i < trace_.memory_events.size(); ++i) {
+      const MemoryEvent& e = trace_.memory_events[i];
       CategoryBytes& bytes = live[{e.rank, e.space}];
       bytes[static_cast<std::size_t>(e.category)] += e.delta_bytes;
+      const MemoryEvent* next = i + 1 < trace_.memory_events.size() ? &trace_.memory_events[i + 1] : nullptr;
+      if (next && next->rank == e.rank && next->space == e.space && next->time_ns == e.time_ns) continue;
+      auto& seen = drawn[{e.rank, e.space}];
       begin('C', fmt::format("{} memory (bytes)", name_of(e.space)), e.rank, 0);
       time("ts", e.time_ns);
       out_ += ",\"args\":{";
       Commas commas;
       for (int c = 0; c < num_categories; ++c) {
-        if (static_cast<Category>(c) == Category::overhead) continue;
+        if (bytes[static_cast<std::size_t>(c)] != 0) seen.set(static_cast<std::size_t>(c));
+        if (!seen.test(static_cast<std::size_t>(c))) continue;  // of a category that was never there yet
         commas.before(out_);
         raw("\"{}\":{}", name_of(static_cast<Category>(c)), bytes[static_cast<std::size_t>(c)]);
       }

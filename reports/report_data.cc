@@ -11,6 +11,7 @@
 #include "reports/palette.h"
 #include "trace/compare.h"
 #include "trace/critical_path.h"
+#include "trace/static_memory.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -164,31 +165,12 @@ std::string pattern_of(const std::string& name) {
   return out;
 }
 
-/// The largest groups of like-named buffers that were alive when a rank's live bytes first were highest.
-Json buffers_at_peak(const Trace& trace, Rank rank) {
-  using Live = std::map<std::int32_t, std::pair<std::int64_t, Category>>;  // by name
-  const auto replay = [&](std::size_t until, Live& live) {
-    std::int64_t sum = 0, highest = -1;
-    std::size_t where = 0;
-    for (std::size_t i = 0; i < until; ++i) {
-      const MemoryEvent& e = trace.memory_events[i];
-      if (e.rank != rank || e.space != Space::device) continue;
-      auto& [bytes, category] = live[e.name];
-      bytes += e.delta_bytes, category = e.category;
-      sum += e.delta_bytes;
-      if (sum > highest) highest = sum, where = i + 1;
-    }
-    return where;
-  };
-  Live live;
-  const std::size_t peak = replay(trace.memory_events.size(), live);
-  live.clear();
-  replay(peak, live);
+/// The largest groups of like-named buffers that the plan has alive when a rank's live bytes first are highest.
+Json buffers_at_peak(const Plan& plan, Rank rank) {
   std::map<std::pair<std::string, Category>, std::pair<std::int64_t, std::int64_t>> alike;  // bytes, buffers
-  for (const auto& [name, what] : live) {
-    if (what.first <= 0) continue;
-    auto& [bytes, buffers] = alike[{pattern_of(trace.names[static_cast<std::size_t>(name)]), what.second}];
-    bytes += what.first, ++buffers;
+  for (const LiveBuffer& b : live_at_peak(plan, rank)) {
+    auto& [bytes, buffers] = alike[{pattern_of(b.name), b.category}];
+    bytes += b.bytes, ++buffers;
   }
   std::vector<std::pair<std::int64_t, Json>> order;
   for (const auto& [key, sum] : alike)
@@ -405,7 +387,7 @@ Json report_data(const ReportInput& in) {
       visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
   out["drawn"] = drawn;
   out["timeline"] = timelines(in.plan, in.trace, drawn, peak_rank);
-  out["at_peak"] = buffers_at_peak(in.trace, peak_rank);
+  out["at_peak"] = buffers_at_peak(in.plan, peak_rank);
   const CriticalPath path = critical_path(in.plan, in.trace, last_recorded_step(in.plan, in.trace));
   out["spans"] = spans_json(in.trace, drawn, path);
   out["critical"] = critical_json(in.plan, in.trace, path);

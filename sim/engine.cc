@@ -1,6 +1,7 @@
 #include "sim/engine.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/check.h"
@@ -16,30 +17,46 @@ bool must_agree(OpKind k) { return k != OpKind::all_to_all && k != OpKind::barri
 
 }  // namespace
 
-Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timeline& timeline,
+Engine::Engine(const Plan& plan, const RankClasses& classes, std::vector<const ProgramIndex*> index, Timeline& timeline,
                const EngineOptions& options)
     : plan_(plan),
-      index_(index),
+      classes_(classes),
+      index_(std::move(index)),
       timeline_(timeline),
       options_(options),
       num_streams_(static_cast<std::uint32_t>(plan.streams.size())),
       streams_(static_cast<std::size_t>(plan.num_ranks()) * max_streams),
       hosts_(static_cast<std::size_t>(plan.num_ranks())),
-      group_of_(plan.groups.size() * hosts_.size(), -1) {
+      group_of_(plan.groups.size() * hosts_.size(), -1),
+      members_(group_of_.size(), nullptr) {
   HB_CHECK(
       options.ranks_per_device > 0 && options.device_slots > 0 && options.link_slots > 0 && options.queue_depth > 0,
       "shares and depths must be positive");
-  for (const ProgramIndex& program : index)
-    HB_CHECK(program.size() < num_codes, "{} ops in one program", program.size());
+  for (const Rank r : classes.players()) {
+    const ProgramIndex* program = index_.at(static_cast<std::size_t>(r));
+    HB_CHECK(program && program->size() < num_codes, "rank {} has no program, or one of too many ops", r);
+  }
   for (std::size_t f = 0; f < plan.groups.size(); ++f) {
-    const auto& groups = plan.groups[f].groups;
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      for (Rank r : groups[g])
-        group_of_[f * hosts_.size() + static_cast<std::size_t>(r)] = static_cast<std::int32_t>(groups_.size());
+    std::map<std::vector<Rank>, std::int32_t> known;
+    for (const std::vector<Rank>& members : plan.groups[f].groups) {
+      std::vector<Rank> players;
+      for (const Rank r : members) {
+        players.push_back(classes.player_of(r));
+        members_[f * hosts_.size() + static_cast<std::size_t>(r)] = &members;
+      }
+      std::ranges::sort(players);
+      players.erase(std::ranges::unique(players).begin(), players.end());
+      const auto [group, is_new] = known.try_emplace(players, static_cast<std::int32_t>(groups_.size()));
+      if (!is_new) continue;
+      for (const Rank r : players) {
+        std::int32_t& mine = group_of_[f * hosts_.size() + static_cast<std::size_t>(r)];
+        HB_CHECK(mine < 0, "rank {} stands for ranks of groups that are not alike", r);
+        mine = group->second;
+      }
       const auto device = [&](Rank r) { return r / options.ranks_per_device; };
-      const bool one_device = std::all_of(groups[g].begin(), groups[g].end(),
-                                          [&](Rank r) { return device(r) == device(groups[g].front()); });
-      groups_.push_back({static_cast<GroupId>(f), static_cast<std::int32_t>(g), &groups[g], one_device});
+      const bool one_device =
+          std::ranges::all_of(members, [&](Rank r) { return device(r) == device(members.front()); });
+      groups_.push_back({static_cast<GroupId>(f), std::move(players), one_device});
     }
   }
   meetings_.resize(groups_.size() * max_streams);
@@ -48,10 +65,12 @@ Engine::Engine(const Plan& plan, const std::vector<ProgramIndex>& index, Timelin
     for (std::int64_t slots : {options.device_slots, options.link_slots, options.link_slots})
       resources_.push_back({SharedResource(slots)});
   if (threaded()) cores_.assign(static_cast<std::size_t>(devices), {RunQueue(options.threads)});
-  for (Rank r = 0; r < plan.num_ranks(); ++r) touched_.push_back(r);  // none has said yet what it does
-  for (Host& host : hosts_) host.touched = true;
-  for (std::size_t r = 0; r < hosts_.size(); ++r)
-    hosts_[r].last_ticket.resize(static_cast<std::size_t>(plan.program(static_cast<Rank>(r)).num_events));
+  for (const Rank r : classes.players()) {
+    Host& host = hosts_[static_cast<std::size_t>(r)];
+    touched_.push_back(r);  // none has said yet what it does
+    host.touched = true;
+    host.last_ticket.resize(static_cast<std::size_t>(plan.program(r).num_events));
+  }
 }
 
 void Engine::Fifo::pop() {
@@ -92,8 +111,9 @@ void Engine::enqueue_wait(Rank r, StreamId s, EventId event) {
   enqueue(r, {static_cast<std::uint32_t>(s), mark_wait, static_cast<std::uint32_t>(event), ticket});
 }
 
-void Engine::enqueue_memory(Rank r, StreamId s, std::int64_t memory_event) {
-  enqueue(r, {static_cast<std::uint32_t>(s), mark_memory, 0, memory_event});
+void Engine::enqueue_memory(Rank r, StreamId s, Timeline::OpenEvents events) {
+  if (events.count > 0)
+    enqueue(r, {static_cast<std::uint32_t>(s), mark_memory, static_cast<std::uint32_t>(events.count), events.first});
 }
 
 void Engine::enqueue_sync(Rank r) { enqueue(r, {0, mark_sync, 0, 0}); }
@@ -163,7 +183,7 @@ void Engine::step(QueueId q) {
     }
     s.at = At::idle;
     if (e.code == mark_memory) {
-      timeline_.set_memory_time(rank_of(q), e.value, now_);
+      timeline_.set_memory_time(rank_of(q), e.value, e.run, now_);
       s.queue.pop();
       --num_entries_;
     } else if (e.code == mark_wait || e.code == mark_record) {
@@ -184,19 +204,39 @@ bool Engine::start(QueueId q) {
   if (op.occupies == Occupies::transfer) return post(q), false;
   streams_[q].start = now_;
   if (e.value > 0) return begin_timed(q, e.value, op.occupies), false;
-  timeline_.finished(rank_of(q), stream_of(q), op.op, e.run, now_, now_);
+  finished(q, e, now_);
   streams_[q].queue.pop();
   retire(rank_of(q));
   return true;
 }
 
+void Engine::finished(QueueId q, const Entry& e, std::int64_t start_ns) {
+  const Rank r = rank_of(q);
+  timeline_.finished(r, stream_of(q), *index_[static_cast<std::size_t>(r)], info(q, e), e.run, start_ns, now_);
+}
+
+void Engine::count_busy(QueueId q, std::int32_t running, std::int32_t awaiting) {
+  Host& host = hosts_[static_cast<std::size_t>(rank_of(q))];
+  host.running += running, host.awaiting += awaiting;
+  const bool waits = host.running == 0 && host.awaiting > 0;
+  if (waits == (host.waits_since >= 0)) return;
+  if (waits) {
+    host.waits_since = now_, host.waits_run = streams_[q].queue.front().run;
+  } else {
+    timeline_.waited(rank_of(q), host.waits_run, now_ - host.waits_since);
+    host.waits_since = -1;
+  }
+}
+
 void Engine::begin_timed(QueueId q, std::int64_t duration, Occupies occupies) {
   streams_[q].at = At::running;
+  count_busy(q, 1, 0);
   if (threaded()) return go_on(q, duration);
   if (occupies == Occupies::stream || occupies == Occupies::host) {
     events_.push(now_ + duration, tag_stream | q);
     return;
   }
+  if (wiring_ && occupies != Occupies::device) return join_copy(q, occupies, duration);
   const auto device = static_cast<std::uint32_t>(rank_of(q) / options_.ranks_per_device);
   const std::uint32_t kind = occupies == Occupies::device ? 0 : occupies == Occupies::link_h2d ? 1 : 2;
   const std::uint32_t resource = device * resources_per_device + kind;
@@ -223,6 +263,7 @@ void Engine::arrive(QueueId q) {
   Meeting& meeting = meetings_[id];
   const Group& group = groups_[static_cast<std::size_t>(g)];
   streams_[q].at = At::meeting;
+  count_busy(q, 0, 1);
 
   const std::int64_t bytes = must_agree(op.kind) ? communication_bytes(op, sizes(q, e)) : 0;
   if (meeting.arrived == 0) {
@@ -237,14 +278,15 @@ void Engine::arrive(QueueId q) {
     }
   }
   meeting.longest = std::max(meeting.longest, e.value);
-  if (++meeting.arrived < static_cast<std::int32_t>(group.members->size())) return;
-  for (Rank member : *group.members) {
-    Stream& s = streams_[static_cast<QueueId>(member) * max_streams + q % max_streams];
-    s.at = At::running;
-    s.start = now_;
+  if (++meeting.arrived < static_cast<std::int32_t>(group.players.size())) return;
+  for (Rank member : group.players) {
+    const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
+    streams_[theirs].at = At::running;
+    streams_[theirs].start = now_;
+    count_busy(theirs, 1, -1);
   }
   if (threaded() && group.one_device) {  // each does its own part, when it gets a core
-    for (Rank member : *group.members) {
+    for (Rank member : group.players) {
       const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
       go_on(theirs, streams_[theirs].queue.front().value);
     }
@@ -252,15 +294,16 @@ void Engine::arrive(QueueId q) {
     ++meeting.sequence;
     return;
   }
+  if (wiring_) return join_meeting(id, q, meeting.longest);
   events_.push(now_ + meeting.longest, tag_meeting | id);
 }
 
 Engine::Transfer Engine::transfer_of(QueueId q, const Op& op) const {
   const Rank me = rank_of(q);
-  const std::vector<Rank>& members = *groups_[static_cast<std::size_t>(group_at(op.group, me))].members;
-  const auto place = std::ranges::find(members, me) - members.begin();
-  const Partners at = partners_of(op, std::ssize(members), place);
-  const auto rank = [&](std::int64_t peer) { return members.at(static_cast<std::size_t>(peer)); };
+  const std::vector<Rank>& members =
+      *members_[static_cast<std::size_t>(op.group) * hosts_.size() + static_cast<std::size_t>(me)];
+  const Partners at = partners_of(op, std::ssize(members), timeline_.places(me).at(static_cast<std::size_t>(op.group)));
+  const auto rank = [&](std::int64_t peer) { return classes_.player_of(members.at(static_cast<std::size_t>(peer))); };
   Transfer out;
   if (op.kind != OpKind::recv) out.out = {op.group, stream_of(q), me, rank(at.to)};
   if (op.kind != OpKind::send) out.in = {op.group, stream_of(q), rank(at.from), me};
@@ -276,6 +319,7 @@ void Engine::post(QueueId q) {
   s.at = At::partner;
   s.start = -1;
   s.unmet = s.unfinished = static_cast<std::int8_t>(transfer.out.has_value() + transfer.in.has_value());
+  count_busy(q, 0, 1);
   if (transfer.out) postboxes_[*transfer.out].senders.push_back(q);
   if (transfer.in) postboxes_[*transfer.in].receivers.push_back(q);
   for (const auto& half : {transfer.out, transfer.in})
@@ -299,9 +343,11 @@ void Engine::match(const Pair& pair) {
   for (QueueId each : {from, to}) {
     Stream& s = streams_[each];
     if (--s.unmet == 0) s.at = At::running;
-    if (s.start < 0) s.start = now_;
+    if (s.start < 0) s.start = now_, count_busy(each, 1, -1);
   }
-  events_.push(now_ + std::max(sent.value, received.value), tag_pair | from);
+  const std::int64_t price = std::max(sent.value, received.value);
+  if (wiring_) return join_pair(from, to, price);
+  events_.push(now_ + price, tag_pair | from);
 }
 
 /// One half of the transfer at the head of a stream is over.
@@ -313,7 +359,8 @@ void Engine::end_half(QueueId q) {
 void Engine::complete(QueueId q) {
   Stream& s = streams_[q];
   const Entry e = s.queue.front();
-  timeline_.finished(rank_of(q), stream_of(q), info(q, e).op, e.run, s.start, now_);
+  count_busy(q, -1, 0);
+  finished(q, e, s.start);
   s.queue.pop();
   s.at = At::idle;
   if (!s.queue.empty()) ready_.push_back(q);
@@ -322,37 +369,46 @@ void Engine::complete(QueueId q) {
 
 void Engine::handle(const SimEvent& event) {
   const std::uint32_t index = event.what & ~tag_bits;
-  if ((event.what & tag_bits) == tag_resource && index >= resources_.size()) {
-    const auto device = static_cast<std::uint32_t>(index - resources_.size());
-    if (cores_[device].due != event.time_ns || cores_[device].due_sequence != event.sequence) return;
+  if ((event.what & tag_bits) != tag_resource) {
     now_ = event.time_ns;
-    return handle_cores(device);
+    return end_timed(event.what);
   }
-  if ((event.what & tag_bits) == tag_resource &&
-      (resources_[index].due != event.time_ns || resources_[index].due_sequence != event.sequence))
-    return;  // somebody joined or left since: another event stands for this one
+  // Somebody may have joined or left since: then another event stands for this one.
+  const auto valid = [&](std::int64_t due, std::uint32_t sequence) {
+    return due == event.time_ns && sequence == event.sequence;
+  };
+  if (index < resources_.size()) {
+    Resource& resource = resources_[index];
+    if (!valid(resource.due, resource.due_sequence)) return;
+    now_ = event.time_ns;
+    resource.due = -1;
+    while (const auto job = resource.sharing.take_done(now_)) complete(*job);
+    return reschedule(index);
+  }
+  if (wiring_) {
+    if (!valid(links_due_, links_due_sequence_)) return;
+    now_ = event.time_ns;
+    return handle_links();
+  }
+  const auto device = static_cast<std::uint32_t>(index - resources_.size());
+  if (!valid(cores_[device].due, cores_[device].due_sequence)) return;
   now_ = event.time_ns;
-  switch (event.what & tag_bits) {
-    case tag_stream:
-      return complete(index);
-    case tag_resource:
-      resources_[index].due = -1;
-      while (const auto job = resources_[index].sharing.take_done(now_)) complete(*job);
-      return reschedule(index);
-    case tag_pair: {
-      const QueueId partner = streams_[index].partner;
-      end_half(index);
-      return end_half(partner);
-    }
-    case tag_meeting: {
-      Meeting& meeting = meetings_[index];
-      meeting.arrived = 0;
-      ++meeting.sequence;
-      for (Rank member : *groups_[index / max_streams].members)
-        complete(static_cast<QueueId>(member) * max_streams + index % max_streams);
-      return;
-    }
+  handle_cores(device);
+}
+
+void Engine::end_timed(std::uint32_t what) {
+  const std::uint32_t index = what & ~tag_bits;
+  if ((what & tag_bits) == tag_stream) return complete(index);
+  if ((what & tag_bits) == tag_pair) {
+    const QueueId partner = streams_[index].partner;
+    end_half(index);
+    return end_half(partner);
   }
+  Meeting& meeting = meetings_[index];
+  meeting.arrived = 0;
+  ++meeting.sequence;
+  for (Rank member : groups_[index / max_streams].players)
+    complete(static_cast<QueueId>(member) * max_streams + index % max_streams);
 }
 
 bool Engine::work_left() const {
@@ -376,6 +432,7 @@ Status Engine::run(bool final) {
     if (!failure_.empty()) return fail(failure_);
     if (!final && num_dry_ > 0) return {};
     dispatch_cores();
+    if (wiring_) reschedule_links();
     if (events_.empty()) break;
     handle(events_.pop());
   }

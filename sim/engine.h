@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "sim/cluster_links.h"
 #include "sim/event_queue.h"
 #include "sim/program_index.h"
 #include "sim/run_queue.h"
@@ -33,7 +35,12 @@ struct EngineOptions {
 
 class Engine {
  public:
-  Engine(const Plan&, const std::vector<ProgramIndex>&, Timeline&, const EngineOptions&);
+  /// `index`: how each rank that is played is cut, by rank; all of it outlives the engine.
+  Engine(const Plan&, const RankClasses&, std::vector<const ProgramIndex*> index, Timeline&, const EngineOptions&);
+
+  /// From now on copies, collectives and sends share the cluster's links; without it only ranks of one device share its
+  /// two directions. Not where streams are threads. The model outlives the engine.
+  void use_links(const CostModel&, const ClusterSpec&);
 
   void enqueue_op(Rank, StreamId, std::uint32_t op, std::uint32_t run, std::int64_t duration_ns);
   void enqueue_record(Rank, StreamId, EventId);
@@ -43,8 +50,8 @@ class Engine {
   void enqueue_host_work(Rank, std::int64_t duration_ns);
   /// The rank's host goes on with this visit of a phase; nothing where streams are not threads.
   void enqueue_enter(Rank, std::uint32_t visit);
-  /// The open memory event gets the time when the stream has come here.
-  void enqueue_memory(Rank, StreamId, std::int64_t memory_event);
+  /// The open memory events get the time when the stream has come here.
+  void enqueue_memory(Rank, StreamId, Timeline::OpenEvents);
   /// What the rank enqueues later starts when all that it enqueued so far is done.
   void enqueue_sync(Rank);
 
@@ -61,15 +68,15 @@ class Engine {
 
  private:
   using QueueId = std::uint32_t;  // rank * max_streams + stream
-  // Upper bits of SimEvent::what: what is done. Resources are followed by the devices' cores.
+  // Upper bits of SimEvent::what: what is done. Resources are followed by the devices' cores, or by the links.
   static constexpr std::uint32_t tag_stream = 0u << 30, tag_meeting = 1u << 30, tag_resource = 2u << 30,
                                  tag_pair = 3u << 30, tag_bits = 3u << 30;
 
   /// One call. `code`: an op's number in its program, or one of the marks below.
   struct Entry {
     std::uint32_t stream : 4, code : 28;
-    std::uint32_t run;   // op: block run; record, wait: event
-    std::int64_t value;  // op, host: duration; record, wait: ticket; memory: event index
+    std::uint32_t run;   // op: block run; record, wait: event; memory: how many
+    std::int64_t value;  // op, host: duration; record, wait: ticket; memory: index of the first
   };
   static_assert(sizeof(Entry) == 16 && max_streams <= 1 << 4);
   static constexpr std::uint32_t mark_record = (1u << 28) - 1, mark_wait = mark_record - 1, mark_memory = mark_wait - 1,
@@ -99,6 +106,9 @@ class Engine {
     std::size_t issuing = 0;                 // threaded: calls whose cost it is paying; their effect comes at its end
     bool touched = false;                    // has enqueued since the last advance
     bool dry = false;                        // the engine may not pass, the rank has not said what comes next
+    std::int32_t running = 0, awaiting = 0;  // of its streams: how many do something, how many wait for other ranks
+    std::int64_t waits_since = -1;           // it has had nothing to do but wait; -1: it has
+    std::uint32_t waits_run = 0;             // in this block run
     std::vector<std::uint32_t> last_ticket;  // by event, 0: never recorded
     std::vector<bool> fired;                 // by ticket - first_ticket
     std::uint32_t first_ticket = 1, next_ticket = 1;
@@ -112,10 +122,10 @@ class Engine {
     std::int64_t bytes = 0;  // of the first; all must agree
     QueueId first = 0;       // who came first
   };
+  /// Of groups that are alike only one meets: the players of its members, each once.
   struct Group {
     GroupId family = 0;
-    std::int32_t index = 0;  // within the family
-    const std::vector<Rank>* members = nullptr;
+    std::vector<Rank> players;  // ascending
     bool one_device = false;
   };
   using Pair = std::tuple<GroupId, StreamId, Rank, Rank>;  // family, stream, from, to
@@ -171,7 +181,7 @@ class Engine {
   const std::string& stream_name(StreamId s) const { return plan_.stream(s).name; }
   StreamId stream_of(QueueId q) const { return static_cast<StreamId>(q % max_streams); }
   const OpInfo& info(QueueId q, const Entry& e) const {
-    return index_[static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank_of(q))])][e.code];
+    return (*index_[static_cast<std::size_t>(rank_of(q))])[e.code];
   }
   const Sizes& sizes(QueueId q, const Entry& e) const { return timeline_.run(rank_of(q), e.run).sizes; }
   std::int32_t group_at(GroupId family, Rank r) const {
@@ -184,6 +194,25 @@ class Engine {
   Transfer transfer_of(QueueId, const Op&) const;
 
   // engine_report.cc: only when something is wrong
+  // engine_links.cc: only with use_links()
+  /// The cluster's links, and how the ranks and groups that are played lie on them.
+  struct Wiring {
+    Wiring(const CostModel& model, const ClusterSpec& spec, Rank num_ranks) : cluster(model, spec, num_ranks, links) {}
+    SharedLinks links;
+    ClusterLinks cluster;
+    std::vector<ClusterLinks::RankLinks> ranks;    // by rank
+    std::vector<ClusterLinks::GroupLinks> groups;  // by group
+    std::vector<Demand> demands;                   // of the job at hand
+  };
+  void join_links(std::uint32_t job, std::int64_t price_ns);
+  void join_copy(QueueId, Occupies direction, std::int64_t price_ns);
+  void join_meeting(std::uint32_t id, QueueId any, std::int64_t price_ns);
+  void join_pair(QueueId from, QueueId to, std::int64_t price_ns);
+  void reschedule_links();
+  void handle_links();
+  /// What ends with the event of this tag and index: an op, a collective, a transfer.
+  void end_timed(std::uint32_t what);
+
   std::string where(QueueId) const;
   std::string describe(QueueId) const;
   /// The queue that `q` waits for; false when there is none left that could end the wait, with the reason.
@@ -191,20 +220,30 @@ class Engine {
   Diagnostic deadlock() const;
   Diagnostic mismatch(const Group&, const Meeting&, QueueId a, QueueId b) const;
 
+  /// A stream begins or ends to do something (running) or to wait for other ranks (awaiting).
+  void count_busy(QueueId, std::int32_t running, std::int32_t awaiting);
+  void finished(QueueId, const Entry&, std::int64_t start_ns);
+
   const Plan& plan_;
-  const std::vector<ProgramIndex>& index_;
+  const RankClasses& classes_;
+  const std::vector<const ProgramIndex*> index_;  // by rank
   Timeline& timeline_;
   EngineOptions options_;
   const std::uint32_t num_streams_;  // of the plan
   std::vector<Stream> streams_;
   std::vector<Host> hosts_;
-  std::vector<Group> groups_;           // all groups of all families
-  std::vector<std::int32_t> group_of_;  // [family][rank] -> groups_, -1: none
-  std::vector<Meeting> meetings_;       // [group][stream]
+  std::vector<Group> groups_;                      // all groups of all families
+  std::vector<std::int32_t> group_of_;             // [family][rank] -> groups_, -1: none
+  std::vector<const std::vector<Rank>*> members_;  // [family][rank] its own group; null: none
+  std::vector<Meeting> meetings_;                  // [group][stream]
   std::map<Pair, Postbox> postboxes_;
-  std::vector<Resource> resources_;     // [device][compute, h2d, d2h]
-  std::vector<Cores> cores_;            // by device, threaded only
-  std::vector<std::uint32_t> changed_;  // of cores_: to be dispatched
+  std::vector<Resource> resources_;  // [device][compute, h2d, d2h]
+  std::unique_ptr<Wiring> wiring_;
+  bool links_changed_ = false;
+  std::int64_t links_due_ = -1;           // time of the event that is valid
+  std::uint32_t links_due_sequence_ = 0;  // its number
+  std::vector<Cores> cores_;              // by device, threaded only
+  std::vector<std::uint32_t> changed_;    // of cores_: to be dispatched
   std::vector<Rank> touched_;
   EventQueue events_;
   std::vector<QueueId> ready_;  // streams whose head may be able to move

@@ -27,8 +27,12 @@ std::string Engine::describe(QueueId q) const {
     text += fmt::format(" #{}", meetings_[static_cast<std::size_t>(g) * max_streams + q % max_streams].sequence);
   const std::int64_t bytes =
       op.kind == OpKind::recv ? op.outputs.at(0).bytes(sizes(q, e)) : communication_bytes(op, sizes(q, e));
-  text += fmt::format(" of group {} (ranks {}), {} B", plan_.groups[static_cast<std::size_t>(group.family)].name,
-                      fmt::join(*group.members, ", "), bytes);
+  text += fmt::format(
+      " of group {} (ranks {}), {} B", plan_.groups[static_cast<std::size_t>(group.family)].name,
+      fmt::join(
+          *members_[static_cast<std::size_t>(group.family) * hosts_.size() + static_cast<std::size_t>(rank_of(q))],
+          ", "),
+      bytes);
   if (op.kind != OpKind::send_recv) return text;
   const Transfer transfer = transfer_of(q, op);
   return text + fmt::format(" to rank {} and {} B from rank {}", std::get<3>(*transfer.out),
@@ -55,7 +59,7 @@ bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
     why = fmt::format("which the host of rank {} has not enqueued yet", rank);
   } else if (s.at == At::meeting) {
     const std::int32_t g = group_at(info(q, e).op->group, rank);
-    for (Rank member : *groups_[static_cast<std::size_t>(g)].members) {
+    for (Rank member : groups_[static_cast<std::size_t>(g)].players) {
       const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
       const Stream& t = streams_[theirs];
       if (t.at == At::meeting && group_at(info(theirs, t.queue.front()).op->group, member) == g) continue;

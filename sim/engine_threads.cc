@@ -102,7 +102,8 @@ void Engine::take_effect(Rank r, Host& host, const Entry& e) {
   --num_entries_;
   if (note) return;
   ++num_done_;
-  timeline_.finished(r, static_cast<StreamId>(e.stream), info(any, e).op, e.run, now_ - e.value, now_);
+  timeline_.finished(r, static_cast<StreamId>(e.stream), *index_[static_cast<std::size_t>(r)], info(any, e), e.run,
+                     now_ - e.value, now_);
 }
 
 /// What the host paid for takes effect.

@@ -68,6 +68,19 @@ void MemoryBook::check_range(const BoundOp& op) const {
            plan_.chunk_bytes);
 }
 
+void MemoryBook::play(const BlockMemory& block) {
+  const auto flip = [&](const std::vector<BufferId>& buffers, bool live) {
+    for (const BufferId id : buffers) {
+      HB_CHECK(live_[static_cast<std::size_t>(id)] != live, "rank {}, step {}: buffer '{}' is {} already", rank_, step_,
+               program_.buffers[static_cast<std::size_t>(id)].name, live ? "live" : "free");
+      live_[static_cast<std::size_t>(id)] = live;
+    }
+  };
+  flip(block.becomes_live, true);
+  flip(block.becomes_free, false);
+  meter_.add_live(block.whole);
+}
+
 Status MemoryBook::map(const BoundOp& op) {
   check_range(op);
   if (op->map_begin == op->map_end) return {};

@@ -6,6 +6,7 @@
 
 #include "base/diagnostic.h"
 #include "graph/bound.h"
+#include "sim/block_memory.h"
 #include "trace/meter.h"
 
 namespace hotbunk {
@@ -24,6 +25,9 @@ class MemoryBook {
   Status map(const BoundOp&);
   /// Internal fault when a byte is not mapped or a live buffer lies on it.
   void unmap(const BoundOp&);
+  /// All of a block that maps nothing. Internal fault when a buffer that it leaves live was live, or one that it frees
+  /// was not; what happens inside of it the verifier has proved.
+  void play(const BlockMemory&);
   RankMemory result() const { return meter_.result(); }
 
  private:

@@ -1,18 +1,21 @@
 // The planner's cost model as the simulator's prices.
 #pragma once
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include "planner/cost/cost_model.h"
 #include "sim/op_cost.h"
 
 namespace hotbunk {
 
+/// For one plan at a time, and one thread.
 class ModelCost final : public OpCost {
  public:
   /// The model outlives this.
   explicit ModelCost(const CostModel& model) : model_(model) {}
   std::int64_t nanoseconds(const Plan& plan, Rank rank, const Op& op, const Args& args) const override {
-    return model_.op_nanoseconds(plan, rank, op, args.sizes);
+    return model_.op_nanoseconds(plan, rank_place(plan, rank), op, args.sizes);
   }
   ThreadModel threads() const override {
     const Hardware& h = model_.hardware();
@@ -30,7 +33,17 @@ class ModelCost final : public OpCost {
   std::int64_t decision_nanoseconds() const override { return std::llround(1e9 * model_.hardware().decision.value); }
 
  private:
+  /// Of the plan that was asked about last.
+  const RankPlace& rank_place(const Plan& plan, Rank rank) const {
+    if (plan_ != &plan) plan_ = &plan, rank_places_.assign(static_cast<std::size_t>(plan.num_ranks()), {});
+    auto& known = rank_places_[static_cast<std::size_t>(rank)];
+    if (!known) known = model_.place_of(plan, rank);
+    return *known;
+  }
+
   const CostModel& model_;
+  mutable const Plan* plan_ = nullptr;
+  mutable std::vector<std::optional<RankPlace>> rank_places_;  // by rank
 };
 
 }  // namespace hotbunk

@@ -16,6 +16,8 @@ struct OpCost {
   /// Time of the op on its stream once it starts, at its rank's share of the device, >= 0. Collectives: from the moment
   /// when the last participant has arrived; each participant is asked, and the slowest answer holds for all.
   virtual std::int64_t nanoseconds(const Plan&, Rank, const Op&, const Args&) const = 0;
+  /// Ranks of different numbers may have different prices though they do and meet the same: stragglers, slow links.
+  virtual std::int64_t rank_class(Rank) const { return 0; }
   /// How the ranks' threads share cores. With cores, nanoseconds() is CPU time on one core; of a collective inside a
   /// device what this rank itself spends on it.
   virtual ThreadModel threads() const { return {}; }

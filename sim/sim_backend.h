@@ -6,12 +6,14 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "exec/backend.h"
 #include "sim/engine.h"
 #include "sim/op_cost.h"
+#include "sim/rank_classes.h"
 #include "sim/timeline.h"
 #include "spec/cluster.h"
 
@@ -22,6 +24,14 @@ struct SimOptions {
   bool enforce_capacity = true;        // E301 when mapped bytes + overhead exceed the plan's capacity
   std::int64_t device_slots = 0;       // ops that get their priced rate at once on a device; 0: ranks_per_device
   std::int64_t queue_depth = 1 << 14;  // calls that a rank's host is ahead of its device
+  /// How finely ranks are played: call by call a driver may let a block run several times together (Args::times), and
+  /// what shares a device's compute is rounded otherwise; all else is the same.
+  Granularity granularity = Granularity::ops;
+  /// With it copies, collectives and sends share the links of the cluster as it has them; none: only ranks of one
+  /// device share its two directions. Outlives the backend.
+  const CostModel* links = nullptr;
+  std::vector<Rank> by_op{};             // of those that are played, who is played op by op all the same
+  std::optional<RankClasses> classes{};  // ranks that are alike; none: each is played
 };
 
 class SimWorld;
@@ -35,7 +45,8 @@ class SimBackend final : public Backend {
   ~SimBackend() override;
 
   Capability supports(const Op&) const override { return {}; }
-  /// `local` must be all ranks of the plan, in order. One world at a time: a second call forgets the first.
+  /// `local` must be the ranks that are played (SimOptions::classes), in order. One world at a time: a second call
+  /// forgets the first.
   Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;
   Result<Trace> take_trace() override;
 

@@ -1,6 +1,7 @@
 #include "trace/critical_path.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/dag_shortest_paths.hpp>
 #include <map>
@@ -122,7 +123,11 @@ class Builder {
         for (std::size_t b = 0; b < program.phases[p].size(); ++b)
           for (const auto& [from, to] : pairs[which][p][b]) {
             const auto phase = static_cast<std::int16_t>(p);
-            const auto sources = by_name.find({rank, phase, from}), targets = by_name.find({rank, phase, to});
+            const auto found = [&](const Names& names) {
+              const auto alone = by_name.find({rank, phase, names[0]});
+              return alone != by_name.end() ? alone : by_name.find({rank, phase, names[1]});
+            };
+            const auto sources = found(from), targets = found(to);
             if (sources == by_name.end() || targets == by_name.end()) continue;
             for (const Vertex target : targets->second) {
               Vertex latest = none;
@@ -134,21 +139,23 @@ class Builder {
     }
   }
 
-  /// Names of the ops on both sides of each event of a block.
-  using EventPairs = std::vector<std::pair<std::string, std::string>>;
+  /// What an op's span may be called: by itself, and with its neighbours.
+  using Names = std::array<std::string, 2>;
+  /// Those of the ops on both sides of each event of a block.
+  using EventPairs = std::vector<std::pair<Names, Names>>;
   static EventPairs event_pairs(const Program& program, const Block& block) {
     EventPairs out;
-    std::array<std::string, max_streams> last;
-    std::array<std::vector<std::string>, max_streams> awaited;
-    std::map<EventId, std::string> recorded;
+    std::array<Names, max_streams> last;
+    std::array<std::vector<Names>, max_streams> awaited;
+    std::map<EventId, Names> recorded;
     each_step(
         program, block,
         [&](const BoundOp& op) {
           if (is_memory(op->kind)) return;  // memory leaves no spans
           const auto stream = static_cast<std::size_t>(op->stream);
-          std::string name = op.name();
-          for (std::string& from : std::exchange(awaited[stream], {}))
-            if (!from.empty()) out.emplace_back(std::move(from), name);
+          Names name = {op.name(), op.name_with_neighbours()};
+          for (Names& from : std::exchange(awaited[stream], {}))
+            if (!from[0].empty()) out.emplace_back(std::move(from), name);
           last[stream] = std::move(name);
         },
         [&](const Mark& m) {

@@ -26,7 +26,7 @@ void add_to(TrafficCount& sum, const TrafficCount& c) {
 StayFold::StayFold(const Plan& plan, Rank rank, KeptSteps kept)
     : plan_(plan), ahead_(plan.most_steps_back(plan.role_of(rank))), kept_(kept) {
   for (std::size_t p = 0; p <= plan.phases.size(); ++p)
-    totals_.push_back({rank, p < plan.phases.size() ? static_cast<std::int16_t>(p) : PhaseTotal::iteration, 0, {}});
+    totals_.push_back({rank, p < plan.phases.size() ? static_cast<std::int16_t>(p) : PhaseTotal::iteration, 0, -1, {}});
 }
 
 void StayFold::close_before(std::int32_t step) {
@@ -51,6 +51,7 @@ void StayFold::add(const PhaseSpan& stay) {
   PhaseTotal& total = totals_[static_cast<std::size_t>(stay.phase)];
   total.stays.add(stay.end_ns - stay.start_ns, stay.step);
   total.blocks += stay.blocks;
+  if (stay.waiting_ns >= 0) total.waiting_ns = std::max<std::int64_t>(total.waiting_ns, 0) + stay.waiting_ns;
   if (plan_.phases[static_cast<std::size_t>(stay.phase)].when != When::iteration) return;
   open_.try_emplace(stay.step, Open{stay.start_ns, stay.end_ns}).first->second.end_ns = stay.end_ns;
 }
@@ -134,6 +135,28 @@ void drop_partial_steps(Trace& trace) {
   std::erase_if(trace.phases, [&](const PhaseSpan& p) {
     return ranks_of[p.step].size() < ranks.size() && !KeptSteps{}.keeps(p.step, latest);
   });
+}
+
+void stand_in(Trace& trace) {
+  if (trace.players.empty()) return;
+  const auto ranks = static_cast<Rank>(trace.players.size());
+  const auto by_rank = [&](auto& rows) {  // one each
+    rows.resize(trace.players.size());
+    for (Rank r = 0; r < ranks; ++r)
+      if (!trace.plays(r)) rows[static_cast<std::size_t>(r)] = rows[static_cast<std::size_t>(trace.player_of(r))];
+  };
+  by_rank(trace.memory), by_rank(trace.traffic), by_rank(trace.traffic_totals);
+  const auto with_rank = [&](auto& rows) {
+    auto of_players = std::exchange(rows, {});
+    std::vector<std::vector<std::size_t>> of(trace.players.size());
+    for (std::size_t i = 0; i < of_players.size(); ++i) of[static_cast<std::size_t>(of_players[i].rank)].push_back(i);
+    for (Rank r = 0; r < ranks; ++r)
+      for (const std::size_t i : of[static_cast<std::size_t>(trace.player_of(r))]) {
+        rows.push_back(of_players[i]);
+        rows.back().rank = r;
+      }
+  };
+  with_rank(trace.phases), with_rank(trace.phase_totals);
 }
 
 void total_up(const Plan& plan, Trace& trace) {

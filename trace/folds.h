@@ -88,6 +88,9 @@ class MetricFold {
 /// Rows of a slowest iteration that is another one on other ranks: what is left is there for all ranks.
 void drop_partial_steps(Trace&);
 
+/// From rows of the ranks that were played (Trace::players) to rows of all ranks, which do what those do.
+void stand_in(Trace&);
+
 /// Totals of a trace whose rows are all there, for traces made by hand.
 void total_up(const Plan&, Trace&);
 

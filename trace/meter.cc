@@ -1,6 +1,7 @@
 #include "trace/meter.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hotbunk {
 
@@ -35,6 +36,37 @@ void MemoryMeter::add_live(Space space, Category category, std::int64_t delta_by
   std::int64_t& peak = s.memory.category_peaks[static_cast<std::size_t>(category)];
   peak = std::max(peak, live);
   if (delta_bytes > 0) note_peak(s);
+}
+
+void LiveProfile::add(Space space, Category category, std::int64_t delta_bytes) {
+  Side& s = side(space);
+  const auto c = static_cast<std::size_t>(category);
+  s.net[c] += delta_bytes;
+  s.category_peaks[c] = std::max(s.category_peaks[c], s.net[c]);
+  const std::int64_t total = std::accumulate(s.net.begin(), s.net.end(), std::int64_t{0});
+  if (total > s.peak_bytes) s.peak_bytes = total, s.at_peak = s.net;
+}
+
+void MemoryMeter::add_live(const LiveProfile& profile) {
+  for (const Space space : {Space::device, Space::host}) {
+    const LiveProfile::Side& change = profile.side(space);
+    if (!change.changes()) continue;
+    Side& s = side(space);
+    const CategoryBytes before = s.live;
+    const std::int64_t total_before = s.live_total;
+    for (std::size_t c = 0; c < before.size(); ++c) {
+      std::int64_t& peak = s.memory.category_peaks[c];
+      peak = std::max(peak, before[c] + change.category_peaks[c]);
+    }
+    if (change.peak_bytes > 0) {
+      for (std::size_t c = 0; c < before.size(); ++c) s.live[c] = before[c] + change.at_peak[c];
+      s.live_total = total_before + change.peak_bytes;
+      note_peak(s);
+    }
+    s.live_total = total_before;
+    for (std::size_t c = 0; c < before.size(); ++c)
+      s.live[c] = before[c] + change.net[c], s.live_total += change.net[c];
+  }
 }
 
 void MemoryMeter::add_mapped(Space space, std::int64_t delta_bytes) {

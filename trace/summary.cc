@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -27,8 +28,17 @@ struct Stay {
 /// All ranks' stays in one phase, all steps together.
 struct Total {
   Durations stays;
-  std::int64_t ranks = 0, most_times = 0;
-  void add(const PhaseTotal& t) { stays.add(t.stays), ++ranks, most_times = std::max(most_times, t.stays.times); }
+  std::int64_t ranks = 0, most_times = 0, waiting_ns = 0;
+  bool waiting_known = true;
+  void add(const PhaseTotal& t) {
+    stays.add(t.stays), ++ranks, most_times = std::max(most_times, t.stays.times);
+    waiting_ns += t.waiting_ns, waiting_known = waiting_known && t.waiting_ns >= 0;
+  }
+  /// Of its stays, on average; none: a run does not measure it.
+  std::optional<double> waiting_seconds() const {
+    if (!waiting_known || stays.times == 0) return {};
+    return static_cast<double>(waiting_ns) * ns / static_cast<double>(stays.times);
+  }
   /// Of a rank in the whole run.
   double seconds() const {
     return ranks == 0 ? 0.0 : static_cast<double>(stays.total_ns) * ns / static_cast<double>(ranks);
@@ -79,6 +89,7 @@ Json totals_json(const Plan& plan, const std::map<std::int16_t, Total>& totals) 
     if (phase == PhaseTotal::iteration) continue;
     Json row = {{"name", phase_name(plan, phase)}};
     row.update(total_json(total));
+    row["waiting"] = total.waiting_seconds() ? Json(*total.waiting_seconds()) : Json(nullptr);
     rows.push_back(std::move(row));
   }
   return rows;

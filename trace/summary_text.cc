@@ -50,7 +50,10 @@ std::string speed(const Json& s) {
 std::string phase_table(const Json& s, const Comparison* predicted, bool colour) {
   double all = 0.0;
   for (const Json& p : s.at("phase_totals")) all += p.at("seconds").get<double>();
+  const bool waits =
+      std::ranges::any_of(s.at("phase_totals"), [](const Json& p) { return !p.at("waiting").is_null(); });
   std::vector<std::string> header = {"phase", "times", "mean", "share of all"};
+  if (waits) header.push_back("waiting");
   if (predicted) header.insert(header.end(), {predicted->a_source, "error"});
   TextTable table(header);
   for (const Json& p : s.at("phase_totals")) {
@@ -59,6 +62,7 @@ std::string phase_table(const Json& s, const Comparison* predicted, bool colour)
     const auto times = p.at("times").get<std::int64_t>();
     std::vector<std::string> row = {name, format_count(times), format_seconds(p.at("mean").get<double>()),
                                     fmt::format("{:.1f} %", all > 0.0 ? 100.0 * seconds / all : 0.0)};
+    if (waits) row.push_back(p.at("waiting").is_null() ? "-" : format_seconds(p.at("waiting").get<double>()));
     if (predicted)
       for (const TimeTotal& t : predicted->totals)
         if (t.phase == name)

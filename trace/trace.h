@@ -83,6 +83,8 @@ struct PhaseSpan {
   std::int16_t phase = 0;
   std::int64_t start_ns = 0, end_ns = 0;
   std::int64_t blocks = 0;  // blocks run
+  /// Of this time, how long it had nothing to do but to wait for other ranks; -1: not known.
+  std::int64_t waiting_ns = -1;
 };
 
 /// One rank's stays in one phase, all steps together.
@@ -90,7 +92,8 @@ struct PhaseTotal {
   static constexpr std::int16_t iteration = -1;  // from entering an iteration's first phase to leaving its last
   Rank rank = 0;
   std::int16_t phase = 0;
-  std::int64_t blocks = 0;  // run
+  std::int64_t blocks = 0;       // run
+  std::int64_t waiting_ns = -1;  // as PhaseSpan's, all together; of the iteration: not known
   Durations stays;
 };
 
@@ -102,6 +105,12 @@ struct StepMetrics {
 
 struct Trace {
   std::string source = "simulated";  // or "measured"
+  /// Of a simulation, by rank, who was played in its place: itself, or the first of the ranks that are all alike.
+  /// Empty: each itself. Spans and memory events are those of the ranks that were played; all else is there for every
+  /// rank.
+  std::vector<Rank> players;
+  Rank player_of(Rank r) const { return players.empty() ? r : players[static_cast<std::size_t>(r)]; }
+  bool plays(Rank r) const { return player_of(r) == r; }
   std::vector<std::string> streams;  // their names, by StreamId
   std::vector<std::string> names;
   std::vector<Span> spans;                 // may cover only some steps (RunOptions::span_steps)

@@ -67,7 +67,7 @@ void append_total(std::string& out, const PhaseTotal& t) {
   const Durations& d = t.stays;
   out += '[';
   Commas commas;
-  for (const std::int64_t n : {std::int64_t{t.rank}, std::int64_t{t.phase}, t.blocks, d.times, d.total_ns,
+  for (const std::int64_t n : {std::int64_t{t.rank}, std::int64_t{t.phase}, t.blocks, t.waiting_ns, d.times, d.total_ns,
                                d.shortest_ns, d.longest_ns, std::int64_t{d.longest_step}})
     commas.before(out), append_json(out, n);
   out += ",[";
@@ -87,6 +87,15 @@ void append_traffic(std::string& out, const RankTraffic& rows) {
   out += ']';
 }
 
+/// What is there of others is what their players have.
+template <class Row>
+std::vector<const Row*> rows_of_players(const Trace& trace, const std::vector<Row>& rows) {
+  std::vector<const Row*> out;
+  for (const Row& row : rows)
+    if (trace.plays(row.rank)) out.push_back(&row);
+  return out;
+}
+
 void append_metrics(std::string& out, const StepMetrics& m) {
   out += "{\"step\":", append_json(out, m.step), out += ",\"values\":{";
   Commas commas;
@@ -98,7 +107,7 @@ void append_metrics(std::string& out, const StepMetrics& m) {
 }  // namespace
 
 std::string trace_to_json(const Trace& trace, std::string_view plan_hash) {
-  std::string out = "{\"schema\":\"hotbunk.trace/2\"";
+  std::string out = "{\"schema\":\"hotbunk.trace/3\"";
   out += ",\"plan_hash\":", append_json(out, plan_hash);
   out += ",\"source\":", append_json(out, trace.source);
   out += ",\"trained_tokens\":", append_json(out, trace.trained_tokens);
@@ -113,14 +122,24 @@ std::string trace_to_json(const Trace& trace, std::string_view plan_hash) {
   append_rows(out, "memory_events", trace.memory_events, [&](const MemoryEvent& e) {
     append_row(out, e.rank, e.space, e.category, e.phase, e.step, e.name, e.time_ns, e.delta_bytes);
   });
-  append_rows(out, "phases", trace.phases,
-              [&](const PhaseSpan& p) { append_row(out, p.rank, p.step, p.phase, p.start_ns, p.end_ns, p.blocks); });
-  append_rows(out, "phase_totals", trace.phase_totals, [&](const PhaseTotal& t) { append_total(out, t); });
-  append_rows(out, "memory", trace.memory, [&](const RankMemory& m) {
+  append_rows(out, "players", trace.players, [&](Rank r) { append_json(out, r); });
+  append_rows(out, "phases", rows_of_players(trace, trace.phases), [&](const PhaseSpan* p) {
+    append_row(out, p->rank, p->step, p->phase, p->start_ns, p->end_ns, p->blocks, p->waiting_ns);
+  });
+  append_rows(out, "phase_totals", rows_of_players(trace, trace.phase_totals),
+              [&](const PhaseTotal* t) { append_total(out, *t); });
+  const auto by_rank = [&](const char* key, const auto& rows, auto append) {
+    Rank rank = 0;
+    append_rows(out, key, rows, [&](const auto& row) {
+      if (trace.plays(rank++)) append(row);
+      else out += "null";
+    });
+  };
+  by_rank("memory", trace.memory, [&](const RankMemory& m) {
     out += '[', append_memory(out, m.device), out += ',', append_memory(out, m.host), out += ']';
   });
-  append_rows(out, "traffic", trace.traffic, [&](const RankTraffic& rows) { append_traffic(out, rows); });
-  append_rows(out, "traffic_totals", trace.traffic_totals, [&](const RankTraffic& rows) { append_traffic(out, rows); });
+  by_rank("traffic", trace.traffic, [&](const RankTraffic& rows) { append_traffic(out, rows); });
+  by_rank("traffic_totals", trace.traffic_totals, [&](const RankTraffic& rows) { append_traffic(out, rows); });
   append_rows(out, "metrics", trace.metrics, [&](const StepMetrics& m) { append_metrics(out, m); });
   out += "}\n";
   return out;

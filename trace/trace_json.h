@@ -1,4 +1,4 @@
-// trace.json of a run folder: a Trace as compact JSON (schema "hotbunk.trace/2") and back, and the union of the traces
+// trace.json of a run folder: a Trace as compact JSON (schema "hotbunk.trace/3") and back, and the union of the traces
 // that the processes of one run wrote.
 //
 // Rows are arrays, in the order of the structs' fields (trace.h); streams, op kinds, spaces and categories are written

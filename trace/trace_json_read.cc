@@ -4,6 +4,7 @@
 
 #include "graph/json_decode.h"
 #include "spec/json_read.h"
+#include "trace/folds.h"
 #include "trace/trace_json.h"
 
 namespace hotbunk {
@@ -76,7 +77,7 @@ MemoryEvent read_event(const Value& v, const Tables& t) {
 }
 
 PhaseSpan read_phase_span(const Value& v, const Tables& t) {
-  v.array(6, 6);
+  v.array(7, 7);
   PhaseSpan p;
   p.rank = v.at(0).int32(0, t.num_ranks - 1);
   p.step = read_step(v.at(1));
@@ -84,22 +85,24 @@ PhaseSpan read_phase_span(const Value& v, const Tables& t) {
   p.start_ns = v.at(3).integer(0, largest);
   p.end_ns = v.at(4).integer(p.start_ns, largest);
   p.blocks = v.at(5).integer(0, largest);
+  p.waiting_ns = v.at(6).integer(-1, largest);
   return p;
 }
 
 PhaseTotal read_total(const Value& v, const Tables& t) {
-  v.array(9, 9);
+  v.array(10, 10);
   PhaseTotal total;
   total.rank = v.at(0).int32(0, t.num_ranks - 1);
   total.phase = read_phase(v.at(1), PhaseTotal::iteration);
   total.blocks = v.at(2).integer(0, largest);
+  total.waiting_ns = v.at(3).integer(-1, largest);
   Durations& d = total.stays;
-  d.times = v.at(3).integer(0, largest);
-  d.total_ns = v.at(4).integer(0, largest);
-  d.shortest_ns = v.at(5).integer(0, largest);
-  d.longest_ns = v.at(6).integer(d.shortest_ns, largest);
-  d.longest_step = read_step(v.at(7));
-  const Value counts = v.at(8);
+  d.times = v.at(4).integer(0, largest);
+  d.total_ns = v.at(5).integer(0, largest);
+  d.shortest_ns = v.at(6).integer(0, largest);
+  d.longest_ns = v.at(7).integer(d.shortest_ns, largest);
+  d.longest_step = read_step(v.at(8));
+  const Value counts = v.at(9);
   for (std::size_t i = 0; i < counts.array(); ++i) {
     const Value pair = counts.at(i);
     pair.array(2, 2);
@@ -165,6 +168,17 @@ std::vector<Row> read_rows(const Value& v, Read read) {
   return rows;
 }
 
+/// Each rank, or each by one that plays itself, and whose rows are there.
+void check_players(const Value& v, const Trace& trace) {
+  if (!trace.players.empty()) v["players"].array(trace.memory.size(), trace.memory.size());
+  for (std::size_t r = 0; r < trace.players.size(); ++r)
+    if (trace.player_of(trace.players[r]) != trace.players[r])
+      v["players"].at(r).wrong_type("the number of a rank that is played itself");
+  for (const char* key : {"memory", "traffic", "traffic_totals"})
+    for (std::size_t r = 0; r < v[key].size(); ++r)
+      if (v[key].at(r).is_null() && trace.plays(static_cast<Rank>(r))) v[key].at(r).wrong_type("what this rank did");
+}
+
 Trace read_trace(const Value& v) {
   Trace trace;
   trace.source = v["source"].text();
@@ -181,15 +195,19 @@ Trace read_trace(const Value& v) {
       read_rows<MemoryEvent>(v["memory_events"], [&](const Value& row) { return read_event(row, t); });
   trace.phases = read_rows<PhaseSpan>(v["phases"], [&](const Value& row) { return read_phase_span(row, t); });
   trace.phase_totals = read_rows<PhaseTotal>(v["phase_totals"], [&](const Value& row) { return read_total(row, t); });
-  trace.memory = read_rows<RankMemory>(v["memory"], [&](const Value& row) {
+  trace.players = read_rows<Rank>(v["players"], [&](const Value& row) { return row.int32(0, t.num_ranks - 1); });
+  const auto by_rank = [&]<class Row>(const char* key, std::vector<Row>& rows, auto read) {
+    v[key].array(0, most_ranks);
+    rows = read_rows<Row>(v[key], [&](const Value& row) { return row.is_null() ? Row{} : read(row); });
+  };
+  by_rank("memory", trace.memory, [&](const Value& row) {
     row.array(2, 2);
     return RankMemory{read_space(row.at(0), t), read_space(row.at(1), t)};
   });
-  v["traffic"].array(0, most_ranks);
-  trace.traffic = read_rows<RankTraffic>(v["traffic"], [&](const Value& row) { return read_traffic(row, t); });
-  v["traffic_totals"].array(0, most_ranks);
-  trace.traffic_totals =
-      read_rows<RankTraffic>(v["traffic_totals"], [&](const Value& row) { return read_traffic(row, t); });
+  by_rank("traffic", trace.traffic, [&](const Value& row) { return read_traffic(row, t); });
+  by_rank("traffic_totals", trace.traffic_totals, [&](const Value& row) { return read_traffic(row, t); });
+  check_players(v, trace);
+  stand_in(trace);
   trace.metrics = read_rows<StepMetrics>(v["metrics"], read_metrics);
   return trace;
 }
@@ -205,10 +223,10 @@ Result<TraceFile> trace_from_json(std::string_view text, const std::string& file
   try {
     const Value document(*json, file, codes);
     const std::string schema = document["schema"].text();
-    if (schema != "hotbunk.trace/2")
+    if (schema != "hotbunk.trace/3")
       return fail(
           Diagnostic{.code = "E114",
-                     .message = fmt::format("schema is \"{}\", not \"hotbunk.trace/2\"", schema.substr(0, 60)),
+                     .message = fmt::format("schema is \"{}\", not \"hotbunk.trace/3\"", schema.substr(0, 60)),
                      .where = {file},
                      .notes = {},
                      .help = "give the trace.json of a run folder; one that another version wrote is made again"});

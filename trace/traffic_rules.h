@@ -73,7 +73,8 @@ inline std::int64_t wire_bytes(const Op& op, std::int64_t n, std::int64_t ranks,
 
 /// One call, on a rank with these places; none where a peer_copy has nothing to read, not even of its own.
 inline TrafficCount traffic_of(const Op& op, const Sizes& sizes, std::int64_t ranks, const Places& places) {
-  if (op.kind == OpKind::peer_copy && boxes_of(op, places).empty()) return {};
+  const auto nothing = [&](const Move& move) { return moved_elements(move, places).all == 0; };
+  if (op.kind == OpKind::peer_copy && std::ranges::all_of(op.moves, nothing)) return {};
   const std::int64_t index = places.at(static_cast<std::size_t>(op.group));
   const std::int64_t n =
       op.kind == OpKind::peer_copy ? payload_bytes(op, sizes, places) : communication_bytes(op, sizes);

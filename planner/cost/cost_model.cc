@@ -201,14 +201,21 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
          correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
 }
 
-std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op, const Sizes& s) const {
+RankPlace CostModel::place_of(const Plan& plan, Rank rank) const {
+  RankPlace out{places_of(plan, rank), {}};
+  for (std::size_t f = 0; f < plan.groups.size(); ++f)
+    out.groups.push_back(shape_of(plan.group_of(static_cast<GroupId>(f), rank)));
+  return out;
+}
+
+std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, const Op& op, const Sizes& s) const {
   if (op.is_priced()) {
     const PricePoint p = op.price(s);
     return std::llround(1e9 *
                         std::min(p.seconds + p.seconds_per_pair * static_cast<double>(s.attention_pairs), most_price));
   }
   double seconds = 0.0;
-  const Places places = op.moves.empty() ? Places{} : places_of(plan, rank);
+  const Places& places = rank.places;
   switch (op.kind) {
     case OpKind::alloc:
     case OpKind::free:
@@ -225,8 +232,8 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, Rank rank, const Op& op
       break;
     default:
       if (is_communication(op.kind)) {
-        const std::vector<Rank>& members = plan.group_of(op.group, rank);
-        seconds = collective_seconds(op.kind, shape_of(members), priced_bytes(op, s, places));
+        seconds = collective_seconds(op.kind, rank.groups.at(static_cast<std::size_t>(op.group)),
+                                     priced_bytes(op, s, places));
       } else if (plan.crosses_spaces(op)) {
         seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
       } else {

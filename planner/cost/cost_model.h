@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/boxes.h"
 #include "graph/op.h"
 #include "graph/plan.h"
 #include "planner/cost/hardware.h"
@@ -44,6 +45,12 @@ class Correction {
   std::vector<Point> points_;
 };
 
+/// Where a rank of a plan stands: what the prices of its ops ask again and again.
+struct RankPlace {
+  Places places;                   // in each family
+  std::vector<GroupShape> groups;  // of its group in each family
+};
+
 class CostModel {
  public:
   CostModel(Hardware, const ClusterSpec&);
@@ -51,7 +58,11 @@ class CostModel {
   /// Time of one op of `rank` on its stream once it starts, in nanoseconds (0 for alloc, free, events). Collectives:
   /// from the moment the last participant has arrived. Ranks that share a device are taken to be busy together, as
   /// SPMD programs keep them. Deterministic.
-  std::int64_t op_nanoseconds(const Plan&, Rank, const Op&, const Sizes&) const;
+  std::int64_t op_nanoseconds(const Plan&, const RankPlace&, const Op&, const Sizes&) const;
+  std::int64_t op_nanoseconds(const Plan& plan, Rank rank, const Op& op, const Sizes& sizes) const {
+    return op_nanoseconds(plan, place_of(plan, rank), op, sizes);
+  }
+  RankPlace place_of(const Plan&, Rank) const;
 
   /// The size of a matrix product, all that a library makes its kernel for; nothing for other ops.
   std::optional<std::array<double, 3>> kernel_size(const Op&, const Sizes&) const;

@@ -131,6 +131,39 @@ TEST_CASE("every request finishes, no KV slot is shared, limits hold") {
   }));
 }
 
+TEST_CASE("decode steps taken together are the steps one by one") {
+  CHECK(rc::check("steps together", [] {
+    const Case c = draw_case();
+    auto single = Scheduler::create(c.config, c.requests), several = Scheduler::create(c.config, c.requests);
+    RC_ASSERT(single.has_value());
+    const std::int64_t most = *rc::gen::inRange<std::int64_t>(2, 40);
+    std::int64_t taken = 0, steps = 0;
+    while (const auto together = several->next(most)) {
+      ++taken;
+      RC_ASSERT(together->times >= 1);
+      RC_ASSERT(together->times <= (together->prefill ? 1 : most));
+      for (std::int64_t i = 0; i < together->times; ++i, ++steps) {
+        const auto step = single->next();
+        RC_ASSERT(step.has_value());
+        RC_ASSERT(step->prefill == together->prefill);
+        RC_ASSERT(step->chunks.size() == together->chunks.size());
+        Sizes expected = together->sizes;
+        expected.attention_pairs += i * together->sizes.seqs;
+        RC_ASSERT(step->sizes == expected);
+        single->completed(*step);
+      }
+      several->completed(*together);
+      RC_ASSERT(single->free_blocks() == several->free_blocks());
+    }
+    RC_ASSERT(!single->next());
+    const SchedulerStatistics &a = single->statistics(), &b = several->statistics();
+    RC_ASSERT(a.decode_steps == b.decode_steps && a.prefill_steps == b.prefill_steps);
+    RC_ASSERT(a.preemptions == b.preemptions && a.recomputed_tokens == b.recomputed_tokens);
+    RC_ASSERT(a.max_blocks_used == b.max_blocks_used);
+    RC_CLASSIFY(taken < steps, "fewer decisions than steps");
+  }));
+}
+
 TEST_CASE("a schedule replayed with the lengths that came out is the same schedule") {
   CHECK(rc::check("replay", [] {
     const Case c = draw_case();

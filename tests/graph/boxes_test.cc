@@ -75,6 +75,10 @@ TEST_CASE("Boxes are what both sides have, element by element") {
           found.insert({b.src_offset + i * b.src_pitch + j, b.dst_offset + i * b.dst_pitch + j, b.peer});
     }
     RC_ASSERT(found == expected);
+    const MovedElements counted = moved_elements(o.moves[0], places);
+    RC_ASSERT(counted.all == std::ssize(expected));
+    RC_ASSERT(counted.of_peers ==
+              std::ranges::count_if(expected, [](const Pair& pair) { return std::get<2>(pair) >= 0; }));
     for (const Box& b : written_boxes(o, places))
       for (std::int64_t i = 0; i < b.rows; ++i)
         for (std::int64_t j = 0; j < b.cols; ++j) said.insert(b.dst_offset + i * b.dst_pitch + j);

@@ -207,13 +207,21 @@ TEST_CASE("a pickle, opcode by opcode") {
 }
 
 TEST_CASE("the report's data: peak buffers, matrix, tail") {
-  const Plan plan = plan_with_collective();
+  Plan plan = plan_with_collective();
   const Scenario scenario = test::sample_scenario();
   const Trace trace = test::sample_trace();
+  Program& program = plan.programs[0];
+  const auto memory = [](OpKind kind, BufferId buffer) {
+    Op op;
+    op.kind = kind, op.buffer = buffer;
+    return op;
+  };
+  program.phases[0] = {test::block_of(program, "load", {memory(OpKind::alloc, 0)})};
+  program.phases[2] = {test::block_of(program, "micro", {memory(OpKind::alloc, 1), memory(OpKind::free, 1)})};
   const Json data = report_data({plan, scenario, trace, nullptr, ""});
   CHECK(data["at_peak"]["rows"] ==
         Json({{{"name", "weights"}, {"category", "params"}, {"buffers", 1}, {"bytes", 2000}},
-              {{"name", "logits"}, {"category", "activations"}, {"buffers", 1}, {"bytes", 1200}}}));
+              {{"name", "logits"}, {"category", "activations"}, {"buffers", 1}, {"bytes", 1000}}}));
   // 3000 wire bytes of all_gather in each of two steps, to the next in the ring of two.
   CHECK(data["matrix"] == Json({{0.0, 6000.0}, {6000.0, 0.0}}));
   // Rank 1 comes 1 ms later to the rollout and leaves it with rank 0.

@@ -160,7 +160,7 @@ std::vector<PhaseSpan> phases_when(const RandomPlan& random, std::int64_t runs, 
     for (auto& device : *devices) {
       const Program& program = random.plan.program(device->rank());
       for (std::int64_t run = begun; run < std::min(runs, begun + stride); ++run)
-        RC_ASSERT(play(*device, program, program.phases[0][0], {}).has_value());
+        RC_ASSERT(device->play(program, program.phases[0][0], {}).has_value());
     }
   for (auto& device : *devices) RC_ASSERT(device->sync().has_value());
   const auto trace = backend.take_trace();

@@ -216,7 +216,7 @@ TEST_CASE("what an op costs follows every extent: as the driver says, else the c
   CHECK(times(*trace, "clear") == Times{{0, 2}, {2, 6}, {6, 14}});
 }
 
-TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for, not more than asked for") {
+TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for") {
   Op linear = op(OpKind::linear, streams::compute, "mm");
   Tensor x = tensor(0, {8, tokens_extent}), w = tensor(0, {4}), y = x;
   x.rank = w.rank = y.rank = 2;
@@ -238,8 +238,42 @@ TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for, not more
   CHECK(trace->spans[0].start_ns == 7);
   CHECK(trace->spans[0].flops == 2.0 * 3 * 16 * 4);
   CHECK(trace->spans[0].bytes == 4 * (3 * 16 + 4 * 16 + 3 * 4));
-  options.timeline.max_spans = 1;
-  CHECK(simulate(plan, Prices{{"mm", 7}}, 1, 4, options, {}, sizes)->spans.size() == 1);
+}
+
+TEST_CASE("what a stay has no room for is kept together, and nothing is left out") {
+  // 100 runs of 3 kernels of 7 ns, on one stream: room for 64 spans, so 21 runs one by one. Then a span for each run,
+  // each taken for 2, until those are 128: 33 runs. The other 46 are one.
+  const auto buffer = [](OpKind kind) { return memory(kind, 0, "buffer"); };
+  Plan plan = plan_of({{buffer(OpKind::alloc), kernel("a"), kernel("b"), kernel("c"), buffer(OpKind::free)}});
+  plan.programs[0].buffers = {{"buffer", DType::f32, 16, Category::workspace, sections::train_params, 0}};
+  plan.programs[0].section(sections::train_params).bytes = 4096;
+  plan.phases.insert(plan.phases.begin(), {"map", When::prologue, false});
+  plan.programs[0].phases.insert(
+      plan.programs[0].phases.begin(),
+      {test::block_of(plan.programs[0], "map", {mapping(OpKind::map, sections::train_params, 0, 4096)})});
+  for (const Granularity granularity : {Granularity::ops, Granularity::calls}) {
+    SimOptions options;
+    options.timeline.max_spans = 1;
+    options.granularity = granularity;
+    const Prices seven_each{{"a", 7}, {"b", 7}, {"c", 7}};
+    SimBackend backend(one_rank_per_device(), seven_each, options);
+    plan.phases[1].driven = true;
+    Fixed driver;
+    driver.runs = 100;
+    const auto trace = execute(plan, backend, driver, {.steps = 1, .local_ranks = {0}});
+    REQUIRE(trace);
+    const bool by_op = granularity == Granularity::ops;
+    const std::size_t one_by_one = by_op ? 21 * 3 : 64, runs = by_op ? 33 : 32;
+    REQUIRE(trace->spans.size() == one_by_one + runs + 1);
+    std::int64_t spans_ns = 0, live = 0, highest = 0;
+    for (const Span& s : trace->spans) spans_ns += s.end_ns - s.start_ns;
+    CHECK(spans_ns == 100 * 3 * 7);
+    CHECK(trace->names[static_cast<std::size_t>(trace->spans.back().name)] == "work: further blocks");
+    for (const MemoryEvent& e : trace->memory_events) live += e.delta_bytes, highest = std::max(highest, live);
+    CHECK(live == 0);
+    CHECK(highest == 64);
+    CHECK(trace->memory[0].device.peak_bytes == 64);
+  }
 }
 
 TEST_CASE("a long run is simulated in little memory, and its times do not depend on how far it is ahead") {

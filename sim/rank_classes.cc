@@ -1,0 +1,207 @@
+#include "sim/rank_classes.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "base/numbers.h"
+#include "graph/catalogue.h"
+#include "sim/op_cost.h"
+#include "trace/traffic_rules.h"
+
+namespace hotbunk {
+namespace {
+
+/// As much of everything as there is room for: what differs between ranks shows there too.
+constexpr Sizes largest() {
+  constexpr std::int64_t most = std::int64_t{1} << 30;
+  return {most, most, most};
+}
+/// Evaluations of moves by rank up to which it is worth while to look.
+constexpr std::int64_t most_moves = std::int64_t{1} << 24;
+
+using Signature = std::vector<std::int64_t>;
+using Colours = std::vector<std::int32_t>;  // by rank
+
+class Folder {
+ public:
+  Folder(const Plan& plan, const OpCost& cost, std::span<const std::int32_t> data,
+         std::span<const std::int64_t> neighbours)
+      : plan_(plan), cost_(cost), neighbours_(neighbours), colours_(static_cast<std::size_t>(plan.num_ranks())) {
+    HB_CHECK(data.size() == colours_.size(), "data of {} ranks, {} ranks", data.size(), colours_.size());
+    look_at_ops();
+    Numbers<Signature> numbers;
+    for (Rank r = 0; r < plan.num_ranks(); ++r)
+      colours_[static_cast<std::size_t>(r)] =
+          numbers({plan.program_of_rank[static_cast<std::size_t>(r)], data[static_cast<std::size_t>(r)],
+                   cost.rank_class(r), plan.role_of(r)});
+    num_colours_ = numbers.size();
+  }
+
+  /// False: too much would have to be looked at.
+  bool split_by_moves() {
+    if (std::ssize(moving_) * plan_.num_ranks() > most_moves) return false;
+    if (moving_.empty()) return true;
+    split([this](Rank r) {
+      const Places places = places_of(plan_, r);
+      Signature out;
+      for (const auto& [program, op] : moving_) {
+        if (program != plan_.program_of_rank[static_cast<std::size_t>(r)]) continue;
+        out.push_back(cost_.nanoseconds(plan_, r, *op, {.block = 0, .step = 0, .sizes = largest(), .payload = {}}));
+        out.push_back(op_bytes(*op, largest(), places));
+        if (!is_communication(op->kind)) continue;
+        const TrafficCount t = traffic_of(*op, largest(), group_size(op->group, r), places);
+        out.insert(out.end(), {t.calls, t.payload_bytes, t.padding_bytes, t.wire_bytes});
+      }
+      return out;
+    });
+    return true;
+  }
+
+  /// Until nothing splits any more.
+  void refine() {
+    price_groups();
+    for (std::int64_t before = 0; before != num_colours_;) {
+      before = num_colours_;
+      std::vector<Signature> of_rank(colours_.size());
+      Numbers<Signature> neighbourhoods;
+      for (std::size_t f = 0; f < plan_.groups.size(); ++f) {
+        const bool by_place = asked_by_place_.contains(static_cast<GroupId>(f));
+        for (std::size_t g = 0; g < plan_.groups[f].groups.size(); ++g) {
+          const std::vector<Rank>& members = plan_.groups[f].groups[g];
+          Signature met;
+          for (const Rank r : members) met.push_back(colours_[static_cast<std::size_t>(r)]);
+          if (!by_place) std::ranges::sort(met);
+          met.push_back(group_prices_[f][g]);
+          const std::int64_t number = neighbourhoods(std::move(met));
+          for (std::size_t place = 0; place < members.size(); ++place) {
+            Signature& mine = of_rank[static_cast<std::size_t>(members[place])];
+            mine.insert(mine.end(), {static_cast<std::int64_t>(f), number});
+            if (by_place) mine.push_back(static_cast<std::int64_t>(place));
+            else send_by_place(static_cast<GroupId>(f), std::ssize(members), static_cast<std::int64_t>(place), mine);
+          }
+        }
+      }
+      for (const std::int64_t together : neighbours_)
+        for (std::size_t begin = 0; begin < colours_.size(); begin += static_cast<std::size_t>(together)) {
+          const std::size_t end = std::min(colours_.size(), begin + static_cast<std::size_t>(together));
+          Signature met(colours_.begin() + static_cast<std::ptrdiff_t>(begin),
+                        colours_.begin() + static_cast<std::ptrdiff_t>(end));
+          std::ranges::sort(met);
+          const std::int64_t number = neighbourhoods(std::move(met));
+          for (std::size_t r = begin; r < end; ++r) of_rank[r].push_back(number);
+        }
+      split([&](Rank r) { return of_rank[static_cast<std::size_t>(r)]; });
+    }
+  }
+
+  std::vector<Rank> representatives() const {
+    std::map<std::int32_t, Rank> first;
+    std::vector<Rank> out;
+    for (Rank r = 0; r < plan_.num_ranks(); ++r)
+      out.push_back(first.try_emplace(colours_[static_cast<std::size_t>(r)], r).first->second);
+    return out;
+  }
+
+ private:
+  template <class SignatureOf>
+  void split(SignatureOf signature_of) {
+    Numbers<std::pair<std::int32_t, Signature>> numbers;
+    for (Rank r = 0; r < plan_.num_ranks(); ++r) {
+      std::int32_t& mine = colours_[static_cast<std::size_t>(r)];
+      mine = numbers({mine, signature_of(r)});
+    }
+    num_colours_ = numbers.size();
+  }
+
+  std::int64_t group_size(GroupId family, Rank r) const { return std::ssize(plan_.group_of(family, r)); }
+
+  void look_at_ops() {
+    for (std::size_t p = 0; p < plan_.programs.size(); ++p)
+      for (const Body& body : plan_.programs[p].bodies)
+        for (const Op& op : body.ops) {
+          if (!op.moves.empty() || op.kind == OpKind::peer_copy) {
+            moving_.emplace_back(static_cast<std::int32_t>(p), &op);
+          } else if (is_communication(op.kind)) {
+            meeting_[op.group].push_back(&op);
+            if (is_pairwise(op.kind)) asked_by_place_.insert(op.group);
+            if (op.kind == OpKind::broadcast || op.kind == OpKind::all_reduce) uneven_[op.group].push_back(&op);
+          }
+        }
+  }
+
+  /// What the place in the group says about how much a rank sends: the root of a broadcast, the uneven parts of an
+  /// all-reduce. Where actual sizes decide about the parts, the place itself.
+  void send_by_place(GroupId family, std::int64_t ranks, std::int64_t place, Signature& out) const {
+    const auto ops = uneven_.find(family);
+    if (ops == uneven_.end()) return;
+    for (const Op* op : ops->second) {
+      std::int64_t fixed = 1;
+      bool varies = false;
+      if (op->is_priced()) continue;
+      const Tensor& t = op->inputs.at(0);
+      for (int d = 0; d < t.rank; ++d) {
+        const Dim& dim = t.shape[static_cast<std::size_t>(d)];
+        if (dim.extent == fixed_extent) fixed *= dim.size;
+        else varies = true;
+      }
+      if (op->kind == OpKind::all_reduce && fixed % ranks == 0) continue;
+      const bool by_size = op->kind == OpKind::all_reduce && varies;
+      out.push_back(by_size ? place : wire_bytes(*op, communication_bytes(*op, largest()), ranks, place));
+    }
+  }
+
+  /// What is paid in a group is known of any of its members.
+  void price_groups() {
+    group_prices_.resize(plan_.groups.size());
+    Numbers<Signature> numbers;
+    for (std::size_t f = 0; f < plan_.groups.size(); ++f)
+      for (const std::vector<Rank>& members : plan_.groups[f].groups) {
+        Signature prices{std::ssize(members)};
+        if (const auto ops = meeting_.find(static_cast<GroupId>(f)); ops != meeting_.end() && !members.empty())
+          for (const Op* op : ops->second)
+            prices.push_back(cost_.nanoseconds(plan_, members.front(), *op,
+                                               {.block = 0, .step = 0, .sizes = largest(), .payload = {}}));
+        group_prices_[f].push_back(numbers(std::move(prices)));
+      }
+  }
+
+  const Plan& plan_;
+  const OpCost& cost_;
+  const std::span<const std::int64_t> neighbours_;
+  Colours colours_;
+  std::int64_t num_colours_ = 0;
+  std::vector<std::pair<std::int32_t, const Op*>>
+      moving_;  // program, op: what it does depends on where the rank stands
+  std::map<GroupId, std::vector<const Op*>> meeting_;
+  std::map<GroupId, std::vector<const Op*>> uneven_;  // of those, who may send more or less by their place
+  std::set<GroupId> asked_by_place_;
+  std::vector<std::vector<std::int64_t>> group_prices_;  // [family][group]: a number for equal prices
+};
+
+}  // namespace
+
+RankClasses::RankClasses(std::vector<Rank> representative) : representative_(std::move(representative)) {
+  for (Rank r = 0; r < num_ranks(); ++r)
+    if (plays(r)) players_.push_back(r);
+}
+
+RankClasses RankClasses::unfolded(Rank num_ranks) {
+  std::vector<Rank> each(static_cast<std::size_t>(num_ranks));
+  std::iota(each.begin(), each.end(), 0);
+  return RankClasses(std::move(each));
+}
+
+RankClasses RankClasses::fold(const Plan& plan, const OpCost& cost, std::span<const std::int32_t> data,
+                              std::span<const std::int64_t> neighbours) {
+  Folder folder(plan, cost, data, neighbours);
+  if (!folder.split_by_moves()) return unfolded(plan.num_ranks());
+  folder.refine();
+  return RankClasses(folder.representatives());
+}
+
+}  // namespace hotbunk
