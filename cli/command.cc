@@ -20,6 +20,7 @@
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
 #include "reports/shown_samples.h"
+#include "sim/disturbed_cost.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -46,6 +47,11 @@ std::string again(const ScenarioOptions& o) {
 void say_next(const char* command, const ScenarioOptions& o, std::string_view flags) {
   if (o.json || o.path == "-") return;
   say_next(fmt::format("{} {}{}{}", command, again(o), flags.empty() ? "" : " ", flags));
+}
+
+void note_undisturbed(const Scenario& s, const char* what) {
+  if (!s.disturbances.none())
+    fmt::print(stderr, "note: disturbances are played by `simulate` only: {} is without them\n", what);
 }
 
 Status on_this_machine(const Scenario& s, bool agreed, std::string_view to_agree) {
@@ -214,7 +220,11 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   if (!driver) return tl::unexpected(driver.error());
   if (walked.stopped) (*driver)->end_after(walked.last);
   const CostModel model(hardware, job.scenario.cluster);
-  const ModelCost cost(model);
+  const ModelCost undisturbed(model);
+  std::optional<DisturbedCost> disturbed;
+  if (options.disturbed && !job.scenario.disturbances.none())
+    disturbed.emplace(undisturbed, scenario.disturbances, job.scenario.cluster);
+  const OpCost& cost = disturbed ? static_cast<const OpCost&>(*disturbed) : undisturbed;
   SimOptions sim;
   sim.enforce_capacity = options.enforce_capacity;
   sim.timeline.last_step = walked.first - 1 + options.span_steps;

@@ -46,6 +46,9 @@ std::string again(const ScenarioOptions&);
 /// "Next: hotbunk COMMAND" with that scenario, unless it came from standard input and is gone, or under --json.
 void say_next(const char* command, const ScenarioOptions&, std::string_view flags = "");
 
+/// On stderr, where the scenario has disturbances: `what` is without them, as only `simulate` plays them.
+void note_undisturbed(const Scenario&, const char* what);
+
 /// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
 /// begins with how to.
 Status on_this_machine(const Scenario&, bool agreed, std::string_view to_agree = "");
@@ -95,6 +98,7 @@ struct SimulateOptions {
   std::int32_t span_steps = 2;          // from the first iteration on
   std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
+  bool disturbed = false;  // with the scenario's disturbances; a prediction of a run is without
 };
 Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
 /// The profile that prices this scenario's ops.

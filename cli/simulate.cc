@@ -63,8 +63,8 @@ int run(const Options& o) {
   const auto error = fit_error(*job);
   auto lengths = lengths_of(o, *job);
   if (!lengths) return report_errors(lengths.error());
-  const auto trace =
-      simulate_job(*job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false});
+  const auto trace = simulate_job(
+      *job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false, .disturbed = true});
   if (!trace) return report_errors(trace.error());
   const auto summary = summarize(job->plan, job->scenario, *trace);
   if (o.scenario.json) print_document(json_text(summary, 1));
