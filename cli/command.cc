@@ -215,6 +215,7 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   const StepsWalked walked =
       options.walked.value_or(StepsWalked{.last = static_cast<std::int32_t>(job.scenario.steps)});
   scenario.steps = walked.last;
+  scenario.seed += options.seed_offset, scenario.disturbances.jitter.seed += options.seed_offset;
   auto driver = options.lengths ? LengthDriver::create(job.plan, scenario, *options.lengths)
                                 : LengthDriver::create(job.plan, scenario);
   if (!driver) return tl::unexpected(driver.error());
@@ -233,12 +234,13 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   run.first_step = walked.first, run.steps = walked.last;
   for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
   ProgressLine progress;
-  run.on_phase = [&](std::int32_t step, std::int16_t phase) {
-    progress.show([&] {
-      return fmt::format("simulating step {}/{}, {}", std::clamp(step, run.first_step, run.steps), run.steps,
-                         job.plan.phases[static_cast<std::size_t>(phase)].name);
-    });
-  };
+  if (options.shows_progress)
+    run.on_phase = [&](std::int32_t step, std::int16_t phase) {
+      progress.show([&] {
+        return fmt::format("simulating step {}/{}, {}", std::clamp(step, run.first_step, run.steps), run.steps,
+                           job.plan.phases[static_cast<std::size_t>(phase)].name);
+      });
+    };
   return execute(job.plan, backend, **driver, run);
 }
 

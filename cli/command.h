@@ -99,6 +99,8 @@ struct SimulateOptions {
   std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
   bool disturbed = false;  // with the scenario's disturbances; a prediction of a run is without
+  bool shows_progress = true;
+  std::int64_t seed_offset = 0;  // added to the scenario's seed and the jitter's: another draw
 };
 Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
 /// The profile that prices this scenario's ops.
