@@ -21,7 +21,15 @@ constexpr Philox4 philox(std::array<std::uint32_t, 2> key, Philox4 counter) {
 }
 
 /// What a stream of numbers is for; part of the key, so that two purposes never share numbers.
-enum class RngPurpose : std::uint32_t { init = 1, sample = 2, task = 3, lengths = 4, test = 5, shuffle = 6 };
+enum class RngPurpose : std::uint32_t {
+  init = 1,
+  sample = 2,
+  task = 3,
+  lengths = 4,
+  test = 5,
+  shuffle = 6,
+  jitter = 7
+};
 
 /// Four 32-bit words for (seed, purpose) at counter (a, b): e.g. sampling uses a = step<<32 | sample, b = position.
 constexpr Philox4 random_words(std::uint64_t seed, RngPurpose purpose, std::uint64_t a, std::uint64_t b) {

@@ -20,6 +20,7 @@
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
 #include "reports/shown_samples.h"
+#include "sim/disturbed_cost.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -46,6 +47,11 @@ std::string again(const ScenarioOptions& o) {
 void say_next(const char* command, const ScenarioOptions& o, std::string_view flags) {
   if (o.json || o.path == "-") return;
   say_next(fmt::format("{} {}{}{}", command, again(o), flags.empty() ? "" : " ", flags));
+}
+
+void note_undisturbed(const Scenario& s, const char* what) {
+  if (!s.disturbances.none())
+    fmt::print(stderr, "note: disturbances are played by `simulate` only: {} is without them\n", what);
 }
 
 Status on_this_machine(const Scenario& s, bool agreed, std::string_view to_agree) {
@@ -209,12 +215,17 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   const StepsWalked walked =
       options.walked.value_or(StepsWalked{.last = static_cast<std::int32_t>(job.scenario.steps)});
   scenario.steps = walked.last;
+  scenario.seed += options.seed_offset, scenario.disturbances.jitter.seed += options.seed_offset;
   auto driver = options.lengths ? LengthDriver::create(job.plan, scenario, *options.lengths)
                                 : LengthDriver::create(job.plan, scenario);
   if (!driver) return tl::unexpected(driver.error());
   if (walked.stopped) (*driver)->end_after(walked.last);
   const CostModel model(hardware, job.scenario.cluster);
-  const ModelCost cost(model);
+  const ModelCost undisturbed(model);
+  std::optional<DisturbedCost> disturbed;
+  if (options.disturbed && !job.scenario.disturbances.none())
+    disturbed.emplace(undisturbed, scenario.disturbances, job.scenario.cluster);
+  const OpCost& cost = disturbed ? static_cast<const OpCost&>(*disturbed) : undisturbed;
   SimOptions sim;
   sim.enforce_capacity = options.enforce_capacity;
   // Threads that share cores take turns op by op, and so do ranks that share a device.
@@ -222,9 +233,10 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   if (by_call) {
     sim.granularity = Granularity::calls;
     sim.links = &model;
+    if (disturbed) sim.slow = rank_factors(scenario.disturbances, job.scenario.cluster);
     sim.by_op = sim.timeline.in_full = options.by_op;
-    if (options.by_op.empty()) (*driver)->take_steps_together();
-    if (options.fold && job.scenario.cluster.ranks_per_device == 1) {
+    if (options.by_op.empty() && !cost.jitters()) (*driver)->take_steps_together();
+    if (job.scenario.cluster.ranks_per_device == 1) {
       std::vector<std::int32_t> classes = (*driver)->rank_classes(walked.first, walked.last);
       for (std::int32_t alone = -1; const Rank r : options.by_op) classes[static_cast<std::size_t>(r)] = alone--;
       // Who shares a node's links or a pod's must be alike too.
@@ -240,12 +252,13 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   SimBackend backend(job.scenario.cluster, cost, sim);
   run.local_ranks = sim.classes.value_or(RankClasses::unfolded(job.plan.num_ranks())).players();
   ProgressLine progress;
-  run.on_phase = [&](std::int32_t step, std::int16_t phase) {
-    progress.show([&] {
-      return fmt::format("simulating step {}/{}, {}", std::clamp(step, run.first_step, run.steps), run.steps,
-                         job.plan.phases[static_cast<std::size_t>(phase)].name);
-    });
-  };
+  if (options.shows_progress)
+    run.on_phase = [&](std::int32_t step, std::int16_t phase) {
+      progress.show([&] {
+        return fmt::format("simulating step {}/{}, {}", std::clamp(step, run.first_step, run.steps), run.steps,
+                           job.plan.phases[static_cast<std::size_t>(phase)].name);
+      });
+    };
   return execute(job.plan, backend, **driver, run);
 }
 

@@ -46,6 +46,9 @@ std::string again(const ScenarioOptions&);
 /// "Next: hotbunk COMMAND" with that scenario, unless it came from standard input and is gone, or under --json.
 void say_next(const char* command, const ScenarioOptions&, std::string_view flags = "");
 
+/// On stderr, where the scenario has disturbances: `what` is without them, as only `simulate` plays them.
+void note_undisturbed(const Scenario&, const char* what);
+
 /// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
 /// begins with how to.
 Status on_this_machine(const Scenario&, bool agreed, std::string_view to_agree = "");
@@ -96,7 +99,9 @@ struct SimulateOptions {
   std::optional<StepsWalked> walked{};  // default: all of the scenario's
   bool enforce_capacity = true;
   std::vector<Rank> by_op{};  // ranks that are played op by op
-  bool fold = true;           // of ranks that are alike only one is played
+  bool disturbed = false;  // with the scenario's disturbances; a prediction of a run is without
+  bool shows_progress = true;
+  std::int64_t seed_offset = 0;  // added to the scenario's seed and the jitter's: another draw
 };
 Result<Trace> simulate_job(const Job&, const Hardware&, const SimulateOptions&);
 /// The profile that prices this scenario's ops.

@@ -25,6 +25,7 @@ using Json = nlohmann::ordered_json;
 int run(const Options& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
+  note_undisturbed(*scenario, "the price");
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);

@@ -213,6 +213,7 @@ int run(const Options& o) {
   }
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
+  note_undisturbed(*scenario, "the plan");
   if (o.gpus == "?") return smallest(o, *scenario);
   if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
     return price(o, *scenario, reasons);

@@ -49,7 +49,7 @@ std::string build_id() {
 }
 
 bool matters(const std::string& key) {
-  return key != "name" && !key.starts_with("cluster.") && !key.starts_with("run.");
+  return key != "name" && !key.starts_with("cluster.") && !key.starts_with("run.") && !key.starts_with("disturbances.");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/parallel.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
@@ -13,6 +14,7 @@
 #include "cli/streams.h"
 #include "reports/metrics_jsonl.h"
 #include "spec/validate.h"
+#include "trace/spread.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -21,7 +23,7 @@ namespace {
 struct Options {
   ScenarioOptions scenario;
   std::string out, lengths;
-  std::int32_t span_steps = 2;
+  std::int32_t span_steps = 2, seeds = 1;
   std::vector<Rank> ops;
 };
 
@@ -60,6 +62,30 @@ Status write_lines(const RunFolder& folder, const Job& job, const Trace& trace,
   return {};
 }
 
+/// Plays the draws behind the first, whose summary is there, and says how far they scatter. What a draw costs is its
+/// summary's figures: traces are let go one by one.
+Result<nlohmann::ordered_json> spread_of(const Job& job, const Hardware& hardware, std::int32_t seeds,
+                                         const nlohmann::ordered_json& first) {
+  std::vector<Result<DrawnFigures>> draws(static_cast<std::size_t>(seeds), figures_of(first));
+  in_parallel(static_cast<std::size_t>(seeds - 1), [&](std::size_t i) {
+    const auto trace = simulate_job(job, hardware,
+                                    {.lengths = {},
+                                     .span_steps = 0,
+                                     .enforce_capacity = false,
+                                     .disturbed = true,
+                                     .shows_progress = false,
+                                     .seed_offset = static_cast<std::int64_t>(i) + 1});
+    if (trace) draws[i + 1] = figures_of(summarize(job.plan, job.scenario, *trace));
+    else draws[i + 1] = fail(trace.error());
+  });
+  std::vector<DrawnFigures> figures;
+  for (auto& draw : draws) {
+    if (!draw) return fail(std::move(draw.error()));
+    figures.push_back(std::move(*draw));
+  }
+  return spread_json(figures, job.scenario.seed);
+}
+
 int run(const Options& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
@@ -78,11 +104,18 @@ int run(const Options& o) {
   auto lengths = lengths_of(o, *job);
   if (!lengths) return report_errors(lengths.error());
   const auto trace = simulate_job(
-      *job, *hardware, {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false, .by_op = o.ops});
+      *job, *hardware,
+      {.lengths = *lengths, .span_steps = o.span_steps, .enforce_capacity = false, .by_op = o.ops, .disturbed = true});
   if (!trace) return report_errors(trace.error());
-  const auto summary = summarize(job->plan, job->scenario, *trace);
+  auto summary = summarize(job->plan, job->scenario, *trace);
+  if (!o.scenario.json) fmt::print("{}", render_summary(summary, use_colour()));
+  if (o.seeds > 1) {
+    auto spread = spread_of(*job, *hardware, o.seeds, summary);
+    if (!spread) return report_errors(spread.error());
+    if (!o.scenario.json) fmt::print("{}", render_spread(*spread, use_colour()));
+    summary["seeds"] = std::move(*spread);
+  }
   if (o.scenario.json) print_document(json_text(summary, 1));
-  else fmt::print("{}", render_summary(summary, use_colour()));
   flush_output();
   if (!o.out.empty()) {
     if (auto s = begin_in_folder(folder, *job, "simulated", Takes::overwrite); !s) return report_errors(s.error());
@@ -110,7 +143,10 @@ void add_simulate(CommandLine& line) {
       line.add_command("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
   add_scenario_options(sub, o->scenario);
   sub.option("--out", o->out, "write a run folder (plan, trace, summary, report) there");
-  sub.option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
+  const Option lengths = sub.option("--lengths", o->lengths, "replay a run's lengths.jsonl instead of drawing lengths");
+  sub.option("--seeds", o->seeds, "draw lengths with so many seeds, from the scenario's on: mean and deviation of all")
+      .check(whole_in(1, 1 << 20))
+      .excludes(lengths);
   sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
   sub.option("--ops", o->ops, "ranks whose ops and buffers are kept one by one: 0 or 0,3").with_commas();
   sub.action([o] { return run(*o); });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 
@@ -23,7 +24,8 @@ bool spreads(OpKind k) { return k == OpKind::all_to_all || k == OpKind::peer_cop
 
 }  // namespace
 
-ClusterLinks::ClusterLinks(const CostModel& cost, const ClusterSpec& cluster, Rank num_ranks, SharedLinks& links)
+ClusterLinks::ClusterLinks(const CostModel& cost, const ClusterSpec& cluster, Rank num_ranks, SharedLinks& links,
+                           std::span<const RankFactors> slow)
     : cost_(cost),
       ranks_per_device_(std::max<std::int64_t>(1, cluster.ranks_per_device)),
       devices_per_node_(std::max<std::int64_t>(1, cluster.gpus_per_node)),
@@ -35,6 +37,12 @@ ClusterLinks::ClusterLinks(const CostModel& cost, const ClusterSpec& cluster, Ra
       oversubscription_(std::max(1.0, cluster.oversubscription)) {
   HB_CHECK(num_ranks > 0, "a cluster of {} ranks", num_ranks);
   const std::int64_t nodes = node_of(num_ranks - 1) + 1;
+  if (!slow.empty()) slow_.resize(static_cast<std::size_t>(nodes * devices_per_node_));
+  for (std::size_t r = 0; r < slow.size() && r < static_cast<std::size_t>(num_ranks); ++r) {
+    RankFactors& device = slow_[static_cast<std::size_t>(device_of(static_cast<Rank>(r)))];
+    for (double RankFactors::*kind : {&RankFactors::network, &RankFactors::nvlink, &RankFactors::pcie})
+      device.*kind = std::max(device.*kind, slow[r].*kind);
+  }
   static constexpr const char* names[num_device_links] = {"pcie to device", "pcie to host", "nvlink in",
                                                           "nvlink out",     "port in",      "port out"};
   first_device_ = static_cast<LinkId>(links.num_links());
@@ -110,6 +118,11 @@ ClusterLinks::GroupLinks ClusterLinks::links_of(const std::vector<Rank>& members
   return out;
 }
 
+double ClusterLinks::part(std::int64_t device, double RankFactors::*kind, double seconds, std::int64_t price_ns) const {
+  const double by = slow_.empty() ? 1.0 : slow_[static_cast<std::size_t>(device)].*kind;
+  return fraction_of(seconds * by, price_ns);
+}
+
 Demand ClusterLinks::inside(std::int64_t device, bool out, double fraction, std::int32_t times) const {
   if (has_nvlink_) return {device_link(device, out ? nvlink_out : nvlink_in), fraction, times};
   const Hardware& h = cost_.hardware();
@@ -121,7 +134,8 @@ void ClusterLinks::copy(const RankLinks& at, CopyDirection direction, double byt
                         std::vector<Demand>& out) const {
   if (bytes <= 0.0) return;
   const Hardware& h = cost_.hardware();
-  const double device = fraction_of(bytes / std::max(h.host_bandwidth.value, 1.0), price_ns);
+  const double device =
+      part(device_of(at.rank), &RankFactors::pcie, bytes / std::max(h.host_bandwidth.value, 1.0), price_ns);
   out.push_back({device_link(device_of(at.rank), direction == CopyDirection::to_device ? pcie_in : pcie_out),
                  std::min(device, 1.0 / static_cast<double>(ranks_per_device_)), at.on_device});
   out.push_back({first_memory_ + static_cast<LinkId>(node_of(at.rank)),
@@ -136,9 +150,9 @@ void ClusterLinks::collective(const GroupLinks& group, OpKind kind, double paylo
     for (const auto& [node, times] : group.nodes)
       out.push_back({first_bus_ + static_cast<LinkId>(node), fraction_of(busy.inside, price_ns), times});
   for (const auto& [device, members, times] : group.devices) {
-    if (const double f = fraction_of(busy.inside * members, price_ns); f > 0.0 && !has_bus_)
+    if (const double f = part(device, &RankFactors::nvlink, busy.inside * members, price_ns); f > 0.0 && !has_bus_)
       for (bool outward : {false, true}) out.push_back(inside(device, outward, f, times));
-    if (const double f = fraction_of(busy.port * members, price_ns); f > 0.0)
+    if (const double f = part(device, &RankFactors::network, busy.port * members, price_ns); f > 0.0)
       for (DeviceLink port : {port_in, port_out}) out.push_back({device_link(device, port), f, times});
   }
   for (const GroupLinks::Spine& spine : group.spines) {
@@ -157,19 +171,19 @@ void ClusterLinks::send(Rank from, Rank to, double bytes, std::int64_t price_ns,
   const GroupShape pair{2, same_node ? 1 : 2, same_node ? 2 : 1, std::abs(node_of(from) - node_of(to)) + 1,
                         same_node || rail(from) == rail(to)};
   const CostModel::LinkSeconds busy = cost_.link_seconds(OpKind::send, pair, bytes);
-  if (const double f = fraction_of(busy.inside, price_ns); f > 0.0) {
-    if (has_bus_) {
-      out.push_back({first_bus_ + static_cast<LinkId>(node_of(from)), f, 1});
-    } else {
-      // What goes to another rail first passes NVLink at the sender's node.
-      out.push_back(inside(device_of(from), true, f, 1));
-      if (same_node) out.push_back(inside(device_of(to), false, f, 1));
-    }
+  if (busy.inside > 0.0 && has_bus_) {
+    out.push_back({first_bus_ + static_cast<LinkId>(node_of(from)), fraction_of(busy.inside, price_ns), 1});
+  } else if (busy.inside > 0.0) {  // what goes to another rail first passes NVLink at the sender's node
+    const auto take = [&](Rank r, bool outward) {
+      out.push_back(inside(device_of(r), outward, part(device_of(r), &RankFactors::nvlink, busy.inside, price_ns), 1));
+    };
+    take(from, true);
+    if (same_node) take(to, false);
   }
-  const double port = fraction_of(busy.port, price_ns);
-  if (same_node || port <= 0.0) return;
-  out.push_back({device_link(device_of(from), port_out), port, 1});
-  out.push_back({device_link(device_of(to), port_in), port, 1});
+  if (same_node || busy.port <= 0.0) return;
+  for (const auto& [rank, link] : {std::pair{from, port_out}, {to, port_in}})
+    out.push_back(
+        {device_link(device_of(rank), link), part(device_of(rank), &RankFactors::network, busy.port, price_ns), 1});
   const bool leaves_pod = node_of(from) / pod_nodes_ != node_of(to) / pod_nodes_;
   const double ports = static_cast<double>(pod_nodes_ * (rails_ ? 1 : devices_per_node_));
   const double f = fraction_of(busy.port * (leaves_pod ? 1.0 : busy.crosses) * oversubscription_ / ports, price_ns);

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "planner/cost/cost_model.h"
+#include "sim/disturbed_cost.h"
 #include "sim/links.h"
 
 namespace hotbunk {
@@ -32,8 +33,10 @@ enum class CopyDirection : std::uint8_t { to_device, to_host };
 
 class ClusterLinks {
  public:
-  /// Adds the links of the first `num_ranks` ranks' nodes to `links`. `cost` outlives this.
-  ClusterLinks(const CostModel& cost, const ClusterSpec&, Rank num_ranks, SharedLinks& links);
+  /// Adds the links of the first `num_ranks` ranks' nodes to `links`. `cost` outlives this. `slow`: by rank, or empty;
+  /// a device's link has its rate over the factor, which the price of who uses it is expected to have in it already.
+  ClusterLinks(const CostModel& cost, const ClusterSpec&, Rank num_ranks, SharedLinks& links,
+               std::span<const RankFactors> slow = {});
 
   /// A rank as a job's place. `alike`: the ranks, itself among them, that it stands for; empty: itself alone.
   struct RankLinks {
@@ -91,6 +94,8 @@ class ClusterLinks {
   LinkId spine_link(std::int64_t spine, bool up) const {
     return first_spine_ + static_cast<LinkId>(spine) * 2 + (up ? 1 : 0);
   }
+  /// Of a device's link that is busy for so long at its usual rate, by a job that takes `price_ns` alone.
+  double part(std::int64_t device, double RankFactors::*kind, double seconds, std::int64_t price_ns) const;
   /// The link of a device that is `nvlink` where there is one.
   Demand inside(std::int64_t device, bool out, double fraction, std::int32_t times) const;
 
@@ -98,6 +103,7 @@ class ClusterLinks {
   std::int64_t ranks_per_device_, devices_per_node_, pod_nodes_;
   bool rails_, has_spine_, has_nvlink_, has_bus_;
   double oversubscription_;
+  std::vector<RankFactors> slow_;  // by device, or empty
   LinkId first_device_ = 0, first_memory_ = 0, first_bus_ = 0, first_spine_ = 0;
 };
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -40,7 +41,7 @@ class Engine {
 
   /// From now on copies, collectives and sends share the cluster's links; without it only ranks of one device share its
   /// two directions. Not where streams are threads. The model outlives the engine.
-  void use_links(const CostModel&, const ClusterSpec&);
+  void use_links(const CostModel&, const ClusterSpec&, std::span<const RankFactors> slow = {});
 
   void enqueue_op(Rank, StreamId, std::uint32_t op, std::uint32_t run, std::int64_t duration_ns);
   void enqueue_record(Rank, StreamId, EventId);
@@ -197,7 +198,8 @@ class Engine {
   // engine_links.cc: only with use_links()
   /// The cluster's links, and how the ranks and groups that are played lie on them.
   struct Wiring {
-    Wiring(const CostModel& model, const ClusterSpec& spec, Rank num_ranks) : cluster(model, spec, num_ranks, links) {}
+    Wiring(const CostModel& model, const ClusterSpec& spec, Rank num_ranks, std::span<const RankFactors> slow)
+        : cluster(model, spec, num_ranks, links, slow) {}
     SharedLinks links;
     ClusterLinks cluster;
     std::vector<ClusterLinks::RankLinks> ranks;    // by rank

@@ -9,9 +9,9 @@
 
 namespace hotbunk {
 
-void Engine::use_links(const CostModel& model, const ClusterSpec& cluster) {
+void Engine::use_links(const CostModel& model, const ClusterSpec& cluster, std::span<const RankFactors> slow) {
   HB_CHECK(!threaded(), "threads share cores, not links");
-  wiring_ = std::make_unique<Wiring>(model, cluster, plan_.num_ranks());
+  wiring_ = std::make_unique<Wiring>(model, cluster, plan_.num_ranks(), slow);
   std::vector<std::vector<Rank>> alike(hosts_.size());
   for (Rank r = 0; r < plan_.num_ranks(); ++r) alike[static_cast<std::size_t>(classes_.player_of(r))].push_back(r);
   wiring_->ranks.resize(hosts_.size());

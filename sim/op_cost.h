@@ -27,6 +27,11 @@ struct OpCost {
     std::int64_t nanoseconds = 0;
   };
   virtual FirstUse first_use(const Op&, const Args&) const { return {}; }
+  /// Whether times scatter: if not, jitter() is 1 everywhere and need not be asked.
+  virtual bool jitters() const { return false; }
+  /// Factor >= 0 on the time of one execution of an op, mean 1. `execution` tells it from all others of this rank (of
+  /// any op), and does not depend on the order in which they are asked: then the answer does not either.
+  virtual double jitter(Rank, const Op&, std::uint64_t /*execution*/) const { return 1.0; }
   /// Of a rank's host thread before it starts a run of a block; counts only with threads().
   virtual std::int64_t decision_nanoseconds() const { return 0; }
 };

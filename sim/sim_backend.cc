@@ -1,6 +1,7 @@
 #include "sim/sim_backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -303,8 +304,9 @@ class SimDevice final : public Device {
   }
 
   Status enqueue_items(const Block& block, const BlockMemory& memory, const Args& args) {
+    const bool one_by_one = detail_ == Detail::items || world_->cost.jitters();
     const std::span<const BlockItem> items =
-        detail_ == Detail::items ? index_.items(phase_, args.block) : index_.chained_items(phase_, args.block);
+        one_by_one ? index_.items(phase_, args.block) : index_.chained_items(phase_, args.block);
     for (const BlockItem& item : items) {
       switch (item.kind) {
         case BlockItem::Kind::op:
@@ -367,11 +369,14 @@ class SimDevice final : public Device {
     }
     last_op_ = code;
     const OpInfo& info = index_[code];
-    world_->engine.enqueue_op(rank_, stream, code, run_, price(prices_[code], info.depends_on, args, info));
+    world_->engine.enqueue_op(
+        rank_, stream, code, run_,
+        world_->cost.jitters() ? jittered(info, args) : price(prices_[code], info.depends_on, args, info));
     return world_->called();
   }
 
   std::int64_t item_price(const OpInfo& item, const Args& args) {
+    if (world_->cost.jitters()) return jittered(item, args);
     if (item.chain >= 0) {
       std::int64_t all = 0;
       for (const Chain::Link& link : index_.chain(item).links) all += link.times * item_price(index_[link.item], args);
@@ -403,6 +408,16 @@ class SimDevice final : public Device {
     return ns;
   }
 
+  /// Each execution by itself.
+  std::int64_t jittered(const OpInfo& item, const Args& args) {
+    HB_CHECK(args.times == 1, "{} executions of one draw", args.times);
+    double ns = 0.0;
+    index_.each_op(item, [&](const BoundOp& op) {
+      ns += static_cast<double>(nanoseconds_of(*op, args)) * world_->cost.jitter(rank_, *op, executions_++);
+    });
+    return std::llround(ns);
+  }
+
   /// Of all times together.
   std::int64_t nanoseconds_of_all(const Op& op, const Args& args, std::int64_t pairs_per_time) const {
     if (args.times == 1 || pairs_per_time == 0) return args.times * nanoseconds_of(op, args);
@@ -423,6 +438,7 @@ class SimDevice final : public Device {
   std::vector<Price> prices_;                   // by op or segment: the last one
   std::vector<std::int64_t> group_sizes_;       // by family
   std::set<std::array<std::int64_t, 5>> used_;  // OpCost::FirstUse
+  std::uint64_t executions_ = 0;                // of ops whose times scatter
   std::int16_t phase_ = -1;
   std::int32_t block_ = -1;
   std::uint32_t last_op_ = 0, run_ = 0;
@@ -446,7 +462,7 @@ Result<std::vector<std::unique_ptr<Device>>> SimBackend::open(const Plan& plan, 
   HB_CHECK(std::ranges::equal(local, played), "the simulator plays {} of {} ranks, asked for {}", played.size(),
            plan.num_ranks(), local.size());
   world_ = std::make_shared<SimWorld>(plan, cost_, engine_options(cluster_, cost_, options_), options_);
-  if (options_.links) world_->engine.use_links(*options_.links, cluster_);
+  if (options_.links) world_->engine.use_links(*options_.links, cluster_, options_.slow);
   std::vector<std::unique_ptr<Device>> devices;
   for (Rank r : local) devices.push_back(std::make_unique<SimDevice>(world_, r));
   return devices;

@@ -30,6 +30,7 @@ struct SimOptions {
   /// With it copies, collectives and sends share the links of the cluster as it has them; none: only ranks of one
   /// device share its two directions. Outlives the backend.
   const CostModel* links = nullptr;
+  std::vector<RankFactors> slow{};       // by rank, as the prices have them already; empty: none
   std::vector<Rank> by_op{};             // of those that are played, who is played op by op all the same
   std::optional<RankClasses> classes{};  // ranks that are alike; none: each is played
 };

@@ -42,8 +42,10 @@ ScenarioKey make(std::string path, KeyType type, double low, double high, Text t
           .low = low,
           .high = high,
           .choices = {},
+          .fields = {},
           .derived = std::move(text.derived),
           .in_resolved = true,
+          .only_when_set = false,
           .may_be_auto = false,
           .get = std::move(get),
           .set = std::move(set)};
@@ -93,6 +95,17 @@ template <class F>
 ScenarioKey steps(std::string path, F field, Text text) {
   ScenarioKey key = string(std::move(path), field, std::move(text));
   key.type = KeyType::steps;
+  return key;
+}
+
+/// A list of maps with these fields; the range is the factor's.
+template <class F>
+ScenarioKey slowdowns(std::string path, F field, std::vector<std::string> fields, Text text) {
+  ScenarioKey key = make(
+      std::move(path), KeyType::slowdowns, 0.01, 1000, std::move(text),
+      [field](const Scenario& s) -> KeyValue { return field(s); },
+      [field](Scenario& s, const KeyValue& v) { field(s) = std::get<std::vector<Slowdown>>(v); });
+  key.fields = std::move(fields);
   return key;
 }
 

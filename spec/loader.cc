@@ -13,6 +13,7 @@
 #include "spec/auto_ranks.h"
 #include "spec/catalog.h"
 #include "spec/model_source.h"
+#include "spec/names.h"
 #include "spec/scenario_keys.h"
 #include "spec/validate.h"
 #include "spec/yaml_tree.h"
@@ -58,6 +59,8 @@ std::string expectation(const ScenarioKey& key) {
       return fmt::format("one of {}", fmt::join(key.choices, ", "));
     case KeyType::integers:
       return "a list of integers" + range;
+    case KeyType::slowdowns:
+      return fmt::format("a list of maps {{{}}}", fmt::join(key.fields, ", "));
     case KeyType::sourced:
       return "a number" + range + ", or {value: …, source: …}";
   }
@@ -337,6 +340,8 @@ class Loader {
         return sourced(key, node);
       case KeyType::steps:
         return scalar ? KeyValue(node.text) : steps(key, node);
+      case KeyType::slowdowns:
+        return slowdowns(key, node);
     }
     return {};
   }
@@ -392,6 +397,58 @@ class Loader {
       if (const auto* n = std::get_if<std::int64_t>(&value)) values.push_back(*n);
     }
     return values;
+  }
+
+  /// Where each map stands is known as KEY.0, KEY.1, …
+  KeyValue slowdowns(const ScenarioKey& key, const YamlNode& node) {
+    if (node.kind != YamlNode::Kind::sequence) return wrong_type(key, node);
+    std::vector<Slowdown> all;
+    for (std::size_t i = 0; i < node.items.size(); ++i) {
+      const YamlNode& item = node.items[i];
+      if (item.kind != YamlNode::Kind::map) return wrong_type(key, item);
+      where_[fmt::format("{}.{}", key.path, i)] = item.where;
+      all.push_back(slowdown(key, item));
+    }
+    return all;
+  }
+
+  Slowdown slowdown(const ScenarioKey& key, const YamlNode& map) {
+    Slowdown out;
+    ScenarioKey field = key;  // one entry of the map, with its own range
+    for (const auto& [name, where, value] : map.entries) {
+      field.path = fmt::format("{}.{}", key.path, name.substr(0, 100));
+      field.low = key.low, field.high = key.high;
+      if (std::ranges::find(key.fields, name) == key.fields.end()) {
+        const std::string nearest = nearest_name(name, key.fields);
+        report("E202", fmt::format("unknown key {}", field.path), where,
+               {fmt::format("keys of one of its maps: {}", fmt::join(key.fields, ", "))},
+               nearest.empty() ? "" : fmt::format("did you mean {}?", nearest));
+      } else if (name == "factor") {
+        field.type = KeyType::real;
+        if (const KeyValue x = real(field, value); std::holds_alternative<double>(x)) out.factor = std::get<double>(x);
+      } else if (name == "link") {
+        field.type = KeyType::choice;
+        field.choices.assign(EnumNames<LinkKind>::names.begin(), EnumNames<LinkKind>::names.end());
+        if (const KeyValue x = convert(field, value); std::holds_alternative<std::string>(x))
+          out.link =
+              static_cast<LinkKind>(std::ranges::find(field.choices, std::get<std::string>(x)) - field.choices.begin());
+      } else {
+        field.type = KeyType::integer, field.low = 0, field.high = 1 << 20;
+        const KeyValue x = integer(field, value);
+        if (std::holds_alternative<std::int64_t>(x)) (name == "rank" ? out.rank : out.node) = std::get<std::int64_t>(x);
+      }
+    }
+    const bool rank = map.find("rank") != nullptr, node = map.find("node") != nullptr;
+    if (rank && node)
+      report("E214", fmt::format("one of {} names a rank and a node", key.path), map.where, {},
+             "leave one of them out");
+    if (!rank && !node)
+      report("E208", fmt::format("one of {} says not where", key.path), map.where, {},
+             fmt::format("add {}", key.fields.size() > 2 ? "rank or node" : key.fields.front()));
+    if (map.find("factor") == nullptr)
+      report("E208", fmt::format("one of {} has no factor", key.path), map.where, {},
+             "add how many times as long it takes");
+    return out;
   }
 
   KeyValue sourced(const ScenarioKey& key, const YamlNode& node) {

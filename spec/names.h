@@ -61,6 +61,11 @@ struct EnumNames<LengthDistribution> {
   static constexpr std::array<std::string_view, 3> names{"fixed", "uniform", "lognormal"};
 };
 
+template <>
+struct EnumNames<LinkKind> {
+  static constexpr std::array<std::string_view, 3> names{"network", "nvlink", "pcie"};
+};
+
 /// "fsdp2", "colocated", …: the word of a scenario file for a value.
 template <class E>
 requires requires { EnumNames<E>::names; }

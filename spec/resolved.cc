@@ -9,6 +9,7 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/model_config.h"
+#include "spec/names.h"
 #include "spec/scenario_keys.h"
 
 namespace hotbunk {
@@ -50,6 +51,21 @@ std::string model_yaml(const ModelSpec& model) {
   return out;
 }
 
+nlohmann::ordered_json slowdowns_json(const std::vector<Slowdown>& all) {
+  auto out = nlohmann::ordered_json::array();
+  for (const Slowdown& x : all) {
+    nlohmann::ordered_json map = {{x.rank >= 0 ? "rank" : "node", x.rank >= 0 ? x.rank : x.node}};
+    if (x.link != LinkKind::network) map["link"] = name_of(x.link);
+    map["factor"] = x.factor;
+    out.push_back(std::move(map));
+  }
+  return out;
+}
+
+bool is_printed(const ScenarioKey& key, const Scenario& scenario) {
+  return key.in_resolved && !(key.only_when_set && key.get(scenario) == key.get(Scenario{}));
+}
+
 std::string comment_of(const ScenarioKey& key) {
   std::string text = key.unit.empty() ? key.doc : fmt::format("{}: {}", key.unit, key.doc);
   if (!key.choices.empty()) text = fmt::format("{} ({})", text, fmt::join(key.choices, " | "));
@@ -72,6 +88,8 @@ std::string range_of(const ScenarioKey& key) {
       return "text, or list of words";
     case KeyType::integers:
       return "list of integers";
+    case KeyType::slowdowns:
+      return fmt::format("list of {{{}}}; factor {} … {}", fmt::join(key.fields, ", "), key.low, key.high);
     case KeyType::sourced:
       return fmt::format("{} … {}, or {{value, source}}", key.low, key.high);
     default:
@@ -97,7 +115,7 @@ std::string resolved_yaml(const Scenario& scenario) {
   std::string out, current;
   bool model_printed = false;
   for (const auto& key : scenario_keys()) {
-    if (!key.in_resolved) continue;
+    if (!is_printed(key, scenario)) continue;
     const KeyValue value = key.get(scenario);
     if (std::holds_alternative<std::monostate>(value)) continue;
     if (!model_printed && !parent_of(key.path).empty()) {
@@ -118,12 +136,13 @@ std::string resolved_json(const Scenario& scenario) {
   keys["model"]["name"] = scenario.model.name;
   if (!scenario.model.weights_path.empty()) keys["model"]["weights"] = scenario.model.weights_path;
   for (const auto& key : scenario_keys()) {
-    if (!key.in_resolved) continue;
+    if (!is_printed(key, scenario)) continue;
     nlohmann::ordered_json value;
     std::visit(
         [&](const auto& v) {
           using V = std::decay_t<decltype(v)>;
           if constexpr (std::is_same_v<V, Sourced>) value = {{"value", v.value}, {"source", v.source}};
+          else if constexpr (std::is_same_v<V, std::vector<Slowdown>>) value = slowdowns_json(v);
           else if constexpr (!std::is_same_v<V, std::monostate>) value = v;
         },
         key.get(scenario));

@@ -22,6 +22,7 @@ enum class SyncTransport : std::uint8_t { ipc, collective };
 enum class AlgorithmName : std::uint8_t { grpo, ppo, sft };
 enum class OptimizerName : std::uint8_t { adamw, adamw_8bit, adamw_4bit, sgd, adafactor, muon };
 enum class LengthDistribution : std::uint8_t { fixed, uniform, lognormal };
+enum class LinkKind : std::uint8_t { network, nvlink, pcie };
 
 /// Parallel dimensions of training. Ranks = dp * cp * ulysses * tp * pp; fsdp is the shard group's size within
 /// dp*cp*ulysses.
@@ -139,6 +140,30 @@ struct RunSpec {
   bool operator==(const RunSpec&) const = default;
 };
 
+/// One rank, or all ranks of one node, that take `factor` times as long.
+struct Slowdown {
+  std::int64_t rank = -1, node = -1;  // one of the two; -1: not this
+  LinkKind link = LinkKind::network;  // of slow links
+  double factor = 1.0;                // above 0
+  bool operator==(const Slowdown&) const = default;
+};
+
+/// Times that scatter from op to op.
+struct JitterSpec {
+  double relative = 0.0;  // standard deviation over mean, 0 = none
+  std::int64_t seed = 0;
+  bool operator==(const JitterSpec&) const = default;
+};
+
+/// What is not as it should be in a cluster: `simulate` plays it, nothing else looks at it.
+struct DisturbanceSpec {
+  std::vector<Slowdown> slow_ranks, slow_nodes;  // their own ops: compute, not what they do with others
+  std::vector<Slowdown> slow_links;
+  JitterSpec jitter;
+  bool none() const { return slow_ranks.empty() && slow_nodes.empty() && slow_links.empty() && jitter.relative == 0.0; }
+  bool operator==(const DisturbanceSpec&) const = default;
+};
+
 struct Scenario {
   std::string name = "scenario";
   ModelSpec model;
@@ -153,6 +178,7 @@ struct Scenario {
   WorkloadSpec workload;
   TaskSpec task;
   RunSpec run;
+  DisturbanceSpec disturbances;
   std::string profile = "hotbunk";  // framework profile
   std::int64_t seed = 0;
   std::int64_t steps = 1;             // RL iterations of `simulate` and `run`

@@ -211,6 +211,25 @@ void add_rest(std::vector<ScenarioKey>& keys) {
                        "the run ends; 0 = for ever"}));
 }
 
+/// What nobody disturbs is not spoken of: the resolved form has these keys only where they are set.
+void add_disturbances(std::vector<ScenarioKey>& keys) {
+  const std::size_t first = keys.size();
+  keys.push_back(slowdowns("disturbances.slow_ranks", HB_FIELD(disturbances.slow_ranks), {"rank", "factor"},
+                           {"", "ranks whose own ops (kernels, priced blocks) take factor times as long"}));
+  keys.push_back(slowdowns("disturbances.slow_nodes", HB_FIELD(disturbances.slow_nodes), {"node", "factor"},
+                           {"", "the same of all ranks of a node; a rank of both takes the product"}));
+  keys.push_back(slowdowns("disturbances.slow_links", HB_FIELD(disturbances.slow_links),
+                           {"rank", "node", "link", "factor"},
+                           {"",
+                            "links of a rank, or of all ranks of a node, that have 1 / factor of their rate; link: "
+                            "network (between nodes, the default), nvlink (inside a node), pcie (to the host)"}));
+  keys.push_back(real("disturbances.jitter.relative", HB_FIELD(disturbances.jitter.relative), 0, 1,
+                      {"", "standard deviation / mean of each single op's time, lognormal; 0 = none"}));
+  keys.push_back(integer("disturbances.jitter.seed", HB_FIELD(disturbances.jitter.seed), 0, 9.0e15,
+                         {"", "key of the jitter's random numbers"}));
+  for (std::size_t i = first; i < keys.size(); ++i) keys[i].only_when_set = true;
+}
+
 std::vector<ScenarioKey> build() {
   std::vector<ScenarioKey> keys;
   keys.push_back(string("name", HB_FIELD(name), {"", "title in reports and run folders", "the file's name"}));
@@ -233,6 +252,7 @@ std::vector<ScenarioKey> build() {
   add_train(keys);
   add_rollout(keys);
   add_rest(keys);
+  add_disturbances(keys);
   return keys;
 }
 
@@ -255,6 +275,8 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"workload.response_tokens", ""},
       {"task", "what a real run learns"},
       {"run", "how a real run is driven"},
+      {"disturbances", "what is not as it should be: played by `simulate` only"},
+      {"disturbances.jitter", "times that scatter"},
   };
   return docs;
 }
@@ -315,6 +337,15 @@ std::string yaml_of(const KeyValue& value) {
     std::string operator()(bool x) const { return x ? "true" : "false"; }
     std::string operator()(const std::string& x) const { return yaml_text(x); }
     std::string operator()(const std::vector<int64_t>& x) const { return fmt::format("[{}]", fmt::join(x, ", ")); }
+    std::string operator()(const std::vector<Slowdown>& all) const {
+      std::vector<std::string> maps;
+      for (const Slowdown& x : all) {
+        std::string at = x.rank >= 0 ? fmt::format("rank: {}", x.rank) : fmt::format("node: {}", x.node);
+        if (x.link != LinkKind::network) at += fmt::format(", link: {}", name_of(x.link));
+        maps.push_back(fmt::format("{{{}, factor: {}}}", at, x.factor));
+      }
+      return fmt::format("[{}]", fmt::join(maps, ", "));
+    }
     std::string operator()(const Sourced& x) const {
       return fmt::format("{{value: {}, source: {}}}", x.value,
                          json_text(nlohmann::json(x.source), -1, NotUtf8::replaced));

@@ -12,21 +12,23 @@
 
 namespace hotbunk {
 
-enum class KeyType : std::uint8_t { integer, real, boolean, text, choice, integers, sourced, steps };
+enum class KeyType : std::uint8_t { integer, real, boolean, text, choice, integers, sourced, steps, slowdowns };
 
 /// A value in the unit of its key. monostate: the scenario has none (a precision the GPU lacks).
-using KeyValue =
-    std::variant<std::monostate, std::int64_t, double, bool, std::string, std::vector<std::int64_t>, Sourced>;
+using KeyValue = std::variant<std::monostate, std::int64_t, double, bool, std::string, std::vector<std::int64_t>,
+                              Sourced, std::vector<Slowdown>>;
 
 struct ScenarioKey {
   std::string path;  // "train.layout.dp"
   KeyType type = KeyType::integer;
   std::string unit, doc;
-  double low = 0, high = 0;          // of numbers, inclusive
-  std::vector<std::string> choices;  // of a choice
-  std::string derived;               // the default in words where it depends on other keys
-  bool in_resolved = true;           // false: another spelling of a key that is printed
-  bool may_be_auto = false;          // `auto`: what the other dimensions leave of the ranks
+  double low = 0, high = 0;           // of numbers, inclusive
+  std::vector<std::string> choices;   // of a choice
+  std::vector<std::string> fields{};  // of one map of slowdowns: rank, node, link, factor
+  std::string derived;                // the default in words where it depends on other keys
+  bool in_resolved = true;            // false: another spelling of a key that is printed
+  bool only_when_set = false;         // not printed either at its default
+  bool may_be_auto = false;           // `auto`: what the other dimensions leave of the ranks
   std::function<KeyValue(const Scenario&)> get;
   std::function<void(Scenario&, const KeyValue&)> set;
 };

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <sstream>
+#include <tuple>
 
 #include "base/format.h"
 #include "spec/names.h"
@@ -59,6 +61,7 @@ class Validator {
     if (uses_rollout()) rollout();
     batches();
     lengths();
+    disturbances();
     return std::move(problems_);
   }
 
@@ -365,6 +368,33 @@ class Validator {
       report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
              {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, s_.rollout.block_tokens)},
              "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");
+  }
+
+  // ---- disturbances ------------------------------------------------------------------------------------------------
+
+  /// E228: nowhere in the cluster, or said before.
+  void slow(const std::string& key, const std::vector<Slowdown>& all) {
+    std::set<std::tuple<int64_t, int64_t, LinkKind>> seen;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto& [rank, node, link, factor] = all[i];
+      const bool is_rank = rank >= 0;
+      const int64_t at = is_rank ? rank : node, count = is_rank ? s_.cluster.ranks() : s_.cluster.nodes;
+      const char* const what = is_rank ? "rank" : "node";
+      const std::string where = fmt::format("{}.{}", key, i);
+      if (at >= count)
+        report("E228", where, fmt::format("{} names {} {}, which the cluster does not have", key, what, at),
+               {is_rank ? cluster_equation() : fmt::format("{} node{}", count, count == 1 ? "" : "s")},
+               fmt::format("{}s are numbered from 0 to {}", what, count - 1));
+      else if (!seen.emplace(rank, node, link).second)
+        report("E228", where, fmt::format("{} names {} {} twice", key, what, at), {}, "keep one of them");
+    }
+  }
+
+  void disturbances() {
+    const DisturbanceSpec& d = s_.disturbances;
+    slow("disturbances.slow_ranks", d.slow_ranks);
+    slow("disturbances.slow_nodes", d.slow_nodes);
+    slow("disturbances.slow_links", d.slow_links);
   }
 
   const Scenario& s_;

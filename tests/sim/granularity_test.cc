@@ -21,6 +21,7 @@ namespace {
 struct Way {
   Granularity granularity = Granularity::ops;
   bool steps_together = false, folded = false;
+  const CostModel* links = nullptr;
 };
 
 /// A rank whose kernels take longer, as its neighbours' do not.
@@ -48,7 +49,9 @@ Simulated simulate(const Plan& plan, const Scenario& scenario, const OpCost& cos
   SimOptions options;
   options.granularity = way.granularity;
   options.enforce_capacity = false;
-  if (way.folded) options.classes = RankClasses::fold(plan, cost, (*driver)->rank_classes(1, steps));
+  options.links = way.links;
+  const std::vector<std::int64_t> neighbours = {scenario.cluster.gpus_per_node};
+  if (way.folded) options.classes = RankClasses::fold(plan, cost, (*driver)->rank_classes(1, steps), neighbours);
   const std::vector<Rank> players = options.classes.value_or(RankClasses::unfolded(plan.num_ranks())).players();
   SimBackend backend(scenario.cluster, cost, options);
   auto trace = execute(plan, backend, **driver, {.steps = steps, .local_ranks = players});
@@ -134,13 +137,18 @@ TEST_CASE("ranks that are alike are played by one, to the nanosecond") {
     const Job job = lowered(small_job(16 * nodes, fixed_lengths, nodes));
     const auto hardware = hardware_for(job.scenario, catalog_root());
     REQUIRE(hardware);
-    const CostModel model(*hardware, job.scenario.cluster);
+    Hardware narrow = *hardware;  // where ranks that copy at once wait for each other
+    narrow.host_memory_bandwidth.value = 3.0 * narrow.host_bandwidth.value;
+    const CostModel model(narrow, job.scenario.cluster);
     const ModelCost cost(model);
+    const Way alone{Granularity::calls, true, false}, shared{Granularity::calls, true, false, &model};
+    CHECK_FALSE(same_times(simulate(job.plan, job.scenario, cost, alone).trace,
+                           simulate(job.plan, job.scenario, cost, shared).trace, 0));
     for (const Granularity granularity : {Granularity::ops, Granularity::calls})
       for (const bool together : {false, true}) {
         if (together && granularity == Granularity::ops) continue;
-        const Simulated unfolded = simulate(job.plan, job.scenario, cost, {granularity, together, false});
-        const Simulated folded = simulate(job.plan, job.scenario, cost, {granularity, together, true});
+        const Simulated unfolded = simulate(job.plan, job.scenario, cost, {granularity, together, false, &model});
+        const Simulated folded = simulate(job.plan, job.scenario, cost, {granularity, together, true, &model});
         CAPTURE(nodes, together, folded.players, job.plan.num_ranks());
         CHECK(unfolded.players == static_cast<std::size_t>(job.plan.num_ranks()));
         CHECK(folded.players < unfolded.players);

@@ -238,6 +238,7 @@ std::string random_value(const ScenarioKey& key) {
       return yaml_of(Sourced{number, "a \"source\": 5% # not a comment"});
     case KeyType::integers:
     case KeyType::steps:
+    case KeyType::slowdowns:
       break;
   }
   return "";
@@ -261,6 +262,27 @@ TEST_CASE("property: any legal values survive the resolved form") {
     RC_ASSERT(again.has_value());
     RC_ASSERT(*again == *s);
   }));
+}
+
+TEST_CASE("disturbances are read, printed where they are set, and not spoken of where they are not") {
+  const Scenario calm = loaded(design_example);
+  CHECK(calm.disturbances.none());
+  CHECK(resolved_yaml(calm).find("disturbances") == std::string::npos);
+  CHECK(resolved_json(calm).find("disturbances") == std::string::npos);
+  const Scenario s = loaded(
+      design_example, {"disturbances={slow_ranks: [{rank: 3, factor: 1.5}], slow_nodes: [{node: 0, factor: 1.2}], "
+                       "slow_links: [{node: 0, factor: 2}, {rank: 1, link: pcie, factor: 3.5}], jitter: {relative: "
+                       "0.05, seed: 7}}"});
+  CHECK(s.disturbances.slow_ranks == std::vector<Slowdown>{{.rank = 3, .factor = 1.5}});
+  CHECK(s.disturbances.slow_nodes == std::vector<Slowdown>{{.node = 0, .factor = 1.2}});
+  CHECK(s.disturbances.slow_links ==
+        std::vector<Slowdown>{{.node = 0, .factor = 2}, {.rank = 1, .link = LinkKind::pcie, .factor = 3.5}});
+  CHECK(s.disturbances.jitter == JitterSpec{0.05, 7});
+  CHECK_FALSE(s.disturbances.none());
+  const std::string text = resolved_yaml(s);
+  CHECK(text.find("  slow_links: [{node: 0, factor: 2}, {rank: 1, link: pcie, factor: 3.5}]") != std::string::npos);
+  CHECK(loaded(text) == s);
+  CHECK(resolved_json(s).find("\"link\": \"pcie\"") != std::string::npos);
 }
 
 TEST_CASE("every problem of a file is reported, not only the first") {
