@@ -138,7 +138,7 @@ TEST_CASE("ranks that are alike are played by one, to the nanosecond") {
     const auto hardware = hardware_for(job.scenario, catalog_root());
     REQUIRE(hardware);
     Hardware narrow = *hardware;  // where ranks that copy at once wait for each other
-    narrow.host_memory_bandwidth.value = 3.0 * narrow.host_bandwidth.value;
+    narrow.host_memory_bandwidth.value = 0.02 * narrow.host_bandwidth.value;
     const CostModel model(narrow, job.scenario.cluster);
     const ModelCost cost(model);
     const Way alone{Granularity::calls, true, false}, shared{Granularity::calls, true, false, &model};
@@ -164,7 +164,13 @@ TEST_CASE("a straggler and other lengths split a class, and nothing else changes
   REQUIRE(hardware);
   const CostModel model(*hardware, alike.scenario.cluster);
   const ModelCost cost(model);
-  const Straggler straggler(cost, 5);
+  Rank not_alone = 15;  // somebody who is played by another
+  {
+    auto driver = LengthDriver::create(alike.plan, alike.scenario);
+    const RankClasses classes = RankClasses::fold(alike.plan, cost, (*driver)->rank_classes(1, 2));
+    while (classes.plays(not_alone)) --not_alone;
+  }
+  const Straggler straggler(cost, not_alone);
   const Way unfolded{Granularity::calls, true, false}, folded{Granularity::calls, true, true};
   const Simulated even = simulate(alike.plan, alike.scenario, cost, folded);
   const Simulated slow = simulate(alike.plan, alike.scenario, straggler, folded);
