@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <queue>
 
 namespace hotbunk {
 namespace {
@@ -75,11 +76,14 @@ Result<std::vector<MiniBatch>> make_mini_batches(std::span<const std::int64_t> t
     MiniBatch mini{.first_sample = samples * m / c.mini_batches,
                    .end_sample = samples * (m + 1) / c.mini_batches,
                    .ranks = std::vector<std::vector<MicroBatch>>(static_cast<std::size_t>(c.ranks))};
-    std::vector<std::int64_t> load(static_cast<std::size_t>(c.ranks), 0);
+    using Load = std::pair<std::int64_t, std::size_t>;  // tokens, rank: the least first, ties to the lower rank
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+    for (std::size_t rank = 0; rank < mini.ranks.size(); ++rank) loads.emplace(0, rank);
     for (std::int64_t sample : longest_first(tokens, mini.first_sample, mini.end_sample)) {
-      const auto rank = static_cast<std::size_t>(std::ranges::min_element(load) - load.begin());
+      const auto [load, rank] = loads.top();
       const std::int64_t length = tokens[static_cast<std::size_t>(sample)];
-      load[rank] += length;
+      loads.pop();
+      loads.emplace(load + length, rank);
       pack(mini.ranks[rank], sample, length, c);
     }
     std::size_t most = 0;

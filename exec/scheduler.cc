@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <queue>
 
 #include "base/check.h"
 #include "layout/shard.h"
@@ -238,23 +240,21 @@ std::vector<std::vector<std::int64_t>> route_samples(std::span<const std::int64_
                            [&](std::int64_t p) { return prompt_tokens[static_cast<std::size_t>(p)]; });
 
   std::vector<std::vector<std::int64_t>> samples(static_cast<std::size_t>(engines));
-  std::vector<std::int64_t> load(static_cast<std::size_t>(engines), 0);
-  const std::int64_t whole = prompts / engines;  // prompts that each engine gets whole
-  const auto room = [&](std::size_t e) {
-    return static_cast<std::int64_t>(samples[e].size()) < whole * samples_per_prompt;
-  };
+  const std::int64_t whole = prompts / engines;       // prompts that each engine gets whole
+  using Load = std::pair<std::int64_t, std::size_t>;  // prompt tokens, engine: the least first, ties to the lower index
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;  // of engines that have room
+  for (std::size_t e = 0; whole > 0 && e < samples.size(); ++e) loads.emplace(0, e);
   for (std::int64_t i = 0; i < whole * engines; ++i) {
     const std::int64_t prompt = order[static_cast<std::size_t>(i)];
-    std::size_t best = 0;
-    while (!room(best)) ++best;
-    for (std::size_t e = best + 1; e < load.size(); ++e)
-      if (room(e) && load[e] < load[best]) best = e;
-    load[best] += prompt_tokens[static_cast<std::size_t>(prompt)];
-    for (std::int64_t k = 0; k < samples_per_prompt; ++k) samples[best].push_back(prompt * samples_per_prompt + k);
+    const auto [load, engine] = loads.top();
+    loads.pop();
+    for (std::int64_t k = 0; k < samples_per_prompt; ++k) samples[engine].push_back(prompt * samples_per_prompt + k);
+    if (std::ssize(samples[engine]) < whole * samples_per_prompt)
+      loads.emplace(load + prompt_tokens[static_cast<std::size_t>(prompt)], engine);
   }
   std::size_t engine = 0;
   for (std::int64_t i = whole * engines; i < prompts; ++i)
-    for (std::int64_t k = 0; k < samples_per_prompt; ++k, engine = (engine + 1) % load.size())
+    for (std::int64_t k = 0; k < samples_per_prompt; ++k, engine = (engine + 1) % samples.size())
       samples[engine].push_back(order[static_cast<std::size_t>(i)] * samples_per_prompt + k);
   for (auto& s : samples) std::ranges::sort(s);
   return samples;

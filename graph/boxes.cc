@@ -163,6 +163,15 @@ Places places_of(const Plan& plan, Rank rank) {
   return places;
 }
 
+std::vector<Places> all_places(const Plan& plan) {
+  std::vector<Places> all(static_cast<std::size_t>(plan.num_ranks()), Places(plan.groups.size(), -1));
+  for (std::size_t f = 0; f < plan.groups.size(); ++f)
+    for (const auto& members : plan.groups[f].groups)
+      for (std::size_t place = 0; place < members.size(); ++place)
+        all[static_cast<std::size_t>(members[place])][f] = static_cast<std::int32_t>(place);
+  return all;
+}
+
 std::vector<Box> boxes_of(const Op& op, const Places& places) {
   std::vector<Box> out;
   for (const Move& move : op.moves)

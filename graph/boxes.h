@@ -22,6 +22,9 @@ struct Box {
 /// The place of a rank in each family.
 Places places_of(const Plan&, Rank);
 
+/// The same of all ranks, by rank.
+std::vector<Places> all_places(const Plan&);
+
 /// What the op moves on the rank with these places, none empty; rows without a gap on both sides are one row.
 std::vector<Box> boxes_of(const Op&, const Places&);
 

@@ -1,6 +1,7 @@
 // The planner's cost model as the simulator's prices.
 #pragma once
 #include <cmath>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -35,15 +36,40 @@ class ModelCost final : public OpCost {
  private:
   /// Of the plan that was asked about last.
   const RankPlace& rank_place(const Plan& plan, Rank rank) const {
-    if (plan_ != &plan) plan_ = &plan, rank_places_.assign(static_cast<std::size_t>(plan.num_ranks()), {});
+    if (plan_ != &plan) {
+      plan_ = &plan;
+      rank_places_.assign(static_cast<std::size_t>(plan.num_ranks()), {});
+      places_ = all_places(plan);
+      groups_ = all_groups(plan);
+      shapes_.clear();
+    }
     auto& known = rank_places_[static_cast<std::size_t>(rank)];
-    if (!known) known = model_.place_of(plan, rank);
-    return *known;
+    if (known) return *known;
+    RankPlace place{places_[static_cast<std::size_t>(rank)], {}};
+    for (const std::vector<Rank>* members : groups_[static_cast<std::size_t>(rank)]) {
+      const auto [at, is_new] = shapes_.try_emplace(members);
+      if (is_new) at->second = members ? model_.shape_of(*members) : model_.shape_of({});
+      place.groups.push_back(at->second);
+    }
+    return known.emplace(std::move(place));
+  }
+
+  /// A rank's group in each family, by rank; null: none.
+  static std::vector<std::vector<const std::vector<Rank>*>> all_groups(const Plan& plan) {
+    std::vector<std::vector<const std::vector<Rank>*>> all(
+        static_cast<std::size_t>(plan.num_ranks()), std::vector<const std::vector<Rank>*>(plan.groups.size(), nullptr));
+    for (std::size_t f = 0; f < plan.groups.size(); ++f)
+      for (const std::vector<Rank>& members : plan.groups[f].groups)
+        for (const Rank r : members) all[static_cast<std::size_t>(r)][f] = &members;
+    return all;
   }
 
   const CostModel& model_;
   mutable const Plan* plan_ = nullptr;
   mutable std::vector<std::optional<RankPlace>> rank_places_;  // by rank
+  mutable std::vector<Places> places_;                         // by rank
+  mutable std::vector<std::vector<const std::vector<Rank>*>> groups_;
+  mutable std::map<const std::vector<Rank>*, GroupShape> shapes_;
 };
 
 }  // namespace hotbunk

@@ -46,16 +46,20 @@ class Folder {
   bool split_by_moves() {
     if (std::ssize(moving_) * plan_.num_ranks() > most_moves) return false;
     if (moving_.empty()) return true;
-    split([this](Rank r) {
-      const Places places = places_of(plan_, r);
+    const std::vector<Places> places = all_places(plan_);
+    // What an op moves depends on the rank's places in the families that its moves name.
+    std::vector<std::map<Places, Signature>> known(moving_.size());
+    split([&](Rank r) {
+      const Places& mine = places[static_cast<std::size_t>(r)];
       Signature out;
-      for (const auto& [program, op] : moving_) {
+      for (std::size_t i = 0; i < moving_.size(); ++i) {
+        const auto& [program, op, families] = moving_[i];
         if (program != plan_.program_of_rank[static_cast<std::size_t>(r)]) continue;
-        out.push_back(cost_.nanoseconds(plan_, r, *op, {.block = 0, .step = 0, .sizes = largest(), .payload = {}}));
-        out.push_back(op_bytes(*op, largest(), places));
-        if (!is_communication(op->kind)) continue;
-        const TrafficCount t = traffic_of(*op, largest(), group_size(op->group, r), places);
-        out.insert(out.end(), {t.calls, t.payload_bytes, t.padding_bytes, t.wire_bytes});
+        Places key;
+        for (const GroupId family : families) key.push_back(mine[static_cast<std::size_t>(family)]);
+        const auto [at, is_new] = known[i].try_emplace(std::move(key));
+        if (is_new) at->second = moved_by(r, *op, mine);
+        out.insert(out.end(), at->second.begin(), at->second.end());
       }
       return out;
     });
@@ -118,6 +122,26 @@ class Folder {
     num_colours_ = numbers.size();
   }
 
+  Signature moved_by(Rank r, const Op& op, const Places& places) const {
+    const Args args{.block = 0, .step = 0, .sizes = largest(), .payload = {}};
+    Signature out = {cost_.nanoseconds(plan_, r, op, args), op_bytes(op, largest(), places)};
+    if (is_communication(op.kind)) {
+      const TrafficCount t = traffic_of(op, largest(), group_size(op.group, r), places);
+      out.insert(out.end(), {t.calls, t.payload_bytes, t.padding_bytes, t.wire_bytes});
+    }
+    return out;
+  }
+
+  /// The families on which it depends what an op moves.
+  static std::vector<GroupId> families_of(const Op& op) {
+    std::set<GroupId> out;
+    for (const Move& move : op.moves)
+      for (const Parts* parts : {&move.from.parts, &move.to.parts})
+        if (parts->who == Holds::mine || parts->who == Holds::peers) out.insert(parts->family);
+    if (is_communication(op.kind)) out.insert(op.group);
+    return {out.begin(), out.end()};
+  }
+
   std::int64_t group_size(GroupId family, Rank r) const { return std::ssize(plan_.group_of(family, r)); }
 
   void look_at_ops() {
@@ -125,7 +149,7 @@ class Folder {
       for (const Body& body : plan_.programs[p].bodies)
         for (const Op& op : body.ops) {
           if (!op.moves.empty() || op.kind == OpKind::peer_copy) {
-            moving_.emplace_back(static_cast<std::int32_t>(p), &op);
+            moving_.push_back({static_cast<std::int32_t>(p), &op, families_of(op)});
           } else if (is_communication(op.kind)) {
             meeting_[op.group].push_back(&op);
             if (is_pairwise(op.kind)) asked_by_place_.insert(op.group);
