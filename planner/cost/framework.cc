@@ -67,6 +67,7 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"rank_launches", &f.rank_launches},
           {"host_step_passes", &f.host_step_passes},
           {"data_rate", &f.data_rate},
+          {"memory_error", &f.memory_error},
           {"step_seconds", &f.step_seconds}};
 }
 

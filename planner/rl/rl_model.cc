@@ -260,7 +260,10 @@ void fill_micro_batches(const Scenario& s, TrainPoint& p) {
   const auto sequence = static_cast<double>(train_setting_of(s).sequence);
   const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
   // A billion sequences are more than any batch, and far from overflowing the products they enter.
-  p.micro_batch = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, 1e9)), 1, 1'000'000'000);
+  const double by_sequences =
+      s.train.micro_batch_sequences > 0 ? static_cast<double>(s.train.micro_batch_sequences) : 1e9;
+  p.micro_batch =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, by_sequences)), 1, 1'000'000'000);
   // Of the busiest data rank.
   const double each = static_cast<double>(num_samples(s)) /
                       static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
@@ -294,6 +297,9 @@ TrainSetting train_setting_of(const Scenario& s) {
   // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
   t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
   t.longest = static_cast<double>(max_sample_tokens(s));
+  t.length_variance = std::max(0.0, square - mean * mean);
+  t.budget_sequences = static_cast<double>(s.train.micro_batch_sequences);
+  t.steps = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
   t.precision =
       s.train.precision.gemm == "params" ? std::string(name_of(s.train.precision.params)) : s.train.precision.gemm;
   t.element_bytes = static_cast<double>(size_of(s.train.precision.params));
