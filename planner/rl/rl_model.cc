@@ -10,8 +10,8 @@
 namespace hotbunk {
 
 std::string_view name_of(RlPhase p) {
-  constexpr std::string_view names[] = {"rollout",      "sync",   "sleep",  "wake", "reference",
-                                        "old_logprobs", "values", "critic", "train"};
+  constexpr std::string_view names[] = {"rollout",      "sync",   "sleep",  "wake",  "reference",
+                                        "old_logprobs", "values", "critic", "train", "framework"};
   return names[static_cast<std::size_t>(p)];
 }
 
@@ -194,6 +194,7 @@ RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainS
   at(RlPhase::values) = train.values_seconds;
   at(RlPhase::critic) = train.critic_seconds;
   at(RlPhase::train) = train.train_seconds;
+  at(RlPhase::framework) = train_.framework().iteration_seconds.value;
   if (p.placement == PlacementMode::colocated) colocate(p, shape, train, rollout, staging, out);
   else disaggregate(p, train, rollout, staging, out);
   if (!rollout.fits) out.rollout_bytes = std::max(out.rollout_bytes, setting_.device_bytes + rollout.lacking_bytes);
