@@ -111,9 +111,11 @@ std::string verdict_lines(const FitVerdict& v, double capacity) {
   const MicroBatchLoad& load = v.load;
   out += fmt::format("  train: a micro-batch has {:.0f} tokens on average, {:.0f} at most in 1,000 iterations; ",
                      load.mean, load.charged);
-  out += load.fitting > 0
-             ? fmt::format("{:.0f} fit: {:.2g} of 1,000 iterations overflow\n", load.fitting, load.overflows)
-             : std::string("not even the average fits\n");
+  if (load.fitting <= 0) return out + "not even the average fits\n";
+  const std::string often = load.overflows < 1e-3    ? "fewer than 0.001"
+                            : load.overflows > 999.9 ? "all"
+                                                     : fmt::format("{:.3g}", load.overflows);
+  out += fmt::format("{:.0f} fit: {} of 1,000 iterations overflow\n", load.fitting, often);
   return out;
 }
 
