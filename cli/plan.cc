@@ -25,12 +25,14 @@
 namespace hotbunk {
 namespace {
 
+constexpr double unset = -1;
+
 struct Options {
   ScenarioOptions scenario;
   bool resolved = false, print = false;
   std::string phase, out;
   std::string objective = "seconds", gpus;
-  double headroom = 0;
+  double headroom = unset;
   std::size_t top = 5;
   std::int64_t budget = 2'000'000;
 };
@@ -119,7 +121,7 @@ PlanReport report_on(const Job& job, bool json) {
 Result<Choices> best_layouts(const Options& o, const ScenarioPricer& pricer) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
-  return choose(pricer, {*objective, o.headroom, o.top, o.budget});
+  return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget});
 }
 Result<Choices> best_layouts(const Options& o, const Scenario& scenario) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
@@ -140,6 +142,7 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
                 {"lowered", false},
                 {"why_not_lowered", reasons},
                 {"fits", e.price.fits},
+                {"verdict", name_of(e.verdict.verdict)},
                 {"ranks", scenario.cluster.ranks()},
                 {"capacity_bytes", e.capacity_bytes},
                 {"peak_bytes", e.price.peak_bytes()},
@@ -161,9 +164,14 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
 int smallest(const Options& o, const Scenario& scenario) {
   const auto objective = objective_named(o.objective);
   if (!objective) return report_errors(objective.error());
+  double headroom = o.headroom;
+  if (headroom == unset) {
+    const auto frame = framework_named(scenario.profile, catalog_root());
+    headroom = frame && !unsupported_to_execute(scenario).empty() ? frame->memory_error.value : 0.0;
+  }
   const auto small =
       smallest_cluster(scenario, catalog_root(),
-                       {.keep = o.top, .objective = *objective, .headroom = o.headroom, .most_points = o.budget});
+                       {.keep = o.top, .objective = *objective, .headroom = headroom, .most_points = o.budget});
   if (!small) return report_errors(small.error());
   if (o.scenario.json) {
     Json doc = {{"schema", "hotbunk.smallest/1"},
@@ -271,7 +279,9 @@ void add_plan(CommandLine& line) {
   sub.option("--objective", o->objective,
              "what the best layouts are best in: seconds, tokens-per-gpu, gpu-hours, money, memory, gpus "
              "(fewest: with --gpus ?; else all use the same, and seconds decide)");
-  sub.option("--headroom", o->headroom, "fraction of device memory that they leave free").check(finite_in(0.0, 0.99));
+  sub.option("--headroom", o->headroom,
+             "fraction of device memory that they leave free; the error of predicted bytes unless given")
+      .check(finite_in(0.0, 0.99));
   sub.option("--top", o->top, "how many of them").check(whole_in(1, 100));
   sub.option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
       .check(whole_from(0));

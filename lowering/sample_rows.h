@@ -33,7 +33,8 @@ inline std::int64_t rows_per_rank(const Scenario& s) { return ceil_div(samples_p
 
 /// Sequences that one training micro-batch holds at most: the capacity of its cu_seqlens.
 inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
-  return std::min(s.train.micro_batch_tokens, num_samples(s));
+  const std::int64_t most = std::min(s.train.micro_batch_tokens, num_samples(s));
+  return s.train.micro_batch_sequences > 0 ? std::min(most, s.train.micro_batch_sequences) : most;
 }
 
 /// Blocks of one sequence's block table: its longest context.

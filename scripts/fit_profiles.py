@@ -3,7 +3,8 @@
 
   scripts/fit_profiles.py [build/hotbunk [WORD]]      WORD: only the fits whose name has it
 Every fit is coordinate descent on the mean relative error of `hotbunk validate`, on a copy of the catalogue. Each is made
-on all of its rows and then with parts left out: halves of long tables, single rows of short ones. Prints a Markdown
+on all of its rows and then with parts left out: halves of long tables, single rows of short ones, or all rows of a
+model. Prints a Markdown
 table: error on the rows fitted, and of each left-out row predicted by a fit without it. Writes nothing.
 """
 import json
@@ -18,6 +19,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 A100, H100, B200 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
 BLACKWELL = "profiles/blackwell-te.yaml"
+NEMO = "frameworks/nemo-megatron.yaml"
 VTRAIN, TE, ZERO, BRIDGE, TITAN, COMPILED = (
     f"frameworks/{name}.yaml" for name in
     ("megatron-vtrain", "megatron-te", "deepspeed-zero3", "megatron-bridge", "torchtitan", "torchtitan-compile"))
@@ -44,6 +46,10 @@ FITS = [
     ("Blackwell in narrow formats: GEMM, unfused passes", [(BLACKWELL, "gemm.efficiency", .3, .95),
                                                            (BRIDGE, "elementwise_passes", 1, 5)],
      [("megatron_bridge", None)], "halves"),
+    ("NeMo-RL: an iteration's own time, the engine's host and nodes", [(NEMO, "iteration_seconds", .5, 120),
+                                                                       (NEMO, "decode_sequence_seconds", 1e-6, 1e-3),
+                                                                       (NEMO, "decode_node_seconds", 1e-6, 3e-3)],
+     [("rl_iterations", None)], "models"),
 ]
 
 
@@ -71,6 +77,7 @@ class Catalogue:
         out = subprocess.run([self.hotbunk, "validate", "--json", "--data", ROOT / "data/published"], check=True,
                              stdout=subprocess.PIPE, env=dict(os.environ, HOTBUNK_CATALOG=str(self.root))).stdout
         tables = {t["name"]: t["predictions"] for t in json.loads(out)["tables"]}
+        self.labels = {(name, i): p["row"] for name, rows_ in tables.items() for i, p in enumerate(rows_)}
         return {(name, i): tables[name][i]["predicted"] / tables[name][i]["measured"] - 1
                 for name, some in rows for i in (some if some is not None else range(len(tables[name])))}
 
@@ -114,8 +121,11 @@ def main():
         if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            everything = list(Catalogue(folder, hotbunk).errors(rows))
+            catalogue = Catalogue(folder, hotbunk)
+            everything = list(catalogue.errors(rows))
+            models = [catalogue.labels[r].split()[2] for r in everything]  # "0.4 grpo Qwen3-32B On policy …"
         splits = [lambda k: k % 2 == 0, lambda k: k % 2 == 1] if how == "halves" else \
+            [lambda k, model=model: models[k] == model for model in dict.fromkeys(models)] if how == "models" else \
             [lambda k, out=out: k == out for out in range(len(everything))]
         left_out = {}
         for out in splits:

@@ -47,6 +47,7 @@ struct TrainSpec {
   TrainEngine engine = TrainEngine::fsdp2;
   TrainLayout layout;
   std::int64_t micro_batch_tokens = 4096;  // tokens of one micro-batch on one rank (after cp/ulysses, before SP)
+  std::int64_t micro_batch_sequences = 0;  // of one micro-batch at most, beside its tokens; 0 = no such limit
   Recompute recompute = Recompute::none;
   Precision precision;
   Offload offload = Offload::sleep;

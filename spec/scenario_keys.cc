@@ -43,6 +43,8 @@ void add_train(std::vector<ScenarioKey>& keys) {
                         {"", "order of the dimensions over ranks, fastest first (Megatron's default)"}));
   keys.push_back(integer("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
                          {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
+  keys.push_back(integer("train.micro_batch_sequences", HB_FIELD(train.micro_batch_sequences), 0, max_tokens,
+                         {"sequences", "of one micro-batch at most, beside its tokens; 0 = as many as these hold"}));
   keys.push_back(
       choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
@@ -239,7 +241,8 @@ std::vector<ScenarioKey> build() {
                          {"iterations", "between checkpoints; 0 = only at the end"}));
   keys.push_back(
       word("profile", HB_FIELD(profile),
-           {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "torchtitan", "megatron"},
+           {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "torchtitan",
+            "megatron"},
            {"",
             "framework whose memory rules are followed; verl and slime also set transition and sync.bucket_mib where "
             "they are left out"}));

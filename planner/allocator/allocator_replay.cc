@@ -105,7 +105,8 @@ class Step {
       for (double piece = 0; piece < pieces; ++piece) alloc(bytes / pieces);
     };
     for (PeakTensor t : {PeakTensor::params, PeakTensor::master, PeakTensor::moments}) by_layer(part(t));
-    if (streams_) by_layer(part(PeakTensor::grads));
+    if (model_.grows_gradients(point_)) grown_ = model_.price(point_, layers_).grad_bytes / pieces;
+    else if (streams_) by_layer(part(PeakTensor::grads));
     else alloc(part(PeakTensor::grads));
     if (stays_) {  // gathered once, for all micro-batches
       for (std::size_t layer = 0; layer < kinds_.size(); ++layer) alloc(kind(layer).weights * params());
@@ -210,6 +211,7 @@ class Step {
       free(before);
       reducing_.push_back(alloc(unit_ * model_.setting().state.grads));
       free(gradients);
+      if (grown_ > 0.0) alloc(grown_);
     }
     free(before);
     free(reducing_);
@@ -236,6 +238,7 @@ class Step {
   bool stays_ = false;                   // what is gathered stays so
   int copies_ = 3;                       // of a unit, its gradient included
   double ends_ = 0, unit_ = 0;           // elements of embedding and head, of the largest unit
+  double grown_ = 0;                     // bytes of gradients that every layer's backward leaves
   Handles gathering_, reducing_;         // flat buffers of the collectives under way
   CachingAllocator a_;
 };

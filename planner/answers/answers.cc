@@ -99,6 +99,26 @@ void render_node(const CostNode& n, int depth, bool bytes, double whole, std::st
   for (const CostNode& c : n.children) render_node(c, depth + 1, bytes, whole, out);
 }
 
+/// Why what fits may not: what is reserved, the error, and how often a micro-batch is too long.
+std::string verdict_lines(const FitVerdict& v, double capacity) {
+  std::string out;
+  if (v.verdict == Verdict::tight)
+    out +=
+        fmt::format("  tight: with what PyTorch reserves {}, with the error of such predictions ({:.0f} %) {} of {}\n",
+                    format_bytes(v.reserved_bytes), 100.0 * v.error, format_bytes(v.reserved_bytes * (1.0 + v.error)),
+                    format_bytes(capacity));
+  if (!v.random) return out;
+  const MicroBatchLoad& load = v.load;
+  out += fmt::format("  train: a micro-batch has {:.0f} tokens on average, {:.0f} at most in 1,000 iterations; ",
+                     load.mean, load.charged);
+  if (load.fitting <= 0) return out + "not even the average fits\n";
+  const std::string often = load.overflows < 1e-3    ? "fewer than 0.001"
+                            : load.overflows > 999.9 ? "all"
+                                                     : fmt::format("{:.3g}", load.overflows);
+  out += fmt::format("{:.0f} fit: {} of 1,000 iterations overflow\n", load.fitting, often);
+  return out;
+}
+
 /// "  device: live 55.29 GiB, mapped 79.64 GiB of 79.19 GiB for a rank: it does not fit, 0.45 GiB too much". Where
 /// there is a plan its mapped bytes decide, which include the gaps between buffers.
 std::string fit_line(const char* where, double live, double mapped, double capacity) {
@@ -159,6 +179,7 @@ Explanation explain(const ScenarioPricer& s) {
     out.memory = plan_memory_tree(plan->memory);
     out.micro_batch = micro_batch_streams(s.scenario(), out.point, *plan, s.train().cost());
   }
+  out.verdict = verdict_of(s, out.point, out.price, out.torch, plan.has_value());
   out.time = time_tree(s, out.point, out.price, train, shifts);
   const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
   out.links =
@@ -193,6 +214,7 @@ std::string render(const Explanation& e) {
   out += "Where the bytes are\n";
   render_node(e.memory, 0, true, e.capacity_bytes, out);
   out += fit_line("device", e.price.peak_bytes(), e.mapped_bytes, e.capacity_bytes);
+  out += verdict_lines(e.verdict, e.capacity_bytes);
   if (e.price.host_bytes > 0) out += fit_line("host", e.price.host_bytes, e.host_mapped_bytes, e.host_capacity_bytes);
   if (e.torch.reserved > 0)
     out += fmt::format("  train, as PyTorch shows it: allocated {}, reserved {} ({:.1f} % of it in no tensor)\n",
@@ -239,6 +261,14 @@ std::string to_json(const Explanation& e) {
     doc["why_not"] = {{"code", e.unpriced->code}, {"message", e.unpriced->message}, {"notes", e.unpriced->notes}};
     return json_text(doc, 2);
   }
+  doc["verdict"] = name_of(e.verdict.verdict);
+  doc["memory_error"] = e.verdict.error;
+  doc["reserved_bytes"] = e.verdict.reserved_bytes;
+  if (e.verdict.random)
+    doc["load"] = {{"mean_tokens", e.verdict.load.mean},
+                   {"charged_tokens", e.verdict.load.charged},
+                   {"fitting_tokens", e.verdict.load.fitting},
+                   {"overflows_per_1000_iterations", e.verdict.load.overflows}};
   doc.update({{"iteration_seconds", e.price.iteration_seconds},
               {"peak_bytes", e.price.peak_bytes()},
               {"host_bytes", e.price.host_bytes},

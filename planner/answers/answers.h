@@ -10,6 +10,7 @@
 
 #include "planner/allocator/allocator_replay.h"
 #include "planner/answers/link_bytes.h"
+#include "planner/answers/verdict.h"
 #include "planner/price/stream_seconds.h"
 #include "planner/search/search.h"
 
@@ -82,6 +83,7 @@ struct Explanation {
   RlPrice price;
   double capacity_bytes = 0, host_capacity_bytes = 0;  // of a rank
   double mapped_bytes = 0, host_mapped_bytes = 0;      // of a lowered scenario, what must fit; 0: not lowered
+  FitVerdict verdict;
   CostNode memory, time;
   ReservedMemory torch;        // training under PyTorch's caching allocator; nothing under profile hotbunk
   std::vector<LinkUse> links;  // of one rank and iteration

@@ -61,6 +61,12 @@ std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
   TrainPoint own{.dp = p.dp, .cp = p.cp, .ulysses = p.ulysses};
   fill_micro_batches(s, own);
   if (own.micro_batch == p.micro_batch) return s.train.micro_batch_tokens;
+  // Cut by sequences, the tokens leave room for as many of the longest.
+  if (s.train.micro_batch_sequences > 0) {
+    const double most = static_cast<double>(p.micro_batch) * train_setting_of(s).longest;
+    return std::max(s.train.micro_batch_tokens,
+                    static_cast<std::int64_t>(std::ceil(most / static_cast<double>(p.cp * p.ulysses))));
+  }
   // One that holds all sequences of its rank may be shorter than the longest sequence, its buffer not (E217).
   const double longest = s.workload.prompt_tokens.max + s.workload.response_tokens.max;
   const double held =
@@ -95,6 +101,10 @@ ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& own, const RlPoint& poi
   r.flags = flags_of(s.scenario(), point);
   r.bytes_over = std::max({0.0, price.peak_bytes() - o.limit_bytes(), price.host_bytes - o.host_bytes});
   r.moment = fullest_moment(price, o);
+  // Beside the error: what its allocator reserves `explain` says.
+  const bool close = price.peak_bytes() * (1.0 + (o.plan_bytes ? 0.0 : s.train().framework().memory_error.value)) >
+                     s.rl().setting().device_bytes;
+  r.verdict = !price.fits ? Verdict::no : close ? Verdict::tight : Verdict::fits;
   return r;
 }
 
@@ -109,6 +119,7 @@ nlohmann::ordered_json row_json(const ChoiceRow& r) {
   nlohmann::ordered_json out = {{"layout", describe(r.point)},
                                 {"own", r.own},
                                 {"fits", r.price.fits},
+                                {"verdict", name_of(r.verdict)},
                                 {"gpus", r.point.gpus()},
                                 {"iteration_seconds", r.price.iteration_seconds},
                                 {"tokens_per_second_per_gpu", r.tokens_per_gpu},
@@ -161,6 +172,8 @@ std::string flag_line(const ChoiceRow& r) {
 Scenario with_point(Scenario s, const RlPoint& p) {
   const RlPoint own = rl_point_of(s);
   s.train.micro_batch_tokens = micro_batch_tokens(s, p.train);
+  if (s.train.micro_batch_sequences > 0 && own.train.micro_batch != p.train.micro_batch)
+    s.train.micro_batch_sequences = p.train.micro_batch;
   TrainLayout& t = s.train.layout;
   if (t.pp * t.vpp != p.train.pp * p.train.vpp || s.train.pipeline_split.empty())
     s.train.pipeline_split = split_of(s.model.layers, p.train.pp, p.train.vpp);
@@ -237,12 +250,13 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
                        .objective = options.objective,
                        .device_bytes = s.rl().setting().device_bytes,
                        .host_bytes = s.rl().setting().host_bytes,
-                       .headroom = options.headroom,
                        .most_points = options.budget};
   const RlPoint own = s.point();
   Choices out;
   out.options = options;
   out.lowered = why_not_lowered(s.scenario()).empty();
+  search.headroom = options.headroom.value_or(out.lowered ? 0.0 : s.train().framework().memory_error.value);
+  out.options.headroom = search.headroom;
   RlSpace space = default_rl_space(s.scenario(), s.train().framework());
   if (out.lowered) {
     const PlanBytes lowered = plan_bytes(s.scenario(), s.train().cost());
@@ -272,7 +286,9 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   if (search.plan_bytes) search.plan_bytes(own, price);
   if (price.iteration_seconds > 0 &&
       std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
-    price.fits = price.peak_bytes() <= search.limit_bytes() && price.host_bytes <= search.host_bytes;
+    // The headroom of a default refuses no layout that the scenario asks for: it is tight.
+    const double limit = options.headroom ? search.limit_bytes() : search.device_bytes;
+    price.fits = price.peak_bytes() <= limit && price.host_bytes <= search.host_bytes;
     const auto value = [&](const ChoiceRow& r) { return objective_of(options.objective, s.rl(), r.point, r.price); };
     ChoiceRow row = row_of(s, own, own, price, search);
     row.own = true;
@@ -314,9 +330,10 @@ std::string render(const Choices& c) {
     out += fmt::format("  {:>5}  {:>11}  {:>12.0f}  {:>10}  {:<8} {}{}\n", r.own ? "yours" : fmt::format("{}", rank),
                        format_seconds(r.price.iteration_seconds), r.tokens_per_gpu, format_bytes(r.price.peak_bytes()),
                        r.moment, describe(r.point),
-                       r.price.fits ? ""
-                                    : fmt::format("; does not fit, {} too much{}", format_bytes(r.bytes_over),
-                                                  r.moment == "host" ? " host memory" : ""));
+                       r.verdict == Verdict::tight ? "; tight"
+                       : r.price.fits              ? ""
+                                      : fmt::format("; does not fit, {} too much{}", format_bytes(r.bytes_over),
+                                                    r.moment == "host" ? " host memory" : ""));
   }
   const auto own = std::find_if(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.own; });
   const bool differs = own != c.rows.end() && (own->price.iteration_seconds != c.rows.front().price.iteration_seconds ||
@@ -340,7 +357,7 @@ std::string render(const Choices& c) {
 
 std::string to_json(const Choices& c) {
   nlohmann::ordered_json doc = {{"objective", name_of(c.options.objective)},
-                                {"headroom", c.options.headroom},
+                                {"headroom", c.options.headroom.value_or(0.0)},
                                 {"limit_bytes", c.limit_bytes},
                                 {"points", c.points},
                                 {"priced", c.priced},

@@ -1,6 +1,7 @@
 // The answer of `plan`: which layouts of the same GPUs are best, where the scenario's own stands, why the winner wins,
 // which better ones nearly fit, and the --set flags that select each.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ std::vector<std::string> flags_of(const Scenario&, const RlPoint&);
 
 struct ChoiceOptions {
   Objective objective = Objective::seconds;
-  double headroom = 0;      // fraction of device memory left free
+  // Fraction of device memory left free; unset: the error of predicted bytes (memory_error), 0 where plans count them.
+  std::optional<double> headroom{};
   std::size_t top = 5;      // rows
   std::int64_t budget = 0;  // prices, 0: all
 };
@@ -31,6 +33,7 @@ struct ChoiceRow {
   std::vector<std::string> flags;
   double bytes_over = 0;  // of what does not fit, at its fullest moment
   std::string moment;     // the fullest, or "host"
+  Verdict verdict = Verdict::fits;
 };
 
 struct Choices {

@@ -242,6 +242,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   add(RlPhase::values, "", forward_parts(rl, p.train, critic, true));
   if (rl.setting().critic) add(RlPhase::critic, schedule, train_parts(s.train().price(p.train, critic), passes));
   add(RlPhase::train, schedule, train_parts(train, passes));
+  add(RlPhase::framework, "data, verification, collation, hand-overs: fitted", {});
   if (price.overlapped > 0)
     root.children.push_back(
         seconds_of("overlapped", -price.overlapped, "rollout and training side by side, one step off"));

@@ -67,6 +67,10 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"rank_launches", &f.rank_launches},
           {"host_step_passes", &f.host_step_passes},
           {"data_rate", &f.data_rate},
+          {"iteration_seconds", &f.iteration_seconds},
+          {"decode_sequence_seconds", &f.decode_sequence_seconds},
+          {"decode_node_seconds", &f.decode_node_seconds},
+          {"memory_error", &f.memory_error},
           {"step_seconds", &f.step_seconds}};
 }
 

@@ -81,6 +81,14 @@ struct FrameworkProfile {
   Sourced rank_launches{0, "one flat buffer"};  // of each of them, for every rank: a copy into a list of shards
   Sourced data_rate{1.0, "the link's"};         // share of the link's rate that data-parallel collectives reach
   Sourced step_seconds{0.0, "none"};            // host time per optimizer step
+  // What an RL iteration takes beyond its passes, fitted by scripts/fit_profiles.py (docs/validation.md).
+  Sourced iteration_seconds{0.0, "none"};        // data, collation, metrics, hand-overs: of an iteration
+  Sourced decode_sequence_seconds{0.0, "none"};  // of the engine's host in a decode step, for each running sequence
+  Sourced decode_node_seconds{0.0, "none"};      // of a decode step, for each layer and node beyond an engine's first
+  // Share by which predicted device bytes may be too low.
+  Sourced memory_error{0.04,
+                       "simumax_b200_reserved (docs/validation.md): 3.8 % low in the mean of 16 rows that no "
+                       "constant is fitted on, torchtitan's 2.3 %"};
   Sourced host_step_passes{7, "fused: gradient, master, moments read, three written"};  // over host memory, where
                                                                                         // AdamW steps on the CPUs
 };

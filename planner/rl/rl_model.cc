@@ -10,8 +10,8 @@
 namespace hotbunk {
 
 std::string_view name_of(RlPhase p) {
-  constexpr std::string_view names[] = {"rollout",      "sync",   "sleep",  "wake", "reference",
-                                        "old_logprobs", "values", "critic", "train"};
+  constexpr std::string_view names[] = {"rollout",      "sync",   "sleep",  "wake",  "reference",
+                                        "old_logprobs", "values", "critic", "train", "framework"};
   return names[static_cast<std::size_t>(p)];
 }
 
@@ -194,6 +194,7 @@ RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainS
   at(RlPhase::values) = train.values_seconds;
   at(RlPhase::critic) = train.critic_seconds;
   at(RlPhase::train) = train.train_seconds;
+  at(RlPhase::framework) = train_.framework().iteration_seconds.value;
   if (p.placement == PlacementMode::colocated) colocate(p, shape, train, rollout, staging, out);
   else disaggregate(p, train, rollout, staging, out);
   if (!rollout.fits) out.rollout_bytes = std::max(out.rollout_bytes, setting_.device_bytes + rollout.lacking_bytes);
@@ -260,7 +261,10 @@ void fill_micro_batches(const Scenario& s, TrainPoint& p) {
   const auto sequence = static_cast<double>(train_setting_of(s).sequence);
   const double held = static_cast<double>(s.train.micro_batch_tokens) * static_cast<double>(p.cp * p.ulysses);
   // A billion sequences are more than any batch, and far from overflowing the products they enter.
-  p.micro_batch = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, 1e9)), 1, 1'000'000'000);
+  const double by_sequences =
+      s.train.micro_batch_sequences > 0 ? static_cast<double>(s.train.micro_batch_sequences) : 1e9;
+  p.micro_batch =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held / sequence, by_sequences)), 1, 1'000'000'000);
   // Of the busiest data rank.
   const double each = static_cast<double>(num_samples(s)) /
                       static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1)) /
@@ -294,6 +298,9 @@ TrainSetting train_setting_of(const Scenario& s) {
   // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
   t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
   t.longest = static_cast<double>(max_sample_tokens(s));
+  t.length_variance = std::max(0.0, square - mean * mean);
+  t.budget_sequences = static_cast<double>(s.train.micro_batch_sequences);
+  t.steps = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
   t.precision =
       s.train.precision.gemm == "params" ? std::string(name_of(s.train.precision.params)) : s.train.precision.gemm;
   t.element_bytes = static_cast<double>(size_of(s.train.precision.params));

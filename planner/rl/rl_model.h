@@ -47,7 +47,8 @@ struct RolloutPayload {
 struct DecodeRound {
   double micro_batches = 1, sequences = 1;  // in flight, and in each of them
   double slowest_stage = 0, latency = 0;    // seconds of a micro-batch: in the slowest stage; through all and back
-  double seconds() const { return std::max(micro_batches * slowest_stage, latency); }
+  double gap = 0;                           // seconds of the host before it
+  double seconds() const { return std::max(micro_batches * slowest_stage, latency) + gap; }
 };
 
 struct RolloutPrice {
@@ -72,7 +73,19 @@ struct RolloutParts {
 };
 
 /// Training's phases around the optimizer steps, and what happens between.
-enum class RlPhase : std::uint8_t { rollout, sync, sleep, wake, reference, old_logprobs, values, critic, train, count };
+enum class RlPhase : std::uint8_t {
+  rollout,
+  sync,
+  sleep,
+  wake,
+  reference,
+  old_logprobs,
+  values,
+  critic,
+  train,
+  framework,
+  count
+};
 inline constexpr std::size_t num_rl_phases = static_cast<std::size_t>(RlPhase::count);
 std::string_view name_of(RlPhase);
 

@@ -1,6 +1,7 @@
 // Search over layouts. Every point of the space is priced in full, or provably no better than what is kept; a budget
 // makes it any-time: then the gap that is left is proven too.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -72,7 +73,10 @@ struct SearchOptions {
   bool front = true;             // of a joint search also the Pareto front; false: the best alone
   std::int64_t most_points = 0;  // any-time: stop after about so many prices, 0: never
   PlanBytes plan_bytes{};        // of a joint search over what is lowered; none: the estimates
-  double limit_bytes() const { return device_bytes * (1.0 - headroom); }
+  /// Fractions of a byte are rounding: a pool of 0.9 of the device leaves a tenth of it.
+  double limit_bytes() const {
+    return headroom > 0.0 ? std::ceil(device_bytes * (1.0 - headroom)) + 1.0 : device_bytes;
+  }
 };
 
 struct TrainCandidate {

@@ -98,9 +98,10 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
       continue;
     p.micro_batch = key.micro_batch;
     p.set_sequences(sequences);
-    // What fits in one micro-batch may fill the scenario's own budget, whatever the key's (fullest_tokens).
-    const bool shorter =
-        p.micro_batch < key.micro_batch || (space.ragged && p.micro_batches == 1) || model.layers_follow_stages();
+    // What fits in one micro-batch may fill the scenario's own budget, whatever the key's; how many sequences a rank
+    // has says what may come (fullest_tokens).
+    const bool shorter = p.micro_batch < key.micro_batch || (space.ragged && p.micro_batches == 1) ||
+                         model.layers_follow_stages() || model.load_follows_batch();
     TrainModel::Layers own;
     bool own_known = false;
     for (std::int64_t vpp : space.vpp) {

@@ -162,6 +162,23 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
     at(PeakTensor::rebuilt) = again(widest), at(PeakTensor::transient) = widest.transient_bytes;
   }
 
+  // Bytes are linear in the layers done, so an end is the highest.
+  if (grows_gradients(p)) {
+    // The second layer is the last beside whose backward a unit is gathered.
+    const double left = std::min(1.0, 2.0 / std::max(1.0, held.layers()));
+    const double first_layers = left * at(PeakTensor::kept), grown = (1.0 - left) * at(PeakTensor::grads);
+    const double in_layers = units.in_layers + extra(widest);
+    const double start = at(PeakTensor::kept) + std::max(loss + units.at_loss, in_layers);
+    const double end = grown + first_layers + in_layers;
+    if (start >= end) {
+      at(PeakTensor::grads) = 0.0;
+    } else {
+      at(PeakTensor::kept) = first_layers, at(PeakTensor::grads) = grown;
+      at(PeakTensor::gathered) = units.in_layers, at(PeakTensor::logits) = 0.0;
+      at(PeakTensor::rebuilt) = again(widest), at(PeakTensor::transient) = widest.transient_bytes;
+    }
+  }
+
   at(PeakTensor::workspace) = framework_.workspace_bytes.value;
   if (framework_.dummy_weight_grads) {
     const double shapes = moe > 0 && dense > 0

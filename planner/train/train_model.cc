@@ -59,18 +59,57 @@ TrainModel::Layers TrainModel::layers(const TrainPoint& p) const {
   return l;
 }
 
-double TrainModel::fullest_tokens(const TrainPoint& p) const {
+/// Tokens that a micro-batch's buffer holds.
+double TrainModel::buffer_tokens(const TrainPoint& p) const {
   const auto sequence = static_cast<double>(setting_.sequence), mean = static_cast<double>(p.micro_batch) * sequence;
-  if (!setting_.ragged) return mean;
   const auto ways = static_cast<double>(p.cp * p.ulysses);
   const double budget = setting_.budget_tokens * ways;
-  const double sequences = std::floor(budget / sequence), own = static_cast<double>(p.micro_batch);
+  const double held = std::floor(budget / sequence), own = static_cast<double>(p.micro_batch);
+  const double sequences = setting_.budget_sequences > 0.0 ? std::min(held, setting_.budget_sequences) : held;
   const bool by_budget =
       sequences == own || (sequences > own && p.micro_batches == 1) || (sequences < 1.0 && own == 1.0);
   const double all = static_cast<double>(p.sequences()) * std::max(setting_.longest, sequence);
   // A rank holds whole tokens.
   const double least = ways * std::ceil(std::max(mean, setting_.longest) / ways);
   return std::clamp(by_budget ? budget : least, mean, std::max(mean, all));
+}
+
+/// Cut by tokens, what limits a micro-batch below its budget is that the rank's step has no more sequences; cut by
+/// sequences, each is so many of them.
+TokenLoad TrainModel::load_of(const TrainPoint& p) const {
+  const auto sequences = static_cast<double>(setting_.budget_sequences > 0.0 ? p.micro_batch : p.sequences());
+  return {{static_cast<double>(setting_.sequence), setting_.length_variance, setting_.longest}, sequences};
+}
+
+/// Drawn in an iteration, over the data ranks.
+double TrainModel::loads(const TrainPoint& p) const {
+  return setting_.steps * static_cast<double>(p.dp) *
+         (setting_.budget_sequences > 0.0 ? static_cast<double>(p.micro_batches) : 1.0);
+}
+
+double TrainModel::fullest_tokens(const TrainPoint& p) const {
+  const double mean = static_cast<double>(p.micro_batch) * static_cast<double>(setting_.sequence);
+  if (setting_.load_tokens > 0.0) return std::max(mean, setting_.load_tokens);
+  if (!setting_.ragged) return mean;
+  const TokenLoad load = load_of(p);
+  // Cut by sequences, a framework that sizes nothing beforehand has no budget of tokens.
+  const double buffer = setting_.budget_sequences > 0.0 && !framework_.lowered_ops ? load.most() : buffer_tokens(p);
+  if (framework_.lowered_ops) return buffer;
+  const auto ways = static_cast<double>(p.cp * p.ulysses);  // a rank holds whole tokens
+  const double most = ways * std::ceil(load.exceeded_with(1.0 / (load_iterations * std::max(loads(p), 1.0))) / ways);
+  return std::clamp(most, mean, std::max(mean, buffer));
+}
+
+double TrainModel::overflow_chance(const TrainPoint& p, double tokens) const {
+  if (!setting_.ragged || framework_.lowered_ops) return 0.0;
+  if (setting_.budget_sequences <= 0.0 && tokens >= buffer_tokens(p)) return 0.0;  // no micro-batch is cut so large
+  return -std::expm1(loads(p) * std::log1p(-std::min(load_of(p).exceeds(tokens), 1.0 - 1e-15)));
+}
+
+TrainModel TrainModel::with_load(double tokens) const {
+  TrainModel out = *this;
+  out.setting_.load_tokens = tokens;
+  return out;
 }
 
 bool TrainModel::layers_follow_stages() const {

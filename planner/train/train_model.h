@@ -16,6 +16,7 @@
 #include "planner/cost/cost_model.h"
 #include "planner/cost/framework.h"
 #include "planner/train/rank_groups.h"
+#include "planner/train/token_load.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -238,7 +239,11 @@ struct TrainSetting {
   double loss_chunk = 0;  // tokens of which logits are alive at once, 0: all
   // Of ragged sequences: what a micro-batch may hold on one rank (train.micro_batch_tokens), and the longest sequence.
   double budget_tokens = 0, longest = 0;
-  bool prefetch = true;          // sharded units: the next is gathered while one computes
+  double length_variance = 0;   // of ragged sequences, tokens^2
+  double budget_sequences = 0;  // of a micro-batch at most (train.micro_batch_sequences), 0: as many as the tokens hold
+  double steps = 1;             // optimizer steps of an iteration
+  double load_tokens = 0;       // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
+  bool prefetch = true;         // sharded units: the next is gathered while one computes
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
 
@@ -276,9 +281,18 @@ class TrainModel {
   const CostModel& cost() const { return cost_; }
   const FrameworkProfile& framework() const { return framework_; }
   /// Tokens of the fullest micro-batch, on the cp and ulysses ranks that share it. A mean one holds micro_batch
-  /// sequences of mean length, but the buffer takes more: the scenario's own budget where that gives this micro-batch,
-  /// else the least that holds the longest sequence; never more than all sequences of the step.
+  /// sequences of mean length, but a buffer takes more: the scenario's own budget where that gives this micro-batch,
+  /// else the least that holds the longest sequence; never more than all sequences of the step. Where buffers are of
+  /// that size (lowered_ops) this is it. Elsewhere memory is that of the tokens which come: the most of
+  /// `load_iterations` iterations, where the buffer would hold more.
   double fullest_tokens(const TrainPoint&) const;
+  static constexpr double load_iterations = 1000;
+  /// Whether that minds how many sequences a data rank trains: then points of one layer key do not share layers.
+  bool load_follows_batch() const { return setting_.ragged && !framework_.lowered_ops; }
+  /// P(some micro-batch of an iteration, on any data rank, holds more than so many tokens).
+  double overflow_chance(const TrainPoint&, double tokens) const;
+  /// The same model with micro-batches of so many tokens at most, on the ranks that share one.
+  TrainModel with_load(double tokens) const;
   /// 6 N + attention per token: model FLOPs of one step over all ranks.
   double model_flops(double tokens) const;
   RankGroups groups(const TrainPoint& p) const { return {p, setting_.order, cost_.ranks_per_node()}; }
@@ -292,6 +306,12 @@ class TrainModel {
   /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
   std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
   std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
+  /// PyTorch's FSDP allocates gradients as backward makes them (zero_grad sets them to none): a step of one micro-batch
+  /// finds none, and they grow layer by layer as what forward kept goes.
+  bool grows_gradients(const TrainPoint& p) const {
+    return framework_.flat_units && p.sharding == Sharding::fsdp && p.micro_batches == 1 && p.pp == 1 &&
+           !p.streams_from_host();
+  }
   /// Micro-batches (or chunks, over vpp) whose activations a stage holds at once.
   double in_flight(const TrainPoint&, std::int64_t stage) const;
   /// The same tensors as peak_parts, of any stage.
@@ -305,6 +325,9 @@ class TrainModel {
 
  private:
   friend class LayerBuilder;
+  double buffer_tokens(const TrainPoint&) const;
+  TokenLoad load_of(const TrainPoint&) const;
+  double loads(const TrainPoint&) const;
   struct StageTime;
   class Pace;
   struct StepOver;

@@ -102,6 +102,7 @@ Result<Validation> validate_published(const std::filesystem::path& data, const s
       {"megatron_bridge", validate_megatron_bridge},
       {"weight_sync", validate_weight_sync},
       {"rl_phases", validate_rl_phases},
+      {"rl_iterations", validate_rl_iterations},
   };
   Validation out;
   ValidationContext context(catalogue);

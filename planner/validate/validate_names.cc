@@ -66,6 +66,7 @@ std::string ValidationContext::model_named(CellReader& cells, const std::string&
   // Releases of one architecture; what changed between them costs nothing.
   static const std::map<std::string, std::string> same = {{"LLAMA370B", "LLAMA3170B"},
                                                           {"LLAMA3405B", "LLAMA31405B"},
+                                                          {"QWEN3235B", "QWEN3235BA22B"},
                                                           {"DEEPSEEKV31", "DEEPSEEKV3"},
                                                           {"DEEPSEEKR1", "DEEPSEEKV3"}};
   if (const auto other = same.find(said); other != same.end()) said = other->second;

@@ -70,6 +70,7 @@ TableResult validate_simumax(const CsvTable&, ValidationContext&);
 TableResult validate_torchtitan(const CsvTable&, ValidationContext&);
 TableResult validate_megatron_bridge(const CsvTable&, ValidationContext&);
 TableResult validate_weight_sync(const CsvTable&, ValidationContext&);
+TableResult validate_rl_iterations(const CsvTable&, ValidationContext&);
 TableResult validate_rl_phases(const CsvTable&, ValidationContext&);
 
 }  // namespace hotbunk

@@ -122,9 +122,10 @@ TEST_CASE("a torchtitan row is priced as the model and layout that it names") {
   CHECK(priced("torchtitan", most) < 0.25 * priced("torchtitan", seventy));
   CHECK_THAT(fate("torchtitan", {{"model", "Llama4-Scout"}}).why,
              Catch::Contains("'Llama4-Scout' is not in the catalogue"));
-  // Two replicas of four shards hold twice the states of eight shards: 16 bytes of 8.03e9 / 8 once more.
+  // Two replicas of four shards hold twice the states of eight shards: 12 bytes of 8.03e9 / 8 once more, because the
+  // gradients of a step's only micro-batch are not there yet when memory peaks.
   const std::string memory = "torchtitan_memory";
-  const double once = 16.0 * 8.03e9 / 8.0 / (1 << 30);
+  const double once = 12.0 * 8.03e9 / 8.0 / (1 << 30);
   CHECK(priced("torchtitan", {{"parallelism", "HSDP 2x4"}}, memory) - priced("torchtitan", {}, memory) ==
         Approx(once).epsilon(0.03));
   // 32 sequences in 8 micro-batches through 8 stages: a bubble of 7 in 15; as one micro-batch it would be 7 in 8.

@@ -1,0 +1,54 @@
+#include "planner/answers/verdict.h"
+
+#include <algorithm>
+
+#include "planner/answers/answers.h"
+
+namespace hotbunk {
+namespace {
+
+/// Training's bytes grow with the tokens of a micro-batch: the most that the device holds beside the rest.
+double fitting_tokens(const TrainModel& model, const TrainPoint& p, double charged, double spare_bytes) {
+  const double bytes = model.price(p).total_bytes();
+  const auto holds = [&](double tokens) {
+    return model.with_load(tokens).price(p).total_bytes() - bytes <= spare_bytes;
+  };
+  const double mean = static_cast<double>(p.micro_batch) * static_cast<double>(model.setting().sequence);
+  double low = mean, high = charged;
+  if (!holds(low)) return 0.0;
+  for (int i = 0; holds(high) && i < 12; ++i) low = high, high *= 2.0;
+  while (high - low > 1.0) {
+    const double middle = 0.5 * (low + high);
+    (holds(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace
+
+std::string_view name_of(Verdict v) {
+  constexpr std::string_view names[] = {"fits", "tight", "no"};
+  return names[static_cast<std::size_t>(v)];
+}
+
+FitVerdict verdict_of(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const ReservedMemory& torch,
+                      bool by_plan) {
+  const TrainModel& model = s.train();
+  const double capacity = s.rl().setting().device_bytes;
+  FitVerdict out;
+  out.error = by_plan ? 0.0 : model.framework().memory_error.value;
+  const double unused = static_cast<double>(torch.reserved - torch.allocated);
+  out.reserved_bytes = std::max(price.peak_bytes(), price.train_bytes + unused);
+  out.verdict = !price.fits                                         ? Verdict::no
+                : out.reserved_bytes * (1.0 + out.error) > capacity ? Verdict::tight
+                                                                    : Verdict::fits;
+  out.random = model.load_follows_batch() && price.iteration_seconds > 0.0;
+  if (!out.random) return out;
+  out.load.mean = static_cast<double>(p.train.micro_batch) * static_cast<double>(model.setting().sequence);
+  out.load.charged = model.fullest_tokens(p.train);
+  out.load.fitting = fitting_tokens(model, p.train, out.load.charged, capacity - price.train_bytes);
+  out.load.overflows = 1000.0 * model.overflow_chance(p.train, out.load.fitting);
+  return out;
+}
+
+}  // namespace hotbunk

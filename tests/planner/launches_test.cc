@@ -1,0 +1,55 @@
+// Launches of other systems whose outcome is known (data/published/launches.csv), as scenarios: what is said of them
+// must be what happened.
+#include <catch2/catch.hpp>
+
+#include "planner/answers/verdict.h"
+#include "tests/paths.h"
+#include "tests/planner/pricers.h"
+
+namespace hotbunk {
+namespace {
+
+Explanation explained(const std::string& launch, const std::vector<std::string>& sets = {}) {
+  auto s = load_scenario(std::filesystem::path(source_folder) / "data/published/launches" / (launch + ".yaml"), sets);
+  if (!s) FAIL(render(s.error()));
+  return explain(*pricer_for(*s));
+}
+
+TEST_CASE("launches that run every day are not told no") {
+  for (const char* launch : {"verl-7b-2xh800-min", "verl-14b-4xh800-min", "verl-72b-32xh800-min"}) {
+    INFO(launch);
+    const Explanation e = explained(launch);
+    CHECK(e.price.fits);
+    CHECK(e.verdict.verdict != Verdict::no);
+    CHECK(e.verdict.load.overflows <= 1.05);  // at most the one in 1,000 that memory is charged for
+  }
+}
+
+TEST_CASE("a verdict has three words") {
+  // Room to spare, less than what is reserved, less than what tensors take: the device shrinks.
+  const Explanation roomy = explained("verl-7b-2xh800-min");
+  CHECK(roomy.verdict.verdict == Verdict::fits);
+  CHECK(roomy.verdict.error == Approx(0.04));
+  const double mib = 1024.0 * 1024.0;
+  const auto device = [&](double bytes) {
+    return explained("verl-7b-2xh800-min", {"cluster.device_memory_mib=" + std::to_string(std::lround(bytes / mib))});
+  };
+  const Explanation tight = device(1.01 * roomy.price.train_bytes), no = device(0.99 * roomy.price.train_bytes);
+  CHECK((tight.price.fits && tight.verdict.verdict == Verdict::tight));
+  CHECK((!no.price.fits && no.verdict.verdict == Verdict::no));
+  CHECK(no.verdict.load.overflows > 1.0);
+  CHECK(tight.verdict.load.overflows < no.verdict.load.overflows);
+  CHECK_THAT(render(tight), Catch::Contains("  tight: with what PyTorch reserves "));
+  CHECK_THAT(to_json(tight), Catch::Contains("\"verdict\": \"tight\"") && Catch::Contains("\"fits\": true"));
+}
+
+TEST_CASE(
+    "the default headroom of what is priced is the error of its bytes, and none is lost to a fraction of a byte") {
+  const SearchOptions tenth{.device_bytes = 85027979264.0 + 3, .headroom = 0.1};
+  CHECK(tenth.limit_bytes() >= (85027979264.0 + 3) * 0.9);
+  CHECK(tenth.limit_bytes() < (85027979264.0 + 3) * 0.9 + 3);
+  CHECK(SearchOptions{.device_bytes = 1e9}.limit_bytes() == 1e9);
+}
+
+}  // namespace
+}  // namespace hotbunk
