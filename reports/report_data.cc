@@ -124,24 +124,47 @@ class Timeline {
   Json t_ = Json::array(), bytes_ = Json::array();
 };
 
-/// The ranks whose memory and operations are drawn: all of a small job, else the first ones and the fullest.
-std::vector<Rank> drawn_ranks(const Plan& plan, Rank peak_rank) {
+/// The ranks whose memory and operations are drawn: of those that are not alike all in a small job, else the first ones
+/// and the fullest.
+std::vector<Rank> drawn_ranks(const Plan& plan, const Trace& trace, Rank peak_rank) {
   std::vector<Rank> ranks;
-  for (Rank r = 0; r < std::min(plan.num_ranks(), most_drawn); ++r) ranks.push_back(r);
-  if (peak_rank >= most_drawn) ranks.back() = peak_rank;
+  for (Rank r = 0; r < plan.num_ranks() && std::ssize(ranks) < most_drawn; ++r)
+    if (trace.plays(r)) ranks.push_back(r);
+  if (!ranks.empty() && std::ranges::find(ranks, trace.player_of(peak_rank)) == ranks.end())
+    ranks.back() = trace.player_of(peak_rank);
   return ranks;
 }
 
+/// Who else does the same as a rank that is drawn: "ranks 0-3, 8", as far as there is room.
+std::string alike(const Trace& trace, Rank rank) {
+  constexpr std::size_t most_ranges = 4;
+  std::vector<std::pair<Rank, Rank>> ranges;
+  for (Rank r = rank; r < static_cast<Rank>(std::max<std::size_t>(trace.players.size(), 1)); ++r) {
+    if (trace.player_of(r) != rank) continue;
+    if (!ranges.empty() && ranges.back().second + 1 == r) ranges.back().second = r;
+    else ranges.emplace_back(r, r);
+  }
+  if (ranges.empty() || (ranges.size() == 1 && ranges[0].first == ranges[0].second))
+    return fmt::format("rank {}", rank);
+  std::string out = "ranks ";
+  for (std::size_t i = 0; i < std::min(ranges.size(), most_ranges); ++i) {
+    if (i > 0) out += ", ";
+    out += ranges[i].first == ranges[i].second ? fmt::format("{}", ranges[i].first)
+                                               : fmt::format("{}–{}", ranges[i].first, ranges[i].second);
+  }
+  return out + (ranges.size() > most_ranges ? ", …" : "");
+}
+
 /// By rank; null for those that are not drawn.
-Json timelines(const Plan& plan, const Trace& trace, const std::vector<Rank>& drawn, Rank peak_rank) {
+Json timelines(const Plan& plan, const Trace& trace, Space space, const std::vector<Rank>& drawn, Rank peak_rank) {
   const auto peak = static_cast<std::size_t>(peak_rank);
   const Buckets buckets(trace, peak < trace.memory.size() ? trace.memory[peak].device.peak_step : 1);
   std::map<Rank, Timeline> by_rank;
   for (const Rank r : drawn) by_rank.emplace(r, Timeline(buckets));
   for (const MemoryEvent& e : trace.memory_events)
-    if (const auto it = by_rank.find(e.rank); it != by_rank.end() && e.space == Space::device) it->second.add(e);
+    if (const auto it = by_rank.find(e.rank); it != by_rank.end() && e.space == space) it->second.add(e);
   Json out = Json::array();
-  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+  for (Rank r = 0; r < plan.num_ranks() && r <= drawn.back(); ++r) {
     const auto it = by_rank.find(r);
     out.push_back(it == by_rank.end() ? Json(nullptr) : it->second.finish());
   }
@@ -365,7 +388,7 @@ Json report_data(const ReportInput& in) {
   }
   Json summary = summarize(in.plan, in.scenario, in.trace);
   const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
-  const std::vector<Rank> drawn = drawn_ranks(in.plan, peak_rank);
+  const std::vector<Rank> drawn = drawn_ranks(in.plan, in.trace, peak_rank);
   Json out = {{"summary", std::move(summary)}, {"predicted", nullptr}, {"comparison", nullptr}};
   if (in.predicted != nullptr) {
     out["predicted"] = summarize(in.plan, in.scenario, *in.predicted);
@@ -386,7 +409,12 @@ Json report_data(const ReportInput& in) {
     if (p.step <= last_drawn && std::find(drawn.begin(), drawn.end(), p.rank) != drawn.end())
       visits.push_back({p.rank, p.step, p.phase, seconds(p.start_ns), seconds(p.end_ns)});
   out["drawn"] = drawn;
-  out["timeline"] = timelines(in.plan, in.trace, drawn, peak_rank);
+  out["who"] = Json::object();
+  for (const Rank rank : drawn) out["who"][std::to_string(rank)] = alike(in.trace, rank);
+  out["num_ranks"] = in.plan.num_ranks();
+  out["folded"] = !in.trace.players.empty();
+  out["timeline"] = timelines(in.plan, in.trace, Space::device, drawn, peak_rank);
+  out["host_timeline"] = timelines(in.plan, in.trace, Space::host, drawn, peak_rank);
   out["at_peak"] = buffers_at_peak(in.plan, peak_rank);
   const CriticalPath path = critical_path(in.plan, in.trace, last_recorded_step(in.plan, in.trace));
   out["spans"] = spans_json(in.trace, drawn, path);

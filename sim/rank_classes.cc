@@ -199,8 +199,12 @@ class Folder {
   const std::span<const std::int64_t> neighbours_;
   Colours colours_;
   std::int64_t num_colours_ = 0;
-  std::vector<std::pair<std::int32_t, const Op*>>
-      moving_;  // program, op: what it does depends on where the rank stands
+  struct Moving {
+    std::int32_t program;
+    const Op* op;
+    std::vector<GroupId> families;
+  };
+  std::vector<Moving> moving_;  // what they do depends on where the rank stands
   std::map<GroupId, std::vector<const Op*>> meeting_;
   std::map<GroupId, std::vector<const Op*>> uneven_;  // of those, who may send more or less by their place
   std::set<GroupId> asked_by_place_;

@@ -15,6 +15,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double ns = 1e-9;  // seconds
+/// Ranks up to which each has a row of its own; of more those that are alike have one.
+constexpr std::int64_t most_listed = 1024;
 
 /// The ranks' stays in one phase of one step.
 struct Stay {
@@ -144,7 +146,8 @@ Json memory_json(const Plan& plan, const Trace& trace) {
     const SpaceMemory& device = trace.memory[r].device;
     if (device.peak_bytes > trace.memory[peak_rank].device.peak_bytes) peak_rank = r;
     mapped = std::max(mapped, device.mapped_peak_bytes);
-    by_rank.push_back(rank_json(plan, r, trace.memory[r]));
+    if (std::ssize(trace.memory) <= most_listed || trace.plays(static_cast<Rank>(r)))
+      by_rank.push_back(rank_json(plan, r, trace.memory[r]));
   }
   const SpaceMemory highest = trace.memory.empty() ? SpaceMemory{} : trace.memory[peak_rank].device;
   return {{"capacity_bytes", plan.device_capacity_bytes},
@@ -163,12 +166,13 @@ bool fits(const Plan& plan, const Trace& trace) {
   });
 }
 
-/// The number of a rank's group within a family, or -1 - rank for one that is in none.
-std::int64_t group_number(const GroupFamily& family, Rank rank) {
+/// The number of each rank's group within a family; -1 - rank for one that is in none.
+std::vector<std::int64_t> group_numbers(const GroupFamily& family, Rank num_ranks) {
+  std::vector<std::int64_t> out;
+  for (Rank r = 0; r < num_ranks; ++r) out.push_back(-1 - std::int64_t{r});
   for (std::size_t g = 0; g < family.groups.size(); ++g)
-    if (std::find(family.groups[g].begin(), family.groups[g].end(), rank) != family.groups[g].end())
-      return static_cast<std::int64_t>(g);
-  return -1 - std::int64_t{rank};
+    for (const Rank r : family.groups[g]) out[static_cast<std::size_t>(r)] = static_cast<std::int64_t>(g);
+  return out;
 }
 
 /// `totals`: over all steps, rows without a step.
@@ -179,17 +183,16 @@ Json traffic_json(const Plan& plan, const std::vector<RankTraffic>& by_rank, boo
     TrafficCount count;
     std::vector<Rank> ranks;
   };
-  std::vector<std::vector<std::int64_t>> number_of(plan.groups.size());
-  for (std::size_t f = 0; f < plan.groups.size(); ++f)
-    for (Rank r = 0; r < plan.num_ranks(); ++r) number_of[f].push_back(group_number(plan.groups[f], r));
+  std::vector<std::vector<std::int64_t>> number_of;
+  for (const GroupFamily& family : plan.groups) number_of.push_back(group_numbers(family, plan.num_ranks()));
   std::map<TrafficKey, std::vector<Row>> table;
   for (std::size_t r = 0; r < by_rank.size(); ++r)
     for (const auto& [key, count] : by_rank[r]) {
       const std::int64_t group = number_of[static_cast<std::size_t>(key.group)][r];
       auto& rows = table[key];
-      const auto same = std::find_if(rows.begin(), rows.end(),
+      const auto same = std::find_if(rows.rbegin(), rows.rend(),  // neighbours are in one group as often as not
                                      [&, &n = count](const Row& row) { return row.group == group && row.count == n; });
-      Row& row = same != rows.end() ? *same : rows.emplace_back(Row{group, count, {}});
+      Row& row = same != rows.rend() ? *same : rows.emplace_back(Row{group, count, {}});
       row.ranks.push_back(static_cast<Rank>(r));
     }
   Json out = Json::array();

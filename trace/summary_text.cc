@@ -75,7 +75,9 @@ std::string phase_table(const Json& s, const Comparison* predicted, bool colour)
 /// Memory of the rank with the highest peak: one line per phase, one column per category that is ever used.
 std::string memory_table(const Json& s, bool colour) {
   const Json& memory = s.at("memory");
-  const Json& rank = memory.at("by_rank").at(memory.at("peak_rank").get<std::size_t>());
+  const Json& ranks = memory.at("by_rank");
+  const Json& rank =
+      *std::ranges::find_if(ranks, [&](const Json& r) { return r.at("rank") == memory.at("peak_rank"); });
   std::vector<std::string> header = {"phase", "live peak", "mapped"}, used;
   for (const auto& [name, bytes] : rank.at("category_peaks").items())
     if (bytes.get<std::int64_t>() > 0) header.push_back(name), used.push_back(name);

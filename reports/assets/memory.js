@@ -4,7 +4,9 @@ const D = JSON.parse(document.getElementById('data').textContent);
 const S = D.summary, M = S.memory, main = document.getElementById('report');
 const left = 104, right = 14;
 const colourOf = Object.fromEntries(D.categories.map(c => [c.name, c.colour]));
-const ranks = M.by_rank.map(r => r.rank);
+const rowOf = new Map(M.by_rank.map(r => [r.rank, r]));
+const who = rank => D.who[rank] || 'rank ' + rank;  // ranks that are alike are drawn once
+const peakDrawn = D.drawn.includes(M.peak_rank) ? M.peak_rank : D.drawn[D.drawn.length - 1];
 const K = S.kept, thinned = K.steps < K.of;  // a long run has rows of some steps, and totals of all
 const metricNames = [...new Set(S.metrics.flatMap(m => Object.keys(m)))];
 const wholeMetrics = thinned ? S.metrics.filter(m => 2 * Object.keys(m).length > metricNames.length) : S.metrics;
@@ -22,7 +24,7 @@ function section(title, subtitle, ...children) {
 function verdict() {
   const need = M.mapped_peak_bytes + D.overhead_bytes, room = M.capacity_bytes - need;
   const parts = D.at_peak.rows.slice(0, 3).map(r => `${r.name}${r.buffers > 1 ? ` × ${r.buffers}` : ''} (${bytes(r.bytes)})`).join(', ');
-  const by = M.by_rank.length ? Object.entries(M.by_rank[M.peak_rank].at_peak).filter(c => c[1] > 0 && c[0] !== 'overhead')
+  const by = M.by_rank.length ? Object.entries(rowOf.get(M.peak_rank).at_peak).filter(c => c[1] > 0 && c[0] !== 'overhead')
     .sort((a, b) => b[1] - a[1]).slice(0, 3).map(([c, b]) => `${c} ${bytes(b)} (${percent(b / M.peak_bytes)})`).join(', ') : '';
   const word = S.fits ? 'Fits' : 'Does not fit';
   const hostRefuses = !S.fits && room >= 0;
@@ -45,7 +47,7 @@ function tiles() {
     tile(seconds(S.iteration_seconds), `per iteration, ${S.source}, mean of ${S.steps}`),
     tile(number(S.tokens_per_second), 'tokens trained per second'),
     S.mfu > 0 ? tile(percent(S.mfu), 'MFU of the train phase') : null,
-    tile(String(ranks.length), 'ranks'),
+    tile(count(D.num_ranks), D.folded ? `ranks, ${count(new Set(Object.values(D.who)).size)} of them drawn: others are like these` : 'ranks'),
     reward ? tile(number(last[reward]), `${reward} at step ${last.step}`) : null,
     c ? tile(c.equal ? 'equal' : 'not equal', `bytes and calls, ${c.a} and ${c.b}`) : null,
     c ? tile(percent(c.time_error.mean), 'mean error of predicted times') : null);
@@ -58,11 +60,11 @@ function pointAt(series, t) {
   return lo;
 }
 /// One step-shaped band per category, bottom first; overhead lies below all.
-function bands(series, x, y, lo, hi) {
+function bands(series, x, y, lo, hi, overhead = D.overhead_bytes) {
   const from = Math.max(0, pointAt(series, lo)), points = [];
   for (let i = from; i < series.t.length && series.t[i] <= hi; ++i) points.push(i);
   if (!points.length) return [];
-  const base = points.map(() => D.overhead_bytes);
+  const base = points.map(() => overhead);
   return D.categories.map((category, c) => {
     let upper = '', lower = '';
     points.forEach((p, k) => {
@@ -103,7 +105,7 @@ function memoryChart(rank, W) {
     text(W - right - 4, y(b) + above, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
   level(M.capacity_bytes, 'capacity ' + bytes(M.capacity_bytes), 'var(--bad)', null);
   if (M.capacity_bytes >= top_) g.push(text(left + 6, up + 32, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink'}));
-  const mapped = M.by_rank[rank].mapped_peak_bytes + D.overhead_bytes;
+  const mapped = rowOf.get(rank).mapped_peak_bytes + D.overhead_bytes;
   const close = M.capacity_bytes < top_ && Math.abs(y(mapped) - y(M.capacity_bytes)) < 18;
   level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4', close ? 13 : -5);
   const cursor = el('line', {y1: up, y2: bottom, stroke: 'var(--ink)', opacity: 0});
@@ -129,6 +131,19 @@ function memoryChart(rank, W) {
   return picture;
 }
 
+/// Host memory of a rank over the same window of time.
+function hostChart(rank, W) {
+  const H = 150, up = 8, bottom = H - 24, series = D.host_timeline[rank];
+  if (!series || !series.t.length) return svg(W, 24, text(left, 16, 'nothing in host memory'));
+  const most = Math.max(1, ...series.bytes.map(b => b.reduce((a, n) => a + n, 0))) * 1.08;
+  const x = t => left + (t - view.lo) / (view.hi - view.lo) * (W - left - right), y = b => bottom - b / most * (bottom - up), g = [];
+  for (const [v, label] of axisBytes(most)) g.push(el('line', {class: 'grid', x1: left, x2: W - right, y1: y(v), y2: y(v)}),
+    text(left - 8, y(v) + 4, label, {'text-anchor': 'end'}));
+  for (const [t, label] of axisSeconds(view.lo, view.hi, W - left)) g.push(text(x(t), H - 8, label, {'text-anchor': 'middle'}));
+  g.push(...bands(series, x, y, view.lo, view.hi, 0));
+  return svg(W, H, ...g);
+}
+
 function thumbnails(select) {
   const w = 260, h = 74;
   const grid = el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:10px;margin-bottom:12px'});
@@ -136,16 +151,16 @@ function thumbnails(select) {
   for (const rank of D.drawn) {
     const series = D.timeline[rank], x = t => t / end * w, y = b => h - b / top_ * h;
     const frame = el('rect', {x: 0.5, y: 0.5, width: w - 1, height: h - 1, rx: 4, fill: 'none', stroke: 'var(--line)'});
-    const r = M.by_rank[rank];
+    const r = rowOf.get(rank);
     const button = el('div', {style: 'cursor:pointer', onclick: () => { mark(rank); select(rank); }},
       svg(w, h, ...bands(series, x, y, 0, end), M.capacity_bytes && M.capacity_bytes < top_ ?
         el('line', {x1: 0, x2: w, y1: y(M.capacity_bytes), y2: y(M.capacity_bytes), stroke: 'var(--bad)'}) : null, frame),
-      el('span', {class: 'note'}, `rank ${rank}: ${bytes(r.peak_bytes)} live, ${bytes(r.mapped_peak_bytes)} mapped`));
+      el('span', {class: 'note'}, `${who(rank)}: ${bytes(r.peak_bytes)} live, ${bytes(r.mapped_peak_bytes)} mapped`));
     marks.push([rank, frame]);
     grid.append(button);
   }
   const mark = rank => marks.forEach(([r, f]) => { f.setAttribute('stroke', r === rank ? 'var(--accent)' : 'var(--line)'); f.setAttribute('stroke-width', r === rank ? 2 : 1); });
-  mark(M.peak_rank);
+  mark(peakDrawn);
   return grid;
 }
 
@@ -159,9 +174,11 @@ function zoomControls() {
 }
 
 function memory() {
-  let rank = M.peak_rank;
+  let rank = peakDrawn;
   const picture = chart(width => D.timeline.length ? memoryChart(rank, width) : '');
+  const hosts = D.host_timeline.some(s => s && s.t.length) ? chart(width => hostChart(rank, width)) : null;
   view.onchange(picture.redraw);
+  if (hosts) view.onchange(hosts.redraw);
   const used = D.categories.filter(c => M.by_rank.some(r => r.category_peaks[c.name] > 0));
   const rows = [];
   for (const r of M.by_rank) for (const [phase, p] of Object.entries(r.phase_peaks))
@@ -169,9 +186,11 @@ function memory() {
   const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
     Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
   return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' +
-    (S.source === 'measured' ? ' A measured event stands where the program issued it; streams may run later.' : '') + (D.drawn.length < ranks.length ? ` ${D.drawn.length} of ${ranks.length} ranks are drawn; the table has all.` : '') +
+    (S.source === 'measured' ? ' A measured event stands where the program issued it; streams may run later.' : '') + (D.drawn.length < D.num_ranks ? ` ${D.drawn.length} of ${count(D.num_ranks)} ranks are drawn${D.folded ? '; the others are like these, or have no room' : '; the table has all'}.` : '') +
+    (S.source === 'simulated' ? ' A call, or a run of a block, is drawn at its peak from its beginning on.' : '') +
     (D.recorded.last_step < S.steps ? ` Events were kept for the first ${D.recorded.last_step} of ${S.steps} steps.` : ''),
-    zoomControls(), thumbnails(r => { rank = r; picture.redraw(); }), el('figure', {}, picture), legend(used.map(c => [c.name, c.colour])),
+    zoomControls(), thumbnails(r => { rank = r; picture.redraw(); if (hosts) hosts.redraw(); }), el('figure', {}, picture),
+    hosts ? el('figure', {}, hosts, el('figcaption', {}, 'Host memory of the same rank: what sleeps, what is staged.')) : null, legend(used.map(c => [c.name, c.colour])),
     withTable('peak by rank and phase, with its composition', [['rank'], ['phase', 1], ['live'], ['mapped'], ...used.map(c => [c.name])], rows),
     host.length ? withTable('host memory', [['rank'], ['peak'], ['highest by category', 1]], host) : null);
 }

@@ -25,7 +25,7 @@ function gantt() {
     c.font = '11.5px system-ui, sans-serif'; c.textBaseline = 'middle';
     lanes.forEach(([r, s], i) => {
       c.fillStyle = style.getPropertyValue('--band').trim(); c.fillRect(x(view.lo), laneY[i] + 1, x(view.hi) - x(view.lo), lane - 2);
-      if (!i || lanes[i - 1][0] !== r) { c.fillStyle = ink; c.textAlign = 'left'; c.fillText('rank ' + r, 0, laneY[i] + lane / 2); }
+      if (!i || lanes[i - 1][0] !== r) { c.fillStyle = ink; c.textAlign = 'left'; c.fillText(fitText(who(r), left - 8 - c.measureText(D.streams[s].name).width) || 'rank ' + r, 0, laneY[i] + lane / 2); }
       c.fillStyle = soft; c.textAlign = 'right'; c.fillText(D.streams[s].name, left - 8, laneY[i] + lane / 2);
     });
     for (const [i, p] of cells) {
@@ -48,7 +48,7 @@ function gantt() {
     const hit = cells.find(([l, p]) => l === i && p[6] - slack <= t && t <= p[7] + slack);
     if (!hit) return hideTip();
     const p = hit[1], s = p[7] - p[6];
-    showTip(e, [D.spans.names[p[5]], `${D.spans.kinds[p[2]]} on ${D.streams[p[1]].name}, rank ${p[0]}, ${D.phases[p[3]]}, step ${p[4]}${p[9] ? ', on the critical path' : ''}`,
+    showTip(e, [D.spans.names[p[5]], `${D.spans.kinds[p[2]]} on ${D.streams[p[1]].name}, ${who(p[0])}, ${D.phases[p[3]]}, step ${p[4]}${p[9] ? ', on the critical path' : ''}`,
       seconds(s) + (p[8] ? `, ${bytes(p[8])}` + (s > 0 ? `, ${(p[8] / s / 1e9).toPrecision(3)} GB/s` : '') : '')].join('\n'));
   });
   canvas.addEventListener('mouseleave', hideTip);
@@ -61,8 +61,8 @@ function gantt() {
     return [r, s, count(mine.length), seconds(total), percent(total / end)];
   });
   const kept = D.spans.rows.length < D.spans.of ? ` ${count(D.spans.rows.length)} of ${count(D.spans.of)} operations, up to step ${D.spans.last_step}.` : '';
-  const few = shownRanks.length < ranks.length ? ` Ranks ${runs(shownRanks)} of ${ranks.length}.` : '';
-  return section('Who does what, when', `Operations by rank and stream; same window of time as above.${kept}${few}`, el('figure', {}, canvas),
+  const few = shownRanks.length < D.num_ranks ? ` Ranks ${runs(shownRanks)} of ${D.num_ranks}.` : '';
+  return section('Who does what, when', `Operations by rank and stream; same window of time as above.${kept}${few}${S.source === 'simulated' ? ' What follows one another in a call is one; where a stay has no room for more, so is a run of a block, or all further ones.' : ''}`, el('figure', {}, canvas),
     legend([...D.streams.filter((s, i) => lanes.some(l => l[1] === i)).map(s => [s.name, s.colour]), ...(D.critical ? [[`on the critical path of step ${D.critical.step} (line on top)`, 'var(--ink)']] : [])]),
     withTable('busy time of each stream', [['rank'], ['stream', 1], ['operations'], ['busy'], ['of the time shown']], busy));
 }
@@ -103,7 +103,7 @@ function waterfall() {
   const phases = meanPhases(S), before = D.predicted ? new Map(meanPhases(D.predicted).map(p => [p.name, p])) : new Map();
   if (!phases.length) return null;
   const hi = Math.max(...phases.map(p => p.start + p.seconds), ...[...before.values()].map(p => p.start + p.seconds));
-  const total = phases.reduce((a, p) => a + p.seconds, 0);
+  const total = phases.reduce((a, p) => a + p.seconds, 0), waits = phases.some(p => p.waiting !== null);
   const bars = w => {
     const row = 24, label = labelRoom(phases.map(p => p.name), w), x = t => label + t / hi * (w - label - 76), g = [];
     phases.forEach((p, i) => {
@@ -122,8 +122,8 @@ function waterfall() {
   return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks and all ${count(S.steps)} steps.`,
     el('figure', {}, chart(bars)),
     D.predicted ? legend([[S.source, '#0072B2'], [D.predicted.source + ' (outline)', '#E69F00']]) : null,
-    withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share'], ['shortest'], ['median'], ['95 %'], ['longest'], ['in step']],
-      phases.map(p => [p.name, count(p.n), seconds(p.start), seconds(p.seconds), percent(p.seconds / total), seconds(p.shortest), seconds(p.p50), seconds(p.p95), seconds(p.longest), p.longest_step])));
+    withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share'], ...(waits ? [['waiting']] : []), ['shortest'], ['median'], ['95 %'], ['longest'], ['in step']],
+      phases.map(p => [p.name, count(p.n), seconds(p.start), seconds(p.seconds), percent(p.seconds / total), ...(waits ? [p.waiting === null ? '–' : seconds(p.waiting)] : []), seconds(p.shortest), seconds(p.p50), seconds(p.p95), seconds(p.longest), p.longest_step])));
 }
 
 /// Bars of how many responses have which length, with the quantiles marked.
@@ -148,7 +148,7 @@ function lengthsChart() {
 function rollout() {
   if (!D.rollout.length) return null;
   const list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
-  const names = list.map(r => `engine ${r.engine} (rank${r.ranks.length > 1 ? 's' : ''} ${runs(r.ranks)})`);
+  const names = list.map(r => `engine ${r.engine} (rank${r.D.num_ranks > 1 ? 's' : ''} ${runs(r.ranks)})`);
   const bars = w => {
     const row = 24, label = labelRoom(names, w), x = t => label + t / hi * (w - label - 88), g = [];
     list.forEach((r, i) => g.push(text(label - 8, i * row + 16, fitText(names[i], label), {class: 'ink', 'text-anchor': 'end', ...hover(names[i])}),
@@ -157,7 +157,7 @@ function rollout() {
       text(x(r.busy_s + r.idle_s) + 6, i * row + 16, seconds(r.idle_s) + ' idle')));
     return svg(w, list.length * row + 2, ...g);
   };
-  const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.ranks.length, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.ranks.length, 0);
+  const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.D.num_ranks, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.D.num_ranks, 0);
   const lengths = wholeMetrics.filter(m => 'response_length/mean' in m);
   return section('Rollout: lengths and the idle tail', `${percent(all ? idle / all : 0)} of the ranks' rollout time is waiting for the last engine.`,
     ...(D.lengths ? lengthsChart() : []),
@@ -192,7 +192,7 @@ function traffic() {
   const columns = [['phase', 1], ['group', 1], ['op', 1], ['ranks', 1], ['calls'], ['payload'], ['padding'], ['wire']];
   return section('Traffic', 'Per rank, all steps together. Payload is the whole tensor (what one rank sends for all-to-all and point to point); wire is what a rank sends.',
     el('div', {class: 'beside', style: '--columns: minmax(0,1fr) minmax(220px,340px)'}, table(columns, rows),
-      el('figure', {}, chart(matrix), el('figcaption', {}, `Wire bytes from rank to rank${D.matrix.length < ranks.length ? `, the first ${D.matrix.length} ranks` : ''}; rings send to the next rank of the group, all others evenly.`))),
+      el('figure', {}, chart(matrix), el('figcaption', {}, `Wire bytes from rank to rank${D.matrix.length < D.num_ranks ? `, the first ${D.matrix.length} ranks` : ''}; rings send to the next rank of the group, all others evenly.`))),
     withTable('rank by rank', [['from'], ['to'], ['bytes']], D.matrix.flatMap((line, r) => line.map((b, c) => [r, c, b]).filter(e => e[2] > 0)).slice(0, 512).map(([r, c, b]) => [r, c, bytes(b)])));
 }
 
