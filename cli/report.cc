@@ -28,6 +28,13 @@ int run(const Options& o) {
       if (auto s = check_writable(target); !s) return report_errors(s.error());
   const auto hardware = hardware_of(loaded->job.scenario);
   if (!hardware) return report_errors(hardware.error());
+  if (!o.snapshot.empty() && ranks_with_buffers(loaded->job.plan, loaded->trace).empty())
+    return report_errors(
+        {Diagnostic{.code = "E135",
+                    .message = "the trace of this simulation keeps the memory of calls, not of buffers",
+                    .where = {folder.trace().string()},
+                    .notes = {},
+                    .help = "simulate again with --ops and the ranks that you want to look at"}});
   const RunRecord record{.trace = loaded->trace,
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
                          .calibration = hardware->source,

@@ -58,8 +58,11 @@ class Writer {
   }
 
   void names() {
-    for (Rank r = 0; r < plan_.num_ranks(); ++r) {
-      metadata("process_name", r, 0, fmt::format("rank {}", r));
+    std::map<Rank, std::int64_t> alike;  // how many do the same
+    for (Rank r = 0; r < plan_.num_ranks(); ++r) ++alike[trace_.player_of(r)];
+    for (const auto& [r, ranks] : alike) {
+      metadata("process_name", r, 0,
+               ranks == 1 ? fmt::format("rank {}", r) : fmt::format("rank {} and {} like it", r, ranks - 1));
       begin('M', "process_sort_index", r, 0), raw(",\"args\":{{\"sort_index\":{}}}", r), end();
       metadata("thread_name", r, 0, "phases");
       for (int tid = 1; const Stream& s : plan_.streams) metadata("thread_name", r, tid++, s.name);
@@ -68,6 +71,7 @@ class Writer {
 
   void phases() {
     for (const PhaseSpan& p : trace_.phases) {
+      if (!trace_.plays(p.rank)) continue;
       begin('X', phase_name(p.phase), p.rank, 0);
       time("ts", p.start_ns), time("dur", p.end_ns - p.start_ns);
       raw(",\"cat\":\"phase\",\"args\":{{\"step\":{},\"blocks\":{}}}", p.step, p.blocks);

@@ -33,6 +33,7 @@ class Addresses {
                             base(transient_section) + call.locals[i]);
   }
   std::int64_t base(SectionId section) const { return base_[static_cast<std::size_t>(section)]; }
+  bool knows(const std::string& buffer) const { return of_.contains(buffer); }
   std::int64_t of(const std::string& buffer) const {
     const auto it = of_.find(buffer);
     HB_CHECK(it != of_.end(), "a memory event names '{}', which the plan has not", buffer);
@@ -106,13 +107,29 @@ Json segment_of(Rank rank, std::int64_t base, std::int64_t bytes, const LiveBloc
 
 }  // namespace
 
+std::vector<Rank> ranks_with_buffers(const Plan& plan, const Trace& trace) {
+  std::vector<Rank> out;
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    if (!trace.plays(r)) continue;
+    const Addresses addresses(plan.program(r));
+    const bool all = std::ranges::all_of(trace.memory_events, [&](const MemoryEvent& e) {
+      return e.rank != r || addresses.knows(trace.names[static_cast<std::size_t>(e.name)]);
+    });
+    if (all) out.push_back(r);
+  }
+  return out;
+}
+
 Json memory_snapshot(const Plan& plan, const Trace& trace) {
+  const std::vector<Rank> known = ranks_with_buffers(plan, trace);
   Json segments = Json::array(), traces = Json::array();
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& program = plan.program(r);
     const Addresses addresses(program);
     LiveBlocks live;
-    traces.push_back(events_of(plan, trace, r, addresses, live));
+    const bool has_events = std::ranges::binary_search(known, r);
+    traces.push_back(has_events ? events_of(plan, trace, r, addresses, live) : Json::array());
+    if (!has_events) continue;
     for (std::size_t i = 0; i < program.sections.size(); ++i) {
       const Section& s = program.sections[i];
       if (s.bytes > 0 && s.space == Space::device)

@@ -177,7 +177,8 @@ std::string pattern_of(const std::string& name) {
   bool in_number = false;
   for (const char c : name) {
     const bool digit = c >= '0' && c <= '9';
-    const bool starts = digit && (out.empty() || out.back() == '.' || out.back() == '[');  // not the 4 of "fp4"
+    const bool starts =
+        digit && (out.empty() || out.back() == '.' || out.back() == '[' || out.back() == ' ');  // not the 4 of "fp4"
     if (starts || (digit && in_number)) {
       if (!in_number) out += '*';
       in_number = true;
@@ -328,17 +329,19 @@ Json critical_json(const Plan& plan, const Trace& trace, const CriticalPath& pat
                       {"elapsed_s", seconds(p.elapsed_ns)},
                       {"busy_s", seconds(p.busy_ns)},
                       {"waiting_s", seconds(p.waiting_ns())}});
-  std::map<std::pair<std::string, OpKind>, std::pair<std::int64_t, std::int64_t>> alike;  // ns, times
+  std::map<std::pair<std::string, std::string_view>, std::pair<std::int64_t, std::int64_t>> alike;  // ns, times
   for (std::size_t i = 0; i < path.spans.size(); ++i) {
     const Span& s = trace.spans[path.spans[i]];
-    auto& [ns, times] = alike[{pattern_of(trace.names[static_cast<std::size_t>(s.name)]), s.kind}];
+    // A run of a block, or several, says nothing of bytes: it is not of one kind.
+    const std::string_view kind = is_compute(s.kind) && s.bytes == 0 && s.flops == 0.0 ? "several" : name_of(s.kind);
+    auto& [ns, times] = alike[{pattern_of(trace.names[static_cast<std::size_t>(s.name)]), kind}];
     ns += path.own_ns[i], ++times;
   }
   std::vector<std::pair<std::int64_t, Json>> order;
   for (const auto& [key, sum] : alike)
     order.emplace_back(
         sum.first,
-        Json{{"name", key.first}, {"kind", name_of(key.second)}, {"times", sum.second}, {"own_s", seconds(sum.first)}});
+        Json{{"name", key.first}, {"kind", key.second}, {"times", sum.second}, {"own_s", seconds(sum.first)}});
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   for (auto& [ns, row] : order)
     if (ops.size() < most_critical) ops.push_back(std::move(row));

@@ -148,7 +148,7 @@ function lengthsChart() {
 function rollout() {
   if (!D.rollout.length) return null;
   const list = D.rollout.slice(0, 32), hi = Math.max(...list.map(r => r.busy_s + r.idle_s), 1e-12);
-  const names = list.map(r => `engine ${r.engine} (rank${r.D.num_ranks > 1 ? 's' : ''} ${runs(r.ranks)})`);
+  const names = list.map(r => `engine ${r.engine} (rank${r.ranks.length > 1 ? 's' : ''} ${runs(r.ranks)})`);
   const bars = w => {
     const row = 24, label = labelRoom(names, w), x = t => label + t / hi * (w - label - 88), g = [];
     list.forEach((r, i) => g.push(text(label - 8, i * row + 16, fitText(names[i], label), {class: 'ink', 'text-anchor': 'end', ...hover(names[i])}),
@@ -157,7 +157,7 @@ function rollout() {
       text(x(r.busy_s + r.idle_s) + 6, i * row + 16, seconds(r.idle_s) + ' idle')));
     return svg(w, list.length * row + 2, ...g);
   };
-  const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.D.num_ranks, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.D.num_ranks, 0);
+  const idle = D.rollout.reduce((a, r) => a + r.idle_s * r.ranks.length, 0), all = D.rollout.reduce((a, r) => a + (r.busy_s + r.idle_s) * r.ranks.length, 0);
   const lengths = wholeMetrics.filter(m => 'response_length/mean' in m);
   return section('Rollout: lengths and the idle tail', `${percent(all ? idle / all : 0)} of the ranks' rollout time is waiting for the last engine.`,
     ...(D.lengths ? lengthsChart() : []),

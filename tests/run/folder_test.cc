@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "tests/json.h"
+#include "tests/paths.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
@@ -301,4 +302,35 @@ TEST_CASE("a full disk is a failure at run time: what fits is written, each file
   CHECK_THAT(metrics, Catch::Contains("\"step\":2"));
   CHECK_THAT(r.out, Catch::Contains("measured over 2 steps"));
   CHECK_FALSE(partial);
+}
+
+TEST_CASE("a simulation's folder is small, whole, and has ops and buffers of the ranks that were asked for") {
+  const std::string file = std::string(source_folder) + "/scenarios/qwen2.5-7b-fsdp8.yaml";
+  const std::string small =
+      "--set algorithm.prompts=16 --set workload.response_tokens.mean=64 "
+      "--set workload.response_tokens.max=200";
+  const fs::path calls = work_folder() / "by_call", ops = work_folder() / "by_op";
+  REQUIRE(hotbunk_command(fmt::format("simulate {} {} --out {}", file, small, calls.string())).code == 0);
+  REQUIRE(hotbunk_command(fmt::format("simulate {} {} --ops 3,1 --out {}", file, small, ops.string())).code == 0);
+  std::uintmax_t bytes = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(calls)) bytes += entry.file_size();
+  CHECK(bytes < 25'000'000);
+
+  // The same times whatever is kept, but for steps that are summed.
+  const auto summary = [](const fs::path& folder) { return json_from<Json>(text_of(folder / "summary.json")); };
+  const double together = summary(calls)["iteration_seconds"].get<double>();
+  CHECK(summary(ops)["iteration_seconds"].get<double>() == Approx(together).epsilon(1e-5));
+  CHECK(summary(ops)["memory"] == summary(calls)["memory"]);
+  CHECK(summary(ops)["traffic"] == summary(calls)["traffic"]);
+
+  const std::string snapshot = (work_folder() / "snapshot.pickle").string();
+  const Result2 refused = hotbunk_command(fmt::format("report {} --memory-snapshot {}", calls.string(), snapshot));
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("error[E135]") != std::string::npos);
+  CHECK_FALSE(fs::exists(snapshot));
+  CHECK(hotbunk_command(fmt::format("report {} --memory-snapshot {}", ops.string(), snapshot)).code == 0);
+  CHECK(fs::exists(snapshot));
+  const Result2 nobody = hotbunk_command(fmt::format("simulate {} --ops 8", file));
+  CHECK(nobody.code == 2);
+  CHECK(nobody.err.find("error[E143]") != std::string::npos);
 }
