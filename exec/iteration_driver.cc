@@ -99,8 +99,23 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
   const Mesh mesh = train_mesh(scenario.train.layout);
   for (std::int64_t r = 0; r < mesh.size(); ++r) shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
+  pipeline_of_plan(mesh);
   // Engines on ranks of their own come behind the trainer's.
   if (scenario.placement == PlacementMode::disaggregated) first_engine_rank_ = static_cast<Rank>(mesh.size());
+}
+
+/// A plan that plays a pipeline has its blocks in place of "micro".
+void IterationDriver::pipeline_of_plan(const Mesh& mesh) {
+  const std::int32_t train = plan_.phase_index("train");
+  if (train < 0 || scenario_.train.layout.pp == 1) return;
+  for (const Program& program : plan_.programs) {
+    const auto& blocks = program.phases[static_cast<std::size_t>(train)];
+    if (std::ranges::find(blocks, "forward", &Block::name) == blocks.end()) continue;
+    pipeline_ = pipeline_of(scenario_);
+    fills_ = std::ranges::count_if(blocks, [](const Block& b) { return b.name.starts_with("fill."); });
+    for (std::int64_t r = 0; r < mesh.size(); ++r) stages_.push_back(mesh.coordinate(r, "pp"));
+    return;
+  }
 }
 
 std::int64_t IterationDriver::engine_of(Rank r) const {
@@ -218,30 +233,53 @@ void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengt
 
 std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, PhaseRole role, std::int64_t index) {
   const auto& minis = batches(it.step);
+  const bool pipelined = pipeline_.stages > 1;
+  if (pipelined && index-- == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = {}};
   for (std::size_t mini = 0; mini < minis.size(); index -= minis[mini++].micro_batches()) {
     if (index >= minis[mini].micro_batches()) continue;
     const MicroBatch& micro = minis[mini].ranks[share_of(rank)][static_cast<std::size_t>(index)];
     const MicroId id{rank, role, static_cast<std::int64_t>(mini), index};
-    return Args{.block = 0, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+    return Args{
+        .block = pipelined ? 1 : 0, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
   }
+  // Stages of a pipeline end a pass together.
+  if (index == 0 && pipelined) return Args{.block = 2, .step = it.step, .sizes = {}, .payload = {}};
   return std::nullopt;
 }
 
-/// The i-th block of a mini-batch: begin, its micro-batches, step.
+/// The passes of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.
+const std::vector<PipelineStep>& IterationDriver::passes(Rank rank, std::int64_t micro_batches) {
+  const std::int64_t stage = pipeline_.stages > 1 ? stages_[static_cast<std::size_t>(rank)] : 0;
+  auto& out = passes_[{stage, micro_batches}];
+  if (out.empty() && pipeline_.stages > 1) out = pipeline_steps(pipeline_, stage, micro_batches, fills_);
+  else if (out.empty())
+    for (std::int64_t i = 0; i < micro_batches; ++i) out.push_back({.block = PipelineBlock::forward, .micro = i});
+  return out;
+}
+
+/// The i-th block of a mini-batch: begin, its passes, step.
 Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number, std::int64_t index) {
   const MiniBatch& mini = batches(it.step)[static_cast<std::size_t>(number)];
+  const auto& order = passes(rank, mini.micro_batches());
+  const auto block_of = [&](const PipelineStep& s, std::int32_t otherwise) {
+    return pipeline_.stages > 1 ? pipeline_block_index(pipeline_, s, fills_) : otherwise;
+  };
   if (index == 0) return {.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
-  if (index == mini.micro_batches() + 1)
-    return {.block = 2, .step = it.step, .sizes = {}, .payload = step_payload(it, rank, number)};
-  const MicroBatch& micro = mini.ranks[share_of(rank)][static_cast<std::size_t>(index - 1)];
-  const MicroId id{rank, PhaseRole::train, number, index - 1};
-  return {.block = 1, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+  if (index == std::ssize(order) + 1)
+    return {.block = block_of({.block = PipelineBlock::step}, 2),
+            .step = it.step,
+            .sizes = {},
+            .payload = step_payload(it, rank, number)};
+  const PipelineStep& pass = order[static_cast<std::size_t>(index - 1)];
+  const MicroBatch& micro = mini.ranks[share_of(rank)][static_cast<std::size_t>(pass.micro)];
+  const MicroId id{rank, PhaseRole::train, number, pass.micro};
+  return {.block = block_of(pass, 1), .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
 }
 
 std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, std::int64_t index) {
   const auto& minis = batches(it.step);
   for (std::size_t mini = 0; mini < minis.size(); ++mini) {
-    const std::int64_t blocks = minis[mini].micro_batches() + 2;
+    const std::int64_t blocks = std::ssize(passes(rank, minis[mini].micro_batches())) + 2;
     if (index < blocks) return train_block(it, rank, static_cast<std::int64_t>(mini), index);
     index -= blocks;
   }
@@ -250,7 +288,8 @@ std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, st
 
 std::vector<Args> IterationDriver::mini_batch(Rank rank, std::int32_t step, std::int64_t mini) {
   std::vector<Args> blocks;
-  const std::int64_t count = batches(step)[static_cast<std::size_t>(mini)].micro_batches() + 2;
+  const std::int64_t count =
+      std::ssize(passes(rank, batches(step)[static_cast<std::size_t>(mini)].micro_batches())) + 2;
   for (std::int64_t i = 0; i < count; ++i) blocks.push_back(train_block(iteration(step), rank, mini, i));
   return blocks;
 }

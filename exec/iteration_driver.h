@@ -3,8 +3,9 @@
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
 // once. reference, old_logprobs, values: all micro-batches of the iteration. train, critic: per mini-batch "begin", its
-// "micro"s, "step" (blocks 0, 1, 2). checkpoint: once in every checkpoint_every-th iteration and in one that ends the
-// run early. All others: block 0.
+// "micro"s, "step" (blocks 0, 1, 2); of a plan that plays a pipeline the stage's own order of passes
+// (layout/pipeline_schedule.h), and a block before and behind the micro-batches of a log-prob pass. checkpoint: once in
+// every checkpoint_every-th iteration and in one that ends the run early. All others: block 0.
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
 // micro-batch has 0 of both); all other blocks 0.
@@ -21,6 +22,8 @@
 #include "exec/driver.h"
 #include "exec/lengths.h"
 #include "exec/scheduler.h"
+#include "layout/mesh.h"
+#include "layout/pipeline_schedule.h"
 #include "spec/scenario.h"
 #include "trace/folds.h"
 
@@ -141,6 +144,8 @@ class IterationDriver : public Driver {
   std::optional<Args> micro_decision(Iteration&, Rank, PhaseRole, std::int64_t index);
   std::optional<Args> train_decision(Iteration&, Rank, std::int64_t index);
   Args train_block(Iteration&, Rank, std::int64_t mini, std::int64_t index);
+  const std::vector<PipelineStep>& passes(Rank, std::int64_t micro_batches);
+  void pipeline_of_plan(const Mesh& train);
   std::optional<Args> decide(Rank, std::int32_t step, std::int16_t phase, std::int64_t index);
   void start_rollout(Iteration&);
   void note_trained(std::int32_t step, const SampleLengths&, const std::vector<MiniBatch>&);
@@ -150,9 +155,13 @@ class IterationDriver : public Driver {
   const Plan& plan_;
   const Scenario scenario_;
   std::int64_t num_kv_blocks_ = 0;
-  std::vector<PhaseRole> roles_;     // by phase
-  std::vector<Cursor> cursors_;      // by rank
-  std::vector<std::size_t> shares_;  // by rank that trains: of the layout's dp shares of the samples, its own
+  std::vector<PhaseRole> roles_;      // by phase
+  std::vector<Cursor> cursors_;       // by rank
+  std::vector<std::size_t> shares_;   // by rank that trains: of the layout's dp shares of the samples, its own
+  Pipeline pipeline_;                 // that the plan plays; of one stage: none
+  std::int64_t fills_ = 0;            // of its blocks
+  std::vector<std::int64_t> stages_;  // by rank that trains
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<PipelineStep>> passes_;  // by stage and micro-batches
   Rank first_engine_rank_ = 0;
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;

@@ -171,7 +171,7 @@ double op_flops(const Op& op, const Sizes& s) {
 }
 
 std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
-  if (op.is_priced()) return std::llround(op.price(s).payload_bytes);
+  if (has_priced_payload(op)) return std::llround(op.price(s).payload_bytes);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
     case OpKind::all_gather:
@@ -295,8 +295,8 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::priced && !op.is_priced()) return "has no price";
   if (op.is_priced()) {
     if (is_communication(op.kind) && op.group < 0) return "has no group";
-    return is_memory(op.kind) || is_event(op.kind) || is_pairwise(op.kind) ? "is of a kind that has no price"
-                                                                           : check_prices(op);
+    if (is_memory(op.kind) || is_event(op.kind)) return "is of a kind that has no price";
+    if (auto bad = check_prices(op); !bad.empty() || !is_pairwise(op.kind)) return bad;
   }
   const Entry& e = entry(op.kind);
   if (auto bad = count_error("inputs", op.num_operands(), e.min_inputs, e.max_inputs); !bad.empty()) return bad;

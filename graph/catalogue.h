@@ -87,6 +87,9 @@ struct Partners {
 /// 1 is the next rank and -1 the previous one, so that all ranks of a ring share one program.
 Partners partners_of(const Op&, std::int64_t ranks, std::int64_t place);
 
+/// Its price says how much it moves. A message between two ranks is as long as its tensors, also where it has a price.
+inline bool has_priced_payload(const Op& op) { return op.is_priced() && !is_pairwise(op.kind); }
+
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
 std::string check_op(const Op&);
 /// The same of an op's prices: in order of tokens, none negative or endless.

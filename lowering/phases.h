@@ -30,11 +30,15 @@ enum class PlanPhase : std::uint8_t {
   sleep_kv,
   sleep_weights,
   exchange,
+  samples,  // roles apart: the trainer waits for what the engines sampled
   wake_train,
   wake_moments,
   wake_reference,
+  wake_work,  // nothing of training slept: it takes what it works in
   reference,
   old_logprobs,
+  values,  // PPO: the critic's forward passes, and its optimizer steps
+  critic,
   train,
   checkpoint,
   export_,
@@ -58,7 +62,10 @@ constexpr bool is_sleep(PlanPhase p) {
          p == PlanPhase::sleep_kv || p == PlanPhase::sleep_weights;
 }
 /// It puts to sleep, wakes or forgets.
-constexpr bool is_transition(PlanPhase p) { return p != PlanPhase::load && p != PlanPhase::sync && !is_driven(p); }
+constexpr bool is_transition(PlanPhase p) {
+  return p != PlanPhase::load && p != PlanPhase::sync && p != PlanPhase::samples && p != PlanPhase::wake_work &&
+         !is_driven(p);
+}
 /// Log-probs, training and what it leaves: its transients depend on how training computes.
 constexpr bool is_training(PlanPhase p) { return p >= PlanPhase::reference; }
 constexpr When when_of(PlanPhase p) {

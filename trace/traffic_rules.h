@@ -28,7 +28,7 @@ namespace hotbunk {
 
 /// Bytes of the full tensor, n of the table above, of kinds whose ranks agree on it; 0 for others.
 inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes) {
-  if (op.is_priced()) return std::llround(op.price(sizes).payload_bytes);
+  if (has_priced_payload(op)) return std::llround(op.price(sizes).payload_bytes);
   switch (op.kind) {
     case OpKind::all_gather:
       return op.outputs.at(0).bytes(sizes);

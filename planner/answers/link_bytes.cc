@@ -47,6 +47,7 @@ void add_layers(const TrainModel& model, const TrainPoint& p, const ForwardTraff
   if (p.cp > 1) split.point_to_point("cp ring", where.context().nodes > 1, steps * t.context);
   else if (p.ulysses > 1) split.all_to_all("ulysses", where.ulysses(), steps * t.context);
   split.point_to_point("pipeline", p.pp > 1 && where.pipeline_pair().nodes > 1, steps * t.pipeline);
+  split.ring("tp gather behind a hop", OpKind::all_gather, where.tensor(), steps * t.arriving);
 }
 
 /// The optimizer steps of one model: the actor's, or PPO's critic.
@@ -55,7 +56,8 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
   const RankGroups where = model.groups(p);
   const GroupShape data = where.shard(), experts = where.expert_shard();
   const Splitter split(phase, out);
-  add_layers(model, p, {t.tensor_payload, t.expert_payload, t.context_payload, t.pipeline_payload}, steps, split);
+  add_layers(model, p, {t.tensor_payload, t.expert_payload, t.context_payload, t.pipeline_payload, t.arriving_payload},
+             steps, split);
   const OpKind sum = p.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
   split.ring("dp gradients", sum, data, steps * (t.data_reduce_payload - t.expert_data_reduce_payload));
   split.ring("experts' gradients", sum, experts, steps * t.expert_data_reduce_payload);
@@ -78,7 +80,7 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
   const Splitter split(phase, out);
   if (phase == RlPhase::reference) split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
   const ForwardTraffic f = rl.train().forward_traffic(p, l);
-  add_layers(rl.train(), p, {f.tensor, f.expert, f.context, f.pipeline}, s.mini_batches, split);
+  add_layers(rl.train(), p, f, s.mini_batches, split);
   if (!p.gathers_units()) return;
   const RankGroups where = rl.train().groups(p);
   const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0);

@@ -145,12 +145,14 @@ std::string schedule_of(const std::string& asked, const TrainPoint& p) {
 std::vector<CostNode> forward_parts(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, bool trained) {
   const ForwardSeconds f = rl.forward_seconds(p, l, trained);
   const double times = rl.setting().mini_batches;
-  return {seconds_of("compute", times * f.compute),
-          seconds_of("tensor", times * f.tensor),
-          seconds_of("expert", times * f.expert),
-          seconds_of("context", times * f.context),
-          seconds_of("bubble", times * f.bubble, "of filling the pipeline"),
-          seconds_of("data", times * f.gathers, "gathers that no pass hides")};
+  std::vector<CostNode> out = {seconds_of("compute", times * f.compute),
+                               seconds_of("tensor", times * f.tensor),
+                               seconds_of("expert", times * f.expert),
+                               seconds_of("context", times * f.context),
+                               seconds_of("bubble", times * f.bubble, "of filling the pipeline"),
+                               seconds_of("data", times * f.gathers, "gathers that no pass hides")};
+  if (p.pp > 1) out.push_back(seconds_of("pipeline", times * f.sends, "between stages"));
+  return out;
 }
 
 std::vector<CostNode> train_parts(const TrainPrice& train, double times) {

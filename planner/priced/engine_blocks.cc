@@ -18,12 +18,54 @@ std::vector<std::int64_t> batches_up_to(std::int64_t most) {
   return out;
 }
 
-constexpr std::array exchanged = {StepPart::reduce,  StepPart::dispatch, StepPart::experts_reduce,
-                                  StepPart::context, StepPart::logits,   StepPart::arrival,
-                                  StepPart::hops};
-double exchanged_seconds(const StepParts& parts) {
+/// What an engine's ranks exchange in a step, of which kind, over which of their groups, and the parts of a step whose
+/// seconds it takes.
+struct Exchange {
+  const char* name;
+  OpKind kind;
+  const char* group;
+  double RolloutPayload::*payload;
+  std::array<StepPart, 2> seconds;  // StepPart::count: none
+};
+constexpr std::array exchanges = {
+    Exchange{"arrive",
+             OpKind::all_gather,
+             "engine_attention",
+             &RolloutPayload::arriving,
+             {StepPart::arrival, StepPart::count}},
+    Exchange{"context_gather",
+             OpKind::all_gather,
+             "engine_cp",
+             &RolloutPayload::context_gather,
+             {StepPart::context, StepPart::count}},
+    Exchange{"context_reduce",
+             OpKind::all_reduce,
+             "engine_cp",
+             &RolloutPayload::context_reduce,
+             {StepPart::count, StepPart::count}},
+    Exchange{"reduce", OpKind::all_reduce, "engine_tp", &RolloutPayload::reduce, {StepPart::reduce, StepPart::logits}},
+    Exchange{"dispatch",
+             OpKind::all_to_all,
+             "engine_experts",
+             &RolloutPayload::dispatch,
+             {StepPart::dispatch, StepPart::count}},
+    Exchange{"experts_reduce",
+             OpKind::all_reduce,
+             "engine_tp_cp",
+             &RolloutPayload::experts,
+             {StepPart::experts_reduce, StepPart::count}}};
+
+double seconds_of(const Exchange& x, const StepParts& parts) {
   double out = 0.0;
-  for (const StepPart p : exchanged) out += parts.of(p).seconds;
+  for (const StepPart p : x.seconds)
+    if (p != StepPart::count) out += parts.of(p).seconds;
+  return out;
+}
+
+/// Of all of them, and the hops between stages.
+double exchanged_seconds(const StepParts& parts) {
+  double out = parts.of(StepPart::hops).seconds;
+  for (const Exchange& x : exchanges) out += seconds_of(x, parts);
   return out;
 }
 
@@ -47,47 +89,83 @@ void PricedPlanWriter::rollout(std::int32_t phase) {
   // A token's pairs are the keys that it sees: a decode step of n sequences has n times the held ones.
   block("prefill", [&](const std::vector<BufferId>& work) {
     const double share = setting().prefix_shared ? 1.0 / std::max(setting().samples, 1.0) : 1.0;
-    std::vector<PricePoint> computes, sends;
+    std::vector<PricePoint> computes;
+    std::vector<EngineTraffic> sends;
     const std::int64_t most = prefill_budget(scenario_);
     for (std::int64_t n = std::min<std::int64_t>(64, most);; n = std::min(2 * n, most)) {
       const double tokens = std::max(1.0, static_cast<double>(n) * share);
       const double sequences = std::max(1.0, static_cast<double>(n) / std::max(setting().prompt_tokens, 1.0));
-      double slowest = 0.0, sent = 0.0;
+      StepParts slowest;
       each_stage(model_.model(), setting().engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
         const StepParts parts = engine.prefill<StepParts>(s, tokens, sequences);
-        if (parts.total > slowest) slowest = parts.total, sent = exchanged_seconds(parts);
+        if (parts.total > slowest.total) slowest = parts;
       });
-      computes.push_back({.tokens = n, .seconds = slowest - sent});
-      sends.push_back(
-          {.tokens = n,
-           .seconds = sent,
-           .payload_bytes = engine.payload(only, tokens, tokens / static_cast<double>(r.cp), tokens).reduce});
+      computes.push_back({.tokens = n, .seconds = slowest.total - exchanged_seconds(slowest)});
+      sends.push_back({n, slowest, engine_payload(tokens, tokens / static_cast<double>(r.cp), tokens)});
       if (n >= most) break;
     }
     Op& op = priced(OpKind::priced, streams::compute, "prefill.layers", work, std::move(computes));
     op.inputs = all_of(shifts_.weights, &Backup::device);
     add_pool(op);
-    communicate(OpKind::all_reduce, streams::tensor, "engine", "prefill.reduce", work, std::move(sends));
+    exchange_in_engine("prefill", sends, work);
   });
   block("decode", [&](const std::vector<BufferId>& work) {
-    std::vector<PricePoint> computes, sends;
+    std::vector<PricePoint> computes;
+    std::vector<EngineTraffic> sends;
     for (const std::int64_t n : batches_up_to(std::llround(rollout_.slots))) {
       const auto sequences = static_cast<double>(n);
       const double near = 0.5 * held, far = 1.5 * held;
       const double at_near = rl_.decode_round(r, sequences, near).seconds(),
                    at_far = rl_.decode_round(r, sequences, far).seconds();
       const double per_pair = (at_far - at_near) / (sequences * (far - near));
-      const double sent = r.pp == 1 ? exchanged_seconds(engine.decode<StepParts>(only, sequences, held)) : 0.0;
+      // With stages the slowest decides, with all that it exchanges in its seconds.
+      const StepParts parts = r.pp == 1 ? engine.decode<StepParts>(only, sequences, held) : StepParts();
       computes.push_back({.tokens = n,
-                          .seconds = std::max(0.0, at_near - per_pair * sequences * near - sent),
+                          .seconds = std::max(0.0, at_near - per_pair * sequences * near - exchanged_seconds(parts)),
                           .seconds_per_pair = per_pair});
-      sends.push_back(
-          {.tokens = n, .seconds = sent, .payload_bytes = engine.payload(only, sequences, sequences, 0.0).reduce});
+      sends.push_back({n, parts, engine_payload(sequences, sequences, 0.0)});
     }
     priced(OpKind::priced, streams::compute, "decode.layers", work, std::move(computes)).inputs =
         all_of(shifts_.weights, &Backup::device);
-    communicate(OpKind::all_reduce, streams::tensor, "engine", "decode.reduce", work, std::move(sends));
+    exchange_in_engine("decode", sends, work);
   });
+}
+
+/// Of the stage that exchanges most of each kind, as the closed form has it.
+RolloutPayload PricedPlanWriter::engine_payload(double whole, double local, double prompt) const {
+  const EngineStep engine(rl_, point_.rollout);
+  RolloutPayload out;
+  each_stage(model_.model(), setting().engine, point_.rollout.pp,
+             [&](const RolloutStage& s, std::int64_t) { out.raise_to(engine.payload(s, whole, local, prompt)); });
+  return out;
+}
+
+/// The collectives of a step, each over its own group, and what goes on to the next stage.
+void PricedPlanWriter::exchange_in_engine(std::string_view step, const std::vector<EngineTraffic>& sends,
+                                          const std::vector<BufferId>& work) {
+  for (const Exchange& x : exchanges) {
+    std::vector<PricePoint> prices;
+    for (const EngineTraffic& t : sends)
+      prices.push_back({.tokens = t.tokens, .seconds = seconds_of(x, t.parts), .payload_bytes = t.payload.*x.payload});
+    communicate(x.kind, streams::tensor, x.group, fmt::format("{}.{}", step, x.name), work, std::move(prices));
+  }
+  std::vector<PricePoint> hops;
+  for (const EngineTraffic& t : sends)
+    hops.push_back({.tokens = t.tokens, .seconds = t.parts.of(StepPart::hops).seconds});
+  const EngineTraffic& most = sends.back();
+  const auto width = static_cast<std::int64_t>(
+      std::llround(most.payload.pipeline / static_cast<double>(std::max<std::int64_t>(most.tokens, 1))));
+  if (width < 1) return;
+  // Both lie in what a step works in.
+  const std::int64_t half = b().buffer(work[0]).bytes() / 128 * 64, rows = std::min(most.tokens, half / width);
+  if (rows < 1) return;
+  const auto message = [&](std::int64_t at) {
+    return b().view(work[0], DType::u8, {hotbunk::tokens(rows), fixed(width)}, at);
+  };
+  Op& op = b().emit(OpKind::send_recv, streams::tensor, fmt::format("{}.hop", step), {message(0)}, {message(half)});
+  op.group = family("engine_pp");
+  op.prices = std::move(hops);
+  with(with(with(op, Attr::peer, std::int64_t{1}), Attr::source, std::int64_t{-1}), Attr::relative, std::int64_t{1});
 }
 
 /// The engine's pool as the scheduler counts it: blocks, and the bytes of one.

@@ -17,7 +17,20 @@
 namespace hotbunk {
 namespace {
 
-constexpr std::string_view wake_work = "wake_work";  // a phase that maps what training works in
+/// Groups of a family cut into parts of `each` neighbours, and those of the same place in their parts.
+std::pair<GroupFamily, GroupFamily> cut(const GroupFamily& whole, std::int64_t each, std::string parts,
+                                        std::string across) {
+  std::pair<GroupFamily, GroupFamily> out{{std::move(parts), {}}, {std::move(across), {}}};
+  for (const std::vector<Rank>& members : whole.groups) {
+    for (auto first = members.begin(); first < members.end(); first += each)
+      out.first.groups.emplace_back(first, first + each);
+    for (std::int64_t place = 0; place < each; ++place) {
+      auto& same = out.second.groups.emplace_back();
+      for (auto at = place; at < std::ssize(members); at += each) same.push_back(members[static_cast<std::size_t>(at)]);
+    }
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -26,28 +39,57 @@ void PricedPlanWriter::add_families() {
   const std::int64_t world = point_.gpus();
   std::vector<Rank> all;
   for (std::int64_t r = 0; r < world; ++r) all.push_back(static_cast<Rank>(r));
-  const Mesh mesh = train_mesh(l);
-  const auto along = [&](const char* name, const std::vector<std::string>& axes) {
+  const auto add = [&](std::pair<GroupFamily, GroupFamily> both) {
+    plan_.groups.push_back(std::move(both.first)), plan_.groups.push_back(std::move(both.second));
+  };
+  const auto along = [&](const Mesh& mesh, const char* name, const std::vector<std::string>& axes) {
     GroupFamily f{name, {}};
     for (const auto& group : mesh.groups(axes)) f.groups.emplace_back(group.begin(), group.end());
+    return f;
+  };
+  const TrainPoint& p = point_.train;
+  plan_.groups.push_back({"world", {all}});
+  const Mesh mesh = train_mesh(l);
+  for (const auto& [name, axis] :
+       {std::pair("train_tp", "tp"), std::pair("train_cp", "cp"), std::pair("train_pp", "pp")})
+    plan_.groups.push_back(along(mesh, name, {axis}));
+  const GroupFamily data = along(mesh, "train_data", {"cp", "dp"});
+  plan_.groups.push_back(data);
+  if (p.replicas() > 1) add(cut(data, p.shard_ranks(), "train_shard", "train_replicas"));
+  if (scenario_.model
+          .moe) {  // the experts' mesh has no context parallelism: those ranks hold other experts, or the same
+    const auto experts =
+        mesh_from_order(l.order, {{"tp", p.etp}, {"ep", p.ep}, {"dp", p.expert_ranks()}, {"pp", p.pp}});
+    HB_CHECK(experts.has_value(), "an order that the loader let pass: {}", l.order);
+    plan_.groups.push_back(along(*experts, "train_experts", {"ep"}));
+    const GroupFamily same = along(*experts, "train_expert_replicas", {"dp"});
+    add(cut(same, p.expert_shard_ranks(), "train_expert_shard", "train_expert_replicas"));
+  }
+  if (point_.samples()) add_engine_families();
+}
+
+/// Of the ranks of each engine, tensor-parallel ones nearest, then context-parallel ones, then stages. Experts are
+/// spread over neighbours.
+void PricedPlanWriter::add_engine_families() {
+  const RolloutPoint& r = point_.rollout;
+  const std::int64_t first = point_.gpus() - (apart() ? r.ranks() : point_.gpus()), each = r.tp * r.cp * r.pp;
+  const auto add = [&](const char* name, std::int64_t members, std::int64_t stride) {
+    GroupFamily f{name, {}};
+    for (std::int64_t e = 0; e < r.engines; ++e)
+      for (std::int64_t place = 0; place < each; ++place) {
+        if (place / stride % members != 0) continue;  // not a group's first
+        auto& group = f.groups.emplace_back();
+        for (std::int64_t i = 0; i < members; ++i)
+          group.push_back(static_cast<Rank>(first + rank_of_seat(scenario_.rollout.layout, {e, place + i * stride})));
+      }
     plan_.groups.push_back(std::move(f));
   };
-  plan_.groups.push_back({"world", {all}});
-  along("train_tp", {"tp"});
-  along("train_cp", {"cp"});
-  along("train_pp", {"pp"});
-  along("train_data", {"cp", "dp"});
-  if (!point_.samples()) return;
-  GroupFamily engines{"engine", {}};
-  const std::int64_t first = world - (apart() ? point_.rollout.ranks() : world);
-  const std::int64_t each = (world - first) / point_.rollout.engines;
-  for (std::int64_t e = 0; e < point_.rollout.engines; ++e) {
-    std::vector<Rank> members;
-    for (std::int64_t i = 0; i < each; ++i)
-      members.push_back(static_cast<Rank>(first + rank_of_seat(scenario_.rollout.layout, {e, i})));
-    engines.groups.push_back(std::move(members));
-  }
-  plan_.groups.push_back(std::move(engines));
+  add("engine_tp", r.tp, 1);
+  add("engine_attention", r.attention_tp(), 1);
+  add("engine_cp", r.cp, r.tp);
+  add("engine_tp_cp", r.tp * r.cp, 1);
+  add("engine_experts", r.ep, 1);
+  add("engine_pp", r.pp, r.tp * r.cp);
 }
 
 GroupId PricedPlanWriter::family(std::string_view name) const {
@@ -62,13 +104,14 @@ void PricedPlanWriter::add_phases() {
   bool rolled_out = false, wakes = false;
   for (const JobPhase& p : JobPhases(scenario_)) {
     if (rolled_out && !wakes && is_training(p.phase))
-      plan_.phases.push_back({std::string(wake_work), When::iteration}), wakes = true;
+      plan_.phases.push_back(JobPhase{PlanPhase::wake_work}.info()), wakes = true;
     rolled_out |= p.phase == PlanPhase::rollout;
     wakes |= rolled_out && p.wakes.any();
     if (p.phase == PlanPhase::checkpoint || p.phase == PlanPhase::export_) continue;
     if (p.phase == PlanPhase::exchange && !setting().own_engine) continue;
     if (p.phase == PlanPhase::train && setting().critic)
-      for (const char* name : {"values", "critic"}) plan_.phases.push_back({name, When::iteration, true});
+      for (const PlanPhase of_critic : {PlanPhase::values, PlanPhase::critic})
+        plan_.phases.push_back(JobPhase{of_critic}.info());
     plan_.phases.push_back(p.info());
   }
 }
@@ -89,12 +132,11 @@ void PricedPlanWriter::add_phases_apart() {
   };
   if (!setting().overlaps) sync();
   add(PlanPhase::rollout, engines);
-  plan_.phases.push_back({"samples", When::iteration, false, 1, both});
+  add(PlanPhase::samples, both);
   if (setting().overlaps) sync();
   if (setting().reference) add(PlanPhase::reference, trainer);
   if (setting().old_logprobs) add(PlanPhase::old_logprobs, trainer);
-  if (setting().critic)
-    for (const char* name : {"values", "critic"}) plan_.phases.push_back({name, When::iteration, true, 1, trainer});
+  if (setting().critic) add(PlanPhase::values, trainer), add(PlanPhase::critic, trainer);
   add(PlanPhase::train, trainer);
 }
 
@@ -201,8 +243,10 @@ std::vector<Tensor> PricedPlanWriter::all_of(const std::vector<Backup>& part, Bu
 }
 
 /// Of a role, or of both in one.
-Program PricedPlanWriter::program(Part part) {
+Program PricedPlanWriter::program(Part part, std::int64_t stage) {
   builder_.emplace(plan_.phases);
+  stage_ = stage;
+  if (pipelined()) train_ = rl_.stage_side(point_.train, layers_, stage, step_);
   shifts_ = {.params = {}, .moments = {}, .reference = {}, .weights = {}, .keeps_host = !setting().own_engine};
   host_state_ = host_reference_ = communicators_ = -1;
   if (apart() && part.trains) add_communicators();
@@ -210,17 +254,17 @@ Program PricedPlanWriter::program(Part part) {
   if (part.trains) add_train_buffers(phases.sleepers());
   if (part.serves && point_.samples()) add_rollout_buffers(phases.sleepers());
   for (std::size_t i = 0; i < plan_.phases.size(); ++i) {
-    const std::string& name = plan_.phases[i].name;
+    const PlanPhase name = phase_named(plan_.phases[i].name);
     const auto phase = static_cast<std::int32_t>(i);
-    const JobPhase* const shift = phases.find(phase_named(name));
-    if (part.trains && name == "load") load(phase);
-    else if (name == "sync") sync(phase, shift && shift->from_host, part);
-    else if (part.serves && name == "rollout") rollout(phase);
-    else if (part.serves && apart() && name == "start_rollout") start(phase);
-    else if (name == "samples") samples(phase);
-    else if (name == wake_work) b().begin_block(phase, "work");
-    else if (name == "exchange") exchange(phase);
-    else if (shift && is_transition(shift->phase)) lower_transition(b(), shifts_, *shift, phase);
+    const JobPhase* const shift = phases.find(name);
+    if (part.trains && name == PlanPhase::load) load(phase);
+    else if (name == PlanPhase::sync) sync(phase, shift && shift->from_host, part);
+    else if (part.serves && name == PlanPhase::rollout) rollout(phase);
+    else if (part.serves && apart() && name == PlanPhase::start_rollout) start(phase);
+    else if (name == PlanPhase::samples) samples(phase);
+    else if (name == PlanPhase::wake_work) b().begin_block(phase, "work");
+    else if (name == PlanPhase::exchange) exchange(phase);
+    else if (shift && is_transition(name)) lower_transition(b(), shifts_, *shift, phase);
     else if (part.trains) train_phase(name, phase);
   }
   Draft draft = std::move(b().draft());
@@ -236,16 +280,20 @@ PricedJob PricedPlanWriter::write() {
       scenario_.cluster.host_memory_bytes / std::max<std::int64_t>(1, scenario_.cluster.ranks_per_node());
   plan_.overhead_bytes = whole_bytes(apart() ? model_.framework().context_bytes.value : step_.overhead_bytes);
   plan_.streams = plan_streams();
+  if (pipelined()) plan_.streams.push_back({"pipeline", StreamKind::communication});
   add_families();
-  plan_.program_of_rank.assign(static_cast<std::size_t>(point_.gpus()), 0);
+  // One program for each stage of training's pipeline; engines on ranks of their own have one more.
+  const std::int64_t stages = point_.train.pp;
+  plan_.program_of_rank.assign(static_cast<std::size_t>(point_.gpus()), static_cast<std::int32_t>(stages));
+  const Mesh mesh = train_mesh(scenario_.train.layout);
+  for (std::int64_t r = 0; r < mesh.size(); ++r)
+    plan_.program_of_rank[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(mesh.coordinate(r, "pp"));
+  apart() ? add_phases_apart() : add_phases();
+  for (std::int64_t stage = 0; stage < stages; ++stage)
+    plan_.programs.push_back(program({.trains = true, .serves = !apart()}, stage));
   if (apart()) {
-    add_phases_apart();
-    std::fill(plan_.program_of_rank.begin() + point_.train.ranks(), plan_.program_of_rank.end(), 1);
-    plan_.programs = {program({.trains = true, .serves = false}), program({.trains = false, .serves = true})};
-    plan_.programs[1].role = 1;
-  } else {
-    add_phases();
-    plan_.programs = {program({})};
+    plan_.programs.push_back(program({.trains = false, .serves = true}));
+    plan_.programs.back().role = 1;
   }
   return {std::move(scenario_), std::move(plan_)};
 }

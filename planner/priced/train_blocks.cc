@@ -7,7 +7,8 @@ namespace hotbunk {
 
 /// One forward pass over all micro-batches. A reference that lives on the host comes up first.
 void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const TrainModel::Layers& layers,
-                              bool trained) {
+                              const TrainPrice& price, bool trained) {
+  if (pipelined()) return stage_passes(phase, what, layers, price, trained);
   const ForwardSeconds seconds = rl_.forward_seconds(point_.train, layers, trained);
   const ForwardTraffic sent = model_.forward_traffic(point_.train, layers);
   const double times = setting().mini_batches;
@@ -21,17 +22,34 @@ void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const T
   if (swapped > 0.0)
     priced(OpKind::priced, streams::h2d, named("upload"), work,
            per_token(tokens(), model_.cost().host_copy_seconds(swapped)));
-  communicate(OpKind::all_gather, streams::gather, "train_data", named("parameters"), work, part(seconds.gathers));
-  compute(named("forward"), work, part(seconds.compute + seconds.bubble));
+  gathered_parameters(what, work[0], price, times * seconds.gathers);
+  compute(named("forward"), work, part(seconds.compute));
   communicate(tensor_kind(), streams::tensor, "train_tp", named("tensor"), work, part(seconds.tensor, sent.tensor));
-  communicate(OpKind::all_to_all, streams::tensor, "train_data", named("expert"), work,
+  communicate(OpKind::all_to_all, streams::tensor, "train_experts", named("expert"), work,
               part(seconds.expert, sent.expert));
   communicate(context_kind(), streams::tensor, "train_cp", named("context"), work, part(seconds.context, sent.context));
 }
 
+/// Sharded parameters, gathered once in a forward pass: half of what passes of training with resharding gather.
+/// `seconds`: of an iteration.
+void PricedPlanWriter::gathered_parameters(std::string_view what, BufferId weights, const TrainPrice& t,
+                                           double seconds) {
+  const TrainPoint& p = point_.train;
+  if (!p.gathers_units()) return;
+  const double runs = static_cast<double>(p.micro_batches) * (p.reshard_after_forward ? 2.0 : 1.0);
+  const double experts = t.expert_data_gather_payload / runs, others = t.data_gather_payload / runs - experts;
+  const double of_others = experts > 0.0 ? seconds * others / (others + experts) : seconds;
+  communicate(OpKind::all_gather, streams::gather, shard_family(), fmt::format("{}.parameters", what), {weights},
+              per_run(tokens(), of_others, others));
+  if (experts > 0.0)
+    communicate(OpKind::all_gather, streams::gather, "train_expert_shard", fmt::format("{}.expert_parameters", what),
+                {weights}, per_run(tokens(), seconds - of_others, experts));
+}
+
 /// Gradients live from a step's first micro-batch to its end, what else a step works in for a micro-batch.
 void PricedPlanWriter::optimizer_steps(std::int32_t phase, std::string_view what, const TrainPrice& price,
-                                       double working) {
+                                       const TrainModel::Layers& layers, double working) {
+  if (pipelined()) return stage_steps(phase, what, price, layers);
   const double step_tokens = tokens() / setting().mini_batches;
   const auto named = [&](const char* name) { return fmt::format("{}.{}", what, name); };
   const auto term = [&](Term t) { return price.seconds[static_cast<std::size_t>(t)]; };
@@ -56,7 +74,7 @@ void PricedPlanWriter::optimizer_steps(std::int32_t phase, std::string_view what
   if (term(Term::recompute) > 0.0) compute(named("micro.recompute"), work, micro(Term::recompute));
   communicate(tensor_kind(), streams::tensor, "train_tp", named("micro.tensor"), work,
               per_token(step_tokens, term(Term::tensor), price.tensor_payload));
-  communicate(OpKind::all_to_all, streams::tensor, "train_data", named("micro.expert"), work,
+  communicate(OpKind::all_to_all, streams::tensor, "train_experts", named("micro.expert"), work,
               per_token(step_tokens, term(Term::expert), price.expert_payload));
   communicate(context_kind(), streams::tensor, "train_cp", named("micro.context"), work,
               per_token(step_tokens, term(Term::context), price.context_payload));
@@ -65,37 +83,66 @@ void PricedPlanWriter::optimizer_steps(std::int32_t phase, std::string_view what
   // What a step waits for beyond its passes: nothing of it is a kernel.
   if (const double idle = term(Term::bubble) + term(Term::host); idle > 0.0)
     compute(named("step.bubble"), {grads}, always(idle));
-  communicate(OpKind::all_gather, streams::tensor, "train_pp", named("step.pipeline"), {grads},
-              always(term(Term::pipeline), price.pipeline_payload));
-  // Parameters and gradients over the data ranks: the seconds of both that nothing hides, by what each moves.
-  const double replicas = price.replica_payload,
-               moved = price.data_reduce_payload + price.data_gather_payload + replicas;
-  const auto share = [&](double payload) { return moved > 0.0 ? term(Term::data) * payload / moved : 0.0; };
-  const bool replicated = point_.train.sharding == Sharding::replicated;
-  communicate(replicated ? OpKind::all_reduce : OpKind::reduce_scatter, streams::reduce, "train_data",
-              named("step.gradients"), {grads},
-              always(moved > 0.0 ? share(price.data_reduce_payload) : term(Term::data), price.data_reduce_payload));
-  communicate(OpKind::all_gather, streams::gather, "train_data", named("step.parameters"), {grads},
-              always(share(price.data_gather_payload), price.data_gather_payload));
-  communicate(OpKind::all_reduce, streams::reduce, "train_data", named("step.replicas"), {grads},
-              always(share(replicas), replicas));
-  Op& update =
-      priced(OpKind::priced, streams::compute, named("step.optimizer"), {grads}, always(term(Term::optimizer)));
-  for (const Tensor& t : state()) update.outputs.push_back(t);
+  step_end(what, grads, price, term(Term::data), term(Term::optimizer));
   b().free(grads);
 }
 
+/// What follows a step's passes: gradients and parameters over the data ranks, and the update.
+void PricedPlanWriter::step_end(std::string_view what, BufferId grads, const TrainPrice& moved, double data,
+                                double optimizer) {
+  const auto named = [&](const char* name) { return fmt::format("{}.{}", what, name); };
+  struct Exchange {
+    const char* name;
+    OpKind kind;
+    StreamId stream;
+    const char* group;
+    double payload;
+  };
+  const OpKind sum = point_.train.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
+  const Exchange parts[] = {
+      {"step.gradients", sum, streams::reduce, shard_family(),
+       moved.data_reduce_payload - moved.expert_data_reduce_payload},
+      {"step.expert_gradients", sum, streams::reduce, "train_expert_shard", moved.expert_data_reduce_payload},
+      {"step.replicas", OpKind::all_reduce, streams::reduce, "train_replicas", moved.replica_payload},
+      {"step.expert_replicas", OpKind::all_reduce, streams::reduce, "train_expert_replicas",
+       moved.expert_replica_payload},
+      {"step.parameters", OpKind::all_gather, streams::gather, shard_family(),
+       moved.data_gather_payload - moved.expert_data_gather_payload},
+      {"step.expert_parameters", OpKind::all_gather, streams::gather, "train_expert_shard",
+       moved.expert_data_gather_payload}};
+  // The seconds of all that nothing hides, by what each moves.
+  double all = 0.0;
+  for (const Exchange& part : parts) all += part.payload;
+  if (all <= 0.0 && data > 0.0) compute(named("step.data"), {grads}, always(data));
+  for (const Exchange& part : parts)
+    if (part.payload >= 1.0)
+      communicate(part.kind, part.stream, part.group, named(part.name), {grads},
+                  always(data * part.payload / all, part.payload));
+  // Matrices to the ranks that orthogonalize them, and back: part of the update's seconds.
+  const double matrices = moved.optimizer_payload <= 0.0
+                              ? 0.0
+                              : std::min(optimizer, 2.0 * model_.cost().collective_seconds(
+                                                              OpKind::all_to_all, model_.groups(point_.train).shard(),
+                                                              0.5 * moved.optimizer_payload));
+  if (pipelined()) stages_meet(named("step.norm"), grads);
+  communicate(OpKind::all_to_all, streams::reduce, shard_family(), named("step.matrices"), {grads},
+              always(matrices, moved.optimizer_payload));
+  Op& update = priced(OpKind::priced, streams::compute, named("step.optimizer"), {grads}, always(optimizer - matrices));
+  for (const Tensor& t : state()) update.outputs.push_back(t);
+}
+
 /// A phase in which training's side works.
-void PricedPlanWriter::train_phase(std::string_view name, std::int32_t phase) {
+void PricedPlanWriter::train_phase(PlanPhase name, std::int32_t phase) {
   const double working = std::max(0.0, train_.total_bytes - train_.params - train_.optimizer - train_.critic -
                                            train_.reference - train_.overhead_bytes);
-  if (name == "reference") passes(phase, name, layers_, false);
-  else if (name == "old_logprobs") passes(phase, "old", layers_, true);
-  else if (name == "values") passes(phase, name, rl_.critic_layers(point_.train, layers_), true);
-  else if (name == "train") optimizer_steps(phase, name, step_, working);
-  if (name != "critic") return;
-  const TrainPrice t = model_.price(point_.train, rl_.critic_layers(point_.train, layers_));
-  optimizer_steps(phase, name, t, std::max(0.0, t.peak_bytes - (t.state_bytes - t.grad_bytes)));
+  if (name == PlanPhase::reference) return passes(phase, "reference", layers_, step_, false);
+  if (name == PlanPhase::old_logprobs) return passes(phase, "old", layers_, step_, true);
+  if (name == PlanPhase::train) return optimizer_steps(phase, "train", step_, layers_, working);
+  if (name != PlanPhase::values && name != PlanPhase::critic) return;
+  const TrainModel::Layers layers = rl_.critic_layers(point_.train, layers_);
+  const TrainPrice t = model_.price(point_.train, layers);
+  if (name == PlanPhase::values) passes(phase, "values", layers, t, true);
+  else optimizer_steps(phase, "critic", t, layers, std::max(0.0, t.peak_bytes - (t.state_bytes - t.grad_bytes)));
 }
 
 }  // namespace hotbunk

@@ -8,8 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "layout/pipeline_schedule.h"
 #include "lowering/sleep.h"
 #include "planner/priced/priced_plan.h"
+#include "planner/rl/step_parts.h"
 
 namespace hotbunk {
 
@@ -19,6 +21,12 @@ inline std::int64_t whole_bytes(double bytes) { return std::llround(std::ceil(st
 inline std::vector<PricePoint> per_token(double tokens, double seconds, double payload_bytes = 0.0) {
   const auto n = std::max<std::int64_t>(1, std::llround(tokens));
   return {{.tokens = 0}, {.tokens = n, .seconds = seconds, .payload_bytes = payload_bytes}};
+}
+/// As many bytes in every run: what ranks with other tokens take part in, too.
+inline std::vector<PricePoint> per_run(double tokens, double seconds, double payload_bytes) {
+  std::vector<PricePoint> out = per_token(tokens, seconds, payload_bytes);
+  out[0].payload_bytes = payload_bytes;
+  return out;
 }
 /// Whatever the sizes.
 inline std::vector<PricePoint> always(double seconds, double payload_bytes = 0.0) {
@@ -59,13 +67,22 @@ class PricedPlanWriter {
   }
   /// Under sequence parallelism the payload is that of gathers and scatters, else of all-reduces.
   OpKind tensor_kind() const { return point_.train.sp ? OpKind::all_gather : OpKind::all_reduce; }
+  bool pipelined() const { return point_.train.pp > 1; }
+  /// Tokens of a full micro-batch on the ranks that share its sequences.
+  double micro_tokens() const {
+    return static_cast<double>(point_.train.micro_batch) * static_cast<double>(model_.setting().sequence);
+  }
   OpKind context_kind() const { return point_.train.ulysses > 1 ? OpKind::all_to_all : OpKind::all_gather; }
 
   void add_families();
+  void add_engine_families();
   void add_phases();
   void add_phases_apart();
-  Program program(Part);
+  /// `stage`: of training's pipeline.
+  Program program(Part, std::int64_t stage = 0);
   GroupId family(std::string_view name) const;
+  /// The ranks that divide training's states.
+  const char* shard_family() const { return point_.train.replicas() > 1 ? "train_shard" : "train_data"; }
 
   BufferId bytes(std::string name, double bytes, Category category, SectionId section) {
     return b().managed(std::move(name), DType::u8, whole_bytes(bytes), category, section);
@@ -91,19 +108,51 @@ class PricedPlanWriter {
   void load(std::int32_t phase);
   void start(std::int32_t phase);
   void samples(std::int32_t phase);
-  void train_phase(std::string_view name, std::int32_t phase);
+  void train_phase(PlanPhase, std::int32_t phase);
   void sync(std::int32_t phase, bool from_host, Part);
   void rollout(std::int32_t phase);
+  /// Of an engine's step with so many tokens.
+  struct EngineTraffic {
+    std::int64_t tokens = 0;
+    StepParts parts;
+    RolloutPayload payload;
+  };
+  RolloutPayload engine_payload(double whole, double local, double prompt) const;
+  void exchange_in_engine(std::string_view step, const std::vector<EngineTraffic>&, const std::vector<BufferId>& work);
   void exchange(std::int32_t phase);
-  void passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, bool trained);
-  void optimizer_steps(std::int32_t phase, std::string_view what, const TrainPrice&, double working);
+  void passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, const TrainPrice&, bool trained);
+  void gathered_parameters(std::string_view what, BufferId weights, const TrainPrice&, double seconds);
+  void optimizer_steps(std::int32_t phase, std::string_view what, const TrainPrice&, const TrainModel::Layers&,
+                       double working);
+  void step_end(std::string_view what, BufferId grads, const TrainPrice& moved, double data, double optimizer);
   void add_pool(Op&);
+
+  // pipeline_blocks.cc: the same where training has stages.
+  struct StageWork;
+  TrainModel::Hop message() const;
+  Tensor message_tensor(BufferId) const;
+  void add_messages(StageWork&, double most_bytes);
+  void stages_meet(const std::string& name, BufferId);
+  void exchange_with(const StageWork&, const std::string& name, std::int64_t stage, bool sends, bool receives);
+  void arrive(const StageWork&, const std::string& name);
+  void pass(const StageWork&, const std::string& name, const PassPrice&, std::vector<BufferId> work, double beside);
+  void stage_passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, const TrainPrice&,
+                    bool trained);
+  void stage_steps(std::int32_t phase, std::string_view what, const TrainPrice& whole, const TrainModel::Layers&);
+  StageWork stage_work(std::string_view what, const TrainPrice& whole, const TrainModel::Layers&);
+  std::vector<BufferId> work_of(const StageWork&, const std::string& name, double activations, bool backward);
+  void fill(const StageWork&, std::int64_t number);
+  void forward(const StageWork&);
+  void backward(const StageWork&, const PipelineStep&);
+  void backward_pass(const StageWork&, const std::string& name, const PipelineStep&);
+  std::int64_t most_passes() const;
 
   Scenario scenario_;
   const RlModel& rl_;
   const TrainModel& model_;
   RlPoint point_;
   TrainModel::Layers layers_;
+  std::int64_t stage_ = 0;  // of the program at hand
   TrainPrice step_;
   TrainSide train_;
   RolloutPrice rollout_;

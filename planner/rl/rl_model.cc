@@ -5,7 +5,6 @@
 
 #include "lowering/sample_rows.h"
 #include "planner/rl/length_moments.h"
-#include "planner/train/layer_kinds.h"
 
 namespace hotbunk {
 
@@ -29,27 +28,53 @@ void RolloutPayload::raise_to(const RolloutPayload& o) {
     this->*part = std::max(this->*part, o.*part);
 }
 
+namespace {
+
+/// Messages that a scoring pass of an iteration's micro-batches waits for: each stage receives, computes and sends, one
+/// behind the other, so that a stage between two others waits for both of its messages, and the last stage gets its
+/// first micro-batch through all of them.
+double forward_hops(const TrainPoint& p, double micro_batches) {
+  const double stages = static_cast<double>(p.pp), sides = p.pp > 2 ? 2.0 : 1.0;
+  return sides * (micro_batches - 1.0) + stages - 1.0;
+}
+
+}  // namespace
+
 ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
-  const LayerKinds kinds = layer_kinds(train_.model());
-  const auto dense = static_cast<double>(kinds.dense), moe = static_cast<double>(kinds.moe);
-  const auto m = p.full_micro_batches(), stages = static_cast<double>(p.pp);
-  const auto of_stage = [&](double LayerCost::*part) {  // a mean one
-    return (l.dense.*part * dense + l.moe.*part * moe + l.embedding.*part + l.head.*part) / stages;
-  };
-  ForwardSeconds one{.compute = of_stage(&LayerCost::forward),
-                     .tensor = of_stage(&LayerCost::tensor_forward),
-                     .expert = of_stage(&LayerCost::expert_forward),
-                     .context = of_stage(&LayerCost::context_forward)};
-  const double pass = one.total();
+  const auto m = p.full_micro_batches();
+  const ScoringPass pass = train_.scoring_pass(p, l);
+  const PassPrice& one = pass.slowest;
   return {.compute = m * one.compute,
           .tensor = m * one.tensor,
           .expert = m * one.expert,
           .context = m * one.context,
-          .bubble = (stages - 1.0) * pass,
-          .gathers = train_.exposed_gathers(p, l, pass, trained)};
+          .bubble = (pass.all_stages - one.total()) / setting_.mini_batches,
+          .gathers = train_.exposed_gathers(p, l, one.total(), trained),
+          .sends = p.pp > 1
+                       ? forward_hops(p, m * setting_.mini_batches) * train_.hop(p, l).total() / setting_.mini_batches
+                       : 0.0};
 }
 
 TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
+  if (!t.valid || !setting_.critic) return train_side(p, t, l, TrainPrice());
+  const TrainModel::Layers critic = critic_layers(p, l);
+  TrainSide out = train_side(p, t, l, train_.price(p, critic));
+  // Actor and critic may be the fullest on different stages.
+  if (p.pp > 1) out.total_bytes = train_.peak_of_both(p, l, critic) + t.overhead_bytes + out.reference;
+  return out;
+}
+
+TrainSide RlModel::stage_side(const TrainPoint& p, const TrainModel::Layers& l, std::int64_t stage,
+                              const TrainPrice& whole) const {
+  const auto of = [&](const TrainModel::Layers& layers, const TrainPrice& all) {
+    return train_.stage_price(p, layers, stage, all).held;
+  };
+  const TrainModel::Layers critic = critic_layers(p, l);
+  return train_side(p, of(l, whole), l, setting_.critic ? of(critic, train_.price(p, critic)) : TrainPrice());
+}
+
+TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l,
+                              const TrainPrice& critic) const {
   TrainSide out;
   if (!t.valid) return out;
   const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
@@ -64,7 +89,7 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   (p.streams_from_host() ? out.streamed_source : out.params) = t.source_bytes;
   out.optimizer = std::max(0.0, t.state_bytes - t.grad_bytes - t.source_bytes);
   out.total_bytes = t.total_bytes();
-  if (setting_.critic) add_critic(p, l, out);
+  if (setting_.critic) add_critic(p, l, critic, out);
   const double reference = t.source_bytes * (p.sharding == Sharding::fsdp ? b.params / std::max(b.master, 1e-9) : 1.0);
   if (!setting_.reference) return out;
   if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
@@ -81,9 +106,9 @@ TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel:
 
 /// The critic is sharded and trained as the actor is. Both models' states stay side by side while either trains;
 /// gradients and activations are of one at a time.
-void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, TrainSide& out) const {
+void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, const TrainPrice& t,
+                         TrainSide& out) const {
   const TrainModel::Layers l = critic_layers(p, actor);
-  const TrainPrice t = train_.price(p, l);
   out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true).total();
   out.critic_seconds = setting_.mini_batches * t.step_seconds;
   out.critic = t.state_bytes - t.grad_bytes;

@@ -143,11 +143,12 @@ struct TrainSide {
   double streamed_source = 0;                       // what a sync reads, where it lives on the host for ever
 };
 
-/// Seconds of the forward passes of all micro-batches over one model. Bubble: of filling the pipeline; gathers: of
-/// parameters, exposed.
+/// Seconds of the forward passes of all micro-batches through the slowest stage of one model. Bubble: of the other
+/// stages, once in an iteration; gathers: of parameters, exposed.
 struct ForwardSeconds {
   double compute = 0, tensor = 0, expert = 0, context = 0, bubble = 0, gathers = 0;
-  double total() const { return compute + tensor + expert + context + bubble + gathers; }
+  double sends = 0;  // between stages
+  double total() const { return compute + tensor + expert + context + bubble + gathers + sends; }
 };
 
 /// Seconds of what sleeps or wakes: copies over the host link, memory of the device and of the host taken or given
@@ -224,6 +225,8 @@ class RlModel {
   void learn_reshard(const TrainPoint&, const RolloutPoint&);
   /// From parts that the search prices once each; the rollout is the one beside this training. No allocation.
   TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&) const;
+  /// The same with the bytes of one pipeline stage. `whole`: the price of the point.
+  TrainSide stage_side(const TrainPoint&, const TrainModel::Layers&, std::int64_t stage, const TrainPrice& whole) const;
   RlPrice combine(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
   /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
   RlPrice price(const RlPoint&) const;
@@ -309,7 +312,8 @@ class RlModel {
   void quantize(const RolloutPoint&, SyncJob&) const;
   HeaviestStage heaviest_stage(const RolloutPoint&) const;
   ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
-  void add_critic(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
+  void add_critic(const TrainPoint&, const TrainModel::Layers&, const TrainPrice&, TrainSide&) const;
+  TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&, const TrainPrice& critic) const;
   void colocate(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging,
                 RlPrice&) const;
   void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;

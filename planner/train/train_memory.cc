@@ -113,6 +113,13 @@ std::string_view name_of(PeakTensor t) {
   return names[static_cast<std::size_t>(t)];
 }
 
+/// What backward needs of a layer's forward.
+double TrainModel::kept_bytes(const TrainPoint& p, const LayerCost& c) const {
+  return p.recompute == Recompute::none        ? c.kept_bytes
+         : p.recompute == Recompute::selective ? c.kept_selective_bytes
+                                               : c.kept_full_bytes;
+}
+
 double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage, TrainPrice* out,
                                PeakBytes* parts) const {
   PeakBytes bytes{};
@@ -132,11 +139,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   at(PeakTensor::master) = s.master;
   at(PeakTensor::moments) = s.moments;
 
-  const auto kept = [&](const LayerCost& c) {
-    return p.recompute == Recompute::none        ? c.kept_bytes
-           : p.recompute == Recompute::selective ? c.kept_selective_bytes
-                                                 : c.kept_full_bytes;
-  };
+  const auto kept = [&](const LayerCost& c) { return kept_bytes(p, c); };
   const double flight = in_flight(p, stage);
   at(PeakTensor::kept) = flight * (dense * kept(l.dense) + moe * kept(l.moe));
   at(PeakTensor::ends_kept) = (first ? flight * l.embedding.kept_bytes : 0.0) + (last ? l.head.kept_bytes : 0.0);
@@ -234,6 +237,16 @@ std::int64_t TrainModel::fullest_stage(const TrainPoint& p, const Layers& l) con
     if (const double bytes = stage_bytes(p, l, stage, nullptr); bytes > most) most = bytes, fullest = stage;
   });
   return fullest;
+}
+
+double TrainModel::peak_of_both(const TrainPoint& p, const Layers& l, const Layers& second) const {
+  double most = 0.0;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    TrainPrice one, other;
+    const double peak = stage_bytes(p, l, stage, &one), other_peak = stage_bytes(p, second, stage, &other);
+    most = std::max({most, peak + other.state_bytes - other.grad_bytes, other_peak + one.state_bytes - one.grad_bytes});
+  });
+  return most;
 }
 
 std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& l) const {

@@ -12,17 +12,6 @@
 
 namespace hotbunk {
 
-std::string_view name_of(PipelineSchedule s) {
-  constexpr std::string_view names[] = {"1f1b", "gpipe", "zero-bubble"};
-  return names[static_cast<std::size_t>(s)];
-}
-
-PipelineSchedule schedule_named(std::string_view word) {
-  return word == "gpipe"         ? PipelineSchedule::gpipe
-         : word == "zero-bubble" ? PipelineSchedule::zero_bubble
-                                 : PipelineSchedule::one_f_one_b;
-}
-
 std::string_view name_of(Term t) {
   constexpr std::string_view names[] = {"compute",  "recompute", "tensor", "expert",    "context",
                                         "pipeline", "bubble",    "data",   "optimizer", "host"};
@@ -360,27 +349,35 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   out.optimizer_payload = 2.0 * orthogonalizer_bytes * own_matrices(p, held.optimizer);
 }
 
+/// Of one full micro-batch through one stage.
+ForwardTraffic TrainModel::pass_traffic(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const StageShare held = stage_share(p, l, stage);
+  // The embedding's collective is forward's alone; of the head's, backward has the input gradient's [T, h].
+  const double head = p.tp > 1 && stage == p.pp - 1 ? l.head.tensor_payload - l.embedding.tensor_payload : 0.0;
+  return {.tensor = forward_tensor(p) * (l.dense.tensor_payload * held.dense + l.moe.tensor_payload * held.moe) +
+                    (stage == 0 ? l.embedding.tensor_payload : 0.0) + head,
+          .expert = 0.5 * l.moe.expert_payload * held.moe,
+          .context = forward_context(p) * (l.dense.context_payload * held.dense + l.moe.context_payload * held.moe)};
+}
+
 ForwardTraffic TrainModel::forward_traffic(const TrainPoint& p, const Layers& l) const {
   ForwardTraffic out;
   const double m = p.full_micro_batches();
   visit_stages(p, [&](std::int64_t stage, std::int64_t) {
-    const StageShare held = stage_share(p, l, stage);
-    // The embedding's collective is forward's alone; of the head's, backward has the input gradient's [T, h].
-    const double head = p.tp > 1 && stage == p.pp - 1 ? l.head.tensor_payload - l.embedding.tensor_payload : 0.0;
-    const ForwardTraffic t{
-        .tensor = m * (forward_tensor(p) * (l.dense.tensor_payload * held.dense + l.moe.tensor_payload * held.moe) +
-                       (stage == 0 ? l.embedding.tensor_payload : 0.0) + head),
-        .expert = m * 0.5 * l.moe.expert_payload * held.moe,
-        .context = m * forward_context(p) * (l.dense.context_payload * held.dense + l.moe.context_payload * held.moe)};
+    const ForwardTraffic one = pass_traffic(p, l, stage);
+    const ForwardTraffic t{.tensor = m * one.tensor, .expert = m * one.expert, .context = m * one.context};
     if (t.tensor + t.expert + t.context > out.tensor + out.expert + out.context) out = t;
   });
-  if (p.pp > 1) out.pipeline = 0.5 * pipeline_payload(p, l);
+  if (p.pp == 1) return out;
+  const Hop one = hop(p, l);
+  out.pipeline = m * one.payload, out.arriving = m * one.gather_payload;
   return out;
 }
 
+/// Of a stage with most neighbours: between two stages and without chunks each sends in one direction.
 double TrainModel::pipeline_payload(const TrainPoint& p, const Layers& l) const {
-  return 2.0 * p.full_micro_batches() * static_cast<double>(p.vpp) * l.dense.input_bytes /
-         (p.sp ? 1.0 : static_cast<double>(p.tp));
+  const double passes = p.full_micro_batches() * static_cast<double>(p.vpp), sent = hop(p, l).payload;
+  return (p.pp == 2 && p.vpp == 1 ? 1.0 : 2.0) * passes * sent;
 }
 
 /// Of the rank with most traffic.
@@ -396,7 +393,10 @@ void TrainModel::price_traffic(const TrainPoint& p, const Layers& l, TrainPrice&
     if (const double own = sum(out); own > bytes) bytes = own, most = stage;
   });
   stage_traffic(p, l, most, out);
-  if (p.pp > 1) out.pipeline_payload = pipeline_payload(p, l);
+  if (p.pp == 1) return;
+  out.pipeline_payload = pipeline_payload(p, l);
+  const Hop one = hop(p, l);
+  if (one.payload > 0.0) out.arriving_payload = out.pipeline_payload / one.payload * one.gather_payload;
 }
 
 }  // namespace hotbunk

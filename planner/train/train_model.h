@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "layout/pipeline_schedule.h"
 #include "planner/cost/cost_model.h"
 #include "planner/cost/framework.h"
 #include "planner/train/rank_groups.h"
@@ -23,12 +24,6 @@ namespace hotbunk {
 
 /// Where optimizer state, gradients and parameters live in the data-parallel dimension.
 enum class Sharding : std::uint8_t { replicated, zero1, zero2, zero3, fsdp };
-
-/// Order of micro-batches in the pipeline; vpp above 1 interleaves 1F1B.
-enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, zero_bubble };
-std::string_view name_of(PipelineSchedule);
-/// By the scenario's word: "interleaved" is 1F1B with a vpp above 1.
-PipelineSchedule schedule_named(std::string_view word);
 
 /// One training layout with its batch: everything that the search varies.
 struct TrainPoint {
@@ -160,6 +155,7 @@ std::string_view name_of(Term);
 /// Payload of one forward pass over all micro-batches on its busiest rank, in bytes.
 struct ForwardTraffic {
   double tensor = 0, expert = 0, context = 0, pipeline = 0;
+  double arriving = 0;  // gathered by tensor-parallel ranks that received disjoint parts from the stage before
 };
 
 /// A layout's answer. Device bytes are those of the fullest stage.
@@ -178,6 +174,7 @@ struct TrainPrice {
                                 // wherever it lives
   double activation_bytes = 0;  // of the fullest stage
   double tensor_payload = 0, expert_payload = 0, context_payload = 0, pipeline_payload = 0;  // per rank and step
+  double arriving_payload = 0;                                                               // ForwardTraffic
   double data_gather_payload = 0, data_reduce_payload = 0;                                   // within the shard group
   double expert_data_gather_payload = 0, expert_data_reduce_payload = 0;  // of which experts', among their own replicas
   double replica_payload = 0, expert_replica_payload = 0;                 // of hybrid shards' gradients, all-reduced
@@ -188,6 +185,28 @@ struct TrainPrice {
   bool valid = true;
 
   double total_bytes() const { return peak_bytes + overhead_bytes; }
+};
+
+/// One full micro-batch through one stage in one direction: seconds by what they are spent on, one behind the other,
+/// and payload in bytes.
+struct PassPrice {
+  double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0;
+  ForwardTraffic payload;
+  double total() const { return compute + recompute + tensor + expert + context; }
+};
+/// A pass that only scores: through the slowest stage, and the seconds of all stages together.
+struct ScoringPass {
+  PassPrice slowest;
+  double all_stages = 0;
+};
+
+/// One stage of a pipeline as the calls of its schedule see it.
+struct StagePrice {
+  PassPrice forward, backward;
+  double weight_grad = 0;                      // of backward's compute, seconds: what no other stage waits for
+  double data = 0, optimizer = 0, slowed = 0;  // seconds behind a step's passes; slowed: compute beside collectives
+  double kept_bytes = 0;                       // of a pass until its backward: of one chunk, interleaved
+  TrainPrice held;                             // memory and data-parallel traffic of this stage
 };
 
 /// The tensors, by what they are for, that make the fullest stage's peak.
@@ -303,6 +322,18 @@ class TrainModel {
   double exposed_gathers(const TrainPoint&, const Layers&, double forward, bool trained) const;
   /// What a scoring pass exchanges, beside the gathers of parameters.
   ForwardTraffic forward_traffic(const TrainPoint&, const Layers&) const;
+  /// A forward pass on its own: no backward pass to hide behind.
+  PassPrice scoring_pass(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  ScoringPass scoring_pass(const TrainPoint&, const Layers&) const;
+  /// `whole`: the price of the point.
+  StagePrice stage_price(const TrainPoint&, const Layers&, std::int64_t stage, const TrainPrice& whole) const;
+  /// Sending one micro-batch from a stage to the next: seconds and payload of the message, and of the gather that the
+  /// tensor-parallel ranks of the next stage then need where they sent disjoint parts.
+  struct Hop {
+    double seconds = 0, gather_seconds = 0, payload = 0, gather_payload = 0;
+    double total() const { return seconds + gather_seconds; }
+  };
+  Hop hop(const TrainPoint&, const Layers&) const;
   /// The fullest pipeline stage, and what fills it there: largest first, nothing of no bytes. Sums to peak_bytes.
   std::int64_t fullest_stage(const TrainPoint&, const Layers&) const;
   std::vector<PeakPart> peak_parts(const TrainPoint&, const Layers&) const;
@@ -314,6 +345,9 @@ class TrainModel {
   }
   /// Micro-batches (or chunks, over vpp) whose activations a stage holds at once.
   double in_flight(const TrainPoint&, std::int64_t stage) const;
+  /// The fullest rank's bytes where a second model is sharded as the first and only one of them trains at a time: the
+  /// peak of one beside the other's parameters and optimizer.
+  double peak_of_both(const TrainPoint&, const Layers&, const Layers& second) const;
   /// The same tensors as peak_parts, of any stage.
   PeakBytes peak_bytes(const TrainPoint&, const Layers&, std::int64_t stage) const;
   std::int64_t layers_of(const TrainPoint& p, std::int64_t stage, bool moe) const {
@@ -369,7 +403,6 @@ class TrainModel {
   double host_step_seconds(const TrainPoint&, double own, double moments) const;
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   StepEnd stage_end(const TrainPoint&, const Layers&, const StageShare&, const StageTime&) const;
-  double hop_seconds(const TrainPoint&, const Layers&) const;
   double tied_ends_seconds(const TrainPoint&) const;
   static double hiding_passes(const TrainPoint&);
   /// Sharded units of one micro-batch as our lowering moves them: exposed beside either pass, and all there is.
@@ -403,6 +436,8 @@ class TrainModel {
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
   void stage_traffic(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice&) const;
+  ForwardTraffic pass_traffic(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  double kept_bytes(const TrainPoint&, const LayerCost&) const;
   double pipeline_payload(const TrainPoint&, const Layers&) const;
   void data_traffic(const TrainPoint&, const StageShare&, TrainPrice&) const;
 

@@ -10,6 +10,7 @@ namespace hotbunk {
 /// One micro-batch through one stage, forward and backward.
 struct TrainModel::StageTime {
   double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, hidden = 0;
+  PassPrice first;                                   // forward's part of them
   double forward = 0, backward = 0;                  // of the device, all included
   double launches = 0;                               // what the host needs for them
   double weight_grad = 0, weight_grad_launches = 0;  // of backward and of launches: what no other stage waits for
@@ -97,6 +98,8 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
         count * (c.context_forward * (full ? 2.0 : 1.0) + c.context_backward + (some ? c.recompute_context : 0.0));
     t.hidden += count * (hidden + beside_backward + beside_forward);
     t.forward += count * (c.forward + c.tensor_forward + exposed + c.context_forward);
+    t.first.compute += count * c.forward, t.first.tensor += count * c.tensor_forward;
+    t.first.expert += count * exposed, t.first.context += count * c.context_forward;
     // Those that hide a collective are not put off.
     t.weight_grad += count * std::max(0.0, c.weight_grad - hidden);
     t.weight_grad_launches += count * c.weight_grad_kernels;
@@ -111,6 +114,7 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     t.compute += c.forward + c.backward + c.accumulate * adds;
     t.tensor += c.tensor_forward + c.tensor_backward - (framework_.overlap_tensor ? c.hidden_tensor : 0.0);
     t.forward += c.forward + c.tensor_forward;
+    t.first.compute += c.forward, t.first.tensor += c.tensor_forward;
     t.launches += c.kernels_forward + c.kernels_backward;
   };
   if (stage == 0) end(l.embedding);
@@ -232,7 +236,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   });
   // The step is over when the last stage is: passes, what of its collectives nothing hides, its optimizer.
   const double launched = host.last(), slowdown = cost_.hardware().overlap_slowdown.value;
-  const double hop = p.pp > 1 ? hop_seconds(p, l) : 0.0, sends = 2.0 * m * v * hop;
+  const double hop = p.pp > 1 ? this->hop(p, l).total() : 0.0, sends = 2.0 * m * v * hop;
   StepOver last;
   std::size_t kind = 0;
   visit_stages(p, [&](std::int64_t stage, std::int64_t) {
@@ -268,14 +272,70 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   for (double s : out.seconds) out.step_seconds += s;
 }
 
-/// One micro-batch from a stage to the next.
-double TrainModel::hop_seconds(const TrainPoint& p, const Layers& l) const {
+TrainModel::Hop TrainModel::hop(const TrainPoint& p, const Layers& l) const {
   const RankGroups where = groups(p);
   // Without SP the TP ranks send disjoint parts and gather on the other side.
-  const double bytes = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp));
-  const double sent = cost_.collective_seconds(OpKind::send, where.pipeline_pair(), bytes);
-  if (p.sp || p.tp == 1) return sent;
-  return sent + cost_.collective_seconds(OpKind::all_gather, where.tensor(), l.dense.input_bytes);
+  Hop out{.payload = l.dense.input_bytes / (p.sp ? 1.0 : static_cast<double>(p.tp))};
+  out.seconds = cost_.collective_seconds(OpKind::send, where.pipeline_pair(), out.payload);
+  if (p.sp || p.tp == 1) return out;
+  out.gather_payload = l.dense.input_bytes;
+  out.gather_seconds = cost_.collective_seconds(OpKind::all_gather, where.tensor(), out.gather_payload);
+  return out;
+}
+
+PassPrice TrainModel::scoring_pass(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const StageLayers n = stage_layers(p, stage);
+  const auto dense = static_cast<double>(n.dense), moe = static_cast<double>(n.moe);
+  const auto of = [&](double LayerCost::*part) {
+    return l.dense.*part * dense + l.moe.*part * moe + (stage == 0 ? l.embedding.*part : 0.0) +
+           (stage == p.pp - 1 ? l.head.*part : 0.0);
+  };
+  return {.compute = of(&LayerCost::forward),
+          .tensor = of(&LayerCost::tensor_forward),
+          .expert = of(&LayerCost::expert_forward),
+          .context = of(&LayerCost::context_forward),
+          .payload = pass_traffic(p, l, stage)};
+}
+
+ScoringPass TrainModel::scoring_pass(const TrainPoint& p, const Layers& l) const {
+  ScoringPass out;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
+    const PassPrice one = scoring_pass(p, l, stage);
+    out.all_stages += static_cast<double>(count) * one.total();
+    if (one.total() > out.slowest.total()) out.slowest = one;
+  });
+  return out;
+}
+
+StagePrice TrainModel::stage_price(const TrainPoint& p, const Layers& l, std::int64_t stage,
+                                   const TrainPrice& whole) const {
+  const StageTime t = stage_time(p, l, stage);
+  const StageShare share = stage_share(p, l, stage);
+  const StepEnd end = stage_end(p, l, share, t);
+  StagePrice out{.forward = t.first,
+                 .backward = {.compute = t.compute - t.first.compute,
+                              .recompute = t.recompute,
+                              .tensor = t.tensor - t.first.tensor,
+                              .expert = t.expert - t.first.expert,
+                              .context = t.context - t.first.context,
+                              .payload = {}},
+                 .weight_grad = t.weight_grad,
+                 .data = end.exposed + tied_ends_seconds(p),
+                 .optimizer = end.optimizer,
+                 .slowed = cost_.hardware().overlap_slowdown.value * end.hidden,
+                 .held = whole};
+  out.held.peak_bytes = stage_bytes(p, l, stage, &out.held);
+  stage_traffic(p, l, stage, out.held);
+  const double m = p.full_micro_batches();
+  ForwardTraffic& back = out.backward.payload;
+  out.forward.payload = pass_traffic(p, l, stage);
+  back.tensor = out.held.tensor_payload / m - out.forward.payload.tensor;
+  back.expert = out.held.expert_payload / m - out.forward.payload.expert;
+  back.context = out.held.context_payload / m - out.forward.payload.context;
+  out.kept_bytes =
+      (share.dense * kept_bytes(p, l.dense) + share.moe * kept_bytes(p, l.moe)) / static_cast<double>(p.vpp) +
+      (stage == 0 ? l.embedding.kept_bytes / static_cast<double>(p.vpp) : 0.0);
+  return out;
 }
 
 /// The two ends of a pipeline add up their gradients of a tied embedding when all else is done (Megatron-core,

@@ -232,7 +232,15 @@ TEST_CASE("A price is read off its points: between two of them, and on as betwee
   op.prices.resize(1);
   op.kind = OpKind::all_reduce;
   CHECK(check_op(op) == "has no group");
-  op.kind = OpKind::send;
-  op.group = 0;
+  op.kind = OpKind::map;
   CHECK(check_op(op) == "is of a kind that has no price");
+  op.kind = OpKind::send;  // its seconds have a price, its bytes are its tensor's
+  op.group = 0;
+  CHECK(check_op(op) == "has 0 inputs, expected 1");
+  op.inputs = {tensor(0, DType::f32, {fixed(4)})};
+  op.prices[0] = {.seconds = 1.0, .payload_bytes = 77.0};
+  CHECK(check_op(op) == "has no peer");
+  op.attrs = {{Attr::peer, std::int64_t{1}}};
+  CHECK(check_op(op).empty());
+  CHECK(payload_bytes(op, {}, {}) == 16);
 }

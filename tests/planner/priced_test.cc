@@ -13,6 +13,8 @@
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
 #include "graph/verify.h"
+#include "lowering/phases.h"
+#include "planner/answers/link_bytes.h"
 #include "planner/priced/priced_plan.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
@@ -52,7 +54,7 @@ class Draws : private test::DrawnNumbers {
     const bool moe = system.megatron && in(0, 3) == 0;
     const std::string model = moe ? "qwen3-30b-a3b" : of<std::string>({"qwen2.5-7b", "llama-3.1-8b", "qwen3-4b"});
     const auto tp = system.megatron ? of<std::int64_t>({1, 2, 4}) : 1,
-               pp = system.megatron ? of<std::int64_t>({1, 1, 2}) : 1, cp = of<std::int64_t>({1, 1, 2}),
+               pp = system.megatron ? of<std::int64_t>({1, 2, 2, 4}) : 1, cp = of<std::int64_t>({1, 1, 2}),
                dp = world / (tp * pp * cp), ep = moe ? of<std::int64_t>({1, 2}) : 1;
     const auto engine_tp = of<std::int64_t>({1, 2, 4}), prompt = in(128, 1024), response = in(64, 512);
     const auto samples = of<std::int64_t>({4, 8}), mini_batches = of<std::int64_t>({1, 2});
@@ -60,12 +62,15 @@ class Draws : private test::DrawnNumbers {
         fmt::format("name: drawn\nmodel: {}\ncluster: {{gpu: {}, nodes: {}, gpus_per_node: 8}}\nprofile: {}\n", model,
                     of<std::string>({"h100-sxm-80gb", "b200-sxm-180gb"}), apart ? 2 * nodes : nodes, system.profile);
     if (apart) text += "placement: disaggregated\n";
+    const std::string schedule =
+        pp > 1 ? of<std::string>({"1f1b", "1f1b", "interleaved", "gpipe", "zero-bubble"}) : "1f1b";
     text += fmt::format(
-        "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, cp: {}, ep: {}, sp: {}}}, micro_batch_tokens: {}, "
-        "recompute: {}, "
-        "offload: {}}}\n",
-        system.engine, dp, tp, pp, cp, ep, tp > 1 ? "true" : "false", (prompt + response) * of<std::int64_t>({2, 4, 8}),
-        of<std::string>({"none", "selective", "full"}), apart ? "none" : of<std::string>({"none", "sleep", "sleep"}));
+        "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, vpp: {}, cp: {}, ep: {}, sp: {}}}, pipeline_schedule: "
+        "{}, micro_batch_tokens: {}, recompute: {}, offload: {}}}\n",
+        system.engine, dp, tp, pp, schedule == "interleaved" ? 2 : 1, cp, ep,
+        tp > 1 ? of<std::string>({"true", "true", "false"}) : "false", schedule,
+        (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
+        apart ? "none" : of<std::string>({"none", "sleep", "sleep"}));
     text += fmt::format(
         "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, order: {}}}, max_running_requests: {}, sleep: {}, "
         "sleep_level: {}, memory_fraction: 0.7}}\n",
@@ -91,8 +96,36 @@ class Draws : private test::DrawnNumbers {
   std::string flag() { return of<std::string>({"true", "false"}); }
 };
 
-/// Seconds of an iteration by the closed form's phases, mean over ranks.
-std::array<double, num_rl_phases> simulated(const PricedJob& job, const CostModel& model) {
+struct Played {
+  /// Of an iteration: from when the last rank enters a phase, and from when the first one does.
+  std::array<double, num_rl_phases> seconds{}, from_first{};
+  Trace trace;
+};
+
+RlPhase rl_phase_of(PlanPhase p) {
+  switch (p) {
+    case PlanPhase::sync:
+      return RlPhase::sync;
+    case PlanPhase::reference:
+      return RlPhase::reference;
+    case PlanPhase::old_logprobs:
+      return RlPhase::old_logprobs;
+    case PlanPhase::values:
+      return RlPhase::values;
+    case PlanPhase::critic:
+      return RlPhase::critic;
+    case PlanPhase::train:
+      return RlPhase::train;
+    default:
+      return is_sleep(p)                                     ? RlPhase::sleep
+             : is_transition(p) || p == PlanPhase::wake_work ? RlPhase::wake
+                                                             : RlPhase::rollout;
+  }
+}
+
+/// A phase lasts until its last rank leaves it. Stages of a pipeline that have less to move than the fullest one enter
+/// the next phase sooner, bring up what they need there, and wait.
+Played play(const PricedJob& job, const CostModel& model) {
   auto driver = LengthDriver::create(job.plan, job.scenario);
   if (!driver) throw std::runtime_error(render(driver.error()));
   const ModelCost cost(model);
@@ -100,32 +133,27 @@ std::array<double, num_rl_phases> simulated(const PricedJob& job, const CostMode
                      {.timeline = {.first_step = 0, .last_step = -1}, .enforce_capacity = false});
   RunOptions run{.steps = 1, .local_ranks = {}};
   for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
-  const auto trace = execute(job.plan, backend, **driver, run);
+  auto trace = execute(job.plan, backend, **driver, run);
   if (!trace) throw std::runtime_error(render(trace.error()));
-  std::array<double, num_rl_phases> out{};
-  std::map<std::int16_t, std::vector<double>> stays;  // of the ranks that play it
-  std::map<std::int16_t, RlPhase> phases;
+  Played out;
+  struct Stay {
+    std::int64_t first = std::numeric_limits<std::int64_t>::max(), last = 0, end = 0;
+  };
+  std::map<std::int16_t, Stay> stays;
   for (const PhaseSpan& p : trace->phases) {
-    const std::string& name = job.plan.phases[static_cast<std::size_t>(p.phase)].name;
     if (p.step == 0) continue;
-    const RlPhase of = name.starts_with("sleep")                     ? RlPhase::sleep
-                       : name.starts_with("wake") || name == "flush" ? RlPhase::wake
-                       : name == "sync"                              ? RlPhase::sync
-                       : name == "reference"                         ? RlPhase::reference
-                       : name == "old_logprobs"                      ? RlPhase::old_logprobs
-                       : name == "values"                            ? RlPhase::values
-                       : name == "critic"                            ? RlPhase::critic
-                       : name == "train"                             ? RlPhase::train
-                                                                     : RlPhase::rollout;
-    if (name == "samples") continue;  // waiting for the others
-    stays[p.phase].push_back(1e-9 * static_cast<double>(p.end_ns - p.start_ns));
-    phases[p.phase] = of;
+    Stay& stay = stays[p.phase];
+    stay.first = std::min(stay.first, p.start_ns), stay.last = std::max(stay.last, p.start_ns);
+    stay.end = std::max(stay.end, p.end_ns);
   }
-  for (const auto& [phase, all] : stays) {
-    double sum = 0.0;
-    for (const double s : all) sum += s;
-    out[static_cast<std::size_t>(phases[phase])] += sum / static_cast<double>(all.size());
+  for (const auto& [phase, stay] : stays) {
+    const PlanPhase name = phase_named(job.plan.phases[static_cast<std::size_t>(phase)].name);
+    if (name == PlanPhase::samples) continue;  // waiting for the others
+    const auto at = static_cast<std::size_t>(rl_phase_of(name));
+    out.seconds[at] += 1e-9 * static_cast<double>(stay.end - stay.last);
+    out.from_first[at] += 1e-9 * static_cast<double>(stay.end - stay.first);
   }
+  out.trace = std::move(*trace);
   return out;
 }
 
@@ -146,16 +174,13 @@ Moments moments_of(const Plan& plan) {
   for (const auto& [phase, peak] : peaks) {
     const PhaseInfo& info = plan.phases[static_cast<std::size_t>(phase)];
     if (info.when != When::iteration) continue;
-    const bool shifts = (info.name.starts_with("wake") && info.name != "wake_work") || info.name.starts_with("sleep") ||
-                        info.name == "sync";
-    const bool works = info.name == "train" || info.name == "critic" || info.name == "rollout";
-    if (!shifts && !works) continue;
-    std::int64_t& moment = info.name == "train" || info.name == "critic" ? out.train
-                           : info.name == "rollout"                      ? out.rollout
-                           : rolled_out                                  ? out.wake
-                                                                         : out.sync;
+    const PlanPhase name = phase_named(info.name);
+    const bool shifts = (is_transition(name) && name != PlanPhase::flush) || name == PlanPhase::sync;
+    const bool trains = name == PlanPhase::train || name == PlanPhase::critic, rolls = name == PlanPhase::rollout;
+    if (!shifts && !trains && !rolls) continue;
+    std::int64_t& moment = trains ? out.train : rolls ? out.rollout : rolled_out ? out.wake : out.sync;
     moment = std::max(moment, peak.peak_bytes + plan.overhead_bytes);
-    rolled_out |= info.name == "rollout";
+    rolled_out |= rolls;
   }
   return out;
 }
@@ -166,6 +191,61 @@ std::int64_t number_of(const char* variable, std::int64_t otherwise) {
 }
 
 }  // namespace
+
+/// What `explain` says that one rank sends in training and its log-prob passes, by phase, group family and kind of op:
+/// wire bytes; of what is sent from rank to rank, payload.
+using Sent = std::map<std::tuple<RlPhase, std::string, OpKind>, double>;
+Sent said(const ScenarioPricer& pricer, const RlPoint& point) {
+  const TrainPoint& p = point.train;
+  const RlModel::Parts parts = pricer.rl().parts(point);
+  const TrainPrice price = pricer.train().price(p);
+  const OpKind sum = p.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
+  const std::string shard = p.replicas() > 1 ? "train_shard" : "train_data";
+  const std::map<std::string, std::pair<std::string, OpKind>> names = {
+      {"tp gather and scatter", {"train_tp", OpKind::all_gather}},
+      {"tp all-reduce", {"train_tp", OpKind::all_reduce}},
+      {"tp gather behind a hop", {"train_tp", OpKind::all_gather}},
+      {"expert dispatch and combine", {"train_experts", OpKind::all_to_all}},
+      {"cp ring", {"train_cp", OpKind::all_gather}},
+      {"ulysses", {"train_cp", OpKind::all_to_all}},
+      {"pipeline", {"train_pp", OpKind::send}},
+      {"dp gradients", {shard, sum}},
+      {"experts' gradients", {"train_expert_shard", sum}},
+      {"replicas' gradients", {"train_replicas", OpKind::all_reduce}},
+      {"experts' replicas' gradients", {"train_expert_replicas", OpKind::all_reduce}},
+      {"dp parameters", {shard, OpKind::all_gather}},
+      {"experts' parameters", {"train_expert_shard", OpKind::all_gather}},
+      {"optimizer's matrices", {shard, OpKind::all_to_all}}};
+  Sent out;
+  for (const LinkUse& use : link_bytes(pricer.rl(), point, price, parts.rollout, true)) {
+    const bool trains = use.phase == RlPhase::train || use.phase == RlPhase::critic ||
+                        use.phase == RlPhase::reference || use.phase == RlPhase::old_logprobs ||
+                        use.phase == RlPhase::values;
+    if (!trains || use.node_wire + use.network_wire <= 0.0) continue;
+    const auto& [family, kind] = names.at(use.what);
+    out[{use.phase, family, kind}] += use.node_wire + use.network_wire;
+  }
+  return out;
+}
+
+/// The same as simulated, the most that a rank sends of each.
+Sent sent(const Plan& plan, const Trace& trace) {
+  Sent most;
+  for (const RankTraffic& rank : trace.traffic) {
+    Sent own;
+    for (const auto& [key, count] : rank) {
+      const PlanPhase phase = phase_named(plan.phases[static_cast<std::size_t>(key.phase)].name);
+      const std::string& family = plan.groups[static_cast<std::size_t>(key.group)].name;
+      if (key.step == 0 || !family.starts_with("train_") || key.op == OpKind::barrier || key.op == OpKind::recv)
+        continue;
+      const OpKind kind = key.op == OpKind::send_recv ? OpKind::send : key.op;
+      const bool whole = kind == OpKind::send || kind == OpKind::all_to_all || family == "train_cp";
+      own[{rl_phase_of(phase), family, kind}] += static_cast<double>(whole ? count.payload_bytes : count.wire_bytes);
+    }
+    for (const auto& [what, bytes] : own) most[what] = std::max(most[what], bytes);
+  }
+  return most;
+}
 
 TEST_CASE("priced plans take what the closed form says, phase by phase, and hold what it holds") {
   Draws draws(static_cast<std::uint64_t>(number_of("HOTBUNK_PROPERTY_SEED", 1)));
@@ -190,8 +270,9 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     const RlPrice price = (*pricer)->price(point);
     if (!price.fits) continue;  // its rollout's moment is what it would need
     const Moments moments = moments_of(job->plan);
-    const auto near = [](std::int64_t bytes, double expected) {
-      return std::abs(static_cast<double>(bytes) - expected) <= 1e-9 * expected + 4096.0;
+    const auto near = [&point](std::int64_t bytes, double expected) {
+      // The closed form's moments around training are those of its fullest stage; another may hold a norm more.
+      return std::abs(static_cast<double>(bytes) - expected) <= (point.train.pp > 1 ? 1e-6 : 1e-9) * expected + 4096.0;
     };
     CAPTURE(moments.train, price.train_bytes, moments.rollout, price.rollout_bytes, moments.sync, price.sync_bytes,
             moments.wake, price.wake_bytes);
@@ -208,7 +289,23 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     CHECK(*again == job->plan);
     if (job->plan.num_ranks() > 32) continue;
     ++played;
-    const auto seconds = simulated(*job, (*pricer)->train().cost());
+    const Played result = play(*job, (*pricer)->train().cost());
+    const auto& seconds = result.seconds;
+    // Interleaved, the last stage's chunks go back to the first one: such a message is not played.
+    const Sent expected = said(**pricer, point), actual = sent(job->plan, result.trace);
+    for (const auto& [what, bytes] : expected) {
+      const auto& [phase, family, kind] = what;
+      const auto found = actual.find(what);
+      INFO(name_of(phase) << ", " << family << ", " << name_of(kind) << ": explained " << bytes << " B, sent "
+                          << (found == actual.end() ? 0.0 : found->second) << " B");
+      const bool message =
+          family == "train_pp" || (family == "train_tp" && !point.train.sp && kind == OpKind::all_gather);
+      if (message && point.train.vpp > 1) continue;
+      REQUIRE(found != actual.end());
+      CHECK(std::abs(found->second / bytes - 1.0) < 1e-3);
+    }
+    for (const auto& [what, bytes] : actual)
+      if (bytes > 0.0) CHECK(expected.contains(what));
     // What waits for memory is booked to the phase that maps it: sleep, wake and sync together.
     const auto check = [&](std::initializer_list<RlPhase> phases, double bound) {
       double simulated_s = 0.0, priced_s = 0.0;
@@ -218,7 +315,10 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
         CHECK(simulated_s == 0.0);
         return;
       }
-      const double error = simulated_s / priced_s - 1.0;
+      // Between the two it is a matter of whom one asks.
+      double error = simulated_s / priced_s - 1.0;
+      if (error < 0.0 && phases.size() == 1)
+        error = std::min(0.0, result.from_first[static_cast<std::size_t>(*phases.begin())] / priced_s - 1.0);
       INFO(name_of(*phases.begin()) << ": simulated " << simulated_s << " s, priced " << priced_s << " s, "
                                     << 100.0 * error << " %");
       CHECK(std::abs(error) < bound);
@@ -231,12 +331,46 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.08);
     for (const RlPhase p :
          {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
-      check({p}, 0.03);
+      // Under ZB-H1 a stage that is still at weight gradients keeps its neighbour waiting for a message.
+      check({p}, point.train.schedule == PipelineSchedule::zero_bubble ? 0.06 : 0.03);
   }
   REQUIRE(played > 5);
   for (const auto& [phase, error] : worst)
     if (std::getenv("HOTBUNK_PRICED_CASES") != nullptr)
       fmt::print("worst of {}: {} {:+.2f} %\n", played, name_of(phase), 100.0 * error);
+}
+
+TEST_CASE("priced plans play lengths that differ: ranks and stages agree on what they exchange") {
+  for (const char* layout :
+       {"train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 8192}\nprofile: verl-fsdp\n",
+        "train: {engine: megatron, layout: {dp: 2, pp: 4}, micro_batch_tokens: 4096}\nprofile: verl-megatron\n",
+        "train: {engine: megatron, layout: {dp: 1, tp: 2, pp: 2, cp: 2, vpp: 2}, pipeline_schedule: interleaved, "
+        "micro_batch_tokens: 3072}\nprofile: slime-megatron\n",
+        "train: {engine: megatron, layout: {dp: 2, tp: 2, pp: 2}, pipeline_schedule: zero-bubble, micro_batch_tokens: "
+        "4096}\nprofile: verl-megatron\n",
+        "train: {engine: megatron, layout: {dp: 2, tp: 2, pp: 2}, pipeline_schedule: gpipe, micro_batch_tokens: "
+        "4096}\nprofile: verl-megatron\n"}) {
+    INFO(layout);
+    const auto s = load_scenario_text(
+        fmt::format("name: ragged\nmodel: qwen2.5-7b\ncluster: {{gpu: b200-sxm-180gb, nodes: 1, gpus_per_node: "
+                    "8}}\n{}rollout: {{engine: vllm, layout: {{tp: 2, dp: 4}}, sleep: true}}\nalgorithm: {{name: grpo, "
+                    "prompts: 32, samples_per_prompt: 4, mini_batches: 2, reference: true, old_logprobs: "
+                    "true}}\nworkload: {{prompt_tokens: {{mean: 256, max: 512}}, response_tokens: {{mean: 512, max: "
+                    "2048}}}}\n",
+                    layout),
+        "ragged.yaml");
+    REQUIRE(s.has_value());
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const auto job = priced_job(**pricer);
+    REQUIRE(job.has_value());
+    const Played result = play(*job, (*pricer)->train().cost());  // throws where ranks disagree or wait for ever
+    const RlPrice price = (*pricer)->price((*pricer)->point());
+    const auto train = static_cast<std::size_t>(RlPhase::train);
+    CAPTURE(result.seconds[train], price.seconds[train]);
+    // Micro-batches are packed as full as they go, and a pipeline waits for the longest of those under way.
+    CHECK(std::abs(result.seconds[train] / price.seconds[train] - 1.0) < 0.4);
+  }
 }
 
 TEST_CASE("on GPUs of their own, engines wait for the trainer or roll out beside it") {

@@ -1,0 +1,94 @@
+// The order of passes on the stages of a pipeline: which blocks they play, and what they hold meanwhile.
+#include "layout/pipeline_schedule.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <map>
+#include <vector>
+
+#include "layout/pipeline.h"
+
+using namespace hotbunk;
+using enum PipelineBlock;
+
+namespace {
+
+std::vector<std::string> names_of(const std::vector<PipelineStep>& steps) {
+  std::vector<std::string> out;
+  for (const PipelineStep& s : steps) out.push_back(name_of(s));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("1F1B on two stages: the first runs one micro-batch ahead") {
+  const Pipeline p{.stages = 2};
+  CHECK(p.warm_up(0) == 1);
+  CHECK(p.warm_up(1) == 0);
+  // Three micro-batches: stage 0 runs F0, F1 B0, F2 B1, B2; stage 1 has nothing to warm up, but its part of fill.0 is
+  // where it receives micro-batch 0.
+  CHECK(names_of(pipeline_steps(p, 0, 3, 1)) ==
+        std::vector<std::string>{"fill.0", "forward", "backward", "forward", "backward", "drain.0"});
+  CHECK(names_of(pipeline_steps(p, 1, 3, 1)) ==
+        std::vector<std::string>{"fill.0", "forward", "backward", "forward", "backward", "forward", "drain.0"});
+  const std::vector<PipelineStep> first = pipeline_steps(p, 0, 3, 1);
+  CHECK(first[1].micro == 1);  // the forward of a block runs ahead of its backward
+  CHECK(first[2].micro == 0);
+}
+
+TEST_CASE("Zero-bubble leaves weight gradients behind by as many passes as there are stages before") {
+  const Pipeline p{.stages = 3, .schedule = PipelineSchedule::zero_bubble};
+  std::vector<std::int64_t> behind;  // backward passes done when a weight gradient is
+  std::int64_t done = 0;
+  for (const PipelineStep& s : pipeline_steps(p, 2, 4, 2)) {
+    if (s.block == backward || s.block == drain) ++done;
+    if (s.block == weights) behind.push_back(done - s.micro);
+  }
+  CHECK(behind == std::vector<std::int64_t>{3, 3, 2, 1});  // of the pass before the last two, then all that are left
+}
+
+TEST_CASE("Every stage passes each micro-batch forward and backward, through the same row of messages") {
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe, PipelineSchedule::zero_bubble})
+    for (std::int64_t stages = 2; stages <= 5; ++stages)
+      for (std::int64_t chunks = 1; chunks <= (schedule == PipelineSchedule::one_f_one_b ? 3 : 1); ++chunks)
+        for (std::int64_t micros = 0; micros <= 12; ++micros)
+          for (const bool known : {false, true}) {  // as many blocks as there are passes, or as the pipeline is deep
+            const Pipeline p{stages, chunks, schedule};
+            const std::int64_t passes = micros * chunks, fills = p.fills(known ? passes : 1'000'000);
+            CAPTURE(stages, chunks, micros, known, name_of(schedule));
+            const std::vector<PipelineStep> blocks = pipeline_blocks(p, fills);
+            std::vector<PipelineStep> row;  // of blocks with messages
+            for (std::int64_t stage = 0; stage < stages; ++stage) {
+              std::vector<PipelineStep> own;
+              std::map<std::int64_t, std::int64_t> forwards, backwards, gradients;  // by micro-batch
+              std::int64_t held = 0, most = 0;
+              for (const PipelineStep& s : pipeline_steps(p, stage, micros, fills)) {
+                CHECK(name_of(blocks[static_cast<std::size_t>(pipeline_block_index(p, s, fills))]) == name_of(s));
+                const bool messages = s.block != weights && (s.block != forward || schedule == PipelineSchedule::gpipe);
+                if (messages) own.push_back(s);
+                const bool is_forward = s.block == forward || (s.block == fill && s.number < p.warm_up(stage));
+                if (is_forward) ++forwards[s.micro], most = std::max(most, ++held);
+                if (s.block == backward || s.block == drain) {
+                  ++backwards[s.micro], --held;
+                  CHECK(backwards[s.micro] <= forwards[s.micro]);
+                }
+                if (s.block == weights) ++gradients[s.micro];
+              }
+              CHECK(held == 0);
+              for (std::int64_t i = 0; i < micros; ++i) {
+                CHECK(forwards[i] == chunks);
+                CHECK(backwards[i] == chunks);
+                CHECK(gradients[i] == (schedule == PipelineSchedule::zero_bubble ? 1 : 0));
+              }
+              // Micro-batches in flight as published: all of them, or min(m, PP - p), or the interleaved warm-up and
+              // one.
+              if (schedule == PipelineSchedule::gpipe) CHECK(most == micros);
+              else if (chunks == 1) CHECK(most == std::min(in_flight_1f1b(micros, stages, stage), micros));
+              else CHECK(most == std::min(passes, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1));
+              if (stage == 0) row = own;
+              else CHECK(names_of(own) == names_of(row));
+              CHECK(own == row);  // with the same sizes
+            }
+          }
+}
