@@ -269,7 +269,8 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
       simulate_job(job, hardware,
                    {.lengths = [&](std::int32_t step) { return lengths[static_cast<std::size_t>(step - 1)]; },
                     .span_steps = 0,
-                    .enforce_capacity = false});
+                    .enforce_capacity = false,
+                    .every_op = true});
   if (!simulated) return report_errors(simulated.error());
   const Comparison c = compare_traces(job.plan, *simulated, measured);
   if (o.scenario.json) {

@@ -229,22 +229,21 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
   SimOptions sim;
   sim.enforce_capacity = options.enforce_capacity;
   // Threads that share cores take turns op by op, and so do ranks that share a device.
-  const bool by_call = cost.threads().cores == 0;
+  const bool by_call = !options.every_op && cost.threads().cores == 0 && job.scenario.cluster.ranks_per_device == 1;
   if (by_call) {
     sim.granularity = Granularity::calls;
     sim.links = &model;
+    sim.timeline.room = 24'000;  // a run folder of some 20 MB
     if (disturbed) sim.slow = rank_factors(scenario.disturbances, job.scenario.cluster);
     sim.by_op = sim.timeline.in_full = options.by_op;
     if (options.by_op.empty() && !cost.jitters()) (*driver)->take_steps_together();
-    if (job.scenario.cluster.ranks_per_device == 1) {
-      std::vector<std::int32_t> classes = (*driver)->rank_classes(walked.first, walked.last);
-      for (std::int32_t alone = -1; const Rank r : options.by_op) classes[static_cast<std::size_t>(r)] = alone--;
-      // Who shares a node's links or a pod's must be alike too.
-      const std::int64_t node = job.scenario.cluster.gpus_per_node;
-      std::vector<std::int64_t> neighbours = {node};
-      if (job.scenario.cluster.pod_nodes > 0) neighbours.push_back(node * job.scenario.cluster.pod_nodes);
-      sim.classes = RankClasses::fold(job.plan, cost, classes, neighbours);
-    }
+    std::vector<std::int32_t> classes = (*driver)->rank_classes(walked.first, walked.last);
+    for (std::int32_t alone = -1; const Rank r : options.by_op) classes[static_cast<std::size_t>(r)] = alone--;
+    // Who shares a node's links or a pod's must be alike too.
+    const std::int64_t node = job.scenario.cluster.gpus_per_node;
+    std::vector<std::int64_t> neighbours = {node};
+    if (job.scenario.cluster.pod_nodes > 0) neighbours.push_back(node * job.scenario.cluster.pod_nodes);
+    sim.classes = RankClasses::fold(job.plan, cost, classes, neighbours);
   }
   sim.timeline.last_step = std::min(walked.first - 1 + options.span_steps, walked.last);
   RunOptions run;

@@ -34,7 +34,7 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
   }
   const auto hardware = hardware_of(run.job.scenario);
   if (!hardware) return tl::unexpected(hardware.error());
-  SimulateOptions options{.lengths = {}, .walked = run.walked, .enforce_capacity = false};
+  SimulateOptions options{.lengths = {}, .walked = run.walked, .enforce_capacity = false, .every_op = true};
   std::error_code ignored;
   if (const RunFolder folder{o.folder}; std::filesystem::exists(folder.lengths(), ignored)) {
     auto lengths = lengths_of(folder, run.job.scenario, run.walked);

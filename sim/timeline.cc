@@ -16,12 +16,12 @@ Timeline::Timeline(const Plan& plan, const RankClasses& classes, const TimelineO
   // A few phases of an iteration have many spans, the others hardly any.
   const std::int64_t players = std::ssize(classes.players()),
                      stays = 4 * players * std::max<std::int64_t>(1, options.last_step - options.first_step),
-                     share = std::max<std::int64_t>(64, options.max_spans / std::max<std::int64_t>(1, stays));
+                     shared = std::max<std::int64_t>(64, options.room / std::max<std::int64_t>(1, stays)),
+                     all = std::numeric_limits<std::int64_t>::max() / 4;
   for (const Rank r : classes.players()) {
     const bool in_full = std::ranges::find(options.in_full, r) != options.in_full.end();
     line_of_rank_[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(lines_.size());
-    lines_.emplace_back(plan, r, KeptSteps{.head = options.last_step},
-                        in_full ? std::numeric_limits<std::int64_t>::max() / 4 : share);
+    lines_.emplace_back(plan, r, KeptSteps{.head = options.last_step}, in_full || options.room == 0 ? all : shared);
   }
 }
 
@@ -53,8 +53,9 @@ std::uint32_t Timeline::begin_run(Rank r, const Args& args, std::int32_t block, 
   visit.blocks += args.times;
   BlockRun run{args.sizes, args.times, args.pairs_per_time, visit.step, block, mine.visits.end() - 1};
   if (recorded(visit.step)) {
-    const bool one_by_one = args.times == 1 && mine.num_spans + num_items <= mine.share;
-    run.detail = one_by_one ? Detail::items : mine.num_spans < 2 * mine.share ? Detail::run : Detail::stay;
+    const bool full = std::ssize(spans_) >= options_.max_spans;
+    const bool one_by_one = !full && args.times == 1 && mine.num_spans + num_items <= mine.share;
+    run.detail = one_by_one ? Detail::items : !full && mine.num_spans < 2 * mine.share ? Detail::run : Detail::stay;
     mine.num_spans += one_by_one ? num_items : spans_of_run;
   }
   mine.runs.items.push_back(run);

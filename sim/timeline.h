@@ -28,10 +28,12 @@ enum class Detail : std::uint8_t {
 
 struct TimelineOptions {
   std::int32_t first_step = 0, last_step = 2;  // spans and memory events of these steps only; 0: the prologue
-  /// About how many spans all ranks together have room for. A stay in a phase that has used up its share goes on with
-  /// Detail::run and, after twice the share, with Detail::stay; several runs that are played together are Detail::run
-  /// from the start.
-  std::int64_t max_spans = 24'000;
+  /// Spans up to which all is kept one by one; what comes then is kept with Detail::stay.
+  std::int64_t max_spans = std::int64_t{1} << 20;
+  /// About how many spans all ranks together have room for; 0: max_spans, and nobody has a share. A stay in a phase
+  /// that has used up its share goes on with Detail::run and, after twice the share, with Detail::stay; several runs
+  /// that are played together are Detail::run from the start.
+  std::int64_t room = 0;
   std::vector<Rank> in_full{};  // ranks of which everything is kept one by one
 };
 

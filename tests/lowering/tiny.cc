@@ -15,7 +15,7 @@ name: tiny
 model: {{model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 24, intermediate_size: 40, num_hidden_layers: 3,
   num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, vocab_size: 33, max_position_embeddings: 64,
   rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: false}}
-cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {0}, device_memory_mib: 1}}
+cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {0}, device_memory_mib: 1, host_memory_gib: 24}}
 train: {{layout: {{dp: {0}}}, micro_batch_tokens: 64, precision: {{params: fp32}}, offload: sleep}}
 rollout: {{engine: hotbunk, layout: {{tp: {1}, dp: {2}}}, max_running_requests: 6, max_prefill_tokens: 24, block_tokens: 4,
   kv_cache_tokens: 40}}

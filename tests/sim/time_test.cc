@@ -253,7 +253,7 @@ TEST_CASE("what a stay has no room for is kept together, and nothing is left out
       {test::block_of(plan.programs[0], "map", {mapping(OpKind::map, sections::train_params, 0, 4096)})});
   for (const Granularity granularity : {Granularity::ops, Granularity::calls}) {
     SimOptions options;
-    options.timeline.max_spans = 1;
+    options.timeline.room = 1;
     options.granularity = granularity;
     const Prices seven_each{{"a", 7}, {"b", 7}, {"c", 7}};
     SimBackend backend(one_rank_per_device(), seven_each, options);
