@@ -281,9 +281,11 @@ void PricedPlanWriter::stage_steps(std::int32_t phase, std::string_view what, co
         fill(w, step.number);
         break;
       case PipelineBlock::forward:
-        forward(w);
+        if (most_passes() > w.schedule.warm_up(stage_)) forward(w);
         break;
       case PipelineBlock::backward:
+        if (most_passes() <= w.fills) break;  // never played: all of them are warm-up somewhere
+        [[fallthrough]];
       case PipelineBlock::drain:
         backward(w, step);
         break;

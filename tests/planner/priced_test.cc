@@ -64,12 +64,14 @@ class Draws : private test::DrawnNumbers {
     if (apart) text += "placement: disaggregated\n";
     const std::string schedule =
         pp > 1 ? of<std::string>({"1f1b", "1f1b", "interleaved", "gpipe", "zero-bubble"}) : "1f1b";
+    const bool cuts = !system.megatron && dp * cp > 8;  // hybrid shards: replicas of them
     text += fmt::format(
-        "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, vpp: {}, cp: {}, ep: {}, sp: {}}}, pipeline_schedule: "
+        "train: {{engine: {}, layout: {{dp: {}, fsdp: {}, tp: {}, pp: {}, vpp: {}, cp: {}, ep: {}, sp: {}}}, "
+        "pipeline_schedule: "
         "{}, micro_batch_tokens: {}, recompute: {}, offload: {}}}\n",
-        system.engine, dp, tp, pp, schedule == "interleaved" ? 2 : 1, cp, ep,
-        tp > 1 ? of<std::string>({"true", "true", "false"}) : "false", schedule,
-        (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
+        system.engine, dp, cuts && std::string_view(system.engine) != "ddp" ? of<std::int64_t>({-1, 8}) : -1, tp, pp,
+        schedule == "interleaved" ? 2 : 1, cp, ep, tp > 1 ? of<std::string>({"true", "true", "false"}) : "false",
+        schedule, (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
         apart ? "none" : of<std::string>({"none", "sleep", "sleep"}));
     text += fmt::format(
         "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, order: {}}}, max_running_requests: {}, sleep: {}, "
@@ -328,11 +330,13 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     check({RlPhase::rollout}, 0.03);
     // The plan also maps what a sync stages and an engine works in, which the closed form takes to be there.
     // Apart, a sync is also what one role waits for the other.
-    if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.08);
+    if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.1);
     for (const RlPhase p :
          {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
-      // Under ZB-H1 a stage that is still at weight gradients keeps its neighbour waiting for a message.
-      check({p}, point.train.schedule == PipelineSchedule::zero_bubble ? 0.06 : 0.03);
+      // Under ZB-H1 a stage that is still at weight gradients keeps its neighbour waiting for a message, and of few
+      // micro-batches more gradients can wait than the closed form lets; interleaved, a stage receives what comes early
+      // before its first backward pass.
+      check({p}, point.train.schedule == PipelineSchedule::zero_bubble ? 0.08 : point.train.vpp > 1 ? 0.06 : 0.03);
   }
   REQUIRE(played > 5);
   for (const auto& [phase, error] : worst)
