@@ -304,9 +304,10 @@ class SimDevice final : public Device {
   }
 
   Status enqueue_items(const Block& block, const BlockMemory& memory, const Args& args) {
-    const bool one_by_one = detail_ == Detail::items || world_->cost.jitters();
+    // Who meets in a block must have it cut alike, and how closely a rank is recorded is its own affair: that a block
+    // runs several times together is said to all who meet in it.
     const std::span<const BlockItem> items =
-        one_by_one ? index_.items(phase_, args.block) : index_.chained_items(phase_, args.block);
+        args.times > 1 ? index_.chained_items(phase_, args.block) : index_.items(phase_, args.block);
     for (const BlockItem& item : items) {
       switch (item.kind) {
         case BlockItem::Kind::op:

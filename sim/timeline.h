@@ -72,7 +72,7 @@ class Timeline {
   };
   /// A buffer's; none where the current step is not recorded.
   OpenEvents open_memory(Rank, const BoundBuffer&, std::int64_t delta_bytes);
-  /// A change of many buffers at once; `name` is the plan's or one of keep_name().
+  /// A change of many buffers at once, under the name of a call or a block.
   OpenEvents open_memory(Rank, std::string_view name, const CategoryBytes& device, const CategoryBytes& host);
   void set_memory_time(Rank r, std::int64_t first, std::int64_t count, std::int64_t now_ns) {
     for (std::int64_t i = first; i < first + count; ++i)

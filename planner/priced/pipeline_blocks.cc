@@ -2,7 +2,7 @@
 // its neighbours in the messages between them. No bubble is priced; it is what a stage waits.
 #include <fmt/format.h>
 
-#include "exec/batching.h"
+#include "layout/shard.h"
 #include "lowering/sample_rows.h"
 #include "planner/priced/writer.h"
 
@@ -35,17 +35,13 @@ std::int64_t PricedPlanWriter::most_passes() const {
   const auto fixed_length = [](const LengthSpec& l) { return l.distribution == LengthDistribution::fixed; };
   if (!fixed_length(scenario_.workload.prompt_tokens) || !fixed_length(scenario_.workload.response_tokens))
     return std::numeric_limits<std::int64_t>::max();
-  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(num_samples(scenario_)),
-                                         max_sample_tokens(scenario_));
+  // Samples that are alike are dealt evenly to mini-batches, to ranks, and to as few micro-batches as hold them.
   const TrainLayout& l = scenario_.train.layout;
-  const auto minis =
-      make_mini_batches(tokens, {.ranks = l.dp,
-                                 .mini_batches = scenario_.algorithm.mini_batches,
-                                 .micro_batch_tokens = scenario_.train.micro_batch_tokens * l.cp * l.ulysses,
-                                 .max_seqs = max_micro_batch_seqs(scenario_)});
-  if (!minis) return std::numeric_limits<std::int64_t>::max();  // a simulation says why
-  std::int64_t most = 1;
-  for (const MiniBatch& m : *minis) most = std::max(most, m.micro_batches());
+  const std::int64_t capacity = scenario_.train.micro_batch_tokens * l.cp * l.ulysses;
+  const std::int64_t held = std::min(capacity / max_sample_tokens(scenario_), max_micro_batch_seqs(scenario_));
+  if (held < 1) return std::numeric_limits<std::int64_t>::max();  // a simulation says why
+  const std::int64_t of_rank = ceil_div(ceil_div(num_samples(scenario_), scenario_.algorithm.mini_batches), l.dp);
+  const std::int64_t most = std::max<std::int64_t>(1, ceil_div(of_rank, held));
   return most * l.vpp;
 }
 
