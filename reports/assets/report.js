@@ -25,7 +25,7 @@ function gantt() {
     c.font = '11.5px system-ui, sans-serif'; c.textBaseline = 'middle';
     lanes.forEach(([r, s], i) => {
       c.fillStyle = style.getPropertyValue('--band').trim(); c.fillRect(x(view.lo), laneY[i] + 1, x(view.hi) - x(view.lo), lane - 2);
-      if (!i || lanes[i - 1][0] !== r) { c.fillStyle = ink; c.textAlign = 'left'; c.fillText(fitText(who(r), left - 8 - c.measureText(D.streams[s].name).width) || 'rank ' + r, 0, laneY[i] + lane / 2); }
+      if (!i || lanes[i - 1][0] !== r) { c.fillStyle = ink; c.textAlign = 'left'; c.fillText(D.folded ? fitText(who(r).replace(/^ranks? /, ''), left - 12 - c.measureText(D.streams[s].name).width) : 'rank ' + r, 0, laneY[i] + lane / 2); }
       c.fillStyle = soft; c.textAlign = 'right'; c.fillText(D.streams[s].name, left - 8, laneY[i] + lane / 2);
     });
     for (const [i, p] of cells) {
