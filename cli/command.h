@@ -100,7 +100,7 @@ struct SimulateOptions {
   bool enforce_capacity = true;
   std::vector<Rank> by_op{};  // ranks that are played op by op
   bool every_op = false;      // all are, as a run is measured: what is compared with one counts ops
-  bool disturbed = false;  // with the scenario's disturbances; a prediction of a run is without
+  bool disturbed = false;     // with the scenario's disturbances; a prediction of a run is without
   bool shows_progress = true;
   std::int64_t seed_offset = 0;  // added to the scenario's seed and the jitter's: another draw
 };

@@ -137,12 +137,9 @@ Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& fo
                            const StepsWalked& walked) {
   auto lengths = lengths_of(folder, job.scenario, walked);
   if (!lengths) return fail(std::move(lengths.error()));
-  return simulate_job(job, hardware,
-                      {.lengths = *lengths,
-                       .span_steps = o.span_steps,
-                       .walked = walked,
-                       .enforce_capacity = false,
-                       .every_op = true});
+  return simulate_job(
+      job, hardware,
+      {.lengths = *lengths, .span_steps = o.span_steps, .walked = walked, .enforce_capacity = false, .every_op = true});
 }
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.

@@ -166,14 +166,13 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
     for (const std::string& why : reasons)
       all.push_back(
           {.code = "E250",
-           .message = (job ? "this scenario is not run yet: "
-                           : "a model of this kind is not executed yet: ") +
-                      why,
+           .message = (job ? "this scenario is not run yet: " : "a model of this kind is not executed yet: ") + why,
            .where = {},
            .notes = {},
-           .help = job ? "change the setting named; `hotbunk plan`, `hotbunk explain` and `hotbunk simulate` answer for it "
-                         "as it is, where that has a price"
-                       : "dense Llama, Qwen2 and Qwen3 are executed"});
+           .help =
+               job ? "change the setting named; `hotbunk plan`, `hotbunk explain` and `hotbunk simulate` answer for it "
+                     "as it is, where that has a price"
+                   : "dense Llama, Qwen2 and Qwen3 are executed"});
     return fail(std::move(all));
   }
   const std::int64_t world = s.train.layout.ranks();

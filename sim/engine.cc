@@ -45,7 +45,7 @@ Engine::Engine(const Plan& plan, const RankClasses& classes, std::vector<const P
         members_[f * hosts_.size() + static_cast<std::size_t>(r)] = &members;
       }
       std::ranges::sort(players);
-      players.erase(std::ranges::unique(players).begin(), players.end());
+      players.erase(std::unique(players.begin(), players.end()), players.end());
       const auto [group, is_new] = known.try_emplace(players, static_cast<std::int32_t>(groups_.size()));
       if (!is_new) continue;
       for (const Rank r : players) {

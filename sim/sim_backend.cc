@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "sim/affine_sum.h"
@@ -454,7 +455,7 @@ class SimDevice final : public Device {
 }  // namespace
 
 SimBackend::SimBackend(const ClusterSpec& cluster, const OpCost& cost, SimOptions options)
-    : cluster_(cluster), cost_(cost), options_(options) {}
+    : cluster_(cluster), cost_(cost), options_(std::move(options)) {}
 SimBackend::~SimBackend() = default;
 
 Result<std::vector<std::unique_ptr<Device>>> SimBackend::open(const Plan& plan, std::span<const Rank> local) {

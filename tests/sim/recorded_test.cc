@@ -12,8 +12,8 @@
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/loader.h"
-#include "tests/json.h"
 #include "tests/blocks.h"
+#include "tests/json.h"
 #include "tests/paths.h"
 
 using namespace hotbunk;
