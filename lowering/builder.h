@@ -18,8 +18,9 @@
 
 namespace hotbunk {
 
-/// The group families of a colocated plan; indices into Plan::groups.
-enum class Family : GroupId { fsdp = 0, tp = 1, world = 2 };
+/// The group families of a colocated plan; indices into Plan::groups. fsdp: the ranks that share one copy of what is
+/// sharded; replicas: those that hold the same shard, where there is more than one copy (HSDP).
+enum class Family : GroupId { fsdp = 0, tp = 1, world = 2, replicas = 3 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, tokens_extent, begin}; }

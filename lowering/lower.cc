@@ -40,9 +40,15 @@ Scenario for_purpose(Scenario s, Purpose purpose) {
   return s;
 }
 
-std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world, bool engines) {
-  std::vector<Rank> all;
-  for (std::int64_t r = 0; r < world; ++r) all.push_back(static_cast<Rank>(r));
+std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
+  const auto ranks = [](std::int64_t first, std::int64_t count, std::int64_t apart) {
+    std::vector<Rank> out;
+    for (std::int64_t i = 0; i < count; ++i) out.push_back(static_cast<Rank>(first + i * apart));
+    return out;
+  };
+  GroupFamily fsdp{"fsdp", {}}, replicas{"replicas", {}};
+  for (std::int64_t g = 0; g < mesh.replicas; ++g) fsdp.groups.push_back(ranks(g * mesh.shards, mesh.shards, 1));
+  for (std::int64_t i = 0; i < mesh.shards; ++i) replicas.groups.push_back(ranks(i, mesh.replicas, mesh.shards));
   GroupFamily tp{"tp", {}};
   if (engines)
     for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e) {
@@ -51,7 +57,9 @@ std::vector<GroupFamily> group_families(const Scenario& s, std::int64_t world, b
         members.push_back(static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t})));
       tp.groups.push_back(std::move(members));
     }
-  return {{"fsdp", {all}}, std::move(tp), {"world", {all}}};
+  std::vector<GroupFamily> out{std::move(fsdp), std::move(tp), {"world", {ranks(0, mesh.ranks(), 1)}}};
+  if (mesh.replicas > 1) out.push_back(std::move(replicas));
+  return out;
 }
 
 /// Whether ranks serve rollout engines.
@@ -73,8 +81,8 @@ Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
-  const std::int64_t world = plan.num_ranks();
-  const TrainState train(s, b, world, *shapes.units(world), purpose == Purpose::job);
+  const ShardMesh mesh = shard_mesh(s.train);
+  const TrainState train(s, b, mesh, shapes, purpose == Purpose::job);
   on("load", [&](auto p) { lower_load(b, train, p); });
   on("train", [&](auto p) { lower_train(s, b, train, p); });
   on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
@@ -92,7 +100,7 @@ Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves
     transitions(&rollout);
     on("sync", [&](auto p) { lower_sync(s, b, train, rollout, phases.find(PlanPhase::sync)->from_host, p); });
     on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
-    on("exchange", [&](auto p) { lower_exchange(s, b, world, p); });
+    on("exchange", [&](auto p) { lower_exchange(s, b, mesh.ranks(), p); });
   } else {
     transitions(nullptr);
   }
@@ -182,8 +190,9 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.device_capacity_bytes = s.cluster.device_memory_bytes;
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   const bool engines = rolls_out(s, purpose);
-  plan.streams = plan_streams();
-  plan.groups = group_families(s, world, engines);
+  const ShardMesh mesh = shard_mesh(s.train);
+  plan.streams = plan_streams(mesh.replicas > 1);
+  plan.groups = group_families(s, mesh, engines);
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;

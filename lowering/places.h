@@ -16,13 +16,17 @@ inline constexpr StreamId control{4};  // norms, counts and barriers
 inline constexpr StreamId h2d{5};      // from host memory
 inline constexpr StreamId d2h{6};      // to host memory
 inline constexpr StreamId host{7};     // feeds and fetches
+inline constexpr StreamId replicas{8};  // gradients between copies of the shards, where there are several
 }  // namespace streams
 
-inline std::vector<Stream> plan_streams() {
-  return {{"compute", StreamKind::compute},       {"gather", StreamKind::communication},
+/// `replicates`: with the stream between replicas.
+inline std::vector<Stream> plan_streams(bool replicates = false) {
+  std::vector<Stream> out{{"compute", StreamKind::compute},       {"gather", StreamKind::communication},
           {"reduce", StreamKind::communication},  {"tensor", StreamKind::communication},
           {"control", StreamKind::communication}, {"h2d", StreamKind::to_device},
           {"d2h", StreamKind::to_host},           {"host", StreamKind::host}};
+  if (replicates) out.push_back({"replicas", StreamKind::communication});
+  return out;
 }
 
 /// Indices into program_sections().

@@ -290,7 +290,9 @@ void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, st
 ShiftBuffers shift_buffers(const TrainState& t, const RolloutState* r) {
   ShiftBuffers out;
   for (const UnitState& u : t.units()) {
-    out.params.push_back({u.shard, u.host_shard});
+    if (u.whole >= 0) out.params.push_back({u.whole, u.host_whole});
+    else out.params.push_back({u.shard, u.host_shard});
+    if (u.publishes()) out.moments.push_back({u.shard, u.host_shard});
     out.moments.push_back({u.exp_avg, u.host_exp_avg});
     out.moments.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
     if (u.reference >= 0) out.reference.push_back({u.reference, u.host_reference});

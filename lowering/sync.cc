@@ -20,7 +20,7 @@ namespace {
 
 /// Rows [begin, end) of every rank's padded shard of one parameter.
 struct Entry {
-  const UnitState* unit = nullptr;
+  const SyncedUnit* unit = nullptr;
   const UnitParam* param = nullptr;
   std::int64_t begin = 0, end = 0;
   std::int64_t offset = 0;  // elements into a rank's part of the bucket
@@ -32,10 +32,10 @@ struct Bucket {
   std::vector<Entry> entries;
   std::int64_t elements = 0;  // of one rank's part
   /// Elements of all parts that are padding: rows past the parameter's end.
-  std::int64_t padding(std::int64_t world) const {
+  std::int64_t padding(std::int64_t shards) const {
     std::int64_t n = 0;
     for (const Entry& e : entries)
-      for (std::int64_t w = 0; w < world; ++w) {
+      for (std::int64_t w = 0; w < shards; ++w) {
         const std::int64_t real =
             std::clamp<std::int64_t>(e.param->rows - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
         n += (e.end - e.begin - real) * e.param->cols;
@@ -45,11 +45,12 @@ struct Bucket {
 };
 
 /// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is.
-std::vector<Bucket> fill_buckets(const TrainState& state, std::int64_t bucket_bytes, DType dtype) {
+std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t shards, std::int64_t bucket_bytes,
+                                 DType dtype) {
   std::vector<Bucket> buckets(1);
-  const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / state.world());
-  for (const UnitState& u : state.units())
-    for (const UnitParam& p : u.unit.params)
+  const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / shards);
+  for (const SyncedUnit& u : units)
+    for (const UnitParam& p : u.unit->params)
       for (std::int64_t row = 0; row < p.padded_rows;) {
         std::int64_t rows = std::min(p.padded_rows - row, (capacity - buckets.back().elements) / p.cols);
         if (rows <= 0 && buckets.back().elements > 0) {
@@ -78,17 +79,25 @@ Destinations destinations_of(const RolloutState& r) {
 class SyncLowering {
  public:
   SyncLowering(const Scenario& s, ProgramBuilder& b, const TrainState& t, const RolloutState& r, bool from_host)
-      : s_(s), b_(b), t_(t), r_(r), from_host_(from_host), to_(destinations_of(r)) {
+      : s_(s),
+        b_(b),
+        t_(t),
+        r_(r),
+        from_host_(from_host),
+        to_(destinations_of(r)),
+        units_(t.synced()),
+        shards_(t.synced_shards()) {
     staging_ = b.limit_slots("sync.staging", 1);  // all have read a bucket before the next is packed
   }
 
   void lower() {
     zero_padding();
     if (s_.sync.verify) begin_hashes();
-    const std::vector<Bucket> buckets = fill_buckets(t_, s_.sync.bucket_bytes, s_.rollout.dtype);
+    const std::vector<Bucket> buckets = fill_buckets(units_, shards_, s_.sync.bucket_bytes, s_.rollout.dtype);
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const std::string name = fmt::format("sync.bucket{}.", i);
-      if (s_.sync.transport == SyncTransport::ipc || t_.world() == 1) through_peers(buckets[i], name);
+      if (shards_ == 1 && t_.mesh().ranks() > 1) from_own(buckets[i], name);
+      else if (s_.sync.transport == SyncTransport::ipc || shards_ == 1) through_peers(buckets[i], name);
       else through_gather(buckets[i], name);
     }
     if (s_.sync.verify) verify();
@@ -111,8 +120,8 @@ class SyncLowering {
   }
 
   std::int64_t rows_of_parameter(const std::string& name) const {
-    for (const UnitState& u : t_.units())
-      for (const UnitParam& p : u.unit.params)
+    for (const SyncedUnit& u : units_)
+      for (const UnitParam& p : u.unit->params)
         if (p.parameter == name) return p.rows;
     HB_CHECK(false, "no parameter '{}'", name);
     return 0;
@@ -129,14 +138,14 @@ class SyncLowering {
     Sources out;
     for (const Entry& e : bucket.entries) {
       out.of_entry.emplace_back(static_cast<std::int32_t>(out.tensors.size()), e.shard_element());
-      out.tensors.push_back(b_.whole(e.unit->shard));
+      out.tensors.push_back(b_.whole(e.unit->buffer));
     }
     return out;
   }
 
   /// Up from the host, a copy for what of a unit lies together; hashed there, for the shards themselves stay below.
   Sources upload(const Bucket& bucket, const std::string& name) {
-    const DType dtype = s_.train.precision.master;
+    const DType dtype = b_.buffer(units_[0].buffer).dtype;
     b_.begin_call("sync.upload", name);
     const Tensor staged = b_.transient(name + "staged", dtype, {fixed(bucket.elements)}, Category::communication);
     for (std::size_t i = 0; i < bucket.entries.size();) {
@@ -146,8 +155,8 @@ class SyncLowering {
              bucket.entries[i].shard_element() == first.shard_element() + n;
            ++i)
         n += bucket.entries[i].elements();
-      b_.emit(OpKind::copy, streams::h2d, name + "up." + first.unit->unit.name,
-              {b_.view(first.unit->host_shard, dtype, {fixed(n)}, first.shard_element())},
+      b_.emit(OpKind::copy, streams::h2d, name + "up." + first.unit->unit->name,
+              {b_.view(first.unit->host, dtype, {fixed(n)}, first.shard_element())},
               {b_.view(staged.buffer, dtype, {fixed(n)}, first.offset)});
     }
     Sources out{{staged}, {}, staged.buffer};
@@ -155,7 +164,7 @@ class SyncLowering {
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
         hash(e.param->parameter, {staged}, sum(sum_of_.at(e.param->parameter)),
-             {{parts_of(e, Holds::mine, 0), logical(*e.param)}});
+             {{shards_ > 1 ? parts_of(e, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
     return out;
   }
 
@@ -187,6 +196,11 @@ class SyncLowering {
     else b_.take_turn(staging_, {packed.part.buffer, whole});
   }
 
+  /// Of a parameter that is not cut.
+  static Side rows_of(const Entry& e) {
+    return {.tensor = 0, .piece = {e.begin, e.end, 0, e.param->cols, e.offset, e.param->cols}, .parts = {}};
+  }
+
   /// The parts of an entry: of each rank in its own memory (peers), or `pitch` elements apart.
   Side parts_of(const Entry& e, Holds who, std::int64_t pitch) const {
     return {.piece = {.row_begin = e.begin,
@@ -196,7 +210,7 @@ class SyncLowering {
                       .pitch = e.param->cols},
             .parts = {.who = who,
                       .family = static_cast<GroupId>(Family::fsdp),
-                      .count = static_cast<std::int32_t>(t_.world()),
+                      .count = static_cast<std::int32_t>(shards_),
                       .rows = e.param->padded_rows,
                       .pitch = pitch,
                       .last_row = e.param->rows}};
@@ -220,17 +234,21 @@ class SyncLowering {
   /// order of `used`.
   std::vector<Move> slices(const Bucket& bucket, Holds who, std::int64_t pitch, std::vector<std::size_t>& used) const {
     std::vector<Move> moves;
-    for (const Entry& e : bucket.entries) {
-      const auto found = to_.find(e.param->parameter);
-      if (found == to_.end()) continue;
-      for (const auto& [weight, source] : found->second) {
-        auto it = std::find(used.begin(), used.end(), weight);
-        if (it == used.end()) it = used.insert(used.end(), weight);
-        moves.push_back(
-            {parts_of(e, who, pitch), slice_of(*source, e.param->rows, static_cast<std::int32_t>(it - used.begin()))});
-      }
-    }
+    for (const Entry& e : bucket.entries)
+      each_slice(e, used, [&](const Side& slice) { moves.push_back({parts_of(e, who, pitch), slice}); });
     return moves;
+  }
+
+  /// visit(slice) for every slice of an entry's parameter among the rollout's weights, which are numbered as `used`.
+  template <class Visit>
+  void each_slice(const Entry& e, std::vector<std::size_t>& used, Visit visit) const {
+    const auto found = to_.find(e.param->parameter);
+    if (found == to_.end()) return;
+    for (const auto& [weight, source] : found->second) {
+      auto it = std::find(used.begin(), used.end(), weight);
+      if (it == used.end()) it = used.insert(used.end(), weight);
+      visit(slice_of(*source, e.param->rows, static_cast<std::int32_t>(it - used.begin())));
+    }
   }
 
   std::vector<Tensor> weights(const std::vector<std::size_t>& used) const {
@@ -244,7 +262,7 @@ class SyncLowering {
     const Tensor& part = packed.part;
     take_turn(packed, part.buffer);
     const auto barrier = [&](const char* what) {
-      if (t_.world() > 1) b_.communicate(OpKind::barrier, streams::control, Family::fsdp, name + what, {part}, {part});
+      if (shards_ > 1) b_.communicate(OpKind::barrier, streams::control, Family::fsdp, name + what, {part}, {part});
     };
     barrier("ready");
     std::vector<std::size_t> used;
@@ -255,16 +273,35 @@ class SyncLowering {
     barrier("done");
   }
 
+  /// Every rank has all parameters: it takes its slices of them, and nothing is staged but what comes up from the host.
+  void from_own(const Bucket& bucket, const std::string& name) {
+    Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
+    b_.begin_call("sync.bucket", name);
+    std::vector<std::size_t> used;
+    std::vector<Move> moves;
+    for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
+      const Entry& e = bucket.entries[i];
+      const auto [tensor, element] = from.of_entry[i];
+      each_slice(e, used, [&](const Side& slice) {
+        moves.push_back({{tensor, {e.begin, e.end, 0, e.param->cols, element, e.param->cols}, {}}, slice});
+      });
+    }
+    if (moves.empty()) return;
+    b_.emit(OpKind::copy_boxes, streams::compute, name + "take", std::move(from.tensors), weights(used)).moves =
+        std::move(moves);
+    if (from.staged >= 0) b_.take_turn(staging_, {from.staged});
+  }
+
   /// All-gather, then copy the slices out.
   void through_gather(const Bucket& bucket, const std::string& name) {
     const DType dtype = s_.rollout.dtype;
     const Packed packed = pack(bucket, name);
     const Tensor& part = packed.part;
     Tensor whole = part;
-    if (t_.world() > 1) {
-      whole = b_.transient(name + "whole", dtype, {fixed(t_.world() * bucket.elements)}, Category::communication);
+    if (shards_ > 1) {
+      whole = b_.transient(name + "whole", dtype, {fixed(shards_ * bucket.elements)}, Category::communication);
       Op& op = b_.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + "all_gather", {part}, {whole});
-      with(op, Attr::padding_bytes, bucket.padding(t_.world()) * size_of(dtype));
+      with(op, Attr::padding_bytes, bucket.padding(shards_) * size_of(dtype));
     }
     take_turn(packed, whole.buffer);
     std::vector<std::size_t> used;
@@ -278,8 +315,8 @@ class SyncLowering {
   /// From shards on the device, all of it behind the last bucket; from the host the trained side is hashed bucket by
   /// bucket, and the sums are there from the start.
   void begin_hashes() {
-    for (const UnitState& u : t_.units())
-      for (const UnitParam& p : u.unit.params) sum_of_.emplace(p.parameter, static_cast<std::int64_t>(sum_of_.size()));
+    for (const SyncedUnit& u : units_)
+      for (const UnitParam& p : u.unit->params) sum_of_.emplace(p.parameter, static_cast<std::int64_t>(sum_of_.size()));
     if (from_host_) make_sums();
   }
   void make_sums() {
@@ -292,20 +329,22 @@ class SyncLowering {
 
   void verify() {
     if (!from_host_) make_sums();
-    for (const UnitState& u : t_.units())
-      for (const UnitParam& p : u.unit.params) {
+    for (const SyncedUnit& u : units_)
+      for (const UnitParam& p : u.unit->params) {
         const std::int64_t i = sum_of_.at(p.parameter);
         if (!from_host_) hash_trained(u, p, sum(i));
         hash_rollout(p, sum(num_sums() + i));
       }
     b_.begin_call("sync.hashes", "sync.");
     Tensor all = sums_;
-    if (t_.world() > 1) {
-      all = b_.transient("sync.all_hashes", DType::i64, {fixed(t_.world() * 2 * num_sums())}, Category::communication);
-      b_.communicate(OpKind::all_gather, streams::gather, Family::fsdp, "sync.hashes.all_gather", {sums_}, {all});
+    const std::int64_t ranks = t_.mesh().ranks();
+    if (ranks > 1) {
+      all = b_.transient("sync.all_hashes", DType::i64, {fixed(ranks * 2 * num_sums())}, Category::communication);
+      const Family everyone = t_.mesh().replicas > 1 ? Family::world : Family::fsdp;
+      b_.communicate(OpKind::all_gather, streams::gather, everyone, "sync.hashes.all_gather", {sums_}, {all});
     }
     if (!from_host_) b_.take_turn(staging_, {sums_.buffer, all.buffer});
-    else if (t_.world() > 1) b_.take_turn(staging_, {all.buffer});
+    else if (ranks > 1) b_.take_turn(staging_, {all.buffer});
     b_.fetch(all, Slot::sync_hashes);
   }
 
@@ -316,8 +355,16 @@ class SyncLowering {
     op.moves = std::move(moves);
   }
 
-  void hash_trained(const UnitState& u, const UnitParam& p, const Tensor& sum) {
-    hash(p.parameter, {b_.whole(u.shard)}, sum, {{shards_of(u.unit, p, t_.world(), Holds::mine), logical(p)}});
+  /// What this rank has of a parameter.
+  Side held(const SyncedUnit& u, const UnitParam& p) const {
+    if (shards_ > 1) return shards_of(*u.unit, p, shards_, Holds::mine);
+    Side whole = logical(p);
+    whole.piece.offset = p.shard_offset;
+    return whole;
+  }
+
+  void hash_trained(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
+    hash(p.parameter, {b_.whole(u.buffer)}, sum, {{held(u, p), logical(p)}});
   }
 
   void hash_rollout(const UnitParam& p, const Tensor& sum) {
@@ -338,6 +385,8 @@ class SyncLowering {
   const RolloutState& r_;
   bool from_host_;
   Destinations to_;
+  std::vector<SyncedUnit> units_;
+  std::int64_t shards_ = 1;
   SlotLimitId staging_ = 0;
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side
   Tensor sums_;

@@ -219,9 +219,11 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   const Tensor coefficient = b.transient("train.clip_coefficient", DType::f32, {fixed(1)}, Category::workspace);
   const Tensor lr = b.transient("train.learning_rate", DType::f32, {fixed(2)}, Category::workspace);
   b.feed(lr, Slot::learning_rate);
+  std::vector<BufferId> grads;
+  for (std::size_t u = 0; u < state.units().size(); ++u) grads.push_back(state.reduced(b, u, "train."));
   for (std::size_t u = 0; u < state.units().size(); ++u) {
     const std::string name = "train.sum_squares." + state.units()[u].unit.name;
-    const BufferId grad = state.units()[u].grad;
+    const BufferId grad = grads[u];
     const std::int64_t accumulate = u > 0 ? 1 : 0;
     b.call("train.sum_squares", accumulate, name, {grad}, [&] {
       with(b.emit(OpKind::sum_squares, streams::compute, name, {b.whole(grad)}, {sum}), Attr::accumulate, accumulate);
@@ -231,8 +233,12 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
   b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
          Slot::stop_request);
-  if (state.world() > 1) {
-    b.communicate(OpKind::all_reduce, streams::control, Family::world, "train.grad_squares.all_reduce", {sum}, {sum});
+  // Every copy of the shards has all gradients.
+  const bool whole_copy_in_world = state.mesh().replicas == 1;
+  if (state.shards() > 1)
+    b.communicate(OpKind::all_reduce, streams::control, whole_copy_in_world ? Family::world : Family::fsdp,
+                  "train.grad_squares.all_reduce", {sum}, {sum});
+  if (state.mesh().ranks() > 1) {
     // The largest gaps are maxima, the other metrics are sums.
     static_assert(static_cast<int>(Metric::max_rollout_gap) == static_cast<int>(Metric::max_logp_gap) + 1);
     const Tensor gaps = b.transient("train.max_gaps", DType::f32, {fixed(num_max_metrics)}, Category::workspace);
@@ -248,17 +254,21 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   }
   with(b.emit(OpKind::clip_coefficient, streams::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
        o.max_grad_norm);
-  for (const UnitState& u : state.units()) {
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const UnitState& u = state.units()[i];
     const std::string name = "train.adamw." + u.unit.name;
-    b.call("train.adamw", 0, name, {u.grad, u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
-      Op& a = b.emit(OpKind::adamw, streams::compute, name, {b.whole(u.grad), lr, coefficient},
+    b.call("train.adamw", 0, name, {grads[i], u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
+      Op& a = b.emit(OpKind::adamw, streams::compute, name, {b.whole(grads[i]), lr, coefficient},
                      {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
       with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
            o.weight_decay);
     });
   }
+  state.publish(b, "train.");
   b.begin_call("train.metrics", "train.");
   b.fetch(metrics, Slot::metrics);
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    if (grads[i] == state.units()[i].grad) b.free(grads[i]);
 }
 
 }  // namespace
@@ -281,7 +291,6 @@ void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
   MicroBatch(s, b, state, b.whole(metrics)).lower();
   b.begin_block(phase, "step");
   lower_step(s, b, state, b.whole(metrics));
-  for (const UnitState& u : state.units()) b.free(u.grad);
   b.free(metrics);
 }
 

@@ -30,10 +30,10 @@ std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamR
 }
 
 /// Between the gathered shards, padded, and the unit as it is computed with.
-std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t world, bool to_whole) {
+std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t shards, bool to_whole) {
   std::vector<Move> moves;
   for (const UnitParam& p : unit.params) {
-    const Side gathered = shards_of(unit, p, world, Holds::every);
+    const Side gathered = shards_of(unit, p, shards, Holds::every);
     Side whole = logical(p);
     whole.piece.offset = p.full_offset;
     moves.push_back(to_whole ? Move{gathered, whole} : Move{whole, gathered});
@@ -54,12 +54,12 @@ Side logical(const UnitParam& p) {
   return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols}, .parts = {}};
 }
 
-Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t world, Holds who, std::int32_t tensor) {
+Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, Holds who, std::int32_t tensor) {
   return {.tensor = tensor,
           .piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
           .parts = {.who = who,
                     .family = static_cast<GroupId>(Family::fsdp),
-                    .count = static_cast<std::int32_t>(world),
+                    .count = static_cast<std::int32_t>(shards),
                     .rows = p.padded_rows,
                     .pitch = who == Holds::every ? unit.shard_elements : 0,
                     .last_row = p.rows}};
@@ -79,40 +79,88 @@ Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole las
   return b.view(buffer, dtype, {fixed(block->rows * block->cols)}, block->offset);
 }
 
-TrainState::TrainState(const Scenario& s, ProgramBuilder& b, std::int64_t world, const std::vector<ShardedUnit>& units,
-                       bool trains)
-    : scenario_(s), world_(world) {
+TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes, bool trains)
+    : scenario_(s), mesh_(mesh), cut_(shapes.units(mesh.shards)) {
   const Precision& precision = s.train.precision;
+  const TrainEngine engine = s.train.engine;
   const SleepParts sleepers = JobPhases(s).sleepers();
-  for (const ShardedUnit& unit : units) {
+  whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
+  whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
+  if (whole_params_) uncut_ = shapes.units(1);
+  // Parameters that the optimizer can step in place need no copy.
+  const bool in_place = mesh.shards == 1 && precision.params == precision.master;
+  for (const ShardedUnit& unit : *cut_) {
     UnitState state{.unit = unit};
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
-    state.shard = b.managed(name + ".shard", precision.master, n, Category::params, sections::train_params);
+    const auto on_host = [&](BufferId device, Category category, SectionId section) {
+      const Buffer of = b.buffer(device);  // a buffer that is made moves the others
+      return b.managed("host." + of.name, of.dtype, of.elements, category, section);
+    };
+    if (whole_params_)
+      state.whole = b.managed(name + ".params", precision.params, unit.full_elements, Category::params,
+                              sections::train_params);
+    if (whole_params_ && in_place) state.shard = state.whole;
+    else if (whole_params_)
+      state.shard = b.managed(name + ".master", precision.master, n, Category::optimizer, sections::train_optimizer);
+    else state.shard = b.managed(name + ".shard", precision.master, n, Category::params, sections::train_params);
     if (trains) {
       state.exp_avg =
           b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, sections::train_optimizer);
       state.exp_avg_sq =
           b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, sections::train_optimizer);
-      state.grad = b.managed(name + ".grad", precision.grads, n, Category::grads, sections::transient);
+      state.grad = b.managed(name + ".grad", precision.grads, whole_grads_ ? unit.full_elements : n, Category::grads,
+                             sections::transient);
     }
     if (s.algorithm.reference)
       state.reference = b.managed("reference." + unit.name + ".shard", precision.params, n, Category::params,
                                   sections::train_reference);
-    if (sleepers.params)
-      state.host_shard =
-          b.managed("host." + name + ".shard", precision.master, n, Category::params, sections::host_params);
+    if (sleepers.params && whole_params_)
+      state.host_whole = on_host(state.whole, Category::params, sections::host_params);
+    if (sleepers.params && !whole_params_)
+      state.host_shard = on_host(state.shard, Category::params, sections::host_params);
     if (sleepers.moments) {
-      state.host_exp_avg =
-          b.managed("host." + name + ".exp_avg", precision.moments, n, Category::optimizer, sections::host_optimizer);
-      state.host_exp_avg_sq = b.managed("host." + name + ".exp_avg_sq", precision.moments, n, Category::optimizer,
-                                        sections::host_optimizer);
+      if (state.publishes()) state.host_shard = on_host(state.shard, Category::optimizer, sections::host_optimizer);
+      state.host_exp_avg = on_host(state.exp_avg, Category::optimizer, sections::host_optimizer);
+      state.host_exp_avg_sq = on_host(state.exp_avg_sq, Category::optimizer, sections::host_optimizer);
     }
     if (sleepers.reference)
-      state.host_reference = b.managed("host.reference." + unit.name + ".shard", precision.params, n, Category::params,
-                                       sections::host_reference);
+      state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
     units_.push_back(state);
   }
+}
+
+std::vector<SyncedUnit> TrainState::synced() const {
+  std::vector<SyncedUnit> out;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    const UnitState& state = units_[u];
+    if (whole_params_) out.push_back({&(*uncut_)[u], state.whole, state.host_whole});
+    else out.push_back({&state.unit, state.shard, state.host_shard});
+  }
+  return out;
+}
+
+std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state, const Tensor& shard,
+                                       const Tensor& whole, const std::string& name) const {
+  const std::int64_t n = state.unit.shard_elements;
+  if (shards() == 1) {
+    b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {whole});
+    return {};
+  }
+  std::vector<BufferId> made;
+  Tensor send = shard;
+  if (shard.dtype != whole.dtype) {
+    send = b.transient(name + ".gather_in", whole.dtype, {fixed(n)}, Category::communication);
+    b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
+    made.push_back(send.buffer);
+  }
+  const Tensor gathered = b.transient(name + ".gather_out", whole.dtype, {fixed(shards() * n)}, Category::communication);
+  made.push_back(gathered.buffer);
+  Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
+  with(op, Attr::padding_bytes, padding_bytes(state.unit, whole.dtype));
+  Op& copy = b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole});
+  copy.moves = shard_moves(state.unit, shards(), true);
+  return made;
 }
 
 WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
@@ -120,64 +168,93 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
+  if (which == Weights::trained && state.whole >= 0) return {&state.unit, state.whole, compute};
   const Tensor shard = b.whole(source);
-  if (world_ == 1 && shard.dtype == compute) return {&state.unit, source, compute};
+  if (shards() == 1 && shard.dtype == compute) return {&state.unit, source, compute};
 
   const std::string name = prefix + state.unit.name;
-  const std::int64_t n = state.unit.shard_elements;
   const auto write = [&] {
     const Tensor whole = b.whole(b.transient(name + ".params", compute, state.unit.full_elements, Category::params));
-    if (world_ == 1) {
-      b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {whole});
-      return std::array{whole, whole, whole};
-    }
-    Tensor send = shard;
-    if (shard.dtype != compute) {
-      send = b.transient(name + ".gather_in", compute, {fixed(n)}, Category::communication);
-      b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
-    }
-    const Tensor gathered = b.transient(name + ".gather_out", compute, {fixed(world_ * n)}, Category::communication);
-    Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
-    with(op, Attr::padding_bytes, padding_bytes(state.unit, compute));
-    Op& copy = b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole});
-    copy.moves = shard_moves(state.unit, world_, true);
-    return std::array{send, gathered, whole};
+    const std::vector<BufferId> made = fill(b, state, shard, whole, name);
+    return made.empty() ? std::array{whole, whole, whole}
+                        : std::array{shard.dtype == compute ? shard : b.whole(made.front()), b.whole(made.back()), whole};
   };
   const auto [send, gathered, whole] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
   if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole.buffer});
   return {&state.unit, whole.buffer, compute};
 }
 
+void TrainState::publish(ProgramBuilder& b, const std::string& prefix) const {
+  if (!whole_params_) return;
+  const SlotLimitId two = b.limit_slots(prefix + "published", 2);
+  for (const UnitState& u : units_) {
+    if (!u.publishes()) continue;
+    const std::string name = prefix + u.unit.name;
+    const std::array made = b.call(prefix + "publish", u.unit.kind, name + ".", {u.shard, u.whole}, [&] {
+      const std::vector<BufferId> buffers = fill(b, u, b.whole(u.shard), b.whole(u.whole), name);
+      return buffers.empty() ? std::array{b.whole(u.whole), b.whole(u.whole)}
+                             : std::array{b.whole(buffers.front()), b.whole(buffers.back())};
+    });
+    if (shards() > 1) b.take_turn(two, {made[0].buffer, made[1].buffer});
+  }
+}
+
 WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix,
                                 std::optional<SlotLimitId> limit) const {
   const UnitState& state = units_[u];
   const DType dtype = scenario_.train.precision.grads;
-  if (world_ == 1) return {&state.unit, state.grad, dtype};
+  if (accumulates()) return {&state.unit, state.grad, dtype};
   const BufferId whole =
       b.transient(prefix + state.unit.name + ".grads", dtype, state.unit.full_elements, Category::grads);
   if (limit) b.take_turn(*limit, {whole});
   return {&state.unit, whole, dtype};
 }
 
-void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const {
-  if (world_ == 1) return;
-  const UnitState& state = units_[u];
-  const DType dtype = gradients.dtype;
+std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const UnitState& state, const Tensor& whole,
+                                                     Category category, const std::string& name) const {
+  Tensor sum = whole;
+  StreamId last = streams::reduce;
+  const DType dtype = whole.dtype;
   const std::int64_t n = state.unit.shard_elements;
-  const std::string name = prefix + state.unit.name;
-  b.call(prefix + "reduce", state.unit.kind, name + ".", {gradients.buffer, state.grad}, [&] {
-    const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(world_ * n)}, Category::communication);
-    const Tensor out = b.transient(name + ".reduce_out", dtype, {fixed(n)}, Category::communication);
+  if (shards() > 1) {
+    const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(shards() * n)}, Category::communication);
+    sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
     // Padding takes part in the sum and in the gradient norm: it must be zero.
     if (state.unit.padding_elements > 0) b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {}, {in});
-    Op& copy = b.emit(OpKind::copy_boxes, streams::reduce, name + ".copy_in", {b.whole(gradients.buffer)}, {in});
-    copy.moves = shard_moves(state.unit, world_, false);
+    Op& copy = b.emit(OpKind::copy_boxes, streams::reduce, name + ".copy_in", {whole}, {in});
+    copy.moves = shard_moves(state.unit, shards(), false);
     Op& op =
-        b.communicate(OpKind::reduce_scatter, streams::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {out});
+        b.communicate(OpKind::reduce_scatter, streams::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {sum});
     with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
+  }
+  if (mesh_.replicas > 1) {
+    last = streams::replicas;
+    b.communicate(OpKind::all_reduce, last, Family::replicas, name + ".all_reduce", {sum}, {sum});
+  }
+  return {sum, last};
+}
+
+void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const {
+  if (accumulates()) return;
+  const UnitState& state = units_[u];
+  const std::string name = prefix + state.unit.name;
+  b.call(prefix + "reduce", state.unit.kind, name + ".", {gradients.buffer, state.grad}, [&] {
+    const auto [sum, stream] = sum_of_ranks(b, state, b.whole(gradients.buffer), Category::communication, name);
     const Tensor shard = b.whole(state.grad);
-    b.emit(OpKind::add, streams::reduce, name + ".accumulate", {shard, out}, {shard});
+    b.emit(OpKind::add, stream, name + ".accumulate", {shard, sum}, {shard});
   });
+}
+
+BufferId TrainState::reduced(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+  const UnitState& state = units_[u];
+  if (!whole_grads_ || mesh_.ranks() == 1) return state.grad;
+  const std::string name = prefix + state.unit.name;
+  const Tensor sum = b.call(prefix + "reduce", state.unit.kind, name + ".", {state.grad}, [&] {
+    const Tensor out = sum_of_ranks(b, state, b.whole(state.grad), Category::grads, name).first;
+    if (out.buffer != state.grad) b.free(state.grad, streams::reduce);
+    return out;
+  });
+  return sum.buffer;
 }
 
 void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
@@ -191,7 +268,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     for (const UnitParam& p : unit.params) {
       Op& op = b.feed(b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset), slot);
       op.name = p.parameter;
-      Side mine = shards_of(unit, p, state.world(), Holds::mine);
+      Side mine = shards_of(unit, p, state.shards(), Holds::mine);
       mine.piece.offset = 0;  // of the view
       op.moves.push_back({logical(p), mine});
     }
@@ -200,13 +277,16 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     std::vector<Input> inputs = {u.shard};
     for (const BufferId id : {u.reference, u.exp_avg, u.exp_avg_sq})
       if (id >= 0) inputs.emplace_back(id);
+    if (u.publishes()) inputs.emplace_back(u.whole);
     b.call("load.unit", u.unit.kind, parameters_prefix(u.unit), std::move(inputs), [&] {
+      if (u.publishes()) b.alloc(u.whole, streams::gather);
       load(u.unit, u.shard, Slot::parameter);
       if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter);
       if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
       if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
     });
   }
+  state.publish(b, "load.");
 }
 
 namespace {
@@ -215,11 +295,11 @@ namespace {
 void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard, Slot slot,
                    SlotLimitId one, const std::string& name) {
   const DType dtype = b.buffer(shard).dtype;
-  const std::int64_t world = state.world(), n = unit.shard_elements;
+  const std::int64_t shards = state.shards(), n = unit.shard_elements;
   Tensor gathered = b.whole(shard);
-  if (world > 1) {
+  if (shards > 1) {
     gathered = b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
-      const Tensor all = b.transient(name + ".gathered", dtype, {fixed(world * n)}, Category::communication);
+      const Tensor all = b.transient(name + ".gathered", dtype, {fixed(shards * n)}, Category::communication);
       Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
                              {all});
       with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
@@ -233,7 +313,7 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
     for (const UnitParam& p : unit.params) {
       Op& op = b.fetch(gathered, slot);
       op.name = p.parameter;
-      op.moves.push_back({shards_of(unit, p, world, Holds::every), logical(p)});
+      op.moves.push_back({shards_of(unit, p, shards, Holds::every), logical(p)});
     }
   });
 }

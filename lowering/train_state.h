@@ -1,24 +1,44 @@
-// FSDP2 state in the plan, as every rank has it: the persistent shards, and how a unit's parameters become whole for
-// its compute and its gradients become shards again.
+// Training's state in the plan, as every rank has it: what persists of each unit, how its parameters become whole for
+// its compute, and its gradients what the optimizer steps with.
+//
+//            parameters            gradients                        optimizer (master, moments)
+//   fsdp2    shards, gathered      reduce-scattered each backward   the parameters' shards and their moments
+//   zero2    whole                 reduce-scattered each backward   shards; whole parameters are gathered from them
+//   zero1    whole                 whole; reduce-scattered a step   shards; likewise
+//   ddp      whole                 whole; all-reduced a step        whole
+//
+// Where there are several copies of the shards (HSDP), reduced gradients are summed over the copies as well.
 #pragma once
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "layout/train_mesh.h"
 #include "layout/train_weights.h"
+#include "lowering/model_shapes.h"
 #include "lowering/builder.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
 
-/// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long.
+/// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long but for `whole`, and `grad` where
+/// it is accumulated whole.
 struct UnitState {
   const ShardedUnit& unit;
-  BufferId shard = -1;                     // precision.master: under FSDP2 this is the parameter itself
+  BufferId shard = -1;                     // precision.master: what the optimizer updates
+  BufferId whole = -1;                     // precision.params: what is computed with; -1 (FSDP): gathered from shards
   BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: nothing is trained
   BufferId grad = -1;                      // alive from train.begin to train.step
   BufferId reference = -1;                 // frozen copy in precision.params; -1: none
-  BufferId host_shard = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
+  BufferId host_shard = -1, host_whole = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
+  /// Whole parameters are a copy of their own, in another dtype or of several ranks' shards.
+  bool publishes() const { return whole >= 0 && whole != shard; }
+};
+
+/// What a weight sync reads of one unit on every rank of a shard group: its flat shard, and where that sleeps.
+struct SyncedUnit {
+  const ShardedUnit* unit = nullptr;
+  BufferId buffer = -1, host = -1;
 };
 
 /// A unit's parameters as its compute sees them: whole, unpadded, back to back (train_weights.h: full_offset).
@@ -37,34 +57,59 @@ enum class Weights : std::uint8_t { trained, reference };
 
 class TrainState {
  public:
-  /// Over the units of `world` ranks, which outlive it. `trains`: with gradients and optimizer state; else only the
-  /// parameters.
-  TrainState(const Scenario&, ProgramBuilder&, std::int64_t world, const std::vector<ShardedUnit>& units, bool trains);
+  /// Of a model with these shapes, which outlive it. `trains`: with gradients and optimizer state; else only the
+  /// parameters, sharded.
+  TrainState(const Scenario&, ProgramBuilder&, const ShardMesh&, ModelShapes&, bool trains);
 
   const std::vector<UnitState>& units() const { return units_; }
-  std::int64_t world() const { return world_; }
+  const ShardMesh& mesh() const { return mesh_; }
+  std::int64_t shards() const { return mesh_.shards; }
 
-  /// Emits what makes unit `u` whole: [cast ->] all-gather -> copy-out on the gather stream; nothing when one rank
-  /// holds it all in the compute dtype. The buffers live until their last use; with a limit they take its next turn.
+  /// What a weight sync reads, and among how many ranks it is cut: parameters that every rank has whole come from
+  /// nowhere else.
+  std::vector<SyncedUnit> synced() const;
+  std::int64_t synced_shards() const { return whole_params_ ? 1 : shards(); }
+
+  /// Emits what makes unit `u` whole: [cast ->] all-gather -> copy-out on the gather stream; nothing when a rank holds
+  /// it all in the compute dtype. The buffers live until their last use; with a limit they take its next turn.
   WholeUnit gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
                    std::optional<SlotLimitId> = {}) const;
 
-  /// Where the backward of unit `u` writes its gradients: the persistent shard itself when there is one rank (then it
+  /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
+  /// stream; nothing under FSDP.
+  void publish(ProgramBuilder&, const std::string& prefix) const;
+
+  /// Where the backward of unit `u` writes its gradients: the persistent buffer itself where it is whole (then it
   /// accumulates), else a whole buffer of its own.
   WholeUnit gradients(ProgramBuilder&, std::size_t u, const std::string& prefix, std::optional<SlotLimitId> = {}) const;
-  bool accumulates() const { return world_ == 1; }
-  /// Emits copy-in -> reduce-scatter -> add to the gradient shard on the reduce stream; nothing for one rank.
+  bool accumulates() const { return whole_grads_ || mesh_.ranks() == 1; }
+  /// After each backward of a unit that does not accumulate: sums its gradients (sum_of_ranks) and adds them to the
+  /// persistent shard.
   void reduce(ProgramBuilder&, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const;
+  /// In a step: the gradients of unit `u` that its optimizer takes, as long as its shard, summed over all ranks. What is
+  /// accumulated whole is summed here, and freed.
+  BufferId reduced(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
 
  private:
+  /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes.
+  std::vector<BufferId> fill(ProgramBuilder&, const UnitState&, const Tensor& shard, const Tensor& whole,
+                             const std::string& name) const;
+  /// Copy-in -> reduce-scatter over the shards -> all-reduce over the replicas: a tensor as long as the shard, and the
+  /// stream that it comes from. The all-reduce has a stream of its own, beside the next unit's reduce-scatter.
+  /// Source: PyTorch FSDP2 with a 2-D mesh (foreach_reduce).
+  std::pair<Tensor, StreamId> sum_of_ranks(ProgramBuilder&, const UnitState&, const Tensor& whole, Category,
+                                           const std::string& name) const;
+
   const Scenario& scenario_;
-  std::int64_t world_;
+  ShardMesh mesh_;
+  bool whole_params_ = false, whole_grads_ = false;
+  ModelShapes::Units cut_, uncut_;  // into as many shards as the mesh has; into one, where parameters are whole
   std::vector<UnitState> units_;
 };
 
 /// Where the shards of a unit's parameter lie: in `tensor`, the flat shard of the unit (mine), or all of them one after
 /// another (every).
-Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t world, Holds, std::int32_t tensor = 0);
+Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, Holds, std::int32_t tensor = 0);
 /// The parameter by itself, without a gap.
 Side logical(const UnitParam&);
 

@@ -29,7 +29,7 @@ Scenario base_scenario(const ModelSpec& model, std::span<const TokenSequence> se
   s.cluster.gpu.is_cpu = true;
   s.cluster.gpus_per_node = ranks;
   s.cluster.device_memory_bytes = local_machine().memory_bytes / ranks;
-  s.train.layout.dp = ranks;
+  s.train.layout.dp = ranks, s.train.layout.fsdp = -1;
   s.train.precision.params = dtype;
   s.rollout.dtype = dtype;
   s.rollout.engine = RolloutEngine::hotbunk;

@@ -41,10 +41,8 @@ SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(p
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& program = plan.program(r);
     const Places places = places_of(plan, r);
-    std::size_t engine = 0;
-    while (engine < engines.size() &&
-           std::find(engines[engine].begin(), engines[engine].end(), r) == engines[engine].end())
-      ++engine;
+    const auto has_rank = [r](const std::vector<Rank>& e) { return std::ranges::find(e, r) != e.end(); };
+    const auto engine = static_cast<std::size_t>(std::ranges::find_if(engines, has_rank) - engines.begin());
     for (const Block& block : program.phases[static_cast<std::size_t>(sync)])
       each_op(program, block, [&](const BoundOp& op) {
         if (op->kind != OpKind::hash_boxes) return;
@@ -69,37 +67,36 @@ SyncHashes::Verdict SyncHashes::judge(std::span<const std::uint64_t> sums) const
            sums_per_rank_);
   Verdict verdict;
   for (const auto& [name, tensor] : tensors_) {
-    std::uint64_t trained = 0;
-    for (const Part& p : tensor.trained) trained += at(p, sums);
+    const std::uint64_t trained = hash_of(name, tensor.trained, sums, verdict.differences).first;
     verdict.trained[name] = trained;
-    for (const auto& parts : tensor.engines) judge_engine(name, trained, parts, sums, verdict.differences);
+    for (const auto& parts : tensor.engines)
+      if (const auto [rollout, ranks] = hash_of(name, parts, sums, verdict.differences); rollout != trained)
+        verdict.differences.push_back(fmt::format("'{}' on rank{} {}: trained {}, rollout {}", name,
+                                                  ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), hex(trained),
+                                                  hex(rollout)));
   }
   return verdict;
 }
 
-/// Ranks of an engine hold disjoint parts, or the same one (norms; key and value heads when there are more ranks than
-/// heads): the first of each kind add up to the tensor, the others must equal the first.
-void SyncHashes::judge_engine(const std::string& name, std::uint64_t trained, const std::vector<Part>& parts,
-                              std::span<const std::uint64_t> sums, std::vector<std::string>& differences) const {
+std::pair<std::uint64_t, std::vector<Rank>> SyncHashes::hash_of(const std::string& name, const std::vector<Part>& parts,
+                                                                std::span<const std::uint64_t> sums,
+                                                                std::vector<std::string>& differences) const {
   std::vector<const Part*> distinct;
   std::vector<Rank> ranks;
-  std::uint64_t rollout = 0;
+  std::uint64_t hash = 0;
   for (const Part& p : parts) {
-    const auto same =
-        std::find_if(distinct.begin(), distinct.end(), [&](const Part* q) { return q->extent == p.extent; });
+    const auto same = std::ranges::find_if(distinct, [&](const Part* q) { return q->extent == p.extent; });
     if (same == distinct.end()) {
       distinct.push_back(&p);
       ranks.push_back(p.rank);
-      rollout += at(p, sums);
+      hash += at(p, sums);
     } else if (at(p, sums) != at(**same, sums)) {
       differences.push_back(
           fmt::format("'{}': rank {} holds the same part as rank {}, but its hash is {} there and {} here", name,
                       p.rank, (*same)->rank, hex(at(**same, sums)), hex(at(p, sums))));
     }
   }
-  if (rollout != trained)
-    differences.push_back(fmt::format("'{}' on rank{} {}: trained {}, rollout {}", name, ranks.size() == 1 ? "" : "s",
-                                      fmt::join(ranks, ", "), hex(trained), hex(rollout)));
+  return {hash, ranks};
 }
 
 std::string chained_digest(const std::string& before, const TensorHashes& hashes) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/diagnostic.h"
@@ -32,7 +33,8 @@ class SyncHashes {
 
   struct Verdict {
     TensorHashes trained;
-    /// "'NAME' on ranks 0, 1: trained 0123456789abcdef, rollout …", one for each tensor and engine that differs.
+    /// "'NAME' on ranks 0, 1: trained 0123456789abcdef, rollout …", one for each tensor and engine that differs, and
+    /// for each rank whose part of a tensor is not what another one has of it.
     std::vector<std::string> differences;
   };
   /// `sums`: of all ranks (SyncPayload::sums).
@@ -46,14 +48,17 @@ class SyncHashes {
     std::vector<Box> extent;  // the elements of the tensor that it covers
   };
   struct Tensor {
-    std::vector<Part> trained;               // disjoint; together the tensor
-    std::vector<std::vector<Part>> engines;  // by engine; each covers the tensor, some parts more than once
+    std::vector<Part> trained;               // covers the tensor, some parts more than once
+    std::vector<std::vector<Part>> engines;  // by engine, likewise
   };
   std::uint64_t at(const Part& p, std::span<const std::uint64_t> sums) const {
     return sums[static_cast<std::size_t>(p.rank) * sums_per_rank_ + p.sum];
   }
-  void judge_engine(const std::string& name, std::uint64_t trained, const std::vector<Part>&,
-                    std::span<const std::uint64_t> sums, std::vector<std::string>& differences) const;
+  /// The tensor's hash, and the ranks whose parts make it up. Ranks hold disjoint parts, or the same one: the first of
+  /// each kind add up to the tensor, the others must equal the first.
+  std::pair<std::uint64_t, std::vector<Rank>> hash_of(const std::string& name, const std::vector<Part>&,
+                                                      std::span<const std::uint64_t> sums,
+                                                      std::vector<std::string>& differences) const;
 
   std::size_t num_ranks_ = 0, sums_per_rank_ = 0;
   std::map<std::string, Tensor> tensors_;

@@ -442,9 +442,10 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(m.sliding_window == 0 || m.sliding_window >= m.max_position, "sliding-window attention");
   need(!m.rope_scaling || m.rope_scaling->type == "llama3", "rotary scaling {}",
        m.rope_scaling ? m.rope_scaling->type : "");
-  need(s.train.engine == TrainEngine::fsdp2, "train.engine {}: fsdp2 is executed", name_of(s.train.engine));
+  const TrainEngine e = s.train.engine;
+  need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
+       "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
   need(std::max({t.cp, t.ulysses, t.tp, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp");
-  need(t.fsdp == -1 || t.fsdp == t.dp, "hybrid sharding (fsdp smaller than dp)");
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");

@@ -59,11 +59,15 @@ inline std::string draw_scenario() {
   }
   const std::int64_t level = in(1, 2), every = level == 1 || !rollout_sleeps ? in(1, 3) : 1;
   const std::int64_t samples = in(1, 4), mini_batches = coin() ? 1 : samples;
+  std::vector<std::int64_t> shard_groups{-1, -1};
+  for (std::int64_t g = 1; g <= world; ++g)
+    if (world % g == 0) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp), cluster);
   text += fmt::format(
-      "train: {{layout: {{dp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
+      "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      world, tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), world, one_of(shard_groups), tokens,
+      one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(

@@ -183,8 +183,7 @@ Explanation explain(const ScenarioPricer& s) {
   out.time = time_tree(s, out.point, out.price, train, shifts);
   const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
   out.links =
-      plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point),
-                             s.train().cost().ranks_per_node())
+      plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point), s.train().cost())
            : link_bytes(s.rl(), out.point, train, sampled ? s.rl().price_rollout(out.point) : RolloutPrice{}, sampled);
   out.notes = without_effect(s.scenario());
   if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));

@@ -93,7 +93,7 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases) {
     if (kind == PartKind::passes) key.train.recompute = {}, key.train.reshard_after_forward = true;
     return key;
   }
-  key.train.dp = p.train.ranks();
+  key.train.dp = p.train.ranks(), key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
   if (kind == PartKind::saves) return key;
   key.rollout_tp = p.rollout.tp;
   if (kind == PartKind::moves) key.transition = p.transition;
@@ -288,8 +288,9 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   t.tp = t.pp = t.vpp = t.cp = t.ulysses = t.ep = t.etp = {1};
   t.sp = t.optimizer_on_host = {false};
   t.schedule = {PipelineSchedule::one_f_one_b};
-  t.shard = {-1};
-  t.sharding = {Sharding::fsdp};
+  // Copies of the shards pay where links between them are slower than within: of groups, a node is tried.
+  const std::int64_t node = s.cluster.ranks_per_node(), own_group = s.train.layout.fsdp;
+  std::erase_if(t.shard, [&](std::int64_t group) { return group != -1 && group != node && group != own_group; });
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });
   space.rollout_pp = space.rollout_cp = {1};
   space.attention_dp = {1};

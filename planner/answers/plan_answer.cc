@@ -84,7 +84,8 @@ constexpr std::optional<RlPhase> rl_phase_of(PlanPhase p) {
 constexpr std::string_view what_of(const PlanTraffic& t) {
   if (t.phase == PlanPhase::exchange) return "samples";
   if (t.group == Family::tp) return "tp";
-  if (t.group == Family::world) return "step";
+  if (t.group == Family::world) return t.phase == PlanPhase::sync ? "hashes" : "step";
+  if (t.group == Family::replicas) return "gradients";
   return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
 }
 
@@ -214,15 +215,13 @@ MicroBatchStreams micro_batch_streams(const Scenario& s, const RlPoint& p, const
 }
 
 std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanAnswer& plan, const PlanRuns& runs,
-                                     std::int64_t ranks_per_node) {
+                                     const CostModel& cost) {
   std::vector<LinkUse> out;
+  const RankPlace place = cost.place_of(plan.plan, 0);
   for (const PlanTraffic& t : traffic_of(plan.plan, 0, runs)) {
     const auto phase = rl_phase_of(t.phase);
     if (!phase || t.payload_bytes == 0) continue;
-    const bool tensor = t.group == Family::tp;
-    const std::int64_t stride = tensor && s.rollout.layout.order == RankOrder::strided ? s.rollout.layout.dp : 1;
-    const GroupShape g =
-        GroupShape::strided(tensor ? s.rollout.layout.tp : s.train.layout.ranks(), stride, ranks_per_node);
+    const GroupShape& g = place.groups[static_cast<std::size_t>(t.group)];
     const double shared = t.phase == PlanPhase::sync ? static_cast<double>(s.sync.every) : 1.0;  // by iterations
     const double payload = static_cast<double>(t.payload_bytes + t.padding_bytes) / shared;
     // A peer reads as much as it is read from, on average; that needs one host.

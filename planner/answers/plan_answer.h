@@ -39,6 +39,6 @@ PlanRuns expected_runs(const Scenario&, const RlPoint&);
 MicroBatchStreams micro_batch_streams(const Scenario&, const RlPoint&, const PlanAnswer&, const CostModel&);
 
 /// Bytes over each kind of link of rank 0 in an iteration of `runs`, from the plan's calls and payloads.
-std::vector<LinkUse> plan_link_bytes(const Scenario&, const PlanAnswer&, const PlanRuns&, std::int64_t ranks_per_node);
+std::vector<LinkUse> plan_link_bytes(const Scenario&, const PlanAnswer&, const PlanRuns&, const CostModel&);
 
 }  // namespace hotbunk

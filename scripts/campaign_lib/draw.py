@@ -61,7 +61,9 @@ def draw_lengths(r, longest):
 
 def draw_train(r, world, longest):
     micro = longest + r.randint(0, 120)
-    return {"engine": "fsdp2", "layout": {"dp": r.choice([world, "auto"]), "fsdp": r.choice([-1, world])},
+    groups = [group for group in range(1, world + 1) if world % group == 0]
+    return {"engine": r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"]),
+            "layout": {"dp": r.choice([world, "auto"]), "fsdp": r.choice([-1, world] + groups)},
             "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
             "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
             "reshard_after_forward": r.random() < 0.5, "prefetch": r.randint(0, 1),

@@ -97,6 +97,30 @@ TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
   }
 }
 
+TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank does") {
+  const Golden g = Golden::load("qwen3-norm");
+  const TrainingResult one = train(g, golden_scenario(g, 1));
+  struct Way {
+    TrainEngine engine;
+    std::int64_t group;
+  };
+  for (const Way way : {Way{TrainEngine::ddp, -1}, {TrainEngine::zero1, -1}, {TrainEngine::zero1, 2},
+                        {TrainEngine::zero2, -1}, {TrainEngine::zero2, 2}, {TrainEngine::fsdp2, 2},
+                        {TrainEngine::fsdp2, 1}})
+    for (const bool several : {false, true}) {
+      CAPTURE(static_cast<int>(way.engine), way.group, several);
+      Scenario s = golden_scenario(g, 4);
+      s.train.engine = way.engine, s.train.layout.fsdp = way.group;
+      if (several) s.train.micro_batch_tokens = g.longest_sequence();
+      const TrainingResult r = train(g, s);
+      check_training(g, r);
+      for (const auto& [parameter, value] : r.after5) {
+        CAPTURE(parameter);
+        CHECK(update_error(value, one.after5.at(parameter), g.initial(parameter)) <= update_bound / 5);
+      }
+    }
+}
+
 TEST_CASE("FSDP with everything else on computes what one rank does") {
   const Golden g = Golden::load("qwen3-norm");
   Scenario s = golden_scenario(g, 2);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
+#include <string_view>
 
 #include "lowering/lower.h"
 #include "tests/blocks.h"
@@ -65,6 +66,23 @@ TEST_CASE("and so with every other part of the iteration") {
       with("strided engines", 2, {"rollout.layout.order=strided", "sync.verify=true"}),
       with("checkpoints", 2, {"checkpoint_every=1"}),
   };
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
+TEST_CASE("and so with every way to share state among data ranks") {
+  std::vector<Case> cases;
+  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp2"})
+    for (const char* group : {"-1", "2", "1"})
+      for (const char* transport : {"ipc", "collective"}) {
+        if (std::string_view(engine) == "ddp" && std::string_view(group) != "-1") continue;  // it shards nothing
+        cases.push_back({fmt::format("{}, groups of {}, {}", engine, group, transport),
+                         tiny_scenario(4, 2,
+                                       {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
+                                        fmt::format("sync.transport={}", transport), "sync.verify=true",
+                                        "train.precision.params=bf16", "algorithm.reference=true"}),
+                         {},
+                         {}});
+      }
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 

@@ -14,6 +14,7 @@
 
 #include "graph/access.h"
 #include "graph/section_states.h"
+#include "layout/train_mesh.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
@@ -65,6 +66,8 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("algorithm", sft ? "sft" : "grpo");
   note("family", name_of(s.model.family)), note("tied", s.model.tie_embeddings);
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
+  const ShardMesh mesh = shard_mesh(s.train);
+  note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
   note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward);
   note("prefetch", s.train.prefetch), note("chunked", s.train.loss_chunk_tokens > 0);
   note("clipped", s.optimizer.max_grad_norm > 0);
@@ -434,11 +437,53 @@ TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by 
         same(2, 2,
              {fmt::format("model.num_hidden_layers={}", layers), fmt::format("train.recompute={}", recompute),
               fmt::format("train.reshard_after_forward={}", reshard)});
+  // Whole parameters, whole gradients, copies of the shards; parameters that need no copy of their own.
+  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp2"})
+    for (const char* group : {"-1", "2", "1"})
+      for (const char* dtype : {"fp32", "bf16"})
+        same(4, 2,
+             {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
+              fmt::format("train.precision.params={}", dtype), "algorithm.reference=true", "sync.verify=true"});
   // Attention, not the MLP, is where memory peaks; a phase of rollout that exceeds training.
   same(2, 1, {"model.intermediate_size=2", "train.precision.params=bf16"});
   same(2, 1, {"rollout.max_prefill_tokens=5000", "train.offload=none"});
   // The rollout peaks where it samples: more slots than prefill tokens, rows of 6 B beside ids and log-probs of 8 B.
   same(2, 1, {"model.vocab_size=500", "model.hidden_size=3", "rollout.dtype=bf16", "rollout.max_running_requests=60"});
+}
+
+TEST_CASE("Traffic of data parallelism: what each way moves of parameters and gradients in a step of three micro-batches") {
+  // BACKGROUND A1 to A4, before the factor (W - 1) / W of a ring. Units are padded to a multiple of the shards; what
+  // is gathered in bf16 has 2 B, what is reduced 4.
+  struct Way {
+    const char* engine;
+    std::int64_t group;
+  };
+  for (const Way way : {Way{"fsdp2", -1}, {"fsdp2", 2}, {"zero2", -1}, {"zero2", 2}, {"zero1", -1}, {"zero1", 2},
+                        {"ddp", -1}}) {
+    CAPTURE(way.engine, way.group);
+    const Scenario s = tiny(4, 2, {fmt::format("train.engine={}", way.engine), "train.precision.params=bf16",
+                                   fmt::format("train.layout.fsdp={}", way.group)});
+    const std::string engine = way.engine;
+    const std::int64_t shards = engine == "ddp" ? 1 : way.group > 0 ? way.group : 4, micro_batches = 3;
+    std::int64_t root = 0, layers = 0, padding = 0;
+    for (const ShardedUnit& u : fsdp_units(s.model, shards, 0)) {
+      (u.layer < 0 ? root : layers) += shards * u.shard_elements;
+      padding += u.padding_elements;
+    }
+    const std::int64_t all = root + layers, backwards = engine == "fsdp2" || engine == "zero2" ? micro_batches : 1;
+    std::map<std::pair<Family, OpKind>, std::int64_t> moved;  // with padding
+    PlanRuns runs;
+    runs.micro_batches = micro_batches, runs.optimizer_steps = 1;
+    for (const PlanTraffic& t : traffic_of(lower(s).value(), 0, runs))
+      if (t.phase == PlanPhase::train && t.group != Family::world)
+        moved[{t.group, t.op}] += t.payload_bytes + t.padding_bytes;
+    // Layers once for forward and once for backward, the root stays; else what the step changed, once.
+    const std::int64_t gathered = engine == "fsdp2" ? micro_batches * (2 * layers + root) : all;
+    CHECK(moved[{Family::fsdp, OpKind::all_gather}] == (shards > 1 ? 2 * gathered : 0));
+    CHECK(moved[{Family::fsdp, OpKind::reduce_scatter}] == (shards > 1 ? 4 * backwards * all : 0));
+    CHECK(moved[{Family::replicas, OpKind::all_reduce}] == (shards < 4 ? 4 * backwards * all / shards : 0));
+    CHECK((shards == 1) == (padding == 0));
+  }
 }
 
 TEST_CASE("The demo's peak is the one derived in docs/memory.md") {

@@ -127,9 +127,10 @@ class Draws : private test::DrawnNumbers {
                               pick({"h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"}), world)
                 : fmt::format("cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {}}}\n", world);
     text += fmt::format(
-        "train: {{layout: {{dp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
+        "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
         "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}}}}}\n",
-        world, longest * (gpu ? in(4, 16) : in(1, 8)), pick({"none", "selective", "full"}), flag(), in(0, 1),
+        pick({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), world, world % 2 == 0 ? of({-1, world, 2}) : -1,
+        longest * (gpu ? in(4, 16) : in(1, 8)), pick({"none", "selective", "full"}), flag(), in(0, 1),
         flag() == "true" ? 0 : longest * (gpu ? 4 : 1), pick({"none", "sleep"}), dtype(gpu));
     text += fmt::format(
         "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "
