@@ -113,8 +113,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
                              sections::transient);
     }
     if (s.algorithm.reference)
-      state.reference = b.managed("reference." + unit.name + ".shard", precision.params, n, Category::params,
-                                  sections::train_reference);
+      state.reference = b.managed("reference." + unit.name + (whole_params_ ? ".params" : ".shard"), precision.params,
+                                  whole_params_ ? unit.full_elements : n, Category::params, sections::train_reference);
     if (sleepers.params && whole_params_)
       state.host_whole = on_host(state.whole, Category::params, sections::host_params);
     if (sleepers.params && !whole_params_)
@@ -168,7 +168,7 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
-  if (which == Weights::trained && state.whole >= 0) return {&state.unit, state.whole, compute};
+  if (whole_params_) return {&state.unit, which == Weights::trained ? state.whole : state.reference, compute};
   const Tensor shard = b.whole(source);
   if (shards() == 1 && shard.dtype == compute) return {&state.unit, source, compute};
 
@@ -262,13 +262,14 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
   b.map(sections::train_params);
   b.map(sections::train_optimizer);
   b.map(sections::train_reference);
-  const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot) {
+  const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot, bool whole = false) {
     b.alloc(id, streams::h2d);
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
-      Op& op = b.feed(b.view(id, dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset), slot);
+      const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
+      Op& op = b.feed(b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
       op.name = p.parameter;
-      Side mine = shards_of(unit, p, state.shards(), Holds::mine);
+      Side mine = whole ? logical(p) : shards_of(unit, p, state.shards(), Holds::mine);
       mine.piece.offset = 0;  // of the view
       op.moves.push_back({logical(p), mine});
     }
@@ -281,7 +282,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     b.call("load.unit", u.unit.kind, parameters_prefix(u.unit), std::move(inputs), [&] {
       if (u.publishes()) b.alloc(u.whole, streams::gather);
       load(u.unit, u.shard, Slot::parameter);
-      if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter);
+      if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter, u.whole >= 0);
       if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
       if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
     });

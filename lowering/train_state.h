@@ -21,15 +21,15 @@
 
 namespace hotbunk {
 
-/// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long but for `whole`, and `grad` where
-/// it is accumulated whole.
+/// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long but for `whole` and a
+/// reference beside it, and `grad` where it is accumulated whole.
 struct UnitState {
   const ShardedUnit& unit;
   BufferId shard = -1;                     // precision.master: what the optimizer updates
   BufferId whole = -1;                     // precision.params: what is computed with; -1 (FSDP): gathered from shards
   BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: nothing is trained
   BufferId grad = -1;                      // alive from train.begin to train.step
-  BufferId reference = -1;                 // frozen copy in precision.params; -1: none
+  BufferId reference = -1;                 // frozen copy in precision.params, whole where `whole` is; -1: none
   BufferId host_shard = -1, host_whole = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
   /// Whole parameters are a copy of their own, in another dtype or of several ranks' shards.
   bool publishes() const { return whole >= 0 && whole != shard; }

@@ -8,10 +8,10 @@
 
 namespace hotbunk {
 
-double most_received_elements(const ModelSpec& model, const EngineShape& engine) {
+double most_received_elements(const ModelSpec& model, const EngineShape& engine, std::int64_t shards) {
   const auto stages = static_cast<std::int64_t>(engine.stage_layers.size());
   const std::int64_t ranks = engine.tp * engine.cp * stages * engine.engines;
-  const Layout have = fsdp_layout(ranks);
+  const Layout have = shards > 0 ? fsdp_layout(shards, ranks / shards) : fsdp_layout(ranks);
   const auto order = engine.strided ? EngineOrder::strided : EngineOrder::contiguous;
   // The layers of a stage are alike: one stands for all of them.
   EngineAxes axes{engine.tp, engine.cp, {}};

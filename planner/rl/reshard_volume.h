@@ -16,8 +16,8 @@ struct EngineShape {
   bool strided = false;
 };
 
-/// Elements that the worst rank receives, shard to shard: every parameter as Shard(0) over all ranks before, the layers
-/// of its stage sliced for tensor parallelism after. Dense models.
-double most_received_elements(const ModelSpec&, const EngineShape&);
+/// Elements that the worst rank receives, shard to shard: every parameter as Shard(0) over groups of `shards` ranks
+/// before (0: over all), the layers of its stage sliced for tensor parallelism after. Dense models.
+double most_received_elements(const ModelSpec&, const EngineShape&, std::int64_t shards = 0);
 
 }  // namespace hotbunk

@@ -124,7 +124,8 @@ struct SyncSource {
   std::int64_t parts = 1;         // that the weights are cut into
   bool stages = false;            // some ranks hold nothing of some layers
   bool shards_of_master = false;  // the sync reads fp32 shards
-  bool plain_shards = false;      // of every tensor one shard on every rank
+  bool plain_shards = false;      // of every tensor one shard on every rank, `parts` in all
+  bool whole = false;             // every rank has all parameters
   explicit SyncSource(const TrainPoint&);
   friend auto operator<=>(const SyncSource&, const SyncSource&) = default;
 };
@@ -322,8 +323,9 @@ class RlModel {
   RlSetting setting_;
   ModelCounts counts_;
   double product_peak_ = 0, wide_peak_ = 0;
-  // (ranks, rollout tp, cp, pp, strided)
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool>, double> exact_reshard_;
+  // (ranks, shards, rollout tp, cp, pp, strided)
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool>, double>
+      exact_reshard_;
 };
 
 /// What a scenario asks for, in the closed form's terms. Sequence: mean prompt + response, rounded up so that the

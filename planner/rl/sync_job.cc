@@ -17,23 +17,25 @@ SyncSource::SyncSource(const TrainPoint& p)
       parts(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1)),
       stages(p.pp > 1),
       shards_of_master(p.sharding == Sharding::fsdp),
-      plain_shards(p.gathers_units() && p.tp == 1 && p.pp == 1 && p.ep == 1 && p.shard_ranks() == ranks) {}
+      plain_shards(p.gathers_units() && p.tp == 1 && p.pp == 1 && p.ep == 1),
+      whole((!p.gathers_units() || p.shard_ranks() == 1) && p.tp == 1 && p.pp == 1 && p.ep == 1) {}
 
 void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
   const ModelSpec& m = train_.model();
   if (!SyncSource(p).plain_shards || p.ranks() > 64 || p.ranks() != r.ranks() || m.moe || m.mla) return;
   if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
-  const auto key = std::make_tuple(p.ranks(), r.tp, r.cp, r.pp, r.strided);
+  const auto key = std::make_tuple(p.ranks(), p.shard_ranks(), r.tp, r.cp, r.pp, r.strided);
   if (exact_reshard_.contains(key)) return;
   std::vector<std::int64_t> layers;
   for (std::int64_t i = 0; i < r.pp; ++i) layers.push_back(stage_layers(setting_.engine, m.layers, r.pp, i));
   exact_reshard_[key] =
-      most_received_elements(m, {r.tp, r.cp, std::move(layers), r.engines, r.strided}) * setting_.rollout_element_bytes;
+      most_received_elements(m, {r.tp, r.cp, std::move(layers), r.engines, r.strided}, p.shard_ranks()) *
+      setting_.rollout_element_bytes;
 }
 
 double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const {
   if (p.plain_shards)
-    if (const auto known = exact_reshard_.find({p.ranks, r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
+    if (const auto known = exact_reshard_.find({p.ranks, p.parts, r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
       return known->second;
   // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
   // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.
@@ -77,6 +79,7 @@ SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, Placem
               .apart = colocated ? 0 : from.ranks,
               .received_bytes = colocated ? reshard_bytes(from, to) : 0.0,
               .one_process = colocated && setting_.own_engine,
+              .takes_own = from.whole && from.ranks > 1,
               .gathers = setting_.sync_gathers,
               .verifies = setting_.sync_verifies,
               .source_element_bytes = from.shards_of_master ? state.master : state.params,

@@ -41,24 +41,34 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
   // Direct is priced only: every tensor in one read, nothing packed.
   const bool direct = m == SyncMechanism::shard_to_shard;
   const double buckets = direct ? job.taken_tensors() : std::ceil(job.model_bytes / std::max(job.bucket_bytes, 1.0));
-  const double own = job.model_bytes / job.target_element_bytes / ranks;  // elements of a rank's shards
+  // Elements of a rank's parameters.
+  const double own = job.model_bytes / job.target_element_bytes / (job.takes_own ? 1.0 : ranks);
   // One rank reads its own part.
   const bool gathers = job.gathers && job.sources > 1;
-  if (!direct)
-    out.packing = cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
-  if (gathers && !direct) {
-    out.moving = buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel);
-    out.packing += cost.memory_seconds(2.0 * job.slice_bytes);
+  if (job.takes_own) {  // nobody else's part is read
+    const double slices = job.slice_bytes / job.target_element_bytes;
+    out.packing = cost.memory_seconds(slices * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
+    out.bytes_received = out.bytes_sent = out.peak_bytes = 0.0;
   } else {
-    // Barriers order writers, readers and the next writers.
-    out.moving = buckets * cost.collective_seconds(OpKind::peer_copy, all, job.received_bytes / buckets);
-    out.buckets = buckets * 2.0 * cost.collective_seconds(OpKind::barrier, all, 0.0);
+    if (!direct)
+      out.packing = cost.memory_seconds(own * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
+    if (gathers && !direct) {
+      out.moving = buckets * (cost.collective_seconds(OpKind::all_gather, all, job.model_bytes / buckets) + kernel);
+      out.packing += cost.memory_seconds(2.0 * job.slice_bytes);
+    } else {
+      // Barriers order writers, readers and the next writers.
+      out.moving = buckets * cost.collective_seconds(OpKind::peer_copy, all, job.received_bytes / buckets);
+      out.buckets = buckets * 2.0 * cost.collective_seconds(OpKind::barrier, all, 0.0);
+    }
   }
   if (job.verifies) {
     const double sums = 2.0 * job.tensors * 8.0;  // int64
+    const auto everyone = static_cast<double>(std::max<std::int64_t>(job.targets, 1));
     out.hashing = cost.memory_seconds(own * job.source_element_bytes + job.slice_bytes) +
-                  (2.0 * job.tensors + 1.0) * kernel + cost.collective_seconds(OpKind::all_gather, all, ranks * sums) +
-                  cost.host_copy_seconds(ranks * sums, OpKind::fetch);
+                  (2.0 * job.tensors + 1.0) * kernel +
+                  cost.collective_seconds(OpKind::all_gather, GroupShape::strided(job.targets, 1, cost.ranks_per_node()),
+                                          everyone * sums) +
+                  cost.host_copy_seconds(everyone * sums, OpKind::fetch);
   }
 }
 

@@ -48,6 +48,7 @@ struct SyncJob {
   double received_bytes = 0;  // per rank, shard to shard; 0: model_bytes / target_parts
   // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
   bool one_process = false;
+  bool takes_own = false;  // of those, each rank takes its slices of what it has itself, nothing is packed
   bool gathers = false;   // buckets are all-gathered; else each rank reads what it needs of its peers' parts
   bool verifies = false;  // hashes of both sides of every tensor
   double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine

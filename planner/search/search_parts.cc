@@ -190,7 +190,9 @@ Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& op
     s.num_awake = static_cast<std::size_t>(
         std::distance(s.orders.begin(), std::stable_partition(s.orders.begin(), s.orders.end(), awake)));
     for (const Rolled& r : s.rollouts)
-      model.learn_reshard({.dp = choice.train_ranks, .sharding = Sharding::fsdp}, r.point);
+      for (const std::int64_t shards : space.train.shard)
+        if (shards <= 0 || choice.train_ranks % shards == 0)
+          model.learn_reshard({.dp = choice.train_ranks, .fsdp = shards, .sharding = Sharding::fsdp}, r.point);
   } else {
     s.orders.emplace_back();
     s.num_awake = 1;

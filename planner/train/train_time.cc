@@ -160,6 +160,12 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   if (p.replicas() > 1)
     out.reduce += both(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(p.shard_ranks()),
                        where.expert_shard_replicas(), expert / static_cast<double>(p.expert_shard_ranks()));
+  // Our units are packed into padded shards and unpacked again (lowering/train_state.cc).
+  if (framework_.lowered_ops && !streams && p.shard_ranks() > 1) {
+    out.reduce += cost_.memory_seconds(2.0 * (ordinary + expert));
+    out.gather += cost_.memory_seconds(2.0 * (held.ordinary + held.expert) * b.params +
+                                       p.own_elements(held.ordinary, held.expert) * (b.master + b.params));
+  }
   if (each_pass) out.reduce *= m;
   return out;
 }
@@ -187,9 +193,12 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   // hide behind: one layer's share.
   const double count = std::max(1.0, held.layers());
   const bool streamed = p.gathers_units();
-  const double behind_reduce = framework_.overlap_grad_reduce ? backward * passes : 0.0;
+  // Our plan sums gradients that are accumulated whole, and gathers whole parameters, in the step itself.
+  const bool in_step = framework_.lowered_ops && !streamed;
+  const double behind_reduce =
+      framework_.overlap_grad_reduce && !(in_step && p.sharding != Sharding::zero2) ? backward * passes : 0.0;
   const double behind_gather =
-      framework_.overlap_param_gather && (setting_.prefetch || !streamed)
+      framework_.overlap_param_gather && (setting_.prefetch || !streamed) && !in_step
           ? (streamed ? (backward + forward) * p.full_micro_batches() - std::min(reduce, behind_reduce) : forward)
           : 0.0;
   const double hidden_reduce = std::min(reduce * (1.0 - 1.0 / count), behind_reduce);
