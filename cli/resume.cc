@@ -46,9 +46,9 @@ Meaning meaning_of(const std::string& key) {
   if (key.starts_with("run.")) return Meaning::of_the_run;
   if (key == "sync.every") return Meaning::computation;
   // Sums run in another order there, memory is another, and nothing else differs.
-  for (const char* where : {"cluster.", "train.engine", "train.layout.", "rollout.layout.", "sync.", "train.offload", "train.prefetch",
-                            "train.reshard_after_forward", "transition", "rollout.sleep", "rollout.memory_fraction",
-                            "rollout.kv_cache_tokens"})
+  for (const char* where : {"cluster.", "train.engine", "train.layout.", "rollout.layout.", "sync.", "train.offload",
+                            "train.prefetch", "train.reshard_after_forward", "transition", "rollout.sleep",
+                            "rollout.memory_fraction", "rollout.kv_cache_tokens"})
     if (key.starts_with(where)) return Meaning::where_it_runs;
   return Meaning::computation;
 }
@@ -148,9 +148,10 @@ Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
   Diagnostics problems, warnings;
   const Differences differ = differences_of(*before, now);
   if (!differ.computation.empty())
-    problems.push_back(refused(from, "the scenario computes something else than the checkpoint's", differ.computation,
-                               "resume with the values of the checkpoint (steps, checkpoint_every, engine and layout may "
-                               "differ), or start a new run from its weights: --set model=FOLDER"));
+    problems.push_back(
+        refused(from, "the scenario computes something else than the checkpoint's", differ.computation,
+                "resume with the values of the checkpoint (steps, checkpoint_every, engine and layout may "
+                "differ), or start a new run from its weights: --set model=FOLDER"));
   if (state.step >= now.steps && !only_its_end_is_left(from, now))
     problems.push_back(refused(from, fmt::format("no step is left: the checkpoint is of step {}", state.step),
                                {fmt::format("steps is {}", now.steps)},

@@ -12,8 +12,9 @@ Mesh train_mesh(const TrainLayout& l) {
 
 ShardMesh shard_mesh(const TrainSpec& train) {
   const TrainLayout& l = train.layout;
-  const std::int64_t data = l.dp * l.cp * l.ulysses,
-                     shards = train.engine == TrainEngine::ddp ? 1 : l.fsdp > 0 ? l.fsdp : data;
+  const std::int64_t data = l.dp * l.cp * l.ulysses, shards = train.engine == TrainEngine::ddp ? 1
+                                                              : l.fsdp > 0                     ? l.fsdp
+                                                                                               : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
   return {shards, data / shards};
 }

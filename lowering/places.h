@@ -9,22 +9,22 @@ namespace hotbunk {
 /// Indices into plan_streams().
 namespace streams {
 inline constexpr StreamId compute{0};
-inline constexpr StreamId gather{1};   // parameters, for forward and backward
-inline constexpr StreamId reduce{2};   // gradients
-inline constexpr StreamId tensor{3};   // between the ranks of one engine
-inline constexpr StreamId control{4};  // norms, counts and barriers
-inline constexpr StreamId h2d{5};      // from host memory
-inline constexpr StreamId d2h{6};      // to host memory
-inline constexpr StreamId host{7};     // feeds and fetches
+inline constexpr StreamId gather{1};    // parameters, for forward and backward
+inline constexpr StreamId reduce{2};    // gradients
+inline constexpr StreamId tensor{3};    // between the ranks of one engine
+inline constexpr StreamId control{4};   // norms, counts and barriers
+inline constexpr StreamId h2d{5};       // from host memory
+inline constexpr StreamId d2h{6};       // to host memory
+inline constexpr StreamId host{7};      // feeds and fetches
 inline constexpr StreamId replicas{8};  // gradients between copies of the shards, where there are several
 }  // namespace streams
 
 /// `replicates`: with the stream between replicas.
 inline std::vector<Stream> plan_streams(bool replicates = false) {
   std::vector<Stream> out{{"compute", StreamKind::compute},       {"gather", StreamKind::communication},
-          {"reduce", StreamKind::communication},  {"tensor", StreamKind::communication},
-          {"control", StreamKind::communication}, {"h2d", StreamKind::to_device},
-          {"d2h", StreamKind::to_host},           {"host", StreamKind::host}};
+                          {"reduce", StreamKind::communication},  {"tensor", StreamKind::communication},
+                          {"control", StreamKind::communication}, {"h2d", StreamKind::to_device},
+                          {"d2h", StreamKind::to_host},           {"host", StreamKind::host}};
   if (replicates) out.push_back({"replicas", StreamKind::communication});
   return out;
 }

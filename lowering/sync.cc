@@ -281,10 +281,9 @@ class SyncLowering {
     std::vector<Move> moves;
     for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
       const Entry& e = bucket.entries[i];
-      const auto [tensor, element] = from.of_entry[i];
-      each_slice(e, used, [&](const Side& slice) {
-        moves.push_back({{tensor, {e.begin, e.end, 0, e.param->cols, element, e.param->cols}, {}}, slice});
-      });
+      const std::int32_t tensor = from.of_entry[i].first;
+      const Piece held{e.begin, e.end, 0, e.param->cols, from.of_entry[i].second, e.param->cols};
+      each_slice(e, used, [&](const Side& slice) { moves.push_back({{tensor, held, {}}, slice}); });
     }
     if (moves.empty()) return;
     b_.emit(OpKind::copy_boxes, streams::compute, name + "take", std::move(from.tensors), weights(used)).moves =

@@ -98,8 +98,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
       return b.managed("host." + of.name, of.dtype, of.elements, category, section);
     };
     if (whole_params_)
-      state.whole = b.managed(name + ".params", precision.params, unit.full_elements, Category::params,
-                              sections::train_params);
+      state.whole =
+          b.managed(name + ".params", precision.params, unit.full_elements, Category::params, sections::train_params);
     if (whole_params_ && in_place) state.shard = state.whole;
     else if (whole_params_)
       state.shard = b.managed(name + ".master", precision.master, n, Category::optimizer, sections::train_optimizer);
@@ -124,8 +124,7 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
       state.host_exp_avg = on_host(state.exp_avg, Category::optimizer, sections::host_optimizer);
       state.host_exp_avg_sq = on_host(state.exp_avg_sq, Category::optimizer, sections::host_optimizer);
     }
-    if (sleepers.reference)
-      state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
+    if (sleepers.reference) state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
     units_.push_back(state);
   }
 }
@@ -154,7 +153,8 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     made.push_back(send.buffer);
   }
-  const Tensor gathered = b.transient(name + ".gather_out", whole.dtype, {fixed(shards() * n)}, Category::communication);
+  const Tensor gathered =
+      b.transient(name + ".gather_out", whole.dtype, {fixed(shards() * n)}, Category::communication);
   made.push_back(gathered.buffer);
   Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
   with(op, Attr::padding_bytes, padding_bytes(state.unit, whole.dtype));
@@ -176,8 +176,9 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
   const auto write = [&] {
     const Tensor whole = b.whole(b.transient(name + ".params", compute, state.unit.full_elements, Category::params));
     const std::vector<BufferId> made = fill(b, state, shard, whole, name);
-    return made.empty() ? std::array{whole, whole, whole}
-                        : std::array{shard.dtype == compute ? shard : b.whole(made.front()), b.whole(made.back()), whole};
+    return made.empty()
+               ? std::array{whole, whole, whole}
+               : std::array{shard.dtype == compute ? shard : b.whole(made.front()), b.whole(made.back()), whole};
   };
   const auto [send, gathered, whole] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
   if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole.buffer});

@@ -15,8 +15,8 @@
 
 #include "layout/train_mesh.h"
 #include "layout/train_weights.h"
-#include "lowering/model_shapes.h"
 #include "lowering/builder.h"
+#include "lowering/model_shapes.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -86,8 +86,8 @@ class TrainState {
   /// After each backward of a unit that does not accumulate: sums its gradients (sum_of_ranks) and adds them to the
   /// persistent shard.
   void reduce(ProgramBuilder&, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const;
-  /// In a step: the gradients of unit `u` that its optimizer takes, as long as its shard, summed over all ranks. What is
-  /// accumulated whole is summed here, and freed.
+  /// In a step: the gradients of unit `u` that its optimizer takes, as long as its shard, summed over all ranks. What
+  /// is accumulated whole is summed here, and freed.
   BufferId reduced(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
 
  private:

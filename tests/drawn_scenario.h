@@ -64,11 +64,12 @@ inline std::string draw_scenario() {
     if (world % g == 0) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp), cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
+      "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, "
+      "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
       one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), world, one_of(shard_groups), tokens,
-      one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
-      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
+      one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1), coin() ? 0 : in(1, tokens + 3),
+      offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "

@@ -35,7 +35,8 @@ void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
 
 double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const {
   if (p.plain_shards)
-    if (const auto known = exact_reshard_.find({p.ranks, p.parts, r.tp, r.cp, r.pp, r.strided}); known != exact_reshard_.end())
+    if (const auto known = exact_reshard_.find({p.ranks, p.parts, r.tp, r.cp, r.pp, r.strided});
+        known != exact_reshard_.end())
       return known->second;
   // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
   // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.

@@ -47,7 +47,8 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
   const bool gathers = job.gathers && job.sources > 1;
   if (job.takes_own) {  // nobody else's part is read
     const double slices = job.slice_bytes / job.target_element_bytes;
-    out.packing = cost.memory_seconds(slices * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
+    out.packing =
+        cost.memory_seconds(slices * (job.source_element_bytes + job.target_element_bytes)) + buckets * kernel;
     out.bytes_received = out.bytes_sent = out.peak_bytes = 0.0;
   } else {
     if (!direct)
@@ -66,8 +67,8 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
     const auto everyone = static_cast<double>(std::max<std::int64_t>(job.targets, 1));
     out.hashing = cost.memory_seconds(own * job.source_element_bytes + job.slice_bytes) +
                   (2.0 * job.tensors + 1.0) * kernel +
-                  cost.collective_seconds(OpKind::all_gather, GroupShape::strided(job.targets, 1, cost.ranks_per_node()),
-                                          everyone * sums) +
+                  cost.collective_seconds(OpKind::all_gather,
+                                          GroupShape::strided(job.targets, 1, cost.ranks_per_node()), everyone * sums) +
                   cost.host_copy_seconds(everyone * sums, OpKind::fetch);
   }
 }

@@ -49,8 +49,8 @@ struct SyncJob {
   // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
   bool one_process = false;
   bool takes_own = false;  // of those, each rank takes its slices of what it has itself, nothing is packed
-  bool gathers = false;   // buckets are all-gathered; else each rank reads what it needs of its peers' parts
-  bool verifies = false;  // hashes of both sides of every tensor
+  bool gathers = false;    // buckets are all-gathered; else each rank reads what it needs of its peers' parts
+  bool verifies = false;   // hashes of both sides of every tensor
   double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
   double handed() const { return handed_bytes > 0 ? handed_bytes : model_bytes; }
   double taken_tensors() const { return target_tensors > 0 ? target_tensors : tensors; }

@@ -104,8 +104,12 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
     TrainEngine engine;
     std::int64_t group;
   };
-  for (const Way way : {Way{TrainEngine::ddp, -1}, {TrainEngine::zero1, -1}, {TrainEngine::zero1, 2},
-                        {TrainEngine::zero2, -1}, {TrainEngine::zero2, 2}, {TrainEngine::fsdp2, 2},
+  for (const Way way : {Way{TrainEngine::ddp, -1},
+                        {TrainEngine::zero1, -1},
+                        {TrainEngine::zero1, 2},
+                        {TrainEngine::zero2, -1},
+                        {TrainEngine::zero2, 2},
+                        {TrainEngine::fsdp2, 2},
                         {TrainEngine::fsdp2, 1}})
     for (const bool several : {false, true}) {
       CAPTURE(static_cast<int>(way.engine), way.group, several);

@@ -161,7 +161,8 @@ bool equivalent(const Op& op, const std::vector<Op>& ops, std::size_t at, std::s
   // The last rows of a unit's parameters may be padding, which nothing is copied to.
   if (op.kind == OpKind::copy_boxes && what == "its first output an element shorter") {
     std::int64_t end = 0;
-    for (const Box& b : boxes_of(op, {0, 0, 0, 0})) end = std::max(end, b.dst_offset + (b.rows - 1) * b.dst_pitch + b.cols);
+    for (const Box& b : boxes_of(op, {0, 0, 0, 0}))
+      end = std::max(end, b.dst_offset + (b.rows - 1) * b.dst_pitch + b.cols);
     return end < op.outputs[0].capacity_bytes() / size_of(op.outputs[0].dtype);
   }
   // On two ranks of one engine all families are the same group.
@@ -237,8 +238,9 @@ TEST_CASE("every kind of op, dropped, doubled or altered, is found") {
 }
 
 TEST_CASE("and so where parameters are whole, gradients are reduced once a step, and shards have copies") {
-  const Scenario s = tiny_scenario(4, 1, {"steps=1", "train.engine=zero1", "train.layout.fsdp=2", "sync.verify=true",
-                                          "train.precision.params=bf16", "model.num_hidden_layers=1"});
+  const Scenario s = tiny_scenario(4, 1,
+                                   {"steps=1", "train.engine=zero1", "train.layout.fsdp=2", "sync.verify=true",
+                                    "train.precision.params=bf16", "model.num_hidden_layers=1"});
   CHECK(run_cases(4, {{"mutants", s}}, mutants_of_phases({"load", "sync", "train"}, 25, 200)) == "");
 }
 

@@ -75,13 +75,14 @@ TEST_CASE("and so with every way to share state among data ranks") {
     for (const char* group : {"-1", "2", "1"})
       for (const char* transport : {"ipc", "collective"}) {
         if (std::string_view(engine) == "ddp" && std::string_view(group) != "-1") continue;  // it shards nothing
-        cases.push_back({fmt::format("{}, groups of {}, {}", engine, group, transport),
-                         tiny_scenario(4, 2,
-                                       {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
-                                        fmt::format("sync.transport={}", transport), "sync.verify=true",
-                                        "train.precision.params=bf16", "algorithm.reference=true"}),
-                         {},
-                         {}});
+        cases.push_back(
+            {fmt::format("{}, groups of {}, {}", engine, group, transport),
+             tiny_scenario(4, 2,
+                           {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
+                            fmt::format("sync.transport={}", transport), "sync.verify=true",
+                            "train.precision.params=bf16", "algorithm.reference=true"}),
+             {},
+             {}});
       }
   CHECK(run_cases(4, cases, same_plan) == "");
 }

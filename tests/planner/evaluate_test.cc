@@ -399,7 +399,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
       fmt::format("{}", fmt::join(seen, " ")),
       Catch::Equals(
           "algorithm=grpo algorithm=sft chunked=false chunked=true clipped=false clipped=true copies=false "
-          "copies=true cpu=false cpu=true engine=ddp engine=fsdp2 engine=zero1 engine=zero2 engines=false engines=true family=llama family=qwen2 family=qwen3 from host=false from host=true "
+          "copies=true cpu=false cpu=true engine=ddp engine=fsdp2 engine=zero1 engine=zero2 engines=false engines=true "
+          "family=llama family=qwen2 family=qwen3 from host=false from host=true "
           "grads=fp32 "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
@@ -452,18 +453,20 @@ TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by 
   same(2, 1, {"model.vocab_size=500", "model.hidden_size=3", "rollout.dtype=bf16", "rollout.max_running_requests=60"});
 }
 
-TEST_CASE("Traffic of data parallelism: what each way moves of parameters and gradients in a step of three micro-batches") {
+TEST_CASE(
+    "Traffic of data parallelism: what each way moves of parameters and gradients in a step of three micro-batches") {
   // BACKGROUND A1 to A4, before the factor (W - 1) / W of a ring. Units are padded to a multiple of the shards; what
   // is gathered in bf16 has 2 B, what is reduced 4.
   struct Way {
     const char* engine;
     std::int64_t group;
   };
-  for (const Way way : {Way{"fsdp2", -1}, {"fsdp2", 2}, {"zero2", -1}, {"zero2", 2}, {"zero1", -1}, {"zero1", 2},
-                        {"ddp", -1}}) {
+  for (const Way way :
+       {Way{"fsdp2", -1}, {"fsdp2", 2}, {"zero2", -1}, {"zero2", 2}, {"zero1", -1}, {"zero1", 2}, {"ddp", -1}}) {
     CAPTURE(way.engine, way.group);
-    const Scenario s = tiny(4, 2, {fmt::format("train.engine={}", way.engine), "train.precision.params=bf16",
-                                   fmt::format("train.layout.fsdp={}", way.group)});
+    const Scenario s = tiny(4, 2,
+                            {fmt::format("train.engine={}", way.engine), "train.precision.params=bf16",
+                             fmt::format("train.layout.fsdp={}", way.group)});
     const std::string engine = way.engine;
     const std::int64_t shards = engine == "ddp" ? 1 : way.group > 0 ? way.group : 4, micro_batches = 3;
     std::int64_t root = 0, layers = 0, padding = 0;

@@ -127,7 +127,8 @@ class Draws : private test::DrawnNumbers {
                               pick({"h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"}), world)
                 : fmt::format("cluster: {{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {}}}\n", world);
     text += fmt::format(
-        "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
+        "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, "
+        "reshard_after_forward: {}, prefetch: {}, "
         "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}}}}}\n",
         pick({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), world, world % 2 == 0 ? of({-1, world, 2}) : -1,
         longest * (gpu ? in(4, 16) : in(1, 8)), pick({"none", "selective", "full"}), flag(), in(0, 1),

@@ -371,7 +371,7 @@ TEST_CASE("without its moments a checkpoint is resumed with fresh ones and a war
   CHECK(json_from<Json>(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 2);
 }
 
-TEST_CASE("a checkpoint goes on in any engine and shard group: as the run in one piece, bit for bit where nothing changed") {
+TEST_CASE("a checkpoint goes on in any engine and shard group, bit for bit where nothing changed") {
   const std::string base = scenario("engines", 2, 2, "steps: 2").string() + sets("optimizer.lr=0.01");
   const auto with = [](const std::string& engine, int group) {
     return fmt::format(" --set train.engine={} --set train.layout.fsdp={}", engine, group);
@@ -380,8 +380,10 @@ TEST_CASE("a checkpoint goes on in any engine and shard group: as the run in one
     const char* engine;
     int group;
   };
-  const std::vector<std::pair<Way, Way>> ways = {{{"zero1", -1}, {"zero1", -1}}, {{"zero1", -1}, {"fsdp2", 1}},
-                                                 {{"fsdp2", -1}, {"ddp", -1}},   {{"ddp", -1}, {"zero2", -1}},
+  const std::vector<std::pair<Way, Way>> ways = {{{"zero1", -1}, {"zero1", -1}},
+                                                 {{"zero1", -1}, {"fsdp2", 1}},
+                                                 {{"fsdp2", -1}, {"ddp", -1}},
+                                                 {{"ddp", -1}, {"zero2", -1}},
                                                  {{"zero2", -1}, {"fsdp2", -1}}};
   int n = 0;
   for (const auto& [first, then] : ways) {
@@ -391,9 +393,9 @@ TEST_CASE("a checkpoint goes on in any engine and shard group: as the run in one
                    rest = work_folder() / (name + "_rest");
     must_run(fmt::format("run {}{} --set steps=4 --out {}", base, with(first.engine, first.group), whole.string()));
     must_run(fmt::format("run {}{} --out {}", base, with(first.engine, first.group), half.string()));
-    const Result2 on = hotbunk_command(fmt::format("run {}{} --set steps=4 --resume {} --out {}", base,
-                                                   with(then.engine, then.group),
-                                                   (half / "checkpoints/final").string(), rest.string()));
+    const Result2 on =
+        hotbunk_command(fmt::format("run {}{} --set steps=4 --resume {} --out {}", base, with(then.engine, then.group),
+                                    (half / "checkpoints/final").string(), rest.string()));
     INFO(on.err);
     REQUIRE(on.code == 0);
     const bool same = std::string_view(first.engine) == then.engine && first.group == then.group;
@@ -402,7 +404,8 @@ TEST_CASE("a checkpoint goes on in any engine and shard group: as the run in one
     REQUIRE(b.size() == 4);
     if (same) {
       CHECK(a == b);
-      CHECK(text_of(whole / "checkpoints/final/model.safetensors") == text_of(rest / "checkpoints/final/model.safetensors"));
+      CHECK(text_of(whole / "checkpoints/final/model.safetensors") ==
+            text_of(rest / "checkpoints/final/model.safetensors"));
     } else {
       CHECK(a.at(4)["loss"].get<double>() == Approx(b.at(4)["loss"].get<double>()).margin(1e-3));
       CHECK(a.at(4)["actor/grad_norm"].get<double>() == Approx(b.at(4)["actor/grad_norm"].get<double>()).epsilon(1e-3));
