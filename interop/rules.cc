@@ -185,8 +185,6 @@ void write_cluster(RuleOutput& out) {
     out.give("rollout_nodes", rollout / per_node);
     out.give("rollout_gpus_per_node", per_node);
     out.give("rollout_gpus", rollout);
-    if (std::fmod(train, per_node) != 0 || std::fmod(rollout, per_node) != 0)
-      out.unsaid.push_back(fmt::format("training's {} and rollout's {} ranks are no whole nodes of {}", train, rollout, per_node));
   }
   out.give("rollout_engines", static_cast<double>(s.rollout.layout.dp));
 }
@@ -248,10 +246,7 @@ void write_layout(RuleOutput& out) {
   const auto& split = out.scenario.train.pipeline_split;
   if (split.size() < 2) return;
   const bool even_between = split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
-  if (!even_between || t.vpp > 1) {
-    out.unsaid.push_back(fmt::format("train.pipeline_split [{}]: the first and the last stage alone have a key", fmt::join(split, ", ")));
-    return;
-  }
+  if (!even_between || t.vpp > 1) return;  // the first and the last stage alone have keys
   out.give("first_stage_layers", static_cast<double>(split.front()));
   out.give("last_stage_layers", static_cast<double>(split.back()));
 }
@@ -286,19 +281,18 @@ void read_lengths(RuleInput& in) {
   }
   if (!response && !total) longest_response = 1024, response_said = "assumed, the launch has no limit";
   if (total && longest_prompt + longest_response > *total) {
-    // Both may be as long as the whole: a prompt of a quarter leaves the rest to its response.
-    longest_prompt = std::min(longest_prompt, std::max(1.0, std::floor(*total * assumed_prompt_part)));
-    longest_response = std::min(longest_response, *total - longest_prompt);
-    prompt_said = fmt::format("{}: a quarter of it, assumed", in.said("max_total"));
-    response_said = fmt::format("{}: what the prompt leaves", in.said("max_total"));
+    longest_prompt = std::min(longest_prompt, *total - 1);
+    longest_response = std::min(longest_response, *total - 1);
+    in.set("workload.max_tokens", *total, in.said("max_total"), where_of(in, "max_total"));
   }
   in.set("workload.prompt_tokens.max", longest_prompt, prompt_said, where_of(in, "max_prompt"));
   in.set("workload.response_tokens.max", longest_response, response_said, where_of(in, "max_response"));
   const double top_prompt = in.scenario_number("workload.prompt_tokens.max"), top_response = in.scenario_number("workload.response_tokens.max");
+  const double cap = in.scenario_number("workload.max_tokens");
   in.set("workload.prompt_tokens.mean", std::max(1.0, std::floor(top_prompt * assumed_prompt_part)),
          "assumed, a quarter of the longest: --set workload.prompt_tokens.mean=N");
-  in.set("workload.response_tokens.mean", std::max(1.0, std::floor(top_response * assumed_response_part)),
-         "assumed, a third of the longest: --set workload.response_tokens.mean=N");
+  in.set("workload.response_tokens.mean", std::max(1.0, std::floor((cap > 0 ? cap - in.scenario_number("workload.prompt_tokens.mean") : top_response) * assumed_response_part)),
+         fmt::format("assumed, a third of {}: --set workload.response_tokens.mean=N", cap > 0 ? "what an assumed prompt leaves" : "the longest"));
   if (const auto prefill = in.number("prefill_tokens"); prefill && *prefill > 0)
     in.set("rollout.max_prefill_tokens", std::max(*prefill, top_prompt),
            *prefill < top_prompt ? in.said("prefill_tokens") + ", longer prompts in chunks" : in.said("prefill_tokens"), where_of(in, "prefill_tokens"));
@@ -310,7 +304,7 @@ void write_lengths(RuleOutput& out) {
   out.give("sequence", w.prompt_tokens.max + w.response_tokens.max);
   out.give("max_prompt", w.prompt_tokens.max);
   out.give("max_response", w.response_tokens.max);
-  out.give("max_total", w.prompt_tokens.max + w.response_tokens.max);
+  out.give("max_total", w.longest());
   out.give("prefill_tokens", static_cast<double>(out.scenario.rollout.max_prefill_tokens));
 }
 
@@ -375,7 +369,9 @@ void write_batches(RuleOutput& out) {
 // ---- micro-batches ---------------------------------------------------------------------------------------------------
 
 double longest_of(const RuleInput& in) {
-  return in.scenario_number("workload.prompt_tokens.max") + in.scenario_number("workload.response_tokens.max");
+  const double both = in.scenario_number("workload.prompt_tokens.max") + in.scenario_number("workload.response_tokens.max");
+  const double cap = in.scenario_number("workload.max_tokens");
+  return cap > 0 ? std::min(cap, both) : both;
 }
 
 void read_micro_batches(RuleInput& in) {
@@ -400,9 +396,7 @@ void read_micro_batches(RuleInput& in) {
 
 void write_micro_batches(RuleOutput& out) {
   const TrainSpec& t = out.scenario.train;
-  const WorkloadSpec& w = out.scenario.workload;
   const std::int64_t cut = t.layout.cp * t.layout.ulysses;
-  const auto longest = static_cast<std::int64_t>(w.prompt_tokens.max + w.response_tokens.max);
   const bool by_sequences = t.micro_batch_sequences > 0;
   out.give("dynamic", !by_sequences);
   out.give("packed", !by_sequences);
@@ -413,8 +407,6 @@ void write_micro_batches(RuleOutput& out) {
     return;
   }
   out.give("micro_sequences", static_cast<double>(t.micro_batch_sequences));
-  if (t.micro_batch_tokens != (longest * t.micro_batch_sequences + cut - 1) / cut)
-    out.unsaid.push_back(fmt::format("train.micro_batch_tokens {} beside {} sequences", t.micro_batch_tokens, t.micro_batch_sequences));
 }
 
 // ---- recompute, offload ----------------------------------------------------------------------------------------------
@@ -457,6 +449,20 @@ void write_offload(RuleOutput& out) {
   const Offload o = out.scenario.train.offload;
   out.give("offload_layers", o == Offload::layerwise);
   for (const char* role : {"offload_params", "offload_grads", "offload_optimizer"}) out.give(role, o == Offload::sleep);
+}
+
+// Megatron's optimizer on the CPU: a switch, and of how much, all of it unless said.
+void read_cpu_optimizer(RuleInput& in) {
+  if (!in.is_true("optimizer_on_cpu")) return;
+  const double fraction = in.number("optimizer_cpu_fraction").value_or(1.0);
+  in.set("optimizer.cpu_fraction", fraction, in.said("optimizer_on_cpu") + (in.said("optimizer_cpu_fraction").empty() ? ", all of it" : ", " + in.said("optimizer_cpu_fraction")),
+         where_of(in, "optimizer_on_cpu"));
+}
+
+void write_cpu_optimizer(RuleOutput& out) {
+  const double fraction = out.scenario.optimizer.cpu_fraction;
+  out.give("optimizer_on_cpu", fraction > 0);
+  if (fraction > 0) out.give("optimizer_cpu_fraction", fraction);
 }
 
 // ---- losses ----------------------------------------------------------------------------------------------------------
@@ -512,47 +518,70 @@ const std::vector<LaunchRule>& rules() {
       {"layout",
        {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "engine_gpus", "engine_dp_attention", "engine_attention_dp",
         "layers_per_virtual_stage", "first_stage_layers", "last_stage_layers"},
-       {"train.layout.sp", "train.layout.etp", "train.layout.vpp", "train.layout.fsdp", "rollout.layout.tp",
-        "rollout.layout.attention_dp", "train.pipeline_split", "train.pipeline_schedule"},
+       {{"train.layout.sp", {"sequence_parallel"}},
+        {"train.layout.etp", {"expert_tp"}},
+        {"train.layout.vpp", {"layers_per_virtual_stage"}},
+        {"train.layout.fsdp", {"shard_ranks"}},
+        {"rollout.layout.tp", {"engine_gpus"}},
+        {"rollout.layout.attention_dp", {"engine_attention_dp"}},
+        {"train.pipeline_split", {"first_stage_layers", "last_stage_layers"}},
+        {"train.pipeline_schedule", {"layers_per_virtual_stage"}}},
        read_layout,
        write_layout},
       {"cluster",
        {"train_nodes", "cluster_nodes", "train_gpus_per_node", "colocated", "rollout_nodes", "rollout_gpus_per_node", "rollout_gpus",
         "rollout_engines"},
-       {"cluster.nodes", "cluster.gpus_per_node", "placement", "train.layout.dp", "rollout.layout.dp"},
+       {{"cluster.nodes", {"train_nodes", "cluster_nodes"}},
+        {"cluster.gpus_per_node", {"train_gpus_per_node"}},
+        {"placement", {"colocated"}},
+        {"train.layout.dp", {"train_nodes", "cluster_nodes"}},
+        {"rollout.layout.dp", {"colocated"}}},
        read_cluster,
        write_cluster},
       {"lengths",
        {"sequence", "max_prompt", "max_response", "max_total", "prefill_tokens"},
-       {"workload.prompt_tokens.max", "workload.response_tokens.max", "rollout.max_prefill_tokens"},
+       {{"workload.prompt_tokens.max", {"max_prompt", "sequence"}},
+        {"workload.response_tokens.max", {"max_response", "sequence"}},
+        {"workload.max_tokens", {"max_total"}},
+        {"rollout.max_prefill_tokens", {"prefill_tokens"}}},
        read_lengths,
        write_lengths},
       {"batches",
        {"prompts", "mini_batch_prompts", "mini_batch_samples", "mini_batches", "stream_mini_batches", "global_batch"},
-       {"algorithm.prompts", "algorithm.mini_batches"},
+       {{"algorithm.prompts", {"prompts", "global_batch"}},
+        {"algorithm.mini_batches", {"mini_batch_prompts", "mini_batch_samples", "mini_batches"}}},
        read_batches,
        write_batches},
       {"micro-batches",
        {"dynamic", "micro_tokens", "micro_sequences", "packed", "packed_tokens", "packed_dynamically", "dynamic_tokens"},
-       {"train.micro_batch_tokens", "train.micro_batch_sequences"},
+       {{"train.micro_batch_tokens", {"micro_tokens", "packed_tokens", "dynamic_tokens"}},
+        {"train.micro_batch_sequences", {"micro_sequences"}}},
        read_micro_batches,
        write_micro_batches},
       {"recompute",
        {"checkpointing", "recompute_granularity", "recompute_activations"},
-       {"train.recompute"},
+       {{"train.recompute", {"checkpointing", "recompute_granularity"}}},
        read_recompute,
        write_recompute},
       {"offload",
        {"offload_params", "offload_grads", "offload_optimizer", "offload_layers"},
-       {"train.offload"},
+       {{"train.offload", {"offload_params", "offload_optimizer", "offload_layers"}}},
        read_offload,
        write_offload},
+      {"CPU optimizer",
+       {"optimizer_on_cpu", "optimizer_cpu_fraction"},
+       {{"optimizer.cpu_fraction", {"optimizer_on_cpu"}}},
+       read_cpu_optimizer,
+       write_cpu_optimizer},
       {"loss",
        {"clip", "clip_low", "clip_high", "kl_in_loss", "kl_loss_coef", "kl_in_reward", "kl_reward_coef"},
-       {"algorithm.clip_low", "algorithm.clip_high", "algorithm.reference", "algorithm.kl_coef"},
+       {{"algorithm.clip_low", {"clip_low", "clip"}},
+        {"algorithm.clip_high", {"clip_high", "clip"}},
+        {"algorithm.reference", {"kl_in_loss", "kl_loss_coef"}},
+        {"algorithm.kl_coef", {"kl_loss_coef"}}},
        read_loss,
        write_loss},
-      {"staleness", {"asynchronous", "staleness"}, {"algorithm.max_staleness"}, read_staleness, write_staleness},
+      {"staleness", {"asynchronous", "staleness"}, {{"algorithm.max_staleness", {"asynchronous", "staleness"}}}, read_staleness, write_staleness},
   };
   return all;
 }

@@ -58,7 +58,6 @@ class RuleOutput {
   explicit RuleOutput(const Scenario& s) : scenario(s) {}
   const Scenario& scenario;
   std::map<std::string, std::string> roles;
-  std::vector<std::string> unsaid;  // what the system has no word for
 
   void give(const std::string& role, std::string value) { roles[role] = std::move(value); }
   void give(const std::string& role, double value);
@@ -67,8 +66,9 @@ class RuleOutput {
 
 struct LaunchRule {
   const char* name;
-  std::vector<std::string> roles;         // that it reads
-  std::vector<std::string> scenario_keys;  // that it writes
+  std::vector<std::string> roles;  // that it reads
+  /// That it writes, each with the roles of which a system needs one to say it.
+  std::vector<std::pair<std::string, std::vector<std::string>>> scenario_keys;
   void (*read)(RuleInput&);
   void (*write)(RuleOutput&);
 };

@@ -220,9 +220,17 @@ void ShellVariables::command(Field& to, const std::string& inside, const std::st
   }
   if (inside.find("dirname") != std::string::npos || inside.find("BASH_SOURCE") != std::string::npos)
     return to.add(folder_);
-  const ShellValue words = expand(inside);
+  ShellValue words;
+  const auto tokens = lex_shell(inside, "");
+  for (std::size_t i = 0; tokens && i < tokens->size(); ++i) {
+    if ((*tokens)[i].kind == ShellToken::Kind::operation) words.undefined.insert(whole);  // a pipe, a redirection
+    if ((*tokens)[i].kind != ShellToken::Kind::word) continue;
+    const ShellValue more = expand((*tokens)[i].text);
+    words.values.insert(words.values.end(), more.values.begin(), more.values.end());
+    words.undefined.insert(more.undefined.begin(), more.undefined.end());
+  }
   const auto& w = words.values;
-  if (!w.empty() && w[0] == "echo" && words.undefined.empty() && inside.find('|') == std::string::npos) {
+  if (!w.empty() && w[0] == "echo" && words.undefined.empty()) {
     std::string text;
     for (size_t i = 1; i < w.size(); ++i) text.append(i > 1 ? " " : "").append(w[i]);
     return to.give(text, splits);
