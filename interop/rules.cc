@@ -12,6 +12,7 @@
 #include "interop/launch_model.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
+#include "spec/transition.h"
 
 namespace hotbunk {
 
@@ -440,15 +441,25 @@ void read_offload(RuleInput& in) {
   std::vector<std::string> said;
   for (const char* role : {"offload_params", "offload_grads", "offload_optimizer"})
     if (!in.said(role).empty()) said.push_back(in.said(role));
-  in.set("train.offload", params || optimizer ? "sleep" : "none",
-         fmt::format("{}{}", fmt::join(said, ", "), params != optimizer ? ": hotbunk moves the whole state" : ""),
-         where_of(in, "offload_params"));
+  const std::string comment = fmt::format("{}", fmt::join(said, ", "));
+  in.set("train.offload", params || optimizer ? "sleep" : "none", comment, where_of(in, "offload_params"));
+  // What sleeps alone is an order of its own: verl's, without the steps of what stays.
+  if (params != optimizer && !apart)
+    in.set("transition", params ? "[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"
+                                : "[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]",
+           comment + (params ? ": the parameters sleep, the optimizer stays" : ": the optimizer sleeps, the parameters stay"),
+           where_of(in, "offload_params"));
 }
 
 void write_offload(RuleOutput& out) {
   const Offload o = out.scenario.train.offload;
   out.give("offload_layers", o == Offload::layerwise);
-  for (const char* role : {"offload_params", "offload_grads", "offload_optimizer"}) out.give(role, o == Offload::sleep);
+  const auto order = transition_from(out.scenario.transition, o == Offload::sleep, out.scenario.rollout.sleep);
+  const bool sleeps = o == Offload::sleep && order;
+  out.give("offload_params", sleeps && order->has(TransitionStep::sleep_train));
+  out.give("offload_grads", sleeps && order->has(TransitionStep::sleep_train));
+  out.give("offload_optimizer",
+           sleeps && (order->has(TransitionStep::sleep_optimizer) || order->has(TransitionStep::sleep_moments)));
 }
 
 // Megatron's optimizer on the CPU: a switch, and of how much, all of it unless said.
@@ -565,7 +576,7 @@ const std::vector<LaunchRule>& rules() {
        write_recompute},
       {"offload",
        {"offload_params", "offload_grads", "offload_optimizer", "offload_layers"},
-       {{"train.offload", {"offload_params", "offload_optimizer", "offload_layers"}}},
+       {{"train.offload", {"offload_params", "offload_optimizer", "offload_layers"}}, {"transition", {"offload_params"}}},
        read_offload,
        write_offload},
       {"CPU optimizer",

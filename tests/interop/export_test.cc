@@ -43,6 +43,9 @@ std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Sce
   if (key.path == "train.pipeline_split") return {{"train.pipeline_split=[22, 26]"}};
   if (key.path == "train.pipeline_schedule" || key.path == "train.layout.vpp") return {{"train.layout.vpp=2", "train.pipeline_schedule=interleaved"}};
   if (key.path == "placement") return {{"placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4", "train.offload=none"}};
+  if (key.path == "transition")
+    return {{"transition=[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"},
+            {"transition=[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]"}};
   if (key.path == "workload.max_tokens") return {{"workload.max_tokens=3500"}};
   if (key.path == "train.micro_batch_sequences") return {{"train.micro_batch_sequences=3", "train.micro_batch_tokens=12288"}};
   if (key.path == "algorithm.kl_coef") return {{"algorithm.kl_coef=0.25", "algorithm.reference=true"}};

@@ -72,6 +72,19 @@ TEST_CASE("verl: Megatron's keys count under Megatron alone, and its experts' tp
   CHECK(megatron.scenario.train.offload == Offload::sleep);
 }
 
+TEST_CASE("verl: parameters and optimizer sleep each for itself") {
+  const std::string prefix = "actor_rollout_ref.actor.fsdp_config.";
+  const auto of = [&](const std::string& more) { return import_of("verl", words(verl + dynamic + more)).scenario; };
+  const Scenario both = of(prefix + "param_offload=True " + prefix + "optimizer_offload=True");
+  CHECK(both.train.offload == Offload::sleep);
+  CHECK(both.transition == "verl");
+  const Scenario optimizer = of(prefix + "optimizer_offload=True");
+  CHECK(optimizer.train.offload == Offload::sleep);
+  CHECK(optimizer.transition == "sleep_optimizer-wake_rollout-sync-wake_kv-rollout-sleep_rollout-wake_train");
+  CHECK(of(prefix + "param_offload=True").transition == "wake_rollout-sync-sleep_train-wake_kv-rollout-sleep_rollout-wake_train");
+  CHECK(of("").train.offload == Offload::none);
+}
+
 TEST_CASE("Megatron's optimizer on the CPU is a fraction, all of it unless said") {
   const std::string prefix = "actor_rollout_ref.actor.optim.override_optimizer_config.";
   const std::string megatron = verl + dynamic + "model_engine=megatron +" + prefix + "optimizer_cpu_offload=True ";
