@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/format.h"
 #include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
@@ -22,25 +23,21 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Options {
-  std::string system, out;
-  std::vector<std::string> launch, variables, sets;
+  std::string system, launch, out;
+  std::vector<std::string> words, variables, sets;
   bool json = false, overwrite = false;
 };
 
 /// The first word is a file where it is one, or is called as one; the others are the launch's own.
 Result<LaunchSource> source_of(const Options& o) {
   LaunchSource source;
-  source.words = o.launch;
-  if (!o.launch.empty()) {
-    const std::filesystem::path first = o.launch[0];
-    const std::string extension = first.extension().string();
-    std::error_code ignored;
-    const bool is_named = extension == ".sh" || extension == ".yaml" || extension == ".yml" || extension == ".toml";
-    if (first.string().find('=') == std::string::npos && (is_named || std::filesystem::is_regular_file(first, ignored))) {
-      source.file = first.string();
-      source.words.erase(source.words.begin());
-    }
-  }
+  source.words = o.words;
+  const std::string extension = std::filesystem::path(o.launch).extension().string();
+  std::error_code ignored;
+  const bool is_named = extension == ".sh" || extension == ".yaml" || extension == ".yml" || extension == ".toml";
+  if (o.launch.find('=') == std::string::npos && (is_named || std::filesystem::is_regular_file(o.launch, ignored)))
+    source.file = o.launch;
+  else source.words.insert(source.words.begin(), o.launch);
   for (const std::string& text : o.variables) {
     const auto equals = text.find('=');
     if (equals == std::string::npos || equals == 0)
@@ -65,6 +62,14 @@ Json keys_document(const ImportedScenario& imported) {
     out.push_back(std::move(entry));
   }
   return out;
+}
+
+/// The answer before where it comes from.
+std::string answer(const Explanation& e) {
+  if (e.unpriced) return fmt::format("Verdict: no\n\n{}", render(e));
+  const std::string host = e.host_capacity_bytes > 0 ? fmt::format(", host {} of {}", format_bytes(e.price.host_bytes), format_bytes(e.host_capacity_bytes)) : "";
+  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration\n\n{}", name_of(e.verdict.verdict), format_bytes(e.price.peak_bytes()),
+                     format_bytes(e.capacity_bytes), host, format_seconds(e.price.iteration_seconds), render(e));
 }
 
 Status write_scenario(const Options& o, const std::string& text) {
@@ -104,9 +109,9 @@ int run(const Options& o) {
   } else if (o.out.empty()) {
     print_result(imported->text);  // the scenario alone, to be written to a file
     flush_output();
-    fmt::print(stderr, "\n{}", printable(render(e)));
+    fmt::print(stderr, "\n{}", printable(answer(e)));
   } else {
-    print_result(printable(render(e)));
+    print_result(printable(answer(e)));
     flush_output();
   }
   for (const std::string& name : imported->undefined)
@@ -122,7 +127,8 @@ void add_import(CommandLine& line) {
   auto o = std::make_shared<Options>();
   const Command sub = line.add_command("import", "a launch of verl, slime, NeMo-RL, OpenRLHF, Megatron or torchtitan as a scenario");
   sub.option("system", o->system, "whose launch it is").required().check(one_of(launch_systems()));
-  sub.option("launch", o->launch, "a script, YAML or TOML; and, behind --, words of a command line").required();
+  sub.option("launch", o->launch, "a script, YAML or TOML").required();
+  sub.option("words", o->words, "behind --: a command line's, as the shell expands them; over the file, or alone");
   sub.option("--var", o->variables, "NAME=VALUE of the script's shell").one_each_time();
   sub.option("--set", o->sets, "a scenario's key=value over what the launch says").one_each_time();
   sub.option("--out", o->out, "write the scenario there, and print the answer alone");

@@ -92,9 +92,9 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
   const std::map<std::string, std::set<std::string>> lacking = {
       {"verl qwen2.5-7b", {"train.recompute", "train.layout.tp", "train.layout.pp", "train.layout.cp", "train.layout.vpp", "train.layout.ep",
                           "train.layout.sp", "train.layout.etp", "train.pipeline_split", "train.pipeline_schedule", "optimizer.cpu_fraction",
-                          "train.offload", "train.precision.moments", "train.precision.master", "rollout.engine", "rollout.dtype"}},
+                          "train.offload", "train.precision.moments", "train.precision.master", "rollout.engine", "rollout.dtype", "sync.every", "algorithm.max_staleness"}},
       {"verl qwen3-30b-a3b", {"train.layout.ulysses", "train.layout.fsdp", "train.precision.master", "train.precision.moments",
-                             "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine", "rollout.dtype", "train.offload"}},
+                             "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine", "rollout.dtype", "train.offload", "sync.every", "algorithm.max_staleness"}},
       {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
       {"nemo-rl qwen3-30b-a3b", {"train.offload", "train.precision.grads", "train.pipeline_schedule", "rollout.engine", "rollout.dtype"}},
       {"megatron llama-3.1-8b", {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
