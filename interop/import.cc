@@ -51,10 +51,13 @@ class Importer {
     for (const Setting& setting : launch_.settings) leave(setting);
     if (in_.problems.empty())
       for (const LaunchRule& rule : launch_rules()) rule.read(in_);
+    for (Diagnostic& problem : in_.problems)
+      if (problem.code == "E153")
+        for (const std::string& variable : out_.undefined) problem.notes.push_back(fmt::format("{} is not set in the script: --var NAME=VALUE sets it", variable));
     if (!in_.problems.empty()) return fail(std::move(in_.problems));
     for (const std::string& text : sets) {
       const auto equals = text.find('=');
-      if (equals == std::string::npos || text.substr(0, equals) == "model") continue;
+      if (equals == std::string::npos || text.substr(0, equals) == "model" || text.starts_with("model.")) continue;
       std::erase_if(in_.lines, [&](const ScenarioLine& line) { return line.key == text.substr(0, equals); });
       in_.lines.push_back({text.substr(0, equals), text.substr(equals + 1), "--set", {}});
     }

@@ -79,7 +79,10 @@ const ShellCommand* launch_of(const LaunchTable& table, const ShellScript& scrip
   std::ptrdiff_t most = 2;
   for (const ShellCommand& command : script.commands) {
     const Settings settings = table.form == LaunchForm::hydra ? hydra_settings(command) : flag_settings(command);
-    const auto known = std::ranges::count_if(settings, [&](const Setting& s) { return table.find(s.key) != nullptr; });
+    const auto known = std::ranges::count_if(settings, [&](const Setting& s) {
+      const LaunchKey* const row = table.find(s.key);
+      return row != nullptr && row->ignored.empty();
+    });
     if (known > most) most = known, found = &command;
   }
   return found;

@@ -34,7 +34,19 @@ std::string known_name(std::string text) {
   return longest;
 }
 
-bool take(RuleInput& in, const std::string& yaml, const std::string& comment, const SourceLocation& where) {
+/// With the keys of config.json that the user sets: --set model.num_hidden_layers=2.
+std::string with_chosen(const RuleInput& in, std::string yaml) {
+  std::string more;
+  for (const auto& [key, value] : in.chosen)
+    if (key.starts_with("model.")) more += fmt::format(", {}: {}", key.substr(6), value);
+  if (more.empty()) return yaml;
+  if (yaml.starts_with('{')) yaml.pop_back();
+  else yaml = "{base: " + yaml;
+  return yaml + more + "}";
+}
+
+bool take(RuleInput& in, const std::string& said, const std::string& comment, const SourceLocation& where) {
+  const std::string yaml = with_chosen(in, said);
   const auto tree = parse_yaml("model: " + yaml, where.file.empty() ? "--set model" : where.file);
   if (!tree || tree->find("model") == nullptr) return false;
   auto model = read_model(*tree->find("model"), in.folder);
@@ -53,7 +65,8 @@ bool take(RuleInput& in, const std::string& yaml, const std::string& comment, co
 /// Megatron's sizes as keys of config.json; "": they are not all there.
 std::string spelled_out(RuleInput& in) {
   const auto layers = in.number("layers"), hidden = in.number("hidden"), heads = in.number("heads");
-  if (!layers || !hidden || !heads) return "";
+  // Latent attention and shared experts have sizes that no role has: their config.json says them.
+  if (!layers || !hidden || !heads || in.find("unspelled") != nullptr) return "";
   std::vector<std::string> keys;
   const auto add = [&](const char* key, const std::string& value) { keys.push_back(fmt::format("{}: {}", key, value)); };
   const auto vocab = in.number("vocab"), positions = in.number("positions");
@@ -79,7 +92,7 @@ std::string spelled_out(RuleInput& in) {
   add("num_key_value_heads", fmt::format("{}", in.number("kv_heads").value_or(*heads)));
   if (const auto dim = in.number("head_dim")) add("head_dim", fmt::format("{}", *dim));
   add("vocab_size", fmt::format("{}", vocab.value_or(32000)));
-  add("max_position_embeddings", fmt::format("{}", positions.value_or(8192)));
+  add("max_position_embeddings", fmt::format("{}", positions.value_or(131072)));
   if (mixtral) {
     add("num_local_experts", fmt::format("{}", *experts));
     add("num_experts_per_tok", fmt::format("{}", in.number("experts_per_token").value_or(2)));

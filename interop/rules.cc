@@ -382,9 +382,15 @@ void read_micro_batches(RuleInput& in) {
     if (const auto tokens = in.number(role))
       return in.set("train.micro_batch_tokens", std::ceil(*tokens / cut), in.said(role) + (cut > 1 ? fmt::format(" / {} ranks of a sequence", cut) : ""), where_of(in, role));
   }
-  const auto tokens = in.number("micro_tokens"), sequences = in.number("micro_sequences");
+  // What no micro-batch may exceed; or what is collected to, and a longer sample goes alone.
+  const std::string tokens_role = in.find("micro_tokens") != nullptr ? "micro_tokens" : "micro_tokens_or_sample";
+  const auto tokens = in.number(tokens_role), sequences = in.number("micro_sequences");
   if (in.is_true("dynamic") || (!sequences && tokens && in.find("dynamic") == nullptr)) {
-    if (tokens) return in.set("train.micro_batch_tokens", *tokens, in.said("micro_tokens"), where_of(in, "micro_tokens"));
+    const double longest = tokens_role == "micro_tokens" ? 0 : std::ceil(longest_of(in) / cut);
+    if (tokens && *tokens < longest)
+      return in.set("train.micro_batch_tokens", longest,
+                    in.said(tokens_role) + ", and a longer sample is a micro-batch of its own", where_of(in, tokens_role));
+    if (tokens) return in.set("train.micro_batch_tokens", *tokens, in.said(tokens_role), where_of(in, tokens_role));
     return in.contradict("dynamic", "micro-batches go by tokens, and nothing says how many", {in.said("dynamic")}, "give the tokens of a GPU");
   }
   if (!sequences)
@@ -404,6 +410,7 @@ void write_micro_batches(RuleOutput& out) {
   out.give("packed_dynamically", false);
   if (!by_sequences) {
     out.give("micro_tokens", static_cast<double>(t.micro_batch_tokens));
+    out.give("micro_tokens_or_sample", static_cast<double>(t.micro_batch_tokens));
     out.give("packed_tokens", static_cast<double>(t.micro_batch_tokens * cut));
     return;
   }
@@ -434,7 +441,7 @@ void read_offload(RuleInput& in) {
   const bool apart = in.scenario_text("placement") == "disaggregated";
   if (in.is_true("offload_layers")) return in.set("train.offload", "layerwise", in.said("offload_layers"), where_of(in, "offload_layers"));
   if (in.find("offload_params") == nullptr && in.find("offload_optimizer") == nullptr) {
-    if (apart || trains_only(in)) in.set("train.offload", "none", "training keeps its GPUs");
+    if (apart || trains_only(in)) in.set("train.offload", "none", "training keeps its GPUs");  // whatever it says
     return;
   }
   const bool params = in.is_true("offload_params"), optimizer = in.is_true("offload_optimizer");
@@ -444,7 +451,7 @@ void read_offload(RuleInput& in) {
   const std::string comment = fmt::format("{}", fmt::join(said, ", "));
   in.set("train.offload", params || optimizer ? "sleep" : "none", comment, where_of(in, "offload_params"));
   // What sleeps alone is an order of its own: verl's, without the steps of what stays.
-  if (params != optimizer && !apart)
+  if (params != optimizer && !apart && in.scenario_text("rollout.sleep") == "true")
     in.set("transition", params ? "[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"
                                 : "[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]",
            comment + (params ? ": the parameters sleep, the optimizer stays" : ": the optimizer sleeps, the parameters stay"),
@@ -522,7 +529,7 @@ const std::vector<LaunchRule>& rules() {
   static const std::vector<LaunchRule> all = {
       {"model",
        {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts",
-        "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "rope", "vocab_divisor"},
+        "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled"},
        {},
        read_model_role,
        write_model_role},
@@ -564,8 +571,8 @@ const std::vector<LaunchRule>& rules() {
        read_batches,
        write_batches},
       {"micro-batches",
-       {"dynamic", "micro_tokens", "micro_sequences", "packed", "packed_tokens", "packed_dynamically", "dynamic_tokens"},
-       {{"train.micro_batch_tokens", {"micro_tokens", "packed_tokens", "dynamic_tokens"}},
+       {"dynamic", "micro_tokens", "micro_tokens_or_sample", "micro_sequences", "packed", "packed_tokens", "packed_dynamically", "dynamic_tokens"},
+       {{"train.micro_batch_tokens", {"micro_tokens", "micro_tokens_or_sample", "packed_tokens", "dynamic_tokens"}},
         {"train.micro_batch_sequences", {"micro_sequences"}}},
        read_micro_batches,
        write_micro_batches},

@@ -127,6 +127,7 @@ struct ShellVariables::Field {
   ShellValue out;
   std::string text;
   bool open = false;  // `text` is a field, though it may be empty
+  bool nothing = false;  // "$@" or "${A[@]}" of no values: no field, though there are quotes
   SourceLocation place;
 
   void add(std::string_view more) { text.append(more), open = true; }
@@ -153,7 +154,7 @@ struct ShellVariables::Field {
 };
 
 void ShellVariables::variable(Field& to, const std::string& name, bool splits) const {
-  if (name == "@" || name == "*" || name == "#") return;  // the script's own arguments: none
+  if (name == "@" || name == "*") return void(to.nothing = true);  // the script's own arguments: none
   if (const ShellValue* const known = find(name)) {
     to.out.undefined.insert(known->undefined.begin(), known->undefined.end());
     if (!known->values.empty()) to.give(known->values.front(), splits);
@@ -176,6 +177,7 @@ void ShellVariables::braces(Field& to, const std::string& inside, const std::str
   if (all) {  // each value a field of its own; of none, nothing
     if (known == nullptr) return to.undefined(whole);
     to.out.undefined.insert(known->undefined.begin(), known->undefined.end());
+    to.nothing = known->values.empty();
     for (size_t i = 0; i < known->values.size(); ++i) {
       if (i > 0) to.close();
       if (i < known->places.size()) to.place = known->places[i];
@@ -183,7 +185,7 @@ void ShellVariables::braces(Field& to, const std::string& inside, const std::str
     }
     return;
   }
-  if (name.empty()) return inside == "@" || inside == "*" ? void() : to.undefined(whole);
+  if (name.empty()) return inside == "@" || inside == "*" ? variable(to, inside, splits) : to.undefined(whole);
   if (rest.empty()) return variable(to, name, splits);
   const bool empty = known == nullptr || known->values.empty() || known->values.front().empty();
   for (const std::string_view operation : {":-", "-", ":=", "=", ":+", "+", ":?", "?"}) {
@@ -252,7 +254,9 @@ void ShellVariables::expand_into(Field& to, const std::string& word, bool splits
   for (size_t at = 0; at < word.size();) {
     const char c = word[at];
     if (c == '"') {
-      quoted = !quoted, to.open = true;
+      quoted = !quoted;
+      to.open = quoted || !to.nothing || !to.text.empty();
+      to.nothing = false;
       ++at;
     } else if (c == '\\' && at + 1 < word.size()) {
       const char next = word[at + 1];

@@ -107,6 +107,13 @@ TEST_CASE("slime: the batch of a step counts samples, the bucket is bytes") {
   CHECK(both.error()[0].code == "E151");
 }
 
+TEST_CASE("slime: a sample above the tokens of a GPU is a micro-batch of its own; verl refuses it") {
+  CHECK(import_of("slime", words(slime + "--max-tokens-per-gpu 4096")).scenario.train.micro_batch_tokens == 1024 + 8192);
+  const auto v = imported("verl", words(verl + dynamic + "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048"));
+  REQUIRE(!v);
+  CHECK(v.error()[0].code == "E217");
+}
+
 TEST_CASE("slime: without --colocate training and rollout are apart") {
   std::string apart = slime;
   apart.replace(apart.find("--colocate"), 10, "--rollout-num-gpus 16");
@@ -179,6 +186,18 @@ TEST_CASE("Megatron and torchtitan: every sample is a sequence of the same lengt
   CHECK(t.train.recompute == Recompute::full);
 }
 
+TEST_CASE("sizes that have no role are not left out of a model in silence") {
+  const std::string sizes = "python3 train.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu --vocab-size 32000 --num-experts 8 "
+                            "--moe-ffn-hidden-size 256 --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256 "
+                            "--rollout-max-response-len 4096 --sglang-mem-fraction-static 0.7 ";
+  CHECK(import_of("slime", words(sizes)).scenario.model.moe->experts == 8);
+  for (const char* more : {"--multi-latent-attention", "--moe-shared-expert-intermediate-size 256"}) {
+    const auto i = imported("slime", words(sizes + more));
+    REQUIRE(!i);
+    CHECK(i.error()[0].code == "E153");
+  }
+}
+
 TEST_CASE("a key given twice under two names that differ is an error at its place") {
   const std::string file = launch_file("twice.sh", verl + dynamic + "\\\n  actor_rollout_ref.actor.strategy=fsdp2 \\\n  model_engine=megatron\n");
   const auto i = imported("verl", {.file = file, .words = {}, .variables = {}});
@@ -222,6 +241,8 @@ TEST_CASE("a model that nobody knows is asked for, and --set says it") {
   const ImportedScenario set = import_of("verl", words(verl + dynamic + "actor_rollout_ref.model.path=/models/mine"), {"model=qwen3-8b", "cluster.gpu=h20"});
   CHECK(set.scenario.model.name == "qwen3-8b");
   CHECK(set.scenario.cluster.gpu.name == "h20-sxm-96gb");
+  const ImportedScenario shallow = import_of("verl", words(verl + dynamic), {"model.num_hidden_layers=2"});
+  CHECK(shallow.scenario.model.layers == 2);
 }
 
 TEST_CASE("the scenario says of each line where it comes from; what is left out may be a secret and is not shown") {

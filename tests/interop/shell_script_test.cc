@@ -51,6 +51,11 @@ TEST_CASE("arrays keep the place of each of their words") {
   CHECK(s.commands[0][11].where.line == 4);
 }
 
+TEST_CASE("an array or arguments of nothing are no word, quoted or not; an empty text in quotes is one") {
+  const ShellScript s = script_of("A=()\nrun --x 1 \"${A[@]}\" ${A[@]} \"$@\" $@ \"\" \"y$@\"\n");
+  CHECK(texts(s.commands[0]) == Words{"run", "--x", "1", "", "y"});
+}
+
 TEST_CASE("what the script does not say is named and stays as it is written") {
   const ShellScript s = script_of("D=$HOME/data\nrun a=$D/x b=1 c=$(nproc) d=${NOT_THERE}\n");
   REQUIRE(s.commands.size() == 1);
