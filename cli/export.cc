@@ -38,8 +38,9 @@ int run(const Options& o) {
   if (o.scenario.json) {
     nlohmann::ordered_json arguments;
     for (const auto& [key, value] : launch.arguments) arguments[key] = value;
-    const nlohmann::ordered_json doc = {{"schema", "hotbunk.export/1"}, {"system", table->system}, {"release", table->release},
-                                        {"command", launch.command},    {"arguments", arguments},  {"unsaid", launch.unsaid},
+    const nlohmann::ordered_json doc = {{"schema", "hotbunk.export/1"}, {"system", table->system},
+                                        {"release", table->release},    {"command", launch.command},
+                                        {"arguments", arguments},       {"unsaid", launch.unsaid},
                                         {"text", launch.text}};
     print_document(json_text(doc, 2));
   } else {
@@ -52,7 +53,8 @@ int run(const Options& o) {
 
 void add_export(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  const Command sub = line.add_command("export", "a scenario as the launch arguments of verl, slime, NeMo-RL or Megatron");
+  const Command sub =
+      line.add_command("export", "a scenario as the launch arguments of verl, slime, NeMo-RL or Megatron");
   sub.option("system", o->system, "whose launch").required().check(one_of(exported_systems()));
   add_scenario_options(sub, o->scenario);
   sub.action([o] { return run(*o); });

@@ -67,9 +67,12 @@ Json keys_document(const ImportedScenario& imported) {
 /// The answer before where it comes from.
 std::string answer(const Explanation& e) {
   if (e.unpriced) return fmt::format("Verdict: no\n\n{}", render(e));
-  const std::string host = e.host_capacity_bytes > 0 ? fmt::format(", host {} of {}", format_bytes(e.price.host_bytes), format_bytes(e.host_capacity_bytes)) : "";
-  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration\n\n{}", name_of(e.verdict.verdict), format_bytes(e.price.peak_bytes()),
-                     format_bytes(e.capacity_bytes), host, format_seconds(e.price.iteration_seconds), render(e));
+  const std::string host = e.host_capacity_bytes > 0 ? fmt::format(", host {} of {}", format_bytes(e.price.host_bytes),
+                                                                   format_bytes(e.host_capacity_bytes))
+                                                     : "";
+  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration\n\n{}", name_of(e.verdict.verdict),
+                     format_bytes(e.price.peak_bytes()), format_bytes(e.capacity_bytes), host,
+                     format_seconds(e.price.iteration_seconds), render(e));
 }
 
 Status write_scenario(const Options& o, const std::string& text) {
@@ -115,7 +118,9 @@ int run(const Options& o) {
     flush_output();
   }
   for (const std::string& name : imported->undefined)
-    if (!o.json) fmt::print(stderr, "{} is not set in the script: --var {}=VALUE says it\n", printable_line(name), printable_line(name.starts_with('$') ? name.substr(1) : "NAME"));
+    if (!o.json)
+      fmt::print(stderr, "{} is not set in the script: --var {}=VALUE says it\n", printable_line(name),
+                 printable_line(name.starts_with('$') ? name.substr(1) : "NAME"));
   if (e.unpriced) return report_errors({*e.unpriced});
   if (!o.out.empty() && !o.json) say_next("plan " + shell_quoted(o.out));
   return e.price.fits ? exit_done : exit_no;
@@ -125,7 +130,8 @@ int run(const Options& o) {
 
 void add_import(CommandLine& line) {
   auto o = std::make_shared<Options>();
-  const Command sub = line.add_command("import", "a launch of verl, slime, NeMo-RL, OpenRLHF, Megatron or torchtitan as a scenario");
+  const Command sub =
+      line.add_command("import", "a launch of verl, slime, NeMo-RL, OpenRLHF, Megatron or torchtitan as a scenario");
   sub.option("system", o->system, "whose launch it is").required().check(one_of(launch_systems()));
   sub.option("launch", o->launch, "a script, YAML or TOML").required();
   sub.option("words", o->words, "behind --: a command line's, as the shell expands them; over the file, or alone");

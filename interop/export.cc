@@ -54,7 +54,8 @@ class Exporter {
     if (row.to.empty() && row.role.empty()) return;
     if (!row.when_key.empty()) {
       const auto decides = values_.find(row.when_key);
-      if (decides == values_.end() || std::ranges::find(row.when_values, decides->second) == row.when_values.end()) return;
+      if (decides == values_.end() || std::ranges::find(row.when_values, decides->second) == row.when_values.end())
+        return;
     }
     std::optional<std::string> value;
     if (!row.role.empty()) {
@@ -78,7 +79,9 @@ class Exporter {
       const bool is_of_launches = key.path.starts_with("train.") || key.path.starts_with("optimizer.") ||
                                   key.path.starts_with("rollout.") || key.path.starts_with("sync.") ||
                                   key.path.starts_with("algorithm.") || key.path == "workload.max_tokens";
-      const bool said = known.contains(key.path) || std::ranges::any_of(table_.scenario, [&](const auto& fixed) { return fixed.first == key.path; });
+      const bool said = known.contains(key.path) || std::ranges::any_of(table_.scenario, [&](const auto& fixed) {
+                          return fixed.first == key.path;
+                        });
       if (is_of_launches && key.in_resolved && !said && key.get(scenario_) != key.get(defaults))
         out_.unsaid.push_back(fmt::format("{}: {}", key.path, yaml_of(key.get(scenario_))));
     }
@@ -94,13 +97,17 @@ class Exporter {
       return;
     }
     for (const std::string& key : exported_keys(table_))
-      if (const std::string wanted = scenario_value(key, scenario_), said = scenario_value(key, back->scenario); wanted != said)
+      if (const std::string wanted = scenario_value(key, scenario_), said = scenario_value(key, back->scenario);
+          wanted != said)
         out_.unsaid.push_back(fmt::format("{}: {}; this says {}", key, wanted, said));
   }
 
   /// As a shell takes it: quoted where it has more than letters, digits and what paths hold.
   static std::string quoted(const std::string& text) {
-    const bool plain = std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) != 0 || std::string_view("._-/=+,:@%").find(static_cast<char>(c)) != std::string_view::npos; });
+    const bool plain = std::ranges::all_of(text, [](unsigned char c) {
+      return std::isalnum(c) != 0 ||
+             std::string_view("._-/=+,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+    });
     if (plain && !text.empty()) return text;
     std::string out = "'";
     for (const char c : text) {
@@ -111,7 +118,8 @@ class Exporter {
   }
 
   std::string argument(const std::string& key, const std::string& value) const {
-    if (table_.form == LaunchForm::hydra) return quoted(fmt::format("{}{}={}", key.find(".override_") == std::string::npos ? "" : "++", key, value));
+    if (table_.form == LaunchForm::hydra)
+      return quoted(fmt::format("{}{}={}", key.find(".override_") == std::string::npos ? "" : "++", key, value));
     if (value == "true") return "--" + key;
     return fmt::format("--{} {}", key, quoted(value));
   }
@@ -125,7 +133,8 @@ class Exporter {
       if (launcher(key)) text += fmt::format(" --{} {}", key.substr(9), value);
     if (table_.command == "torchrun") text += " " + table_.entries[0];
     for (const auto& [key, value] : out_.arguments)
-      if (!launcher(key) && !(table_.form == LaunchForm::flags && value == "false")) text += " \\\n    " + argument(key, value);
+      if (!launcher(key) && !(table_.form == LaunchForm::flags && value == "false"))
+        text += " \\\n    " + argument(key, value);
     text += "\n";
   }
 
@@ -142,13 +151,17 @@ std::set<std::string> exported_keys(const LaunchTable& table) {
   std::set<std::string> out;
   for (const LaunchKey& row : table.keys)
     for (const KeyTarget& target : row.to) out.insert(target.scenario_key);
-  const auto has = [&](const std::string& role) { return std::ranges::any_of(table.keys, [&](const LaunchKey& row) { return row.role == role; }); };
+  const auto has = [&](const std::string& role) {
+    return std::ranges::any_of(table.keys, [&](const LaunchKey& row) { return row.role == role; });
+  };
   for (const LaunchRule& rule : launch_rules())
     for (const auto& [key, roles] : rule.scenario_keys)
       if (std::ranges::any_of(roles, has)) out.insert(key);
   return out;
 }
 
-ExportedLaunch export_launch(const LaunchTable& table, const Scenario& scenario) { return Exporter(table, scenario).run(); }
+ExportedLaunch export_launch(const LaunchTable& table, const Scenario& scenario) {
+  return Exporter(table, scenario).run();
+}
 
 }  // namespace hotbunk

@@ -13,8 +13,8 @@ namespace hotbunk {
 struct ExportedLaunch {
   std::string command;
   std::vector<std::pair<std::string, std::string>> arguments;  // key, value; in the order of the table
-  std::vector<std::string> unsaid;                              // what of the scenario the system has no key for
-  std::string text;                                             // the command with its arguments, as a shell reads it
+  std::vector<std::string> unsaid;                             // what of the scenario the system has no key for
+  std::string text;                                            // the command with its arguments, as a shell reads it
 };
 
 /// import_launch of it gives the same value of every key in exported_keys, but for what `unsaid` names.

@@ -4,8 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <charconv>
+#include <cmath>
 #include <set>
 
 #include "spec/loader.h"
@@ -40,10 +40,12 @@ class Importer {
  public:
   Importer(const LaunchTable& table, const LaunchSettings& launch) : table_(table), launch_(launch) {}
 
-  Result<ImportedScenario> run(const std::string& name, const std::string& folder, const std::vector<std::string>& sets) {
+  Result<ImportedScenario> run(const std::string& name, const std::string& folder,
+                               const std::vector<std::string>& sets) {
     in_.folder = folder;
     for (const std::string& text : sets)
-      if (const auto equals = text.find('='); equals != std::string::npos) in_.chosen[text.substr(0, equals)] = text.substr(equals + 1);
+      if (const auto equals = text.find('='); equals != std::string::npos)
+        in_.chosen[text.substr(0, equals)] = text.substr(equals + 1);
     out_.system = table_.system, out_.release = table_.release, out_.name = name;
     out_.notes = launch_.notes;
     for (const auto& [key, value] : table_.scenario) in_.set(key, value, fmt::format("what {} is", table_.title));
@@ -53,7 +55,8 @@ class Importer {
       for (const LaunchRule& rule : launch_rules()) rule.read(in_);
     for (Diagnostic& problem : in_.problems)
       if (problem.code == "E153")
-        for (const std::string& variable : out_.undefined) problem.notes.push_back(fmt::format("{} is not set in the script: --var NAME=VALUE sets it", variable));
+        for (const std::string& variable : out_.undefined)
+          problem.notes.push_back(fmt::format("{} is not set in the script: --var NAME=VALUE sets it", variable));
     if (!in_.problems.empty()) return fail(std::move(in_.problems));
     for (const std::string& text : sets) {
       const auto equals = text.find('=');
@@ -78,8 +81,10 @@ class Importer {
     const Setting* setting = nullptr;  // null: the default
   };
 
-  std::string spoken(const std::string& key, const std::string& value, const SourceLocation& where, bool bare = false) const {
-    if (table_.form == LaunchForm::hydra || key.find('.') != std::string::npos) return fmt::format("{}={}{}", key, value, place(where));
+  std::string spoken(const std::string& key, const std::string& value, const SourceLocation& where,
+                     bool bare = false) const {
+    if (table_.form == LaunchForm::hydra || key.find('.') != std::string::npos)
+      return fmt::format("{}={}{}", key, value, place(where));
     return fmt::format("--{}{}{}", key, bare ? "" : " " + value, place(where));
   }
 
@@ -90,7 +95,8 @@ class Importer {
       const Setting* const setting = given(key);
       if (setting == nullptr) return;
       // The end of a path to a model says which it is.
-      const bool end_is_known = row.role == "model" && setting->value.substr(setting->value.rfind('/') + 1).find('$') == std::string::npos;
+      const bool end_is_known =
+          row.role == "model" && setting->value.substr(setting->value.rfind('/') + 1).find('$') == std::string::npos;
       if (!setting->undefined.empty() && !end_is_known) {
         if (reports) unknown_value(*setting);
         return;
@@ -108,7 +114,10 @@ class Importer {
     add(row.key, {});
     for (const auto& [key, words] : row.also) add(key, words);
     if (!found && row.default_value && *row.default_value != "null")
-      found = {*row.default_value, fmt::format("{}'s default: {}", table_.title, spoken(row.key, *row.default_value, {})), {}, nullptr};
+      found = {*row.default_value,
+               fmt::format("{}'s default: {}", table_.title, spoken(row.key, *row.default_value, {})),
+               {},
+               nullptr};
     return found;
   }
 
@@ -116,8 +125,10 @@ class Importer {
     for (const std::string& name : setting.undefined)
       if (std::ranges::find(out_.undefined, name) == out_.undefined.end()) out_.undefined.push_back(name);
     if (!spoken_for_.insert(setting.key).second) return;
-    out_.keys.push_back({setting.key, setting.value, setting.where, KeyFate::ignored, "",
-                         fmt::format("{} is not set in the script: the release's default stands (--var NAME=VALUE sets it)", fmt::join(setting.undefined, ", "))});
+    out_.keys.push_back(
+        {setting.key, setting.value, setting.where, KeyFate::ignored, "",
+         fmt::format("{} is not set in the script: the release's default stands (--var NAME=VALUE sets it)",
+                     fmt::join(setting.undefined, ", "))});
   }
 
   /// Whether the row is read at all, given what stands under the key that decides it.
@@ -129,7 +140,8 @@ class Importer {
   }
 
   void take(const LaunchKey& row) {
-    if (row.key.ends_with('*') || (row.to.empty() && row.role.empty())) return;  // what is left out is told with the settings
+    if (row.key.ends_with('*') || (row.to.empty() && row.role.empty()))
+      return;  // what is left out is told with the settings
     if (!applies(row)) return;
     const auto value = effective(row, true);
     if (!value) return;
@@ -161,7 +173,11 @@ class Importer {
   std::string scaled(const LaunchKey& row, const std::string& text, const Effective& value) {
     if (row.factor == 1.0) return text;
     if (is_number(text)) return fmt::format("{}", std::stod(text) * row.factor);
-    in_.problems.push_back({.code = "E152", .message = fmt::format("{} is no number", value.said), .where = value.where, .notes = {}, .help = {}});
+    in_.problems.push_back({.code = "E152",
+                            .message = fmt::format("{} is no number", value.said),
+                            .where = value.where,
+                            .notes = {},
+                            .help = {}});
     return "0";
   }
 
@@ -203,7 +219,8 @@ class Importer {
       const auto& keys = scenario_keys();
       const auto at = std::ranges::find(keys, key, &ScenarioKey::path);
       if (at != keys.end()) return at - keys.begin();
-      const auto in_section = std::ranges::find_if(keys, [&](const ScenarioKey& k) { return k.path.starts_with(key + "."); });
+      const auto in_section =
+          std::ranges::find_if(keys, [&](const ScenarioKey& k) { return k.path.starts_with(key + "."); });
       return in_section - keys.begin();
     };
     std::ranges::stable_sort(in_.lines, {}, [&](const ScenarioLine& line) { return position(line.key); });
@@ -226,7 +243,8 @@ class Importer {
       rows.emplace_back(std::string(2 * same, ' ') + parts.back() + ": " + line.value, line.comment);
       of_row.push_back(&line);
     }
-    std::string text = fmt::format("# Imported from {} by its release {}: what hotbunk read, and where it stood.\n", table_.title, table_.release);
+    std::string text = fmt::format("# Imported from {} by its release {}: what hotbunk read, and where it stood.\n",
+                                   table_.title, table_.release);
     text += fmt::format("name: {}\n", yaml_text(out_.name));
     int line_number = 2;
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -266,7 +284,8 @@ class Importer {
     auto scenario = load_scenario_text(out_.text, file);
     if (!scenario) {
       for (Diagnostic& d : scenario.error())
-        if (const auto at = origin_.find(d.where.line); d.where.file == file && at != origin_.end() && !at->second.file.empty()) {
+        if (const auto at = origin_.find(d.where.line);
+            d.where.file == file && at != origin_.end() && !at->second.file.empty()) {
           d.where = at->second;
         } else {
           d.where.file = "the imported scenario";
@@ -281,7 +300,7 @@ class Importer {
   const LaunchSettings& launch_;
   RuleInput in_;
   ImportedScenario out_;
-  std::set<std::string> spoken_for_;       // settings that became something
+  std::set<std::string> spoken_for_;      // settings that became something
   std::map<int, SourceLocation> origin_;  // line of the scenario → place in the launch
 };
 
@@ -301,12 +320,14 @@ std::string_view name_of(KeyFate fate) {
   return "";
 }
 
-Result<ImportedScenario> import_settings(const LaunchTable& table, const LaunchSettings& launch, const std::string& name, const std::string& folder,
+Result<ImportedScenario> import_settings(const LaunchTable& table, const LaunchSettings& launch,
+                                         const std::string& name, const std::string& folder,
                                          const std::vector<std::string>& sets) {
   return Importer(table, launch).run(name, folder, sets);
 }
 
-Result<ImportedScenario> import_launch(const LaunchTable& table, const LaunchSource& source, const std::vector<std::string>& sets) {
+Result<ImportedScenario> import_launch(const LaunchTable& table, const LaunchSource& source,
+                                       const std::vector<std::string>& sets) {
   auto launch = read_launch(table, source);
   if (!launch) return fail(launch.error());
   const std::filesystem::path path = source.file;

@@ -49,12 +49,13 @@ struct ImportedScenario {
   Scenario scenario;
 };
 
-/// `sets` are --set texts over what the launch says. E151 (keys that contradict each other), E152 (a value that cannot be
-/// read), E153 (no model), and what the scenario's rules say of the result, at the launch's line where it has one.
-Result<ImportedScenario> import_launch(const LaunchTable&, const LaunchSource&, const std::vector<std::string>& sets = {});
+/// `sets` are --set texts over what the launch says. E151 (keys that contradict each other), E152 (a value that cannot
+/// be read), E153 (no model), and what the scenario's rules say of the result, at the launch's line where it has one.
+Result<ImportedScenario> import_launch(const LaunchTable&, const LaunchSource&,
+                                       const std::vector<std::string>& sets = {});
 
 /// The same of settings that are read.
-Result<ImportedScenario> import_settings(const LaunchTable&, const LaunchSettings&, const std::string& name, const std::string& folder,
-                                         const std::vector<std::string>& sets = {});
+Result<ImportedScenario> import_settings(const LaunchTable&, const LaunchSettings&, const std::string& name,
+                                         const std::string& folder, const std::vector<std::string>& sets = {});
 
 }  // namespace hotbunk

@@ -54,9 +54,11 @@ Result<LaunchSettings> of_command(const LaunchTable& table, const ShellCommand& 
   if (known) out.settings = launcher_settings(command, entry);
   const ShellCommand words(command.begin() + static_cast<std::ptrdiff_t>(known ? entry + 1 : 0), command.end());
   Settings own = flag_settings(words);
-  const auto config = std::ranges::find_if(own, [](const Setting& s) { return s.key == "config" || s.key == "job.config_file"; });
+  const auto config =
+      std::ranges::find_if(own, [](const Setting& s) { return s.key == "config" || s.key == "job.config_file"; });
   if (config != own.end() && config->undefined.empty()) {
-    const std::string file = config->value.substr(config->value.starts_with('[') ? 1 : 0, config->value.find_first_of(",]"));
+    const std::string file =
+        config->value.substr(config->value.starts_with('[') ? 1 : 0, config->value.find_first_of(",]"));
     if (file.ends_with(".yaml") || file.ends_with(".yml") || file.ends_with(".toml")) {
       const fs::path path = found_config(file, beside);
       auto base = file.ends_with(".toml") ? toml_settings(path) : yaml_settings(path);

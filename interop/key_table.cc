@@ -47,7 +47,8 @@ class TableReader {
 
  private:
   void refuse(const char* code, std::string message, SourceLocation where) {
-    problems_.push_back({.code = code, .message = std::move(message), .where = std::move(where), .notes = {}, .help = {}});
+    problems_.push_back(
+        {.code = code, .message = std::move(message), .where = std::move(where), .notes = {}, .help = {}});
   }
 
   static std::vector<std::string> texts(const YamlNode& node) {
@@ -77,7 +78,8 @@ class TableReader {
 
   void set(LaunchKey& key, const YamlEntry& field) {
     const YamlNode& value = field.value;
-    if (field.key == "default") key.default_value = value.kind == YamlNode::Kind::sequence ? "" : plain_value(value.text);
+    if (field.key == "default")
+      key.default_value = value.kind == YamlNode::Kind::sequence ? "" : plain_value(value.text);
     else if (field.key == "to") targets(key, value);
     else if (field.key == "role") key.role = value.text;
     else if (field.key == "words") key.words = words(value);
@@ -96,7 +98,8 @@ class TableReader {
 
   void factor(LaunchKey& key, const YamlNode& value) {
     const auto [stop, error] = std::from_chars(value.text.data(), value.text.data() + value.text.size(), key.factor);
-    if (error != std::errc() || key.factor <= 0) refuse("E205", fmt::format("the factor of {} is no number", key.key), value.where);
+    if (error != std::errc() || key.factor <= 0)
+      refuse("E205", fmt::format("the factor of {} is no number", key.key), value.where);
   }
 
   void also(LaunchKey& key, const YamlNode& value) {
@@ -109,7 +112,8 @@ class TableReader {
     for (const YamlEntry& entry : value.entries) key.to.push_back({entry.key, words(entry.value)});
     for (const KeyTarget& target : key.to)
       if (find_scenario_key(target.scenario_key) == nullptr)
-        refuse("E202", fmt::format("{} becomes {}, which is no key of a scenario", key.key, target.scenario_key), value.where);
+        refuse("E202", fmt::format("{} becomes {}, which is no key of a scenario", key.key, target.scenario_key),
+               value.where);
   }
 
   std::string file_;

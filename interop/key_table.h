@@ -25,13 +25,13 @@ struct LaunchKey {
   std::vector<std::pair<std::string, WordPairs>> also;  // other spellings, older releases'
   std::optional<std::string> default_value;             // of that release; none: unset
   std::vector<KeyTarget> to;
-  double factor = 1;    // ours = theirs x factor
-  std::string role;     // what rules know it by (interop/rules.h); else `to`, else ignored
-  WordPairs words;      // of the role's value
-  std::string ignored;  // why
-  std::string when_key; // only read where this key has one of these values
+  double factor = 1;     // ours = theirs x factor
+  std::string role;      // what rules know it by (interop/rules.h); else `to`, else ignored
+  WordPairs words;       // of the role's value
+  std::string ignored;   // why
+  std::string when_key;  // only read where this key has one of these values
   std::vector<std::string> when_values;
-  int line = 0;         // of the table
+  int line = 0;  // of the table
 };
 
 enum class LaunchForm : std::uint8_t { hydra, flags };
@@ -39,8 +39,8 @@ enum class LaunchForm : std::uint8_t { hydra, flags };
 struct LaunchTable {
   std::string system, title, release;
   LaunchForm form = LaunchForm::hydra;
-  std::vector<std::string> entries;   // words of the command that launches: main_ppo, train.py
-  std::string command;                // that export writes before the arguments
+  std::vector<std::string> entries;                           // words of the command that launches: main_ppo, train.py
+  std::string command;                                        // that export writes before the arguments
   std::vector<std::pair<std::string, std::string>> scenario;  // keys that every launch of it has
   std::vector<LaunchKey> keys;
 

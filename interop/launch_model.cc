@@ -28,7 +28,8 @@ std::string known_name(std::string text) {
   // "llama-3-8b" of "Llama-3-8b-sft-mixture": the longest name that it begins with.
   std::string longest;
   for (const std::string& name : names) {
-    const bool begins = lower.starts_with(name) && (lower.size() == name.size() || lower[name.size()] == '-' || lower[name.size()] == '_');
+    const bool begins = lower.starts_with(name) &&
+                        (lower.size() == name.size() || lower[name.size()] == '-' || lower[name.size()] == '_');
     if (begins && name.size() > longest.size()) longest = name;
   }
   return longest;
@@ -68,7 +69,9 @@ std::string spelled_out(RuleInput& in) {
   // Latent attention and shared experts have sizes that no role has: their config.json says them.
   if (!layers || !hidden || !heads || in.find("unspelled") != nullptr) return "";
   std::vector<std::string> keys;
-  const auto add = [&](const char* key, const std::string& value) { keys.push_back(fmt::format("{}: {}", key, value)); };
+  const auto add = [&](const char* key, const std::string& value) {
+    keys.push_back(fmt::format("{}: {}", key, value));
+  };
   const auto vocab = in.number("vocab"), positions = in.number("positions");
   const bool gated = in.is_true("swiglu");
   if (!gated) {
@@ -108,7 +111,8 @@ std::string spelled_out(RuleInput& in) {
 /// The base with more positions than its config says.
 std::string with_positions(RuleInput& in, const std::string& name) {
   const auto positions = in.number("max_positions");
-  return positions ? fmt::format("{{base: {}, max_position_embeddings: {}}}", yaml_text(name), *positions) : yaml_text(name);
+  return positions ? fmt::format("{{base: {}, max_position_embeddings: {}}}", yaml_text(name), *positions)
+                   : yaml_text(name);
 }
 
 }  // namespace
@@ -142,13 +146,14 @@ void find_launch_model(RuleInput& in) {
     take(in, sizes, "Megatron's sizes: " + in.said("layers"), in.find("layers")->where);
     return;
   }
-  in.problems.push_back({.code = "E153",
-                         .message = role == nullptr ? "the launch names no model"
-                                                    : fmt::format("no model of the catalogue is meant by {}", role->said),
-                         .where = role == nullptr ? SourceLocation{} : role->where,
-                         .notes = {"known are names of the catalogue and of the Hugging Face hub for them, also as the end of a path; "
-                                   "folders with a config.json; Megatron's sizes"},
-                         .help = "say which it is: --set model=NAME (a name of the catalogue, or the path of a config.json)"});
+  in.problems.push_back(
+      {.code = "E153",
+       .message = role == nullptr ? "the launch names no model"
+                                  : fmt::format("no model of the catalogue is meant by {}", role->said),
+       .where = role == nullptr ? SourceLocation{} : role->where,
+       .notes = {"known are names of the catalogue and of the Hugging Face hub for them, also as the end of a path; "
+                 "folders with a config.json; Megatron's sizes"},
+       .help = "say which it is: --set model=NAME (a name of the catalogue, or the path of a config.json)"});
 }
 
 }  // namespace hotbunk

@@ -16,7 +16,8 @@
 
 namespace hotbunk {
 
-// ---- the two ends ----------------------------------------------------------------------------------------------------
+// ---- the two ends
+// ----------------------------------------------------------------------------------------------------
 
 const RoleValue* RuleInput::find(const std::string& role) const {
   const auto at = roles.find(role);
@@ -74,7 +75,8 @@ double RuleInput::scenario_number(const std::string& key) const {
   return value;
 }
 
-void RuleInput::contradict(const std::string& role, std::string message, std::vector<std::string> notes, std::string help) {
+void RuleInput::contradict(const std::string& role, std::string message, std::vector<std::string> notes,
+                           std::string help) {
   const RoleValue* const found = find(role);
   problems.push_back({.code = "E151",
                       .message = std::move(message),
@@ -94,7 +96,8 @@ SourceLocation where_of(const RuleInput& in, const std::string& role) {
 
 bool trains_only(const RuleInput& in) { return in.scenario_text("algorithm.name") == "sft"; }
 
-// ---- model -----------------------------------------------------------------------------------------------------------
+// ---- model
+// -----------------------------------------------------------------------------------------------------------
 
 void read_model_role(RuleInput& in) { find_launch_model(in); }
 
@@ -103,11 +106,13 @@ void write_model_role(RuleOutput& out) {
   out.give("model", m.hub_name.empty() ? m.name : m.hub_name);
 }
 
-// ---- machines and placement ------------------------------------------------------------------------------------------
+// ---- machines and placement
+// ------------------------------------------------------------------------------------------
 
 double train_factor(const RuleInput& in) {
   double product = 1;
-  for (const char* key : {"cp", "ulysses", "tp", "pp"}) product *= in.scenario_number(std::string("train.layout.") + key);
+  for (const char* key : {"cp", "ulysses", "tp", "pp"})
+    product *= in.scenario_number(std::string("train.layout.") + key);
   return std::max(product, 1.0);
 }
 double engine_ranks(const RuleInput& in) {
@@ -132,10 +137,11 @@ void read_cluster(RuleInput& in) {
     in.set("rollout.layout.dp", "auto", "as many engines as the ranks hold");
     if (const auto engines = in.number("rollout_engines"))
       if (*engines * engine_ranks(in) != nodes * per_node)
-        in.contradict("rollout_engines", "engines that share the GPUs with training do not cover them",
-                      {fmt::format("{}: {} engines x {} GPUs = {}; training has {} x {} = {}", in.said("rollout_engines"),
-                                   *engines, engine_ranks(in), *engines * engine_ranks(in), nodes, per_node, nodes * per_node)},
-                      "change the number of engines or their tensor parallel");
+        in.contradict(
+            "rollout_engines", "engines that share the GPUs with training do not cover them",
+            {fmt::format("{}: {} engines x {} GPUs = {}; training has {} x {} = {}", in.said("rollout_engines"),
+                         *engines, engine_ranks(in), *engines * engine_ranks(in), nodes, per_node, nodes * per_node)},
+            "change the number of engines or their tensor parallel");
     return;
   }
   double rollout = 0;
@@ -157,13 +163,15 @@ void read_cluster(RuleInput& in) {
   const double training = total ? nodes * per_node - rollout : nodes * per_node, all = training + rollout;
   if (rollout <= 0 || training <= 0)
     return in.contradict("colocated", "training and rollout are apart, and one of them has no GPUs",
-                         {fmt::format("training {} GPUs, rollout {}", training, rollout)}, "say how many GPUs the rollout has");
+                         {fmt::format("training {} GPUs, rollout {}", training, rollout)},
+                         "say how many GPUs the rollout has");
   const double whole = std::ceil(all / per_node);
   if (whole * per_node != all)
     return in.contradict("colocated", "training and rollout together are no whole nodes",
                          {fmt::format("{} + {} GPUs = {}, {} a node", training, rollout, all, per_node)},
                          "one cluster of equal nodes is what a scenario has");
-  in.set("cluster.nodes", whole, fmt::format("training {} + rollout {} GPUs: {}", training, rollout, why), where_of(in, nodes_role));
+  in.set("cluster.nodes", whole, fmt::format("training {} + rollout {} GPUs: {}", training, rollout, why),
+         where_of(in, nodes_role));
   in.set("placement", "disaggregated", why, where_of(in, "colocated"));
   if (std::fmod(training, train_factor(in)) != 0)
     return in.contradict(nodes_role, "training's GPUs do not divide by its layout",
@@ -177,7 +185,8 @@ void write_cluster(RuleOutput& out) {
   const Scenario& s = out.scenario;
   const bool apart = s.placement == PlacementMode::disaggregated;
   const auto per_node = static_cast<double>(s.cluster.gpus_per_node);
-  const auto train = static_cast<double>(s.train.layout.ranks()), rollout = static_cast<double>(s.rollout.layout.ranks());
+  const auto train = static_cast<double>(s.train.layout.ranks()),
+             rollout = static_cast<double>(s.rollout.layout.ranks());
   out.give("cluster_nodes", static_cast<double>(s.cluster.nodes));
   out.give("train_gpus_per_node", per_node);
   out.give("colocated", !apart);
@@ -190,7 +199,8 @@ void write_cluster(RuleOutput& out) {
   out.give("rollout_engines", static_cast<double>(s.rollout.layout.dp));
 }
 
-// ---- layouts ---------------------------------------------------------------------------------------------------------
+// ---- layouts
+// ---------------------------------------------------------------------------------------------------------
 
 void read_layout(RuleInput& in) {
   const double tp = in.scenario_number("train.layout.tp"), pp = in.scenario_number("train.layout.pp");
@@ -199,11 +209,13 @@ void read_layout(RuleInput& in) {
            in.said("sequence_parallel") + (in.is_true("sequence_parallel") && tp == 1 ? ", of one rank" : ""),
            where_of(in, "sequence_parallel"));
   const bool moe = in.model && in.model->moe;
-  if (const auto etp = in.number("expert_tp"); etp && moe) in.set("train.layout.etp", *etp, in.said("expert_tp"), where_of(in, "expert_tp"));
+  if (const auto etp = in.number("expert_tp"); etp && moe)
+    in.set("train.layout.etp", *etp, in.said("expert_tp"), where_of(in, "expert_tp"));
   else if (moe && in.scenario_text("train.engine") == "megatron" && tp > 1)
     in.set("train.layout.etp", tp, "Megatron's default: experts are cut as tp cuts the rest");
   if (const auto shard = in.number("shard_ranks"); shard && in.number("replicas").value_or(1) > 1)
-    in.set("train.layout.fsdp", *shard < 0 ? -1 : *shard * in.scenario_number("train.layout.cp"), in.said("shard_ranks"), where_of(in, "shard_ranks"));
+    in.set("train.layout.fsdp", *shard < 0 ? -1 : *shard * in.scenario_number("train.layout.cp"),
+           in.said("shard_ranks"), where_of(in, "shard_ranks"));
   if (const auto gpus = in.number("engine_gpus")) {
     const double stages = in.scenario_number("rollout.layout.pp");
     in.set("rollout.layout.tp", *gpus / stages, in.said("engine_gpus"), where_of(in, "engine_gpus"));
@@ -224,13 +236,15 @@ void read_layout(RuleInput& in) {
   const double chunks = pp - ends;
   const std::string said = in.said("first_stage_layers") + (first && last ? ", " : "") + in.said("last_stage_layers");
   if (vpp > 1 || rest < 0 || (chunks > 0 && std::fmod(rest, chunks) != 0) || (chunks == 0 && rest != 0))
-    return in.contradict(first ? "first_stage_layers" : "last_stage_layers", "the stages between do not divide the layers",
+    return in.contradict(first ? "first_stage_layers" : "last_stage_layers",
+                         "the stages between do not divide the layers",
                          {fmt::format("{} layers - {} = {} for {} stages", layers, layers - rest, rest, chunks), said},
                          "change the layers of the first or last stage");
   std::vector<double> split(static_cast<std::size_t>(pp), chunks > 0 ? rest / chunks : 0);
   if (first) split.front() = *first;
   if (last) split.back() = *last;
-  in.set("train.pipeline_split", fmt::format("[{}]", fmt::join(split, ", ")), said, where_of(in, first ? "first_stage_layers" : "last_stage_layers"));
+  in.set("train.pipeline_split", fmt::format("[{}]", fmt::join(split, ", ")), said,
+         where_of(in, first ? "first_stage_layers" : "last_stage_layers"));
 }
 
 void write_layout(RuleOutput& out) {
@@ -246,13 +260,15 @@ void write_layout(RuleOutput& out) {
   if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(out.scenario.model.layers / t.pp / t.vpp));
   const auto& split = out.scenario.train.pipeline_split;
   if (split.size() < 2) return;
-  const bool even_between = split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
+  const bool even_between =
+      split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
   if (!even_between || t.vpp > 1) return;  // the first and the last stage alone have keys
   out.give("first_stage_layers", static_cast<double>(split.front()));
   out.give("last_stage_layers", static_cast<double>(split.back()));
 }
 
-// ---- lengths ---------------------------------------------------------------------------------------------------------
+// ---- lengths
+// ---------------------------------------------------------------------------------------------------------
 
 /// A launch says how long prompts and responses may be, never how long they are.
 constexpr double assumed_prompt_part = 0.25, assumed_response_part = 1.0 / 3.0;
@@ -278,7 +294,8 @@ void read_lengths(RuleInput& in) {
   }
   if (!prompt) {
     longest_prompt = total ? std::max(1.0, *total - longest_response) : 1024;
-    prompt_said = total ? in.said("max_total") + " less the response" : "assumed, the launch has no limit: --set workload.prompt_tokens.max=N";
+    prompt_said = total ? in.said("max_total") + " less the response"
+                        : "assumed, the launch has no limit: --set workload.prompt_tokens.max=N";
   }
   if (!response && !total) longest_response = 1024, response_said = "assumed, the launch has no limit";
   if (total && longest_prompt + longest_response > *total) {
@@ -288,15 +305,20 @@ void read_lengths(RuleInput& in) {
   }
   in.set("workload.prompt_tokens.max", longest_prompt, prompt_said, where_of(in, "max_prompt"));
   in.set("workload.response_tokens.max", longest_response, response_said, where_of(in, "max_response"));
-  const double top_prompt = in.scenario_number("workload.prompt_tokens.max"), top_response = in.scenario_number("workload.response_tokens.max");
+  const double top_prompt = in.scenario_number("workload.prompt_tokens.max"),
+               top_response = in.scenario_number("workload.response_tokens.max");
   const double cap = in.scenario_number("workload.max_tokens");
   in.set("workload.prompt_tokens.mean", std::max(1.0, std::floor(top_prompt * assumed_prompt_part)),
          "assumed, a quarter of the longest: --set workload.prompt_tokens.mean=N");
-  in.set("workload.response_tokens.mean", std::max(1.0, std::floor((cap > 0 ? cap - in.scenario_number("workload.prompt_tokens.mean") : top_response) * assumed_response_part)),
-         fmt::format("assumed, a third of {}: --set workload.response_tokens.mean=N", cap > 0 ? "what an assumed prompt leaves" : "the longest"));
+  in.set("workload.response_tokens.mean",
+         std::max(1.0, std::floor((cap > 0 ? cap - in.scenario_number("workload.prompt_tokens.mean") : top_response) *
+                                  assumed_response_part)),
+         fmt::format("assumed, a third of {}: --set workload.response_tokens.mean=N",
+                     cap > 0 ? "what an assumed prompt leaves" : "the longest"));
   if (const auto prefill = in.number("prefill_tokens"); prefill && *prefill > 0)
     in.set("rollout.max_prefill_tokens", std::max(*prefill, top_prompt),
-           *prefill < top_prompt ? in.said("prefill_tokens") + ", longer prompts in chunks" : in.said("prefill_tokens"), where_of(in, "prefill_tokens"));
+           *prefill < top_prompt ? in.said("prefill_tokens") + ", longer prompts in chunks" : in.said("prefill_tokens"),
+           where_of(in, "prefill_tokens"));
   else in.set("rollout.max_prefill_tokens", std::max(8192.0, top_prompt), "assumed");
 }
 
@@ -309,7 +331,8 @@ void write_lengths(RuleOutput& out) {
   out.give("prefill_tokens", static_cast<double>(out.scenario.rollout.max_prefill_tokens));
 }
 
-// ---- batches ---------------------------------------------------------------------------------------------------------
+// ---- batches
+// ---------------------------------------------------------------------------------------------------------
 
 void read_batches(RuleInput& in) {
   if (trains_only(in)) {
@@ -317,8 +340,10 @@ void read_batches(RuleInput& in) {
       in.set("algorithm.prompts", *batch, in.said("global_batch"), where_of(in, "global_batch"));
     } else {
       // One micro-batch of each data rank.
-      const double ranks = in.scenario_number("cluster.nodes") * in.scenario_number("cluster.gpus_per_node") / train_factor(in);
-      in.set("algorithm.prompts", ranks * in.number("micro_sequences").value_or(1), fmt::format("{} data ranks x {}", ranks, in.said("micro_sequences")));
+      const double ranks =
+          in.scenario_number("cluster.nodes") * in.scenario_number("cluster.gpus_per_node") / train_factor(in);
+      in.set("algorithm.prompts", ranks * in.number("micro_sequences").value_or(1),
+             fmt::format("{} data ranks x {}", ranks, in.said("micro_sequences")));
     }
     return;
   }
@@ -349,14 +374,16 @@ void read_batches(RuleInput& in) {
   }
   if (steps && mini_samples && *steps * *mini_samples != samples)
     in.contradict("mini_batches", "two keys say how many optimizer steps there are, and differ",
-                  {in.said("mini_batches"), fmt::format("{}: {}", in.said("mini_batch_samples"), said)}, "keep one of them");
+                  {in.said("mini_batches"), fmt::format("{}: {}", in.said("mini_batch_samples"), said)},
+                  "keep one of them");
   if (role.empty()) return;
   const double ours = mini_prompts && batches != std::floor(batches) ? 0 : batches;
   if (ours < 1 || ours != std::floor(ours))
-    return in.contradict(role, "the batch does not divide into mini-batches",
-                         {said + fmt::format(" = {:.3f}", batches), in.said(role)},
-                         mini_prompts ? "verl's ppo_mini_batch_size counts prompts" : "the batch of a step counts samples, not prompts");
-  in.set("algorithm.mini_batches", ours, said.empty() ? in.said(role) : fmt::format("{}: {}", said, in.said(role)), where_of(in, role));
+    return in.contradict(
+        role, "the batch does not divide into mini-batches", {said + fmt::format(" = {:.3f}", batches), in.said(role)},
+        mini_prompts ? "verl's ppo_mini_batch_size counts prompts" : "the batch of a step counts samples, not prompts");
+  in.set("algorithm.mini_batches", ours, said.empty() ? in.said(role) : fmt::format("{}: {}", said, in.said(role)),
+         where_of(in, role));
 }
 
 void write_batches(RuleOutput& out) {
@@ -367,10 +394,12 @@ void write_batches(RuleOutput& out) {
   out.give("mini_batch_samples", static_cast<double>(a.prompts * a.samples_per_prompt / a.mini_batches));
 }
 
-// ---- micro-batches ---------------------------------------------------------------------------------------------------
+// ---- micro-batches
+// ---------------------------------------------------------------------------------------------------
 
 double longest_of(const RuleInput& in) {
-  const double both = in.scenario_number("workload.prompt_tokens.max") + in.scenario_number("workload.response_tokens.max");
+  const double both =
+      in.scenario_number("workload.prompt_tokens.max") + in.scenario_number("workload.response_tokens.max");
   const double cap = in.scenario_number("workload.max_tokens");
   return cap > 0 ? std::min(cap, both) : both;
 }
@@ -380,7 +409,8 @@ void read_micro_batches(RuleInput& in) {
   if (in.is_true("packed") || in.is_true("packed_dynamically")) {  // a bin of tokens before cp cuts it
     const std::string role = in.is_true("packed") ? "packed_tokens" : "dynamic_tokens";
     if (const auto tokens = in.number(role))
-      return in.set("train.micro_batch_tokens", std::ceil(*tokens / cut), in.said(role) + (cut > 1 ? fmt::format(" / {} ranks of a sequence", cut) : ""), where_of(in, role));
+      return in.set("train.micro_batch_tokens", std::ceil(*tokens / cut),
+                    in.said(role) + (cut > 1 ? fmt::format(" / {} ranks of a sequence", cut) : ""), where_of(in, role));
   }
   // What no micro-batch may exceed; or what is collected to, and a longer sample goes alone.
   const std::string tokens_role = in.find("micro_tokens") != nullptr ? "micro_tokens" : "micro_tokens_or_sample";
@@ -389,16 +419,19 @@ void read_micro_batches(RuleInput& in) {
     const double longest = tokens_role == "micro_tokens" ? 0 : std::ceil(longest_of(in) / cut);
     if (tokens && *tokens < longest)
       return in.set("train.micro_batch_tokens", longest,
-                    in.said(tokens_role) + ", and a longer sample is a micro-batch of its own", where_of(in, tokens_role));
+                    in.said(tokens_role) + ", and a longer sample is a micro-batch of its own",
+                    where_of(in, tokens_role));
     if (tokens) return in.set("train.micro_batch_tokens", *tokens, in.said(tokens_role), where_of(in, tokens_role));
-    return in.contradict("dynamic", "micro-batches go by tokens, and nothing says how many", {in.said("dynamic")}, "give the tokens of a GPU");
+    return in.contradict("dynamic", "micro-batches go by tokens, and nothing says how many", {in.said("dynamic")},
+                         "give the tokens of a GPU");
   }
   if (!sequences)
     return in.contradict("dynamic", "nothing says how large a micro-batch is", {in.said("dynamic")},
                          "give its sequences, or its tokens with dynamic batches");
   in.set("train.micro_batch_sequences", *sequences, in.said("micro_sequences"), where_of(in, "micro_sequences"));
   in.set("train.micro_batch_tokens", std::ceil(longest_of(in) * *sequences / cut),
-         fmt::format("{} sequences of at most {} tokens{}", *sequences, longest_of(in), cut > 1 ? fmt::format(" / {} ranks", cut) : ""));
+         fmt::format("{} sequences of at most {} tokens{}", *sequences, longest_of(in),
+                     cut > 1 ? fmt::format(" / {} ranks", cut) : ""));
 }
 
 void write_micro_batches(RuleOutput& out) {
@@ -417,15 +450,18 @@ void write_micro_batches(RuleOutput& out) {
   out.give("micro_sequences", static_cast<double>(t.micro_batch_sequences));
 }
 
-// ---- recompute, offload ----------------------------------------------------------------------------------------------
+// ---- recompute, offload
+// ----------------------------------------------------------------------------------------------
 
 void read_recompute(RuleInput& in) {
   const RoleValue* const granularity = in.find("recompute_granularity");
   if (in.find("checkpointing") != nullptr && !in.is_true("checkpointing"))
     return in.set("train.recompute", "none", in.said("checkpointing"), where_of(in, "checkpointing"));
-  if (granularity != nullptr && (granularity->value == "full" || granularity->value == "selective" || granularity->value == "none"))
+  if (granularity != nullptr &&
+      (granularity->value == "full" || granularity->value == "selective" || granularity->value == "none"))
     return in.set("train.recompute", granularity->value, granularity->said, granularity->where);
-  if (in.is_true("checkpointing")) in.set("train.recompute", "full", in.said("checkpointing"), where_of(in, "checkpointing"));
+  if (in.is_true("checkpointing"))
+    in.set("train.recompute", "full", in.said("checkpointing"), where_of(in, "checkpointing"));
   else if (in.is_true("recompute_activations"))
     in.set("train.recompute", "selective", in.said("recompute_activations"), where_of(in, "recompute_activations"));
   else in.set("train.recompute", "none", "nothing asks for it");
@@ -439,7 +475,8 @@ void write_recompute(RuleOutput& out) {
 
 void read_offload(RuleInput& in) {
   const bool apart = in.scenario_text("placement") == "disaggregated";
-  if (in.is_true("offload_layers")) return in.set("train.offload", "layerwise", in.said("offload_layers"), where_of(in, "offload_layers"));
+  if (in.is_true("offload_layers"))
+    return in.set("train.offload", "layerwise", in.said("offload_layers"), where_of(in, "offload_layers"));
   if (in.find("offload_params") == nullptr && in.find("offload_optimizer") == nullptr) {
     if (apart || trains_only(in)) in.set("train.offload", "none", "training keeps its GPUs");  // whatever it says
     return;
@@ -452,9 +489,11 @@ void read_offload(RuleInput& in) {
   in.set("train.offload", params || optimizer ? "sleep" : "none", comment, where_of(in, "offload_params"));
   // What sleeps alone is an order of its own: verl's, without the steps of what stays.
   if (params != optimizer && !apart && in.scenario_text("rollout.sleep") == "true")
-    in.set("transition", params ? "[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"
-                                : "[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]",
-           comment + (params ? ": the parameters sleep, the optimizer stays" : ": the optimizer sleeps, the parameters stay"),
+    in.set("transition",
+           params ? "[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"
+                  : "[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]",
+           comment +
+               (params ? ": the parameters sleep, the optimizer stays" : ": the optimizer sleeps, the parameters stay"),
            where_of(in, "offload_params"));
 }
 
@@ -473,7 +512,9 @@ void write_offload(RuleOutput& out) {
 void read_cpu_optimizer(RuleInput& in) {
   if (!in.is_true("optimizer_on_cpu")) return;
   const double fraction = in.number("optimizer_cpu_fraction").value_or(1.0);
-  in.set("optimizer.cpu_fraction", fraction, in.said("optimizer_on_cpu") + (in.said("optimizer_cpu_fraction").empty() ? ", all of it" : ", " + in.said("optimizer_cpu_fraction")),
+  in.set("optimizer.cpu_fraction", fraction,
+         in.said("optimizer_on_cpu") +
+             (in.said("optimizer_cpu_fraction").empty() ? ", all of it" : ", " + in.said("optimizer_cpu_fraction")),
          where_of(in, "optimizer_on_cpu"));
 }
 
@@ -483,21 +524,29 @@ void write_cpu_optimizer(RuleOutput& out) {
   if (fraction > 0) out.give("optimizer_cpu_fraction", fraction);
 }
 
-// ---- losses ----------------------------------------------------------------------------------------------------------
+// ---- losses
+// ----------------------------------------------------------------------------------------------------------
 
 void read_loss(RuleInput& in) {
   if (trains_only(in)) return;
   const auto clip = in.number("clip"), low = in.number("clip_low"), high = in.number("clip_high");
-  if (low || clip) in.set("algorithm.clip_low", low.value_or(clip.value_or(0.2)), in.said(low ? "clip_low" : "clip"), where_of(in, low ? "clip_low" : "clip"));
-  if (high || clip) in.set("algorithm.clip_high", high.value_or(clip.value_or(0.2)), in.said(high ? "clip_high" : "clip"), where_of(in, high ? "clip_high" : "clip"));
+  if (low || clip)
+    in.set("algorithm.clip_low", low.value_or(clip.value_or(0.2)), in.said(low ? "clip_low" : "clip"),
+           where_of(in, low ? "clip_low" : "clip"));
+  if (high || clip)
+    in.set("algorithm.clip_high", high.value_or(clip.value_or(0.2)), in.said(high ? "clip_high" : "clip"),
+           where_of(in, high ? "clip_high" : "clip"));
   const double coefficient = in.number("kl_loss_coef").value_or(0), reward = in.number("kl_reward_coef").value_or(0);
-  const bool switched = in.find("kl_in_loss") != nullptr, in_loss = switched ? in.is_true("kl_in_loss") : coefficient > 0;
+  const bool switched = in.find("kl_in_loss") != nullptr,
+             in_loss = switched ? in.is_true("kl_in_loss") : coefficient > 0;
   const bool in_reward = in.find("kl_in_reward") != nullptr ? in.is_true("kl_in_reward") : reward > 0;
   if (in.find("kl_loss_coef") == nullptr && in.find("kl_reward_coef") == nullptr) return;
   const std::string said = switched ? in.said("kl_in_loss") : in.said("kl_loss_coef");
-  in.set("algorithm.reference", in_loss || in_reward ? "true" : "false", in_reward && !in_loss ? in.said(in.find("kl_in_reward") != nullptr ? "kl_in_reward" : "kl_reward_coef") : said,
+  in.set("algorithm.reference", in_loss || in_reward ? "true" : "false",
+         in_reward && !in_loss ? in.said(in.find("kl_in_reward") != nullptr ? "kl_in_reward" : "kl_reward_coef") : said,
          where_of(in, switched ? "kl_in_loss" : "kl_loss_coef"));
-  in.set("algorithm.kl_coef", in_loss ? coefficient : 0, in_loss ? in.said("kl_loss_coef") : "no KL term in the loss", where_of(in, "kl_loss_coef"));
+  in.set("algorithm.kl_coef", in_loss ? coefficient : 0, in_loss ? in.said("kl_loss_coef") : "no KL term in the loss",
+         where_of(in, "kl_loss_coef"));
 }
 
 void write_loss(RuleOutput& out) {
@@ -510,12 +559,15 @@ void write_loss(RuleOutput& out) {
   out.give("kl_loss_coef", a.kl_coef);
 }
 
-// ---- one step off ----------------------------------------------------------------------------------------------------
+// ---- one step off
+// ----------------------------------------------------------------------------------------------------
 
 void read_staleness(RuleInput& in) {
   if (in.is_true("asynchronous"))
-    in.set("algorithm.max_staleness", std::max(1.0, in.number("staleness").value_or(1)), in.said("asynchronous"), where_of(in, "asynchronous"));
-  else if (const auto threshold = in.number("staleness"); threshold && *threshold > 0 && in.find("asynchronous") == nullptr)
+    in.set("algorithm.max_staleness", std::max(1.0, in.number("staleness").value_or(1)), in.said("asynchronous"),
+           where_of(in, "asynchronous"));
+  else if (const auto threshold = in.number("staleness");
+           threshold && *threshold > 0 && in.find("asynchronous") == nullptr)
     in.set("algorithm.max_staleness", std::ceil(*threshold), in.said("staleness"), where_of(in, "staleness"));
 }
 
@@ -528,14 +580,14 @@ void write_staleness(RuleOutput& out) {
 const std::vector<LaunchRule>& rules() {
   static const std::vector<LaunchRule> all = {
       {"model",
-       {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts",
-        "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled"},
+       {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
+        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled"},
        {},
        read_model_role,
        write_model_role},
       {"layout",
-       {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "engine_gpus", "engine_dp_attention", "engine_attention_dp",
-        "layers_per_virtual_stage", "first_stage_layers", "last_stage_layers"},
+       {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "engine_gpus", "engine_dp_attention",
+        "engine_attention_dp", "layers_per_virtual_stage", "first_stage_layers", "last_stage_layers"},
        {{"train.layout.sp", {"sequence_parallel"}},
         {"train.layout.etp", {"expert_tp"}},
         {"train.layout.vpp", {"layers_per_virtual_stage"}},
@@ -547,8 +599,8 @@ const std::vector<LaunchRule>& rules() {
        read_layout,
        write_layout},
       {"cluster",
-       {"train_nodes", "cluster_nodes", "train_gpus_per_node", "colocated", "rollout_nodes", "rollout_gpus_per_node", "rollout_gpus",
-        "rollout_engines"},
+       {"train_nodes", "cluster_nodes", "train_gpus_per_node", "colocated", "rollout_nodes", "rollout_gpus_per_node",
+        "rollout_gpus", "rollout_engines"},
        {{"cluster.nodes", {"train_nodes", "cluster_nodes"}},
         {"cluster.gpus_per_node", {"train_gpus_per_node"}},
         {"placement", {"colocated"}},
@@ -571,7 +623,8 @@ const std::vector<LaunchRule>& rules() {
        read_batches,
        write_batches},
       {"micro-batches",
-       {"dynamic", "micro_tokens", "micro_tokens_or_sample", "micro_sequences", "packed", "packed_tokens", "packed_dynamically", "dynamic_tokens"},
+       {"dynamic", "micro_tokens", "micro_tokens_or_sample", "micro_sequences", "packed", "packed_tokens",
+        "packed_dynamically", "dynamic_tokens"},
        {{"train.micro_batch_tokens", {"micro_tokens", "micro_tokens_or_sample", "packed_tokens", "dynamic_tokens"}},
         {"train.micro_batch_sequences", {"micro_sequences"}}},
        read_micro_batches,
@@ -583,7 +636,8 @@ const std::vector<LaunchRule>& rules() {
        write_recompute},
       {"offload",
        {"offload_params", "offload_grads", "offload_optimizer", "offload_layers"},
-       {{"train.offload", {"offload_params", "offload_optimizer", "offload_layers"}}, {"transition", {"offload_params"}}},
+       {{"train.offload", {"offload_params", "offload_optimizer", "offload_layers"}},
+        {"transition", {"offload_params"}}},
        read_offload,
        write_offload},
       {"CPU optimizer",
@@ -599,7 +653,11 @@ const std::vector<LaunchRule>& rules() {
         {"algorithm.kl_coef", {"kl_loss_coef"}}},
        read_loss,
        write_loss},
-      {"staleness", {"asynchronous", "staleness"}, {{"algorithm.max_staleness", {"asynchronous", "staleness"}}}, read_staleness, write_staleness},
+      {"staleness",
+       {"asynchronous", "staleness"},
+       {{"algorithm.max_staleness", {"asynchronous", "staleness"}}},
+       read_staleness,
+       write_staleness},
   };
   return all;
 }
@@ -609,7 +667,8 @@ const std::vector<LaunchRule>& rules() {
 std::span<const LaunchRule> launch_rules() { return rules(); }
 
 bool is_launch_role(const std::string& role) {
-  return std::ranges::any_of(launch_rules(), [&](const LaunchRule& rule) { return std::ranges::find(rule.roles, role) != rule.roles.end(); });
+  return std::ranges::any_of(
+      launch_rules(), [&](const LaunchRule& rule) { return std::ranges::find(rule.roles, role) != rule.roles.end(); });
 }
 
 }  // namespace hotbunk

@@ -1,5 +1,5 @@
-// What takes more than one key of another system to say: batches, lengths, placement, stages, offload. A table gives keys
-// their roles; a rule reads roles and writes scenario keys, and writes roles back from a scenario.
+// What takes more than one key of another system to say: batches, lengths, placement, stages, offload. A table gives
+// keys their roles; a rule reads roles and writes scenario keys, and writes roles back from a scenario.
 #pragma once
 #include <map>
 #include <optional>

@@ -60,7 +60,8 @@ Result<Settings> yaml_over_defaults(const fs::path& path, int depth) {
     std::vector<YamlNode> files = defaults->items;
     if (defaults->kind == YamlNode::Kind::scalar) files.push_back(*defaults);
     for (const YamlNode& file : files) {
-      if (file.kind != YamlNode::Kind::scalar || !(file.text.ends_with(".yaml") || file.text.ends_with(".yml"))) continue;
+      if (file.kind != YamlNode::Kind::scalar || !(file.text.ends_with(".yaml") || file.text.ends_with(".yml")))
+        continue;
       auto base = yaml_over_defaults(path.parent_path() / file.text, depth + 1);
       if (!base) return fail(base.error());
       override_settings(all, *base);
@@ -90,7 +91,8 @@ class Interpolation {
  public:
   explicit Interpolation(const Settings& all) : all_(all) {}
 
-  std::string resolved(const std::string& value, const std::string& key, std::vector<std::string>& undefined, int depth) {
+  std::string resolved(const std::string& value, const std::string& key, std::vector<std::string>& undefined,
+                       int depth) {
     std::string out;
     for (std::size_t at = 0; at < value.size();) {
       if (value.compare(at, 2, "${") != 0) {
@@ -213,7 +215,8 @@ Settings hydra_settings(const ShellCommand& words) {
     std::string key = word.substr(0, word.find('='));
     const bool config = key == "--config-name" || key == "--config-path" || key == "-cn";
     if (word.find('=') == std::string::npos) {
-      if (config && i + 1 < words.size()) put(out, {"--config-name", plain_value(words[i + 1].text), words[i].where, {}, false});
+      if (config && i + 1 < words.size())
+        put(out, {"--config-name", plain_value(words[i + 1].text), words[i].where, {}, false});
       continue;
     }
     if (!config) key.erase(0, std::min(key.find_first_not_of('+'), key.size()));
@@ -243,7 +246,9 @@ Settings flag_settings(const ShellCommand& words) {
       setting.undefined.insert(setting.undefined.end(), words[i].undefined.begin(), words[i].undefined.end());
     }
     setting.bare = values.empty();
-    setting.value = values.empty() ? "true" : values.size() == 1 ? values[0] : fmt::format("[{}]", fmt::join(values, ", "));
+    setting.value = values.empty()       ? "true"
+                    : values.size() == 1 ? values[0]
+                                         : fmt::format("[{}]", fmt::join(values, ", "));
     put(out, std::move(setting));
   }
   return out;

@@ -42,8 +42,8 @@ Result<Settings> toml_settings(const std::filesystem::path&);
 /// `more` over `base`: a map under a key that is now a value goes, and the value under a key that is now a map.
 void override_settings(Settings& base, const Settings& more);
 
-/// OmegaConf's ${a.b}, ${.b}, ${oc.select:a.b,0}, ${oc.env:A,0} and ${mul:a,b} (add, sub, div, max, min), each by what it
-/// refers to. What does not resolve stays as it is written, and is named as undefined.
+/// OmegaConf's ${a.b}, ${.b}, ${oc.select:a.b,0}, ${oc.env:A,0} and ${mul:a,b} (add, sub, div, max, min), each by what
+/// it refers to. What does not resolve stays as it is written, and is named as undefined.
 void resolve_interpolations(Settings&);
 
 }  // namespace hotbunk

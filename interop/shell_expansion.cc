@@ -45,7 +45,8 @@ class Arithmetic {
     for (char c = peek(); c == '+' || c == '-'; c = peek()) {
       ++at_;
       const std::int64_t right = term();
-      known_ = known_ && !(c == '+' ? __builtin_add_overflow(left, right, &left) : __builtin_sub_overflow(left, right, &left));
+      known_ = known_ &&
+               !(c == '+' ? __builtin_add_overflow(left, right, &left) : __builtin_sub_overflow(left, right, &left));
     }
     return left;
   }
@@ -81,7 +82,9 @@ class Arithmetic {
     if (name.empty()) return unknown();
     const ShellValue* const variable = variables_.find(name);
     const bool number = std::isdigit(static_cast<unsigned char>(name[0])) != 0;
-    const std::string digits = number ? name : variable == nullptr || variable->values.size() != 1 ? "" : variable->values[0];
+    const std::string digits = number                                                ? name
+                               : variable == nullptr || variable->values.size() != 1 ? ""
+                                                                                     : variable->values[0];
     std::int64_t out = 0;
     const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out);
     return error == std::errc() && stop == digits.data() + digits.size() ? out : unknown();
@@ -126,7 +129,7 @@ std::string trimmed(const std::string& value, std::string_view operation, const 
 struct ShellVariables::Field {
   ShellValue out;
   std::string text;
-  bool open = false;  // `text` is a field, though it may be empty
+  bool open = false;     // `text` is a field, though it may be empty
   bool nothing = false;  // "$@" or "${A[@]}" of no values: no field, though there are quotes
   SourceLocation place;
 
@@ -276,7 +279,8 @@ void ShellVariables::expand_into(Field& to, const std::string& word, bool splits
       if (c == '$' && word[at + 1] == '{') braces(to, inside, whole, splits && !quoted);
       else command(to, inside, whole, splits && !quoted);
       at = end;
-    } else if (c == '$' && at + 1 < word.size() && (is_name_char(word[at + 1]) || word[at + 1] == '@' || word[at + 1] == '*')) {
+    } else if (c == '$' && at + 1 < word.size() &&
+               (is_name_char(word[at + 1]) || word[at + 1] == '@' || word[at + 1] == '*')) {
       const bool named = is_name_char(word[at + 1]);
       const size_t end = named ? end_of_name(word, at + 1) : at + 2;
       variable(to, word.substr(at + 1, end - at - 1), splits && !quoted);

@@ -14,7 +14,7 @@ namespace hotbunk {
 /// A variable, or what a word expands to: several values for an array.
 struct ShellValue {
   std::vector<std::string> values;
-  std::set<std::string> undefined;  // what it holds and the script does not say, as written: "$HOME"
+  std::set<std::string> undefined;       // what it holds and the script does not say, as written: "$HOME"
   std::vector<SourceLocation> places{};  // of each value, where an array gave it; empty: no array did
 };
 
@@ -26,8 +26,8 @@ class ShellVariables {
     const auto at = all_.find(name);
     return at == all_.end() ? nullptr : &at->second;
   }
-  /// A word as written → its fields; quotes taken off, unquoted expansions split at blanks. What is not defined stays as
-  /// it is written, and is named.
+  /// A word as written → its fields; quotes taken off, unquoted expansions split at blanks. What is not defined stays
+  /// as it is written, and is named.
   ShellValue expand(const std::string& word) const;
   /// The same without splitting: the right side of an assignment.
   ShellValue expand_text(const std::string& word) const;

@@ -147,7 +147,8 @@ class Lexer {
       const char c = text_[at_];
       if (is_blank(c) || c == '\n' || (is_operator(c) && c != '(')) break;
       if (c == '(') {
-        if (token.text.ends_with("=") && token.text.find_first_of("$\"'") == std::string::npos) return array(std::move(token));
+        if (token.text.ends_with("=") && token.text.find_first_of("$\"'") == std::string::npos)
+          return array(std::move(token));
         break;
       }
       if (c == '\\') {

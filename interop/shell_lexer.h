@@ -11,8 +11,8 @@ namespace hotbunk {
 struct ShellToken {
   enum class Kind : std::uint8_t { word, operation, array, end };
   Kind kind = Kind::end;
-  std::string text;                   // of a word, as written; of an array assignment its name; "\n", ";", "&&", …
-  bool appends = false;               // NAME+=( … )
+  std::string text;                    // of a word, as written; of an array assignment its name; "\n", ";", "&&", …
+  bool appends = false;                // NAME+=( … )
   std::vector<ShellToken> elements{};  // of an array
   SourceLocation where{};
 };

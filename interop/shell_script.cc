@@ -120,15 +120,18 @@ class Interpreter {
     return out;
   }
 
-  /// A function's body is read where it is called, not where it stands: none of the scripts that launch hides the launch
-  /// in one that takes arguments.
+  /// A function's body is read where it is called, not where it stands: none of the scripts that launch hides the
+  /// launch in one that takes arguments.
   Known function(Walk& w) {
     if (is_word(w, "function")) ++w.at;
     const std::string name = w.tokens[w.at++].text;
     while (is_op(w, "(") || is_op(w, ")") || is_op(w, "\n")) ++w.at;
     const std::size_t body = w.at;
     command(w, false);
-    functions_[name] = {{w.tokens.begin() + static_cast<std::ptrdiff_t>(body), w.tokens.begin() + static_cast<std::ptrdiff_t>(w.at)}, 0, w.folder};
+    functions_[name] = {
+        {w.tokens.begin() + static_cast<std::ptrdiff_t>(body), w.tokens.begin() + static_cast<std::ptrdiff_t>(w.at)},
+        0,
+        w.folder};
     functions_[name].tokens.emplace_back();
     return true;
   }
@@ -141,7 +144,8 @@ class Interpreter {
       const bool asks = active && !taken;
       const Known condition = list(w, {"then"}, asks);
       if (asks && !condition)
-        note(fmt::format("{}:{}: a condition that only running it would decide is taken as true", where.file, where.line));
+        note(fmt::format("{}:{}: a condition that only running it would decide is taken as true", where.file,
+                         where.line));
       const bool runs = asks && condition.value_or(true);
       taken = taken || runs;
       if (!at_end(w)) ++w.at;  // then
@@ -266,7 +270,8 @@ class Interpreter {
     for (; !at_end(w); ++w.at) {
       const ShellToken& token = w.tokens[w.at];
       if (token.kind == Kind::operation) {
-        const bool redirects = token.text[0] == '<' || token.text[0] == '>' || token.text == "&>" || token.text == "&>>";
+        const bool redirects =
+            token.text[0] == '<' || token.text[0] == '>' || token.text == "&>" || token.text == "&>>";
         if (in_test && token.text != "\n" && token.text != ";") {
           words.push_back(token);
           continue;
@@ -291,7 +296,8 @@ class Interpreter {
     };
     if (!tokens.empty() && declares(tokens[0].text)) {
       for (++first; first < tokens.size(); ++first)
-        if (tokens[first].kind == Kind::array) assign(tokens[first].text, tokens[first].appends, array_of(tokens[first]));
+        if (tokens[first].kind == Kind::array)
+          assign(tokens[first].text, tokens[first].appends, array_of(tokens[first]));
         else assigns(tokens[first].text);
       return true;
     }
@@ -330,7 +336,8 @@ class Interpreter {
     if ((name == "source" || name == ".") && words.size() > 1) return source(words[1], folder);
     if (name == "true" || name == ":") return true;
     if (name == "false") return false;
-    const bool silent = name == "set" || name == "echo" || name == "cd" || name == "sleep" || name == "exit" || name == "return";
+    const bool silent =
+        name == "set" || name == "echo" || name == "cd" || name == "sleep" || name == "exit" || name == "return";
     if (!silent) script.commands.push_back(std::move(words));
     return silent ? Known(true) : std::nullopt;
   }
@@ -339,14 +346,17 @@ class Interpreter {
     const fs::path path = word.text;
     std::error_code ignored;
     const fs::path found = fs::is_regular_file(path, ignored) || path.is_absolute() ? path : fs::path(folder) / path;
-    const auto text = depth_ < most_sourced ? read_file(found, most_script_bytes) : Result<std::string>(fail(Diagnostic{}));
+    const auto text =
+        depth_ < most_sourced ? read_file(found, most_script_bytes) : Result<std::string>(fail(Diagnostic{}));
     if (!text) {
-      note(fmt::format("{}:{}: {} is not here: what it sets is not known", word.where.file, word.where.line, word.text));
+      note(
+          fmt::format("{}:{}: {} is not here: what it sets is not known", word.where.file, word.where.line, word.text));
       return true;
     }
     ++depth_;
     if (auto done = run(*text, found.string()); !done)
-      note(fmt::format("{}:{}: {} is no script: {}", word.where.file, word.where.line, word.text, done.error()[0].message));
+      note(fmt::format("{}:{}: {} is no script: {}", word.where.file, word.where.line, word.text,
+                       done.error()[0].message));
     --depth_;
     return true;
   }

@@ -10,7 +10,8 @@
 
 namespace hotbunk {
 
-/// One word of a command after expansion. `undefined` names what it holds and the script does not say: "$HOME", "$(nproc)".
+/// One word of a command after expansion. `undefined` names what it holds and the script does not say: "$HOME",
+/// "$(nproc)".
 struct ShellWord {
   std::string text;
   SourceLocation where;
@@ -25,7 +26,8 @@ struct ShellScript {
 
 /// `variables` are set before the script starts. E101, E102: the file; E150: its quotes or brackets do not close. Files
 /// that it sources are read where they are found, and noted where they are not.
-Result<ShellScript> read_shell_script(const std::filesystem::path&, const std::map<std::string, std::string>& variables);
+Result<ShellScript> read_shell_script(const std::filesystem::path&,
+                                      const std::map<std::string, std::string>& variables);
 
 /// The same of a text; `file` is its name in messages, and `source` looks in its folder.
 Result<ShellScript> parse_shell_script(const std::string& text, const std::string& file,

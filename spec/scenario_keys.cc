@@ -88,8 +88,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(integer("optimizer.warmup_steps", HB_FIELD(optimizer.warmup_steps), 0, 1e9,
                          {"optimizer steps", "linear warm-up from 0"}));
   keys.push_back(real("optimizer.cpu_fraction", HB_FIELD(optimizer.cpu_fraction), 0, 1,
-                      {"", "of the elements, those whose master copy and moments stay in host memory, with a copy of "
-                           "the gradient, and are stepped by the CPUs; of megatron, zero1, zero2 and ddp"}));
+                      {"",
+                       "of the elements, those whose master copy and moments stay in host memory, with a copy of "
+                       "the gradient, and are stepped by the CPUs; of megatron, zero1, zero2 and ddp"}));
   keys.push_back(real("optimizer.momentum", HB_FIELD(optimizer.momentum), 0, 1,
                       {"", "of sgd and adafactor; 0 = none, and no state for it"}));
 }

@@ -272,11 +272,13 @@ class Validator {
              fmt::format("optimizer.momentum is of sgd and adafactor, not of {}", name_of(o.name)), {},
              o.name == OptimizerName::muon ? "Muon always keeps one" : "its decay is optimizer.beta1");
     if (o.cpu_fraction > 0 && fsdp)
-      report("E214", "optimizer.cpu_fraction", fmt::format("{} keeps its optimizer where its shards are", name_of(t.engine)),
+      report("E214", "optimizer.cpu_fraction",
+             fmt::format("{} keeps its optimizer where its shards are", name_of(t.engine)),
              {fmt::format("cpu_fraction {}", o.cpu_fraction)},
              "set train.offload to layerwise for FSDP's own, or train.engine to megatron");
     if (o.cpu_fraction > 0 && o.name == OptimizerName::muon)
-      report("E214", "optimizer.cpu_fraction", "Muon's matrix products need the GPU", {}, "set optimizer.name to adamw");
+      report("E214", "optimizer.cpu_fraction", "Muon's matrix products need the GPU", {},
+             "set optimizer.name to adamw");
     // The optimizer steps in fp32: what rounds to 1 there divides by 0.
     const bool first_is_1 = static_cast<float>(o.beta1) >= 1;
     if (first_is_1 || static_cast<float>(o.beta2) >= 1)
@@ -348,8 +350,9 @@ class Validator {
     length("workload.response_tokens", response);
     const double longest = s_.workload.longest();
     const bool capped = longest < prompt.max + response.max;
-    const std::string sum = capped ? fmt::format("workload.max_tokens {}", longest)
-                                   : fmt::format("prompt {} + response {} = {} tokens", prompt.max, response.max, longest);
+    const std::string sum = capped
+                                ? fmt::format("workload.max_tokens {}", longest)
+                                : fmt::format("prompt {} + response {} = {} tokens", prompt.max, response.max, longest);
     if (capped && prompt.mean + response.mean > longest)
       report("E217", "workload.max_tokens", "the mean lengths exceed the longest sample",
              {fmt::format("prompt {} + response {} on average, max_tokens {}", prompt.mean, response.mean, longest)});

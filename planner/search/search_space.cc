@@ -183,8 +183,7 @@ RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
   out.train.optimizer = own.train.optimizer;
   // A micro-batch holds the longest sequence (E217), so in sequences of mean length at least so many.
   const double mean = static_cast<double>(train_setting_of(s).sequence);
-  const auto least = static_cast<std::int64_t>(
-      std::ceil(s.workload.longest() / std::max(mean, 1.0)));
+  const auto least = static_cast<std::int64_t>(std::ceil(s.workload.longest() / std::max(mean, 1.0)));
   out.train.micro_batch.clear();
   for (std::int64_t times : {1, 2, 4, 8, 16}) include(out.train.micro_batch, std::max<std::int64_t>(1, least) * times);
   if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);

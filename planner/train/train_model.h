@@ -263,7 +263,7 @@ struct TrainSetting {
   double steps = 1;             // optimizer steps of an iteration
   double load_tokens = 0;       // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
   bool prefetch = true;         // sharded units: the next is gathered while one computes
-  double cpu_optimizer = 0;      // optimizer.cpu_fraction
+  double cpu_optimizer = 0;     // optimizer.cpu_fraction
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
 

@@ -25,29 +25,48 @@ const std::string machines = "cluster: {gpu: h100-sxm-80gb, nodes: 2, gpus_per_n
 
 std::vector<Base> bases() {
   return {
-      {"verl", "model: qwen2.5-7b\nprofile: verl-fsdp\ntrain: {engine: fsdp1, layout: {dp: auto}, micro_batch_tokens: 16384}\n"
-               "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" + machines + workload},
-      {"verl", "model: qwen3-30b-a3b\nprofile: verl-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2, sp: true}, micro_batch_tokens: 16384}\n"
-               "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" + machines + workload},
-      {"slime", "model: qwen3-30b-a3b\nprofile: slime-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2}, micro_batch_tokens: 16384}\n"
-                "rollout: {engine: sglang, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" + machines + workload},
-      {"nemo-rl", "model: qwen3-30b-a3b\nprofile: nemo-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2}, micro_batch_tokens: 16384}\n"
-                  "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8, reference: true}\n" + machines + workload},
-      {"megatron", "model: llama-3.1-8b\nprofile: megatron\nalgorithm: {name: sft, prompts: 64}\ntrain: {engine: megatron, offload: none, layout: {dp: auto, tp: 2, pp: 2}, micro_batch_sequences: 1, micro_batch_tokens: 4096}\n" + machines +
-                       "workload: {prompt_tokens: {mean: 1, max: 1, distribution: fixed}, response_tokens: {mean: 4095, max: 4095, distribution: fixed}}\n"},
+      {"verl",
+       "model: qwen2.5-7b\nprofile: verl-fsdp\ntrain: {engine: fsdp1, layout: {dp: auto}, micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"verl",
+       "model: qwen3-30b-a3b\nprofile: verl-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2, sp: "
+       "true}, micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"slime",
+       "model: qwen3-30b-a3b\nprofile: slime-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2}, "
+       "micro_batch_tokens: 16384}\n"
+       "rollout: {engine: sglang, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"nemo-rl",
+       "model: qwen3-30b-a3b\nprofile: nemo-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2}, "
+       "micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8, reference: "
+       "true}\n" +
+           machines + workload},
+      {"megatron",
+       "model: llama-3.1-8b\nprofile: megatron\nalgorithm: {name: sft, prompts: 64}\ntrain: {engine: megatron, "
+       "offload: none, layout: {dp: auto, tp: 2, pp: 2}, micro_batch_sequences: 1, micro_batch_tokens: 4096}\n" +
+           machines +
+           "workload: {prompt_tokens: {mean: 1, max: 1, distribution: fixed}, response_tokens: {mean: 4095, max: 4095, "
+           "distribution: fixed}}\n"},
   };
 }
 
 /// Values to try of a key beside what the base has, with what must change with them.
 std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Scenario& base) {
   if (key.path == "train.pipeline_split") return {{"train.pipeline_split=[22, 26]"}};
-  if (key.path == "train.pipeline_schedule" || key.path == "train.layout.vpp") return {{"train.layout.vpp=2", "train.pipeline_schedule=interleaved"}};
-  if (key.path == "placement") return {{"placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4", "train.offload=none"}};
+  if (key.path == "train.pipeline_schedule" || key.path == "train.layout.vpp")
+    return {{"train.layout.vpp=2", "train.pipeline_schedule=interleaved"}};
+  if (key.path == "placement")
+    return {{"placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4", "train.offload=none"}};
   if (key.path == "transition")
     return {{"transition=[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"},
             {"transition=[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]"}};
   if (key.path == "workload.max_tokens") return {{"workload.max_tokens=3500"}};
-  if (key.path == "train.micro_batch_sequences") return {{"train.micro_batch_sequences=3", "train.micro_batch_tokens=12288"}};
+  if (key.path == "train.micro_batch_sequences")
+    return {{"train.micro_batch_sequences=3", "train.micro_batch_tokens=12288"}};
   if (key.path == "algorithm.kl_coef") return {{"algorithm.kl_coef=0.25", "algorithm.reference=true"}};
   if (key.path == "train.precision.master" || key.path == "train.precision.moments")
     return {{"train.precision.master=bf16", "train.precision.moments=bf16"}};
@@ -77,7 +96,8 @@ Scenario read_back(const std::string& system, const ExportedLaunch& launch) {
     CHECK(word.undefined.empty());
     source.words.push_back(word.text);
   }
-  if (system == "nemo-rl") source.words.erase(source.words.begin(), source.words.begin() + 5);  // its own base is not here
+  if (system == "nemo-rl")
+    source.words.erase(source.words.begin(), source.words.begin() + 5);  // its own base is not here
   return import_of(system, source).scenario;
 }
 
@@ -90,14 +110,20 @@ bool names(const std::vector<std::string>& unsaid, const std::string& key) {
 TEST_CASE("import(export(x)) = x for every key that the system has") {
   // What a system cannot say of a key that it has otherwise: other values of it, or under another engine.
   const std::map<std::string, std::set<std::string>> lacking = {
-      {"verl qwen2.5-7b", {"train.recompute", "train.layout.tp", "train.layout.pp", "train.layout.cp", "train.layout.vpp", "train.layout.ep",
-                          "train.layout.sp", "train.layout.etp", "train.pipeline_split", "train.pipeline_schedule", "optimizer.cpu_fraction",
-                          "train.offload", "train.precision.moments", "train.precision.master", "rollout.engine", "rollout.dtype", "sync.every", "algorithm.max_staleness"}},
-      {"verl qwen3-30b-a3b", {"train.layout.ulysses", "train.layout.fsdp", "train.precision.master", "train.precision.moments",
-                             "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine", "rollout.dtype", "train.offload", "sync.every", "algorithm.max_staleness"}},
+      {"verl qwen2.5-7b",
+       {"train.recompute", "train.layout.tp", "train.layout.pp", "train.layout.cp", "train.layout.vpp",
+        "train.layout.ep", "train.layout.sp", "train.layout.etp", "train.pipeline_split", "train.pipeline_schedule",
+        "optimizer.cpu_fraction", "train.offload", "train.precision.moments", "train.precision.master",
+        "rollout.engine", "rollout.dtype", "sync.every", "algorithm.max_staleness"}},
+      {"verl qwen3-30b-a3b",
+       {"train.layout.ulysses", "train.layout.fsdp", "train.precision.master", "train.precision.moments",
+        "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine", "rollout.dtype", "train.offload",
+        "sync.every", "algorithm.max_staleness"}},
       {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
-      {"nemo-rl qwen3-30b-a3b", {"train.offload", "train.precision.grads", "train.pipeline_schedule", "rollout.engine", "rollout.dtype"}},
-      {"megatron llama-3.1-8b", {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
+      {"nemo-rl qwen3-30b-a3b",
+       {"train.offload", "train.precision.grads", "train.pipeline_schedule", "rollout.engine", "rollout.dtype"}},
+      {"megatron llama-3.1-8b",
+       {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
   for (const Base& base : bases()) {
     const LaunchTable table = table_of(base.system);
     const auto plain = load_scenario_text(base.text, "base.yaml");
@@ -129,7 +155,9 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
 }
 
 TEST_CASE("what a system cannot say is told, not dropped") {
-  const auto s = load_scenario_text(bases()[2].text, "base.yaml", {"sync.mode=direct", "rollout.block_tokens=32", "train.layout.order=tp-cp-ep-pp-dp"});
+  const auto s =
+      load_scenario_text(bases()[2].text, "base.yaml",
+                         {"sync.mode=direct", "rollout.block_tokens=32", "train.layout.order=tp-cp-ep-pp-dp"});
   REQUIRE(s);
   const ExportedLaunch launch = export_launch(table_of("slime"), *s);
   for (const char* key : {"sync.mode", "rollout.block_tokens", "train.layout.order"}) CHECK(names(launch.unsaid, key));

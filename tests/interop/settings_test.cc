@@ -1,7 +1,8 @@
 // Four forms of a launch, one list of keys.
+#include "interop/settings.h"
+
 #include <catch2/catch.hpp>
 
-#include "interop/settings.h"
 #include "tests/interop/launches.h"
 
 namespace hotbunk {
@@ -22,7 +23,8 @@ std::string value(const Settings& all, const std::string& key) {
 }  // namespace
 
 TEST_CASE("hydra's overrides: plus signs, quotes, Python's words, the last wins") {
-  const Settings s = hydra_settings(command({"a.b=1", "+c.d=True", "++e='x y'", "f=None", "a.b=2", "--config-name", "big.yaml", "word", "~gone"}));
+  const Settings s = hydra_settings(
+      command({"a.b=1", "+c.d=True", "++e='x y'", "f=None", "a.b=2", "--config-name", "big.yaml", "word", "~gone"}));
   CHECK(value(s, "a.b") == "2");
   CHECK(value(s, "c.d") == "true");
   CHECK(value(s, "e") == "x y");
@@ -41,9 +43,12 @@ TEST_CASE("flags: bare ones, several values, negative numbers, the last wins") {
 }
 
 TEST_CASE("a YAML stands over its defaults, and what refers to others is resolved by what they are in the end") {
-  launch_file("base.yaml", "p:\n  tp: 1\n  length: 512\n  micro: 4\n  tokens: ${mul:${p.length}, ${p.micro}}\n  o: {lr: 1, wd: 2}\n  same: ${.tp}\n"
-                           "  round: ${p.tp}\n  other: ${oc.select:p.none,7}\n  lost: ${nowhere.at.all}\n");
-  const std::string file = launch_file("sub/recipe.yaml", "defaults: ../base.yaml\np:\n  tp: 4\n  length: 1024\n  o: null\n");
+  launch_file("base.yaml",
+              "p:\n  tp: 1\n  length: 512\n  micro: 4\n  tokens: ${mul:${p.length}, ${p.micro}}\n  o: {lr: 1, wd: 2}\n "
+              " same: ${.tp}\n"
+              "  round: ${p.tp}\n  other: ${oc.select:p.none,7}\n  lost: ${nowhere.at.all}\n");
+  const std::string file =
+      launch_file("sub/recipe.yaml", "defaults: ../base.yaml\np:\n  tp: 4\n  length: 1024\n  o: null\n");
   auto s = yaml_settings(file);
   REQUIRE(s);
   resolve_interpolations(*s);
@@ -70,7 +75,8 @@ TEST_CASE("files whose defaults name each other are an error, and so is what ref
 }
 
 TEST_CASE("torchtitan's TOML: sections, comments, lists over lines; the rest is refused with its line") {
-  const auto s = toml_settings(launch_file("t.toml", "# x\n[model]\nname = \"llama3\" # why\n[a.b]\nn = 8\nf=8e-5\nl = [\"x\",\n  \"y\"]\nb = true\n"));
+  const auto s = toml_settings(launch_file(
+      "t.toml", "# x\n[model]\nname = \"llama3\" # why\n[a.b]\nn = 8\nf=8e-5\nl = [\"x\",\n  \"y\"]\nb = true\n"));
   REQUIRE(s);
   CHECK(value(*s, "model.name") == "llama3");
   CHECK(value(*s, "a.b.n") == "8");

@@ -24,7 +24,8 @@ using Words = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("a command goes on over lines, comments and here-documents are none") {
-  const ShellScript s = script_of("# python x\npython3 a.py \\\n  --one 1 \\\n  --two='2 3' # four\ncat <<'EOF'\npython3 b.py \"\nEOF\n");
+  const ShellScript s =
+      script_of("# python x\npython3 a.py \\\n  --one 1 \\\n  --two='2 3' # four\ncat <<'EOF'\npython3 b.py \"\nEOF\n");
   REQUIRE(s.commands.size() == 2);
   CHECK(texts(s.commands[0]) == Words{"python3", "a.py", "--one", "1", "--two=2 3"});
   CHECK(s.commands[0][2].where.line == 3);
@@ -44,9 +45,11 @@ TEST_CASE("variables, defaults, arithmetic and command substitution") {
 }
 
 TEST_CASE("arrays keep the place of each of their words") {
-  const ShellScript s = script_of("A=(\n  --x 1\n  # --y 2\n  --z \"a b\"\n)\nA+=(--w)\npython3 t.py ${A[@]} \"${A[@]}\"\n");
+  const ShellScript s =
+      script_of("A=(\n  --x 1\n  # --y 2\n  --z \"a b\"\n)\nA+=(--w)\npython3 t.py ${A[@]} \"${A[@]}\"\n");
   REQUIRE(s.commands.size() == 1);
-  CHECK(texts(s.commands[0]) == Words{"python3", "t.py", "--x", "1", "--z", "a", "b", "--w", "--x", "1", "--z", "a b", "--w"});
+  CHECK(texts(s.commands[0]) ==
+        Words{"python3", "t.py", "--x", "1", "--z", "a", "b", "--w", "--x", "1", "--z", "a b", "--w"});
   CHECK(s.commands[0][2].where.line == 2);
   CHECK(s.commands[0][11].where.line == 4);
 }
@@ -80,9 +83,10 @@ TEST_CASE("conditions on what is known choose; others are taken as true and note
 
 TEST_CASE("files that a script sources are read from its folder; functions where they are called") {
   launch_file("models/m.sh", "MODEL=(--layers 2)\n");
-  const std::string file = launch_file("run.sh",
-                                       "DIR=\"$(cd -- \"$(dirname -- \"${BASH_SOURCE[0]}\")\" && pwd)\"\nsource \"${DIR}/models/m.sh\"\n"
-                                       "source nowhere.sh\ngo() {\n  N=3\n}\ngo\nrun ${MODEL[@]} $N\n");
+  const std::string file =
+      launch_file("run.sh",
+                  "DIR=\"$(cd -- \"$(dirname -- \"${BASH_SOURCE[0]}\")\" && pwd)\"\nsource \"${DIR}/models/m.sh\"\n"
+                  "source nowhere.sh\ngo() {\n  N=3\n}\ngo\nrun ${MODEL[@]} $N\n");
   const auto s = read_shell_script(file, {});
   REQUIRE(s);
   CHECK(texts(s->commands.back()) == Words{"run", "--layers", "2", "3"});
@@ -95,7 +99,8 @@ TEST_CASE("quotes that do not close are an error with their place; odd texts end
   REQUIRE(!s);
   CHECK(s.error()[0].code == "E150");
   CHECK(s.error()[0].where.line == 2);
-  for (const char* odd : {"fi", "done )", "((", "$", "a=(", "if", "for", "case x", "}", ";;", "`", "\\", "x <<", "f() {", "((1)) ||", "[ a = ]"})
+  for (const char* odd : {"fi", "done )", "((", "$", "a=(", "if", "for", "case x", "}", ";;", "`", "\\", "x <<",
+                          "f() {", "((1)) ||", "[ a = ]"})
     (void)parse_shell_script(odd, "launch.sh", {});
 }
 

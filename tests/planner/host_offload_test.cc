@@ -155,8 +155,8 @@ TEST_CASE("the search tries layer-wise offload where the engine has it") {
   CHECK(found->rows[0].point.train.streams_from_host());
 }
 
-
-// ---- Megatron's optimizer on the CPU ---------------------------------------------------------------------------------
+// ---- Megatron's optimizer on the CPU
+// ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -221,9 +221,11 @@ TEST_CASE("FSDP has its own way of it, and Muon none") {
   CHECK(code({"optimizer.cpu_fraction=1.5"}) == "E206");
 }
 
-// ---- a cap on prompt and response together ---------------------------------------------------------------------------
+// ---- a cap on prompt and response together
+// ---------------------------------------------------------------------------
 
-TEST_CASE("a cap on prompt and response together is the longest sample: of micro-batches, KV pools, positions and draws") {
+TEST_CASE(
+    "a cap on prompt and response together is the longest sample: of micro-batches, KV pools, positions and draws") {
   const std::vector<std::string> long_both = {"workload.prompt_tokens.max=16384", "workload.response_tokens.max=16384",
                                               "rollout.max_prefill_tokens=16384"};
   std::vector<std::string> capped = long_both;

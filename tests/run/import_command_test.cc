@@ -13,11 +13,12 @@ namespace {
 
 fs::path launch(const std::string& name, const std::string& more = "") {
   const fs::path path = work_folder() / name;
-  std::ofstream(path) << "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 \\\n"
-                         "  data.max_prompt_length=1024 data.max_response_length=3072 actor_rollout_ref.rollout.name=vllm \\\n"
-                         "  actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.actor.ppo_mini_batch_size=16 \\\n"
-                         "  actor_rollout_ref.actor.use_dynamic_bsz=True trainer.project_name=s3cr3t "
-                      << more << "\n";
+  std::ofstream(path)
+      << "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 \\\n"
+         "  data.max_prompt_length=1024 data.max_response_length=3072 actor_rollout_ref.rollout.name=vllm \\\n"
+         "  actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.actor.ppo_mini_batch_size=16 \\\n"
+         "  actor_rollout_ref.actor.use_dynamic_bsz=True trainer.project_name=s3cr3t "
+      << more << "\n";
   return path;
 }
 
@@ -40,7 +41,8 @@ TEST_CASE("import prints a scenario that every command reads, and the answer bes
   REQUIRE(back.code == 0);
   const fs::path again = work_folder() / "run_again.sh";
   std::ofstream(again) << back.out;
-  const Result2 twice = hotbunk_command("import verl " + again.string() + " --json"), once = hotbunk_command("import verl " + file.string() + " --json");
+  const Result2 twice = hotbunk_command("import verl " + again.string() + " --json"),
+                once = hotbunk_command("import verl " + file.string() + " --json");
   REQUIRE(twice.code == 0);
   Json a = json_from<Json>(once.out)["scenario"]["scenario"], b = json_from<Json>(twice.out)["scenario"]["scenario"];
   a.erase("name"), b.erase("name");
@@ -70,7 +72,8 @@ TEST_CASE("import: the exit code is the answer's, a file is not written over, JS
 
 TEST_CASE("import: words behind -- stand over the file; errors name its lines; a system that is none is refused") {
   const std::string file = launch("run.sh").string();
-  const Result2 words = hotbunk_command("import verl " + file + " --json -- actor_rollout_ref.rollout.n=4 trainer.nnodes=2");
+  const Result2 words =
+      hotbunk_command("import verl " + file + " --json -- actor_rollout_ref.rollout.n=4 trainer.nnodes=2");
   INFO(words.err);
   REQUIRE(words.code == 0);
   const Json scenario = json_from<Json>(words.out)["scenario"]["scenario"];
