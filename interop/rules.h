@@ -41,6 +41,9 @@ class RuleInput {
   /// A whole number or a fraction; none where the role is unset; E152 where it is no number.
   std::optional<double> number(const std::string& role);
   bool is_true(const std::string& role) const;
+  SourceLocation where(const std::string& role) const;
+  /// The scenario is SFT so far: there is no rollout.
+  bool trains_only() const;
   /// "trainer.nnodes=4 (run.sh:12)", "" of what is unset.
   std::string said(const std::string& role) const;
   void set(const std::string& key, std::string value, std::string comment, SourceLocation where = {});
