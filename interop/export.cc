@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 
@@ -14,17 +13,11 @@
 namespace hotbunk {
 namespace {
 
-std::optional<double> number(const std::string& text) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value) : std::nullopt;
-}
-
 /// Their word for ours; none where they have none.
 std::optional<std::string> word_for(const WordPairs& words, const std::string& ours) {
   for (const auto& [theirs, mine] : words)
     if (mine == ours && theirs != "*") return theirs;
-  return words.empty() || number(ours) ? std::optional(ours) : std::nullopt;
+  return words.empty() || number_of(ours) ? std::optional(ours) : std::nullopt;
 }
 
 std::string scenario_value(const std::string& key, const Scenario& scenario) {
@@ -66,7 +59,7 @@ class Exporter {
       const std::string ours = scenario_value(row.to[0].scenario_key, scenario_);
       if (ours == "null") return;
       value = word_for(row.to[0].words, ours);
-      if (value && row.factor != 1.0 && number(*value)) value = fmt::format("{}", *number(*value) / row.factor);
+      if (value && row.factor != 1.0 && number_of(*value)) value = fmt::format("{}", *number_of(*value) / row.factor);
     }
     if (value) values_.emplace(row.key, *value);
   }

@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <set>
 
 #include "spec/loader.h"
@@ -19,18 +17,12 @@ std::string place(const SourceLocation& where) {
   return where.line > 0 && where.file != "command line" ? fmt::format(" ({}:{})", file, where.line) : "";
 }
 
-bool is_number(const std::string& text) {
-  double number = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && stop == text.data() + text.size();
-}
-
 /// A word of a table's pairs; "*" is any other. Pairs of a key of numbers name those that mean something else.
 std::optional<std::string> translated(const WordPairs& words, const std::string& value, bool of_numbers = false) {
   if (words.empty()) return value;
   for (const auto& [theirs, ours] : words)
     if (theirs == value) return ours;
-  if (of_numbers && is_number(value)) return value;
+  if (of_numbers && number_of(value)) return value;
   for (const auto& [theirs, ours] : words)
     if (theirs == "*") return ours;
   return std::nullopt;
@@ -172,7 +164,7 @@ class Importer {
 
   std::string scaled(const LaunchKey& row, const std::string& text, const Effective& value) {
     if (row.factor == 1.0) return text;
-    if (is_number(text)) return fmt::format("{}", std::stod(text) * row.factor);
+    if (const auto number = number_of(text)) return fmt::format("{}", *number * row.factor);
     in_.problems.push_back({.code = "E152",
                             .message = fmt::format("{} is no number", value.said),
                             .where = value.where,

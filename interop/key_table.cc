@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/file.h"
 #include "interop/rules.h"
@@ -97,9 +96,8 @@ class TableReader {
   }
 
   void factor(LaunchKey& key, const YamlNode& value) {
-    const auto [stop, error] = std::from_chars(value.text.data(), value.text.data() + value.text.size(), key.factor);
-    if (error != std::errc() || key.factor <= 0)
-      refuse("E205", fmt::format("the factor of {} is no number", key.key), value.where);
+    key.factor = number_of(value.text).value_or(0);
+    if (key.factor <= 0) refuse("E205", fmt::format("the factor of {} is no number", key.key), value.where);
   }
 
   void also(LaunchKey& key, const YamlNode& value) {

@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "interop/launch_model.h"
 #include "interop/rule_parts.h"
+#include "interop/settings.h"
 #include "spec/scenario_keys.h"
 
 namespace hotbunk {
@@ -20,10 +19,7 @@ const RoleValue* RuleInput::find(const std::string& role) const {
 std::optional<double> RuleInput::number(const std::string& role) {
   const RoleValue* const found = find(role);
   if (found == nullptr) return std::nullopt;
-  double value = 0;
-  const std::string& text = found->value;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && stop == text.data() + text.size() && std::isfinite(value)) return value;
+  if (const auto value = number_of(found->value)) return value;
   problems.push_back({.code = "E152",
                       .message = fmt::format("{} is no number", found->said),
                       .where = found->where,
@@ -68,12 +64,7 @@ std::string RuleInput::scenario_text(const std::string& key) const {
   return known == nullptr ? "" : yaml_of(known->get(Scenario{}));
 }
 
-double RuleInput::scenario_number(const std::string& key) const {
-  const std::string text = scenario_text(key);
-  double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
+double RuleInput::scenario_number(const std::string& key) const { return number_of(scenario_text(key)).value_or(0); }
 
 void RuleInput::contradict(const std::string& role, std::string message, std::vector<std::string> notes,
                            std::string help) {

@@ -158,7 +158,8 @@ void write_layout(RuleOutput& out) {
     out.give("engine_dp_attention", true);
     out.give("engine_attention_dp", static_cast<double>(r.attention_dp));
   }
-  if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(out.scenario.model.layers / t.pp / t.vpp));
+  if (const std::int64_t chunk = out.scenario.model.layers / t.pp / t.vpp; t.vpp > 1)
+    out.give("layers_per_virtual_stage", static_cast<double>(chunk));
   const auto& split = out.scenario.train.pipeline_split;
   if (split.size() < 2) return;
   const bool even_between =

@@ -130,8 +130,9 @@ void write_batches(RuleOutput& out) {
   const AlgorithmSpec& a = out.scenario.algorithm;
   if (a.name == AlgorithmName::sft) return out.give("global_batch", static_cast<double>(a.prompts));
   out.give("prompts", static_cast<double>(a.prompts));
-  if (a.prompts % a.mini_batches == 0) out.give("mini_batch_prompts", static_cast<double>(a.prompts / a.mini_batches));
-  out.give("mini_batch_samples", static_cast<double>(a.prompts * a.samples_per_prompt / a.mini_batches));
+  const std::int64_t prompts = a.prompts / a.mini_batches, samples = a.prompts * a.samples_per_prompt / a.mini_batches;
+  if (a.prompts % a.mini_batches == 0) out.give("mini_batch_prompts", static_cast<double>(prompts));
+  out.give("mini_batch_samples", static_cast<double>(samples));
 }
 
 // ---- micro-batches

@@ -74,13 +74,7 @@ Result<Settings> yaml_over_defaults(const fs::path& path, int depth) {
   return all;
 }
 
-std::optional<double> number(const std::string& text) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value) : std::nullopt;
-}
-
-std::string trimmed(std::string text) {
+std::string trimmed(const std::string& text) {
   const auto first = text.find_first_not_of(" \t\r\n");
   if (first == std::string::npos) return "";
   return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
@@ -160,7 +154,7 @@ class Interpolation {
     }
     std::vector<double> numbers;
     for (const std::string& argument : given) {
-      const auto value = number(resolved(argument, key, undefined, depth + 1));
+      const auto value = number_of(resolved(argument, key, undefined, depth + 1));
       if (!value) return std::nullopt;
       numbers.push_back(*value);
     }
@@ -198,8 +192,15 @@ bool is_flag(const std::string& word) { return word.size() > 2 && word.starts_wi
 
 }  // namespace
 
+std::optional<double> number_of(std::string_view text) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && stop == text.data() + text.size() && std::isfinite(value);
+  return whole ? std::optional(value) : std::nullopt;
+}
+
 std::string plain_value(std::string text) {
-  text = trimmed(std::move(text));
+  text = trimmed(text);
   if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
     return text.substr(1, text.size() - 2);
   if (text == "True" || text == "TRUE") return "true";
@@ -307,8 +308,9 @@ Result<Settings> toml_settings(const fs::path& path) {
       line_number = first;
       return problem("a value of another kind");
     }
-    const std::string key = plain_value(line.substr(0, equals));
-    put(out, {section.empty() ? key : section + "." + key, plain_value(flow_text(*node)), where, {}, false});
+    std::string key = plain_value(line.substr(0, equals));
+    if (!section.empty()) key.insert(0, section + ".");
+    put(out, {std::move(key), plain_value(flow_text(*node)), where, {}, false});
   }
   return out;
 }

@@ -2,7 +2,9 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/diagnostic.h"
@@ -22,6 +24,9 @@ using Settings = std::vector<Setting>;
 
 /// The value as the systems mean it: True → true, None → null, quotes taken off.
 std::string plain_value(std::string text);
+
+/// The whole text as a finite number.
+std::optional<double> number_of(std::string_view text);
 
 /// Hydra's overrides: key=value, +key=value, ++key=value. Words of another form are left out; --config-name and
 /// --config-path are keys of their own. A later one wins.

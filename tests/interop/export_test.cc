@@ -129,7 +129,7 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
     const auto plain = load_scenario_text(base.text, "base.yaml");
     if (!plain) FAIL(render(plain.error()));
     const std::string name = base.system + " " + plain->model.name;
-    const auto may_lack = lacking.at(name);
+    const auto& may_lack = lacking.at(name);
     std::set<std::string> kept;
     for (const std::string& path : exported_keys(table)) {
       for (const auto& sets : variants(*find_scenario_key(path), *plain)) {
