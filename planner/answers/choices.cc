@@ -188,6 +188,8 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   // "interleaved" and "1f1b" are one schedule, told apart by vpp.
   if (p.train.pp > 1 && schedule_named(s.train.pipeline_schedule) != p.train.schedule)
     s.train.pipeline_schedule = name_of(p.train.schedule);
+  // FSDP keeps its optimizer where its shards are, and is priced so.
+  if (p.train.gathers_units()) s.optimizer.cpu_fraction = 0;
   s.train.recompute = p.train.recompute;
   s.optimizer.name = p.train.optimizer;
   s.train.reshard_after_forward = p.train.reshard_after_forward;

@@ -221,6 +221,18 @@ TEST_CASE("FSDP has its own way of it, and Muon none") {
   CHECK(code({"optimizer.cpu_fraction=1.5"}) == "E206");
 }
 
+TEST_CASE("a layout of FSDP that is proposed beside an optimizer on the CPUs can be selected by its flags") {
+  const auto s = load_scenario_text(megatron_7b, "t.yaml", {"optimizer.cpu_fraction=1"});
+  REQUIRE(s);
+  RlPoint point = rl_point_of(*s);
+  point.train = {.dp = 8, .sharding = Sharding::fsdp, .micro_batch = point.train.micro_batch};
+  std::vector<std::string> sets = {"optimizer.cpu_fraction=1"};
+  for (const std::string& flag : flags_of(*s, point)) sets.push_back(flag);
+  const auto chosen = load_scenario_text(megatron_7b, "t.yaml", sets);
+  if (!chosen) FAIL(render(chosen.error()));
+  CHECK(chosen->optimizer.cpu_fraction == 0);
+}
+
 // ---- a cap on prompt and response together
 // ---------------------------------------------------------------------------
 
