@@ -32,6 +32,8 @@ void add_generate(CommandLine&);
 void add_explain(CommandLine&);
 void add_sweep(CommandLine&);
 void add_validate(CommandLine&);
+void add_import(CommandLine&);
+void add_export(CommandLine&);
 
 /// Options of every command that takes a scenario.
 struct ScenarioOptions {

@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
   add_explain(line);
   add_sweep(line);
   add_validate(line);
+  add_import(line);
+  add_export(line);
   add_calibrate(line);
   add_doctor(line);
   add_logprobs(line);

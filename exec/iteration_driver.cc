@@ -78,8 +78,8 @@ Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
                                sharers > 1 ? fmt::format(" on each of {} ranks that share them", sharers) : "")},
          .help = fmt::format("set train.micro_batch_tokens to at least {}", (longest + sharers - 1) / sharers)});
   if (s.algorithm.name == AlgorithmName::sft) return problems;
-  auto fits =
-      Scheduler::create(scheduler_config(s, num_kv_blocks), {{0, max_prompt_tokens(s), max_response_tokens(s)}});
+  const std::int64_t longest_prompt = std::min(max_prompt_tokens(s), longest - 1);
+  auto fits = Scheduler::create(scheduler_config(s, num_kv_blocks), {{0, longest_prompt, longest - longest_prompt}});
   if (!fits) problems.insert(problems.end(), fits.error().begin(), fits.error().end());
   return problems;
 }

@@ -84,7 +84,9 @@ SampleLengths draw_lengths(const Scenario& s, std::int32_t step) {
   for (std::int64_t i = 0; i < samples; ++i) {
     lengths.prompt_tokens.push_back(
         draw_length(s.workload.prompt_tokens, s.seed, step, LengthOf::prompt, i / per_prompt));
-    lengths.response_tokens.push_back(draw_length(s.workload.response_tokens, s.seed, step, LengthOf::response, i));
+    const std::int64_t room = std::max<std::int64_t>(1, max_sample_tokens(s) - lengths.prompt_tokens.back());
+    lengths.response_tokens.push_back(
+        std::min(room, draw_length(s.workload.response_tokens, s.seed, step, LengthOf::response, i)));
   }
   return lengths;
 }

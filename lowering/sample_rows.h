@@ -15,7 +15,7 @@ inline std::int64_t max_prompt_tokens(const Scenario& s) {
 inline std::int64_t max_response_tokens(const Scenario& s) {
   return static_cast<std::int64_t>(s.workload.response_tokens.max);
 }
-inline std::int64_t max_sample_tokens(const Scenario& s) { return max_prompt_tokens(s) + max_response_tokens(s); }
+inline std::int64_t max_sample_tokens(const Scenario& s) { return static_cast<std::int64_t>(s.workload.longest()); }
 
 /// Samples of one iteration. SFT has one per prompt.
 inline std::int64_t num_samples(const Scenario& s) {

@@ -65,6 +65,9 @@ struct OptimizerSpec {
   double max_grad_norm = 1.0;     // 0 = no clipping
   std::int64_t warmup_steps = 0;  // linear
   double momentum = 0;            // of SGD and Adafactor, 0 = none is kept
+  /// Of the elements, those whose gradient, master copy and moments live in host memory for good and are stepped by
+  /// the CPUs (Megatron's optimizer_cpu_offload with optimizer_offload_fraction).
+  double cpu_fraction = 0;
   bool operator==(const OptimizerSpec&) const = default;
 };
 
@@ -124,6 +127,12 @@ struct LengthSpec {
 
 struct WorkloadSpec {
   LengthSpec prompt_tokens, response_tokens;
+  std::int64_t max_tokens = 0;  // of a prompt and its response together; 0 = what both may have
+  /// Tokens of the longest sample.
+  double longest() const {
+    const double both = prompt_tokens.max + response_tokens.max;
+    return max_tokens > 0 && static_cast<double>(max_tokens) < both ? static_cast<double>(max_tokens) : both;
+  }
   bool operator==(const WorkloadSpec&) const = default;
 };
 

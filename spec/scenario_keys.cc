@@ -87,6 +87,10 @@ void add_train(std::vector<ScenarioKey>& keys) {
                       {"", "global gradient norm is clipped to it; 0 = no clipping"}));
   keys.push_back(integer("optimizer.warmup_steps", HB_FIELD(optimizer.warmup_steps), 0, 1e9,
                          {"optimizer steps", "linear warm-up from 0"}));
+  keys.push_back(real("optimizer.cpu_fraction", HB_FIELD(optimizer.cpu_fraction), 0, 1,
+                      {"",
+                       "of the elements, those whose master copy and moments stay in host memory, with a copy of "
+                       "the gradient, and are stepped by the CPUs; of megatron, zero1, zero2 and ddp"}));
   keys.push_back(real("optimizer.momentum", HB_FIELD(optimizer.momentum), 0, 1,
                       {"", "of sgd and adafactor; 0 = none, and no state for it"}));
 }
@@ -202,6 +206,8 @@ void add_rest(std::vector<ScenarioKey>& keys) {
   };
   lengths("workload.prompt_tokens", HB_FIELD(workload.prompt_tokens), "prompts");
   lengths("workload.response_tokens", HB_FIELD(workload.response_tokens), "responses");
+  keys.push_back(integer("workload.max_tokens", HB_FIELD(workload.max_tokens), 0, max_tokens,
+                         {"tokens", "of a prompt and its response together; 0 = what both may have"}));
 
   keys.push_back(
       string("task.name", HB_FIELD(task.name), {"", "built-in verifiable task of `run`; empty = simulation only"}));

@@ -271,6 +271,14 @@ class Validator {
       report("E227", "optimizer.momentum",
              fmt::format("optimizer.momentum is of sgd and adafactor, not of {}", name_of(o.name)), {},
              o.name == OptimizerName::muon ? "Muon always keeps one" : "its decay is optimizer.beta1");
+    if (o.cpu_fraction > 0 && fsdp)
+      report("E214", "optimizer.cpu_fraction",
+             fmt::format("{} keeps its optimizer where its shards are", name_of(t.engine)),
+             {fmt::format("cpu_fraction {}", o.cpu_fraction)},
+             "set train.offload to layerwise for FSDP's own, or train.engine to megatron");
+    if (o.cpu_fraction > 0 && o.name == OptimizerName::muon)
+      report("E214", "optimizer.cpu_fraction", "Muon's matrix products need the GPU", {},
+             "set optimizer.name to adamw");
     // The optimizer steps in fp32: what rounds to 1 there divides by 0.
     const bool first_is_1 = static_cast<float>(o.beta1) >= 1;
     if (first_is_1 || static_cast<float>(o.beta2) >= 1)
@@ -340,8 +348,14 @@ class Validator {
     const LengthSpec &prompt = s_.workload.prompt_tokens, &response = s_.workload.response_tokens;
     length("workload.prompt_tokens", prompt);
     length("workload.response_tokens", response);
-    const double longest = prompt.max + response.max;
-    const std::string sum = fmt::format("prompt {} + response {} = {} tokens", prompt.max, response.max, longest);
+    const double longest = s_.workload.longest();
+    const bool capped = longest < prompt.max + response.max;
+    const std::string sum = capped
+                                ? fmt::format("workload.max_tokens {}", longest)
+                                : fmt::format("prompt {} + response {} = {} tokens", prompt.max, response.max, longest);
+    if (capped && prompt.mean + response.mean > longest)
+      report("E217", "workload.max_tokens", "the mean lengths exceed the longest sample",
+             {fmt::format("prompt {} + response {} on average, max_tokens {}", prompt.mean, response.mean, longest)});
     if (longest > static_cast<double>(s_.model.max_position))
       report("E217", "workload.response_tokens.max", "the longest sequence exceeds the model's positions",
              {sum, fmt::format("{} has max_position_embeddings {}", s_.model.name, s_.model.max_position)},
@@ -451,6 +465,8 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
   need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");
+  need(s.optimizer.cpu_fraction == 0, "an optimizer on the CPUs (optimizer.cpu_fraction)");
+  need(s.workload.longest() == s.workload.prompt_tokens.max + s.workload.response_tokens.max, "workload.max_tokens");
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {
     need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",

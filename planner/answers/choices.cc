@@ -68,7 +68,7 @@ std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
                     static_cast<std::int64_t>(std::ceil(most / static_cast<double>(p.cp * p.ulysses))));
   }
   // One that holds all sequences of its rank may be shorter than the longest sequence, its buffer not (E217).
-  const double longest = s.workload.prompt_tokens.max + s.workload.response_tokens.max;
+  const double longest = s.workload.longest();
   const double held =
       std::max(static_cast<double>(p.micro_batch) * static_cast<double>(train_setting_of(s).sequence), longest);
   return static_cast<std::int64_t>(std::ceil(held / static_cast<double>(p.cp * p.ulysses)));
@@ -188,6 +188,8 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   // "interleaved" and "1f1b" are one schedule, told apart by vpp.
   if (p.train.pp > 1 && schedule_named(s.train.pipeline_schedule) != p.train.schedule)
     s.train.pipeline_schedule = name_of(p.train.schedule);
+  // FSDP keeps its optimizer where its shards are, and is priced so.
+  if (p.train.gathers_units()) s.optimizer.cpu_fraction = 0;
   s.train.recompute = p.train.recompute;
   s.optimizer.name = p.train.optimizer;
   s.train.reshard_after_forward = p.train.reshard_after_forward;

@@ -49,7 +49,7 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
         fmt::format("a smaller rollout.memory_fraction, {} at most", most));
   }
   const std::string message = "the rollout does not hold its weights and one sequence of the longest length";
-  const double longest = set.longest_prompt + set.longest_response;
+  const double longest = set.longest_sample;
   if (set.pool_tokens > 0 && set.pool_tokens < longest)
     return lacks_room(message,
                       fmt::format("the pool has {:.0f} tokens, the longest sequence {:.0f}", set.pool_tokens, longest),

@@ -335,6 +335,7 @@ TrainSetting train_setting_of(const Scenario& s) {
              2.0 * static_cast<double>(size_of(s.train.precision.moments))};
   t.order = axis_order(s.train.layout.order);
   t.momentum = s.optimizer.momentum > 0;
+  t.cpu_optimizer = s.optimizer.cpu_fraction;
   t.pipeline_split = s.train.pipeline_split;
   t.prefetch = s.train.prefetch > 0;
   t.flat_parameters = s.train.engine == TrainEngine::fsdp1;
@@ -352,6 +353,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.response_square = mean_square(s.workload.response_tokens);
   out.longest_prompt = std::max(s.workload.prompt_tokens.max, s.workload.prompt_tokens.mean);
   out.longest_response = std::max(s.workload.response_tokens.max, s.workload.response_tokens.mean);
+  out.longest_sample = std::max(s.workload.longest(), 2.0);
   out.responses = s.workload.response_tokens;
   out.reference = s.algorithm.reference;
   out.old_logprobs = s.algorithm.old_logprobs;

@@ -172,6 +172,7 @@ struct RlSetting {
   double prompt_tokens = 512, response_tokens = 2048;                   // means
   double prompt_square = 512.0 * 512, response_square = 2048.0 * 2048;  // means of the squares
   double longest_prompt = 512, longest_response = 8192;                 // what has to fit
+  double longest_sample = 512 + 8192;                                   // both of one sample
   LengthSpec responses{.mean = 2048, .max = 8192};                      // as drawn
   bool reference = false, old_logprobs = true;
   double sync_every = 1;  // iterations

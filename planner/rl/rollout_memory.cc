@@ -57,7 +57,7 @@ double RlModel::narrow_bytes(const RolloutPoint& r) const {
 
 RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {
   // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
-  const double longest = setting_.longest_prompt + setting_.longest_response;
+  const double longest = setting_.longest_sample;
   Room out{.tokens = std::numeric_limits<double>::infinity()};
   each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
     const StageBytes b = stage_bytes(r, s);
@@ -88,7 +88,7 @@ double RlModel::held_tokens() const {
 void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& out) const {
   const double sequences =
       std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
-  const double longest = setting_.longest_prompt + setting_.longest_response;
+  const double longest = setting_.longest_sample;
   out.lacking_bytes = room.lacking_bytes;
   out.start_lacking_bytes = room.start_lacking_bytes;
   out.fits = room.lacking_bytes <= 0.0;

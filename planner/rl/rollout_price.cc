@@ -119,7 +119,7 @@ double RlModel::exchange_seconds(const RolloutPoint& r) const {
                                 static_cast<double>(r.tp * r.cp * r.pp));
   const auto world = static_cast<double>(r.ranks());
   double seconds = 0.0;
-  for (const double values : {3.0 + setting_.longest_prompt + setting_.longest_response, setting_.longest_response}) {
+  for (const double values : {3.0 + setting_.longest_sample, setting_.longest_response}) {
     const double mine = 4.0 * rows * values;
     seconds += cost.host_copy_seconds(mine, OpKind::feed) + cost.host_copy_seconds(world * mine, OpKind::fetch) +
                cost.collective_seconds(OpKind::all_gather, GroupShape::strided(r.ranks(), 1, cost.ranks_per_node()),

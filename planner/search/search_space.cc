@@ -183,12 +183,11 @@ RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
   out.train.optimizer = own.train.optimizer;
   // A micro-batch holds the longest sequence (E217), so in sequences of mean length at least so many.
   const double mean = static_cast<double>(train_setting_of(s).sequence);
-  const auto least = static_cast<std::int64_t>(
-      std::ceil((s.workload.prompt_tokens.max + s.workload.response_tokens.max) / std::max(mean, 1.0)));
+  const auto least = static_cast<std::int64_t>(std::ceil(s.workload.longest() / std::max(mean, 1.0)));
   out.train.micro_batch.clear();
   for (std::int64_t times : {1, 2, 4, 8, 16}) include(out.train.micro_batch, std::max<std::int64_t>(1, least) * times);
   if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);
-  out.train.cp = sequence_cuts(ranks, s.workload.prompt_tokens.max + s.workload.response_tokens.max);
+  out.train.cp = sequence_cuts(ranks, s.workload.longest());
   if (out.train.ulysses.size() > 1) out.train.ulysses = out.train.cp;
   // What the framework has; a scenario may ask for others.
   if (!frame.has_ring) out.train.cp = {1};

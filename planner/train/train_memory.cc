@@ -16,13 +16,13 @@ struct States {
 };
 
 /// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
-/// `copies`: of a gathered unit's parameters and gradient (unit_copies).
+/// `copies`: of a gathered unit's parameters and gradient (unit_copies). `on_host`: of the optimizer (host_fraction).
 States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit, double copies,
-                 double moments) {
+                 double moments, double on_host) {
   const double all = dense + expert, own = p.own_elements(dense, expert);
   const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
   States s{.params = all * b.params, .grads = (shards_grads ? own : all) * b.grads};
-  if (!p.optimizer_on_host) s.master = own * b.master, s.moments = moments;
+  s.master = (1.0 - on_host) * own * b.master, s.moments = (1.0 - on_host) * moments;
   if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
   if (p.sharding == Sharding::zero3) {
     s.params = own * b.params;
@@ -133,7 +133,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double copies = p.sharding == Sharding::fsdp ? unit_copies(setting_) : 3.0;
   const double unit = std::max(layer, 2.0 / copies * (last ? ends : 0.0));
   const double moments = moment_bytes(p, held);
-  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, copies, moments);
+  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, copies, moments, host_fraction(p));
   at(PeakTensor::params) = s.params;
   at(PeakTensor::grads) = s.grads;
   at(PeakTensor::master) = s.master;
@@ -208,7 +208,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
                         : p.sharding == Sharding::zero3 ? own * setting_.state.params
                                                         : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
-    out->host_bytes = p.optimizer_on_host ? own * (setting_.state.master + setting_.state.grads) + moments : 0.0;
+    out->host_bytes = host_fraction(p) * (own * (setting_.state.master + setting_.state.grads) + moments);
   }
   return total;
 }

@@ -323,8 +323,8 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   const StateBytes& b = setting_.state;
   const bool streams = p.gathers_units();
   const double every = static_cast<double>(p.micro_batches);
-  if (p.optimizer_on_host) {
-    const double own = p.own_elements(held.ordinary, held.expert), passes = streams ? every : 1.0;
+  if (const double on_host = host_fraction(p); on_host > 0.0) {
+    const double own = on_host * p.own_elements(held.ordinary, held.expert), passes = streams ? every : 1.0;
     out.host_down_bytes = passes * own * b.grads;
     out.host_up_bytes = passes * own * (p.sharding == Sharding::fsdp ? b.master : b.params) *
                         (streams && p.reshard_after_forward ? 2.0 : 1.0);

@@ -263,6 +263,7 @@ struct TrainSetting {
   double steps = 1;             // optimizer steps of an iteration
   double load_tokens = 0;       // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
   bool prefetch = true;         // sharded units: the next is gathered while one computes
+  double cpu_optimizer = 0;     // optimizer.cpu_fraction
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
 
@@ -401,6 +402,11 @@ class TrainModel {
     return tensors_ - expert_tensors_ * (1.0 - 1.0 / static_cast<double>(p.ep));
   }
   double host_step_seconds(const TrainPoint&, double own, double moments) const;
+  /// Of a rank's optimizer state, what lives in host memory for good: all of it under layer-wise offload, else the
+  /// scenario's fraction where states lie beside parameters that stay.
+  double host_fraction(const TrainPoint& p) const {
+    return p.optimizer_on_host ? 1.0 : p.gathers_units() ? 0.0 : setting_.cpu_optimizer;
+  }
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   StepEnd stage_end(const TrainPoint&, const Layers&, const StageShare&, const StageTime&) const;
   double tied_ends_seconds(const TrainPoint&) const;

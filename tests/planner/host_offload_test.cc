@@ -155,4 +155,106 @@ TEST_CASE("the search tries layer-wise offload where the engine has it") {
   CHECK(found->rows[0].point.train.streams_from_host());
 }
 
+// ---- Megatron's optimizer on the CPU
+// ---------------------------------------------------------------------------------
+
+namespace {
+
+const char* const megatron_7b =
+    "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1}\nprofile: slime-megatron\n"
+    "train: {engine: megatron, layout: {dp: 4, tp: 2}, micro_batch_tokens: 16384}\n"
+    "rollout: {engine: sglang, layout: {tp: 2, dp: 4}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n"
+    "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
+
+RlPrice megatron_price(std::vector<std::string> sets, TrainPrice* train = nullptr) {
+  auto s = load_scenario_text(megatron_7b, "t.yaml", sets);
+  if (!s) FAIL(render(s.error()));
+  const auto p = ScenarioPricer::make(*s, catalog_root());
+  if (!p) FAIL(render(p.error()));
+  const RlPoint point = (*p)->point();
+  if (train != nullptr) *train = (*p)->train().price(point.train);
+  return (*p)->price(point);
+}
+
+}  // namespace
+
+TEST_CASE("a fraction of the optimizer on the CPUs: as much less on the device, 16 bytes of each element on the host") {
+  TrainPrice device, half, host;
+  const RlPrice none = megatron_price({}, &device), part = megatron_price({"optimizer.cpu_fraction=0.5"}, &half),
+                all = megatron_price({"optimizer.cpu_fraction=1"}, &host);
+  const double state = at(device, Category::optimizer);  // master 4 B and moments 8 B of this rank's elements
+  CHECK(state > 10e9);
+  CHECK(at(half, Category::optimizer) == Approx(state / 2));
+  CHECK(at(host, Category::optimizer) == 0);
+  CHECK(at(host, Category::grads) == at(device, Category::grads));
+  CHECK(half.peak_bytes == Approx(device.peak_bytes - state / 2));
+  // Beside master and moments the host has their gradients in fp32: 16 B where the device had 12.
+  CHECK(device.host_bytes == 0);
+  CHECK(host.host_bytes == Approx(state / 12 * 16));
+  CHECK(half.host_bytes == Approx(state / 12 * 16 / 2));
+  // Gradients in fp32 go down, parameters in bf16 come up, once a step.
+  CHECK(host.host_down_bytes == Approx(state / 12 * 4));
+  CHECK(host.host_up_bytes == Approx(state / 12 * 2));
+  CHECK(at(device, Term::optimizer) < at(half, Term::optimizer));
+  CHECK(at(half, Term::optimizer) < at(host, Term::optimizer));
+  // What is on the host for good does not sleep: the account of the host has it once, with its gradients.
+  CHECK(all.host_bytes == Approx(none.host_bytes - state + state / 12 * 16));
+  CHECK(part.host_bytes == Approx(none.host_bytes - state / 2 + state / 12 * 8));
+  const auto sleep = static_cast<std::size_t>(RlPhase::sleep);
+  CHECK(all.seconds[sleep] < none.seconds[sleep]);
+}
+
+TEST_CASE("the whole optimizer on the CPUs keeps the bytes of gradients and parameters on the device") {
+  TrainPrice host;
+  megatron_price({"optimizer.cpu_fraction=1"}, &host);
+  CHECK(host.state_bytes == Approx(host.source_bytes + host.grad_bytes));
+}
+
+TEST_CASE("FSDP has its own way of it, and Muon none") {
+  const auto code = [](std::vector<std::string> sets) {
+    const auto s = load_scenario_text(megatron_7b, "t.yaml", sets);
+    return s ? std::string() : s.error()[0].code;
+  };
+  CHECK(code({"optimizer.cpu_fraction=0.5"}).empty());
+  CHECK(code({"optimizer.cpu_fraction=0.5", "train.engine=fsdp2", "train.layout.tp=1", "train.layout.dp=8"}) == "E214");
+  CHECK(code({"optimizer.cpu_fraction=0.5", "optimizer.name=muon"}) == "E214");
+  CHECK(code({"optimizer.cpu_fraction=1.5"}) == "E206");
+}
+
+TEST_CASE("a layout of FSDP that is proposed beside an optimizer on the CPUs can be selected by its flags") {
+  const auto s = load_scenario_text(megatron_7b, "t.yaml", {"optimizer.cpu_fraction=1"});
+  REQUIRE(s);
+  RlPoint point = rl_point_of(*s);
+  point.train = {.dp = 8, .sharding = Sharding::fsdp, .micro_batch = point.train.micro_batch};
+  std::vector<std::string> sets = {"optimizer.cpu_fraction=1"};
+  for (const std::string& flag : flags_of(*s, point)) sets.push_back(flag);
+  const auto chosen = load_scenario_text(megatron_7b, "t.yaml", sets);
+  if (!chosen) FAIL(render(chosen.error()));
+  CHECK(chosen->optimizer.cpu_fraction == 0);
+}
+
+// ---- a cap on prompt and response together
+// ---------------------------------------------------------------------------
+
+TEST_CASE(
+    "a cap on prompt and response together is the longest sample: of micro-batches, KV pools, positions and draws") {
+  const std::vector<std::string> long_both = {"workload.prompt_tokens.max=16384", "workload.response_tokens.max=16384",
+                                              "rollout.max_prefill_tokens=16384"};
+  std::vector<std::string> capped = long_both;
+  capped.emplace_back("workload.max_tokens=16384");
+  const auto whole = load_scenario_text(megatron_7b, "t.yaml", long_both);
+  REQUIRE(!whole);
+  CHECK(whole.error()[0].code == "E217");  // 32768 tokens in a micro-batch of 16384
+  const auto s = load_scenario_text(megatron_7b, "t.yaml", capped);
+  REQUIRE(s);
+  CHECK(train_setting_of(*s).longest == 16384);
+  CHECK(rl_setting_of(*s).longest_sample == 16384);
+  CHECK(rl_setting_of(*s).longest_response == 16384);
+  std::vector<std::string> below = capped;
+  below.back() = "workload.max_tokens=2000";  // 512 + 1536 on average
+  const auto mean = load_scenario_text(megatron_7b, "t.yaml", below);
+  REQUIRE(!mean);
+  CHECK(mean.error()[0].code == "E217");
+}
+
 }  // namespace hotbunk

@@ -160,8 +160,8 @@ TEST_CASE("docs/errors.md lists every code that a source file can report") {
   const auto page = read_file(root / "docs/errors.md");
   REQUIRE(page);
   std::set<std::string> codes;
-  for (const char* part : {"base", "spec", "layout", "graph", "lowering", "trace", "exec", "planner", "sim", "runtime",
-                           "backends", "rl", "reports", "cli"}) {
+  for (const char* part : {"base", "spec", "interop", "layout", "graph", "lowering", "trace", "exec", "planner", "sim",
+                           "runtime", "backends", "rl", "reports", "cli"}) {
     for (const auto& entry : fs::recursive_directory_iterator(root / part)) {
       if (entry.path().extension() != ".cc" && entry.path().extension() != ".h") continue;
       const auto source = read_file(entry.path());

@@ -18,6 +18,7 @@ namespace {
 const std::map<std::string, std::vector<std::string>> may_include = {
     {"base", {}},
     {"spec", {"base"}},
+    {"interop", {"base", "spec"}},
     {"layout", {"base", "spec"}},
     {"graph", {"base", "spec", "layout"}},
     {"lowering", {"base", "spec", "layout", "graph"}},
@@ -33,8 +34,8 @@ const std::map<std::string, std::vector<std::string>> may_include = {
     {"rl", {"base", "spec", "layout", "graph", "lowering", "trace", "exec"}},
     {"reports", {"base", "spec", "layout", "graph", "lowering", "trace", "exec", "planner"}},
     {"cli",
-     {"base", "spec", "layout", "graph", "lowering", "trace", "exec", "planner", "sim", "runtime", "backends/cpu_gloo",
-      "backends/cuda", "rl", "reports"}},
+     {"base", "spec", "interop", "layout", "graph", "lowering", "trace", "exec", "planner", "sim", "runtime",
+      "backends/cpu_gloo", "backends/cuda", "rl", "reports"}},
 };
 
 /// The folder of a source file, or of an included path: "backends/cpu_gloo" of "backends/cpu_gloo/kernels/gemm.h".

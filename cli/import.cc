@@ -1,0 +1,146 @@
+// hotbunk import: a launch of another system as a scenario, and whether it fits.
+#include "interop/import.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/format.h"
+#include "base/json.h"
+#include "base/printable.h"
+#include "cli/command.h"
+#include "cli/streams.h"
+#include "planner/answers/answers.h"
+#include "spec/catalog.h"
+#include "spec/loader.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string system, launch, out;
+  std::vector<std::string> words, variables, sets;
+  bool json = false, overwrite = false;
+};
+
+/// The first word is a file where it is one, or is called as one; the others are the launch's own.
+Result<LaunchSource> source_of(const Options& o) {
+  LaunchSource source;
+  source.words = o.words;
+  const std::string extension = std::filesystem::path(o.launch).extension().string();
+  std::error_code ignored;
+  const bool is_named = extension == ".sh" || extension == ".yaml" || extension == ".yml" || extension == ".toml";
+  if (o.launch.find('=') == std::string::npos && (is_named || std::filesystem::is_regular_file(o.launch, ignored)))
+    source.file = o.launch;
+  else source.words.insert(source.words.begin(), o.launch);
+  for (const std::string& text : o.variables) {
+    const auto equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+      return fail(Diagnostic{.code = "E143",
+                             .message = fmt::format("--var {}: NAME=VALUE is expected", text),
+                             .where = {},
+                             .notes = {},
+                             .help = "for example --var NNODES=4"});
+    source.variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return source;
+}
+
+Json keys_document(const ImportedScenario& imported) {
+  Json out = Json::array();
+  for (const ImportedKey& key : imported.keys) {
+    Json entry = {{"key", key.key}, {"fate", name_of(key.fate)}};
+    // What is left out may be a secret.
+    if (key.fate == KeyFate::taken || key.fate == KeyFate::defaulted) entry["value"] = key.value, entry["to"] = key.to;
+    else entry["why"] = key.why;
+    if (key.where.line > 0) entry["where"] = {{"file", key.where.file}, {"line", key.where.line}};
+    out.push_back(std::move(entry));
+  }
+  return out;
+}
+
+/// The answer before where it comes from.
+std::string answer(const Explanation& e) {
+  if (e.unpriced) return fmt::format("Verdict: no\n\n{}", render(e));
+  const std::string host = e.host_capacity_bytes > 0 ? fmt::format(", host {} of {}", format_bytes(e.price.host_bytes),
+                                                                   format_bytes(e.host_capacity_bytes))
+                                                     : "";
+  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration\n\n{}", name_of(e.verdict.verdict),
+                     format_bytes(e.price.peak_bytes()), format_bytes(e.capacity_bytes), host,
+                     format_seconds(e.price.iteration_seconds), render(e));
+}
+
+Status write_scenario(const Options& o, const std::string& text) {
+  std::error_code ignored;
+  if (std::filesystem::exists(o.out, ignored) && !o.overwrite)
+    return fail(Diagnostic{.code = "E154",
+                           .message = fmt::format("{} is there already", o.out),
+                           .where = {},
+                           .notes = {},
+                           .help = "another --out, or --overwrite"});
+  return write_file_atomic(o.out, text);
+}
+
+int run(const Options& o) {
+  const auto table = read_launch_table(o.system);
+  if (!table) return report_errors(table.error());
+  const auto source = source_of(o);
+  if (!source) return report_errors(source.error());
+  const auto imported = import_launch(*table, *source, o.sets);
+  if (!imported) return report_errors(imported.error());
+  if (!o.out.empty())
+    if (auto s = write_scenario(o, imported->text); !s) return report_errors(s.error());
+  const auto pricer = ScenarioPricer::make(imported->scenario, catalog_root());
+  if (!pricer) return report_errors(pricer.error());
+  const Explanation e = explain(**pricer);
+  if (o.json) {
+    Json doc = {{"schema", "hotbunk.import/1"},
+                {"system", imported->system},
+                {"release", imported->release},
+                {"scenario_text", imported->text},
+                {"scenario", json_from<Json>(resolved_json(imported->scenario))},
+                {"keys", keys_document(*imported)},
+                {"undefined", imported->undefined},
+                {"notes", imported->notes},
+                {"explanation", json_from<Json>(to_json(e))}};
+    print_document(json_text(doc, 2));
+  } else if (o.out.empty()) {
+    print_result(imported->text);  // the scenario alone, to be written to a file
+    flush_output();
+    fmt::print(stderr, "\n{}", printable(answer(e)));
+  } else {
+    print_result(printable(answer(e)));
+    flush_output();
+  }
+  for (const std::string& name : imported->undefined)
+    if (!o.json)
+      fmt::print(stderr, "{} is not set in the script: --var {}=VALUE says it\n", printable_line(name),
+                 printable_line(name.starts_with('$') ? name.substr(1) : "NAME"));
+  if (e.unpriced) return report_errors({*e.unpriced});
+  if (!o.out.empty() && !o.json) say_next("plan " + shell_quoted(o.out));
+  return e.price.fits ? exit_done : exit_no;
+}
+
+}  // namespace
+
+void add_import(CommandLine& line) {
+  auto o = std::make_shared<Options>();
+  const Command sub =
+      line.add_command("import", "a launch of verl, slime, NeMo-RL, OpenRLHF, Megatron or torchtitan as a scenario");
+  sub.option("system", o->system, "whose launch it is").required().check(one_of(launch_systems()));
+  sub.option("launch", o->launch, "a script, YAML or TOML").required();
+  sub.option("words", o->words, "behind --: a command line's, as the shell expands them; over the file, or alone");
+  sub.option("--var", o->variables, "NAME=VALUE of the script's shell").one_each_time();
+  sub.option("--set", o->sets, "a scenario's key=value over what the launch says").one_each_time();
+  sub.option("--out", o->out, "write the scenario there, and print the answer alone");
+  sub.flag("--overwrite", o->overwrite, "of --out: a file that is there");
+  sub.flag("--json", o->json, "one JSON document on stdout, nothing else there");
+  sub.action([o] { return run(*o); });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,160 @@
+#include "interop/export.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "interop/import.h"
+#include "interop/rules.h"
+#include "spec/scenario_keys.h"
+
+namespace hotbunk {
+namespace {
+
+/// Their word for ours; none where they have none.
+std::optional<std::string> word_for(const WordPairs& words, const std::string& ours) {
+  for (const auto& [theirs, mine] : words)
+    if (mine == ours && theirs != "*") return theirs;
+  return words.empty() || number_of(ours) ? std::optional(ours) : std::nullopt;
+}
+
+std::string scenario_value(const std::string& key, const Scenario& scenario) {
+  return yaml_of(find_scenario_key(key)->get(scenario));
+}
+
+class Exporter {
+ public:
+  Exporter(const LaunchTable& table, const Scenario& scenario) : table_(table), scenario_(scenario), roles_(scenario) {}
+
+  ExportedLaunch run() {
+    out_.command = table_.command;
+    for (const LaunchRule& rule : launch_rules()) rule.write(roles_);
+    for (const bool conditional : {false, true})  // what decides, before what it decides of
+      for (const LaunchKey& row : table_.keys)
+        if (row.when_key.empty() != conditional) put(row);
+    for (const LaunchKey& row : table_.keys)
+      if (const auto at = values_.find(row.key); at != values_.end()) out_.arguments.emplace_back(row.key, at->second);
+    check_others();
+    check_said();
+    write();
+    return std::move(out_);
+  }
+
+ private:
+  void put(const LaunchKey& row) {
+    if (row.to.empty() && row.role.empty()) return;
+    if (!row.when_key.empty()) {
+      const auto decides = values_.find(row.when_key);
+      if (decides == values_.end() || std::ranges::find(row.when_values, decides->second) == row.when_values.end())
+        return;
+    }
+    std::optional<std::string> value;
+    if (!row.role.empty()) {
+      const auto role = roles_.roles.find(row.role);
+      if (role == roles_.roles.end()) return;
+      value = word_for(row.words, role->second);
+    } else {
+      const std::string ours = scenario_value(row.to[0].scenario_key, scenario_);
+      if (ours == "null") return;
+      value = word_for(row.to[0].words, ours);
+      if (value && row.factor != 1.0 && number_of(*value)) value = fmt::format("{}", *number_of(*value) / row.factor);
+    }
+    if (value) values_.emplace(row.key, *value);
+  }
+
+  /// Keys of training, rollout, sync and algorithm that are not as they are by default, and that the system lacks.
+  void check_others() {
+    const auto known = exported_keys(table_);
+    const Scenario defaults;
+    for (const ScenarioKey& key : scenario_keys()) {
+      const bool is_of_launches = key.path.starts_with("train.") || key.path.starts_with("optimizer.") ||
+                                  key.path.starts_with("rollout.") || key.path.starts_with("sync.") ||
+                                  key.path.starts_with("algorithm.") || key.path == "workload.max_tokens";
+      const bool said = known.contains(key.path) || std::ranges::any_of(table_.scenario, [&](const auto& fixed) {
+                          return fixed.first == key.path;
+                        });
+      if (is_of_launches && key.in_resolved && !said && key.get(scenario_) != key.get(defaults))
+        out_.unsaid.push_back(fmt::format("{}: {}", key.path, yaml_of(key.get(scenario_))));
+    }
+  }
+
+  /// Reads the launch back: what it says otherwise than the scenario is told.
+  void check_said() {
+    LaunchSettings launch;
+    for (const auto& [key, value] : out_.arguments) launch.settings.push_back({key, value, {}, {}, false});
+    const auto back = import_settings(table_, launch, "export", ".");
+    if (!back) {
+      out_.unsaid.push_back(fmt::format("the whole of it: {}", back.error()[0].message));
+      return;
+    }
+    for (const std::string& key : exported_keys(table_))
+      if (const std::string wanted = scenario_value(key, scenario_), said = scenario_value(key, back->scenario);
+          wanted != said)
+        out_.unsaid.push_back(fmt::format("{}: {}; this says {}", key, wanted, said));
+  }
+
+  /// As a shell takes it: quoted where it has more than letters, digits and what paths hold.
+  static std::string quoted(const std::string& text) {
+    const bool plain = std::ranges::all_of(text, [](unsigned char c) {
+      return std::isalnum(c) != 0 ||
+             std::string_view("._-/=+,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+    });
+    if (plain && !text.empty()) return text;
+    std::string out = "'";
+    for (const char c : text) {
+      if (c == '\'') out += "'\\''";
+      else out.push_back(c);
+    }
+    return out + "'";
+  }
+
+  std::string argument(const std::string& key, const std::string& value) const {
+    if (table_.form == LaunchForm::hydra)
+      return quoted(fmt::format("{}{}={}", key.find(".override_") == std::string::npos ? "" : "++", key, value));
+    if (value == "true") return "--" + key;
+    return fmt::format("--{} {}", key, quoted(value));
+  }
+
+  void write() {
+    std::string& text = out_.text;
+    for (const std::string& what : out_.unsaid) text += fmt::format("# {} has no key for {}\n", table_.title, what);
+    const auto launcher = [](const std::string& key) { return key.starts_with("torchrun."); };
+    text += out_.command;
+    for (const auto& [key, value] : out_.arguments)
+      if (launcher(key)) text += fmt::format(" --{} {}", key.substr(9), value);
+    if (table_.command == "torchrun") text += " " + table_.entries[0];
+    for (const auto& [key, value] : out_.arguments)
+      if (!launcher(key) && !(table_.form == LaunchForm::flags && value == "false"))
+        text += " \\\n    " + argument(key, value);
+    text += "\n";
+  }
+
+  const LaunchTable& table_;
+  const Scenario& scenario_;
+  RuleOutput roles_;
+  std::map<std::string, std::string> values_;
+  ExportedLaunch out_;
+};
+
+}  // namespace
+
+std::set<std::string> exported_keys(const LaunchTable& table) {
+  std::set<std::string> out;
+  for (const LaunchKey& row : table.keys)
+    for (const KeyTarget& target : row.to) out.insert(target.scenario_key);
+  const auto has = [&](const std::string& role) {
+    return std::ranges::any_of(table.keys, [&](const LaunchKey& row) { return row.role == role; });
+  };
+  for (const LaunchRule& rule : launch_rules())
+    for (const auto& [key, roles] : rule.scenario_keys)
+      if (std::ranges::any_of(roles, has)) out.insert(key);
+  return out;
+}
+
+ExportedLaunch export_launch(const LaunchTable& table, const Scenario& scenario) {
+  return Exporter(table, scenario).run();
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,188 @@
+#include "interop/rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "interop/launch_model.h"
+#include "interop/rule_parts.h"
+#include "interop/settings.h"
+#include "spec/scenario_keys.h"
+
+namespace hotbunk {
+
+const RoleValue* RuleInput::find(const std::string& role) const {
+  const auto at = roles.find(role);
+  return at == roles.end() ? nullptr : &at->second;
+}
+
+std::optional<double> RuleInput::number(const std::string& role) {
+  const RoleValue* const found = find(role);
+  if (found == nullptr) return std::nullopt;
+  if (const auto value = number_of(found->value)) return value;
+  problems.push_back({.code = "E152",
+                      .message = fmt::format("{} is no number", found->said),
+                      .where = found->where,
+                      .notes = {},
+                      .help = {}});
+  roles.erase(role);
+  return std::nullopt;
+}
+
+SourceLocation RuleInput::where(const std::string& role) const {
+  const RoleValue* const found = find(role);
+  return found == nullptr ? SourceLocation{} : found->where;
+}
+
+bool RuleInput::trains_only() const { return scenario_text("algorithm.name") == "sft"; }
+
+bool RuleInput::is_true(const std::string& role) const {
+  const RoleValue* const found = find(role);
+  return found != nullptr && found->value == "true";
+}
+
+std::string RuleInput::said(const std::string& role) const {
+  const RoleValue* const found = find(role);
+  return found == nullptr ? "" : found->said;
+}
+
+void RuleInput::set(const std::string& key, std::string value, std::string comment, SourceLocation where) {
+  if (chosen.contains(key)) return;
+  std::erase_if(lines, [&](const ScenarioLine& line) { return line.key == key; });
+  lines.push_back({key, std::move(value), std::move(comment), std::move(where)});
+}
+
+void RuleInput::set(const std::string& key, double value, std::string comment, SourceLocation where) {
+  set(key, fmt::format("{}", value), std::move(comment), std::move(where));
+}
+
+std::string RuleInput::scenario_text(const std::string& key) const {
+  if (const auto at = chosen.find(key); at != chosen.end()) return at->second;
+  for (const ScenarioLine& line : lines)
+    if (line.key == key) return line.value;
+  const ScenarioKey* const known = find_scenario_key(key);
+  return known == nullptr ? "" : yaml_of(known->get(Scenario{}));
+}
+
+double RuleInput::scenario_number(const std::string& key) const { return number_of(scenario_text(key)).value_or(0); }
+
+void RuleInput::contradict(const std::string& role, std::string message, std::vector<std::string> notes,
+                           std::string help) {
+  const RoleValue* const found = find(role);
+  problems.push_back({.code = "E151",
+                      .message = std::move(message),
+                      .where = found == nullptr ? SourceLocation{} : found->where,
+                      .notes = std::move(notes),
+                      .help = std::move(help)});
+}
+
+void RuleOutput::give(const std::string& role, double value) { give(role, fmt::format("{}", value)); }
+
+namespace rules {
+
+void read_model_role(RuleInput& in) { find_launch_model(in); }
+
+void write_model_role(RuleOutput& out) {
+  const ModelSpec& m = out.scenario.model;
+  out.give("model", m.hub_name.empty() ? m.name : m.hub_name);
+}
+
+}  // namespace rules
+
+namespace {
+
+const std::vector<LaunchRule>& all_rules() {
+  static const std::vector<LaunchRule> all = {
+      {"model",
+       {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
+        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled"},
+       {},
+       rules::read_model_role,
+       rules::write_model_role},
+      {"layout",
+       {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "engine_gpus", "engine_dp_attention",
+        "engine_attention_dp", "layers_per_virtual_stage", "first_stage_layers", "last_stage_layers"},
+       {{"train.layout.sp", {"sequence_parallel"}},
+        {"train.layout.etp", {"expert_tp"}},
+        {"train.layout.vpp", {"layers_per_virtual_stage"}},
+        {"train.layout.fsdp", {"shard_ranks"}},
+        {"rollout.layout.tp", {"engine_gpus"}},
+        {"rollout.layout.attention_dp", {"engine_attention_dp"}},
+        {"train.pipeline_split", {"first_stage_layers", "last_stage_layers"}},
+        {"train.pipeline_schedule", {"layers_per_virtual_stage"}}},
+       rules::read_layout,
+       rules::write_layout},
+      {"cluster",
+       {"train_nodes", "cluster_nodes", "train_gpus_per_node", "colocated", "rollout_nodes", "rollout_gpus_per_node",
+        "rollout_gpus", "rollout_engines"},
+       {{"cluster.nodes", {"train_nodes", "cluster_nodes"}},
+        {"cluster.gpus_per_node", {"train_gpus_per_node"}},
+        {"placement", {"colocated"}},
+        {"train.layout.dp", {"train_nodes", "cluster_nodes"}},
+        {"rollout.layout.dp", {"colocated"}}},
+       rules::read_cluster,
+       rules::write_cluster},
+      {"lengths",
+       {"sequence", "max_prompt", "max_response", "max_total", "prefill_tokens"},
+       {{"workload.prompt_tokens.max", {"max_prompt", "sequence"}},
+        {"workload.response_tokens.max", {"max_response", "sequence"}},
+        {"workload.max_tokens", {"max_total"}},
+        {"rollout.max_prefill_tokens", {"prefill_tokens"}}},
+       rules::read_lengths,
+       rules::write_lengths},
+      {"batches",
+       {"prompts", "mini_batch_prompts", "mini_batch_samples", "mini_batches", "stream_mini_batches", "global_batch"},
+       {{"algorithm.prompts", {"prompts", "global_batch"}},
+        {"algorithm.mini_batches", {"mini_batch_prompts", "mini_batch_samples", "mini_batches"}}},
+       rules::read_batches,
+       rules::write_batches},
+      {"micro-batches",
+       {"dynamic", "micro_tokens", "micro_tokens_or_sample", "micro_sequences", "packed", "packed_tokens",
+        "packed_dynamically", "dynamic_tokens"},
+       {{"train.micro_batch_tokens", {"micro_tokens", "micro_tokens_or_sample", "packed_tokens", "dynamic_tokens"}},
+        {"train.micro_batch_sequences", {"micro_sequences"}}},
+       rules::read_micro_batches,
+       rules::write_micro_batches},
+      {"recompute",
+       {"checkpointing", "recompute_granularity", "recompute_activations"},
+       {{"train.recompute", {"checkpointing", "recompute_granularity"}}},
+       rules::read_recompute,
+       rules::write_recompute},
+      {"offload",
+       {"offload_params", "offload_grads", "offload_optimizer", "offload_layers"},
+       {{"train.offload", {"offload_params", "offload_optimizer", "offload_layers"}},
+        {"transition", {"offload_params"}}},
+       rules::read_offload,
+       rules::write_offload},
+      {"CPU optimizer",
+       {"optimizer_on_cpu", "optimizer_cpu_fraction"},
+       {{"optimizer.cpu_fraction", {"optimizer_on_cpu"}}},
+       rules::read_cpu_optimizer,
+       rules::write_cpu_optimizer},
+      {"loss",
+       {"clip", "clip_low", "clip_high", "kl_in_loss", "kl_loss_coef", "kl_in_reward", "kl_reward_coef"},
+       {{"algorithm.clip_low", {"clip_low", "clip"}},
+        {"algorithm.clip_high", {"clip_high", "clip"}},
+        {"algorithm.reference", {"kl_in_loss", "kl_loss_coef"}},
+        {"algorithm.kl_coef", {"kl_loss_coef"}}},
+       rules::read_loss,
+       rules::write_loss},
+      {"staleness",
+       {"asynchronous", "staleness"},
+       {{"algorithm.max_staleness", {"asynchronous", "staleness"}}},
+       rules::read_staleness,
+       rules::write_staleness},
+  };
+  return all;
+}
+
+}  // namespace
+
+std::span<const LaunchRule> launch_rules() { return all_rules(); }
+
+bool is_launch_role(const std::string& role) {
+  return std::ranges::any_of(
+      launch_rules(), [&](const LaunchRule& rule) { return std::ranges::find(rule.roles, role) != rule.roles.end(); });
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,172 @@
+// Rules of machines, placement and layouts.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "interop/rule_parts.h"
+#include "spec/names.h"
+
+namespace hotbunk::rules {
+
+double train_factor(const RuleInput& in) {
+  double product = 1;
+  for (const char* key : {"cp", "ulysses", "tp", "pp"})
+    product *= in.scenario_number(std::string("train.layout.") + key);
+  return std::max(product, 1.0);
+}
+static double engine_ranks(const RuleInput& in) {
+  double product = 1;
+  for (const char* key : {"cp", "tp", "pp"}) product *= in.scenario_number(std::string("rollout.layout.") + key);
+  return std::max(product, 1.0);
+}
+
+void read_cluster(RuleInput& in) {
+  if (!in.chosen.contains("cluster.gpu"))
+    in.set("cluster.gpu", "h100-sxm-80gb", "assumed, a launch names no GPU: --set cluster.gpu=NAME");
+  const double per_node = in.number("train_gpus_per_node").value_or(8);
+  const bool total = in.find("cluster_nodes") != nullptr;
+  const std::string nodes_role = total ? "cluster_nodes" : "train_nodes";
+  const double nodes = in.number(nodes_role).value_or(1);
+  const bool disaggregated = in.find("colocated") != nullptr && !in.is_true("colocated") && !in.trains_only();
+  in.set("cluster.gpus_per_node", per_node, in.said("train_gpus_per_node"), in.where("train_gpus_per_node"));
+  if (!disaggregated) {
+    in.set("cluster.nodes", nodes, in.said(nodes_role), in.where(nodes_role));
+    in.set("train.layout.dp", "auto", "what the other dimensions leave of the ranks");
+    if (in.trains_only()) return;
+    in.set("rollout.layout.dp", "auto", "as many engines as the ranks hold");
+    if (const auto engines = in.number("rollout_engines"))
+      if (*engines * engine_ranks(in) != nodes * per_node)
+        in.contradict(
+            "rollout_engines", "engines that share the GPUs with training do not cover them",
+            {fmt::format("{}: {} engines x {} GPUs = {}; training has {} x {} = {}", in.said("rollout_engines"),
+                         *engines, engine_ranks(in), *engines * engine_ranks(in), nodes, per_node, nodes * per_node)},
+            "change the number of engines or their tensor parallel");
+    return;
+  }
+  double rollout = 0;
+  std::string why = in.said("colocated");
+  if (const auto n = in.number("rollout_nodes"); n && *n > 0) {
+    const double each = in.number("rollout_gpus_per_node").value_or(per_node);
+    rollout = *n * each;
+    why += ", " + in.said("rollout_nodes");
+  } else if (const auto gpus = in.number("rollout_gpus")) {
+    rollout = *gpus;
+    why += ", " + in.said("rollout_gpus");
+  } else if (const auto engines = in.number("rollout_engines")) {
+    rollout = *engines * engine_ranks(in);
+    why += ", " + in.said("rollout_engines");
+  } else if (const auto alone = in.number("rollout_gpus_per_node")) {
+    rollout = *alone;
+    why += ", " + in.said("rollout_gpus_per_node");
+  }
+  const double training = total ? nodes * per_node - rollout : nodes * per_node, all = training + rollout;
+  if (rollout <= 0 || training <= 0)
+    return in.contradict("colocated", "training and rollout are apart, and one of them has no GPUs",
+                         {fmt::format("training {} GPUs, rollout {}", training, rollout)},
+                         "say how many GPUs the rollout has");
+  const double whole = std::ceil(all / per_node);
+  if (whole * per_node != all)
+    return in.contradict("colocated", "training and rollout together are no whole nodes",
+                         {fmt::format("{} + {} GPUs = {}, {} a node", training, rollout, all, per_node)},
+                         "one cluster of equal nodes is what a scenario has");
+  in.set("cluster.nodes", whole, fmt::format("training {} + rollout {} GPUs: {}", training, rollout, why),
+         in.where(nodes_role));
+  in.set("placement", "disaggregated", why, in.where("colocated"));
+  if (std::fmod(training, train_factor(in)) != 0)
+    return in.contradict(nodes_role, "training's GPUs do not divide by its layout",
+                         {fmt::format("{} GPUs, tp x cp x pp x ulysses = {}", training, train_factor(in))},
+                         "change the layout or the GPUs");
+  in.set("train.layout.dp", training / train_factor(in), fmt::format("{} GPUs of training", training));
+  in.set("rollout.layout.dp", "auto", "as many engines as the rest holds");
+}
+
+void write_cluster(RuleOutput& out) {
+  const Scenario& s = out.scenario;
+  const bool apart = s.placement == PlacementMode::disaggregated;
+  const auto per_node = static_cast<double>(s.cluster.gpus_per_node);
+  const auto train = static_cast<double>(s.train.layout.ranks()),
+             rollout = static_cast<double>(s.rollout.layout.ranks());
+  out.give("cluster_nodes", static_cast<double>(s.cluster.nodes));
+  out.give("train_gpus_per_node", per_node);
+  out.give("colocated", !apart);
+  out.give("train_nodes", apart ? train / per_node : static_cast<double>(s.cluster.nodes));
+  if (apart) {
+    out.give("rollout_nodes", rollout / per_node);
+    out.give("rollout_gpus_per_node", per_node);
+    out.give("rollout_gpus", rollout);
+  }
+  out.give("rollout_engines", static_cast<double>(s.rollout.layout.dp));
+}
+
+// ---- layouts
+// ---------------------------------------------------------------------------------------------------------
+
+void read_layout(RuleInput& in) {
+  const double tp = in.scenario_number("train.layout.tp"), pp = in.scenario_number("train.layout.pp");
+  if (in.find("sequence_parallel") != nullptr)
+    in.set("train.layout.sp", in.is_true("sequence_parallel") && tp > 1 ? "true" : "false",
+           in.said("sequence_parallel") + (in.is_true("sequence_parallel") && tp == 1 ? ", of one rank" : ""),
+           in.where("sequence_parallel"));
+  const bool moe = in.model && in.model->moe;
+  if (const auto etp = in.number("expert_tp"); etp && moe)
+    in.set("train.layout.etp", *etp, in.said("expert_tp"), in.where("expert_tp"));
+  else if (moe && in.scenario_text("train.engine") == "megatron" && tp > 1)
+    in.set("train.layout.etp", tp, "Megatron's default: experts are cut as tp cuts the rest");
+  if (const auto shard = in.number("shard_ranks"); shard && in.number("replicas").value_or(1) > 1)
+    in.set("train.layout.fsdp", *shard < 0 ? -1 : *shard * in.scenario_number("train.layout.cp"),
+           in.said("shard_ranks"), in.where("shard_ranks"));
+  if (const auto gpus = in.number("engine_gpus")) {
+    const double stages = in.scenario_number("rollout.layout.pp");
+    in.set("rollout.layout.tp", *gpus / stages, in.said("engine_gpus"), in.where("engine_gpus"));
+  }
+  if (const auto each = in.number("engine_attention_dp"); each && in.is_true("engine_dp_attention"))
+    in.set("rollout.layout.attention_dp", *each, in.said("engine_attention_dp"), in.where("engine_attention_dp"));
+  if (!in.model || pp <= 1) return;
+  const double layers = static_cast<double>(in.model->layers);
+  double vpp = in.scenario_number("train.layout.vpp");
+  if (const auto each = in.number("layers_per_virtual_stage"); each && *each > 0) {
+    vpp = layers / pp / *each;
+    in.set("train.layout.vpp", vpp, in.said("layers_per_virtual_stage"), in.where("layers_per_virtual_stage"));
+  }
+  if (vpp > 1) in.set("train.pipeline_schedule", "interleaved", "virtual stages");
+  const auto first = in.number("first_stage_layers"), last = in.number("last_stage_layers");
+  if (!first && !last) return;
+  const double ends = (first ? 1 : 0) + (last ? 1 : 0), rest = layers - first.value_or(0) - last.value_or(0);
+  const double chunks = pp - ends;
+  const std::string said = in.said("first_stage_layers") + (first && last ? ", " : "") + in.said("last_stage_layers");
+  if (vpp > 1 || rest < 0 || (chunks > 0 && std::fmod(rest, chunks) != 0) || (chunks == 0 && rest != 0))
+    return in.contradict(first ? "first_stage_layers" : "last_stage_layers",
+                         "the stages between do not divide the layers",
+                         {fmt::format("{} layers - {} = {} for {} stages", layers, layers - rest, rest, chunks), said},
+                         "change the layers of the first or last stage");
+  std::vector<double> split(static_cast<std::size_t>(pp), chunks > 0 ? rest / chunks : 0);
+  if (first) split.front() = *first;
+  if (last) split.back() = *last;
+  in.set("train.pipeline_split", fmt::format("[{}]", fmt::join(split, ", ")), said,
+         in.where(first ? "first_stage_layers" : "last_stage_layers"));
+}
+
+void write_layout(RuleOutput& out) {
+  const TrainLayout& t = out.scenario.train.layout;
+  const RolloutLayout& r = out.scenario.rollout.layout;
+  out.give("sequence_parallel", t.sp);
+  if (out.scenario.model.moe) out.give("expert_tp", static_cast<double>(t.etp));
+  out.give("engine_gpus", static_cast<double>(r.tp * r.pp));
+  if (r.attention_dp > 1) {
+    out.give("engine_dp_attention", true);
+    out.give("engine_attention_dp", static_cast<double>(r.attention_dp));
+  }
+  if (const std::int64_t chunk = out.scenario.model.layers / t.pp / t.vpp; t.vpp > 1)
+    out.give("layers_per_virtual_stage", static_cast<double>(chunk));
+  const auto& split = out.scenario.train.pipeline_split;
+  if (split.size() < 2) return;
+  const bool even_between =
+      split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
+  if (!even_between || t.vpp > 1) return;  // the first and the last stage alone have keys
+  out.give("first_stage_layers", static_cast<double>(split.front()));
+  out.give("last_stage_layers", static_cast<double>(split.back()));
+}
+
+}  // namespace hotbunk::rules

@@ -1,0 +1,243 @@
+// Rules of what an iteration does: lengths, batches, micro-batches, losses, staleness.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "interop/rule_parts.h"
+#include "spec/names.h"
+
+namespace hotbunk::rules {
+
+// ---- lengths
+
+/// A launch says how long prompts and responses may be, never how long they are.
+constexpr double assumed_prompt_part = 0.25, assumed_response_part = 1.0 / 3.0;
+
+void read_lengths(RuleInput& in) {
+  if (const auto whole = in.number("sequence")) {  // pre-training: every sample is as long
+    const std::string said = in.said("sequence");
+    const SourceLocation where = in.where("sequence");
+    in.set("workload.prompt_tokens.mean", 1, said, where);
+    in.set("workload.prompt_tokens.max", 1, said, where);
+    in.set("workload.prompt_tokens.distribution", "fixed", said, where);
+    in.set("workload.response_tokens.mean", *whole - 1, said, where);
+    in.set("workload.response_tokens.max", *whole - 1, said, where);
+    in.set("workload.response_tokens.distribution", "fixed", said, where);
+    return;
+  }
+  const auto total = in.number("max_total"), prompt = in.number("max_prompt"), response = in.number("max_response");
+  double longest_prompt = prompt.value_or(0), longest_response = response.value_or(0);
+  std::string prompt_said = in.said("max_prompt"), response_said = in.said("max_response");
+  if (!response && total) {
+    longest_response = std::max(1.0, *total - longest_prompt);
+    response_said = in.said("max_total") + " less the prompt";
+  }
+  if (!prompt) {
+    longest_prompt = total ? std::max(1.0, *total - longest_response) : 1024;
+    prompt_said = total ? in.said("max_total") + " less the response"
+                        : "assumed, the launch has no limit: --set workload.prompt_tokens.max=N";
+  }
+  if (!response && !total) longest_response = 1024, response_said = "assumed, the launch has no limit";
+  if (total && longest_prompt + longest_response > *total) {
+    longest_prompt = std::min(longest_prompt, *total - 1);
+    longest_response = std::min(longest_response, *total - 1);
+    in.set("workload.max_tokens", *total, in.said("max_total"), in.where("max_total"));
+  }
+  in.set("workload.prompt_tokens.max", longest_prompt, prompt_said, in.where("max_prompt"));
+  in.set("workload.response_tokens.max", longest_response, response_said, in.where("max_response"));
+  const double top_prompt = in.scenario_number("workload.prompt_tokens.max"),
+               top_response = in.scenario_number("workload.response_tokens.max");
+  const double cap = in.scenario_number("workload.max_tokens");
+  in.set("workload.prompt_tokens.mean", std::max(1.0, std::floor(top_prompt * assumed_prompt_part)),
+         "assumed, a quarter of the longest: --set workload.prompt_tokens.mean=N");
+  in.set("workload.response_tokens.mean",
+         std::max(1.0, std::floor((cap > 0 ? cap - in.scenario_number("workload.prompt_tokens.mean") : top_response) *
+                                  assumed_response_part)),
+         fmt::format("assumed, a third of {}: --set workload.response_tokens.mean=N",
+                     cap > 0 ? "what an assumed prompt leaves" : "the longest"));
+  if (const auto prefill = in.number("prefill_tokens"); prefill && *prefill > 0)
+    in.set("rollout.max_prefill_tokens", std::max(*prefill, top_prompt),
+           *prefill < top_prompt ? in.said("prefill_tokens") + ", longer prompts in chunks" : in.said("prefill_tokens"),
+           in.where("prefill_tokens"));
+  else in.set("rollout.max_prefill_tokens", std::max(8192.0, top_prompt), "assumed");
+}
+
+void write_lengths(RuleOutput& out) {
+  const WorkloadSpec& w = out.scenario.workload;
+  out.give("sequence", w.prompt_tokens.max + w.response_tokens.max);
+  out.give("max_prompt", w.prompt_tokens.max);
+  out.give("max_response", w.response_tokens.max);
+  out.give("max_total", w.longest());
+  out.give("prefill_tokens", static_cast<double>(out.scenario.rollout.max_prefill_tokens));
+}
+
+// ---- batches
+
+void read_batches(RuleInput& in) {
+  if (in.trains_only()) {
+    if (const auto batch = in.number("global_batch"); batch && *batch > 0) {
+      in.set("algorithm.prompts", *batch, in.said("global_batch"), in.where("global_batch"));
+    } else {
+      // One micro-batch of each data rank.
+      const double ranks =
+          in.scenario_number("cluster.nodes") * in.scenario_number("cluster.gpus_per_node") / train_factor(in);
+      in.set("algorithm.prompts", ranks * in.number("micro_sequences").value_or(1),
+             fmt::format("{} data ranks x {}", ranks, in.said("micro_sequences")));
+    }
+    return;
+  }
+  double prompts = in.number("prompts").value_or(0);
+  std::string prompts_said = in.said("prompts");
+  const auto mini_prompts = in.number("mini_batch_prompts"), mini_samples = in.number("mini_batch_samples"),
+             steps = in.number("mini_batches");
+  if (prompts <= 0) {
+    // Streamed to training: a step takes so many mini-batches.
+    prompts = mini_prompts.value_or(1) * in.number("stream_mini_batches").value_or(1);
+    prompts_said = fmt::format("{} x {}", in.said("mini_batch_prompts"), in.said("stream_mini_batches"));
+  }
+  in.set("algorithm.prompts", prompts, prompts_said, in.where("prompts"));
+  const double samples = prompts * in.scenario_number("algorithm.samples_per_prompt");
+  double batches = 1;
+  std::string said, role;
+  if (mini_prompts) {
+    role = "mini_batch_prompts";
+    batches = prompts / *mini_prompts;
+    said = fmt::format("{} prompts / {} prompts of a mini-batch", prompts, *mini_prompts);
+  } else if (mini_samples) {
+    role = "mini_batch_samples";
+    batches = samples / *mini_samples;
+    said = fmt::format("{} samples / {} samples of a mini-batch", samples, *mini_samples);
+  } else if (steps) {
+    role = "mini_batches";
+    batches = *steps;
+  }
+  if (steps && mini_samples && *steps * *mini_samples != samples)
+    in.contradict("mini_batches", "two keys say how many optimizer steps there are, and differ",
+                  {in.said("mini_batches"), fmt::format("{}: {}", in.said("mini_batch_samples"), said)},
+                  "keep one of them");
+  if (role.empty()) return;
+  const double ours = mini_prompts && batches != std::floor(batches) ? 0 : batches;
+  if (ours < 1 || ours != std::floor(ours))
+    return in.contradict(
+        role, "the batch does not divide into mini-batches", {said + fmt::format(" = {:.3f}", batches), in.said(role)},
+        mini_prompts ? "verl's ppo_mini_batch_size counts prompts" : "the batch of a step counts samples, not prompts");
+  in.set("algorithm.mini_batches", ours, said.empty() ? in.said(role) : fmt::format("{}: {}", said, in.said(role)),
+         in.where(role));
+}
+
+void write_batches(RuleOutput& out) {
+  const AlgorithmSpec& a = out.scenario.algorithm;
+  if (a.name == AlgorithmName::sft) return out.give("global_batch", static_cast<double>(a.prompts));
+  out.give("prompts", static_cast<double>(a.prompts));
+  const std::int64_t prompts = a.prompts / a.mini_batches, samples = a.prompts * a.samples_per_prompt / a.mini_batches;
+  if (a.prompts % a.mini_batches == 0) out.give("mini_batch_prompts", static_cast<double>(prompts));
+  out.give("mini_batch_samples", static_cast<double>(samples));
+}
+
+// ---- micro-batches
+
+static double longest_of(const RuleInput& in) {
+  const double both =
+      in.scenario_number("workload.prompt_tokens.max") + in.scenario_number("workload.response_tokens.max");
+  const double cap = in.scenario_number("workload.max_tokens");
+  return cap > 0 ? std::min(cap, both) : both;
+}
+
+void read_micro_batches(RuleInput& in) {
+  const double cut = in.scenario_number("train.layout.cp") * in.scenario_number("train.layout.ulysses");
+  if (in.is_true("packed") || in.is_true("packed_dynamically")) {  // a bin of tokens before cp cuts it
+    const std::string role = in.is_true("packed") ? "packed_tokens" : "dynamic_tokens";
+    if (const auto tokens = in.number(role))
+      return in.set("train.micro_batch_tokens", std::ceil(*tokens / cut),
+                    in.said(role) + (cut > 1 ? fmt::format(" / {} ranks of a sequence", cut) : ""), in.where(role));
+  }
+  // What no micro-batch may exceed; or what is collected to, and a longer sample goes alone.
+  const std::string tokens_role = in.find("micro_tokens") != nullptr ? "micro_tokens" : "micro_tokens_or_sample";
+  const auto tokens = in.number(tokens_role), sequences = in.number("micro_sequences");
+  if (in.is_true("dynamic") || (!sequences && tokens && in.find("dynamic") == nullptr)) {
+    const double longest = tokens_role == "micro_tokens" ? 0 : std::ceil(longest_of(in) / cut);
+    if (tokens && *tokens < longest)
+      return in.set("train.micro_batch_tokens", longest,
+                    in.said(tokens_role) + ", and a longer sample is a micro-batch of its own", in.where(tokens_role));
+    if (tokens) return in.set("train.micro_batch_tokens", *tokens, in.said(tokens_role), in.where(tokens_role));
+    return in.contradict("dynamic", "micro-batches go by tokens, and nothing says how many", {in.said("dynamic")},
+                         "give the tokens of a GPU");
+  }
+  if (!sequences)
+    return in.contradict("dynamic", "nothing says how large a micro-batch is", {in.said("dynamic")},
+                         "give its sequences, or its tokens with dynamic batches");
+  in.set("train.micro_batch_sequences", *sequences, in.said("micro_sequences"), in.where("micro_sequences"));
+  in.set("train.micro_batch_tokens", std::ceil(longest_of(in) * *sequences / cut),
+         fmt::format("{} sequences of at most {} tokens{}", *sequences, longest_of(in),
+                     cut > 1 ? fmt::format(" / {} ranks", cut) : ""));
+}
+
+void write_micro_batches(RuleOutput& out) {
+  const TrainSpec& t = out.scenario.train;
+  const std::int64_t cut = t.layout.cp * t.layout.ulysses;
+  const bool by_sequences = t.micro_batch_sequences > 0;
+  out.give("dynamic", !by_sequences);
+  out.give("packed", !by_sequences);
+  out.give("packed_dynamically", false);
+  if (!by_sequences) {
+    out.give("micro_tokens", static_cast<double>(t.micro_batch_tokens));
+    out.give("micro_tokens_or_sample", static_cast<double>(t.micro_batch_tokens));
+    out.give("packed_tokens", static_cast<double>(t.micro_batch_tokens * cut));
+    return;
+  }
+  out.give("micro_sequences", static_cast<double>(t.micro_batch_sequences));
+}
+
+// ---- losses
+
+void read_loss(RuleInput& in) {
+  if (in.trains_only()) return;
+  const auto clip = in.number("clip"), low = in.number("clip_low"), high = in.number("clip_high");
+  if (low || clip)
+    in.set("algorithm.clip_low", low.value_or(clip.value_or(0.2)), in.said(low ? "clip_low" : "clip"),
+           in.where(low ? "clip_low" : "clip"));
+  if (high || clip)
+    in.set("algorithm.clip_high", high.value_or(clip.value_or(0.2)), in.said(high ? "clip_high" : "clip"),
+           in.where(high ? "clip_high" : "clip"));
+  const double coefficient = in.number("kl_loss_coef").value_or(0), reward = in.number("kl_reward_coef").value_or(0);
+  const bool switched = in.find("kl_in_loss") != nullptr,
+             in_loss = switched ? in.is_true("kl_in_loss") : coefficient > 0;
+  const bool in_reward = in.find("kl_in_reward") != nullptr ? in.is_true("kl_in_reward") : reward > 0;
+  if (in.find("kl_loss_coef") == nullptr && in.find("kl_reward_coef") == nullptr) return;
+  const std::string said = switched ? in.said("kl_in_loss") : in.said("kl_loss_coef");
+  in.set("algorithm.reference", in_loss || in_reward ? "true" : "false",
+         in_reward && !in_loss ? in.said(in.find("kl_in_reward") != nullptr ? "kl_in_reward" : "kl_reward_coef") : said,
+         in.where(switched ? "kl_in_loss" : "kl_loss_coef"));
+  in.set("algorithm.kl_coef", in_loss ? coefficient : 0, in_loss ? in.said("kl_loss_coef") : "no KL term in the loss",
+         in.where("kl_loss_coef"));
+}
+
+void write_loss(RuleOutput& out) {
+  const AlgorithmSpec& a = out.scenario.algorithm;
+  if (a.clip_low == a.clip_high) out.give("clip", a.clip_low);
+  out.give("clip_low", a.clip_low);
+  out.give("clip_high", a.clip_high);
+  out.give("kl_in_loss", a.reference);
+  out.give("kl_in_reward", false);
+  out.give("kl_loss_coef", a.kl_coef);
+}
+
+// ---- one step off
+
+void read_staleness(RuleInput& in) {
+  if (in.is_true("asynchronous"))
+    in.set("algorithm.max_staleness", std::max(1.0, in.number("staleness").value_or(1)), in.said("asynchronous"),
+           in.where("asynchronous"));
+  else if (const auto threshold = in.number("staleness");
+           threshold && *threshold > 0 && in.find("asynchronous") == nullptr)
+    in.set("algorithm.max_staleness", std::ceil(*threshold), in.said("staleness"), in.where("staleness"));
+}
+
+void write_staleness(RuleOutput& out) {
+  const std::int64_t lag = out.scenario.algorithm.max_staleness;
+  out.give("asynchronous", lag > 0);
+  if (lag > 0) out.give("staleness", static_cast<double>(lag));
+}
+
+}  // namespace hotbunk::rules

@@ -1,0 +1,167 @@
+// import(export(x)) = x for every key that a system has.
+#include "interop/export.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "spec/loader.h"
+#include "tests/interop/launches.h"
+
+namespace hotbunk {
+namespace {
+
+struct Base {
+  std::string system, text;
+};
+
+const std::string workload =
+    "workload: {prompt_tokens: {mean: 256, max: 1024}, response_tokens: {mean: 1024, max: 3072}}\n";
+const std::string machines = "cluster: {gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}\n";
+
+std::vector<Base> bases() {
+  return {
+      {"verl",
+       "model: qwen2.5-7b\nprofile: verl-fsdp\ntrain: {engine: fsdp1, layout: {dp: auto}, micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"verl",
+       "model: qwen3-30b-a3b\nprofile: verl-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2, sp: "
+       "true}, micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"slime",
+       "model: qwen3-30b-a3b\nprofile: slime-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2}, "
+       "micro_batch_tokens: 16384}\n"
+       "rollout: {engine: sglang, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"nemo-rl",
+       "model: qwen3-30b-a3b\nprofile: nemo-megatron\ntrain: {engine: megatron, layout: {dp: auto, tp: 2, pp: 2}, "
+       "micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8, reference: "
+       "true}\n" +
+           machines + workload},
+      {"megatron",
+       "model: llama-3.1-8b\nprofile: megatron\nalgorithm: {name: sft, prompts: 64}\ntrain: {engine: megatron, "
+       "offload: none, layout: {dp: auto, tp: 2, pp: 2}, micro_batch_sequences: 1, micro_batch_tokens: 4096}\n" +
+           machines +
+           "workload: {prompt_tokens: {mean: 1, max: 1, distribution: fixed}, response_tokens: {mean: 4095, max: 4095, "
+           "distribution: fixed}}\n"},
+  };
+}
+
+/// Values to try of a key beside what the base has, with what must change with them.
+std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Scenario& base) {
+  if (key.path == "train.pipeline_split") return {{"train.pipeline_split=[22, 26]"}};
+  if (key.path == "train.pipeline_schedule" || key.path == "train.layout.vpp")
+    return {{"train.layout.vpp=2", "train.pipeline_schedule=interleaved"}};
+  if (key.path == "placement")
+    return {{"placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4", "train.offload=none"}};
+  if (key.path == "transition")
+    return {{"transition=[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"},
+            {"transition=[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]"}};
+  if (key.path == "workload.max_tokens") return {{"workload.max_tokens=3500"}};
+  if (key.path == "train.micro_batch_sequences")
+    return {{"train.micro_batch_sequences=3", "train.micro_batch_tokens=12288"}};
+  if (key.path == "algorithm.kl_coef") return {{"algorithm.kl_coef=0.25", "algorithm.reference=true"}};
+  if (key.path == "train.precision.master" || key.path == "train.precision.moments")
+    return {{"train.precision.master=bf16", "train.precision.moments=bf16"}};
+  if (key.path == "rollout.layout.ep") return {{"rollout.layout.ep=2"}};
+  if (key.path == "train.engine" || key.path == "profile" || key.path == "algorithm.name") return {};
+  if (key.path == "rollout.layout.attention_dp") return {{"rollout.layout.attention_dp=2"}};
+  std::vector<std::vector<std::string>> out;
+  const auto add = [&](const std::string& value) { out.push_back({key.path + "=" + value}); };
+  const std::string now = yaml_of(key.get(base));
+  if (key.type == KeyType::boolean) add(now == "true" ? "false" : "true");
+  else if (key.type == KeyType::choice) {
+    for (const std::string& choice : key.choices) add(choice);
+  } else if (key.type == KeyType::integer || key.type == KeyType::real) {
+    const double value = std::stod(now == "null" ? "1" : now);
+    for (const double more : {2 * value, value / 2, value + 1, 1.0, 0.25})
+      if (key.type == KeyType::real || more == std::floor(more)) add(fmt::format("{}", more));
+  }
+  return out;
+}
+
+Scenario read_back(const std::string& system, const ExportedLaunch& launch) {
+  const auto script = parse_shell_script(launch.text, "export", {});
+  if (!script) FAIL(render(script.error()));
+  REQUIRE(script->commands.size() == 1);
+  LaunchSource source;
+  for (const ShellWord& word : script->commands[0]) {
+    CHECK(word.undefined.empty());
+    source.words.push_back(word.text);
+  }
+  if (system == "nemo-rl")
+    source.words.erase(source.words.begin(), source.words.begin() + 5);  // its own base is not here
+  return import_of(system, source).scenario;
+}
+
+bool names(const std::vector<std::string>& unsaid, const std::string& key) {
+  return std::ranges::any_of(unsaid, [&](const std::string& what) { return what.find(key) != std::string::npos; });
+}
+
+}  // namespace
+
+TEST_CASE("import(export(x)) = x for every key that the system has") {
+  // What a system cannot say of a key that it has otherwise: other values of it, or under another engine.
+  const std::map<std::string, std::set<std::string>> lacking = {
+      {"verl qwen2.5-7b",
+       {"train.recompute", "train.layout.tp", "train.layout.pp", "train.layout.cp", "train.layout.vpp",
+        "train.layout.ep", "train.layout.sp", "train.layout.etp", "train.pipeline_split", "train.pipeline_schedule",
+        "optimizer.cpu_fraction", "train.offload", "train.precision.moments", "train.precision.master",
+        "rollout.engine", "rollout.dtype", "sync.every", "algorithm.max_staleness"}},
+      {"verl qwen3-30b-a3b",
+       {"train.layout.ulysses", "train.layout.fsdp", "train.precision.master", "train.precision.moments",
+        "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine", "rollout.dtype", "train.offload",
+        "sync.every", "algorithm.max_staleness"}},
+      {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
+      {"nemo-rl qwen3-30b-a3b",
+       {"train.offload", "train.precision.grads", "train.pipeline_schedule", "rollout.engine", "rollout.dtype"}},
+      {"megatron llama-3.1-8b",
+       {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
+  for (const Base& base : bases()) {
+    const LaunchTable table = table_of(base.system);
+    const auto plain = load_scenario_text(base.text, "base.yaml");
+    if (!plain) FAIL(render(plain.error()));
+    const std::string name = base.system + " " + plain->model.name;
+    const auto& may_lack = lacking.at(name);
+    std::set<std::string> kept;
+    for (const std::string& path : exported_keys(table)) {
+      for (const auto& sets : variants(*find_scenario_key(path), *plain)) {
+        const auto scenario = load_scenario_text(base.text, "base.yaml", sets);
+        if (!scenario) continue;  // the rules refuse it
+        const ExportedLaunch launch = export_launch(table, *scenario);
+        INFO(name << ": " << sets[0] << "\n" << launch.text);
+        const bool lacks = names(launch.unsaid, path);
+        CHECK((!lacks || may_lack.contains(path)));
+        if (lacks) continue;
+        const Scenario back = read_back(base.system, launch);
+        for (const std::string& key : exported_keys(table)) {
+          INFO(key);
+          CHECK(value_of(back, key) == value_of(*scenario, key));
+        }
+        CHECK(back.model == scenario->model);
+        if (value_of(*scenario, path) != value_of(*plain, path)) kept.insert(path);
+      }
+    }
+    INFO(name << fmt::format("\nkept: {}", fmt::join(kept, ", ")));
+    CHECK(kept.size() >= (base.system == "megatron" ? 15U : 24U));  // keys that took another value and kept it
+  }
+}
+
+TEST_CASE("what a system cannot say is told, not dropped") {
+  const auto s =
+      load_scenario_text(bases()[2].text, "base.yaml",
+                         {"sync.mode=direct", "rollout.block_tokens=32", "train.layout.order=tp-cp-ep-pp-dp"});
+  REQUIRE(s);
+  const ExportedLaunch launch = export_launch(table_of("slime"), *s);
+  for (const char* key : {"sync.mode", "rollout.block_tokens", "train.layout.order"}) CHECK(names(launch.unsaid, key));
+  CHECK_THAT(launch.text, Catch::Contains("# slime has no key for sync.mode: direct"));
+}
+
+}  // namespace hotbunk

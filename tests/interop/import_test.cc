@@ -1,0 +1,325 @@
+// Launches of six systems as scenarios: what each key becomes, whose default stands in, what is refused.
+#include "interop/import.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/interop/launches.h"
+
+namespace hotbunk {
+namespace {
+
+LaunchSource words(const std::string& command) { return {.file = "", .words = words_of(command), .variables = {}}; }
+
+const std::string verl =
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+    "data.max_prompt_length=1024 "
+    "data.max_response_length=3072 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16 "
+    "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.name=vllm ";
+const std::string dynamic = "actor_rollout_ref.actor.use_dynamic_bsz=True ";
+
+const std::string slime =
+    "python3 train.py --hf-checkpoint /root/Qwen3-4B --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 "
+    "--global-batch-size 128 --rollout-max-response-len 8192 --use-dynamic-batch-size --max-tokens-per-gpu 9216 "
+    "--sglang-mem-fraction-static 0.7 --rollout-num-gpus-per-engine 2 --tensor-model-parallel-size 2 "
+    "--sequence-parallel ";
+
+}  // namespace
+
+TEST_CASE("every table of launches reads, names its release, and each of its keys becomes something") {
+  REQUIRE(launch_systems() ==
+          std::vector<std::string>{"megatron", "nemo-rl", "openrlhf", "slime", "torchtitan", "verl"});
+  for (const std::string& system : launch_systems()) {
+    INFO(system);
+    const LaunchTable table = table_of(system);
+    CHECK(!table.release.empty());
+    CHECK(table.keys.size() > 40);
+    for (const LaunchKey& row : table.keys)
+      if (!row.when_key.empty()) {
+        INFO(row.key);
+        CHECK(table.find(row.when_key) != nullptr);
+      }
+  }
+}
+
+TEST_CASE("verl: mini-batches count prompts, sequences give tokens, defaults are the release's") {
+  const ImportedScenario i = import_of("verl", words(verl + "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"));
+  const Scenario& s = i.scenario;
+  CHECK(s.algorithm.mini_batches == 4);  // 64 prompts / 16 prompts
+  CHECK(s.train.micro_batch_sequences == 2);
+  CHECK(s.train.micro_batch_tokens == 2 * (1024 + 3072));
+  CHECK(s.train.engine == TrainEngine::fsdp1);
+  CHECK(s.train.precision.master == DType::f32);  // model_dtype is fp32 where nobody says
+  CHECK(s.train.recompute == Recompute::full);
+  CHECK(s.rollout.engine == RolloutEngine::vllm);
+  CHECK(s.rollout.layout.tp == 2);  // its default
+  CHECK(s.rollout.layout.dp == 4);
+  CHECK(s.sync.bucket_bytes == std::int64_t{2048} << 20);
+  CHECK(key_of(i, "actor_rollout_ref.actor.fsdp_config.model_dtype")->fate == KeyFate::defaulted);
+  CHECK(key_of(i, "actor_rollout_ref.rollout.n")->fate == KeyFate::taken);
+  const ImportedScenario bf16 =
+      import_of("verl", words(verl + dynamic + "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16"));
+  CHECK(bf16.scenario.train.precision.master == DType::bf16);
+  CHECK(bf16.scenario.train.precision.moments == DType::bf16);
+  CHECK(bf16.scenario.train.micro_batch_tokens == 16384);
+}
+
+TEST_CASE("verl: Megatron's keys count under Megatron alone, and its experts' tp is tp where nobody says") {
+  const std::string degrees =
+      "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
+      "actor_rollout_ref.actor.megatron.param_offload=True ";
+  const ImportedScenario fsdp = import_of("verl", words(verl + dynamic + degrees));
+  CHECK(fsdp.scenario.train.layout.tp == 1);
+  CHECK_THAT(key_of(fsdp, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size")->why,
+             Catch::Contains("read only where"));
+  const ImportedScenario megatron = import_of(
+      "verl",
+      words(verl + dynamic + degrees + "model_engine=megatron actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B"));
+  CHECK(megatron.scenario.train.engine == TrainEngine::megatron);
+  CHECK(megatron.scenario.profile == "verl-megatron");
+  CHECK(megatron.scenario.train.layout.tp == 2);
+  CHECK(megatron.scenario.train.layout.sp);  // its default
+  CHECK(megatron.scenario.train.layout.etp == 2);
+  CHECK(megatron.scenario.train.offload == Offload::sleep);
+}
+
+TEST_CASE("verl: parameters and optimizer sleep each for itself") {
+  const std::string prefix = "actor_rollout_ref.actor.fsdp_config.";
+  const auto of = [&](const std::string& more) { return import_of("verl", words(verl + dynamic + more)).scenario; };
+  const Scenario both = of(prefix + "param_offload=True " + prefix + "optimizer_offload=True");
+  CHECK(both.train.offload == Offload::sleep);
+  CHECK(both.transition == "verl");
+  const Scenario optimizer = of(prefix + "optimizer_offload=True");
+  CHECK(optimizer.train.offload == Offload::sleep);
+  CHECK(optimizer.transition == "sleep_optimizer-wake_rollout-sync-wake_kv-rollout-sleep_rollout-wake_train");
+  CHECK(of(prefix + "param_offload=True").transition ==
+        "wake_rollout-sync-sleep_train-wake_kv-rollout-sleep_rollout-wake_train");
+  CHECK(of("").train.offload == Offload::none);
+}
+
+TEST_CASE("Megatron's optimizer on the CPU is a fraction, all of it unless said") {
+  const std::string prefix = "actor_rollout_ref.actor.optim.override_optimizer_config.";
+  const std::string megatron = verl + dynamic + "model_engine=megatron +" + prefix + "optimizer_cpu_offload=True ";
+  CHECK(import_of("verl", words(megatron)).scenario.optimizer.cpu_fraction == 1.0);
+  CHECK(import_of("verl", words(megatron + "+" + prefix + "optimizer_offload_fraction=0.25"))
+            .scenario.optimizer.cpu_fraction == 0.25);
+  CHECK(import_of("slime", words(slime + "--optimizer-cpu-offload")).scenario.optimizer.cpu_fraction == 1.0);
+  CHECK(import_of("slime", words(slime)).scenario.optimizer.cpu_fraction == 0.0);
+}
+
+TEST_CASE("slime: the batch of a step counts samples, the bucket is bytes") {
+  const ImportedScenario i = import_of("slime", words(slime + "--update-weight-buffer-size 1073741824"));
+  CHECK(i.scenario.algorithm.mini_batches == 2);  // 32 x 8 samples / 128
+  CHECK(i.scenario.sync.bucket_bytes == std::int64_t{1} << 30);
+  CHECK(i.scenario.rollout.layout.tp == 2);
+  CHECK(i.scenario.train.layout.sp);
+  CHECK(i.scenario.model.name == "qwen3-4b");
+  CHECK(i.scenario.rollout.engine == RolloutEngine::sglang);
+  CHECK(import_of("slime", words(slime)).scenario.sync.bucket_bytes == std::int64_t{512} << 20);
+  const auto both = imported("slime", words(slime + "--num-steps-per-rollout 4"));
+  REQUIRE(!both);
+  CHECK(both.error()[0].code == "E151");
+}
+
+TEST_CASE("slime: a sample above the tokens of a GPU is a micro-batch of its own; verl refuses it") {
+  CHECK(import_of("slime", words(slime + "--max-tokens-per-gpu 4096")).scenario.train.micro_batch_tokens ==
+        1024 + 8192);
+  const auto v = imported("verl", words(verl + dynamic + "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048"));
+  REQUIRE(!v);
+  CHECK(v.error()[0].code == "E217");
+}
+
+TEST_CASE("slime: without --colocate training and rollout are apart") {
+  std::string apart = slime;
+  apart.replace(apart.find("--colocate"), 10, "--rollout-num-gpus 16");
+  const Scenario s = import_of("slime", words(apart)).scenario;
+  CHECK(s.placement == PlacementMode::disaggregated);
+  CHECK(s.cluster.nodes == 3);  // 8 + 16 GPUs
+  CHECK(s.train.layout.dp == 4);
+  CHECK(s.rollout.layout.dp == 8);
+}
+
+TEST_CASE("NeMo-RL: packed bins before cp, one cap on prompt and response, gradients in bf16") {
+  launch_file("nemo/base.yaml",
+              "grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16}\npolicy:\n  model_name: "
+              "Qwen/Qwen2.5-7B\n  train_global_batch_size: 256\n"
+              "  train_micro_batch_size: 2\n  max_total_sequence_length: 4096\n  megatron_cfg: {enabled: true, "
+              "context_parallel_size: 2}\n"
+              "  sequence_packing: {enabled: true, train_mb_tokens: "
+              "'${mul:${policy.max_total_sequence_length},${policy.train_micro_batch_size}}'}\n"
+              "  generation: {max_new_tokens: '${policy.max_total_sequence_length}'}\ndata: {max_input_seq_length: "
+              "'${policy.max_total_sequence_length}'}\n"
+              "cluster: {num_nodes: 1, gpus_per_node: 8}\n");
+  const std::string file =
+      launch_file("nemo/recipe.yaml", "defaults: base.yaml\npolicy: {max_total_sequence_length: 8192}\n");
+  const Scenario s = import_of("nemo-rl", {.file = file, .words = {}, .variables = {}}).scenario;
+  CHECK(s.profile == "nemo-megatron");
+  CHECK(s.train.micro_batch_tokens == 8192);  // 2 x 8192 of a bin / cp 2
+  CHECK(s.algorithm.mini_batches == 2);       // 32 x 16 / 256
+  CHECK(s.train.precision.grads == DType::bf16);
+  CHECK(s.workload.max_tokens == 8192);
+  CHECK(s.workload.longest() == 8192);
+  CHECK(s.algorithm.reference);
+  const Scenario over =
+      import_of("nemo-rl", {.file = file, .words = {"++policy.max_total_sequence_length=2048"}, .variables = {}})
+          .scenario;
+  CHECK(over.workload.max_tokens == 2048);
+  CHECK(over.train.micro_batch_tokens == 2048);
+}
+
+TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
+  const std::string now =
+      "python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --vllm.num_engines 4 "
+      "--vllm.tensor_parallel_size 2 --train.colocate_all "
+      "--actor.model_name_or_path Qwen/Qwen2.5-7B --train.batch_size 128 --rollout.batch_size 128 "
+      "--rollout.n_samples_per_prompt 8 --ds.zero_stage 3 "
+      "--algo.advantage.estimator group_norm --data.max_len 2048 --train.micro_batch_size 4 --ds.enable_sleep "
+      "--vllm.enable_sleep";
+  const std::string before =
+      "python3 -m openrlhf.cli.train_ppo_ray --actor_num_gpus_per_node 8 --vllm_num_engines 4 "
+      "--vllm_tensor_parallel_size 2 --colocate_all_models "
+      "--pretrain Qwen/Qwen2.5-7B --train_batch_size 128 --rollout_batch_size 128 --n_samples_per_prompt 8 "
+      "--zero_stage 3 "
+      "--advantage_estimator group_norm --max_len 2048 --micro_train_batch_size 4 --deepspeed_enable_sleep "
+      "--vllm_enable_sleep";
+  const Scenario a = import_of("openrlhf", words(now)).scenario, b = import_of("openrlhf", words(before)).scenario;
+  CHECK(a == b);
+  CHECK(a.algorithm.mini_batches == 8);  // 128 prompts x 8 / 128 samples
+  CHECK(a.train.engine == TrainEngine::fsdp1);
+  CHECK(a.algorithm.name == AlgorithmName::grpo);
+  const auto uncovered = imported("openrlhf", words(now + " --vllm.num_engines 3"));
+  REQUIRE(!uncovered);
+  CHECK(uncovered.error()[0].code == "E151");
+}
+
+TEST_CASE("Megatron and torchtitan: every sample is a sequence of the same length") {
+  const Scenario m =
+      import_of("megatron",
+                words("torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+                      "--num-attention-heads 32 "
+                      "--num-query-groups 8 --ffn-hidden-size 14336 --swiglu --untie-embeddings-and-output-weights "
+                      "--vocab-size 128256 "
+                      "--seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128 "
+                      "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 "
+                      "--num-layers-per-virtual-pipeline-stage 4"))
+          .scenario;
+  CHECK(m.algorithm.name == AlgorithmName::sft);
+  CHECK(m.cluster.nodes == 2);
+  CHECK(m.train.layout.dp == 2);
+  CHECK(m.train.layout.vpp == 2);  // 32 layers / 4 stages / 4
+  CHECK(m.workload.longest() == 8192);
+  CHECK(m.train.micro_batch_tokens == 8192);
+  CHECK(parameter_count(m.model) == 8030261248);  // Llama-3 8B: of the sizes alone
+  const std::string toml =
+      launch_file("llama3_8b.toml",
+                  "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 2\nseq_len = "
+                  "4096\n[parallelism]\ntensor_parallel_degree = 2\n[activation_checkpoint]\nmode = \"full\"\n");
+  const Scenario t =
+      import_of("torchtitan", {.file = toml, .words = {"--training.seq_len", "2048"}, .variables = {}}).scenario;
+  CHECK(t.model.name == "llama-3.1-8b");
+  CHECK(t.train.layout.tp == 2);
+  CHECK(t.algorithm.prompts == 8);  // 4 data ranks x 2
+  CHECK(t.workload.longest() == 2048);
+  CHECK(t.train.recompute == Recompute::full);
+  const Scenario d =
+      import_of("torchtitan",
+                words("torchrun --nproc_per_node 4 -m torchtitan.train --model.name llama3 --model.flavor 8B"))
+          .scenario;
+  CHECK(d.workload.longest() == 2048);  // its defaults: seq_len, local_batch_size on 4 data ranks, selective
+  CHECK(d.algorithm.prompts == 32);
+  CHECK(d.train.recompute == Recompute::selective);
+}
+
+TEST_CASE("sizes that have no role are not left out of a model in silence") {
+  const std::string sizes =
+      "python3 train.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu --vocab-size 32000 "
+      "--num-experts 8 "
+      "--moe-ffn-hidden-size 256 --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256 "
+      "--rollout-max-response-len 4096 --sglang-mem-fraction-static 0.7 ";
+  CHECK(import_of("slime", words(sizes)).scenario.model.moe->experts == 8);
+  for (const char* more : {"--multi-latent-attention", "--moe-shared-expert-intermediate-size 256"}) {
+    const auto i = imported("slime", words(sizes + more));
+    REQUIRE(!i);
+    CHECK(i.error()[0].code == "E153");
+  }
+}
+
+TEST_CASE("a key given twice under two names that differ is an error at its place") {
+  const std::string file = launch_file(
+      "twice.sh", verl + dynamic + "\\\n  actor_rollout_ref.actor.strategy=fsdp2 \\\n  model_engine=megatron\n");
+  const auto i = imported("verl", {.file = file, .words = {}, .variables = {}});
+  REQUIRE(!i);
+  CHECK(i.error()[0].code == "E151");
+  CHECK(i.error()[0].where.line == 3);
+}
+
+TEST_CASE("batches that do not divide are an error that says what is counted") {
+  const auto v = imported("verl", words(verl + dynamic + "actor_rollout_ref.actor.ppo_mini_batch_size=24"));
+  REQUIRE(!v);
+  CHECK(v.error()[0].code == "E151");
+  CHECK_THAT(v.error()[0].help, Catch::Contains("counts prompts"));
+  const auto s = imported("slime", words(slime + "--global-batch-size 96"));
+  REQUIRE(!s);
+  CHECK_THAT(s.error()[0].help, Catch::Contains("counts samples"));
+}
+
+TEST_CASE("what a scenario's rules refuse stands at the launch's line") {
+  const std::string file =
+      launch_file("heads.sh", verl + dynamic + "\\\n  actor_rollout_ref.rollout.tensor_model_parallel_size=3\n");
+  const auto i = imported("verl", {.file = file, .words = {}, .variables = {}},
+                          {"rollout.layout.dp=2", "cluster.gpus_per_node=6"});
+  REQUIRE(!i);
+  CHECK(i.error()[0].code == "E211");
+  CHECK(i.error()[0].where.file == file);
+  CHECK(i.error()[0].where.line == 2);
+}
+
+TEST_CASE("variables that nothing sets are named, and the default stands; the end of a model's path is enough") {
+  const std::string file = launch_file(
+      "undefined.sh", verl + dynamic +
+                          "actor_rollout_ref.model.path=$HOME/models/Qwen2.5-7B \\\n  "
+                          "actor_rollout_ref.rollout.gpu_memory_utilization=$MEM trainer.project_name=$USER\n");
+  const ImportedScenario i = import_of("verl", {.file = file, .words = {}, .variables = {}});
+  CHECK(i.undefined == std::vector<std::string>{"$MEM"});
+  CHECK(i.scenario.rollout.memory_fraction == 0.5);
+  CHECK(i.scenario.model.name == "qwen2.5-7b");
+  CHECK(
+      import_of("verl", {.file = file, .words = {}, .variables = {{"MEM", "0.75"}}}).scenario.rollout.memory_fraction ==
+      0.75);
+}
+
+TEST_CASE("a model that nobody knows is asked for, and --set says it") {
+  const auto i = imported("verl", words(verl + dynamic + "actor_rollout_ref.model.path=/models/mine"));
+  REQUIRE(!i);
+  CHECK(i.error()[0].code == "E153");
+  const ImportedScenario set = import_of("verl", words(verl + dynamic + "actor_rollout_ref.model.path=/models/mine"),
+                                         {"model=qwen3-8b", "cluster.gpu=h20"});
+  CHECK(set.scenario.model.name == "qwen3-8b");
+  CHECK(set.scenario.cluster.gpu.name == "h20-sxm-96gb");
+  const ImportedScenario shallow = import_of("verl", words(verl + dynamic), {"model.num_hidden_layers=2"});
+  CHECK(shallow.scenario.model.layers == 2);
+}
+
+TEST_CASE("the scenario says of each line where it comes from; what is left out may be a secret and is not shown") {
+  const ImportedScenario i = import_of("slime", words(slime + "--wandb-key s3cr3t --such-a-flag 1"));
+  CHECK_THAT(i.text, Catch::Contains("--rollout-batch-size 32"));
+  CHECK_THAT(i.text, Catch::Contains("slime's default: --eps-clip 0.2"));
+  CHECK_THAT(i.text, !Catch::Contains("s3cr3t"));
+  CHECK(key_of(i, "such-a-flag")->fate == KeyFate::unknown);
+  CHECK(key_of(i, "wandb-key")->fate == KeyFate::ignored);
+}
+
+TEST_CASE("a script without a launch, a value that is no number, a word that is not planned") {
+  const auto none =
+      imported("verl", {.file = launch_file("none.sh", "echo hello\nls -l\n"), .words = {}, .variables = {}});
+  REQUIRE(!none);
+  CHECK(none.error()[0].code == "E150");
+  const auto text = imported("verl", words(verl + dynamic + "trainer.nnodes=many"));
+  REQUIRE(!text);
+  CHECK(text.error()[0].code == "E152");
+  const auto word = imported("verl", words(verl + dynamic + "actor_rollout_ref.rollout.name=hf"));
+  REQUIRE(!word);
+  CHECK(word.error()[0].code == "E152");
+}
+
+}  // namespace hotbunk
