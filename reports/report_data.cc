@@ -318,7 +318,34 @@ Json critical_json(const Plan& plan, const Trace& trace, const CriticalPath& pat
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   for (auto& [ns, row] : order)
     if (ops.size() < most_critical) ops.push_back(std::move(row));
-  return {{"step", path.step}, {"busy_s", seconds(path.busy_ns)}, {"phases", phases}, {"ops", ops}};
+  // What lies between, by what comes next.
+  std::map<std::pair<std::string, std::int16_t>, std::pair<std::int64_t, std::int64_t>> before;  // ns, times
+  for (std::size_t i = 0; i < path.spans.size(); ++i) {
+    if (path.idle_ns[i] == 0) continue;
+    const Span& s = trace.spans[path.spans[i]];
+    auto& [ns, times] = before[{without_numbers(trace.names[static_cast<std::size_t>(s.name)]), s.phase}];
+    ns += path.idle_ns[i], ++times;
+  }
+  std::vector<std::pair<std::int64_t, Json>> idle;
+  for (const auto& [key, sum] : before)
+    idle.emplace_back(sum.first, Json{{"name", key.first},
+                                      {"phase", plan.phases[static_cast<std::size_t>(key.second)].name},
+                                      {"times", sum.second},
+                                      {"idle_s", seconds(sum.first)}});
+  if (path.idle_after_ns > 0)
+    idle.emplace_back(
+        path.idle_after_ns,
+        Json{{"name", "(the end)"}, {"phase", ""}, {"times", 1}, {"idle_s", seconds(path.idle_after_ns)}});
+  std::stable_sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  Json waits = Json::array();
+  for (auto& [ns, row] : idle)
+    if (waits.size() < most_critical) waits.push_back(std::move(row));
+  return {{"step", path.step},
+          {"elapsed_s", seconds(path.elapsed_ns)},
+          {"busy_s", seconds(path.busy_ns)},
+          {"phases", phases},
+          {"ops", ops},
+          {"waits", waits}};
 }
 
 Json named(const auto& colours, auto name) {
@@ -351,6 +378,7 @@ Json provenance(const ReportInput& in, const Json& summary) {
                             kept["every"].get<std::int64_t>()));
   row("seed", fmt::format("{}", s.seed));
   row("hotbunk", text("version ", HOTBUNK_VERSION, ""));
+  for (const auto& [key, value] : in.origin) rows.push_back({key, value});
   return rows;
 }
 

@@ -61,9 +61,23 @@ std::string tag_of(const Section& s) {
 }
 
 GpuProcess process_of_phase(PlanPhase p) {
-  if (p == PlanPhase::rollout || p == PlanPhase::flush || p == PlanPhase::exchange) return GpuProcess::engine;
-  if (p == PlanPhase::sync || p == PlanPhase::samples) return GpuProcess::both;
-  return GpuProcess::trainer;
+  switch (p) {
+    case PlanPhase::start_rollout:
+    case PlanPhase::wake_rollout:
+    case PlanPhase::flush:
+    case PlanPhase::wake_kv:
+    case PlanPhase::rollout:
+    case PlanPhase::sleep_rollout:
+    case PlanPhase::sleep_kv:
+    case PlanPhase::sleep_weights:
+    case PlanPhase::exchange:
+      return GpuProcess::engine;
+    case PlanPhase::sync:
+    case PlanPhase::samples:
+      return GpuProcess::both;
+    default:
+      return GpuProcess::trainer;
+  }
 }
 
 /// What the steps of one walk of an iteration are, and which spans are theirs.
@@ -93,6 +107,7 @@ class Walker {
       if (states_.skips(block)) continue;
       states_.ran(block);
       const bool moves = block.enters != Enters::nothing;
+      if (does_nothing(block)) continue;
       if (out.steps.empty() || moves || out.steps.back().phase != visit.phase) {
         out.steps.push_back(step_of(visit.phase, block));
         out.spans.emplace_back();
@@ -100,19 +115,31 @@ class Walker {
       TimelineStep& step = out.steps.back();
       std::set<std::string>& spans = out.spans.back();
       spans.insert(block.name);
+      bool only_maps = !moves, maps = false, unmaps = false;
       each_op(program_, block, [&](const BoundOp& op) {
         held_.play(op);
         step.peak_device_bytes = std::max(step.peak_device_bytes, Held::sum(program_, Space::device, held_.live));
-        if (!moves) return;
-        if (op->kind != OpKind::alloc && op->kind != OpKind::free)
+        if (!plan_.phases[static_cast<std::size_t>(visit.phase)].driven && op->kind != OpKind::alloc &&
+            op->kind != OpKind::free)
           spans.insert(span_name(op)), spans.insert(op.name_with_neighbours());
-        if (op->kind == OpKind::copy) step.action = block.enters == Enters::asleep ? "to host" : "from host";
+        maps |= op->kind == OpKind::map, unmaps |= op->kind == OpKind::unmap;
+        if (op->kind != OpKind::map && op->kind != OpKind::unmap) only_maps = false;
+        if (moves && op->kind == OpKind::copy) step.action = block.enters == Enters::asleep ? "to host" : "from host";
       });
       step.device = held_.held(program_, Space::device), step.host = held_.held(program_, Space::host);
       step.mapped_device_bytes = Held::sum(program_, Space::device, held_.mapped);
       step.mapped_host_bytes = Held::sum(program_, Space::host, held_.mapped);
+      if (only_maps)  // what the phases until then, or from then on, work in
+        step.tag = "working memory", step.action = maps && unmaps ? "resized" : maps ? "mapped" : "unmapped";
     }
     return out;
+  }
+
+  /// A section that holds nothing in this plan sleeps and wakes without an op.
+  bool does_nothing(const Block& block) const {
+    return std::ranges::all_of(block.calls, [&](const Call& call) {
+      return program_.bodies[static_cast<std::size_t>(call.body)].ops.empty();
+    });
   }
 
   /// Before its ops are seen.
@@ -162,6 +189,7 @@ void set_times(const Trace& trace, const PhaseSpan& stay, std::span<TimelineStep
     steps[i].duration_ns = known ? end_ns - before_ns : -1;
     before_ns = end_ns;
   }
+  if (steps.size() == 1) steps.front().waiting_ns = stay.waiting_ns;
 }
 
 }  // namespace
@@ -204,6 +232,7 @@ nlohmann::ordered_json timeline_json(const Plan& plan, const GpuTimeline& timeli
                      {"action", s.action},
                      {"start", static_cast<double>(s.start_ns) * 1e-9},
                      {"seconds", s.duration_ns < 0 ? Json(nullptr) : Json(static_cast<double>(s.duration_ns) * 1e-9)},
+                     {"waiting", s.waiting_ns < 0 ? Json(nullptr) : Json(static_cast<double>(s.waiting_ns) * 1e-9)},
                      {"device_bytes",
                       {{"trainer", s.device.trainer},
                        {"engine", s.device.engine},

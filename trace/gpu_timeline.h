@@ -31,9 +31,12 @@ struct TimelineStep {
   std::int16_t phase = 0;
   GpuProcess process = GpuProcess::both;
   std::string tag;     // what it is about: "weights", "kv_cache", "optimizer", "parameters", "sync", …
-  std::string action;  // "to host", "from host", "dropped", "mapped empty", "emptied in place", "works"
+  /// "to host", "from host", "dropped", "mapped empty", "emptied in place"; of working memory "mapped", "unmapped",
+  /// "resized"; else "works"
+  std::string action;
   std::int64_t start_ns = 0;
   std::int64_t duration_ns = -1;       // -1: the trace does not say how the phase's time divides
+  std::int64_t waiting_ns = -1;        // of that, for other ranks and nothing else; -1: not known of a part of a phase
   HeldBytes device, host;              // behind it
   std::int64_t peak_device_bytes = 0;  // live, at most meanwhile
   std::int64_t mapped_device_bytes = 0, mapped_host_bytes = 0;  // behind it
@@ -49,8 +52,8 @@ struct GpuTimeline {
 GpuTimeline gpu_timeline(const Plan&, const Trace&, Rank);
 
 /// {"rank", "step", "overhead_bytes", "steps": [{"phase", "process", "tag", "action", "start", "seconds",
-/// "device_bytes": {"trainer", "engine", "working", "total", "peak", "mapped"}, "host_bytes": {"trainer", "engine",
-/// "total", "mapped"}}]}; seconds null where they are not known.
+/// "waiting", "device_bytes": {"trainer", "engine", "working", "total", "peak", "mapped"}, "host_bytes": {"trainer", "engine",
+/// "total", "mapped"}}]}; seconds and waiting null where they are not known.
 nlohmann::ordered_json timeline_json(const Plan&, const GpuTimeline&);
 
 }  // namespace hotbunk

@@ -7,9 +7,9 @@
 
 namespace hotbunk {
 
-/// Of an op that has a span of its own; of map and unmap, which the plan gives no names: "map kv_cache".
+/// Of an op that has a span of its own; of map and unmap, which a lowering gives no names: "map kv_cache".
 inline std::string span_name(const BoundOp& op) {
-  if (op->kind != OpKind::map && op->kind != OpKind::unmap) return op.name();
+  if (!op->name.empty() || (op->kind != OpKind::map && op->kind != OpKind::unmap)) return op.name();
   return std::string(name_of(op->kind)) + ' ' + op.section().name;
 }
 

@@ -106,14 +106,15 @@ std::string timeline_table(const Json& s, bool colour) {
   const Json& timeline = s.at("timeline");
   const Json& steps = timeline.at("steps");
   if (std::ranges::all_of(steps, [](const Json& step) { return step.at("action") == "works"; })) return "";
-  TextTable table({"phase", "process", "what", "does", "takes", "trainer", "engine", "device", "peak", "mapped",
-                   "host trainer", "host engine"},
+  TextTable table({"phase", "process", "what", "does", "takes", "waiting", "trainer", "engine", "device",
+                   "peak", "mapped", "host trainer", "host engine"},
                   4);
   for (const Json& step : steps) {
     const Json &device = step.at("device_bytes"), &host = step.at("host_bytes");
     std::vector<std::string> row;
     for (const char* key : {"phase", "process", "tag", "action"}) row.push_back(step.at(key).get<std::string>());
     row.push_back(seconds_cell(step.at("seconds")));
+    row.push_back(seconds_cell(step.at("waiting")));
     for (const char* key : {"trainer", "engine", "total", "peak", "mapped"}) row.push_back(cell(bytes_at(device, key)));
     for (const char* key : {"trainer", "engine"}) row.push_back(cell(bytes_at(host, key)));
     table.add(row);

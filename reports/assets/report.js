@@ -81,9 +81,11 @@ function critical() {
       text(x(p.busy_s + p.waiting_s) + 6, i * row + 16, seconds(p.elapsed_s))));
     return svg(w, list.length * row + 2, ...g);
   };
-  return section('Critical path', `Step ${C.step}: the longest chain of operations that had to follow each other takes ${seconds(C.busy_s)} of ${seconds(total)} (${percent(C.busy_s / total)}). The rest is waiting that no dependency asks for: for a core, for a host, for a thread to wake.`,
+  const idle = C.waits.map(o => [o.name, o.phase, count(o.times), seconds(o.idle_s), percent(o.idle_s / total)]);
+  return section('Critical path', `Step ${C.step} takes ${seconds(total)}: ${seconds(C.busy_s)} (${percent(C.busy_s / total)}) in the longest chain of operations that had to follow each other, ${seconds(total - C.busy_s)} in between, where it waits for what is no operation that it depends on` + (S.source === 'measured' ? ': a core, a host, a thread that wakes.' : '.'),
     el('div', {class: 'beside', style: '--columns: minmax(0,4fr) minmax(0,6fr)'}, el('figure', {}, chart(bars), legend([['on the path', '#0072B2'], ['waiting', '#999999']])),
       table([['operations on the path', 1], ['kind', 1], ['times'], ['own time'], ['of the path']], C.ops.map(o => [o.name, o.kind, count(o.times), seconds(o.own_s), percent(o.own_s / C.busy_s)]))),
+    idle.length ? withTable('what the path waits before', [['next on the path', 1], ['phase', 1], ['times'], ['idle before'], ['of the step']], idle) : null,
     withTable('the path by phase', [['phase', 1], ['elapsed'], ['on the path'], ['waiting'], ['waiting share']],
       list.map(p => [p.phase, seconds(p.elapsed_s), seconds(p.busy_s), seconds(p.waiting_s), percent(p.waiting_s / p.elapsed_s)])));
 }
@@ -196,6 +198,28 @@ function traffic() {
     withTable('rank by rank', [['from'], ['to'], ['bytes']], D.matrix.flatMap((line, r) => line.map((b, c) => [r, c, b]).filter(e => e[2] > 0)).slice(0, 512).map(([r, c, b]) => [r, c, bytes(b)])));
 }
 
+/// Links of the cluster, those alike as one row, busiest first.
+function links() {
+  if (!S.links.length) return null;
+  const most = 24, list = S.links.slice(0, most), title = l => l.links > 1 ? `${l.kind} × ${count(l.links)}` : l.name, names = list.map(title);
+  const bars = w => {
+    const row = 22, label = labelRoom(names, w), x = u => label + u * (w - label - 62), g = [];
+    for (const u of [0, 0.25, 0.5, 0.75, 1]) g.push(el('line', {class: 'grid', x1: x(u), x2: x(u), y1: 0, y2: list.length * row}), text(x(u), list.length * row + 14, percent(u).replace('.0', ''), {'text-anchor': 'middle'}));
+    list.forEach((l, i) => {
+      const y = i * row, about = hover(`${l.name}${l.links > 1 ? ` and ${count(l.links - 1)} alike` : ''}\n${bytes(l.bytes)} of ${(l.capacity_bytes_per_second / 1e9).toPrecision(3)} GB/s\nbusy for ${seconds(l.busy_seconds)}, at most ${percent(l.peak_utilisation)} full, ${percent(l.mean_utilisation)} on average`);
+      g.push(text(label - 8, y + 15, fitText(names[i], label), {class: 'ink', 'text-anchor': 'end', ...about}),
+        el('rect', {x: label, y: y + 5, width: Math.max(0.5, x(l.peak_utilisation) - label), height: row - 10, rx: 2, fill: colourOf.communication, 'fill-opacity': 0.25, ...about}),
+        el('rect', {x: label, y: y + 5, width: Math.max(0.5, x(l.mean_utilisation) - label), height: row - 10, rx: 2, fill: colourOf.communication, ...about}),
+        text(w, y + 15, bytes(l.bytes, 1), {'text-anchor': 'end'}));
+    });
+    return svg(w, list.length * row + 20, ...g);
+  };
+  return section('Traffic by link', 'What the cluster\'s links carried, one way each, busiest first; links that carried the same are one. Full: of their capacity, mean over the iterations; pale: the most at any time.',
+    el('figure', {}, chart(bars)),
+    withTable('links', [['link', 1], ['alike'], ['capacity'], ['bytes'], ['busy'], ['at most'], ['mean']],
+      S.links.map(l => [l.name, count(l.links), (l.capacity_bytes_per_second / 1e9).toPrecision(3) + ' GB/s', bytes(l.bytes), seconds(l.busy_seconds), percent(l.peak_utilisation), percent(l.mean_utilisation)])));
+}
+
 // Learning, prediction, provenance ------------------------------------------------------------------------------------
 
 function lineChart(name, points, w) {
@@ -276,7 +300,7 @@ function provenance() {
 const pair = (a, b) => a && b ? el('div', {class: 'columns'}, a, b) : a || b;
 for (const part of [
   el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${count(S.steps)} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)), thinned ? ` · rows of ${count(K.steps)} of them` : '')),
-  verdict(), tiles(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), samples(), provenance(),
+  verdict(), tiles(), turns(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), syncPeak(), traffic(), links(), learning(), samples(), provenance(),
 ]) if (part) main.append(part);
 // First in sight: the step whose critical path is drawn, else step 1.
 const pathVisits = D.critical && D.critical.step <= D.spans.last_step ? D.visits.filter(v => v[1] === D.critical.step) : [];
