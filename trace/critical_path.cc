@@ -43,6 +43,7 @@ class Builder {
     const std::vector<std::pair<Vertex, Vertex>> before = order_edges();
     collectives();
     together();
+    if (!trace_.links.empty()) no_sooner();
     events();
     for (const auto& [from, to] : before) edge(from, to);
     longest(out);
@@ -117,36 +118,45 @@ class Builder {
     return false;
   }
 
-  /// Spans of whole runs: their order is that of time, as no event says it.
+  /// Of the spans of one rank and phase that stand for whole runs, those of several streams lie over one another: what
+  /// ends later counts from where the other ends.
   void together() {
     std::map<std::int32_t, bool> known;  // by name; a name is of one phase
-    std::map<std::pair<Rank, std::int16_t>, std::vector<Vertex>> by_visit;
-    std::set<std::pair<Rank, std::int16_t>> touched;
-    std::vector<bool> several(spans_.size());
+    std::map<std::pair<Rank, std::int16_t>, std::vector<std::pair<std::int64_t, Vertex>>> by_visit;  // end
     for (Vertex v = 0; v < spans_.size(); ++v) {
       const auto [at, is_new] = known.try_emplace(span(v).name);
       if (is_new) at->second = of_several(span(v));
-      by_visit[{span(v).rank, span(v).phase}].push_back(v);
-      if (at->second) several[v] = true, touched.insert({span(v).rank, span(v).phase});
+      if (at->second) by_visit[{span(v).rank, span(v).phase}].emplace_back(span(v).end_ns, v);
     }
-    for (const auto& visit : touched) {
-      std::vector<Vertex>& mine = by_visit[visit];
-      std::multimap<std::int64_t, Vertex> ending;
-      for (const Vertex v : mine) ending.emplace(span(v).end_ns, v);
-      for (const Vertex v : mine) {
+    for (auto& [visit, mine] : by_visit) {
+      std::sort(mine.begin(), mine.end());
+      for (std::size_t i = 1; i < mine.size(); ++i) {
+        const auto& [before_ns, before] = mine[i - 1];
+        const auto& [end_ns, v] = mine[i];
+        if (span(v).start_ns >= before_ns) continue;
+        edge(before, v);
+        own_ns_[v] = end_ns - before_ns;
+      }
+    }
+  }
+
+  /// Where every rank has a device to itself, nothing waits for a core or a host: an op of a simulation begins at the
+  /// nanosecond at which what it waited for ends, on its own rank or, of what communicates, on another one.
+  void no_sooner() {
+    using Ending = std::multimap<std::int64_t, Vertex>;
+    std::map<std::pair<Rank, std::int16_t>, Ending> own;
+    std::map<std::int16_t, Ending> all;
+    for (Vertex v = 0; v < spans_.size(); ++v) {
+      own[{span(v).rank, span(v).phase}].emplace(span(v).end_ns, v);
+      all[span(v).phase].emplace(span(v).end_ns, v);
+    }
+    for (Vertex v = 0; v < spans_.size(); ++v) {
+      const auto after = [&](const Ending& ending) {
         const auto [first, last] = ending.equal_range(span(v).start_ns);
-        for (auto it = first; it != last; ++it)
-          if (several[v] || several[it->second]) edge(it->second, v);
-      }
-      Vertex before = none;
-      for (const auto& [end_ns, v] : ending) {
-        if (!several[v]) continue;
-        if (before != none && span(v).start_ns < span(before).end_ns) {
-          edge(before, v);
-          own_ns_[v] = end_ns - span(before).end_ns;
-        }
-        before = v;
-      }
+        for (auto it = first; it != last; ++it) edge(it->second, v);
+        return first != last;
+      };
+      if (!after(own[{span(v).rank, span(v).phase}]) && is_communication(span(v).kind)) after(all[span(v).phase]);
     }
   }
 

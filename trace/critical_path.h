@@ -29,9 +29,10 @@ struct CriticalPath {
 
 /// Of one step whose spans the trace has. Edges: the order of a stream; events, from the last timed op before the
 /// record to the first one after the wait; a collective starts when all members could; a phase, when the rank's phase
-/// before is done. Spans that stand for a whole run of a block, or for several (sim/timeline.h: Detail), have no single
-/// op behind them: on one rank, what begins at the nanosecond at which such a span ends follows it, and of two that
-/// overlap the later one counts from where the other ends. A chain's length is the sum of its ops' own times, gaps left
+/// before is done. In a simulation of ranks that have a device each also time: what begins at the nanosecond at which
+/// another op of the rank ends follows it, and so does a collective or a message that begins when an op of another rank
+/// ends. Of spans that stand for whole runs of a block (sim/timeline.h: Detail) and lie over one another on several
+/// streams the later one counts from where the other ends. A chain's length is the sum of its ops' own times, gaps left
 /// out. Empty when the step has no spans.
 CriticalPath critical_path(const Plan&, const Trace&, std::int32_t step);
 

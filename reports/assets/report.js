@@ -201,9 +201,9 @@ function traffic() {
 /// Links of the cluster, those alike as one row, busiest first.
 function links() {
   if (!S.links.length) return null;
-  const most = 24, list = S.links.slice(0, most), title = l => l.links > 1 ? `${l.kind} × ${count(l.links)}` : l.name, names = list.map(title);
+  const most = 24, list = S.links.slice(0, most), title = l => l.name + (l.links > 1 ? `, ${count(l.links - 1)} alike` : ''), names = list.map(title);
   const bars = w => {
-    const row = 22, label = labelRoom(names, w), x = u => label + u * (w - label - 62), g = [];
+    const row = 22, label = labelRoom(names, w), x = u => label + u * (w - label - 86), g = [];
     for (const u of [0, 0.25, 0.5, 0.75, 1]) g.push(el('line', {class: 'grid', x1: x(u), x2: x(u), y1: 0, y2: list.length * row}), text(x(u), list.length * row + 14, percent(u).replace('.0', ''), {'text-anchor': 'middle'}));
     list.forEach((l, i) => {
       const y = i * row, about = hover(`${l.name}${l.links > 1 ? ` and ${count(l.links - 1)} alike` : ''}\n${bytes(l.bytes)} of ${(l.capacity_bytes_per_second / 1e9).toPrecision(3)} GB/s\nbusy for ${seconds(l.busy_seconds)}, at most ${percent(l.peak_utilisation)} full, ${percent(l.mean_utilisation)} on average`);
@@ -240,9 +240,11 @@ function learning() {
   const charts = S.metrics.length < 2 ? [] : names.map(k => [k, S.metrics.filter(m => typeof m[k] === 'number').map(m => [m.step, m[k]])])
     .filter(c => c[1].length > 1).slice(0, 12).map(c => chart(w => lineChart(...c, w)));
   const shown = thinned ? ` Of ${count(S.steps)} steps the curves show ${count(S.metrics.length)}: one in ${K.every}, and between them each figure's lowest and highest value, so that no spike is lost; metrics.jsonl has them all.` : '';
+  const columns = [['step'], ...names.map(k => [k])], rows = wholeMetrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')]);
+  if (!charts.length) return section('Figures of the driver', `Of ${S.steps === 1 ? 'the one step' : 'each step'}.`, table([['figure', 1], ...wholeMetrics.map(m => ['step ' + m.step])], names.map(k => [k, ...wholeMetrics.map(m => k in m ? number(m[k]) : '')])));
   return section('Learning', `The driver's figures, step by step.${shown}`,
     el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(min(310px,100%),1fr));gap:14px 22px'}, ...charts),
-    withTable('metrics', [['step'], ...names.map(k => [k])], wholeMetrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
+    withTable('metrics', columns, rows));
 }
 
 /// Relative errors as bars to both sides of zero.
@@ -300,10 +302,16 @@ function provenance() {
 const pair = (a, b) => a && b ? el('div', {class: 'columns'}, a, b) : a || b;
 for (const part of [
   el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${count(S.steps)} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)), thinned ? ` · rows of ${count(K.steps)} of them` : '')),
-  verdict(), tiles(), turns(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), syncPeak(), traffic(), links(), learning(), samples(), provenance(),
+  verdict(), tiles(), S.metrics.length > 1 ? learning() : null, turns(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), syncPeak(), traffic(), links(), S.metrics.length > 1 ? null : learning(), samples(), provenance(),
 ]) if (part) main.append(part);
 // First in sight: the step whose critical path is drawn, else step 1.
 const pathVisits = D.critical && D.critical.step <= D.spans.last_step ? D.visits.filter(v => v[1] === D.critical.step) : [];
 const shown = pathVisits.length ? pathVisits : firstStep;
 if (shown.length) view.set(Math.min(...shown.map(v => v[3])), Math.max(...shown.map(v => v[4])));
 view.set(view.lo, view.hi);
+// On paper nothing opens and nothing scrolls: small tables are printed, as they were they are again afterwards.
+const closed = [];
+addEventListener('beforeprint', () => {
+  for (const d of document.querySelectorAll('details:not([open])')) if (d.querySelectorAll('tr').length <= 40) { d.open = true; closed.push(d); }
+});
+addEventListener('afterprint', () => { for (const d of closed.splice(0)) d.open = false; });
