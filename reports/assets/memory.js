@@ -246,7 +246,7 @@ function turns() {
     list.forEach((s, i) => {
       const y = i * row + off, d = s.device_bytes, about = hover([title(s), `${s.process}, ${s.action}${s.seconds === null ? '' : ', ' + seconds(s.seconds)}${s.waiting ? ` (waiting ${seconds(s.waiting)})` : ''}`,
         `device: trainer ${bytes(d.trainer)}, engine ${bytes(d.engine)}, at most ${bytes(d.peak)} meanwhile, ${bytes(d.mapped)} mapped`, `host: trainer ${bytes(s.host_bytes.trainer)}, engine ${bytes(s.host_bytes.engine)}`].join('\n'));
-      g.push(text(narrow ? 0 : label - 8, narrow ? y : y + 17, narrow ? names[i] : fitText(names[i], label), {class: 'ink', 'text-anchor': narrow ? 'start' : 'end', ...about}));
+      g.push(text(narrow ? 0 : label - 8, narrow ? y : y + 17, narrow ? names[i] : fitText(names[i], label), {class: narrow ? 'ink over' : 'ink', 'text-anchor': narrow ? 'start' : 'end', ...about}));
       let at = 0;
       g.push(el('rect', {x: x(0), y: y + 4, width: Math.max(0, x(d.peak) - x(0)), height: 13, fill: 'none', stroke: 'var(--soft)', 'stroke-dasharray': '2 2', ...about}));
       for (const who of ['trainer', 'engine', 'working']) {

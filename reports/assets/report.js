@@ -82,7 +82,7 @@ function critical() {
     return svg(w, list.length * row + 2, ...g);
   };
   const idle = C.waits.map(o => [o.name, o.phase, count(o.times), seconds(o.idle_s), percent(o.idle_s / total)]);
-  return section('Critical path', `Step ${C.step} takes ${seconds(total)}: ${seconds(C.busy_s)} (${percent(C.busy_s / total)}) in the longest chain of operations that had to follow each other, ${seconds(total - C.busy_s)} in between, where it waits for what is no operation that it depends on` + (S.source === 'measured' ? ': a core, a host, a thread that wakes.' : '.'),
+  return section('Critical path', `Step ${C.step} takes ${seconds(total)}: ${seconds(C.busy_s)} (${percent(C.busy_s / total)}) in the longest chain of operations that had to follow each other` + (C.waits.length ? `, ${seconds(total - C.busy_s)} in between, where it waits for what is no operation that it depends on` + (S.source === 'measured' ? ': a core, a host, a thread that wakes.' : '.') : ', and nothing in between.'),
     el('div', {class: 'beside', style: '--columns: minmax(0,4fr) minmax(0,6fr)'}, el('figure', {}, chart(bars), legend([['on the path', '#0072B2'], ['waiting', '#999999']])),
       table([['operations on the path', 1], ['kind', 1], ['times'], ['own time'], ['of the path']], C.ops.map(o => [o.name, o.kind, count(o.times), seconds(o.own_s), percent(o.own_s / C.busy_s)]))),
     idle.length ? withTable('what the path waits before', [['next on the path', 1], ['phase', 1], ['times'], ['idle before'], ['of the step']], idle) : null,
@@ -121,7 +121,7 @@ function waterfall() {
       text(x(t), phases.length * row + 14, name, {'text-anchor': 'middle'}));
     return svg(w, phases.length * row + 20, ...g);
   };
-  return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks and all ${count(S.steps)} steps.`,
+  return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks${S.steps > 1 ? ` and all ${count(S.steps)} steps` : ''}.`,
     el('figure', {}, chart(bars)),
     D.predicted ? legend([[S.source, '#0072B2'], [D.predicted.source + ' (outline)', '#E69F00']]) : null,
     withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share'], ...(waits ? [['waiting']] : []), ['shortest'], ['median'], ['95 %'], ['longest'], ['in step']],
@@ -203,11 +203,11 @@ function links() {
   if (!S.links.length) return null;
   const most = 24, list = S.links.slice(0, most), title = l => l.name + (l.links > 1 ? `, ${count(l.links - 1)} alike` : ''), names = list.map(title);
   const bars = w => {
-    const row = 22, label = labelRoom(names, w), x = u => label + u * (w - label - 86), g = [];
-    for (const u of [0, 0.25, 0.5, 0.75, 1]) g.push(el('line', {class: 'grid', x1: x(u), x2: x(u), y1: 0, y2: list.length * row}), text(x(u), list.length * row + 14, percent(u).replace('.0', ''), {'text-anchor': 'middle'}));
+    const narrow = w < 560, row = narrow ? 36 : 22, off = narrow ? 14 : 0, label = narrow ? 0 : labelRoom(names, w), x = u => label + u * (w - label - 86), g = [];
+    for (const u of narrow ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) g.push(el('line', {class: 'grid', x1: x(u), x2: x(u), y1: 0, y2: list.length * row}), text(x(u), list.length * row + 14, percent(u).replace('.0', ''), {'text-anchor': u || !narrow ? 'middle' : 'start'}));
     list.forEach((l, i) => {
-      const y = i * row, about = hover(`${l.name}${l.links > 1 ? ` and ${count(l.links - 1)} alike` : ''}\n${bytes(l.bytes)} of ${(l.capacity_bytes_per_second / 1e9).toPrecision(3)} GB/s\nbusy for ${seconds(l.busy_seconds)}, at most ${percent(l.peak_utilisation)} full, ${percent(l.mean_utilisation)} on average`);
-      g.push(text(label - 8, y + 15, fitText(names[i], label), {class: 'ink', 'text-anchor': 'end', ...about}),
+      const y = i * row + off, about = hover(`${l.name}${l.links > 1 ? ` and ${count(l.links - 1)} alike` : ''}\n${bytes(l.bytes)} of ${(l.capacity_bytes_per_second / 1e9).toPrecision(3)} GB/s\nbusy for ${seconds(l.busy_seconds)}, at most ${percent(l.peak_utilisation)} full, ${percent(l.mean_utilisation)} on average`);
+      g.push(text(narrow ? 0 : label - 8, narrow ? y : y + 15, narrow ? names[i] : fitText(names[i], label), {class: 'ink', 'text-anchor': narrow ? 'start' : 'end', ...about}),
         el('rect', {x: label, y: y + 5, width: Math.max(0.5, x(l.peak_utilisation) - label), height: row - 10, rx: 2, fill: colourOf.communication, 'fill-opacity': 0.25, ...about}),
         el('rect', {x: label, y: y + 5, width: Math.max(0.5, x(l.mean_utilisation) - label), height: row - 10, rx: 2, fill: colourOf.communication, ...about}),
         text(w, y + 15, bytes(l.bytes, 1), {'text-anchor': 'end'}));
