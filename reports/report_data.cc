@@ -393,6 +393,7 @@ Json report_data(const ReportInput& in) {
   Json summary = summarize(in.plan, in.scenario, in.trace);
   const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
   const std::vector<Rank> drawn = drawn_ranks(in.plan, in.trace, peak_rank);
+  summary.erase("traffic");  // step by step; the page shows the totals, summary.json has both
   Json out = {{"summary", std::move(summary)}, {"predicted", nullptr}, {"comparison", nullptr}};
   if (in.predicted != nullptr) {
     out["predicted"] = summarize(in.plan, in.scenario, *in.predicted);
