@@ -75,8 +75,9 @@ std::string this_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string out;
   for (std::string word; std::getline(file, word, '\0');) {
-    const bool plain = !word.empty() && word.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-                                                               "0123456789_-+=:,./%@") == std::string::npos;
+    const bool plain = !word.empty() && word.find_first_not_of(
+                                            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                                            "0123456789_-+=:,./%@") == std::string::npos;
     if (!out.empty()) out += ' ';
     if (plain) {
       out += word;
@@ -99,16 +100,11 @@ std::string this_moment() {
 }
 
 Status write_record(const RunFolder& folder, const Record& r) {
-  const Json json = {{"schema", schema},
-                     {"run", r.run},
-                     {"source", r.source},
-                     {"process", r.process},
-                     {"begun", r.begun},
-                     {"command", r.command},
-                     {"commit", r.commit},
-                     {"ended", r.ended},
-                     {"steps", r.steps},
-                     {"checkpoint_every", r.checkpoint_every},
+  const Json json = {{"schema", schema},    {"run", r.run},
+                     {"source", r.source},  {"process", r.process},
+                     {"begun", r.begun},    {"command", r.command},
+                     {"commit", r.commit},  {"ended", r.ended},
+                     {"steps", r.steps},    {"checkpoint_every", r.checkpoint_every},
                      {"digests", r.digests}};
   return write_file_atomic(record_file(folder), json_text(json, 1) + "\n");
 }

@@ -177,8 +177,7 @@ Json tensors_at_peak(const Plan& plan, Rank rank, std::int16_t phase) {
   std::int64_t others = 0, other_bytes = 0;
   for (const LiveTensors& t : live_tensors_at_peak(plan, rank, phase))
     if (rows.size() < most_buffers)
-      rows.push_back(
-          {{"name", t.name}, {"category", name_of(t.category)}, {"buffers", t.buffers}, {"bytes", t.bytes}});
+      rows.push_back({{"name", t.name}, {"category", name_of(t.category)}, {"buffers", t.buffers}, {"bytes", t.bytes}});
     else others += t.buffers, other_bytes += t.bytes;
   return {{"rows", rows}, {"others", others}, {"other_bytes", other_bytes}};
 }

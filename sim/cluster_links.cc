@@ -95,8 +95,8 @@ std::vector<LinkTraffic> ClusterLinks::traffic(std::span<const Rank> player_of) 
   const auto add = [&](LinkId link, std::string kind, std::int64_t alike, double capacity) {
     const LinkLoad& load = links_.load(link);
     if (load.full_ns <= 0.0) return;
-    LinkTraffic row{links_.name(link), std::move(kind), alike, capacity, load.bytes, load.busy_ns, load.full_ns,
-                    load.peak};
+    LinkTraffic row{links_.name(link), std::move(kind), alike,        capacity,
+                    load.bytes,        load.busy_ns,    load.full_ns, load.peak};
     const auto same = std::ranges::find_if(out, [&](LinkTraffic other) {
       other.name = row.name, other.links = row.links;
       return other == row;
@@ -216,11 +216,13 @@ void ClusterLinks::collective(const GroupLinks& group, OpKind kind, double paylo
     if (const double f = part(device, &RankFactors::nvlink, busy.inside * members, price_ns); f > 0.0 && !has_bus_)
       for (bool outward : {false, true}) out.push_back(inside(device, outward, f, times, inside_bytes * members));
     if (const double f = part(device, &RankFactors::network, busy.port * members, price_ns); f > 0.0)
-      for (DeviceLink port : {port_in, port_out}) out.push_back({device_link(device, port), f, times, port_bytes * members});
+      for (DeviceLink port : {port_in, port_out})
+        out.push_back({device_link(device, port), f, times, port_bytes * members});
   }
   for (const GroupLinks::Spine& spine : group.spines) {
     const double leaves = spreads(kind) ? spine.spread : spine.ring;
-    const double seconds = busy.port * (leaves + busy.crosses * (spine.all - leaves)), f = fraction_of(seconds, price_ns);
+    const double seconds = busy.port * (leaves + busy.crosses * (spine.all - leaves)),
+                 f = fraction_of(seconds, price_ns);
     if (f <= 0.0) continue;
     for (bool up : {false, true})
       out.push_back({spine_link(spine.spine, up), f, spine.times, seconds * spine_bytes_per_s()});
@@ -238,7 +240,8 @@ void ClusterLinks::send(Rank from, Rank to, double bytes, std::int64_t price_ns,
   const double inside_bytes = busy.inside * cost_.hardware().intra.bandwidth.value,
                port_bytes = busy.port * cost_.hardware().inter.bandwidth.value;
   if (busy.inside > 0.0 && has_bus_) {
-    out.push_back({first_bus_ + static_cast<LinkId>(node_of(from)), fraction_of(busy.inside, price_ns), 1, inside_bytes});
+    out.push_back(
+        {first_bus_ + static_cast<LinkId>(node_of(from)), fraction_of(busy.inside, price_ns), 1, inside_bytes});
   } else if (busy.inside > 0.0) {  // what goes to another rail first passes NVLink at the sender's node
     const auto take = [&](Rank r, bool outward) {
       out.push_back(inside(device_of(r), outward, part(device_of(r), &RankFactors::nvlink, busy.inside, price_ns), 1,
@@ -249,9 +252,8 @@ void ClusterLinks::send(Rank from, Rank to, double bytes, std::int64_t price_ns,
   }
   if (same_node || busy.port <= 0.0) return;
   for (const auto& [rank, link] : {std::pair{from, port_out}, {to, port_in}})
-    out.push_back(
-        {device_link(device_of(rank), link), part(device_of(rank), &RankFactors::network, busy.port, price_ns), 1,
-         port_bytes});
+    out.push_back({device_link(device_of(rank), link),
+                   part(device_of(rank), &RankFactors::network, busy.port, price_ns), 1, port_bytes});
   const bool leaves_pod = node_of(from) / pod_nodes_ != node_of(to) / pod_nodes_;
   const double through = port_bytes * (leaves_pod ? 1.0 : busy.crosses),
                f = fraction_of(through / spine_bytes_per_s(), price_ns);

@@ -90,9 +90,9 @@ class SharedLinks {
     std::int64_t since_ns = 0;  // when that began
     std::uint64_t seen = 0;     // by which solution
     bool changed = false;       // since the last solution
-    std::int64_t rising = 0;  // while being solved: wanted by those whose rate still rises
-    Wide free = 0;            //   full_link x full_rate without what the others take
-    std::int64_t level = 0;   //   the rate at which it is full if nothing else is
+    std::int64_t rising = 0;    // while being solved: wanted by those whose rate still rises
+    Wide free = 0;              //   full_link x full_rate without what the others take
+    std::int64_t level = 0;     //   the rate at which it is full if nothing else is
     bool overfull() const { return wanted > full_link; }
   };
   struct Due {

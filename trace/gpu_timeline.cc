@@ -211,9 +211,8 @@ GpuTimeline gpu_timeline(const Plan& plan, const Trace& trace, Rank rank) {
   for (std::size_t first = 0, next = 0; first < walked.steps.size(); first = next) {
     const std::int16_t phase = walked.steps[first].phase;
     while (next < walked.steps.size() && walked.steps[next].phase == phase) ++next;
-    const auto stay = std::ranges::find_if(trace.phases, [&](const PhaseSpan& p) {
-      return p.rank == player && p.step == out.step && p.phase == phase;
-    });
+    const auto stay = std::ranges::find_if(
+        trace.phases, [&](const PhaseSpan& p) { return p.rank == player && p.step == out.step && p.phase == phase; });
     if (stay != trace.phases.end())
       set_times(trace, *stay, std::span(walked.steps).subspan(first, next - first),
                 std::span(walked.spans).subspan(first, next - first));

@@ -30,7 +30,7 @@ struct HeldBytes {
 struct TimelineStep {
   std::int16_t phase = 0;
   GpuProcess process = GpuProcess::both;
-  std::string tag;     // what it is about: "weights", "kv_cache", "optimizer", "parameters", "sync", …
+  std::string tag;  // what it is about: "weights", "kv_cache", "optimizer", "parameters", "sync", …
   /// "to host", "from host", "dropped", "mapped empty", "emptied in place"; of working memory "mapped", "unmapped",
   /// "resized"; else "works"
   std::string action;
@@ -52,8 +52,8 @@ struct GpuTimeline {
 GpuTimeline gpu_timeline(const Plan&, const Trace&, Rank);
 
 /// {"rank", "step", "overhead_bytes", "steps": [{"phase", "process", "tag", "action", "start", "seconds",
-/// "waiting", "device_bytes": {"trainer", "engine", "working", "total", "peak", "mapped"}, "host_bytes": {"trainer", "engine",
-/// "total", "mapped"}}]}; seconds and waiting null where they are not known.
+/// "waiting", "device_bytes": {"trainer", "engine", "working", "total", "peak", "mapped"}, "host_bytes": {"trainer",
+/// "engine", "total", "mapped"}}]}; seconds and waiting null where they are not known.
 nlohmann::ordered_json timeline_json(const Plan&, const GpuTimeline&);
 
 }  // namespace hotbunk

@@ -229,7 +229,8 @@ Json metrics_json(const Trace& trace) {
 Json live_json(const Plan& plan, Rank rank, const Json& memory) {
   const RankMemory walked = static_memory(plan, rank);
   Json out = Json::array();
-  std::set<std::int32_t> phases = {plan.phase_index("sync"), plan.phase_index(memory.at("peak_phase").get<std::string>())};
+  std::set<std::int32_t> phases = {plan.phase_index("sync"),
+                                   plan.phase_index(memory.at("peak_phase").get<std::string>())};
   for (const std::int32_t index : phases) {
     const auto phase = static_cast<std::int16_t>(index);
     const auto peak = walked.device.phase_peaks.find(phase);

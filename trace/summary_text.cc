@@ -106,8 +106,8 @@ std::string timeline_table(const Json& s, bool colour) {
   const Json& timeline = s.at("timeline");
   const Json& steps = timeline.at("steps");
   if (std::ranges::all_of(steps, [](const Json& step) { return step.at("action") == "works"; })) return "";
-  TextTable table({"phase", "process", "what", "does", "takes", "waiting", "trainer", "engine", "device",
-                   "peak", "mapped", "host trainer", "host engine"},
+  TextTable table({"phase", "process", "what", "does", "takes", "waiting", "trainer", "engine", "device", "peak",
+                   "mapped", "host trainer", "host engine"},
                   4);
   for (const Json& step : steps) {
     const Json &device = step.at("device_bytes"), &host = step.at("host_bytes");
@@ -140,7 +140,8 @@ std::string sync_peak_table(const Json& s, bool colour) {
         continue;
       }
       table.add({t.at("name").get<std::string>(), t.at("process").get<std::string>(),
-                 t.at("category").get<std::string>(), format_count(bytes_at(t, "buffers")), cell(bytes_at(t, "bytes"))});
+                 t.at("category").get<std::string>(), format_count(bytes_at(t, "buffers")),
+                 cell(bytes_at(t, "bytes"))});
     }
     if (others > 0) table.add({"others", "", "", format_count(others), cell(other_bytes)});
     table.add({"all together", "", "", "", cell(bytes_at(peak, "peak_bytes"))});

@@ -137,8 +137,8 @@ struct Trace {
   std::vector<StepMetrics> metrics;         // thinned as MetricFold does
   /// Of a simulation whose devices share links, those that something was on; else empty.
   std::vector<LinkTraffic> links;
-  std::int64_t trained_tokens = 0;          // prompt + response tokens trained, all steps and ranks
-  double model_flops = 0.0;                 // of training: 6 N per token + attention, no recompute, all steps and ranks
+  std::int64_t trained_tokens = 0;  // prompt + response tokens trained, all steps and ranks
+  double model_flops = 0.0;         // of training: 6 N per token + attention, no recompute, all steps and ranks
 };
 
 }  // namespace hotbunk

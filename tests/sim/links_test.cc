@@ -303,8 +303,8 @@ TEST_CASE("property: folding alike jobs changes no nanosecond") {
 }
 
 TEST_CASE("links: what a link carried, how long it was in use and how full it was") {
-  // Two jobs of 100 ns that each want 3/4: from 0 both, each at 2/3, together full; the first joined at 0 alone would be
-  // done at 100. Both are done at 150. Then one of 50 ns that wants half, from 200 on.
+  // Two jobs of 100 ns that each want 3/4: from 0 both, each at 2/3, together full; the first joined at 0 alone would
+  // be done at 100. Both are done at 150. Then one of 50 ns that wants half, from 200 on.
   SharedLinks links = with_links(2);
   join(links, 0, 0, 100, {{0, 0.75, 1, 7.0}});
   join(links, 0, 1, 100, {{0, 0.75, 1, 7.0}});

@@ -150,8 +150,14 @@ void adds_up(const CriticalPath& path) {
 
 TEST_CASE("the path and what lies between its ops are the step, to the nanosecond") {
   const Plan plan = plan_of_two();
-  const Trace t = trace_of({{0, "p", 3, 10}, {0, "g", 12, 55}, {0, "b", 60, 90}, {0, "c", 100, 120}, {1, "p", 0, 40},
-                            {1, "g", 40, 50}, {1, "b", 52, 57}, {1, "c", 95, 120}},
+  const Trace t = trace_of({{0, "p", 3, 10},
+                            {0, "g", 12, 55},
+                            {0, "b", 60, 90},
+                            {0, "c", 100, 120},
+                            {1, "p", 0, 40},
+                            {1, "g", 40, 50},
+                            {1, "b", 52, 57},
+                            {1, "c", 95, 120}},
                            95, 125);
   const CriticalPath path = critical_path(plan, t, 1);
   CHECK(text_of(t, path) == "1:p 0:g 0:b 0:c");

@@ -33,8 +33,8 @@ Block moving(Program& program, const char* name, std::vector<Op> ops, Enters ent
 /// update stages 64 B.
 Plan plan_of_turns() {
   Plan plan = test::empty_plan();
-  plan.phases = {{"load", When::prologue, false},       {"sleep_train", When::iteration, false},
-                 {"wake_rollout", When::iteration, false}, {"sync", When::iteration, false},
+  plan.phases = {{"load", When::prologue, false},           {"sleep_train", When::iteration, false},
+                 {"wake_rollout", When::iteration, false},  {"sync", When::iteration, false},
                  {"sleep_rollout", When::iteration, false}, {"wake_train", When::iteration, false}};
   Program p = test::empty_program();
   p.buffers = {{"params", DType::f32, 100, Category::params, sections::train_params, 0},
@@ -44,22 +44,24 @@ Plan plan_of_turns() {
                {"bucket.0", DType::f32, 8, Category::communication, sections::transient, 0},
                {"bucket.1", DType::f32, 8, Category::communication, sections::transient, 64}};
   using enum OpKind;
-  const auto map_train = mapping(map, sections::train_params, 4096), unmap_train = mapping(unmap, sections::train_params, 4096);
+  const auto map_train = mapping(map, sections::train_params, 4096),
+             unmap_train = mapping(unmap, sections::train_params, 4096);
   p.phases.resize(6);
   p.phases[0] = {test::block_of(p, "load", {map_train, memory_op(alloc, 0)})};
   p.phases[1] = {moving(p, "params", {memory_op(alloc, 3), memory_op(free, 0), unmap_train}, Enters::asleep,
                         sections::train_params)};
-  p.phases[2] = {moving(p, "weights", {mapping(map, sections::rollout_weights, 4096), memory_op(alloc, 1)}, Enters::awake,
-                        sections::rollout_weights),
+  p.phases[2] = {moving(p, "weights", {mapping(map, sections::rollout_weights, 4096), memory_op(alloc, 1)},
+                        Enters::awake, sections::rollout_weights),
                  moving(p, "kv", {mapping(map, sections::kv_cache, 4096), memory_op(alloc, 2)}, Enters::awake,
                         sections::kv_cache)};
-  p.phases[3] = {test::block_of(p, "sync", {memory_op(alloc, 4), memory_op(alloc, 5), memory_op(free, 4), memory_op(free, 5)})};
+  p.phases[3] = {
+      test::block_of(p, "sync", {memory_op(alloc, 4), memory_op(alloc, 5), memory_op(free, 4), memory_op(free, 5)})};
   p.phases[4] = {moving(p, "kv", {memory_op(free, 2), mapping(unmap, sections::kv_cache, 4096)}, Enters::asleep,
                         sections::kv_cache),
-                 moving(p, "weights", {memory_op(free, 1), mapping(unmap, sections::rollout_weights, 4096)}, Enters::asleep,
-                        sections::rollout_weights)};
-  p.phases[5] = {moving(p, "params", {map_train, memory_op(alloc, 0), memory_op(free, 3)}, Enters::awake,
-                        sections::train_params)};
+                 moving(p, "weights", {memory_op(free, 1), mapping(unmap, sections::rollout_weights, 4096)},
+                        Enters::asleep, sections::rollout_weights)};
+  p.phases[5] = {
+      moving(p, "params", {map_train, memory_op(alloc, 0), memory_op(free, 3)}, Enters::awake, sections::train_params)};
   plan.programs = {p};
   plan.program_of_rank = {0};
   return plan;
@@ -89,14 +91,13 @@ TEST_CASE("a GPU's timeline: each step, whose it is, and what both processes hol
     std::string phase, process, tag, action;
     std::int64_t trainer, engine, peak, mapped, host, ns;
   };
-  const std::vector<Row> expected = {
-      {"sleep_train", "trainer", "parameters", "dropped", 0, 0, 400, 0, 400, 10},
-      {"wake_rollout", "engine", "weights", "mapped empty", 0, 200, 200, 4096, 400, 3},
-      {"wake_rollout", "engine", "kv_cache", "mapped empty", 0, 300, 300, 8192, 400, 7},
-      {"sync", "both", "sync", "works", 0, 300, 364, 8192, 400, 10},
-      {"sleep_rollout", "engine", "kv_cache", "dropped", 0, 200, 300, 4096, 400, 0},
-      {"sleep_rollout", "engine", "weights", "dropped", 0, 0, 200, 0, 400, 10},
-      {"wake_train", "trainer", "parameters", "mapped empty", 400, 0, 400, 4096, 0, 10}};
+  const std::vector<Row> expected = {{"sleep_train", "trainer", "parameters", "dropped", 0, 0, 400, 0, 400, 10},
+                                     {"wake_rollout", "engine", "weights", "mapped empty", 0, 200, 200, 4096, 400, 3},
+                                     {"wake_rollout", "engine", "kv_cache", "mapped empty", 0, 300, 300, 8192, 400, 7},
+                                     {"sync", "both", "sync", "works", 0, 300, 364, 8192, 400, 10},
+                                     {"sleep_rollout", "engine", "kv_cache", "dropped", 0, 200, 300, 4096, 400, 0},
+                                     {"sleep_rollout", "engine", "weights", "dropped", 0, 0, 200, 0, 400, 10},
+                                     {"wake_train", "trainer", "parameters", "mapped empty", 400, 0, 400, 4096, 0, 10}};
   REQUIRE(timeline.steps.size() == expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const TimelineStep& step = timeline.steps[i];
