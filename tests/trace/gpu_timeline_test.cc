@@ -23,8 +23,8 @@ Op mapping(OpKind kind, SectionId section, std::int64_t bytes) {
   o.section = section, o.map_end = bytes;
   return o;
 }
-Block moving(Program& program, const char* name, std::vector<Op> ops, Enters enters, SectionId section) {
-  Block block = test::block_of(program, name, std::move(ops));
+Block moving(Program& program, const char* name, const std::vector<Op>& ops, Enters enters, SectionId section) {
+  Block block = test::block_of(program, name, ops);
   block.enters = enters, block.section = section;
   return block;
 }
