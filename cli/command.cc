@@ -348,7 +348,8 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord
                                                 .predicted = record.predicted,
                                                 .calibration = record.calibration,
                                                 .responses = std::move(*responses),
-                                                .samples = std::move(*samples)}));
+                                                .samples = std::move(*samples),
+                                                .origin = origin_of(folder)}));
   outputs.write(folder.chrome_trace(), chrome_trace(job.plan, record.trace));
   return std::move(outputs).status(folder);
 }

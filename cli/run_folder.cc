@@ -12,6 +12,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -22,6 +24,7 @@
 #include "base/json.h"
 #include "base/partial_file.h"
 #include "base/printable.h"
+#include "commit.h"
 #include "rl/checkpoint.h"
 #include "rl/manifest.h"
 
@@ -51,6 +54,9 @@ struct Record {
   std::string run;                  // random: no two runs have the same
   std::string source = "measured";  // or "simulated"
   std::string process;              // "pid 123 on host"
+  std::string begun;                // "2026-11-23 09:37:25 UTC"
+  std::string command;              // as it was given
+  std::string commit;               // of the program's source
   bool ended = false;
   std::int64_t steps = 0, checkpoint_every = 0;  // which checkpoints are the run's
   std::map<std::string, std::string> digests;    // of the files that are read back
@@ -64,14 +70,41 @@ std::string this_process() {
   return fmt::format("pid {} on {}", ::getpid(), host);
 }
 
+/// As a shell would take it; "" where it is not known.
+std::string this_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string out;
+  for (std::string word; std::getline(file, word, '\0');) {
+    const bool plain = !word.empty() && word.find_first_not_of(
+                                            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                                            "0123456789_-+=:,./%@") == std::string::npos;
+    if (!out.empty()) out += ' ';
+    if (plain) {
+      out += word;
+      continue;
+    }
+    out += '\'';
+    for (const char c : word) c == '\'' ? out += "'\\''" : out += c;
+    out += '\'';
+  }
+  return printable_line(out);
+}
+
+std::string this_moment() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[64];
+  const std::size_t size = std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return {text, size};
+}
+
 Status write_record(const RunFolder& folder, const Record& r) {
-  const Json json = {{"schema", schema},
-                     {"run", r.run},
-                     {"source", r.source},
-                     {"process", r.process},
-                     {"ended", r.ended},
-                     {"steps", r.steps},
-                     {"checkpoint_every", r.checkpoint_every},
+  const Json json = {{"schema", schema},    {"run", r.run},
+                     {"source", r.source},  {"process", r.process},
+                     {"begun", r.begun},    {"command", r.command},
+                     {"commit", r.commit},  {"ended", r.ended},
+                     {"steps", r.steps},    {"checkpoint_every", r.checkpoint_every},
                      {"digests", r.digests}};
   return write_file_atomic(record_file(folder), json_text(json, 1) + "\n");
 }
@@ -86,6 +119,9 @@ std::optional<Record> read_record(const RunFolder& folder) {
     return Record{.run = json.at("run"),
                   .source = json.at("source"),
                   .process = json.at("process"),
+                  .begun = json.value("begun", ""),
+                  .command = json.value("command", ""),
+                  .commit = json.value("commit", ""),
                   .ended = json.at("ended"),
                   .steps = json.at("steps"),
                   .checkpoint_every = json.at("checkpoint_every"),
@@ -272,6 +308,7 @@ Status begin_in_folder(const RunFolder& folder, const Job& job, std::string_view
     record->source = source;
   }
   record->process = this_process();
+  record->begun = this_moment(), record->command = this_command(), record->commit = HOTBUNK_COMMIT;
   record->ended = false;
   record->steps = job.scenario.steps;
   record->checkpoint_every = job.scenario.checkpoint_every;
@@ -292,6 +329,16 @@ Status end_in_folder(const RunFolder& folder) {
   }
   record->ended = std::ranges::all_of(needed, [&](const char* name) { return record->digests.contains(name); });
   return write_record(folder, *record);
+}
+
+std::vector<std::pair<std::string, std::string>> origin_of(const RunFolder& folder) {
+  const auto record = read_record(folder);
+  if (!record) return {};
+  return {{"commit", record->commit},
+          {"begun", record->begun},
+          {"by", record->process},
+          {"command", record->command},
+          {"run", record->run}};
 }
 
 bool has_ended(const RunFolder& folder) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "cli/command.h"
 
@@ -53,6 +54,10 @@ void pass_on_claim(const ClaimedFolder&);
 Status begin_in_folder(const RunFolder&, const Job&, std::string_view source, Takes);
 /// All is written: notes the digest of every file that is read back.
 Status end_in_folder(const RunFolder&);
+
+/// When, where, from which commit and by which command the folder's run was made: rows of a report's provenance. Empty
+/// without a folder.json.
+std::vector<std::pair<std::string, std::string>> origin_of(const RunFolder&);
 
 /// Whether the folder's run wrote all that it leaves. False without a folder.json.
 bool has_ended(const RunFolder&);

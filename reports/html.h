@@ -17,12 +17,13 @@ struct ReportInput {
   const Trace* predicted = nullptr;  // of the same plan; drawn beside `trace` and compared with it
   std::string calibration;           // the profile that the simulated times come from; "" = datasheet efficiencies
   LengthCounts responses = {};       // of all iterations; empty where there is no rollout
-  std::vector<nlohmann::ordered_json> samples = {};  // to show (reports/shown_samples.h)
+  std::vector<nlohmann::ordered_json> samples = {};              // to show (reports/shown_samples.h)
+  std::vector<std::pair<std::string, std::string>> origin = {};  // where and when it was made: name, value
 };
 
-/// Verdict; memory over time; Gantt with the critical path; waterfall; traffic; rollout lengths and tail; metrics;
-/// samples; predicted over measured; provenance. Its size does not grow with the number of steps. Every chart has its
-/// table. Traces must be of `plan` (trace_fits_plan).
+/// Verdict; how trainer and engine take turns; memory over time; Gantt with the critical path; waterfall; traffic by
+/// rank and by link; rollout lengths and tail; metrics; samples; predicted over measured; provenance. Its size does not
+/// grow with the number of steps. Every chart has its table. Traces must be of `plan` (trace_fits_plan).
 std::string html_report(const ReportInput&);
 
 }  // namespace hotbunk

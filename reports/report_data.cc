@@ -171,42 +171,14 @@ Json timelines(const Plan& plan, const Trace& trace, Space space, const std::vec
   return out;
 }
 
-/// "layers.17.q_proj" -> "layers.*.q_proj": buffers of all layers are one line.
-std::string pattern_of(const std::string& name) {
-  std::string out;
-  bool in_number = false;
-  for (const char c : name) {
-    const bool digit = c >= '0' && c <= '9';
-    const bool starts =
-        digit && (out.empty() || out.back() == '.' || out.back() == '[' || out.back() == ' ');  // not the 4 of "fp4"
-    if (starts || (digit && in_number)) {
-      if (!in_number) out += '*';
-      in_number = true;
-    } else {
-      out += c, in_number = false;
-    }
-  }
-  return out;
-}
-
-/// The largest groups of like-named buffers that the plan has alive when a rank's live bytes first are highest.
-Json buffers_at_peak(const Plan& plan, Rank rank) {
-  std::map<std::pair<std::string, Category>, std::pair<std::int64_t, std::int64_t>> alike;  // bytes, buffers
-  for (const LiveBuffer& b : live_at_peak(plan, rank)) {
-    auto& [bytes, buffers] = alike[{pattern_of(b.name), b.category}];
-    bytes += b.bytes, ++buffers;
-  }
-  std::vector<std::pair<std::int64_t, Json>> order;
-  for (const auto& [key, sum] : alike)
-    order.emplace_back(
-        sum.first,
-        Json{{"name", key.first}, {"category", name_of(key.second)}, {"buffers", sum.second}, {"bytes", sum.first}});
-  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+/// Tensors that are alive when a rank's live bytes first are highest, in a phase or (-1) at all, largest first.
+Json tensors_at_peak(const Plan& plan, Rank rank, std::int16_t phase) {
   Json rows = Json::array();
   std::int64_t others = 0, other_bytes = 0;
-  for (auto& [bytes, row] : order)
-    if (rows.size() < most_buffers) rows.push_back(std::move(row));
-    else others += row["buffers"].get<std::int64_t>(), other_bytes += bytes;
+  for (const LiveTensors& t : live_tensors_at_peak(plan, rank, phase))
+    if (rows.size() < most_buffers)
+      rows.push_back({{"name", t.name}, {"category", name_of(t.category)}, {"buffers", t.buffers}, {"bytes", t.bytes}});
+    else others += t.buffers, other_bytes += t.bytes;
   return {{"rows", rows}, {"others", others}, {"other_bytes", other_bytes}};
 }
 
@@ -334,7 +306,7 @@ Json critical_json(const Plan& plan, const Trace& trace, const CriticalPath& pat
     const Span& s = trace.spans[path.spans[i]];
     // A run of a block, or several, says nothing of bytes: it is not of one kind.
     const std::string_view kind = is_compute(s.kind) && s.bytes == 0 && s.flops == 0.0 ? "several" : name_of(s.kind);
-    auto& [ns, times] = alike[{pattern_of(trace.names[static_cast<std::size_t>(s.name)]), kind}];
+    auto& [ns, times] = alike[{without_numbers(trace.names[static_cast<std::size_t>(s.name)]), kind}];
     ns += path.own_ns[i], ++times;
   }
   std::vector<std::pair<std::int64_t, Json>> order;
@@ -345,7 +317,34 @@ Json critical_json(const Plan& plan, const Trace& trace, const CriticalPath& pat
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   for (auto& [ns, row] : order)
     if (ops.size() < most_critical) ops.push_back(std::move(row));
-  return {{"step", path.step}, {"busy_s", seconds(path.busy_ns)}, {"phases", phases}, {"ops", ops}};
+  // What lies between, by what comes next.
+  std::map<std::pair<std::string, std::int16_t>, std::pair<std::int64_t, std::int64_t>> before;  // ns, times
+  for (std::size_t i = 0; i < path.spans.size(); ++i) {
+    if (path.idle_ns[i] == 0) continue;
+    const Span& s = trace.spans[path.spans[i]];
+    auto& [ns, times] = before[{without_numbers(trace.names[static_cast<std::size_t>(s.name)]), s.phase}];
+    ns += path.idle_ns[i], ++times;
+  }
+  std::vector<std::pair<std::int64_t, Json>> idle;
+  for (const auto& [key, sum] : before)
+    idle.emplace_back(sum.first, Json{{"name", key.first},
+                                      {"phase", plan.phases[static_cast<std::size_t>(key.second)].name},
+                                      {"times", sum.second},
+                                      {"idle_s", seconds(sum.first)}});
+  if (path.idle_after_ns > 0)
+    idle.emplace_back(
+        path.idle_after_ns,
+        Json{{"name", "(the end)"}, {"phase", ""}, {"times", 1}, {"idle_s", seconds(path.idle_after_ns)}});
+  std::stable_sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  Json waits = Json::array();
+  for (auto& [ns, row] : idle)
+    if (waits.size() < most_critical) waits.push_back(std::move(row));
+  return {{"step", path.step},
+          {"elapsed_s", seconds(path.elapsed_ns)},
+          {"busy_s", seconds(path.busy_ns)},
+          {"phases", phases},
+          {"ops", ops},
+          {"waits", waits}};
 }
 
 Json named(const auto& colours, auto name) {
@@ -378,6 +377,7 @@ Json provenance(const ReportInput& in, const Json& summary) {
                             kept["every"].get<std::int64_t>()));
   row("seed", fmt::format("{}", s.seed));
   row("hotbunk", text("version ", HOTBUNK_VERSION, ""));
+  for (const auto& [key, value] : in.origin) rows.push_back({key, value});
   return rows;
 }
 
@@ -392,6 +392,7 @@ Json report_data(const ReportInput& in) {
   Json summary = summarize(in.plan, in.scenario, in.trace);
   const auto peak_rank = summary["memory"]["peak_rank"].get<Rank>();
   const std::vector<Rank> drawn = drawn_ranks(in.plan, in.trace, peak_rank);
+  summary.erase("traffic");  // step by step; the page shows the totals, summary.json has both
   Json out = {{"summary", std::move(summary)}, {"predicted", nullptr}, {"comparison", nullptr}};
   if (in.predicted != nullptr) {
     out["predicted"] = summarize(in.plan, in.scenario, *in.predicted);
@@ -418,7 +419,7 @@ Json report_data(const ReportInput& in) {
   out["folded"] = !in.trace.players.empty();
   out["timeline"] = timelines(in.plan, in.trace, Space::device, drawn, peak_rank);
   out["host_timeline"] = timelines(in.plan, in.trace, Space::host, drawn, peak_rank);
-  out["at_peak"] = buffers_at_peak(in.plan, peak_rank);
+  out["at_peak"] = tensors_at_peak(in.plan, peak_rank, -1);
   const CriticalPath path = critical_path(in.plan, in.trace, last_recorded_step(in.plan, in.trace));
   out["spans"] = spans_json(in.trace, drawn, path);
   out["critical"] = critical_json(in.plan, in.trace, path);

@@ -26,6 +26,7 @@
 #include "planner/cost/cost_model.h"
 #include "sim/disturbed_cost.h"
 #include "sim/links.h"
+#include "trace/trace.h"
 
 namespace hotbunk {
 
@@ -70,6 +71,10 @@ class ClusterLinks {
   /// `alike`: the groups, itself among them, that it stands for; empty: itself alone. To be made once per group.
   GroupLinks links_of(const std::vector<Rank>& members, std::span<const std::vector<Rank>> alike = {}) const;
 
+  /// What the links have carried, those that carried alike as one, of each kind the one that was busiest first. Only
+  /// links of `players` have jobs: `player_of` says by rank who stands for it.
+  std::vector<LinkTraffic> traffic(std::span<const Rank> player_of) const;
+
   // What a job of this price takes, behind what is in `out`. Price in ns, alone; bytes and payload as CostModel has
   // them.
 
@@ -97,9 +102,16 @@ class ClusterLinks {
   /// Of a device's link that is busy for so long at its usual rate, by a job that takes `price_ns` alone.
   double part(std::int64_t device, double RankFactors::*kind, double seconds, std::int64_t price_ns) const;
   /// The link of a device that is `nvlink` where there is one.
-  Demand inside(std::int64_t device, bool out, double fraction, std::int32_t times) const;
+  Demand inside(std::int64_t device, bool out, double fraction, std::int32_t times, double bytes) const;
+
+  /// Of a spine link, one way.
+  double spine_bytes_per_s() const;
+  /// How many times slower than its kind a device's link is.
+  double slowness(std::int64_t device, DeviceLink) const;
 
   const CostModel& cost_;
+  const SharedLinks& links_;
+  std::int64_t num_devices_ = 0, num_nodes_ = 0, num_spines_ = 0;
   std::int64_t ranks_per_device_, devices_per_node_, pod_nodes_;
   bool rails_, has_spine_, has_nvlink_, has_bus_;
   double oversubscription_;

@@ -61,6 +61,11 @@ class Engine {
   /// Runs to the end: nothing more will come.
   Status finish() { return run(true); }
 
+  /// What the links carried; empty without use_links().
+  std::vector<LinkTraffic> link_traffic() const {
+    return wiring_ ? wiring_->cluster.traffic(classes_.representatives()) : std::vector<LinkTraffic>{};
+  }
+
   std::int64_t now_ns() const { return now_; }
   /// Ops that have been completed.
   std::int64_t num_done() const { return num_done_; }

@@ -20,6 +20,18 @@ void SharedLinks::go_to(std::int64_t now_ns) {
   now_ns_ = now_ns;
 }
 
+/// A job's rate on a link rises, or falls, from now on.
+void SharedLinks::use(const Use& by, std::int64_t more_rate) {
+  constexpr double full = static_cast<double>(full_link) * static_cast<double>(full_rate);
+  Link& link = links_[by.link];
+  if (link.since_ns < now_ns_ && link.used > 0) {
+    link.load.busy_ns += now_ns_ - link.since_ns;
+    link.load.peak = std::max(link.load.peak, std::min(1.0, static_cast<double>(link.used) / full));
+  }
+  link.since_ns = now_ns_;
+  link.used += static_cast<Wide>(by.amount) * more_rate;
+}
+
 void SharedLinks::mark(LinkId link) {
   if (links_[link].changed) return;
   links_[link].changed = true;
@@ -52,23 +64,29 @@ void SharedLinks::join(std::int64_t now_ns, std::uint32_t number, std::int64_t p
     link.users.push_back({slot, place});
     link.wanted += amount * demand.times;
     HB_CHECK(link.wanted < full_rate, "link {} is wanted too often", link.name);
+    link.load.bytes += demand.bytes * demand.times;
+    link.load.full_ns += static_cast<double>(price_ns) * static_cast<double>(job.uses.back().amount) / full_link;
     if (!link.overfull()) continue;
     contends = true;
     mark(demand.link);
   }
-  if (!contends) job.rate = full_rate;
+  if (!contends) {
+    job.rate = full_rate;
+    for (const Use& u : job.uses) use(u, full_rate);
+  }
   if (!contends || price_ns == 0) schedule(slot, now_ns + price_ns);
 }
 
 void SharedLinks::leave(Slot slot) {
   Job& job = jobs_[slot];
-  for (const Use& use : job.uses) {
-    Link& link = links_[use.link];
-    if (link.overfull()) mark(use.link);
-    link.wanted -= use.amount;
+  for (const Use& taken : job.uses) {
+    Link& link = links_[taken.link];
+    use(taken, -job.rate);
+    if (link.overfull()) mark(taken.link);
+    link.wanted -= taken.amount;
     const User last = link.users.back();
-    link.users[use.at] = last;
-    jobs_[last.job].uses[last.use].at = use.at;
+    link.users[taken.at] = last;
+    jobs_[last.job].uses[last.use].at = taken.at;
     link.users.pop_back();
   }
   job.uses.clear();
@@ -115,6 +133,7 @@ void SharedLinks::drop_stale() {
 void SharedLinks::set_rate(Slot slot, std::int64_t rate) {
   Job& job = jobs_[slot];
   if (rate == job.rate) return;
+  for (const Use& u : job.uses) use(u, rate - job.rate);
   job.left -= static_cast<Wide>(now_ns_ - job.since_ns) * job.rate;
   job.left = std::max<Wide>(job.left, 0);
   job.since_ns = now_ns_, job.rate = rate;

@@ -16,6 +16,15 @@ struct Demand {
   LinkId link = 0;
   double fraction = 0.0;   // of the link's capacity, in [0, 1]: bytes over it / (price x capacity); cut to 2^-40
   std::int32_t times = 1;  // alike jobs that this one stands for on this link, all at its rate; at most 2^20
+  double bytes = 0.0;      // of each of them, over this link; counted, nothing depends on it
+};
+
+/// What a link has carried so far.
+struct LinkLoad {
+  double bytes = 0.0;
+  std::int64_t busy_ns = 0;  // while a job was on it at a rate above 0
+  double full_ns = 0.0;      // what its jobs would have kept it busy for alone, at full capacity
+  double peak = 0.0;         // the largest part of its capacity in use, in [0, 1], but for instants of no duration
 };
 
 /// Max-min sharing. A job alone runs at rate 1 and is done after its price. Jobs that together want more than a link
@@ -45,6 +54,8 @@ class SharedLinks {
   /// when all that happens at an instant has happened.
   std::optional<std::int64_t> next_done_ns();
   std::size_t running() const { return num_running_; }
+  /// Of jobs that are over, and of those that run what they have had up to the last call's time.
+  const LinkLoad& load(LinkId link) const { return links_[link].load; }
 
  private:
   __extension__ using Wide = __int128;
@@ -74,11 +85,14 @@ class SharedLinks {
     std::string name;
     std::vector<User> users;
     std::int64_t wanted = 0;  // by all users at full rate, of full_link
-    std::uint64_t seen = 0;   // by which solution
-    bool changed = false;     // since the last solution
-    std::int64_t rising = 0;  // while being solved: wanted by those whose rate still rises
-    Wide free = 0;            //   full_link x full_rate without what the others take
-    std::int64_t level = 0;   //   the rate at which it is full if nothing else is
+    LinkLoad load;
+    Wide used = 0;              // by all users at their rates, of full_link x full_rate
+    std::int64_t since_ns = 0;  // when that began
+    std::uint64_t seen = 0;     // by which solution
+    bool changed = false;       // since the last solution
+    std::int64_t rising = 0;    // while being solved: wanted by those whose rate still rises
+    Wide free = 0;              //   full_link x full_rate without what the others take
+    std::int64_t level = 0;     //   the rate at which it is full if nothing else is
     bool overfull() const { return wanted > full_link; }
   };
   struct Due {
@@ -94,6 +108,7 @@ class SharedLinks {
   };
 
   void go_to(std::int64_t now_ns);
+  void use(const Use&, std::int64_t more_rate);
   void mark(LinkId);
   void leave(Slot);
   void solve();

@@ -478,6 +478,7 @@ Result<Trace> SimBackend::take_trace() {
   const RankClasses& classes = world_->classes;
   if (classes.folds()) trace.players = classes.representatives();
   world_->timeline.write(trace);
+  trace.links = world_->engine.link_traffic();
   for (auto* rows : {&trace.traffic, &trace.traffic_totals})
     rows->resize(static_cast<std::size_t>(classes.num_ranks()));
   trace.memory.resize(static_cast<std::size_t>(classes.num_ranks()));

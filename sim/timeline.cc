@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "graph/catalogue.h"
+#include "trace/span_name.h"
 
 namespace hotbunk {
 
@@ -144,7 +145,8 @@ Timeline::Figures Timeline::figures_of(RankLine& mine, const ProgramIndex& index
 /// The op's; of a segment its call's and what its body is.
 std::int32_t Timeline::name_of_item(const OpInfo& item) {
   const BoundOp& op = item.op;
-  if (item.segment < 0 || is_communication(op->kind) || is_memory(op->kind)) return intern(op.call->name, op->name);
+  if (is_memory(op->kind)) return intern(span_name(op));
+  if (item.segment < 0 || is_communication(op->kind)) return intern(op.call->name, op->name);
   const auto [at, is_new] = index_of_parts_.try_emplace({op.call->name.data(), op.body().name.data()}, 0);
   return is_new ? at->second = intern(op.name_with_neighbours()) : at->second;
 }

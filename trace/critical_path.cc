@@ -5,6 +5,7 @@
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/dag_shortest_paths.hpp>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include "base/check.h"
 #include "graph/bound.h"
 #include "trace/meetings.h"
+#include "trace/span_name.h"
 
 namespace hotbunk {
 namespace {
@@ -40,6 +42,8 @@ class Builder {
     if (spans_.empty()) return out;
     const std::vector<std::pair<Vertex, Vertex>> before = order_edges();
     collectives();
+    together();
+    if (!trace_.links.empty()) no_sooner();
     events();
     for (const auto& [from, to] : before) edge(from, to);
     longest(out);
@@ -102,6 +106,60 @@ class Builder {
     }
   }
 
+  /// Whether a span stands for a run of a block or for several: "decode", "decode x 137", "train: further blocks".
+  bool of_several(const Span& s) const {
+    const std::string_view name = this->name(s);
+    const auto phase = static_cast<std::size_t>(s.phase);
+    if (name.ends_with(": further blocks")) return true;
+    const std::string_view block = name.substr(0, std::min(name.find(" x "), name.size()));
+    for (const Program& program : plan_.programs)
+      if (std::ranges::any_of(program.phases[phase], [&](const Block& b) { return !block.empty() && b.name == block; }))
+        return true;
+    return false;
+  }
+
+  /// Of the spans of one rank and phase that stand for whole runs, those of several streams lie over one another: what
+  /// ends later counts from where the other ends.
+  void together() {
+    std::map<std::int32_t, bool> known;  // by name; a name is of one phase
+    std::map<std::pair<Rank, std::int16_t>, std::vector<std::pair<std::int64_t, Vertex>>> by_visit;  // end
+    for (Vertex v = 0; v < spans_.size(); ++v) {
+      const auto [at, is_new] = known.try_emplace(span(v).name);
+      if (is_new) at->second = of_several(span(v));
+      if (at->second) by_visit[{span(v).rank, span(v).phase}].emplace_back(span(v).end_ns, v);
+    }
+    for (auto& [visit, mine] : by_visit) {
+      std::sort(mine.begin(), mine.end());
+      for (std::size_t i = 1; i < mine.size(); ++i) {
+        const auto& [before_ns, before] = mine[i - 1];
+        const auto& [end_ns, v] = mine[i];
+        if (span(v).start_ns >= before_ns) continue;
+        edge(before, v);
+        own_ns_[v] = end_ns - before_ns;
+      }
+    }
+  }
+
+  /// Where every rank has a device to itself, nothing waits for a core or a host: an op of a simulation begins at the
+  /// nanosecond at which what it waited for ends, on its own rank or, of what communicates, on another one.
+  void no_sooner() {
+    using Ending = std::multimap<std::int64_t, Vertex>;
+    std::map<std::pair<Rank, std::int16_t>, Ending> own;
+    std::map<std::int16_t, Ending> all;
+    for (Vertex v = 0; v < spans_.size(); ++v) {
+      own[{span(v).rank, span(v).phase}].emplace(span(v).end_ns, v);
+      all[span(v).phase].emplace(span(v).end_ns, v);
+    }
+    for (Vertex v = 0; v < spans_.size(); ++v) {
+      const auto after = [&](const Ending& ending) {
+        const auto [first, last] = ending.equal_range(span(v).start_ns);
+        for (auto it = first; it != last; ++it) edge(it->second, v);
+        return first != last;
+      };
+      if (!after(own[{span(v).rank, span(v).phase}]) && is_communication(span(v).kind)) after(all[span(v).phase]);
+    }
+  }
+
   /// From the program's text to the spans: the op before a record is the latest of its name that was done before the op
   /// after the wait started.
   void events() {
@@ -151,12 +209,14 @@ class Builder {
     each_step(
         program, block,
         [&](const BoundOp& op) {
-          if (is_memory(op->kind)) return;  // memory leaves no spans
+          if (op->kind == OpKind::alloc || op->kind == OpKind::free) return;  // they leave no spans
           const auto stream = static_cast<std::size_t>(op->stream);
-          Names name = {op.name(), op.name_with_neighbours()};
-          for (Names& from : std::exchange(awaited[stream], {}))
-            if (!from[0].empty()) out.emplace_back(std::move(from), name);
-          last[stream] = std::move(name);
+          const bool maps = is_memory(op->kind);  // leaves one in a simulation only: what is behind it waits as well
+          const std::string name = span_name(op);
+          for (const Names& from : awaited[stream])
+            if (!from[0].empty()) out.emplace_back(from, Names{name, maps ? name : op.name_with_neighbours()});
+          if (!maps) awaited[stream].clear();
+          last[stream] = {name, maps ? last[stream][0] : op.name_with_neighbours()};
         },
         [&](const Mark& m) {
           const auto stream = static_cast<std::size_t>(m.stream);
@@ -188,23 +248,43 @@ class Builder {
     std::reverse(out.own_ns.begin(), out.own_ns.end());
   }
 
+  /// Where the path's time is, and what lies between its ops.
   void phases(CriticalPath& out) const {
     std::map<std::int16_t, std::int64_t> ends;
-    std::int64_t before_ns = INT64_MAX;
+    std::int64_t begin_ns = INT64_MAX;
     for (const PhaseSpan& p : trace_.phases) {
       if (p.step != step_) continue;
       ends[p.phase] = std::max(ends[p.phase], p.end_ns);
-      before_ns = std::min(before_ns, p.start_ns);
+      begin_ns = std::min(begin_ns, p.start_ns);
     }
-    std::map<std::int16_t, std::int64_t> busy;
-    for (std::size_t i = 0; i < out.spans.size(); ++i) busy[trace_.spans[out.spans[i]].phase] += out.own_ns[i];
     std::vector<std::pair<std::int64_t, std::int16_t>> order;
     for (const auto& [phase, end_ns] : ends) order.emplace_back(end_ns, phase);
     std::sort(order.begin(), order.end());
-    for (const auto& [end_ns, phase] : order) {
-      out.phases.push_back({phase, end_ns - before_ns, busy[phase]});
-      before_ns = end_ns;
+    const std::int64_t end_ns = order.empty() ? 0 : order.back().first;
+    for (std::int64_t before_ns = begin_ns; const auto& [until_ns, phase] : order) {
+      out.phases.push_back({phase, until_ns - before_ns, 0});
+      before_ns = until_ns;
     }
+    // A measured op may end a little behind its phase; the path has no nanosecond twice.
+    out.elapsed_ns = order.empty() ? 0 : end_ns - begin_ns;
+    out.busy_ns = 0;
+    std::int64_t now_ns = begin_ns;
+    for (std::size_t i = 0; i < out.spans.size(); ++i) {
+      const std::int64_t to_ns = std::min(trace_.spans[out.spans[i]].end_ns, end_ns),
+                         from_ns = std::clamp(to_ns - out.own_ns[i], std::min(now_ns, to_ns), to_ns);
+      const std::int64_t starts_ns = std::max(from_ns, now_ns), stops_ns = std::max(to_ns, now_ns);
+      out.idle_ns.push_back(starts_ns - now_ns);
+      out.own_ns[i] = stops_ns - starts_ns;
+      out.busy_ns += out.own_ns[i];
+      now_ns = stops_ns;
+      std::int64_t before_ns = begin_ns;
+      for (CriticalPath::PhaseShare& share : out.phases) {
+        const std::int64_t until_ns = before_ns + share.elapsed_ns;
+        share.busy_ns += std::max<std::int64_t>(0, std::min(stops_ns, until_ns) - std::max(starts_ns, before_ns));
+        before_ns = until_ns;
+      }
+    }
+    out.idle_after_ns = end_ns - now_ns;
   }
 
   const Plan& plan_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -68,10 +69,41 @@ std::vector<LiveBuffer> live_at_peak(const Plan& plan, Rank rank, std::int16_t p
   std::vector<LiveBuffer> out;
   for (const auto& [b, prefix] : at_peak)
     if (program.section(b->section).space == space)
-      out.push_back({std::string(prefix) + b->name, b->category, b->bytes()});
+      out.push_back({std::string(prefix) + b->name, program.section(b->section).name, b->category, b->bytes()});
   std::ranges::sort(out, [](const LiveBuffer& a, const LiveBuffer& b) {
     return std::tie(b.bytes, a.name, a.category) < std::tie(a.bytes, b.name, b.category);
   });
+  return out;
+}
+
+std::string without_numbers(const std::string& name) {
+  std::string out;
+  bool in_number = false;
+  for (const char c : name) {
+    const bool digit = c >= '0' && c <= '9';
+    const bool starts =
+        digit && (out.empty() || out.back() == '.' || out.back() == '[' || out.back() == ' ');  // not the 4 of "fp4"
+    if (starts || (digit && in_number)) {
+      if (!in_number) out += '*';
+      in_number = true;
+    } else {
+      out += c, in_number = false;
+    }
+  }
+  return out;
+}
+
+std::vector<LiveTensors> live_tensors_at_peak(const Plan& plan, Rank rank, std::int16_t phase, Space space) {
+  std::map<std::tuple<std::string, std::string, Category>, LiveTensors> alike;
+  for (const LiveBuffer& b : live_at_peak(plan, rank, phase, space)) {
+    std::string name = without_numbers(b.name);
+    LiveTensors& sum = alike[{name, b.section, b.category}];
+    sum.name = std::move(name), sum.section = b.section, sum.category = b.category;
+    ++sum.buffers, sum.bytes += b.bytes;
+  }
+  std::vector<LiveTensors> out;
+  for (auto& [key, sum] : alike) out.push_back(std::move(sum));
+  std::ranges::stable_sort(out, std::greater<>(), &LiveTensors::bytes);
   return out;
 }
 

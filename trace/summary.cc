@@ -7,7 +7,9 @@
 #include <set>
 #include <tuple>
 
+#include "trace/gpu_timeline.h"
 #include "trace/kept_steps.h"
+#include "trace/static_memory.h"
 
 namespace hotbunk {
 namespace {
@@ -223,6 +225,50 @@ Json metrics_json(const Trace& trace) {
   return out;
 }
 
+/// What is alive at the peak of the phase that is fullest, and of the weight update, tensor by tensor.
+Json live_json(const Plan& plan, Rank rank, const Json& memory) {
+  const RankMemory walked = static_memory(plan, rank);
+  Json out = Json::array();
+  std::set<std::int32_t> phases = {plan.phase_index("sync"),
+                                   plan.phase_index(memory.at("peak_phase").get<std::string>())};
+  for (const std::int32_t index : phases) {
+    const auto phase = static_cast<std::int16_t>(index);
+    const auto peak = walked.device.phase_peaks.find(phase);
+    if (index < 0 || peak == walked.device.phase_peaks.end()) continue;
+    Json tensors = Json::array();
+    for (const LiveTensors& t : live_tensors_at_peak(plan, rank, phase)) {
+      const auto section = std::ranges::find(plan.program(rank).sections, t.section, &Section::name);
+      tensors.push_back({{"name", t.name},
+                         {"process", name_of(process_of(*section))},
+                         {"category", name_of(t.category)},
+                         {"buffers", t.buffers},
+                         {"bytes", t.bytes}});
+    }
+    out.push_back({{"phase", phase_name(plan, phase)},
+                   {"rank", rank},
+                   {"peak_bytes", peak->second.peak_bytes},
+                   {"tensors", std::move(tensors)}});
+  }
+  return out;
+}
+
+Json links_json(const Trace& trace) {
+  std::int64_t all_ns = 0;
+  for (const PhaseTotal& t : trace.phase_totals)
+    if (t.phase == PhaseTotal::iteration) all_ns = std::max(all_ns, t.stays.total_ns);
+  Json out = Json::array();
+  for (const LinkTraffic& l : trace.links)
+    out.push_back({{"name", l.name},
+                   {"kind", l.kind},
+                   {"links", l.links},
+                   {"capacity_bytes_per_second", l.capacity_bytes_per_s},
+                   {"bytes", l.bytes},
+                   {"busy_seconds", static_cast<double>(l.busy_ns) * ns},
+                   {"peak_utilisation", l.peak},
+                   {"mean_utilisation", all_ns > 0 ? l.full_ns / static_cast<double>(all_ns) : 0.0}});
+  return out;
+}
+
 /// From the first iteration's begin to the last one's end: where roles walk at their own pace, no rank sees all of it.
 double elapsed_seconds(const Plan& plan, const Trace& trace) {
   std::int64_t begin = INT64_MAX, end = 0;
@@ -267,6 +313,9 @@ Json summarize(const Plan& plan, const Scenario& scenario, const Trace& trace) {
   const std::int32_t train = plan.phase_index("train");
   const double train_s = train < 0 ? 0.0 : totals[static_cast<std::int16_t>(train)].seconds();
   std::erase_if(totals, [](const auto& total) { return total.second.ranks == 0; });
+  Json memory = memory_json(plan, trace);
+  const auto peak_rank = memory.at("peak_rank").get<Rank>();
+  Json live = live_json(plan, peak_rank, memory);
   return {{"schema", "hotbunk.trace-summary/1"},
           {"source", trace.source},
           {"scenario", scenario.name},
@@ -278,13 +327,16 @@ Json summarize(const Plan& plan, const Scenario& scenario, const Trace& trace) {
           {"tokens_per_second", all_s > 0.0 ? static_cast<double>(trace.trained_tokens) / all_s : 0.0},
           {"mfu", mfu(plan, scenario, trace, train_s)},
           {"phases", phases_json(plan, trace)},
-          {"memory", memory_json(plan, trace)},
+          {"memory", std::move(memory)},
           {"traffic", traffic_json(plan, trace.traffic, false)},
           {"metrics", metrics_json(trace)},
           {"iteration", total_json(iterations)},
           {"phase_totals", totals_json(plan, totals)},
           {"traffic_totals", traffic_json(plan, trace.traffic_totals, true)},
-          {"kept", kept_json(plan, trace, steps)}};
+          {"kept", kept_json(plan, trace, steps)},
+          {"timeline", timeline_json(plan, gpu_timeline(plan, trace, peak_rank))},
+          {"live_at_peak", std::move(live)},
+          {"links", links_json(trace)}};
 }
 
 }  // namespace hotbunk

@@ -25,6 +25,10 @@ struct Comparison;
 ///   iteration, phase_totals, traffic_totals
 ///                      over all steps: times; seconds of a rank, mean over ranks; mean, shortest, longest (and in
 ///                      which step) exactly, p50 and p95 to 1.1 %, of all ranks' single stays
+///   timeline           of the rank with the highest peak (gpu_timeline.h)
+///   live_at_peak       the same rank's tensors at the peaks of its fullest phase and of the weight update; their bytes
+///                      add up to peak_bytes
+///   links              of a simulation (trace.h: LinkTraffic); mean over all iterations
 ///   kept               of how many of all steps there are rows, the distance of those in between, rows of metrics
 nlohmann::ordered_json summarize(const Plan&, const Scenario&, const Trace&);
 

@@ -17,6 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::size_t most_tensors = 12;  // rows of their own at a peak
+
 /// Bytes, or "-" for none, so that what matters stands out.
 std::string cell(std::int64_t bytes) { return bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes)); }
 
@@ -93,6 +95,60 @@ std::string memory_table(const Json& s, bool colour) {
   for (const std::string& name : used) last.push_back(cell(bytes_at(rank.at("category_peaks"), name.c_str())));
   table.add(last);
   return table.str(colour);
+}
+
+std::string seconds_cell(const Json& seconds) {
+  return seconds.is_null() ? "-" : format_seconds(seconds.get<double>());
+}
+
+/// Step by step what trainer and engine do on one GPU and hold behind it. Only where something sleeps or wakes.
+std::string timeline_table(const Json& s, bool colour) {
+  const Json& timeline = s.at("timeline");
+  const Json& steps = timeline.at("steps");
+  if (std::ranges::all_of(steps, [](const Json& step) { return step.at("action") == "works"; })) return "";
+  TextTable table({"phase", "process", "what", "does", "takes", "waiting", "trainer", "engine", "device", "peak",
+                   "mapped", "host trainer", "host engine"},
+                  4);
+  for (const Json& step : steps) {
+    const Json &device = step.at("device_bytes"), &host = step.at("host_bytes");
+    std::vector<std::string> row;
+    for (const char* key : {"phase", "process", "tag", "action"}) row.push_back(step.at(key).get<std::string>());
+    row.push_back(seconds_cell(step.at("seconds")));
+    row.push_back(seconds_cell(step.at("waiting")));
+    for (const char* key : {"trainer", "engine", "total", "peak", "mapped"}) row.push_back(cell(bytes_at(device, key)));
+    for (const char* key : {"trainer", "engine"}) row.push_back(cell(bytes_at(host, key)));
+    table.add(row);
+  }
+  return fmt::format(
+             "\nTimeline of rank {}: how trainer and engine take turns. Live bytes behind each step; peak: meanwhile\n",
+             timeline.at("rank").get<int>()) +
+         table.str(colour);
+}
+
+/// Tensor by tensor what makes the peak of the weight update.
+std::string sync_peak_table(const Json& s, bool colour) {
+  std::string out;
+  for (const Json& peak : s.at("live_at_peak")) {
+    if (peak.at("phase") != "sync") continue;
+    TextTable table({"tensor", "process", "category", "buffers", "bytes"}, 3);
+    const Json& tensors = peak.at("tensors");
+    std::int64_t others = 0, other_bytes = 0;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const Json& t = tensors[i];
+      if (i >= most_tensors) {
+        others += bytes_at(t, "buffers"), other_bytes += bytes_at(t, "bytes");
+        continue;
+      }
+      table.add({t.at("name").get<std::string>(), t.at("process").get<std::string>(),
+                 t.at("category").get<std::string>(), format_count(bytes_at(t, "buffers")),
+                 cell(bytes_at(t, "bytes"))});
+    }
+    if (others > 0) table.add({"others", "", "", format_count(others), cell(other_bytes)});
+    table.add({"all together", "", "", "", cell(bytes_at(peak, "peak_bytes"))});
+    out += fmt::format("\nAlive at the peak of the weight update (rank {}, phase sync)\n", peak.at("rank").get<int>()) +
+           table.str(colour);
+  }
+  return out;
 }
 
 std::string rank_list(const Json& ranks) {
@@ -192,6 +248,7 @@ std::string render_summary(const Json& s, bool colour, const Comparison* predict
     out += fmt::format("\nMemory of rank {} (composition at each phase's peak)\n",
                        s.at("memory").at("peak_rank").get<int>()) +
            memory_table(s, colour);
+  out += timeline_table(s, colour) + sync_peak_table(s, colour);
   out += traffic_table(s, colour) + metrics_table(s, colour) + '\n' + kept_line(s);
   return out + fmt::format("plan {}\n", s.at("plan_hash").get<std::string>()) +
          (predicted ? render_verdict(*predicted, colour) : "");

@@ -103,6 +103,19 @@ struct StepMetrics {
   std::map<std::string, double> values;
 };
 
+/// What one link of the cluster carried (sim/cluster_links.h), over the whole simulation.
+struct LinkTraffic {
+  std::string name;                 // "node 0 gpu 3 nvlink out"
+  std::string kind;                 // "nvlink out"
+  std::int64_t links = 1;           // how many carry the same, itself among them
+  double capacity_bytes_per_s = 0;  // one way
+  double bytes = 0;                 // over this link
+  std::int64_t busy_ns = 0;         // while anything was on it
+  double full_ns = 0;               // what it would have been busy for at its full capacity
+  double peak = 0;                  // the largest part of its capacity that was in use, in [0, 1]
+  friend bool operator==(const LinkTraffic&, const LinkTraffic&) = default;
+};
+
 struct Trace {
   std::string source = "simulated";  // or "measured"
   /// Of a simulation, by rank, who was played in its place: itself, or the first of the ranks that are all alike.
@@ -122,8 +135,10 @@ struct Trace {
   std::vector<RankTraffic> traffic;         // by rank
   std::vector<RankTraffic> traffic_totals;  // by rank; the keys' step is 0
   std::vector<StepMetrics> metrics;         // thinned as MetricFold does
-  std::int64_t trained_tokens = 0;          // prompt + response tokens trained, all steps and ranks
-  double model_flops = 0.0;                 // of training: 6 N per token + attention, no recompute, all steps and ranks
+  /// Of a simulation whose devices share links, those that something was on; else empty.
+  std::vector<LinkTraffic> links;
+  std::int64_t trained_tokens = 0;  // prompt + response tokens trained, all steps and ranks
+  double model_flops = 0.0;         // of training: 6 N per token + attention, no recompute, all steps and ranks
 };
 
 }  // namespace hotbunk

@@ -141,6 +141,13 @@ std::string trace_to_json(const Trace& trace, std::string_view plan_hash) {
   by_rank("traffic", trace.traffic, [&](const RankTraffic& rows) { append_traffic(out, rows); });
   by_rank("traffic_totals", trace.traffic_totals, [&](const RankTraffic& rows) { append_traffic(out, rows); });
   append_rows(out, "metrics", trace.metrics, [&](const StepMetrics& m) { append_metrics(out, m); });
+  append_rows(out, "links", trace.links, [&](const LinkTraffic& l) {
+    out += '[', append_json(out, l.name), out += ',', append_json(out, l.kind), out += ',', append_json(out, l.links);
+    for (const double value : {l.capacity_bytes_per_s, l.bytes}) out += ',', append_json(out, value);
+    out += ',', append_json(out, l.busy_ns);
+    for (const double value : {l.full_ns, l.peak}) out += ',', append_json(out, value);
+    out += ']';
+  });
   out += "}\n";
   return out;
 }

@@ -160,6 +160,18 @@ StepMetrics read_metrics(const Value& v) {
   return m;
 }
 
+LinkTraffic read_link(const Value& v) {
+  v.array(8, 8);
+  return {.name = v.at(0).text(),
+          .kind = v.at(1).text(),
+          .links = v.at(2).integer(1, most_ranks * 6),
+          .capacity_bytes_per_s = v.at(3).real(),
+          .bytes = v.at(4).real(),
+          .busy_ns = v.at(5).integer(0, largest),
+          .full_ns = v.at(6).real(),
+          .peak = v.at(7).real()};
+}
+
 template <class Row, class Read>
 std::vector<Row> read_rows(const Value& v, Read read) {
   std::vector<Row> rows;
@@ -209,6 +221,7 @@ Trace read_trace(const Value& v) {
   check_players(v, trace);
   stand_in(trace);
   trace.metrics = read_rows<StepMetrics>(v["metrics"], read_metrics);
+  if (v.has("links")) trace.links = read_rows<LinkTraffic>(v["links"], read_link);
   return trace;
 }
 

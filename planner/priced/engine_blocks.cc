@@ -183,26 +183,43 @@ void PricedPlanWriter::exchange(std::int32_t phase) {
   communicate(OpKind::all_gather, streams::control, "world", "exchange", {}, always(rollout_.exchange_seconds));
 }
 
+/// What a weight update holds beside the engine's weights while it goes on: the bucket that is brought up, where the
+/// parameters sleep; that bucket's parameters gathered in full; the same flattened, to be handed over; of a rank that
+/// hands over by itself its part. Together what RlModel::staging_bytes and the upload take.
+std::vector<BufferId> PricedPlanWriter::sync_staging(bool from_host) {
+  std::vector<BufferId> out;
+  const auto add = [&](const char* name, double size, bool always = false) {
+    if (size > 0.0 || always)
+      out.push_back(b().transient(fmt::format("sync.{}", name), DType::u8, whole_bytes(size), Category::communication));
+  };
+  if (from_host) add("uploaded", std::min(point_.bucket_bytes, train_.params));
+  double left = staging_;
+  for (const char* name : {"gathered", "flattened"}) {
+    const double bucket = sync_.peak_bytes / 2.0;
+    if (left >= bucket) add(name, bucket), left -= bucket;
+  }
+  add("part", left, out.empty());
+  return out;
+}
+
 /// Staging stands for the whole of it. Bytes move while requests and casts of other buckets run; the closed form adds
 /// them up, and so do these ops, one behind the other.
 void PricedPlanWriter::sync(std::int32_t phase, bool from_host, Part part) {
   b().begin_block(phase, "sync");
   b().begin_call("sync", "sync.");
-  const double host_staging = from_host ? std::min(point_.bucket_bytes, train_.params) : 0.0;
-  const BufferId staging =
-      b().transient("sync.buckets", DType::u8, whole_bytes(staging_ + host_staging), Category::communication);
+  const std::vector<BufferId> staging = sync_staging(from_host);
   if (part.trains) {
     if (const double up = model_.cost().node_copy_seconds(train_.streamed_source); up > 0.0)
-      priced(OpKind::priced, streams::h2d, "sync.stream_source", {staging}, always(up));
+      priced(OpKind::priced, streams::h2d, "sync.stream_source", staging, always(up));
     if (from_host)
-      priced(OpKind::priced, streams::h2d, "sync.upload", {staging},
+      priced(OpKind::priced, streams::h2d, "sync.upload", staging,
              always(model_.cost().host_copy_seconds(train_.params)));
-    compute("sync.requests", {staging},
+    compute("sync.requests", staging,
             always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
   }
-  communicate(OpKind::all_gather, streams::gather, "world", "sync.gather", {staging},
+  communicate(OpKind::all_gather, streams::gather, "world", "sync.gather", staging,
               always(sync_.moving, sync_.bytes_received));
-  Op& load = priced(OpKind::priced, streams::compute, "sync.load", {staging}, always(0.0));
+  Op& load = priced(OpKind::priced, streams::compute, "sync.load", staging, always(0.0));
   if (part.trains) load.inputs = all_of(shifts_.params, from_host ? &Backup::host : &Backup::device);
   if (part.serves)
     for (const Tensor& t : all_of(shifts_.weights, &Backup::device)) load.outputs.push_back(t);

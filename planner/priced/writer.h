@@ -110,6 +110,7 @@ class PricedPlanWriter {
   void samples(std::int32_t phase);
   void train_phase(PlanPhase, std::int32_t phase);
   void sync(std::int32_t phase, bool from_host, Part);
+  std::vector<BufferId> sync_staging(bool from_host);
   void rollout(std::int32_t phase);
   /// Of an engine's step with so many tokens.
   struct EngineTraffic {

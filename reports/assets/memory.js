@@ -195,23 +195,76 @@ function memory() {
     host.length ? withTable('host memory', [['rank'], ['peak'], ['highest by category', 1]], host) : null);
 }
 
-function peak() {
-  const names = D.at_peak.rows.map(r => r.name + (r.buffers > 1 ? ` × ${r.buffers}` : ''));
+/// Tensors as bars, with their table; `of`: rows, others, other_bytes that add up to `total`.
+function tensorBars(of, total) {
+  const names = of.rows.map(r => r.name + (r.buffers > 1 ? ` × ${count(r.buffers)}` : ''));
   const bars = w => {
-    const row = 22, label = labelRoom(names, w, 0.5), hi = Math.max(1, ...D.at_peak.rows.map(r => r.bytes)), g = [];
-    D.at_peak.rows.forEach((r, i) => {
+    const row = 22, label = labelRoom(names, w, 0.5), hi = Math.max(1, ...of.rows.map(r => r.bytes)), g = [];
+    of.rows.forEach((r, i) => {
       const width = Math.max(1, r.bytes / hi * (w - label - 84)), about = hover(`${names[i]}\n${r.category}: ${bytes(r.bytes)}`);
       g.push(text(label - 8, i * row + 15, fitText(names[i], label, true), {class: 'ink', 'text-anchor': 'end', ...about}),
         el('rect', {x: label, y: i * row + 4, width, height: row - 8, rx: 2, fill: colourOf[r.category], ...about}),
         text(label + width + 6, i * row + 15, bytes(r.bytes)));
     });
-    return svg(w, D.at_peak.rows.length * row + 4, ...g);
+    return svg(w, of.rows.length * row + 4, ...g);
   };
-  const rows = D.at_peak.rows.map(r => [el('span', {}, dot(colourOf[r.category]), r.name), count(r.buffers), r.category, bytes(r.bytes), percent(r.bytes / M.peak_bytes)]);
-  if (D.at_peak.others) rows.push([`${count(D.at_peak.others)} others`, '', '', bytes(D.at_peak.other_bytes), percent(D.at_peak.other_bytes / M.peak_bytes)]);
+  const rows = of.rows.map(r => [el('span', {}, dot(colourOf[r.category]), r.name), count(r.buffers), r.process ?? '', r.category, bytes(r.bytes), percent(r.bytes / total)]);
+  if (of.others) rows.push([`${count(of.others)} others`, '', '', '', bytes(of.other_bytes), percent(of.other_bytes / total)]);
+  rows.push(['all together', '', '', '', bytes(total), percent(1)]);
+  return [el('figure', {}, chart(bars)),
+    legend(D.categories.filter(c => of.rows.some(r => r.category === c.name)).map(c => [c.name, c.colour])),
+    withTable('tensors alive then', [['tensor', 1], ['buffers'], ['process', 1], ['category', 1], ['size'], ['share']], rows)];
+}
+function peak() {
+  if (!D.at_peak.rows.length) return null;
   return section('What makes the peak', `Alive when rank ${M.peak_rank} holds most, in phase ${M.peak_phase || '(none)'}; * stands for a number.`,
+    ...tensorBars(D.at_peak, M.peak_bytes));
+}
+/// The same of the weight update, where two processes meet.
+function syncPeak() {
+  const P = S.live_at_peak.find(p => p.phase === 'sync');
+  if (!P || !P.tensors.length) return null;
+  const most = 14, rest = P.tensors.slice(most), sum = (list, key) => list.reduce((a, t) => a + t[key], 0);
+  return section('What makes the peak of the weight update', `Alive when rank ${P.rank} holds most in phase sync: ${bytes(P.peak_bytes)}; * stands for a number.` +
+    (D.overhead_bytes ? ` Beside them ${bytes(D.overhead_bytes)} of overhead (contexts, communicators) that the plan states and does not allocate.` : ''),
+    ...tensorBars({rows: P.tensors.slice(0, most), others: sum(rest, 'buffers'), other_bytes: sum(rest, 'bytes')}, P.peak_bytes));
+}
+
+const processColours = {trainer: '#0072B2', engine: '#E69F00', working: '#56B4E9', host: '#999999'};
+/// Step by step how trainer and engine take turns on one GPU: what is alive behind each step, and at most meanwhile.
+function turns() {
+  const T = S.timeline, list = T.steps;
+  if (list.every(s => s.action === 'works')) return null;
+  const title = s => s.tag === s.phase ? s.phase : `${s.phase}: ${s.tag} ${s.action}`;
+  const time = s => s.seconds === null ? '' : seconds(s.seconds);
+  const bars = w => {
+    const narrow = w < 560, row = narrow ? 46 : 30, names = list.map(title), label = narrow ? 0 : labelRoom(names, w, 0.36), off = narrow ? 16 : 0;
+    const hi = Math.max(1, M.capacity_bytes && M.capacity_bytes < 3 * M.peak_bytes ? M.capacity_bytes : 0, ...list.map(s => Math.max(s.device_bytes.peak, s.host_bytes.total)));
+    const room = 138, x = b => label + b / hi * (w - label - room), g = [], bottom = list.length * row;
+    for (const [v, name] of axisBytes(hi).filter(([v], i, all) => !narrow || i % 2 === 0 || all.length < 4)) g.push(el('line', {class: 'grid', x1: x(v), x2: x(v), y1: 0, y2: bottom}), text(x(v), bottom + 14, name, {'text-anchor': v ? 'middle' : 'start'}));
+    if (M.capacity_bytes && M.capacity_bytes <= hi) g.push(el('line', {x1: x(M.capacity_bytes), x2: x(M.capacity_bytes), y1: 0, y2: bottom, stroke: 'var(--bad)', 'stroke-width': 1.5}));
+    list.forEach((s, i) => {
+      const y = i * row + off, d = s.device_bytes, about = hover([title(s), `${s.process}, ${s.action}${s.seconds === null ? '' : ', ' + seconds(s.seconds)}${s.waiting ? ` (waiting ${seconds(s.waiting)})` : ''}`,
+        `device: trainer ${bytes(d.trainer)}, engine ${bytes(d.engine)}, at most ${bytes(d.peak)} meanwhile, ${bytes(d.mapped)} mapped`, `host: trainer ${bytes(s.host_bytes.trainer)}, engine ${bytes(s.host_bytes.engine)}`].join('\n'));
+      g.push(text(narrow ? 0 : label - 8, narrow ? y : y + 17, narrow ? names[i] : fitText(names[i], label), {class: narrow ? 'ink over' : 'ink', 'text-anchor': narrow ? 'start' : 'end', ...about}));
+      let at = 0;
+      g.push(el('rect', {x: x(0), y: y + 4, width: Math.max(0, x(d.peak) - x(0)), height: 13, fill: 'none', stroke: 'var(--soft)', 'stroke-dasharray': '2 2', ...about}));
+      for (const who of ['trainer', 'engine', 'working']) {
+        if (d[who]) g.push(el('rect', {x: x(at), y: y + 4, width: x(at + d[who]) - x(at), height: 13, fill: processColours[who], ...about}));
+        at += d[who];
+      }
+      if (s.host_bytes.total) g.push(el('rect', {x: x(0), y: y + 19, width: x(s.host_bytes.total) - x(0), height: 5, fill: processColours.host, ...about}));
+      g.push(text(w, y + 15, d.total ? bytes(d.total) : 'empty', {class: 'ink', 'text-anchor': 'end'}), text(w - 70, y + 15, time(s), {'text-anchor': 'end'}));
+    });
+    return svg(w, bottom + 18, ...g);
+  };
+  const engines = list.some(s => s.device_bytes.engine || s.process === 'engine');
+  return section('How trainer and engine take turns', `Rank ${T.rank}, step by step. Full bars: live bytes behind the step, by process; dashed: at most meanwhile; thin: host memory.` +
+    (D.overhead_bytes ? ` Overhead (${bytes(D.overhead_bytes)}) comes on top.` : ''),
     el('figure', {}, chart(bars)),
-    withTable('buffers at the peak', [['buffer', 1], ['count'], ['category', 1], ['size'], ['share']], rows));
+    legend([['trainer', processColours.trainer], ...(engines ? [['engine', processColours.engine]] : []), ...(list.some(s => s.device_bytes.working) ? [['working memory', processColours.working]] : []), ['host memory', processColours.host], ...(M.capacity_bytes ? [['capacity', 'var(--bad)']] : [])]),
+    withTable('step by step', [['phase', 1], ['process', 1], ['what', 1], ['does', 1], ['takes'], ['waiting'], ['trainer'], ['engine'], ['device'], ['at most'], ['mapped'], ['host, trainer'], ['host, engine']],
+      list.map(s => [s.phase, s.process, s.tag, s.action, time(s), s.waiting === null ? '' : seconds(s.waiting), ...['trainer', 'engine', 'total', 'peak', 'mapped'].map(k => bytes(s.device_bytes[k])), bytes(s.host_bytes.trainer), bytes(s.host_bytes.engine)])));
 }
 
 /// Live bytes by category at the peak of each rank, side by side.

@@ -81,9 +81,11 @@ function critical() {
       text(x(p.busy_s + p.waiting_s) + 6, i * row + 16, seconds(p.elapsed_s))));
     return svg(w, list.length * row + 2, ...g);
   };
-  return section('Critical path', `Step ${C.step}: the longest chain of operations that had to follow each other takes ${seconds(C.busy_s)} of ${seconds(total)} (${percent(C.busy_s / total)}). The rest is waiting that no dependency asks for: for a core, for a host, for a thread to wake.`,
+  const idle = C.waits.map(o => [o.name, o.phase, count(o.times), seconds(o.idle_s), percent(o.idle_s / total)]);
+  return section('Critical path', `Step ${C.step} takes ${seconds(total)}: ${seconds(C.busy_s)} (${percent(C.busy_s / total)}) in the longest chain of operations that had to follow each other` + (C.waits.length ? `, ${seconds(total - C.busy_s)} in between, where it waits for what is no operation that it depends on` + (S.source === 'measured' ? ': a core, a host, a thread that wakes.' : '.') : ', and nothing in between.'),
     el('div', {class: 'beside', style: '--columns: minmax(0,4fr) minmax(0,6fr)'}, el('figure', {}, chart(bars), legend([['on the path', '#0072B2'], ['waiting', '#999999']])),
       table([['operations on the path', 1], ['kind', 1], ['times'], ['own time'], ['of the path']], C.ops.map(o => [o.name, o.kind, count(o.times), seconds(o.own_s), percent(o.own_s / C.busy_s)]))),
+    idle.length ? withTable('what the path waits before', [['next on the path', 1], ['phase', 1], ['times'], ['idle before'], ['of the step']], idle) : null,
     withTable('the path by phase', [['phase', 1], ['elapsed'], ['on the path'], ['waiting'], ['waiting share']],
       list.map(p => [p.phase, seconds(p.elapsed_s), seconds(p.busy_s), seconds(p.waiting_s), percent(p.waiting_s / p.elapsed_s)])));
 }
@@ -119,7 +121,7 @@ function waterfall() {
       text(x(t), phases.length * row + 14, name, {'text-anchor': 'middle'}));
     return svg(w, phases.length * row + 20, ...g);
   };
-  return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks and all ${count(S.steps)} steps.`,
+  return section('One iteration, phase by phase', `What a rank spends in it, from entering to leaving, waiting included: mean over ranks${S.steps > 1 ? ` and all ${count(S.steps)} steps` : ''}.`,
     el('figure', {}, chart(bars)),
     D.predicted ? legend([[S.source, '#0072B2'], [D.predicted.source + ' (outline)', '#E69F00']]) : null,
     withTable('phases', [['phase', 1], ['times'], ['starts at'], ['takes'], ['share'], ...(waits ? [['waiting']] : []), ['shortest'], ['median'], ['95 %'], ['longest'], ['in step']],
@@ -196,6 +198,28 @@ function traffic() {
     withTable('rank by rank', [['from'], ['to'], ['bytes']], D.matrix.flatMap((line, r) => line.map((b, c) => [r, c, b]).filter(e => e[2] > 0)).slice(0, 512).map(([r, c, b]) => [r, c, bytes(b)])));
 }
 
+/// Links of the cluster, those alike as one row, busiest first.
+function links() {
+  if (!S.links.length) return null;
+  const most = 24, list = S.links.slice(0, most), title = l => l.name + (l.links > 1 ? `, ${count(l.links - 1)} alike` : ''), names = list.map(title);
+  const bars = w => {
+    const narrow = w < 560, row = narrow ? 36 : 22, off = narrow ? 14 : 0, label = narrow ? 0 : labelRoom(names, w), x = u => label + u * (w - label - 86), g = [];
+    for (const u of narrow ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) g.push(el('line', {class: 'grid', x1: x(u), x2: x(u), y1: 0, y2: list.length * row}), text(x(u), list.length * row + 14, percent(u).replace('.0', ''), {'text-anchor': u || !narrow ? 'middle' : 'start'}));
+    list.forEach((l, i) => {
+      const y = i * row + off, about = hover(`${l.name}${l.links > 1 ? ` and ${count(l.links - 1)} alike` : ''}\n${bytes(l.bytes)} of ${(l.capacity_bytes_per_second / 1e9).toPrecision(3)} GB/s\nbusy for ${seconds(l.busy_seconds)}, at most ${percent(l.peak_utilisation)} full, ${percent(l.mean_utilisation)} on average`);
+      g.push(text(narrow ? 0 : label - 8, narrow ? y : y + 15, narrow ? names[i] : fitText(names[i], label), {class: 'ink', 'text-anchor': narrow ? 'start' : 'end', ...about}),
+        el('rect', {x: label, y: y + 5, width: Math.max(0.5, x(l.peak_utilisation) - label), height: row - 10, rx: 2, fill: colourOf.communication, 'fill-opacity': 0.25, ...about}),
+        el('rect', {x: label, y: y + 5, width: Math.max(0.5, x(l.mean_utilisation) - label), height: row - 10, rx: 2, fill: colourOf.communication, ...about}),
+        text(w, y + 15, bytes(l.bytes, 1), {'text-anchor': 'end'}));
+    });
+    return svg(w, list.length * row + 20, ...g);
+  };
+  return section('Traffic by link', 'What the cluster\'s links carried, one way each, busiest first; links that carried the same are one. Full: of their capacity, mean over the iterations; pale: the most at any time.',
+    el('figure', {}, chart(bars)),
+    withTable('links', [['link', 1], ['alike'], ['capacity'], ['bytes'], ['busy'], ['at most'], ['mean']],
+      S.links.map(l => [l.name, count(l.links), (l.capacity_bytes_per_second / 1e9).toPrecision(3) + ' GB/s', bytes(l.bytes), seconds(l.busy_seconds), percent(l.peak_utilisation), percent(l.mean_utilisation)])));
+}
+
 // Learning, prediction, provenance ------------------------------------------------------------------------------------
 
 function lineChart(name, points, w) {
@@ -216,9 +240,11 @@ function learning() {
   const charts = S.metrics.length < 2 ? [] : names.map(k => [k, S.metrics.filter(m => typeof m[k] === 'number').map(m => [m.step, m[k]])])
     .filter(c => c[1].length > 1).slice(0, 12).map(c => chart(w => lineChart(...c, w)));
   const shown = thinned ? ` Of ${count(S.steps)} steps the curves show ${count(S.metrics.length)}: one in ${K.every}, and between them each figure's lowest and highest value, so that no spike is lost; metrics.jsonl has them all.` : '';
+  const columns = [['step'], ...names.map(k => [k])], rows = wholeMetrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')]);
+  if (!charts.length) return section('Figures of the driver', `Of ${S.steps === 1 ? 'the one step' : 'each step'}.`, table([['figure', 1], ...wholeMetrics.map(m => ['step ' + m.step])], names.map(k => [k, ...wholeMetrics.map(m => k in m ? number(m[k]) : '')])));
   return section('Learning', `The driver's figures, step by step.${shown}`,
     el('div', {style: 'display:grid;grid-template-columns:repeat(auto-fill,minmax(min(310px,100%),1fr));gap:14px 22px'}, ...charts),
-    withTable('metrics', [['step'], ...names.map(k => [k])], wholeMetrics.map(m => [m.step, ...names.map(k => k in m ? number(m[k]) : '')])));
+    withTable('metrics', columns, rows));
 }
 
 /// Relative errors as bars to both sides of zero.
@@ -276,10 +302,16 @@ function provenance() {
 const pair = (a, b) => a && b ? el('div', {class: 'columns'}, a, b) : a || b;
 for (const part of [
   el('header', {}, el('h1', {}, S.scenario), el('span', {class: 'sub'}, `hotbunk ${S.source}, ${count(S.steps)} step${S.steps === 1 ? '' : 's'}, plan `, el('code', {}, S.plan_hash.slice(0, 12)), thinned ? ` · rows of ${count(K.steps)} of them` : '')),
-  verdict(), tiles(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), traffic(), learning(), samples(), provenance(),
+  verdict(), tiles(), S.metrics.length > 1 ? learning() : null, turns(), memory(), gantt(), critical(), pair(waterfall(), rollout()), predicted(), pair(peak(), composition()), syncPeak(), traffic(), links(), S.metrics.length > 1 ? null : learning(), samples(), provenance(),
 ]) if (part) main.append(part);
 // First in sight: the step whose critical path is drawn, else step 1.
 const pathVisits = D.critical && D.critical.step <= D.spans.last_step ? D.visits.filter(v => v[1] === D.critical.step) : [];
 const shown = pathVisits.length ? pathVisits : firstStep;
 if (shown.length) view.set(Math.min(...shown.map(v => v[3])), Math.max(...shown.map(v => v[4])));
 view.set(view.lo, view.hi);
+// On paper nothing opens and nothing scrolls: small tables are printed, as they were they are again afterwards.
+const closed = [];
+addEventListener('beforeprint', () => {
+  for (const d of document.querySelectorAll('details:not([open])')) if (d.querySelectorAll('tr').length <= 40) { d.open = true; closed.push(d); }
+});
+addEventListener('afterprint', () => { for (const d of closed.splice(0)) d.open = false; });

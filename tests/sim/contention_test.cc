@@ -136,3 +136,44 @@ TEST_CASE("contention: times that scatter do so in a simulation, and ranks no lo
   CHECK(ends.size() == 8);
   CHECK(times(*first, "kernel") == times(*again, "kernel"));
 }
+
+TEST_CASE("links: what they carried is what ranks sent, and how long they were full is derived") {
+  // One node: all-gathers of eight ranks over NVLink. Each rank's link out carries what the rank puts on the wire.
+  const ClusterSpec cluster = cluster_of(1);
+  const CostModel model(hardware_from_datasheet(cluster), cluster);
+  std::vector<std::vector<Op>> programs(8);
+  for (auto& program : programs) {
+    Op gather = all_reduce("gather", {9 * gigabyte_elements}, 1, streams::gather);
+    gather.kind = OpKind::all_gather;
+    program = {gather, copy_out(10)};
+  }
+  Plan plan = plan_of(std::move(programs));
+  plan.groups.push_back({"node", {{0, 1, 2, 3, 4, 5, 6, 7}}});
+  const auto trace = play(plan, model, cluster);
+  REQUIRE(trace);
+  const auto of = [&](const std::string& kind) {
+    std::vector<LinkTraffic> out;
+    for (const LinkTraffic& l : trace->links)
+      if (l.kind == kind) out.push_back(l);
+    return out;
+  };
+  const auto out = of("nvlink out");
+  REQUIRE(out.size() == 1);
+  CHECK(out[0].links == 8);
+  std::int64_t wire = 0;
+  for (const auto& [key, count] : trace->traffic_totals[0]) wire += count.wire_bytes;
+  CHECK(wire > 0);
+  CHECK(out[0].bytes == Approx(static_cast<double>(wire)).epsilon(1e-9));
+  // Its bytes at full rate, and no longer busy than the collective.
+  CHECK(out[0].full_ns == Approx(1e9 * out[0].bytes / out[0].capacity_bytes_per_s).epsilon(1e-6));
+  CHECK(out[0].busy_ns == longest(*trace, "gather"));
+  CHECK(out[0].peak == Approx(out[0].full_ns / static_cast<double>(out[0].busy_ns)).epsilon(1e-6));
+  // Eight copies of 10 GB meet in the node's memory, which is as full as they make it: 80 GB in all.
+  const auto memory = of("host memory");
+  REQUIRE(memory.size() == 1);
+  CHECK(memory[0].bytes == Approx(80e9));
+  CHECK(memory[0].busy_ns == longest(*trace, "sleep"));
+  CHECK(of("pcie to host")[0].bytes == Approx(10e9));
+  CHECK(of("pcie to device").empty());
+  CHECK(of("port out").empty());
+}

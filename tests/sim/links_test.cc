@@ -301,3 +301,21 @@ TEST_CASE("property: folding alike jobs changes no nanosecond") {
     for (const auto& [job, time] : play(unfolded)) RC_ASSERT(time == of_class.at(class_of[job]));
   }));
 }
+
+TEST_CASE("links: what a link carried, how long it was in use and how full it was") {
+  // Two jobs of 100 ns that each want 3/4: from 0 both, each at 2/3, together full; the first joined at 0 alone would
+  // be done at 100. Both are done at 150. Then one of 50 ns that wants half, from 200 on.
+  SharedLinks links = with_links(2);
+  join(links, 0, 0, 100, {{0, 0.75, 1, 7.0}});
+  join(links, 0, 1, 100, {{0, 0.75, 1, 7.0}});
+  CHECK(play(links) == std::map<std::uint32_t, std::int64_t>{{0, 150}, {1, 150}});
+  join(links, 200, 2, 50, {{0, 0.5, 1, 2.0}, {1, 0.25, 2, 1.0}});
+  play(links);
+  CHECK(links.load(0).bytes == 16.0);
+  CHECK(links.load(0).busy_ns == 200);
+  CHECK(links.load(0).full_ns == Approx(2 * 75.0 + 25.0));
+  CHECK(links.load(0).peak == Approx(1.0));
+  CHECK(links.load(1).bytes == 2.0);
+  CHECK(links.load(1).busy_ns == 50);
+  CHECK(links.load(1).peak == Approx(0.5));
+}

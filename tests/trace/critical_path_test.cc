@@ -133,3 +133,58 @@ TEST_CASE("meetings: the n-th time of an op meets the n-th time of its group") {
   const Trace t = trace_of({{0, "g", 0, 5}, {0, "g", 10, 15}, {1, "g", 1, 5}, {1, "g", 11, 15}}, 20, 30);
   CHECK(meetings_of(plan, t) == std::vector<std::vector<std::size_t>>{{0, 2}, {1, 3}});
 }
+
+namespace {
+
+/// Own times and idle ones make the step, and so do the phases, to the nanosecond.
+void adds_up(const CriticalPath& path) {
+  std::int64_t sum = path.idle_after_ns, elapsed = 0, busy = 0;
+  for (std::size_t i = 0; i < path.spans.size(); ++i) sum += path.own_ns[i] + path.idle_ns[i];
+  for (const auto& p : path.phases) elapsed += p.elapsed_ns, busy += p.busy_ns;
+  CHECK(sum == path.elapsed_ns);
+  CHECK(elapsed == path.elapsed_ns);
+  CHECK(busy == path.busy_ns);
+}
+
+}  // namespace
+
+TEST_CASE("the path and what lies between its ops are the step, to the nanosecond") {
+  const Plan plan = plan_of_two();
+  const Trace t = trace_of({{0, "p", 3, 10},
+                            {0, "g", 12, 55},
+                            {0, "b", 60, 90},
+                            {0, "c", 100, 120},
+                            {1, "p", 0, 40},
+                            {1, "g", 40, 50},
+                            {1, "b", 52, 57},
+                            {1, "c", 95, 120}},
+                           95, 125);
+  const CriticalPath path = critical_path(plan, t, 1);
+  CHECK(text_of(t, path) == "1:p 0:g 0:b 0:c");
+  CHECK(path.idle_ns == std::vector<std::int64_t>{0, 0, 5, 10});  // g starts when 1:p ends
+  CHECK(path.idle_after_ns == 5);
+  adds_up(path);
+}
+
+TEST_CASE("runs of a block are one behind the other where they lie over one another, and count once") {
+  // "steps x 3" on compute [0, 50) and on gather [10, 60): 60 together, not 50.
+  Plan plan = plan_of_two();
+  plan.programs[0].phases[0][0].name = "steps";
+  Trace t = trace_of({{0, "steps x 3", 0, 50}, {0, "steps x 3", 10, 60}, {0, "c", 60, 80}}, 60, 80);
+  t.spans[1].stream = streams::gather;
+  const CriticalPath path = critical_path(plan, t, 1);
+  CHECK(path.own_ns == std::vector<std::int64_t>{50, 10, 20});
+  CHECK(path.busy_ns == 80);
+  adds_up(path);
+}
+
+TEST_CASE("where ranks have devices of their own, what begins when another op ends follows it") {
+  // No event leads from a to p, and none from rank 0's p to rank 1's g; in time they follow one another.
+  const Plan plan = plan_of_two();
+  Trace t = trace_of({{0, "a", 0, 30}, {0, "p", 30, 50}, {1, "p", 0, 5}, {1, "g", 50, 60}, {0, "c", 60, 65}}, 60, 65);
+  CHECK(critical_path(plan, t, 1).busy_ns < 65);
+  t.links.emplace_back();  // a simulation with links: no threads that share cores
+  const CriticalPath path = critical_path(plan, t, 1);
+  CHECK(path.busy_ns >= 60);
+  adds_up(path);
+}

@@ -53,9 +53,27 @@ TEST_CASE("the summary is DESIGN's document, key by key") {
   const Json s = summarize(plan, test::sample_scenario(), test::sample_trace());
   std::vector<std::string> keys;
   for (const auto& item : s.items()) keys.push_back(item.key());
-  CHECK(keys == std::vector<std::string>{"schema", "source", "scenario", "plan_hash", "priced_blocks", "fits", "steps",
-                                         "iteration_seconds", "tokens_per_second", "mfu", "phases", "memory", "traffic",
-                                         "metrics", "iteration", "phase_totals", "traffic_totals", "kept"});
+  CHECK(keys == std::vector<std::string>{"schema",
+                                         "source",
+                                         "scenario",
+                                         "plan_hash",
+                                         "priced_blocks",
+                                         "fits",
+                                         "steps",
+                                         "iteration_seconds",
+                                         "tokens_per_second",
+                                         "mfu",
+                                         "phases",
+                                         "memory",
+                                         "traffic",
+                                         "metrics",
+                                         "iteration",
+                                         "phase_totals",
+                                         "traffic_totals",
+                                         "kept",
+                                         "timeline",
+                                         "live_at_peak",
+                                         "links"});
   CHECK(s["schema"] == "hotbunk.trace-summary/1");
   CHECK(s["source"] == "simulated");
   CHECK(s["scenario"] == "sample");
