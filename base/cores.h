@@ -8,4 +8,8 @@ namespace hotbunk {
 /// knows nothing of quotas.
 std::int64_t local_cores();
 
+/// Seconds that all programs together have kept the cores of this process's affinity busy since the machine started;
+/// the clock's ticks are 10 ms. 0: unknown.
+double busy_core_seconds();
+
 }  // namespace hotbunk

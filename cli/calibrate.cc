@@ -16,6 +16,7 @@
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/stream_thread.h"
 #include "base/check.h"
+#include "base/cores.h"
 #include "base/file.h"
 #include "base/format.h"
 #include "base/json.h"
@@ -254,13 +255,38 @@ void print_gemms(const std::vector<Measurement>& measurements) {
   print_result(fmt::format("Matrix products on one rank, all ranks busy\n{}\n", table.str()));
 }
 
-/// On rank 0: the profile, written, printed, and tried on the run that it came from.
+/// How many cores other programs kept busy while ops were timed, and whether they disturbed the timing.
+class OtherPrograms {
+ public:
+  OtherPrograms() : busy_(busy_core_seconds()), own_(own_seconds()), start_(std::chrono::steady_clock::now()) {}
+  /// CPU seconds of this rank since.
+  double own() const { return own_seconds() - own_; }
+  /// `own`: of all ranks.
+  double cores(double own) const {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start_;
+    return std::max(0.0, (busy_core_seconds() - busy_ - own) / took.count());
+  }
+
+ private:
+  static double own_seconds() {
+    timespec t{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  }
+  double busy_, own_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+/// Less than a program that works now and then.
+constexpr double quiet_cores = 0.15;
+
+/// On rank 0: the profile, written, printed, and tried on the run that it came from. `others`: cores of other programs.
 int conclude(const Options& o, const Job& job, const Samples& samples, const HandOver& hand_over, const Trace& measured,
-             const std::vector<SampleLengths>& lengths) {
+             const std::vector<SampleLengths>& lengths, double others) {
   Hardware hardware = hardware_from_datasheet(job.scenario.cluster);
   hardware.name = job.scenario.cluster.gpu.name;
-  hardware.source = fmt::format("hotbunk calibrate on {} cores, {} ranks, scenario {}", local_machine().cores,
-                                job.plan.num_ranks(), job.scenario.name);
+  hardware.source = fmt::format("hotbunk calibrate on {} cores, {} ranks, scenario {}; other programs kept {:.2f} busy",
+                                local_machine().cores, job.plan.num_ranks(), job.scenario.name, others);
   hardware.measured_ranks_per_device = job.scenario.cluster.ranks_per_device;
   hardware.measurements = reduce(samples, mean_of(samples, gap_key));
   if (job.plan.num_ranks() > 1) add_threads(hardware, samples, hand_over);
@@ -273,10 +299,24 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
                     .every_op = true});
   if (!simulated) return report_errors(simulated.error());
   const Comparison c = compare_traces(job.plan, *simulated, measured);
+  if (others > quiet_cores)
+    std::fputs(
+        render(Diagnostics{{.code = "E427",
+                            .message = fmt::format("the cores were not quiet: other programs kept {:.1f} of {} busy "
+                                                   "while ops were timed",
+                                                   others, local_machine().cores),
+                            .where = {},
+                            .notes = {},
+                            .help = "calibrate again when they are done, or at real-time priority (chrt -f 1): "
+                                    "simulated times will be off by what they took",
+                            .severity = Severity::warning}})
+            .c_str(),
+        stderr);
   if (o.scenario.json) {
     const nlohmann::ordered_json document = {
         {"schema", "hotbunk.calibrate/1"}, {"profile", o.out},         {"measurements", hardware.measurements.size()},
-        {"mean_error", c.mean_error},      {"max_error", c.max_error}, {"iteration_error", c.iteration_error}};
+        {"mean_error", c.mean_error},      {"max_error", c.max_error}, {"iteration_error", c.iteration_error},
+        {"other_programs_cores", others}};
     print_document(json_text(document, 1));
     return exit_done;
   }
@@ -298,6 +338,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
 }
 
 int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, CpuWorld& world) {
+  const OtherPrograms programs;
   std::vector<SampleLengths> lengths;
   DriverOptions listening;
   listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
@@ -334,6 +375,10 @@ int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, 
   const auto samples = gather_strings(
       world, "samples",
       rank_samples(job, model, static_cast<Rank>(world.rank()), cpu.compute_threads, harvest.timings, harvest.host));
+  double own = 0.0;
+  for (const std::string& text : gather_strings(world, "seconds", json_text(nlohmann::json(programs.own()))))
+    own += json_from<nlohmann::json>(text).get<double>();
+  const double others = programs.cores(own);
   const auto traces = gather_strings(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
@@ -343,7 +388,7 @@ int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, 
       HB_CHECK(part.has_value(), "{}", render(part.error()));
       parts.push_back(std::move(part->trace));
     }
-    code = conclude(o, job, merge(samples), hand_over, merge_traces(parts), lengths);
+    code = conclude(o, job, merge(samples), hand_over, merge_traces(parts), lengths, others);
   }
   world.leave();
   return code;

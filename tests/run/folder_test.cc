@@ -263,7 +263,7 @@ TEST_CASE("a file that cannot be written at the end loses no other, and is a fai
   const fs::path out = work_folder() / "limited";
   const std::string file = scenario("limited", 1, 1, "steps: 2").string();
   const fs::path script = work_folder() / "limited.sh";
-  std::ofstream(script) << fmt::format("ulimit -f 60\nexec {} run {} --out {} --json\n", program_file, file,
+  std::ofstream(script) << fmt::format("ulimit -f 100\nexec {} run {} --out {} --json\n", program_file, file,
                                        out.string());
   const int status =
       std::system(fmt::format("sh {} > {} 2> {}", script.string(), (work_folder() / "limited.out").string(),

@@ -166,7 +166,7 @@ TEST_CASE("phases, times and rewards are printed once") {
     return n;
   };
   CHECK(times("Time by phase") == 1);
-  CHECK(times("\n  rollout  ") == 2);  // its time, its memory
+  CHECK(times("\n  rollout  ") == 3);  // its time, its memory, its turn on the GPU
   CHECK(times("\nMetrics\n") == 1);    // the table with the reward
   CHECK(times("equal  memory, traffic and ops") == 1);
   CHECK(times("step 1/2  ") == 1);

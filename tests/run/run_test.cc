@@ -155,6 +155,21 @@ TEST_CASE("a run folder finds its calibration profile from anywhere") {
   CHECK(compared.code == 0);
 }
 
+TEST_CASE("calibrate says when other programs kept the cores busy") {
+  const fs::path file = scenario("disturbed", 1, 1, "steps: 1"), profile = work_folder() / "disturbed.yaml";
+  std::vector<pid_t> others;
+  for (std::int64_t core = 0; core < local_cores(); ++core)
+    if (const pid_t child = ::fork(); child == 0)
+      for (volatile int spin = 0;; spin = spin + 1) continue;
+    else others.push_back(child);
+  const Result2 r = hotbunk_command(fmt::format("calibrate {} --steps 50 --out {}", file.string(), profile.string()));
+  for (const pid_t child : others) ::kill(child, SIGKILL), ::waitpid(child, nullptr, 0);
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK_THAT(r.err, Catch::Contains("warning[E427]: the cores were not quiet"));
+  CHECK_THAT(text_of(profile), Catch::Contains("other programs kept"));
+}
+
 TEST_CASE("a plan that does not fit is refused, and the arena enforces the same number") {
   const fs::path file = scenario("tight", 2, 1);
   const Result2 fits = hotbunk_command(fmt::format("plan {} --json", file.string()));
