@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/cores.h"
 #include "base/hash.h"
 #include "spec/safetensors.h"
 #include "tests/json.h"
