@@ -323,6 +323,8 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
         error = std::min(0.0, result.from_first[static_cast<std::size_t>(*phases.begin())] / priced_s - 1.0);
       INFO(name_of(*phases.begin()) << ": simulated " << simulated_s << " s, priced " << priced_s << " s, "
                                     << 100.0 * error << " %");
+      if (std::getenv("HOTBUNK_PRICED_DUMP") != nullptr)
+        fmt::print("DUMP {} {} {} {} {} {:.6f} {:.6f} {:+.3f} m={} pp={} vpp={} sched={} sp={} {}\n", i, name_of(*phases.begin()), to_text(point.transition), to_text(point.transition).size(), (*pricer)->train().framework().name, simulated_s, priced_s, 100.0 * error, point.train.micro_batches, point.train.pp, point.train.vpp, name_of(point.train.schedule), point.train.sp, (*pricer)->train().framework().overlap_pipeline);
       CHECK(std::abs(error) < bound);
       double& w = worst[*phases.begin()];
       if (std::abs(error) > std::abs(w)) w = error;
