@@ -28,31 +28,20 @@ void RolloutPayload::raise_to(const RolloutPayload& o) {
     this->*part = std::max(this->*part, o.*part);
 }
 
-namespace {
-
-/// Messages that a scoring pass of an iteration's micro-batches waits for: each stage receives, computes and sends, one
-/// behind the other, so that a stage between two others waits for both of its messages, and the last stage gets its
-/// first micro-batch through all of them.
-double forward_hops(const TrainPoint& p, double micro_batches) {
-  const double stages = static_cast<double>(p.pp), sides = p.pp > 2 ? 2.0 : 1.0;
-  return sides * (micro_batches - 1.0) + stages - 1.0;
-}
-
-}  // namespace
-
 ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
   const auto m = p.full_micro_batches();
   const ScoringPass pass = train_.scoring_pass(p, l);
   const PassPrice& one = pass.slowest;
+  // Each stage receives, computes and sends, one behind the other; the last one gets an iteration's first micro-batch
+  // through all of them.
+  const double first = p.pp > 1 ? static_cast<double>(p.pp - 1) * train_.hop(p, l).total() - pass.messages : 0.0;
   return {.compute = m * one.compute,
           .tensor = m * one.tensor,
           .expert = m * one.expert,
           .context = m * one.context,
           .bubble = (pass.all_stages - one.total()) / setting_.mini_batches,
           .gathers = train_.exposed_gathers(p, l, one.total(), trained),
-          .sends = p.pp > 1
-                       ? forward_hops(p, m * setting_.mini_batches) * train_.hop(p, l).total() / setting_.mini_batches
-                       : 0.0};
+          .sends = m * pass.messages + first / setting_.mini_batches};
 }
 
 TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
