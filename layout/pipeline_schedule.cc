@@ -49,16 +49,21 @@ std::vector<PipelineStep> pipeline_steps(const Pipeline& p, std::int64_t stage, 
   }
   HB_CHECK(fills == p.warm_up(0) || passes <= fills, "{} passes through a pipeline of {} fills", passes, fills);
   const std::int64_t own = p.warm_up(stage), filled = std::min(fills, passes);
-  const std::int64_t late = p.schedule == PipelineSchedule::zero_bubble ? stage : passes;  // weight gradients
-  for (std::int64_t k = 0; k < filled; ++k) add(fill, k, k);
+  const std::int64_t late = std::min(p.defers_weights() ? stage : 0, passes);  // weight gradients
+  // What came with the fill of that number is computed at once: interleaved, one more message comes early.
+  const bool at_once = own < filled;
+  for (std::int64_t k = 0; k < filled; ++k) {
+    add(fill, k, k);
+    if (k == own) add(forward, 0, own);
+  }
   for (std::int64_t i = 0; i < passes; ++i) {
     const std::int64_t left = passes - 1 - i;
-    if (i + own < passes) add(forward, 0, i + own);
+    if (i + own < passes && (i > 0 || !at_once)) add(forward, 0, i + own);
     add(left < filled ? drain : backward, left < filled ? left : 0, i);
-    if (i >= late) add(weights, 0, i - late);
+    out.back().weights = p.defers_weights() && i >= late;
   }
-  if (p.schedule == PipelineSchedule::zero_bubble)
-    for (std::int64_t i = std::max<std::int64_t>(0, passes - late); i < passes; ++i) add(weights, 0, i);
+  // Those within a pass count its tokens, so these count the first ones': together each pass once.
+  for (std::int64_t i = 0; i < late; ++i) add(weights, 0, i);
   return out;
 }
 
@@ -67,9 +72,14 @@ std::vector<PipelineStep> pipeline_blocks(const Pipeline& p, std::int64_t fills)
   std::vector<PipelineStep> out = {{.block = begin}};
   for (std::int64_t k = 0; k < fills; ++k) out.push_back({.block = fill, .number = k});
   out.push_back({.block = forward});
-  out.push_back({.block = backward});
-  for (std::int64_t k = fills; k-- > 0;) out.push_back({.block = drain, .number = k});
-  if (p.schedule == PipelineSchedule::zero_bubble) out.push_back({.block = weights});
+  const auto both_forms = [&](PipelineStep s) {
+    out.push_back(s);
+    s.weights = true;
+    if (p.defers_weights()) out.push_back(s);
+  };
+  both_forms({.block = backward});
+  for (std::int64_t k = fills; k-- > 0;) both_forms({.block = drain, .number = k});
+  if (p.defers_weights()) out.push_back({.block = weights});
   out.push_back({.block = step});
   return out;
 }
@@ -82,10 +92,11 @@ std::string_view name_of(PipelineBlock b) {
 std::string name_of(const PipelineStep& s) {
   const std::string_view name = name_of(s.block);
   const bool numbered = s.block == PipelineBlock::fill || s.block == PipelineBlock::drain;
-  return numbered ? fmt::format("{}.{}", name, s.number) : std::string(name);
+  return fmt::format("{}{}{}", name, numbered ? fmt::format(".{}", s.number) : "", s.weights ? ".weights" : "");
 }
 
 std::int32_t pipeline_block_index(const Pipeline& p, const PipelineStep& s, std::int64_t fills) {
+  const std::int64_t forms = p.defers_weights() ? 2 : 1, form = s.weights ? 1 : 0;
   const auto at = [](std::int64_t index) { return static_cast<std::int32_t>(index); };
   switch (s.block) {
     case PipelineBlock::begin:
@@ -95,13 +106,13 @@ std::int32_t pipeline_block_index(const Pipeline& p, const PipelineStep& s, std:
     case PipelineBlock::forward:
       return at(1 + fills);
     case PipelineBlock::backward:
-      return at(2 + fills);
+      return at(2 + fills + form);
     case PipelineBlock::drain:
-      return at(2 + 2 * fills - s.number);
+      return at(2 + fills + forms * (fills - s.number) + form);
     case PipelineBlock::weights:
-      return at(3 + 2 * fills);
+      return at(2 + fills + forms * (fills + 1));
     case PipelineBlock::step:
-      return at(3 + 2 * fills + (p.schedule == PipelineSchedule::zero_bubble ? 1 : 0));
+      return at(2 + fills + forms * (fills + 1) + (p.defers_weights() ? 1 : 0));
   }
   return -1;
 }

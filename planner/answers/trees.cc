@@ -230,10 +230,11 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
     reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
                                    "the model from host memory"));
   add(RlPhase::rollout, "", rollout_nodes(rl, p, of.rollout));
-  const double staging = rl.staging_bytes(p, of.sync);
+  const ShiftBytes held = rl.shift_bytes(p, of.train, of.rollout, rl.staging_bytes(p, of.sync));
   const ShiftShape shape(p.transition);
-  const ShiftPrice shift = shape.price(rl.shift_bytes(p, of.train, of.rollout, staging));
-  const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(shape, shift, staging, of.train, of.rollout);
+  const ShiftPrice shift = shape.price(held);
+  const ShiftsSeconds shifts =
+      plan ? *plan : rl.shifts_seconds(p.rollout, shape, shift, held, of.train, of.rollout);
   const double from_host =
       s.train().cost().node_copy_seconds(of.train.streamed_source) / rl.setting().sync_every + shifts.uploads;
   add(RlPhase::sync, "", sync_parts(rl.setting(), p.sync, of.sync, shifts.staging, from_host));

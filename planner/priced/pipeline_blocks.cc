@@ -24,9 +24,12 @@ struct PricedPlanWriter::StageWork {
   double activations = 0, communication = 0, library = 0;  // of the rest of a backward pass, beside what passes keep
   double gathered = 0;
   BufferId grads = -1, sent = -1, received = -1;
-  std::vector<BufferId> kept = {};  // of warm-up passes until their backward pass; GPipe: of all passes in one
+  // Of warm-up passes until their backward pass; GPipe: of all passes in one, until the step's end. That is also where
+  // blocks have two forms: each buffer is freed in one place.
+  std::vector<BufferId> kept = {};
 
   std::string named(std::string_view name) const { return fmt::format("{}.{}", what, name); }
+  bool keeps_to_end() const { return schedule.schedule == PipelineSchedule::gpipe || schedule.defers_weights(); }
   std::int64_t own_warm_up(std::int64_t stage) const { return std::min(schedule.warm_up(stage), fills); }
 };
 
@@ -208,7 +211,7 @@ void PricedPlanWriter::fill(const StageWork& w, std::int64_t number) {
     exchange_with(w, name + ".receive", stage_ - 1, false, true);
   if (!computes) return;
   const BufferId kept = w.kept[static_cast<std::size_t>(number)];
-  b().alloc(kept);
+  if (!w.keeps_to_end()) b().alloc(kept);
   if (stage_ > 0) arrive(w, name + ".arrive");
   auto work = work_of(w, name, 0.0, false);
   work.push_back(kept);
@@ -246,6 +249,12 @@ void PricedPlanWriter::backward(const StageWork& w, const PipelineStep& step) {
   backward_pass(w, name, step);
   exchange_with(w, name + ".backward_message", stage_ - 1, true, still(stage_ - 1));
   beside("backward_end");
+  if (step.weights) weight_gradients(w, name + ".deferred");
+}
+
+/// Of an earlier pass: nobody waits for them.
+void PricedPlanWriter::weight_gradients(const StageWork& w, const std::string& name) {
+  compute(name, {w.grads}, per_token(micro_tokens(), w.price.weight_grad / static_cast<double>(w.schedule.chunks)));
 }
 
 void PricedPlanWriter::backward_pass(const StageWork& w, const std::string& name, const PipelineStep& step) {
@@ -254,24 +263,24 @@ void PricedPlanWriter::backward_pass(const StageWork& w, const std::string& name
   auto work = work_of(w, name, warmed || gpipe ? 0.0 : w.price.kept_bytes, true);
   work.push_back(w.grads);
   PassPrice own = w.price.backward;
-  if (w.schedule.schedule == PipelineSchedule::zero_bubble) own.compute -= w.price.weight_grad;
+  if (w.schedule.defers_weights()) own.compute -= w.price.weight_grad;
   if (warmed) work.push_back(w.kept[static_cast<std::size_t>(step.number)]);
   pass(w, name, own, work, w.beside);
-  if (warmed) b().free(w.kept[static_cast<std::size_t>(step.number)]);
+  if (warmed && !w.keeps_to_end()) b().free(w.kept[static_cast<std::size_t>(step.number)]);
 }
 
 /// Gradients and messages live from a step's first pass to its end.
 void PricedPlanWriter::stage_steps(std::int32_t phase, std::string_view what, const TrainPrice& whole,
                                    const TrainModel::Layers& layers) {
   const StageWork w = stage_work(what, whole, layers);
-  const bool gpipe = w.schedule.schedule == PipelineSchedule::gpipe;
   for (const PipelineStep& step : pipeline_blocks(w.schedule, w.fills)) {
     b().begin_block(phase, name_of(step));
     b().begin_call(w.named(name_of(step.block)), w.named(""));
     switch (step.block) {
       case PipelineBlock::begin:
         for (const BufferId id : {w.grads, w.sent, w.received}) b().alloc(id);
-        if (gpipe) b().alloc(w.kept[0]);
+        for (const BufferId id : w.kept)
+          if (w.keeps_to_end()) b().alloc(id);
         break;
       case PipelineBlock::fill:
         fill(w, step.number);
@@ -286,15 +295,15 @@ void PricedPlanWriter::stage_steps(std::int32_t phase, std::string_view what, co
         backward(w, step);
         break;
       case PipelineBlock::weights:
-        compute(w.named("weights"), {w.grads},
-                per_token(micro_tokens(), w.price.weight_grad / static_cast<double>(w.schedule.chunks)));
+        weight_gradients(w, w.named("weights"));
         break;
       case PipelineBlock::step:
         if (const double idle = whole.seconds[static_cast<std::size_t>(Term::host)] + w.price.slowed; idle > 0.0)
           compute(w.named("step.waits"), {w.grads}, always(idle));
         step_end(what, w.grads, w.price.held, w.price.data, w.price.optimizer);
         for (const BufferId id : {w.grads, w.sent, w.received}) b().free(id);
-        if (gpipe) b().free(w.kept[0]);
+        for (const BufferId id : w.kept)
+          if (w.keeps_to_end()) b().free(id);
     }
   }
 }

@@ -28,31 +28,20 @@ void RolloutPayload::raise_to(const RolloutPayload& o) {
     this->*part = std::max(this->*part, o.*part);
 }
 
-namespace {
-
-/// Messages that a scoring pass of an iteration's micro-batches waits for: each stage receives, computes and sends, one
-/// behind the other, so that a stage between two others waits for both of its messages, and the last stage gets its
-/// first micro-batch through all of them.
-double forward_hops(const TrainPoint& p, double micro_batches) {
-  const double stages = static_cast<double>(p.pp), sides = p.pp > 2 ? 2.0 : 1.0;
-  return sides * (micro_batches - 1.0) + stages - 1.0;
-}
-
-}  // namespace
-
 ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
   const auto m = p.full_micro_batches();
   const ScoringPass pass = train_.scoring_pass(p, l);
   const PassPrice& one = pass.slowest;
+  // Each stage receives, computes and sends, one behind the other; the last one gets an iteration's first micro-batch
+  // through all of them.
+  const double first = p.pp > 1 ? static_cast<double>(p.pp - 1) * train_.hop(p, l).total() - pass.messages : 0.0;
   return {.compute = m * one.compute,
           .tensor = m * one.tensor,
           .expert = m * one.expert,
           .context = m * one.context,
           .bubble = (pass.all_stages - one.total()) / setting_.mini_batches,
           .gathers = train_.exposed_gathers(p, l, one.total(), trained),
-          .sends = p.pp > 1
-                       ? forward_hops(p, m * setting_.mini_batches) * train_.hop(p, l).total() / setting_.mini_batches
-                       : 0.0};
+          .sends = m * pass.messages + first / setting_.mini_batches};
 }
 
 TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const TrainModel::Layers& l) const {
@@ -139,17 +128,23 @@ ShiftBytes RlModel::shift_bytes(const RlPoint& p, const TrainSide& train, const 
           .host_staging = std::min(p.bucket_bytes, train.params)};
 }
 
-/// Where something sleeps, what steps work in is given back too. Our engine and the sync share the section of
-/// training's.
-ShiftsSeconds RlModel::shifts_seconds(const ShiftShape& shape, const ShiftPrice& shift, double staging,
-                                      const TrainSide& train, const RolloutPrice& rollout) const {
+/// Where something sleeps, what steps work in is given back too: one section of sync, engine and training.
+ShiftsSeconds RlModel::shifts_seconds(const RolloutPoint& r, const ShiftShape& shape, const ShiftPrice& shift,
+                                      const ShiftBytes& held, const TrainSide& train,
+                                      const RolloutPrice& rollout) const {
   const CostModel& cost = train_.cost();
   WorkMoves work;
   if (shift.mapped > 0.0) {
     const double training = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic -
                                               train.reference - train.overhead_bytes);
-    if (setting_.own_engine) work = shape.moves({staging, rollout.activation_bytes, training});
-    else work.sleep.unmapped = work.wake.mapped = training;
+    // A reference on the host comes up into what its pass works in.
+    work = setting_.own_engine
+               ? shape.moves({held.staging, rollout.activation_bytes, training, training, training})
+               : shape.moves({.sync = held.staging + (shift.sync_from_host ? held.host_staging : 0.0),
+                              .rollout = rollout.activation_bytes + communicators(r),
+                              .reference = train.swapped_reference,
+                              .train = training},
+                             WorkPlan::priced);
   }
   const auto more = [&](double moved, OpKind kind) { return moved > 0.0 ? cost.map_seconds(moved, kind) : 0.0; };
   ShiftsSeconds out{.sleep = shift_seconds(shift.down, shift.unmapped + work.sleep.unmapped, OpKind::unmap),
@@ -165,8 +160,9 @@ ShiftsSeconds RlModel::shifts_seconds(const ShiftShape& shape, const ShiftPrice&
 void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSide& train, const RolloutPrice& rollout,
                        double staging, RlPrice& out) const {
   const auto at = [&](RlPhase phase) -> double& { return out.seconds[static_cast<std::size_t>(phase)]; };
-  const ShiftPrice shift = shape.price(shift_bytes(p, train, rollout, staging));
-  const ShiftsSeconds seconds = shifts_seconds(shape, shift, staging, train, rollout);
+  const ShiftBytes held = shift_bytes(p, train, rollout, staging);
+  const ShiftPrice shift = shape.price(held);
+  const ShiftsSeconds seconds = shifts_seconds(p.rollout, shape, shift, held, train, rollout);
   at(RlPhase::sleep) = seconds.sleep.total();
   at(RlPhase::wake) = seconds.wake.total();
   at(RlPhase::sync) += seconds.staging + seconds.uploads;

@@ -245,9 +245,9 @@ class RlModel {
   double staging_bytes(const RlPoint&, const SyncPrice&) const;
   /// What the point's shifts move; colocated.
   ShiftBytes shift_bytes(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging) const;
-  /// The price is the shape's.
-  ShiftsSeconds shifts_seconds(const ShiftShape&, const ShiftPrice&, double staging, const TrainSide&,
-                               const RolloutPrice&) const;
+  /// The price is the shape's, of these bytes.
+  ShiftsSeconds shifts_seconds(const RolloutPoint&, const ShiftShape&, const ShiftPrice&, const ShiftBytes&,
+                               const TrainSide&, const RolloutPrice&) const;
   /// Of a rollout's weight_bytes what is held in a narrow format.
   double narrow_bytes(const RolloutPoint&) const;
   /// Of the engine itself, beside the process's context; bytes.

@@ -161,31 +161,55 @@ ShiftShape::ShiftShape(const TransitionOrder& order) {
     add_move(up_, came & sleeps), add_move(mapped_, came);
   });
   train_rest_ = parts_of(start_of(order)) & (weights | kv);
-  for (const TransitionStep s : order) {
-    if (s == rollout || s == reference || s == old_logprobs) {
-      if (num_levels_ > 0) (s == rollout ? levels_[num_levels_ - 1].rollout : levels_[num_levels_ - 1].train) = true;
-      continue;
-    }
-    const bool sleeps = is_sleep(s);
-    levels_[num_levels_++] = {s == sync ? &WorkMoves::sync : sleeps ? &WorkMoves::sleep : &WorkMoves::wake, s == sync};
-  }
-  if (num_levels_ > 0) levels_[num_levels_ - 1].train = true;  // behind it training begins
+  for (const WorkPlan plan : {WorkPlan::lowered, WorkPlan::priced})
+    levels_[static_cast<std::size_t>(plan)] = Levels(order, plan);
 }
 
-WorkMoves ShiftShape::moves(const WorkBytes& work) const {
-  std::array<double, TransitionOrder::most> bytes{};
-  for (std::size_t i = 0; i < num_levels_; ++i) {
-    const Level& l = levels_[i];
-    bytes[i] = std::max({l.sync ? work.sync : 0.0, l.rollout ? work.rollout : 0.0, l.train ? work.train : 0.0});
+ShiftShape::Levels::Levels(const TransitionOrder& order, WorkPlan plan) {
+  bool rolled_out = false, wakes = false;
+  // What training works in may want a phase of its own.
+  const auto train = [&] {
+    if (plan == WorkPlan::priced && rolled_out && !wakes) each[count++] = {.of = &WorkMoves::wake}, wakes = true;
+    return count > 0 ? &each[count - 1] : nullptr;
+  };
+  for (const TransitionStep s : order) {
+    if (s == rollout) {
+      if (count > 0) each[count - 1].rollout = true;
+      rolled_out = true;
+    } else if (s == reference || s == old_logprobs) {
+      if (Level* const l = train()) (s == reference ? l->reference : l->old_logprobs) = true;
+    } else {
+      const bool sleeps = is_sleep(s);
+      each[count++] = {.of = s == sync  ? &WorkMoves::sync
+                             : sleeps ? &WorkMoves::sleep
+                                      : &WorkMoves::wake,
+                       .sync = s == sync};
+      wakes |= rolled_out && (s == wake_train || s == wake_params || s == wake_moments || s == wake_reference);
+    }
   }
+  if (Level* const last = train()) {  // behind it training begins
+    last->train = true;
+    last->reference |= !order.has(reference), last->old_logprobs |= !order.has(old_logprobs);
+  }
+}
+
+double ShiftShape::Level::bytes(const WorkBytes& w) const {
+  return std::max({sync ? w.sync : 0.0, rollout ? w.rollout : 0.0, reference ? w.reference : 0.0,
+                   old_logprobs ? w.old_logprobs : 0.0, train ? w.train : 0.0});
+}
+
+WorkMoves ShiftShape::moves(const WorkBytes& work, WorkPlan plan) const {
+  const Levels& levels = levels_[static_cast<std::size_t>(plan)];
+  std::array<double, TransitionOrder::most + 1> bytes{};
+  for (std::size_t i = 0; i < levels.count; ++i) bytes[i] = levels.each[i].bytes(work);
   WorkMoves out;
-  if (num_levels_ < 2) return out;
+  if (levels.count < 2) return out;
+  double& last = bytes[levels.count - 1];
   // Where training works in least, what it could give back is kept: else less of its work would move more.
-  double& last = bytes[num_levels_ - 1];
-  last = std::max(last, std::min(bytes[num_levels_ - 2], bytes[0]));
+  if (plan == WorkPlan::lowered) last = std::max(last, std::min(bytes[levels.count - 2], bytes[0]));
   double at = last;
-  for (std::size_t i = 0; i < num_levels_; ++i) {
-    WorkMoves::Moved& of = out.*levels_[i].of;
+  for (std::size_t i = 0; i < levels.count; ++i) {
+    WorkMoves::Moved& of = out.*levels.each[i].of;
     (bytes[i] > at ? of.mapped : of.unmapped) += std::abs(bytes[i] - at);
     at = bytes[i];
   }

@@ -41,11 +41,15 @@ struct ShiftPrice {
 /// walk, step by step; ShiftShape is held to it.
 ShiftPrice price_shift(const TransitionOrder&, const ShiftBytes&);
 
-/// What the steps between the shifts work in, bytes of a rank: the sync in its buckets, the engine and training in
-/// theirs. In our arena one section holds it, mapped for what comes next.
+/// What the steps between the shifts work in, bytes of a rank: the sync in its buckets, the engine in its activations,
+/// the log-prob passes and training (critic's steps included) in theirs. One section holds it, mapped for what comes
+/// next.
 struct WorkBytes {
-  double sync = 0, rollout = 0, train = 0;
+  double sync = 0, rollout = 0, reference = 0, old_logprobs = 0, train = 0;
 };
+/// Whose plan maps it: our lowered one, or a priced one, in which training's work is taken in a phase of its own where
+/// nothing of training wakes behind the rollout (planner/priced).
+enum class WorkPlan : std::uint8_t { lowered, priced };
 /// Taken and given back of it in the steps of each kind.
 struct WorkMoves {
   struct Moved {
@@ -61,8 +65,8 @@ class ShiftShape {
   explicit ShiftShape(const TransitionOrder&);
   ShiftPrice price(const ShiftBytes&) const;
   /// By the rule of lowering/builder.cc: before each step the section is mapped for the step itself and for what is
-  /// driven right behind it. Less work never moves more.
-  WorkMoves moves(const WorkBytes&) const;
+  /// driven right behind it. `lowered`: less work never moves more.
+  WorkMoves moves(const WorkBytes&, WorkPlan = WorkPlan::lowered) const;
 
  private:
   /// Sets of parts, a bit each.
@@ -79,14 +83,20 @@ class ShiftShape {
     std::uint8_t count_ = 0;
   };
 
-  /// A step but the rollout: what of WorkBytes is mapped for it.
+  /// A step that the driver does not play: what of WorkBytes is mapped for it and for those behind it.
   struct Level {
     WorkMoves::Moved WorkMoves::*of = nullptr;
-    bool sync = false, rollout = false, train = false;
+    bool sync = false, rollout = false, reference = false, old_logprobs = false, train = false;
+    double bytes(const WorkBytes&) const;
+  };
+  struct Levels {
+    std::array<Level, TransitionOrder::most + 1> each{};
+    std::size_t count = 0;
+    Levels() = default;
+    Levels(const TransitionOrder&, WorkPlan);
   };
 
-  std::array<Level, TransitionOrder::most> levels_{};
-  std::size_t num_levels_ = 0;
+  std::array<Levels, 2> levels_{};  // by WorkPlan
   Sets to_sync_, to_wake_, asleep_;     // moments
   Sets down_, up_, unmapped_, mapped_;  // moves, in order
   std::uint8_t rollout_rest_ = 0, train_rest_ = 0;

@@ -194,9 +194,11 @@ struct PassPrice {
   ForwardTraffic payload;
   double total() const { return compute + recompute + tensor + expert + context; }
 };
-/// A pass that only scores: through the slowest stage, and the seconds of all stages together.
+/// A pass that only scores: through the slowest stage, what that waits for messages from and to its neighbours, and the
+/// seconds of all stages together.
 struct ScoringPass {
   PassPrice slowest;
+  double messages = 0;
   double all_stages = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "planner/train/schedule_time.h"
 #include "planner/train/train_model.h"
 
 namespace hotbunk {
@@ -230,30 +231,43 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   const double m = p.full_micro_batches(), v = static_cast<double>(p.vpp);
   // ZB-H1 (Qi et al., 2401.10241): weight gradients wait until a stage would idle, (p - 1)(F + B + W) becomes
   // (p - 1)(F + B - W). No more of them can wait than there are.
-  const bool defers = p.schedule == PipelineSchedule::zero_bubble;
+  const bool defers = p.schedule == PipelineSchedule::zero_bubble && p.pp > 1;
   Pace device(m, v, defers ? std::min(2.0 * static_cast<double>(p.pp - 1) / v, m) : 0.0);
   Pace host = device;
   // Stages of an even pipeline are at most seven kinds (stage_breaks); of a written split, the first are kept.
   std::array<StageTime, 7> known;
   std::size_t kinds = 0;
+  std::vector<StagePasses> deferring;
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
     const StageTime t = stage_time(p, l, stage);
+    if (defers)
+      deferring.insert(deferring.end(), static_cast<std::size_t>(count),
+                       {t.forward, t.backward - t.weight_grad, t.weight_grad});
     device.add(t.device(), t.weight_grad, static_cast<double>(count));
     host.add(t.launches, t.weight_grad_launches, static_cast<double>(count));
     if (kinds < known.size()) known[kinds] = t;
     ++kinds;
   });
+  // How many weight gradients can wait, and for what, the schedule's own row says.
+  const std::vector<double> through =
+      defers ? stages_through({p.pp, p.vpp, p.schedule}, deferring, p.micro_batches,
+                              m - static_cast<double>(p.micro_batches - 1))
+             : std::vector<double>();
+  const auto last_through = [&](std::int64_t stage, std::int64_t count) {
+    const auto first = through.begin() + stage;
+    return *std::max_element(first, first + count);
+  };
   // The step is over when the last stage is: passes, what of its collectives nothing hides, its optimizer.
   const double launched = host.last(), slowdown = cost_.hardware().overlap_slowdown.value;
   const double hop = p.pp > 1 ? this->hop(p, l).total() : 0.0, sends = 2.0 * m * v * hop;
   StepOver last;
   std::size_t kind = 0;
-  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+  visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
     const StageTime t = kind < known.size() ? known[kind] : stage_time(p, l, stage);
     ++kind;
     StepOver now{.held = stage_share(p, l, stage),
                  .time = t,
-                 .passes = device.through(t.device(), t.weight_grad),
+                 .passes = defers ? last_through(stage, count) : device.through(t.device(), t.weight_grad),
                  .end = {},
                  .sends = sends};
     // Beside the passes of other micro-batches only as much as these take.
@@ -308,10 +322,12 @@ PassPrice TrainModel::scoring_pass(const TrainPoint& p, const Layers& l, std::in
 
 ScoringPass TrainModel::scoring_pass(const TrainPoint& p, const Layers& l) const {
   ScoringPass out;
+  const Hop message = p.pp > 1 ? hop(p, l) : Hop{};
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
     const PassPrice one = scoring_pass(p, l, stage);
     out.all_stages += static_cast<double>(count) * one.total();
-    if (one.total() > out.slowest.total()) out.slowest = one;
+    const double messages = (stage > 0 ? message.total() : 0.0) + (stage + 1 < p.pp ? message.seconds : 0.0);
+    if (one.total() + messages > out.slowest.total() + out.messages) out.slowest = one, out.messages = messages;
   });
   return out;
 }

@@ -253,7 +253,7 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
   Draws draws(static_cast<std::uint64_t>(number_of("HOTBUNK_PROPERTY_SEED", 1)));
   std::int64_t played = 0;
   std::map<RlPhase, double> worst;
-  for (std::int64_t i = 0, cases = number_of("HOTBUNK_PRICED_CASES", 40); i < cases; ++i) {
+  for (std::int64_t i = 0, cases = number_of("HOTBUNK_PRICED_CASES", 330); i < cases; ++i) {
     const std::string text = draws.scenario();
     const auto s = load_scenario_text(text, "drawn.yaml");
     if (!s || unsupported_to_execute(*s).empty()) continue;
@@ -328,15 +328,11 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
       if (std::abs(error) > std::abs(w)) w = error;
     };
     check({RlPhase::rollout}, 0.03);
-    // The plan also maps what a sync stages and an engine works in, which the closed form takes to be there.
     // Apart, a sync is also what one role waits for the other.
-    if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.1);
+    if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.03);
     for (const RlPhase p :
          {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
-      // Under ZB-H1 a stage that is still at weight gradients keeps its neighbour waiting for a message, and of few
-      // micro-batches more gradients can wait than the closed form lets; interleaved, a stage receives what comes early
-      // before its first backward pass.
-      check({p}, point.train.schedule == PipelineSchedule::zero_bubble ? 0.08 : point.train.vpp > 1 ? 0.06 : 0.03);
+      check({p}, 0.03);
   }
   REQUIRE(played > 5);
   for (const auto& [phase, error] : worst)
