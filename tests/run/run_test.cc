@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdio>
@@ -161,7 +162,7 @@ TEST_CASE("calibrate says when other programs kept the cores busy") {
   std::vector<pid_t> others;
   for (std::int64_t core = 0; core < local_cores(); ++core)
     if (const pid_t child = ::fork(); child == 0)
-      for (volatile int spin = 0;; spin = spin + 1) continue;
+      for (std::atomic<int> spin = 0;; ++spin) continue;
     else others.push_back(child);
   const Result2 r = hotbunk_command(fmt::format("calibrate {} --steps 50 --out {}", file.string(), profile.string()));
   for (const pid_t child : others) ::kill(child, SIGKILL), ::waitpid(child, nullptr, 0);
