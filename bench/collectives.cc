@@ -24,7 +24,7 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_world.h"
-#include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/stream_thread.h"
 #include "runtime/communicator.h"
 #include "runtime/launch.h"
 

@@ -14,7 +14,7 @@
 #include <set>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/stream_thread.h"
 #include "base/check.h"
 #include "base/cores.h"
 #include "base/file.h"

@@ -4,12 +4,23 @@
 
 #include <utility>
 
+#include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_device.h"
-#include "backends/cpu_gloo/plan_communicators.h"
+#include "runtime/plan_communicators.h"
 #include "base/check.h"
 #include "base/limits.h"
 
 namespace hotbunk {
+namespace {
+
+/// "" when every rank that the plan's peer copies read from shares memory with its reader; else why not. The same
+/// answer on every rank.
+std::string why_no_peer_memory(const Plan& plan, const CpuWorld& world) {
+  return world.size() > 1 && reads_peers(plan) ? world.why_no_sharing() : "";
+}
+
+}  // namespace
+
 
 CpuBackend::CpuBackend(CpuWorld& world, Driver& driver, CpuOptions options)
     : world_(world), driver_(driver), options_(std::move(options)) {}
@@ -47,7 +58,7 @@ Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, 
     check_threads(options_.compute_threads);  // OpenMP ends the process where it gets none
     auto device = std::make_unique<CpuDevice>(plan, local[0], world_, &driver_, options_);
     device_ = device.get();
-    memory_ = device->memory().device();
+    memory_ = device->arena();
     std::vector<std::unique_ptr<Device>> out;
     out.push_back(std::move(device));
     return out;

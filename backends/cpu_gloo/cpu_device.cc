@@ -29,6 +29,19 @@ std::int64_t opened_ns(World& world, Rank rank, const std::string& scope) {
   return *epoch;
 }
 
+ArenaOptions arena_options(const Plan& plan, const Program& program, Space space, bool shared) {
+  const ArenaExtent extent = arena_extent(plan, program, space);
+  return {.name = std::string(name_of(space)),
+          .reserve_bytes = extent.reserve_bytes,
+          .capacity_bytes = extent.capacity_bytes,
+          .shared = shared};
+}
+
+/// Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
+int shared_region(const Plan& plan, CpuWorld& world, const CpuOptions& options, const Arena& arena) {
+  return world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan)) ? world.share(arena) : -1;
+}
+
 /// Turns what a call throws into what the user reads: which op, and what happened.
 template <class What, class F>
 Status guarded(What&& what, F&& call) {
@@ -72,8 +85,15 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
       world_(world),
       driver_(driver),
       options_(options),
-      memory_(plan, program_, world.size() > 1),
-      communicators_(plan, rank, world, options, *memory_.device()),
+      arena_(std::make_shared<Arena>(arena_options(plan, program_, Space::device, world.size() > 1))),
+      memory_(program_, arena_, std::make_unique<Arena>(arena_options(plan, program_, Space::host, false))),
+      region_(shared_region(plan, world, options, *arena_)),
+      communicators_(plan, rank, options.span_steps, options.scope,
+                     [&](std::span<const int> ranks, const std::string& name, StreamId) {
+                       return options.transport && ranks.size() > 1
+                                  ? world.communicator(ranks, name, *options.transport)
+                                  : world.communicator(ranks, name);
+                     }),
       record_(plan, rank, {options.span_steps, options.measure_cpu}, opened_ns(world, rank, options.scope)),
       events_(static_cast<std::size_t>(program_.num_events)) {
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
@@ -103,7 +123,7 @@ void CpuDevice::leave(std::int64_t blocks) {
   record_.leave(blocks);
   communicators_.fold_traffic(record_.where().step);
   if (!options_.check_resident) return;
-  const std::int64_t resident = memory_.device()->resident_bytes(), mapped = memory_.device()->counters().mapped;
+  const std::int64_t resident = arena_->resident_bytes(), mapped = arena_->counters().mapped;
   HB_CHECK(std::abs(resident - mapped) <= plan_.chunk_bytes,
            "after phase {} {} bytes of the device arena are resident, {} are mapped",
            plan_.phases[static_cast<std::size_t>(record_.where().phase)].name, resident, mapped);
@@ -117,7 +137,9 @@ Status CpuDevice::alloc(StreamId id, const BoundOp& op) {
   return guarded(op, [&] {
     const BoundBuffer b = op.allocated();
     record_.note_live(b, memory_.alloc(b));
-    if (poison_ && b.bytes() > 0) poison_->poison(id, b, [this, b] { memory_.poison(b); });
+    if (poison_ && b.bytes() > 0) poison_->poison(id, b, [this, b] {
+        std::memset(memory_.address(b.section(), b.offset), 0xff, static_cast<std::size_t>(b.bytes()));  // NaN
+      });
   });
 }
 
@@ -185,7 +207,7 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
                    place = watch_.next(rank_, op)]() mutable {
     world_.watch().set_op(op.call->name, op->name);
     const BoundAddresses addresses(memory_, op);
-    const KernelCall call{s.context, addresses, *op, sizes, places_, op};
+    const KernelCall call{{addresses, *op, sizes, places_, op}, s.context};
     const bool timed = record_.keeps(where);
     const auto start = timed ? record_.now() : DeviceRecord::Moment{};
     std::int64_t bytes = -1;
@@ -233,7 +255,7 @@ Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
       });
     case OpKind::peer_copy:
       return enqueue(id, op, args, [this, phase = record_.where().phase](const KernelCall& call) {
-        return communicators_.peer_copy(call, phase);
+        return peer_copy(call, phase);
       });
     default:
       return enqueue(id, op, args, [](const KernelCall& call) {
@@ -243,6 +265,18 @@ Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
         return std::int64_t{-1};
       });
   }
+}
+
+std::int64_t CpuDevice::peer_copy(const KernelCall& call, std::int16_t phase) {
+  const DType dtype = call.op.inputs[0].dtype;
+  return communicators_.peer_copy(
+      call, phase,
+      [this](int peer, std::int64_t offset) { return world_.peer_pointer(peer, region_, offset); },
+      [&](const std::byte* from, const Box& b) {
+        const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
+        const kernels::Box box{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols};
+        kernels::copy_boxes(call.context, {from, dtype}, call.addresses.address(to), to.dtype, {&box, 1});
+      });
 }
 
 Status CpuDevice::collective(StreamId id, const BoundOp& op, const Args& args) {

@@ -6,13 +6,14 @@
 #include <optional>
 #include <vector>
 
-#include "backends/cpu_gloo/access_order.h"
+#include "runtime/access_order.h"
+#include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/number_watch.h"
-#include "backends/cpu_gloo/plan_communicators.h"
+#include "runtime/plan_communicators.h"
 #include "backends/cpu_gloo/poison_order.h"
-#include "backends/cpu_gloo/program_memory.h"
-#include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/program_memory.h"
+#include "runtime/stream_thread.h"
 #include "runtime/device_record.h"
 
 namespace hotbunk {
@@ -41,6 +42,8 @@ class CpuDevice final : public Device {
   const Program& program() const { return program_; }
   const ProgramMemory& memory() const { return memory_; }
   ProgramMemory& memory() { return memory_; }
+  /// Shared with the backend: peers and the world know the device arena until the world is left.
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
   const DeviceRecord& measured() const { return record_; }
   Trace take_trace();
 
@@ -55,6 +58,8 @@ class CpuDevice final : public Device {
   /// When the op runs, on its stream's thread: with the counts that are its inputs. Throws RuntimeFailure.
   Sizes sizes_now(const BoundOp&, const Addresses&, Sizes) const;
   Status drain();
+  /// Bytes that came from other ranks.
+  std::int64_t peer_copy(const KernelCall&, std::int16_t phase);
   /// With CpuOptions::check_order: E612 where two accesses have no order.
   Status check_order(const BoundOp&, const Sizes&);
 
@@ -65,7 +70,9 @@ class CpuDevice final : public Device {
   CpuWorld& world_;
   Driver* driver_;
   const CpuOptions options_;
+  const std::shared_ptr<Arena> arena_;  // of the device
   ProgramMemory memory_;
+  int region_ = -1;  // CpuWorld::share index of the device arena
   PlanCommunicators communicators_;
   DeviceRecord record_;
   NumberWatch watch_;

@@ -4,25 +4,12 @@
 #include <string>
 
 #include "backends/cpu_gloo/kernels/context.h"
-#include "exec/driver.h"
-#include "graph/boxes.h"
+#include "runtime/op_call.h"
 
 namespace hotbunk {
 
-/// Where a tensor's first element is on this rank.
-class Addresses {
- public:
-  virtual ~Addresses() = default;
-  virtual std::byte* address(const Tensor&) const = 0;
-};
-
-struct KernelCall {
+struct KernelCall : OpCall {
   kernels::KernelContext& context;
-  const Addresses& addresses;
-  const Op& op;
-  const Sizes& sizes;
-  const Places& places;
-  const BoundOp& bound;  // the same op, for who wants names
 };
 
 using OpKernel = void (*)(const KernelCall&);

@@ -4,8 +4,8 @@
 #include <functional>
 #include <vector>
 
-#include "backends/cpu_gloo/access_order.h"
-#include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/access_order.h"
+#include "runtime/stream_thread.h"
 
 namespace hotbunk {
 

@@ -214,15 +214,5 @@ TEST_CASE("the books agree with a bitmap under random calls", "[arena][property]
   }));
 }
 
-TEST_CASE("poison makes a read before the first write a NaN", "[arena]") {
-  Arena arena(options(false, chunk, chunk));
-  arena.map(0, chunk, "a");
-  arena.poison(0, 64);
-  float f;
-  std::memcpy(&f, arena.at(8), sizeof f);
-  CHECK(f != f);
-  CHECK(*arena.at(64) == std::byte{0});
-}
-
 }  // namespace
 }  // namespace hotbunk

@@ -1,5 +1,5 @@
 // Streams: order within, events between, failures that travel, nothing that hangs.
-#include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/stream_thread.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>

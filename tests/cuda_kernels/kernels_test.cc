@@ -161,7 +161,7 @@ TEMPLATE_TEST_CASE("matrix products, whole and ragged tiles", "[kernels]", float
           bias(d.memory, "bias", draw.numbers<Bf16>(n));
       Array<C> c(d.memory, "c", draw.numbers<C>(m * n));
       const auto before = c.values();
-      d.run(std::string("matmul_") + form + "_" + suffix<C>,
+      d.run(std::string("matmul_") + form + "_bf16_" + suffix<C>,
             {static_cast<std::uint32_t>((N + 63) / 64), static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(),
             b.begin(), has_bias ? bias.begin() : nullptr, c.begin(), M, N, K, int{accumulate});
       std::vector<double> wanted(m * n);
@@ -187,7 +187,7 @@ TEST_CASE("a row of a product does not depend on how many rows there are", "[ker
     Array<Bf16> a(d.memory, "a", std::vector<Bf16>(rows.begin(), rows.begin() + M * K));
     Array<float> c(d.memory, "c", static_cast<std::size_t>(M * N));
     const Bf16* none = nullptr;
-    d.run("matmul_nt_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(), b.begin(), none, c.begin(),
+    d.run("matmul_nt_bf16_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(), b.begin(), none, c.begin(),
           M, N, K, 0);
     const std::vector<float> row(c.begin(), c.begin() + N);
     if (first.empty()) first = row;
@@ -207,9 +207,10 @@ TEST_CASE("log-probabilities and their backward", "[kernels]") {
     Array<float> logp(d.memory, "logp", T), lse(d.memory, "lse", T), entropy(d.memory, "entropy", T),
         dlogp(d.memory, "dlogp", draw.numbers<float>(T));
     Array<float> dlogits(d.memory, "dlogits", T * v);
-    d.run("log_prob", {T}, 64, logits.begin(), targets.begin(), logp.begin(), lse.begin(), entropy.begin(), V, inverse);
+    d.run("log_prob", {T}, 64, logits.begin(), targets.begin(), logp.begin(), lse.begin(), entropy.begin(), V, V,
+          inverse);
     d.run("log_prob_backward_f32", {T}, 64, logits.begin(), lse.begin(), targets.begin(), dlogp.begin(),
-          dlogits.begin(), V, inverse);
+          dlogits.begin(), V, V, inverse);
     std::vector<double> wanted_logp(T), wanted_lse(T), wanted_entropy(T), wanted(T * v);
     for (std::size_t t = 0; t < T; ++t) {
       if (targets[t] < 0) continue;
@@ -300,7 +301,7 @@ TEST_CASE("hot kernels ask for the bytes that they must, in whole sectors, and m
   const int M = 64, N = 64, K = 64;
   Array<Bf16> a(matmul.memory, "a", Draw(3).numbers<Bf16>(M * K)), b(matmul.memory, "b", Draw(4).numbers<Bf16>(N * K));
   Array<float> out(matmul.memory, "c", M * N);
-  const Counters m = matmul.run("matmul_nt_f32", {1, 1}, 128, a.begin(), b.begin(), none, out.begin(), M, N, K, 0);
+  const Counters m = matmul.run("matmul_nt_bf16_f32", {1, 1}, 128, a.begin(), b.begin(), none, out.begin(), M, N, K, 0);
   CHECK(m.global_read_bytes == 2 * (M + N) * K);
   // 16 bytes a lane are four passes at least, to fetch a tile as to read a fragment: none more.
   CHECK(m.shared_wavefronts == 4 * m.shared_requests);

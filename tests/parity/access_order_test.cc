@@ -1,5 +1,5 @@
 // The checked mode: silent on what the plan orders, and a wait that is missing is named although the run went well.
-#include "backends/cpu_gloo/access_order.h"
+#include "runtime/access_order.h"
 
 #include <fmt/format.h>
 

@@ -123,15 +123,15 @@ HB_DEVICE void matmul(const bf16* a, const bf16* b, const bf16* bias, C* c, int 
 /// 128 threads; grid (ceil(N / 64), ceil(M / 64)).
 #define HB_MATMUL(C, name)                                                                                          \
   extern "C" __global__ void __launch_bounds__(128)                                                                 \
-      matmul_nt_##name(const bf16* a, const bf16* b, const bf16* bias, C* c, int M, int N, int K, int accumulate) { \
+      matmul_nt_bf16_##name(const bf16* a, const bf16* b, const bf16* bias, C* c, int M, int N, int K, int accumulate) { \
     matmul<false, false>(a, b, bias, c, M, N, K, accumulate);                                                       \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(128)                                                                 \
-      matmul_nn_##name(const bf16* a, const bf16* b, const bf16* bias, C* c, int M, int N, int K, int accumulate) { \
+      matmul_nn_bf16_##name(const bf16* a, const bf16* b, const bf16* bias, C* c, int M, int N, int K, int accumulate) { \
     matmul<false, true>(a, b, bias, c, M, N, K, accumulate);                                                        \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(128)                                                                 \
-      matmul_tn_##name(const bf16* a, const bf16* b, const bf16* bias, C* c, int M, int N, int K, int accumulate) { \
+      matmul_tn_bf16_##name(const bf16* a, const bf16* b, const bf16* bias, C* c, int M, int N, int K, int accumulate) { \
     matmul<true, true>(a, b, bias, c, M, N, K, accumulate);                                                         \
   }
 HB_MATMUL(bf16, bf16)

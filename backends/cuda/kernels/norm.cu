@@ -1,4 +1,5 @@
-// rms_norm, its backward, and the fused residual sum. One block per row of T; shapes as in graph/catalogue.h.
+// rms_norm, its backward, and the fused residual sum: one block per row of T. qk_norm, over the heads of packed qkv rows:
+// one warp per row and head. Shapes as in graph/catalogue.h.
 #include "common.cuh"
 
 namespace {
@@ -50,7 +51,83 @@ HB_DEVICE void rms_norm_weight(const E* dy, const E* x, const float* rstd, float
   dw[j] = float(sum);
 }
 
+/// Query and key heads are normed by a weight of their own, value heads copied. A warp per row and head.
+template <class E>
+HB_DEVICE void qk_norm(const E* x, const E* qw, const E* kw, E* y, float* rstd, int T, int a, int k, int d, float eps) {
+  const int lane = threadIdx.x & 31, heads = a + 2 * k;
+  const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= int64_t(T) * heads) return;
+  const int t = int(at / heads), head = int(at % heads);
+  const E* from = x + at * d;
+  E* to = y + at * d;
+  if (head >= a + k) {
+    for (int j = lane; j < d; j += 32) to[j] = from[j];
+    return;
+  }
+  float squares = 0;
+  for (int j = lane; j < d; j += 32) squares += load(from + j) * load(from + j);
+  const float r = rsqrtf(warp_sum(squares) / float(d) + eps);
+  if (lane == 0) rstd[size_t(t) * (a + k) + head] = r;
+  const E* w = head < a ? qw : kw;
+  for (int j = lane; j < d; j += 32) store(to + j, load(from + j) * r * load(w + j));
+}
+
+/// dx = rstd (dy w - x rstd^2 mean(dy w x)) of query and key heads; dx may be dy.
+template <class E>
+HB_DEVICE void qk_norm_backward(const E* dy, const E* x, const E* qw, const E* kw, const float* rstd, E* dx, int T,
+                                int a, int k, int d) {
+  const int lane = threadIdx.x & 31, heads = a + 2 * k;
+  const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= int64_t(T) * heads) return;
+  const int t = int(at / heads), head = int(at % heads);
+  const E *g = dy + at * d, *from = x + at * d;
+  E* to = dx + at * d;
+  if (head >= a + k) {
+    for (int j = lane; j < d; j += 32) to[j] = g[j];
+    return;
+  }
+  const E* w = head < a ? qw : kw;
+  float dot = 0;
+  for (int j = lane; j < d; j += 32) dot += load(g + j) * load(w + j) * load(from + j);
+  const float r = rstd[size_t(t) * (a + k) + head];
+  const float c = warp_sum(dot) / float(d) * r * r * r;
+  for (int j = lane; j < d; j += 32) store(to + j, load(g + j) * load(w + j) * r - load(from + j) * c);
+}
+
+/// dqw (block y 0) and dkw (1): a thread per element of a head, rows and heads in order, fp64 inside.
+template <class E>
+HB_DEVICE void qk_norm_weight(const E* dy, const E* x, const float* rstd, float* dqw, float* dkw, int T, int a, int k,
+                              int d, int accumulate) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+  if (j >= d) return;
+  float* to = (blockIdx.y == 0 ? dqw : dkw) + j;
+  const int first = blockIdx.y == 0 ? 0 : a, last = blockIdx.y == 0 ? a : a + k;
+  double sum = accumulate ? *to : 0.0;
+  for (int t = 0; t < T; ++t)
+    for (int head = first; head < last; ++head) {
+      const size_t at = (size_t(t) * (a + 2 * k) + head) * d + j;
+      sum += load(dy + at) * load(x + at) * rstd[size_t(t) * (a + k) + head];
+    }
+  *to = float(sum);
+}
+
 }  // namespace
+
+#define HB_QK_NORM(E, name)                                                                                           \
+  extern "C" __global__ void qk_norm_##name(const E* x, const E* qw, const E* kw, E* y, float* rstd, int T, int a,    \
+                                            int k, int d, float eps) {                                                \
+    qk_norm(x, qw, kw, y, rstd, T, a, k, d, eps);                                                                     \
+  }                                                                                                                   \
+  extern "C" __global__ void qk_norm_backward_##name(const E* dy, const E* x, const E* qw, const E* kw,               \
+                                                     const float* rstd, E* dx, int T, int a, int k, int d) {          \
+    qk_norm_backward(dy, x, qw, kw, rstd, dx, T, a, k, d);                                                            \
+  }                                                                                                                   \
+  extern "C" __global__ void qk_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* dqw, float* dkw, \
+                                                   int T, int a, int k, int d, int accumulate) {                      \
+    qk_norm_weight(dy, x, rstd, dqw, dkw, T, a, k, d, accumulate);                                                    \
+  }
+HB_QK_NORM(float, f32)
+HB_QK_NORM(bf16, bf16)
 
 #define HB_NORM(E, name)                                                                                             \
   extern "C" __global__ void rms_norm_##name(const E* x, const E* residual, const E* w, E* y, float* rstd, E* sum,   \

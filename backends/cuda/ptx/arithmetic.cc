@@ -23,15 +23,46 @@ T finished(const Instruction& i, T x) {
   return x;
 }
 
-/// Runs f under the rounding mode that the instruction names.
-template <class F>
-auto rounded(Round round, F&& f) {
-  if (round == Round::none || round == Round::rn) return f();
-  const int before = std::fegetround();
-  std::fesetround(round == Round::rz ? FE_TOWARDZERO : round == Round::rm ? FE_DOWNWARD : FE_UPWARD);
-  volatile auto value = f();
-  std::fesetround(before);
-  return static_cast<decltype(f())>(value);
+/// Rounds to nearest and changes nothing of a result: the instruction is its operation, lane by lane.
+bool is_plain(const Instruction& i) {
+  return (i.round == Round::none || i.round == Round::rn) && !i.flush && !i.saturate && i.mode != Mode::relu;
+}
+
+/// While it lives, the rounding mode that an instruction names.
+class Rounding {
+ public:
+  explicit Rounding(Round round) : before_(std::fegetround()) {
+    if (round != Round::none && round != Round::rn)
+      std::fesetround(round == Round::rz ? FE_TOWARDZERO : round == Round::rm ? FE_DOWNWARD : FE_UPWARD);
+  }
+  ~Rounding() { std::fesetround(before_); }
+  Rounding(const Rounding&) = delete;
+  Rounding& operator=(const Rounding&) = delete;
+
+ private:
+  int before_;
+};
+
+/// An operation on two or three floats, with rounding, flushing and saturation where the instruction has them.
+template <class T, class F>
+void rounded_binary(Warp& w, const Instruction& i, std::uint32_t mask, F f) {
+  if (is_plain(i)) return binary<T>(w, i, mask, f);
+  const Rounding rounding(i.round);
+  binary<T>(w, i, mask, [&](T a, T b) {
+    const volatile T x = a;  // in its place: not moved out of the rounding mode's scope
+    const volatile T y = f(x, b);
+    return finished(i, static_cast<T>(y));
+  });
+}
+template <class T, class F>
+void rounded_ternary(Warp& w, const Instruction& i, std::uint32_t mask, F f) {
+  if (is_plain(i)) return ternary<T>(w, i, mask, f);
+  const Rounding rounding(i.round);
+  ternary<T>(w, i, mask, [&](T a, T b, T c) {
+    const volatile T x = a;
+    const volatile T y = f(x, b, c);
+    return finished(i, static_cast<T>(y));
+  });
 }
 
 template <class T>
@@ -65,21 +96,20 @@ bool floating(Warp& w, const Instruction& i, std::uint32_t mask) {
   };
   switch (i.opcode) {
     case Opcode::add:
-      binary<T>(w, i, mask, [&](T a, T b) { return finished(i, rounded(i.round, [&] { return a + b; })); });
+      rounded_binary<T>(w, i, mask, [](T a, T b) { return a + b; });
       return true;
     case Opcode::sub:
-      binary<T>(w, i, mask, [&](T a, T b) { return finished(i, rounded(i.round, [&] { return a - b; })); });
+      rounded_binary<T>(w, i, mask, [](T a, T b) { return a - b; });
       return true;
     case Opcode::mul:
-      binary<T>(w, i, mask, [&](T a, T b) { return finished(i, rounded(i.round, [&] { return a * b; })); });
+      rounded_binary<T>(w, i, mask, [](T a, T b) { return a * b; });
       return true;
     case Opcode::div:
-      binary<T>(w, i, mask, [&](T a, T b) { return finished(i, rounded(i.round, [&] { return a / b; })); });
+      rounded_binary<T>(w, i, mask, [](T a, T b) { return a / b; });
       return true;
     case Opcode::fma:
     case Opcode::mad:
-      ternary<T>(w, i, mask,
-                 [&](T a, T b, T c) { return finished(i, rounded(i.round, [&] { return std::fma(a, b, c); })); });
+      rounded_ternary<T>(w, i, mask, [](T a, T b, T c) { return std::fma(a, b, c); });
       return true;
     case Opcode::neg:
       unary<T>(w, i, mask, [](T a) { return -a; });

@@ -287,7 +287,7 @@ void DeviceMemory::add(std::uint64_t begin, std::int64_t bytes, std::string name
   r.bytes = bytes;
   r.name = std::move(name);
   r.all_written = written;
-  r.written.resize(static_cast<std::size_t>(bytes), written);
+  if (!written) r.written.resize(static_cast<std::size_t>(bytes));
   ranges_[begin] = std::move(r);
 }
 
@@ -307,34 +307,32 @@ void DeviceMemory::mark_written(std::uint64_t address, std::int64_t bytes) {
   HB_CHECK(
       r != nullptr && address + static_cast<std::uint64_t>(bytes) <= r->begin + static_cast<std::uint64_t>(r->bytes),
       "{} bytes at {}", bytes, describe(address));
+  if (r->all_written) return;
   if (address == r->begin && bytes == r->bytes) r->all_written = true;
-  std::fill_n(r->written.begin() + static_cast<std::ptrdiff_t>(address - r->begin), bytes, true);
+  else std::fill_n(r->written.begin() + static_cast<std::ptrdiff_t>(address - r->begin), bytes, std::uint8_t{1});
 }
 
 void DeviceMemory::forget(std::uint64_t begin) {
   Range& r = ranges_.at(begin);
   r.all_written = false;
-  r.written.assign(r.written.size(), false);
-}
-
-void DeviceMemory::Range::touch(std::uint64_t first, int count, bool write) {
-  if (touched.empty()) touched.resize(static_cast<std::size_t>((bytes + 3) / 4));
-  for (std::uint64_t w = first / 4; w <= (first + static_cast<std::uint64_t>(count) - 1) / 4; ++w)
-    touched[w] |= write ? 2 : 1;
+  r.written.assign(static_cast<std::size_t>(r.bytes), 0);
 }
 
 std::vector<DeviceMemory::Touched> DeviceMemory::take_touched() {
   std::vector<Touched> out;
   for (auto& [begin, r] : ranges_) {
-    for (std::size_t w = 0; w < r.touched.size();) {
+    if (r.touched_begin >= r.touched_end) continue;
+    for (std::size_t w = r.touched_begin; w < r.touched_end;) {
       const std::uint8_t how = r.touched[w];
       const std::size_t from = w;
-      while (w < r.touched.size() && (r.touched[w] > 1) == (how > 1) && (r.touched[w] != 0) == (how != 0)) ++w;
+      while (w < r.touched_end && (r.touched[w] > 1) == (how > 1) && (r.touched[w] != 0) == (how != 0)) ++w;
       if (how != 0)
         out.push_back(
             {begin + 4 * from, begin + std::min<std::uint64_t>(4 * w, static_cast<std::uint64_t>(r.bytes)), how > 1});
     }
-    r.touched.clear();
+    std::fill(r.touched.begin() + static_cast<std::ptrdiff_t>(r.touched_begin),
+              r.touched.begin() + static_cast<std::ptrdiff_t>(r.touched_end), std::uint8_t{0});
+    r.touched_begin = ~std::uint64_t{0}, r.touched_end = 0;
   }
   return out;
 }
@@ -367,6 +365,7 @@ Counters Machine::launch(std::string_view name, const Launch& launch) {
   b.module = &module_;
   b.memory = &memory_;
   b.counters = &counters;
+  b.count_traffic = launch.count_traffic;
   b.parameters = launch.parameters.data();
   b.grid = launch.grid;
   b.dim = launch.block;

@@ -5,6 +5,7 @@
 // Arithmetic is IEEE 754 with the rounding that the instruction names. `.approx` functions return the float nearest to
 // the exact result (hardware: within 2 ulp). mma: exact products, summed in double, rounded once to f32.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -60,12 +61,25 @@ class DeviceMemory {
   std::vector<Touched> take_touched();
 
   struct Range {
-    void touch(std::uint64_t first, int count, bool write);
+    void touch(std::uint64_t first, int count, bool write) {
+      if (touched.empty()) touched.resize(static_cast<std::size_t>((bytes + 3) / 4));
+      const std::uint64_t begin_word = first / 4, end_word = (first + static_cast<std::uint64_t>(count) + 3) / 4;
+      for (std::uint64_t word = begin_word; word < end_word; ++word) touched[word] |= write ? 2 : 1;
+      touched_begin = std::min(touched_begin, begin_word);
+      touched_end = std::max(touched_end, end_word);
+    }
+    /// Whether all of these bytes were written.
+    bool is_written(std::size_t first, std::size_t count) const {
+      return all_written || std::find(written.begin() + static_cast<std::ptrdiff_t>(first),
+                                      written.begin() + static_cast<std::ptrdiff_t>(first + count),
+                                      std::uint8_t{0}) == written.begin() + static_cast<std::ptrdiff_t>(first + count);
+    }
     std::vector<std::uint8_t> touched;  // by word: 1 read, 2 written; empty until one is
+    std::uint64_t touched_begin = ~std::uint64_t{0}, touched_end = 0;  // outside of these none is
     std::uint64_t begin = 0;
     std::int64_t bytes = 0;
     std::string name;
-    std::vector<bool> written;
+    std::vector<std::uint8_t> written;  // by byte; empty where all is
     bool all_written = false;
   };
   /// The allocation that holds the address, or nullptr.
@@ -98,6 +112,7 @@ struct Launch {
   Dim3 grid, block;
   std::int64_t dynamic_shared_bytes = 0;
   std::span<const std::byte> parameters;  // laid out as the kernel's
+  bool count_traffic = true;              // sectors and passes over banks, which cost time to count
 };
 
 class Machine {

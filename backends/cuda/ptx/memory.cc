@@ -63,13 +63,11 @@ class Accessor {
       found(Check::out_of_bounds, w_, i_, lane,
             fmt::format("{} of {} bytes at {}", write_ ? "write" : "read", bytes, w_.block->memory->describe(address)));
     const auto first = static_cast<std::size_t>(address - r->begin);
-    if (!r->all_written) {
-      for (std::size_t b = first; b < first + static_cast<std::size_t>(bytes); ++b) {
-        if (write_) r->written[b] = true;
-        else if (!r->written[b])
-          found(Check::uninitialised, w_, i_, lane,
-                fmt::format("read of {} bytes at {}", bytes, w_.block->memory->describe(address)));
-      }
+    if (write_) {
+      if (!r->all_written) std::memset(r->written.data() + first, 1, static_cast<std::size_t>(bytes));
+    } else if (!r->is_written(first, static_cast<std::size_t>(bytes))) {
+      found(Check::uninitialised, w_, i_, lane,
+            fmt::format("read of {} bytes at {}", bytes, w_.block->memory->describe(address)));
     }
     if (w_.block->memory->watching()) r->touch(first, bytes, write_);
     address_[static_cast<std::size_t>(lane)] = address;
@@ -80,6 +78,7 @@ class Accessor {
  public:
   /// Adds what the warp's lanes asked for together to the counters.
   void count(int bytes) {
+    if (!w_.block->count_traffic) return;
     Counters& c = *w_.block->counters;
     if (is_global_ != 0) {
       const std::int64_t total = std::int64_t{bytes} * std::popcount(is_global_);

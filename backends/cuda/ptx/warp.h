@@ -59,6 +59,7 @@ struct Block {
   const Module* module = nullptr;
   DeviceMemory* memory = nullptr;
   Counters* counters = nullptr;
+  bool count_traffic = true;
   const std::byte* parameters = nullptr;
   Dim3 grid, dim, index;
   std::vector<std::uint8_t> shared;

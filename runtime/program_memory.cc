@@ -1,7 +1,8 @@
-#include "backends/cpu_gloo/program_memory.h"
+#include "runtime/program_memory.h"
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "trace/capacity.h"
@@ -11,26 +12,9 @@ namespace {
 
 static_assert(arena_num_categories == num_categories);
 
-std::int64_t space_bytes(const Program& p, Space space) {
-  std::int64_t bytes = 0;
-  for (const Section& s : p.sections)
-    if (s.space == space) bytes += s.bytes;
-  return std::max<std::int64_t>(bytes, arena_chunk_bytes);
-}
-
-ArenaOptions arena_options(const Plan& plan, const Program& program, Space space, bool shared) {
-  ArenaOptions o;
-  o.name = std::string(name_of(space));
-  o.reserve_bytes = space_bytes(program, space);
-  const std::int64_t most = mappable_bytes(plan, space);
-  o.capacity_bytes = most < 0 ? o.reserve_bytes : most;
-  o.shared = shared;
-  return o;
-}
-
 /// How many more bytes the arena's books call live after a call.
 template <class Call>
-std::int64_t live_added(Arena& a, Call call) {
+std::int64_t live_added(ArenaBooks& a, Call call) {
   const std::int64_t before = a.counters().live;
   call();
   return a.counters().live - before;
@@ -59,11 +43,18 @@ std::vector<std::int64_t> section_bases(const Program& program) {
   return bases;
 }
 
-ProgramMemory::ProgramMemory(const Plan& plan, const Program& program, bool shared)
-    : program_(program),
-      bases_(section_bases(program)),
-      device_(std::make_shared<Arena>(arena_options(plan, program, Space::device, shared))),
-      host_(std::make_unique<Arena>(arena_options(plan, program, Space::host, false))) {}
+ArenaExtent arena_extent(const Plan& plan, const Program& program, Space space) {
+  std::int64_t bytes = 0;
+  for (const Section& s : program.sections)
+    if (s.space == space) bytes += s.bytes;
+  bytes = std::max(bytes, plan.chunk_bytes);
+  const std::int64_t most = mappable_bytes(plan, space);
+  return {.reserve_bytes = bytes, .capacity_bytes = most < 0 ? bytes : most};
+}
+
+ProgramMemory::ProgramMemory(const Program& program, std::shared_ptr<ArenaBooks> device,
+                             std::unique_ptr<ArenaBooks> host)
+    : program_(program), bases_(section_bases(program)), device_(std::move(device)), host_(std::move(host)) {}
 
 std::byte* ProgramMemory::address(SectionId section, std::int64_t offset) const {
   return arena(section).at(base(section) + offset);
@@ -79,21 +70,19 @@ bool ProgramMemory::is_live(const Buffer& b) const {
 }
 
 std::int64_t ProgramMemory::alloc(const BoundBuffer& b) {
-  Arena& a = arena(b.section());
+  ArenaBooks& a = arena(b.section());
   return live_added(
       a, [&] { a.alloc(base(b.section()) + b.offset, b.bytes(), static_cast<int>(b.category()), b.name()); });
 }
 
 std::int64_t ProgramMemory::free(const BoundBuffer& b) {
-  Arena& a = arena(b.section());
+  ArenaBooks& a = arena(b.section());
   return live_added(a, [&] { a.free(base(b.section()) + b.offset, b.bytes()); });
 }
 
-void ProgramMemory::poison(const BoundBuffer& b) { arena(b.section()).poison(base(b.section()) + b.offset, b.bytes()); }
-
 bool ProgramMemory::fits(const Op& op) const {
-  const Arena& a = arena(op.section);
-  return a.counters().mapped + op.map_end - op.map_begin <= a.options().capacity_bytes;
+  const ArenaBooks& a = arena(op.section);
+  return a.counters().mapped + op.map_end - op.map_begin <= a.capacity_bytes();
 }
 
 void ProgramMemory::map(const Op& op, std::string_view who) {
@@ -104,7 +93,7 @@ void ProgramMemory::unmap(const Op& op) {
   arena(op.section).unmap(base(op.section) + op.map_begin, base(op.section) + op.map_end);
 }
 
-void ProgramMemory::close_window(SpaceMemory& memory, Arena& a) {
+void ProgramMemory::close_window(SpaceMemory& memory, ArenaBooks& a) {
   const ArenaCounters window = a.take_window();
   if (phase_ < 0) return;
   if (window.live_peak > memory.peak_bytes) {

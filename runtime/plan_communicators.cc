@@ -1,11 +1,10 @@
-#include "backends/cpu_gloo/plan_communicators.h"
+#include "runtime/plan_communicators.h"
 
 #include <fmt/format.h>
 
 #include <set>
 
-#include "backends/cpu_gloo/kernels/elementwise.h"
-#include "backends/cpu_gloo/program_memory.h"
+#include "runtime/program_memory.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
 
@@ -38,16 +37,8 @@ OpKind kind_of(CommOp op) {
   return OpKind::barrier;
 }
 
-bool reads_peers(const Plan& plan) {
-  for (const Program& program : plan.programs)
-    for (const Body& body : program.bodies)
-      for (const Op& op : body.ops)
-        if (op.kind == OpKind::peer_copy) return true;
-  return false;
-}
-
 /// send, recv and send_recv.
-void transfer(Communicator& c, const KernelCall& call, std::int64_t padding) {
+void transfer(Communicator& c, const OpCall& call, std::int64_t padding) {
   const Op& op = call.op;
   const Partners at = partners_of(op, c.size(), c.rank());
   const int to = static_cast<int>(at.to), from = static_cast<int>(at.from);
@@ -61,20 +52,20 @@ void transfer(Communicator& c, const KernelCall& call, std::int64_t padding) {
 
 }  // namespace
 
-std::string why_no_peer_memory(const Plan& plan, const CpuWorld& world) {
-  return world.size() > 1 && reads_peers(plan) ? world.why_no_sharing() : "";
+bool reads_peers(const Plan& plan) {
+  for (const Program& program : plan.programs)
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
+        if (op.kind == OpKind::peer_copy) return true;
+  return false;
 }
 
-/// One communicator per family and stream that any program uses, made in the same order by every rank.
-PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& world, const CpuOptions& options,
-                                     const Arena& device)
+PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, std::int32_t span_steps, const std::string& scope,
+                                     const Make& make)
     : plan_(plan),
       rank_(rank),
-      world_(world),
-      traffic_({.head = options.span_steps}, plan.most_steps_back(plan.role_of(rank))),
+      traffic_({.head = span_steps}, plan.most_steps_back(plan.role_of(rank))),
       peer_buffers_(plan.programs.size()) {
-  // Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
-  if (world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan))) region_ = world.share(device);
   std::set<std::pair<GroupId, StreamId>> used;
   for (std::size_t p = 0; p < plan.programs.size(); ++p)
     for (const auto& blocks : plan.programs[p].phases)
@@ -89,10 +80,10 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, CpuWorld& worl
     const auto& members = plan.group_of(key.first, rank);
     if (members.empty()) continue;
     const std::vector<int> ranks(members.begin(), members.end());
-    const std::string name = fmt::format(
-        "{}{}/{}", options.scope, plan.groups[static_cast<std::size_t>(key.first)].name, plan.stream(key.second).name);
-    communicators_[key] = options.transport && ranks.size() > 1 ? world.communicator(ranks, name, *options.transport)
-                                                                : world.communicator(ranks, name);
+    communicators_[key] = make(ranks,
+                               fmt::format("{}{}/{}", scope, plan.groups[static_cast<std::size_t>(key.first)].name,
+                                           plan.stream(key.second).name),
+                               key.second);
   }
 }
 
@@ -103,8 +94,8 @@ Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) 
   return *it->second;
 }
 
-void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
-  const auto& [context, memory, op, sizes, places, bound] = call;
+void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
+  const auto& [memory, op, sizes, places, bound] = call;
   Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
   switch (op.kind) {
@@ -132,8 +123,9 @@ void PlanCommunicators::collective(const KernelCall& call, std::int16_t phase) {
   }
 }
 
-std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t phase) {
-  const auto& [context, memory, op, sizes, places, bound] = call;
+std::int64_t PlanCommunicators::peer_copy(const OpCall& call, std::int16_t phase, const PeerAddress& peer,
+                                          const CopyBox& copy) {
+  const auto& [memory, op, sizes, places, bound] = call;
   const std::vector<Box> boxes = boxes_of(op, places);
   if (boxes.empty()) return 0;  // nothing of this bucket is this rank's
   Communicator& c = communicator(op, phase);
@@ -149,14 +141,11 @@ std::int64_t PlanCommunicators::peer_copy(const KernelCall& call, std::int16_t p
       const Buffer* theirs = peer_buffers_[program].at(mine.name);
       const std::int64_t offset =
           section_bases(plan_.programs[program])[static_cast<std::size_t>(theirs->section)] + theirs->offset;
-      from = world_.peer_pointer(members[static_cast<std::size_t>(b.peer)], region_,
-                                 offset + bound.offset_in_buffer(source));
+      from = peer(members[static_cast<std::size_t>(b.peer)], offset + bound.offset_in_buffer(source));
       HB_CHECK(from, "no memory of rank {} is open here", members[static_cast<std::size_t>(b.peer)]);
       remote += b.rows * b.cols * size_of(source.dtype);
     }
-    const Tensor& to = op.outputs[static_cast<std::size_t>(b.output)];
-    const kernels::Box box{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols};
-    kernels::copy_boxes(context, {from, source.dtype}, memory.address(to), to.dtype, {&box, 1});
+    copy(from, b);
   }
   c.note_peer_read(remote);
   return remote;

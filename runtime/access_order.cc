@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/access_order.h"
+#include "runtime/access_order.h"
 
 #include <fmt/format.h>
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string_view>
 
-#include "backends/cpu_gloo/arena.h"
-#include "backends/cpu_gloo/op_kernels.h"
+#include "runtime/arena_books.h"
+#include "runtime/op_call.h"
 #include "trace/trace.h"
 
 namespace hotbunk {
@@ -16,10 +16,16 @@ namespace hotbunk {
 /// Where each section of a program begins in its arena.
 std::vector<std::int64_t> section_bases(const Program&);
 
+/// What a program's arena of a space has to be: bytes of addresses (at least a chunk) and the most that may be mapped.
+struct ArenaExtent {
+  std::int64_t reserve_bytes = 0, capacity_bytes = 0;
+};
+ArenaExtent arena_extent(const Plan&, const Program&, Space);
+
 class ProgramMemory {
  public:
-  /// shared: ranks of this host can read the device arena.
-  ProgramMemory(const Plan&, const Program&, bool shared);
+  /// Both arenas are as large as arena_extent says.
+  ProgramMemory(const Program&, std::shared_ptr<ArenaBooks> device, std::unique_ptr<ArenaBooks> host);
 
   /// So many bytes from the section's base.
   std::byte* address(SectionId, std::int64_t offset) const;
@@ -27,13 +33,9 @@ class ProgramMemory {
   /// Whether every byte of it may be touched now; false for an empty buffer.
   bool is_mapped(const Buffer&) const;
   bool is_live(const Buffer&) const;
-  /// Shared with the backend: peers and the world know the device arena until the world is left.
-  const std::shared_ptr<Arena>& device() const { return device_; }
-
   /// Both return how many more bytes the arena holds live than before.
   std::int64_t alloc(const BoundBuffer&);
   std::int64_t free(const BoundBuffer&);
-  void poison(const BoundBuffer&);
   /// Whether the capacity allows a map; map() enforces it.
   bool fits(const Op&) const;
   /// `who` stands in the error.
@@ -47,15 +49,15 @@ class ProgramMemory {
   RankMemory measured();
 
  private:
-  void close_window(SpaceMemory&, Arena&);
-  Arena& arena(Space s) const { return s == Space::device ? *device_ : *host_; }
-  Arena& arena(SectionId s) const { return arena(program_.section(s).space); }
+  void close_window(SpaceMemory&, ArenaBooks&);
+  ArenaBooks& arena(Space s) const { return s == Space::device ? *device_ : *host_; }
+  ArenaBooks& arena(SectionId s) const { return arena(program_.section(s).space); }
   std::int64_t base(SectionId s) const { return bases_[static_cast<std::size_t>(s)]; }
 
   const Program& program_;
   const std::vector<std::int64_t> bases_;
-  const std::shared_ptr<Arena> device_;
-  const std::unique_ptr<Arena> host_;
+  const std::shared_ptr<ArenaBooks> device_;
+  const std::unique_ptr<ArenaBooks> host_;
   std::int32_t step_ = 0;
   std::int16_t phase_ = -1;  // none yet
   RankMemory windows_;       // by phase, and where the peak was; of the windows that are closed

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/stream_thread.h"
+#include "runtime/stream_thread.h"
 
 #include <pthread.h>
 

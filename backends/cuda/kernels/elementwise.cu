@@ -1,0 +1,84 @@
+// add, cast, gather_rows, the bias gradient, and the reductions of the local transport.
+#include "common.cuh"
+
+namespace {
+
+/// Calls visit(i) for the elements of this thread, grid-stride.
+template <class Visit>
+HB_DEVICE void each(int64_t n, Visit visit) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
+    visit(i);
+}
+
+constexpr int most_ranks = 32;
+struct Sources {
+  const void* rank[most_ranks];
+};
+
+template <class T>
+HB_DEVICE T larger_or_nan(T a, T b) {
+  return a != a ? a : b != b ? b : a > b ? a : b;
+}
+
+}  // namespace
+
+/// z = x + y; z may be x.
+#define HB_ADD(X, Y, name)                                                                       \
+  extern "C" __global__ void add_##name(const X* x, const Y* y, X* z, int64_t n) {               \
+    each(n, [&](int64_t i) { store(z + i, load(x + i) + load(y + i)); });                        \
+  }
+HB_ADD(float, float, f32_f32)
+HB_ADD(float, bf16, f32_bf16)
+HB_ADD(bf16, float, bf16_f32)
+HB_ADD(bf16, bf16, bf16_bf16)
+
+extern "C" __global__ void cast_f32_bf16(const float* x, bf16* y, int64_t n) {
+  each(n, [&](int64_t i) { store(y + i, x[i]); });
+}
+extern "C" __global__ void cast_bf16_f32(const bf16* x, float* y, int64_t n) {
+  each(n, [&](int64_t i) { y[i] = load(x + i); });
+}
+
+/// y[s,:] = x[rows[s],:], elements of 2 or 4 bytes. One block per row of y.
+#define HB_GATHER(T, bytes)                                                                                          \
+  extern "C" __global__ void gather_rows_##bytes(const T* x, const int32_t* rows, T* y, int H) {                     \
+    const size_t from = size_t(rows[blockIdx.x]) * H, to = size_t(blockIdx.x) * H;                                   \
+    for (int j = threadIdx.x; j < H; j += blockDim.x) y[to + j] = x[from + j];                                       \
+  }
+HB_GATHER(uint16_t, 2)
+HB_GATHER(uint32_t, 4)
+
+/// db[j] (+)= sum over t of dy[t,j]: a thread per column, tokens in order, fp64 inside.
+#define HB_COLUMNS(E, name)                                                                                       \
+  extern "C" __global__ void column_sums_##name(const E* dy, float* db, int T, int N, int accumulate) {           \
+    const int j = blockIdx.x * blockDim.x + threadIdx.x;                                                          \
+    if (j >= N) return;                                                                                           \
+    double sum = accumulate ? db[j] : 0.0;                                                                        \
+    for (int t = 0; t < T; ++t) sum += load(dy + size_t(t) * N + j);                                              \
+    db[j] = float(sum);                                                                                           \
+  }
+HB_COLUMNS(float, f32)
+HB_COLUMNS(bf16, bf16)
+
+/// to[i] = sum over ranks 0 … of source.rank[r][i], in this order; bf16 summed in fp32 and rounded once. `to` may be one
+/// of the sources.
+#define HB_SUM(E, A, name, in, out)                                                                        \
+  extern "C" __global__ void sum_ranks_##name(const __grid_constant__ Sources from, int ranks, E* to, int64_t n) { \
+    each(n, [&](int64_t i) {                                                                               \
+      A sum = in(static_cast<const E*>(from.rank[0]) + i);                                                 \
+      for (int r = 1; r < ranks; ++r) sum += in(static_cast<const E*>(from.rank[r]) + i);                  \
+      out(to + i, sum);                                                                                    \
+    });                                                                                                    \
+  }                                                                                                        \
+  extern "C" __global__ void max_ranks_##name(const __grid_constant__ Sources from, int ranks, E* to, int64_t n) { \
+    each(n, [&](int64_t i) {                                                                               \
+      A most = in(static_cast<const E*>(from.rank[0]) + i);                                                \
+      for (int r = 1; r < ranks; ++r) most = larger_or_nan(most, A(in(static_cast<const E*>(from.rank[r]) + i))); \
+      out(to + i, most);                                                                                   \
+    });                                                                                                    \
+  }
+HB_DEVICE int32_t load_word(const int32_t* p) { return *p; }
+HB_DEVICE void store_word(int32_t* p, int32_t x) { *p = x; }
+HB_SUM(float, float, f32, load, store)
+HB_SUM(bf16, float, bf16, load, store)
+HB_SUM(int32_t, int32_t, i32, load_word, store_word)
