@@ -40,19 +40,23 @@ TEST_CASE(
   const auto bubble = [&](PipelineSchedule s) {
     return model.price(of(s)).seconds[static_cast<std::size_t>(Term::bubble)];
   };
-  // 1F1B: 3 (F + B + W); ZB-H1: 3 (F + B - W), W of 8 layers.
-  const double weight_grad = 8 * model.dense_layer(of(PipelineSchedule::one_f_one_b)).weight_grad;
-  CHECK(bubble(PipelineSchedule::one_f_one_b) - bubble(PipelineSchedule::zero_bubble) == Approx(6 * weight_grad));
+  // 1F1B: 3 (F + B + W); ZB-H1: 3 (F + B - W), of 8 layers. A stage is through with its last B when the passes of those
+  // behind it have gone by; where W takes longer than F, the first stage, which puts off none, is last: 3 B.
+  const LayerCost one = model.dense_layer(of(PipelineSchedule::one_f_one_b));
+  const double weight_grad = 8 * one.weight_grad, forward = 8 * one.forward;
   CHECK(bubble(PipelineSchedule::zero_bubble) > 0.0);
-  // Of two micro-batches no more than their two weight gradients can wait.
   const auto saved = [](const TrainModel& by, TrainPoint at) {
     const double plain = by.price(at).step_seconds;
     at.schedule = PipelineSchedule::zero_bubble;
     return plain - by.price(at).step_seconds;
   };
+  CHECK(saved(model, of(PipelineSchedule::one_f_one_b)) ==
+        Approx(6 * weight_grad - 3 * std::max(0.0, weight_grad - forward)).epsilon(0.01));
+  // Of two micro-batches: 3 F, 2 (F + B) on the last stage, which puts off both W, 3 B, and one W on the first: 5 (F + B)
+  // + W, where 1F1B takes 5 (F + B + W).
   TrainPoint few = of(PipelineSchedule::one_f_one_b);
   few.micro_batches = 2;
-  CHECK(saved(model, few) == Approx(2 * weight_grad));
+  CHECK(saved(model, few) == Approx(4 * weight_grad).epsilon(0.01));
   // Those that a TP collective hides behind stay where they are.
   FrameworkProfile overlapping = plain_frame();
   overlapping.overlap_tensor = true;
@@ -61,7 +65,8 @@ TEST_CASE(
   cut.tp = 2;
   const LayerCost layer = with_tp.dense_layer(cut);
   REQUIRE(layer.hidden_tensor > 0.1 * layer.weight_grad);
-  CHECK(saved(with_tp, cut) == Approx(6 * 8 * (layer.weight_grad - layer.hidden_tensor)));
+  // Here the head's collectives make the last stage the longest.
+  CHECK(saved(with_tp, cut) == Approx(6 * 8 * (layer.weight_grad - layer.hidden_tensor)).epsilon(0.03));
   // 1F1B holds 4 micro-batches on the first stage, GPipe all 8.
   const auto kept = [&](PipelineSchedule s) {
     for (const PeakPart& part : model.peak_parts(of(s), model.layers(of(s))))
