@@ -61,7 +61,8 @@ CostNode training_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice
   const double reference = of.train.reference, beside = of.train.total_bytes - train.total_bytes() - reference;
   out.children.push_back(node_of("beside it", "what else is on the device", rest, 0,
                                  {bytes_of("reference model", reference), bytes_of("critic", beside),
-                                  bytes_of("rollout, awake", price.train_bytes - of.train.total_bytes)}));
+                                  bytes_of("log-prob passes, beyond training", of.train.fullest_bytes() - of.train.total_bytes),
+                                  bytes_of("rollout, awake", price.train_bytes - of.train.fullest_bytes())}));
   return out;
 }
 

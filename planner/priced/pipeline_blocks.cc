@@ -131,15 +131,15 @@ void PricedPlanWriter::stage_passes(std::int32_t phase, std::string_view what, c
            always(model_.cost().host_copy_seconds(swapped)));
   b().begin_block(phase, "micro");
   b().begin_call(w.named("micro"), w.named(""));
-  const BufferId weights =
-      b().transient(w.named("weights"), DType::u8, std::max<std::int64_t>(whole_bytes(swapped), 64), Category::params);
   add_messages(w, 2.0 * layers.dense.kept_full_bytes);
+  const std::vector<BufferId> work =
+      scoring_work(what, layers, swapped, 2.0 * static_cast<double>(b().buffer(w.sent).bytes()));
   b().alloc(w.sent), b().alloc(w.received);
-  gathered_parameters(what, weights, price,
+  gathered_parameters(what, work[0], price,
                       setting().mini_batches * model_.exposed_gathers(p, layers, own.total(), trained));
   exchange_with(w, w.named("receive"), stage_ - 1, false, true);
   if (stage_ > 0) arrive(w, w.named("arrive"));
-  pass(w, w.named("forward"), own, {weights}, 0.0);
+  pass(w, w.named("forward"), own, work, 0.0);
   exchange_with(w, w.named("send"), stage_ + 1, true, false);
   b().free(w.sent), b().free(w.received);
   b().begin_block(phase, "end");

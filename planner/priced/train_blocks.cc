@@ -17,8 +17,7 @@ void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const T
   b().begin_call(fmt::format("{}.micro", what), fmt::format("{}.", what));
   const auto named = [&](const char* name) { return fmt::format("{}.{}", what, name); };
   const double swapped = trained ? 0.0 : train_.swapped_reference;
-  const std::vector<BufferId> work = {
-      b().transient(named("weights"), DType::u8, std::max<std::int64_t>(whole_bytes(swapped), 64), Category::params)};
+  const std::vector<BufferId> work = scoring_work(what, layers, swapped, 0.0);
   if (swapped > 0.0)
     priced(OpKind::priced, streams::h2d, named("upload"), work,
            per_token(tokens(), model_.cost().host_copy_seconds(swapped)));
@@ -28,6 +27,20 @@ void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const T
   communicate(OpKind::all_to_all, streams::tensor, "train_experts", named("expert"), work,
               part(seconds.expert, sent.expert));
   communicate(context_kind(), streams::tensor, "train_cp", named("context"), work, part(seconds.context, sent.context));
+}
+
+/// What a log-prob pass works in; first of all, its weights: gathered units, and a reference that came up.
+/// `messages`: bytes of its communication that are booked elsewhere.
+std::vector<BufferId> PricedPlanWriter::scoring_work(std::string_view what, const TrainModel::Layers& layers,
+                                                     double swapped, double messages) {
+  const ScoringBytes bytes = model_.scoring_bytes(point_.train, layers, stage_);
+  const auto transient = [&](const char* name, double size, Category category) {
+    return b().transient(fmt::format("{}.{}", what, name), DType::u8, std::max<std::int64_t>(whole_bytes(size), 64),
+                         category);
+  };
+  return {transient("weights", bytes.gathered + swapped, Category::params),
+          transient("activations", bytes.activations, Category::activations),
+          transient("communication", bytes.communication - messages, Category::communication)};
 }
 
 /// Sharded parameters, gathered once in a forward pass: half of what passes of training with resharding gather.
@@ -133,8 +146,7 @@ void PricedPlanWriter::step_end(std::string_view what, BufferId grads, const Tra
 
 /// A phase in which training's side works.
 void PricedPlanWriter::train_phase(PlanPhase name, std::int32_t phase) {
-  const double working = std::max(0.0, train_.total_bytes - train_.params - train_.optimizer - train_.critic -
-                                           train_.reference - train_.overhead_bytes);
+  const double working = std::max(0.0, train_.total_bytes - train_.persistent());
   if (name == PlanPhase::reference) return passes(phase, "reference", layers_, step_, false);
   if (name == PlanPhase::old_logprobs) return passes(phase, "old", layers_, step_, true);
   if (name == PlanPhase::train) return optimizer_steps(phase, "train", step_, layers_, working);

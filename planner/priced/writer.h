@@ -122,6 +122,7 @@ class PricedPlanWriter {
   void exchange_in_engine(std::string_view step, const std::vector<EngineTraffic>&, const std::vector<BufferId>& work);
   void exchange(std::int32_t phase);
   void passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, const TrainPrice&, bool trained);
+  std::vector<BufferId> scoring_work(std::string_view what, const TrainModel::Layers&, double swapped, double messages);
   void gathered_parameters(std::string_view what, BufferId weights, const TrainPrice&, double seconds);
   void optimizer_steps(std::int32_t phase, std::string_view what, const TrainPrice&, const TrainModel::Layers&,
                        double working);

@@ -80,10 +80,19 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   out.total_bytes = t.total_bytes();
   if (setting_.critic) add_critic(p, l, critic, out);
   const double reference = t.source_bytes * (p.sharding == Sharding::fsdp ? b.params / std::max(b.master, 1e-9) : 1.0);
-  if (!setting_.reference) return out;
-  if (setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
-  else out.swapped_reference = reference, out.host_bytes += reference;
+  if (setting_.reference && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
+  else if (setting_.reference) out.swapped_reference = reference, out.host_bytes += reference;
+  add_scoring(p, l, out);
   return out;
+}
+
+/// Bytes that the log-prob passes work in.
+void RlModel::add_scoring(const TrainPoint& p, const TrainModel::Layers& l, TrainSide& out) const {
+  if (!setting_.reference && !setting_.old_logprobs && !setting_.critic) return;
+  const double actor = train_.scoring_bytes(p, l).total();
+  if (setting_.reference) out.reference_work = actor + out.swapped_reference;
+  if (setting_.old_logprobs) out.old_work = actor;
+  if (setting_.critic) out.values_work = train_.scoring_bytes(p, critic_layers(p, l)).total();
 }
 
 TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel::Layers& actor) const {
@@ -135,15 +144,14 @@ ShiftsSeconds RlModel::shifts_seconds(const RolloutPoint& r, const ShiftShape& s
   const CostModel& cost = train_.cost();
   WorkMoves work;
   if (shift.mapped > 0.0) {
-    const double training = std::max(0.0, train.total_bytes - train.params - train.optimizer - train.critic -
-                                              train.reference - train.overhead_bytes);
-    // A reference on the host comes up into what its pass works in.
+    const double training = std::max(0.0, train.total_bytes - train.persistent());
     work = setting_.own_engine
                ? shape.moves({held.staging, rollout.activation_bytes, training, training, training})
                : shape.moves({.sync = held.staging + (shift.sync_from_host ? held.host_staging : 0.0),
                               .rollout = rollout.activation_bytes + communicators(r),
-                              .reference = train.swapped_reference,
-                              .train = training},
+                              .reference = train.reference_work,
+                              .old_logprobs = train.old_work,
+                              .train = std::max(training, train.values_work)},
                              WorkPlan::priced);
   }
   const auto more = [&](double moved, OpKind kind) { return moved > 0.0 ? cost.map_seconds(moved, kind) : 0.0; };
@@ -168,7 +176,7 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
   at(RlPhase::sync) += seconds.staging + seconds.uploads;
   out.staging_seconds = seconds.staging, out.upload_seconds = seconds.uploads;
   const double overhead = train.overhead_bytes;
-  out.train_bytes = train.total_bytes + shift.train_rest;
+  out.train_bytes = train.fullest_bytes() + shift.train_rest;
   out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes + shift.rollout_rest +
                       overhead + communicators(p.rollout);
   out.sync_bytes = shift.sync_bytes + overhead;
@@ -181,11 +189,10 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
 void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout, double staging,
                            RlPrice& out) const {
   const double rollout_side = apart_bytes(p.rollout, rollout);
-  out.train_bytes = train.total_bytes;
+  out.train_bytes = train.fullest_bytes();
   out.rollout_bytes = rollout_side;
   out.sync_bytes =
-      std::max(train.params + train.optimizer + train.critic + train.reference + train.overhead_bytes, rollout_side) +
-      staging;
+      std::max(train.persistent(), rollout_side) + staging;
   out.host_bytes = train.host_bytes;
   if (!setting_.overlaps) return;
   double training = 0.0;

@@ -138,6 +138,14 @@ struct TrainSide {
   /// Of all that a sample goes through but the actor's training.
   double scoring_seconds() const { return old_seconds + reference_seconds + values_seconds + critic_seconds; }
   double total_bytes = 0, overhead_bytes = 0, host_bytes = 0;
+  // What log-prob passes work in, on the fullest stage: of the reference with the model where that comes up for it, of
+  // what is trained, of the critic. 0: there is none.
+  double reference_work = 0, old_work = 0, values_work = 0;
+  double persistent() const { return params + optimizer + critic + reference + overhead_bytes; }
+  /// Of optimizer steps and log-prob passes.
+  double fullest_bytes() const {
+    return std::max(total_bytes, persistent() + std::max({reference_work, old_work, values_work}));
+  }
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
   double critic = 0;                                // PPO: all that persists of the critic, which sleeps as moments do
   double swapped_reference = 0;                     // on the host, brought up for its pass
@@ -316,6 +324,7 @@ class RlModel {
   ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, const TrainPrice&, TrainSide&) const;
   TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&, const TrainPrice& critic) const;
+  void add_scoring(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
   void colocate(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging,
                 RlPrice&) const;
   void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;

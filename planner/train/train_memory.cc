@@ -191,9 +191,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
     at(PeakTensor::weight_grads) = setting_.state.params * shapes;
   }
   at(PeakTensor::pipeline) = p.pp > 1 ? 2.0 * l.dense.kept_full_bytes : 0.0;
-  if (p.sp)
-    at(PeakTensor::sequence) = setting_.element_bytes * fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses) *
-                               static_cast<double>(model_.hidden);
+  at(PeakTensor::sequence) = sequence_bytes(p);
   double total = 0.0;
   for (double b : bytes) total += b;
   if (parts) *parts = bytes;
@@ -211,6 +209,43 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
     out->host_bytes = host_fraction(p) * (own * (setting_.state.master + setting_.state.grads) + moments);
   }
   return total;
+}
+
+ScoringBytes TrainModel::scoring_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+  const StageShare held = stage_share(p, l, stage);
+  const double unit = std::max(held.dense > 0 ? l.dense.parameters : 0.0, held.moe > 0 ? l.moe.parameters : 0.0);
+  const double ends = end_parameters(p, l, stage), all = held.ordinary + held.expert;
+  ScoringBytes out;
+  if (p.gathers_units()) {
+    // The root stays whole; of a layer's unit all copies but the gradient.
+    const double copies = (p.sharding == Sharding::fsdp ? unit_copies(setting_) : 3.0) - 1.0;
+    out.gathered = (p.reshard_after_forward ? ends + copies * unit : all) * setting_.state.params +
+                   staged_shards(p, setting_, unit, all, p.own_elements(held.ordinary, held.expert));
+  }
+  // A layer's input, and the tensors whose gradients make its backward's fullest moment (LayerCost::transient_bytes).
+  for (const auto& [layer, count] : {std::pair(&l.dense, held.dense), std::pair(&l.moe, held.moe)})
+    if (count > 0) out.activations = std::max(out.activations, layer->kept_full_bytes + layer->transient_bytes);
+  // Logits as at the loss, but for their gradient in the activations' dtype.
+  const double without_gradient = 1.0 - std::min(1.0, setting_.element_bytes / framework_.loss_bytes.value);
+  if (stage == p.pp - 1)
+    out.activations = std::max(out.activations, l.head.kept_full_bytes + without_gradient * l.head.transient_bytes);
+  out.communication = (p.pp > 1 ? 2.0 * l.dense.kept_full_bytes : 0.0) + sequence_bytes(p);
+  return out;
+}
+
+ScoringBytes TrainModel::scoring_bytes(const TrainPoint& p, const Layers& l) const {
+  ScoringBytes out;
+  visit_stages(p, [&](std::int64_t stage, std::int64_t) {
+    if (const ScoringBytes one = scoring_bytes(p, l, stage); one.total() > out.total()) out = one;
+  });
+  return out;
+}
+
+/// Megatron's sequence parallelism gathers a layer's input.
+double TrainModel::sequence_bytes(const TrainPoint& p) const {
+  if (!p.sp) return 0.0;
+  return setting_.element_bytes * fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses) *
+         static_cast<double>(model_.hidden);
 }
 
 /// Micro-batches (or, interleaved, chunks of 1/vpp of the stage's layers) whose activations a stage holds at once.

@@ -202,6 +202,13 @@ struct ScoringPass {
   double all_stages = 0;
 };
 
+/// Bytes that a scoring pass works in on one stage, beside what persists: units gathered around its fullest moment, a
+/// layer's activations or the logits, messages and the gathered sequence.
+struct ScoringBytes {
+  double gathered = 0, activations = 0, communication = 0;
+  double total() const { return gathered + activations + communication; }
+};
+
 /// One stage of a pipeline as the calls of its schedule see it.
 struct StagePrice {
   PassPrice forward, backward;
@@ -328,6 +335,9 @@ class TrainModel {
   /// A forward pass on its own: no backward pass to hide behind.
   PassPrice scoring_pass(const TrainPoint&, const Layers&, std::int64_t stage) const;
   ScoringPass scoring_pass(const TrainPoint&, const Layers&) const;
+  /// Of the stage, or of the fullest one. Without a backward pass a layer's tensors go as the next ones come.
+  ScoringBytes scoring_bytes(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  ScoringBytes scoring_bytes(const TrainPoint&, const Layers&) const;
   /// `whole`: the price of the point.
   StagePrice stage_price(const TrainPoint&, const Layers&, std::int64_t stage, const TrainPrice& whole) const;
   /// Sending one micro-batch from a stage to the next: seconds and payload of the message, and of the gather that the
@@ -441,6 +451,7 @@ class TrainModel {
   std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
   bool split_given(const TrainPoint&) const;
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
+  double sequence_bytes(const TrainPoint&) const;
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
   void stage_traffic(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice&) const;

@@ -178,7 +178,7 @@ Moments moments_of(const Plan& plan) {
     if (info.when != When::iteration) continue;
     const PlanPhase name = phase_named(info.name);
     const bool shifts = (is_transition(name) && name != PlanPhase::flush) || name == PlanPhase::sync;
-    const bool trains = name == PlanPhase::train || name == PlanPhase::critic, rolls = name == PlanPhase::rollout;
+    const bool trains = is_training(name), rolls = name == PlanPhase::rollout;
     if (!shifts && !trains && !rolls) continue;
     std::int64_t& moment = trains ? out.train : rolls ? out.rollout : rolled_out ? out.wake : out.sync;
     moment = std::max(moment, peak.peak_bytes + plan.overhead_bytes);
@@ -338,6 +338,44 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
   for (const auto& [phase, error] : worst)
     if (std::getenv("HOTBUNK_PRICED_CASES") != nullptr)
       fmt::print("worst of {}: {} {:+.2f} %\n", played, name_of(phase), 100.0 * error);
+}
+
+TEST_CASE("log-prob passes hold what they work in: units, a layer's tensors or the logits, a reference that comes up") {
+  const auto s = load_scenario_text(
+      "name: passes\nmodel: qwen2.5-7b\ncluster: {gpu: b200-sxm-180gb, nodes: 1, gpus_per_node: 8}\nprofile: "
+      "verl-fsdp\ntrain: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 8192}\nrollout: {engine: vllm, layout: "
+      "{tp: 2, dp: 4}, sleep: true}\nalgorithm: {name: grpo, prompts: 64, samples_per_prompt: 8, reference: true, "
+      "old_logprobs: true}\nworkload: {prompt_tokens: {mean: 1024, max: 1024, distribution: fixed}, response_tokens: "
+      "{mean: 1024, max: 1024, distribution: fixed}}\n",
+      "passes.yaml");
+  REQUIRE(s.has_value());
+  const auto pricer = ScenarioPricer::make(*s, catalog_root());
+  REQUIRE(pricer.has_value());
+  const RlPoint point = (*pricer)->point();
+  const TrainModel& model = (*pricer)->train();
+  const ScoringBytes held = model.scoring_bytes(point.train, model.layers(point.train));
+  // 8,192 tokens: input and normed input of 3,584, three of 18,944 columns in the MLP, and its output, in bf16; against
+  // fp32 logits and what else the profile holds of each, but a gradient in bf16, beside the stream.
+  const double tokens = 8192, layer = 2 * tokens * (3 * 3584 + 3 * 18944.0),
+               logits = (model.framework().loss_bytes.value - 2) * tokens * 152064 + 2 * tokens * 3584;
+  CHECK(held.activations == Approx(std::max(layer, logits)).epsilon(1e-3));
+  // Embedding and head in bf16, two more copies of a layer's 233,057,792 elements.
+  CHECK(held.gathered == Approx(2 * (2 * 152064.0 * 3584 + 3584) + 2 * 2 * 233'057'792.0).epsilon(1e-3));
+  CHECK(held.communication == 0.0);
+  const auto job = priced_job(**pricer);
+  REQUIRE(job.has_value());
+  const TrainSide train = (*pricer)->rl().parts(point).train;
+  REQUIRE(train.swapped_reference > 0.0);
+  CHECK(train.reference_work == train.swapped_reference + train.old_work);
+  for (const auto& [name, work] : {std::pair("reference", train.reference_work), std::pair("old_logprobs", train.old_work)}) {
+    INFO(name);
+    const auto phase = static_cast<std::int16_t>(job->plan.phase_index(name));
+    const auto peaks = static_memory(job->plan, 0).device.phase_peaks;
+    const auto peak = std::ranges::find(peaks, phase, [](const auto& p) { return p.first; });
+    REQUIRE(peak != peaks.end());
+    CHECK(std::abs(static_cast<double>(peak->second.peak_bytes + job->plan.overhead_bytes) - train.persistent() - work) <
+          4096.0);
+  }
 }
 
 TEST_CASE("priced plans play lengths that differ: ranks and stages agree on what they exchange") {
