@@ -239,12 +239,25 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
     if (index >= minis[mini].micro_batches()) continue;
     const MicroBatch& micro = minis[mini].ranks[share_of(rank)][static_cast<std::size_t>(index)];
     const MicroId id{rank, role, static_cast<std::int64_t>(mini), index};
-    return Args{
-        .block = pipelined ? 1 : 0, .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+    return Args{.block = pipelined ? 1 : 0,
+                .step = it.step,
+                .sizes = packed(micro.sizes),
+                .payload = micro_payload(it, id, micro)};
   }
   // Stages of a pipeline end a pass together.
   if (index == 0 && pipelined) return Args{.block = 2, .step = it.step, .sizes = {}, .payload = {}};
   return std::nullopt;
+}
+
+Sizes IterationDriver::packed(const Sizes& micro) const {
+  if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
+  const std::int64_t ranks = scenario_.train.layout.tp;
+  Sizes out = micro;
+  out.tokens = round_up(micro.tokens, ranks);
+  const std::int64_t filling = out.tokens - micro.tokens;
+  if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
+  out[sequence_extent] = out.tokens / ranks;
+  return out;
 }
 
 /// The passes of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.
@@ -273,7 +286,10 @@ Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number,
   const PipelineStep& pass = order[static_cast<std::size_t>(index - 1)];
   const MicroBatch& micro = mini.ranks[share_of(rank)][static_cast<std::size_t>(pass.micro)];
   const MicroId id{rank, PhaseRole::train, number, pass.micro};
-  return {.block = block_of(pass, 1), .step = it.step, .sizes = micro.sizes, .payload = micro_payload(it, id, micro)};
+  return {.block = block_of(pass, 1),
+          .step = it.step,
+          .sizes = packed(micro.sizes),
+          .payload = micro_payload(it, id, micro)};
 }
 
 std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, std::int64_t index) {

@@ -8,7 +8,8 @@
 // every checkpoint_every-th iteration and in one that ends the run early. All others: block 0.
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
-// micro-batch has 0 of both); all other blocks 0.
+// micro-batch has 0 of both); all other blocks 0. With sequence parallelism a micro-batch is filled up to a multiple of
+// the tensor-parallel ranks, each of which has its part of the tokens.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -100,6 +101,8 @@ class IterationDriver : public Driver {
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
   const std::vector<MiniBatch>& batches(std::int32_t step);
+  /// A micro-batch of so much, as the plan has it.
+  Sizes packed(const Sizes& micro) const;
   /// A figure of this step, for the trace and metrics.jsonl.
   void note(std::int32_t step, const std::string& name, double value) { open_figures_[step][name] = value; }
   /// Those of one of the latest steps so far.

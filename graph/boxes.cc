@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/check.h"
 #include "graph/written.h"
@@ -20,26 +21,37 @@ struct Part {
 
 Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
-Part part(const Side& side, std::int32_t h) {
+/// Part h of piece w.
+Part part(const Side& side, std::int64_t h, std::int64_t w) {
   const Piece& p = side.piece;
   const Parts& parts = side.parts;
-  const std::int64_t down = h * parts.rows, right = h * parts.cols;
-  return {.rows = {p.row_begin + down, std::min(p.row_end + down, parts.last_row)},
+  const Within& in = parts.within;
+  const std::int64_t down = h * parts.rows, below = w * in.rows, right = h * parts.cols + w * in.cols;
+  const std::int64_t last = in.family < 0 ? parts.last_row : std::min(parts.last_row + below, in.last_row);
+  const std::int64_t member = in.family < 0 ? h : (h * in.count + w) * in.repeat;
+  return {.rows = {p.row_begin + down + below, std::min(p.row_end + down + below, last)},
           .cols = {p.col_begin + right, p.col_end + right},
-          .offset = p.offset + h * parts.pitch,
+          .offset = p.offset + member * parts.pitch,
           .pitch = p.pitch,
-          .place = h};
+          .place = static_cast<std::int32_t>(member)};
 }
 
 Part whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
 
-std::int32_t place_in(const Parts& parts, const Places& places) {
-  HB_CHECK(parts.family >= 0 && static_cast<std::size_t>(parts.family) < places.size(), "family {} of {}", parts.family,
-           places.size());
-  return places[static_cast<std::size_t>(parts.family)];
+std::int32_t place_in(GroupId family, const Places& places) {
+  HB_CHECK(family >= 0 && static_cast<std::size_t>(family) < places.size(), "family {} of {}", family, places.size());
+  return places[static_cast<std::size_t>(family)];
 }
 
-/// The parts of a tensor in order of which some may have a row of `wanted`.
+/// This rank's part, where it has one.
+std::optional<Part> own_part(const Side& side, const Places& places) {
+  const Within& in = side.parts.within;
+  const std::int32_t h = place_in(side.parts.family, places), w = in.family < 0 ? 0 : place_in(in.family, places);
+  if (h < 0 || w < 0) return std::nullopt;
+  return part(side, h / side.parts.repeat, w / in.repeat);
+}
+
+/// The parts in order of which some may have a row of `wanted`, counted from where their piece begins.
 Range parts_near(const Side& side, const Range& wanted) {
   const Parts& parts = side.parts;
   Range near{0, parts.count};
@@ -56,16 +68,16 @@ void each_part(const Side& side, const Places& places, const Range& wanted, F&& 
   switch (side.parts.who) {
     case Holds::whole:
       return f(whole(side.piece));
-    case Holds::mine: {
-      const std::int32_t place = place_in(side.parts, places);
-      if (place >= 0) f(part(side, place / side.parts.repeat));
+    case Holds::mine:
+      if (const std::optional<Part> own = own_part(side, places)) f(*own);
       return;
-    }
     case Holds::every:
-    case Holds::peers: {
-      const Range near = parts_near(side, wanted);
-      for (std::int64_t h = near.begin; h < near.end; ++h) f(part(side, static_cast<std::int32_t>(h)));
-    }
+    case Holds::peers:
+      for (std::int64_t w = 0; w < side.parts.within.count; ++w) {
+        const std::int64_t below = w * side.parts.within.rows;
+        const Range near = parts_near(side, {wanted.begin - below, wanted.end - below});
+        for (std::int64_t h = near.begin; h < near.end; ++h) f(part(side, h, w));
+      }
   }
 }
 
@@ -74,10 +86,10 @@ Range rows_around(const Side& side, const Places& places) {
   const Parts& parts = side.parts;
   if (parts.who == Holds::whole) return {side.piece.row_begin, side.piece.row_end};
   if (parts.who == Holds::mine) {
-    const std::int32_t place = place_in(parts, places);
-    return place < 0 ? Range{} : part(side, place / parts.repeat).rows;
+    const std::optional<Part> own = own_part(side, places);
+    return own ? own->rows : Range{};
   }
-  return {side.piece.row_begin, std::min(side.piece.row_end + (parts.count - 1) * parts.rows, parts.last_row)};
+  return {side.piece.row_begin, part(side, parts.count - 1, parts.within.count - 1).rows.end};
 }
 
 std::int64_t at(const Part& p, const Range& rows, const Range& cols) {
@@ -101,7 +113,8 @@ void each_meeting(const Move& move, const Places& places, F&& f) {
 Side joined(const Side& side) {
   const Parts& parts = side.parts;
   const bool shards = parts.who == Holds::every || parts.who == Holds::peers;
-  if (!shards || parts.cols != 0 || parts.rows != side.piece.row_end - side.piece.row_begin) return side;
+  if (!shards || parts.within.family >= 0 || parts.cols != 0 || parts.rows != side.piece.row_end - side.piece.row_begin)
+    return side;
   Side out = side;
   out.piece.row_end = std::min(side.piece.row_begin + parts.count * parts.rows, parts.last_row);
   out.parts = {};
@@ -116,8 +129,11 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
   if (p.row_begin < 0 || p.row_end < p.row_begin || p.col_begin < 0 || p.col_end < p.col_begin || p.offset < 0 ||
       p.pitch < 0)
     return "a piece of no rectangle";
-  if (parts.count < 1 || parts.repeat < 1 || parts.rows < 0 || parts.cols < 0 || parts.pitch < 0 || parts.last_row < 0)
+  const Within& in = parts.within;
+  if (parts.count < 1 || parts.repeat < 1 || parts.rows < 0 || parts.cols < 0 || parts.pitch < 0 ||
+      parts.last_row < 0 || in.count < 1 || in.repeat < 1 || in.rows < 0 || in.cols < 0 || in.last_row < 0)
     return "no parts";
+  if (in.family >= static_cast<GroupId>(num_families)) return fmt::format("pieces over family {}", in.family);
   const bool by_place = parts.who == Holds::mine || parts.who == Holds::peers;
   if (parts.who != Holds::whole &&
       ((by_place && parts.family < 0) || parts.family >= static_cast<GroupId>(num_families)))
@@ -129,14 +145,14 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
     if (one.rows.size() <= 0 || one.cols.size() <= 0) return true;
     return one.offset + (one.rows.size() - 1) * one.pitch + one.cols.size() <= elements;
   };
-  bool good = inside(parts.who == Holds::whole ? whole(p) : part(side, 0));
-  if (parts.who == Holds::every && good) {
-    std::int32_t last = parts.count - 1;
-    if (parts.rows > 0)
-      last = static_cast<std::int32_t>(
-          std::clamp<std::int64_t>((parts.last_row - 1 - p.row_begin) / parts.rows, 0, parts.count - 1));
-    good = inside(part(side, last)) && inside(part(side, std::max(last - 1, 0)));
-  }
+  bool good = inside(parts.who == Holds::whole ? whole(p) : part(side, 0, 0));
+  if (parts.who == Holds::every && good)
+    for (std::int64_t w = 0; w < parts.within.count; ++w) {
+      std::int64_t last = parts.count - 1;
+      if (parts.rows > 0)
+        last = std::clamp<std::int64_t>((parts.last_row - 1 - p.row_begin) / parts.rows, 0, parts.count - 1);
+      good = good && inside(part(side, last, w)) && inside(part(side, std::max<std::int64_t>(last - 1, 0), w));
+    }
   return good ? "" : fmt::format("what is outside of tensor {}", side.tensor);
 }
 
@@ -185,7 +201,8 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
               .peer = -1,
               .input = move.from.tensor,
               .output = move.to.tensor};
-      if (move.from.parts.who == Holds::peers && from.place != place_in(move.from.parts, places)) box.peer = from.place;
+      if (move.from.parts.who == Holds::peers && from.place != place_in(move.from.parts.family, places))
+        box.peer = from.place;
       if (from.pitch == box.cols && to.pitch == box.cols)
         box.cols *= box.rows, box.src_pitch = box.dst_pitch = box.cols, box.rows = 1;
       out.push_back(box);
@@ -203,10 +220,13 @@ MovedElements moved_elements(const Move& move, const Places& places) {
   };
   MovedElements out{.all = count(joined(move.from)), .of_peers = 0};
   if (move.from.parts.who != Holds::peers) return out;
-  Side own = move.from;
-  own.parts.who = Holds::mine, own.parts.repeat = 1;
-  const std::int32_t place = place_in(own.parts, places);
-  out.of_peers = out.all - (place >= 0 && place < own.parts.count ? count(own) : 0);
+  // Its own part is the one that lies at its place.
+  const std::int32_t place = place_in(move.from.parts.family, places);
+  out.of_peers = out.all;
+  each_meeting({move.from, joined(move.to)}, places,
+               [&](const Part& from, const Part&, const Range& rows, const Range& cols) {
+                 if (from.place == place) out.of_peers -= rows.size() * cols.size();
+               });
   return out;
 }
 
@@ -232,16 +252,25 @@ std::vector<Places> writers_of(const Plan& plan, const Program& program) {
     for (const Op& op : body.ops)
       for (const Move& move : op.moves)
         if (WrittenBytes::writes_boxes(op.kind) && move.to.parts.who == Holds::mine)
-          sides[static_cast<std::size_t>(move.to.parts.family)].push_back(&move.to);
+          for (GroupId family : {move.to.parts.family, move.to.parts.within.family})
+            if (family >= 0) sides[static_cast<std::size_t>(family)].push_back(&move.to);
   for (std::size_t f = 0; f < families; ++f) {
     if (sides[f].empty() || plan.groups[f].groups.empty()) continue;
     std::map<std::vector<std::int64_t>, std::int32_t> kinds;  // rows that each side writes, and the first who does
     for (std::size_t place = 0; place < plan.groups[f].groups.front().size(); ++place) {
       std::vector<std::int64_t> rows;
-      for (const Side* side : sides[f])
-        rows.push_back(
-            std::max<std::int64_t>(part(*side, static_cast<std::int32_t>(place) / side->parts.repeat).rows.size(), 0));
-      kinds.emplace(std::move(rows), static_cast<std::int32_t>(place));
+      const auto at = static_cast<std::int32_t>(place);
+      const auto add = [&](const Side& side, std::int64_t h, std::int64_t w) {
+        rows.push_back(std::max<std::int64_t>(part(side, h, w).rows.size(), 0));
+      };
+      for (const Side* side : sides[f]) {
+        const Parts& parts = side->parts;
+        if (parts.family == static_cast<GroupId>(f))
+          for (std::int64_t w = 0; w < parts.within.count; ++w) add(*side, at / parts.repeat, w);
+        else
+          for (std::int64_t h = 0; h < parts.count; ++h) add(*side, h, at / parts.within.repeat);
+      }
+      kinds.emplace(std::move(rows), at);
     }
     std::vector<Places> with;
     for (const Places& places : out)

@@ -66,6 +66,8 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::gather_rows, 2, 2, 1, 1, FlopRule::none, 0},
     {OpKind::log_prob, 2, 2, 3, 3, FlopRule::none, 0},
     {OpKind::log_prob_backward, 4, 4, 1, 1, FlopRule::per_element, 4},
+    {OpKind::vocab_stats, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::vocab_log_prob, 2, 2, 3, 3, FlopRule::none, 0},
     {OpKind::token_loss, 6, 6, 2, 2, FlopRule::per_element, 20},
     {OpKind::sum_squares, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::clip_coefficient, 1, 1, 2, 2, FlopRule::none, 0},
@@ -132,6 +134,15 @@ std::string check_table(const Op& op, const Tensor& table) {
   return table.rank > 0 && table.shape[0].size >= ids
              ? ""
              : fmt::format("has {} rows for {} ids", table.rank > 0 ? table.shape[0].size : 0, ids);
+}
+
+/// Logits of a part of the vocabulary have a column for each id of it.
+std::string check_columns(const Op& op, const Tensor& logits) {
+  if (!op.has(Attr::vocab_stride)) return "has the logits of no part of a vocabulary";
+  const std::int64_t ids = op.integer(Attr::vocab_end, 0) - op.integer(Attr::vocab_begin, 0);
+  return logits.rank == 2 && logits.shape[1].size >= ids
+             ? ""
+             : fmt::format("has {} columns for {} ids", logits.rank == 2 ? logits.shape[1].size : 0, ids);
 }
 
 }  // namespace
@@ -307,6 +318,8 @@ std::string check_op(const Op& op) {
         if (t.shape[static_cast<std::size_t>(d)].size < 0) return "has a tensor of negative extent";
   if (is_communication(op.kind) && op.group < 0) return "has no group";
   if (op.has(Attr::vocab_stride) && (op.group < 0 || !op.has(Attr::vocab))) return "shares its table with no group";
+  if (op.kind == OpKind::vocab_stats) return check_columns(op, op.inputs[0]);
+  if (op.kind == OpKind::log_prob_backward && op.has(Attr::vocab_stride)) return check_columns(op, op.inputs[0]);
   if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);
   if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
   if (e.rule == FlopRule::gemm) return check_gemm(op);

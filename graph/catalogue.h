@@ -42,7 +42,10 @@
 //   add                x, y -> z                 z may be x
 //   gather_rows        x[T,H], rows[S] -> y[S,H]
 //   log_prob           logits[T,V], targets[T] -> logp[T], lse[T], entropy[T]             vocab, temperature
-//   log_prob_backward  logits[T,V], lse[T], targets[T], dlogp[T] -> dlogits[T,V]          vocab, temperature
+//   log_prob_backward  logits[T,V], lse[T], targets[T], dlogp[T] -> dlogits[T,V]          vocab, temperature; of a part: as vocab_stats
+//   vocab_stats        logits[T,V], targets[T] -> stats[T,4]   of this rank's part of a vocabulary: largest logit, sum of exp
+//                                                above it, that sum weighted, target's logit   vocab, vocab_begin/end/stride, temperature
+//   vocab_log_prob     stats[W,T,4], targets[T] -> logp[T], lse[T], entropy[T]            temperature
 //   token_loss         new[T], old[T], ref[T], advantage[T], weight[T], entropy[T] -> dlogp[T], metrics[16] +=  clip_low, clip_high, kl_coef, sft
 //   sum_squares        x[n] -> s[1]                                                       accumulate
 //   clip_coefficient   s[1] -> c[1], metrics[16]   c is NaN where s or the loss is        max_norm
@@ -74,7 +77,7 @@ std::int64_t op_bytes(const Op&, const Sizes&, const Places&);
 /// Payload of a communication op, padding excluded; 0 for other kinds. W: ranks of the group.
 std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
 
-/// The ids that an embedding answers for on a rank: [vocab_begin, vocab_end), `vocab_stride` further for each place in
+/// The ids that an embedding, or a part of the logits, answers for on a rank: [vocab_begin, vocab_end), `vocab_stride` further for each place in
 /// op.group where a group shares the table, and none beyond `vocab`.
 Range vocab_rows(const Op&, const Places&);
 

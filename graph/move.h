@@ -25,6 +25,19 @@ enum class Holds : std::uint8_t {
 inline constexpr int num_holds = 4;
 std::string_view name_of(Holds);
 
+/// What is cut into parts may itself be one of `count` equal pieces of the tensor: the matrix of a tensor-parallel
+/// rank, of which FSDP shards the rows. Piece w lies `w * rows` rows below and `w * cols` columns to the right of piece
+/// 0. On this rank it is the one at its place in the family. Where members of the parts' family hold all of them
+/// (every, peers), that group has a member for each part and place, places fastest.
+struct Within {
+  GroupId family = -1;  // -1: the tensor itself is cut into parts
+  std::int32_t count = 1;
+  std::int32_t repeat = 1;          // so many neighbours hold the same piece; the first of them counts
+  std::int64_t rows = 0, cols = 0;  // from a piece to the next one
+  std::int64_t last_row = 0;        // the tensor's rows
+  friend bool operator==(const Within&, const Within&) = default;
+};
+
 /// How a tensor is cut over the places of a group: part h lies `h * rows` rows below and `h * cols` columns to the
 /// right of part 0, and ends where the tensor does.
 struct Parts {
@@ -35,6 +48,7 @@ struct Parts {
   std::int64_t rows = 0, cols = 0;  // from a part to the next one, in the tensor
   std::int64_t pitch = 0;           // every: from a part to the next one, in elements of memory
   std::int64_t last_row = 0;        // the tensor's rows: what lies beyond is padding and stays where it is
+  Within within;                    // then last_row is that of piece 0
   friend bool operator==(const Parts&, const Parts&) = default;
 };
 

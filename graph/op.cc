@@ -61,6 +61,8 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::gather_rows, "gather_rows", OpClass::compute},
     {OpKind::log_prob, "log_prob", OpClass::compute},
     {OpKind::log_prob_backward, "log_prob_backward", OpClass::compute},
+    {OpKind::vocab_stats, "vocab_stats", OpClass::compute},
+    {OpKind::vocab_log_prob, "vocab_log_prob", OpClass::compute},
     {OpKind::token_loss, "token_loss", OpClass::compute},
     {OpKind::sum_squares, "sum_squares", OpClass::compute},
     {OpKind::clip_coefficient, "clip_coefficient", OpClass::compute},
@@ -133,6 +135,15 @@ std::int64_t Op::integer(Attr a) const { return required<std::int64_t>(*this, a)
 std::int64_t Op::integer(Attr a, std::int64_t otherwise) const { return optional(*this, a, otherwise); }
 double Op::real(Attr a) const { return required<double>(*this, a); }
 double Op::real(Attr a, double otherwise) const { return optional(*this, a, otherwise); }
+
+Op& with(Op& op, Attr attr, std::int64_t value) {
+  op.attrs.emplace_back(attr, value);
+  return op;
+}
+Op& with(Op& op, Attr attr, double value) {
+  op.attrs.emplace_back(attr, value);
+  return op;
+}
 
 bool is_memory(OpKind k) { return class_of(k) == OpClass::memory; }
 bool is_event(OpKind k) { return class_of(k) == OpClass::event; }

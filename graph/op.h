@@ -76,6 +76,8 @@ enum class OpKind : std::uint8_t {
   gather_rows,
   log_prob,
   log_prob_backward,
+  vocab_stats,
+  vocab_log_prob,
   token_loss,
   sum_squares,
   clip_coefficient,
@@ -175,6 +177,10 @@ struct Op {
   double real(Attr, double otherwise) const;
   friend bool operator==(const Op&, const Op&) = default;
 };
+
+/// Adds one attribute; chains.
+Op& with(Op&, Attr, std::int64_t);
+Op& with(Op&, Attr, double);
 
 /// alloc, free, map, unmap.
 bool is_memory(OpKind);

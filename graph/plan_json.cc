@@ -53,7 +53,8 @@ void append(std::string& out, const Names& names, const Tensor& t) {
 }
 
 /// [tensor, row_begin, row_end, col_begin, col_end, offset, pitch], and of a tensor in parts
-/// [who, family, count, repeat, rows, cols, pitch, last_row] behind them.
+/// [who, family, count, repeat, rows, cols, pitch, last_row] behind them, and there of parts within a piece
+/// [family, count, repeat, rows, cols, last_row].
 void append(std::string& out, const Side& side) {
   const Piece& p = side.piece;
   const Parts& parts = side.parts;
@@ -68,6 +69,12 @@ void append(std::string& out, const Side& side) {
   for (std::int64_t v : {std::int64_t{parts.family}, std::int64_t{parts.count}, std::int64_t{parts.repeat}, parts.rows,
                          parts.cols, parts.pitch, parts.last_row})
     out += ',', append_json(out, v);
+  if (const Within& in = parts.within; in.family >= 0) {
+    out += ',';
+    append_array(out,
+                 std::initializer_list<std::int64_t>{in.family, in.count, in.repeat, in.rows, in.cols, in.last_row},
+                 [&](std::int64_t v) { append_json(out, v); });
+  }
   out += "]]";
 }
 

@@ -97,8 +97,20 @@ std::int32_t read_operand(const Value& v, const std::vector<Tensor>& operands) {
   return v.int32(0, std::max<std::int64_t>(static_cast<std::int64_t>(operands.size()) - 1, 0));
 }
 
+Within read_within(const Value& v, const Plan& plan) {
+  v.array(6, 6);
+  Within in;
+  in.family = v.at(0).int32(0, static_cast<std::int64_t>(plan.groups.size()) - 1);
+  in.count = v.at(1).int32(1, most_ranks);
+  in.repeat = v.at(2).int32(1, most_ranks);
+  std::int64_t* const fields[] = {&in.rows, &in.cols, &in.last_row};
+  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i + 3).integer(0, largest);
+  for (const std::int64_t further : {in.rows, in.cols}) product(v, further, in.count);
+  return in;
+}
+
 Parts read_parts(const Value& v, const Plan& plan) {
-  v.array(8, 8);
+  const std::size_t n = v.array(8, 9);
   Parts parts;
   parts.who = v.at(0).name<Holds>(num_holds);
   parts.family = v.at(1).int32(-1, static_cast<std::int64_t>(plan.groups.size()) - 1);
@@ -107,6 +119,10 @@ Parts read_parts(const Value& v, const Plan& plan) {
   std::int64_t* const fields[] = {&parts.rows, &parts.cols, &parts.pitch, &parts.last_row};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i + 4).integer(0, largest);
   for (const std::int64_t further : {parts.rows, parts.cols, parts.pitch}) product(v, further, parts.count);
+  if (n > 8) {
+    parts.within = read_within(v.at(8), plan);
+    product(v, parts.pitch, std::int64_t{parts.count} * parts.within.count * parts.within.repeat);
+  }
   return parts;
 }
 

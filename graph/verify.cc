@@ -41,10 +41,19 @@ std::string check_places(const Plan& plan, const Op& op) {
     for (const Side* side : {&move.from, &move.to}) {
       const Parts& parts = side->parts;
       if (parts.who == Holds::whole || parts.family < 0) continue;
-      const GroupFamily& family = plan.groups[static_cast<std::size_t>(parts.family)];
-      for (const auto& members : family.groups)
-        if (const std::int64_t places = std::int64_t{parts.count} * parts.repeat; std::ssize(members) != places)
-          return fmt::format("moves {} parts over groups of {} in {}", places, members.size(), family.name);
+      const Within& in = parts.within;
+      const std::int64_t pieces = in.family < 0 ? 1 : std::int64_t{in.count} * in.repeat;
+      const auto meets = [&](GroupId id, std::int64_t places) -> std::string {
+        const GroupFamily& family = plan.groups[static_cast<std::size_t>(id)];
+        for (const auto& members : family.groups)
+          if (std::ssize(members) != places)
+            return fmt::format("moves {} parts over groups of {} in {}", places, members.size(), family.name);
+        return "";
+      };
+      const std::int64_t parted = std::int64_t{parts.count} * parts.repeat;
+      std::string bad = meets(parts.family, parts.who == Holds::mine ? parted : parted * pieces);
+      if (bad.empty() && in.family >= 0) bad = meets(in.family, pieces);
+      if (!bad.empty()) return bad;
     }
   return "";
 }

@@ -63,8 +63,8 @@ std::vector<PipelineStep> pipeline_steps(const Pipeline&, std::int64_t stage, st
                                          std::int64_t fills);
 
 /// The blocks of the plan's phase, in its order: begin, fill.0 …, forward, backward, drain.(fills - 1) …, step. Where
-/// the schedule defers weight gradients, each backward and drain is followed by its second form, and weights come before
-/// the step.
+/// the schedule defers weight gradients, each backward and drain is followed by its second form, and weights come
+/// before the step.
 std::vector<PipelineStep> pipeline_blocks(const Pipeline&, std::int64_t fills);
 std::string name_of(const PipelineStep&);  // "fill.2", "backward.weights"
 /// Index among them.

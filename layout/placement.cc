@@ -34,39 +34,85 @@ Rectangle place(Rectangle box, const TensorPlacement& axes, const Mesh& mesh, st
   return box;
 }
 
-TensorPlacement tensor_parallel(const ParamSpec& parameter, const ModelSpec& model, std::int64_t vocab_multiple) {
-  switch (parameter.role) {
+bool is_vector(ParamRole role) {
+  switch (role) {
+    case ParamRole::final_norm:
+    case ParamRole::final_norm_bias:
+    case ParamRole::input_norm:
+    case ParamRole::post_norm:
+    case ParamRole::input_norm_bias:
+    case ParamRole::post_norm_bias:
+    case ParamRole::q_bias:
+    case ParamRole::k_bias:
+    case ParamRole::v_bias:
+    case ParamRole::o_bias:
+    case ParamRole::q_norm:
+    case ParamRole::k_norm:
+    case ParamRole::up_bias:
+    case ParamRole::down_bias:
+    case ParamRole::router_bias:
+    case ParamRole::q_a_norm:
+    case ParamRole::kv_a_norm:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::optional<int> tensor_parallel_dim(ParamRole role) {
+  switch (role) {
     case ParamRole::embedding:
     case ParamRole::lm_head:
-      return {{"tp", Placement::shard(0, vocab_multiple)}};
     case ParamRole::q_proj:
     case ParamRole::q_bias:
     case ParamRole::q_b_proj:
     case ParamRole::kv_b_proj:
-      return {{"tp", Placement::shard_blocks(0, parameter.shape[0] / model.heads)}};
     case ParamRole::k_proj:
     case ParamRole::v_proj:
     case ParamRole::k_bias:
     case ParamRole::v_bias:
-      return {{"tp", Placement::shard_blocks(0, model.head_dim)}};
-    case ParamRole::o_proj:
-      return {{"tp", Placement::shard_blocks(1, parameter.shape[1] / model.heads)}};
     case ParamRole::gate_proj:
     case ParamRole::up_proj:
     case ParamRole::up_bias:
     case ParamRole::shared_gate:
     case ParamRole::shared_up:
-      return {{"tp", Placement::shard(0)}};
-    case ParamRole::down_proj:
-    case ParamRole::shared_down:
-      return {{"tp", Placement::shard(1)}};
     case ParamRole::expert_gate:
     case ParamRole::expert_up:
-      return {{"etp", Placement::shard(0)}};
+      return 0;
+    case ParamRole::o_proj:
+    case ParamRole::down_proj:
+    case ParamRole::shared_down:
     case ParamRole::expert_down:
-      return {{"etp", Placement::shard(1)}};
+      return 1;
     default:
-      return {};  // norms, biases after a sum, routers, MLA's a-projections, learned positions
+      return std::nullopt;  // norms, biases after a sum, routers, MLA's a-projections, learned positions
+  }
+}
+
+TensorPlacement tensor_parallel(const ParamSpec& parameter, const ModelSpec& model, std::int64_t vocab_multiple) {
+  const std::optional<int> dim = tensor_parallel_dim(parameter.role);
+  if (!dim) return {};
+  switch (parameter.role) {
+    case ParamRole::embedding:
+    case ParamRole::lm_head:
+      return {{"tp", Placement::shard(*dim, vocab_multiple)}};
+    case ParamRole::q_proj:
+    case ParamRole::q_bias:
+    case ParamRole::q_b_proj:
+    case ParamRole::kv_b_proj:
+    case ParamRole::o_proj:
+      return {{"tp", Placement::shard_blocks(*dim, parameter.shape[static_cast<std::size_t>(*dim)] / model.heads)}};
+    case ParamRole::k_proj:
+    case ParamRole::v_proj:
+    case ParamRole::k_bias:
+    case ParamRole::v_bias:
+      return {{"tp", Placement::shard_blocks(*dim, model.head_dim)}};
+    case ParamRole::expert_gate:
+    case ParamRole::expert_up:
+    case ParamRole::expert_down:
+      return {{"etp", Placement::shard(*dim)}};
+    default:
+      return {{"tp", Placement::shard(*dim)}};
   }
 }
 

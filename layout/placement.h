@@ -1,6 +1,7 @@
 // Placement: what each axis of a mesh does to a tensor, and the rectangle that a rank is left with.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,12 @@ Range part_of(Range range, const Placement&, std::int64_t parts, std::int64_t in
 
 /// What `rank` holds; an empty box where nothing is left for it.
 Rectangle place(Rectangle whole, const TensorPlacement&, const Mesh&, std::int64_t rank);
+
+/// A norm's weight or a bias: one dimension.
+bool is_vector(ParamRole);
+
+/// Which dimension of a parameter tensor parallelism cuts, by its role: 0 rows, 1 columns, none: replicated.
+std::optional<int> tensor_parallel_dim(ParamRole);
 
 /// Megatron's and the rollout's tensor parallelism of one parameter by its role: axis "tp", or "etp" for experts.
 ///   column-parallel (q, k, v by heads; gate, up; MLA's b-projections by heads), row-parallel (o, down),

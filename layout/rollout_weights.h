@@ -24,11 +24,7 @@ struct LocalWeight {
   std::string name;
   std::int64_t rows = 0, cols = 0;
   int layer = -1;  // -1: embedding, final norm, head
-  /// How much further down or right in the parameter the next rank's piece lies; `repeat` neighbours hold the same one.
-  struct Step {
-    std::int64_t rows = 0, cols = 0;
-    std::int64_t repeat = 1;
-  };
+  using Step = TensorStep;
   struct Source {
     std::string parameter;  // Hugging Face name
     Piece piece;            // rectangle of that parameter, and where it lies in this buffer

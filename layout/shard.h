@@ -27,6 +27,14 @@ constexpr Range even_range(std::int64_t extent, std::int64_t parts, std::int64_t
   return {extent / parts * index, extent / parts * (index + 1)};
 }
 
+/// Where the next tensor-parallel rank's piece of a parameter lies: so many rows further down and columns further
+/// right.
+struct TensorStep {
+  std::int64_t rows = 0, cols = 0;  // both 0: every rank has all of it
+  std::int64_t repeat = 1;          // so many neighbours hold the same piece
+  friend bool operator==(const TensorStep&, const TensorStep&) = default;
+};
+
 /// A rectangle of a logical (rows, cols) tensor and where it lies in one rank's buffer. 1-D tensors have cols = 1.
 /// Element (r, c) of the rectangle is at offset + (r - row_begin) * pitch + (c - col_begin), in elements.
 struct Piece {

@@ -16,7 +16,15 @@ ShardMesh shard_mesh(const TrainSpec& train) {
                                                               : l.fsdp > 0                     ? l.fsdp
                                                                                                : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
-  return {shards, data / shards};
+  return {shards, data / shards, l.tp};
+}
+
+std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l) {
+  const Mesh mesh = train_mesh(l);
+  std::vector<std::vector<std::int64_t>> out(static_cast<std::size_t>(l.tp));
+  for (std::int64_t rank = 0; rank < mesh.size(); ++rank)
+    out[static_cast<std::size_t>(mesh.coordinate(rank, "tp"))].push_back(rank);
+  return out;
 }
 
 }  // namespace hotbunk

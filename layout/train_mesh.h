@@ -1,5 +1,8 @@
 // Which rank of training is where: the scenario's dimensions as a mesh.
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "layout/mesh.h"
 #include "spec/scenario.h"
 
@@ -10,12 +13,19 @@ namespace hotbunk {
 Mesh train_mesh(const TrainLayout&);
 
 /// How the data ranks share what the engine shards: groups of neighbours hold one copy together, one shard each (HSDP
-/// where there is more than one group). DDP shards nothing.
+/// where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that have a part of
+/// every layer.
 struct ShardMesh {
-  std::int64_t shards = 1, replicas = 1;
-  std::int64_t ranks() const { return shards * replicas; }
+  std::int64_t shards = 1, replicas = 1, tensor = 1;
+  std::int64_t data() const { return shards * replicas; }
+  std::int64_t ranks() const { return data() * tensor; }
+  /// Ranks that hold one copy of all parameters' shards.
+  std::int64_t holders() const { return shards * tensor; }
 };
 /// Of a layout whose fsdp divides its data ranks.
 ShardMesh shard_mesh(const TrainSpec&);
+
+/// The ranks of a layout by tensor-parallel place, and there by place among the data ranks.
+std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout&);
 
 }  // namespace hotbunk

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "layout/placement.h"
+#include "layout/rollout_weights.h"
 
 namespace hotbunk {
 namespace {
@@ -40,15 +42,26 @@ bool stands_before(const ParamSpec& a, const ParamSpec& b) {
          std::tuple(b.layer, b.expert, position_in_unit(b.role));
 }
 
-UnitParam shard_of(const ParamSpec& spec, std::int64_t world, std::int64_t rank) {
-  HB_CHECK(spec.shape.size() == 1 || spec.shape.size() == 2, "{} has {} dimensions", spec.name, spec.shape.size());
+UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t world,
+                   std::int64_t rank) {
   UnitParam param;
   param.parameter = spec.name;
-  param.rows = spec.shape[0];
-  param.cols = spec.shape.size() == 2 ? spec.shape[1] : 1;
+  param.role = spec.role;
+  const Rectangle all = whole(spec);
+  param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
+  const std::int64_t tp = tensor.size();
+  const TensorPlacement cut = tp > 1 ? tensor_parallel(spec, model) : TensorPlacement{};
+  const Rectangle first = place(all, cut, tensor, 0);
+  param.rows = first.rows.size(), param.cols = first.cols.size();
+  if (tp > 1 && first == all) param.step.repeat = tp;
+  for (std::int64_t t = 1; t < tp && first != all; ++t) {
+    const Rectangle next = place(all, cut, tensor, t);
+    if (next == first) continue;  // a KV head that neighbours share
+    param.step = {next.rows.begin - first.rows.begin, next.cols.begin - first.cols.begin, t};
+    break;
+  }
   param.shard = chunk_range(param.rows, world, rank);
   param.padded_rows = ceil_div(param.rows, world);
-  param.role = spec.role;
   return param;
 }
 
@@ -63,7 +76,8 @@ void append(ShardedUnit& unit, UnitParam param) {
 /// Whether they differ in names only.
 bool alike(const UnitParam& a, const UnitParam& b) {
   const auto all_but_name = [](const UnitParam& p) {
-    return std::tuple(p.rows, p.cols, p.shard, p.padded_rows, p.shard_offset, p.full_offset, p.role);
+    return std::tuple(p.whole_rows, p.whole_cols, p.rows, p.cols, p.step.rows, p.step.cols, p.step.repeat, p.shard,
+                      p.padded_rows, p.shard_offset, p.full_offset, p.role);
   };
   return all_but_name(a) == all_but_name(b);
 }
@@ -80,8 +94,16 @@ void number_kinds(std::vector<ShardedUnit>& units) {
 
 }  // namespace
 
-std::vector<ShardedUnit> fsdp_units(const ModelSpec& model, std::int64_t world, std::int64_t rank) {
+std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
+  if (tp == 1) return "";
+  return why_not_rollout_tp(model, tp);
+}
+
+std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
+  const std::string why_not = why_not_train_tp(model, tp);
+  HB_CHECK(why_not.empty(), "{}", why_not);
+  const Mesh tensor({{"tp", tp}});
   std::vector<ParamSpec> parameters = parameters_of(model);
   std::stable_sort(parameters.begin(), parameters.end(), stands_before);
 
@@ -93,7 +115,7 @@ std::vector<ShardedUnit> fsdp_units(const ModelSpec& model, std::int64_t world, 
       unit.layer = parameter.layer;
       units.push_back(std::move(unit));
     }
-    append(units.back(), shard_of(parameter, world, rank));
+    append(units.back(), shard_of(parameter, model, tensor, world, rank));
   }
   for (ShardedUnit& unit : units) unit.padding_elements = world * unit.shard_elements - unit.full_elements;
   number_kinds(units);

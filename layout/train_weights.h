@@ -1,4 +1,5 @@
-// How one training rank holds the model under FSDP2: units, their parameters, and where each parameter's rows lie.
+// How one training rank holds the model: units, their parameters, and where each parameter's rows lie. Tensor
+// parallelism cuts parameters first (layout/placement.h: tensor_parallel), and of what it leaves FSDP cuts the rows.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,15 +10,17 @@
 
 namespace hotbunk {
 
-/// One parameter of a unit on one rank. Every parameter is Shard(0): rank w of W owns rows
-/// [w * padded_rows, (w + 1) * padded_rows) of it, cut off at `rows`; the last ranks own fewer, possibly none.
+/// One parameter of a unit on one rank. What a tensor-parallel rank has of it is Shard(0): rank w of W owns rows
+/// [w * padded_rows, (w + 1) * padded_rows) of that, cut off at `rows`; the last ranks own fewer, possibly none.
 struct UnitParam {
-  std::string parameter;            // Hugging Face name
-  std::int64_t rows = 0, cols = 0;  // logical shape; a 1-D parameter of n elements is (n, 1)
-  Range shard;                      // the rows this rank owns
-  std::int64_t padded_rows = 0;     // ceil(rows / W): the rows every rank's shard has room for
-  std::int64_t shard_offset = 0;    // elements into this rank's flat unit shard
-  std::int64_t full_offset = 0;     // elements into the unsharded unit buffer
+  std::string parameter;                        // Hugging Face name
+  std::int64_t whole_rows = 0, whole_cols = 0;  // its shape; a 1-D parameter of n elements is (n, 1)
+  std::int64_t rows = 0, cols = 0;  // a tensor-parallel rank's, the same on all; a vocabulary's is rounded up
+  TensorStep step;
+  Range shard;                    // the rows this rank owns
+  std::int64_t padded_rows = 0;   // ceil(rows / W): the rows every rank's shard has room for
+  std::int64_t shard_offset = 0;  // elements into this rank's flat unit shard
+  std::int64_t full_offset = 0;   // elements into the unsharded unit buffer
   ParamRole role = ParamRole::embedding;
 
   std::int64_t elements() const { return rows * cols; }
@@ -38,9 +41,13 @@ struct ShardedUnit {
   std::int64_t padding_elements = 0;  // world * shard_elements - full_elements
 };
 
-/// The units of a model sharded over `world` ranks, as `rank` holds them: root, layers.0, layers.1, …
-/// Throws InternalError when rank is outside [0, world).
+/// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.
+std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
+
+/// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
+/// beside the first tensor-parallel rank: root, layers.0, layers.1, …
+/// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
 /// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
-std::vector<ShardedUnit> fsdp_units(const ModelSpec&, std::int64_t world, std::int64_t rank);
+std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank);
 
 }  // namespace hotbunk

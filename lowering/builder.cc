@@ -218,15 +218,6 @@ Op& ProgramBuilder::fetch(const Tensor& t, Slot slot) {
               static_cast<std::int64_t>(slot));
 }
 
-Op& with(Op& op, Attr attr, std::int64_t value) {
-  op.attrs.emplace_back(attr, value);
-  return op;
-}
-Op& with(Op& op, Attr attr, double value) {
-  op.attrs.emplace_back(attr, value);
-  return op;
-}
-
 /// A driven phase loops, and one that skips iterations leaves the map as whichever phase came before it.
 TransientUse transient_use(const PhaseInfo& phase, std::int64_t bytes) {
   return {phase.when, !phase.driven && phase.every == 1, bytes};

@@ -18,13 +18,37 @@
 
 namespace hotbunk {
 
-/// The group families of a colocated plan; indices into Plan::groups. fsdp: the ranks that share one copy of what is
-/// sharded; replicas: those that hold the same shard, where there is more than one copy (HSDP).
-enum class Family : GroupId { fsdp = 0, tp = 1, world = 2, replicas = 3 };
+/// The group families of a colocated plan; indices into Plan::groups.
+///   fsdp      the ranks that share one copy of what is sharded
+///   tp        the ranks of one engine
+///   world     all
+///   replicas  those that hold the same shard; in plans with more than one copy (HSDP), or with what follows
+/// and with tensor parallelism in training:
+///   train_tp  the ranks that each have a part of a layer
+///   holders   the ranks that hold one copy of everything: shard by shard, and of each one tensor-parallel rank by rank
+///   data      the ranks of one tensor-parallel place
+/// and where these are more than the model has KV heads:
+///   kv_sharers  those of train_tp that hold the same head
+///   kv_parts    those of train_tp that hold one each
+enum class Family : GroupId {
+  fsdp = 0,
+  tp = 1,
+  world = 2,
+  replicas = 3,
+  train_tp = 4,
+  holders = 5,
+  data = 6,
+  kv_sharers = 7,
+  kv_parts = 8
+};
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, tokens_extent, begin}; }
 inline Dim seqs(std::int64_t capacity) { return {capacity, seqs_extent, 0}; }
+
+/// With sequence parallelism in training: the tokens of a micro-batch that one tensor-parallel rank has in the residual
+/// stream. A micro-batch is filled up to a multiple of their ranks.
+inline constexpr ExtentId sequence_extent{2};
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 
@@ -38,6 +62,10 @@ struct Input : Port {
 template <class F>
 void each_tensor(Tensor& t, F&& visit) {
   visit(t);
+}
+template <class F>
+void each_tensor(std::vector<Tensor>& tensors, F&& visit) {
+  for (Tensor& t : tensors) visit(t);
 }
 template <std::size_t N, class F>
 void each_tensor(std::array<Tensor, N>& tensors, F&& visit) {
@@ -164,10 +192,6 @@ class ProgramBuilder {
   std::vector<Input> open_inputs_;
   std::map<std::pair<std::string, std::int64_t>, std::vector<SharedBody>> shared_;  // by name and variant
 };
-
-/// Adds one attribute; chains.
-Op& with(Op&, Attr, std::int64_t);
-Op& with(Op&, Attr, double);
 
 /// Marks a whole-section map or unmap until finish() knows the extent.
 inline constexpr std::int64_t whole_section = -1;

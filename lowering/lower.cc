@@ -41,24 +41,52 @@ Scenario for_purpose(Scenario s, Purpose purpose) {
 }
 
 std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
-  const auto ranks = [](std::int64_t first, std::int64_t count, std::int64_t apart) {
+  const std::vector<std::vector<std::int64_t>> data = data_ranks(s.train.layout);  // by tensor-parallel place
+  const auto at = [&](std::int64_t place, std::int64_t d) {
+    return static_cast<Rank>(data[static_cast<std::size_t>(place)][static_cast<std::size_t>(d)]);
+  };
+  const auto members = [](std::int64_t count, auto&& member) {
     std::vector<Rank> out;
-    for (std::int64_t i = 0; i < count; ++i) out.push_back(static_cast<Rank>(first + i * apart));
+    for (std::int64_t i = 0; i < count; ++i) out.push_back(member(i));
     return out;
   };
   GroupFamily fsdp{"fsdp", {}}, replicas{"replicas", {}};
-  for (std::int64_t g = 0; g < mesh.replicas; ++g) fsdp.groups.push_back(ranks(g * mesh.shards, mesh.shards, 1));
-  for (std::int64_t i = 0; i < mesh.shards; ++i) replicas.groups.push_back(ranks(i, mesh.replicas, mesh.shards));
+  for (std::int64_t t = 0; t < mesh.tensor; ++t) {
+    for (std::int64_t g = 0; g < mesh.replicas; ++g)
+      fsdp.groups.push_back(members(mesh.shards, [&](auto i) { return at(t, g * mesh.shards + i); }));
+    for (std::int64_t i = 0; i < mesh.shards; ++i)
+      replicas.groups.push_back(members(mesh.replicas, [&](auto g) { return at(t, g * mesh.shards + i); }));
+  }
   GroupFamily tp{"tp", {}};
   if (engines)
-    for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e) {
-      std::vector<Rank> members;
-      for (std::int64_t t = 0; t < s.rollout.layout.tp; ++t)
-        members.push_back(static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t})));
-      tp.groups.push_back(std::move(members));
-    }
-  std::vector<GroupFamily> out{std::move(fsdp), std::move(tp), {"world", {ranks(0, mesh.ranks(), 1)}}};
-  if (mesh.replicas > 1) out.push_back(std::move(replicas));
+    for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e)
+      tp.groups.push_back(members(s.rollout.layout.tp, [&](auto t) {
+        return static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t}));
+      }));
+  GroupFamily world{"world", {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })}};
+  std::vector<GroupFamily> out{std::move(fsdp), std::move(tp), std::move(world)};
+  if (mesh.replicas > 1 || mesh.tensor > 1) out.push_back(std::move(replicas));
+  if (mesh.tensor == 1) return out;
+  GroupFamily train_tp{"train_tp", {}}, holders{"holders", {}}, all_data{"data", {}};
+  for (std::int64_t d = 0; d < mesh.data(); ++d)
+    train_tp.groups.push_back(members(mesh.tensor, [&](auto t) { return at(t, d); }));
+  for (std::int64_t g = 0; g < mesh.replicas; ++g)
+    holders.groups.push_back(
+        members(mesh.holders(), [&](auto m) { return at(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); }));
+  for (std::int64_t t = 0; t < mesh.tensor; ++t)
+    all_data.groups.push_back(members(mesh.data(), [&](auto d) { return at(t, d); }));
+  for (GroupFamily* family : {&train_tp, &holders, &all_data}) out.push_back(std::move(*family));
+  const std::int64_t heads = s.model.kv_heads;
+  if (heads >= mesh.tensor) return out;
+  GroupFamily sharers{"kv_sharers", {}}, parts{"kv_parts", {}};
+  const std::int64_t repeat = mesh.tensor / heads;
+  for (std::int64_t d = 0; d < mesh.data(); ++d) {
+    for (std::int64_t h = 0; h < heads; ++h)
+      sharers.groups.push_back(members(repeat, [&](auto i) { return at(h * repeat + i, d); }));
+    for (std::int64_t i = 0; i < repeat; ++i)
+      parts.groups.push_back(members(heads, [&](auto h) { return at(h * repeat + i, d); }));
+  }
+  for (GroupFamily* family : {&sharers, &parts}) out.push_back(std::move(*family));
   return out;
 }
 
@@ -193,6 +221,7 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   const ShardMesh mesh = shard_mesh(s.train);
   plan.streams = plan_streams(mesh.replicas > 1);
   plan.groups = group_families(s, mesh, engines);
+  if (s.train.layout.sp) plan.extents.push_back({"sequence"});
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;

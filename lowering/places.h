@@ -11,7 +11,7 @@ namespace streams {
 inline constexpr StreamId compute{0};
 inline constexpr StreamId gather{1};    // parameters, for forward and backward
 inline constexpr StreamId reduce{2};    // gradients
-inline constexpr StreamId tensor{3};    // between the ranks of one engine
+inline constexpr StreamId tensor{3};    // between ranks that share a layer
 inline constexpr StreamId control{4};   // norms, counts and barriers
 inline constexpr StreamId h2d{5};       // from host memory
 inline constexpr StreamId d2h{6};       // to host memory

@@ -6,8 +6,10 @@
 #include <tuple>
 
 #include "base/check.h"
-#include "lowering/decoder.h"
+#include "layout/placement.h"
 #include "lowering/sample_rows.h"
+#include "model/decoder.h"
+#include "shard/rules.h"
 
 namespace hotbunk {
 
@@ -33,9 +35,7 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
       by_layer_(static_cast<std::size_t>(s.model.layers)),
       kv_blocks_(kv_blocks) {
   const std::int64_t tp = s.rollout.layout.tp;
-  const HeadRanges mine = heads_of_rank(s.model, tp, 0);  // every rank has as many
-  heads_ = mine.query.size();
-  kv_heads_ = mine.key_value.size();
+  kv_heads_ = heads_of_rank(s.model, tp, 0).key_value.size();  // every rank has as many
   const bool backed_up = s.rollout.sleep_level == 1 && JobPhases(s).sleepers().weights;
   for (std::size_t i = 0; i < weights_->size(); ++i) {
     const LocalWeight& w = (*weights_)[i];
@@ -75,6 +75,37 @@ Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const
 
 namespace {
 
+/// The weight of an engine that holds these parameters.
+std::string weight_of(const Weight& w) {
+  switch (w.first) {
+    case ParamRole::embedding:
+      return "embedding";
+    case ParamRole::final_norm:
+      return "final_norm";
+    case ParamRole::input_norm:
+      return "input_norm";
+    case ParamRole::q_proj:
+      return "qkv";
+    case ParamRole::q_bias:
+      return "qkv_bias";
+    case ParamRole::q_norm:
+      return "q_norm";
+    case ParamRole::k_norm:
+      return "k_norm";
+    case ParamRole::o_proj:
+      return "o";
+    case ParamRole::post_norm:
+      return "post_norm";
+    case ParamRole::gate_proj:
+      return "gate_up";
+    case ParamRole::down_proj:
+      return "down";
+    default:
+      HB_CHECK(false, "no engine holds role {}", static_cast<int>(w.first));
+      return "";
+  }
+}
+
 /// One engine step over T tokens of S sequences. Collectives over the TP group run on the compute stream, as rollout
 /// engines do: nothing in a step could overlap with them.
 class EngineStepLowering {
@@ -92,33 +123,68 @@ class EngineStepLowering {
 
   void lower() {
     feeds();
-    Tensor h = embed();
-    std::optional<Tensor> z;
+    Stream stream = embed();
+    const DecoderLayer first = decoder_layer(m_, true), rest = decoder_layer(m_, false);
     for (std::int64_t l = 0; l < m_.layers; ++l) {
       const Tensor pool = r_.kv_layer(b_, l);
-      std::vector<Input> inputs = {h, pool};
-      if (z) inputs.emplace_back(*z);
+      std::vector<Input> inputs = {stream[0], pool};
+      if (stream[1].buffer >= 0) inputs.emplace_back(stream[1]);
       inputs.insert(inputs.end(), r_.layer_buffers(l).begin(), r_.layer_buffers(l).end());
       const std::string at = fmt::format("layers.{}.", l);
-      std::tie(h, z) = std::tuple_cat(
-          b_.call(prefix_ + "layer", 0, prefix_ + at, std::move(inputs), [&] { return layer(at, h, z, pool); }));
+      stream = b_.call(prefix_ + "layer", 0, prefix_ + at, std::move(inputs),
+                       [&] { return layer(l == 0 ? first : rest, at, stream, pool); });
     }
-    sample(h, z);
+    sample(stream);
   }
 
  private:
+  /// The residual stream, h and z (model/decoder.h); z without a buffer: there is only h.
+  using Stream = std::array<Tensor, 2>;
+
+  /// Writes with an engine's weights; tensors of a layer under its name.
+  class Emits : public Emitter {
+   public:
+    Emits(EngineStepLowering& step, std::string at, const Tensor* pool = nullptr)
+        : step_(step), at_(std::move(at)), pool_(pool) {}
+    Tensor make(const std::string& name, DType dtype, std::initializer_list<Dim> shape) override {
+      return step_.make(at_ + name, shape, dtype);
+    }
+    Op& emit(OpKind kind, StreamId stream, const std::string& name, std::vector<Tensor> in,
+             std::vector<Tensor> out) override {
+      return step_.b_.emit(kind, stream, step_.prefix_ + at_ + name, std::move(in), std::move(out));
+    }
+    Tensor weight(const Weight& w) override {
+      const std::string name = at_ + weight_of(w);
+      return is_vector(w.first) ? step_.r_.vector(step_.b_, name) : step_.r_.matrix(step_.b_, name);
+    }
+    Tensor ids() override { return step_.ids_; }
+    Tensor positions() override { return step_.positions_; }
+    Tensor attend(const Sharding& s, const std::string& name, const Tensor& qkv, const Tensor& attended) override {
+      const std::int64_t block = step_.s_.rollout.block_tokens;
+      with(with_heads(emit(OpKind::kv_write, streams::compute, "kv_write", {qkv, step_.kv_slots_}, {*pool_}), s),
+           Attr::block_tokens, block);
+      Op& a = emit(OpKind::paged_attention, streams::compute, name,
+                   {qkv, *pool_, step_.cu_seqlens_, step_.tables_, step_.lengths_}, {attended});
+      with(with_heads(a, s), Attr::block_tokens, block);
+      return {};
+    }
+
+   private:
+    EngineStepLowering& step_;
+    std::string at_;
+    const Tensor* pool_;
+  };
+
+  Sharding sharding(Dim rows) const {
+    return {m_, s_.rollout.dtype, rows, {tp_, static_cast<GroupId>(Family::tp), streams::compute}};
+  }
+
   Tensor make(const std::string& name, std::initializer_list<Dim> shape, DType dtype,
               Category c = Category::activations) {
     return b_.transient(prefix_ + name, dtype, shape, c);
   }
-  Tensor activation(const std::string& name, std::int64_t width) {
-    return make(name, {T_, fixed(width)}, s_.rollout.dtype);
-  }
   Op& op(OpKind kind, const std::string& name, std::vector<Tensor> in, std::vector<Tensor> out) {
     return b_.emit(kind, streams::compute, prefix_ + name, std::move(in), std::move(out));
-  }
-  void all_reduce(const std::string& name, const Tensor& t) {
-    if (tp_ > 1) b_.communicate(OpKind::all_reduce, streams::compute, Family::tp, prefix_ + name, {t}, {t});
   }
   Tensor feed(const char* name, std::initializer_list<Dim> shape, DType dtype, Slot slot) {
     const Tensor t = make(name, shape, dtype, Category::workspace);
@@ -137,91 +203,39 @@ class EngineStepLowering {
     uniforms_ = feed("uniforms", {S_}, DType::f32, Slot::uniforms);
   }
 
-  Tensor embed() {
+  Stream embed() {
     b_.begin_call(prefix_ + "embed", prefix_);
-    const LocalWeight& w = r_.weights()[r_.index("embedding")];
-    const Tensor x = activation("embedded", m_.hidden);
-    Op& e = op(OpKind::embedding, "embedding", {r_.matrix(b_, "embedding"), ids_}, {x});
-    with(with(e, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, tp_ > 1 ? w.rows : m_.vocab);
-    if (tp_ > 1) {  // each rank answers for its own rows (vocab_rows)
-      e.group = static_cast<GroupId>(Family::tp);
-      with(with(e, Attr::vocab_stride, w.rows), Attr::vocab, m_.vocab);
-    }
-    all_reduce("embedding.all_reduce", x);
-    return x;
+    const DecoderEmbedding e = decoder_embedding();
+    Values values;
+    Emits emits(*this, "");
+    emit_forward(e.forward, sharding(T_), emits, values);
+    return {values[static_cast<std::size_t>(e.embedded)], {}};
   }
 
-  /// normed = norm(h + z); h becomes h + z.
-  Tensor norm(const std::string& name, const std::string& weight, Tensor& h, const std::optional<Tensor>& z) {
-    const Tensor normed = activation(name, m_.hidden);
-    const Tensor rstd = make(name + ".rstd", {T_}, DType::f32);
-    std::vector<Tensor> in = {h, r_.vector(b_, weight)}, out = {normed, rstd};
-    if (z) {
-      const Tensor sum = activation(name + ".sum", m_.hidden);
-      in.push_back(*z);
-      out.push_back(sum);
-      with(op(OpKind::rms_norm, name, in, out), Attr::eps, m_.norm_eps);
-      h = sum;
-    } else {
-      with(op(OpKind::rms_norm, name, in, out), Attr::eps, m_.norm_eps);
-    }
-    return normed;
-  }
-
-  Op& with_local_heads(Op& o) { return with_heads(o, r_.heads(), r_.kv_heads(), m_.head_dim); }
-
-  /// The two parts of the stream behind it.
-  std::array<Tensor, 2> layer(const std::string& at, Tensor h, const std::optional<Tensor>& z, const Tensor& pool) {
-    const Tensor normed = norm(at + "input_norm", at + "input_norm", h, z);
-    Tensor qkv = activation(at + "qkv", (r_.heads() + 2 * r_.kv_heads()) * m_.head_dim);
-    std::vector<Tensor> in = {normed, r_.matrix(b_, at + "qkv")};
-    if (m_.qkv_bias) in.push_back(r_.vector(b_, at + "qkv_bias"));
-    op(OpKind::linear, at + "qkv_proj", std::move(in), {qkv});
-    if (m_.qk_norm) {
-      const Tensor raw = qkv;
-      qkv = activation(at + "qkv_normed", (r_.heads() + 2 * r_.kv_heads()) * m_.head_dim);
-      const Tensor rstd = make(at + "qk_rstd", {T_, fixed(r_.heads() + r_.kv_heads())}, DType::f32);
-      Op& n = op(OpKind::qk_norm, at + "qk_norm", {raw, r_.vector(b_, at + "q_norm"), r_.vector(b_, at + "k_norm")},
-                 {qkv, rstd});
-      with(with_local_heads(n), Attr::eps, m_.norm_eps);
-    }
-    with_rope(with_local_heads(op(OpKind::rope, at + "rope", {qkv, positions_}, {qkv})), m_);
-    with(with_local_heads(op(OpKind::kv_write, at + "kv_write", {qkv, kv_slots_}, {pool})), Attr::block_tokens,
-         s_.rollout.block_tokens);
-    const Tensor attended = activation(at + "attended", r_.heads() * m_.head_dim);
-    Op& a = op(OpKind::paged_attention, at + "attention", {qkv, pool, cu_seqlens_, tables_, lengths_}, {attended});
-    with(with_local_heads(a), Attr::block_tokens, s_.rollout.block_tokens);
-    const Tensor y = activation(at + "attention_out", m_.hidden);
-    op(OpKind::linear, at + "o_proj", {attended, r_.matrix(b_, at + "o")}, {y});
-    all_reduce(at + "o_proj.all_reduce", y);
-
-    const Tensor normed2 = norm(at + "post_norm", at + "post_norm", h, y);
-    const std::int64_t I = m_.intermediate / tp_;
-    const Tensor gate_up = activation(at + "gate_up", 2 * I), act = activation(at + "activated", I);
-    op(OpKind::linear, at + "gate_up_proj", {normed2, r_.matrix(b_, at + "gate_up")}, {gate_up});
-    op(OpKind::swiglu, at + "swiglu", {gate_up}, {act});
-    const Tensor down = activation(at + "mlp_out", m_.hidden);
-    op(OpKind::linear, at + "down_proj", {act, r_.matrix(b_, at + "down")}, {down});
-    all_reduce(at + "down_proj.all_reduce", down);
-    return {h, down};
+  Stream layer(const DecoderLayer& l, const std::string& at, const Stream& in, const Tensor& pool) {
+    Values values(l.forward.values().size());
+    const auto value = [&](ValueId id) -> Tensor& { return values[static_cast<std::size_t>(id)]; };
+    value(l.in.h) = in[0], value(l.in.z) = in[1];
+    Emits emits(*this, at, &pool);
+    emit_forward(l.forward, sharding(T_), emits, values);
+    return {value(l.out.h), value(l.out.z)};
   }
 
   /// Final norm and head on each sequence's last row only.
-  void sample(const Tensor& h, const std::optional<Tensor>& z) {
+  void sample(const Stream& stream) {
     b_.begin_call(prefix_ + "sample", prefix_);
-    const Dim H = fixed(m_.hidden);
+    const DecoderEnd end = decoder_end();
+    Values values(end.forward.values().size());
     const auto rows = [&](const char* name, const Tensor& x) {
-      const Tensor y = make(name, {S_, H}, s_.rollout.dtype);
+      const Tensor y = make(name, {S_, fixed(m_.hidden)}, s_.rollout.dtype);
       op(OpKind::gather_rows, name, {x, last_rows_}, {y});
       return y;
     };
-    const Tensor normed = make("final_normed", {S_, H}, s_.rollout.dtype), rstd = make("final_rstd", {S_}, DType::f32);
-    std::vector<Tensor> in = {rows("last_h", h), r_.vector(b_, "final_norm")}, out = {normed, rstd};
-    if (z) {
-      in.push_back(rows("last_z", *z));
-      out.push_back(make("final_sum", {S_, H}, s_.rollout.dtype));
-    }
-    with(op(OpKind::rms_norm, "final_norm", std::move(in), std::move(out)), Attr::eps, m_.norm_eps);
+    values[static_cast<std::size_t>(end.in.h)] = rows("last_h", stream[0]);
+    values[static_cast<std::size_t>(end.in.z)] = rows("last_z", stream[1]);
+    Emits emits(*this, "");
+    emit_forward(end.forward, sharding(S_), emits, values);
+    const Tensor& normed = values[static_cast<std::size_t>(end.normed)];
 
     const std::string head = r_.has("lm_head") ? "lm_head" : "embedding";
     const std::int64_t V = r_.weights()[r_.index(head)].rows;

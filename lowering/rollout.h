@@ -43,8 +43,6 @@ class RolloutState {
   BufferId kv() const { return kv_; }
   /// [blocks, 2 block_tokens, kv heads * head dim] of one layer.
   Tensor kv_layer(const ProgramBuilder&, std::int64_t layer) const;
-  std::int64_t heads() const { return heads_; }
-  std::int64_t kv_heads() const { return kv_heads_; }
 
  private:
   const Scenario& scenario_;
@@ -53,7 +51,7 @@ class RolloutState {
   std::vector<BufferId> buffers_, host_buffers_;
   std::vector<std::vector<BufferId>> by_layer_;
   BufferId kv_ = -1;
-  std::int64_t kv_blocks_ = 0, heads_ = 0, kv_heads_ = 0;
+  std::int64_t kv_blocks_ = 0, kv_heads_ = 0;
 };
 
 /// Blocks 0 "prefill" and 1 "decode".

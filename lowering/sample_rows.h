@@ -37,6 +37,9 @@ inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
   return s.train.micro_batch_sequences > 0 ? std::min(most, s.train.micro_batch_sequences) : most;
 }
 
+/// With those that only fill it up (sequence parallelism).
+inline std::int64_t packed_seqs(const Scenario& s) { return max_micro_batch_seqs(s) + (s.train.layout.sp ? 1 : 0); }
+
 /// Blocks of one sequence's block table: its longest context.
 inline std::int64_t max_blocks_per_seq(const Scenario& s) {
   return ceil_div(max_sample_tokens(s), s.rollout.block_tokens);

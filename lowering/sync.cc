@@ -18,7 +18,7 @@
 namespace hotbunk {
 namespace {
 
-/// Rows [begin, end) of every rank's padded shard of one parameter.
+/// Rows [begin, end) of every rank's padded shard of what it has of one parameter.
 struct Entry {
   const SyncedUnit* unit = nullptr;
   const UnitParam* param = nullptr;
@@ -45,10 +45,10 @@ struct Bucket {
 };
 
 /// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is.
-std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t shards, std::int64_t bucket_bytes,
+std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t holders, std::int64_t bucket_bytes,
                                  DType dtype) {
   std::vector<Bucket> buckets(1);
-  const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / shards);
+  const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / holders);
   for (const SyncedUnit& u : units)
     for (const UnitParam& p : u.unit->params)
       for (std::int64_t row = 0; row < p.padded_rows;) {
@@ -86,18 +86,19 @@ class SyncLowering {
         from_host_(from_host),
         to_(destinations_of(r)),
         units_(t.synced()),
-        shards_(t.synced_shards()) {
+        shards_(t.synced_shards()),
+        holders_(t.synced_holders()) {
     staging_ = b.limit_slots("sync.staging", 1);  // all have read a bucket before the next is packed
   }
 
   void lower() {
     zero_padding();
     if (s_.sync.verify) begin_hashes();
-    const std::vector<Bucket> buckets = fill_buckets(units_, shards_, s_.sync.bucket_bytes, s_.rollout.dtype);
+    const std::vector<Bucket> buckets = fill_buckets(units_, holders_, s_.sync.bucket_bytes, s_.rollout.dtype);
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const std::string name = fmt::format("sync.bucket{}.", i);
-      if (shards_ == 1 && t_.mesh().ranks() > 1) from_own(buckets[i], name);
-      else if (s_.sync.transport == SyncTransport::ipc || shards_ == 1) through_peers(buckets[i], name);
+      if (holders_ == 1 && t_.mesh().ranks() > 1) from_own(buckets[i], name);
+      else if (s_.sync.transport == SyncTransport::ipc || holders_ == 1) through_peers(buckets[i], name);
       else through_gather(buckets[i], name);
     }
     if (s_.sync.verify) verify();
@@ -122,7 +123,7 @@ class SyncLowering {
   std::int64_t rows_of_parameter(const std::string& name) const {
     for (const SyncedUnit& u : units_)
       for (const UnitParam& p : u.unit->params)
-        if (p.parameter == name) return p.rows;
+        if (p.parameter == name) return p.whole_rows;
     HB_CHECK(false, "no parameter '{}'", name);
     return 0;
   }
@@ -164,7 +165,7 @@ class SyncLowering {
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
         hash(e.param->parameter, {staged}, sum(sum_of_.at(e.param->parameter)),
-             {{shards_ > 1 ? parts_of(e, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
+             {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
     return out;
   }
 
@@ -202,18 +203,13 @@ class SyncLowering {
   }
 
   /// The parts of an entry: of each rank in its own memory (peers), or `pitch` elements apart.
-  Side parts_of(const Entry& e, Holds who, std::int64_t pitch) const {
+  Side rows_in_parts(const Entry& e, Holds who, std::int64_t pitch) const {
     return {.piece = {.row_begin = e.begin,
                       .row_end = e.end,
                       .col_end = e.param->cols,
                       .offset = e.offset,
                       .pitch = e.param->cols},
-            .parts = {.who = who,
-                      .family = static_cast<GroupId>(Family::fsdp),
-                      .count = static_cast<std::int32_t>(shards_),
-                      .rows = e.param->padded_rows,
-                      .pitch = pitch,
-                      .last_row = e.param->rows}};
+            .parts = parts_of(*e.param, shards_, t_.mesh(), who, pitch)};
   }
 
   /// A rank's slice of a parameter in the rollout's weights.
@@ -227,7 +223,8 @@ class SyncLowering {
                       .repeat = repeat,
                       .rows = source.step.rows,
                       .cols = source.step.cols,
-                      .last_row = rows}};
+                      .last_row = rows,
+                      .within = {}}};
   }
 
   /// From the parts of this bucket into the slices of them that the rollout's weights want. Outputs are numbered in the
@@ -235,7 +232,7 @@ class SyncLowering {
   std::vector<Move> slices(const Bucket& bucket, Holds who, std::int64_t pitch, std::vector<std::size_t>& used) const {
     std::vector<Move> moves;
     for (const Entry& e : bucket.entries)
-      each_slice(e, used, [&](const Side& slice) { moves.push_back({parts_of(e, who, pitch), slice}); });
+      each_slice(e, used, [&](const Side& slice) { moves.push_back({rows_in_parts(e, who, pitch), slice}); });
     return moves;
   }
 
@@ -247,7 +244,7 @@ class SyncLowering {
     for (const auto& [weight, source] : found->second) {
       auto it = std::find(used.begin(), used.end(), weight);
       if (it == used.end()) it = used.insert(used.end(), weight);
-      visit(slice_of(*source, e.param->rows, static_cast<std::int32_t>(it - used.begin())));
+      visit(slice_of(*source, e.param->whole_rows, static_cast<std::int32_t>(it - used.begin())));
     }
   }
 
@@ -262,12 +259,14 @@ class SyncLowering {
     const Tensor& part = packed.part;
     take_turn(packed, part.buffer);
     const auto barrier = [&](const char* what) {
-      if (shards_ > 1) b_.communicate(OpKind::barrier, streams::control, Family::fsdp, name + what, {part}, {part});
+      if (holders_ > 1)
+        b_.communicate(OpKind::barrier, streams::control, t_.synced_family(), name + what, {part}, {part});
     };
     barrier("ready");
     std::vector<std::size_t> used;
     if (std::vector<Move> moves = slices(bucket, Holds::peers, 0, used); !moves.empty()) {
-      Op& op = b_.communicate(OpKind::peer_copy, streams::compute, Family::fsdp, name + "read", {part}, weights(used));
+      Op& op =
+          b_.communicate(OpKind::peer_copy, streams::compute, t_.synced_family(), name + "read", {part}, weights(used));
       op.moves = std::move(moves);
     }
     barrier("done");
@@ -297,10 +296,11 @@ class SyncLowering {
     const Packed packed = pack(bucket, name);
     const Tensor& part = packed.part;
     Tensor whole = part;
-    if (shards_ > 1) {
-      whole = b_.transient(name + "whole", dtype, {fixed(shards_ * bucket.elements)}, Category::communication);
-      Op& op = b_.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + "all_gather", {part}, {whole});
-      with(op, Attr::padding_bytes, bucket.padding(shards_) * size_of(dtype));
+    if (holders_ > 1) {
+      whole = b_.transient(name + "whole", dtype, {fixed(holders_ * bucket.elements)}, Category::communication);
+      Op& op =
+          b_.communicate(OpKind::all_gather, streams::gather, t_.synced_family(), name + "all_gather", {part}, {whole});
+      with(op, Attr::padding_bytes, t_.mesh().tensor * bucket.padding(shards_) * size_of(dtype));
     }
     take_turn(packed, whole.buffer);
     std::vector<std::size_t> used;
@@ -339,7 +339,7 @@ class SyncLowering {
     const std::int64_t ranks = t_.mesh().ranks();
     if (ranks > 1) {
       all = b_.transient("sync.all_hashes", DType::i64, {fixed(ranks * 2 * num_sums())}, Category::communication);
-      const Family everyone = t_.mesh().replicas > 1 ? Family::world : Family::fsdp;
+      const Family everyone = t_.mesh().ranks() > t_.mesh().shards ? Family::world : Family::fsdp;
       b_.communicate(OpKind::all_gather, streams::gather, everyone, "sync.hashes.all_gather", {sums_}, {all});
     }
     if (!from_host_) b_.take_turn(staging_, {sums_.buffer, all.buffer});
@@ -356,8 +356,8 @@ class SyncLowering {
 
   /// What this rank has of a parameter.
   Side held(const SyncedUnit& u, const UnitParam& p) const {
-    if (shards_ > 1) return shards_of(*u.unit, p, shards_, Holds::mine);
-    Side whole = logical(p);
+    if (holders_ > 1) return shards_of(*u.unit, p, shards_, t_.mesh(), Holds::mine);
+    Side whole = local(p);
     whole.piece.offset = p.shard_offset;
     return whole;
   }
@@ -372,7 +372,7 @@ class SyncLowering {
     std::vector<Tensor> inputs;
     std::vector<Move> moves;
     for (const auto& [weight, source] : found->second) {
-      moves.push_back({slice_of(*source, p.rows, static_cast<std::int32_t>(inputs.size())), logical(p)});
+      moves.push_back({slice_of(*source, p.whole_rows, static_cast<std::int32_t>(inputs.size())), logical(p)});
       inputs.push_back(b_.whole(r_.buffer(weight)));
     }
     hash(p.parameter, std::move(inputs), sum, std::move(moves));
@@ -385,7 +385,7 @@ class SyncLowering {
   bool from_host_;
   Destinations to_;
   std::vector<SyncedUnit> units_;
-  std::int64_t shards_ = 1;
+  std::int64_t shards_ = 1, holders_ = 1;  // of a parameter: its shards, and the ranks that have a part of one
   SlotLimitId staging_ = 0;
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side
   Tensor sums_;

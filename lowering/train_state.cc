@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "layout/placement.h"
 #include "lowering/phases.h"
 
 namespace hotbunk {
@@ -33,8 +34,8 @@ std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamR
 std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t shards, bool to_whole) {
   std::vector<Move> moves;
   for (const UnitParam& p : unit.params) {
-    const Side gathered = shards_of(unit, p, shards, Holds::every);
-    Side whole = logical(p);
+    const Side gathered = shards_of(unit, p, shards, {}, Holds::every);  // of a tensor-parallel rank's part
+    Side whole = local(p);
     whole.piece.offset = p.full_offset;
     moves.push_back(to_whole ? Move{gathered, whole} : Move{whole, gathered});
   }
@@ -50,43 +51,61 @@ std::string parameters_prefix(const ShardedUnit& unit) {
   return prefix.substr(0, prefix.rfind('.') + 1);  // npos + 1: none
 }
 
-Side logical(const UnitParam& p) {
+Side local(const UnitParam& p) {
   return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols}, .parts = {}};
 }
 
-Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, Holds who, std::int32_t tensor) {
-  return {.tensor = tensor,
-          .piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
-          .parts = {.who = who,
-                    .family = static_cast<GroupId>(Family::fsdp),
-                    .count = static_cast<std::int32_t>(shards),
-                    .rows = p.padded_rows,
-                    .pitch = who == Holds::every ? unit.shard_elements : 0,
-                    .last_row = p.rows}};
+Side logical(const UnitParam& p) {
+  return {.piece = {.row_end = p.whole_rows, .col_end = p.whole_cols, .pitch = p.whole_cols}, .parts = {}};
+}
+
+Family holders_of(std::int64_t shards, const ShardMesh& mesh) {
+  return mesh.tensor == 1 ? Family::fsdp : shards == 1 ? Family::train_tp : Family::holders;
+}
+
+Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who, std::int64_t pitch) {
+  Parts parts{.who = who,
+              .family = static_cast<GroupId>(Family::fsdp),
+              .count = static_cast<std::int32_t>(shards),
+              .rows = p.padded_rows,
+              .pitch = pitch,
+              .last_row = p.rows,
+              .within = {}};
+  if (mesh.tensor == 1) return parts;
+  const auto ranks = static_cast<std::int32_t>(mesh.tensor), repeat = static_cast<std::int32_t>(p.step.repeat);
+  if (shards == 1 || who != Holds::mine) parts.family = static_cast<GroupId>(holders_of(shards, mesh));
+  if (shards == 1 && who == Holds::mine) parts.repeat = ranks;
+  parts.within = {.family = static_cast<GroupId>(Family::train_tp),
+                  .count = ranks / repeat,
+                  .repeat = repeat,
+                  .rows = p.step.rows,
+                  .cols = p.step.cols,
+                  .last_row = p.whole_rows};
+  return parts;
+}
+
+Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who) {
+  return {.piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
+          .parts = parts_of(p, shards, mesh, who, who == Holds::every ? unit.shard_elements : 0)};
 }
 
 std::int64_t padding_bytes(const ShardedUnit& unit, DType dtype) { return unit.padding_elements * size_of(dtype); }
 
-Tensor WholeUnit::matrix(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
+Tensor WholeUnit::tensor(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
   const auto block = find_block(*unit, first, last);
   HB_CHECK(block, "unit {} lacks the parameter asked for", unit->name);
+  if (is_vector(first)) return b.view(buffer, dtype, {fixed(block->rows)}, block->offset);
   return b.view(buffer, dtype, {fixed(block->rows), fixed(block->cols)}, block->offset);
 }
 
-Tensor WholeUnit::vector(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
-  const auto block = find_block(*unit, first, last);
-  HB_CHECK(block, "unit {} lacks the parameter asked for", unit->name);
-  return b.view(buffer, dtype, {fixed(block->rows * block->cols)}, block->offset);
-}
-
 TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes, bool trains)
-    : scenario_(s), mesh_(mesh), cut_(shapes.units(mesh.shards)) {
+    : scenario_(s), mesh_(mesh), cut_(shapes.units(mesh.tensor, mesh.shards)) {
   const Precision& precision = s.train.precision;
   const TrainEngine engine = s.train.engine;
   const SleepParts sleepers = JobPhases(s).sleepers();
   whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
-  if (whole_params_) uncut_ = shapes.units(1);
+  if (whole_params_) uncut_ = shapes.units(mesh.tensor, 1);
   // Parameters that the optimizer can step in place need no copy.
   const bool in_place = mesh.shards == 1 && precision.params == precision.master;
   for (const ShardedUnit& unit : *cut_) {
@@ -248,7 +267,7 @@ void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradi
 
 BufferId TrainState::reduced(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
   const UnitState& state = units_[u];
-  if (!whole_grads_ || mesh_.ranks() == 1) return state.grad;
+  if (!whole_grads_ || mesh_.data() == 1) return state.grad;
   const std::string name = prefix + state.unit.name;
   const Tensor sum = b.call(prefix + "reduce", state.unit.kind, name + ".", {state.grad}, [&] {
     const Tensor out = sum_of_ranks(b, state, b.whole(state.grad), Category::grads, name).first;
@@ -270,7 +289,9 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
       const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
       Op& op = b.feed(b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
       op.name = p.parameter;
-      Side mine = whole ? logical(p) : shards_of(unit, p, state.shards(), Holds::mine);
+      Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
+      mine.piece.row_end = rows;
+      if (whole) mine.parts.rows = rows;
       mine.piece.offset = 0;  // of the view
       op.moves.push_back({logical(p), mine});
     }
@@ -297,14 +318,15 @@ namespace {
 void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard, Slot slot,
                    SlotLimitId one, const std::string& name) {
   const DType dtype = b.buffer(shard).dtype;
-  const std::int64_t shards = state.shards(), n = unit.shard_elements;
+  const std::int64_t holders = state.mesh().holders(), n = unit.shard_elements;
+  const Family family = holders_of(state.shards(), state.mesh());
   Tensor gathered = b.whole(shard);
-  if (shards > 1) {
+  if (holders > 1) {
     gathered = b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
-      const Tensor all = b.transient(name + ".gathered", dtype, {fixed(shards * n)}, Category::communication);
-      Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {b.whole(shard)},
-                             {all});
-      with(op, Attr::padding_bytes, padding_bytes(unit, dtype));
+      const Tensor all = b.transient(name + ".gathered", dtype, {fixed(holders * n)}, Category::communication);
+      Op& op =
+          b.communicate(OpKind::all_gather, streams::gather, family, name + ".all_gather", {b.whole(shard)}, {all});
+      with(op, Attr::padding_bytes, state.mesh().tensor * padding_bytes(unit, dtype));
       return all;
     });
     b.take_turn(one, {gathered.buffer});
@@ -315,7 +337,7 @@ void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit
     for (const UnitParam& p : unit.params) {
       Op& op = b.fetch(gathered, slot);
       op.name = p.parameter;
-      op.moves.push_back({shards_of(unit, p, shards, Holds::every), logical(p)});
+      op.moves.push_back({shards_of(unit, p, state.shards(), state.mesh(), Holds::every), logical(p)});
     }
   });
 }

@@ -46,12 +46,14 @@ struct WholeUnit {
   const ShardedUnit* unit = nullptr;
   BufferId buffer = -1;
   DType dtype = DType::f32;
-  /// The parameters from one role to another as one matrix (rows added up, equal cols), e.g. q_proj … v_proj.
-  Tensor matrix(const ProgramBuilder&, ParamRole first, ParamRole last) const;
-  Tensor matrix(const ProgramBuilder& b, ParamRole role) const { return matrix(b, role, role); }
-  Tensor vector(const ProgramBuilder&, ParamRole first, ParamRole last) const;
-  Tensor vector(const ProgramBuilder& b, ParamRole role) const { return vector(b, role, role); }
+  /// The parameters from one role to another as one matrix (rows added up, equal cols), e.g. q_proj … v_proj, or as a
+  /// vector where they are 1-D.
+  Tensor tensor(const ProgramBuilder&, ParamRole first, ParamRole last) const;
+  Tensor tensor(const ProgramBuilder& b, ParamRole role) const { return tensor(b, role, role); }
 };
+
+/// The ranks that together hold a copy in `shards` shards, of each of which a tensor-parallel rank has a part.
+Family holders_of(std::int64_t shards, const ShardMesh&);
 
 enum class Weights : std::uint8_t { trained, reference };
 
@@ -65,10 +67,12 @@ class TrainState {
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }
 
-  /// What a weight sync reads, and among how many ranks it is cut: parameters that every rank has whole come from
-  /// nowhere else.
+  /// What a weight sync reads, into how many shards it is cut, and which ranks together hold all of it: parameters that
+  /// every rank has whole come from nowhere else.
   std::vector<SyncedUnit> synced() const;
   std::int64_t synced_shards() const { return whole_params_ ? 1 : shards(); }
+  std::int64_t synced_holders() const { return synced_shards() * mesh_.tensor; }
+  Family synced_family() const { return holders_of(synced_shards(), mesh_); }
 
   /// Emits what makes unit `u` whole: [cast ->] all-gather -> copy-out on the gather stream; nothing when a rank holds
   /// it all in the compute dtype. The buffers live until their last use; with a limit they take its next turn.
@@ -82,7 +86,7 @@ class TrainState {
   /// Where the backward of unit `u` writes its gradients: the persistent buffer itself where it is whole (then it
   /// accumulates), else a whole buffer of its own.
   WholeUnit gradients(ProgramBuilder&, std::size_t u, const std::string& prefix, std::optional<SlotLimitId> = {}) const;
-  bool accumulates() const { return whole_grads_ || mesh_.ranks() == 1; }
+  bool accumulates() const { return whole_grads_ || mesh_.data() == 1; }
   /// After each backward of a unit that does not accumulate: sums its gradients (sum_of_ranks) and adds them to the
   /// persistent shard.
   void reduce(ProgramBuilder&, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const;
@@ -107,9 +111,13 @@ class TrainState {
   std::vector<UnitState> units_;
 };
 
-/// Where the shards of a unit's parameter lie: in `tensor`, the flat shard of the unit (mine), or all of them one after
-/// another (every).
-Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, Holds, std::int32_t tensor = 0);
+/// How a parameter is cut over the ranks that hold it in `shards` shards (one: every data rank has all that its
+/// tensor-parallel place has). `pitch`: of every, from one rank's to the next one's.
+Parts parts_of(const UnitParam&, std::int64_t shards, const ShardMesh&, Holds, std::int64_t pitch = 0);
+/// Where a rank's shard of it lies in the flat shard of its unit; with Holds::every, in all of them one after another.
+Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, const ShardMesh&, Holds);
+/// What a tensor-parallel rank has of the parameter by itself, without a gap.
+Side local(const UnitParam&);
 /// The parameter by itself, without a gap.
 Side logical(const UnitParam&);
 

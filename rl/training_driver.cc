@@ -119,6 +119,10 @@ std::shared_ptr<Payload> TrainingDriver::micro_payload(Iteration& it, const Micr
     const auto sample = static_cast<std::size_t>(i);
     payload->append(all.sequences[sample], 1.0f / static_cast<float>(predicted), all.advantages[sample]);
   }
+  // A sequence of its own, that nobody is trained on, fills a micro-batch up (exec/iteration_driver.h).
+  const std::int64_t filling = packed(micro.sizes).tokens - micro.sizes.tokens;
+  if (filling > 0)
+    payload->append({std::vector<std::int32_t>(static_cast<std::size_t>(filling), 0), filling, {}}, 0.0f, 0.0f);
   payload->ref_logps.assign(payload->token_ids.size(), 0.0f);
   if (id.role == PhaseRole::train && logps_step_ == it.step) {
     const auto replace = [&](PhaseRole role, std::vector<float>& logps) {

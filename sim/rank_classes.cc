@@ -137,7 +137,10 @@ class Folder {
     std::set<GroupId> out;
     for (const Move& move : op.moves)
       for (const Parts* parts : {&move.from.parts, &move.to.parts})
-        if (parts->who == Holds::mine || parts->who == Holds::peers) out.insert(parts->family);
+        if (parts->who == Holds::mine || parts->who == Holds::peers) {
+          out.insert(parts->family);
+          if (parts->within.family >= 0) out.insert(parts->within.family);
+        }
     if (is_communication(op.kind)) out.insert(op.group);
     return {out.begin(), out.end()};
   }

@@ -459,7 +459,10 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
-  need(std::max({t.cp, t.ulysses, t.tp, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp");
+  need(std::max({t.cp, t.ulysses, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp and tp");
+  need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
+       "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
+       t.tp);
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");

@@ -13,7 +13,7 @@ inline Move move_of(const Box& b) {
   m.to = {b.output, {0, b.rows, 0, b.cols, b.dst_offset, b.dst_pitch}, {}};
   if (b.peer < 0) return m;
   m.from.parts = {
-      .who = Holds::peers, .family = 0, .count = b.peer + 1, .rows = b.rows, .last_row = (b.peer + 1) * b.rows};
+      .who = Holds::peers, .family = 0, .count = b.peer + 1, .rows = b.rows, .last_row = (b.peer + 1) * b.rows, .within = {}};
   m.to.piece.row_begin = b.peer * b.rows, m.to.piece.row_end = (b.peer + 1) * b.rows;
   return m;
 }

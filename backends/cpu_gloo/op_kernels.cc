@@ -236,8 +236,10 @@ void run_embedding_backward(const KernelCall& c) {
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
 
+/// All ids, or those of this rank's part of the vocabulary.
 Logits logits(const KernelCall& c) {
-  return {data<const float>(c, in(c, 0)), extent(c, in(c, 0), 1), c.op.integer(Attr::vocab)};
+  const Range ids = c.op.has(Attr::vocab_stride) ? vocab_rows(c.op, c.places) : Range{0, c.op.integer(Attr::vocab)};
+  return {data<const float>(c, in(c, 0)), extent(c, in(c, 0), 1), ids.size(), ids.begin};
 }
 float temperature(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::temperature)); }
 
@@ -249,6 +251,15 @@ void run_log_prob_backward(const KernelCall& c) {
   token_logprobs_backward(c.context, logits(c), data<const std::int32_t>(c, in(c, 2)), temperature(c),
                           data<float>(c, in(c, 1)), data<float>(c, in(c, 3)), matrix(c, out(c, 0)),
                           extent(c, out(c, 0), 1), extent(c, in(c, 0), 0));
+}
+void run_vocab_stats(const KernelCall& c) {
+  vocab_stats(c.context, logits(c), data<const std::int32_t>(c, in(c, 1)), temperature(c),
+              data<VocabStats>(c, out(c, 0)), extent(c, in(c, 0), 0));
+}
+void run_vocab_log_prob(const KernelCall& c) {
+  merge_vocab_stats(c.context, data<const VocabStats>(c, in(c, 0)), extent(c, in(c, 0), 0),
+                    data<const std::int32_t>(c, in(c, 1)), temperature(c), data<float>(c, out(c, 0)),
+                    data<float>(c, out(c, 1)), data<float>(c, out(c, 2)), extent(c, in(c, 0), 1));
 }
 void run_token_loss(const KernelCall& c) {
   const bool sft = c.op.integer(Attr::sft) != 0;
@@ -332,6 +343,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::embedding_backward, run_embedding_backward},
                                       Registration{OpKind::log_prob, run_log_prob},
                                       Registration{OpKind::log_prob_backward, run_log_prob_backward},
+                                      Registration{OpKind::vocab_stats, run_vocab_stats},
+                                      Registration{OpKind::vocab_log_prob, run_vocab_log_prob},
                                       Registration{OpKind::token_loss, run_token_loss},
                                       Registration{OpKind::sum_squares, run_sum_squares},
                                       Registration{OpKind::clip_coefficient, run_clip},

@@ -82,7 +82,7 @@ void LayerBuilder::weights(double split, double replicated) {
 
 void LayerBuilder::keep_attended(double elements) {
   if (quantizes()) {
-    const Within module(*this, Module::core_attn);
+    const ModuleScope module(*this, Module::core_attn);
     keep(e_ * elements);
   }
   keep_input(elements);
@@ -93,7 +93,7 @@ void LayerBuilder::norm(bool quantized) {
   // transformers' RMSNorm: hidden.to(float32) is kept for the square and the product, the normalised copy for the
   // weight.
   keep((frame_.eager_activations ? 4.0 : e_) * narrow_ * h);
-  const Within module(*this, Module::layernorm);
+  const ModuleScope module(*this, Module::layernorm);
   if (frame_.eager_activations) keep(e_ * narrow_ * h);
   if (frame_.lowered_ops) {
     // Ours adds the branch to the stream on the way, and its gradient on the way back; run again, it finds the sum.
@@ -148,7 +148,7 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   const double keys = frame_.fused_attention ? causal : all_keys;
   const double products = 2.0 * tokens_ * keys * heads * (qk + v);
   out_.flops_forward += 2.0 * tokens_ * causal * heads * (qk + v);
-  const Within module(*this, Module::core_attn);
+  const ModuleScope module(*this, Module::core_attn);
   core_again_ = again_;
   const double before_forward = out_.forward, before_backward = out_.backward;
   if (frame_.repeated_kv && kv_heads < heads) {

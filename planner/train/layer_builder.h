@@ -82,7 +82,7 @@ class LayerBuilder {
   LayerCost& out() { return out_; }
 
  private:
-  friend class Within;
+  friend class ModuleScope;
   double products(double groups, double rows, double n, double k, double peak, const Quantization&);
   /// Two batched products around a softmax whose s x s scores go through memory.
   void unfused_attention(double heads, double keys, double qk, double v);
@@ -110,13 +110,13 @@ class LayerBuilder {
 
 /// What is built in its scope belongs to `module`: where selective recomputation has it, its forward pass comes once
 /// more in backward and what it keeps is dropped. A module inside a recomputed one adds nothing.
-class Within {
+class ModuleScope {
  public:
-  Within(LayerBuilder& b, Module module)
+  ModuleScope(LayerBuilder& b, Module module)
       : b_(b), starts_(!b.again_ && b.frame_.recomputes(module) && !b.frame_.selective_products), before_(b.out_) {
     if (starts_) b_.again_ = true;
   }
-  ~Within() {
+  ~ModuleScope() {
     if (!starts_) return;
     b_.again_ = false;
     LayerCost& o = b_.out_;
@@ -126,8 +126,8 @@ class Within {
     o.recompute_kernels += o.kernels_forward - before_.kernels_forward;
   }
   bool starts() const { return starts_; }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
+  ModuleScope(const ModuleScope&) = delete;
+  ModuleScope& operator=(const ModuleScope&) = delete;
 
  private:
   LayerBuilder& b_;

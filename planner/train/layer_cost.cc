@@ -15,7 +15,7 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double
   b.grouped_linear(groups, rows, fan * local, h);
   b.keep(values * fan);
   {
-    const Within module(b, activation);
+    const ModuleScope module(b, activation);
     b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
     b.keep_input(groups * rows * local);
     if (m.gated_mlp && b.eager()) b.keep(values);
@@ -80,7 +80,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   b.out().expert_parameters += expert_weights;
   b.out().largest_weights += 3.0 * h * i / etp;
   if (moe.shared_experts > 0) {
-    const Within module(b, Module::shared_experts);
+    const ModuleScope module(b, Module::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
     if (b.quantizes()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
     feed_forward(b, model, Module::mlp_act, b.tokens(), width, b.tp());
@@ -99,7 +99,7 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* 
   const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
   const double before = b.out().weight_grad;
   {
-    const Within module(b, Module::mlp);
+    const ModuleScope module(b, Module::mlp);
     feed_forward(b, model_, Module::mlp_act, b.tokens(), i, b.tp());
     b.weights(fan * h * i + (model_.mlp_bias ? i : 0.0), model_.mlp_bias ? h : 0.0);
     b.tensor_parallel((b.out().weight_grad - before) * 0.5);
@@ -116,7 +116,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   attention_block(b, *this);
   b.norm(false);  // the router reads it
   {
-    const Within module(b, Module::moe);
+    const ModuleScope module(b, Module::moe);
     mixture(b, *this, p);
   }
   b.residual();

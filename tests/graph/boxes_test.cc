@@ -22,18 +22,25 @@ struct At {
 /// The obvious version: every element of every part that the rank with these places sees.
 std::vector<At> elements_of(const Side& s, const Places& places) {
   const Parts& parts = s.parts;
+  const Within& in = parts.within;
   std::vector<At> out;
-  for (int h = 0; h < (parts.who == Holds::whole ? 1 : parts.count); ++h) {
-    if (parts.who == Holds::mine && h != places[static_cast<std::size_t>(parts.family)] / parts.repeat) continue;
-    const bool cut = parts.who != Holds::whole;
-    for (std::int64_t r = s.piece.row_begin; r < s.piece.row_end; ++r)
-      for (std::int64_t c = s.piece.col_begin; c < s.piece.col_end; ++c) {
-        const std::int64_t row = r + (cut ? h * parts.rows : 0), col = c + (cut ? h * parts.cols : 0);
-        if (cut && row >= parts.last_row) continue;
-        const std::int64_t first = s.piece.offset + (cut ? h * parts.pitch : 0);
-        out.push_back({row, col, first + (r - s.piece.row_begin) * s.piece.pitch + c - s.piece.col_begin, h});
-      }
-  }
+  const bool cut = parts.who != Holds::whole, inside = cut && in.family >= 0;
+  for (int h = 0; h < (cut ? parts.count : 1); ++h)
+    for (int w = 0; w < (inside ? in.count : 1); ++w) {
+      if (parts.who == Holds::mine && h != places[static_cast<std::size_t>(parts.family)] / parts.repeat) continue;
+      if (parts.who == Holds::mine && inside && w != places[static_cast<std::size_t>(in.family)] / in.repeat) continue;
+      const int member = inside ? h * in.count * in.repeat + w * in.repeat : h;
+      for (std::int64_t r = s.piece.row_begin; r < s.piece.row_end; ++r)
+        for (std::int64_t c = s.piece.col_begin; c < s.piece.col_end; ++c) {
+          const std::int64_t row_in_piece = r + (cut ? h * parts.rows : 0);
+          const std::int64_t row = row_in_piece + (inside ? w * in.rows : 0);
+          const std::int64_t col = c + (cut ? h * parts.cols : 0) + (inside ? w * in.cols : 0);
+          if (cut && row_in_piece >= parts.last_row) continue;
+          if (inside && row >= in.last_row) continue;
+          const std::int64_t first = s.piece.offset + (cut ? member * parts.pitch : 0);
+          out.push_back({row, col, first + (r - s.piece.row_begin) * s.piece.pitch + c - s.piece.col_begin, member});
+        }
+    }
   return out;
 }
 
@@ -45,7 +52,8 @@ Side any_side(bool source) {
   s.piece.offset = to(5), s.piece.pitch = s.piece.col_end - s.piece.col_begin + to(2);
   s.parts.who = static_cast<Holds>(to(source ? num_holds : 3));
   if (s.parts.who == Holds::whole) return s;
-  s.parts = {s.parts.who, 0, 4, 1, to(5), to(2), 100, 3 + to(12)};
+  s.parts = {s.parts.who, 0, 4, 1, to(5), to(2), 100, 3 + to(12), {}};
+  if (to(2)) s.parts.within = {1, 2, 1 + to(2), to(12), to(3), 3 + to(20)};
   if (s.parts.who == Holds::mine && to(2)) s.parts.repeat = 2, s.parts.count = 2;
   return s;
 }
@@ -57,7 +65,7 @@ TEST_CASE("Boxes are what both sides have, element by element") {
   CHECK(rc::check("as brute force", [&] {
     Op o = op(OpKind::copy_boxes, {tensor(0, DType::f32, {fixed(1)})}, {tensor(1, DType::f32, {fixed(1)})});
     o.moves = {{any_side(true), any_side(false)}};
-    const Places places = {*rc::gen::inRange(0, 4)};
+    const Places places = {*rc::gen::inRange(0, 4), *rc::gen::inRange(0, 2)};
     using Pair = std::tuple<std::int64_t, std::int64_t, int>;  // element read, element written, whose
     std::multiset<Pair> expected, found;
     std::set<std::int64_t> written, said;
@@ -92,7 +100,7 @@ TEST_CASE("Boxes are what both sides have, element by element") {
 TEST_CASE("Parts that adjoin are written as one, whoever holds them") {
   Op o = op(OpKind::copy_boxes, {tensor(0, DType::f32, {fixed(30)})}, {tensor(1, DType::f32, {fixed(30)})});
   // Rows 0..9 in four parts of three, each with a place for a fourth row behind it.
-  o.moves = {{{0, {0, 3, 0, 3, 0, 3}, {Holds::every, 0, 4, 1, 3, 0, 12, 10}}, {0, {0, 10, 0, 3, 0, 3}, {}}}};
+  o.moves = {{{0, {0, 3, 0, 3, 0, 3}, {Holds::every, 0, 4, 1, 3, 0, 12, 10, {}}}, {0, {0, 10, 0, 3, 0, 3}, {}}}};
   CHECK(boxes_of(o, {0}).size() == 4);
   const std::vector<Box> written = written_boxes(o, {0});
   REQUIRE(written.size() == 1);

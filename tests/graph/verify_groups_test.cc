@@ -92,23 +92,23 @@ TEST_CASE("Parts make the whole, moves stay inside, a table has its rows") {
   const Box two{.src_pitch = 2, .dst_pitch = 2, .rows = 2, .cols = 2};
   const auto every = [](std::int64_t pitch, std::int64_t last_row) {
     return [=](Move& m) {
-      m.from.parts = {.who = Holds::every, .count = 4, .rows = 2, .pitch = pitch, .last_row = last_row};
+      m.from.parts = {.who = Holds::every, .count = 4, .rows = 2, .pitch = pitch, .last_row = last_row, .within = {}};
     };
   };
   CHECK(moved(two, every(4, 8)).empty());
   CHECK_THAT(moved(two, every(5, 8)), Contains("reads what is outside of tensor 0"));
   CHECK(moved(two, every(6, 5)).empty());  // the third part has one row, the fourth none: 2 * 6 + 2 = 14
   CHECK_THAT(moved(two, every(8, 5)), Contains("reads what is outside of tensor 0"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::mine, .family = 7, .last_row = 2}; }),
+  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::mine, .family = 7, .last_row = 2, .within = {}}; }),
              Contains("reads parts over family 7"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .family = 7, .last_row = 2}; }),
+  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .family = 7, .last_row = 2, .within = {}}; }),
              Contains("reads parts over family 7"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .count = 0}; }), Contains("reads no parts"));
+  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .count = 0, .within = {}}; }), Contains("reads no parts"));
 }
 
 TEST_CASE("Peers are read by the op that can, over its own group") {
   // Eight elements of each of the two ranks' a, one after the other in b.
-  const Parts halves{.who = Holds::peers, .family = 0, .count = 2, .rows = 8, .last_row = 16};
+  const Parts halves{.who = Holds::peers, .family = 0, .count = 2, .rows = 8, .last_row = 16, .within = {}};
   const Move move{{0, {0, 8, 0, 1, 0, 1}, halves}, {0, {0, 16, 0, 1, 0, 1}, {}}};
   CHECK(fault_of(between(OpKind::peer_copy, move, 0)).empty());
   // A box names its peer by the place in the op's group: rows cut over another one would be read elsewhere.

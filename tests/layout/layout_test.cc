@@ -58,7 +58,7 @@ TEST_CASE("FSDP2 holds what its units say; HSDP holds it once per replica") {
   const Layout fsdp = fsdp_layout(5), hsdp = fsdp_layout(5, 2);
   for (std::int64_t rank = 0; rank < 5; ++rank) {
     std::map<std::string, UnitParam> by_name;
-    for (const ShardedUnit& unit : fsdp_units(model, 5, rank))
+    for (const ShardedUnit& unit : train_units(model, 1, 5, rank))
       for (const UnitParam& p : unit.params) by_name[p.parameter] = p;
     for (const ParamSpec& parameter : parameters_of(model)) {
       const Rectangle box = held_by(fsdp, model, parameter, rank);

@@ -22,7 +22,7 @@ const UnitParam& param(const ShardedUnit& unit, ParamRole role) {
 
 TEST_CASE("FSDP units of a small Llama, by hand") {
   // World 4, rank 3. Embedding 37 x 24: ceil(37/4) = 10 rows each, rank 3 owns rows 30..37 (7 of 10).
-  const std::vector<ShardedUnit> units = fsdp_units(test::tiny_llama(), 4, 3);
+  const std::vector<ShardedUnit> units = train_units(test::tiny_llama(), 1, 4, 3);
   REQUIRE(units.size() == 3);
   CHECK(units[0].name == "root");
   CHECK(units[0].layer == -1);
@@ -49,7 +49,7 @@ TEST_CASE("FSDP units of a small Llama, by hand") {
 
 TEST_CASE("A rank beyond the rows owns nothing of a parameter but keeps its padded space") {
   // k_proj of 8 rows over 5 ranks: 2 rows each, rank 4 owns none.
-  const std::vector<ShardedUnit> units = fsdp_units(test::tiny_llama(), 5, 4);
+  const std::vector<ShardedUnit> units = train_units(test::tiny_llama(), 1, 5, 4);
   const UnitParam& k = param(units[1], ParamRole::k_proj);
   CHECK(k.shard.size() == 0);
   CHECK(k.padded_rows == 2);
@@ -59,7 +59,7 @@ TEST_CASE("A rank beyond the rows owns nothing of a parameter but keeps its padd
 TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [gate; up]") {
   ModelSpec model = test::tiny_qwen3();
   model.qkv_bias = true;
-  for (const ShardedUnit& unit : fsdp_units(model, 3, 0)) {
+  for (const ShardedUnit& unit : train_units(model, 1, 3, 0)) {
     if (unit.layer < 0) continue;
     const auto follows = [&](ParamRole first, ParamRole second) {
       const UnitParam& a = param(unit, first);
@@ -75,7 +75,7 @@ TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [
 
 TEST_CASE("Sizes of Qwen2.5-7B units") {
   // BACKGROUND I: 7,615,616,512 parameters; a layer unit is 0.47 GB and the root unit 2.2 GB in bf16.
-  const std::vector<ShardedUnit> units = fsdp_units(test::qwen2_5_7b(), 8, 0);
+  const std::vector<ShardedUnit> units = train_units(test::qwen2_5_7b(), 1, 8, 0);
   std::int64_t total = 0;
   for (const ShardedUnit& unit : units) total += unit.full_elements;
   CHECK(total == 7'615'616'512);
@@ -92,7 +92,7 @@ TEST_CASE("FSDP shards tile every parameter exactly, whatever the world size") {
     std::map<std::string, std::int64_t> next_row;
     std::map<std::string, std::int64_t> rows;
     for (std::int64_t rank = 0; rank < world; ++rank) {
-      for (const ShardedUnit& unit : fsdp_units(model, world, rank)) {
+      for (const ShardedUnit& unit : train_units(model, 1, world, rank)) {
         std::int64_t shard = 0, full = 0;
         for (const UnitParam& p : unit.params) {
           RC_ASSERT(p.shard.begin == next_row[p.parameter]);  // ranks own consecutive rows

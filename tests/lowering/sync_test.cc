@@ -32,7 +32,7 @@ struct Bases {
 /// What one rank's shard buffers hold, by buffer name.
 std::map<std::string, Values> shards(const ModelSpec& model, const Bases& bases, int world, int rank) {
   std::map<std::string, Values> out;
-  for (const ShardedUnit& unit : fsdp_units(model, world, rank)) {
+  for (const ShardedUnit& unit : train_units(model, 1, world, rank)) {
     Values& v = out["train." + unit.name + ".shard"];
     v.assign(static_cast<std::size_t>(unit.shard_elements), padding);
     for (const UnitParam& p : unit.params)
@@ -205,7 +205,7 @@ TEST_CASE("A bucket is no larger than it may be, except for a single row; a larg
             with_embedding.insert(op.name);
       }
       std::int64_t all = 0;
-      for (const ShardedUnit& u : fsdp_units(tiny(world, 1).model, world, 0)) all += u.shard_elements;
+      for (const ShardedUnit& u : train_units(tiny(world, 1).model, 1, world, 0)) all += u.shard_elements;
       CHECK(elements == all);
       CHECK((with_embedding.size() > 1) == (bytes < 33 * 24 * 4));
     }

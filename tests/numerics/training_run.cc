@@ -95,7 +95,7 @@ class ProbingDriver final : public Driver {
 /// The units' gradient shards (of one rank: whole) by parameter; rows without a prediction taken out of the log-probs.
 std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map<std::string, std::vector<float>> raw) {
   std::map<std::string, std::vector<float>> out;
-  for (const ShardedUnit& unit : fsdp_units(g.model, 1, 0)) {
+  for (const ShardedUnit& unit : train_units(g.model, 1, 1, 0)) {
     const auto& grad = raw.at("train." + unit.name + ".grad");
     for (const UnitParam& p : unit.params)
       out["grad." + p.parameter].assign(grad.begin() + p.shard_offset, grad.begin() + p.shard_offset + p.elements());

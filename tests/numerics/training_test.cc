@@ -1,6 +1,7 @@
 // P3: what one rank computes agrees with Hugging Face transformers, and every way of computing it agrees as well.
 #include <catch2/catch.hpp>
 
+#include "layout/shard.h"
 #include "tests/numerics/training_run.h"
 
 using namespace hotbunk;
@@ -122,6 +123,38 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
         CAPTURE(parameter);
         CHECK(update_error(value, one.after5.at(parameter), g.initial(parameter)) <= update_bound / 5);
       }
+    }
+}
+
+TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
+  // Vocabularies that do not divide, tied tables, biases, QK norms, and KV heads that ranks share.
+  struct Way {
+    const char* model;
+    std::int64_t tp, dp;
+    TrainEngine engine = TrainEngine::fsdp2;
+    std::int64_t group = -1;
+  };
+  for (const Way way : {Way{"llama-gqa", 2, 1},
+                        {"llama-tied", 4, 1},
+                        {"llama-tied", 2, 2, TrainEngine::zero1},
+                        {"qwen2-bias", 2, 2},
+                        {"qwen2-bias", 4, 1},
+                        {"mha-one-kv", 4, 1},
+                        {"mha-one-kv", 2, 2, TrainEngine::ddp},
+                        {"qwen3-norm", 2, 2, TrainEngine::zero2},
+                        {"qwen3-norm", 4, 1},
+                        {"llama3-rope", 2, 2, TrainEngine::fsdp2, 1}})
+    for (const bool sequence : {false, true}) {
+      CAPTURE(way.model, way.tp, way.dp, static_cast<int>(way.engine), sequence);
+      const Golden g = Golden::load(way.model);
+      Scenario s = golden_scenario(g, way.tp * way.dp);
+      s.train.engine = way.engine;
+      s.train.layout.tp = way.tp, s.train.layout.dp = way.dp, s.train.layout.fsdp = way.group;
+      s.train.layout.sp = sequence;
+      s.train.recompute = sequence ? Recompute::full : Recompute::selective;
+      s.train.loss_chunk_tokens = sequence ? 9 : 0;
+      s.train.micro_batch_tokens = round_up(g.longest_sequence(), way.tp);
+      check_training(g, train(g, s));
     }
 }
 

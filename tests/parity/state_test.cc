@@ -32,7 +32,7 @@ std::string hash_of(const CpuBackend& backend, const std::vector<std::string>& n
 
 std::vector<std::string> state_names(const ModelSpec& model, int world) {
   std::vector<std::string> out;
-  for (const ShardedUnit& u : fsdp_units(model, world, 0))
+  for (const ShardedUnit& u : train_units(model, 1, world, 0))
     for (const char* what : {"shard", "exp_avg", "exp_avg_sq"}) out.push_back(fmt::format("train.{}.{}", u.name, what));
   return out;
 }
@@ -268,7 +268,7 @@ std::vector<float> values(std::span<const std::byte> bytes, DType dtype) {
 /// Element by element, by the layout's own words: rollout buffer = pieces of the (one-rank) training parameters, cast.
 std::string compare_weights(const CpuBackend& backend, const Scenario& s) {
   std::map<std::string, std::pair<std::vector<float>, UnitParam>> trained;
-  for (const ShardedUnit& u : fsdp_units(s.model, 1, 0)) {
+  for (const ShardedUnit& u : train_units(s.model, 1, 1, 0)) {
     const std::vector<float> shard = values(backend.peek("train." + u.name + ".shard"), DType::f32);
     for (const UnitParam& p : u.params)
       trained[p.parameter] = {

@@ -24,7 +24,7 @@ namespace {
 
 std::string state_hash(const CpuBackend& backend, const ModelSpec& model, int world) {
   Hasher h;
-  for (const ShardedUnit& u : fsdp_units(model, world, 0))
+  for (const ShardedUnit& u : train_units(model, 1, world, 0))
     for (const char* what : {"shard", "exp_avg", "exp_avg_sq"}) {
       const auto bytes = backend.peek(fmt::format("train.{}.{}", u.name, what));
       if (bytes.empty()) return "asleep";

@@ -470,7 +470,7 @@ TEST_CASE(
     const std::string engine = way.engine;
     const std::int64_t shards = engine == "ddp" ? 1 : way.group > 0 ? way.group : 4, micro_batches = 3;
     std::int64_t root = 0, layers = 0, padding = 0;
-    for (const ShardedUnit& u : fsdp_units(s.model, shards, 0)) {
+    for (const ShardedUnit& u : train_units(s.model, 1, shards, 0)) {
       (u.layer < 0 ? root : layers) += shards * u.shard_elements;
       padding += u.padding_elements;
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -71,6 +72,52 @@ void token_logprobs(KernelContext& ctx, Logits logits, const std::int32_t* targe
   });
 }
 
+void vocab_stats(KernelContext& ctx, Logits logits, const std::int32_t* targets, float temperature, VocabStats* stats,
+                 std::int64_t T) {
+  HB_CHECK(temperature > 0.0f, "temperature {}", temperature);
+  const float inv = 1.0f / temperature;
+  parallel_for(ctx, T, rows_grain(8 * logits.vocab), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (targets[t] < 0 || logits.vocab <= 0) {
+        stats[t] = {targets[t] < 0 ? 0.0f : std::numeric_limits<float>::lowest(), 0.0f, 0.0f, 0.0f};
+        continue;
+      }
+      const float* x = logits.data + t * logits.ld;
+      const float m = row_max(x, logits.vocab);
+      const ExpSums sums = exp_sums<true>(x, logits.vocab, m, inv);
+      const std::int64_t target = targets[t] - logits.first;
+      stats[t] = {m, static_cast<float>(sums.sum), static_cast<float>(sums.weighted),
+                  target >= 0 && target < logits.vocab ? x[target] : 0.0f};
+    }
+  });
+}
+
+void merge_vocab_stats(KernelContext&, const VocabStats* stats, std::int64_t parts, const std::int32_t* targets,
+                       float temperature, float* logp, float* lse, float* entropy, std::int64_t T) {
+  const double inv = 1.0 / temperature;
+  for (std::int64_t t = 0; t < T; ++t) {
+    logp[t] = lse[t] = entropy[t] = 0.0f;
+    if (targets[t] < 0) continue;
+    const auto part = [&](std::int64_t p) -> const VocabStats& { return stats[p * T + t]; };
+    float m = part(0).max, target = part(0).target;
+    for (std::int64_t p = 1; p < parts; ++p) {
+      m = max_or_nan(m, part(p).max);
+      target += part(p).target;
+    }
+    double sum = 0.0, weighted = 0.0;
+    for (std::int64_t p = 0; p < parts; ++p) {
+      if (part(p).sum == 0.0f) continue;  // no ids
+      const double below = (static_cast<double>(part(p).max) - m) * inv, share = std::exp(below);
+      sum += share * part(p).sum;
+      weighted += share * (part(p).weighted + below * part(p).sum);
+    }
+    const double log_sum = std::log(sum);
+    logp[t] = static_cast<float>((static_cast<double>(target) - m) * inv - log_sum);
+    lse[t] = static_cast<float>(m * inv + log_sum);
+    entropy[t] = static_cast<float>(log_sum - weighted / sum);
+  }
+}
+
 void token_logprobs_backward(KernelContext& ctx, Logits logits, const std::int32_t* targets, float temperature,
                              const float* lse, const float* dlogp, Matrix dlogits, std::int64_t width, std::int64_t T) {
   HB_CHECK(temperature > 0.0f && width >= logits.vocab, "temperature {}, width {} of vocabulary {}", temperature, width,
@@ -87,11 +134,13 @@ void token_logprobs_backward(KernelContext& ctx, Logits logits, const std::int32
           continue;
         }
         const float* x = logits.data + t * logits.ld;
-        const float at_target = g - g * std::exp(x[targets[t]] * inv - lse[t]);
+        const std::int64_t target = targets[t] - logits.first;
+        const bool here = target >= 0 && target < logits.vocab;
+        const float at_target = here ? g - g * std::exp(x[target] * inv - lse[t]) : 0.0f;
         const float shift = lse[t];
         for_vectors(logits.vocab, [&](std::int64_t j, auto ld, auto st)
                                       HB_FORCE_INLINE { st(d + j, exp(ld(x + j) * inv - shift) * -g); });
-        d[targets[t]] = from_f32<E>(at_target);
+        if (here) d[target] = from_f32<E>(at_target);
         std::fill_n(d + logits.vocab, width - logits.vocab, E{});
       }
     });

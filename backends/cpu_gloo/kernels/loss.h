@@ -4,11 +4,12 @@
 
 namespace hotbunk::kernels {
 
-/// fp32 logits[T, ld], of which the first `vocab` columns are real tokens.
+/// fp32 logits[T, ld], of which the first `vocab` columns are real tokens: ids first … first + vocab − 1.
 struct Logits {
   const float* data = nullptr;
   std::int64_t ld = 0;
   std::int64_t vocab = 0;
+  std::int64_t first = 0;  // 0 where the whole vocabulary is there
 };
 
 /// With z = logits/temperature:  lse[t] = log Σ_j exp z[t,j];  logp[t] = z[t, target[t]] − lse[t];
@@ -17,8 +18,24 @@ struct Logits {
 void token_logprobs(KernelContext&, Logits, const std::int32_t* targets, float temperature, float* logp, float* lse,
                     float* entropy, std::int64_t T);
 
+/// What a part of the vocabulary adds to a row's log-prob; zeros in ignored rows.
+struct VocabStats {
+  float max;       // of its logits; the lowest number there is where it has none
+  float sum;       // Σ_j exp((x_j − max)/temperature)
+  float weighted;  // Σ_j of that times (x_j − max)/temperature
+  float target;    // the target's logit; 0 where another part has it
+};
+static_assert(sizeof(VocabStats) == 4 * sizeof(float));
+/// stats[T] of these logits.
+void vocab_stats(KernelContext&, Logits, const std::int32_t* targets, float temperature, VocabStats* stats,
+                 std::int64_t T);
+/// token_logprobs from the stats[parts, T] of all parts of the vocabulary, in their order.
+void merge_vocab_stats(KernelContext&, const VocabStats* stats, std::int64_t parts, const std::int32_t* targets,
+                       float temperature, float* logp, float* lse, float* entropy, std::int64_t T);
+
 /// dlogits[t,j] = dlogp[t]/temperature · (1[j = target[t]] − softmax(z)_j); zeros in ignored rows and in columns
-/// [vocab, width). dlogits: [T, width] fp32 or bf16; fp32 may be the logits themselves (in place).
+/// [vocab, width). `lse` is over the whole vocabulary, also where the logits are a part of it. dlogits: [T, width] fp32
+/// or bf16; fp32 may be the logits themselves (in place).
 void token_logprobs_backward(KernelContext&, Logits, const std::int32_t* targets, float temperature, const float* lse,
                              const float* dlogp, Matrix dlogits, std::int64_t width, std::int64_t T);
 

@@ -1,0 +1,182 @@
+#include "lowering/packed_model.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace hotbunk {
+
+/// Writes with a unit's parameters and gradients, under the name of a layer.
+class PackedModel::Emits : public BackwardEmitter {
+ public:
+  Emits(const PackedModel& m, const WholeUnit& w, const WholeUnit* dw, std::string prefix, std::string suffix = "")
+      : m_(m), w_(w), dw_(dw), prefix_(std::move(prefix)), suffix_(std::move(suffix)) {}
+
+  Tensor make(const std::string& name, DType dtype, std::initializer_list<Dim> shape) override {
+    return m_.b_.transient(prefix_ + name + suffix_, dtype, shape, Category::activations);
+  }
+  Op& emit(OpKind kind, StreamId stream, const std::string& name, std::vector<Tensor> in,
+           std::vector<Tensor> out) override {
+    return m_.b_.emit(kind, stream, prefix_ + name + suffix_, std::move(in), std::move(out));
+  }
+  Tensor weight(const Weight& w) override { return w_.tensor(m_.b_, w.first, w.last); }
+  Tensor gradient(const Weight& w) override { return dw_->tensor(m_.b_, w.first, w.last); }
+  Tensor ids() override { return m_.feeds_.ids; }
+  Tensor positions() override { return m_.feeds_.positions; }
+  Tensor attend(const Sharding& s, const std::string& name, const Tensor& qkv, const Tensor& attended) override {
+    const Tensor lse = make("lse", DType::f32, {s.tokens, fixed(s.heads())});
+    with_heads(emit(OpKind::attention, streams::compute, name, {qkv, m_.feeds_.cu_seqlens}, {attended, lse}), s);
+    return lse;
+  }
+  void attend_backward(const Sharding& s, const std::string& name, const Tensor& d_attended, const Tensor& qkv,
+                       const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) override {
+    with_heads(emit(OpKind::attention_backward, streams::compute, name,
+                    {d_attended, qkv, attended, lse, m_.feeds_.cu_seqlens}, {d_qkv}),
+               s);
+  }
+
+ private:
+  const PackedModel& m_;
+  const WholeUnit &w_, *dw_;
+  std::string prefix_, suffix_;
+};
+
+PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefix, TokenFeeds feeds)
+    : scenario_(s),
+      b_(b),
+      prefix_(std::move(prefix)),
+      feeds_(feeds),
+      sharding_{s.model,
+                s.train.precision.params,
+                tokens(s.train.micro_batch_tokens),
+                {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
+                 s.train.layout.sp ? sequence_extent : fixed_extent}},
+      embedding_(decoder_embedding()),
+      first_(decoder_layer(s.model, true)),
+      rest_(decoder_layer(s.model, false)),
+      end_(decoder_end()) {}
+
+std::string PackedModel::layer_name(int layer) const { return fmt::format("{}layers.{}.", prefix_, layer); }
+
+namespace {
+
+Tensor& at(Values& values, ValueId id) { return values[static_cast<std::size_t>(id)]; }
+
+Values only(const Values& values, const std::vector<ValueId>& ids) {
+  Values out(values.size());
+  for (ValueId id : ids) at(out, id) = values[static_cast<std::size_t>(id)];
+  return out;
+}
+
+/// Those that are there, in this order, as a call's inputs.
+std::vector<Input> inputs_of(std::vector<Input> first, const Values& values, const std::vector<ValueId>& ids) {
+  for (ValueId id : ids)
+    if (is_there(values, id)) first.emplace_back(values[static_cast<std::size_t>(id)]);
+  return first;
+}
+
+/// A layer as it goes forward.
+struct WentForward {
+  PackedModel::Stream out;
+  Values kept;
+  template <class F>
+  friend void each_tensor(WentForward& f, F&& visit) {
+    visit(f.out.h), visit(f.out.z);
+    each_tensor(f.kept, visit);
+  }
+};
+
+}  // namespace
+
+PackedModel::Stream PackedModel::embed(const WholeUnit& root) {
+  b_.begin_call(prefix_ + "embed", prefix_);
+  Emits emits(*this, root, nullptr, prefix_);
+  Values values;
+  emit_forward(embedding_.forward, sharding_, emits, values);
+  return {at(values, embedding_.embedded), {}};
+}
+
+PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, const Stream& in, Values& kept) {
+  std::vector<Input> inputs = {w.buffer, in.h};
+  if (in.z.buffer >= 0) inputs.emplace_back(in.z);
+  auto went = b_.call(prefix_ + "layer.forward", w.unit->kind, layer_name(layer), std::move(inputs), [&] {
+    const DecoderLayer& l = layer_at(layer);
+    Values values(l.forward.values().size());
+    at(values, l.in.h) = in.h, at(values, l.in.z) = in.z;
+    Emits emits(*this, w, nullptr, layer_name(layer));
+    emit_forward(l.forward, sharding_, emits, values);
+    return WentForward{{at(values, l.out.h), at(values, l.out.z)},
+                       only(values, kept_values(l.forward, scenario_.train.recompute, l.x))};
+  });
+  kept = std::move(went.kept);
+  return went.out;
+}
+
+void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
+  const Recompute which = scenario_.train.recompute;
+  if (which == Recompute::none) return;
+  const DecoderLayer& l = layer_at(layer);
+  const std::vector<ValueId> reads = read_by_backward(l.forward);
+  kept = b_.call(prefix_ + "layer.recompute", w.unit->kind, layer_name(layer),
+                 inputs_of({w.buffer}, kept, kept_values(l.forward, which, l.x)), [&] {
+                   Values values = kept;
+                   Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
+                   emit_forward(l.forward, sharding_, emits, values, &reads);
+                   return values;
+                 });
+}
+
+void PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer, const Values& values,
+                                 const Tensor& gradient, bool accumulate) {
+  const DecoderLayer& l = layer_at(layer);
+  b_.call(prefix_ + "layer.backward", w.unit->kind, layer_name(layer),
+          inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward)), [&] {
+            Values gradients(l.forward.values().size());
+            at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
+            Emits emits(*this, w, &dw, layer_name(layer));
+            emit_backward(l.forward, sharding_, emits, values, gradients, accumulate);
+          });
+}
+
+Values PackedModel::end(const WholeUnit& root, const Stream& in) {
+  b_.begin_call(prefix_ + "final_norm", prefix_);
+  Values values(end_.forward.values().size());
+  at(values, end_.in.h) = in.h, at(values, end_.in.z) = in.z;
+  Emits emits(*this, root, nullptr, prefix_);
+  emit_forward(end_.forward, sharding_, emits, values);
+  return values;
+}
+
+Tensor PackedModel::normed(const WholeUnit& root, const Values& values) {
+  Emits emits(*this, root, nullptr, prefix_);
+  return all_tokens(emits, sharding_, "final_normed", values[static_cast<std::size_t>(end_.normed)]);
+}
+
+Tensor PackedModel::make_d_normed(const WholeUnit& root) {
+  Emits emits(*this, root, nullptr, prefix_);
+  return emits.make("d_final_normed.summands", sharding_.compute, {sharding_.tokens, fixed(scenario_.model.hidden)});
+}
+
+Tensor PackedModel::end_backward(const WholeUnit& root, const WholeUnit& dw, const Values& values,
+                                 const Tensor& summands, bool accumulate) {
+  b_.begin_call(prefix_ + "final_norm.backward", prefix_);
+  Emits emits(*this, root, &dw, prefix_);
+  Tensor d_normed = summands;
+  if (sharding_.tp.cuts_tokens())
+    d_normed =
+        emits.make("d_final_normed", sharding_.compute, {sharding_.stream_tokens(), fixed(scenario_.model.hidden)});
+  sum_into_stream(emits, sharding_, "lm_head.dgrad", summands, d_normed);
+  Values gradients(end_.forward.values().size());
+  at(gradients, end_.normed) = d_normed;
+  emit_backward(end_.forward, sharding_, emits, values, gradients, accumulate);
+  return at(gradients, end_.in.h);
+}
+
+void PackedModel::embedding_backward(const WholeUnit& root, const WholeUnit& dw, const Tensor& gradient) {
+  Values gradients(embedding_.forward.values().size());
+  at(gradients, embedding_.embedded) = gradient;
+  Emits emits(*this, root, &dw, prefix_);
+  emit_backward(embedding_.forward, sharding_, emits, {}, gradients, true);
+}
+
+}  // namespace hotbunk

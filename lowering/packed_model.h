@@ -1,0 +1,66 @@
+// The model over one micro-batch of packed sequences, forward and explicit backward, as calls: its family's forward
+// (model/) by the rules of shard/, over the units that training has whole.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "lowering/train_state.h"
+#include "model/decoder.h"
+#include "shard/rules.h"
+
+namespace hotbunk {
+
+/// What arrives with every micro-batch.
+struct TokenFeeds {
+  Tensor ids, positions, cu_seqlens;
+};
+
+class PackedModel {
+ public:
+  PackedModel(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds);
+
+  /// The residual stream between layers (model/decoder.h); z without a buffer: there is only h.
+  struct Stream {
+    Tensor h, z;
+  };
+
+  Stream embed(const WholeUnit& root);
+  /// `kept`: what train.recompute lets stand until the layer's backward.
+  Stream layer_forward(const WholeUnit&, int layer, const Stream& in, Values& kept);
+  /// Computes again what of the layer was not kept and its backward reads; nothing with recompute: none.
+  void recompute(const WholeUnit&, int layer, Values& kept);
+  /// `gradient` [T,H] is that of the layer's output and then of its input. Writes the unit's gradients.
+  void layer_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const Values&, const Tensor& gradient,
+                      bool accumulate);
+
+  /// The norm in front of the head, and its result [T,H].
+  Values end(const WholeUnit& root, const Stream&);
+  Tensor normed(const WholeUnit& root, const Values& end);
+  /// Where the head's backward leaves the gradient of normed() [T,H], on each rank of a tensor-parallel group what its
+  /// part of the vocabulary adds.
+  Tensor make_d_normed(const WholeUnit& root);
+  /// The gradient of the stream, from what make_d_normed() made.
+  Tensor end_backward(const WholeUnit& root, const WholeUnit& gradients, const Values& end, const Tensor& d_normed,
+                      bool accumulate);
+  /// Adds to the gradient of the table what is there.
+  void embedding_backward(const WholeUnit& root, const WholeUnit& gradients, const Tensor& gradient);
+
+  Dim T() const { return sharding_.tokens; }
+  const Sharding& sharding() const { return sharding_; }
+
+ private:
+  class Emits;
+  const DecoderLayer& layer_at(int layer) const { return layer == 0 ? first_ : rest_; }
+  std::string layer_name(int layer) const;
+
+  const Scenario& scenario_;
+  ProgramBuilder& b_;
+  std::string prefix_;
+  TokenFeeds feeds_;
+  Sharding sharding_;
+  DecoderEmbedding embedding_;
+  DecoderLayer first_, rest_;
+  DecoderEnd end_;
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,86 @@
+// A piece of a model as one rank computes it that has all of it: ops over logical tensors, with the roles of the
+// parameters that they take. It knows no rank, no shard, no collective and no backward: those follow by the rules of
+// shard/, so that a family of models is written down once, whoever trains or serves it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graph/op.h"
+#include "spec/model.h"
+
+namespace hotbunk {
+
+/// What a row of a logical tensor counts. Every tensor of a forward has a row for each token.
+enum class Width : std::uint8_t {
+  one,       // a number
+  hidden,    // the residual stream
+  qkv,       // query heads, key heads, value heads
+  attended,  // query heads
+  heads,     // a number for each query head
+  qk_heads,  // a number for each query head and each key head
+  gate_up,   // twice the MLP's inner width
+  inner,
+};
+
+struct Value {
+  std::string name;
+  Width width = Width::hidden;
+  bool statistic = false;  // fp32, whatever is computed in
+};
+using ValueId = std::int32_t;  // index into Forward::values()
+
+/// Parameters of a unit from one role to another, which lie side by side, as one matrix or vector: q_proj … v_proj.
+struct Weight {
+  ParamRole first{}, last{};
+  explicit(false) Weight(ParamRole role) : first(role), last(role) {}
+  Weight(ParamRole from, ParamRole to) : first(from), last(to) {}
+};
+
+/// What kind an op is of says what its values are, as in the op catalogue, parameters and the caller's feeds aside:
+///   embedding   -> y
+///   rms_norm    x, (residual) -> normed, rstd, sum       without a residual the sum is x itself
+///   linear      x -> y
+///   qk_norm     x -> y, rstd
+///   rope        x -> x
+///   attention   x -> y, lse
+///   swiglu      x -> y
+struct ForwardOp {
+  OpKind kind{};
+  std::string name;
+  std::vector<ValueId> inputs;
+  std::vector<Weight> weights;
+  std::vector<ValueId> outputs;
+};
+
+class Forward {
+ public:
+  /// What the caller gives.
+  ValueId input(std::string name, Width);
+
+  ValueId embedding(std::string op, std::string out, Weight table);
+  struct Normed {
+    ValueId normed, sum;
+  };
+  Normed rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, std::string normed,
+                  std::string sum);
+  ValueId linear(std::string op, ValueId x, std::string out, Width, Weight matrix, std::optional<Weight> bias = {});
+  ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k);
+  /// In place.
+  ValueId rope(std::string op, ValueId x);
+  ValueId attention(std::string op, ValueId x, std::string out);
+  ValueId swiglu(std::string op, ValueId x, std::string out);
+
+  const std::vector<Value>& values() const { return values_; }
+  const Value& value(ValueId id) const { return values_[static_cast<std::size_t>(id)]; }
+  const std::vector<ForwardOp>& ops() const { return ops_; }
+
+ private:
+  ValueId make(std::string name, Width, bool statistic = false);
+
+  std::vector<Value> values_;
+  std::vector<ForwardOp> ops_;
+};
+
+}  // namespace hotbunk

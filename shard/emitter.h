@@ -1,0 +1,44 @@
+// What the rules of shard/ write with: whoever lowers says where tensors and parameters are.
+#pragma once
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "graph/op.h"
+#include "model/forward.h"
+
+namespace hotbunk {
+
+struct Sharding;  // tensor_parallel.h
+
+class Emitter {
+ public:
+  Emitter() = default;
+  Emitter(const Emitter&) = delete;
+  Emitter& operator=(const Emitter&) = delete;
+  virtual ~Emitter() = default;
+
+  /// A tensor that lives as long as it is used. Names count from where the piece stands in the model.
+  virtual Tensor make(const std::string& name, DType, std::initializer_list<Dim> shape) = 0;
+  virtual Op& emit(OpKind, StreamId, const std::string& name, std::vector<Tensor> inputs,
+                   std::vector<Tensor> outputs) = 0;
+  /// This rank's part of parameters as a matrix [rows, cols] or, of 1-D parameters, a vector.
+  virtual Tensor weight(const Weight&) = 0;
+
+  /// Feeds: token ids and positions, [T] int32.
+  virtual Tensor ids() = 0;
+  virtual Tensor positions() = 0;
+  /// Attention over packed sequences, or over what an engine keeps of earlier tokens. Returns the log-sum-exps [T,a]
+  /// where a backward will read them.
+  virtual Tensor attend(const Sharding&, const std::string& name, const Tensor& qkv, const Tensor& attended) = 0;
+};
+
+class BackwardEmitter : public Emitter {
+ public:
+  /// Where the gradients of parameters go.
+  virtual Tensor gradient(const Weight&) = 0;
+  virtual void attend_backward(const Sharding&, const std::string& name, const Tensor& d_attended, const Tensor& qkv,
+                               const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) = 0;
+};
+
+}  // namespace hotbunk

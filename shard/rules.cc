@@ -1,0 +1,294 @@
+#include "shard/rules.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/check.h"
+
+namespace hotbunk {
+namespace {
+
+/// The sum that a norm is of.
+ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
+
+/// What an op's backward reads of its inputs and results.
+std::vector<ValueId> reads_of_backward(const ForwardOp& op) {
+  switch (op.kind) {
+    case OpKind::rms_norm:
+      return {sum_of(op), op.outputs[1]};
+    case OpKind::linear:
+    case OpKind::swiglu:
+      return {op.inputs[0]};
+    case OpKind::qk_norm:
+      return {op.inputs[0], op.outputs[1]};
+    case OpKind::attention:
+      return {op.inputs[0], op.outputs[0], op.outputs[1]};
+    default:
+      return {};  // embedding and rope read what is fed
+  }
+}
+
+/// Elementwise, or nearly so: cheap to compute again.
+bool is_elementwise(OpKind k) { return k == OpKind::rms_norm || k == OpKind::swiglu; }
+
+class ForwardWriter {
+ public:
+  ForwardWriter(const Forward& f, const Sharding& s, Emitter& to, Values& values)
+      : f_(f), s_(s), to_(to), values_(values) {}
+
+  void write(const ForwardOp& op) {
+    switch (op.kind) {
+      case OpKind::embedding: {
+        const Tensor y = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, y);
+        with_vocabulary(to_.emit(op.kind, compute_stream, op.name, {to_.weight(op.weights[0]), to_.ids()}, {found}),
+                        s_);
+        return sum_into_stream(to_, s_, op.name, found, y);
+      }
+      case OpKind::rms_norm:
+        return norm(op);
+      case OpKind::linear:
+        return linear(op);
+      case OpKind::qk_norm: {
+        Op& n = to_.emit(op.kind, compute_stream, op.name,
+                         {at(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1])},
+                         {make(op.outputs[0]), make(op.outputs[1])});
+        with(with_heads(n, s_), Attr::eps, s_.model.norm_eps);
+        return;
+      }
+      case OpKind::rope: {
+        const Tensor& x = at(op.inputs[0]);
+        with_rope(with_heads(to_.emit(op.kind, compute_stream, op.name, {x, to_.positions()}, {x}), s_), s_.model);
+        return;
+      }
+      case OpKind::attention:
+        values_[static_cast<std::size_t>(op.outputs[1])] =
+            to_.attend(s_, op.name, at(op.inputs[0]), make(op.outputs[0]));
+        return;
+      case OpKind::swiglu:
+        to_.emit(op.kind, compute_stream, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
+        return;
+      default:
+        HB_CHECK(false, "a forward has no {}", name_of(op.kind));
+    }
+  }
+
+ private:
+  static constexpr StreamId compute_stream = lead_stream;
+
+  const Tensor& at(ValueId id) const {
+    HB_CHECK(is_there(values_, id), "'{}' is not there", f_.value(id).name);
+    return values_[static_cast<std::size_t>(id)];
+  }
+
+  Tensor make(ValueId id) {
+    const Value& v = f_.value(id);
+    const DType dtype = v.statistic ? DType::f32 : s_.compute;
+    Tensor& t = values_[static_cast<std::size_t>(id)];
+    const Dim rows = s_.rows_of(v.width);
+    t = v.width == Width::one ? to_.make(v.name, dtype, {rows})
+                              : to_.make(v.name, dtype, {rows, {s_.width_of(v.width), fixed_extent, 0}});
+    return t;
+  }
+
+  void norm(const ForwardOp& op) {
+    const ValueId sum = sum_of(op);
+    const bool kept = is_there(values_, sum), adds = !kept && op.inputs.size() > 1;
+    if (!kept && !adds) values_[static_cast<std::size_t>(sum)] = at(op.inputs[0]);
+    std::vector<Tensor> inputs = {adds ? at(op.inputs[0]) : at(sum), to_.weight(op.weights[0])};
+    if (adds) inputs.push_back(at(op.inputs[1]));
+    std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
+    if (adds) outputs.push_back(make(sum));
+    with(to_.emit(op.kind, compute_stream, op.name, std::move(inputs), std::move(outputs)), Attr::eps,
+         s_.model.norm_eps);
+  }
+
+  void linear(const ForwardOp& op) {
+    const bool takes_stream = f_.value(op.inputs[0]).width == Width::hidden,
+               leaves_stream = f_.value(op.outputs[0]).width == Width::hidden;
+    const Tensor x = at(op.inputs[0]);
+    std::vector<Tensor> inputs = {takes_stream ? all_tokens(to_, s_, f_.value(op.inputs[0]).name, x) : x};
+    for (const Weight& w : op.weights) inputs.push_back(to_.weight(w));
+    const Tensor y = make(op.outputs[0]);
+    const Tensor found = leaves_stream ? make_summands(to_, s_, f_.value(op.outputs[0]).name, y) : y;
+    to_.emit(op.kind, compute_stream, op.name, std::move(inputs), {found});
+    if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
+  }
+
+  const Forward& f_;
+  const Sharding& s_;
+  Emitter& to_;
+  Values& values_;
+};
+
+class BackwardWriter {
+ public:
+  BackwardWriter(const Forward& f, const Sharding& s, BackwardEmitter& to, const Values& values, Values& gradients,
+                 bool accumulate)
+      : f_(f), s_(s), to_(to), values_(values), gradients_(gradients), accumulate_(accumulate ? 1 : 0) {
+    gradients_.resize(f.values().size());
+  }
+
+  void write(const ForwardOp& op) {
+    switch (op.kind) {
+      case OpKind::embedding: {
+        const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
+        with(with_vocabulary(
+                 emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}),
+                 s_),
+             Attr::accumulate, std::int64_t{1});
+        return;
+      }
+      case OpKind::rms_norm:
+        return norm(op);
+      case OpKind::linear:
+        return linear(op);
+      case OpKind::qk_norm: {
+        const Tensor d = gradient(op.outputs[0]);  // in place
+        Op& n =
+            emit(OpKind::qk_norm_backward, op.name + ".backward",
+                 {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
+                 {d, to_.gradient(op.weights[0]), to_.gradient(op.weights[1])});
+        with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_);
+        gradient_of(op.inputs[0]) = d;
+        return;
+      }
+      case OpKind::rope: {
+        const Tensor d = gradient(op.outputs[0]);
+        with_rope(with_heads(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_),
+                  s_.model);
+        return;
+      }
+      case OpKind::attention: {
+        const Tensor d = make(op.inputs[0]);
+        return to_.attend_backward(s_, op.name + ".backward", gradient(op.outputs[0]), value(op.inputs[0]),
+                                   value(op.outputs[0]), value(op.outputs[1]), d);
+      }
+      case OpKind::swiglu: {
+        const Tensor d = make(op.inputs[0]);
+        emit(OpKind::swiglu_backward, op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
+        return;
+      }
+      default:
+        HB_CHECK(false, "a forward has no {}", name_of(op.kind));
+    }
+  }
+
+ private:
+  Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
+    return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
+  }
+  const Tensor& value(ValueId id) const {
+    HB_CHECK(is_there(values_, id), "backward reads '{}', which is not there", f_.value(id).name);
+    return values_[static_cast<std::size_t>(id)];
+  }
+  Tensor& gradient_of(ValueId id) { return gradients_[static_cast<std::size_t>(id)]; }
+  Tensor gradient(ValueId id) const {
+    HB_CHECK(is_there(gradients_, id), "'{}' has no gradient", f_.value(id).name);
+    return gradients_[static_cast<std::size_t>(id)];
+  }
+  Tensor make(ValueId id) {
+    const Value& v = f_.value(id);
+    return gradient_of(id) =
+               to_.make("d_" + v.name, s_.compute, {s_.rows_of(v.width), {s_.width_of(v.width), fixed_extent, 0}});
+  }
+
+  void norm(const ForwardOp& op) {
+    const ValueId sum = sum_of(op);
+    const bool adds = is_there(gradients_, sum);
+    const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
+    const Tensor d_sum = adds ? gradient(sum) : make(sum);
+    Op& n = emit(OpKind::rms_norm_backward, op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
+                 {d_sum, to_.gradient(op.weights[0])});
+    with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_);
+    for (ValueId in : op.inputs) gradient_of(in) = d_sum;
+  }
+
+  void linear(const ForwardOp& op) {
+    const Value &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
+    const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
+    const Tensor dy =
+        leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
+    const auto of_weights = [&] {
+      const Tensor kept = value(op.inputs[0]);
+      const Tensor x = takes_stream ? all_tokens(to_, s_, in.name + ".again", kept) : kept;
+      std::vector<Tensor> outputs;
+      for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
+      with(emit(OpKind::linear_wgrad, op.name + ".wgrad", {dy, x}, std::move(outputs)), Attr::accumulate, accumulate_);
+    };
+    const auto of_input = [&] {
+      const Tensor dx = make(op.inputs[0]);
+      const Tensor found = takes_stream ? make_summands(to_, s_, "d_" + in.name, dx) : dx;
+      emit(OpKind::linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0])}, {found});
+      if (takes_stream) sum_into_stream(to_, s_, op.name + ".dgrad", found, dx);
+    };
+    // What a norm made is free before its gradient is there; but a sum over ranks is under way while the weights' turn
+    // is computed.
+    const bool weights_first = takes_stream && s_.tp.ranks == 1;
+    if (weights_first) of_weights();
+    of_input();
+    if (!weights_first) of_weights();
+  }
+
+  const Forward& f_;
+  const Sharding& s_;
+  BackwardEmitter& to_;
+  const Values& values_;
+  Values& gradients_;
+  std::int64_t accumulate_;
+};
+
+}  // namespace
+
+void emit_forward(const Forward& f, const Sharding& s, Emitter& to, Values& values, const std::vector<ValueId>* only) {
+  values.resize(f.values().size());
+  std::vector<bool> runs(f.ops().size(), only == nullptr);
+  if (only) {
+    std::set<ValueId> missing;
+    for (ValueId id : *only)
+      if (!is_there(values, id)) missing.insert(id);
+    for (std::size_t i = f.ops().size(); i-- > 0;) {
+      const ForwardOp& op = f.ops()[i];
+      if (op.inputs == op.outputs) {  // in place: whoever makes the tensor again does this again
+        runs[i] = missing.contains(op.outputs[0]);
+        continue;
+      }
+      runs[i] = std::ranges::any_of(op.outputs, [&](ValueId id) { return missing.contains(id); });
+      if (!runs[i]) continue;
+      for (ValueId id : op.outputs) missing.erase(id);
+      if (op.kind == OpKind::rms_norm && is_there(values, sum_of(op))) continue;  // from the sum
+      for (ValueId id : op.inputs)
+        if (!is_there(values, id)) missing.insert(id);
+    }
+  }
+  ForwardWriter writer(f, s, to, values);
+  for (std::size_t i = 0; i < f.ops().size(); ++i)
+    if (runs[i]) writer.write(f.ops()[i]);
+}
+
+std::vector<ValueId> read_by_backward(const Forward& f) {
+  std::vector<ValueId> out;
+  for (const ForwardOp& op : f.ops())
+    for (ValueId id : reads_of_backward(op))
+      if (!std::ranges::count(out, id)) out.push_back(id);
+  return out;
+}
+
+std::vector<ValueId> kept_values(const Forward& f, Recompute recompute, ValueId entry) {
+  if (recompute == Recompute::full) return {entry};
+  std::vector<ValueId> kept = read_by_backward(f);
+  if (recompute == Recompute::selective)
+    for (const ForwardOp& op : f.ops())
+      if (is_elementwise(op.kind))
+        std::erase_if(kept, [&](ValueId id) {
+          return std::ranges::count(op.outputs, id) && (op.kind != OpKind::rms_norm || id != sum_of(op));
+        });
+  return kept;
+}
+
+void emit_backward(const Forward& f, const Sharding& s, BackwardEmitter& to, const Values& values, Values& gradients,
+                   bool accumulate) {
+  BackwardWriter writer(f, s, to, values, gradients, accumulate);
+  for (std::size_t i = f.ops().size(); i-- > 0;) writer.write(f.ops()[i]);
+}
+
+}  // namespace hotbunk

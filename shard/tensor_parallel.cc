@@ -1,0 +1,81 @@
+#include "shard/tensor_parallel.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "layout/shard.h"
+
+namespace hotbunk {
+
+std::int64_t Sharding::heads() const { return model.heads / tp.ranks; }
+std::int64_t Sharding::kv_heads() const { return std::max<std::int64_t>(1, model.kv_heads / tp.ranks); }
+
+Dim Sharding::stream_tokens() const { return tp.cuts_tokens() ? Dim{tokens.size / tp.ranks, tp.tokens, 0} : tokens; }
+
+std::int64_t Sharding::width_of(Width width) const {
+  switch (width) {
+    case Width::one:
+      return 1;
+    case Width::hidden:
+      return model.hidden;
+    case Width::qkv:
+      return (heads() + 2 * kv_heads()) * model.head_dim;
+    case Width::attended:
+      return heads() * model.head_dim;
+    case Width::heads:
+      return heads();
+    case Width::qk_heads:
+      return heads() + kv_heads();
+    case Width::gate_up:
+      return 2 * (model.intermediate / tp.ranks);
+    case Width::inner:
+      return model.intermediate / tp.ranks;
+  }
+  HB_CHECK(false, "width {}", static_cast<int>(width));
+  return 0;
+}
+
+Op& with_heads(Op& op, const Sharding& s) {
+  with(with(op, Attr::heads, s.heads()), Attr::kv_heads, s.kv_heads());
+  return with(op, Attr::head_dim, s.model.head_dim);
+}
+
+Op& with_rope(Op& op, const ModelSpec& model) {
+  with(op, Attr::rope_theta, model.rope_theta);
+  if (model.rope_scaling) {
+    with(op, Attr::rope_factor, model.rope_scaling->factor);
+    with(op, Attr::rope_low, model.rope_scaling->low_freq_factor);
+    with(op, Attr::rope_high, model.rope_scaling->high_freq_factor);
+    with(op, Attr::rope_original, model.rope_scaling->original_max_position);
+  }
+  return op;
+}
+
+Op& with_vocabulary(Op& op, const Sharding& s) {
+  const std::int64_t rows = ceil_div(s.model.vocab, s.tp.ranks);
+  with(with(op, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, rows);
+  if (s.tp.ranks == 1) return op;
+  op.group = s.tp.group;  // each rank answers for its own rows
+  return with(with(op, Attr::vocab_stride, rows), Attr::vocab, s.model.vocab);
+}
+
+Tensor all_tokens(Emitter& to, const Sharding& s, const std::string& name, const Tensor& x) {
+  if (!s.tp.cuts_tokens()) return x;
+  const Tensor all = to.make(name + ".all", x.dtype, {s.tokens, x.shape[1]});
+  to.emit(OpKind::all_gather, s.tp.stream, name + ".all_gather", {x}, {all}).group = s.tp.group;
+  return all;
+}
+
+Tensor make_summands(Emitter& to, const Sharding& s, const std::string& name, const Tensor& stream) {
+  return s.tp.cuts_tokens() ? to.make(name + ".summands", stream.dtype, {s.tokens, stream.shape[1]}) : stream;
+}
+
+void sum_into_stream(Emitter& to, const Sharding& s, const std::string& op, const Tensor& summands,
+                     const Tensor& stream) {
+  if (s.tp.ranks == 1) return;
+  if (s.tp.cuts_tokens())
+    to.emit(OpKind::reduce_scatter, s.tp.stream, op + ".reduce_scatter", {summands}, {stream}).group = s.tp.group;
+  else to.emit(OpKind::all_reduce, s.tp.stream, op + ".all_reduce", {stream}, {stream}).group = s.tp.group;
+}
+
+}  // namespace hotbunk

@@ -1,0 +1,64 @@
+// Tensor parallelism: what of a logical tensor one rank of the group has, and the collectives between two such states.
+//
+//   whole     every rank all of it            the residual stream: h, normed
+//   tokens    every rank its part of the      the residual stream with sequence parallelism
+//             tokens
+//   columns   every rank its heads, or its    qkv, attended, gate_up, activated
+//             part of the MLP's inner width
+//   summands  every rank a summand            what o_proj, down_proj and a vocabulary's part leave
+//
+// A linear that is cut by rows takes all tokens, and its backward leaves summands; one that is cut by columns leaves
+// summands, and its backward takes the gradient of all tokens. Summands become the stream by an all-reduce, or with
+// sequence parallelism by a reduce-scatter; there an all-gather brings all tokens (Megatron-LM's g and g-bar).
+#pragma once
+#include <cstdint>
+
+#include "graph/op.h"
+#include "model/forward.h"
+#include "shard/emitter.h"
+
+namespace hotbunk {
+
+/// A group over which parameters are cut, and where its collectives run.
+struct TensorParallel {
+  std::int64_t ranks = 1;
+  GroupId group = -1;
+  StreamId stream = lead_stream;
+  ExtentId tokens = fixed_extent;  // sequence parallelism: the extent that says how many tokens one rank has
+  bool cuts_tokens() const { return tokens != fixed_extent; }
+};
+
+/// How one rank computes a piece: which part, in which dtype, over how many tokens.
+struct Sharding {
+  const ModelSpec& model;
+  DType compute = DType::f32;
+  Dim tokens;
+  TensorParallel tp;
+  std::int64_t heads() const;
+  std::int64_t kv_heads() const;  // k < ranks: neighbours hold the same one
+  /// Columns of a value on one rank.
+  std::int64_t width_of(Width) const;
+  /// Rows of the residual stream, and of what is computed of its rows by themselves.
+  Dim stream_tokens() const;
+  Dim rows_of(Width w) const { return w == Width::hidden || w == Width::one ? stream_tokens() : tokens; }
+};
+
+/// Adds heads, kv_heads and head_dim, as this rank has them, to an attention-like op.
+Op& with_heads(Op&, const Sharding&);
+/// Adds the rotary table's parameters.
+Op& with_rope(Op&, const ModelSpec&);
+/// Adds the part of the vocabulary that an embedding's table, or logits, answer for on this rank (graph/catalogue.h:
+/// vocab_rows).
+Op& with_vocabulary(Op&, const Sharding&);
+
+/// All tokens of rows of the residual stream [T/n,H], for an op that takes them all: the tensor itself where every rank
+/// has them.
+Tensor all_tokens(Emitter&, const Sharding&, const std::string& name, const Tensor&);
+
+/// Where an op leaves what `name` is on its way into the residual stream: in the stream's own tensor, or, with sequence
+/// parallelism, beside it: summands [T,H].
+Tensor make_summands(Emitter&, const Sharding&, const std::string& name, const Tensor& stream);
+/// They become the stream's tensor: summed, on every rank its rows. Nothing where there is one rank.
+void sum_into_stream(Emitter&, const Sharding&, const std::string& op, const Tensor& summands, const Tensor& stream);
+
+}  // namespace hotbunk
