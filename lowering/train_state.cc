@@ -290,8 +290,8 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
       Op& op = b.feed(b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
       op.name = p.parameter;
       Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
-      mine.piece.row_end = rows;
-      if (whole) mine.parts.rows = rows;
+      if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
+      if (whole && state.mesh().tensor == 1) mine.parts = {};
       mine.piece.offset = 0;  // of the view
       op.moves.push_back({logical(p), mine});
     }

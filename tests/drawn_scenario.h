@@ -42,7 +42,7 @@ inline std::string draw_scenario() {
           : fmt::format("{{gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: {}, device_memory_mib: {}}}",
                         world, one_of<std::string>({"0.25", "1", "64"}));
   const std::int64_t prompt = in(1, 8), response = in(1, 9), block = in(1, 5), longest = prompt + response;
-  const std::int64_t tokens = longest + in(0, 60);
+  const std::int64_t tokens = (longest + in(0, 60) + 23) / 24 * 24;  // of any tp a multiple
   const auto dtype = [] { return one_of<std::string>({"fp32", "bf16"}); };
   const auto state = [] { return in(0, 20) == 0 ? "bf16" : "fp32"; };  // gradients and optimizer: fp32 is what lowers
   const bool sft = in(0, 6) == 0, reference = coin(), old_logprobs = coin();
@@ -59,17 +59,23 @@ inline std::string draw_scenario() {
   }
   const std::int64_t level = in(1, 2), every = level == 1 || !rollout_sleeps ? in(1, 3) : 1;
   const std::int64_t samples = in(1, 4), mini_batches = coin() ? 1 : samples;
+  // What divides over an engine's ranks divides over fewer of them.
+  std::vector<std::int64_t> tensor{1, 1};
+  for (std::int64_t t = 2; t <= tp; ++t)
+    if (tp % t == 0) tensor.push_back(t);
+  const std::int64_t train_tp = one_of(tensor), data = world / train_tp;
+  const bool sequence = train_tp > 1 && coin();
   std::vector<std::int64_t> shard_groups{-1, -1};
-  for (std::int64_t g = 1; g <= world; ++g)
-    if (world % g == 0) shard_groups.push_back(g);
+  for (std::int64_t g = 1; g <= data; ++g)
+    if (data % g == 0) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp), cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, "
+      "train: {{engine: {}, layout: {{dp: {}, tp: {}, sp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), world, one_of(shard_groups), tokens,
-      one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1), coin() ? 0 : in(1, tokens + 3),
-      offload, dtype(), state(), state(), state());
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, yaml_bool(sequence),
+      one_of(shard_groups), tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
+      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "

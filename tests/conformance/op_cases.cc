@@ -239,6 +239,26 @@ void add_loss_and_optimizer(std::vector<OpCase>& out) {
                  {4},
                  softmax,
                  {}});
+  std::vector<std::pair<Attr, AttrValue>> part = softmax;
+  part.insert(part.end(),
+              {{Attr::vocab_begin, std::int64_t{0}}, {Attr::vocab_end, V}, {Attr::vocab_stride, std::int64_t{V}}});
+  out.push_back({OpKind::vocab_stats, {logits, targets, to_write("stats", f, {T, 4})}, {0, 1}, {2}, part, {}});
+  out.push_back({OpKind::log_prob_backward,
+                 {logits, {"lse", f, {T}, one}, targets, {"dlogp", f, {T}, wave}, to_write("dlogits", f, {T, V})},
+                 {0, 1, 2, 3},
+                 {4},
+                 part,
+                 {}});
+  out.push_back({OpKind::vocab_log_prob,
+                 {{"stats", f, {2, T, 4}, one},
+                  targets,
+                  to_write("logp", f, {T}),
+                  to_write("lse", f, {T}),
+                  to_write("entropy", f, {T})},
+                 {0, 1},
+                 {2, 3, 4},
+                 {{Attr::temperature, 1.0}},
+                 {}});
   out.push_back({OpKind::token_loss,
                  {{"new", f, {T}, wave},
                   {"old", f, {T}, wave},

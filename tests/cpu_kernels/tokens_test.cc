@@ -94,6 +94,46 @@ TEST_CASE("rope frequencies: theta powers, and llama3 scaling of long wavelength
   }
 }
 
+TEST_CASE("parts of a vocabulary add up to its log-probs, and their gradients are its columns") {
+  KernelContext ctx(2);
+  Random rng(59);
+  for (std::int64_t vocab : {1, 16, 333, 9001})
+    for (std::int64_t parts : {1, 2, 5}) {
+      CAPTURE(vocab, parts);
+      const std::int64_t T = 9, each = (vocab + parts - 1) / parts;
+      const float temperature = 0.7f;
+      const Tensor logits = Tensor::random(DType::f32, T, vocab, vocab, rng, 5.0);
+      std::vector<std::int32_t> targets;
+      for (std::int64_t t = 0; t < T; ++t) targets.push_back(t == 4 ? -1 : static_cast<std::int32_t>(rng.below(vocab)));
+      Tensor logp(DType::f32, 1, T), lse(DType::f32, 1, T), entropy(DType::f32, 1, T);
+      token_logprobs(ctx, {logits.f32(), vocab, vocab}, targets.data(), temperature, logp.f32(), lse.f32(),
+                     entropy.f32(), T);
+      const Tensor g = Tensor::random(DType::f32, 1, T, 0, rng);
+      Tensor d(DType::f32, T, vocab, vocab);
+      token_logprobs_backward(ctx, {logits.f32(), vocab, vocab}, targets.data(), temperature, lse.f32(), g.f32(),
+                              d.matrix(), vocab, T);
+      std::vector<VocabStats> stats(static_cast<std::size_t>(parts * T));
+      for (std::int64_t p = 0; p < parts; ++p) {
+        const std::int64_t begin = std::min(p * each, vocab), end = std::min(begin + each, vocab);
+        const Logits part{logits.f32() + begin, vocab, end - begin, begin};
+        vocab_stats(ctx, part, targets.data(), temperature, stats.data() + p * T, T);
+        Tensor d_part(DType::f32, T, each, each);
+        token_logprobs_backward(ctx, part, targets.data(), temperature, lse.f32(), g.f32(), d_part.matrix(), each, T);
+        check_close(
+            d_part, [&](auto t, auto j) { return begin + j < end ? d.at(t, begin + j) : 0.0; }, 1e-6);
+      }
+      Tensor merged_logp(DType::f32, 1, T), merged_lse(DType::f32, 1, T), merged_entropy(DType::f32, 1, T);
+      merge_vocab_stats(ctx, stats.data(), parts, targets.data(), temperature, merged_logp.f32(), merged_lse.f32(),
+                        merged_entropy.f32(), T);
+      check_close(
+          merged_logp, [&](auto, auto t) { return logp.at(0, t); }, 1e-6);
+      check_close(
+          merged_lse, [&](auto, auto t) { return lse.at(0, t); }, 1e-6);
+      check_close(
+          merged_entropy, [&](auto, auto t) { return entropy.at(0, t); }, 1e-5);
+    }
+}
+
 TEST_CASE("token log-probs, entropy and their gradient") {
   KernelContext ctx(2);
   Random rng(53);

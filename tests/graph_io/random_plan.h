@@ -210,7 +210,15 @@ class PlanMaker {
                  below(most),
                  below(most),
                  below(most),
-                 below(most)};
+                 below(most),
+                 {}};
+    if (!p.groups.empty() && below(3) == 0)
+      out.parts.within = {static_cast<GroupId>(below(static_cast<std::int64_t>(p.groups.size()))),
+                          static_cast<std::int32_t>(1 + below(100)),
+                          static_cast<std::int32_t>(1 + below(3)),
+                          below(most),
+                          below(most),
+                          below(most)};
     return out;
   }
 

@@ -161,18 +161,18 @@ bool equivalent(const Op& op, const std::vector<Op>& ops, std::size_t at, std::s
   // The last rows of a unit's parameters may be padding, which nothing is copied to.
   if (op.kind == OpKind::copy_boxes && what == "its first output an element shorter") {
     std::int64_t end = 0;
-    for (const Box& b : boxes_of(op, {0, 0, 0, 0}))
+    for (const Box& b : boxes_of(op, Places(16, 0)))
       end = std::max(end, b.dst_offset + (b.rows - 1) * b.dst_pitch + b.cols);
     return end < op.outputs[0].capacity_bytes() / size_of(op.outputs[0].dtype);
   }
-  // On two ranks of one engine all families are the same group.
-  if (op.kind == OpKind::embedding && what == "in another group") return true;
+  // Where all ranks are one engine's, or share each layer, all families are the same group.
+  if (op.has(Attr::vocab_stride) && what == "in another group") return true;
   // What a rank copies from its own part is no traffic, and under sleep_level=1 the bytes hold what slept.
   // state_test.cc shows who finds it: with sleep_level=2 the verifier, with sync.verify the run.
   if (op.kind != OpKind::peer_copy || what != "a move less") return false;
   Op last = op;
   last.moves = {op.moves.back()};
-  return payload_bytes(last, {}, {0, 0, 0}) == 0 && payload_bytes(last, {}, {1, 1, 1}) == 0;
+  return payload_bytes(last, {}, Places(16, 0)) == 0 && payload_bytes(last, {}, Places(16, 1)) == 0;
 }
 
 /// "" when the mutant survives; else who found it.
@@ -241,6 +241,13 @@ TEST_CASE("and so where parameters are whole, gradients are reduced once a step,
   const Scenario s = tiny_scenario(4, 1,
                                    {"steps=1", "train.engine=zero1", "train.layout.fsdp=2", "sync.verify=true",
                                     "train.precision.params=bf16", "model.num_hidden_layers=1"});
+  CHECK(run_cases(4, {{"mutants", s}}, mutants_of_phases({"load", "sync", "train"}, 25, 200)) == "");
+}
+
+TEST_CASE("and so where layers, and the tokens between them, are cut over ranks that share KV heads") {
+  const Scenario s = tiny_scenario(4, 2,
+                                   {"steps=1", "train.layout.dp=1", "train.layout.tp=4", "train.layout.sp=true",
+                                    "sync.verify=true", "train.precision.params=bf16", "model.num_hidden_layers=1"});
   CHECK(run_cases(4, {{"mutants", s}}, mutants_of_phases({"load", "sync", "train"}, 25, 200)) == "");
 }
 

@@ -87,6 +87,36 @@ TEST_CASE("and so with every way to share state among data ranks") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with tensor and sequence parallelism in training") {
+  struct Way {
+    const char* engine;
+    int group, dp, tp, rollout_tp;
+    const char* transport;
+  };
+  std::vector<Case> cases;
+  for (const Way way : {Way{"fsdp2", -1, 2, 2, 2, "ipc"},
+                        {"fsdp2", -1, 2, 2, 4, "collective"},
+                        {"fsdp2", -1, 1, 4, 1, "ipc"},
+                        {"fsdp2", 1, 2, 2, 2, "ipc"},
+                        {"zero1", -1, 2, 2, 2, "collective"},
+                        {"zero2", -1, 2, 2, 1, "ipc"},
+                        {"ddp", -1, 2, 2, 4, "ipc"},
+                        {"ddp", -1, 1, 4, 2, "collective"}})
+    for (const bool sequence : {false, true})
+      cases.push_back(
+          {fmt::format("{} groups of {}, dp {} tp {} sp {}, engines of {}, {}", way.engine, way.group, way.dp, way.tp,
+                       sequence, way.rollout_tp, way.transport),
+           tiny_scenario(4, way.rollout_tp,
+                         {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
+                          fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
+                          fmt::format("train.layout.sp={}", sequence), fmt::format("sync.transport={}", way.transport),
+                          "sync.verify=true", "train.loss_chunk_tokens=10", "train.recompute=selective",
+                          "train.precision.params=bf16", "algorithm.reference=true"}),
+           {},
+           {}});
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;
