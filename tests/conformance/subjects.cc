@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "backends/cpu_gloo/cpu_backend.h"
@@ -10,6 +12,10 @@
 #include "runtime/launch.h"
 #include "sim/sim_backend.h"
 #include "tests/conformance/subject.h"
+#ifdef HOTBUNK_CUDA
+#include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/fake/fake_driver.h"
+#endif
 
 namespace hotbunk::conformance {
 namespace {
@@ -77,14 +83,85 @@ class CpuGloo final : public Subject {
   Transport transport_;
 };
 
+#ifdef HOTBUNK_CUDA
+/// Ranks as threads of this process on one device.
+class Cuda : public Subject {
+ public:
+  bool has_values() const override { return true; }
+
+ protected:
+  static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,
+                                         const std::function<std::string(Process&)>& work) {
+    std::vector<std::string> out(static_cast<std::size_t>(ranks));
+    {
+      const auto context = std::make_shared<cuda::Context>(table);
+      const auto local = std::make_shared<cuda::LocalRanks>();
+      thread_ranks(ranks, [&](const LaunchEnv& env) {
+        std::vector<std::unique_ptr<cuda::CudaBackend>> kept;  // peers read their arenas until the world is left
+        cuda::CudaWorld world(context, local, env);
+        Process process{.ranks = {env.rank}, .backend = [&](Driver& driver) -> Backend& {
+                          cuda::CudaOptions options;
+                          options.check_order = true;
+                          options.scope = fmt::format("{}.", kept.size());
+                          return *kept.emplace_back(std::make_unique<cuda::CudaBackend>(world, driver, options));
+                        }};
+        out[static_cast<std::size_t>(env.rank)] = work(process);
+        world.leave();
+        return 0;
+      });
+    }
+    return out;
+  }
+};
+
+class CudaFake final : public Cuda {
+ public:
+  std::string name() const override { return "cuda on the driver's double"; }
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    static std::uint64_t seed = 0;
+    cuda::FakeDriver fake({.seed = ++seed});
+    std::vector<std::string> out = run_on(fake.table(), ranks, work);
+    // Every case is right or refused before the device sees it: what the double found is a fault of the backend.
+    for (const std::string& finding : fake.findings()) out.front() = "lost: " + finding;
+    return out;
+  }
+};
+
+class CudaDriver final : public Cuda {
+ public:
+  explicit CudaDriver(const cuda::Driver& table) : table_(table) {}
+  std::string name() const override { return "cuda"; }
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    return run_on(table_, ranks, work);
+  }
+
+ private:
+  const cuda::Driver table_;
+};
+#endif
+
 }  // namespace
 
 const std::vector<std::unique_ptr<Subject>>& subjects() {
   static const std::vector<std::unique_ptr<Subject>> all = [] {
     std::vector<std::unique_ptr<Subject>> list;
+#ifdef HOTBUNK_CUDA
+    if (const char* only = std::getenv("HOTBUNK_CONFORMANCE"); only != nullptr && only == std::string_view("cuda")) {
+      const auto driver = cuda::open_driver();
+      if (!driver) {
+        fmt::print(stderr, "skipped: {}\n", driver.error().front().message);
+        std::exit(4);  // CTest's SKIP_RETURN_CODE
+      }
+      list.push_back(std::make_unique<CudaDriver>(*driver));
+      return list;
+    }
+#endif
     list.push_back(std::make_unique<Simulator>());
     list.push_back(std::make_unique<CpuGloo>(Transport::shm));
     list.push_back(std::make_unique<CpuGloo>(Transport::gloo));
+#ifdef HOTBUNK_CUDA
+    list.push_back(std::make_unique<CudaFake>());
+#endif
     return list;
   }();
   return all;

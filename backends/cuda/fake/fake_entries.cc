@@ -29,10 +29,18 @@ struct FakeDriver::Entries {
   static CUresult call(const char* name, Body&& body) {
     FakeDriver* d = alive.load();
     if (d == nullptr) return CUDA_ERROR_DEINITIALIZED;
-    const std::lock_guard lock(d->mutex_);
+    std::unique_lock lock(d->mutex_);
     const std::int64_t nth = ++d->calls_[name];
     if (const auto entry = d->faults_.find(name); entry != d->faults_.end())
-      if (const auto fault = entry->second.find(nth); fault != entry->second.end()) return fault->second;
+      if (const auto fault = entry->second.find(nth); fault != entry->second.end()) {
+        ++d->faults_met_;
+        if (!fault->second.hangs) return fault->second.error;
+        ++d->hanging_;
+        d->gone_.wait(lock, [&] { return d->going_; });
+        --d->hanging_;
+        d->gone_.notify_all();
+        return CUDA_ERROR_DEINITIALIZED;
+      }
     if (d->sticky_ != CUDA_SUCCESS) return d->sticky_;
     return body(*d);
   }
@@ -118,8 +126,10 @@ struct FakeDriver::Entries {
     });
   }
   static CUresult granularity(std::size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
-    *bytes = std::size_t{2} << 20;
-    return CUDA_SUCCESS;
+    return call("cuMemGetAllocationGranularity", [&](auto& d) {
+      *bytes = static_cast<std::size_t>(d.options_.granularity_bytes);
+      return CUDA_SUCCESS;
+    });
   }
   static CUresult reserve(CUdeviceptr* out, std::size_t bytes, std::size_t, CUdeviceptr, unsigned long long) {
     return call("cuMemAddressReserve", [&](auto& d) { return d.reserve(out, bytes); });
@@ -151,13 +161,23 @@ struct FakeDriver::Entries {
     return call("cuMemFreeHost", [&](auto& d) { return d.host_free(p); });
   }
 
+  static CUresult host_register(void* p, std::size_t bytes, unsigned) {
+    return call("cuMemHostRegister", [&](auto& d) { return d.host_register(p, bytes); });
+  }
+  static CUresult host_unregister(void* p) {
+    return call("cuMemHostUnregister", [&](auto& d) { return d.host_unregister(p); });
+  }
+
   static std::uint64_t address(const void* p) { return reinterpret_cast<std::uint64_t>(p); }
   /// A copy or fill, checked when it runs: what was mapped when it was enqueued may be gone by then.
   static std::vector<Touch> copy(FakeDriver& d, CUdeviceptr to, CUdeviceptr from, std::size_t bytes, bool to_device,
                                  bool from_device) {
-    for (const auto& [device, at] : {std::pair{to_device, to}, std::pair{from_device, from}})
-      if (device)
-        if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
+    for (const auto& [device, at] : {std::pair{to_device, to}, std::pair{from_device, from}}) {
+      if (!device && !d.is_pinned(reinterpret_cast<const void*>(at), bytes))
+        throw RuntimeFailure(fmt::format("{:#x} of the host is no longer pinned when the copy runs", at));
+      if (!device) continue;
+      if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
+    }
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
     if (to_device) mark(d, to, bytes);
     return {{from, from + bytes, false}, {to, to + bytes, true}};
@@ -205,7 +225,9 @@ struct FakeDriver::Entries {
   static CUresult stream_create(CUstream* out, unsigned) {
     return call("cuStreamCreate", [&](auto& d) {
       const std::int64_t id = d.next_handle_++;
-      d.streams_[id].clock = d.host_;
+      Stream& s = d.streams_[id];
+      s.number = d.num_streams_++;
+      s.clock = d.host();
       *out = handle_of<CUstream>(id);
       return CUDA_SUCCESS;
     });
@@ -249,14 +271,47 @@ struct FakeDriver::Entries {
     });
   }
 
+  static CUresult event_query(CUevent e) {
+    return call("cuEventQuery", [&](auto& d) {
+      const auto it = d.events_.find(id_of(e));
+      if (it == d.events_.end()) return d.found("cuEventQuery: no such event");
+      if (it->second.done < it->second.issued) return CUDA_ERROR_NOT_READY;
+      merge(d.host(), it->second.clock);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult event_elapsed(float* milliseconds, CUevent from, CUevent to) {
+    return call("cuEventElapsedTime", [&](auto& d) {
+      const auto a = d.events_.find(id_of(from)), b = d.events_.find(id_of(to));
+      if (a == d.events_.end() || b == d.events_.end()) return d.found("cuEventElapsedTime: no such event");
+      if (a->second.issued == 0 || b->second.issued == 0) return CUDA_ERROR_INVALID_HANDLE;
+      if (a->second.done < a->second.issued || b->second.done < b->second.issued) return CUDA_ERROR_NOT_READY;
+      *milliseconds = static_cast<float>(static_cast<double>(b->second.done_ns - a->second.done_ns) * 1e-6);
+      return CUDA_SUCCESS;
+    });
+  }
+
+  static HostKnowledge host_knows() {
+    FakeDriver* d = alive.load();
+    if (d == nullptr) return {};
+    const std::lock_guard lock(d->mutex_);
+    return std::make_shared<Clock>(d->host());
+  }
+  static void host_learns(const HostKnowledge& known) {
+    FakeDriver* d = alive.load();
+    if (d == nullptr || known == nullptr) return;
+    const std::lock_guard lock(d->mutex_);
+    merge(d->host(), *static_cast<const Clock*>(known.get()));
+  }
+
   static CUresult library_load(CUlibrary* out, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*,
                                void**, unsigned) {
     return call("cuLibraryLoadData", [&](auto& d) {
       const std::int64_t id = d.next_handle_++;
       try {
         Library& l = d.libraries_[id];
-        l.module = ptx::parse(static_cast<const char*>(code));
-        l.machine = std::make_unique<ptx::Machine>(l.module, d.memory_);
+        l.module = d.options_.modules->parsed(static_cast<const char*>(code));
+        l.machine = std::make_unique<ptx::Machine>(*l.module, d.memory_);
       } catch (const ptx::UnknownPtx& e) {
         d.libraries_.erase(id);
         d.findings_.emplace_back(e.what());
@@ -275,7 +330,7 @@ struct FakeDriver::Entries {
     return call("cuLibraryGetKernel", [&](auto& d) {
       const auto it = d.libraries_.find(id_of(l));
       if (it == d.libraries_.end()) return d.found("cuLibraryGetKernel: no such library");
-      if (!it->second.module.kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
+      if (!it->second.module->kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
       const std::int64_t id = d.next_handle_++;
       d.kernels_[id] = {id_of(l), name};
       *out = handle_of<CUkernel>(id);
@@ -291,7 +346,7 @@ struct FakeDriver::Entries {
       const auto library = d.libraries_.find(kernel.library);
       if (library == d.libraries_.end())
         return d.found(fmt::format("cuLaunchKernel: the library of '{}' was unloaded", kernel.name));
-      const ptx::Kernel& k = library->second.module.kernels.find(kernel.name)->second;
+      const ptx::Kernel& k = library->second.module->kernels.find(kernel.name)->second;
       std::vector<std::byte> bytes(static_cast<std::size_t>(k.parameter_bytes));  // copied now, as a driver does
       for (std::size_t p = 0; p < k.parameters.size(); ++p)
         std::memcpy(bytes.data() + k.parameters[p].offset, parameters[p],
@@ -304,18 +359,35 @@ struct FakeDriver::Entries {
   }
 };
 
-FakeDriver::FakeDriver(FakeOptions options) : options_(options) {
+std::shared_ptr<const ptx::Module> PtxModules::parsed(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  auto& known = modules_[text];
+  if (!known) known = std::make_shared<const ptx::Module>(ptx::parse(text));
+  return known;
+}
+
+FakeDriver::FakeDriver(FakeOptions options) : options_(std::move(options)) {
   FakeDriver* none = nullptr;
   HB_CHECK(alive.compare_exchange_strong(none, this), "a driver double is alive already");
   memory_.watch();
 }
 
 FakeDriver::~FakeDriver() {
-  accesses_.clear();  // nobody is asked any more
+  {
+    std::unique_lock lock(mutex_);
+    going_ = true;
+    gone_.notify_all();
+    gone_.wait(lock, [&] { return hanging_ == 0; });
+  }
+  touched_.clear();  // nobody is asked any more
   while (!mappings_.empty()) unmap(mappings_.begin()->first, static_cast<std::size_t>(mappings_.begin()->second.bytes));
   while (!reserved_.empty())
     free_address(reserved_.begin()->first, static_cast<std::size_t>(reserved_.begin()->second));
-  while (!pinned_.empty()) host_free(reinterpret_cast<void*>(pinned_.begin()->first));
+  while (!pinned_.empty()) {
+    auto* const at = reinterpret_cast<void*>(pinned_.begin()->first);
+    if (pinned_.begin()->second.owned) host_free(at);
+    else host_unregister(at);
+  }
   for (auto& [handle, p] : physical_) p.released = true;
   while (!physical_.empty()) destroy_if_unused(physical_.begin()->first);
   alive.store(nullptr);
@@ -326,9 +398,29 @@ CUresult FakeDriver::found(std::string what) {
   return sticky_ = CUDA_ERROR_LAUNCH_FAILED;
 }
 
+std::vector<std::string> FakeDriver::findings() const {
+  const std::lock_guard lock(mutex_);
+  return findings_;
+}
+
+std::int64_t FakeDriver::faults_met() const {
+  const std::lock_guard lock(mutex_);
+  return faults_met_;
+}
+
+std::map<std::string, std::int64_t> FakeDriver::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
 void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
   const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = error;
+  faults_[entry][calls_[entry] + nth] = {error, false};
+}
+
+void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
+  const std::lock_guard lock(mutex_);
+  faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
 }
 
 std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
@@ -338,6 +430,14 @@ std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, 
   std::vector<Touch> out;
   for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
   return out;
+}
+
+bool FakeDriver::has_entry(const std::string& name) {
+#define HB_CUDA_NAMED(entry) \
+  if (name == #entry) return true;
+  HB_CUDA_ENTRIES(HB_CUDA_NAMED)
+#undef HB_CUDA_NAMED
+  return false;
 }
 
 Driver FakeDriver::table() const {
@@ -359,6 +459,14 @@ Driver FakeDriver::table() const {
   t.cuEventCreate = E::event_create, t.cuEventDestroy = E::event_destroy, t.cuEventRecord = E::event_record;
   t.cuEventSynchronize = E::event_synchronize, t.cuLibraryLoadData = E::library_load;
   t.cuLibraryUnload = E::library_unload, t.cuLibraryGetKernel = E::get_kernel, t.cuLaunchKernel = E::launch;
+  t.cuEventQuery = E::event_query;
+  t.cuEventElapsedTime = E::event_elapsed;
+  t.cuMemHostRegister = E::host_register;
+  t.cuMemHostUnregister = E::host_unregister;
+  t.host_knows = E::host_knows, t.host_learns = E::host_learns;
+#define HB_CUDA_IS_THERE(name) HB_CHECK(t.name != nullptr, "the double has no " #name);
+  HB_CUDA_ENTRIES(HB_CUDA_IS_THERE)
+#undef HB_CUDA_IS_THERE
   return t;
 }
 
