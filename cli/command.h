@@ -31,6 +31,7 @@ void add_logprobs(CommandLine&);
 void add_generate(CommandLine&);
 void add_explain(CommandLine&);
 void add_sweep(CommandLine&);
+void add_layout(CommandLine&);
 void add_validate(CommandLine&);
 void add_import(CommandLine&);
 void add_export(CommandLine&);

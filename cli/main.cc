@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   add_compare(line);
   add_explain(line);
   add_sweep(line);
+  add_layout(line);
   add_validate(line);
   add_import(line);
   add_export(line);

@@ -32,6 +32,7 @@ constexpr std::array kernel_files = {
     KernelFile{"embedding", "embedding_"},
     KernelFile{"loss", "log_prob"},
     KernelFile{"loss", "token_loss"},
+    KernelFile{"loss", "vocab_"},
     KernelFile{"loss", "sample"},
     KernelFile{"matmul", "matmul_nt_bf16_"},
     KernelFile{"matmul", "matmul_nn_bf16_"},

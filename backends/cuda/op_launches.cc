@@ -223,6 +223,10 @@ void run_embedding_backward(const CudaCall& c) {
 
 /// log_prob and sample: of one size, by the vocabulary alone, so that both sum in one order (P5).
 int vocabulary_threads(const CudaCall& c) { return row_threads(c.op.integer(Attr::vocab)); }
+/// All ids, or those of this rank's part of the vocabulary.
+Range ids(const CudaCall& c) {
+  return c.op.has(Attr::vocab_stride) ? vocab_rows(c.op, c.places) : Range{0, c.op.integer(Attr::vocab)};
+}
 float temperature(const CudaCall& c) { return static_cast<float>(c.op.real(Attr::temperature)); }
 
 void run_log_prob(const CudaCall& c) {
@@ -232,8 +236,18 @@ void run_log_prob(const CudaCall& c) {
 }
 void run_log_prob_backward(const CudaCall& c) {
   c.launch(named("log_prob_backward", out(c, 0).dtype), {extent(c, in(c, 0), 0)}, vocabulary_threads(c),
-           at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)),
-           narrow(c.op.integer(Attr::vocab)), extent(c, in(c, 0), 1), 1.0f / temperature(c));
+           at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), narrow(ids(c).begin),
+           narrow(ids(c).size()), extent(c, in(c, 0), 1), 1.0f / temperature(c));
+}
+void run_vocab_stats(const CudaCall& c) {
+  c.launch("vocab_stats", {extent(c, in(c, 0), 0)}, vocabulary_threads(c), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, out(c, 0)), narrow(ids(c).begin), narrow(ids(c).size()), extent(c, in(c, 0), 1),
+           1.0f / temperature(c));
+}
+void run_vocab_log_prob(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 1);
+  c.launch("vocab_log_prob", {blocks_of(T, head_threads)}, head_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, out(c, 0)), at(c, out(c, 1)), at(c, out(c, 2)), extent(c, in(c, 0), 0), T, 1.0f / temperature(c));
 }
 void run_token_loss(const CudaCall& c) {
   const bool sft = c.op.integer(Attr::sft) != 0, refers = !sft && c.op.integer(Attr::reference, 0) != 0;
@@ -296,6 +310,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::embedding, run_embedding},
                                       Registration{OpKind::embedding_backward, run_embedding_backward},
                                       Registration{OpKind::log_prob, run_log_prob},
+                                      Registration{OpKind::vocab_stats, run_vocab_stats},
+                                      Registration{OpKind::vocab_log_prob, run_vocab_log_prob},
                                       Registration{OpKind::log_prob_backward, run_log_prob_backward},
                                       Registration{OpKind::token_loss, run_token_loss},
                                       Registration{OpKind::sum_squares, run_sum_squares},

@@ -187,8 +187,8 @@ TEST_CASE("a row of a product does not depend on how many rows there are", "[ker
     Array<Bf16> a(d.memory, "a", std::vector<Bf16>(rows.begin(), rows.begin() + M * K));
     Array<float> c(d.memory, "c", static_cast<std::size_t>(M * N));
     const Bf16* none = nullptr;
-    d.run("matmul_nt_bf16_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(), b.begin(), none, c.begin(),
-          M, N, K, 0);
+    d.run("matmul_nt_bf16_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(), b.begin(), none,
+          c.begin(), M, N, K, 0);
     const std::vector<float> row(c.begin(), c.begin() + N);
     if (first.empty()) first = row;
     CHECK(row == first);
@@ -210,7 +210,7 @@ TEST_CASE("log-probabilities and their backward", "[kernels]") {
     d.run("log_prob", {T}, 64, logits.begin(), targets.begin(), logp.begin(), lse.begin(), entropy.begin(), V, V,
           inverse);
     d.run("log_prob_backward_f32", {T}, 64, logits.begin(), lse.begin(), targets.begin(), dlogp.begin(),
-          dlogits.begin(), V, V, inverse);
+          dlogits.begin(), 0, V, V, inverse);
     std::vector<double> wanted_logp(T), wanted_lse(T), wanted_entropy(T), wanted(T * v);
     for (std::size_t t = 0; t < T; ++t) {
       if (targets[t] < 0) continue;
@@ -230,6 +230,49 @@ TEST_CASE("log-probabilities and their backward", "[kernels]") {
     near(entropy.values(), wanted_entropy, 1e-5, 2e-6);
     near(dlogits.values(), wanted, 1e-5, 5e-6);
   }
+}
+
+TEST_CASE("parts of a vocabulary come to the whole one's log-probabilities", "[kernels]") {
+  Device d("loss");
+  const int V = 37, T = 4, each = 16, parts = 3;
+  const float inverse = 1.0f / 0.7f;
+  Draw draw(37);
+  const auto all = draw.numbers<float>(static_cast<std::size_t>(T * V), 20.0);
+  Array<float> logits(d.memory, "logits", all);
+  Array<std::int32_t> targets(d.memory, "targets", std::vector<std::int32_t>{0, -1, V - 1, V / 2});
+  Array<float> logp(d.memory, "logp", T), lse(d.memory, "lse", T), entropy(d.memory, "entropy", T),
+      dlogp(d.memory, "dlogp", draw.numbers<float>(T)), dlogits(d.memory, "dlogits", static_cast<std::size_t>(T * V));
+  d.run("log_prob", {T}, 64, logits.begin(), targets.begin(), logp.begin(), lse.begin(), entropy.begin(), V, V,
+        inverse);
+  d.run("log_prob_backward_f32", {T}, 64, logits.begin(), lse.begin(), targets.begin(), dlogp.begin(), dlogits.begin(),
+        0, V, V, inverse);
+  std::vector<float> stats;
+  for (int p = 0; p < parts; ++p) {
+    const int first = p * each, held = std::min(each, V - first);
+    std::vector<float> columns(static_cast<std::size_t>(T * each), 0.0f);
+    for (int t = 0; t < T; ++t)
+      for (int j = 0; j < held; ++j)
+        columns[static_cast<std::size_t>(t * each + j)] = all[static_cast<std::size_t>(t * V + first + j)];
+    Array<float> part(d.memory, "part", columns), of_part(d.memory, "stats", static_cast<std::size_t>(4 * T)),
+        d_part(d.memory, "dlogits of a part", static_cast<std::size_t>(T * each));
+    d.run("vocab_stats", {T}, 64, part.begin(), targets.begin(), of_part.begin(), first, held, each, inverse);
+    d.run("log_prob_backward_f32", {T}, 64, part.begin(), lse.begin(), targets.begin(), dlogp.begin(), d_part.begin(),
+          first, held, each, inverse);
+    const auto found = of_part.values();
+    stats.insert(stats.end(), found.begin(), found.end());
+    for (int t = 0; t < T; ++t)
+      for (int j = 0; j < each; ++j)
+        CHECK(d_part[static_cast<std::size_t>(t * each + j)] ==
+              (j < held ? dlogits[static_cast<std::size_t>(t * V + first + j)] : 0.0f));
+  }
+  Array<float> gathered(d.memory, "all stats", stats), logp2(d.memory, "logp", T), lse2(d.memory, "lse", T),
+      entropy2(d.memory, "entropy", T);
+  d.run("vocab_log_prob", {1}, 32, gathered.begin(), targets.begin(), logp2.begin(), lse2.begin(), entropy2.begin(),
+        parts, T, inverse);
+  const auto wide = [](const std::vector<float>& v) { return std::vector<double>(v.begin(), v.end()); };
+  near(logp2.values(), wide(logp.values()), 1e-6, 2e-6);
+  near(lse2.values(), wide(lse.values()), 1e-6, 1e-6);
+  near(entropy2.values(), wide(entropy.values()), 1e-5, 2e-6);
 }
 
 TEST_CASE("sum of squares and AdamW", "[kernels]") {

@@ -501,8 +501,8 @@ TEST_CASE("The demo's peak is the one derived in docs/memory.md") {
 }
 
 TEST_CASE("What is not lowered is refused with the reason") {
-  CHECK_THAT(why_not_lowered(tiny(4, 2, {"train.layout.dp=2", "train.layout.tp=2"})),
-             Catch::Contains("training parallelism other than dp"));
+  CHECK_THAT(why_not_lowered(tiny(4, 2, {"train.layout.dp=2", "train.layout.cp=2"})),
+             Catch::Contains("training parallelism other than dp and tp"));
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",

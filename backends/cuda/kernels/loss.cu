@@ -35,12 +35,13 @@ HB_DEVICE RowSums row_sums(At at, int V, float inverse_temperature) {
   return s;
 }
 
-/// dlogits = dlogp / temperature (onehot(target) - softmax) in the first V of `width` columns, zeros behind.
+/// dlogits = dlogp / temperature (onehot(target) - softmax) in the first V of `width` columns, zeros behind. The columns
+/// are the ids from `first` on; lse is over all ids.
 template <class E>
 HB_DEVICE void log_prob_backward(const float* logits, const float* lse, const int32_t* targets, const float* dlogp,
-                                 E* dlogits, int V, int width, float inverse_temperature) {
-  const int t = blockIdx.x, target = targets[t];
-  const float g = target < 0 ? 0.0f : dlogp[t] * inverse_temperature;
+                                 E* dlogits, int first, int V, int width, float inverse_temperature) {
+  const int t = blockIdx.x, target = targets[t] - first;
+  const float g = targets[t] < 0 ? 0.0f : dlogp[t] * inverse_temperature;
   const size_t row = size_t(t) * width;
   for (int j = threadIdx.x; j < width; j += blockDim.x) {
     float d = 0.0f;
@@ -75,14 +76,59 @@ extern "C" __global__ void log_prob(const float* logits, const int32_t* targets,
 }
 
 extern "C" __global__ void log_prob_backward_f32(const float* logits, const float* lse, const int32_t* targets,
-                                                 const float* dlogp, float* dlogits, int V, int width,
+                                                 const float* dlogp, float* dlogits, int first, int V, int width,
                                                  float inverse_temperature) {
-  log_prob_backward(logits, lse, targets, dlogp, dlogits, V, width, inverse_temperature);
+  log_prob_backward(logits, lse, targets, dlogp, dlogits, first, V, width, inverse_temperature);
 }
 extern "C" __global__ void log_prob_backward_bf16(const float* logits, const float* lse, const int32_t* targets,
-                                                  const float* dlogp, bf16* dlogits, int V, int width,
+                                                  const float* dlogp, bf16* dlogits, int first, int V, int width,
                                                   float inverse_temperature) {
-  log_prob_backward(logits, lse, targets, dlogp, dlogits, V, width, inverse_temperature);
+  log_prob_backward(logits, lse, targets, dlogp, dlogits, first, V, width, inverse_temperature);
+}
+
+/// What the ids first ... first + V - 1 add to a row's log-probability: stats[T,4] = largest logit, sum of e^x above it,
+/// that sum of e^x x, the target's logit (0 where it is another part's). Zeros where nothing is predicted.
+extern "C" __global__ void vocab_stats(const float* logits, const int32_t* targets, float* stats, int first, int V,
+                                       int width, float inverse_temperature) {
+  const int t = blockIdx.x, target = targets[t] - first;
+  float* out = stats + 4 * size_t(t);
+  if (targets[t] < 0 || V <= 0) {
+    if (threadIdx.x == 0) out[0] = targets[t] < 0 ? 0.0f : -3.402823466e38f, out[1] = out[2] = out[3] = 0.0f;
+    return;
+  }
+  const float* row = logits + size_t(t) * width;
+  const RowSums s = row_sums([&](int j) { return row[j]; }, V, inverse_temperature);
+  if (threadIdx.x == 0) {
+    out[0] = s.most, out[1] = float(s.sum), out[2] = float(s.weighted);
+    out[3] = target >= 0 && target < V ? row[target] : 0.0f;
+  }
+}
+
+/// log_prob of stats[parts,T,4], a thread per token.
+extern "C" __global__ void vocab_log_prob(const float* stats, const int32_t* targets, float* logp, float* lse,
+                                          float* entropy, int parts, int T, float inverse_temperature) {
+  const int t = blockIdx.x * blockDim.x + threadIdx.x;
+  if (t >= T) return;
+  logp[t] = lse[t] = entropy[t] = 0.0f;
+  if (targets[t] < 0) return;
+  float most = stats[4 * size_t(t)], target = 0.0f;
+  for (int p = 0; p < parts; ++p) {
+    const float* part = stats + 4 * (size_t(p) * T + t);
+    most = part[0] > most || isnan(part[0]) ? part[0] : most;
+    target += part[3];
+  }
+  double sum = 0, weighted = 0;
+  for (int p = 0; p < parts; ++p) {
+    const float* part = stats + 4 * (size_t(p) * T + t);
+    if (part[1] == 0.0f) continue;
+    const double below = (double(part[0]) - most) * inverse_temperature, share = exp(below);
+    sum += share * part[1];
+    weighted += share * (part[2] + below * part[1]);
+  }
+  const double log_sum = log(sum);
+  logp[t] = float((double(target) - most) * inverse_temperature - log_sum);
+  lse[t] = float(double(most) * inverse_temperature + log_sum);
+  entropy[t] = float(log_sum - weighted / sum);
 }
 
 /// The clipped surrogate with the k3 estimator of KL(new, ref), or -logp (sft): dlogp[T], and 9 sums into metrics

@@ -1,0 +1,244 @@
+// layout: which rank holds what, in training and in the engines, on which GPU.
+#include "layout/layout.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "base/json.h"
+#include "base/printable.h"
+#include "cli/command.h"
+#include "cli/streams.h"
+#include "layout/devices.h"
+#include "layout/rollout_weights.h"
+#include "layout/scenario_layout.h"
+#include "lowering/rollout.h"
+#include "spec/loader.h"
+#include "trace/text_table.h"
+
+namespace hotbunk {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr std::int64_t most_rows = 64;  // of the table; --json has every rank
+
+struct Options {
+  ScenarioOptions scenario;
+  std::int64_t rank = -1;
+};
+
+/// A scenario's two layouts and the place of every rank. Ranks of engines that have GPUs of their own come behind the
+/// trainer's.
+class Seats {
+ public:
+  Seats(const Scenario& s, TrainHoldings train, Layout engines)
+      : s_(s),
+        train_(std::move(train)),
+        engines_(std::move(engines)),
+        first_engine_rank_(s.placement == PlacementMode::disaggregated ? train_.dense().size() : 0) {}
+
+  std::int64_t ranks() const {
+    return std::max(train_.dense().size(), rolls_out() ? first_engine_rank_ + s_.rollout.layout.ranks() : 0);
+  }
+  bool rolls_out() const { return s_.algorithm.name != AlgorithmName::sft; }
+  bool trains(std::int64_t r) const { return r < train_.dense().size(); }
+  bool serves(std::int64_t r) const {
+    return rolls_out() && r >= first_engine_rank_ && r < first_engine_rank_ + s_.rollout.layout.ranks();
+  }
+  std::int64_t in_engines(std::int64_t r) const { return r - first_engine_rank_; }
+
+  Json place(std::int64_t r) const {
+    const std::int64_t per_node = std::max<std::int64_t>(1, s_.cluster.ranks_per_node());
+    return {{"rank", r}, {"node", r / per_node}, {"gpu", r % per_node / std::max<std::int64_t>(1, per_device())}};
+  }
+
+  Json training(std::int64_t r) const {
+    Json coordinates = Json::object(), groups = Json::object(), layers = Json::array();
+    for (const MeshAxis& axis : train_.dense().axes()) coordinates[axis.name] = train_.dense().coordinate(r, axis.name);
+    if (is_moe())
+      for (const char* axis : {"ep", "etp"}) coordinates[axis] = train_.expert().coordinate(r, axis);
+    for (const MeshAxis& axis : train_.dense().axes())
+      if (axis.size > 1) groups[axis.name] = train_.dense().group_of(r, {axis.name});
+    if (is_moe())
+      for (const char* axis : {"ep", "etp"})
+        if (train_.expert().extent(axis) > 1) groups[axis] = train_.expert().group_of(r, {axis});
+    for (const StageChunk& c : train_.chunks_of(r)) layers.push_back({c.layers.begin, c.layers.end});
+    Json out = {{"coordinates", coordinates}, {"groups", groups}, {"layers", layers}};
+    if (train_.shards() > 1) out["shard"] = {train_.shard_of(r), train_.shards()};
+    add_heads(out, s_.train.layout.tp, train_.dense().coordinate(r, "tp"));
+    if (is_moe()) {
+      const Range e = even_range(s_.model.moe->experts, s_.train.layout.ep, train_.expert().coordinate(r, "ep"));
+      out["experts"] = {e.begin, e.end};
+    }
+    out["parameters"] = train_.elements(r);
+    return out;
+  }
+
+  Json engine(std::int64_t r) const {
+    const EngineSeat seat = engine_seat(s_.rollout.layout, in_engines(r));
+    Json out = {{"engine", seat.engine}, {"place", seat.place}};
+    add_heads(out, s_.rollout.layout.tp, seat.place % s_.rollout.layout.tp);
+    std::int64_t elements = 0;
+    for (const ParamSpec& p : parameters_of(s_.model)) elements += of_engine(p, r).elements();
+    out["parameters"] = elements;
+    return out;
+  }
+
+  Json rectangles(std::int64_t r) const {
+    Json out = Json::array();
+    const auto box = [](const Rectangle& b) -> Json {
+      if (b.elements() == 0) return nullptr;
+      return {b.rows.begin, b.rows.end, b.cols.begin, b.cols.end};
+    };
+    for (const ParamSpec& p : parameters_of(s_.model)) {
+      Json line = {{"parameter", p.name}, {"shape", p.shape}};
+      if (trains(r)) line["training"] = box(train_.held(p, r));
+      if (serves(r)) line["engine"] = box(of_engine(p, r));
+      out.push_back(std::move(line));
+    }
+    return out;
+  }
+
+ private:
+  bool is_moe() const { return s_.model.moe && s_.model.moe->experts > 0; }
+  std::int64_t per_device() const {
+    return std::max<std::int64_t>(1, s_.cluster.ranks_per_node() / std::max<std::int64_t>(1, s_.cluster.gpus_per_node));
+  }
+  Rectangle of_engine(const ParamSpec& p, std::int64_t r) const {
+    return held_by(engines_, s_.model, p, in_engines(r));
+  }
+  /// Query and KV heads of a tensor-parallel place; a latent KV cache has none to cut.
+  void add_heads(Json& out, std::int64_t tp, std::int64_t place) const {
+    if (s_.model.heads % tp != 0) return;
+    if (s_.model.mla) {
+      const Range query = even_range(s_.model.heads, tp, place);
+      out["heads"] = {query.begin, query.end};
+      return;
+    }
+    const HeadRanges heads = heads_of_rank(s_.model, tp, place);
+    out["heads"] = {heads.query.begin, heads.query.end};
+    out["kv_heads"] = {heads.key_value.begin, heads.key_value.end};
+  }
+
+  const Scenario& s_;
+  TrainHoldings train_;
+  Layout engines_;
+  std::int64_t first_engine_rank_ = 0;
+};
+
+std::string span_of(const Json& range) {
+  return fmt::format("{}-{}", range[0].get<std::int64_t>(), range[1].get<std::int64_t>() - 1);
+}
+
+std::string cell(const Json& part, const char* key) {
+  return part.contains(key) ? span_of(part[key]) : std::string("-");
+}
+
+std::string table_of(const Json& ranks) {
+  TextTable table({"rank", "node.gpu", "training", "layers", "heads", "KV", "experts", "parameters", "engine", "heads",
+                   "KV", "parameters"},
+                  3);
+  for (const Json& r : ranks) {
+    std::vector<std::string> row = {std::to_string(r["rank"].get<std::int64_t>()),
+                                    fmt::format("{}.{}", r["node"].get<std::int64_t>(), r["gpu"].get<std::int64_t>())};
+    if (r.contains("training")) {
+      const Json& t = r["training"];
+      std::vector<std::string> where, layers;
+      for (const auto& [axis, place] : t["coordinates"].items())
+        if (t["groups"].contains(axis)) where.push_back(fmt::format("{} {}", axis, place.get<std::int64_t>()));
+      if (t.contains("shard"))
+        where.push_back(
+            fmt::format("shard {} of {}", t["shard"][0].get<std::int64_t>(), t["shard"][1].get<std::int64_t>()));
+      for (const Json& chunk : t["layers"]) layers.push_back(span_of(chunk));
+      row.insert(row.end(),
+                 {fmt::format("{}", fmt::join(where, " ")), fmt::format("{}", fmt::join(layers, " ")), cell(t, "heads"),
+                  cell(t, "kv_heads"), cell(t, "experts"), format_count(t["parameters"].get<std::int64_t>())});
+    } else {
+      row.insert(row.end(), 6, "-");
+    }
+    if (r.contains("engine")) {
+      const Json& e = r["engine"];
+      row.insert(row.end(), {fmt::format("{}.{}", e["engine"].get<std::int64_t>(), e["place"].get<std::int64_t>()),
+                             cell(e, "heads"), cell(e, "kv_heads"), format_count(e["parameters"].get<std::int64_t>())});
+    } else {
+      row.insert(row.end(), 4, "-");
+    }
+    table.add(std::move(row));
+  }
+  return table.str();
+}
+
+std::string rectangles_text(const Json& rectangles) {
+  TextTable table({"parameter", "shape", "training", "engine"}, 4);
+  const auto box = [](const Json& line, const char* key) {
+    if (!line.contains(key) || line[key].is_null()) return std::string("-");
+    const Json& b = line[key];
+    return fmt::format("[{}:{}, {}:{}]", b[0].get<std::int64_t>(), b[1].get<std::int64_t>(), b[2].get<std::int64_t>(),
+                       b[3].get<std::int64_t>());
+  };
+  for (const Json& line : rectangles)
+    table.add({line["parameter"].get<std::string>(),
+               fmt::format("{}", fmt::join(line["shape"].get<std::vector<std::int64_t>>(), " x ")),
+               box(line, "training"), box(line, "engine")});
+  return table.str();
+}
+
+int run(const Options& o) {
+  const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
+  if (!scenario) return report_errors(scenario.error());
+  auto train = TrainHoldings::of(*scenario);
+  if (!train) return report_errors(train.error());
+  auto engines = engine_layout(*scenario);
+  if (!engines) return report_errors(engines.error());
+  const Seats seats(*scenario, std::move(*train), std::move(*engines));
+  if (o.rank >= seats.ranks())
+    return report_errors({{.code = "E143",
+                           .message = fmt::format("--rank {}: there are ranks 0 to {}", o.rank, seats.ranks() - 1),
+                           .where = {},
+                           .notes = {},
+                           .help = "name one of them"}});
+  const bool all = o.scenario.json || seats.ranks() <= most_rows;
+  Json doc = {{"schema", "hotbunk.layout/1"}, {"scenario", scenario->name}, {"ranks", Json::array()}};
+  for (std::int64_t r = 0; r < seats.ranks(); ++r) {
+    if (o.rank >= 0 ? r != o.rank : !all && r >= most_rows) continue;
+    Json one = seats.place(r);
+    if (seats.trains(r)) one["training"] = seats.training(r);
+    if (seats.serves(r)) one["engine"] = seats.engine(r);
+    if (o.rank >= 0) one["rectangles"] = seats.rectangles(r);
+    doc["ranks"].push_back(std::move(one));
+  }
+  if (o.scenario.json) {
+    print_document(json_text(doc, 2));
+    return exit_done;
+  }
+  std::string text = fmt::format("{}: {} ranks\n{}", scenario->name, seats.ranks(), table_of(doc["ranks"]));
+  if (!all && o.rank < 0) text += fmt::format("  … {} more: --json, or --rank R\n", seats.ranks() - most_rows);
+  if (o.rank >= 0) {
+    const Json& one = doc["ranks"][0];
+    if (one.contains("training"))
+      for (const auto& [axis, members] : one["training"]["groups"].items())
+        text += fmt::format("  group {}: {}\n", axis, fmt::join(members.get<std::vector<std::int64_t>>(), " "));
+    text += "\nWhat it holds, as [rows, columns] of each parameter; training: between its steps\n" +
+            rectangles_text(one["rectangles"]);
+  }
+  fmt::print("{}", printable(text));
+  flush_output();
+  say_next("plan", o.scenario);
+  return exit_done;
+}
+
+}  // namespace
+
+void add_layout(CommandLine& line) {
+  auto o = std::make_shared<Options>();
+  const Command sub = line.add_command("layout", "which rank holds what: stages, heads, experts, parameters, GPUs");
+  add_scenario_options(sub, o->scenario);
+  sub.option("--rank", o->rank, "one rank alone, with its rectangle of every parameter").check(whole_from(0));
+  sub.action([o] { return run(*o); });
+}
+
+}  // namespace hotbunk

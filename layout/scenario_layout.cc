@@ -1,0 +1,91 @@
+#include "layout/scenario_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "layout/train_mesh.h"
+
+namespace hotbunk {
+namespace {
+
+Result<std::vector<StageChunk>> stages_of(const Scenario& s, std::int64_t stages, std::int64_t chunks,
+                                          const std::vector<std::int64_t>& custom) {
+  if (stages == 1) return std::vector<StageChunk>{{0, 0, {0, s.model.layers}}};
+  return split_pipeline(
+      {.layers = s.model.layers, .stages = stages, .chunks = chunks, .first = {}, .last = {}, .custom = custom});
+}
+
+/// FSDP keeps shards; the other engines shard gradients or the optimizer's state and keep parameters whole.
+bool keeps_shards(TrainEngine e) { return e == TrainEngine::fsdp1 || e == TrainEngine::fsdp2; }
+
+}  // namespace
+
+Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
+  const TrainLayout& l = s.train.layout;
+  auto stages = stages_of(s, l.pp, l.vpp, s.train.pipeline_split);
+  if (!stages) return tl::unexpected(stages.error());
+  const Mesh dense = train_mesh(l);
+  Mesh expert = dense;
+  if (s.model.moe && s.model.moe->experts > 0) {
+    std::vector<MeshAxis> axes;
+    for (const MeshAxis& axis : dense.axes())
+      if (axis.name == "tp") axes.push_back({"etp", l.etp}), axes.push_back({"ep", l.ep});
+      else if (axis.name == "dp") axes.push_back({"dp", dense.size() / (l.etp * l.ep * l.pp)});
+      else if (axis.name == "pp") axes.push_back(axis);
+    expert = Mesh(std::move(axes));
+  }
+  if (Status ok = check_expert_mesh(dense, expert); !ok) return tl::unexpected(ok.error());
+  const std::int64_t shards = keeps_shards(s.train.engine) ? shard_mesh(s.train).shards : 1;
+  return TrainHoldings(s, {dense, expert, std::move(*stages), 1}, shards);
+}
+
+std::vector<StageChunk> TrainHoldings::chunks_of(std::int64_t rank) const {
+  std::vector<StageChunk> out;
+  const std::int64_t stage = layout_.dense.coordinate(rank, "pp");
+  for (const StageChunk& c : layout_.stages)
+    if (c.stage == stage) out.push_back(c);
+  return out;
+}
+
+std::int64_t TrainHoldings::shard_of(std::int64_t rank) const {
+  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, {"cp", "dp"});
+  return (std::ranges::find(data, rank) - data.begin()) % shards_;
+}
+
+Rectangle TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) const {
+  Rectangle box = held_by(layout_, model_, parameter, rank);
+  if (box.elements() == 0) return {};
+  if (shards_ == 1) return box;
+  // All tensor-parallel places shard as many rows: of a vocabulary that does not divide, the last has padding.
+  const std::int64_t first = layout_.dense.group_of(rank, {"tp"}).front();
+  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(), shards_, shard_of(rank));
+  box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
+  return box.elements() > 0 ? box : Rectangle{};
+}
+
+std::int64_t TrainHoldings::elements(std::int64_t rank) const {
+  std::int64_t all = 0;
+  for (const ParamSpec& p : parameters_) all += held(p, rank).elements();
+  return all;
+}
+
+Result<Layout> engine_layout(const Scenario& s) {
+  const RolloutLayout& l = s.rollout.layout;
+  auto stages = stages_of(s, l.pp, 1, {});
+  if (!stages) return tl::unexpected(stages.error());
+  const EngineOrder order = l.order == RankOrder::strided ? EngineOrder::strided : EngineOrder::contiguous;
+  Layout out = rollout_layout({l.tp, l.cp, std::move(*stages)}, l.dp, order);
+  // Of the ranks that share a layer, attention_dp groups have all of its attention each, and ep groups other experts.
+  const auto split = [](const Mesh& mesh, const char* inner, const char* outer, std::int64_t outer_size) {
+    std::vector<MeshAxis> axes;
+    for (const MeshAxis& axis : mesh.axes())
+      if (axis.name == "tp") axes.push_back({inner, axis.size / outer_size}), axes.push_back({outer, outer_size});
+      else axes.push_back(axis);
+    return Mesh(std::move(axes));
+  };
+  out.expert = split(out.dense, "etp", "ep", l.ep);
+  out.dense = split(out.dense, "tp", "attention_dp", l.attention_dp);
+  return out;
+}
+
+}  // namespace hotbunk

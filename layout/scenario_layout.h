@@ -1,0 +1,45 @@
+// Who holds what of a scenario's model, in training and in its engines.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/layout.h"
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// A rank that trains: what it holds of the parameters while it does not compute.
+class TrainHoldings {
+ public:
+  /// Errors: E244 layers that do not divide over the stages, E242 and E243 expert meshes that do not fit the dense one.
+  static Result<TrainHoldings> of(const Scenario&);
+
+  /// Axes "tp", "cp", "dp", "pp" (train_mesh.h); of experts "etp", "ep", "dp" and "pp".
+  const Mesh& dense() const { return layout_.dense; }
+  const Mesh& expert() const { return layout_.expert; }
+  /// The layers of a rank's stage, chunk by chunk.
+  std::vector<StageChunk> chunks_of(std::int64_t rank) const;
+  /// Place among the ranks that share one copy of what FSDP shards, and how many they are; one of one where parameters
+  /// are whole (train.engine).
+  std::int64_t shard_of(std::int64_t rank) const;
+  std::int64_t shards() const { return shards_; }
+  /// The rectangle of a parameter; empty where the rank has none of it.
+  Rectangle held(const ParamSpec&, std::int64_t rank) const;
+  /// Their elements.
+  std::int64_t elements(std::int64_t rank) const;
+
+ private:
+  TrainHoldings(const Scenario& s, Layout layout, std::int64_t shards)
+      : model_(s.model), layout_(std::move(layout)), shards_(shards), parameters_(parameters_of(s.model)) {}
+
+  ModelSpec model_;
+  Layout layout_;
+  std::int64_t shards_ = 1;
+  std::vector<ParamSpec> parameters_;
+};
+
+/// The layout of a scenario's engines. E244 as above.
+Result<Layout> engine_layout(const Scenario&);
+
+}  // namespace hotbunk

@@ -1,0 +1,65 @@
+#include "layout/scenario_layout.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/layout/models.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+Scenario megatron(std::int64_t dp, std::int64_t tp, std::int64_t pp) {
+  Scenario s;
+  s.model = qwen2_5_7b();
+  s.train.engine = TrainEngine::megatron;
+  s.train.layout.dp = dp, s.train.layout.tp = tp, s.train.layout.pp = pp;
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("every parameter is held once by each data rank's stages and tensor-parallel places") {
+  const Scenario s = megatron(2, 4, 2);
+  const TrainHoldings held = TrainHoldings::of(s).value();
+  REQUIRE(held.dense().size() == 16);
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    std::int64_t all = 0;
+    for (std::int64_t rank = 0; rank < 16; ++rank) all += held.held(p, rank).elements();
+    CAPTURE(p.name);
+    const bool cut = tensor_parallel_dim(p.role).has_value();
+    CHECK(all == p.numel() * 2 * (cut ? 1 : 4));
+  }
+  CHECK(held.shards() == 1);  // Megatron's parameters are whole: its optimizer is sharded
+  CHECK(held.chunks_of(0) == std::vector<StageChunk>{{0, 0, {0, 14}}});
+  CHECK(held.chunks_of(15) == std::vector<StageChunk>{{1, 0, {14, 28}}});
+}
+
+TEST_CASE("stages of several chunks hold the layers that interleaving gives them") {
+  Scenario s = megatron(1, 1, 2);
+  s.train.layout.vpp = 2;
+  const TrainHoldings held = TrainHoldings::of(s).value();
+  CHECK(held.chunks_of(0) == std::vector<StageChunk>{{0, 0, {0, 7}}, {0, 1, {14, 21}}});
+  CHECK(held.chunks_of(1) == std::vector<StageChunk>{{1, 0, {7, 14}}, {1, 1, {21, 28}}});
+  s.train.layout.vpp = 3;
+  const auto uneven = TrainHoldings::of(s);
+  REQUIRE(!uneven);
+  CHECK(uneven.error().front().code == "E244");
+}
+
+TEST_CASE("experts lie on a mesh of their own over the same ranks") {
+  Scenario s = megatron(4, 2, 1);
+  MoeSpec moe;
+  moe.experts = 16, moe.experts_per_token = 2, moe.expert_intermediate = 64;
+  s.model.moe = moe;
+  s.train.layout.ep = 4, s.train.layout.etp = 1;
+  const TrainHoldings held = TrainHoldings::of(s).value();
+  CHECK(held.expert().extent("dp") == 2);  // 8 ranks / (etp 1 x ep 4)
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    if (p.expert < 0) continue;
+    std::int64_t all = 0;
+    for (std::int64_t rank = 0; rank < 8; ++rank) all += held.held(p, rank).elements();
+    CAPTURE(p.name);
+    CHECK(all == 2 * p.numel());
+  }
+}
