@@ -144,7 +144,7 @@ TEST_CASE("Only knobs that stay lowered are turned in the plan") {
   const Scenario s = load("demo");
   const RlPoint from = rl_point_of(s);
   RlPoint to = from;
-  to.train.tp = 2, to.train.dp = 2;
+  to.train.pp = 2, to.train.dp = 2;
   CHECK_FALSE(scenario_at(s, to).has_value());
   to = from;
   to.train.micro_batch *= 2;
