@@ -12,7 +12,7 @@ namespace hotbunk {
 namespace {
 
 /// One part of a side: a rectangle and where it lies.
-struct Part {
+struct PlacedPart {
   Range rows, cols;
   std::int64_t offset = 0, pitch = 0;
   std::int32_t place = 0;
@@ -20,7 +20,7 @@ struct Part {
 
 Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
-Part part(const Side& side, std::int32_t h) {
+PlacedPart part(const Side& side, std::int32_t h) {
   const Piece& p = side.piece;
   const Parts& parts = side.parts;
   const std::int64_t down = h * parts.rows, right = h * parts.cols;
@@ -31,7 +31,7 @@ Part part(const Side& side, std::int32_t h) {
           .place = h};
 }
 
-Part whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
+PlacedPart whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
 
 std::int32_t place_in(const Parts& parts, const Places& places) {
   HB_CHECK(parts.family >= 0 && static_cast<std::size_t>(parts.family) < places.size(), "family {} of {}", parts.family,
@@ -80,7 +80,7 @@ Range rows_around(const Side& side, const Places& places) {
   return {side.piece.row_begin, std::min(side.piece.row_end + (parts.count - 1) * parts.rows, parts.last_row)};
 }
 
-std::int64_t at(const Part& p, const Range& rows, const Range& cols) {
+std::int64_t at(const PlacedPart& p, const Range& rows, const Range& cols) {
   return p.offset + (rows.begin - p.rows.begin) * p.pitch + cols.begin - p.cols.begin;
 }
 
@@ -89,8 +89,8 @@ template <class F>
 void each_meeting(const Move& move, const Places& places, F&& f) {
   const Range around = common(rows_around(move.from, places), rows_around(move.to, places));
   if (around.size() <= 0) return;
-  each_part(move.from, places, around, [&](const Part& from) {
-    each_part(move.to, places, common(from.rows, around), [&](const Part& to) {
+  each_part(move.from, places, around, [&](const PlacedPart& from) {
+    each_part(move.to, places, common(from.rows, around), [&](const PlacedPart& to) {
       const Range rows = common(from.rows, to.rows), cols = common(from.cols, to.cols);
       if (rows.size() > 0 && cols.size() > 0) f(from, to, rows, cols);
     });
@@ -125,7 +125,7 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
   if (!in_plan) return "";
   if (side.tensor < 0 || static_cast<std::size_t>(side.tensor) >= tensors.size()) return "no tensor";
   const std::int64_t elements = tensors[static_cast<std::size_t>(side.tensor)].capacity();
-  const auto inside = [&](const Part& one) {
+  const auto inside = [&](const PlacedPart& one) {
     if (one.rows.size() <= 0 || one.cols.size() <= 0) return true;
     return one.offset + (one.rows.size() - 1) * one.pitch + one.cols.size() <= elements;
   };
@@ -175,7 +175,7 @@ std::vector<Places> all_places(const Plan& plan) {
 std::vector<Box> boxes_of(const Op& op, const Places& places) {
   std::vector<Box> out;
   for (const Move& move : op.moves)
-    each_meeting(move, places, [&](const Part& from, const Part& to, const Range& rows, const Range& cols) {
+    each_meeting(move, places, [&](const PlacedPart& from, const PlacedPart& to, const Range& rows, const Range& cols) {
       Box box{.src_offset = at(from, rows, cols),
               .src_pitch = from.pitch,
               .dst_offset = at(to, rows, cols),
@@ -196,9 +196,10 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
 MovedElements moved_elements(const Move& move, const Places& places) {
   const auto count = [&](const Side& from) {
     std::int64_t elements = 0;
-    each_meeting({from, joined(move.to)}, places, [&](const Part&, const Part&, const Range& rows, const Range& cols) {
-      elements += rows.size() * cols.size();
-    });
+    each_meeting({from, joined(move.to)}, places,
+                 [&](const PlacedPart&, const PlacedPart&, const Range& rows, const Range& cols) {
+                   elements += rows.size() * cols.size();
+                 });
     return elements;
   };
   MovedElements out{.all = count(joined(move.from)), .of_peers = 0};
@@ -214,7 +215,7 @@ std::vector<Box> written_boxes(const Op& op, const Places& places) {
   std::vector<Box> out;
   for (const Move& move : op.moves)
     each_meeting({joined(move.from), move.to}, places,
-                 [&](const Part&, const Part& to, const Range& rows, const Range& cols) {
+                 [&](const PlacedPart&, const PlacedPart& to, const Range& rows, const Range& cols) {
                    out.push_back({.dst_offset = at(to, rows, cols),
                                   .dst_pitch = to.pitch,
                                   .rows = rows.size(),

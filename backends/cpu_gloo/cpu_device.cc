@@ -137,7 +137,8 @@ Status CpuDevice::alloc(StreamId id, const BoundOp& op) {
   return guarded(op, [&] {
     const BoundBuffer b = op.allocated();
     record_.note_live(b, memory_.alloc(b));
-    if (poison_ && b.bytes() > 0) poison_->poison(id, b, [this, b] {
+    if (poison_ && b.bytes() > 0)
+      poison_->poison(id, b, [this, b] {
         std::memset(memory_.address(b.section(), b.offset), 0xff, static_cast<std::size_t>(b.bytes()));  // NaN
       });
   });
@@ -254,9 +255,8 @@ Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
         return std::int64_t{-1};
       });
     case OpKind::peer_copy:
-      return enqueue(id, op, args, [this, phase = record_.where().phase](const KernelCall& call) {
-        return peer_copy(call, phase);
-      });
+      return enqueue(id, op, args,
+                     [this, phase = record_.where().phase](const KernelCall& call) { return peer_copy(call, phase); });
     default:
       return enqueue(id, op, args, [](const KernelCall& call) {
         const Tensor& from = call.op.inputs[0];
@@ -270,8 +270,7 @@ Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
 std::int64_t CpuDevice::peer_copy(const KernelCall& call, std::int16_t phase) {
   const DType dtype = call.op.inputs[0].dtype;
   return communicators_.peer_copy(
-      call, phase,
-      [this](int peer, std::int64_t offset) { return world_.peer_pointer(peer, region_, offset); },
+      call, phase, [this](int peer, std::int64_t offset) { return world_.peer_pointer(peer, region_, offset); },
       [&](const std::byte* from, const Box& b) {
         const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
         const kernels::Box box{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols};
