@@ -32,7 +32,7 @@ std::string_view name_of(CommOp op) {
 }
 
 std::string_view name_of(Transport t) {
-  constexpr std::array<std::string_view, 3> names = {"solo", "shm", "gloo"};
+  constexpr std::array<std::string_view, 5> names = {"solo", "shm", "gloo", "local", "nccl"};
   return names[static_cast<std::size_t>(t)];
 }
 
@@ -196,7 +196,7 @@ void Communicator::send_recv(int to, const void* send_data, std::int64_t send_by
   check_count(send_bytes, padding_bytes, send_bytes);
   if (to == rank_) {
     HB_CHECK(send_bytes == recv_bytes, "send_recv with itself: {} B sent, {} expected", send_bytes, recv_bytes);
-    if (send_bytes > 0) std::memmove(recv_data, send_data, static_cast<std::size_t>(send_bytes));
+    do_keep(out(recv_data), in(send_data), send_bytes);
   } else {
     do_send_recv(to, in(send_data), send_bytes, from, out(recv_data), recv_bytes);
   }
@@ -206,6 +206,10 @@ void Communicator::send_recv(int to, const void* send_data, std::int64_t send_by
 void Communicator::barrier() {
   do_barrier(next_call(CommOp::barrier, DType::u8, 0));
   count(CommOp::barrier, 0, 0, 0);
+}
+
+void Communicator::do_keep(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
 }
 
 const std::byte* Communicator::peer_pointer(int, int, std::int64_t) const { return nullptr; }

@@ -55,7 +55,7 @@ std::string_view name_of(CommOp);
 
 enum class ReduceOp : std::uint8_t { sum, max };  // max: a NaN in any rank gives NaN
 
-enum class Transport : std::uint8_t { solo, shm, gloo };
+enum class Transport : std::uint8_t { solo, shm, gloo, local, nccl };
 std::string_view name_of(Transport);
 
 /// One row of the traffic table: one operation under one tag (phase id), summed over calls.
@@ -164,6 +164,8 @@ class Communicator {
   virtual void do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from, std::byte* recv_data,
                             std::int64_t recv_bytes) = 0;
   virtual void do_barrier(const Call&) = 0;
+  /// What a rank sends to itself. Host memory, unless a communicator says otherwise.
+  virtual void do_keep(std::byte* to, const std::byte* from, std::int64_t bytes);
 
  private:
   struct Cell {

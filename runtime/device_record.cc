@@ -1,11 +1,15 @@
 #include "runtime/device_record.h"
 
+#include <fmt/format.h>
 #include <time.h>
 
 #include <chrono>
 #include <map>
 
+#include "base/check.h"
+#include "base/parse.h"
 #include "graph/catalogue.h"
+#include "runtime/world.h"
 
 namespace hotbunk {
 namespace {
@@ -21,6 +25,18 @@ std::int64_t thread_cpu_ns() {
 std::int64_t monotonic_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+std::int64_t opened_ns(World& world, const std::string& scope) {
+  if (world.size() > 1) world.barrier(scope + "plan opened");
+  const std::int64_t own = monotonic_ns();
+  if (world.size() == 1) return own;
+  const std::string key = scope + "epoch";
+  if (world.rank() == 0) world.set(key, fmt::format("{}", own));
+  if (!world.same_host(0)) return own;
+  const auto epoch = parse_integer(world.get(key));
+  if (!epoch) throw RuntimeFailure("rank 0 tells no moment at which it opened the plan");
+  return *epoch;
 }
 
 DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const RecordOptions& options, std::int64_t epoch_ns)
@@ -101,6 +117,12 @@ void DeviceRecord::note_op(StreamId id, const BoundOp& op, const Where& where, c
   const Moment end = now();
   timed_[static_cast<std::size_t>(id)].push_back(
       {{op, id, where.step, where.phase, sizes, start.ns, end.ns, start.cpu_ns, end.cpu_ns}, bytes});
+}
+
+void DeviceRecord::note_op(StreamId id, const BoundOp& op, const Where& where, std::int64_t start_ns,
+                           std::int64_t end_ns, const Sizes& sizes, std::int64_t bytes) {
+  timed_[static_cast<std::size_t>(id)].push_back(
+      {{op, id, where.step, where.phase, sizes, start_ns, end_ns, 0, 0}, bytes});
 }
 
 std::vector<TimedOp> DeviceRecord::timings() const {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "trace/trace.h"
 
 namespace hotbunk {
+
+class World;
 
 /// One executed op; nanoseconds since the plan was opened.
 struct TimedOp {
@@ -70,6 +73,10 @@ class DeviceRecord {
   /// Called by the thread of that stream. bytes < 0: the catalogue's.
   void note_op(StreamId, const BoundOp&, const Where&, const Moment& start, const Sizes&, std::int64_t bytes);
 
+  /// The same with times that are known, in nanoseconds since the epoch: of a device that has a clock of its own.
+  void note_op(StreamId, const BoundOp&, const Where&, std::int64_t start_ns, std::int64_t end_ns, const Sizes&,
+               std::int64_t bytes);
+
   /// Every timed op of the kept steps, for calibration; before take_trace.
   std::vector<TimedOp> timings() const;
   /// Likewise: what the calling thread spent, from the second phase on.
@@ -107,5 +114,9 @@ class DeviceRecord {
 
 /// Nanoseconds of the host's monotonic clock.
 std::int64_t monotonic_ns();
+
+/// When every rank has opened the plan; every rank of the world calls it. Ranks of one host read one clock, so their
+/// spans line up when they count from one moment; other hosts' start when the plan opened there.
+std::int64_t opened_ns(World&, const std::string& scope);
 
 }  // namespace hotbunk

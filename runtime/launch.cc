@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -54,6 +55,17 @@ std::string new_token() {
   std::string out;
   for (const unsigned char b : bytes) out += fmt::format("{:02x}", b);
   return out;
+}
+
+LaunchEnv local_env(int rank, int n, const Listener& listener, const std::string& token) {
+  LaunchEnv env;
+  env.rank = env.local_rank = rank;
+  env.world_size = n;
+  env.master_port = listener.port;
+  env.token = token;
+  env.source = "local";
+  if (rank == 0) env.listen_fd = listener.fd;
+  return env;
 }
 
 [[noreturn]] void run_child(const LaunchEnv& env, int parent_pid, const sigset_t& signals,
@@ -243,15 +255,8 @@ LaunchResult fork_ranks(int n, const std::function<int(const LaunchEnv&)>& body,
       throw RuntimeFailure(fmt::format("cannot start rank {} of {}: {}", rank, n, system_error_text(error)));
     }
     if (pid == 0) {
-      LaunchEnv env;
-      env.rank = env.local_rank = rank;
-      env.world_size = n;
-      env.master_port = listener.port;
-      env.token = token;
-      env.source = "local";
-      if (rank == 0) env.listen_fd = listener.fd;
-      else close(listener.fd);
-      run_child(env, parent, before, body);
+      if (rank != 0) close(listener.fd);
+      run_child(local_env(rank, n, listener, token), parent, before, body);
     }
     children.add(rank, pid);
   }
@@ -286,6 +291,25 @@ LaunchResult spawn_local(int n, const std::vector<std::string>& argv, const Laun
     return 3;
   };
   return fork_ranks(n, run_program, options);
+}
+
+std::vector<int> thread_ranks(int n, const std::function<int(const LaunchEnv&)>& body) {
+  HB_CHECK(n >= 1, "{} ranks", n);
+  Listener listener;
+  if (n > 1) listener = listen_on_loopback();  // rank 0's world closes it
+  const std::string token = new_token();
+  std::vector<int> codes(static_cast<std::size_t>(n), 3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < n; ++rank)
+    threads.push_back(start_thread([&, rank] {
+      try {
+        codes[static_cast<std::size_t>(rank)] = body(local_env(rank, n, listener, token));
+      } catch (const std::exception& e) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
+      }
+    }));
+  for (std::thread& t : threads) t.join();
+  return codes;
 }
 
 }  // namespace hotbunk

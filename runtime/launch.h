@@ -86,4 +86,8 @@ LaunchResult fork_ranks(int n, const std::function<int(const LaunchEnv&)>& body,
 /// LOCAL_RANK, MASTER_ADDR, MASTER_PORT, HOTBUNK_TOKEN set: launch_env finds them there.
 LaunchResult spawn_local(int n, const std::vector<std::string>& argv, const LaunchOptions& = {});
 
+/// Runs n ranks as threads of this process, thread r body(env of rank r); returns when all have ended. What each
+/// returned, by rank; 3 after an exception, which is said on stderr.
+std::vector<int> thread_ranks(int n, const std::function<int(const LaunchEnv&)>& body);
+
 }  // namespace hotbunk

@@ -10,6 +10,7 @@
 #include "backends/cpu_gloo/cpu_world.h"
 #include "exec/backend.h"
 #include "runtime/device_record.h"
+#include "runtime/rank_backend.h"
 
 namespace hotbunk {
 
@@ -30,7 +31,7 @@ struct CpuOptions {
 class Arena;
 
 /// Plays one rank of `world` (the plan's ranks are the world's).
-class CpuBackend final : public Backend {
+class CpuBackend final : public RankBackend {
  public:
   /// The driver fills feeds and takes fetches; all three outlive the devices.
   CpuBackend(CpuWorld&, Driver&, CpuOptions);
@@ -48,9 +49,8 @@ class CpuBackend final : public Backend {
   /// Likewise, with CpuOptions::measure_cpu.
   std::vector<HostStretch> host_times() const;
 
-  /// Between two phases: this rank's stays in the phases of one of the latest two steps, and its memory so far.
-  std::vector<PhaseSpan> stays(std::int32_t step) const;
-  RankMemory memory_so_far();
+  std::vector<PhaseSpan> stays(std::int32_t step) const override;
+  RankMemory memory_so_far() override;
 
   /// Reads a buffer of this rank's arena, for tests: empty when its range is not mapped.
   std::span<const std::byte> peek(std::string_view buffer_name) const;

@@ -8,26 +8,11 @@
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "base/check.h"
-#include "base/parse.h"
-#include "graph/print.h"
+#include "runtime/guarded.h"
 #include "trace/capacity.h"
 
 namespace hotbunk {
 namespace {
-
-/// When every rank has opened the plan. Ranks of one host read one clock, so their spans line up when they count from
-/// one moment; other hosts' start when the plan opened there.
-std::int64_t opened_ns(World& world, Rank rank, const std::string& scope) {
-  if (world.size() > 1) world.barrier(scope + "plan opened");
-  const std::int64_t own = monotonic_ns();
-  if (world.size() == 1) return own;
-  const std::string key = scope + "epoch";
-  if (rank == 0) world.set(key, fmt::format("{}", own));
-  if (!world.same_host(0)) return own;
-  const auto epoch = parse_integer(world.get(key));
-  if (!epoch) throw RuntimeFailure("rank 0 tells no moment at which it opened the plan");
-  return *epoch;
-}
 
 ArenaOptions arena_options(const Plan& plan, const Program& program, Space space, bool shared) {
   const ArenaExtent extent = arena_extent(plan, program, space);
@@ -40,33 +25,6 @@ ArenaOptions arena_options(const Plan& plan, const Program& program, Space space
 /// Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
 int shared_region(const Plan& plan, CpuWorld& world, const CpuOptions& options, const Arena& arena) {
   return world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan)) ? world.share(arena) : -1;
-}
-
-/// Turns what a call throws into what the user reads: which op, and what happened.
-template <class What, class F>
-Status guarded(What&& what, F&& call) {
-  try {
-    call();
-    return {};
-  } catch (const InternalError& e) {
-    return fail(Diagnostic{.code = "E699",
-                           .message = e.what(),
-                           .where = {},
-                           .notes = {what()},
-                           .help = "this is a fault of hotbunk; please report it with the scenario"});
-  } catch (const std::exception& e) {
-    return fail(Diagnostic{.code = "E602",
-                           .message = e.what(),
-                           .where = {},
-                           .notes = {what()},
-                           .help = "`hotbunk doctor` tries memory, sockets and threads of this machine; what another "
-                                   "rank said first may be the cause"});
-  }
-}
-
-template <class F>
-Status guarded(const BoundOp& op, F&& call) {
-  return guarded([&] { return fmt::format("op {} '{}'", name_of(op->kind), label_of(op)); }, std::forward<F>(call));
 }
 
 }  // namespace
@@ -94,7 +52,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
                                   ? world.communicator(ranks, name, *options.transport)
                                   : world.communicator(ranks, name);
                      }),
-      record_(plan, rank, {options.span_steps, options.measure_cpu}, opened_ns(world, rank, options.scope)),
+      record_(plan, rank, {options.span_steps, options.measure_cpu}, opened_ns(world, options.scope)),
       events_(static_cast<std::size_t>(program_.num_events)) {
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
   const auto need = [&](StreamId id) {

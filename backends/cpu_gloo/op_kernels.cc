@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "base/check.h"
 #include "graph/catalogue.h"
 #include "graph/slots.h"
+#include "runtime/rope_frequencies.h"
 
 namespace hotbunk {
 namespace {
@@ -156,12 +156,8 @@ void run_qk_norm_backward(const KernelCall& c) {
 }
 
 void run_rope_in(const KernelCall& c, RopeDirection direction) {
-  std::optional<Llama3RopeScaling> scaling;
-  if (c.op.has(Attr::rope_factor))
-    scaling = Llama3RopeScaling{c.op.real(Attr::rope_factor), c.op.real(Attr::rope_low), c.op.real(Attr::rope_high),
-                                c.op.real(Attr::rope_original)};
   // d/2 numbers: cheaper to form again than to keep per op.
-  const std::vector<float> inv_freq = rope_inv_freq(c.op.integer(Attr::head_dim), c.op.real(Attr::rope_theta), scaling);
+  const std::vector<float> inv_freq = rope_frequencies(c.op);
   rope(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(), extent(c, out(c, 0), 0),
        heads(c), direction);
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda.h>
 
+#include <memory>
 #include <string>
 
 #include "base/diagnostic.h"
@@ -16,16 +17,24 @@ namespace hotbunk::cuda {
   X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize)                    \
   X(cuMemGetInfo) X(cuMemGetAllocationGranularity) X(cuMemAddressReserve) X(cuMemAddressFree)                        \
   X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostAlloc) X(cuMemFreeHost)      \
+  X(cuMemHostRegister) X(cuMemHostUnregister)                                                                        \
   X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async)                                  \
   X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)                                   \
-  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize)                                          \
+  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize) X(cuEventQuery) X(cuEventElapsedTime)    \
   X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuLaunchKernel)
 // clang-format on
+
+/// What a host thread has seen to be done on the device.
+using HostKnowledge = std::shared_ptr<const void>;
 
 struct Driver {
 #define HB_CUDA_POINTER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): declares it
   HB_CUDA_ENTRIES(HB_CUDA_POINTER)
 #undef HB_CUDA_POINTER
+  /// What the calling thread has waited for; another thread that goes on from there learns it. The double checks order
+  /// by what each thread knows. A driver's table has neither: the pointers are null.
+  HostKnowledge (*host_knows)() = nullptr;
+  void (*host_learns)(const HostKnowledge&) = nullptr;
 };
 
 /// The driver of this machine. E640 with the reason when the library or one of its entry points is not there.

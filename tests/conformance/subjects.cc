@@ -10,6 +10,10 @@
 #include "runtime/launch.h"
 #include "sim/sim_backend.h"
 #include "tests/conformance/subject.h"
+#ifdef HOTBUNK_CUDA
+#include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/fake/fake_driver.h"
+#endif
 
 namespace hotbunk::conformance {
 namespace {
@@ -77,6 +81,41 @@ class CpuGloo final : public Subject {
   Transport transport_;
 };
 
+#ifdef HOTBUNK_CUDA
+/// The driver's double, ranks as threads of this process on one device.
+class CudaFake final : public Subject {
+ public:
+  std::string name() const override { return "cuda on the driver's double"; }
+  bool has_values() const override { return true; }
+
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    static std::uint64_t seed = 0;
+    cuda::FakeDriver fake({.seed = ++seed});
+    std::vector<std::string> out(static_cast<std::size_t>(ranks));
+    {
+      const auto context = std::make_shared<cuda::Context>(fake.table());
+      const auto local = std::make_shared<cuda::LocalRanks>();
+      thread_ranks(ranks, [&](const LaunchEnv& env) {
+        std::vector<std::unique_ptr<cuda::CudaBackend>> kept;  // peers read their arenas until the world is left
+        cuda::CudaWorld world(context, local, env);
+        Process process{.ranks = {env.rank}, .backend = [&](Driver& driver) -> Backend& {
+                          cuda::CudaOptions options;
+                          options.check_order = true;
+                          options.scope = fmt::format("{}.", kept.size());
+                          return *kept.emplace_back(std::make_unique<cuda::CudaBackend>(world, driver, options));
+                        }};
+        out[static_cast<std::size_t>(env.rank)] = work(process);
+        world.leave();
+        return 0;
+      });
+    }
+    // Every case is right or refused before the device sees it: what the double found is a fault of the backend.
+    for (const std::string& finding : fake.findings()) out.front() = "lost: " + finding;
+    return out;
+  }
+};
+#endif
+
 }  // namespace
 
 const std::vector<std::unique_ptr<Subject>>& subjects() {
@@ -85,6 +124,9 @@ const std::vector<std::unique_ptr<Subject>>& subjects() {
     list.push_back(std::make_unique<Simulator>());
     list.push_back(std::make_unique<CpuGloo>(Transport::shm));
     list.push_back(std::make_unique<CpuGloo>(Transport::gloo));
+#ifdef HOTBUNK_CUDA
+    list.push_back(std::make_unique<CudaFake>());
+#endif
     return list;
   }();
   return all;

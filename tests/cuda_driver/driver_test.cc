@@ -196,7 +196,7 @@ TEST_CASE("host-side bugs are found under every schedule, and named", "[driver]"
     REQUIRE(!fake.findings().empty());
     // What is too early shows in one of several ways, whichever the schedule brings first: as an unordered pair, as a
     // read of what nothing wrote yet, as a hole.
-    const std::string& first = fake.findings().front();
+    const std::string first = fake.findings().front();
     INFO(first);
     CHECK(std::ranges::any_of(says, [&](const char* words) { return first.find(words) != std::string::npos; }));
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
@@ -35,28 +34,6 @@ HB_INLINE void rotate_heads(E* heads, std::int64_t num, std::int64_t half, const
 }
 
 }  // namespace
-
-std::vector<float> rope_inv_freq(std::int64_t head_dim, double theta, const std::optional<Llama3RopeScaling>& scaling) {
-  HB_CHECK(head_dim % 2 == 0, "head_dim {} is odd", head_dim);
-  std::vector<float> inv_freq(static_cast<std::size_t>(head_dim / 2));
-  for (std::size_t j = 0; j < inv_freq.size(); ++j) {
-    double f = 1.0 / std::pow(theta, 2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
-    if (scaling) {
-      const double wavelength = 2.0 * std::numbers::pi / f;
-      const double low = scaling->original_max_position / scaling->low_freq_factor;
-      const double high = scaling->original_max_position / scaling->high_freq_factor;
-      if (wavelength > low) {
-        f /= scaling->factor;
-      } else if (wavelength >= high) {
-        const double smooth = (scaling->original_max_position / wavelength - scaling->low_freq_factor) /
-                              (scaling->high_freq_factor - scaling->low_freq_factor);
-        f = (1.0 - smooth) * f / scaling->factor + smooth * f;
-      }
-    }
-    inv_freq[j] = static_cast<float>(f);
-  }
-  return inv_freq;
-}
 
 void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
           HeadShape shape, RopeDirection direction) {

@@ -6,12 +6,13 @@
 //   streams    nothing runs when it is enqueued. A seeded scheduler picks among what streams and events allow, as late
 //              as it can: what only works by luck of timing fails by some seed
 //   order      every copy, fill and kernel has a vector clock; two that touch the same bytes, one of them writing, must
-//              be ordered by streams, events or the host's waiting, whatever order they ran in
-//   faults     a chosen call of an entry point returns an error
+//              be ordered by streams, events or the waiting of a host thread, whatever order they ran in. Each host
+//              thread knows what it has waited for, and what another one has told it (Driver::host_knows)
+//   faults     a chosen call of an entry point returns an error, or never returns
 //
 // A finding makes the call that met it return CUDA_ERROR_LAUNCH_FAILED, and every later one: errors of a context stick.
 #pragma once
-#include <array>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -19,9 +20,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backends/cuda/driver.h"
+#include "backends/cuda/fake/touched_bytes.h"
 #include "backends/cuda/ptx/machine.h"
 
 namespace hotbunk::cuda {
@@ -29,10 +32,9 @@ namespace hotbunk::cuda {
 struct FakeOptions {
   std::int64_t memory_bytes = std::int64_t{256} << 20;
   std::uint64_t seed = 1;
+  /// Of physical memory. 2 MiB on every GPU so far; smaller ones tell neighbours in a small arena apart.
+  std::int64_t granularity_bytes = std::int64_t{2} << 20;
 };
-
-/// What is known to be done: the last task of each stream.
-using Clock = std::map<std::int32_t, std::int64_t>;
 
 class FakeDriver {
  public:
@@ -44,9 +46,16 @@ class FakeDriver {
 
   Driver table() const;
   /// What was found so far, oldest first; each names the tasks or the call.
-  const std::vector<std::string>& findings() const { return findings_; }
-  /// The nth call from now on (1: the next) of that entry point returns `error`.
+  std::vector<std::string> findings() const;
+  /// The nth call from now on (1: the next) of that entry point returns `error`; `never_returns`: it does not, until
+  /// the double is gone.
   void fail_call(const std::string& entry, std::int64_t nth, CUresult error);
+  void hang_call(const std::string& entry, std::int64_t nth);
+  /// Records and waits of events are numbered in the order in which they are issued, from 1: that one does nothing.
+  void drop_event_call(std::int64_t nth) { dropped_event_call_ = nth; }
+  std::int64_t event_calls() const { return event_calls_; }
+  /// How often each entry point was called.
+  std::map<std::string, std::int64_t> calls() const;
   std::int64_t mapped_bytes() const;
   std::int64_t tasks_run() const { return tasks_run_; }
 
@@ -61,7 +70,7 @@ class FakeDriver {
     bool write = false;
   };
   struct Task {
-    std::string name;
+    std::int32_t name = 0;
     std::function<std::vector<Touch>()> run;  // none: an event's record or wait
     std::int64_t sequence = 0;                // in its stream
     Clock clock;                              // what is done before it
@@ -69,13 +78,15 @@ class FakeDriver {
     bool waits = false;
   };
   struct Stream {
+    std::int32_t number = 0;  // its place in a clock
     std::deque<Task> queue;
     std::int64_t issued = 0;
     Clock clock;  // of the next task
   };
   struct Event {
-    std::int64_t issued = 0, done = 0;     // records
-    std::map<std::int64_t, Clock> clocks;  // by record
+    std::int64_t issued = 0, done = 0;  // records
+    Clock clock;                        // of the last one
+    std::int64_t done_ns = 0;           // when that one ran
   };
   struct Physical {
     int file = -1;
@@ -86,14 +97,6 @@ class FakeDriver {
     std::int64_t bytes = 0;
     CUmemGenericAllocationHandle physical = 0;
     bool accessible = false;
-  };
-  /// The last tasks that touched some bytes.
-  struct Access {
-    std::uint64_t end = 0;
-    std::int32_t stream = 0;
-    std::int64_t sequence = 0;
-    std::string name;
-    bool write = false;
   };
   struct Library {
     ptx::Module module;
@@ -115,20 +118,22 @@ class FakeDriver {
   CUresult set_access(CUdeviceptr, std::size_t);
   CUresult host_alloc(void**, std::size_t);
   CUresult host_free(void*);
+  CUresult host_register(void*, std::size_t);
+  CUresult host_unregister(void*);
   void destroy_if_unused(CUmemGenericAllocationHandle);
   bool is_pinned(const void*, std::size_t) const;
   /// Empty when [begin, begin + bytes) is mapped device memory.
   std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   // streams (fake_streams.cc)
   Stream* stream(CUstream);
-  CUresult enqueue(CUstream, std::string name, std::function<std::vector<Touch>()> run);
+  CUresult enqueue(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
   CUresult record(CUevent, CUstream);
   CUresult wait(CUstream, CUevent);
   CUresult drain(const std::function<bool()>& done);
   bool run_one();
   bool ready(const Stream&) const;
-  void note(std::int32_t stream, const Task&, const std::vector<Touch>&);
-  void host_saw(const Clock&);
+  void note(const Stream&, const Task&, const std::vector<Touch>&);
+  Clock& host() { return hosts_[std::this_thread::get_id()]; }
   CUresult synchronize(std::int64_t stream);
   CUresult synchronize_event(std::int64_t event);
   /// Runs a random few of what could run: a driver may begin at any time.
@@ -136,24 +141,38 @@ class FakeDriver {
   std::vector<Touch> launched(const KernelHandle&, const ptx::Launch&);
 
   FakeOptions options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable gone_;  // for calls that never return
+  bool going_ = false;
+  std::int64_t hanging_ = 0;
   std::uint64_t draws_ = 0;
   CUresult sticky_ = CUDA_SUCCESS;
   std::vector<std::string> findings_;
-  std::map<std::string, std::map<std::int64_t, CUresult>> faults_;  // entry -> call -> error
+  struct Fault {
+    CUresult error = CUDA_SUCCESS;
+    bool hangs = false;
+  };
+  std::map<std::string, std::map<std::int64_t, Fault>> faults_;  // entry -> call -> what happens
   std::map<std::string, std::int64_t> calls_;
+  std::int64_t dropped_event_call_ = 0, event_calls_ = 0;
+  bool drops_event_call() { return ++event_calls_ == dropped_event_call_; }
   std::int64_t next_handle_ = 1, tasks_run_ = 0;
   ptx::DeviceMemory memory_;
   std::map<CUdeviceptr, std::int64_t> reserved_;
   std::map<CUmemGenericAllocationHandle, Physical> physical_;
   std::map<CUdeviceptr, Mapping> mappings_;
-  std::map<std::uint64_t, std::int64_t> pinned_;
+  struct Pinned {
+    std::int64_t bytes = 0;
+    bool owned = false;  // by the double: cuMemHostAlloc
+  };
+  std::map<std::uint64_t, Pinned> pinned_;
   std::map<std::int64_t, Stream> streams_;
   std::map<std::int64_t, Event> events_;
   std::map<std::int64_t, Library> libraries_;
   std::map<std::int64_t, KernelHandle> kernels_;
-  std::multimap<std::uint64_t, Access> accesses_;  // by begin
-  Clock host_;
+  TouchedBytes touched_;
+  std::int32_t num_streams_ = 0;  // ever
+  std::map<std::thread::id, Clock> hosts_;
 };
 
 }  // namespace hotbunk::cuda

@@ -29,10 +29,17 @@ struct FakeDriver::Entries {
   static CUresult call(const char* name, Body&& body) {
     FakeDriver* d = alive.load();
     if (d == nullptr) return CUDA_ERROR_DEINITIALIZED;
-    const std::lock_guard lock(d->mutex_);
+    std::unique_lock lock(d->mutex_);
     const std::int64_t nth = ++d->calls_[name];
     if (const auto entry = d->faults_.find(name); entry != d->faults_.end())
-      if (const auto fault = entry->second.find(nth); fault != entry->second.end()) return fault->second;
+      if (const auto fault = entry->second.find(nth); fault != entry->second.end()) {
+        if (!fault->second.hangs) return fault->second.error;
+        ++d->hanging_;
+        d->gone_.wait(lock, [&] { return d->going_; });
+        --d->hanging_;
+        d->gone_.notify_all();
+        return CUDA_ERROR_DEINITIALIZED;
+      }
     if (d->sticky_ != CUDA_SUCCESS) return d->sticky_;
     return body(*d);
   }
@@ -118,8 +125,10 @@ struct FakeDriver::Entries {
     });
   }
   static CUresult granularity(std::size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
-    *bytes = std::size_t{2} << 20;
-    return CUDA_SUCCESS;
+    return call("cuMemGetAllocationGranularity", [&](auto& d) {
+      *bytes = static_cast<std::size_t>(d.options_.granularity_bytes);
+      return CUDA_SUCCESS;
+    });
   }
   static CUresult reserve(CUdeviceptr* out, std::size_t bytes, std::size_t, CUdeviceptr, unsigned long long) {
     return call("cuMemAddressReserve", [&](auto& d) { return d.reserve(out, bytes); });
@@ -149,6 +158,13 @@ struct FakeDriver::Entries {
   }
   static CUresult host_free(void* p) {
     return call("cuMemFreeHost", [&](auto& d) { return d.host_free(p); });
+  }
+
+  static CUresult host_register(void* p, std::size_t bytes, unsigned) {
+    return call("cuMemHostRegister", [&](auto& d) { return d.host_register(p, bytes); });
+  }
+  static CUresult host_unregister(void* p) {
+    return call("cuMemHostUnregister", [&](auto& d) { return d.host_unregister(p); });
   }
 
   static std::uint64_t address(const void* p) { return reinterpret_cast<std::uint64_t>(p); }
@@ -205,7 +221,9 @@ struct FakeDriver::Entries {
   static CUresult stream_create(CUstream* out, unsigned) {
     return call("cuStreamCreate", [&](auto& d) {
       const std::int64_t id = d.next_handle_++;
-      d.streams_[id].clock = d.host_;
+      Stream& s = d.streams_[id];
+      s.number = d.num_streams_++;
+      s.clock = d.host();
       *out = handle_of<CUstream>(id);
       return CUDA_SUCCESS;
     });
@@ -247,6 +265,39 @@ struct FakeDriver::Entries {
       return d.events_.contains(id_of(e)) ? d.synchronize_event(id_of(e))
                                           : d.found("cuEventSynchronize: no such event");
     });
+  }
+
+  static CUresult event_query(CUevent e) {
+    return call("cuEventQuery", [&](auto& d) {
+      const auto it = d.events_.find(id_of(e));
+      if (it == d.events_.end()) return d.found("cuEventQuery: no such event");
+      if (it->second.done < it->second.issued) return CUDA_ERROR_NOT_READY;
+      merge(d.host(), it->second.clock);
+      return CUDA_SUCCESS;
+    });
+  }
+  static CUresult event_elapsed(float* milliseconds, CUevent from, CUevent to) {
+    return call("cuEventElapsedTime", [&](auto& d) {
+      const auto a = d.events_.find(id_of(from)), b = d.events_.find(id_of(to));
+      if (a == d.events_.end() || b == d.events_.end()) return d.found("cuEventElapsedTime: no such event");
+      if (a->second.issued == 0 || b->second.issued == 0) return CUDA_ERROR_INVALID_HANDLE;
+      if (a->second.done < a->second.issued || b->second.done < b->second.issued) return CUDA_ERROR_NOT_READY;
+      *milliseconds = static_cast<float>(static_cast<double>(b->second.done_ns - a->second.done_ns) * 1e-6);
+      return CUDA_SUCCESS;
+    });
+  }
+
+  static HostKnowledge host_knows() {
+    FakeDriver* d = alive.load();
+    if (d == nullptr) return {};
+    const std::lock_guard lock(d->mutex_);
+    return std::make_shared<Clock>(d->host());
+  }
+  static void host_learns(const HostKnowledge& known) {
+    FakeDriver* d = alive.load();
+    if (d == nullptr || known == nullptr) return;
+    const std::lock_guard lock(d->mutex_);
+    merge(d->host(), *static_cast<const Clock*>(known.get()));
   }
 
   static CUresult library_load(CUlibrary* out, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*,
@@ -311,11 +362,21 @@ FakeDriver::FakeDriver(FakeOptions options) : options_(options) {
 }
 
 FakeDriver::~FakeDriver() {
-  accesses_.clear();  // nobody is asked any more
+  {
+    std::unique_lock lock(mutex_);
+    going_ = true;
+    gone_.notify_all();
+    gone_.wait(lock, [&] { return hanging_ == 0; });
+  }
+  touched_.clear();  // nobody is asked any more
   while (!mappings_.empty()) unmap(mappings_.begin()->first, static_cast<std::size_t>(mappings_.begin()->second.bytes));
   while (!reserved_.empty())
     free_address(reserved_.begin()->first, static_cast<std::size_t>(reserved_.begin()->second));
-  while (!pinned_.empty()) host_free(reinterpret_cast<void*>(pinned_.begin()->first));
+  while (!pinned_.empty()) {
+    auto* const at = reinterpret_cast<void*>(pinned_.begin()->first);
+    if (pinned_.begin()->second.owned) host_free(at);
+    else host_unregister(at);
+  }
   for (auto& [handle, p] : physical_) p.released = true;
   while (!physical_.empty()) destroy_if_unused(physical_.begin()->first);
   alive.store(nullptr);
@@ -326,9 +387,24 @@ CUresult FakeDriver::found(std::string what) {
   return sticky_ = CUDA_ERROR_LAUNCH_FAILED;
 }
 
+std::vector<std::string> FakeDriver::findings() const {
+  const std::lock_guard lock(mutex_);
+  return findings_;
+}
+
+std::map<std::string, std::int64_t> FakeDriver::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
 void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
   const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = error;
+  faults_[entry][calls_[entry] + nth] = {error, false};
+}
+
+void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
+  const std::lock_guard lock(mutex_);
+  faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
 }
 
 std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
@@ -359,6 +435,14 @@ Driver FakeDriver::table() const {
   t.cuEventCreate = E::event_create, t.cuEventDestroy = E::event_destroy, t.cuEventRecord = E::event_record;
   t.cuEventSynchronize = E::event_synchronize, t.cuLibraryLoadData = E::library_load;
   t.cuLibraryUnload = E::library_unload, t.cuLibraryGetKernel = E::get_kernel, t.cuLaunchKernel = E::launch;
+  t.cuEventQuery = E::event_query;
+  t.cuEventElapsedTime = E::event_elapsed;
+  t.cuMemHostRegister = E::host_register;
+  t.cuMemHostUnregister = E::host_unregister;
+  t.host_knows = E::host_knows, t.host_learns = E::host_learns;
+#define HB_CUDA_IS_THERE(name) HB_CHECK(t.name != nullptr, "the double has no " #name);
+  HB_CUDA_ENTRIES(HB_CUDA_IS_THERE)
+#undef HB_CUDA_IS_THERE
   return t;
 }
 

@@ -11,19 +11,19 @@
 namespace hotbunk::cuda {
 namespace {
 
-constexpr std::size_t granularity = std::size_t{2} << 20;  // of cuMemGetAllocationGranularity on every GPU so far
-
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
 
 std::int64_t FakeDriver::mapped_bytes() const {
+  const std::lock_guard lock(mutex_);
   std::int64_t bytes = 0;
   for (const auto& [address, m] : mappings_) bytes += m.bytes;
   return bytes;
 }
 
 CUresult FakeDriver::reserve(CUdeviceptr* out, std::size_t bytes) {
+  const auto granularity = static_cast<std::size_t>(options_.granularity_bytes);
   if (bytes == 0 || bytes % granularity != 0) return CUDA_ERROR_INVALID_VALUE;
   // One granule more, so that the range begins on a granule's boundary.
   void* at = ::mmap(nullptr, bytes + granularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -47,7 +47,7 @@ CUresult FakeDriver::free_address(CUdeviceptr begin, std::size_t bytes) {
 }
 
 CUresult FakeDriver::create(CUmemGenericAllocationHandle* out, std::size_t bytes) {
-  if (bytes == 0 || bytes % granularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 || bytes % static_cast<std::size_t>(options_.granularity_bytes) != 0) return CUDA_ERROR_INVALID_VALUE;
   std::int64_t used = 0;
   for (const auto& [handle, p] : physical_) used += p.bytes;
   if (used + static_cast<std::int64_t>(bytes) > options_.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -99,10 +99,9 @@ CUresult FakeDriver::unmap(CUdeviceptr begin, std::size_t bytes) {
   const CUdeviceptr end = begin + bytes;
   // A driver unmaps at once, streams or not. Tasks that have not run meet a hole; of those that have, by luck, the host
   // must have known.
-  for (const auto& [at, a] : accesses_)
-    if (at < end && a.end > begin && (!host_.contains(a.stream) || host_.at(a.stream) < a.sequence))
-      return found(fmt::format("cuMemUnmap: the host has not waited for '{}' on stream {}, which uses [{:#x}, {:#x})",
-                               a.name, a.stream, at, a.end));
+  if (const auto c = touched_.pending(begin, end, host()); c)
+    return found(fmt::format("cuMemUnmap: the host has not waited for '{}' on stream {}, which uses [{:#x}, {:#x})",
+                             touched_.name_of(c->earlier.name), c->earlier.stream, c->begin, c->end));
   for (CUdeviceptr at = begin; at < end;) {
     const auto it = mappings_.find(at);
     if (it == mappings_.end() || at + static_cast<CUdeviceptr>(it->second.bytes) > end)
@@ -117,7 +116,7 @@ CUresult FakeDriver::unmap(CUdeviceptr begin, std::size_t bytes) {
     mappings_.erase(it);
     destroy_if_unused(handle);
   }
-  std::erase_if(accesses_, [&](const auto& a) { return a.first < end && a.second.end > begin; });
+  touched_.forget(begin, end);
   return CUDA_SUCCESS;
 }
 
@@ -138,14 +137,38 @@ CUresult FakeDriver::set_access(CUdeviceptr begin, std::size_t bytes) {
 CUresult FakeDriver::host_alloc(void** out, std::size_t bytes) {
   *out = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (*out == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  pinned_[reinterpret_cast<std::uint64_t>(*out)] = static_cast<std::int64_t>(bytes);
+  pinned_[reinterpret_cast<std::uint64_t>(*out)] = {static_cast<std::int64_t>(bytes), true};
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::host_register(void* at, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uint64_t>(at);
+  for (const auto& [other, p] : pinned_)
+    if (other < begin + bytes && begin < other + static_cast<std::uint64_t>(p.bytes))
+      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  pinned_[begin] = {static_cast<std::int64_t>(bytes), false};
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::host_unregister(void* at) {
+  const auto it = pinned_.find(reinterpret_cast<std::uint64_t>(at));
+  if (it == pinned_.end() || it->second.owned)
+    return found("cuMemHostUnregister: not what cuMemHostRegister was given");
+  // As with unmapping: a copy that has not been waited for may still use it.
+  const std::uint64_t begin = it->first, end = begin + static_cast<std::uint64_t>(it->second.bytes);
+  if (const auto c = touched_.pending(begin, end, host()); c)
+    return found(fmt::format("cuMemHostUnregister: the host has not waited for '{}' on stream {}",
+                             touched_.name_of(c->earlier.name), c->earlier.stream));
+  touched_.forget(begin, end);
+  pinned_.erase(it);
   return CUDA_SUCCESS;
 }
 
 CUresult FakeDriver::host_free(void* at) {
   const auto it = pinned_.find(reinterpret_cast<std::uint64_t>(at));
-  if (it == pinned_.end()) return found("cuMemFreeHost: not what cuMemHostAlloc gave");
-  ::munmap(at, static_cast<std::size_t>(it->second));
+  if (it == pinned_.end() || !it->second.owned) return found("cuMemFreeHost: not what cuMemHostAlloc gave");
+  touched_.forget(it->first, it->first + static_cast<std::uint64_t>(it->second.bytes));
+  ::munmap(at, static_cast<std::size_t>(it->second.bytes));
   pinned_.erase(it);
   return CUDA_SUCCESS;
 }
@@ -154,7 +177,7 @@ bool FakeDriver::is_pinned(const void* p, std::size_t bytes) const {
   const auto at = reinterpret_cast<std::uint64_t>(p);
   const auto it = pinned_.upper_bound(at);
   return it != pinned_.begin() &&
-         at + bytes <= std::prev(it)->first + static_cast<std::uint64_t>(std::prev(it)->second);
+         at + bytes <= std::prev(it)->first + static_cast<std::uint64_t>(std::prev(it)->second.bytes);
 }
 
 std::string FakeDriver::why_no_device_memory(CUdeviceptr begin, std::size_t bytes) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "backends/cuda/fake/fake_driver.h"
 #include "base/rng.h"
@@ -9,8 +10,16 @@
 namespace hotbunk::cuda {
 namespace {
 
-void merge(Clock& into, const Clock& from) {
-  for (const auto& [stream, sequence] : from) into[stream] = std::max(into[stream], sequence);
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// The stream has come so far.
+void note_issued(Clock& clock, std::int32_t stream, std::int64_t sequence) {
+  const auto at = static_cast<std::size_t>(stream);
+  if (clock.size() <= at) clock.resize(at + 1);
+  clock[at] = sequence;
 }
 
 }  // namespace
@@ -20,16 +29,16 @@ FakeDriver::Stream* FakeDriver::stream(CUstream handle) {
   return it == streams_.end() ? nullptr : &it->second;
 }
 
-CUresult FakeDriver::enqueue(CUstream handle, std::string name, std::function<std::vector<Touch>()> run) {
+CUresult FakeDriver::enqueue(CUstream handle, const std::string& name, std::function<std::vector<Touch>()> run) {
   Stream* s = stream(handle);
   if (s == nullptr) return found(fmt::format("{}: no such stream", name));
   Task t;
-  t.name = std::move(name);
+  t.name = touched_.number_of(name);
   t.run = std::move(run);
-  merge(s->clock, host_);  // the host issues it after all that it has seen
+  merge(s->clock, host());  // the thread issues it after all that it has seen
   t.sequence = ++s->issued;
   t.clock = s->clock;
-  s->clock[static_cast<std::int32_t>(reinterpret_cast<std::int64_t>(handle))] = t.sequence;
+  note_issued(s->clock, s->number, t.sequence);
   s->queue.push_back(std::move(t));
   let_some_run();
   return sticky_;
@@ -39,13 +48,13 @@ CUresult FakeDriver::record(CUevent event, CUstream handle) {
   Stream* s = stream(handle);
   const auto it = events_.find(reinterpret_cast<std::int64_t>(event));
   if (s == nullptr || it == events_.end()) return found("cuEventRecord: no such event or stream");
+  if (drops_event_call()) return sticky_;
   Event& e = it->second;
-  merge(s->clock, host_);
-  e.clocks[++e.issued] = s->clock;
+  merge(s->clock, host());
+  e.clock = s->clock;
   Task t;
-  t.name = "record";
   t.event = it->first;
-  t.version = e.issued;
+  t.version = ++e.issued;
   s->queue.push_back(std::move(t));
   let_some_run();
   return sticky_;
@@ -55,11 +64,11 @@ CUresult FakeDriver::wait(CUstream handle, CUevent event) {
   Stream* s = stream(handle);
   const auto it = events_.find(reinterpret_cast<std::int64_t>(event));
   if (s == nullptr || it == events_.end()) return found("cuStreamWaitEvent: no such event or stream");
+  if (drops_event_call()) return sticky_;
   const Event& e = it->second;
   if (e.issued == 0) return sticky_;  // never recorded: no wait, as CUDA has it
-  merge(s->clock, e.clocks.at(e.issued));
+  merge(s->clock, e.clock);
   Task t;
-  t.name = "wait";
   t.event = it->first;
   t.version = e.issued;
   t.waits = true;
@@ -77,25 +86,26 @@ bool FakeDriver::ready(const Stream& s) const {
 }
 
 bool FakeDriver::run_one() {
-  std::vector<std::int64_t> could;
-  for (const auto& [id, s] : streams_)
-    if (ready(s)) could.push_back(id);
+  std::vector<Stream*> could;
+  for (auto& [id, s] : streams_)
+    if (ready(s)) could.push_back(&s);
   if (could.empty()) return false;
   const std::uint32_t draw = random_words(options_.seed, RngPurpose::test, 0, draws_++)[0];
-  const std::int64_t id = could[draw % could.size()];
-  Stream& s = streams_[id];
+  Stream& s = *could[draw % could.size()];
   Task t = std::move(s.queue.front());
   s.queue.pop_front();
   if (t.run) {
     try {
-      note(static_cast<std::int32_t>(id), t, t.run());
+      note(s, t, t.run());
     } catch (const std::exception& e) {
-      found(fmt::format("{}: {}", t.name, e.what()));
+      found(fmt::format("{}: {}", touched_.name_of(t.name), e.what()));
     }
     ++tasks_run_;
   } else if (!t.waits) {
-    if (const auto it = events_.find(t.event); it != events_.end())
-      it->second.done = std::max(it->second.done, t.version);
+    if (const auto it = events_.find(t.event); it != events_.end() && t.version > it->second.done) {
+      it->second.done = t.version;
+      it->second.done_ns = now_ns();
+    }
   }
   return true;
 }
@@ -114,24 +124,9 @@ CUresult FakeDriver::drain(const std::function<bool()>& done) {
   return sticky_;
 }
 
-void FakeDriver::host_saw(const Clock& clock) {
-  merge(host_, clock);
-  // What the host and every task still to run know to be done is ordered before all that may come: forgotten.
-  const auto knows = [](const Clock& c, const Access& a) {
-    const auto it = c.find(a.stream);
-    return it != c.end() && it->second >= a.sequence;
-  };
-  std::erase_if(accesses_, [&](const auto& entry) {
-    return knows(host_, entry.second) && std::ranges::all_of(streams_, [&](const auto& s) {
-             return std::ranges::all_of(s.second.queue,
-                                        [&](const Task& t) { return !t.run || knows(t.clock, entry.second); });
-           });
-  });
-}
-
 CUresult FakeDriver::synchronize(std::int64_t id) {
   const CUresult result = drain([&] { return streams_.at(id).queue.empty(); });
-  host_saw(streams_.at(id).clock);
+  merge(host(), streams_.at(id).clock);
   return result;
 }
 
@@ -139,31 +134,17 @@ CUresult FakeDriver::synchronize_event(std::int64_t id) {
   Event& e = events_.at(id);
   if (e.issued == 0) return sticky_;
   const CUresult result = drain([&] { return e.done >= e.issued; });
-  host_saw(e.clocks.at(e.issued));
+  merge(host(), e.clock);
   return result;
 }
 
-void FakeDriver::note(std::int32_t id, const Task& t, const std::vector<Touch>& touches) {
-  const auto ordered = [&](const Access& a) {
-    if (a.stream == id) return true;
-    const auto it = t.clock.find(a.stream);
-    return it != t.clock.end() && it->second >= a.sequence;
-  };
-  for (const Touch& touch : touches) {
-    for (auto it = accesses_.begin(); it != accesses_.end() && it->first < touch.end;) {
-      const Access& a = it->second;
-      const bool overlaps = a.end > touch.begin;
-      if (overlaps && (touch.write || a.write) && !ordered(a)) {
-        found(fmt::format("'{}' on stream {} and '{}' on stream {} touch [{:#x}, {:#x}) with no order between them",
-                          a.name, a.stream, t.name, id, std::max(it->first, touch.begin), std::min(a.end, touch.end)));
-        return;
-      }
-      // Wholly covered by a later write that is ordered behind it: nobody needs it any more.
-      if (overlaps && touch.write && it->first >= touch.begin && a.end <= touch.end) it = accesses_.erase(it);
-      else ++it;
-    }
-    accesses_.emplace(touch.begin, Access{touch.end, id, t.sequence, t.name, touch.write});
-  }
+void FakeDriver::note(const Stream& s, const Task& t, const std::vector<Touch>& touches) {
+  const TouchedBytes::Toucher me{s.number, t.sequence, t.name};
+  for (const Touch& touch : touches)
+    if (const auto c = touched_.touch(touch.begin, touch.end, touch.write, me, t.clock); c)
+      found(fmt::format("'{}' on stream {} and '{}' on stream {} touch [{:#x}, {:#x}) with no order between them",
+                        touched_.name_of(c->earlier.name), c->earlier.stream, touched_.name_of(t.name), s.number,
+                        std::max(touch.begin, c->begin), std::min(touch.end, c->end)));
 }
 
 }  // namespace hotbunk::cuda

@@ -71,7 +71,8 @@ HB_DEVICE void matmul(const bf16* a, const bf16* b, const bf16* bias, C* c, int 
   const int row0 = blockIdx.y * tile, column0 = blockIdx.x * tile;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
-  const bool wide = K % 8 == 0;
+  // A parameter inside a gathered unit begins at any element.
+  const bool wide = K % 8 == 0 && (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
   float sum[2][4][4] = {};
   const auto bring = [&](int stage, int k0) {
     if (transposed_a) fetch_transposed(as[stage], a, M, K, row0, k0);

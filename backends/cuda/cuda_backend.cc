@@ -1,0 +1,93 @@
+#include "backends/cuda/cuda_backend.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "backends/cuda/cuda_device.h"
+#include "base/check.h"
+
+namespace hotbunk::cuda {
+
+CudaBackend::CudaBackend(CudaWorld& world, hotbunk::Driver& driver, CudaOptions options)
+    : world_(world), driver_(driver), options_(std::move(options)) {}
+CudaBackend::~CudaBackend() = default;
+
+Capability CudaBackend::supports(const Op& op) const {
+  if (op.is_priced()) return {false, "it is a priced block: what another framework does there is not written op by op"};
+  if (is_communication(op.kind)) {
+    if (op.kind == OpKind::all_to_all) return {false, "no lowering uses it yet, so its kernel is not registered"};
+    return {};
+  }
+  const bool built_in = is_memory(op.kind) || is_event(op.kind) || op.kind == OpKind::feed ||
+                        op.kind == OpKind::fetch || op.kind == OpKind::copy;
+  if (!built_in && !op_launch(op.kind)) return {false, "no CUDA kernel is registered for it"};
+  std::string why = why_unsupported(op);
+  return {why.empty(), std::move(why)};
+}
+
+Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan, std::span<const Rank> local) {
+  HB_CHECK(local.size() == 1 && local[0] == world_.rank(), "a CUDA backend plays one rank, its own");
+  if (world_.size() != plan.num_ranks())
+    return fail(Diagnostic{
+        .code = "E704",
+        .message = fmt::format("the plan has {} ranks, but {} were launched", plan.num_ranks(), world_.size()),
+        .where = {},
+        .notes = {},
+        .help = fmt::format("launch {} ranks, or change train.layout", plan.num_ranks())});
+  try {
+    world_.context().make_current();
+    auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_);
+    device_ = device.get();
+    memory_ = device->arena();
+    std::vector<std::unique_ptr<Device>> out;
+    out.push_back(std::move(device));
+    return out;
+  } catch (const RuntimeFailure& e) {
+    return fail(Diagnostic{
+        .code = "E602",
+        .message = e.what(),
+        .where = {},
+        .notes = {fmt::format("rank {}, while opening the plan's arenas, tables and communicators", world_.rank())},
+        .help = "`hotbunk doctor` says what the driver is and what memory is free"});
+  }
+}
+
+Result<Trace> CudaBackend::take_trace() {
+  HB_CHECK(device_, "open() comes first");
+  return device_->take_trace();
+}
+std::vector<PhaseSpan> CudaBackend::stays(std::int32_t step) const {
+  HB_CHECK(device_, "open() comes first");
+  return device_->measured().stays(step);
+}
+RankMemory CudaBackend::memory_so_far() {
+  HB_CHECK(device_, "open() comes first");
+  return device_->memory().measured();
+}
+
+std::int64_t CudaBackend::physical_bytes() const { return memory_->physical_bytes(); }
+std::int64_t CudaBackend::mapped_bytes() const { return memory_->counters().mapped; }
+
+std::vector<std::byte> CudaBackend::read(std::string_view name) const {
+  HB_CHECK(device_, "open() comes first");
+  const Driver& d = world_.context().driver();
+  for (const Buffer& b : device_->program().buffers) {
+    if (b.name != name || !device_->memory().is_mapped(b)) continue;
+    std::vector<std::byte> out(static_cast<std::size_t>(b.bytes()));
+    void* staging = nullptr;
+    CUstream stream = nullptr;
+    HB_CUDA(d, cuMemHostAlloc(&staging, out.size(), 0));
+    HB_CUDA(d, cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    HB_CUDA(
+        d, cuMemcpyDtoHAsync(staging, reinterpret_cast<CUdeviceptr>(device_->memory().address(b)), out.size(), stream));
+    HB_CUDA(d, cuStreamSynchronize(stream));
+    std::copy_n(static_cast<const std::byte*>(staging), out.size(), out.begin());
+    HB_CUDA(d, cuStreamDestroy(stream));
+    HB_CUDA(d, cuMemFreeHost(staging));
+    return out;
+  }
+  return {};
+}
+
+}  // namespace hotbunk::cuda

@@ -1,0 +1,465 @@
+#include "backends/cuda/cuda_device.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "backends/cuda/pinned_arena.h"
+#include "base/check.h"
+#include "runtime/guarded.h"
+#include "trace/capacity.h"
+
+namespace hotbunk::cuda {
+namespace {
+
+BookOptions book_options(const Plan& plan, const Program& program, Space space) {
+  const ArenaExtent extent = arena_extent(plan, program, space);
+  return {.name = std::string(name_of(space)),
+          .reserve_bytes = extent.reserve_bytes,
+          .capacity_bytes = extent.capacity_bytes,
+          .chunk_bytes = plan.chunk_bytes};
+}
+
+/// Where maps and unmaps of device sections begin and end, from the arena's base.
+std::vector<std::int64_t> cuts_of(const Program& program) {
+  const std::vector<std::int64_t> bases = section_bases(program);
+  std::vector<std::int64_t> cuts;
+  for (const Body& body : program.bodies)
+    for (const Op& op : body.ops) {
+      if (op.kind != OpKind::map && op.kind != OpKind::unmap) continue;
+      if (program.section(op.section).space != Space::device) continue;
+      const std::int64_t base = bases[static_cast<std::size_t>(op.section)];
+      cuts.push_back(base + op.map_begin);
+      cuts.push_back(base + op.map_end);
+    }
+  return cuts;
+}
+
+std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program, CudaWorld& world,
+                                        const CudaOptions& options) {
+  auto arena =
+      std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device), cuts_of(program));
+  world.local().set_arena(options.scope, world.rank(), arena->base());
+  return arena;
+}
+
+CUdeviceptr address_of(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
+
+}  // namespace
+
+/// An op between two events of the device.
+struct CudaDevice::Timed {
+  BoundOp op;
+  DeviceRecord::Where where;
+  Sizes sizes;
+  std::int64_t bytes = -1;
+  PooledEvent start, end;
+};
+
+struct CudaDevice::Stream {
+  Stream(const Context& context, std::string name, std::int64_t scratch_bytes)
+      : owner(context), launch(context, owner.handle), staging(context, owner.handle), scratch(context, scratch_bytes) {
+    queue = std::make_unique<StreamThread>(std::move(name));
+    queue->enqueue([&context] { context.make_current(); });
+  }
+  ~Stream() {
+    queue.reset();
+    launch.driver().cuStreamSynchronize(owner.handle);  // an error has been said by now
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  void synchronize() const { HB_CUDA(launch.driver(), cuStreamSynchronize(launch.stream())); }
+
+  struct Owner {
+    explicit Owner(const Context& c) : context(c) {
+      HB_CUDA(c.driver(), cuStreamCreate(&handle, CU_STREAM_NON_BLOCKING));
+    }
+    ~Owner() { context.driver().cuStreamDestroy(handle); }
+    Owner(const Owner&) = delete;
+    Owner& operator=(const Owner&) = delete;
+    const Context& context;
+    CUstream handle = nullptr;
+  } owner;
+  Launcher launch;
+  Staging staging;
+  DeviceBlock scratch;
+  std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs
+  std::unique_ptr<StreamThread> queue;
+};
+
+CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::Driver* driver,
+                       const CudaOptions& options)
+    : plan_(plan),
+      program_(plan.program(rank)),
+      rank_(rank),
+      places_(places_of(plan, rank)),
+      world_(world),
+      context_(world.context()),
+      driver_(driver),
+      options_(options),
+      arena_(make_arena(plan, program_, world, options)),
+      memory_(program_, arena_, std::make_unique<PinnedArena>(context_, book_options(plan, program_, Space::host))),
+      tables_(context_, program_, places_),
+      events_(context_),
+      record_(plan, rank, {options.span_steps, false}, opened_ns(world, options.scope)),
+      issued_(static_cast<std::size_t>(program_.num_events)),
+      latest_(static_cast<std::size_t>(program_.num_events)) {
+  make_streams();
+  set_base();
+  communicators_.emplace(plan, rank, options.span_steps, options.scope,
+                         [&](std::span<const int> ranks, const std::string& name, StreamId id) {
+                           return world.communicator(ranks, name, stream(id).launch.stream());
+                         });
+  if (options.check_order) order_.emplace(plan, program_);
+}
+
+CudaDevice::~CudaDevice() = default;
+
+void CudaDevice::make_streams() {
+  std::array<std::int64_t, max_streams> scratch{};
+  std::array<bool, max_streams> used{};
+  used[static_cast<std::size_t>(lead_stream)] = true;
+  for (const Body& body : program_.bodies)
+    for (const Op& op : body.ops) {
+      const auto s = static_cast<std::size_t>(op.stream);
+      used[s] = true;
+      scratch[s] = std::max(scratch[s], scratch_bytes(op));
+    }
+  for (const auto& blocks : program_.phases)  // one may record or wait where it has no op
+    for (const Block& block : blocks)
+      for (const Call& call : block.calls)
+        for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
+  for (std::size_t s = 0; s < used.size(); ++s)
+    if (used[s])
+      streams_[s] = std::make_unique<Stream>(context_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s]);
+}
+
+void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
+  memory_.enter(step, phase);
+  record_.enter(step, phase);
+  world_.watch().set_phase(plan_.phases[static_cast<std::size_t>(phase)].name);
+}
+
+void CudaDevice::leave(std::int64_t blocks) {
+  record_.leave(blocks);
+  communicators_->fold_traffic(record_.where().step);
+}
+
+// Memory is booked when the call comes, in program order (DESIGN: one total program order per rank). Mapping touches
+// fresh ranges only, so it can happen at once; unmapping waits until nothing runs.
+
+Status CudaDevice::alloc(StreamId, const BoundOp& op) {
+  record_.note_call(false);
+  return guarded(op, [&] { record_.note_live(op.allocated(), memory_.alloc(op.allocated())); });
+}
+
+Status CudaDevice::free(StreamId, const BoundOp& op) {
+  record_.note_call(false);
+  return guarded(op, [&] { record_.note_live(op.allocated(), memory_.free(op.allocated())); });
+}
+
+Status CudaDevice::map(StreamId, const BoundOp& op) {
+  record_.note_call(false);
+  const auto& where = record_.where();
+  if (!memory_.fits(*op))
+    return fail(does_not_fit(plan_,
+                             {.rank = rank_,
+                              .step = where.step,
+                              .phase = where.phase,
+                              .op = op,
+                              .mapped_bytes = memory_.mapped_bytes(op.section().space)},
+                             [this](const Buffer& b) { return memory_.is_live(b); }));
+  return guarded(op, [&] {
+    const auto start = record_.now();
+    const auto& phase = plan_.phases[static_cast<std::size_t>(where.phase)].name;
+    memory_.map(*op, fmt::format("section {} in phase {}", op.section().name, phase));
+    record_.note_mapping(op, start);
+  });
+}
+
+Status CudaDevice::unmap(StreamId, const BoundOp& op) {
+  record_.note_call(false);
+  if (auto s = drain(); !s) return s;
+  return guarded(op, [&] {
+    const auto start = record_.now();
+    memory_.unmap(*op);
+    record_.note_mapping(op, start);
+  });
+}
+
+Sizes CudaDevice::sizes_before(const BoundOp& op, const Sizes& said) const {
+  Sizes sizes = said;
+  if (op->has(Attr::count))
+    for (const ExtentId e : plan_.counted_extents(*op)) sizes[e] = uncounted;
+  return sizes;
+}
+
+Sizes CudaDevice::sizes_now(Stream& s, const BoundOp& op, const Addresses& addresses, Sizes sizes) const {
+  if (!op->has(Attr::count)) return sizes;
+  const Tensor* input = &op->inputs[op->num_operands()];
+  for (const ExtentId e : plan_.counted_extents(*op)) {
+    const Tensor& count = *input++;
+    const std::byte* at = addresses.address(count);
+    if (space_of(op, count) == Space::device) {
+      std::byte* here = s.staging.take(sizeof sizes[e]);
+      HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(here, address_of(at), sizeof sizes[e], s.launch.stream()));
+      at = here;
+    }
+    s.synchronize();
+    std::memcpy(&sizes[e], at, sizeof sizes[e]);
+    const Extent& extent = plan_.extent(e);
+    if (sizes[e] < 0 || sizes[e] > extent.capacity)
+      throw RuntimeFailure(
+          fmt::format("the count of '{}' is {}, its capacity {}", extent.name, sizes[e], extent.capacity));
+  }
+  return sizes;
+}
+
+Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
+  record_.note_call(true);
+  const Sizes before = sizes_before(op, args.sizes);
+  if (auto s = check_order(op, before); !s) return s;
+  Stream& s = stream(id);
+  s.queue->enqueue([this, &s, op, sizes = before, where = record_.where(), work = std::move(work)]() mutable {
+    world_.watch().set_op(op.call->name, op->name);
+    const BoundAddresses addresses(memory_, op);
+    const CudaCall call{{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address()};
+    std::optional<Timed> timed;
+    try {
+      sizes = sizes_now(s, op, addresses, sizes);
+      if (record_.keeps(where)) {
+        timed = {op, where, sizes, -1, events_.take(true), events_.take(true)};
+        HB_CUDA(s.launch.driver(), cuEventRecord(timed->start.get(), s.launch.stream()));
+      }
+      const std::int64_t bytes = work(s, call);
+      if (timed) {
+        HB_CUDA(s.launch.driver(), cuEventRecord(timed->end.get(), s.launch.stream()));
+        timed->bytes = bytes;
+        s.timed.push_back(std::move(*timed));
+      }
+    } catch (const InternalError& e) {
+      throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
+    } catch (const std::exception& e) {
+      throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
+    }
+    world_.watch().note_finished();
+  });
+  return {};
+}
+
+Status CudaDevice::compute(StreamId id, const BoundOp& op, const Args& args) {
+  const OpLaunch launch = op_launch(op->kind);
+  HB_CHECK(launch, "no launch for {}", name_of(op->kind));
+  bool on_device = true;
+  for (const auto* side : {&op->inputs, &op->outputs})
+    for (const Tensor& t : *side) on_device = on_device && space_of(op, t) == Space::device;
+  if (on_device)
+    return enqueue(id, op, args, [launch](Stream&, const CudaCall& call) {
+      launch(call);
+      return std::int64_t{-1};
+    });
+  return enqueue(id, op, args, [this](Stream& s, const CudaCall& call) {
+    on_host(s, call);
+    return std::int64_t{-1};
+  });
+}
+
+void CudaDevice::on_host(Stream& s, const CudaCall& call) {
+  if (call.op.kind != OpKind::zero || space_of(call.bound, call.op.outputs[0]) != Space::host)
+    throw RuntimeFailure("its tensors are in host memory, and its kernels compute on the device");
+  s.synchronize();
+  std::memset(call.addresses.address(call.op.outputs[0]), 0,
+              static_cast<std::size_t>(call.op.outputs[0].bytes(call.sizes)));
+}
+
+Status CudaDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
+  switch (op->kind) {
+    case OpKind::feed:
+      return enqueue(id, op, args, [this, args](Stream& s, const CudaCall& call) { return feed(s, call, args); });
+    case OpKind::fetch:
+      return enqueue(id, op, args, [this, args](Stream& s, const CudaCall& call) { return fetch(s, call, args); });
+    case OpKind::peer_copy:
+      return enqueue(id, op, args, [this, phase = record_.where().phase](Stream& s, const CudaCall& call) {
+        return peer_copy(s, call, phase);
+      });
+    default:
+      return enqueue(id, op, args, [this](Stream& s, const CudaCall& call) { return copy_between(s, call); });
+  }
+}
+
+std::int64_t CudaDevice::feed(Stream& s, const CudaCall& call, const Args& args) {
+  const Tensor& t = call.op.outputs[0];
+  const std::int64_t bytes = t.bytes(call.sizes);
+  const auto size = static_cast<std::size_t>(bytes);
+  std::byte* to = call.addresses.address(t);
+  if (space_of(call.bound, t) == Space::host) {
+    s.synchronize();
+    driver_->feed(rank_, call.bound, args, {to, size});
+    return -1;
+  }
+  std::byte* staged = s.staging.take(bytes);
+  // A driver need not fill all of it: elements that pad a shard are zeros, whatever passed through here before.
+  std::memset(staged, 0, size);
+  driver_->feed(rank_, call.bound, args, {staged, size});
+  if (bytes == 0) return -1;
+  HB_CUDA(s.launch.driver(), cuMemcpyHtoDAsync(address_of(to), staged, size, s.launch.stream()));
+  s.staging.in_use();
+  return -1;
+}
+
+std::int64_t CudaDevice::fetch(Stream& s, const CudaCall& call, const Args& args) {
+  const Tensor& t = call.op.inputs[0];
+  const std::int64_t bytes = t.bytes(call.sizes);
+  const auto size = static_cast<std::size_t>(bytes);
+  std::byte* from = call.addresses.address(t);
+  if (space_of(call.bound, t) == Space::device) {
+    std::byte* staged = s.staging.take(bytes);
+    if (bytes > 0) HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(staged, address_of(from), size, s.launch.stream()));
+    from = staged;
+  }
+  s.synchronize();
+  driver_->fetch(rank_, call.bound, args, {from, size});
+  return -1;
+}
+
+std::int64_t CudaDevice::copy_between(Stream& s, const CudaCall& call) {
+  const Tensor &from = call.op.inputs[0], &to = call.op.outputs[0];
+  const std::int64_t bytes = from.bytes(call.sizes);
+  if (bytes == 0) return -1;
+  const auto size = static_cast<std::size_t>(bytes);
+  std::byte *source = call.addresses.address(from), *target = call.addresses.address(to);
+  const bool from_host = space_of(call.bound, from) == Space::host, to_host = space_of(call.bound, to) == Space::host;
+  const Driver& d = s.launch.driver();
+  if (from_host && to_host) {
+    s.synchronize();
+    std::memmove(target, source, size);
+  } else if (from_host) {
+    HB_CUDA(d, cuMemcpyHtoDAsync(address_of(target), source, size, s.launch.stream()));
+  } else if (to_host) {
+    HB_CUDA(d, cuMemcpyDtoHAsync(target, address_of(source), size, s.launch.stream()));
+  } else {
+    s.launch.copy(address_of(target), address_of(source), bytes);
+  }
+  return -1;
+}
+
+std::int64_t CudaDevice::peer_copy(Stream& s, const CudaCall& call, std::int16_t phase) {
+  const DType dtype = call.op.inputs[0].dtype;
+  const std::span<const BoxRun> runs = tables_.boxes(call.op);
+  std::size_t run = 0;
+  std::int64_t in_run = 0;
+  return communicators_->peer_copy(
+      call, phase,
+      [this](int peer, std::int64_t offset) -> const std::byte* {
+        const std::byte* base = world_.local().arena(options_.scope, peer);
+        return base == nullptr ? nullptr : base + offset;
+      },
+      [&](const std::byte* from, const Box& b) {  // in the order of the tables
+        const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
+        copy_boxes(s.launch, address_of(from), dtype, address_of(call.addresses.address(to)), to.dtype, runs[run],
+                   in_run, 1);
+        if (++in_run == runs[run].boxes) ++run, in_run = 0;
+      });
+}
+
+Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
+  return enqueue(id, op, args, [this, phase = record_.where().phase](Stream&, const CudaCall& call) {
+    communicators_->collective(call, phase);
+    return std::int64_t{-1};
+  });
+}
+
+Status CudaDevice::record(StreamId id, EventId event) {
+  record_.note_call(true);
+  if (order_) order_->record(id, event);
+  return guarded([] { return std::string("recording an event"); },
+                 [&] {
+                   const auto at = static_cast<std::size_t>(event);
+                   Stream& s = stream(id);
+                   const PooledEvent e = latest_[at] = events_.take();
+                   s.queue->enqueue([&s, e] { HB_CUDA(s.launch.driver(), cuEventRecord(e.get(), s.launch.stream())); });
+                   s.queue->record(issued_[at]);
+                 });
+}
+
+Status CudaDevice::wait(StreamId id, EventId event) {
+  record_.note_call(true);
+  if (order_) order_->wait(id, event);
+  const auto at = static_cast<std::size_t>(event);
+  if (latest_[at] == nullptr) return {};  // never recorded
+  Stream& s = stream(id);
+  s.queue->wait(issued_[at]);
+  s.queue->enqueue(
+      [&s, e = latest_[at]] { HB_CUDA(s.launch.driver(), cuStreamWaitEvent(s.launch.stream(), e.get(), 0)); });
+  return {};
+}
+
+Status CudaDevice::drain() {
+  return guarded([] { return std::string("waiting for the streams"); },
+                 [&] {
+                   for (auto& s : streams_)
+                     if (s) s->queue->sync();
+                   for (auto& s : streams_)
+                     if (s) s->synchronize();
+                   note_timed();
+                   if (order_) order_->join();
+                   const Driver& d = context_.driver();
+                   if (d.host_knows == nullptr) return;
+                   for (auto& s : streams_)
+                     if (s) s->queue->enqueue([&d, known = d.host_knows()] { d.host_learns(known); });
+                 });
+}
+
+void CudaDevice::note_timed() {
+  const Driver& d = context_.driver();
+  const auto since_base = [&](const PooledEvent& e) {
+    float milliseconds = 0;
+    HB_CUDA(d, cuEventElapsedTime(&milliseconds, base_.get(), e.get()));
+    return base_ns_ + std::llround(static_cast<double>(milliseconds) * 1e6);
+  };
+  for (std::size_t id = 0; id < streams_.size(); ++id) {
+    if (!streams_[id]) continue;
+    for (const Timed& t : streams_[id]->timed)
+      record_.note_op(static_cast<StreamId>(id), t.op, t.where, since_base(t.start), since_base(t.end), t.sizes,
+                      t.bytes);
+    streams_[id]->timed.clear();
+  }
+  if (record_.keeps(record_.where())) set_base();
+}
+
+void CudaDevice::set_base() {
+  const Stream& lead = *streams_[static_cast<std::size_t>(lead_stream)];
+  base_ = events_.take(true);
+  HB_CUDA(context_.driver(), cuEventRecord(base_.get(), lead.launch.stream()));
+  lead.synchronize();
+  base_ns_ = record_.now().ns;
+}
+
+Status CudaDevice::check_order(const BoundOp& op, const Sizes& sizes) {
+  if (!order_) return {};
+  auto race = order_->touch(op, sizes);
+  if (!race) return {};
+  return fail(Diagnostic{.code = "E612",
+                         .message = *race,
+                         .where = {},
+                         .notes = {"an order of threads exists in which the one reads or writes what the other writes"},
+                         .help = "this is a fault of the plan; please report it with the scenario"});
+}
+
+Status CudaDevice::sync() {
+  record_.note_sync_begins();
+  auto s = drain();
+  record_.note_sync_ends();
+  if (!s) s.error().front().notes.clear();  // the op that failed is named in the message itself
+  return s;
+}
+
+Trace CudaDevice::take_trace() {
+  return record_.take_trace(static_cast<std::size_t>(plan_.num_ranks()), memory_.measured(), communicators_->traffic());
+}
+
+}  // namespace hotbunk::cuda

@@ -1,0 +1,101 @@
+// One rank on a CUDA device: the Device calls, turned into work of a host thread per stream, which enqueues it on the
+// driver's stream of the same name. Internal to the backend.
+//
+// Host threads, because some ops need the host when their turn comes: a feed asks the driver, a fetch gives it data, a
+// count that the device made sizes the next launch, ranks of a collective meet. A host thread waits only for its own
+// stream; streams wait for each other by events on the device.
+#pragma once
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/device_arena.h"
+#include "backends/cuda/event_pool.h"
+#include "backends/cuda/op_launches.h"
+#include "backends/cuda/staging.h"
+#include "runtime/access_order.h"
+#include "runtime/device_record.h"
+#include "runtime/plan_communicators.h"
+#include "runtime/program_memory.h"
+#include "runtime/stream_thread.h"
+
+namespace hotbunk::cuda {
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const Plan&, Rank, CudaWorld&, hotbunk::Driver*, const CudaOptions&);
+  ~CudaDevice() override;
+
+  Rank rank() const override { return rank_; }
+  void enter(std::int32_t step, std::int16_t phase) override;
+  void leave(std::int64_t blocks) override;
+  Status alloc(StreamId, const BoundOp&) override;
+  Status free(StreamId, const BoundOp&) override;
+  Status map(StreamId, const BoundOp&) override;
+  Status unmap(StreamId, const BoundOp&) override;
+  Status compute(StreamId, const BoundOp&, const Args&) override;
+  Status copy(StreamId, const BoundOp&, const Args&) override;
+  Status collective(StreamId, const BoundOp&, const Args&) override;
+  Status record(StreamId, EventId) override;
+  Status wait(StreamId, EventId) override;
+  Status sync() override;
+
+  const Program& program() const { return program_; }
+  ProgramMemory& memory() { return memory_; }
+  /// Shared with the backend: peers read it until the world is left.
+  const std::shared_ptr<DeviceArena>& arena() const { return arena_; }
+  const DeviceRecord& measured() const { return record_; }
+  Trace take_trace();
+
+ private:
+  struct Stream;
+  struct Timed;
+  using Work = std::function<std::int64_t(Stream&, const CudaCall&)>;  // bytes for the span; < 0: the catalogue's
+
+  Stream& stream(StreamId id) { return *streams_[static_cast<std::size_t>(id)]; }
+  void make_streams();
+  Status enqueue(StreamId, const BoundOp&, const Args&, Work);
+  /// What is known when the op is asked for: nothing of what the device counts, whatever the driver expects.
+  Sizes sizes_before(const BoundOp&, const Sizes&) const;
+  /// When the op's turn comes: with the counts that are its inputs. Throws RuntimeFailure.
+  Sizes sizes_now(Stream&, const BoundOp&, const Addresses&, Sizes) const;
+  std::int64_t feed(Stream&, const CudaCall&, const Args&);
+  std::int64_t fetch(Stream&, const CudaCall&, const Args&);
+  std::int64_t copy_between(Stream&, const CudaCall&);
+  /// Bytes that came from other ranks.
+  std::int64_t peer_copy(Stream&, const CudaCall&, std::int16_t phase);
+  void on_host(Stream&, const CudaCall&);
+  Space space_of(const BoundOp& op, const Tensor& t) const { return op.buffer(t).space(); }
+  Status drain();
+  /// Spans of what ran since the last time, by the device's clock; nothing runs.
+  void note_timed();
+  /// The device's clock and the host's at one moment, with nothing running.
+  void set_base();
+  Status check_order(const BoundOp&, const Sizes&);
+
+  const Plan& plan_;
+  const Program& program_;
+  const Rank rank_;
+  const Places places_;
+  CudaWorld& world_;
+  const Context& context_;
+  hotbunk::Driver* driver_;
+  const CudaOptions options_;
+  const std::shared_ptr<DeviceArena> arena_;
+  ProgramMemory memory_;
+  const OpTables tables_;
+  EventPool events_;
+  DeviceRecord record_;
+  std::optional<PlanCommunicators> communicators_;  // made on the streams
+  std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
+  std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record
+  std::optional<AccessOrder> order_;                // with check_order
+  PooledEvent base_;                                // of the device's clock since the last sync
+  std::int64_t base_ns_ = 0;                        // the same moment on the host's
+  std::array<std::unique_ptr<Stream>, max_streams> streams_;  // last: their threads end before what they work on
+};
+
+}  // namespace hotbunk::cuda

@@ -1,0 +1,47 @@
+// The device memory of one rank: addresses reserved once, physical memory mapped at them while the plan maps them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/cuda/context.h"
+#include "runtime/arena_books.h"
+
+namespace hotbunk::cuda {
+
+/// A plan's chunks may be smaller than the device's granules (a plan for CPU ranks has 4 KiB, a device 2 MiB): a
+/// granule is mapped while any chunk in it is. The books count chunks, the device has up to a granule more at each end
+/// of a range. `cuts`: where any map or unmap of the plan begins or ends, in bytes from the base; the driver unmaps
+/// only what it mapped as a whole, so between two cuts lies one piece of physical memory.
+class DeviceArena final : public ArenaBooks {
+ public:
+  /// RuntimeFailure when the range cannot be reserved.
+  DeviceArena(const Context&, BookOptions, const std::vector<std::int64_t>& cuts);
+  ~DeviceArena() override;
+
+  /// A device address: the host never reads it.
+  std::byte* base() const override { return reinterpret_cast<std::byte*>(base_); }
+  /// Physical bytes that the device holds for it.
+  std::int64_t physical_bytes() const;
+
+ private:
+  struct Piece {
+    std::int64_t begin = 0, end = 0;  // in granules' bytes
+    std::int64_t used = 0;            // bytes of it that the books call mapped
+  };
+  void provide(std::int64_t begin, std::int64_t end, std::string_view who) override;
+  void withdraw(std::int64_t begin, std::int64_t end) override;
+  /// Calls visit(piece, bytes of [begin, end) in it).
+  template <class F>
+  void each_piece(std::int64_t begin, std::int64_t end, F&& visit);
+  CUdeviceptr at(std::int64_t offset) const { return base_ + static_cast<CUdeviceptr>(offset); }
+
+  const Context& context_;
+  CUdeviceptr base_ = 0;
+  std::int64_t reserved_bytes_ = 0;
+  std::vector<Piece> pieces_;  // ascending, without holes
+};
+
+}  // namespace hotbunk::cuda

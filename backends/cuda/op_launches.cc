@@ -1,0 +1,379 @@
+#include "backends/cuda/op_launches.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "base/check.h"
+#include "graph/catalogue.h"
+#include "graph/slots.h"
+
+namespace hotbunk::cuda {
+namespace {
+
+constexpr int walk_threads = 256;         // of kernels that go through elements
+constexpr int head_threads = 128;         // of kernels with a warp per row and head
+constexpr std::int64_t norm_blocks = 64;  // of partial sums of squares
+
+// --- operands -------------------------------------------------------------------------------------------------------
+
+const Tensor& in(const CudaCall& c, std::size_t i) { return c.op.inputs[i]; }
+const Tensor& out(const CudaCall& c, std::size_t i) { return c.op.outputs[i]; }
+CUdeviceptr at(const CudaCall& c, const Tensor& t) { return reinterpret_cast<CUdeviceptr>(c.addresses.address(t)); }
+
+/// Kernels count rows and columns in 32 bits.
+int narrow(std::int64_t n) {
+  HB_CHECK(n >= 0 && n <= INT32_MAX, "{} is no count for a kernel", n);
+  return static_cast<int>(n);
+}
+int extent(const CudaCall& c, const Tensor& t, int dim) {
+  return narrow(t.shape[static_cast<std::size_t>(dim)].actual(c.sizes));
+}
+int flag(const CudaCall& c, Attr a) { return c.op.integer(a, 0) != 0 ? 1 : 0; }
+float eps(const CudaCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
+std::string named(const char* kernel, DType dtype) { return fmt::format("{}_{}", kernel, kernel_dtype(dtype)); }
+
+struct Heads {
+  int a, k, d;
+};
+Heads heads(const CudaCall& c) {
+  return {narrow(c.op.integer(Attr::heads)), narrow(c.op.integer(Attr::kv_heads)),
+          narrow(c.op.integer(Attr::head_dim))};
+}
+float attention_scale(const Heads& h) { return 1.0f / std::sqrt(static_cast<float>(h.d)); }
+/// A warp for each of n items.
+Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }
+
+/// Threads for a row of n elements: whole warps, by the row's length alone, so that a row's sums have one order.
+int row_threads(std::int64_t n) { return static_cast<int>(std::clamp<std::int64_t>((n + 31) / 32 * 32, 32, 256)); }
+
+// --- data -----------------------------------------------------------------------------------------------------------
+
+void run_zero(const CudaCall& c) { c.launch.fill(at(c, out(c, 0)), 0, out(c, 0).bytes(c.sizes)); }
+
+void run_cast(const CudaCall& c) {
+  const DType from = in(c, 0).dtype, to = out(c, 0).dtype;
+  const std::int64_t n = in(c, 0).elements(c.sizes);
+  if (from == to) return c.launch.copy(at(c, out(c, 0)), at(c, in(c, 0)), in(c, 0).bytes(c.sizes));
+  c.launch(fmt::format("cast_{}_{}", kernel_dtype(from), kernel_dtype(to)), {walking_blocks_of(n, walk_threads)},
+           walk_threads, at(c, in(c, 0)), at(c, out(c, 0)), n);
+}
+
+void run_copy_boxes(const CudaCall& c) {
+  for (const BoxRun& run : c.tables.boxes(c.op)) {
+    const Tensor &from = in(c, static_cast<std::size_t>(run.input)), &to = out(c, static_cast<std::size_t>(run.output));
+    copy_boxes(c.launch, at(c, from), from.dtype, at(c, to), to.dtype, run, 0, run.boxes);
+  }
+}
+
+void run_hash_boxes(const CudaCall& c) {
+  const auto as = static_cast<DType>(c.op.integer(Attr::as_dtype));
+  for (const BoxRun& run : c.tables.boxes(c.op)) {
+    const Tensor& from = in(c, static_cast<std::size_t>(run.input));
+    c.launch(fmt::format("hash_boxes_{}_{}", kernel_dtype(from.dtype), kernel_dtype(as)),
+             {walking_blocks_of(run.most_elements, walk_threads), run.boxes}, walk_threads, at(c, from),
+             at(c, out(c, 0)), run.table);
+  }
+}
+
+void run_add(const CudaCall& c) {
+  const std::int64_t n = out(c, 0).elements(c.sizes);
+  c.launch(fmt::format("add_{}_{}", kernel_dtype(in(c, 0).dtype), kernel_dtype(in(c, 1).dtype)),
+           {walking_blocks_of(n, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), n);
+}
+
+void run_gather_rows(const CudaCall& c) {
+  const int H = extent(c, in(c, 0), 1);
+  c.launch(fmt::format("gather_rows_{}", size_of(in(c, 0).dtype)), {extent(c, out(c, 0), 0)}, row_threads(H),
+           at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), H);
+}
+
+// --- linear ---------------------------------------------------------------------------------------------------------
+
+/// C[M,N] (+)= A B in one of the three forms of kernels/matmul.cu.
+void multiply(const CudaCall& c, const char* form, const Tensor& a, const Tensor& b, CUdeviceptr bias, const Tensor& to,
+              int M, int N, int K, int accumulate) {
+  const bool f32 = a.dtype == DType::f32;
+  const Grid grid{blocks_of(N, 64), blocks_of(M, f32 ? 32 : 64)};
+  c.launch(fmt::format("matmul_{}_{}_{}", form, kernel_dtype(a.dtype), kernel_dtype(to.dtype)), grid, f32 ? 32 : 128,
+           at(c, a), at(c, b), bias, at(c, to), M, N, K, accumulate);
+}
+
+void run_linear(const CudaCall& c) {
+  const CUdeviceptr bias = c.op.num_operands() > 2 ? at(c, in(c, 2)) : CUdeviceptr{0};
+  multiply(c, "nt", in(c, 0), in(c, 1), bias, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 0),
+           extent(c, in(c, 1), 1), 0);
+}
+void run_linear_dgrad(const CudaCall& c) {
+  multiply(c, "nn", in(c, 0), in(c, 1), 0, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 1),
+           extent(c, in(c, 1), 0), flag(c, Attr::accumulate));
+}
+void run_linear_wgrad(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 0), N = extent(c, in(c, 0), 1);
+  const int accumulate = flag(c, Attr::accumulate);
+  multiply(c, "tn", in(c, 0), in(c, 1), 0, out(c, 0), N, extent(c, in(c, 1), 1), T, accumulate);
+  if (c.op.outputs.size() > 1)
+    c.launch(named("column_sums", in(c, 0).dtype), {blocks_of(N, head_threads)}, head_threads, at(c, in(c, 0)),
+             at(c, out(c, 1)), T, N, accumulate);
+}
+
+// --- norms, rope, attention -----------------------------------------------------------------------------------------
+
+void run_rms_norm(const CudaCall& c) {
+  const int H = extent(c, in(c, 0), 1);
+  const bool fused = c.op.num_operands() > 2;
+  const CUdeviceptr residual = fused ? at(c, in(c, 2)) : CUdeviceptr{0},
+                    sum = fused ? at(c, out(c, 2)) : CUdeviceptr{0};
+  c.launch(named("rms_norm", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(H), at(c, in(c, 0)), residual,
+           at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)), sum, H, eps(c));
+}
+void run_rms_norm_backward(const CudaCall& c) {
+  const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
+  // The weight's gradient first: dx may be dy.
+  c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 3)), at(c, out(c, 1)), T, H, flag(c, Attr::accumulate));
+  c.launch(named("rms_norm_backward", in(c, 1).dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), H, flag(c, Attr::residual));
+}
+void run_qk_norm(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 0);
+  const Heads h = heads(c);
+  c.launch(named("qk_norm", in(c, 0).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), T, h.a, h.k, h.d, eps(c));
+}
+void run_qk_norm_backward(const CudaCall& c) {
+  const int T = extent(c, in(c, 1), 0);
+  const Heads h = heads(c);
+  c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2}, head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 4)), at(c, out(c, 1)), at(c, out(c, 2)), T, h.a, h.k, h.d,
+           flag(c, Attr::accumulate));
+  c.launch(named("qk_norm_backward", in(c, 1).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads,
+           at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T,
+           h.a, h.k, h.d);
+}
+
+void rotate(const CudaCall& c, float sign) {
+  const Heads h = heads(c);
+  const int rotated = h.a + h.k, width = (h.a + 2 * h.k) * h.d;
+  c.launch(named("rope", out(c, 0).dtype), {extent(c, out(c, 0), 0)}, row_threads(std::int64_t{rotated} * (h.d / 2)),
+           at(c, out(c, 0)), at(c, in(c, 1)), c.tables.frequencies(c.op), rotated, width, h.d, sign);
+}
+void run_rope(const CudaCall& c) { rotate(c, 1.0f); }
+void run_rope_backward(const CudaCall& c) { rotate(c, -1.0f); }
+
+void run_attention(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 0), S = narrow(c.sizes.seqs);
+  const Heads h = heads(c);
+  c.launch(named("attention", in(c, 0).dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)), T, S, h.a, h.k, h.d, attention_scale(h));
+}
+void run_attention_backward(const CudaCall& c) {
+  const int T = extent(c, in(c, 1), 0), S = narrow(c.sizes.seqs);
+  const Heads h = heads(c);
+  const CUdeviceptr delta = c.scratch;
+  const DType dtype = in(c, 1).dtype;
+  c.launch(named("attention_query_backward", dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), delta, T, S, h.a, h.k,
+           h.d, attention_scale(h));
+  c.launch(named("attention_key_backward", dtype), warps(std::int64_t{T} * h.k), head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 3)), delta, at(c, in(c, 4)), at(c, out(c, 0)), T, S, h.a, h.k, h.d,
+           attention_scale(h));
+}
+void run_kv_write(const CudaCall& c) {
+  const Heads h = heads(c);
+  c.launch(named("kv_write", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(std::int64_t{h.k} * h.d),
+           at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), h.a, h.k, h.d, narrow(c.op.integer(Attr::block_tokens)));
+}
+void run_paged_attention(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 0), S = narrow(c.sizes.seqs);
+  const Heads h = heads(c);
+  c.launch(named("paged_attention", in(c, 0).dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T, S, h.a, h.k, h.d,
+           narrow(c.op.integer(Attr::block_tokens)), extent(c, in(c, 3), 1), attention_scale(h));
+}
+
+// --- elementwise, embedding -----------------------------------------------------------------------------------------
+
+void run_swiglu(const CudaCall& c) {
+  const int T = extent(c, out(c, 0), 0), I = extent(c, out(c, 0), 1);
+  c.launch(named("swiglu", in(c, 0).dtype), {walking_blocks_of(std::int64_t{T} * I, walk_threads)}, walk_threads,
+           at(c, in(c, 0)), at(c, out(c, 0)), T, I);
+}
+void run_swiglu_backward(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 0), I = extent(c, in(c, 0), 1);
+  c.launch(named("swiglu_backward", in(c, 0).dtype), {walking_blocks_of(std::int64_t{T} * I, walk_threads)},
+           walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), T, I);
+}
+void run_embedding(const CudaCall& c) {
+  const Range rows = vocab_rows(c.op, c.places);
+  const int H = extent(c, out(c, 0), 1);
+  c.launch(named("embedding", in(c, 0).dtype), {extent(c, out(c, 0), 0)}, row_threads(H), at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, out(c, 0)), H, narrow(rows.begin), narrow(rows.end));
+}
+void run_embedding_backward(const CudaCall& c) {
+  const Range rows = vocab_rows(c.op, c.places);
+  const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
+  c.launch(named("embedding_backward", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, out(c, 0)), T, H, narrow(rows.begin), narrow(rows.end));
+}
+
+// --- loss, optimizer, sampling --------------------------------------------------------------------------------------
+
+/// log_prob and sample: of one size, by the vocabulary alone, so that both sum in one order (P5).
+int vocabulary_threads(const CudaCall& c) { return row_threads(c.op.integer(Attr::vocab)); }
+float temperature(const CudaCall& c) { return static_cast<float>(c.op.real(Attr::temperature)); }
+
+void run_log_prob(const CudaCall& c) {
+  c.launch("log_prob", {extent(c, in(c, 0), 0)}, vocabulary_threads(c), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, out(c, 0)), at(c, out(c, 1)), at(c, out(c, 2)), narrow(c.op.integer(Attr::vocab)),
+           extent(c, in(c, 0), 1), 1.0f / temperature(c));
+}
+void run_log_prob_backward(const CudaCall& c) {
+  c.launch(named("log_prob_backward", out(c, 0).dtype), {extent(c, in(c, 0), 0)}, vocabulary_threads(c),
+           at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)),
+           narrow(c.op.integer(Attr::vocab)), extent(c, in(c, 0), 1), 1.0f / temperature(c));
+}
+void run_token_loss(const CudaCall& c) {
+  const bool sft = c.op.integer(Attr::sft) != 0, refers = !sft && c.op.integer(Attr::reference, 0) != 0;
+  const CUdeviceptr none = 0;
+  const auto real = [&](Attr a) { return static_cast<float>(c.op.real(a)); };
+  c.launch("token_loss", {1}, walk_threads, at(c, in(c, 0)), sft ? none : at(c, in(c, 1)),
+           refers ? at(c, in(c, 2)) : none, at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)), at(c, out(c, 0)),
+           at(c, out(c, 1)), extent(c, in(c, 0), 0), real(Attr::clip_low), real(Attr::clip_high), real(Attr::kl_coef));
+}
+void run_sum_squares(const CudaCall& c) {
+  const std::int64_t n = in(c, 0).elements(c.sizes);
+  const int blocks = static_cast<int>(std::min(norm_blocks, blocks_of(n, walk_threads)));
+  c.launch("sum_squares_partial", {blocks}, walk_threads, at(c, in(c, 0)), c.scratch, n);
+  c.launch("sum_squares_finish", {1}, 1, c.scratch, at(c, out(c, 0)), blocks, flag(c, Attr::accumulate));
+}
+void run_clip(const CudaCall& c) {
+  const auto index = [](Metric m) { return static_cast<int>(m); };
+  c.launch("clip_coefficient", {1}, 1, at(c, in(c, 0)), at(c, out(c, 0)), at(c, out(c, 1)), c.op.real(Attr::max_norm),
+           index(Metric::loss), index(Metric::grad_norm), index(Metric::clip_coefficient));
+}
+void run_adamw(const CudaCall& c) {
+  const std::int64_t n = in(c, 0).elements(c.sizes);
+  const auto real = [&](Attr a) { return static_cast<float>(c.op.real(a)); };
+  c.launch("adamw", {walking_blocks_of(n, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), at(c, out(c, 2)), n, real(Attr::beta1),
+           real(Attr::beta2), eps(c), real(Attr::weight_decay));
+}
+void run_sample(const CudaCall& c) {
+  const int S = extent(c, in(c, 0), 1);
+  c.launch("sample", {S}, vocabulary_threads(c), at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)),
+           S, narrow(c.op.integer(Attr::vocab)), extent(c, in(c, 0), 2), temperature(c),
+           static_cast<int>(c.op.integer(Attr::top_k)), static_cast<float>(c.op.real(Attr::top_p)));
+}
+
+struct Registration {
+  OpKind kind;
+  OpLaunch launch;
+};
+constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
+                                      Registration{OpKind::cast, run_cast},
+                                      Registration{OpKind::copy_boxes, run_copy_boxes},
+                                      Registration{OpKind::hash_boxes, run_hash_boxes},
+                                      Registration{OpKind::linear, run_linear},
+                                      Registration{OpKind::linear_dgrad, run_linear_dgrad},
+                                      Registration{OpKind::linear_wgrad, run_linear_wgrad},
+                                      Registration{OpKind::rms_norm, run_rms_norm},
+                                      Registration{OpKind::rms_norm_backward, run_rms_norm_backward},
+                                      Registration{OpKind::qk_norm, run_qk_norm},
+                                      Registration{OpKind::qk_norm_backward, run_qk_norm_backward},
+                                      Registration{OpKind::rope, run_rope},
+                                      Registration{OpKind::rope_backward, run_rope_backward},
+                                      Registration{OpKind::attention, run_attention},
+                                      Registration{OpKind::attention_backward, run_attention_backward},
+                                      Registration{OpKind::kv_write, run_kv_write},
+                                      Registration{OpKind::paged_attention, run_paged_attention},
+                                      Registration{OpKind::swiglu, run_swiglu},
+                                      Registration{OpKind::swiglu_backward, run_swiglu_backward},
+                                      Registration{OpKind::add, run_add},
+                                      Registration{OpKind::gather_rows, run_gather_rows},
+                                      Registration{OpKind::embedding, run_embedding},
+                                      Registration{OpKind::embedding_backward, run_embedding_backward},
+                                      Registration{OpKind::log_prob, run_log_prob},
+                                      Registration{OpKind::log_prob_backward, run_log_prob_backward},
+                                      Registration{OpKind::token_loss, run_token_loss},
+                                      Registration{OpKind::sum_squares, run_sum_squares},
+                                      Registration{OpKind::clip_coefficient, run_clip},
+                                      Registration{OpKind::adamw, run_adamw},
+                                      Registration{OpKind::sample, run_sample}};
+
+/// Which of an op's tensors share the dtype of its activations, as its kernels are written.
+struct Alike {
+  OpKind kind;
+  std::vector<std::size_t> inputs, outputs;
+};
+const std::vector<Alike>& alike() {
+  static const std::vector<Alike> rows = {{OpKind::linear, {0, 1, 2}, {}},
+                                          {OpKind::linear_dgrad, {0, 1}, {}},
+                                          {OpKind::linear_wgrad, {0, 1}, {}},
+                                          {OpKind::rms_norm, {0, 1, 2}, {0, 2}},
+                                          {OpKind::rms_norm_backward, {0, 1, 2}, {0}},
+                                          {OpKind::qk_norm, {0, 1, 2}, {0}},
+                                          {OpKind::qk_norm_backward, {0, 1, 2, 3}, {0}},
+                                          {OpKind::attention, {0}, {0}},
+                                          {OpKind::attention_backward, {0, 1, 2}, {0}},
+                                          {OpKind::kv_write, {0}, {0}},
+                                          {OpKind::paged_attention, {0, 1}, {0}},
+                                          {OpKind::swiglu, {0}, {0}},
+                                          {OpKind::swiglu_backward, {0, 1}, {0}},
+                                          {OpKind::add, {0}, {0}},
+                                          {OpKind::gather_rows, {0}, {0}},
+                                          {OpKind::embedding, {0}, {0}}};
+  return rows;
+}
+
+}  // namespace
+
+void copy_boxes(const Launcher& launch, CUdeviceptr from, DType from_dtype, CUdeviceptr to, DType to_dtype,
+                const BoxRun& run, std::int64_t first, std::int64_t count) {
+  const std::string kernel = from_dtype == to_dtype
+                                 ? fmt::format("move_boxes_{}", size_of(from_dtype))
+                                 : fmt::format("copy_boxes_{}_{}", kernel_dtype(from_dtype), kernel_dtype(to_dtype));
+  const CUdeviceptr table = run.table + static_cast<CUdeviceptr>(first * OpTables::box_bytes);
+  launch(kernel, {walking_blocks_of(run.most_elements, walk_threads), count}, walk_threads, from, to, table);
+}
+
+OpLaunch op_launch(OpKind kind) {
+  for (const Registration& r : registrations)
+    if (r.kind == kind) return r.launch;
+  return nullptr;
+}
+
+std::int64_t scratch_bytes(const Op& op) {
+  if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();  // a number per row and head
+  if (op.kind == OpKind::sum_squares) return norm_blocks * static_cast<std::int64_t>(sizeof(double));
+  return 0;
+}
+
+std::string why_unsupported(const Op& op) {
+  const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
+                               op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side) {
+      if (t.dtype == DType::f16 || t.dtype == DType::f64)
+        return fmt::format("the CUDA kernels compute in fp32 and bf16, not {}", name_of(t.dtype));
+      if (weight_gradient && side == &op.outputs && t.dtype != DType::f32)
+        return "gradients, masters and moments are fp32";
+    }
+  for (const Alike& row : alike()) {
+    if (row.kind != op.kind) continue;
+    const DType dtype = op.inputs[row.inputs.front()].dtype;
+    const auto differs = [&](const std::vector<Tensor>& side, const std::vector<std::size_t>& which, std::size_t end) {
+      return std::ranges::any_of(which, [&](std::size_t i) { return i < end && side[i].dtype != dtype; });
+    };
+    if (differs(op.inputs, row.inputs, op.num_operands()) || differs(op.outputs, row.outputs, op.outputs.size()))
+      return fmt::format("its tensors are of several dtypes, its kernels of one ({})", name_of(dtype));
+  }
+  if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
+      op.outputs[0].dtype != DType::f32)
+    return "a product of fp32 operands is fp32";
+  return "";
+}
+
+}  // namespace hotbunk::cuda

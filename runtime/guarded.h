@@ -1,0 +1,43 @@
+// What a device call throws, as what the user reads: which op, and what happened.
+#pragma once
+#include <fmt/format.h>
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/diagnostic.h"
+#include "graph/bound.h"
+#include "graph/print.h"
+
+namespace hotbunk {
+
+/// E699 for an InternalError, E602 for any other exception; `what` stands in the note.
+template <class What, class F>
+Status guarded(What&& what, F&& call) {
+  try {
+    call();
+    return {};
+  } catch (const InternalError& e) {
+    return fail(Diagnostic{.code = "E699",
+                           .message = e.what(),
+                           .where = {},
+                           .notes = {what()},
+                           .help = "this is a fault of hotbunk; please report it with the scenario"});
+  } catch (const std::exception& e) {
+    return fail(Diagnostic{.code = "E602",
+                           .message = e.what(),
+                           .where = {},
+                           .notes = {what()},
+                           .help = "`hotbunk doctor` tries memory, sockets and threads of this machine; what another "
+                                   "rank said first may be the cause"});
+  }
+}
+
+template <class F>
+Status guarded(const BoundOp& op, F&& call) {
+  return guarded([&] { return fmt::format("op {} '{}'", name_of(op->kind), label_of(op)); }, std::forward<F>(call));
+}
+
+}  // namespace hotbunk
