@@ -12,6 +12,7 @@
 #include "runtime/launch.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/driver.h"
+#include "backends/cuda/evidence.h"
 #endif
 #include "base/check.h"
 #include "base/format.h"
@@ -81,17 +82,15 @@ Finding check_two_ranks() {
           "check that loopback sockets and shared memory are allowed"};
 }
 
-/// Nothing executes on a GPU yet; the driver's table is what will.
+/// What `run --backend cuda` would find, and whether anything of it ever ran.
 Finding check_cuda() {
 #ifdef HOTBUNK_CUDA
   const auto driver = cuda::open_driver();
-  if (!driver) return {"CUDA", driver.error().front().message + "; CPU ranks only", true, ""};
+  const std::string evidence = "the backend " + cuda::evidence_text();
+  if (!driver) return {"CUDA", driver.error().front().message + "; " + evidence, true, ""};
   int version = 0;
   driver->cuDriverGetVersion(&version);
-  return {"CUDA",
-          fmt::format("driver for CUDA {}.{}; kernels only, no backend yet: CPU ranks only", version / 1000,
-                      version % 1000 / 10),
-          true, ""};
+  return {"CUDA", fmt::format("driver for CUDA {}.{}; {}", version / 1000, version % 1000 / 10, evidence), true, ""};
 #else
   return {"CUDA", "built without it: CPU ranks only", true, ""};
 #endif

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -17,6 +18,7 @@ using Json = nlohmann::ordered_json;
 
 /// stdout belongs to the process, and so does what is known of it.
 struct Stdout {
+  std::mutex mutex;  // ranks may be threads of this process
   bool json = false, has_result = false;
   Diagnostics errors;
 };
@@ -46,6 +48,7 @@ void print_document(std::string_view json) {
 }
 
 int report_errors(const Diagnostics& errors) {
+  const std::lock_guard lock(standard_output().mutex);
   flush_output();  // what was answered comes before what is wrong with it
   std::fputs(render(errors).c_str(), stderr);
   Diagnostics& all = standard_output().errors;

@@ -21,6 +21,7 @@
 #include "cli/output.h"
 #include "cli/resume.h"
 #include "cli/run_console.h"
+#include "cli/run_cuda.h"
 #include "cli/run_facts.h"
 #include "cli/run_folder.h"
 #include "cli/run_input.h"
@@ -44,7 +45,8 @@ namespace {
 
 struct RunArguments {
   ScenarioOptions scenario;
-  std::string out, plan, transport, resume;
+  std::string out, plan, transport, resume, backend = "cpu", fake_fault;
+  std::uint64_t fake_seed = 1;
   bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
   std::optional<std::int32_t> samples_every;
@@ -122,6 +124,7 @@ PlanFacts shared_options(const RunArguments& o, int num_ranks, const Start& star
   return {{"first step", std::to_string(start.first_step())},
           {"--transport", o.transport.empty() ? "by host" : o.transport},
           {"--check", o.check ? "true" : "false"},
+          {"--backend", o.backend},
           {"--threads", fmt::format("{}", compute_threads(o, num_ranks))},
           {"--trace-steps", fmt::format("{}", o.span_steps)}};
 }
@@ -185,8 +188,8 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
 }
 
 /// `hardware`: of rank 0, which simulates at the end.
-int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, CpuWorld& world,
-             const RunFolder& folder, const std::optional<Hardware>& hardware) {
+int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+             const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
   if (auto s = check_agreement(world, run_facts(job, shared_options(o, world.size(), start))); !s) {
     world.leave();
@@ -217,18 +220,12 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
                  printable_line((folder.checkpoints() / name).string()));
     if (auto s = outputs->open(folder); !s) return report_errors(s.error());
   }
-  CpuOptions cpu;
-  cpu.compute_threads = compute_threads(o, world.size());
-  cpu.span_steps = start.first_step() - 1 + o.span_steps;
-  cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
-  if (o.transport == "gloo") cpu.transport = Transport::gloo;
-  if (o.transport == "shm") cpu.transport = Transport::shm;
-  CpuBackend backend(world, **driver, cpu);
+  const auto backend = make_backend(**driver, start.first_step() - 1 + o.span_steps);
   RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
                      .local_ranks = {static_cast<Rank>(world.rank())},
                      .first_step = start.first_step()};
-  if (outputs) options.on_step_end = [&](std::int32_t step) { return outputs->step_ended(step, backend, **driver); };
-  auto trace = execute(job.plan, backend, **driver, options);
+  if (outputs) options.on_step_end = [&](std::int32_t step) { return outputs->step_ended(step, *backend, **driver); };
+  auto trace = execute(job.plan, *backend, **driver, options);
   if (!trace) {
     const Diagnostic& d = trace.error().front();
     // What every rank comes to by itself: nobody is lost, and whoever is first must not look dead to the others.
@@ -295,14 +292,72 @@ int launch(const RunArguments& o, const Job& job, const ClaimedFolder& claimed, 
 }
 
 /// The others learn what stopped this rank before they learn that it is gone.
-int run_rank_to_its_end(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, CpuWorld& world,
-                        const RunFolder& folder, const std::optional<Hardware>& hardware) {
+int run_rank_to_its_end(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+                        const RunFolder& folder, const std::optional<Hardware>& hardware,
+                        const MakeBackend& make_backend) {
   try {
-    return run_rank(o, job, start, stop, world, folder, hardware);
+    return run_rank(o, job, start, stop, world, folder, hardware, make_backend);
   } catch (const std::exception& e) {
     world.watch().announce_failure(e.what());
     throw;
   }
+}
+
+MakeBackend cpu_backend(const RunArguments& o, CpuWorld& world) {
+  return [&o, &world](Driver& driver, std::int32_t span_steps) {
+    CpuOptions cpu;
+    cpu.compute_threads = compute_threads(o, world.size());
+    cpu.span_steps = span_steps;
+    cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
+    if (o.transport == "gloo") cpu.transport = Transport::gloo;
+    if (o.transport == "shm") cpu.transport = Transport::shm;
+    return std::make_unique<CpuBackend>(world, driver, cpu);
+  };
+}
+
+/// What only one of the backends knows, and how its ranks come to be.
+Status check_backend(const RunArguments& o, bool launched) {
+  const auto refuse = [](std::string message, std::string help) {
+    return fail(
+        Diagnostic{.code = "E707", .message = std::move(message), .where = {}, .notes = {}, .help = std::move(help)});
+  };
+  if (o.backend == "cpu" && !o.fake_fault.empty())
+    return refuse("--fake-fault is of the driver's double, and the backend is cpu", "add --backend cuda-fake");
+  if (o.backend == "cpu") return {};
+  if (!o.transport.empty())
+    return refuse(
+        fmt::format("--transport {} carries between CPU ranks, and the backend is {}", o.transport, o.backend),
+        "leave --transport out: ranks of one process have a transport of their own");
+  if (launched)
+    return refuse(
+        fmt::format("--backend {} runs all ranks as threads of one process, and several were launched", o.backend),
+        "start it once, without torchrun, srun or mpirun");
+  return {};
+}
+
+int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
+             const std::optional<Hardware>& hardware) {
+  if (!o.scenario.json)
+    fmt::print(stderr, "starting {} ranks on one device ({})\n", job.plan.num_ranks(), hardware_evidence_line());
+  stop.hold();
+  // As much as all ranks may map, and what tables, scratch and staging take.
+  const std::int64_t device_bytes = job.plan.num_ranks() * (job.plan.device_capacity_bytes + (std::int64_t{64} << 20));
+  const auto code =
+      run_on_cuda({.fake = o.backend == "cuda-fake",
+                   .fake_seed = o.fake_seed,
+                   .fake_fault = o.fake_fault,
+                   .fake_bytes = device_bytes,
+                   .check_order = o.check,
+                   .ranks = job.plan.num_ranks(),
+                   .world = world_options(job)},
+                  [&](World& world, const MakeBackend& make) {
+                    try {
+                      return run_rank_to_its_end(o, job, start, stop, world, claimed.folder, hardware, make);
+                    } catch (const RuntimeFailure& e) {
+                      return report_errors({stopped(e.what())});
+                    }
+                  });
+  return code ? *code : report_errors(code.error());
 }
 
 int run(const RunArguments& o) {
@@ -311,7 +366,8 @@ int run(const RunArguments& o) {
   int code = exit_done;
   auto env = launch_env(process_env);
   if (!env) return report_errors(env.error());
-  const bool launched = env->has_value();
+  const bool launched = env->has_value(), on_cpu = o.backend == "cpu";
+  if (auto s = check_backend(o, launched); !s) return report_errors(s.error());
   if (launched && (*env)->rank != 0) errors_stay_on_stderr();  // rank 0 says it on stdout
   if (!spawned) stop.on_request(say_stop);
   if (launched) stop.hold();
@@ -321,7 +377,7 @@ int run(const RunArguments& o) {
   const auto job = load(o, spawned, speaks, start, code);
   if (!job) return code;
   if (speaks && !spawned) note_undisturbed(job->scenario, "this run");
-  if (auto s = on_this_machine(job->scenario, o.on_cpu, "--on-cpu runs its plan here all the same; "); !s)
+  if (auto s = on_this_machine(job->scenario, o.on_cpu || !on_cpu, "--on-cpu runs its plan here all the same; "); !s)
     return report_errors(s.error());
   if (auto s = weights_are_here(job->scenario); !s) return report_errors(s.error());
   if (const std::string& name = job->scenario.name;
@@ -360,14 +416,15 @@ int run(const RunArguments& o) {
       return report_errors(with_file(driver.error(), o.scenario.path));
   }
   try {
+    if (!on_cpu) return run_cuda(o, *job, start, stop, claimed, hardware);
     if (launched) {
       CpuWorld world(**env, world_options(*job));
-      return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware);
+      return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, world));
     }
     if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
     stop.hold();
     CpuWorld world;
-    return run_rank(o, *job, start, stop, world, claimed.folder, hardware);
+    return run_rank(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, world));
   } catch (const RuntimeFailure& e) {
     return report_errors({stopped(e.what())});
   }
@@ -389,7 +446,7 @@ std::vector<std::string> own_command_line() {
 
 void add_run(CommandLine& line) {
   auto o = std::make_shared<RunArguments>();
-  const Command sub = line.add_command("run", "execute the plan for real, on CPU ranks");
+  const Command sub = line.add_command("run", "execute the plan for real, on CPU ranks or a CUDA device");
   add_scenario_options(sub, o->scenario);
   sub.find("scenario").required(false);  // a checkpoint has one
   sub.option("--out", o->out, "run folder (default runs/NAME, or runs/NAME-2, … when that holds a run)");
@@ -398,6 +455,13 @@ void add_run(CommandLine& line) {
              "go on from a run folder's furthest checkpoint, or from a checkpoint: bit for bit the run that was not "
              "interrupted");
   sub.option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
+  sub.option("--backend", o->backend,
+             "cpu (a process per rank), cuda (ranks as threads on one device; never ran on hardware) or cuda-fake (the "
+             "same on a double of the driver, which executes the kernels' PTX and checks them: slow)")
+      .check(one_of({"cpu", "cuda", "cuda-fake"}));
+  sub.option("--fake-seed", o->fake_seed, "cuda-fake: which of the orders that streams and events allow");
+  sub.option("--fake-fault", o->fake_fault,
+             "cuda-fake: ENTRY:N, the Nth call of that entry point of the driver fails; ENTRY:N:hang, never returns");
   sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       .check(one_of({"shm", "gloo"}));
   sub.option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)").check(thread_count());

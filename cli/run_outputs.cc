@@ -83,7 +83,7 @@ Status RunOutputs::write_samples(std::int32_t step, TrainingDriver& driver) {
   return {};
 }
 
-Status RunOutputs::step_ended(std::int32_t step, CpuBackend& backend, TrainingDriver& driver) {
+Status RunOutputs::step_ended(std::int32_t step, RankBackend& backend, TrainingDriver& driver) {
   const std::vector<PhaseSpan> stays = backend.stays(step);
   const RankMemory memory = backend.memory_so_far();
   const StepFigures figures{figures_, stays, memory.device};

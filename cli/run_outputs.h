@@ -9,11 +9,11 @@
 #include <memory>
 #include <optional>
 
-#include "backends/cpu_gloo/cpu_backend.h"
 #include "cli/command.h"
 #include "cli/step_lines.h"
 #include "reports/metrics_jsonl.h"
 #include "rl/training_driver.h"
+#include "runtime/rank_backend.h"
 
 namespace hotbunk {
 
@@ -36,7 +36,7 @@ class RunOutputs {
   /// Listens to a driver that is made with these options.
   static void observe(const std::shared_ptr<RunOutputs>&, DriverOptions&);
   /// Writes the lines of a step that has ended (RunOptions::on_step_end). E103.
-  Status step_ended(std::int32_t step, CpuBackend&, TrainingDriver&);
+  Status step_ended(std::int32_t step, RankBackend&, TrainingDriver&);
 
  private:
   /// The lines of a resumed run's earlier part, where it goes on in another folder.

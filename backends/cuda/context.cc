@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "backends/cuda/kernels/kernels.h"
@@ -57,6 +58,13 @@ CUmemAllocationProp memory_of(CUdevice device) {
 
 }  // namespace
 
+std::vector<std::string> kernel_file_names() {
+  std::vector<std::string> out;
+  for (const KernelFile& f : kernel_files)
+    if (std::ranges::find(out, f.file) == out.end()) out.emplace_back(f.file);
+  return out;
+}
+
 void check(const Driver& driver, CUresult result, const char* expression) {
   if (result == CUDA_SUCCESS) return;
   const char *name = nullptr, *text = nullptr;
@@ -91,11 +99,10 @@ Context::~Context() {
 }
 
 void Context::load_kernels() {
-  for (const KernelFile& f : kernel_files) {
-    if (libraries_.contains(f.file)) continue;
-    const std::string text(kernel_ptx(f.file));  // cuLibraryLoadData wants it to end in a zero
-    HB_CHECK(!text.empty(), "no PTX of kernels/{}.cu is compiled in", f.file);
-    HB_CUDA(driver_, cuLibraryLoadData(&libraries_[f.file], text.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+  for (const std::string& file : kernel_file_names()) {
+    const std::string text(kernel_ptx(file));  // cuLibraryLoadData wants it to end in a zero
+    HB_CHECK(!text.empty(), "no PTX of kernels/{}.cu is compiled in", file);
+    HB_CUDA(driver_, cuLibraryLoadData(&libraries_[file], text.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
 }
 
@@ -145,6 +152,11 @@ void unmap_memory(const Context& context, CUdeviceptr address, std::int64_t byte
   const Driver& d = context.driver();
   HB_CUDA(d, cuMemUnmap(address, static_cast<std::size_t>(bytes)));
 }
+
+OwnedStream::OwnedStream(const Context& context) : context_(context) {
+  HB_CUDA(context.driver(), cuStreamCreate(&handle_, CU_STREAM_NON_BLOCKING));
+}
+OwnedStream::~OwnedStream() { context_.driver().cuStreamDestroy(handle_); }
 
 DeviceBlock::DeviceBlock(const Context& context, std::int64_t bytes)
     : context_(context),

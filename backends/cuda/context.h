@@ -6,10 +6,14 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backends/cuda/driver.h"
 
 namespace hotbunk::cuda {
+
+/// The files of kernels/ that a context loads, each once.
+std::vector<std::string> kernel_file_names();
 
 /// Throws RuntimeFailure "EXPRESSION: CUDA_ERROR_… (…)" unless the call went well.
 void check(const Driver&, CUresult, const char* expression);
@@ -44,6 +48,22 @@ class Context {
   std::map<std::string, CUlibrary> libraries_;  // by file
   mutable std::mutex mutex_;
   mutable std::map<std::string, CUkernel, std::less<>> kernels_;
+};
+
+/// A stream of the driver. Not copyable.
+class OwnedStream {
+ public:
+  explicit OwnedStream(const Context&);
+  /// What was enqueued has been waited for.
+  ~OwnedStream();
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+
+  CUstream handle() const { return handle_; }
+
+ private:
+  const Context& context_;
+  CUstream handle_ = nullptr;
 };
 
 /// Physical memory at addresses of its own, outside of any plan: scratch and tables. Not copyable.

@@ -75,16 +75,13 @@ std::vector<std::byte> CudaBackend::read(std::string_view name) const {
   for (const Buffer& b : device_->program().buffers) {
     if (b.name != name || !device_->memory().is_mapped(b)) continue;
     std::vector<std::byte> out(static_cast<std::size_t>(b.bytes()));
-    void* staging = nullptr;
-    CUstream stream = nullptr;
-    HB_CUDA(d, cuMemHostAlloc(&staging, out.size(), 0));
-    HB_CUDA(d, cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    HB_CUDA(
-        d, cuMemcpyDtoHAsync(staging, reinterpret_cast<CUdeviceptr>(device_->memory().address(b)), out.size(), stream));
-    HB_CUDA(d, cuStreamSynchronize(stream));
-    std::copy_n(static_cast<const std::byte*>(staging), out.size(), out.begin());
-    HB_CUDA(d, cuStreamDestroy(stream));
-    HB_CUDA(d, cuMemFreeHost(staging));
+    const OwnedStream stream(world_.context());
+    Staging staging(world_.context(), stream.handle());
+    std::byte* here = staging.take(b.bytes());
+    HB_CUDA(d, cuMemcpyDtoHAsync(here, reinterpret_cast<CUdeviceptr>(device_->memory().address(b)), out.size(),
+                                 stream.handle()));
+    HB_CUDA(d, cuStreamSynchronize(stream.handle()));
+    std::copy_n(here, out.size(), out.begin());
     return out;
   }
   return {};

@@ -61,29 +61,23 @@ struct CudaDevice::Timed {
 
 struct CudaDevice::Stream {
   Stream(const Context& context, std::string name, std::int64_t scratch_bytes)
-      : owner(context), launch(context, owner.handle), staging(context, owner.handle), scratch(context, scratch_bytes) {
+      : owner(context),
+        launch(context, owner.handle()),
+        staging(context, owner.handle()),
+        scratch(context, scratch_bytes) {
     queue = std::make_unique<StreamThread>(std::move(name));
     queue->enqueue([&context] { context.make_current(); });
   }
   ~Stream() {
     queue.reset();
-    launch.driver().cuStreamSynchronize(owner.handle);  // an error has been said by now
+    launch.driver().cuStreamSynchronize(owner.handle());  // an error has been said by now
   }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   void synchronize() const { HB_CUDA(launch.driver(), cuStreamSynchronize(launch.stream())); }
 
-  struct Owner {
-    explicit Owner(const Context& c) : context(c) {
-      HB_CUDA(c.driver(), cuStreamCreate(&handle, CU_STREAM_NON_BLOCKING));
-    }
-    ~Owner() { context.driver().cuStreamDestroy(handle); }
-    Owner(const Owner&) = delete;
-    Owner& operator=(const Owner&) = delete;
-    const Context& context;
-    CUstream handle = nullptr;
-  } owner;
+  OwnedStream owner;
   Launcher launch;
   Staging staging;
   DeviceBlock scratch;
@@ -435,7 +429,7 @@ void CudaDevice::set_base() {
   const Stream& lead = *streams_[static_cast<std::size_t>(lead_stream)];
   base_ = events_.take(true);
   HB_CUDA(context_.driver(), cuEventRecord(base_.get(), lead.launch.stream()));
-  lead.synchronize();
+  HB_CUDA(context_.driver(), cuEventSynchronize(base_.get()));
   base_ns_ = record_.now().ns;
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.h"
+#include "backends/cuda/staging.h"
 #include "runtime/rope_frequencies.h"
 
 namespace hotbunk::cuda {
@@ -60,19 +60,12 @@ std::vector<BoxRun> runs_of(const std::vector<Box>& all, Image& image) {
 
 /// Copies to the device and waits.
 void upload(const Context& context, CUdeviceptr to, const std::vector<std::byte>& bytes) {
-  const Driver& d = context.driver();
-  void* staging = nullptr;
-  CUstream stream = nullptr;
-  HB_CUDA(d, cuMemHostAlloc(&staging, bytes.size(), 0));
-  CUresult r = d.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
-  if (r == CUDA_SUCCESS) {
-    std::ranges::copy(bytes, static_cast<std::byte*>(staging));
-    r = d.cuMemcpyHtoDAsync(to, staging, bytes.size(), stream);
-    if (r == CUDA_SUCCESS) r = d.cuStreamSynchronize(stream);
-    d.cuStreamDestroy(stream);
-  }
-  d.cuMemFreeHost(staging);
-  check(d, r, "copying the ops' tables to the device");
+  const OwnedStream stream(context);
+  Staging staging(context, stream.handle());
+  std::byte* from = staging.take(std::ssize(bytes));
+  std::ranges::copy(bytes, from);
+  HB_CUDA(context.driver(), cuMemcpyHtoDAsync(to, from, bytes.size(), stream.handle()));
+  HB_CUDA(context.driver(), cuStreamSynchronize(stream.handle()));
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "backends/cpu_gloo/cpu_backend.h"
@@ -82,18 +84,17 @@ class CpuGloo final : public Subject {
 };
 
 #ifdef HOTBUNK_CUDA
-/// The driver's double, ranks as threads of this process on one device.
-class CudaFake final : public Subject {
+/// Ranks as threads of this process on one device.
+class Cuda : public Subject {
  public:
-  std::string name() const override { return "cuda on the driver's double"; }
   bool has_values() const override { return true; }
 
-  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
-    static std::uint64_t seed = 0;
-    cuda::FakeDriver fake({.seed = ++seed});
+ protected:
+  static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,
+                                         const std::function<std::string(Process&)>& work) {
     std::vector<std::string> out(static_cast<std::size_t>(ranks));
     {
-      const auto context = std::make_shared<cuda::Context>(fake.table());
+      const auto context = std::make_shared<cuda::Context>(table);
       const auto local = std::make_shared<cuda::LocalRanks>();
       thread_ranks(ranks, [&](const LaunchEnv& env) {
         std::vector<std::unique_ptr<cuda::CudaBackend>> kept;  // peers read their arenas until the world is left
@@ -109,10 +110,33 @@ class CudaFake final : public Subject {
         return 0;
       });
     }
+    return out;
+  }
+};
+
+class CudaFake final : public Cuda {
+ public:
+  std::string name() const override { return "cuda on the driver's double"; }
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    static std::uint64_t seed = 0;
+    cuda::FakeDriver fake({.seed = ++seed});
+    std::vector<std::string> out = run_on(fake.table(), ranks, work);
     // Every case is right or refused before the device sees it: what the double found is a fault of the backend.
     for (const std::string& finding : fake.findings()) out.front() = "lost: " + finding;
     return out;
   }
+};
+
+class CudaDriver final : public Cuda {
+ public:
+  explicit CudaDriver(const cuda::Driver& table) : table_(table) {}
+  std::string name() const override { return "cuda"; }
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    return run_on(table_, ranks, work);
+  }
+
+ private:
+  const cuda::Driver table_;
 };
 #endif
 
@@ -121,6 +145,17 @@ class CudaFake final : public Subject {
 const std::vector<std::unique_ptr<Subject>>& subjects() {
   static const std::vector<std::unique_ptr<Subject>> all = [] {
     std::vector<std::unique_ptr<Subject>> list;
+#ifdef HOTBUNK_CUDA
+    if (const char* only = std::getenv("HOTBUNK_CONFORMANCE"); only != nullptr && only == std::string_view("cuda")) {
+      const auto driver = cuda::open_driver();
+      if (!driver) {
+        fmt::print(stderr, "skipped: {}\n", driver.error().front().message);
+        std::exit(4);  // CTest's SKIP_RETURN_CODE
+      }
+      list.push_back(std::make_unique<CudaDriver>(*driver));
+      return list;
+    }
+#endif
     list.push_back(std::make_unique<Simulator>());
     list.push_back(std::make_unique<CpuGloo>(Transport::shm));
     list.push_back(std::make_unique<CpuGloo>(Transport::gloo));

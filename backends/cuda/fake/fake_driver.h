@@ -29,11 +29,23 @@
 
 namespace hotbunk::cuda {
 
+/// Parsed PTX by its text, for doubles that load the same. Thread-safe.
+class PtxModules {
+ public:
+  /// Throws ptx::UnknownPtx.
+  std::shared_ptr<const ptx::Module> parsed(const std::string& text);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const ptx::Module>> modules_;
+};
+
 struct FakeOptions {
   std::int64_t memory_bytes = std::int64_t{256} << 20;
   std::uint64_t seed = 1;
   /// Of physical memory. 2 MiB on every GPU so far; smaller ones tell neighbours in a small arena apart.
   std::int64_t granularity_bytes = std::int64_t{2} << 20;
+  std::shared_ptr<PtxModules> modules = std::make_shared<PtxModules>();
 };
 
 class FakeDriver {
@@ -45,15 +57,16 @@ class FakeDriver {
   FakeDriver& operator=(const FakeDriver&) = delete;
 
   Driver table() const;
+  /// Whether the table has an entry point of this name.
+  static bool has_entry(const std::string& name);
   /// What was found so far, oldest first; each names the tasks or the call.
   std::vector<std::string> findings() const;
   /// The nth call from now on (1: the next) of that entry point returns `error`; `never_returns`: it does not, until
   /// the double is gone.
   void fail_call(const std::string& entry, std::int64_t nth, CUresult error);
   void hang_call(const std::string& entry, std::int64_t nth);
-  /// Records and waits of events are numbered in the order in which they are issued, from 1: that one does nothing.
-  void drop_event_call(std::int64_t nth) { dropped_event_call_ = nth; }
-  std::int64_t event_calls() const { return event_calls_; }
+  /// How many of those calls came.
+  std::int64_t faults_met() const;
   /// How often each entry point was called.
   std::map<std::string, std::int64_t> calls() const;
   std::int64_t mapped_bytes() const;
@@ -99,7 +112,7 @@ class FakeDriver {
     bool accessible = false;
   };
   struct Library {
-    ptx::Module module;
+    std::shared_ptr<const ptx::Module> module;
     std::unique_ptr<ptx::Machine> machine;
   };
   struct KernelHandle {
@@ -148,14 +161,13 @@ class FakeDriver {
   std::uint64_t draws_ = 0;
   CUresult sticky_ = CUDA_SUCCESS;
   std::vector<std::string> findings_;
+  std::int64_t faults_met_ = 0;
   struct Fault {
     CUresult error = CUDA_SUCCESS;
     bool hangs = false;
   };
   std::map<std::string, std::map<std::int64_t, Fault>> faults_;  // entry -> call -> what happens
   std::map<std::string, std::int64_t> calls_;
-  std::int64_t dropped_event_call_ = 0, event_calls_ = 0;
-  bool drops_event_call() { return ++event_calls_ == dropped_event_call_; }
   std::int64_t next_handle_ = 1, tasks_run_ = 0;
   ptx::DeviceMemory memory_;
   std::map<CUdeviceptr, std::int64_t> reserved_;

@@ -33,6 +33,7 @@ struct FakeDriver::Entries {
     const std::int64_t nth = ++d->calls_[name];
     if (const auto entry = d->faults_.find(name); entry != d->faults_.end())
       if (const auto fault = entry->second.find(nth); fault != entry->second.end()) {
+        ++d->faults_met_;
         if (!fault->second.hangs) return fault->second.error;
         ++d->hanging_;
         d->gone_.wait(lock, [&] { return d->going_; });
@@ -171,9 +172,12 @@ struct FakeDriver::Entries {
   /// A copy or fill, checked when it runs: what was mapped when it was enqueued may be gone by then.
   static std::vector<Touch> copy(FakeDriver& d, CUdeviceptr to, CUdeviceptr from, std::size_t bytes, bool to_device,
                                  bool from_device) {
-    for (const auto& [device, at] : {std::pair{to_device, to}, std::pair{from_device, from}})
-      if (device)
-        if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
+    for (const auto& [device, at] : {std::pair{to_device, to}, std::pair{from_device, from}}) {
+      if (!device && !d.is_pinned(reinterpret_cast<const void*>(at), bytes))
+        throw RuntimeFailure(fmt::format("{:#x} of the host is no longer pinned when the copy runs", at));
+      if (!device) continue;
+      if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
+    }
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
     if (to_device) mark(d, to, bytes);
     return {{from, from + bytes, false}, {to, to + bytes, true}};
@@ -306,8 +310,8 @@ struct FakeDriver::Entries {
       const std::int64_t id = d.next_handle_++;
       try {
         Library& l = d.libraries_[id];
-        l.module = ptx::parse(static_cast<const char*>(code));
-        l.machine = std::make_unique<ptx::Machine>(l.module, d.memory_);
+        l.module = d.options_.modules->parsed(static_cast<const char*>(code));
+        l.machine = std::make_unique<ptx::Machine>(*l.module, d.memory_);
       } catch (const ptx::UnknownPtx& e) {
         d.libraries_.erase(id);
         d.findings_.emplace_back(e.what());
@@ -326,7 +330,7 @@ struct FakeDriver::Entries {
     return call("cuLibraryGetKernel", [&](auto& d) {
       const auto it = d.libraries_.find(id_of(l));
       if (it == d.libraries_.end()) return d.found("cuLibraryGetKernel: no such library");
-      if (!it->second.module.kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
+      if (!it->second.module->kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
       const std::int64_t id = d.next_handle_++;
       d.kernels_[id] = {id_of(l), name};
       *out = handle_of<CUkernel>(id);
@@ -342,7 +346,7 @@ struct FakeDriver::Entries {
       const auto library = d.libraries_.find(kernel.library);
       if (library == d.libraries_.end())
         return d.found(fmt::format("cuLaunchKernel: the library of '{}' was unloaded", kernel.name));
-      const ptx::Kernel& k = library->second.module.kernels.find(kernel.name)->second;
+      const ptx::Kernel& k = library->second.module->kernels.find(kernel.name)->second;
       std::vector<std::byte> bytes(static_cast<std::size_t>(k.parameter_bytes));  // copied now, as a driver does
       for (std::size_t p = 0; p < k.parameters.size(); ++p)
         std::memcpy(bytes.data() + k.parameters[p].offset, parameters[p],
@@ -355,7 +359,14 @@ struct FakeDriver::Entries {
   }
 };
 
-FakeDriver::FakeDriver(FakeOptions options) : options_(options) {
+std::shared_ptr<const ptx::Module> PtxModules::parsed(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  auto& known = modules_[text];
+  if (!known) known = std::make_shared<const ptx::Module>(ptx::parse(text));
+  return known;
+}
+
+FakeDriver::FakeDriver(FakeOptions options) : options_(std::move(options)) {
   FakeDriver* none = nullptr;
   HB_CHECK(alive.compare_exchange_strong(none, this), "a driver double is alive already");
   memory_.watch();
@@ -392,6 +403,11 @@ std::vector<std::string> FakeDriver::findings() const {
   return findings_;
 }
 
+std::int64_t FakeDriver::faults_met() const {
+  const std::lock_guard lock(mutex_);
+  return faults_met_;
+}
+
 std::map<std::string, std::int64_t> FakeDriver::calls() const {
   const std::lock_guard lock(mutex_);
   return calls_;
@@ -414,6 +430,14 @@ std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, 
   std::vector<Touch> out;
   for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
   return out;
+}
+
+bool FakeDriver::has_entry(const std::string& name) {
+#define HB_CUDA_NAMED(entry) \
+  if (name == #entry) return true;
+  HB_CUDA_ENTRIES(HB_CUDA_NAMED)
+#undef HB_CUDA_NAMED
+  return false;
 }
 
 Driver FakeDriver::table() const {

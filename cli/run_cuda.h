@@ -1,0 +1,37 @@
+// Ranks of `run` as threads of this process, on a CUDA device or on the driver's double.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/diagnostic.h"
+#include "exec/driver.h"
+#include "runtime/launch.h"
+#include "runtime/rank_backend.h"
+#include "runtime/world.h"
+
+namespace hotbunk {
+
+/// Makes a rank's backend in its world; the iterations up to span_steps keep their spans.
+using MakeBackend = std::function<std::unique_ptr<RankBackend>(Driver&, std::int32_t span_steps)>;
+
+struct CudaRun {
+  bool fake = false;
+  std::uint64_t fake_seed = 1;
+  std::string fake_fault;       // "ENTRY:N" or "ENTRY:N:hang": what happens to the Nth call of an entry point
+  std::int64_t fake_bytes = 0;  // of the double's device
+  bool check_order = false;
+  int ranks = 1;
+  WorldOptions world;
+};
+
+/// What of the backend ever ran on a GPU, in a line; "" where it was not built.
+std::string hardware_evidence_line();
+
+/// Runs `rank` for every rank, each on a thread and in a world of its own, and returns the exit code of the first one,
+/// by rank, that is not 0. E640 without a driver, E641 when the program was built without CUDA, E708 for a fault that
+/// names no call, E602 when the device is not what the backend needs.
+Result<int> run_on_cuda(const CudaRun&, const std::function<int(World&, const MakeBackend&)>& rank);
+
+}  // namespace hotbunk

@@ -1,0 +1,105 @@
+#include "tests/cuda_backend/iteration.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "backends/cuda/cuda_backend.h"
+#include "base/check.h"
+#include "rl/sft_driver.h"
+#include "runtime/launch.h"
+#include "spec/loader.h"
+
+namespace hotbunk::test {
+
+Result<Scenario> load_tiny_job(const std::vector<std::string>& sets) {
+  const std::string text = R"(
+name: tiny
+model: {model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1,
+  num_attention_heads: 2, num_key_value_heads: 2, head_dim: 4, vocab_size: 16, max_position_embeddings: 32,
+  rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: false, initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}
+cluster: {gpu: local-cpu, nodes: 1, gpus_per_node: 1, ranks_per_device: 2, device_memory_mib: 8}
+train: {layout: {dp: 2}, micro_batch_tokens: 32, precision: {params: fp32}, offload: sleep}
+optimizer: {lr: 1.0e-3}
+rollout: {engine: hotbunk, layout: {tp: 2, dp: 1}, max_running_requests: 4, max_prefill_tokens: 16, block_tokens: 4, kv_cache_tokens: 32}
+sync: {bucket_mib: 0.004, transport: ipc, verify: true}
+algorithm: {name: grpo, prompts: 2, samples_per_prompt: 2}
+workload: {prompt_tokens: {mean: 3, max: 3, distribution: fixed}, response_tokens: {mean: 2, max: 2, distribution: fixed}}
+task: {name: reverse, digits: 1}
+steps: 1
+)";
+  return load_scenario_text(text, "tiny.yaml", sets);
+}
+
+Scenario tiny_job(const std::vector<std::string>& sets) {
+  auto s = load_tiny_job(sets);
+  HB_CHECK(s.has_value(), "{}", render(s.error()));
+  return *s;
+}
+
+bool Iteration::went_well() const { return text().empty(); }
+std::string Iteration::text() const {
+  std::string all;
+  for (const std::string& f : findings) all += f + "\n";
+  for (const std::string& f : failures) all += f;
+  return all;
+}
+
+Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Setting& setting) {
+  static const auto modules = std::make_shared<cuda::PtxModules>();  // parsed once for all runs
+  cuda::FakeDriver fake(
+      {.memory_bytes = setting.memory_bytes, .seed = setting.seed, .granularity_bytes = 4096, .modules = modules});
+  if (setting.prepare) setting.prepare(fake);
+  cuda::Driver table = fake.table();
+  if (setting.tamper) setting.tamper(table);
+  const int ranks = plan.num_ranks();
+  Iteration out;
+  out.failures.resize(static_cast<std::size_t>(ranks));
+  const auto play = [&](cuda::CudaWorld& world) -> std::string {
+    DriverOptions listening;
+    if (world.rank() == 0) {
+      listening.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
+        out.numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
+      };
+      listening.on_step = [&](const StepMetrics& m) {
+        for (const auto& [name, value] : m.values) out.numbers += fmt::format("{} {:a}\n", name, value);
+      };
+    }
+    auto driver = make_training_driver(plan, scenario, listening);
+    if (!driver) return render(driver.error());
+    cuda::CudaBackend backend(world, **driver, {.span_steps = 0, .check_order = setting.check_order, .scope = ""});
+    const auto trace =
+        execute(plan, backend, **driver,
+                {.steps = static_cast<std::int32_t>(scenario.steps), .local_ranks = {static_cast<Rank>(world.rank())}});
+    std::string failure = trace ? "" : render(trace.error());
+    if (!failure.empty()) world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), failure));
+    try {
+      world.leave();
+    } catch (const RuntimeFailure&) {
+      // A rank that failed says no goodbye.
+    }
+    return failure;
+  };
+  try {
+    const auto context = std::make_shared<cuda::Context>(table);
+    const auto local = std::make_shared<cuda::LocalRanks>();
+    thread_ranks(ranks, [&](const LaunchEnv& env) {
+      std::string& failure = out.failures[static_cast<std::size_t>(env.rank)];
+      try {
+        context->make_current();
+        cuda::CudaWorld world(context, local, env);
+        failure = play(world);
+      } catch (const std::exception& e) {
+        failure = e.what();
+      }
+      return 0;
+    });
+  } catch (const RuntimeFailure& e) {
+    out.failures.front() = e.what();
+  }
+  out.findings = fake.findings();
+  out.calls = fake.calls();
+  out.faults_met = fake.faults_met();
+  return out;
+}
+
+}  // namespace hotbunk::test

@@ -1,0 +1,43 @@
+// One iteration of a tiny job on the driver's double: what came of it, and what the double found.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/fake/fake_driver.h"
+#include "base/diagnostic.h"
+#include "graph/plan.h"
+#include "spec/scenario.h"
+
+namespace hotbunk::test {
+
+/// GRPO on two ranks, both sides asleep in turn: one layer, eight wide, four samples.
+Result<Scenario> load_tiny_job(const std::vector<std::string>& sets);
+/// The same; what the tests write loads.
+Scenario tiny_job(const std::vector<std::string>& sets = {});
+
+struct Iteration {
+  std::vector<std::string> failures;  // by rank, as a user reads them; "" where all went well
+  std::vector<std::string> findings;  // of the double
+  std::string numbers;                // lengths of all samples, losses, rewards: what every schedule must agree on
+  std::map<std::string, std::int64_t> calls;
+  std::int64_t faults_met = 0;
+
+  bool went_well() const;
+  std::string text() const;  // failures and findings, joined
+};
+
+struct Setting {
+  std::uint64_t seed = 1;
+  std::int64_t memory_bytes = std::int64_t{64} << 20;
+  bool check_order = false;
+  std::function<void(cuda::FakeDriver&)> prepare{};  // before the first call
+  std::function<void(cuda::Driver&)> tamper{};       // with the table
+};
+
+Iteration run_iteration(const Plan&, const Scenario&, const Setting& = {});
+
+}  // namespace hotbunk::test

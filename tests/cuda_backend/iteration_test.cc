@@ -1,0 +1,342 @@
+// One iteration of a tiny job, two ranks: under many schedules, with an event left out, with faults, with bugs of the
+// host side.
+#include "tests/cuda_backend/iteration.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/rng.h"
+#include "graph/verify.h"
+#include "lowering/lower.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+struct Job {
+  Scenario scenario;
+  Plan plan;
+};
+
+Job job_of(const std::vector<std::string>& sets = {}) {
+  Job job{tiny_job(sets), {}};
+  auto plan = lower(job.scenario);
+  REQUIRE(plan);
+  job.plan = std::move(*plan);
+  return job;
+}
+
+/// Calls visit(mark, where) for every wait of the plan; the mark may be changed.
+void each_wait(Plan& plan, const std::function<void(Call&, std::size_t mark)>& visit) {
+  for (Program& program : plan.programs)
+    for (auto& blocks : program.phases)
+      for (Block& block : blocks)
+        for (Call& call : block.calls)
+          for (std::size_t m = 0; m < call.marks.size(); ++m)
+            if (call.marks[m].kind == OpKind::wait) visit(call, m);
+}
+
+}  // namespace
+
+TEST_CASE("an iteration under 200 schedules: no finding, the same numbers") {
+  const Job job = job_of();
+  const Iteration first = run_iteration(job.plan, job.scenario);
+  REQUIRE_THAT(first.text(), Catch::Equals(""));
+  REQUIRE_THAT(first.numbers, Catch::Contains("loss"));
+  for (std::uint64_t seed = 2; seed <= 200; ++seed) {
+    INFO("seed " << seed);
+    const Iteration it = run_iteration(job.plan, job.scenario, {.seed = seed});
+    REQUIRE_THAT(it.text(), Catch::Equals(""));
+    REQUIRE(it.numbers == first.numbers);
+  }
+}
+
+TEST_CASE("layouts, dtypes and models of all kinds run on the double without a finding") {
+  const std::string qwen3 =
+      "model={model_type: qwen3, architectures: [Qwen3ForCausalLM], hidden_size: 8, intermediate_size: 8, "
+      "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 4, vocab_size: 17, "
+      "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: true, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}";
+  const std::string qwen2 =
+      "model={model_type: qwen2, architectures: [Qwen2ForCausalLM], hidden_size: 8, intermediate_size: 12, "
+      "num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 4, vocab_size: 19, "
+      "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}";
+  const std::string alone = "rollout.layout.tp=1", two = "rollout.layout.dp=2";
+  const std::vector<std::vector<std::string>> variants = {
+      {"train.precision.params=bf16", "rollout.dtype=bf16"},
+      {"train.precision.params=bf16", "rollout.dtype=bf16", qwen3, alone, two},
+      {qwen2, alone, two},
+      {"train.engine=ddp"},
+      {"train.engine=zero1", "train.precision.params=bf16", "rollout.dtype=bf16"},
+      {"train.engine=zero2", alone, two},
+      {"train.layout.fsdp=1"},
+      {"train.recompute=full", "sync.transport=collective"},
+      {"train.recompute=selective", "train.offload=none"},
+      {"algorithm.reference=true", "algorithm.kl_coef=0.1", "algorithm.mini_batches=2"},
+      {"rollout.max_running_requests=1", "rollout.kv_cache_tokens=8", "rollout.max_prefill_tokens=3", alone, two},
+      {"train.loss_chunk_tokens=4", "steps=2"},
+      {"sync.bucket_mib=1", "sync.verify=false"},
+      {"rollout.temperature=0.7", "rollout.top_k=3", "rollout.top_p=0.9"},
+  };
+  std::size_t ran = 0;
+  for (const auto& sets : variants) {
+    INFO(fmt::format("{}", fmt::join(sets, " ")));
+    auto scenario = load_tiny_job(sets);
+    if (!scenario) {
+      UNSCOPED_INFO(render(scenario.error()));
+      CHECK(false);
+      continue;
+    }
+    auto plan = lower(*scenario);
+    REQUIRE(plan);
+    const Iteration it = run_iteration(*plan, *scenario, {.seed = ++ran});
+    CHECK_THAT(it.text(), Catch::Equals(""));
+    CHECK_THAT(it.numbers, Catch::Contains("loss"));
+  }
+}
+
+TEST_CASE("log-probs of sampled tokens are equal to the bit in rollout and training (P5)") {
+  // One rank per engine: the same kernels over the same rows.
+  const Job job = job_of({"rollout.layout.tp=1", "rollout.layout.dp=2"});
+  const Iteration it = run_iteration(job.plan, job.scenario);
+  REQUIRE_THAT(it.text(), Catch::Equals(""));
+  CHECK_THAT(it.numbers, Catch::Contains("rollout/logprob_gap_max 0x0p+0"));
+}
+
+TEST_CASE("every wait that the plan needs is missed where it is left out") {
+  Job job = job_of();
+  std::size_t waits = 0;
+  each_wait(job.plan, [&](Call&, std::size_t) { ++waits; });
+  std::size_t needed = 0, found = 0;
+  for (std::size_t w = 0; w < waits; ++w) {
+    Plan plan = job.plan;
+    std::size_t at = 0;
+    std::string left_out;
+    each_wait(plan, [&](Call& call, std::size_t m) {
+      if (at++ != w) return;
+      left_out = fmt::format("wait {} of call '{}' for event {}", w, call.name, call.marks[m].event);
+      call.marks[m].event = -1;
+    });
+    for (Program& program : plan.programs)
+      for (auto& blocks : program.phases)
+        for (Block& block : blocks)
+          for (Call& call : block.calls) std::erase_if(call.marks, [](const Mark& m) { return m.event < 0; });
+    // What is asked of the plan with this run's sizes: is an order missing?
+    const Iteration asked = run_iteration(plan, job.scenario, {.check_order = true});
+    const std::string said = asked.text();
+    const bool misses = said.find("E612") != std::string::npos;
+    // A barrier touches no bytes: it orders what other ranks do, which the host may have waited for besides.
+    if (misses && said.find("barrier '") != std::string::npos) continue;
+    const Iteration it = run_iteration(plan, job.scenario, {.seed = w + 1});
+    INFO(left_out << (misses ? ", which is needed: " : ", which is not needed: ") << said << it.text());
+    CHECK(it.findings.empty() != misses);
+    needed += misses ? 1 : 0;
+    found += misses && !it.findings.empty() ? 1 : 0;
+  }
+  INFO(waits << " waits, " << needed << " needed, " << found << " found");
+  CHECK(needed >= 10);
+  CHECK(found == needed);
+}
+
+TEST_CASE("a fault at any call: the run ends with rank, phase and op, and nobody is left waiting") {
+  const Job job = job_of();
+  const Iteration whole = run_iteration(job.plan, job.scenario);
+  REQUIRE_THAT(whole.text(), Catch::Equals(""));
+  std::vector<std::pair<std::string, std::int64_t>> entries(whole.calls.begin(), whole.calls.end());
+  std::set<std::string> failed_at;
+  int met = 0;
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    // Entries in turn, so that rare ones are met too; the call at random.
+    const auto& [entry, calls] = entries[i % entries.size()];
+    const auto nth =
+        static_cast<std::int64_t>(random_words(7, RngPurpose::test, 0, i)[0] % static_cast<std::uint32_t>(calls)) + 1;
+    const auto error = i % 2 == 0 ? CUDA_ERROR_LAUNCH_FAILED : CUDA_ERROR_OUT_OF_MEMORY;
+    const auto start = std::chrono::steady_clock::now();
+    const Iteration it =
+        run_iteration(job.plan, job.scenario,
+                      {.seed = i + 1, .prepare = [&](cuda::FakeDriver& fake) { fake.fail_call(entry, nth, error); }});
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    INFO("fault " << i << ": " << entry << " call " << nth << "\n" << it.text());
+    CHECK(took.count() < 10);
+    if (it.faults_met == 0) continue;  // how often an event is asked for depends on the schedule
+    ++met;
+    const bool failed = std::ranges::any_of(it.failures, [](const std::string& f) { return !f.empty(); });
+    if (!failed) {  // what is given back at the end, or asked again
+      CHECK(it.numbers == whole.numbers);
+      CHECK((entry.find("Destroy") != std::string::npos || entry.find("Free") != std::string::npos ||
+             entry.find("Unmap") != std::string::npos || entry.find("Release") != std::string::npos ||
+             entry.find("Unload") != std::string::npos || entry.find("Unregister") != std::string::npos ||
+             entry == "cuStreamSynchronize"));
+      continue;
+    }
+    failed_at.insert(entry);
+    bool names_call = false;
+    for (std::size_t rank = 0; rank < it.failures.size(); ++rank) {
+      const std::string& f = it.failures[rank];
+      names_call = names_call || f.find(entry) != std::string::npos;
+      // Before the first op the device is opened, which is said instead.
+      if (f.find("phase") == std::string::npos && !f.empty())
+        CHECK_THAT(f, Catch::Contains("opening") || Catch::Contains(entry) || Catch::Contains("rank "));
+      else if (!f.empty()) CHECK_THAT(f, Catch::Contains(fmt::format("rank {}", rank)));
+    }
+    CHECK(names_call);
+  }
+  CHECK(met >= 180);
+  CHECK(failed_at.size() >= 15);
+}
+
+namespace {
+
+cuda::Driver real;                 // what tampered entries call
+CUstream idle = nullptr;           // of their own
+thread_local bool reads = false;   // this thread has asked for a copy to the host
+std::atomic<std::int64_t> nth{0};  // counts calls of the tampered entry
+
+struct HostBug {
+  const char* what;
+  void (*tamper)(cuda::Driver&);
+  /// One of these, in the double's first finding, or, where it has none, in what the run itself says.
+  std::vector<const char*> says;
+};
+
+const std::vector<HostBug>& host_bugs() {
+  static const std::vector<HostBug> bugs = {
+      {"an event's wait is dropped",
+       [](cuda::Driver& d) { d.cuStreamWaitEvent = [](CUstream, CUevent, unsigned) { return CUDA_SUCCESS; }; },
+       {"with no order between them", "uninitialised"}},
+      {"events are recorded on a stream where nothing runs",
+       [](cuda::Driver& d) {
+         d.cuEventRecord = [](CUevent e, CUstream) {
+           static std::mutex mutex;
+           const std::lock_guard lock(mutex);
+           if (idle == nullptr) real.cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING);
+           return real.cuEventRecord(e, idle);
+         };
+       },
+       {"with no order between them", "uninitialised", "the host has not waited for"}},
+      {"some kernels go to a stream that nobody orders",
+       [](cuda::Driver& d) {
+         d.cuLaunchKernel = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                               unsigned bz, unsigned shared, CUstream s, void** p, void** x) {
+           CUstream other = s;
+           if (++nth % 50 == 0) real.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING);
+           return real.cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, other, p, x);
+         };
+       },
+       {"with no order between them", "uninitialised"}},
+      {"memory goes back before the streams are done with it",
+       [](cuda::Driver& d) {  // only what the host is about to read is waited for
+         d.cuMemcpyDtoHAsync = [](void* to, CUdeviceptr from, std::size_t n, CUstream s) {
+           reads = true;
+           return real.cuMemcpyDtoHAsync(to, from, n, s);
+         };
+         d.cuStreamSynchronize = [](CUstream s) {
+           return std::exchange(reads, false) ? real.cuStreamSynchronize(s) : CUDA_SUCCESS;
+         };
+         d.cuEventElapsedTime = [](float* ms, CUevent, CUevent) {
+           *ms = 0;
+           return CUDA_SUCCESS;
+         };
+       },
+       {"the host has not waited for", "no longer pinned"}},
+      {"a section is mapped twice",
+       [](cuda::Driver& d) {
+         d.cuMemMap = [](CUdeviceptr at, std::size_t n, std::size_t o, CUmemGenericAllocationHandle h,
+                         unsigned long long f) {
+           const CUresult r = real.cuMemMap(at, n, o, h, f);
+           return r == CUDA_SUCCESS && ++nth == 9 ? real.cuMemMap(at, n, o, h, f) : r;
+         };
+       },
+       {"is mapped already"}},
+      {"a section is not mapped",
+       [](cuda::Driver& d) {
+         d.cuMemMap = [](CUdeviceptr at, std::size_t n, std::size_t o, CUmemGenericAllocationHandle h,
+                         unsigned long long f) { return ++nth == 9 ? CUDA_SUCCESS : real.cuMemMap(at, n, o, h, f); };
+       },
+       {"is not mapped"}},
+      {"a section is mapped and not made accessible",
+       [](cuda::Driver& d) {
+         d.cuMemSetAccess = [](CUdeviceptr at, std::size_t n, const CUmemAccessDesc* a, std::size_t c) {
+           return ++nth == 7 ? CUDA_SUCCESS : real.cuMemSetAccess(at, n, a, c);
+         };
+       },
+       {"out of bounds", "is not mapped device memory"}},
+      {"a released handle is released again",
+       [](cuda::Driver& d) {
+         d.cuMemRelease = [](CUmemGenericAllocationHandle h) {
+           const CUresult r = real.cuMemRelease(h);
+           return r == CUDA_SUCCESS && ++nth == 5 ? real.cuMemRelease(h) : r;
+         };
+       },
+       {"released already"}},
+      {"staging is not pinned",
+       [](cuda::Driver& d) {
+         d.cuMemHostAlloc = [](void** out, std::size_t n, unsigned) {
+           *out = ++nth > 3 ? std::calloc(1, n) : nullptr;
+           return *out != nullptr ? CUDA_SUCCESS : real.cuMemHostAlloc(out, n, 0);
+         };
+       },
+       {"is not pinned", "not what cuMemHostAlloc gave"}},
+      {"the host's sections are not registered",
+       [](cuda::Driver& d) { d.cuMemHostRegister = [](void*, std::size_t, unsigned) { return CUDA_SUCCESS; }; },
+       {"is not pinned"}},
+      {"a copy to the device is short of its last bytes",
+       [](cuda::Driver& d) {
+         d.cuMemcpyHtoDAsync = [](CUdeviceptr to, const void* from, std::size_t n, CUstream s) {
+           return real.cuMemcpyHtoDAsync(to, from, n > 16 ? n - 16 : n, s);
+         };
+       },
+       {"uninitialised"}},
+      {"a fill is left out (of bytes that something else wrote before: the verified sync finds it)",
+       [](cuda::Driver& d) {
+         d.cuMemsetD8Async = [](CUdeviceptr, unsigned char, std::size_t, CUstream) { return CUDA_SUCCESS; };
+       },
+       {"the rollout does not hold the training weights"}},
+      {"a kernel is launched over one block less than its rows",
+       [](cuda::Driver& d) {
+         d.cuLaunchKernel = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                               unsigned bz, unsigned shared, CUstream s, void** p, void** x) {
+           return real.cuLaunchKernel(f, gx > 1 ? gx - 1 : gx, gy, gz, bx, by, bz, shared, s, p, x);
+         };
+       },
+       {"uninitialised"}},
+      {"an event is destroyed while it is in use",
+       [](cuda::Driver& d) { d.cuEventQuery = [](CUevent e) { return real.cuEventDestroy(e); }; },
+       {"no such event"}},
+  };
+  return bugs;
+}
+
+}  // namespace
+
+TEST_CASE("bugs of the host side are found, and by which check is said") {
+  const Job job = job_of();
+  for (const HostBug& bug : host_bugs()) {
+    nth = 0, idle = nullptr;
+    const Iteration it = run_iteration(job.plan, job.scenario, {.tamper = [&](cuda::Driver& d) {
+                                         real = d;
+                                         bug.tamper(d);
+                                       }});
+    INFO(bug.what << ": " << it.text());
+    const std::string first = it.findings.empty() ? it.text() : it.findings.front();
+    CHECK(std::ranges::any_of(bug.says, [&](const char* s) { return first.find(s) != std::string::npos; }));
+  }
+}
+
+TEST_CASE("the device gives no more than it has: a plan that fits its books is refused by the device, by name") {
+  const Job job = job_of();
+  const Iteration it = run_iteration(job.plan, job.scenario, {.memory_bytes = std::int64_t{1} << 16});
+  CHECK_THAT(it.text(), Catch::Contains("CUDA_ERROR_OUT_OF_MEMORY"));
+}
