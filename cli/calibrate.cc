@@ -14,7 +14,6 @@
 #include <set>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "runtime/stream_thread.h"
 #include "base/check.h"
 #include "base/cores.h"
 #include "base/file.h"
@@ -27,6 +26,7 @@
 #include "planner/cost/cost_model.h"
 #include "rl/sft_driver.h"
 #include "runtime/gather.h"
+#include "runtime/stream_thread.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "trace/compare.h"
@@ -37,7 +37,7 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct CalibrateArguments {
   ScenarioOptions scenario;
   std::string out = "calibration.yaml";
   std::int32_t steps = 8;
@@ -281,8 +281,8 @@ class OtherPrograms {
 constexpr double quiet_cores = 0.15;
 
 /// On rank 0: the profile, written, printed, and tried on the run that it came from. `others`: cores of other programs.
-int conclude(const Options& o, const Job& job, const Samples& samples, const HandOver& hand_over, const Trace& measured,
-             const std::vector<SampleLengths>& lengths, double others) {
+int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples, const HandOver& hand_over,
+             const Trace& measured, const std::vector<SampleLengths>& lengths, double others) {
   Hardware hardware = hardware_from_datasheet(job.scenario.cluster);
   hardware.name = job.scenario.cluster.gpu.name;
   hardware.source = fmt::format("hotbunk calibrate on {} cores, {} ranks, scenario {}; other programs kept {:.2f} busy",
@@ -337,7 +337,7 @@ int conclude(const Options& o, const Job& job, const Samples& samples, const Han
   return exit_done;
 }
 
-int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, CpuWorld& world) {
+int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& hand_over, CpuWorld& world) {
   const OtherPrograms programs;
   std::vector<SampleLengths> lengths;
   DriverOptions listening;
@@ -394,7 +394,7 @@ int calibrate_rank(const Options& o, const Job& job, const HandOver& hand_over, 
   return code;
 }
 
-int run(const Options& o) {
+int run(const CalibrateArguments& o) {
   int code = exit_done;
   ScenarioOptions scenario = o.scenario;
   scenario.sets.push_back(fmt::format("steps={}", o.steps));
@@ -424,7 +424,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_calibrate(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<CalibrateArguments>();
   const Command sub =
       line.add_command("calibrate", "time a scenario's ops on this machine and write a hardware profile");
   add_scenario_options(sub, o->scenario);

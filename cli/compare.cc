@@ -12,14 +12,14 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct CompareArguments {
   std::string folder, other;
   std::optional<double> max_error;
   bool json = false;
 };
 
 /// The other side: another run of the same plan, or a simulation with the lengths that the run had.
-Result<Trace> other_side(const Options& o, const LoadedRun& run) {
+Result<Trace> other_side(const CompareArguments& o, const LoadedRun& run) {
   if (!o.other.empty()) {
     auto loaded = read_run_folder({o.other});
     if (!loaded) return tl::unexpected(loaded.error());
@@ -44,7 +44,7 @@ Result<Trace> other_side(const Options& o, const LoadedRun& run) {
   return simulate_job(run.job, *hardware, options);
 }
 
-int run(const Options& o) {
+int run(const CompareArguments& o) {
   auto loaded = read_run_folder({o.folder});
   if (!loaded) return report_errors(loaded.error());
   if (loaded->trace.source != "measured")
@@ -70,7 +70,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_compare(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<CompareArguments>();
   const Command sub = line.add_command(
       "compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
   sub.option("folder", o->folder, "run folder of a measured run").required();

@@ -15,14 +15,14 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct ExplainArguments {
   ScenarioOptions scenario;
   bool search = false, sensitivity = false, smallest = false;
 };
 
 using Json = nlohmann::ordered_json;
 
-int run(const Options& o) {
+int run(const ExplainArguments& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
   note_undisturbed(*scenario, "the price");
@@ -66,7 +66,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_explain(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ExplainArguments>();
   const Command sub =
       line.add_command("explain", "where the bytes and the seconds of a scenario go, and which lever buys what");
   add_scenario_options(sub, o->scenario);

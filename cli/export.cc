@@ -15,7 +15,7 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct ExportArguments {
   std::string system;
   ScenarioOptions scenario;
 };
@@ -23,7 +23,7 @@ struct Options {
 /// That export writes: the systems whose launches are whole in their arguments.
 std::vector<std::string> exported_systems() { return {"verl", "slime", "nemo-rl", "megatron"}; }
 
-int run(const Options& o) {
+int run(const ExportArguments& o) {
   const auto table = read_launch_table(o.system);
   if (!table) return report_errors(table.error());
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
@@ -52,7 +52,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_export(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ExportArguments>();
   const Command sub =
       line.add_command("export", "a scenario as the launch arguments of verl, slime, NeMo-RL or Megatron");
   sub.option("system", o->system, "whose launch").required().check(one_of(exported_systems()));

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct GenerateArguments {
   InferenceOptions inference;
   GenerateOptions generate;
 };
@@ -27,7 +27,7 @@ std::vector<std::int32_t> new_tokens(const TokenSequence& s) {
 }
 
 /// `logprobs` are those of the distribution at the temperature; greedy choices report temperature 1.
-Json document(const Options& o, const std::vector<TokenSequence>& sequences) {
+Json document(const GenerateArguments& o, const std::vector<TokenSequence>& sequences) {
   Json rows = Json::array();
   for (const TokenSequence& s : sequences)
     rows.push_back(
@@ -36,7 +36,7 @@ Json document(const Options& o, const std::vector<TokenSequence>& sequences) {
           {"temperature", o.generate.temperature}, {"seed", o.generate.seed},    {"sequences", rows}};
 }
 
-Diagnostic no_room(const Options& o, const ModelSpec& model) {
+Diagnostic no_room(const GenerateArguments& o, const ModelSpec& model) {
   return {.code = "E124",
           .message = fmt::format("--max-new-tokens {} leaves no position for a prompt", o.generate.max_new_tokens),
           .where = {},
@@ -55,7 +55,7 @@ ValueRule greedy_or_warm() {
   return {"", fault};
 }
 
-int run(Options o) {
+int run(GenerateArguments o) {
   const auto model = open_model(o.inference.model);
   if (!model) return report_errors(model.error());
   const std::int64_t room = model->max_position - o.generate.max_new_tokens;
@@ -79,7 +79,7 @@ int run(Options o) {
 }  // namespace
 
 void add_generate(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<GenerateArguments>();
   const Command sub = line.add_command(
       "generate",
       "continue prompts: a JSON array of new token ids per line; ends at the model's end-of-sequence token");

@@ -22,14 +22,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct ImportArguments {
   std::string system, launch, out;
   std::vector<std::string> words, variables, sets;
   bool json = false, overwrite = false;
 };
 
 /// The first word is a file where it is one, or is called as one; the others are the launch's own.
-Result<LaunchSource> source_of(const Options& o) {
+Result<LaunchSource> source_of(const ImportArguments& o) {
   LaunchSource source;
   source.words = o.words;
   const std::string extension = std::filesystem::path(o.launch).extension().string();
@@ -75,7 +75,7 @@ std::string answer(const Explanation& e) {
                      format_seconds(e.price.iteration_seconds), render(e));
 }
 
-Status write_scenario(const Options& o, const std::string& text) {
+Status write_scenario(const ImportArguments& o, const std::string& text) {
   std::error_code ignored;
   if (std::filesystem::exists(o.out, ignored) && !o.overwrite)
     return fail(Diagnostic{.code = "E154",
@@ -86,7 +86,7 @@ Status write_scenario(const Options& o, const std::string& text) {
   return write_file_atomic(o.out, text);
 }
 
-int run(const Options& o) {
+int run(const ImportArguments& o) {
   const auto table = read_launch_table(o.system);
   if (!table) return report_errors(table.error());
   const auto source = source_of(o);
@@ -129,7 +129,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_import(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ImportArguments>();
   const Command sub =
       line.add_command("import", "a launch of verl, slime, NeMo-RL, OpenRLHF, Megatron or torchtitan as a scenario");
   sub.option("system", o->system, "whose launch it is").required().check(one_of(launch_systems()));

@@ -27,7 +27,7 @@ namespace {
 
 constexpr double unset = -1;
 
-struct Options {
+struct PlanArguments {
   ScenarioOptions scenario;
   bool resolved = false, print = false;
   std::string phase, out;
@@ -118,19 +118,19 @@ PlanReport report_on(const Job& job, bool json) {
 }
 
 /// The best layouts of the same GPUs.
-Result<Choices> best_layouts(const Options& o, const ScenarioPricer& pricer) {
+Result<Choices> best_layouts(const PlanArguments& o, const ScenarioPricer& pricer) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
   return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget});
 }
-Result<Choices> best_layouts(const Options& o, const Scenario& scenario) {
+Result<Choices> best_layouts(const PlanArguments& o, const Scenario& scenario) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return fail(pricer.error());
   return best_layouts(o, **pricer);
 }
 
 /// What nothing lowers yet is priced in closed form; the answer says so.
-int price(const Options& o, const Scenario& scenario, const std::vector<std::string>& reasons) {
+int price(const PlanArguments& o, const Scenario& scenario, const std::vector<std::string>& reasons) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const auto choices = best_layouts(o, **pricer);
@@ -161,7 +161,7 @@ int price(const Options& o, const Scenario& scenario, const std::vector<std::str
 }
 
 /// --gpus ?: the smallest cluster of the scenario's kind on which some layout fits.
-int smallest(const Options& o, const Scenario& scenario) {
+int smallest(const PlanArguments& o, const Scenario& scenario) {
   const auto objective = objective_named(o.objective);
   if (!objective) return report_errors(objective.error());
   double headroom = o.headroom;
@@ -187,7 +187,7 @@ int smallest(const Options& o, const Scenario& scenario) {
 }
 
 /// `plan --print`: the whole plan or one phase of it.
-int print(const Options& o, const Plan& plan) {
+int print(const PlanArguments& o, const Plan& plan) {
   std::vector<std::string> names;
   for (const PhaseInfo& p : plan.phases) names.push_back(p.name);
   if (!o.phase.empty() && std::find(names.begin(), names.end(), o.phase) == names.end()) {
@@ -210,7 +210,7 @@ int print(const Options& o, const Plan& plan) {
   return exit_done;
 }
 
-int run(const Options& o) {
+int run(const PlanArguments& o) {
   int code = exit_done;
   if (o.resolved) {
     auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
@@ -269,7 +269,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_plan(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<PlanArguments>();
   const Command sub = line.add_command(
       "plan", "resolve a scenario, say what memory each phase needs, and which layouts of these GPUs are best");
   add_scenario_options(sub, o->scenario);

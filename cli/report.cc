@@ -14,12 +14,12 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct ReportArguments {
   std::string folder, snapshot;
   bool json = false;
 };
 
-int run(const Options& o) {
+int run(const ReportArguments& o) {
   const RunFolder folder{o.folder};
   auto loaded = read_run_folder(folder);
   if (!loaded) return report_errors(loaded.error());
@@ -59,7 +59,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_report(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ReportArguments>();
   const Command sub =
       line.add_command("report", "write the HTML report, Perfetto trace and summary of a run folder again");
   sub.option("folder", o->folder, "run folder of `run` or `simulate --out`").required();

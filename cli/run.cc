@@ -43,7 +43,7 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct RunArguments {
   ScenarioOptions scenario;
   std::string out, plan, transport, resume, backend = "cpu", fake_fault;
   std::uint64_t fake_seed = 1;
@@ -73,12 +73,12 @@ StepsWalked steps_walked(const Job& job, const Start& start, const TrainingDrive
 }
 
 /// A resumed run goes on in its folder, unless another is named.
-std::string out_of(const Options& o, const Start& start) {
+std::string out_of(const RunArguments& o, const Start& start) {
   return o.out.empty() && start.from && start.from->run ? start.from->run->root.string() : o.out;
 }
 
 /// `folder`: where the run is to write.
-Takes takes(const Options& o, const Start& start, const std::filesystem::path& folder) {
+Takes takes(const RunArguments& o, const Start& start, const std::filesystem::path& folder) {
   std::error_code ec;
   if (start.from && start.from->run && std::filesystem::equivalent(folder, start.from->run->root, ec))
     return Takes::resume;
@@ -86,7 +86,7 @@ Takes takes(const Options& o, const Start& start, const std::filesystem::path& f
 }
 
 /// A saved plan is a promise: what runs must be it, and made from the same scenario.
-Status check_drift(const Options& o, const Job& job) {
+Status check_drift(const RunArguments& o, const Job& job) {
   if (o.plan.empty()) return {};
   auto text = read_file(o.plan);
   if (!text) return tl::unexpected(text.error());
@@ -114,13 +114,13 @@ Status check_drift(const Options& o, const Job& job) {
                  .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 
-int compute_threads(const Options& o, int num_ranks) {
+int compute_threads(const RunArguments& o, int num_ranks) {
   if (o.threads > 0) return o.threads;
   return std::max(1, static_cast<int>(local_machine().cores) / std::max(1, num_ranks));
 }
 
 /// The options that every rank must have been given alike.
-PlanFacts shared_options(const Options& o, int num_ranks, const Start& start) {
+PlanFacts shared_options(const RunArguments& o, int num_ranks, const Start& start) {
   return {{"first step", std::to_string(start.first_step())},
           {"--transport", o.transport.empty() ? "by host" : o.transport},
           {"--check", o.check ? "true" : "false"},
@@ -136,7 +136,7 @@ WorldOptions world_options(const Job& job) {
 }
 
 /// The steps of this process once more in virtual time, with the lengths that they had.
-Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
+Result<Trace> simulate_run(const RunArguments& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
                            const StepsWalked& walked) {
   auto lengths = lengths_of(folder, job.scenario, walked);
   if (!lengths) return fail(std::move(lengths.error()));
@@ -146,7 +146,7 @@ Result<Trace> simulate_run(const Options& o, const Job& job, const RunFolder& fo
 }
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
-int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
+int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
                   const StepsWalked& walked, const TrainingDriver& driver, const std::vector<std::string>& parts) {
   std::vector<Trace> traces;
   for (const std::string& text : parts) {
@@ -188,7 +188,7 @@ int finish_rank_0(const Options& o, const Job& job, const RunFolder& folder, con
 }
 
 /// `hardware`: of rank 0, which simulates at the end.
-int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
   if (auto s = check_agreement(world, run_facts(job, shared_options(o, world.size(), start))); !s) {
@@ -250,7 +250,7 @@ int run_rank(const Options& o, const Job& job, const Start& start, StopSignals& 
 
 /// The scenario and its plan; what the run goes on from, checked and with its warnings said.
 /// Our own launcher has done so before it starts ranks.
-std::optional<Job> load(const Options& o, bool spawned, bool speaks, Start& start, int& code) {
+std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start& start, int& code) {
   const auto refuse = [&](const Diagnostics& problems) {
     code = report_errors(problems);
     return std::nullopt;
@@ -275,7 +275,7 @@ std::optional<Job> load(const Options& o, bool spawned, bool speaks, Start& star
   return lower_job(std::move(*scenario), code);
 }
 
-int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopSignals& stop) {
+int launch(const RunArguments& o, const Job& job, const ClaimedFolder& claimed, StopSignals& stop) {
   ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
   pass_on_claim(claimed);
   if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job.plan.num_ranks());
@@ -292,7 +292,7 @@ int launch(const Options& o, const Job& job, const ClaimedFolder& claimed, StopS
 }
 
 /// The others learn what stopped this rank before they learn that it is gone.
-int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+int run_rank_to_its_end(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
                         const RunFolder& folder, const std::optional<Hardware>& hardware,
                         const MakeBackend& make_backend) {
   try {
@@ -303,7 +303,7 @@ int run_rank_to_its_end(const Options& o, const Job& job, const Start& start, St
   }
 }
 
-MakeBackend cpu_backend(const Options& o, CpuWorld& world) {
+MakeBackend cpu_backend(const RunArguments& o, CpuWorld& world) {
   return [&o, &world](Driver& driver, std::int32_t span_steps) {
     CpuOptions cpu;
     cpu.compute_threads = compute_threads(o, world.size());
@@ -316,7 +316,7 @@ MakeBackend cpu_backend(const Options& o, CpuWorld& world) {
 }
 
 /// What only one of the backends knows, and how its ranks come to be.
-Status check_backend(const Options& o, bool launched) {
+Status check_backend(const RunArguments& o, bool launched) {
   const auto refuse = [](std::string message, std::string help) {
     return fail(
         Diagnostic{.code = "E707", .message = std::move(message), .where = {}, .notes = {}, .help = std::move(help)});
@@ -335,7 +335,7 @@ Status check_backend(const Options& o, bool launched) {
   return {};
 }
 
-int run_cuda(const Options& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
+int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
              const std::optional<Hardware>& hardware) {
   if (!o.scenario.json)
     fmt::print(stderr, "starting {} ranks on one device ({})\n", job.plan.num_ranks(), hardware_evidence_line());
@@ -360,7 +360,7 @@ int run_cuda(const Options& o, const Job& job, const Start& start, StopSignals& 
   return code ? *code : report_errors(code.error());
 }
 
-int run(const Options& o) {
+int run(const RunArguments& o) {
   const bool spawned = process_env(launcher_variable) == std::to_string(::getppid());
   StopSignals stop(spawned);  // before any thread
   int code = exit_done;
@@ -445,7 +445,7 @@ std::vector<std::string> own_command_line() {
 }  // namespace
 
 void add_run(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<RunArguments>();
   const Command sub = line.add_command("run", "execute the plan for real, on CPU ranks or a CUDA device");
   add_scenario_options(sub, o->scenario);
   sub.find("scenario").required(false);  // a checkpoint has one

@@ -18,7 +18,7 @@
 namespace hotbunk {
 namespace {
 
-using Json = nlohmann::json;
+using Facts = nlohmann::json;
 
 constexpr std::size_t most_shown = 6;
 
@@ -61,7 +61,7 @@ PlanFacts scenario_facts(const Scenario& s) {
     const KeyValue value = key.get(s);
     if (!std::holds_alternative<std::monostate>(value)) facts[key.path] = yaml_of(value);
   }
-  Json config = config_of(s.model, DType::f32);
+  Facts config = config_of(s.model, DType::f32);
   config.erase("dtype");  // of a checkpoint's files
   for (const auto& [key, value] : config.items()) facts["model." + key] = json_text(value);
   facts["model.weights"] =
@@ -102,16 +102,16 @@ std::vector<std::string> differences(const PlanFacts& then, const std::string& i
 
 Status check_agreement(World& world, const PlanFacts& ours) {
   if (world.size() == 1) return {};
-  if (world.rank() == 0) world.set("facts", json_text(Json(ours)));
-  const Json text = json_or_discarded<Json>(world.get("facts", {0}));
+  if (world.rank() == 0) world.set("facts", json_text(Facts(ours)));
+  const Facts text = json_or_discarded<Facts>(world.get("facts", {0}));
   if (!text.is_object()) throw RuntimeFailure("rank 0 does not say what it runs");
   const auto first = text.get<PlanFacts>();
   const auto own = differences(first, "rank 0 has", ours, fmt::format("rank {} has", world.rank()));
-  const auto verdicts = world.gather("facts agree", json_text(Json(own)));
+  const auto verdicts = world.gather("facts agree", json_text(Facts(own)));
   std::vector<int> others;
   std::vector<std::string> notes = own;
   for (int r = 0; r < world.size(); ++r) {
-    const auto theirs = json_from<Json>(verdicts[static_cast<std::size_t>(r)]).get<std::vector<std::string>>();
+    const auto theirs = json_from<Facts>(verdicts[static_cast<std::size_t>(r)]).get<std::vector<std::string>>();
     if (theirs.empty()) continue;
     others.push_back(r);
     if (own.empty() && notes.size() < 3 * most_shown) notes.insert(notes.end(), theirs.begin(), theirs.end());

@@ -20,7 +20,7 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct SimulateArguments {
   ScenarioOptions scenario;
   std::string out, lengths;
   std::int32_t span_steps = 2, seeds = 1;
@@ -40,7 +40,7 @@ Status check_ranks(const std::vector<Rank>& ranks, const Plan& plan) {
 }
 
 /// Replayed, or nothing: then they are drawn.
-Result<std::optional<StepLengths>> lengths_of(const Options& o, const Job& job) {
+Result<std::optional<StepLengths>> lengths_of(const SimulateArguments& o, const Job& job) {
   if (o.lengths.empty()) return std::optional<StepLengths>();
   auto recorded = recorded_lengths(o.lengths, job.scenario);
   if (!recorded) return fail(std::move(recorded.error()));
@@ -86,7 +86,7 @@ Result<nlohmann::ordered_json> spread_of(const Job& job, const Hardware& hardwar
   return spread_json(figures, job.scenario.seed);
 }
 
-int run(const Options& o) {
+int run(const SimulateArguments& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
   if (!job) return code;
@@ -138,7 +138,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_simulate(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<SimulateArguments>();
   const Command sub =
       line.add_command("simulate", "execute the plan in virtual time: memory to the byte, traffic, timeline");
   add_scenario_options(sub, o->scenario);

@@ -14,13 +14,13 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct SweepArguments {
   ScenarioOptions scenario;
   std::vector<std::string> vary;
   std::string out, svg;
 };
 
-int run(const Options& o) {
+int run(const SweepArguments& o) {
   std::vector<SweepAxis> axes;
   Diagnostics errors;
   for (const std::string& text : o.vary) {
@@ -58,7 +58,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_sweep(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<SweepArguments>();
   const Command sub = line.add_command("sweep", "price a grid of scenarios: one line per point, as CSV or JSON");
   add_scenario_options(sub, o->scenario);
   sub.option("--vary", o->vary,

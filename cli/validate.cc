@@ -13,12 +13,12 @@
 namespace hotbunk {
 namespace {
 
-struct Options {
+struct ValidateArguments {
   std::string data;
   bool json = false, rows = false;
 };
 
-int run(const Options& o) {
+int run(const ValidateArguments& o) {
   // data/published lies beside scenarios/ in the source tree and beside catalog/ where it is installed.
   std::filesystem::path data = o.data;
   if (data.empty()) {
@@ -43,7 +43,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_validate(CommandLine& line) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ValidateArguments>();
   const Command sub =
       line.add_command("validate", "predict published measurements and say how wrong the predictions are");
   sub.option("--data", o->data, "folder of tables with the names and columns of data/published");

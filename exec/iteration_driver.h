@@ -78,8 +78,8 @@ class IterationDriver : public Driver {
   /// One engine's rollout of one iteration.
   struct Engine {
     Scheduler scheduler;
-    std::optional<EngineStep> open;  // the step that the last decision was about
-    std::vector<Args> decisions;     // the same for all ranks of the engine
+    std::optional<ScheduledStep> open;  // the step that the last decision was about
+    std::vector<Args> decisions;        // the same for all ranks of the engine
     bool done = false;
   };
   /// One iteration, shared by the ranks of this process.
@@ -123,11 +123,11 @@ class IterationDriver : public Driver {
   virtual std::vector<std::int64_t> prompt_tokens(std::int32_t step) = 0;  // per prompt, before the rollout
   virtual std::vector<std::int64_t> response_caps(std::int32_t step) = 0;  // per sample, before the rollout
   virtual SampleLengths sample_lengths(std::int32_t step) = 0;             // after the exchange
-  virtual std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t /*engine*/, const EngineStep&) {
+  virtual std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t /*engine*/, const ScheduledStep&) {
     return {};
   }
   /// Which of the step's sampled tokens ended their sequence; empty: none.
-  virtual std::vector<std::uint8_t> ended(Iteration&, std::int64_t, const EngineStep&, const Args&) { return {}; }
+  virtual std::vector<std::uint8_t> ended(Iteration&, std::int64_t, const ScheduledStep&, const Args&) { return {}; }
   virtual std::shared_ptr<Payload> exchange_payload(Iteration&, Rank) { return {}; }
   virtual std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) { return {}; }
   virtual std::shared_ptr<Payload> sync_payload(std::int32_t /*step*/, Rank) { return {}; }

@@ -118,8 +118,8 @@ void Scheduler::make_room_for_decode() {
   }
 }
 
-EngineStep Scheduler::prefill_step() {
-  EngineStep step{.prefill = true, .chunks = {}, .sizes = {}};
+ScheduledStep Scheduler::prefill_step() {
+  ScheduledStep step{.prefill = true, .chunks = {}, .sizes = {}};
   std::int64_t budget = config_.max_prefill_tokens;
   const auto add = [&](std::int32_t r) {
     const State& s = state(r);
@@ -156,9 +156,9 @@ std::int64_t Scheduler::alike_decode_steps(std::int64_t most_times) const {
   return fits;
 }
 
-EngineStep Scheduler::decode_step(std::int64_t most_times) {
+ScheduledStep Scheduler::decode_step(std::int64_t most_times) {
   make_room_for_decode();
-  EngineStep step;
+  ScheduledStep step;
   if (most_times > 1) {
     step.times = alike_decode_steps(most_times);
     for (std::int32_t r : running_) grow(r, known_tokens(r) + step.times - 1);
@@ -172,9 +172,9 @@ EngineStep Scheduler::decode_step(std::int64_t most_times) {
   return step;
 }
 
-std::optional<EngineStep> Scheduler::next(std::int64_t most_times) {
+std::optional<ScheduledStep> Scheduler::next(std::int64_t most_times) {
   HB_CHECK(!step_open_, "next() before completed()");
-  EngineStep step = prefill_step();
+  ScheduledStep step = prefill_step();
   if (step.chunks.empty()) {
     if (running_.empty()) return std::nullopt;
     step = decode_step(most_times);
@@ -185,7 +185,7 @@ std::optional<EngineStep> Scheduler::next(std::int64_t most_times) {
   return step;
 }
 
-void Scheduler::completed(const EngineStep& step, std::span<const std::uint8_t> ended) {
+void Scheduler::completed(const ScheduledStep& step, std::span<const std::uint8_t> ended) {
   HB_CHECK(step_open_, "completed() without next()");
   HB_CHECK(step.times == 1 || ended.empty(), "a sequence ends in one of {} decode steps", step.times);
   HB_CHECK(ended.empty() || ended.size() == step.chunks.size(), "{} flags for {} chunks", ended.size(),
@@ -206,7 +206,7 @@ void Scheduler::completed(const EngineStep& step, std::span<const std::uint8_t> 
   std::erase_if(running_, [&](std::int32_t r) { return state(r).finished; });
 }
 
-StepTables Scheduler::tables(const EngineStep& step, std::int64_t max_blocks) const {
+StepTables Scheduler::tables(const ScheduledStep& step, std::int64_t max_blocks) const {
   HB_CHECK(step_open_, "tables() of a step that is over");
   StepTables t;
   t.max_blocks = max_blocks;

@@ -38,7 +38,7 @@ struct Chunk {
   bool samples = true;  // its last row samples the next token: always in a decode step, else only the last chunk
 };
 
-struct EngineStep {
+struct ScheduledStep {
   bool prefill = false;
   std::int64_t times = 1;  // decode steps that this one stands for; each has `seqs` attention_pairs more than the last
   std::vector<Chunk> chunks;  // in request order
@@ -71,12 +71,12 @@ class Scheduler {
   /// The next step, or nothing when every request has finished. The previous step must have been completed. A decode
   /// step may stand for up to `most_times` of them: as many as pass until one of them finishes a request or finds no
   /// free block. Who asks for more than one lets no sequence end early.
-  std::optional<EngineStep> next(std::int64_t most_times = 1);
+  std::optional<ScheduledStep> next(std::int64_t most_times = 1);
   /// The feeds of the step that next() has just returned.
-  StepTables tables(const EngineStep&, std::int64_t max_blocks) const;
+  StepTables tables(const ScheduledStep&, std::int64_t max_blocks) const;
   /// `ended[i]`: the token that chunk i sampled was the end of its sequence. Empty: no sequence ends early. Ignored for
   /// chunks that sample nothing.
-  void completed(const EngineStep&, std::span<const std::uint8_t> ended = {});
+  void completed(const ScheduledStep&, std::span<const std::uint8_t> ended = {});
 
   const std::vector<RolloutRequest>& requests() const { return requests_; }
   std::int64_t response_tokens(std::int32_t request) const {
@@ -109,9 +109,9 @@ class Scheduler {
   void release(std::int32_t r);
   void preempt_youngest();
   void make_room_for_decode();
-  EngineStep prefill_step();
+  ScheduledStep prefill_step();
   std::int64_t alike_decode_steps(std::int64_t most_times) const;
-  EngineStep decode_step(std::int64_t most_times);
+  ScheduledStep decode_step(std::int64_t most_times);
 
   SchedulerConfig config_;
   std::vector<RolloutRequest> requests_;

@@ -13,7 +13,7 @@ namespace hotbunk {
 namespace {
 
 /// One part of a side: a rectangle and where it lies.
-struct Part {
+struct PlacedPart {
   Range rows, cols;
   std::int64_t offset = 0, pitch = 0;
   std::int32_t place = 0;
@@ -22,7 +22,7 @@ struct Part {
 Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 /// Part h of piece w.
-Part part(const Side& side, std::int64_t h, std::int64_t w) {
+PlacedPart part(const Side& side, std::int64_t h, std::int64_t w) {
   const Piece& p = side.piece;
   const Parts& parts = side.parts;
   const Within& in = parts.within;
@@ -36,7 +36,7 @@ Part part(const Side& side, std::int64_t h, std::int64_t w) {
           .place = static_cast<std::int32_t>(member)};
 }
 
-Part whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
+PlacedPart whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
 
 std::int32_t place_in(GroupId family, const Places& places) {
   HB_CHECK(family >= 0 && static_cast<std::size_t>(family) < places.size(), "family {} of {}", family, places.size());
@@ -44,7 +44,7 @@ std::int32_t place_in(GroupId family, const Places& places) {
 }
 
 /// This rank's part, where it has one.
-std::optional<Part> own_part(const Side& side, const Places& places) {
+std::optional<PlacedPart> own_part(const Side& side, const Places& places) {
   const Within& in = side.parts.within;
   const std::int32_t h = place_in(side.parts.family, places), w = in.family < 0 ? 0 : place_in(in.family, places);
   if (h < 0 || w < 0) return std::nullopt;
@@ -69,7 +69,7 @@ void each_part(const Side& side, const Places& places, const Range& wanted, F&& 
     case Holds::whole:
       return f(whole(side.piece));
     case Holds::mine:
-      if (const std::optional<Part> own = own_part(side, places)) f(*own);
+      if (const std::optional<PlacedPart> own = own_part(side, places)) f(*own);
       return;
     case Holds::every:
     case Holds::peers:
@@ -86,13 +86,13 @@ Range rows_around(const Side& side, const Places& places) {
   const Parts& parts = side.parts;
   if (parts.who == Holds::whole) return {side.piece.row_begin, side.piece.row_end};
   if (parts.who == Holds::mine) {
-    const std::optional<Part> own = own_part(side, places);
+    const std::optional<PlacedPart> own = own_part(side, places);
     return own ? own->rows : Range{};
   }
   return {side.piece.row_begin, part(side, parts.count - 1, parts.within.count - 1).rows.end};
 }
 
-std::int64_t at(const Part& p, const Range& rows, const Range& cols) {
+std::int64_t at(const PlacedPart& p, const Range& rows, const Range& cols) {
   return p.offset + (rows.begin - p.rows.begin) * p.pitch + cols.begin - p.cols.begin;
 }
 
@@ -101,8 +101,8 @@ template <class F>
 void each_meeting(const Move& move, const Places& places, F&& f) {
   const Range around = common(rows_around(move.from, places), rows_around(move.to, places));
   if (around.size() <= 0) return;
-  each_part(move.from, places, around, [&](const Part& from) {
-    each_part(move.to, places, common(from.rows, around), [&](const Part& to) {
+  each_part(move.from, places, around, [&](const PlacedPart& from) {
+    each_part(move.to, places, common(from.rows, around), [&](const PlacedPart& to) {
       const Range rows = common(from.rows, to.rows), cols = common(from.cols, to.cols);
       if (rows.size() > 0 && cols.size() > 0) f(from, to, rows, cols);
     });
@@ -121,8 +121,8 @@ Side joined(const Side& side) {
   return out;
 }
 
-/// "" or where one side of a move lies outside of its tensor. Part 0 has the most rows; of parts in one tensor the last
-/// that has any ends last, or the one before it, which is whole.
+/// "" or where one side of a move lies outside of its tensor. PlacedPart 0 has the most rows; of parts in one tensor
+/// the last that has any ends last, or the one before it, which is whole.
 std::string check_side(const Side& side, const std::vector<Tensor>& tensors, bool in_plan, std::size_t num_families) {
   const Parts& parts = side.parts;
   const Piece& p = side.piece;
@@ -141,7 +141,7 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
   if (!in_plan) return "";
   if (side.tensor < 0 || static_cast<std::size_t>(side.tensor) >= tensors.size()) return "no tensor";
   const std::int64_t elements = tensors[static_cast<std::size_t>(side.tensor)].capacity();
-  const auto inside = [&](const Part& one) {
+  const auto inside = [&](const PlacedPart& one) {
     if (one.rows.size() <= 0 || one.cols.size() <= 0) return true;
     return one.offset + (one.rows.size() - 1) * one.pitch + one.cols.size() <= elements;
   };
@@ -191,7 +191,7 @@ std::vector<Places> all_places(const Plan& plan) {
 std::vector<Box> boxes_of(const Op& op, const Places& places) {
   std::vector<Box> out;
   for (const Move& move : op.moves)
-    each_meeting(move, places, [&](const Part& from, const Part& to, const Range& rows, const Range& cols) {
+    each_meeting(move, places, [&](const PlacedPart& from, const PlacedPart& to, const Range& rows, const Range& cols) {
       Box box{.src_offset = at(from, rows, cols),
               .src_pitch = from.pitch,
               .dst_offset = at(to, rows, cols),
@@ -213,9 +213,10 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
 MovedElements moved_elements(const Move& move, const Places& places) {
   const auto count = [&](const Side& from) {
     std::int64_t elements = 0;
-    each_meeting({from, joined(move.to)}, places, [&](const Part&, const Part&, const Range& rows, const Range& cols) {
-      elements += rows.size() * cols.size();
-    });
+    each_meeting({from, joined(move.to)}, places,
+                 [&](const PlacedPart&, const PlacedPart&, const Range& rows, const Range& cols) {
+                   elements += rows.size() * cols.size();
+                 });
     return elements;
   };
   MovedElements out{.all = count(joined(move.from)), .of_peers = 0};
@@ -224,7 +225,7 @@ MovedElements moved_elements(const Move& move, const Places& places) {
   const std::int32_t place = place_in(move.from.parts.family, places);
   out.of_peers = out.all;
   each_meeting({move.from, joined(move.to)}, places,
-               [&](const Part& from, const Part&, const Range& rows, const Range& cols) {
+               [&](const PlacedPart& from, const PlacedPart&, const Range& rows, const Range& cols) {
                  if (from.place == place) out.of_peers -= rows.size() * cols.size();
                });
   return out;
@@ -234,7 +235,7 @@ std::vector<Box> written_boxes(const Op& op, const Places& places) {
   std::vector<Box> out;
   for (const Move& move : op.moves)
     each_meeting({joined(move.from), move.to}, places,
-                 [&](const Part&, const Part& to, const Range& rows, const Range& cols) {
+                 [&](const PlacedPart&, const PlacedPart& to, const Range& rows, const Range& cols) {
                    out.push_back({.dst_offset = at(to, rows, cols),
                                   .dst_pitch = to.pitch,
                                   .rows = rows.size(),

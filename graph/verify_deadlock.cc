@@ -27,14 +27,14 @@ struct Stop {
   std::int32_t ticket = -1;  // of the record, the block's first is 0
 };
 /// A program's part of the blocks of one name: what its streams come to, in order, and how many events are recorded.
-struct Part {
+struct StreamStops {
   std::map<StreamId, std::vector<Stop>> streams;
   std::int32_t num_tickets = 0;
 };
 
 bool meets(const Op& op) { return is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group >= 0; }
 
-void append(Part& out, const Program& program, const Block& block) {
+void append(StreamStops& out, const Program& program, const Block& block) {
   std::map<EventId, std::int32_t> last;
   each_step(
       program, block,
@@ -51,9 +51,9 @@ void append(Part& out, const Program& program, const Block& block) {
 class Walk {
  public:
   /// The part of each rank.
-  Walk(const Plan& plan, const std::vector<const Part*>& parts) : plan_(plan) {
+  Walk(const Plan& plan, const std::vector<const StreamStops*>& parts) : plan_(plan) {
     for (Rank r = 0; r < plan.num_ranks(); ++r) {
-      const Part& part = *parts[static_cast<std::size_t>(r)];
+      const StreamStops& part = *parts[static_cast<std::size_t>(r)];
       fired_.emplace_back(static_cast<std::size_t>(part.num_tickets));
       first_.push_back(heads_.size());
       for (const auto& [stream, stops] : part.streams) heads_.push_back({r, stream, &stops});
@@ -226,7 +226,7 @@ bool sends_or_receives(const Program& program) {
 void check_deadlock(const Plan& plan, Faults& faults) {
   if (std::ranges::none_of(plan.programs, sends_or_receives)) return;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    std::map<std::string_view, std::vector<Part>> blocks;  // by name, of each program
+    std::map<std::string_view, std::vector<StreamStops>> blocks;  // by name, of each program
     std::set<std::string_view> talk;
     for (std::size_t i = 0; i < plan.programs.size(); ++i)
       for (const Block& block : plan.programs[i].phases[p]) {
@@ -238,7 +238,7 @@ void check_deadlock(const Plan& plan, Faults& faults) {
             if (stop.op.op != nullptr && is_pairwise(stop.op->kind)) talk.insert(block.name);
       }
     for (const std::string_view name : talk) {
-      std::vector<const Part*> of_rank;
+      std::vector<const StreamStops*> of_rank;
       for (const std::int32_t program : plan.program_of_rank)
         of_rank.push_back(&blocks.at(name)[static_cast<std::size_t>(program)]);
       if (const std::string bad = Walk(plan, of_rank).run(); !bad.empty())

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/rounding.h"
+
 namespace hotbunk {
 
 struct Range {
@@ -10,9 +12,6 @@ struct Range {
   std::int64_t size() const { return end - begin; }
   friend bool operator==(const Range&, const Range&) = default;
 };
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
 /// Rows of part `index` when `extent` rows are cut into `parts` as torch.chunk and FSDP2's Shard(0) do: every part
 /// holds ceil(extent / parts) rows, the last ones fewer, possibly none. For collectives each part is padded to that

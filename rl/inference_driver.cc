@@ -102,12 +102,13 @@ SampleLengths InferenceDriver::sample_lengths(std::int32_t) {
   return lengths;
 }
 
-std::shared_ptr<Payload> InferenceDriver::rollout_payload(Iteration& it, std::int64_t engine, const EngineStep& step) {
+std::shared_ptr<Payload> InferenceDriver::rollout_payload(Iteration& it, std::int64_t engine,
+                                                          const ScheduledStep& step) {
   return feed_step(it.engines[static_cast<std::size_t>(engine)].scheduler, step, sequences_, scenario().seed, it.step,
                    max_blocks_per_seq(scenario()));
 }
 
-std::vector<std::uint8_t> InferenceDriver::ended(Iteration& it, std::int64_t engine, const EngineStep& step,
+std::vector<std::uint8_t> InferenceDriver::ended(Iteration& it, std::int64_t engine, const ScheduledStep& step,
                                                  const Args& args) {
   const Scheduler& scheduler = it.engines[static_cast<std::size_t>(engine)].scheduler;
   statistics_ = scheduler.statistics();

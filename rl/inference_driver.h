@@ -48,8 +48,8 @@ class InferenceDriver final : public IterationDriver {
   std::vector<std::int64_t> prompt_tokens(std::int32_t) override;
   std::vector<std::int64_t> response_caps(std::int32_t) override;
   SampleLengths sample_lengths(std::int32_t) override;
-  std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t engine, const EngineStep&) override;
-  std::vector<std::uint8_t> ended(Iteration&, std::int64_t engine, const EngineStep&, const Args&) override;
+  std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t engine, const ScheduledStep&) override;
+  std::vector<std::uint8_t> ended(Iteration&, std::int64_t engine, const ScheduledStep&, const Args&) override;
   std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) override;
 
   const ParameterSource source_;

@@ -31,7 +31,7 @@ bool get(std::span<const std::byte> source, std::size_t count, std::vector<T>& v
 
 }  // namespace
 
-bool RolloutPayload::feed(Slot slot, std::span<std::byte> d) const {
+bool EnginePayload::feed(Slot slot, std::span<std::byte> d) const {
   switch (slot) {
     case Slot::token_ids:
       return put(token_ids, 0, d);
@@ -54,7 +54,7 @@ bool RolloutPayload::feed(Slot slot, std::span<std::byte> d) const {
   }
 }
 
-bool RolloutPayload::fetch(Slot slot, std::span<const std::byte> s) {
+bool EnginePayload::fetch(Slot slot, std::span<const std::byte> s) {
   if (slot == Slot::sampled_ids) return get(s, uniforms.size(), sampled_ids);
   if (slot == Slot::sampled_logps) return get(s, uniforms.size(), sampled_logps);
   return false;
@@ -129,10 +129,10 @@ bool StepPayload::fetch(Slot slot, std::span<const std::byte> s) {
   return slot == Slot::metrics && get(s, static_cast<std::size_t>(Metric::count), metrics);
 }
 
-std::shared_ptr<RolloutPayload> feed_step(const Scheduler& scheduler, const EngineStep& step,
-                                          std::span<const TokenSequence> sequences, std::int64_t seed,
-                                          std::int32_t iteration, std::int64_t max_blocks) {
-  auto payload = std::make_shared<RolloutPayload>();
+std::shared_ptr<EnginePayload> feed_step(const Scheduler& scheduler, const ScheduledStep& step,
+                                         std::span<const TokenSequence> sequences, std::int64_t seed,
+                                         std::int32_t iteration, std::int64_t max_blocks) {
+  auto payload = std::make_shared<EnginePayload>();
   payload->tables = scheduler.tables(step, max_blocks);
   for (const Chunk& c : step.chunks) {
     const std::int64_t sample = scheduler.requests()[static_cast<std::size_t>(c.request)].sample;
@@ -146,9 +146,9 @@ std::shared_ptr<RolloutPayload> feed_step(const Scheduler& scheduler, const Engi
   return payload;
 }
 
-std::vector<std::uint8_t> take_step(const Scheduler& scheduler, const EngineStep& step, const Args& args,
+std::vector<std::uint8_t> take_step(const Scheduler& scheduler, const ScheduledStep& step, const Args& args,
                                     std::span<TokenSequence> sequences, std::int32_t eos) {
-  const auto* payload = dynamic_cast<const RolloutPayload*>(args.payload.get());
+  const auto* payload = dynamic_cast<const EnginePayload*>(args.payload.get());
   HB_CHECK(payload != nullptr && payload->sampled_ids.size() == step.chunks.size() &&
                payload->sampled_logps.size() == step.chunks.size(),
            "step {}: {} chunks, but their samples have not been fetched", args.step, step.chunks.size());

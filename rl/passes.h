@@ -28,7 +28,7 @@ struct SlotPayload : Payload {
 };
 
 /// One step of an engine.
-struct RolloutPayload final : SlotPayload {
+struct EnginePayload final : SlotPayload {
   StepTables tables;
   std::vector<std::int32_t> token_ids;  // [tokens]
   std::vector<float> uniforms;          // [seqs]
@@ -80,11 +80,12 @@ struct StepPayload final : SlotPayload {
 
 /// What a step of an engine is fed: its chunks' tokens of `sequences` (by sample), and uniforms that are a function of
 /// (seed, iteration, sample, position) alone.
-std::shared_ptr<RolloutPayload> feed_step(const Scheduler&, const EngineStep&, std::span<const TokenSequence> sequences,
-                                          std::int64_t seed, std::int32_t iteration, std::int64_t max_blocks);
+std::shared_ptr<EnginePayload> feed_step(const Scheduler&, const ScheduledStep&,
+                                         std::span<const TokenSequence> sequences, std::int64_t seed,
+                                         std::int32_t iteration, std::int64_t max_blocks);
 /// Appends the tokens and log-probs that the step of these Args sampled to their sequences; [chunk]: 1 where the token
 /// was `eos` (-1: there is none).
-std::vector<std::uint8_t> take_step(const Scheduler&, const EngineStep&, const Args&,
+std::vector<std::uint8_t> take_step(const Scheduler&, const ScheduledStep&, const Args&,
                                     std::span<TokenSequence> sequences, std::int32_t eos);
 
 /// Rows of the exchange (lowering/sample_rows.h): header, tokens, the rest -1; log-probs beside them.

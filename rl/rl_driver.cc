@@ -45,12 +45,12 @@ std::vector<std::int64_t> RlDriver::response_caps(std::int32_t) {
   return std::vector<std::int64_t>(static_cast<std::size_t>(num_samples(scenario())), max_response_tokens(scenario()));
 }
 
-std::shared_ptr<Payload> RlDriver::rollout_payload(Iteration& it, std::int64_t engine, const EngineStep& step) {
+std::shared_ptr<Payload> RlDriver::rollout_payload(Iteration& it, std::int64_t engine, const ScheduledStep& step) {
   return feed_step(it.engines[static_cast<std::size_t>(engine)].scheduler, step, rollout(it.step).sequences,
                    scenario().seed, it.step, max_blocks_per_seq(scenario()));
 }
 
-std::vector<std::uint8_t> RlDriver::ended(Iteration& it, std::int64_t engine, const EngineStep& step,
+std::vector<std::uint8_t> RlDriver::ended(Iteration& it, std::int64_t engine, const ScheduledStep& step,
                                           const Args& args) {
   return take_step(it.engines[static_cast<std::size_t>(engine)].scheduler, step, args, rollout(it.step).sequences,
                    token::eos);

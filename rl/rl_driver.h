@@ -33,8 +33,8 @@ class RlDriver final : public TrainingDriver {
   std::vector<std::int64_t> prompt_tokens(std::int32_t step) override;
   std::vector<std::int64_t> response_caps(std::int32_t step) override;
   const Samples& samples(std::int32_t step) override;
-  std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t engine, const EngineStep&) override;
-  std::vector<std::uint8_t> ended(Iteration&, std::int64_t engine, const EngineStep&, const Args&) override;
+  std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t engine, const ScheduledStep&) override;
+  std::vector<std::uint8_t> ended(Iteration&, std::int64_t engine, const ScheduledStep&, const Args&) override;
   std::shared_ptr<Payload> exchange_payload(Iteration&, Rank) override;
 
   const Task task_;

@@ -10,15 +10,15 @@ namespace hotbunk {
 namespace {
 
 /// 2^63 - 1 where it is more: files may hold any number.
-std::int64_t product(std::initializer_list<std::int64_t> factors) {
+std::int64_t saturated_product(std::initializer_list<std::int64_t> factors) {
   std::int64_t n = 1;
   for (const std::int64_t f : factors)
     if (__builtin_mul_overflow(n, f, &n)) return std::numeric_limits<std::int64_t>::max();
   return n;
 }
 
-std::int64_t others_of(const TrainLayout& t) { return product({t.cp, t.ulysses, t.tp, t.pp}); }
-std::int64_t others_of(const RolloutLayout& r) { return product({r.tp, r.pp, r.cp}); }
+std::int64_t others_of(const TrainLayout& t) { return saturated_product({t.cp, t.ulysses, t.tp, t.pp}); }
+std::int64_t others_of(const RolloutLayout& r) { return saturated_product({r.tp, r.pp, r.cp}); }
 
 Diagnostic undivided(const SourceLocation& where, const char* key, const char* names, std::int64_t left,
                      std::int64_t others) {
@@ -50,8 +50,8 @@ Diagnostics fill_auto_ranks(Scenario& s, AutoRanks open, const ScenarioLocator& 
     else out.push_back(undivided(locate(key), key, names, left, others));
   };
   const std::int64_t ranks = s.cluster.ranks();
-  const std::int64_t sampling = apart ? product({rollout.dp, others_of(rollout)}) : 0;
-  const std::int64_t training = apart ? product({train.dp, others_of(train)}) : 0;
+  const std::int64_t sampling = apart ? saturated_product({rollout.dp, others_of(rollout)}) : 0;
+  const std::int64_t training = apart ? saturated_product({train.dp, others_of(train)}) : 0;
   if (open.train) fill(train.dp, ranks - sampling, others_of(train), train_key, "cp x ulysses x tp x pp");
   if (open.rollout && rolls) fill(rollout.dp, ranks - training, others_of(rollout), rollout_key, "tp x pp x cp");
   return out;

@@ -18,8 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-Diagnostic problem(const char* code, std::string message, SourceLocation where, std::vector<std::string> notes = {},
-                   std::string help = {}) {
+Diagnostic model_problem(const char* code, std::string message, SourceLocation where,
+                         std::vector<std::string> notes = {}, std::string help = {}) {
   return {.code = code,
           .message = std::move(message),
           .where = std::move(where),
@@ -28,7 +28,7 @@ Diagnostic problem(const char* code, std::string message, SourceLocation where, 
 }
 
 template <class T>
-bool parse_whole(const std::string& text, T& value) {
+bool parse_number(const std::string& text, T& value) {
   const char* end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, value);
   return error == std::errc() && at == end;
@@ -41,9 +41,9 @@ json scalar_to_json(const YamlNode& node) {
   std::uint64_t whole = 0;
   std::int64_t negative = 0;
   double real = 0;
-  if (parse_whole(node.text, whole)) return whole;
-  if (parse_whole(node.text, negative)) return negative;
-  if (parse_whole(node.text, real) && std::isfinite(real)) return real;
+  if (parse_number(node.text, whole)) return whole;
+  if (parse_number(node.text, negative)) return negative;
+  if (parse_number(node.text, real) && std::isfinite(real)) return real;
   return node.text;
 }
 
@@ -83,13 +83,13 @@ Result<fs::path> config_file(const YamlNode& node, const fs::path& folder) {
   if (const std::string entry = catalog_model_of_hub(node.text); !entry.empty()) return catalog_file("models", entry);
   const auto names = catalog_names("models");
   const std::string nearest = nearest_name(node.text, names);
-  return fail(
-      problem("E209", fmt::format("no model '{}': neither a catalogue name nor a path that exists", node.text),
-              node.where, {fmt::format("catalogue: {}", fmt::join(names, ", "))},
-              !nearest.empty() ? fmt::format("did you mean {}?", nearest)
-              : is_hub_name(node.text)
-                  ? fmt::format("fetch https://huggingface.co/{}/raw/main/config.json and name that file", node.text)
-                  : "give a catalogue name, a config.json or a model folder"));
+  return fail(model_problem(
+      "E209", fmt::format("no model '{}': neither a catalogue name nor a path that exists", node.text), node.where,
+      {fmt::format("catalogue: {}", fmt::join(names, ", "))},
+      !nearest.empty() ? fmt::format("did you mean {}?", nearest)
+      : is_hub_name(node.text)
+          ? fmt::format("fetch https://huggingface.co/{}/raw/main/config.json and name that file", node.text)
+          : "give a catalogue name, a config.json or a model folder"));
 }
 
 /// A map: optional `base` and `weights` and `name`, the rest are config.json keys that replace the base's.
@@ -144,7 +144,7 @@ class InlineModel {
   bool text_of(const YamlNode& value, const char* key) {
     if (value.kind == YamlNode::Kind::scalar) return true;
     problems_.push_back(
-        problem("E205", fmt::format("model.{} is {}, expected text", key, value.describe()), value.where));
+        model_problem("E205", fmt::format("model.{} is {}, expected text", key, value.describe()), value.where));
     return false;
   }
 
@@ -154,9 +154,9 @@ class InlineModel {
     for (const auto& entry : node_.entries) {
       if (std::find(known.begin(), known.end(), entry.key) != known.end()) continue;
       const std::string nearest = nearest_name(entry.key, known);
-      problems_.push_back(problem("E202", fmt::format("unknown key model.{}", entry.key), entry.where,
-                                  {"a model map takes the keys of config.json, and base, weights, name"},
-                                  nearest.empty() ? "" : fmt::format("did you mean {}?", nearest)));
+      problems_.push_back(model_problem("E202", fmt::format("unknown key model.{}", entry.key), entry.where,
+                                        {"a model map takes the keys of config.json, and base, weights, name"},
+                                        nearest.empty() ? "" : fmt::format("did you mean {}?", nearest)));
     }
   }
 
@@ -176,7 +176,7 @@ fs::path resolve_path(const std::string& path, const fs::path& folder) {
 Result<ModelSpec> read_model(const YamlNode& node, const fs::path& folder) {
   if (node.kind == YamlNode::Kind::map) return InlineModel(node, folder).read();
   if (node.kind != YamlNode::Kind::scalar || node.text.empty())
-    return fail(problem(
+    return fail(model_problem(
         "E205",
         fmt::format("model is {}, expected a catalogue name, a path, or a map of config.json keys", node.describe()),
         node.where));

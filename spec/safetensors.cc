@@ -25,8 +25,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 constexpr std::uint64_t max_header_bytes = 100'000'000;  // the limit of the reference implementation
 
-Diagnostic problem(const char* code, const std::string& file, std::string message, std::vector<std::string> notes = {},
-                   std::string help = {}) {
+Diagnostic file_problem(const char* code, const std::string& file, std::string message,
+                        std::vector<std::string> notes = {}, std::string help = {}) {
   return {
       .code = code, .message = std::move(message), .where = {file}, .notes = std::move(notes), .help = std::move(help)};
 }
@@ -44,7 +44,7 @@ Result<TensorView> parse_entry(const std::string& name, const json& entry, std::
                                const std::string& file) {
   const std::string title = fmt::format("tensor \"{}\"", name.substr(0, 200));
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") || !entry.contains("data_offsets"))
-    return fail(problem("E402", file, title + ": needs dtype, shape and data_offsets"));
+    return fail(file_problem("E402", file, title + ": needs dtype, shape and data_offsets"));
 
   TensorView view;
   view.name = name;
@@ -53,38 +53,39 @@ Result<TensorView> parse_entry(const std::string& name, const json& entry, std::
     return dtype.is_string() && dtype.get_ref<const std::string&>() == t.name;
   });
   if (known == std::end(known_types))
-    return fail(problem("E403", file, fmt::format("{}: dtype is {}", title, describe_json(dtype)),
-                        {"this reader knows F32, BF16, F16, F64, I32, I64 and U8"}));
+    return fail(file_problem("E403", file, fmt::format("{}: dtype is {}", title, describe_json(dtype)),
+                             {"this reader knows F32, BF16, F16, F64, I32, I64 and U8"}));
   view.dtype = known->dtype;
 
   const json& shape = entry["shape"];
   if (!shape.is_array() || shape.size() > 16)
-    return fail(problem("E404", file,
-                        fmt::format("{}: shape is {}, not a list of at most 16 sizes", title, describe_json(shape))));
+    return fail(file_problem(
+        "E404", file, fmt::format("{}: shape is {}, not a list of at most 16 sizes", title, describe_json(shape))));
   std::int64_t bytes = size_of(view.dtype);
   for (const json& extent : shape) {
     if (!extent.is_number_unsigned())
-      return fail(problem("E404", file,
-                          fmt::format("{}: a size is {}, not a non-negative integer", title, describe_json(extent))));
+      return fail(file_problem(
+          "E404", file, fmt::format("{}: a size is {}, not a non-negative integer", title, describe_json(extent))));
     const auto n = extent.get<std::uint64_t>();
     if (n > (std::uint64_t{1} << 62) || __builtin_mul_overflow(bytes, static_cast<std::int64_t>(n), &bytes))
-      return fail(problem("E404", file, fmt::format("{}: shape {} overflows 64 bits", title, json_text(shape))));
+      return fail(file_problem("E404", file, fmt::format("{}: shape {} overflows 64 bits", title, json_text(shape))));
     view.shape.push_back(static_cast<std::int64_t>(n));
   }
 
   const json& offsets = entry["data_offsets"];
   if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
       !offsets[1].is_number_unsigned())
-    return fail(problem("E405", file, title + ": data_offsets must be two non-negative integers"));
+    return fail(file_problem("E405", file, title + ": data_offsets must be two non-negative integers"));
   const auto begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
   if (begin > end || end > data.size())
-    return fail(problem("E405", file, fmt::format("{}: data_offsets [{}, {}] lie outside the data", title, begin, end),
-                        {fmt::format("the file holds {} bytes of data after the header", data.size())},
-                        "the file is truncated or its header is wrong: fetch it again"));
+    return fail(file_problem("E405", file,
+                             fmt::format("{}: data_offsets [{}, {}] lie outside the data", title, begin, end),
+                             {fmt::format("the file holds {} bytes of data after the header", data.size())},
+                             "the file is truncated or its header is wrong: fetch it again"));
   if (end - begin != static_cast<std::uint64_t>(bytes))
-    return fail(problem("E404", file,
-                        fmt::format("{}: data_offsets hold {} bytes, its shape needs {}", title, end - begin, bytes),
-                        {fmt::format("{} of {} = {} bytes", json_text(shape), known->name, bytes)}));
+    return fail(file_problem(
+        "E404", file, fmt::format("{}: data_offsets hold {} bytes, its shape needs {}", title, end - begin, bytes),
+        {fmt::format("{} of {} = {} bytes", json_text(shape), known->name, bytes)}));
   view.data = data.subspan(begin, end - begin);
   return view;
 }
@@ -101,16 +102,17 @@ Status check_tiling(const std::vector<TensorView>& tensors, std::span<const std:
   for (const TensorView* t : order) {
     const auto begin = static_cast<std::uint64_t>(t->data.data() - data.data());
     if (begin != covered)
-      return fail(problem("E405", file,
-                          fmt::format("tensor \"{}\" starts at {}, {} the end of {} at {}", t->name, begin,
-                                      begin < covered ? "before" : "after", previous, covered),
-                          {begin < covered ? "two tensors share bytes" : "bytes between them belong to no tensor"}));
+      return fail(
+          file_problem("E405", file,
+                       fmt::format("tensor \"{}\" starts at {}, {} the end of {} at {}", t->name, begin,
+                                   begin < covered ? "before" : "after", previous, covered),
+                       {begin < covered ? "two tensors share bytes" : "bytes between them belong to no tensor"}));
     covered = begin + t->data.size();
     previous = fmt::format("\"{}\"", t->name);
   }
   if (covered != data.size())
-    return fail(problem("E405", file,
-                        fmt::format("{} bytes after the last tensor belong to no tensor", data.size() - covered)));
+    return fail(file_problem("E405", file,
+                             fmt::format("{} bytes after the last tensor belong to no tensor", data.size() - covered)));
   return {};
 }
 
@@ -118,29 +120,30 @@ Status check_tiling(const std::vector<TensorView>& tensors, std::span<const std:
 
 Result<std::vector<TensorView>> parse_safetensors(std::span<const std::byte> bytes, const std::string& file) {
   if (bytes.size() < 8)
-    return fail(problem("E401", file,
-                        fmt::format("the file has {} bytes, too few for a safetensors header", bytes.size()), {},
-                        "the file is truncated or no safetensors file: fetch it again"));
+    return fail(file_problem("E401", file,
+                             fmt::format("the file has {} bytes, too few for a safetensors header", bytes.size()), {},
+                             "the file is truncated or no safetensors file: fetch it again"));
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, bytes.data(), 8);
   if (header_bytes > max_header_bytes || header_bytes > bytes.size() - 8)
-    return fail(problem("E401", file, fmt::format("the header claims {} bytes", header_bytes),
-                        {fmt::format("the file has {} bytes after the length field; the format allows headers of {}",
-                                     bytes.size() - 8, max_header_bytes)},
-                        "the file is truncated or no safetensors file: fetch it again"));
+    return fail(
+        file_problem("E401", file, fmt::format("the header claims {} bytes", header_bytes),
+                     {fmt::format("the file has {} bytes after the length field; the format allows headers of {}",
+                                  bytes.size() - 8, max_header_bytes)},
+                     "the file is truncated or no safetensors file: fetch it again"));
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
   const auto data = bytes.subspan(8 + header_bytes);
   auto header = parse_json(text, file, {.max_depth = 8}, "E402", false);
   if (!header) return fail(header.error());
   if (!header->is_object())
-    return fail(problem("E402", file, "the header is " + describe_json(*header) + ", not an object"));
+    return fail(file_problem("E402", file, "the header is " + describe_json(*header) + ", not an object"));
 
   const auto shared_file = std::make_shared<const std::string>(file);
   std::vector<TensorView> tensors;
   Diagnostics problems;
   for (const auto& [name, entry] : header->items()) {
     if (name == "__metadata__") {
-      if (!entry.is_object()) problems.push_back(problem("E402", file, "__metadata__ is no object of strings"));
+      if (!entry.is_object()) problems.push_back(file_problem("E402", file, "__metadata__ is no object of strings"));
       continue;
     }
     auto view = parse_entry(name, entry, data, file);
@@ -168,7 +171,7 @@ class Checkpoint::Mapping {
       void* at = ::mmap(nullptr, mapping->size_, PROT_READ, MAP_PRIVATE, file->fd.get(), 0);
       const int error = errno;
       if (at == MAP_FAILED)
-        return fail(problem("E101", path.string(), fmt::format("cannot map file: {}", std::strerror(error))));
+        return fail(file_problem("E101", path.string(), fmt::format("cannot map file: {}", std::strerror(error))));
       mapping->at_ = at;
     }
     return mapping;
@@ -195,7 +198,7 @@ Diagnostic no_weights(const std::filesystem::path& folder) {
   std::ranges::sort(found);
   std::vector<std::string> notes = {"looked for model.safetensors and model.safetensors.index.json"};
   if (!found.empty()) notes.push_back(fmt::format("the folder has {}", fmt::join(found, ", ")));
-  return problem(
+  return file_problem(
       "E420", folder.string(), "the model folder holds no weights", std::move(notes),
       "fetch the whole folder, or take another checkpoint; .bin files must be converted; to start from random "
       "weights name the file config.json itself");
@@ -211,14 +214,14 @@ Result<std::map<std::string, std::string>> read_index(const std::filesystem::pat
   auto index = parse_json(*text, file);
   if (!index) return fail(index.error());
   if (!index->is_object() || !index->contains("weight_map") || !(*index)["weight_map"].is_object())
-    return fail(problem("E409", file, "the index has no \"weight_map\" of tensor names to file names"));
+    return fail(file_problem("E409", file, "the index has no \"weight_map\" of tensor names to file names"));
   std::map<std::string, std::string> shards;
   for (const auto& [name, shard] : (*index)["weight_map"].items()) {
     if (!shard.is_string() || shard.get_ref<const std::string&>().find('/') != std::string::npos ||
         shard.get_ref<const std::string&>().empty())
-      return fail(
-          problem("E409", file,
-                  fmt::format("tensor \"{}\": {} is no name of a file beside the index", name, describe_json(shard))));
+      return fail(file_problem(
+          "E409", file,
+          fmt::format("tensor \"{}\": {} is no name of a file beside the index", name, describe_json(shard))));
     shards[name] = shard.get<std::string>();
   }
   return shards;
@@ -274,7 +277,8 @@ Result<Checkpoint> Checkpoint::open(const std::filesystem::path& path) {
   }
   if (problems.empty())
     for (const auto& [name, shard] : index)
-      problems.push_back(problem("E409", weights->string(), fmt::format("tensor \"{}\" is not in {}", name, shard)));
+      problems.push_back(
+          file_problem("E409", weights->string(), fmt::format("tensor \"{}\" is not in {}", name, shard)));
   if (!problems.empty()) return fail(std::move(problems));
   std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(),
             [](const TensorView& a, const TensorView& b) { return a.name < b.name; });
@@ -293,15 +297,15 @@ Result<TensorView> Checkpoint::require(std::string_view name, std::span<const st
     std::vector<std::string> names;
     for (const auto& t : tensors_) names.push_back(t.name);
     const std::string nearest = nearest_name(std::string(name), names);
-    return fail(problem("E406", path_, fmt::format("tensor \"{}\" is missing", name),
-                        {fmt::format("the checkpoint holds {} tensors", tensors_.size())},
-                        nearest.empty() ? "" : fmt::format("nearest name: \"{}\"", nearest)));
+    return fail(file_problem("E406", path_, fmt::format("tensor \"{}\" is missing", name),
+                             {fmt::format("the checkpoint holds {} tensors", tensors_.size())},
+                             nearest.empty() ? "" : fmt::format("nearest name: \"{}\"", nearest)));
   }
   if (!std::equal(shape.begin(), shape.end(), view->shape.begin(), view->shape.end()))
-    return fail(problem("E407", *view->file,
-                        fmt::format("tensor \"{}\" has shape ({}), expected ({})", name, fmt::join(view->shape, ", "),
-                                    fmt::join(shape, ", ")),
-                        {}, "the weights belong to another config.json"));
+    return fail(file_problem("E407", *view->file,
+                             fmt::format("tensor \"{}\" has shape ({}), expected ({})", name,
+                                         fmt::join(view->shape, ", "), fmt::join(shape, ", ")),
+                             {}, "the weights belong to another config.json"));
   return *view;
 }
 
@@ -310,8 +314,9 @@ Result<std::vector<float>> Checkpoint::load_parameter(std::string_view name,
   auto view = require(name, shape);
   if (!view) return fail(view.error());
   if (view->dtype == DType::i32 || view->dtype == DType::i64 || view->dtype == DType::u8)
-    return fail(problem("E403", *view->file,
-                        fmt::format("tensor \"{}\" holds {}, weights are floating point", name, name_of(view->dtype))));
+    return fail(
+        file_problem("E403", *view->file,
+                     fmt::format("tensor \"{}\" holds {}, weights are floating point", name, name_of(view->dtype))));
   if (auto finite = check_finite(*view); !finite) return fail(finite.error());
   std::vector<float> values(static_cast<std::size_t>(view->numel()));
   copy_as_f32(*view, 0, values);
@@ -387,10 +392,10 @@ Status check_finite(const TensorView& view) {
     std::int64_t flat = first + (bad - values.begin());
     std::vector<std::int64_t> index(view.shape.size());
     for (std::size_t d = view.shape.size(); d-- > 0; flat /= view.shape[d]) index[d] = flat % view.shape[d];
-    return fail(problem("E408", *view.file,
-                        fmt::format("tensor \"{}\" holds {} at element ({})", view.name,
-                                    std::isnan(*bad) ? "NaN" : "infinity", fmt::join(index, ", ")),
-                        {}, "the checkpoint comes from a run that diverged: use an earlier one"));
+    return fail(file_problem("E408", *view.file,
+                             fmt::format("tensor \"{}\" holds {} at element ({})", view.name,
+                                         std::isnan(*bad) ? "NaN" : "infinity", fmt::join(index, ", ")),
+                             {}, "the checkpoint comes from a run that diverged: use an earlier one"));
   }
   return {};
 }

@@ -1,6 +1,8 @@
 // Whole numbers at random, the same for a seed on every machine.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 
 namespace hotbunk::test {
@@ -15,5 +17,11 @@ class DrawnNumbers {
  private:
   std::mt19937_64 random_;
 };
+
+/// How many cases, or which seed, somebody asks for in the environment.
+inline std::int64_t number_asked(const char* variable, std::int64_t otherwise) {
+  const char* asked = std::getenv(variable);
+  return asked ? std::max(1LL, std::atoll(asked)) : otherwise;
+}
 
 }  // namespace hotbunk::test

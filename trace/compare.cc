@@ -131,20 +131,20 @@ class Comparer {
   std::string phase_;
 };
 
-/// Stays of all ranks in one phase of one step.
-struct Stay {
+/// PhaseStays of all ranks in one phase of one step.
+struct PhaseStay {
   std::int64_t start_ns = INT64_MAX, total_ns = 0, ranks = 0;
   /// Mean over ranks: ranks enter and leave at different moments, and stays add up to the run where extents overlap.
   double seconds() const {
     return ranks == 0 ? 0.0 : 1e-9 * static_cast<double>(total_ns) / static_cast<double>(ranks);
   }
 };
-using Stays = std::map<std::pair<std::int32_t, std::int16_t>, Stay>;  // by step and phase
+using PhaseStays = std::map<std::pair<std::int32_t, std::int16_t>, PhaseStay>;  // by step and phase
 
-Stays stays_of(const Trace& trace) {
-  Stays out;
+PhaseStays stays_of(const Trace& trace) {
+  PhaseStays out;
   for (const PhaseSpan& p : trace.phases) {
-    Stay& stay = out[{p.step, p.phase}];
+    PhaseStay& stay = out[{p.step, p.phase}];
     stay.start_ns = std::min(stay.start_ns, p.start_ns);
     stay.total_ns += p.end_ns - p.start_ns;
     ++stay.ranks;
@@ -153,7 +153,7 @@ Stays stays_of(const Trace& trace) {
 }
 
 /// A rank's seconds in each phase over all steps, mean over ranks; and how often it was there.
-std::map<std::int16_t, std::pair<double, std::int64_t>> totals_of(const Trace& trace) {
+std::map<std::int16_t, std::pair<double, std::int64_t>> visits_of(const Trace& trace) {
   std::map<std::int16_t, std::pair<double, std::int64_t>> out;
   std::map<std::int16_t, double> ranks;
   for (const PhaseTotal& t : trace.phase_totals) {
@@ -168,7 +168,7 @@ std::map<std::int16_t, std::pair<double, std::int64_t>> totals_of(const Trace& t
 }
 
 void compare_totals(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
-  const auto in_a = totals_of(a), in_b = totals_of(b);
+  const auto in_a = visits_of(a), in_b = visits_of(b);
   double a_s = 0.0, b_s = 0.0, wrong_s = 0.0;
   for (const auto& [phase, total] : in_b) {  // in the plan's order, which is that of time
     const auto other = in_a.find(phase);
@@ -186,8 +186,8 @@ void compare_totals(const Plan& plan, const Trace& a, const Trace& b, Comparison
 }
 
 void compare_times(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
-  const Stays in_a = stays_of(a);
-  const Stays in_b = stays_of(b);
+  const PhaseStays in_a = stays_of(a);
+  const PhaseStays in_b = stays_of(b);
   std::vector<std::pair<std::int64_t, TimeRow>> rows;
   for (const auto& [key, stay] : in_b) {
     const auto other = in_a.find(key);

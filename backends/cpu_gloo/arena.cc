@@ -12,13 +12,12 @@
 
 #include "base/check.h"
 #include "base/limits.h"
+#include "base/rounding.h"
 
 namespace hotbunk {
 namespace {
 
 constexpr std::int64_t huge_page_bytes = 2 << 20;  // x86-64 and arm64 with 4 KiB base pages
-
-std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 /// Writes to every page, so that each is ours; with MADV_POPULATE_WRITE (Linux 5.14) an exhausted machine is an errno.
 bool populate(std::byte* p, std::int64_t bytes) {

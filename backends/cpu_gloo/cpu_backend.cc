@@ -6,9 +6,9 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_device.h"
-#include "runtime/plan_communicators.h"
 #include "base/check.h"
 #include "base/limits.h"
+#include "runtime/plan_communicators.h"
 
 namespace hotbunk {
 namespace {
@@ -20,7 +20,6 @@ std::string why_no_peer_memory(const Plan& plan, const CpuWorld& world) {
 }
 
 }  // namespace
-
 
 CpuBackend::CpuBackend(CpuWorld& world, Driver& driver, CpuOptions options)
     : world_(world), driver_(driver), options_(std::move(options)) {}

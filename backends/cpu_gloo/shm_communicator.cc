@@ -8,6 +8,7 @@
 #include "backends/cpu_gloo/communicator_reduce.h"
 #include "base/check.h"
 #include "base/cores.h"
+#include "base/rounding.h"
 
 namespace hotbunk {
 namespace {
@@ -16,8 +17,6 @@ constexpr std::int64_t staging_bytes = 1 << 20;  // per rank and parity; larger 
 /// Up to this a copy into staging costs less than the second meeting it saves (about 20 us when ranks share cores).
 constexpr std::int64_t eager_bytes = 64 << 10;
 constexpr std::int64_t line = 64, page = 4096;
-
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 /// Copies unless source and target are the same memory (in-place calls).
 void copy(std::byte* to, const std::byte* from, std::int64_t bytes) {

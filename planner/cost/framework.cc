@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/file.h"
+#include "planner/cost/profile_mistake.h"
 #include "spec/yaml_tree.h"
 
 namespace hotbunk {
@@ -74,10 +75,6 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"step_seconds", &f.step_seconds}};
 }
 
-Diagnostic mistake(const YamlNode& node, std::string message, std::string help = "") {
-  return {.code = "E205", .message = std::move(message), .where = node.where, .notes = {}, .help = std::move(help)};
-}
-
 bool read_number(const YamlNode& node, Sourced& out) {
   const YamlNode* value = node.find("value");
   const YamlNode* source = node.find("source");
@@ -93,13 +90,13 @@ bool read_number(const YamlNode& node, Sourced& out) {
 void read_modules(const YamlNode& list, FrameworkProfile& f, Diagnostics& errors) {
   if (list.kind != YamlNode::Kind::sequence)
     return errors.push_back(
-        mistake(list, fmt::format("recompute_modules: expected a list of modules, found {}", list.describe())));
+        profile_mistake(list, fmt::format("recompute_modules: expected a list of modules, found {}", list.describe())));
   f.recompute_modules = 0;
   for (const YamlNode& item : list.items) {
     const auto* at = std::find(module_names.begin(), module_names.end(), item.text);
     if (at == module_names.end())
-      errors.push_back(mistake(item, fmt::format("recompute_modules: no module {}", item.describe()),
-                               fmt::format("one of {}", fmt::join(module_names, ", "))));
+      errors.push_back(profile_mistake(item, fmt::format("recompute_modules: no module {}", item.describe()),
+                                       fmt::format("one of {}", fmt::join(module_names, ", "))));
     else f.recompute_modules |= 1U << static_cast<unsigned>(at - module_names.begin());
   }
 }
@@ -110,14 +107,15 @@ void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors
     if (entry.key != flag.key) continue;
     if (value.text != "true" && value.text != "false")
       errors.push_back(
-          mistake(value, fmt::format("{}: expected true or false, found {}", entry.key, value.describe())));
+          profile_mistake(value, fmt::format("{}: expected true or false, found {}", entry.key, value.describe())));
     *flag.at = value.text == "true";
     return;
   }
   for (const Number& number : numbers_of(f)) {
     if (entry.key != number.key) continue;
     if (!read_number(value, *number.at))
-      errors.push_back(mistake(value, fmt::format("{}: expected {{value: number >= 0, source: text}}", entry.key)));
+      errors.push_back(
+          profile_mistake(value, fmt::format("{}: expected {{value: number >= 0, source: text}}", entry.key)));
     return;
   }
   if (entry.key == "recompute_modules") {
@@ -130,14 +128,14 @@ void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors
     // Defaults of scenario keys: the loader's.
   } else if (entry.key == "schema") {
     if (value.text != "hotbunk.framework/1")
-      errors.push_back(mistake(value, fmt::format("schema is '{}', expected hotbunk.framework/1", value.text)));
+      errors.push_back(profile_mistake(value, fmt::format("schema is '{}', expected hotbunk.framework/1", value.text)));
   } else {
     std::vector<std::string> names = {"name", "source", "schema", "recompute_modules"};
     for (const Flag& flag : flags_of(f)) names.emplace_back(flag.key);
     for (const Number& number : numbers_of(f)) names.emplace_back(number.key);
     const std::string near = nearest_name(entry.key, names);
-    errors.push_back(mistake(value, fmt::format("unknown key '{}' in a framework profile", entry.key),
-                             near.empty() ? "" : "did you mean " + near + "?"));
+    errors.push_back(profile_mistake(value, fmt::format("unknown key '{}' in a framework profile", entry.key),
+                                     near.empty() ? "" : "did you mean " + near + "?"));
   }
 }
 
@@ -147,7 +145,7 @@ Result<FrameworkProfile> parse_framework(const std::string& text, const std::str
   auto root = parse_yaml(text, file);
   if (!root) return fail(root.error());
   if (root->kind != YamlNode::Kind::map || !root->find("schema"))
-    return fail(mistake(*root, "not a framework profile", "the file starts with schema: hotbunk.framework/1"));
+    return fail(profile_mistake(*root, "not a framework profile", "the file starts with schema: hotbunk.framework/1"));
   FrameworkProfile f;
   Diagnostics errors;
   for (const YamlEntry& entry : root->entries) read_entry(entry, f, errors);

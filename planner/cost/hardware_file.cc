@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "planner/cost/hardware.h"
+#include "planner/cost/profile_mistake.h"
 #include "spec/yaml_tree.h"
 
 namespace hotbunk {
@@ -56,10 +57,6 @@ std::vector<Field> fields_of(Hardware& h) {
   };
 }
 
-Diagnostic mistake(const YamlNode& node, std::string message, std::string help = "") {
-  return {.code = "E205", .message = std::move(message), .where = node.where, .notes = {}, .help = std::move(help)};
-}
-
 bool number_of(const YamlNode& node, double& value) {
   if (node.kind != YamlNode::Kind::scalar || node.quoted) return false;
   const char* end = node.text.data() + node.text.size();
@@ -72,17 +69,18 @@ void read_sourced(const YamlNode& node, const Field& field, Diagnostics& errors)
   const YamlNode* source = node.kind == YamlNode::Kind::map ? node.find("source") : nullptr;
   double number = 0.0;
   if (!value || !number_of(*value, number)) {
-    errors.push_back(mistake(
+    errors.push_back(profile_mistake(
         node, fmt::format("{}: expected {{value: number, source: text}}, found {}", field.key, node.describe())));
     return;
   }
   if (number < field.least || number > field.most) {
-    errors.push_back(
-        mistake(*value, fmt::format("{} is {}, outside of {} to {}", field.key, value->text, field.least, field.most)));
+    errors.push_back(profile_mistake(
+        *value, fmt::format("{} is {}, outside of {} to {}", field.key, value->text, field.least, field.most)));
     return;
   }
   if (!source || source->text.empty()) {
-    errors.push_back(mistake(node, fmt::format("{} has no source", field.key), "say where the number comes from"));
+    errors.push_back(
+        profile_mistake(node, fmt::format("{} has no source", field.key), "say where the number comes from"));
     return;
   }
   *field.at = {number, source->text};
@@ -111,7 +109,7 @@ void read_measurement(const YamlNode& node, Hardware& h, Diagnostics& errors) {
   Measurement m;
   const YamlNode* op = node.find("op");
   if (!op || !known_op(op->text)) {
-    errors.push_back(mistake(node, "measurement names no known op", "use an op kind, h2d, d2h or launch"));
+    errors.push_back(profile_mistake(node, "measurement names no known op", "use an op kind, h2d, d2h or launch"));
     return;
   }
   m.op = op->text;
@@ -122,20 +120,21 @@ void read_measurement(const YamlNode& node, Hardware& h, Diagnostics& errors) {
     if (entry.key == "op") continue;
     if (entry.key == "dtype") {
       const auto dtype = dtype_from(entry.value.text);
-      if (!dtype) errors.push_back(mistake(entry.value, fmt::format("unknown dtype '{}'", entry.value.text)));
+      if (!dtype) errors.push_back(profile_mistake(entry.value, fmt::format("unknown dtype '{}'", entry.value.text)));
       m.dtype = dtype.value_or(DType::f32);
     } else if (!number_of(entry.value, value) || value <= 0.0) {
-      errors.push_back(mistake(entry.value, fmt::format("{} of {}: expected a positive number, found {}", entry.key,
-                                                        m.op, entry.value.describe())));
+      errors.push_back(profile_mistake(entry.value, fmt::format("{} of {}: expected a positive number, found {}",
+                                                                entry.key, m.op, entry.value.describe())));
     } else if (entry.key == "seconds") {
       m.seconds = value;
     } else if (at != keys.end()) {
       m.at[static_cast<std::size_t>(at - keys.begin())] = value;
     } else {
-      errors.push_back(mistake(entry.value, fmt::format("unknown key '{}' in a measurement of {}", entry.key, m.op)));
+      errors.push_back(
+          profile_mistake(entry.value, fmt::format("unknown key '{}' in a measurement of {}", entry.key, m.op)));
     }
   }
-  if (m.seconds <= 0.0) errors.push_back(mistake(node, fmt::format("measurement of {} has no seconds", m.op)));
+  if (m.seconds <= 0.0) errors.push_back(profile_mistake(node, fmt::format("measurement of {} has no seconds", m.op)));
   h.measurements.push_back(std::move(m));
 }
 
@@ -151,7 +150,7 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
   if (key == "schema") {
     if (entry.value.text != "hotbunk.hardware/1")
       errors.push_back(
-          mistake(entry.value, fmt::format("schema is '{}', expected hotbunk.hardware/1", entry.value.text)));
+          profile_mistake(entry.value, fmt::format("schema is '{}', expected hotbunk.hardware/1", entry.value.text)));
   } else if (key == "name") {
     h.name = entry.value.text;
   } else if (key == "source") {
@@ -169,8 +168,9 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
         "schema", "name", "source", "siblings", "shared_transport", "measured_ranks_per_device", "measurements"};
     for (const Field& field : fields_of(h)) names.emplace_back(field.key);
     const std::string near = nearest_name(key, names);
-    errors.push_back(mistake(entry.value, fmt::format("unknown or malformed key '{}' in a hardware profile", key),
-                             near.empty() || near == key ? "" : "did you mean " + near + "?"));
+    errors.push_back(profile_mistake(entry.value,
+                                     fmt::format("unknown or malformed key '{}' in a hardware profile", key),
+                                     near.empty() || near == key ? "" : "did you mean " + near + "?"));
   }
 }
 
@@ -192,7 +192,7 @@ Result<Hardware> parse_hardware(const std::string& text, const std::string& file
   h.calibrated = true;
   Diagnostics errors;
   if (root->kind != YamlNode::Kind::map || !root->find("schema"))
-    return fail(mistake(*root, "not a hardware profile", "the file starts with schema: hotbunk.hardware/1"));
+    return fail(profile_mistake(*root, "not a hardware profile", "the file starts with schema: hotbunk.hardware/1"));
   for (const YamlEntry& entry : root->entries) read_entry(entry, "", h, errors);
   if (!errors.empty()) return fail(std::move(errors));
   return h;

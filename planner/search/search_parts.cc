@@ -76,7 +76,8 @@ Share price_share(const RlModel& model, const TrainSpace& space, std::span<const
   return out;
 }
 
-void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Workers& workers, Segment& s) {
+void add_training(const RlModel& model, TrainSpace space, const SearchOptions& options, Workers& workers,
+                  SearchSegment& s) {
   space.ranks = s.placement.train_ranks;
   const std::vector<LayerKey> keys = layer_keys(space);
   std::vector<std::span<const LayerKey>> shares;
@@ -117,7 +118,7 @@ void add_engines(const RlModel& model, const RlSpace& space, const RolloutPoint&
 }
 
 void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOptions& options, Workers& workers,
-                  Segment& s) {
+                  SearchSegment& s) {
   const std::int64_t ranks = s.placement.rollout_ranks;
   std::vector<RolloutPoint> engines;
   for (std::int64_t tp : space.rollout_tp)
@@ -145,13 +146,13 @@ void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOption
 
 }  // namespace
 
-std::int64_t Segment::points() const {
+std::int64_t SearchSegment::points() const {
   const auto shifted =
       (trained - on_host) * static_cast<std::int64_t>(orders.size()) + on_host * static_cast<std::int64_t>(num_awake);
   return shifted * static_cast<std::int64_t>(rollouts.size() * num_syncs());
 }
 
-SyncPrices sync_prices(const RlModel& model, const Segment& s, const SyncSource& source, const Rolled& r) {
+SyncPrices sync_prices(const RlModel& model, const SearchSegment& s, const SyncSource& source, const Rolled& r) {
   SyncPrices out{.each = {}, .least_seconds = std::numeric_limits<double>::infinity()};
   out.each.reserve(s.num_syncs());
   SyncJob job = model.sync_job(source, r.point, s.placement.mode, 0.0);
@@ -164,7 +165,7 @@ SyncPrices sync_prices(const RlModel& model, const Segment& s, const SyncSource&
   return out;
 }
 
-const SyncPrices& SyncsBetween::price(const RlModel& model, const Segment& s, const Trained& t, const Rolled& r) {
+const SyncPrices& SyncsBetween::price(const RlModel& model, const SearchSegment& s, const Trained& t, const Rolled& r) {
   if (held_ >= most) known_.clear(), held_ = 0;
   const SyncSource& source = s.sources[t.source];
   const auto [at, is_new] = known_.try_emplace({&source, &r});
@@ -172,9 +173,9 @@ const SyncPrices& SyncsBetween::price(const RlModel& model, const Segment& s, co
   return at->second;
 }
 
-Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& options, const PlacementChoice& choice,
-                   Workers& workers) {
-  Segment s;
+SearchSegment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& options,
+                         const PlacementChoice& choice, Workers& workers) {
+  SearchSegment s;
   s.placement = choice;
   const bool shared = choice.mode == PlacementMode::colocated;
   s.gpus = static_cast<double>(shared ? choice.train_ranks : choice.train_ranks + choice.rollout_ranks);

@@ -24,7 +24,7 @@ struct Rolled {
 };
 
 /// The points of one placement.
-struct Segment {
+struct SearchSegment {
   PlacementChoice placement;
   double gpus = 0;
   std::vector<Trained> training;        // of a search that prunes without those that a variant of theirs beats
@@ -84,7 +84,7 @@ struct SyncPrices {
 /// These prices, each asked once: few training points differ as sources of a sync.
 class SyncsBetween {
  public:
-  const SyncPrices& price(const RlModel&, const Segment&, const Trained&, const Rolled&);
+  const SyncPrices& price(const RlModel&, const SearchSegment&, const Trained&, const Rolled&);
 
  private:
   static constexpr std::size_t most = 1 << 19;  // prices, 38 MB
@@ -93,6 +93,6 @@ class SyncsBetween {
 };
 
 /// The model learns the exact reshard volumes of the segment.
-Segment segment_of(RlModel&, const RlSpace&, const SearchOptions&, const PlacementChoice&, Workers&);
+SearchSegment segment_of(RlModel&, const RlSpace&, const SearchOptions&, const PlacementChoice&, Workers&);
 
 }  // namespace hotbunk

@@ -37,7 +37,7 @@ class JointSearch {
       segments_.push_back(segment_of(model_, space_, options_, p, workers_));
     std::vector<Pair> first;  // of every training point
     for (std::uint32_t i = 0; i < segments_.size(); ++i) {
-      const Segment& s = segments_[i];
+      const SearchSegment& s = segments_[i];
       for (std::uint32_t t = 0; t < s.training.size() && !s.rollouts.empty(); ++t)
         first.push_back({bound(s, s.training[t], s.rollouts[0]).first, i, t, 0, false});
     }
@@ -61,22 +61,22 @@ class JointSearch {
 
  private:
   /// What no point of the pair is below.
-  Value bound(const Segment&, const Trained&, const Rolled&) const;
+  Value bound(const SearchSegment&, const Trained&, const Rolled&) const;
   double best_value() const { return found_.best.empty() ? worst_value.first : found_.best.best().first; }
-  double computing_bound(const Segment&, const Trained&, const RolloutPrice&) const;
-  double seconds_bound(const Segment&, const Trained&, const Rolled&) const;
+  double computing_bound(const SearchSegment&, const Trained&, const RolloutPrice&) const;
+  double seconds_bound(const SearchSegment&, const Trained&, const Rolled&) const;
   double bytes_bound(const Trained&) const;
   double bytes_bound(const Trained&, const Rolled&) const;
-  double later_bytes(const Segment&, const Trained&, std::uint32_t rollout) const;
+  double later_bytes(const SearchSegment&, const Trained&, std::uint32_t rollout) const;
   /// What an order of shifts adds at least to a pair's seconds, and the bytes of its moments.
   struct LeastShift {
     double seconds = 0, bytes = 0;
   };
-  LeastShift least_shift(const Segment&, const Trained&, const Rolled&, const ShiftShape&) const;
+  LeastShift least_shift(const SearchSegment&, const Trained&, const Rolled&, const ShiftShape&) const;
   void take(std::vector<Pair>& batch, std::size_t size);
   bool wanted(const Value& entry, double gpus, double seconds, double bytes) const;
-  bool pair_wanted(const Segment&, const Trained&, const Rolled&) const;
-  bool later_wanted(const Segment&, const Trained&, std::uint32_t rollout) const;
+  bool pair_wanted(const SearchSegment&, const Trained&, const Rolled&) const;
+  bool later_wanted(const SearchSegment&, const Trained&, std::uint32_t rollout) const;
   std::uint32_t next_wanted(const Pair&) const;
   void prepare(const std::vector<Pair>& batch);
   void price(const std::vector<Pair>& batch);
@@ -89,7 +89,7 @@ class JointSearch {
   const RlSpace& space_;
   const SearchOptions& options_;
   Workers workers_;
-  std::vector<Segment> segments_;
+  std::vector<SearchSegment> segments_;
   using Queue = std::priority_queue<Pair, std::vector<Pair>, std::greater<>>;
   Queue queue_;  // by the objective
   Queue late_;   // by bytes: pairs that cannot fit, wanted only for what is nearest to fitting once the best is known
@@ -100,13 +100,13 @@ class JointSearch {
 };
 
 /// Without sync and shifts.
-double JointSearch::computing_bound(const Segment& s, const Trained& t, const RolloutPrice& r) const {
+double JointSearch::computing_bound(const SearchSegment& s, const Trained& t, const RolloutPrice& r) const {
   const bool side_by_side = s.placement.mode == PlacementMode::disaggregated && model_.setting().overlaps;
   const double rollout = r.seconds();
   return below * (side_by_side ? std::max(t.seconds, rollout) : t.seconds + rollout);
 }
 
-double JointSearch::seconds_bound(const Segment& s, const Trained& t, const Rolled& r) const {
+double JointSearch::seconds_bound(const SearchSegment& s, const Trained& t, const Rolled& r) const {
   return computing_bound(s, t, r.price) + below * s.sync_seconds[t.source];
 }
 
@@ -120,7 +120,7 @@ double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
   return below * std::max(t.side.total_bytes, r.least_bytes);
 }
 
-Value JointSearch::bound(const Segment& s, const Trained& t, const Rolled& r) const {
+Value JointSearch::bound(const SearchSegment& s, const Trained& t, const Rolled& r) const {
   return value_of(options_.objective, model_.setting(), s.gpus, seconds_bound(s, t, r), bytes_bound(t, r));
 }
 
@@ -136,17 +136,17 @@ bool JointSearch::wanted(const Value& entry, double gpus, double seconds, double
 }
 
 /// Of this pair and those of its training point that follow: none needs fewer.
-double JointSearch::later_bytes(const Segment& s, const Trained& t, std::uint32_t r) const {
+double JointSearch::later_bytes(const SearchSegment& s, const Trained& t, std::uint32_t r) const {
   return std::max(bytes_bound(t), options_.plan_bytes ? 0.0 : below * s.rollouts[r].least_later_bytes);
 }
 
-bool JointSearch::pair_wanted(const Segment& s, const Trained& t, const Rolled& r) const {
+bool JointSearch::pair_wanted(const SearchSegment& s, const Trained& t, const Rolled& r) const {
   return !options_.prune || wanted(found_.best.bound(), s.gpus, seconds_bound(s, t, r), bytes_bound(t, r));
 }
 
 /// Whether one of the training point's pairs from this rollout on could change the answer. In the objective each is no
 /// better than the one before; in seconds, too, but for memory.
-bool JointSearch::later_wanted(const Segment& s, const Trained& t, std::uint32_t r) const {
+bool JointSearch::later_wanted(const SearchSegment& s, const Trained& t, std::uint32_t r) const {
   const double bytes = later_bytes(s, t, r), limit = options_.limit_bytes();
   const Value least = bound(s, t, s.rollouts[r]);
   if (bytes > limit) return options_.nearest && least.first < best_value() && bytes - limit <= nearest_over_;
@@ -157,7 +157,7 @@ bool JointSearch::later_wanted(const Segment& s, const Trained& t, std::uint32_t
 
 /// The next rollout that could change the answer with the pair's training point; none: as many as there are.
 std::uint32_t JointSearch::next_wanted(const Pair& p) const {
-  const Segment& s = segments_[p.segment];
+  const SearchSegment& s = segments_[p.segment];
   const Trained& t = s.training[p.training];
   const auto end = static_cast<std::uint32_t>(s.rollouts.size());
   std::uint32_t r = p.rollout + 1;
@@ -166,7 +166,7 @@ std::uint32_t JointSearch::next_wanted(const Pair& p) const {
 }
 
 /// By what the order copies and by its moments without staging.
-JointSearch::LeastShift JointSearch::least_shift(const Segment& s, const Trained& t, const Rolled& r,
+JointSearch::LeastShift JointSearch::least_shift(const SearchSegment& s, const Trained& t, const Rolled& r,
                                                  const ShiftShape& shape) const {
   if (s.placement.mode != PlacementMode::colocated || options_.plan_bytes) return {};
   const CostModel& cost = model_.train().cost();
@@ -196,7 +196,7 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
     Queue& queue = early ? queue_ : late_;
     const Pair p = queue.top();
     queue.pop();
-    const Segment& s = segments_[p.segment];
+    const SearchSegment& s = segments_[p.segment];
     const Trained& t = s.training[p.training];
     const Rolled& r = s.rollouts[p.rollout];
     if (early && bytes_bound(t) > limit) {
@@ -227,7 +227,7 @@ void JointSearch::prepare(const std::vector<Pair>& batch) {
   std::set<const Trained*> trained;
   std::set<const Rolled*> rolled;
   for (const Pair& pair : batch) {
-    const Segment& s = segments_[pair.segment];
+    const SearchSegment& s = segments_[pair.segment];
     const Trained& t = s.training[pair.training];
     const Rolled& r = s.rollouts[pair.rollout];
     RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
@@ -252,7 +252,7 @@ void JointSearch::price(const std::vector<Pair>& batch) {
 }
 
 void JointSearch::price_pair(const Pair& pair, Found& out) const {
-  const Segment& s = segments_[pair.segment];
+  const SearchSegment& s = segments_[pair.segment];
   const Trained& t = s.training[pair.training];
   const Rolled& r = s.rollouts[pair.rollout];
   RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
@@ -287,7 +287,7 @@ void JointSearch::consider(RlCandidate c, Found& out) const {
 
 RlSearch JointSearch::finish() {
   RlSearch out;
-  for (const Segment& s : segments_) {
+  for (const SearchSegment& s : segments_) {
     out.rejected += s.rejected;
     out.points += s.points();
   }
@@ -315,7 +315,7 @@ RlSearch JointSearch::finish() {
 
 std::string JointSearch::reason() const {
   bool trains = false, rolls = false;
-  for (const Segment& s : segments_) trains |= !s.training.empty(), rolls |= !s.rollouts.empty();
+  for (const SearchSegment& s : segments_) trains |= !s.training.empty(), rolls |= !s.rollouts.empty();
   const ModelSpec& m = model_.train().model();
   if (!trains)
     return fmt::format("no training layout of {} ranks divides {} heads, {} layers and a batch of {}",

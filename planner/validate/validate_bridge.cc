@@ -17,7 +17,7 @@ namespace hotbunk {
 namespace {
 
 /// A model that the catalogue lacks: which one it is like, and what its card changes of that.
-struct ModelCard {
+struct ChangedModel {
   const char* like = nullptr;
   void (*change)(ModelSpec&) = nullptr;
   double window = 0;  // keys that every second layer sees, 0: all of them are causal over the sequence
@@ -54,11 +54,11 @@ void make_gpt_oss_20b(ModelSpec& m) {
 }
 
 /// By letters and digits alone: sources write GPT OSS 20B and GPT-OSS 20B. K2.5's language model is K2.
-const std::map<std::string, ModelCard>& model_cards() {
-  static const std::map<std::string, ModelCard> cards = {{"KIMIK2", {"deepseek-v3", make_kimi_k2}},
-                                                         {"KIMIK25", {"deepseek-v3", make_kimi_k2}},
-                                                         {"GPTOSS120B", {"qwen3-30b-a3b", make_gpt_oss_120b, 128}},
-                                                         {"GPTOSS20B", {"qwen3-30b-a3b", make_gpt_oss_20b, 128}}};
+const std::map<std::string, ChangedModel>& changed_models() {
+  static const std::map<std::string, ChangedModel> cards = {{"KIMIK2", {"deepseek-v3", make_kimi_k2}},
+                                                            {"KIMIK25", {"deepseek-v3", make_kimi_k2}},
+                                                            {"GPTOSS120B", {"qwen3-30b-a3b", make_gpt_oss_120b, 128}},
+                                                            {"GPTOSS20B", {"qwen3-30b-a3b", make_gpt_oss_20b, 128}}};
   return cards;
 }
 
@@ -122,8 +122,8 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
     const std::string label = fmt::format("{} {} {} {} {}", cells.text("release"), cells.text("task"),
                                           cells.text("model"), cells.text("system"), cells.text("precision"));
     if (const char* why = unpriced(cells.text("model")); *why) cells.refuse(why);
-    const auto card = model_cards().find(letters_of(cells.text("model")));
-    const ModelCard changed = card == model_cards().end() ? ModelCard{} : card->second;
+    const auto card = changed_models().find(letters_of(cells.text("model")));
+    const ChangedModel changed = card == changed_models().end() ? ChangedModel{} : card->second;
     std::string named = cells.text("model");
     if (const auto vision = named.find("_VL"); vision != std::string::npos) named.erase(vision, 3);
     auto model = context.model(changed.like ? changed.like : context.model_named(cells, named));

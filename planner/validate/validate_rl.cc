@@ -12,11 +12,11 @@ namespace {
 
 /// Models that the catalogue lacks: parameters and tensors counted from their config.json, without the layer that
 /// predicts a second token. GLM-4.5: 3 dense layers of 14 tensors and 89 of 11 + 160 * 3 + 5, and 3 outside of them.
-struct ModelCard {
+struct ModelSize {
   double parameters, tensors;
 };
-const std::map<std::string, ModelCard>& model_cards() {
-  static const std::map<std::string, ModelCard> cards = {
+const std::map<std::string, ModelSize>& model_sizes() {
+  static const std::map<std::string, ModelSize> cards = {
       {"GLM-4.5-Air", {106.85e9, 17925}}, {"GLM-4.5", {352.80e9, 44189}}, {"Kimi-K2", {1026.4e9, 69975}}};
   return cards;
 }
@@ -30,7 +30,7 @@ std::int64_t ranks_of(CellReader& cells, const char* column) {
 Result<SyncJob> job_of(CellReader& cells, ValidationContext& context) {
   SyncJob job;
   double parameters = 0.0;
-  if (const auto card = model_cards().find(without_variant(cells.text("model"))); card != model_cards().end()) {
+  if (const auto card = model_sizes().find(without_variant(cells.text("model"))); card != model_sizes().end()) {
     parameters = card->second.parameters;
     job.tensors = card->second.tensors;
   } else {

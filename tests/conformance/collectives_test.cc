@@ -185,7 +185,7 @@ void check_messages(const std::vector<Receives>& ranks) {
   }
 }
 
-RankTraffic one(OpKind kind, TrafficCount count) { return {{{1, 0, 0, kind}, count}}; }
+RankTraffic message_counts(OpKind kind, TrafficCount count) { return {{{1, 0, 0, kind}, count}}; }
 
 }  // namespace
 
@@ -193,15 +193,15 @@ TEST_CASE("send and recv: what one rank has goes to the other, by its place or r
   // 5 fp32, the last of them padding: 20 B on the wire, 16 of them payload; the receiver counts the call alone.
   for (const bool relative : {false, true}) {
     const auto to = relative ? steps(1, 0) : places(1, 0), from = relative ? steps(-1, 0) : places(0, 0);
-    check_messages({{messages(5, -1, to, 4), 5, -1, -1, one(OpKind::send, {1, 16, 4, 20})},
-                    {messages(-1, 5, from), -1, 5, 0, one(OpKind::recv, {1, 0, 0, 0})}});
+    check_messages({{messages(5, -1, to, 4), 5, -1, -1, message_counts(OpKind::send, {1, 16, 4, 20})},
+                    {messages(-1, 5, from), -1, 5, 0, message_counts(OpKind::recv, {1, 0, 0, 0})}});
   }
 }
 
 TEST_CASE("send_recv: two ranks swap what they have, of different sizes") {
   // Rank 0 sends 3 fp32 and receives 5: 12 B and 20 B.
-  check_messages({{messages(3, 5, places(1, 1)), 3, 5, 1, one(OpKind::send_recv, {1, 12, 0, 12})},
-                  {messages(5, 3, places(0, 0)), 5, 3, 0, one(OpKind::send_recv, {1, 20, 0, 20})}});
+  check_messages({{messages(3, 5, places(1, 1)), 3, 5, 1, message_counts(OpKind::send_recv, {1, 12, 0, 12})},
+                  {messages(5, 3, places(0, 0)), 5, 3, 0, message_counts(OpKind::send_recv, {1, 20, 0, 20})}});
 }
 
 TEST_CASE("send_recv: one program on a ring of ranks, to the next and to the previous one") {
@@ -212,21 +212,21 @@ TEST_CASE("send_recv: one program on a ring of ranks, to the next and to the pre
       const TrafficCount count{1, 4 * n, 0, 4 * n};
       std::vector<Receives> ranks;
       for (int r = 0; r < 3; ++r)
-        ranks.push_back(
-            {messages(n, n, steps(next, -next)), n, n, (r + (next == 1 ? 2 : 1)) % 3, one(OpKind::send_recv, count)});
+        ranks.push_back({messages(n, n, steps(next, -next)), n, n, (r + (next == 1 ? 2 : 1)) % 3,
+                         message_counts(OpKind::send_recv, count)});
       check_messages(ranks);
     }
 }
 
 TEST_CASE("send_recv: its halves meet a send and a recv") {
   // 0 sends to 1, which sends to 2 at the same time.
-  check_messages({{messages(4, -1, places(1, 0)), 4, -1, -1, one(OpKind::send, {1, 16, 0, 16})},
-                  {messages(6, 4, places(2, 0)), 6, 4, 0, one(OpKind::send_recv, {1, 24, 0, 24})},
-                  {messages(-1, 6, places(1, 0)), -1, 6, 1, one(OpKind::recv, {1, 0, 0, 0})}});
+  check_messages({{messages(4, -1, places(1, 0)), 4, -1, -1, message_counts(OpKind::send, {1, 16, 0, 16})},
+                  {messages(6, 4, places(2, 0)), 6, 4, 0, message_counts(OpKind::send_recv, {1, 24, 0, 24})},
+                  {messages(-1, 6, places(1, 0)), -1, 6, 1, message_counts(OpKind::recv, {1, 0, 0, 0})}});
 }
 
 TEST_CASE("send_recv: alone in its ring a rank keeps what it has, and nothing goes over a wire") {
-  check_messages({{messages(6, 6, steps(1, -1)), 6, 6, 0, one(OpKind::send_recv, {1, 24, 0, 0})}});
+  check_messages({{messages(6, 6, steps(1, -1)), 6, 6, 0, message_counts(OpKind::send_recv, {1, 24, 0, 0})}});
 }
 
 TEST_CASE("send_recv: rounds follow each other in order, on two streams at once") {
@@ -269,7 +269,7 @@ TEST_CASE("send_recv: rounds follow each other in order, on two streams at once"
     const Played played = play(*subject, plan_of({program, program, program}), script);
     REQUIRE_THAT(played.failure(), Catch::Equals(""));
     for (int r = 0; r < 3; ++r) {
-      CHECK(played.trace.traffic[static_cast<std::size_t>(r)] == one(OpKind::send_recv, {4, 48, 0, 48}));
+      CHECK(played.trace.traffic[static_cast<std::size_t>(r)] == message_counts(OpKind::send_recv, {4, 48, 0, 48}));
       if (!subject->has_values()) continue;
       const auto v = static_cast<float>(10 * r), n = static_cast<float>(10 * ((r + 1) % 3));
       CHECK(floats_of(played.fetched.at(fmt::format("fetch y@{}", r))) == std::vector<float>{v, v + 1, v + 2});

@@ -10,15 +10,15 @@
 namespace hotbunk::conformance {
 namespace {
 
-constexpr ExtentId routed{2}, kept{3};
+constexpr ExtentId routed_extent{2}, kept_extent{3};
 constexpr std::int64_t capacity = 8, width = 4;  // of "routed"; of a row
-constexpr auto sentinel = std::byte{0xa5};
+constexpr auto untouched = std::byte{0xa5};
 constexpr auto guard = static_cast<std::size_t>(RankProgram::guard);
 
 /// A whole buffer: sentinels, but for these values from the tensor's first element on.
 template <class T>
 Bytes image(const RankProgram& p, const Tensor& t, const std::vector<T>& values) {
-  Bytes bytes(static_cast<std::size_t>(p.buffer_of(t).elements), sentinel);
+  Bytes bytes(static_cast<std::size_t>(p.buffer_of(t).elements), untouched);
   if (!values.empty()) std::memcpy(bytes.data() + guard, values.data(), values.size() * sizeof(T));
   return bytes;
 }
@@ -41,7 +41,7 @@ struct Routing {
 
   Tensor rows(const std::string& name, DType dtype) {
     Tensor t = p.tensor(name, dtype, {capacity, width});
-    t.shape[0].extent = routed;
+    t.shape[0].extent = routed_extent;
     return t;
   }
   void add(OpKind kind, StreamId stream, const std::string& name, std::vector<Tensor> in, const Tensor& out) {
@@ -57,7 +57,7 @@ struct Routing {
   }
 
   Plan plan() {
-    all.shape[1].extent = routed, results.back() = all;
+    all.shape[1].extent = routed_extent, results.back() = all;
     order(0, streams::compute, streams::host);
     p.feed(n, streams::host);
     for (const Tensor& t : {x, a}) p.feed(t);
@@ -103,7 +103,7 @@ struct Routing {
     }
     s.feeds["feed a"] = image(p, a, std::vector<float>(capacity * width, 1000.0F));
     for (const Tensor& t : results) s.feeds["feed " + p.buffer_of(t).name] = image<float>(p, t, {});
-    s.sizes[routed] = said_by_driver;
+    s.sizes[routed_extent] = said_by_driver;
     return s;
   }
 };
@@ -186,7 +186,7 @@ TEST_CASE("who checks order while it runs goes by the capacity, whatever the dri
   RankProgram p;
   const Tensor n = p.tensor("n", DType::i64, {1});
   Tensor y = p.tensor("y", DType::f32, {capacity, width});
-  y.shape[0].extent = routed;
+  y.shape[0].extent = routed_extent;
   p.feed(n);
   Op clear = toy::op(OpKind::zero, streams::compute, "clear");
   clear.outputs = {y};
@@ -198,7 +198,7 @@ TEST_CASE("who checks order while it runs goes by the capacity, whatever the dri
   Plan plan = on_two_ranks(p);
   plan.extents.push_back({"routed", capacity, CountedBy::device});
   Script script{.feeds = {{"feed n", image<std::int64_t>(p, n, {2})}}};
-  script.sizes[routed] = 2;
+  script.sizes[routed_extent] = 2;
   for (const auto& subject : subjects()) {
     if (!subject->has_values()) continue;
     const Played played = play(*subject, plan, script);
@@ -211,7 +211,7 @@ TEST_CASE("an op of two counts takes each for its own dimension") {
   RankProgram p;
   const Tensor n = p.tensor("n", DType::i64, {1}), m = p.tensor("m", DType::i64, {1});
   Tensor y = p.tensor("y", DType::f32, {4, capacity});
-  y.shape[0].extent = kept, y.shape[1].extent = routed;
+  y.shape[0].extent = kept_extent, y.shape[1].extent = routed_extent;
   for (const Tensor& t : {n, m, y}) p.feed(t);
   Op clear = toy::op(OpKind::zero, streams::compute, "clear");
   clear.outputs = {y};

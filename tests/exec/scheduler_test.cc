@@ -36,7 +36,7 @@ Case draw_case() {
   return c;
 }
 
-std::vector<std::uint8_t> ended_flags(const Scheduler& s, const EngineStep& step, const Case& c) {
+std::vector<std::uint8_t> ended_flags(const Scheduler& s, const ScheduledStep& step, const Case& c) {
   std::vector<std::uint8_t> flags;
   for (const Chunk& chunk : step.chunks)
     flags.push_back(s.response_tokens(chunk.request) + 1 == c.real_lengths[static_cast<std::size_t>(chunk.request)]);
@@ -48,7 +48,7 @@ struct Pool {
   std::vector<std::pair<std::int32_t, std::int64_t>> slots;
 
   /// Writes the step's tokens, then checks that every chunk's whole context is there through its block table.
-  void run(const EngineStep& step, const StepTables& t, std::int64_t block_tokens) {
+  void run(const ScheduledStep& step, const StepTables& t, std::int64_t block_tokens) {
     for (std::size_t i = 0; i < step.chunks.size(); ++i)
       for (std::int64_t k = 0; k < step.chunks[i].count; ++k) {
         const auto row = static_cast<std::size_t>(t.cu_seqlens[i] + k);

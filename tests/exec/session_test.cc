@@ -86,7 +86,7 @@ class Turns : public Driver {
 };
 
 /// load (prologue), work (driven, two blocks), shift (two blocks), export (epilogue); one program for all ranks.
-Plan plan_of(Rank ranks) {
+Plan walked_plan(Rank ranks) {
   Plan plan = test::empty_plan();
   Program p = test::empty_program();
   const auto block = [&](const char* name) { return test::block_of(p, name, {toy::kernel(name)}); };
@@ -113,7 +113,7 @@ struct Job {
   Session session;
   Job(const std::string& name, Rank ranks, int turns, const RunOptions& options, Log& log, std::string fails_at = "",
       std::int32_t last_step = 1000)
-      : plan(plan_of(ranks)),
+      : plan(walked_plan(ranks)),
         driver(turns, last_step),
         session(plan, driver, devices(name, ranks, log, fails_at), options) {}
 
@@ -261,7 +261,7 @@ namespace {
 
 /// One rank a role. work: the trainer's; shift: both, the engine's some iterations back; load and export: each.
 Plan plan_of_roles(std::int32_t steps_back) {
-  Plan plan = plan_of(2);
+  Plan plan = walked_plan(2);
   plan.roles = {"trainer", "engine"};
   plan.programs.push_back(plan.programs[0]);
   plan.programs[1].role = 1;

@@ -14,7 +14,7 @@ namespace {
 // Capacity 8 tokens and 4 sequences; a run with 5 tokens in 2 sequences of 2 and 3: pairs 1+2 + 1+2+3 = 9.
 const Sizes run{.tokens = 5, .seqs = 2, .attention_pairs = 9};
 const Places here = {0};  // the first of its group
-constexpr DType bf = DType::bf16, f = DType::f32, i = DType::i32;
+constexpr DType bf16_type = DType::bf16, fp32_type = DType::f32, int32_type = DType::i32;
 
 Op with_heads(Op o) {  // 4 query heads, 2 KV heads of 6: Q = (4 + 2*2) * 6 = 48
   o.attrs = {{Attr::heads, std::int64_t{4}}, {Attr::kv_heads, std::int64_t{2}}, {Attr::head_dim, std::int64_t{6}}};
@@ -36,16 +36,16 @@ TEST_CASE("A dimension's extent follows the sizes of the run from its begin on")
   CHECK(tokens(4, 4).actual(run) == 1);  // the chunk 4..7 holds token 4
   CHECK(tokens(4, 8).actual(run) == 0);  // a chunk past the end is empty, not negative
   CHECK(seqs(4).actual(run) == 2);
-  const Tensor t = tensor(0, bf, {tokens(8), fixed(3)});
+  const Tensor t = tensor(0, bf16_type, {tokens(8), fixed(3)});
   CHECK(t.capacity_bytes() == 8 * 3 * 2);
   CHECK(t.bytes(run) == 5 * 3 * 2);
 }
 
 TEST_CASE("GEMMs: 2 T N K in all three directions, each tensor's bytes once") {
   const std::int64_t K = 3, N = 7;
-  const Tensor x = tensor(0, bf, {tokens(8), fixed(K)}), w = tensor(1, bf, {fixed(N), fixed(K)}),
-               y = tensor(2, bf, {tokens(8), fixed(N)}), b = tensor(3, bf, {fixed(N)}),
-               dw = tensor(4, f, {fixed(N), fixed(K)}), db = tensor(5, f, {fixed(N)});
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(K)}), w = tensor(1, bf16_type, {fixed(N), fixed(K)}),
+               y = tensor(2, bf16_type, {tokens(8), fixed(N)}), b = tensor(3, bf16_type, {fixed(N)}),
+               dw = tensor(4, fp32_type, {fixed(N), fixed(K)}), db = tensor(5, fp32_type, {fixed(N)});
   const Op forward = op(OpKind::linear, {x, w, b}, {y}), dgrad = op(OpKind::linear_dgrad, {y, w}, {x}),
            wgrad = op(OpKind::linear_wgrad, {y, x}, {dw, db});
   for (const Op& o : {forward, dgrad, wgrad}) CHECK(op_flops(o, run) == 2 * 5 * 3 * 7);
@@ -56,8 +56,8 @@ TEST_CASE("GEMMs: 2 T N K in all three directions, each tensor's bytes once") {
 }
 
 TEST_CASE("Attention counts visible pairs: two products forward, five backward") {
-  const Tensor x = tensor(0, bf, {tokens(8), fixed(48)}), cu = tensor(1, i, {fixed(5)}),
-               o = tensor(2, bf, {tokens(8), fixed(24)}), lse = tensor(3, f, {tokens(8), fixed(4)});
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}), cu = tensor(1, int32_type, {fixed(5)}),
+               o = tensor(2, bf16_type, {tokens(8), fixed(24)}), lse = tensor(3, fp32_type, {tokens(8), fixed(4)});
   const Op forward = with_heads(op(OpKind::attention, {x, cu}, {o, lse}));
   const Op backward = with_heads(op(OpKind::attention_backward, {o, x, o, lse, cu}, {x}));
   CHECK(op_flops(forward, run) == 2 * 2 * 9 * 24);  // pairs * heads * head_dim = 9 * 24
@@ -66,9 +66,10 @@ TEST_CASE("Attention counts visible pairs: two products forward, five backward")
 }
 
 TEST_CASE("Paged attention reads every sequence's context once") {
-  const Tensor x = tensor(0, bf, {tokens(8), fixed(48)}), pool = tensor(1, bf, {fixed(6), fixed(8), fixed(12)}),
-               cu = tensor(2, i, {fixed(5)}), tables = tensor(3, i, {seqs(4), fixed(3)}),
-               lengths = tensor(4, i, {seqs(4)}), o = tensor(5, bf, {tokens(8), fixed(24)});
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
+               pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),
+               tables = tensor(3, int32_type, {seqs(4), fixed(3)}), lengths = tensor(4, int32_type, {seqs(4)}),
+               o = tensor(5, bf16_type, {tokens(8), fixed(24)});
   const Op paged = with_heads(op(OpKind::paged_attention, {x, pool, cu, tables, lengths}, {o}));
   const std::int64_t kv_row = 2 * 2 * 6 * 2;  // K and V, 2 heads of 6, bf16
   // Decode: 2 sequences, one query each, contexts 10 and 7 -> 17 rows.
@@ -79,13 +80,13 @@ TEST_CASE("Paged attention reads every sequence's context once") {
   const Sizes prefill{.tokens = 6, .seqs = 2, .attention_pairs = 12};
   CHECK(op_bytes(paged, prefill, here) == 6 * 2 * (48 + 24) + 2 * 2 * kv_row);
   // kv_write: the new rows read and written, and where they go.
-  const Op write = with_heads(op(OpKind::kv_write, {x, tensor(6, i, {tokens(8)})}, {pool}));
+  const Op write = with_heads(op(OpKind::kv_write, {x, tensor(6, int32_type, {tokens(8)})}, {pool}));
   CHECK(op_bytes(write, decode, here) == 2 * (2 * kv_row) + 2 * 4);
 }
 
 TEST_CASE("Lookups move the rows they touch, not the table") {
-  const Tensor table = tensor(0, f, {fixed(1000), fixed(3)}), ids = tensor(1, i, {tokens(8)}),
-               y = tensor(2, f, {tokens(8), fixed(3)});
+  const Tensor table = tensor(0, fp32_type, {fixed(1000), fixed(3)}), ids = tensor(1, int32_type, {tokens(8)}),
+               y = tensor(2, fp32_type, {tokens(8), fixed(3)});
   const std::int64_t rows = 5 * 3 * 4, index = 5 * 4;
   CHECK(op_bytes(op(OpKind::embedding, {table, ids}, {y}), run, here) == 2 * rows + index);
   // Scatter-add: the gradient read, the table's rows read and written.
@@ -94,17 +95,17 @@ TEST_CASE("Lookups move the rows they touch, not the table") {
 }
 
 TEST_CASE("Boxes count what they copy, in each side's dtype") {
-  Op copy = op(OpKind::copy_boxes, {tensor(0, f, {fixed(100)})}, {tensor(1, bf, {fixed(100)})});
+  Op copy = op(OpKind::copy_boxes, {tensor(0, fp32_type, {fixed(100)})}, {tensor(1, bf16_type, {fixed(100)})});
   copy.moves = moves_of({{.rows = 2, .cols = 5}, {.rows = 1, .cols = 3}});
   CHECK(op_bytes(copy, run, here) == 13 * (4 + 2));
-  Op hash = op(OpKind::hash_boxes, {tensor(0, f, {fixed(100)}), tensor(1, bf, {fixed(100)})},
+  Op hash = op(OpKind::hash_boxes, {tensor(0, fp32_type, {fixed(100)}), tensor(1, bf16_type, {fixed(100)})},
                {tensor(2, DType::i64, {fixed(1)})});
   hash.moves = moves_of({{.rows = 2, .cols = 5, .input = 1}, {.rows = 1, .cols = 3}});
   CHECK(op_bytes(hash, run, here) == 10 * 2 + 3 * 4);  // it reads only
 }
 
 TEST_CASE("Payload is the logical tensor without padding") {
-  const Tensor part = tensor(0, bf, {fixed(10)}), all = tensor(1, bf, {fixed(30)});  // three ranks
+  const Tensor part = tensor(0, bf16_type, {fixed(10)}), all = tensor(1, bf16_type, {fixed(30)});  // three ranks
   const auto padded = [](Op o) {
     o.attrs = {{Attr::padding_bytes, std::int64_t{8}}};
     return o;
@@ -157,18 +158,18 @@ TEST_CASE("check_op says what is wrong with an op") {
     const Block block = block_of(with, "work", {o});
     return check_windows(with, block.calls[0], windows_of(with.bodies[0]));
   };
-  const Tensor x = tensor(0, f, {fixed(4), fixed(6)});
+  const Tensor x = tensor(0, fp32_type, {fixed(4), fixed(6)});
   CHECK(complaint(op(OpKind::zero, {}, {x})).empty());
   CHECK(complaint(op(OpKind::zero, {}, {})) == "has 0 outputs, expected 1");
   CHECK(complaint(op(OpKind::linear, {x}, {x})) == "has 1 inputs, expected 2 to 3");
   CHECK(complaint(op(OpKind::copy_boxes, {}, {x})) == "has 0 inputs, expected 1 or more");
-  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(5), fixed(6)})})) ==
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, fp32_type, {fixed(5), fixed(6)})})) ==
         "zero '' takes bytes 0..120 of 'x', which has 96");
-  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 96)})) ==
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, fp32_type, {fixed(1)}, 96)})) ==
         "zero '' takes bytes 96..100 of 'x', which has 96");
-  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(1)}, 2)})) ==
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, fp32_type, {fixed(1)}, 2)})) ==
         "zero '' takes bytes 2..6 of 'x', which has 96");
-  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, f, {fixed(-1)})})) == "has a tensor of negative extent");
+  CHECK(complaint(op(OpKind::zero, {}, {tensor(0, fp32_type, {fixed(-1)})})) == "has a tensor of negative extent");
   CHECK(complaint(op(OpKind::all_reduce, {x}, {x})) == "has no group");
   CHECK(complaint(op(OpKind::feed, {}, {x})) == "has no slot");
   for (OpKind kind : {OpKind::send, OpKind::recv, OpKind::send_recv}) {
@@ -187,9 +188,9 @@ TEST_CASE("check_op says what is wrong with an op") {
     CHECK_THAT(complaint(message), Catch::Contains("outputs, expected"));
   }
   CHECK(complaint(op(OpKind::attention, {x, x}, {x, x})) == "lacks attribute heads");
-  CHECK(complaint(op(OpKind::linear, {x, tensor(0, f, {fixed(2), fixed(5)})}, {x})) ==
+  CHECK(complaint(op(OpKind::linear, {x, tensor(0, fp32_type, {fixed(2), fixed(5)})}, {x})) ==
         "shapes do not multiply: 4x6, 2x5 -> 4x6");
-  const Tensor w = tensor(0, f, {fixed(2), fixed(6)}), y = tensor(0, f, {fixed(4), fixed(2)});
+  const Tensor w = tensor(0, fp32_type, {fixed(2), fixed(6)}), y = tensor(0, fp32_type, {fixed(4), fixed(2)});
   CHECK(complaint(op(OpKind::linear, {x, w}, {y})).empty());
   CHECK(complaint(op(OpKind::linear_dgrad, {y, w}, {x})).empty());
   CHECK(complaint(op(OpKind::linear_wgrad, {y, x}, {w})).empty());

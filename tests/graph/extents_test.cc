@@ -47,12 +47,10 @@ Plan counting_plan() {
   return plan;
 }
 
-std::string faults_after(const std::function<void(Plan&)>& spoil) {
+std::string counting_faults_after(const std::function<void(Plan&)>& spoil) {
   Plan plan = counting_plan();
   spoil(plan);
-  std::string all;
-  for (const std::string& line : verify(plan)) all += line + '\n';
-  return all;
+  return faults_of(plan);
 }
 
 /// What a dimension's size was when there were tokens and sequences, and no other extents.
@@ -108,9 +106,9 @@ TEST_CASE("Order against whoever makes the count follows from its buffer") {
 }
 
 TEST_CASE("The verifier asks for the count of what the device counts") {
-  CHECK(faults_after([](Plan&) {}) == "");
+  CHECK(counting_faults_after([](Plan&) {}) == "");
   const auto change = [](std::size_t at, const std::function<void(Op&)>& spoil) {
-    return faults_after([&](Plan& p) { spoil(work(p)[at]); });
+    return counting_faults_after([&](Plan& p) { spoil(work(p)[at]); });
   };
   CHECK_THAT(change(7, [](Op& o) { o.attrs.clear(), o.inputs.pop_back(); }),
              Contains("copy '' lacks the count of 'routed' among its inputs"));
@@ -127,12 +125,12 @@ TEST_CASE("The verifier asks for the count of what the device counts") {
   CHECK_THAT(change(7, [](Op& o) { o.inputs[0] = o.outputs[0] = tensor(2, DType::f32, {fixed(4)}); }),
              Contains("takes a count, and the device counts none of its dimensions"));
   CHECK_THAT(change(6, [](Op& o) { o.kind = OpKind::barrier; }), Contains("what it does depends on no size"));
-  CHECK_THAT(faults_after([](Plan& p) { work(p).remove(4); }), Contains("that nobody wrote"));
+  CHECK_THAT(counting_faults_after([](Plan& p) { work(p).remove(4); }), Contains("that nobody wrote"));
 }
 
 TEST_CASE("The verifier asks for extents with names of their own and a capacity that holds their dimensions") {
   const auto spoiled = [](const std::function<void(std::vector<Extent>&)>& spoil) {
-    return faults_after([&](Plan& p) { spoil(p.extents); });
+    return counting_faults_after([&](Plan& p) { spoil(p.extents); });
   };
   CHECK_THAT(spoiled([](auto& e) { e.resize(1); }), Contains("the plan has 1 extents, of 2 to 6"));
   CHECK_THAT(spoiled([](auto& e) { e.resize(max_extents + 1); }), Contains("the plan has 7 extents"));
@@ -145,7 +143,7 @@ TEST_CASE("The verifier asks for extents with names of their own and a capacity 
   CHECK_THAT(spoiled([](auto& e) { e[2].capacity = 7; }), Contains("has 0..8 of 'routed', which has a capacity of 7"));
   CHECK_THAT(spoiled([](auto& e) { e.pop_back(); }), Contains("zero '' names extent 3 of 3"));
   const auto dimension = [](const Dim& d) {
-    return faults_after([&](Plan& p) { work(p)[8].outputs[0].shape[1] = d; });
+    return counting_faults_after([&](Plan& p) { work(p)[8].outputs[0].shape[1] = d; });
   };
   CHECK(dimension({4, routed, 4}) == "");
   CHECK_THAT(dimension({4, routed, 5}), Contains("has 5..9 of 'routed'"));

@@ -11,16 +11,6 @@ using namespace hotbunk;
 using namespace hotbunk::test;
 using Catch::Matchers::Contains;
 
-namespace {
-
-std::string faults_of(const Plan& plan) {
-  std::string all;
-  for (const std::string& line : verify(plan)) all += line + '\n';
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("Roles: who plays what, and no ring of waits") {
   const auto verdict = [](const std::function<void(Plan&)>& spoil) {
     Program p = test::empty_program();
@@ -130,16 +120,16 @@ Program four_buffers() {
   p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64), scratch("c", 8, 128), scratch("d", 8, 192)};
   return p;
 }
-constexpr BufferId a = 0, b = 1, c = 2, d = 3;
+constexpr BufferId buffer_a = 0, buffer_b = 1, buffer_c = 2, buffer_d = 3;
 
 /// a and c are written before `ops`, b and d are for what is received; all of it on one stream, which begins and ends
 /// behind compute.
 std::vector<Op> with_memory(const Program& p, const std::vector<Op>& ops, StreamId stream = streams::compute) {
   std::vector<Op> out;
-  for (BufferId id : {a, b, c, d}) out.push_back(memory(OpKind::alloc, id, stream));
-  for (BufferId id : {a, c}) out.push_back(op(OpKind::zero, {}, {whole(p, id)}, stream));
+  for (BufferId id : {buffer_a, buffer_b, buffer_c, buffer_d}) out.push_back(memory(OpKind::alloc, id, stream));
+  for (BufferId id : {buffer_a, buffer_c}) out.push_back(op(OpKind::zero, {}, {whole(p, id)}, stream));
   out.insert(out.end(), ops.begin(), ops.end());
-  for (BufferId id : {a, b, c, d}) out.push_back(memory(OpKind::free, id, stream));
+  for (BufferId id : {buffer_a, buffer_b, buffer_c, buffer_d}) out.push_back(memory(OpKind::free, id, stream));
   if (stream == streams::compute) return out;
   out.insert(out.begin(), {event(OpKind::record, streams::compute, 0), event(OpKind::wait, stream, 0)});
   out.insert(out.end(), {event(OpKind::record, stream, 1), event(OpKind::wait, streams::compute, 1)});
@@ -163,7 +153,8 @@ Plan ring_of(std::vector<std::vector<Op>> programs) {
 
 TEST_CASE("Pairs: one program serves a ring of any size, and each half is met") {
   const Program p = four_buffers();
-  const Op first = message(p, "first", a, b, {1, -1}), second = message(p, "second", c, d, {1, -1});
+  const Op first = message(p, "first", buffer_a, buffer_b, {1, -1}),
+           second = message(p, "second", buffer_c, buffer_d, {1, -1});
   const std::vector<Op> ops = with_memory(p, {first, second});
   for (const Rank ranks : {1, 2, 3, 5}) {
     Plan plan = plan_of(p, ops, 4096);
@@ -178,55 +169,55 @@ TEST_CASE("Pairs: one program serves a ring of any size, and each half is met") 
   };
   CHECK(verdict({first, second}) == "");
   // Its halves as a send and a recv, in either order.
-  const Op send = message(p, "out", a, -1, {1}), recv = message(p, "in", -1, b, {-1});
+  const Op send = message(p, "out", buffer_a, -1, {1}), recv = message(p, "in", -1, buffer_b, {-1});
   CHECK(verdict({send, recv, second}) == "");
   CHECK(verdict({recv, send, second}) == "");
   // By place instead of relative, and both in one program: 2 is behind rank 1, 0 before it.
-  CHECK(verdict({message(p, "first", a, b, {2, 0}, false), second}) == "");
+  CHECK(verdict({message(p, "first", buffer_a, buffer_b, {2, 0}, false), second}) == "");
   // One is dropped, wholly and by half.
   CHECK(verdict({first}) ==
         "group ring: rank 0 sends rank 1 32 B in phase work, block work, which expects nothing, on stream compute\n"
         "group ring: rank 1 sends rank 2 nothing, which expects 32 B in phase work, block work, on stream compute\n");
-  CHECK(verdict({first, message(p, "out", c, -1, {1})}) ==
+  CHECK(verdict({first, message(p, "out", buffer_c, -1, {1})}) ==
         "group ring: rank 0 sends rank 1 32 B in phase work, block work, which expects nothing, on stream compute\n");
-  CHECK(verdict({first, message(p, "in", -1, d, {-1})}) ==
+  CHECK(verdict({first, message(p, "in", -1, buffer_d, {-1})}) ==
         "group ring: rank 1 sends rank 2 nothing, which expects 32 B in phase work, block work, on stream compute\n");
   // In another order, of another size, on another stream, to another rank.
   CHECK_THAT(verdict({second, first}),
              Contains("rank 0 sends rank 1 64 B in phase work, block work, which expects 32 B in phase work") &&
                  Contains("rank 1 sends rank 2 32 B in phase work, block work, which expects 64 B in phase work"));
-  CHECK(verdict({message(p, "first", a, d, {1, -1}), second}) ==
+  CHECK(verdict({message(p, "first", buffer_a, buffer_d, {1, -1}), second}) ==
         "group ring: rank 0 sends rank 1 64 B in phase work, block work, which expects 32 B in phase work, block work, "
         "on stream compute\n");
-  CHECK(verdict({message(p, "first", c, b, {1, -1}), second}) ==
+  CHECK(verdict({message(p, "first", buffer_c, buffer_b, {1, -1}), second}) ==
         "group ring: rank 1 sends rank 2 32 B in phase work, block work, which expects 64 B in phase work, block work, "
         "on stream compute\n");
   const auto elsewhere = with_memory(p,
-                                     {message(p, "first", a, b, {1, -1}, true, streams::gather),
-                                      message(p, "second", c, d, {1, -1}, true, streams::gather)},
+                                     {message(p, "first", buffer_a, buffer_b, {1, -1}, true, streams::gather),
+                                      message(p, "second", buffer_c, buffer_d, {1, -1}, true, streams::gather)},
                                      streams::gather);
   CHECK_THAT(
       faults_of(ring_of({ops, elsewhere, ops})),
       Contains("rank 0 sends rank 1 64 B in phase work, block work, which expects nothing, on stream compute") &&
           Contains("rank 0 sends rank 1 nothing, which expects 64 B in phase work, block work, on stream gather"));
   CHECK(faults_of(ring_of({elsewhere, elsewhere})) == "");
-  CHECK_THAT(verdict({message(p, "first", a, b, {-1, 1}), second}),
+  CHECK_THAT(verdict({message(p, "first", buffer_a, buffer_b, {-1, 1}), second}),
              Contains("rank 1 sends rank 0 64 B in phase work, block work, which expects nothing"));
-  CHECK_THAT(verdict({message(p, "first", a, b, {1, 3}, false), second}),
+  CHECK_THAT(verdict({message(p, "first", buffer_a, buffer_b, {1, 3}, false), second}),
              Contains("rank 1 receives from place 3 of 3"));
   // With itself on one side, and into what it sends.
-  CHECK_THAT(verdict({message(p, "alone", a, -1, {0}), second}),
+  CHECK_THAT(verdict({message(p, "alone", buffer_a, -1, {0}), second}),
              Contains("rank 1 is on one side only of send 'alone' with itself"));
-  CHECK_THAT(verdict({message(p, "alone", a, b, {0, -1}), second}),
+  CHECK_THAT(verdict({message(p, "alone", buffer_a, buffer_b, {0, -1}), second}),
              Contains("rank 1 is on one side only of send_recv 'alone' with itself"));
-  CHECK_THAT(verdict({message(p, "first", a, a, {1, -1}), second}),
+  CHECK_THAT(verdict({message(p, "first", buffer_a, buffer_a, {1, -1}), second}),
              Contains("phase work, block work: send_recv 'first' receives into what it sends"));
 }
 
 TEST_CASE("Pairs: ranks that wait for one another for ever") {
   const Program p = four_buffers();
-  const Op send = message(p, "out", a, -1, {1}), recv = message(p, "in", -1, b, {-1}),
-           both = message(p, "both", a, b, {1, -1});
+  const Op send = message(p, "out", buffer_a, -1, {1}), recv = message(p, "in", -1, buffer_b, {-1}),
+           both = message(p, "both", buffer_a, buffer_b, {1, -1});
   const auto sends = with_memory(p, {send, recv}), receives = with_memory(p, {recv, send}),
              exchanges = with_memory(p, {both});
   CHECK(faults_of(ring_of({sends, sends})) ==
@@ -241,16 +232,17 @@ TEST_CASE("Pairs: ranks that wait for one another for ever") {
   CHECK(faults_of(ring_of({sends, exchanges, sends})) == "");
   CHECK(faults_of(ring_of({exchanges, exchanges, exchanges})) == "");
   // Both at once is no remedy for orders that contradict: each exchanges with its next one first, who does so with his.
-  const Op with_next = message(p, "next", c, d, {1, 1}), with_last = message(p, "last", c, d, {-1, -1});
+  const Op with_next = message(p, "next", buffer_c, buffer_d, {1, 1}),
+           with_last = message(p, "last", buffer_c, buffer_d, {-1, -1});
   const auto next_first = with_memory(p, {with_next, with_last});
   CHECK_THAT(
       faults_of(ring_of({next_first, next_first, next_first})),
       Contains("ranks wait for one another for ever") && Contains("send_recv 'next', for rank 1 stream compute"));
 
   // A collective that one rank comes to before the message, and the other behind it.
-  Op reduce = op(OpKind::all_reduce, {whole(p, c)}, {whole(p, c)});
+  Op reduce = op(OpKind::all_reduce, {whole(p, buffer_c)}, {whole(p, buffer_c)});
   reduce.group = 0, reduce.name = "sum";
-  const Op there = message(p, "out", a, -1, {1}), here = message(p, "in", -1, b, {1});
+  const Op there = message(p, "out", buffer_a, -1, {1}), here = message(p, "in", -1, buffer_b, {1});
   CHECK(faults_of(ring_of({with_memory(p, {reduce, there}), with_memory(p, {reduce, here})})) == "");
   CHECK(
       faults_of(ring_of({with_memory(p, {reduce, there}), with_memory(p, {here, reduce})})) ==
@@ -263,10 +255,12 @@ TEST_CASE("Pairs: what waits for an event waits for who records it") {
   // on compute, rank 1 on gather. A fresh one begins by sending a, which it has.
   const Program p = four_buffers();
   const auto hands_on = [&](StreamId from, StreamId to, bool fresh) {
-    const Op in = message(p, "in", -1, b, {1}, true, from), out = message(p, "out", fresh ? a : b, -1, {1}, true, to);
+    const Op in = message(p, "in", -1, buffer_b, {1}, true, from),
+             out = message(p, "out", fresh ? buffer_a : buffer_b, -1, {1}, true, to);
     const bool waits = !fresh || to != streams::compute;
     std::vector<Op> ops = {event(OpKind::record, streams::compute, 0), event(OpKind::wait, streams::gather, 0),
-                           memory(OpKind::alloc, a), memory(OpKind::alloc, b), op(OpKind::zero, {}, {whole(p, a)})};
+                           memory(OpKind::alloc, buffer_a), memory(OpKind::alloc, buffer_b),
+                           op(OpKind::zero, {}, {whole(p, buffer_a)})};
     if (!fresh) ops.push_back(in);
     if (waits) ops.push_back(event(OpKind::record, fresh ? streams::compute : from, 1));
     if (waits) ops.push_back(event(OpKind::wait, to, 1));
@@ -274,7 +268,7 @@ TEST_CASE("Pairs: what waits for an event waits for who records it") {
     if (fresh) ops.push_back(in);
     ops.push_back(event(OpKind::record, streams::gather, 2));
     ops.push_back(event(OpKind::wait, streams::compute, 2));
-    for (BufferId id : {a, b}) ops.push_back(memory(OpKind::free, id));
+    for (BufferId id : {buffer_a, buffer_b}) ops.push_back(memory(OpKind::free, id));
     return ops;
   };
   const auto verdict = [&](bool first_fresh, bool second_fresh) {

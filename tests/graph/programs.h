@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "graph/draft.h"
+#include "graph/verify.h"
 #include "tests/blocks.h"
 
 namespace hotbunk::test {
@@ -43,6 +44,13 @@ inline Op mapping(OpKind kind, SectionId section, std::int64_t begin, std::int64
   o.map_begin = begin;
   o.map_end = end;
   return o;
+}
+
+/// What the verifier finds, a line each.
+inline std::string faults_of(const Plan& plan) {
+  std::string all;
+  for (const std::string& line : verify(plan)) all += line + '\n';
+  return all;
 }
 
 /// fp32 elements in the transient section.

@@ -51,9 +51,7 @@ void swap(Plan& plan, std::size_t i, std::size_t j) {
 std::string faults_after(const std::function<void(Plan&)>& spoil) {
   Plan plan = base();
   spoil(plan);
-  std::string all;
-  for (const std::string& line : verify(plan)) all += line + '\n';
-  return all;
+  return faults_of(plan);
 }
 
 }  // namespace
@@ -204,12 +202,6 @@ Plan units() {
   p.slot_limits = draft.slot_limits;
   p.num_events = draft.num_events;
   return plan_of(p, ops_of(draft), 4096);
-}
-
-std::string faults_of(const Plan& plan) {
-  std::string all;
-  for (const std::string& line : verify(plan)) all += line + '\n';
-  return all;
 }
 
 std::size_t index_of(Plan& plan, std::string_view name) {

@@ -10,7 +10,7 @@
 namespace hotbunk {
 namespace {
 
-Plan small_plan() {
+Plan printed_plan() {
   Plan p = test::empty_plan();
   p.scenario = "demo";
   p.device_capacity_bytes = std::int64_t{2} << 30;
@@ -53,7 +53,7 @@ Plan small_plan() {
 }  // namespace
 
 TEST_CASE("a plan as text") {
-  const Plan plan = small_plan();
+  const Plan plan = printed_plan();
   CHECK(print_plan(plan) == "plan " + plan_hash(plan) + R"(
   scenario demo: 4 ranks, 1 program
   per rank: device 2.00 GiB, host unlimited, overhead 0 B, chunks of 4.0 KiB
@@ -84,7 +84,7 @@ program 0 (ranks 0-3): 2 buffers, 2 bodies, 1 events
 }
 
 TEST_CASE("what changed between two plans") {
-  const Plan a = small_plan();
+  const Plan a = printed_plan();
   CHECK(diff_plans(a, a).empty());
   Plan b = a;
   b.device_capacity_bytes = 5;
@@ -106,14 +106,14 @@ TEST_CASE("what changed between two plans") {
 }
 
 TEST_CASE("locals elsewhere and other events are one line") {
-  const Plan a = small_plan();
+  const Plan a = printed_plan();
   Plan b = a;
   for (Call& call : b.programs[0].phases[1][1].calls) call.locals[0] += 64;
   CHECK(diff_plans(a, b) == "~ program 0: train[1] 2 calls with locals elsewhere, or other events\n");
 }
 
 TEST_CASE("order alone is a change") {
-  const Plan a = small_plan();
+  const Plan a = printed_plan();
   Plan b = a;
   std::swap(b.programs[0].phases[1][1].calls[0], b.programs[0].phases[1][1].calls[1]);
   CHECK(diff_plans(a, b) == "~ program 0: train[1] order of calls from number 0: 'layers.0.' -> 'layers.1.'\n");
@@ -128,7 +128,7 @@ TEST_CASE("order alone is a change") {
 }
 
 TEST_CASE("a phase of every third iteration is another plan, and says so") {
-  const Plan a = small_plan();
+  const Plan a = printed_plan();
   Plan b = a;
   b.phases[1].every = 3;
   CHECK(plan_hash(a) != plan_hash(b));
@@ -137,7 +137,7 @@ TEST_CASE("a phase of every third iteration is another plan, and says so") {
 }
 
 TEST_CASE("who plays what is printed, and part of the plan") {
-  const Plan a = small_plan();
+  const Plan a = printed_plan();
   Plan b = a;
   b.roles = {"trainer", "engines"};
   b.phases[1].players = {{0, 0}, {1, 1}};
@@ -157,7 +157,7 @@ TEST_CASE("who plays what is printed, and part of the plan") {
 }
 
 TEST_CASE("extents beyond tokens and sequences are printed, and part of the plan") {
-  const Plan a = small_plan();
+  const Plan a = printed_plan();
   Plan b = a;
   b.extents.push_back({"routed", 8, CountedBy::device});
   b.programs[0].bodies[1].ops[1].outputs[0].shape[0].extent = ExtentId{2};

@@ -10,16 +10,11 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "spec/model_config.h"
+#include "tests/numerics/value.h"
 #include "tests/paths.h"
 
 namespace hotbunk::test {
 namespace {
-
-template <class T>
-T value(Result<T> result) {
-  if (!result) throw std::runtime_error(render(result.error()));
-  return std::move(*result);
-}
 
 const TensorView& find(const Checkpoint& file, const std::string& name) {
   const TensorView* view = file.find(name);

@@ -8,16 +8,11 @@
 #include "base/json.h"
 #include "lowering/lower.h"
 #include "tests/numerics/training_run.h"
+#include "tests/numerics/value.h"
 #include "tests/runtime/ranks.h"
 
 namespace hotbunk::test {
 namespace {
-
-template <class T>
-T value(Result<T> result) {
-  if (!result) throw std::runtime_error(render(result.error()));
-  return std::move(*result);
-}
 
 Generated run(const Plan& plan, const Scenario& s, CpuWorld& world, std::vector<TokenSequence> sequences) {
   const auto driver = value(InferenceDriver::create(plan, s, std::move(sequences)));

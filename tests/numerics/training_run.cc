@@ -16,18 +16,13 @@
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
 #include "tests/blocks.h"
+#include "tests/numerics/value.h"
 #include "tests/runtime/ranks.h"
 
 namespace hotbunk::test {
 namespace {
 
 constexpr std::int32_t golden_steps = 5;
-
-template <class T>
-T value(Result<T> result) {
-  if (!result) throw std::runtime_error(render(result.error()));
-  return std::move(*result);
-}
 
 Op probe(const std::string& name, const Tensor& t) {
   Op op;

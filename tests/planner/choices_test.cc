@@ -32,7 +32,7 @@ const char* const moe_megatron =
     "rollout: {engine: sglang, layout: {tp: 4, dp: 4}}\nalgorithm: {prompts: 128, samples_per_prompt: 8}\n"
     "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 6144}}\n";
 
-Scenario load(const std::string& text, const std::vector<std::string>& sets = {}) {
+Scenario scenario_in(const std::string& text, const std::vector<std::string>& sets = {}) {
   return scenario_of_text(text, sets);
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
   int rows = 0, placements = 0, groups = 0, tensors = 0, once = 0;
   for (const auto& c : cases)
     for (const Objective objective : {Objective::seconds, Objective::memory}) {
-      const Scenario s = load(c.text, c.sets);
+      const Scenario s = scenario_in(c.text, c.sets);
       const Choices found = choices_of(s, {.objective = objective, .top = 8});
       CHECK(!found.pareto.empty());
       for (const auto* list : {&found.rows, &found.infeasible, &found.pareto})
@@ -101,14 +101,14 @@ TEST_CASE("on a slow network the search finds shard groups, and never less than 
   // 64 ranks gather every unit over 1 GB/s; groups of a node gather inside it.
   const std::vector<std::string> slow = {"cluster.nodes=8", "train.layout={dp: 64}", "rollout.layout={tp: 4, dp: 16}",
                                          "cluster.network_gb_per_s=1", "algorithm.prompts=1024"};
-  const Choices found = choices_of(load(seven_b, slow));
+  const Choices found = choices_of(scenario_in(seven_b, slow));
   REQUIRE(!found.rows.empty());
   REQUIRE(found.complete);
   CHECK(found.rows[0].point.train.fsdp > 0);
   const auto asked = [&](std::vector<std::string> more) {
     std::vector<std::string> sets = slow;
     sets.insert(sets.end(), more.begin(), more.end());
-    const auto pricer = pricer_for(load(seven_b, sets));
+    const auto pricer = pricer_for(scenario_in(seven_b, sets));
     return pricer->price(pricer->point());
   };
   for (const char* group : {"2", "4", "8", "16", "32", "64"})
@@ -121,7 +121,7 @@ TEST_CASE("on a slow network the search finds shard groups, and never less than 
   // A group that divides is in the space already.
   std::vector<std::string> grouped = slow;
   grouped.emplace_back("train.layout.fsdp=16");
-  CHECK(choices_of(load(seven_b, grouped), {.top = 1}).points == found.points);
+  CHECK(choices_of(scenario_in(seven_b, grouped), {.top = 1}).points == found.points);
 }
 
 TEST_CASE("no two rows are one layout under two names") {
@@ -130,7 +130,7 @@ TEST_CASE("no two rows are one layout under two names") {
            {moe_megatron, {"algorithm.max_staleness=1"}},
            {seven_b, {"algorithm.name=sft", "algorithm.samples_per_prompt=1"}},
            {seven_b, {}}}) {
-    const Choices c = choices_of(load(text, sets), {.top = 10});
+    const Choices c = choices_of(scenario_in(text, sets), {.top = 10});
     REQUIRE(c.rows.size() > 1);
     for (std::size_t i = 0; i < c.rows.size(); ++i)
       for (std::size_t k = 0; k < i; ++k) {
@@ -143,8 +143,8 @@ TEST_CASE("no two rows are one layout under two names") {
         for (const std::string& flag : c.rows[i].flags) CHECK(flag.find("train.engine") == std::string::npos);
       }
   }
-  const Scenario one = load(moe_megatron, {"model=qwen2.5-7b", "cluster.nodes=1", "cluster.gpus_per_node=1",
-                                           "train.layout={dp: 1}", "rollout.layout={dp: 1}"});
+  const Scenario one = scenario_in(moe_megatron, {"model=qwen2.5-7b", "cluster.nodes=1", "cluster.gpus_per_node=1",
+                                                  "train.layout={dp: 1}", "rollout.layout={dp: 1}"});
   const auto pricer = pricer_for(one);
   TrainSpace space = default_train_space(one.model, 1, 1, 8, TrainEngine::megatron);
   space.sharding = {Sharding::zero1, Sharding::replicated};
@@ -154,7 +154,7 @@ TEST_CASE("no two rows are one layout under two names") {
 }
 
 TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its flags") {
-  const Scenario s = load(seven_b, {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"});
+  const Scenario s = scenario_in(seven_b, {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"});
   const auto pricer = pricer_for(s);
   CHECK_FALSE(pricer->why_unpriced(pricer->point()).has_value());
   CHECK(pricer->price(pricer->point()).iteration_seconds > 0);
@@ -165,7 +165,7 @@ TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its 
   CHECK_THAT(json_text(nlohmann::json(flags)), Catch::Contains("rollout.layout.pp=4"));
   std::vector<std::string> sets = {"rollout.layout={tp: 2, pp: 2, dp: 2}", "rollout.engine=sglang"};
   sets.insert(sets.end(), flags.begin(), flags.end());
-  const auto there = pricer_for(load(seven_b, sets));
+  const auto there = pricer_for(scenario_in(seven_b, sets));
   CHECK(there->point() == p);
   CHECK(there->price(p).iteration_seconds == pricer->price(p).iteration_seconds);
   // What is not executed says so; more stages than layers have no price.
@@ -187,14 +187,14 @@ TEST_CASE("671B with three leading dense layers: deep pipelines cost what their 
       const std::vector<std::string> base = {fmt::format("cluster={{gpu: {}, nodes: {}}}", gpu, pp),
                                              fmt::format("train.layout={{dp: {}, tp: 8, ep: 8, sp: true}}", pp),
                                              fmt::format("rollout.layout={{tp: 8, dp: {}}}", pp)};
-      const Scenario s = load(text, base);
+      const Scenario s = scenario_in(text, base);
       const auto here = pricer_for(s);
       RlPoint p = here->point();
       p.train.dp = 1, p.train.pp = pp;
       p.train.set_sequences(1024);
       std::vector<std::string> sets = base;
       for (const std::string& flag : flags_of(s, p)) sets.push_back(flag);
-      const auto there = pricer_for(load(text, sets));
+      const auto there = pricer_for(scenario_in(text, sets));
       REQUIRE(there->point() == p);
       const TrainPrice searched = here->train().price(p.train), applied = there->train().price(p.train);
       INFO(gpu << " pp " << pp);
@@ -212,8 +212,8 @@ TEST_CASE("671B with three leading dense layers: deep pipelines cost what their 
 
 TEST_CASE("a batch smaller than a micro-batch trains its own sequences") {
   // 8 samples on dp 4 are 2 sequences each, 48 are 12: both in one micro-batch, whose buffer would hold 16.
-  const auto few = pricer_for(load(seven_b, {"algorithm.prompts=1"})),
-             more = pricer_for(load(seven_b, {"algorithm.prompts=6"}));
+  const auto few = pricer_for(scenario_in(seven_b, {"algorithm.prompts=1"})),
+             more = pricer_for(scenario_in(seven_b, {"algorithm.prompts=6"}));
   const TrainPoint a = few->point().train, b = more->point().train;
   CHECK((a.micro_batch == 2 && a.micro_batches == 1 && a.sequences() == 2));
   CHECK((b.micro_batch == 12 && b.micro_batches == 1 && b.sequences() == 12));
@@ -229,7 +229,7 @@ TEST_CASE("a batch smaller than a micro-batch trains its own sequences") {
 
 TEST_CASE("memory is that of a full micro-batch, time that of a mean one, and a spread of lengths costs attention") {
   const auto train = [](const std::vector<std::string>& sets) {
-    const auto p = pricer_for(load(seven_b, sets));
+    const auto p = pricer_for(scenario_in(seven_b, sets));
     return p->train().price(p->point().train);
   };
   // A mean sequence has 2036 tokens: 16 of them fit into 2 x 16384 as into 2 x 17000, but the logits are longer.
@@ -240,9 +240,9 @@ TEST_CASE("memory is that of a full micro-batch, time that of a mean one, and a 
   // 2036^2 + 501^2 + 1535^2 on average, so a token sees (3172 + 1) / 2.
   const auto keys = [](const char* spread) {
     return train_setting_of(
-               load(seven_b, {fmt::format("workload.prompt_tokens={{mean: 501, max: 10000, {}}}", spread),
-                              fmt::format("workload.response_tokens={{mean: 1535, max: 30000, {}}}", spread),
-                              "train.micro_batch_tokens=40000", "rollout.max_prefill_tokens=10000"}))
+               scenario_in(seven_b, {fmt::format("workload.prompt_tokens={{mean: 501, max: 10000, {}}}", spread),
+                                     fmt::format("workload.response_tokens={{mean: 1535, max: 30000, {}}}", spread),
+                                     "train.micro_batch_tokens=40000", "rollout.max_prefill_tokens=10000"}))
         .mean_keys;
   };
   CHECK(keys("distribution: fixed") == 0.5 * 2037);
@@ -252,7 +252,7 @@ TEST_CASE("memory is that of a full micro-batch, time that of a mean one, and a 
 
 TEST_CASE("the ranking has the scenario's own layout in its place and says why the winner wins") {
   // 79.19 GiB hold the fastest layout of all; 70 do not.
-  const Choices c = choices_of(load(seven_b, {"cluster.device_memory_mib=71680"}), {.top = 4});
+  const Choices c = choices_of(scenario_in(seven_b, {"cluster.device_memory_mib=71680"}), {.top = 4});
   int own = 0;
   double last = 0;
   for (const ChoiceRow& r : c.rows) {
@@ -277,13 +277,13 @@ TEST_CASE("the ranking has the scenario's own layout in its place and says why t
     for (std::size_t k = 0; k < i; ++k) CHECK_FALSE(same_layout(c.infeasible[i].point, c.infeasible[k].point));
   }
   // Headroom is kept by all rows but the scenario's own.
-  const Choices spare = choices_of(load(seven_b), {.headroom = 0.4, .top = 4});
+  const Choices spare = choices_of(scenario_in(seven_b), {.headroom = 0.4, .top = 4});
   for (const ChoiceRow& r : spare.rows)
     if (r.price.fits) CHECK(r.price.peak_bytes() <= 0.6 * 79.19 * gib);
 }
 
 TEST_CASE("objectives: each is best in its own, money needs a price") {
-  const Scenario s = load(seven_b);
+  const Scenario s = scenario_in(seven_b);
   for (std::size_t i = 0; i < num_objectives; ++i) {
     const auto objective = static_cast<Objective>(i);
     CHECK(objective_named(std::string(name_of(objective))) == objective);
@@ -299,7 +299,7 @@ TEST_CASE("objectives: each is best in its own, money needs a price") {
   // 8 GPUs x seconds / 3600 x 2 per hour, for 512 samples, scaled to a million.
   CHECK(c.rows[0].money == Approx(8 * c.rows[0].price.iteration_seconds / 3600 * 2 / 512 * 1e6));
   const auto without =
-      choose(*pricer_for(load(seven_b, {"cluster.gpu.price_per_hour=0"})), {.objective = Objective::money});
+      choose(*pricer_for(scenario_in(seven_b, {"cluster.gpu.price_per_hour=0"})), {.objective = Objective::money});
   REQUIRE_FALSE(without.has_value());
   CHECK(without.error()[0].code == "E262");
   CHECK_FALSE(objective_named("second").has_value());
@@ -310,7 +310,7 @@ TEST_CASE("disaggregated: one step off hides the shorter side, on policy adds th
                                           "rollout.layout={tp: 2, dp: 2}"};
   auto off = split;
   off.emplace_back("algorithm.max_staleness=1");
-  const auto on_policy = pricer_for(load(seven_b, split)), one_off = pricer_for(load(seven_b, off));
+  const auto on_policy = pricer_for(scenario_in(seven_b, split)), one_off = pricer_for(scenario_in(seven_b, off));
   const RlPrice a = on_policy->price(on_policy->point()), b = one_off->price(one_off->point());
   const auto at = [&](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
   const double rollout = at(a, RlPhase::rollout), sync = at(a, RlPhase::sync);
@@ -327,7 +327,7 @@ TEST_CASE("disaggregated: one step off hides the shorter side, on policy adds th
 
 TEST_CASE("impossible inputs get a reason") {
   const auto reason = [](const std::vector<std::string>& sets, std::int64_t budget = 0) {
-    return choices_of(load(seven_b, sets), {.budget = budget}).reason;
+    return choices_of(scenario_in(seven_b, sets), {.budget = budget}).reason;
   };
   CHECK_THAT(reason({"cluster.device_memory_gib=1"}), Catch::Contains("no rollout layout holds"));
   // Muon steps on the GPU: nothing of it streams from the host.
@@ -336,10 +336,11 @@ TEST_CASE("impossible inputs get a reason") {
   CHECK_THAT(reason({"cluster.host_memory_gib=0.1", "cluster.device_memory_gib=24"}), Catch::Contains("none of"));
   CHECK_THAT(reason({"model=deepseek-v3", "cluster.gpu.base=h800-sxm-80gb"}), Catch::Contains("no rollout layout"));
   // Sizes far beyond any job: numbers stay finite, the answer stays an answer.
-  const Choices huge = choices_of(load(seven_b, {"algorithm.prompts=16777216", "algorithm.samples_per_prompt=65536"}));
+  const Choices huge =
+      choices_of(scenario_in(seven_b, {"algorithm.prompts=16777216", "algorithm.samples_per_prompt=65536"}));
   for (const ChoiceRow& r : huge.rows) CHECK(std::isfinite(r.price.iteration_seconds));
   CHECK(!huge.rows.empty());
-  CHECK_THAT(render(choices_of(load(seven_b, tight))), Catch::Contains("none of"));
+  CHECK_THAT(render(choices_of(scenario_in(seven_b, tight))), Catch::Contains("none of"));
   for (const char* set : {"cluster.nodes=0", "cluster.gpus_per_node=0", "cluster.gpus_per_node=-8", "train.layout.dp=0",
                           "cluster.nodes=99999999999999999999", "rollout.memory_fraction=0"})
     CHECK_FALSE(load_scenario_text(seven_b, "test.yaml", {set}).has_value());
@@ -354,21 +355,21 @@ TEST_CASE("where the scenario is lowered, every row executes and takes what its 
       "rollout: {engine: hotbunk, layout: {tp: 2, dp: 2}, max_running_requests: 8, block_tokens: 4}\n"
       "algorithm: {prompts: 8, samples_per_prompt: 4}\n"
       "workload: {prompt_tokens: {mean: 8, max: 8}, response_tokens: {mean: 8, max: 8}}\n";
-  const Choices c = choices_of(load(text), {.top = 4});
+  const Choices c = choices_of(scenario_in(text), {.top = 4});
   REQUIRE(c.lowered);
   REQUIRE(c.rows.size() >= 2);
   REQUIRE(!c.infeasible.empty());
   for (const auto* list : {&c.rows, &c.infeasible, &c.pareto})
     for (const ChoiceRow& row : *list) {
       INFO(describe(row.point));
-      const Scenario there = load(text, row.flags);
+      const Scenario there = scenario_in(text, row.flags);
       const auto plan = lower(there);
       REQUIRE(plan);
       const FitReport fit = check_fit(*plan);
       CHECK(fit.fits == row.price.fits);
       CHECK(fit.mapped_peak_bytes == static_cast<std::int64_t>(row.price.peak_bytes()));
     }
-  for (const ChoiceRow& row : c.beyond) CHECK_FALSE(unsupported_to_execute(load(text, row.flags)).empty());
+  for (const ChoiceRow& row : c.beyond) CHECK_FALSE(unsupported_to_execute(scenario_in(text, row.flags)).empty());
 }
 
 }  // namespace hotbunk

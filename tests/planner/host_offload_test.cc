@@ -26,14 +26,14 @@ TrainPoint on_host(TrainPoint p) {
 /// 8 ranks of a node: 25 GB/s links, 8 x 41 GB/s of host memory, copies of 10 us.
 constexpr double link = 25e9, memory = 8 * 41e9, latency = 10e-6;
 
-const char* const seven_b =
+const char* const offloaded_seven_b =
     "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1}\nprofile: verl-fsdp\n"
     "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 16384}\n"
     "rollout: {engine: sglang, layout: {tp: 2, dp: 4}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n"
     "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 1536, max: 4096}}\n";
 
-std::unique_ptr<ScenarioPricer> pricer_of(const std::vector<std::string>& sets) {
-  auto s = load_scenario_text(seven_b, "t.yaml", sets);
+std::unique_ptr<ScenarioPricer> offload_pricer(const std::vector<std::string>& sets) {
+  auto s = load_scenario_text(offloaded_seven_b, "t.yaml", sets);
   if (!s) FAIL(render(s.error()));
   auto p = ScenarioPricer::make(*s, catalog_root());
   if (!p) FAIL(render(p.error()));
@@ -105,8 +105,8 @@ TEST_CASE("layer-wise offload: copies up hide behind compute, gradients only of 
 }
 
 TEST_CASE("layer-wise offload: the rollout is synced from the host, its log-probs stream too") {
-  const auto awake = pricer_of({"train.offload=none", "transition=hotbunk"});
-  const auto host = pricer_of({"train.offload=layerwise", "transition=hotbunk"});
+  const auto awake = offload_pricer({"train.offload=none", "transition=hotbunk"});
+  const auto host = offload_pricer({"train.offload=layerwise", "transition=hotbunk"});
   const RlPrice a = awake->price(awake->point()), b = host->price(host->point());
   const auto seconds = [](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
   const TrainPrice t = host->train().price(host->point().train);
@@ -126,7 +126,7 @@ TEST_CASE("layer-wise offload: the rollout is synced from the host, its log-prob
 
 TEST_CASE("the search tries layer-wise offload where the engine has it") {
   const auto offloads = [](const std::vector<std::string>& sets) {
-    const auto pricer = pricer_of(sets);
+    const auto pricer = offload_pricer(sets);
     return default_rl_space(pricer->scenario()).train.optimizer_on_host.size() == 2;
   };
   CHECK(offloads({}));
@@ -135,7 +135,7 @@ TEST_CASE("the search tries layer-wise offload where the engine has it") {
   CHECK_FALSE(offloads({"train.engine=megatron", "profile=verl-megatron"}));
   CHECK_FALSE(offloads({"optimizer.name=muon"}));
   // FSDP1 adds up no gradients on the host: a step has one micro-batch there.
-  const auto pricer = pricer_of({"train.engine=fsdp1", "algorithm.prompts=16"});
+  const auto pricer = offload_pricer({"train.engine=fsdp1", "algorithm.prompts=16"});
   const TrainSpace space = default_rl_space(pricer->scenario()).train;
   int on_host = 0;
   for (const LayerKey& key : layer_keys(space))
@@ -146,8 +146,8 @@ TEST_CASE("the search tries layer-wise offload where the engine has it") {
     });
   CHECK(on_host > 0);
   // 40 GiB hold neither a quarter of the state nor the rollout beside it: the state goes to the host.
-  const auto small = pricer_of({"cluster.gpus_per_node=2", "train.layout.dp=2", "rollout.layout={tp: 2, dp: 1}",
-                                "cluster.device_memory_gib=40", "train.micro_batch_tokens=5120"});
+  const auto small = offload_pricer({"cluster.gpus_per_node=2", "train.layout.dp=2", "rollout.layout={tp: 2, dp: 1}",
+                                     "cluster.device_memory_gib=40", "train.micro_batch_tokens=5120"});
   const auto found = choose(*small, {});
   REQUIRE(found.has_value());
   REQUIRE(!found->rows.empty());

@@ -12,7 +12,7 @@
 namespace hotbunk {
 namespace {
 
-ClusterSpec cluster_of(std::int64_t nodes, double network = 2.5e10) {
+ClusterSpec hybrid_cluster(std::int64_t nodes, double network = 2.5e10) {
   ClusterSpec c;
   c.gpu.name = "test-gpu";
   c.gpu.memory_bandwidth = {2e12, "test"};
@@ -25,11 +25,11 @@ ClusterSpec cluster_of(std::int64_t nodes, double network = 2.5e10) {
   return c;
 }
 
-TrainModel model_of(const ModelSpec& m, std::int64_t nodes, bool overlaps = false, double network = 2.5e10) {
+TrainModel hybrid_model(const ModelSpec& m, std::int64_t nodes, bool overlaps = false, double network = 2.5e10) {
   FrameworkProfile f;
   f.forward_kernels.value = 0;
   f.overlap_grad_reduce = f.overlap_param_gather = overlaps;
-  const ClusterSpec c = cluster_of(nodes, network);
+  const ClusterSpec c = hybrid_cluster(nodes, network);
   return {m, {.sequence = 2048}, CostModel(hardware_from_datasheet(c), c), f};
 }
 
@@ -43,9 +43,9 @@ ModelSpec sparse() {
   return m;
 }
 
-double at(const TrainPrice& t, Term term) { return t.seconds[static_cast<std::size_t>(term)]; }
+double term_of(const TrainPrice& t, Term term) { return t.seconds[static_cast<std::size_t>(term)]; }
 
-std::unique_ptr<ScenarioPricer> pricer_of(const std::string& text, const std::vector<std::string>& sets = {}) {
+std::unique_ptr<ScenarioPricer> hybrid_pricer(const std::string& text, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario_text(text, "hybrid.yaml", sets);
   if (!s) FAIL(render(s.error()));
   auto p = ScenarioPricer::make(*s, catalog_root());
@@ -64,7 +64,7 @@ std::pair<double, double> line(const ScenarioPricer& p, RlPhase phase, const std
 }  // namespace
 
 TEST_CASE("hybrid shards: memory, traffic and time of 32 ranks in groups of 8, by hand") {
-  const TrainModel model = model_of(dense(), 4);
+  const TrainModel model = hybrid_model(dense(), 4);
   const double n = static_cast<double>(parameter_count(dense()));
   const TrainPoint hybrid{.dp = 32, .fsdp = 8, .sharding = Sharding::fsdp, .micro_batches = 3};
   TrainPoint full = hybrid;
@@ -86,11 +86,12 @@ TEST_CASE("hybrid shards: memory, traffic and time of 32 ranks in groups of 8, b
   const double gather = cost.collective_seconds(OpKind::all_gather, inside, 2 * elements / 8);
   const double scatter = cost.collective_seconds(OpKind::reduce_scatter, inside, 4 * elements / 8);
   const double reduce = cost.collective_seconds(OpKind::all_reduce, across, 4 * elements / 8 / 8);
-  CHECK(at(h, Term::data) == Approx(3 * 8 * (2 * gather + scatter + reduce)));
+  CHECK(term_of(h, Term::data) == Approx(3 * 8 * (2 * gather + scatter + reduce)));
   // Through each of 8 ports a full gather and scatter sends 31/32 (2 x 2 + 4) n / 8 = 0.97 n, hybrid shards 2 x 3/4 x
   // 4 n / 8 = 0.75 n after what they do inside the node: less time where the network is what takes it.
-  const TrainModel slow = model_of(dense(), 4, false, 1e9);
-  CHECK(at(slow.price(hybrid), Term::data) / at(slow.price(full), Term::data) == Approx(0.75 / 0.97).epsilon(0.06));
+  const TrainModel slow = hybrid_model(dense(), 4, false, 1e9);
+  CHECK(term_of(slow.price(hybrid), Term::data) / term_of(slow.price(full), Term::data) ==
+        Approx(0.75 / 0.97).epsilon(0.06));
   // A whole gradient all-reduce is never less than a shard's: DDP against one rank per group.
   TrainPoint groups_of_one = hybrid;
   groups_of_one.fsdp = 1;
@@ -109,20 +110,20 @@ TEST_CASE("hybrid shards: memory, traffic and time of 32 ranks in groups of 8, b
 }
 
 TEST_CASE("hybrid shards: what can hide behind backward does") {
-  const TrainModel exposed = model_of(dense(), 4), overlapped = model_of(dense(), 4, true);
+  const TrainModel exposed = hybrid_model(dense(), 4), overlapped = hybrid_model(dense(), 4, true);
   const TrainPoint p{.dp = 32, .fsdp = 8, .sharding = Sharding::fsdp, .micro_batch = 8, .micro_batches = 3};
   const TrainPrice a = exposed.price(p), b = overlapped.price(p);
   CHECK(b.hidden_seconds > 0);
   // Of 8 layers all but one hide, where backward is longer than what it hides.
-  CHECK(at(b, Term::data) == Approx(at(a, Term::data) / 8).epsilon(1e-6));
-  CHECK(at(a, Term::data) == Approx(at(b, Term::data) + b.hidden_seconds));
+  CHECK(term_of(b, Term::data) == Approx(term_of(a, Term::data) / 8).epsilon(1e-6));
+  CHECK(term_of(a, Term::data) == Approx(term_of(b, Term::data) + b.hidden_seconds));
 }
 
 TEST_CASE(
     "hybrid shards: our own ops wait for the replicas' sum of the last units, and for what is longer than compute") {
   FrameworkProfile f;
   f.lowered_ops = true;
-  const ClusterSpec c = cluster_of(4);
+  const ClusterSpec c = hybrid_cluster(4);
   const TrainModel model(dense(), {.sequence = 2048}, CostModel(hardware_from_datasheet(c), c), f);
   const TrainPoint p{.dp = 32, .fsdp = 8, .sharding = Sharding::fsdp, .micro_batches = 3};
   TrainPoint alone = p;  // the same shard group, and no replicas
@@ -134,13 +135,13 @@ TEST_CASE(
     return model.cost().collective_seconds(OpKind::all_reduce, across, 4 * elements / 8);
   };
   const double ends = model.end_parameters(p, l, 0);
-  const double waits = at(model.price(p), Term::data) - at(model.price(alone), Term::data);
+  const double waits = term_of(model.price(p), Term::data) - term_of(model.price(alone), Term::data);
   CHECK(waits >= 3 * (sum(l.dense.parameters) + sum(ends)) * (1 - 1e-9));
   CHECK(waits < 3 * (8 * sum(l.dense.parameters) + sum(ends)));
 }
 
 TEST_CASE("hybrid shards of experts: divided within a group, summed over the groups' replicas") {
-  const TrainModel model = model_of(sparse(), 4);
+  const TrainModel model = hybrid_model(sparse(), 4);
   const TrainPoint p{.dp = 32, .ep = 4, .fsdp = 8, .sharding = Sharding::fsdp, .micro_batches = 2};
   // 32 / 4 = 8 ranks hold the same experts, 2 of them in one shard group of 8, so 4 replicas.
   CHECK(p.expert_ranks() == 8);
@@ -167,7 +168,7 @@ TEST_CASE("hybrid shards: explain lists both levels, and the search tries groups
       "train: {engine: fsdp2, layout: {dp: 32, fsdp: 8}, recompute: full, micro_batch_tokens: 4096}\n"
       "rollout: {engine: sglang, layout: {tp: 2, dp: 16}}\nsync: {transport: collective}\n"
       "algorithm: {prompts: 64, samples_per_prompt: 8, reference: true}\n";
-  const auto p = pricer_of(text);
+  const auto p = hybrid_pricer(text);
   const TrainPrice t = p->train().price(p->point().train);
   const double n = t.data_gather_payload / 2 / 2 / static_cast<double>(p->point().train.micro_batches);
   const auto gradients = line(*p, RlPhase::train, "dp gradients"),
@@ -194,7 +195,7 @@ TEST_CASE("scoring passes exchange what their layers do, one forward pass of it"
       "4096}\n"
       "rollout: {engine: sglang, layout: {tp: 4, dp: 8}}\n"
       "algorithm: {prompts: 64, samples_per_prompt: 8, reference: true}\n";
-  const auto p = pricer_of(text);
+  const auto p = hybrid_pricer(text);
   const TrainPoint& q = p->point().train;
   const TrainModel::Layers l = p->train().layers(q);
   const double m = q.full_micro_batches(), tokens = static_cast<double>(q.micro_batch * p->train().setting().sequence);
@@ -214,7 +215,7 @@ TEST_CASE("scoring passes exchange what their layers do, one forward pass of it"
   }
   CHECK(line(*p, RlPhase::train, "tp gather and scatter").first >
         2 * line(*p, RlPhase::reference, "tp gather and scatter").first);
-  const auto ulysses = pricer_of(
+  const auto ulysses = hybrid_pricer(
       "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
       "train: {engine: fsdp2, layout: {dp: 4, ulysses: 2}, recompute: full, micro_batch_tokens: 4096}\n"
       "rollout: {engine: sglang, layout: {tp: 2, dp: 4}}\n");

@@ -12,7 +12,7 @@ namespace {
 
 using Sets = std::vector<std::string>;
 
-Result<Scenario> load(const std::string& model, const Sets& sets) {
+Result<Scenario> narrow_scenario(const std::string& model, const Sets& sets) {
   const std::string text =
       "model: " + model +
       "\ncluster: {gpu: h100-sxm-80gb, nodes: 4}\nprofile: verl-fsdp\n"
@@ -23,8 +23,8 @@ Result<Scenario> load(const std::string& model, const Sets& sets) {
   return load_scenario_text(text, "test.yaml", sets);
 }
 
-std::unique_ptr<ScenarioPricer> pricer_of(const std::string& model, const Sets& sets = {}) {
-  const auto s = load(model, sets);
+std::unique_ptr<ScenarioPricer> narrow_pricer(const std::string& model, const Sets& sets = {}) {
+  const auto s = narrow_scenario(model, sets);
   if (!s) FAIL(render(s.error()));
   auto pricer = ScenarioPricer::make(*s, catalog_root());
   if (!pricer) FAIL(render(pricer.error()));
@@ -56,17 +56,19 @@ constexpr double fp8 = 1.0 + 4.0 / 16384;  // an fp32 scale per 128 x 128
 }  // namespace
 
 TEST_CASE("narrow weights are those of the layers' products, with their scales") {
-  const auto dense = pricer_of("qwen2.5-7b"), moe = pricer_of("mixtral-8x7b", {"rollout.layout={tp: 4, dp: 8}"});
+  const auto dense = narrow_pricer("qwen2.5-7b"),
+             moe = narrow_pricer("mixtral-8x7b", {"rollout.layout={tp: 4, dp: 8}"});
   CHECK(rollout_of(*dense).weight_bytes == Approx((qwen_products * fp8 + (qwen - qwen_products) * 2) / 2));
   CHECK(rollout_of(*moe).weight_bytes == Approx((mixtral_products * fp8 + (mixtral - mixtral_products) * 2) / 4));
   CHECK(dense->rl().narrow_bytes(dense->point().rollout) == Approx(qwen_products * fp8 / 2));
   // Half a byte and a scale byte per 16; a byte and a scale byte per 32.
   for (const auto& [format, stored] : {std::pair{"nvfp4", 0.5625}, {"mxfp8", 1.03125}}) {
-    const auto p = pricer_of("qwen2.5-7b", {"cluster.gpu=b200-sxm-180gb", std::string("rollout.dtype=") + format});
+    const auto p = narrow_pricer("qwen2.5-7b", {"cluster.gpu=b200-sxm-180gb", std::string("rollout.dtype=") + format});
     CHECK(rollout_of(*p).weight_bytes == Approx((qwen_products * stored + (qwen - qwen_products) * 2) / 2));
   }
   // MLA's projections are products, their norms not; DeepSeek's router and its bias neither.
-  const auto deep = pricer_of("deepseek-v3", {"cluster.gpu=h200-sxm-141gb", "rollout.layout={tp: 16, ep: 16, dp: 2}"});
+  const auto deep =
+      narrow_pricer("deepseek-v3", {"cluster.gpu=h200-sxm-141gb", "rollout.layout={tp: 16, ep: 16, dp: 2}"});
   const ModelCounts& c = deep->rl().counts();
   CHECK(c.dense_layer - c.dense_layer_products == 2 * 7168 + 1536 + 512);
   CHECK(c.moe_layer - c.moe_layer_products == 2 * 7168 + 1536 + 512 + 256 * 7168 + 256);
@@ -83,7 +85,7 @@ TEST_CASE("narrow weights never take more bytes; the cache keeps its type") {
         const auto of = [&](const char* dtype) -> std::optional<RolloutPrice> {
           Sets with = sets;
           with.push_back(std::string("rollout.dtype=") + dtype);
-          const auto s = load(model, with);
+          const auto s = narrow_scenario(model, with);
           if (!s) return std::nullopt;
           const auto p = ScenarioPricer::make(*s, catalog_root());
           if (!p || !(*p)->rl().divides((*p)->point().rollout)) return std::nullopt;
@@ -103,7 +105,7 @@ TEST_CASE("narrow weights never take more bytes; the cache keeps its type") {
 }
 
 TEST_CASE("worked: a narrow decode step of one sequence reads half the bytes of its layers") {
-  const auto narrow = pricer_of("qwen2.5-7b"), wide = pricer_of("qwen2.5-7b", {"rollout.dtype=bf16"});
+  const auto narrow = narrow_pricer("qwen2.5-7b"), wide = narrow_pricer("qwen2.5-7b", {"rollout.dtype=bf16"});
   const RolloutStage whole{28, 0, true, true};
   const auto step = [&](const ScenarioPricer& p, double n) {
     return EngineStep(p.rl(), p.point().rollout).decode<StepParts>(whole, n, 1000);
@@ -139,8 +141,8 @@ TEST_CASE("worked: a narrow decode step of one sequence reads half the bytes of 
 }
 
 TEST_CASE("experts are read narrow, the router wide") {
-  const auto narrow = pricer_of("mixtral-8x7b", {"rollout.layout={tp: 4, dp: 8}"}),
-             wide = pricer_of("mixtral-8x7b", {"rollout.layout={tp: 4, dp: 8}", "rollout.dtype=bf16"});
+  const auto narrow = narrow_pricer("mixtral-8x7b", {"rollout.layout={tp: 4, dp: 8}"}),
+             wide = narrow_pricer("mixtral-8x7b", {"rollout.layout={tp: 4, dp: 8}", "rollout.dtype=bf16"});
   const RolloutStage whole{32, 32, true, true};
   const auto read = [&](const ScenarioPricer& p) {
     return EngineStep(p.rl(), p.point().rollout).decode<StepParts>(whole, 4096, 100).of(StepPart::experts).bytes;
@@ -156,7 +158,7 @@ TEST_CASE("who quantises: sglang is handed narrow tensors, vllm wide ones") {
   const auto at = [&](const char* engine, const char* dtype, Sets more = {}) {
     more.insert(more.begin(), apart.begin(), apart.end());
     more.push_back(std::string("rollout.engine=") + engine), more.push_back(std::string("rollout.dtype=") + dtype);
-    return pricer_of("qwen2.5-7b", more);
+    return narrow_pricer("qwen2.5-7b", more);
   };
   const auto sglang = at("sglang", "fp8"), vllm = at("vllm", "fp8"), wide = at("sglang", "bf16");
   const auto job = [](const ScenarioPricer& p) { return p.rl().sync_job(p.point()); };
@@ -187,13 +189,13 @@ TEST_CASE("who quantises: sglang is handed narrow tensors, vllm wide ones") {
         plain->rl().sync_price(plain->point()).bytes_received);
   CHECK(direct->rl().sync_price(direct->point()).quantizing == Approx(seconds / 2));
   // On shared GPUs the gather stays wide and so do its bytes.
-  const auto shared = pricer_of("qwen2.5-7b"), before = pricer_of("qwen2.5-7b", {"rollout.dtype=bf16"});
+  const auto shared = narrow_pricer("qwen2.5-7b"), before = narrow_pricer("qwen2.5-7b", {"rollout.dtype=bf16"});
   CHECK(wire(explain(*shared), "gathered buckets") == Approx(wire(explain(*before), "gathered buckets")));
 }
 
 TEST_CASE("explain says what is narrow, who makes it, and that nothing calibrated it") {
-  const auto p = pricer_of("qwen2.5-7b"), v = pricer_of("qwen2.5-7b", {"rollout.engine=vllm"}),
-             wide = pricer_of("qwen2.5-7b", {"rollout.dtype=bf16"});
+  const auto p = narrow_pricer("qwen2.5-7b"), v = narrow_pricer("qwen2.5-7b", {"rollout.engine=vllm"}),
+             wide = narrow_pricer("qwen2.5-7b", {"rollout.dtype=bf16"});
   const Explanation e = explain(*p);
   CHECK_FALSE(e.calibrated);
   CHECK_THAT(e.hardware, Catch::Contains("fp8 products from the datasheet, uncalibrated"));
@@ -211,7 +213,7 @@ TEST_CASE("explain says what is narrow, who makes it, and that nothing calibrate
 
 TEST_CASE("narrow products are refused where nothing has them") {
   const auto refused = [](const Sets& sets) {
-    const auto s = load("qwen2.5-7b", sets);
+    const auto s = narrow_scenario("qwen2.5-7b", sets);
     if (!s) return s.error();
     const auto p = ScenarioPricer::make(*s, catalog_root());
     return p ? Diagnostics{} : p.error();
@@ -240,8 +242,9 @@ TEST_CASE("narrow products are refused where nothing has them") {
 
 TEST_CASE("a rank's slice is whole blocks of weights that share a scale") {
   const auto why = [](const char* layout, const char* dtype) {
-    const auto p = pricer_of("qwen3-30b-a3b", {"cluster.gpu=b200-sxm-180gb", std::string("rollout.layout=") + layout,
-                                               std::string("rollout.dtype=") + dtype});
+    const auto p = narrow_pricer(
+        "qwen3-30b-a3b",
+        {"cluster.gpu=b200-sxm-180gb", std::string("rollout.layout=") + layout, std::string("rollout.dtype=") + dtype});
     return p->why_unpriced(p->point());
   };
   // Experts of 768 columns: 96 on each of 8 ranks.

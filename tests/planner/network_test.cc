@@ -12,7 +12,7 @@
 namespace hotbunk {
 namespace {
 
-ClusterSpec cluster_of(NetworkTopology topology = NetworkTopology::leaf, std::int64_t pod = 0, double spine = 1.0) {
+ClusterSpec network_of(NetworkTopology topology = NetworkTopology::leaf, std::int64_t pod = 0, double spine = 1.0) {
   ClusterSpec c;
   c.gpu.name = "test-gpu";
   c.gpu.memory_bandwidth = {2e12, "test"};
@@ -27,14 +27,14 @@ ClusterSpec cluster_of(NetworkTopology topology = NetworkTopology::leaf, std::in
   c.oversubscription = spine;
   return c;
 }
-CostModel model_of(const ClusterSpec& c) { return {hardware_from_datasheet(c), c}; }
+CostModel network_model(const ClusterSpec& c) { return {hardware_from_datasheet(c), c}; }
 
 }  // namespace
 
 TEST_CASE("all-reduce across nodes: the best of ring, rails and trees") {
-  ClusterSpec thin = cluster_of();
+  ClusterSpec thin = network_of();
   thin.network_bandwidth.value = 1.25e10;  // the ports decide, not NVLink
-  const CostModel m = model_of(thin);
+  const CostModel m = network_model(thin);
   const Hardware& h = m.hardware();
   const double port = h.inter.bandwidth.value, bytes = 64e9;
   const auto seconds = [&](std::int64_t nodes, double payload) {
@@ -58,15 +58,15 @@ TEST_CASE("all-reduce across nodes: the best of ring, rails and trees") {
   // NVLS is of one node: across nodes the switch's gain changes nothing.
   ClusterSpec sharp = thin;
   sharp.gpu.nvlink_sharp = true;
-  CHECK(model_of(sharp).collective_seconds(OpKind::all_reduce, {8, 1, 8}, bytes) <
+  CHECK(network_model(sharp).collective_seconds(OpKind::all_reduce, {8, 1, 8}, bytes) <
         m.collective_seconds(OpKind::all_reduce, {8, 1, 8}, bytes));
-  CHECK(model_of(sharp).collective_seconds(OpKind::all_reduce, {16, 2, 8}, bytes) == seconds(2, bytes));
+  CHECK(network_model(sharp).collective_seconds(OpKind::all_reduce, {16, 2, 8}, bytes) == seconds(2, bytes));
 }
 
 TEST_CASE("rails: rings stay on theirs, all-to-all passes NVLink to another") {
   const double bytes = 8e9;
   const auto seconds = [&](const ClusterSpec& c, OpKind kind, const GroupShape& g) {
-    return model_of(c).collective_seconds(kind, g, bytes);
+    return network_model(c).collective_seconds(kind, g, bytes);
   };
   using enum NetworkTopology;
   const GroupShape four = GroupShape::strided(32, 1, 8), pair = GroupShape::strided(2, 8, 8);
@@ -74,8 +74,8 @@ TEST_CASE("rails: rings stay on theirs, all-to-all passes NVLink to another") {
   REQUIRE(pair.aligned);
   // The same eight switches of 8 nodes' ports: a leaf has one node of eight each, a set of rails all eight nodes. So
   // what four nodes exchange crosses the spine under leaves and stays below it on rails.
-  const ClusterSpec leaves = cluster_of(leaf, 1, 4), rails = cluster_of(rail_optimized, 8, 4);
-  const CostModel full = model_of(cluster_of());
+  const ClusterSpec leaves = network_of(leaf, 1, 4), rails = network_of(rail_optimized, 8, 4);
+  const CostModel full = network_model(network_of());
   for (OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce}) {
     CHECK(seconds(rails, kind, four) == full.collective_seconds(kind, four, bytes));
     CHECK(seconds(leaves, kind, four) > 3 * seconds(rails, kind, four));
@@ -88,26 +88,26 @@ TEST_CASE("rails: rings stay on theirs, all-to-all passes NVLink to another") {
   // Without NVLink to speak of the spine is the shorter way; where there is none, NVLink's rate is all there is.
   ClusterSpec slow = rails;
   slow.gpu.nvlink_bandwidth.value = 5e9;
-  const CostModel slow_model = model_of(slow);
+  const CostModel slow_model = network_model(slow);
   CHECK(slow_model.collective_seconds(OpKind::all_to_all, four, bytes) ==
         Approx(bytes * 24 / 31 / port * (1.0 / 8 + 4 * 7.0 / 8)).epsilon(0.01));
   slow.network_topology = rail_only;
-  const double inside = model_of(slow).hardware().intra.bandwidth.value;
-  CHECK(model_of(slow).collective_seconds(OpKind::all_to_all, four, bytes) ==
+  const double inside = network_model(slow).hardware().intra.bandwidth.value;
+  CHECK(network_model(slow).collective_seconds(OpKind::all_to_all, four, bytes) ==
         Approx(bytes * (7.0 / 31 + 24.0 / 31 * 7 / 8) / inside).epsilon(0.01));
   // Rails without a spine carry rings as full bisection does, however many nodes.
-  const ClusterSpec only = cluster_of(rail_only, 1, 16);
+  const ClusterSpec only = network_of(rail_only, 1, 16);
   CHECK(seconds(only, OpKind::all_gather, GroupShape::strided(512, 1, 8)) ==
         full.collective_seconds(OpKind::all_gather, GroupShape::strided(512, 1, 8), bytes));
   // A pair whose places in their nodes differ is on two rails: one hop over NVLink more.
   const GroupShape crossed = GroupShape::strided(2, 12, 8);
   CHECK_FALSE(crossed.aligned);
   CHECK(seconds(only, OpKind::send, crossed) > seconds(only, OpKind::send, pair));
-  CHECK(seconds(cluster_of(), OpKind::send, crossed) == seconds(cluster_of(), OpKind::send, pair));
+  CHECK(seconds(network_of(), OpKind::send, crossed) == seconds(network_of(), OpKind::send, pair));
 }
 
 TEST_CASE("a group's places in its nodes: from members as from strides") {
-  const CostModel m = model_of(cluster_of());
+  const CostModel m = network_model(network_of());
   const auto shape = [&](std::vector<Rank> members) { return m.shape_of(members); };
   CHECK(shape({0, 8, 16}).aligned);
   CHECK(shape({0, 1, 8, 9}).aligned);
@@ -136,17 +136,17 @@ TEST_CASE(
     const double bytes = *rc::gen::inRange<std::int64_t>(1, 1'000'000'000);
     const auto pod = *rc::gen::inRange<std::int64_t>(0, 9);
     const double spine = *rc::gen::inRange(1, 9);
-    const auto seconds = [&](const ClusterSpec& c) { return model_of(c).collective_seconds(kind, g, bytes); };
-    const ClusterSpec leaf = cluster_of(NetworkTopology::leaf, pod, spine);
-    const CostModel reference = model_of(leaf);
+    const auto seconds = [&](const ClusterSpec& c) { return network_model(c).collective_seconds(kind, g, bytes); };
+    const ClusterSpec leaf = network_of(NetworkTopology::leaf, pod, spine);
+    const CostModel reference = network_model(leaf);
     // Eight leaves of `pod` nodes each make rails of 8 x `pod` nodes. What goes to another rail passes one hop more.
     const double hop = kind == OpKind::all_to_all ? 3.4 / 0.47 * reference.hardware().intra.hop_latency.value : 0.0;
-    const double rails = seconds(cluster_of(NetworkTopology::rail_optimized, 8 * pod, spine));
+    const double rails = seconds(network_of(NetworkTopology::rail_optimized, 8 * pod, spine));
     const double limit = (seconds(leaf) + hop) * (1 + 1e-12);
     RC_ASSERT(rails <= limit);
-    RC_ASSERT(seconds(cluster_of(NetworkTopology::rail_only, pod, spine)) <= limit);
+    RC_ASSERT(seconds(network_of(NetworkTopology::rail_only, pod, spine)) <= limit);
     for (NetworkTopology t : {NetworkTopology::leaf, NetworkTopology::rail_optimized, NetworkTopology::rail_only}) {
-      const ClusterSpec base = cluster_of(t, pod, spine);
+      const ClusterSpec base = network_of(t, pod, spine);
       ClusterSpec faster = base, thinner = base;
       faster.network_bandwidth.value *= 2;
       thinner.oversubscription *= 2;
@@ -155,7 +155,7 @@ TEST_CASE(
       faster = base;
       faster.gpu.nvlink_bandwidth.value *= 2;
       RC_ASSERT(seconds(faster) <= seconds(base) * (1 + 1e-12));
-      RC_ASSERT(model_of(base).collective_seconds(kind, g, 2 * bytes) >= seconds(base));
+      RC_ASSERT(network_model(base).collective_seconds(kind, g, 2 * bytes) >= seconds(base));
     }
   }));
 }

@@ -11,7 +11,8 @@
 namespace hotbunk {
 namespace {
 
-std::unique_ptr<ScenarioPricer> pricer_of(std::vector<std::string> sets, const std::string& model = "llama-3.1-8b") {
+std::unique_ptr<ScenarioPricer> optimizer_pricer(std::vector<std::string> sets,
+                                                 const std::string& model = "llama-3.1-8b") {
   auto s = load_scenario_text("model: " + model +
                                   "\ncluster: {gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}\n"
                                   "train: {layout: {dp: 16}, recompute: full, micro_batch_tokens: 2048}\n"
@@ -23,9 +24,9 @@ std::unique_ptr<ScenarioPricer> pricer_of(std::vector<std::string> sets, const s
   return std::move(*p);
 }
 
-TrainPrice price_of(const ScenarioPricer& p) { return p.train().price(p.point().train); }
+TrainPrice step_price(const ScenarioPricer& p) { return p.train().price(p.point().train); }
 double optimizer_bytes(const ScenarioPricer& p) {
-  return price_of(p).bytes[static_cast<std::size_t>(Category::optimizer)];
+  return step_price(p).bytes[static_cast<std::size_t>(Category::optimizer)];
 }
 double step_seconds(const TrainPrice& t) { return t.seconds[static_cast<std::size_t>(Term::optimizer)]; }
 
@@ -37,9 +38,9 @@ constexpr double all = matrices + tables + vectors;
 
 // Adafactor's sides of these in fp32: rows 4096 + 2 x 1024 + 4096 + 2 x 14336 + 4096 of a layer, columns 6 x 4096 +
 // 14336. A rank of 16 has its rows and all columns; vectors keep themselves.
-constexpr double rows = 32.0 * (3 * 4096 + 2 * 1024 + 2 * 14336) + 2.0 * 128256;
-constexpr double columns = 32.0 * (6 * 4096 + 14336) + 2 * 4096;
-constexpr double sides = 4 * (rows + vectors) / 16 + 4 * columns;
+constexpr double row_elements = 32.0 * (3 * 4096 + 2 * 1024 + 2 * 14336) + 2.0 * 128256;
+constexpr double column_elements = 32.0 * (6 * 4096 + 14336) + 2 * 4096;
+constexpr double sides = 4 * (row_elements + vectors) / 16 + 4 * column_elements;
 
 }  // namespace
 
@@ -61,7 +62,7 @@ TEST_CASE("state of every optimizer, by hand") {
   };
   for (const auto& c : cases) {
     INFO((c.sets.empty() ? "adamw" : c.sets.back()));
-    const auto p = pricer_of(c.sets);
+    const auto p = optimizer_pricer(c.sets);
     CHECK(optimizer_bytes(*p) == Approx(c.bytes / 16).epsilon(1e-9));
     // What executes steps in fp32.
     const Precision& precision = p->scenario().train.precision;
@@ -72,16 +73,16 @@ TEST_CASE("state of every optimizer, by hand") {
 }
 
 TEST_CASE("Adafactor keeps a row and a column per matrix") {
-  CHECK(optimizer_bytes(*pricer_of({"optimizer.name=adafactor"})) == Approx(4 * all / 16 + sides).epsilon(1e-4));
-  CHECK(optimizer_bytes(*pricer_of({"optimizer.name=adafactor", "optimizer.momentum=0.9"})) ==
+  CHECK(optimizer_bytes(*optimizer_pricer({"optimizer.name=adafactor"})) == Approx(4 * all / 16 + sides).epsilon(1e-4));
+  CHECK(optimizer_bytes(*optimizer_pricer({"optimizer.name=adafactor", "optimizer.momentum=0.9"})) ==
         Approx(8 * all / 16 + sides).epsilon(1e-4));
 }
 
 TEST_CASE("a step's time follows the bytes that its optimizer moves") {
   const auto seconds = [](std::vector<std::string> sets) {
-    return step_seconds(price_of(*pricer_of(std::move(sets))));
+    return step_seconds(step_price(*optimizer_pricer(std::move(sets))));
   };
-  const auto p = pricer_of({});
+  const auto p = optimizer_pricer({});
   const CostModel& cost = p->train().cost();
   // AdamW: gradient 4, master and moments 12 in and out, parameter 2; the norm reads gradients and zeroing writes them.
   CHECK(seconds({}) == Approx(cost.memory_seconds(all / 16 * (4 + 2 * 12 + 2 + 8))));
@@ -95,7 +96,7 @@ TEST_CASE("a step's time follows the bytes that its optimizer moves") {
 }
 
 TEST_CASE("Muon: products of five Newton-Schulz steps, and every matrix to its owner and back") {
-  const auto muon = pricer_of({"optimizer.name=muon"});
+  const auto muon = optimizer_pricer({"optimizer.name=muon"});
   const TrainPoint p = muon->point().train;
   const TrainModel::Layers l = muon->train().layers(p);
   const CostModel& cost = muon->train().cost();
@@ -140,7 +141,7 @@ TEST_CASE("experts' optimizers: Muon takes each expert for itself, states divide
   const std::vector<std::string> layout = {"train.engine=megatron", "train.layout.dp=16", "train.layout.ep=8"};
   auto with = layout;
   with.emplace_back("optimizer.name=muon");
-  const auto adam = pricer_of(layout, "qwen3-30b-a3b"), muon = pricer_of(with, "qwen3-30b-a3b");
+  const auto adam = optimizer_pricer(layout, "qwen3-30b-a3b"), muon = optimizer_pricer(with, "qwen3-30b-a3b");
   const TrainModel::Layers l = muon->train().layers(muon->point().train);
   // 128 experts over 8 ranks, each gate, up and down of 768 x 2048.
   CHECK(l.moe.optimizer.expert_matrices == Approx(16.0 * 3 * 768 * 2048));
@@ -150,7 +151,7 @@ TEST_CASE("experts' optimizers: Muon takes each expert for itself, states divide
 
 TEST_CASE("explain offers 8-bit states, and its flags select them") {
   // A pool of one sequence: training is the fullest moment.
-  const auto p = pricer_of({"rollout.kv_cache_tokens=2048", "rollout.max_running_requests=1"});
+  const auto p = optimizer_pricer({"rollout.kv_cache_tokens=2048", "rollout.max_running_requests=1"});
   const Explanation e = explain(*p);
   const auto lever = std::find_if(e.levers.begin(), e.levers.end(),
                                   [](const Lever& l) { return l.change == "optimizer.name = adamw-8bit"; });
@@ -160,9 +161,9 @@ TEST_CASE("explain offers 8-bit states, and its flags select them") {
   CHECK(lever->bytes < 0);
   CHECK(lever->bytes >= -(8 - 2.03125) * all / 16 * 1.0001);
   CHECK(lever->seconds < 0);
-  CHECK_THAT(describe(pricer_of({"optimizer.name=muon"})->point()), Catch::Contains(", muon"));
+  CHECK_THAT(describe(optimizer_pricer({"optimizer.name=muon"})->point()), Catch::Contains(", muon"));
   // Searches keep the scenario's optimizer.
-  const auto c = choose(*pricer_of({"optimizer.name=sgd"}), {.top = 3, .budget = 20000});
+  const auto c = choose(*optimizer_pricer({"optimizer.name=sgd"}), {.top = 3, .budget = 20000});
   REQUIRE(c.has_value());
   REQUIRE_FALSE(c->rows.empty());
   for (const ChoiceRow& r : c->rows) CHECK(r.point.train.optimizer == OptimizerName::sgd);

@@ -19,13 +19,13 @@ using namespace hotbunk;
 
 namespace {
 
-Scenario load(const std::string& name, const std::vector<std::string>& sets = {}) {
+Scenario shipped(const std::string& name, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", source_folder, name), sets);
   if (!s) FAIL(render(s.error()));
   return *s;
 }
 
-Explanation explained(const Scenario& s) {
+Explanation explanation_of(const Scenario& s) {
   const auto pricer = ScenarioPricer::make(s, catalog_root());
   if (!pricer) FAIL(render(pricer.error()));
   return explain(**pricer);
@@ -50,18 +50,19 @@ std::map<std::string, double> micro_batch_wire(const Plan& plan, std::int64_t mi
 
 TEST_CASE("explain answers with the plan's bytes where the scenario is lowered") {
   const std::vector<Scenario> scenarios = {
-      load("demo"),
-      load("qwen2.5-0.5b-cpu"),
-      load("qwen2.5-7b-fsdp8"),
-      load("demo", {"rollout.sleep_level=1", "train.precision.params=bf16", "sync.transport=collective"}),
-      load("demo", {"cluster.device_memory_mib=2"}),    // does not fit, and says so
-      load("demo", {"cluster.device_memory_mib=5.3"}),  // live bytes would fit, with the gaps between them it does not
-      load("demo", {"algorithm.name=sft", "algorithm.samples_per_prompt=1"})};
+      shipped("demo"),
+      shipped("qwen2.5-0.5b-cpu"),
+      shipped("qwen2.5-7b-fsdp8"),
+      shipped("demo", {"rollout.sleep_level=1", "train.precision.params=bf16", "sync.transport=collective"}),
+      shipped("demo", {"cluster.device_memory_mib=2"}),  // does not fit, and says so
+      shipped("demo",
+              {"cluster.device_memory_mib=5.3"}),  // live bytes would fit, with the gaps between them it does not
+      shipped("demo", {"algorithm.name=sft", "algorithm.samples_per_prompt=1"})};
   for (const Scenario& s : scenarios) {
     INFO(s.name);
     const auto plan = lower(s);
     REQUIRE(plan.has_value());
-    const Explanation e = explained(s);
+    const Explanation e = explanation_of(s);
     const RankMemory graph = static_memory(*plan, 0);
     CHECK(e.price.peak_bytes() == static_cast<double>(graph.device.peak_bytes));
     CHECK(e.memory.bytes == e.price.peak_bytes());
@@ -82,9 +83,9 @@ TEST_CASE("explain answers with the plan's bytes where the scenario is lowered")
       CHECK(links[name] == wire);
     }
   }
-  CHECK_FALSE(explained(scenarios[4]).price.fits);
+  CHECK_FALSE(explanation_of(scenarios[4]).price.fits);
   // The bytes that decide are shown: 5,438,340 live are 5.19 MiB of 5.3.
-  const Explanation gaps = explained(scenarios[5]);
+  const Explanation gaps = explanation_of(scenarios[5]);
   CHECK(gaps.mapped_bytes == static_cast<double>(check_fit(*lower(scenarios[5])).mapped_peak_bytes));
   CHECK_THAT(render(gaps), Catch::Contains("device: live 5.19 MiB, mapped ") && Catch::Contains("it does not fit"));
 }
@@ -93,11 +94,11 @@ TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
   // docs/memory.md works the three by hand.
   const double none = 5'438'340, selective = 4'843'908, full = 3'655'044;
   std::map<std::string, double> bytes;
-  for (const Lever& l : explained(load("demo")).levers) bytes[l.change] = l.bytes;
+  for (const Lever& l : explanation_of(shipped("demo")).levers) bytes[l.change] = l.bytes;
   CHECK(bytes.at("train.recompute = selective") == selective - none);
   CHECK(bytes.at("train.recompute = full") == full - none);
   CHECK(bytes.at("rollout.layout.tp doubled") ==
-        plan_peak(load("demo", {"rollout.layout.tp=4", "rollout.layout.dp=1"})) - none);
+        plan_peak(shipped("demo", {"rollout.layout.tp=4", "rollout.layout.dp=1"})) - none);
 
   const auto axis = parse_axis("train.recompute=none,selective,full");
   REQUIRE(axis.has_value());
@@ -118,12 +119,12 @@ TEST_CASE("levers and sweeps compare plans with plans where both are lowered") {
 TEST_CASE("A lever that stays lowered says what explain says of its flags") {
   int lowered = 0;
   for (const char* file : {"demo", "qwen2.5-7b-fsdp8"}) {
-    const Scenario s = load(file);
+    const Scenario s = shipped(file);
     const auto pricer = ScenarioPricer::make(s, catalog_root());
     REQUIRE(pricer.has_value());
     const Explanation here = explain(**pricer);
     for (const Lever& l : here.levers) {
-      const Scenario there = load(file, l.flags);
+      const Scenario there = shipped(file, l.flags);
       if (!unsupported_to_execute(there).empty()) continue;
       INFO(file << " " << l.change);
       const auto other = ScenarioPricer::make(there, catalog_root());
@@ -141,7 +142,7 @@ TEST_CASE("A lever that stays lowered says what explain says of its flags") {
 }
 
 TEST_CASE("Only knobs that stay lowered are turned in the plan") {
-  const Scenario s = load("demo");
+  const Scenario s = shipped("demo");
   const RlPoint from = rl_point_of(s);
   RlPoint to = from;
   to.train.pp = 2, to.train.dp = 2;

@@ -32,7 +32,7 @@ namespace {
 
 /// Scenarios of every engine, profile and layout that is priced and not lowered, with fixed lengths: what the closed
 /// form takes as a mean is one number here.
-class Draws : private test::DrawnNumbers {
+class PricedDraws : private test::DrawnNumbers {
  public:
   using DrawnNumbers::DrawnNumbers;
 
@@ -187,11 +187,6 @@ Moments moments_of(const Plan& plan) {
   return out;
 }
 
-std::int64_t number_of(const char* variable, std::int64_t otherwise) {
-  const char* asked = std::getenv(variable);
-  return asked ? std::max(1LL, std::atoll(asked)) : otherwise;
-}
-
 }  // namespace
 
 /// What `explain` says that one rank sends in training and its log-prob passes, by phase, group family and kind of op:
@@ -250,10 +245,10 @@ Sent sent(const Plan& plan, const Trace& trace) {
 }
 
 TEST_CASE("priced plans take what the closed form says, phase by phase, and hold what it holds") {
-  Draws draws(static_cast<std::uint64_t>(number_of("HOTBUNK_PROPERTY_SEED", 1)));
+  PricedDraws draws(static_cast<std::uint64_t>(test::number_asked("HOTBUNK_PROPERTY_SEED", 1)));
   std::int64_t played = 0;
   std::map<RlPhase, double> worst;
-  for (std::int64_t i = 0, cases = number_of("HOTBUNK_PRICED_CASES", 330); i < cases; ++i) {
+  for (std::int64_t i = 0, cases = test::number_asked("HOTBUNK_PRICED_CASES", 330); i < cases; ++i) {
     const std::string text = draws.scenario();
     const auto s = load_scenario_text(text, "drawn.yaml");
     if (!s || unsupported_to_execute(*s).empty()) continue;
@@ -367,14 +362,15 @@ TEST_CASE("log-prob passes hold what they work in: units, a layer's tensors or t
   const TrainSide train = (*pricer)->rl().parts(point).train;
   REQUIRE(train.swapped_reference > 0.0);
   CHECK(train.reference_work == train.swapped_reference + train.old_work);
-  for (const auto& [name, work] : {std::pair("reference", train.reference_work), std::pair("old_logprobs", train.old_work)}) {
+  for (const auto& [name, work] :
+       {std::pair("reference", train.reference_work), std::pair("old_logprobs", train.old_work)}) {
     INFO(name);
     const auto phase = static_cast<std::int16_t>(job->plan.phase_index(name));
     const auto peaks = static_memory(job->plan, 0).device.phase_peaks;
     const auto peak = std::ranges::find(peaks, phase, [](const auto& p) { return p.first; });
     REQUIRE(peak != peaks.end());
-    CHECK(std::abs(static_cast<double>(peak->second.peak_bytes + job->plan.overhead_bytes) - train.persistent() - work) <
-          4096.0);
+    CHECK(std::abs(static_cast<double>(peak->second.peak_bytes + job->plan.overhead_bytes) - train.persistent() -
+                   work) < 4096.0);
   }
 }
 

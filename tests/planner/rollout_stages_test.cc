@@ -16,7 +16,7 @@
 namespace hotbunk {
 namespace {
 
-std::unique_ptr<ScenarioPricer> pricer_of(const std::string& model, const std::vector<std::string>& sets) {
+std::unique_ptr<ScenarioPricer> staged_pricer(const std::string& model, const std::vector<std::string>& sets) {
   const std::string text =
       "model: " + model +
       "\ncluster: {gpu: h200-sxm-141gb, nodes: 4}\nprofile: verl-fsdp\n"
@@ -54,7 +54,7 @@ TEST_CASE("layers that do not divide go where each engine puts them") {
 TEST_CASE("stages hold the model once, a tied embedding at both ends") {
   for (const char* model : {"qwen2.5-7b", "qwen2.5-0.5b", "mixtral-8x7b", "deepseek-v3"})
     for (const std::int64_t pp : {1, 2, 3, 8}) {
-      const auto p = pricer_of(model, {"rollout.layout={dp: 32}"});
+      const auto p = staged_pricer(model, {"rollout.layout={dp: 32}"});
       const ModelSpec& m = p->train().model();
       const ModelCounts c = counts_of(m);
       double sum = 0.0, layers = 0.0;
@@ -72,8 +72,9 @@ TEST_CASE("stages hold the model once, a tied embedding at both ends") {
 TEST_CASE("the smallest pool of the stages is the engine's, the fullest stage its memory") {
   // DeepSeek-V3 under SGLang: 30 layers, three of them dense, then 31 and the head.
   for (const char* engine : {"sglang", "vllm"}) {
-    const auto p = pricer_of("deepseek-v3", {"rollout.layout={tp: 8, pp: 2, dp: 2, ep: 8}",
-                                             std::string("rollout.engine=") + engine, "rollout.memory_fraction=0.9"});
+    const auto p =
+        staged_pricer("deepseek-v3", {"rollout.layout={tp: 8, pp: 2, dp: 2, ep: 8}",
+                                      std::string("rollout.engine=") + engine, "rollout.memory_fraction=0.9"});
     const RlModel& rl = p->rl();
     const RolloutPoint r = p->point().rollout;
     const RolloutPrice price = rl.price_rollout(r);
@@ -99,9 +100,9 @@ TEST_CASE("the smallest pool of the stages is the engine's, the fullest stage it
 
 TEST_CASE("hops stay in a node where stages share it") {
   // Every token leaves a stage as hidden states and residual, half of them on each of two ranks.
-  const auto near = pricer_of("qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.engine=vllm"}),
-             far = pricer_of("qwen2.5-7b",
-                             {"rollout.layout={tp: 2, pp: 4, dp: 4, order: strided}", "rollout.engine=vllm"});
+  const auto near = staged_pricer("qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.engine=vllm"}),
+             far = staged_pricer("qwen2.5-7b",
+                                 {"rollout.layout={tp: 2, pp: 4, dp: 4, order: strided}", "rollout.engine=vllm"});
   // 512 sequences on an engine, 64 distinct prompts of 512 tokens; of each response all but the first token.
   const double tokens = 64 * 512 + 512 * 1535.0;
   const Explanation a = explain(*near), b = explain(*far);
@@ -118,7 +119,7 @@ TEST_CASE("hops stay in a node where stages share it") {
 TEST_CASE("prompts go through the stages in steps: a bubble of pp - 1 of them") {
   // All 512 sequences start at once: 64 distinct prompts of 512 tokens, 32768 tokens in steps of 8192 and 2048.
   for (const std::int64_t tokens : {8192, 2048}) {
-    const auto p = pricer_of(
+    const auto p = staged_pricer(
         "qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.engine=sglang",
                        "rollout.max_running_requests=512", "rollout.max_prefill_tokens=" + std::to_string(tokens)});
     const RolloutPoint r = p->point().rollout;
@@ -138,11 +139,11 @@ TEST_CASE("prompts go through the stages in steps: a bubble of pp - 1 of them") 
 
 TEST_CASE("context ranks share prompts; only vLLM's share a sequence's cache") {
   const auto of = [](const char* engine, int cp) {
-    return pricer_of("qwen2.5-7b",
-                     {"rollout.layout={tp: 2, cp: " + std::to_string(cp) + ", dp: " + std::to_string(16 / cp) + "}",
-                      std::string("rollout.engine=") + engine, "algorithm.prompts=512",
-                      "workload.prompt_tokens={mean: 16384, max: 32768}", "rollout.max_prefill_tokens=32768",
-                      "train.micro_batch_tokens=65536"});
+    return staged_pricer("qwen2.5-7b",
+                         {"rollout.layout={tp: 2, cp: " + std::to_string(cp) + ", dp: " + std::to_string(16 / cp) + "}",
+                          std::string("rollout.engine=") + engine, "algorithm.prompts=512",
+                          "workload.prompt_tokens={mean: 16384, max: 32768}", "rollout.max_prefill_tokens=32768",
+                          "train.micro_batch_tokens=65536"});
   };
   const auto price = [](const ScenarioPricer& p) { return p.rl().price_rollout(p.point().rollout); };
   const auto vllm1 = of("vllm", 1), vllm2 = of("vllm", 2), sglang1 = of("sglang", 1), sglang2 = of("sglang", 2);
@@ -175,8 +176,8 @@ TEST_CASE("context ranks share prompts; only vLLM's share a sequence's cache") {
 
 TEST_CASE("an update brings a rank its stage's weights") {
   const auto at = [](const char* layout, const char* order = "contiguous") {
-    return pricer_of("qwen2.5-7b", {std::string("rollout.layout={") + layout + ", order: " + order + "}",
-                                    "sync.mode=direct", "rollout.engine=vllm"});
+    return staged_pricer("qwen2.5-7b", {std::string("rollout.layout={") + layout + ", order: " + order + "}",
+                                        "sync.mode=direct", "rollout.engine=vllm"});
   };
   const auto whole = at("tp: 2, dp: 16"), staged = at("tp: 2, pp: 4, dp: 4");
   const SyncJob a = whole->rl().sync_job(whole->point()), b = staged->rl().sync_job(staged->point());
@@ -192,7 +193,7 @@ TEST_CASE("an update brings a rank its stage's weights") {
 }
 
 TEST_CASE("received bytes of stages = every tensor of every layer moved") {
-  const auto p = pricer_of("qwen2.5-0.5b", {"rollout.layout={dp: 32}"});
+  const auto p = staged_pricer("qwen2.5-0.5b", {"rollout.layout={dp: 32}"});
   ModelSpec m = p->train().model();
   m.layers = 6;
   for (const bool strided : {false, true})

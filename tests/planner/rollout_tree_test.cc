@@ -12,7 +12,7 @@
 namespace hotbunk {
 namespace {
 
-std::unique_ptr<ScenarioPricer> pricer_of(const std::string& model, const std::vector<std::string>& sets) {
+std::unique_ptr<ScenarioPricer> tree_pricer(const std::string& model, const std::vector<std::string>& sets) {
   const std::string text =
       "model: " + model +
       "\ncluster: {gpu: h100-sxm-80gb, nodes: 4}\nprofile: verl-fsdp\n"
@@ -75,7 +75,7 @@ TEST_CASE("every second of a rollout's steps has a name") {
   std::set<std::string> names;
   for (const Case& c : cases) {
     INFO(c.model << " " << (c.sets.empty() ? "" : c.sets.back()));
-    const auto p = pricer_of(c.model, c.sets);
+    const auto p = tree_pricer(c.model, c.sets);
     const RlPoint point = p->point();
     RolloutParts parts;
     const RolloutPrice price = p->rl().price_rollout(point), again = p->rl().price_rollout(point, &parts);
@@ -121,7 +121,7 @@ TEST_CASE("every second of a rollout's steps has a name") {
 
 TEST_CASE("worked: where a decode step's time goes") {
   // Engines of two ranks decode 64 sequences, 8 at a time.
-  const auto p = pricer_of("qwen2.5-7b", {});
+  const auto p = tree_pricer("qwen2.5-7b", {});
   const RlModel& rl = p->rl();
   const CostModel& c = p->train().cost();
   RolloutParts parts;
@@ -158,7 +158,7 @@ TEST_CASE("worked: where a decode step's time goes") {
 }
 
 TEST_CASE("a step that the host cannot launch in time says how long the device waits") {
-  const auto p = pricer_of("qwen2.5-0.5b", {"rollout.engine=hotbunk", "rollout.layout={tp: 1, dp: 32}"});
+  const auto p = tree_pricer("qwen2.5-0.5b", {"rollout.engine=hotbunk", "rollout.layout={tp: 1, dp: 32}"});
   RolloutParts parts;
   p->rl().price_rollout(p->point(), &parts);
   const double launches = 24 * 10 + 6, each = p->train().cost().hardware().launch.value;
@@ -166,14 +166,14 @@ TEST_CASE("a step that the host cannot launch in time says how long the device w
   CHECK(parts.decode.of(StepPart::launches).seconds > 0);
   // SGLang's steps replay a graph.
   RolloutParts replayed;
-  const auto graphs = pricer_of("qwen2.5-0.5b", {"rollout.layout={tp: 1, dp: 32}"});
+  const auto graphs = tree_pricer("qwen2.5-0.5b", {"rollout.layout={tp: 1, dp: 32}"});
   graphs->rl().price_rollout(graphs->point(), &replayed);
   CHECK(replayed.decode.of(StepPart::launches).seconds == 0);
   CHECK(replayed.prefill.of(StepPart::launches).calls > 0);
 }
 
 TEST_CASE("stages: what paces the engine is what is told") {
-  const auto p = pricer_of("qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.max_running_requests=64"});
+  const auto p = tree_pricer("qwen2.5-7b", {"rollout.layout={tp: 2, pp: 4, dp: 4}", "rollout.max_running_requests=64"});
   RolloutParts parts;
   const RolloutPrice price = p->rl().price_rollout(p->point(), &parts);
   REQUIRE(price.decode_seconds > 0);

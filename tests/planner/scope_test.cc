@@ -12,7 +12,7 @@
 namespace hotbunk {
 namespace {
 
-std::unique_ptr<ScenarioPricer> pricer_of(const std::string& text, const std::vector<std::string>& sets = {}) {
+std::unique_ptr<ScenarioPricer> scope_pricer(const std::string& text, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario_text(text, "scope.yaml", sets);
   if (!s) FAIL(render(s.error()));
   auto p = ScenarioPricer::make(*s, catalog_root());
@@ -59,7 +59,7 @@ TEST_CASE("what a GPU lacks is answered with what the key takes, and a size that
   REQUIRE_FALSE(lacks.has_value());
   CHECK(lacks.error()[0].code == "E260");
   CHECK_THAT(lacks.error()[0].help, Catch::StartsWith("set train.precision.gemm to params or tf32, or give"));
-  const auto p = pricer_of(scenario("mixtral-8x7b", "h100-sxm-80gb", "engine: megatron, layout: {dp: 32, ep: 8}"));
+  const auto p = scope_pricer(scenario("mixtral-8x7b", "h100-sxm-80gb", "engine: megatron, layout: {dp: 32, ep: 8}"));
   TrainPoint point = p->point().train;
   CHECK(p->train().why_invalid(point).empty());
   point.etp = 3;  // 14336 = 3 x 4778 + 2
@@ -76,8 +76,8 @@ TEST_CASE("every profile of the profile key is priced, and says what hardware it
   for (const char* profile : {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron",
                               "torchtitan", "megatron"}) {
     INFO(profile);
-    const auto p = pricer_of(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}",
-                                      fmt::format("profile: {}\n", profile)));
+    const auto p = scope_pricer(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}",
+                                         fmt::format("profile: {}\n", profile)));
     const Explanation e = explain(*p);
     CHECK(e.framework == profile);
     CHECK(e.price.iteration_seconds > 0);
@@ -106,7 +106,7 @@ TEST_CASE("every engine and parallel dimension is priced for every family") {
   double least = 1e300;
   for (const auto& c : cases) {
     INFO(c.model << " " << c.train);
-    const auto p = pricer_of(scenario(c.model, "h200-sxm-141gb", c.train));
+    const auto p = scope_pricer(scenario(c.model, "h200-sxm-141gb", c.train));
     const TrainPrice price = p->train().price(p->point().train);
     CHECK(price.valid);
     CHECK(price.step_seconds > 0);
@@ -119,8 +119,8 @@ TEST_CASE("every engine and parallel dimension is priced for every family") {
 
 TEST_CASE("PPO pays for a critic: its state beside the actor's, its values, its training") {
   const auto priced = [](const char* algorithm) {
-    return pricer_of(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"),
-                     {fmt::format("algorithm.name={}", algorithm)});
+    return scope_pricer(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"),
+                        {fmt::format("algorithm.name={}", algorithm)});
   };
   const auto grpo = priced("grpo"), ppo = priced("ppo");
   const RlPrice without = grpo->rl().price(grpo->point()), with = ppo->rl().price(ppo->point());
@@ -159,7 +159,7 @@ TEST_CASE("PPO pays for a critic: its state beside the actor's, its values, its 
 TEST_CASE("narrow precisions and GB200, GB300, B300: datasheet rates, marked uncalibrated") {
   for (const char* gpu : {"gb200-nvl72", "gb300-nvl72", "b300-sxm-288gb"}) {
     INFO(gpu);
-    const auto bf16 = pricer_of(scenario("qwen2.5-7b", gpu, "engine: fsdp2, layout: {dp: 32}"));
+    const auto bf16 = scope_pricer(scenario("qwen2.5-7b", gpu, "engine: fsdp2, layout: {dp: 32}"));
     const Explanation e = explain(*bf16);
     CHECK_THAT(e.hardware, Catch::Contains("uncalibrated"));
     CHECK_FALSE(e.calibrated);
@@ -170,8 +170,8 @@ TEST_CASE("narrow precisions and GB200, GB300, B300: datasheet rates, marked unc
     double before = compute(*bf16);
     for (const char* format : {"fp8", "mxfp8", "nvfp4"}) {
       INFO(format);
-      const auto p = pricer_of(scenario("qwen2.5-7b", gpu, "engine: fsdp2, layout: {dp: 32}"),
-                               {fmt::format("train.precision.gemm={}", format)});
+      const auto p = scope_pricer(scenario("qwen2.5-7b", gpu, "engine: fsdp2, layout: {dp: 32}"),
+                                  {fmt::format("train.precision.gemm={}", format)});
       CHECK_THAT(explain(*p).hardware, Catch::Contains(format) && Catch::Contains("uncalibrated"));
       // MXFP8 runs at FP8's rate on these and needs no pass for a tensor's maximum; NVFP4 is faster than both.
       const double seconds = compute(*p);
@@ -180,16 +180,16 @@ TEST_CASE("narrow precisions and GB200, GB300, B300: datasheet rates, marked unc
     }
   }
   // A calibrated GPU says so for its own precision, not for a narrower one.
-  const auto plain = pricer_of(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"));
+  const auto plain = scope_pricer(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"));
   CHECK_THAT(explain(*plain).hardware, !Catch::Contains("uncalibrated"));
-  const auto narrow = pricer_of(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"),
-                                {"train.precision.gemm=fp8"});
+  const auto narrow = scope_pricer(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}"),
+                                   {"train.precision.gemm=fp8"});
   CHECK_THAT(explain(*narrow).hardware, Catch::Contains("uncalibrated"));
 }
 
 TEST_CASE("networks: switches that reduce, an oversubscribed spine, pods that pass it by") {
   const auto cost = [](const std::vector<std::string>& sets) {
-    const auto p = pricer_of(scenario("qwen2.5-7b", "h200-sxm-141gb", "engine: fsdp2, layout: {dp: 32}"), sets);
+    const auto p = scope_pricer(scenario("qwen2.5-7b", "h200-sxm-141gb", "engine: fsdp2, layout: {dp: 32}"), sets);
     return p->train().cost();
   };
   const double bytes = 1e9;

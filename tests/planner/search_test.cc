@@ -21,7 +21,7 @@
 namespace hotbunk {
 namespace {
 
-Scenario scenario_of(const std::vector<std::string>& sets = {}) {
+Scenario searched(const std::vector<std::string>& sets = {}) {
   const char* text =
       "name: qwen\nmodel: qwen2.5-7b\ncluster: {gpu: {base: h100-sxm-80gb, price_per_hour: 2}, nodes: 1, "
       "gpus_per_node: 8}\n"
@@ -229,7 +229,7 @@ void check_search(const RlModel& model, const RlSpace& space, SearchOptions opti
 }  // namespace
 
 TEST_CASE("joint search = brute force for every objective, on one to three threads") {
-  const auto pricer = pricer_for(scenario_of({"algorithm.max_staleness=1"}));
+  const auto pricer = pricer_for(searched({"algorithm.max_staleness=1"}));
   const RlSpace space = small_space(pricer->scenario());
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 60e9}) {
@@ -243,7 +243,7 @@ TEST_CASE("joint search = brute force for every objective, on one to three threa
 }
 
 TEST_CASE("joint search = brute force without log-prob passes, which tell the same of micro-batches as training") {
-  const auto pricer = pricer_for(scenario_of({"algorithm.reference=false", "algorithm.old_logprobs=false"}));
+  const auto pricer = pricer_for(searched({"algorithm.reference=false", "algorithm.old_logprobs=false"}));
   const RlSpace space = small_space(pricer->scenario());
   for (const double device : {80e9, 60e9}) {
     const SearchOptions options{.keep = 6, .device_bytes = device};
@@ -254,7 +254,7 @@ TEST_CASE("joint search = brute force without log-prob passes, which tell the sa
 TEST_CASE("joint search = brute force under our own engine by estimates, and with narrow weights") {
   for (const std::vector<std::string>& sets :
        {std::vector<std::string>{"rollout.engine=hotbunk"}, {"rollout.dtype=fp8"}, {"rollout.engine=vllm"}}) {
-    const auto pricer = pricer_for(scenario_of(sets));
+    const auto pricer = pricer_for(searched(sets));
     RlSpace space = small_space(pricer->scenario());
     space.placement.resize(1);  // where shifts are
     if (sets[0] == "rollout.engine=hotbunk") space.rollout_pp = {1};
@@ -265,7 +265,7 @@ TEST_CASE("joint search = brute force under our own engine by estimates, and wit
 }
 
 TEST_CASE("where plans are lowered, those put together of parts answer as each by itself") {
-  const Scenario s = scenario_of({"rollout.engine=hotbunk"});
+  const Scenario s = searched({"rollout.engine=hotbunk"});
   const auto pricer = pricer_for(s);
   RlSpace space = default_rl_space(s);
   keep_what_executes(space, s, pricer->point().sync);
@@ -297,7 +297,7 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
 }
 
 TEST_CASE("the order in which knobs list their values changes nothing") {
-  const auto pricer = pricer_for(scenario_of());
+  const auto pricer = pricer_for(searched());
   const RlSpace space = small_space(pricer->scenario());
   SearchOptions options{.keep = 8, .threads = 2};
   const RlSearch straight = search_rl(pricer->rl(), space, options);
@@ -316,7 +316,7 @@ TEST_CASE("the order in which knobs list their values changes nothing") {
 }
 
 TEST_CASE("any-time: a budget leaves a gap that is proven, shrinks and ends at zero") {
-  const auto pricer = pricer_for(scenario_of());
+  const auto pricer = pricer_for(searched());
   const RlSpace space = small_space(pricer->scenario());
   for (const Objective objective : {Objective::seconds, Objective::memory, Objective::money}) {
     SearchOptions options{.keep = 3, .objective = objective, .threads = 2};
@@ -350,7 +350,7 @@ TEST_CASE("any-time: a budget leaves a gap that is proven, shrinks and ends at z
 }
 
 TEST_CASE("a space beyond a billion points is answered with a proven gap") {
-  const auto pricer = pricer_for(scenario_of());
+  const auto pricer = pricer_for(searched());
   RlSpace space = default_rl_space(pricer->scenario());
   space.memory_fraction.clear(), space.bucket_bytes.clear();
   for (int i = 0; i < 400; ++i) space.memory_fraction.push_back(0.5 + 0.001 * i);

@@ -28,7 +28,7 @@ double total(const WorkMoves& m) {
   return out;
 }
 
-Scenario load(const std::string& name, const std::vector<std::string>& sets = {}) {
+Scenario shifting(const std::string& name, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario(std::string(source_folder) + "/scenarios/" + name, sets);
   if (!s) FAIL(render(s.error()));
   return *s;
@@ -75,7 +75,7 @@ TEST_CASE("less work of training never moves more memory, in any order") {
 }
 
 TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4") {
-  const Scenario s = load("qwen2.5-7b-fsdp8.yaml");
+  const Scenario s = shifting("qwen2.5-7b-fsdp8.yaml");
   const auto pricer = pricer_for(s);
   const CostModel& cost = pricer->train().cost();
   // fp32 shards of a rank: embedding, head and norm 2 x 19008 x 3584 + 448 elements, 28 layers of 233,057,792 / 8.
@@ -114,7 +114,7 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
 TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the same") {
   for (const std::vector<std::string>& sets :
        {std::vector<std::string>{}, {"rollout.sleep_level=1"}, {"train.offload=none"}, {"rollout.sleep=false"}}) {
-    const Scenario s = load("demo.yaml", sets);
+    const Scenario s = shifting("demo.yaml", sets);
     const auto pricer = pricer_for(s);
     const CostModel& cost = pricer->train().cost();
     const ShiftsSeconds plan = shifts_seconds(plan_answer_of(s)->shifts, cost);
@@ -136,7 +136,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(why_not_lowered(with_point(s, r.point)).empty());
     // Rows that were found by searching are what `explain` says of them.
     for (const ChoiceRow& r : choices->rows) {
-      const Explanation there = explain(*pricer_for(load("demo.yaml", [&] {
+      const Explanation there = explain(*pricer_for(shifting("demo.yaml", [&] {
         std::vector<std::string> all = sets;
         for (const std::string& flag : flags_of(s, r.point)) all.push_back(flag);
         return all;
@@ -151,7 +151,7 @@ TEST_CASE("one rank's sync copies once and gathers nothing") {
                                         "rollout.layout.dp=1"};
   std::vector<std::string> gathers = one;
   gathers.emplace_back("sync.transport=collective");
-  const auto a = pricer_for(load("demo.yaml", one)), b = pricer_for(load("demo.yaml", gathers));
+  const auto a = pricer_for(shifting("demo.yaml", one)), b = pricer_for(shifting("demo.yaml", gathers));
   const SyncPrice x = a->rl().sync_price(a->point()), y = b->rl().sync_price(b->point());
   CHECK(x.moving == 0.0);
   CHECK(y.seconds() == x.seconds());

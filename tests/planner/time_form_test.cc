@@ -103,7 +103,7 @@ Compared compare(const Scenario& s) {
 
 /// A scenario that lowers, of sizes that a GPU or a CPU core is busy with for more than a moment, and that a simulation
 /// is done with in one. What the closed form takes as a mean is fixed: one iteration's longest response is what it is.
-class Draws : private test::DrawnNumbers {
+class LoweredDraws : private test::DrawnNumbers {
  public:
   using DrawnNumbers::DrawnNumbers;
 
@@ -160,11 +160,6 @@ class Draws : private test::DrawnNumbers {
   std::string flag() { return pick({"true", "false"}); }
   std::string dtype(bool gpu) { return gpu ? pick({"bf16", "bf16", "fp32"}) : "fp32"; }
 };
-
-std::int64_t number_of(const char* variable, std::int64_t otherwise) {
-  const char* asked = std::getenv(variable);
-  return asked ? std::max(1LL, std::atoll(asked)) : otherwise;
-}
 
 Scenario named(const std::string& file, const std::vector<std::string>& sets = {}) {
   auto s = load_scenario(std::string(source_folder) + "/scenarios/" + file, sets);
@@ -318,8 +313,8 @@ TEST_CASE("seconds: closed form = graph for random scenarios that lower") {
     for (const RlPhase p : phases) out += s[static_cast<std::size_t>(p)];
     return out;
   };
-  Draws draws(static_cast<std::uint64_t>(number_of("HOTBUNK_PROPERTY_SEED", 1)));
-  const std::int64_t cases = number_of("HOTBUNK_TIME_CASES", 80);
+  LoweredDraws draws(static_cast<std::uint64_t>(test::number_asked("HOTBUNK_PROPERTY_SEED", 1)));
+  const std::int64_t cases = test::number_asked("HOTBUNK_TIME_CASES", 80);
   double errors = 0.0, shift_errors = 0.0, shifted = 0.0;
   for (std::int64_t i = 0; i < cases; ++i) {
     const std::string text = draws.scenario();

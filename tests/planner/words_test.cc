@@ -12,16 +12,16 @@
 namespace hotbunk {
 namespace {
 
-std::filesystem::path worked(const char* name) { return catalog_root().parent_path() / name; }
+std::filesystem::path worked_file(const char* name) { return catalog_root().parent_path() / name; }
 
-Scenario loaded(const char* name, const std::vector<std::string>& sets = {}) {
-  auto s = load_scenario(worked(name), sets);
+Scenario worked_scenario(const char* name, const std::vector<std::string>& sets = {}) {
+  auto s = load_scenario(worked_file(name), sets);
   if (!s) FAIL(render(s.error()));
   return *s;
 }
 
-std::string explained(const char* name, const std::vector<std::string>& sets = {}) {
-  const auto p = ScenarioPricer::make(loaded(name, sets), catalog_root());
+std::string words_of(const char* name, const std::vector<std::string>& sets = {}) {
+  const auto p = ScenarioPricer::make(worked_scenario(name, sets), catalog_root());
   if (!p) FAIL(render(p.error()));
   return render(explain(**p));
 }
@@ -33,7 +33,7 @@ constexpr const char *small = "qwen2.5-7b-colocated.yaml", *deep = "qwen2.5-32b-
 
 TEST_CASE("sensitivity says how far whole numbers and fractions were really moved, and folds what does nothing") {
   const std::vector<std::string> sets = {"rollout.memory_fraction=0.95", "algorithm.prompts=4"};
-  const auto all = sensitivity(loaded(small, sets), catalog_root());
+  const auto all = sensitivity(worked_scenario(small, sets), catalog_root());
   REQUIRE(all.has_value());
   const auto of = [&](const char* number) {
     for (const Sensitivity& s : *all)
@@ -59,8 +59,8 @@ TEST_CASE("sensitivity says how far whole numbers and fractions were really move
 
 TEST_CASE("a sweep over GPUs says whose efficiencies were fitted") {
   const auto rows = [](const char* gpus) {
-    const auto r = sweep(worked(small), {"cluster.gpus_per_node=8"}, {*parse_axis(fmt::format("cluster.gpu={}", gpus))},
-                         catalog_root());
+    const auto r = sweep(worked_file(small), {"cluster.gpus_per_node=8"},
+                         {*parse_axis(fmt::format("cluster.gpu={}", gpus))}, catalog_root());
     REQUIRE(r.has_value());
     return *r;
   };
@@ -68,7 +68,7 @@ TEST_CASE("a sweep over GPUs says whose efficiencies were fitted") {
   CHECK(standing_note(rows("h800-sxm-80gb")).empty());
   CHECK_THAT(standing_note(rows("h100-sxm-80gb,h800-sxm-80gb")),
              Catch::Contains("h100-sxm-80gb: calibrated") && Catch::Contains("sibling h100-sxm-80gb, uncalibrated"));
-  const auto twice = sweep(worked(small), {}, {*parse_axis("seed=1,2"), *parse_axis("seed=3")}, catalog_root());
+  const auto twice = sweep(worked_file(small), {}, {*parse_axis("seed=1,2"), *parse_axis("seed=3")}, catalog_root());
   REQUIRE(!twice.has_value());
   CHECK(twice.error()[0].code == "E261");
 }
@@ -77,7 +77,7 @@ TEST_CASE("explain names the micro-batches in flight, the schedule that is price
   // One number in both places: of the whole moment and of what the layers keep.
   for (const char* schedule : {"1f1b", "gpipe"}) {
     const std::string text =
-        explained(deep, {fmt::format("train.pipeline_schedule={}", schedule), "train.recompute=none"});
+        words_of(deep, {fmt::format("train.pipeline_schedule={}", schedule), "train.recompute=none"});
     const auto flight =
         text.substr(text.find(" layers, ") + 9, text.find(" in flight of") - text.find(" layers, ") - 9);
     INFO(flight);
@@ -85,22 +85,22 @@ TEST_CASE("explain names the micro-batches in flight, the schedule that is price
     CHECK_THAT(text, Catch::Contains(std::string("schedule ") + schedule));
     CHECK((flight == "2 micro-batches") == (std::string(schedule) == "1f1b"));  // pp 2
   }
-  CHECK_THAT(explained(deep, {"train.pipeline_schedule=interleaved"}),
+  CHECK_THAT(words_of(deep, {"train.pipeline_schedule=interleaved"}),
              Catch::Contains("schedule 1f1b: interleaved asks for a vpp of 2 or more"));
-  CHECK_THAT(explained(deep, {"train.pipeline_schedule=interleaved", "train.layout.vpp=2"}),
+  CHECK_THAT(words_of(deep, {"train.pipeline_schedule=interleaved", "train.layout.vpp=2"}),
              Catch::Contains("schedule interleaved 1f1b in 2 chunks a stage"));
-  CHECK_THAT(explained(deep, {"train.pipeline_schedule=gpipe", "train.layout.vpp=2"}),
+  CHECK_THAT(words_of(deep, {"train.pipeline_schedule=gpipe", "train.layout.vpp=2"}),
              Catch::Contains("schedule gpipe in 2 chunks a stage: every micro-batch is kept"));
   // DP 1 x CP 4 shards what is dense; experts over EP 32 exist once: 4 x 8 / 32.
-  CHECK_THAT(explained(experts), Catch::Contains("over 4 data ranks, experts over 1"));
-  CHECK_THAT(explained(small), !Catch::Contains("experts over"));
+  CHECK_THAT(words_of(experts), Catch::Contains("over 4 data ranks, experts over 1"));
+  CHECK_THAT(words_of(small), !Catch::Contains("experts over"));
 }
 
 TEST_CASE("a rollout that is all tail says so, without a decode of 0 seconds") {
   // 512 sequences of an engine, as many slots: all run from the start.
-  const std::string tail = explained(small, {"rollout.max_running_requests=512"});
+  const std::string tail = words_of(small, {"rollout.max_running_requests=512"});
   CHECK_THAT(tail, Catch::Contains("512 from the start, the longest alone") && !Catch::Contains("    decode"));
-  const std::string both = explained(small);
+  const std::string both = words_of(small);
   CHECK_THAT(both, Catch::Contains("steps of 256 sequences, ") && Catch::Contains("no more to admit"));
 }
 

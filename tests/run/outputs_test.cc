@@ -17,19 +17,13 @@
 #include "cli/run_console.h"
 #include "cli/step_lines.h"
 #include "tests/json.h"
+#include "tests/run/json_lines.h"
 #include "tests/run/launched.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
 
 namespace {
-
-std::vector<Json> lines_of(const fs::path& path) {
-  std::vector<Json> out;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) out.push_back(json_from<Json>(line));
-  return out;
-}
 
 std::string run_of(const std::string& name, const fs::path& out, const std::string& more) {
   const Result2 r =

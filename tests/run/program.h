@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -40,6 +41,12 @@ inline Result2 hotbunk_command(const std::string& arguments) {
   const int status = std::system(
       fmt::format("{} {} > {} 2> {} < /dev/null", program_file, arguments, out.string(), err.string()).c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, text_of(out), text_of(err)};
+}
+
+inline void must_run(const std::string& arguments) {
+  const Result2 r = hotbunk_command(arguments);
+  INFO(arguments << '\n' << r.err);
+  REQUIRE(r.code == 0);
 }
 
 /// Processes whose parent is `pid`, the oldest first.

@@ -74,12 +74,6 @@ bool has_checkpoint(const fs::path& run) {
   return false;
 }
 
-void must_run(const std::string& arguments) {
-  const Result2 r = hotbunk_command(arguments);
-  INFO(arguments << '\n' << r.err);
-  REQUIRE(r.code == 0);
-}
-
 std::string sets(const std::string& keys) {
   std::string out;
   std::istringstream split(keys);

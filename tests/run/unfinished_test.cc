@@ -5,25 +5,13 @@
 #include <sstream>
 
 #include "tests/json.h"
+#include "tests/run/json_lines.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
 
 namespace {
-
-void must_run(const std::string& arguments) {
-  const Result2 r = hotbunk_command(arguments);
-  INFO(arguments << '\n' << r.err);
-  REQUIRE(r.code == 0);
-}
-
-std::vector<Json> lines_of(const fs::path& file) {
-  std::vector<Json> out;
-  std::istringstream text(text_of(file));
-  for (std::string line; std::getline(text, line);) out.push_back(json_from<Json>(line));
-  return out;
-}
 
 /// The folder as a kill leaves it that comes after the checkpoint of the last step and before `final`.
 void take_the_end_away(const fs::path& run) {

@@ -64,7 +64,7 @@ TEST_CASE("a fault of memory under a limit of addresses is said with the limit",
       return write(text[1], said.data(), said.size()) < 0 ? 1 : 0;
     });
     char said[512];
-    const ssize_t n = read(text[0], said, sizeof said);
+    const ssize_t n = ::read(text[0], said, sizeof said);
     close(text[0]), close(text[1]);
     return std::string(said, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
   };

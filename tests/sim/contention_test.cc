@@ -11,7 +11,7 @@ using namespace hotbunk::toy;
 namespace {
 
 /// `nodes` of 8 GPUs: NVLink 450 GB/s, PCIe 50 GB/s, a port of 50 GB/s per GPU.
-ClusterSpec cluster_of(std::int64_t nodes) {
+ClusterSpec contended_cluster(std::int64_t nodes) {
   ClusterSpec c;
   c.nodes = nodes;
   c.gpus_per_node = 8;
@@ -48,7 +48,7 @@ std::int64_t longest(const Trace& trace, const std::string& name) {
 
 TEST_CASE("contention: eight ranks that sleep at once share their node's memory") {
   // 10 GB each. One alone: its PCIe's price. Eight: 80 GB through the node's memory, where that is narrower.
-  const ClusterSpec cluster = cluster_of(1);
+  const ClusterSpec cluster = contended_cluster(1);
   Hardware hardware = hardware_from_datasheet(cluster);
   hardware.host_memory_bandwidth = {2e11, "test"};
   const CostModel model(hardware, cluster);
@@ -65,7 +65,7 @@ TEST_CASE("contention: eight ranks that sleep at once share their node's memory"
 
 TEST_CASE("contention: two collectives on one NIC take twice as long as one") {
   // Two families of the same pair of ranks, on two nodes: an all-reduce of 9 GB on each of two streams.
-  const ClusterSpec cluster = cluster_of(2);
+  const ClusterSpec cluster = contended_cluster(2);
   const CostModel model(hardware_from_datasheet(cluster), cluster);
   const auto plan_with = [&](bool both) {
     std::vector<std::vector<Op>> programs(16);
@@ -93,7 +93,7 @@ TEST_CASE("contention: two-level all-reduces over an oversubscribed spine share 
   // Four nodes, each a pod of its own, the spine 4 times narrower than the ports below it: what leaves a node is priced
   // as if all eight ports sent. Eight rings of one GPU per node, all at once, are then as long as one of them; without
   // company a single ring has the spine to itself, and its price is that of a port.
-  ClusterSpec cluster = cluster_of(4);
+  ClusterSpec cluster = contended_cluster(4);
   cluster.pod_nodes = 1;
   cluster.oversubscription = 4.0;
   const CostModel model(hardware_from_datasheet(cluster), cluster);
@@ -120,7 +120,7 @@ TEST_CASE("contention: two-level all-reduces over an oversubscribed spine share 
 }
 
 TEST_CASE("contention: times that scatter do so in a simulation, and ranks no longer alike are not folded") {
-  const ClusterSpec cluster = cluster_of(1);
+  const ClusterSpec cluster = contended_cluster(1);
   DisturbanceSpec d;
   d.jitter = {.relative = 0.3, .seed = 5};
   const Prices prices{{"kernel", 1000}};
@@ -139,7 +139,7 @@ TEST_CASE("contention: times that scatter do so in a simulation, and ranks no lo
 
 TEST_CASE("links: what they carried is what ranks sent, and how long they were full is derived") {
   // One node: all-gathers of eight ranks over NVLink. Each rank's link out carries what the rank puts on the wire.
-  const ClusterSpec cluster = cluster_of(1);
+  const ClusterSpec cluster = contended_cluster(1);
   const CostModel model(hardware_from_datasheet(cluster), cluster);
   std::vector<std::vector<Op>> programs(8);
   for (auto& program : programs) {

@@ -41,7 +41,7 @@ struct Simulated {
   std::size_t players = 0;
 };
 
-Simulated simulate(const Plan& plan, const Scenario& scenario, const OpCost& cost, const Way& way) {
+Simulated simulate_lengths(const Plan& plan, const Scenario& scenario, const OpCost& cost, const Way& way) {
   auto driver = LengthDriver::create(plan, scenario);
   if (!driver) throw std::runtime_error(render(driver.error()));
   if (way.steps_together) (*driver)->take_steps_together();
@@ -120,13 +120,13 @@ TEST_CASE("call by call is op by op, and several decode steps together are one a
     RC_ASSERT(hardware.has_value());
     const CostModel model(*hardware, scenario->cluster);
     const ModelCost cost(model);
-    const Trace ops = simulate(*plan, *scenario, cost, {}).trace;
-    const Trace calls = simulate(*plan, *scenario, cost, {.granularity = Granularity::calls}).trace;
+    const Trace ops = simulate_lengths(*plan, *scenario, cost, {}).trace;
+    const Trace calls = simulate_lengths(*plan, *scenario, cost, {.granularity = Granularity::calls}).trace;
     RC_ASSERT(same_bytes(ops, calls));
     // Kernels that share a device are late by a nanosecond or so each time that others join or leave.
     RC_ASSERT(same_times(ops, calls, 100, 1e-5));
-    const Simulated folded =
-        simulate(*plan, *scenario, cost, {.granularity = Granularity::calls, .steps_together = true, .folded = true});
+    const Simulated folded = simulate_lengths(
+        *plan, *scenario, cost, {.granularity = Granularity::calls, .steps_together = true, .folded = true});
     RC_ASSERT(same_bytes(ops, folded.trace));
     RC_ASSERT(same_times(ops, folded.trace, 1000, 1e-4));
   }));
@@ -142,13 +142,14 @@ TEST_CASE("ranks that are alike are played by one, to the nanosecond") {
     const CostModel model(narrow, job.scenario.cluster);
     const ModelCost cost(model);
     const Way alone{Granularity::calls, true, false}, shared{Granularity::calls, true, false, &model};
-    CHECK_FALSE(same_times(simulate(job.plan, job.scenario, cost, alone).trace,
-                           simulate(job.plan, job.scenario, cost, shared).trace, 0));
+    CHECK_FALSE(same_times(simulate_lengths(job.plan, job.scenario, cost, alone).trace,
+                           simulate_lengths(job.plan, job.scenario, cost, shared).trace, 0));
     for (const Granularity granularity : {Granularity::ops, Granularity::calls})
       for (const bool together : {false, true}) {
         if (together && granularity == Granularity::ops) continue;
-        const Simulated unfolded = simulate(job.plan, job.scenario, cost, {granularity, together, false, &model});
-        const Simulated folded = simulate(job.plan, job.scenario, cost, {granularity, together, true, &model});
+        const Simulated unfolded =
+            simulate_lengths(job.plan, job.scenario, cost, {granularity, together, false, &model});
+        const Simulated folded = simulate_lengths(job.plan, job.scenario, cost, {granularity, together, true, &model});
         CAPTURE(nodes, together, folded.players, job.plan.num_ranks());
         CHECK(unfolded.players == static_cast<std::size_t>(job.plan.num_ranks()));
         CHECK(folded.players < unfolded.players);
@@ -172,19 +173,19 @@ TEST_CASE("a straggler and other lengths split a class, and nothing else changes
   }
   const Straggler straggler(cost, not_alone);
   const Way unfolded{Granularity::calls, true, false}, folded{Granularity::calls, true, true};
-  const Simulated even = simulate(alike.plan, alike.scenario, cost, folded);
-  const Simulated slow = simulate(alike.plan, alike.scenario, straggler, folded);
+  const Simulated even = simulate_lengths(alike.plan, alike.scenario, cost, folded);
+  const Simulated slow = simulate_lengths(alike.plan, alike.scenario, straggler, folded);
   CAPTURE(even.players, slow.players);
   CHECK(slow.players > even.players);
   CHECK(slow.players < 16);
-  const Simulated slow_unfolded = simulate(alike.plan, alike.scenario, straggler, unfolded);
+  const Simulated slow_unfolded = simulate_lengths(alike.plan, alike.scenario, straggler, unfolded);
   CHECK(same_times(slow_unfolded.trace, slow.trace, 0));
   CHECK(same_bytes(slow_unfolded.trace, slow.trace));
   CHECK_FALSE(same_times(slow.trace, even.trace, 0));
 
-  const Simulated lengths = simulate(drawn.plan, drawn.scenario, cost, folded);
+  const Simulated lengths = simulate_lengths(drawn.plan, drawn.scenario, cost, folded);
   CHECK(lengths.players > even.players);
-  CHECK(same_times(simulate(drawn.plan, drawn.scenario, cost, unfolded).trace, lengths.trace, 0));
+  CHECK(same_times(simulate_lengths(drawn.plan, drawn.scenario, cost, unfolded).trace, lengths.trace, 0));
 }
 
 TEST_CASE("the sum over an affine stretch is exact, over a kink and a curve nearly so") {

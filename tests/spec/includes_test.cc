@@ -1,11 +1,15 @@
 // Who may include whom: the folders' order, as docs/contributing.md tells it. A folder is listed with what it may
 // include besides itself; a new one needs a line here.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <regex>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -58,6 +62,22 @@ std::string complaint(const std::string& file, const std::string& header) {
   return std::ranges::find(allowed, to) == allowed.end() ? file + " includes " + header : "";
 }
 
+/// The types that a source text defines outside of functions and of unnamed namespaces, with their namespace. Formatted
+/// as this tree is: what stands at the beginning of a line is in no other braces than a namespace's.
+std::vector<std::string> types_defined(std::istream& text) {
+  static const std::regex opens(R"(^(?:inline )?namespace ?([\w:]*) ?\{$)"), closes(R"(^\}  // namespace.*)"),
+      defines(R"(^(?:struct|class|enum|enum class|union) (\w+)(?: final)?(?: :.*)? ?\{.*)");
+  std::vector<std::string> within, out;
+  for (std::string line; std::getline(text, line);) {
+    std::smatch found;
+    if (std::regex_match(line, found, opens)) within.push_back(found[1]);
+    else if (std::regex_match(line, closes) && !within.empty()) within.pop_back();
+    else if (std::regex_match(line, found, defines) && std::ranges::find(within, "") == within.end())
+      out.push_back(fmt::format("{}::{}", fmt::join(within, "::"), found[1].str()));
+  }
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("includes follow the folders' order: the simulator and the backends never meet") {
@@ -77,6 +97,26 @@ TEST_CASE("includes follow the folders' order: the simulator and the backends ne
     }
   }
   CHECK(seen > 800);  // files were found
+}
+
+TEST_CASE("a type of one name has one definition") {
+  std::map<std::string, std::string> defined;
+  for (const auto& [folder, allowed] : may_include)
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(source_folder) / folder)) {
+      const std::string ending = entry.path().extension().string();
+      if (ending != ".cc" && ending != ".h") continue;
+      const std::string file = fs::relative(entry.path(), source_folder).generic_string();
+      std::ifstream in(entry.path());
+      for (const std::string& type : types_defined(in)) {
+        const auto [at, is_new] = defined.try_emplace(type, file);
+        INFO(type << " of " << file << " and of " << at->second);
+        CHECK((is_new || at->second == file));  // the linker takes either's members for both
+      }
+    }
+  CHECK(defined.size() > 400);
+  std::istringstream twice(
+      "namespace a {\nstruct B {};\nnamespace {\nclass C {\n}  // namespace\nenum class D : int { x };\n}");
+  CHECK(types_defined(twice) == std::vector<std::string>{"a::B", "a::D"});
 }
 
 TEST_CASE("every folder with sources has a place in the order") {

@@ -5,14 +5,13 @@
 #include <cstdint>
 
 #include "backends/cpu_gloo/kernels/microkernel.h"
+#include "base/rounding.h"
 
 namespace hotbunk::kernels {
 
 inline constexpr std::int64_t kBlock = 64;  // tokens per tile, of queries and of keys: three tiles of d = 64 fit L1
 /// In a tile on the diagonal, rows are taken in groups, each as wide as its last row sees: half a tile is skipped.
 inline constexpr std::int64_t kGroup = 16;
-
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 /// Rows of one head lie a whole packed row apart, where the hardware prefetcher does not follow: ask for the row some
 /// iterations ahead (asking past the end is harmless).
