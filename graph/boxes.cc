@@ -108,6 +108,27 @@ Side joined(const Side& side) {
   return out;
 }
 
+/// Parts of the same columns, none of which shares a row with another.
+bool are_rows_apart(const Side& side) {
+  const Parts& parts = side.parts;
+  return (parts.who == Holds::every || parts.who == Holds::peers) && parts.cols == 0 && parts.rows > 0 &&
+         parts.rows >= side.piece.row_end - side.piece.row_begin;
+}
+
+/// Rows that such parts have in a range, all together.
+std::int64_t rows_within(const Side& side, const Range& range) {
+  const Piece& p = side.piece;
+  const Parts& parts = side.parts;
+  const std::int64_t each = p.row_end - p.row_begin;
+  const auto before = [&](std::int64_t row) {
+    const std::int64_t above = std::min(row, parts.last_row) - p.row_begin;
+    if (above <= 0) return std::int64_t{0};
+    const std::int64_t done = std::min<std::int64_t>(above / parts.rows, parts.count);
+    return done * each + (done < parts.count ? std::min(above - done * parts.rows, each) : 0);
+  };
+  return std::max<std::int64_t>(0, before(range.end) - before(range.begin));
+}
+
 /// "" or where one side of a move lies outside of its tensor. Part 0 has the most rows; of parts in one tensor the last
 /// that has any ends last, or the one before it, which is whole.
 std::string check_side(const Side& side, const std::vector<Tensor>& tensors, bool in_plan, std::size_t num_families) {
@@ -194,9 +215,20 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
 }
 
 MovedElements moved_elements(const Move& move, const Places& places) {
+  const Side to = joined(move.to);
+  const auto one = [](const Side& side) { return side.parts.who == Holds::whole || side.parts.who == Holds::mine; };
   const auto count = [&](const Side& from) {
     std::int64_t elements = 0;
-    each_meeting({from, joined(move.to)}, places, [&](const Part&, const Part&, const Range& rows, const Range& cols) {
+    // Of many parts and one: in one look, however many there are.
+    const Side* const many = are_rows_apart(from) && one(to) ? &from : are_rows_apart(to) && one(from) ? &to : nullptr;
+    if (many) {
+      each_part(many == &from ? to : from, places, rows_around(*many, places), [&](const Part& single) {
+        const Range cols = common({many->piece.col_begin, many->piece.col_end}, single.cols);
+        if (single.rows.size() > 0 && cols.size() > 0) elements += rows_within(*many, single.rows) * cols.size();
+      });
+      return elements;
+    }
+    each_meeting({from, to}, places, [&](const Part&, const Part&, const Range& rows, const Range& cols) {
       elements += rows.size() * cols.size();
     });
     return elements;

@@ -35,6 +35,7 @@ enum class PlanPhase : std::uint8_t {
   wake_moments,
   wake_reference,
   wake_work,  // nothing of training slept: it takes what it works in
+  framework,  // what it takes beside its passes: data, verification, collation, logging
   reference,
   old_logprobs,
   values,  // PPO: the critic's forward passes, and its optimizer steps
@@ -64,7 +65,7 @@ constexpr bool is_sleep(PlanPhase p) {
 /// It puts to sleep, wakes or forgets.
 constexpr bool is_transition(PlanPhase p) {
   return p != PlanPhase::load && p != PlanPhase::sync && p != PlanPhase::samples && p != PlanPhase::wake_work &&
-         !is_driven(p);
+         p != PlanPhase::framework && !is_driven(p);
 }
 /// Log-probs, training and what it leaves: its transients depend on how training computes.
 constexpr bool is_training(PlanPhase p) { return p >= PlanPhase::reference; }

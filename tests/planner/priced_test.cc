@@ -23,6 +23,7 @@
 #include "spec/validate.h"
 #include "tests/drawn_numbers.h"
 #include "tests/paths.h"
+#include "tests/planner/played.h"
 #include "trace/static_memory.h"
 #include "trace/summary.h"
 
@@ -45,6 +46,8 @@ class Draws : private test::DrawnNumbers {
                                       {"verl-fsdp", "fsdp2", "vllm", false},
                                       {"slime-fsdp", "fsdp2", "sglang", false},
                                       {"verl-megatron", "megatron", "vllm", true},
+                                      {"nemo-megatron", "megatron", "vllm", true},
+                                      {"torchtitan", "fsdp2", "vllm", false},
                                       {"slime-megatron", "megatron", "sglang", true},
                                       {"megatron", "zero1", "sglang", true},
                                       {"hotbunk", "ddp", "vllm", false},
@@ -98,67 +101,6 @@ class Draws : private test::DrawnNumbers {
   std::string flag() { return of<std::string>({"true", "false"}); }
 };
 
-struct Played {
-  /// Of an iteration: from when the last rank enters a phase, and from when the first one does.
-  std::array<double, num_rl_phases> seconds{}, from_first{};
-  Trace trace;
-};
-
-RlPhase rl_phase_of(PlanPhase p) {
-  switch (p) {
-    case PlanPhase::sync:
-      return RlPhase::sync;
-    case PlanPhase::reference:
-      return RlPhase::reference;
-    case PlanPhase::old_logprobs:
-      return RlPhase::old_logprobs;
-    case PlanPhase::values:
-      return RlPhase::values;
-    case PlanPhase::critic:
-      return RlPhase::critic;
-    case PlanPhase::train:
-      return RlPhase::train;
-    default:
-      return is_sleep(p)                                     ? RlPhase::sleep
-             : is_transition(p) || p == PlanPhase::wake_work ? RlPhase::wake
-                                                             : RlPhase::rollout;
-  }
-}
-
-/// A phase lasts until its last rank leaves it. Stages of a pipeline that have less to move than the fullest one enter
-/// the next phase sooner, bring up what they need there, and wait.
-Played play(const PricedJob& job, const CostModel& model) {
-  auto driver = LengthDriver::create(job.plan, job.scenario);
-  if (!driver) throw std::runtime_error(render(driver.error()));
-  const ModelCost cost(model);
-  SimBackend backend(job.scenario.cluster, cost,
-                     {.timeline = {.first_step = 0, .last_step = -1}, .enforce_capacity = false});
-  RunOptions run{.steps = 1, .local_ranks = {}};
-  for (Rank r = 0; r < job.plan.num_ranks(); ++r) run.local_ranks.push_back(r);
-  auto trace = execute(job.plan, backend, **driver, run);
-  if (!trace) throw std::runtime_error(render(trace.error()));
-  Played out;
-  struct Stay {
-    std::int64_t first = std::numeric_limits<std::int64_t>::max(), last = 0, end = 0;
-  };
-  std::map<std::int16_t, Stay> stays;
-  for (const PhaseSpan& p : trace->phases) {
-    if (p.step == 0) continue;
-    Stay& stay = stays[p.phase];
-    stay.first = std::min(stay.first, p.start_ns), stay.last = std::max(stay.last, p.start_ns);
-    stay.end = std::max(stay.end, p.end_ns);
-  }
-  for (const auto& [phase, stay] : stays) {
-    const PlanPhase name = phase_named(job.plan.phases[static_cast<std::size_t>(phase)].name);
-    if (name == PlanPhase::samples) continue;  // waiting for the others
-    const auto at = static_cast<std::size_t>(rl_phase_of(name));
-    out.seconds[at] += 1e-9 * static_cast<double>(stay.end - stay.last);
-    out.from_first[at] += 1e-9 * static_cast<double>(stay.end - stay.first);
-  }
-  out.trace = std::move(*trace);
-  return out;
-}
-
 /// Live bytes of a rank at the closed form's moments, overhead included.
 struct Moments {
   std::int64_t train = 0, rollout = 0, sync = 0, wake = 0;
@@ -203,12 +145,13 @@ Sent said(const ScenarioPricer& pricer, const RlPoint& point) {
   const TrainPrice price = pricer.train().price(p);
   const OpKind sum = p.sharding == Sharding::replicated ? OpKind::all_reduce : OpKind::reduce_scatter;
   const std::string shard = p.replicas() > 1 ? "train_shard" : "train_data";
+  const bool gathers = pricer.train().framework().gathered_context;
   const std::map<std::string, std::pair<std::string, OpKind>> names = {
       {"tp gather and scatter", {"train_tp", OpKind::all_gather}},
       {"tp all-reduce", {"train_tp", OpKind::all_reduce}},
       {"tp gather behind a hop", {"train_tp", OpKind::all_gather}},
       {"expert dispatch and combine", {"train_experts", OpKind::all_to_all}},
-      {"cp ring", {"train_cp", OpKind::all_gather}},
+      {"cp ring", {"train_cp", gathers ? OpKind::all_gather : OpKind::send}},
       {"ulysses", {"train_cp", OpKind::all_to_all}},
       {"pipeline", {"train_pp", OpKind::send}},
       {"dp gradients", {shard, sum}},
@@ -330,8 +273,8 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     check({RlPhase::rollout}, 0.03);
     // Apart, a sync is also what one role waits for the other.
     if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.03);
-    for (const RlPhase p :
-         {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
+    for (const RlPhase p : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train,
+                            RlPhase::framework})
       check({p}, 0.03);
   }
   REQUIRE(played > 5);
@@ -367,14 +310,15 @@ TEST_CASE("log-prob passes hold what they work in: units, a layer's tensors or t
   const TrainSide train = (*pricer)->rl().parts(point).train;
   REQUIRE(train.swapped_reference > 0.0);
   CHECK(train.reference_work == train.swapped_reference + train.old_work);
-  for (const auto& [name, work] : {std::pair("reference", train.reference_work), std::pair("old_logprobs", train.old_work)}) {
+  for (const auto& [name, work] :
+       {std::pair("reference", train.reference_work), std::pair("old_logprobs", train.old_work)}) {
     INFO(name);
     const auto phase = static_cast<std::int16_t>(job->plan.phase_index(name));
     const auto peaks = static_memory(job->plan, 0).device.phase_peaks;
     const auto peak = std::ranges::find(peaks, phase, [](const auto& p) { return p.first; });
     REQUIRE(peak != peaks.end());
-    CHECK(std::abs(static_cast<double>(peak->second.peak_bytes + job->plan.overhead_bytes) - train.persistent() - work) <
-          4096.0);
+    CHECK(std::abs(static_cast<double>(peak->second.peak_bytes + job->plan.overhead_bytes) - train.persistent() -
+                   work) < 4096.0);
   }
 }
 
