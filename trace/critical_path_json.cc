@@ -32,7 +32,8 @@ Json critical_path_json(const Plan& plan, const Trace& trace, const CriticalPath
   for (std::size_t i = 0; i < path.spans.size(); ++i) {
     const Span& s = trace.spans[path.spans[i]];
     // A run of a block, or several, says nothing of bytes: it is not of one kind.
-    const std::string_view kind = is_compute(s.kind) && s.bytes == 0 && s.flops == 0.0 ? "several" : name_of(s.kind);
+    const bool says_what = s.bytes > 0 || s.flops > 0.0 || is_communication(s.kind) || is_memory(s.kind);
+    const std::string_view kind = says_what ? name_of(s.kind) : "several";
     auto& [ns, times] = alike[{without_numbers(trace.names[static_cast<std::size_t>(s.name)]), kind}];
     ns += path.own_ns[i], ++times;
   }
