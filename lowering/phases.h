@@ -55,7 +55,7 @@ using PhaseBytes = std::array<std::int64_t, num_plan_phases>;
 
 constexpr bool is_prologue(PlanPhase p) { return p == PlanPhase::load || p == PlanPhase::start_rollout; }
 constexpr bool is_driven(PlanPhase p) {
-  return p == PlanPhase::rollout || p == PlanPhase::exchange || p >= PlanPhase::reference;
+  return p == PlanPhase::rollout || p == PlanPhase::exchange || p == PlanPhase::framework || p >= PlanPhase::reference;
 }
 constexpr bool is_sleep(PlanPhase p) {
   return p == PlanPhase::sleep_optimizer || p == PlanPhase::sleep_moments || p == PlanPhase::sleep_reference ||
@@ -65,7 +65,7 @@ constexpr bool is_sleep(PlanPhase p) {
 /// It puts to sleep, wakes or forgets.
 constexpr bool is_transition(PlanPhase p) {
   return p != PlanPhase::load && p != PlanPhase::sync && p != PlanPhase::samples && p != PlanPhase::wake_work &&
-         p != PlanPhase::framework && !is_driven(p);
+         !is_driven(p);
 }
 /// Log-probs, training and what it leaves: its transients depend on how training computes.
 constexpr bool is_training(PlanPhase p) { return p >= PlanPhase::reference; }

@@ -116,7 +116,7 @@ TEST_CASE("every row of the published tables that has a price simulates, and tak
                  priced = model.price(p).step_seconds, error = simulated / priced - 1.0;
     INFO("simulated " << simulated << " s, priced " << priced << " s, " << 100.0 * error << " %");
     worst_ahead = std::max(worst_ahead, error), worst_behind = std::min(worst_behind, error);
-    CHECK(std::abs(error) < (p.vpp > 1 ? 0.09 : p.pp > 1 ? 0.055 : 0.03));
+    CHECK(std::abs(error) < (p.pp > 1 ? 0.055 : 0.03));
   }
   if (std::getenv("HOTBUNK_ROW_TIMES") != nullptr)
     fmt::print("{} rows, {:+.2f} to {:+.2f} %\n", context.trained.size(), 100.0 * worst_behind, 100.0 * worst_ahead);
