@@ -239,9 +239,9 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
     if (options.by_op.empty() && !cost.jitters()) (*driver)->take_steps_together();
     std::vector<std::int32_t> classes = (*driver)->rank_classes(walked.first, walked.last);
     for (std::int32_t alone = -1; const Rank r : options.by_op) classes[static_cast<std::size_t>(r)] = alone--;
-    // Who shares a node's links or a pod's must be alike too.
+    // Who shares a NUMA domain's memory, a node's links or a pod's must be alike too.
     const std::int64_t node = job.scenario.cluster.gpus_per_node;
-    std::vector<std::int64_t> neighbours = {node};
+    std::vector<std::int64_t> neighbours = {node / job.scenario.cluster.even_numa_domains(), node};
     if (job.scenario.cluster.pod_nodes > 0) neighbours.push_back(node * job.scenario.cluster.pod_nodes);
     sim.classes = RankClasses::fold(job.plan, cost, classes, neighbours);
   }

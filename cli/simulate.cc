@@ -1,10 +1,13 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/file.h"
+#include "base/format.h"
 #include "base/json.h"
 #include "base/parallel.h"
 #include "base/printable.h"
@@ -86,6 +89,37 @@ Result<nlohmann::ordered_json> spread_of(const Job& job, const Hardware& hardwar
   return spread_json(figures, job.scenario.seed);
 }
 
+/// How far one draw may be off: what the rollout's seconds are in proportion to, beside that of other draws. null where
+/// nothing is drawn.
+nlohmann::ordered_json one_draw_json(const Job& job, const nlohmann::ordered_json& summary) {
+  const auto longest = longest_responses(job.scenario);
+  if (!longest || job.plan.phase_index("rollout") < 0) return nullptr;
+  double rollout = 0.0, own = 0.0;
+  for (const auto& phase : summary.at("phase_totals"))
+    if (phase.at("name") == "rollout") rollout = phase.at("mean").get<double>();
+  for (const auto& row : summary.at("metrics")) own = std::max(own, row.value("response_length/max", 0.0));
+  const double steps = static_cast<double>(std::max<std::int64_t>(1, job.scenario.steps));
+  const double share = longest->deviation / std::max(longest->mean, 1.0) / std::sqrt(steps);
+  return {{"longest_response", own},
+          {"others", {{"draws", longest->draws}, {"mean", longest->mean}, {"standard_deviation", longest->deviation}}},
+          {"rollout_seconds", rollout},
+          {"may_be_off_seconds", share * rollout}};
+}
+
+std::string one_draw_text(const nlohmann::ordered_json& draw) {
+  if (draw.is_null()) return "";
+  const auto& others = draw.at("others");
+  const double rollout = draw.at("rollout_seconds").get<double>(), off = draw.at("may_be_off_seconds").get<double>();
+  return fmt::format(
+      "\nLengths are one draw, whose longest response has {:.0f} tokens; that of other iterations has {:.0f} ± {:.0f}. "
+      "An "
+      "engine decodes until its longest is done:\nthe rollout may be off by some ± {} ({:.1f} %). --seeds 16 plays as "
+      "many "
+      "draws.\n",
+      draw.at("longest_response").get<double>(), others.at("mean").get<double>(),
+      others.at("standard_deviation").get<double>(), format_seconds(off), rollout > 0.0 ? 100.0 * off / rollout : 0.0);
+}
+
 int run(const SimulateArguments& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
@@ -109,6 +143,10 @@ int run(const SimulateArguments& o) {
   if (!trace) return report_errors(trace.error());
   auto summary = summarize(job->plan, job->scenario, *trace);
   if (!o.scenario.json) fmt::print("{}", render_summary(summary, use_colour()));
+  if (o.seeds == 1 && !*lengths) {
+    summary["one_draw"] = one_draw_json(*job, summary);
+    if (!o.scenario.json) fmt::print("{}", one_draw_text(summary["one_draw"]));
+  }
   if (o.seeds > 1) {
     auto spread = spread_of(*job, *hardware, o.seeds, summary);
     if (!spread) return report_errors(spread.error());

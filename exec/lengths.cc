@@ -91,6 +91,24 @@ SampleLengths draw_lengths(const Scenario& s, std::int32_t step) {
   return lengths;
 }
 
+std::optional<LongestResponses> longest_responses(const Scenario& s) {
+  constexpr std::int64_t most_lengths = 500'000;  // drawn in all: some hundredths of a second
+  const LengthSpec& spec = s.workload.response_tokens;
+  if (s.algorithm.name == AlgorithmName::sft || spec.distribution == LengthDistribution::fixed) return {};
+  const std::int64_t samples = s.algorithm.prompts * s.algorithm.samples_per_prompt;
+  const std::int64_t draws = std::clamp<std::int64_t>(most_lengths / std::max<std::int64_t>(samples, 1), 4, 32);
+  double sum = 0.0, squares = 0.0;
+  Scenario other = s;
+  for (std::int64_t draw = 0; draw < draws; ++draw) {
+    ++other.seed;
+    const auto longest = static_cast<double>(std::ranges::max(draw_lengths(other, 1).response_tokens));
+    sum += longest, squares += longest * longest;
+  }
+  const auto n = static_cast<double>(draws);
+  const double mean = sum / n;
+  return LongestResponses{draws, mean, std::sqrt(std::max(0.0, squares - n * mean * mean) / (n - 1.0))};
+}
+
 std::string lengths_line(std::int32_t step, const SampleLengths& lengths) {
   return fmt::format("{{\"step\": {}, \"prompt_tokens\": [{}], \"response_tokens\": [{}]}}", step,
                      fmt::join(lengths.prompt_tokens, ", "), fmt::join(lengths.response_tokens, ", "));

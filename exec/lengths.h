@@ -32,6 +32,14 @@ std::int64_t draw_length(const LengthSpec&, std::int64_t seed, std::int32_t step
 /// All samples of one iteration; the samples of one prompt share its length.
 SampleLengths draw_lengths(const Scenario&, std::int32_t step);
 
+/// How far an iteration's longest response lies from that of other draws: an engine decodes until its longest is done.
+struct LongestResponses {
+  std::int64_t draws = 0;            // looked at, of one iteration each
+  double mean = 0.0, deviation = 0;  // of the longest response of an iteration, tokens
+};
+/// Of draws with other seeds than the scenario's; none where responses are of one length or nothing is drawn.
+std::optional<LongestResponses> longest_responses(const Scenario&);
+
 /// A line of lengths.jsonl, without its end: {"step": 1, "prompt_tokens": [...], "response_tokens": [...]}, the arrays
 /// by sample index.
 std::string lengths_line(std::int32_t step, const SampleLengths&);

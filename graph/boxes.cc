@@ -121,8 +121,29 @@ Side joined(const Side& side) {
   return out;
 }
 
-/// "" or where one side of a move lies outside of its tensor. PlacedPart 0 has the most rows; of parts in one tensor
-/// the last that has any ends last, or the one before it, which is whole.
+/// Parts of the same columns, none of which shares a row with another.
+bool are_rows_apart(const Side& side) {
+  const Parts& parts = side.parts;
+  return (parts.who == Holds::every || parts.who == Holds::peers) && parts.within.family < 0 && parts.cols == 0 &&
+         parts.rows > 0 && parts.rows >= side.piece.row_end - side.piece.row_begin;
+}
+
+/// Rows that such parts have in a range, all together.
+std::int64_t rows_within(const Side& side, const Range& range) {
+  const Piece& p = side.piece;
+  const Parts& parts = side.parts;
+  const std::int64_t each = p.row_end - p.row_begin;
+  const auto before = [&](std::int64_t row) {
+    const std::int64_t above = std::min(row, parts.last_row) - p.row_begin;
+    if (above <= 0) return std::int64_t{0};
+    const std::int64_t done = std::min<std::int64_t>(above / parts.rows, parts.count);
+    return done * each + (done < parts.count ? std::min(above - done * parts.rows, each) : 0);
+  };
+  return std::max<std::int64_t>(0, before(range.end) - before(range.begin));
+}
+
+/// "" or where one side of a move lies outside of its tensor. Part 0 has the most rows; of parts in one tensor the last
+/// that has any ends last, or the one before it, which is whole.
 std::string check_side(const Side& side, const std::vector<Tensor>& tensors, bool in_plan, std::size_t num_families) {
   const Parts& parts = side.parts;
   const Piece& p = side.piece;
@@ -211,20 +232,36 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
 }
 
 MovedElements moved_elements(const Move& move, const Places& places) {
+  const Side to = joined(move.to);
+  const auto one = [](const Side& side) { return side.parts.who == Holds::whole || side.parts.who == Holds::mine; };
   const auto count = [&](const Side& from) {
     std::int64_t elements = 0;
-    each_meeting({from, joined(move.to)}, places,
-                 [&](const PlacedPart&, const PlacedPart&, const Range& rows, const Range& cols) {
-                   elements += rows.size() * cols.size();
-                 });
+    // Of many parts and one: in one look, however many there are.
+    const Side* const many = are_rows_apart(from) && one(to) ? &from : are_rows_apart(to) && one(from) ? &to : nullptr;
+    if (many) {
+      each_part(many == &from ? to : from, places, rows_around(*many, places), [&](const PlacedPart& single) {
+        const Range cols = common({many->piece.col_begin, many->piece.col_end}, single.cols);
+        if (single.rows.size() > 0 && cols.size() > 0) elements += rows_within(*many, single.rows) * cols.size();
+      });
+      return elements;
+    }
+    each_meeting({from, to}, places, [&](const PlacedPart&, const PlacedPart&, const Range& rows, const Range& cols) {
+      elements += rows.size() * cols.size();
+    });
     return elements;
   };
   MovedElements out{.all = count(joined(move.from)), .of_peers = 0};
   if (move.from.parts.who != Holds::peers) return out;
-  // Its own part is the one that lies at its place.
   const std::int32_t place = place_in(move.from.parts.family, places);
+  if (move.from.parts.within.family < 0) {
+    Side own = move.from;
+    own.parts.who = Holds::mine, own.parts.repeat = 1;
+    out.of_peers = out.all - (place >= 0 && place < own.parts.count ? count(own) : 0);
+    return out;
+  }
+  // Its own part is the one that lies at its place.
   out.of_peers = out.all;
-  each_meeting({move.from, joined(move.to)}, places,
+  each_meeting({move.from, to}, places,
                [&](const PlacedPart& from, const PlacedPart&, const Range& rows, const Range& cols) {
                  if (from.place == place) out.of_peers -= rows.size() * cols.size();
                });

@@ -56,6 +56,7 @@
 // Any compute or collective may have prices; its tensors then only say what it orders.
 // clang-format on
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -90,8 +91,12 @@ struct Partners {
 /// 1 is the next rank and -1 the previous one, so that all ranks of a ring share one program.
 Partners partners_of(const Op&, std::int64_t ranks, std::int64_t place);
 
-/// Its price says how much it moves. A message between two ranks is as long as its tensors, also where it has a price.
-inline bool has_priced_payload(const Op& op) { return op.is_priced() && !is_pairwise(op.kind); }
+/// Its price says how much it moves. A message between two ranks is as long as its tensors where its price says nothing
+/// of bytes.
+inline bool has_priced_payload(const Op& op) {
+  return op.is_priced() && (!is_pairwise(op.kind) ||
+                            std::ranges::any_of(op.prices, [](const PricePoint& p) { return p.payload_bytes > 0.0; }));
+}
 
 /// "" when the op has the tensors, attributes and shapes that its kind asks for; else what is wrong.
 std::string check_op(const Op&);

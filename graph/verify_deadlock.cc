@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -48,12 +49,36 @@ void append(StreamStops& out, const Program& program, const Block& block) {
       });
 }
 
+/// Each rank's group of each family. Plan::group_of looks through them all.
+class Memberships {
+ public:
+  explicit Memberships(const Plan& plan) : groups_(plan.groups.size()) {
+    for (std::size_t f = 0; f < plan.groups.size(); ++f) {
+      groups_[f].assign(static_cast<std::size_t>(plan.num_ranks()), &none_);
+      for (const std::vector<Rank>& members : plan.groups[f].groups)
+        for (const Rank r : members)
+          if (groups_[f][static_cast<std::size_t>(r)] == &none_) groups_[f][static_cast<std::size_t>(r)] = &members;
+    }
+  }
+  Memberships(const Memberships&) = delete;
+  Memberships& operator=(const Memberships&) = delete;
+  const std::vector<Rank>& of(GroupId family, Rank r) const {
+    return *groups_[static_cast<std::size_t>(family)][static_cast<std::size_t>(r)];
+  }
+
+ private:
+  const std::vector<Rank> none_;
+  std::vector<std::vector<const std::vector<Rank>*>> groups_;  // [family][rank]
+};
+
 class Walk {
  public:
-  /// The part of each rank.
-  Walk(const Plan& plan, const std::vector<const StreamStops*>& parts) : plan_(plan) {
+  /// The part of each rank; none: it is left out, with all whom it meets.
+  Walk(const Plan& plan, const Memberships& memberships, const std::vector<const StreamStops*>& parts)
+      : plan_(plan), memberships_(memberships) {
+    const StreamStops nothing;
     for (Rank r = 0; r < plan.num_ranks(); ++r) {
-      const StreamStops& part = *parts[static_cast<std::size_t>(r)];
+      const StreamStops& part = parts[static_cast<std::size_t>(r)] ? *parts[static_cast<std::size_t>(r)] : nothing;
       fired_.emplace_back(static_cast<std::size_t>(part.num_tickets));
       first_.push_back(heads_.size());
       for (const auto& [stream, stops] : part.streams) heads_.push_back({r, stream, &stops});
@@ -116,7 +141,7 @@ class Walk {
   }
 
   const std::vector<Rank>& members_of(const Head& head) const {
-    return plan_.group_of(head.stop().op->group, head.rank);
+    return memberships_.of(head.stop().op->group, head.rank);
   }
 
   void arrive(std::size_t q) {
@@ -208,6 +233,7 @@ class Walk {
   }
 
   const Plan& plan_;
+  const Memberships& memberships_;
   std::vector<Head> heads_;
   std::vector<std::size_t> first_;        // of each rank's heads; one more at the end
   std::vector<std::vector<bool>> fired_;  // [rank][ticket]
@@ -221,10 +247,50 @@ bool sends_or_receives(const Program& program) {
                              [](const Body& b) { return std::ranges::any_of(b.ops, is_pairwise, &Op::kind); });
 }
 
+/// Of ranks that meet one another over some families, and nobody else, those of the first of several that are alike: as
+/// many ranks of the same programs, in the same places of groups that lie in the same way among them.
+std::vector<bool> unlike(const Plan& plan, const Memberships& memberships, const std::set<GroupId>& families) {
+  const auto ranks = static_cast<std::size_t>(plan.num_ranks());
+  std::vector<std::size_t> first(ranks);  // whoever they meet, the lowest of them
+  std::iota(first.begin(), first.end(), std::size_t{0});
+  const auto root = [&](std::size_t r) {
+    while (first[r] != r) r = first[r] = first[first[r]];
+    return r;
+  };
+  for (const GroupId f : families)
+    for (const std::vector<Rank>& members : plan.groups[static_cast<std::size_t>(f)].groups)
+      for (const Rank r : members) {
+        const std::size_t a = root(static_cast<std::size_t>(r)), b = root(static_cast<std::size_t>(members.front()));
+        first[std::max(a, b)] = std::min(a, b);
+      }
+  std::map<std::size_t, std::vector<Rank>> parties;  // by the lowest
+  for (std::size_t r = 0; r < ranks; ++r) parties[root(r)].push_back(static_cast<Rank>(r));
+  std::set<std::vector<std::int64_t>> seen;
+  std::vector<bool> out(ranks, false);
+  for (const auto& [lowest, party] : parties) {
+    std::vector<std::int64_t> looks;
+    for (const Rank r : party) {
+      looks.push_back(plan.program_of_rank[static_cast<std::size_t>(r)]);
+      for (const GroupId f : families) {
+        const std::vector<Rank>& members = memberships.of(f, r);
+        looks.push_back(std::ssize(members));
+        if (members.empty()) continue;
+        looks.push_back(std::ranges::find(members, r) - members.begin());
+        looks.push_back(std::ranges::lower_bound(party, members.front()) - party.begin());
+      }
+    }
+    if (!seen.insert(std::move(looks)).second) continue;
+    for (const Rank r : party) out[static_cast<std::size_t>(r)] = true;
+  }
+  return out;
+}
+
 }  // namespace
 
 void check_deadlock(const Plan& plan, Faults& faults) {
   if (std::ranges::none_of(plan.programs, sends_or_receives)) return;
+  const Memberships memberships(plan);
+  std::map<std::set<GroupId>, std::vector<bool>> looked_at;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
     std::map<std::string_view, std::vector<StreamStops>> blocks;  // by name, of each program
     std::set<std::string_view> talk;
@@ -238,10 +304,18 @@ void check_deadlock(const Plan& plan, Faults& faults) {
             if (stop.op.op != nullptr && is_pairwise(stop.op->kind)) talk.insert(block.name);
       }
     for (const std::string_view name : talk) {
+      const std::vector<StreamStops>& parts = blocks.at(name);
+      std::set<GroupId> families;
+      for (const StreamStops& part : parts)
+        for (const auto& [stream, stops] : part.streams)
+          for (const Stop& stop : stops)
+            if (stop.op.op != nullptr) families.insert(stop.op->group);
+      auto [walked, is_new] = looked_at.try_emplace(families);
+      if (is_new) walked->second = unlike(plan, memberships, families);
       std::vector<const StreamStops*> of_rank;
-      for (const std::int32_t program : plan.program_of_rank)
-        of_rank.push_back(&blocks.at(name)[static_cast<std::size_t>(program)]);
-      if (const std::string bad = Walk(plan, of_rank).run(); !bad.empty())
+      for (std::size_t r = 0; r < plan.program_of_rank.size(); ++r)
+        of_rank.push_back(walked->second[r] ? &parts[static_cast<std::size_t>(plan.program_of_rank[r])] : nullptr);
+      if (const std::string bad = Walk(plan, memberships, of_rank).run(); !bad.empty())
         faults.add(fmt::format("phase {}, block {}: ranks {}", plan.phases[p].name, name, bad));
     }
   }

@@ -98,6 +98,7 @@ std::string_view name_of(PlanPhase p) {
                                                                    "wake_moments",
                                                                    "wake_reference",
                                                                    "wake_work",
+                                                                   "framework",
                                                                    "reference",
                                                                    "old_logprobs",
                                                                    "values",

@@ -35,6 +35,7 @@ enum class PlanPhase : std::uint8_t {
   wake_moments,
   wake_reference,
   wake_work,  // nothing of training slept: it takes what it works in
+  framework,  // what it takes beside its passes: data, verification, collation, logging
   reference,
   old_logprobs,
   values,  // PPO: the critic's forward passes, and its optimizer steps
@@ -54,7 +55,7 @@ using PhaseBytes = std::array<std::int64_t, num_plan_phases>;
 
 constexpr bool is_prologue(PlanPhase p) { return p == PlanPhase::load || p == PlanPhase::start_rollout; }
 constexpr bool is_driven(PlanPhase p) {
-  return p == PlanPhase::rollout || p == PlanPhase::exchange || p >= PlanPhase::reference;
+  return p == PlanPhase::rollout || p == PlanPhase::exchange || p == PlanPhase::framework || p >= PlanPhase::reference;
 }
 constexpr bool is_sleep(PlanPhase p) {
   return p == PlanPhase::sleep_optimizer || p == PlanPhase::sleep_moments || p == PlanPhase::sleep_reference ||

@@ -24,7 +24,6 @@ constexpr Rank most_drawn = 16;             // ranks with pictures of their own
 constexpr std::size_t most_matrix = 64;     // ranks of the traffic matrix
 constexpr std::size_t most_spans = 40'000;  // embedded; about 2 MB
 constexpr std::size_t most_buffers = 14;    // listed at the peak
-constexpr std::size_t most_critical = 14;   // kinds of ops of the critical path, listed
 constexpr std::int64_t most_bins = 48;      // of the histogram of lengths
 
 constexpr double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
@@ -291,62 +290,6 @@ Json lengths_json(const LengthCounts& responses) {
           {"max", longest}, {"samples", samples}, {"quantiles", quantiles}};
 }
 
-/// Of the last recorded iteration: by phase how long it took, how much of that its longest chain needs, and the ops
-/// that the path spends most on.
-Json critical_json(const Plan& plan, const Trace& trace, const CriticalPath& path) {
-  if (path.spans.empty()) return nullptr;
-  Json phases = Json::array(), ops = Json::array();
-  for (const CriticalPath::PhaseShare& p : path.phases)
-    phases.push_back({{"phase", plan.phases[static_cast<std::size_t>(p.phase)].name},
-                      {"elapsed_s", seconds(p.elapsed_ns)},
-                      {"busy_s", seconds(p.busy_ns)},
-                      {"waiting_s", seconds(p.waiting_ns())}});
-  std::map<std::pair<std::string, std::string_view>, std::pair<std::int64_t, std::int64_t>> alike;  // ns, times
-  for (std::size_t i = 0; i < path.spans.size(); ++i) {
-    const Span& s = trace.spans[path.spans[i]];
-    // A run of a block, or several, says nothing of bytes: it is not of one kind.
-    const std::string_view kind = is_compute(s.kind) && s.bytes == 0 && s.flops == 0.0 ? "several" : name_of(s.kind);
-    auto& [ns, times] = alike[{without_numbers(trace.names[static_cast<std::size_t>(s.name)]), kind}];
-    ns += path.own_ns[i], ++times;
-  }
-  std::vector<std::pair<std::int64_t, Json>> order;
-  for (const auto& [key, sum] : alike)
-    order.emplace_back(
-        sum.first,
-        Json{{"name", key.first}, {"kind", key.second}, {"times", sum.second}, {"own_s", seconds(sum.first)}});
-  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (auto& [ns, row] : order)
-    if (ops.size() < most_critical) ops.push_back(std::move(row));
-  // What lies between, by what comes next.
-  std::map<std::pair<std::string, std::int16_t>, std::pair<std::int64_t, std::int64_t>> before;  // ns, times
-  for (std::size_t i = 0; i < path.spans.size(); ++i) {
-    if (path.idle_ns[i] == 0) continue;
-    const Span& s = trace.spans[path.spans[i]];
-    auto& [ns, times] = before[{without_numbers(trace.names[static_cast<std::size_t>(s.name)]), s.phase}];
-    ns += path.idle_ns[i], ++times;
-  }
-  std::vector<std::pair<std::int64_t, Json>> idle;
-  for (const auto& [key, sum] : before)
-    idle.emplace_back(sum.first, Json{{"name", key.first},
-                                      {"phase", plan.phases[static_cast<std::size_t>(key.second)].name},
-                                      {"times", sum.second},
-                                      {"idle_s", seconds(sum.first)}});
-  if (path.idle_after_ns > 0)
-    idle.emplace_back(
-        path.idle_after_ns,
-        Json{{"name", "(the end)"}, {"phase", ""}, {"times", 1}, {"idle_s", seconds(path.idle_after_ns)}});
-  std::stable_sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  Json waits = Json::array();
-  for (auto& [ns, row] : idle)
-    if (waits.size() < most_critical) waits.push_back(std::move(row));
-  return {{"step", path.step},
-          {"elapsed_s", seconds(path.elapsed_ns)},
-          {"busy_s", seconds(path.busy_ns)},
-          {"phases", phases},
-          {"ops", ops},
-          {"waits", waits}};
-}
-
 Json named(const auto& colours, auto name) {
   Json out = Json::array();
   for (std::size_t i = 0; i < colours.size(); ++i) out.push_back({{"name", name(i)}, {"colour", colours[i]}});
@@ -422,7 +365,7 @@ Json report_data(const ReportInput& in) {
   out["at_peak"] = tensors_at_peak(in.plan, peak_rank, -1);
   const CriticalPath path = critical_path(in.plan, in.trace, last_recorded_step(in.plan, in.trace));
   out["spans"] = spans_json(in.trace, drawn, path);
-  out["critical"] = critical_json(in.plan, in.trace, path);
+  out["critical"] = critical_path_json(in.plan, in.trace, path);
   out["visits"] = std::move(visits);
   out["matrix"] = matrix_json(in.plan, in.trace);
   out["rollout"] = rollout_json(in);

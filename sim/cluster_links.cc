@@ -34,6 +34,7 @@ ClusterLinks::ClusterLinks(const CostModel& cost, const ClusterSpec& cluster, Ra
       links_(links),
       ranks_per_device_(std::max<std::int64_t>(1, cluster.ranks_per_device)),
       devices_per_node_(std::max<std::int64_t>(1, cluster.gpus_per_node)),
+      numa_domains_(cluster.even_numa_domains()),
       pod_nodes_(std::max<std::int64_t>(1, cluster.pod_nodes)),
       rails_(cluster.network_topology == NetworkTopology::rail_optimized),
       has_spine_(cluster.network_topology != NetworkTopology::rail_only),
@@ -55,7 +56,10 @@ ClusterLinks::ClusterLinks(const CostModel& cost, const ClusterSpec& cluster, Ra
     for (const char* name : device_link_names)
       links.add_link(fmt::format("node {} gpu {} {}", device / devices_per_node_, device % devices_per_node_, name));
   first_memory_ = static_cast<LinkId>(links.num_links());
-  for (std::int64_t node = 0; node < nodes; ++node) links.add_link(fmt::format("node {} host memory", node));
+  for (std::int64_t domain = 0; domain < nodes * numa_domains_; ++domain)
+    links.add_link(numa_domains_ == 1
+                       ? fmt::format("node {} host memory", domain)
+                       : fmt::format("node {} numa {} host memory", domain / numa_domains_, domain % numa_domains_));
   first_bus_ = static_cast<LinkId>(links.num_links());
   if (has_bus_)
     for (std::int64_t node = 0; node < nodes; ++node) links.add_link(fmt::format("node {} bus", node));
@@ -80,13 +84,14 @@ double ClusterLinks::slowness(std::int64_t device, DeviceLink link) const {
 }
 
 std::vector<LinkTraffic> ClusterLinks::traffic(std::span<const Rank> player_of) const {
-  // How many devices, nodes and spine links each one that is played stands for.
-  std::map<std::int64_t, std::int64_t> devices, nodes, spines;
-  std::set<std::int64_t> seen;
+  // How many devices, NUMA domains, nodes and spine links each one that is played stands for.
+  std::map<std::int64_t, std::int64_t> devices, domains, nodes, spines;
+  std::set<std::int64_t> seen, near;
   const auto ranks = static_cast<Rank>(player_of.size());
   for (Rank r = 0; r < ranks; ++r) {
     const Rank player = player_of[static_cast<std::size_t>(r)];
     if (r % ranks_per_device_ == 0) ++devices[device_of(player)];
+    if (near.insert(domain_of(r)).second) ++domains[domain_of(player)];
     if (r % (ranks_per_device_ * devices_per_node_) == 0) ++nodes[node_of(player)];
     if (num_spines_ > 0 && seen.insert(spine_of(r)).second) ++spines[spine_of(player)];
   }
@@ -113,8 +118,9 @@ std::vector<LinkTraffic> ClusterLinks::traffic(std::span<const Rank> player_of) 
                                   .value;
       add(device_link(device, link), device_link_names[l], alike, capacity / slowness(device, link));
     }
+  for (const auto& [domain, alike] : domains)
+    add(first_memory_ + static_cast<LinkId>(domain), "host memory", alike, domain_bytes_per_s());
   for (const auto& [node, alike] : nodes) {
-    add(first_memory_ + static_cast<LinkId>(node), "host memory", alike, h.host_memory_bandwidth.value);
     if (has_bus_) add(first_bus_ + static_cast<LinkId>(node), "bus", alike, h.intra.bandwidth.value);
   }
   for (const auto& [spine, alike] : spines)
@@ -133,8 +139,8 @@ ClusterLinks::RankLinks ClusterLinks::links_of(Rank rank, std::span<const Rank> 
   if (alike.empty()) return out;
   out.on_device =
       static_cast<std::int32_t>(std::ranges::count_if(alike, [&](Rank r) { return device_of(r) == device_of(rank); }));
-  out.on_node =
-      static_cast<std::int32_t>(std::ranges::count_if(alike, [&](Rank r) { return node_of(r) == node_of(rank); }));
+  out.on_domain =
+      static_cast<std::int32_t>(std::ranges::count_if(alike, [&](Rank r) { return domain_of(r) == domain_of(rank); }));
   return out;
 }
 
@@ -199,13 +205,19 @@ void ClusterLinks::copy(const RankLinks& at, CopyDirection direction, double byt
       part(device_of(at.rank), &RankFactors::pcie, bytes / std::max(h.host_bandwidth.value, 1.0), price_ns);
   out.push_back({device_link(device_of(at.rank), direction == CopyDirection::to_device ? pcie_in : pcie_out),
                  std::min(device, 1.0 / static_cast<double>(ranks_per_device_)), at.on_device, bytes});
-  out.push_back({first_memory_ + static_cast<LinkId>(node_of(at.rank)),
-                 fraction_of(bytes / std::max(h.host_memory_bandwidth.value, 1.0), price_ns), at.on_node, bytes});
+  out.push_back({first_memory_ + static_cast<LinkId>(domain_of(at.rank)),
+                 fraction_of(bytes / std::max(domain_bytes_per_s(), 1.0), price_ns), at.on_domain, bytes});
+}
+
+std::int64_t ClusterLinks::whole_ns(std::int64_t price_ns, OpKind kind, const GroupShape& shape, double payload) const {
+  const std::int64_t model_ns = std::llround(1e9 * cost_.collective_seconds(kind, shape, payload));
+  return model_ns > price_ns + 1 ? model_ns : price_ns;
 }
 
 void ClusterLinks::collective(const GroupLinks& group, OpKind kind, double payload, std::int64_t price_ns,
                               std::vector<Demand>& out) const {
   if (group.shape.ranks <= 1 || payload <= 0.0) return;
+  price_ns = whole_ns(price_ns, kind, group.shape, payload);
   const CostModel::LinkSeconds busy = cost_.link_seconds(kind, group.shape, payload);
   const double inside_bytes = busy.inside * cost_.hardware().intra.bandwidth.value,
                port_bytes = busy.port * cost_.hardware().inter.bandwidth.value;
@@ -236,6 +248,7 @@ void ClusterLinks::send(Rank from, Rank to, double bytes, std::int64_t price_ns,
   const auto rail = [this](Rank r) { return device_of(r) % devices_per_node_; };
   const GroupShape pair{2, same_node ? 1 : 2, same_node ? 2 : 1, std::abs(node_of(from) - node_of(to)) + 1,
                         same_node || rail(from) == rail(to)};
+  price_ns = whole_ns(price_ns, OpKind::send, pair, bytes);
   const CostModel::LinkSeconds busy = cost_.link_seconds(OpKind::send, pair, bytes);
   const double inside_bytes = busy.inside * cost_.hardware().intra.bandwidth.value,
                port_bytes = busy.port * cost_.hardware().inter.bandwidth.value;

@@ -4,7 +4,8 @@
 //   pcie           device   Hardware::host_bandwidth                           copies between device and host
 //   nvlink         device   Hardware::intra.bandwidth                          what stays in a node
 //   port           device   Hardware::inter.bandwidth                          what leaves a node
-//   host memory    node     Hardware::host_memory_bandwidth, both ways         copies of all its devices
+//   host memory    NUMA     Hardware::host_memory_bandwidth / numa_domains,    copies of the devices near it
+//                  domain   both ways
 //   bus            node     intra.bandwidth, both ways                         instead of nvlink:
 //   Hardware::shared_transport spine          pod      inter.bandwidth x ports below / oversubscription   what leaves a
 //   pod, or changes its rail
@@ -14,7 +15,10 @@
 //
 // A job takes of a link the seconds that its bytes keep it busy at full rate over its price, at most 1: alone it is
 // never slower than its price. Prices that assume company leave room for it, and are not slowed by it a second time:
-//   CostModel::node_copy_seconds      all ranks of the node copy: each takes 1 / ranks of the host's memory
+//   CostModel::node_copy_seconds      all ranks of the node copy: each takes 1 / ranks of the memory that it is near
+//   priced blocks                     what is hidden elsewhere is not in their price, all bytes are in their payload:
+//   the
+//                                     job takes what it would while it takes as long as the payload does
 //   ranks that share a device         a copy takes at most 1 / ranks_per_device of its pcie
 //   collectives that leave a pod      all ports do: with pods of a node each takes its ports' part of the spine; of
 //                                     larger pods a ring takes less, as only its last node's ports leave the pod
@@ -42,7 +46,7 @@ class ClusterLinks {
   /// A rank as a job's place. `alike`: the ranks, itself among them, that it stands for; empty: itself alone.
   struct RankLinks {
     Rank rank = 0;
-    std::int32_t on_device = 1, on_node = 1;  // of those it stands for
+    std::int32_t on_device = 1, on_domain = 1;  // of those it stands for
   };
   RankLinks links_of(Rank, std::span<const Rank> alike = {}) const;
 
@@ -91,6 +95,13 @@ class ClusterLinks {
 
   std::int64_t device_of(Rank r) const { return r / ranks_per_device_; }
   std::int64_t node_of(Rank r) const { return device_of(r) / devices_per_node_; }
+  /// The NUMA domain whose memory a rank copies to and from: a node's first devices are near its first.
+  std::int64_t domain_of(Rank r) const {
+    return node_of(r) * numa_domains_ + device_of(r) % devices_per_node_ * numa_domains_ / devices_per_node_;
+  }
+  double domain_bytes_per_s() const {
+    return cost_.hardware().host_memory_bandwidth.value / static_cast<double>(numa_domains_);
+  }
   /// The spine link that a rank's port leads to.
   std::int64_t spine_of(Rank) const;
   LinkId device_link(std::int64_t device, DeviceLink kind) const {
@@ -99,6 +110,8 @@ class ClusterLinks {
   LinkId spine_link(std::int64_t spine, bool up) const {
     return first_spine_ + static_cast<LinkId>(spine) * 2 + (up ? 1 : 0);
   }
+  /// The price, or what the model says of so much payload, if that is longer.
+  std::int64_t whole_ns(std::int64_t price_ns, OpKind, const GroupShape&, double payload) const;
   /// Of a device's link that is busy for so long at its usual rate, by a job that takes `price_ns` alone.
   double part(std::int64_t device, double RankFactors::*kind, double seconds, std::int64_t price_ns) const;
   /// The link of a device that is `nvlink` where there is one.
@@ -112,7 +125,7 @@ class ClusterLinks {
   const CostModel& cost_;
   const SharedLinks& links_;
   std::int64_t num_devices_ = 0, num_nodes_ = 0, num_spines_ = 0;
-  std::int64_t ranks_per_device_, devices_per_node_, pod_nodes_;
+  std::int64_t ranks_per_device_, devices_per_node_, numa_domains_, pod_nodes_;
   bool rails_, has_spine_, has_nvlink_, has_bus_;
   double oversubscription_;
   std::vector<RankFactors> slow_;  // by device, or empty

@@ -10,10 +10,13 @@
 namespace hotbunk {
 namespace {
 
-constexpr std::uint32_t resources_per_device = 3;  // compute, h2d, d2h
-
 /// Do all members of a meeting have to name the same number of bytes? In an all-to-all each sends what it has.
 bool must_agree(OpKind k) { return k != OpKind::all_to_all && k != OpKind::barrier; }
+
+/// Of a recv or a send_recv. What has a priced payload sends as much as it receives.
+std::int64_t received_bytes(const Op& op, const Sizes& sizes) {
+  return has_priced_payload(op) ? communication_bytes(op, sizes) : op.outputs.at(0).bytes(sizes);
+}
 
 }  // namespace
 
@@ -190,6 +193,9 @@ void Engine::step(QueueId q) {
       s.queue.pop();
       if (e.code == mark_record) fire(rank_of(q), static_cast<std::uint32_t>(e.value));
       retire(rank_of(q));
+    } else if (e.code == mark_host) {
+      s.at = At::running;
+      return events_.push(now_ + e.value, tag_stream | q), void();
     } else if (!start(q)) {
       return;
     }
@@ -284,6 +290,7 @@ void Engine::arrive(QueueId q) {
     streams_[theirs].at = At::running;
     streams_[theirs].start = now_;
     count_busy(theirs, 1, -1);
+    communicates(member, 1);
   }
   if (threaded() && group.one_device) {  // each does its own part, when it gets a core
     for (Rank member : group.players) {
@@ -335,7 +342,7 @@ void Engine::match(const Pair& pair) {
   box.senders.pop_front(), box.receivers.pop_front();
   const Entry sent = streams_[from].queue.front(), received = streams_[to].queue.front();
   if (communication_bytes(*info(from, sent).op, sizes(from, sent)) !=
-      info(to, received).op->outputs.at(0).bytes(sizes(to, received))) {
+      received_bytes(*info(to, received).op, sizes(to, received))) {
     failure_ = {mismatch(groups_[static_cast<std::size_t>(group_at(std::get<0>(pair), rank_of(from)))], {}, from, to)};
     return;
   }
@@ -344,6 +351,7 @@ void Engine::match(const Pair& pair) {
     Stream& s = streams_[each];
     if (--s.unmet == 0) s.at = At::running;
     if (s.start < 0) s.start = now_, count_busy(each, 1, -1);
+    communicates(rank_of(each), 1);
   }
   const std::int64_t price = std::max(sent.value, received.value);
   if (wiring_) return join_pair(from, to, price);
@@ -359,8 +367,12 @@ void Engine::end_half(QueueId q) {
 void Engine::complete(QueueId q) {
   Stream& s = streams_[q];
   const Entry e = s.queue.front();
-  count_busy(q, -1, 0);
-  finished(q, e, s.start);
+  if (e.code == mark_host) {
+    timeline_.launched(rank_of(q), e.run, now_);
+  } else {
+    count_busy(q, -1, 0);
+    finished(q, e, s.start);
+  }
   s.queue.pop();
   s.at = At::idle;
   if (!s.queue.empty()) ready_.push_back(q);
@@ -401,14 +413,17 @@ void Engine::end_timed(std::uint32_t what) {
   if ((what & tag_bits) == tag_stream) return complete(index);
   if ((what & tag_bits) == tag_pair) {
     const QueueId partner = streams_[index].partner;
+    for (const QueueId each : {index, partner}) communicates(rank_of(each), -1);
     end_half(index);
     return end_half(partner);
   }
   Meeting& meeting = meetings_[index];
   meeting.arrived = 0;
   ++meeting.sequence;
-  for (Rank member : groups_[index / max_streams].players)
+  for (Rank member : groups_[index / max_streams].players) {
+    communicates(member, -1);
     complete(static_cast<QueueId>(member) * max_streams + index % max_streams);
+  }
 }
 
 bool Engine::work_left() const {

@@ -40,13 +40,17 @@ class Engine {
   Engine(const Plan&, const RankClasses&, std::vector<const ProgramIndex*> index, Timeline&, const EngineOptions&);
 
   /// From now on copies, collectives and sends share the cluster's links; without it only ranks of one device share its
-  /// two directions. Not where streams are threads. The model outlives the engine.
+  /// two directions. While a device communicates, its kernels run slower by the model's overlap_slowdown; prices of a
+  /// priced plan have that in them already. Not where streams are threads. The model outlives the engine.
   void use_links(const CostModel&, const ClusterSpec&, std::span<const RankFactors> slow = {});
 
   void enqueue_op(Rank, StreamId, std::uint32_t op, std::uint32_t run, std::int64_t duration_ns);
   void enqueue_record(Rank, StreamId, EventId);
   /// For the most recent record of the event; nothing when there was none.
   void enqueue_wait(Rank, StreamId, EventId);
+  /// The rank's host launches so many ops beside its streams, one behind the other: it is not through before. With
+  /// use_links() alone, and nothing of a priced plan, whose prices have that in them already.
+  void enqueue_launches(Rank, std::uint32_t run, std::int64_t ops);
   /// The rank's host thread is busy so long before its next call; nothing where streams are not threads.
   void enqueue_host_work(Rank, std::int64_t duration_ns);
   /// The rank's host goes on with this visit of a phase; nothing where streams are not threads.
@@ -75,6 +79,7 @@ class Engine {
  private:
   using QueueId = std::uint32_t;  // rank * max_streams + stream
   // Upper bits of SimEvent::what: what is done. Resources are followed by the devices' cores, or by the links.
+  static constexpr std::uint32_t resources_per_device = 3;  // compute, h2d, d2h
   static constexpr std::uint32_t tag_stream = 0u << 30, tag_meeting = 1u << 30, tag_resource = 2u << 30,
                                  tag_pair = 3u << 30, tag_bits = 3u << 30;
 
@@ -210,7 +215,12 @@ class Engine {
     std::vector<ClusterLinks::RankLinks> ranks;    // by rank
     std::vector<ClusterLinks::GroupLinks> groups;  // by group
     std::vector<Demand> demands;                   // of the job at hand
+    double slowdown = 0.0;                         // of kernels beside communication
+    double launch_ns = 0.0;                        // of the host
+    std::vector<std::int32_t> communicating;       // by device: what is under way
   };
+  /// One more, or one less, of what a rank communicates is under way.
+  void communicates(Rank, std::int32_t more);
   void join_links(std::uint32_t job, std::int64_t price_ns);
   void join_copy(QueueId, Occupies direction, std::int64_t price_ns);
   void join_meeting(std::uint32_t id, QueueId any, std::int64_t price_ns);

@@ -1,5 +1,6 @@
 // Where several want the same link: copies, collectives and sends as jobs on the cluster's links.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/check.h"
@@ -23,7 +24,15 @@ void Engine::use_links(const CostModel& model, const ClusterSpec& cluster, std::
       if (!members.empty())
         groups_alike[static_cast<std::size_t>(group_at(static_cast<GroupId>(f), classes_.player_of(members.front())))]
             .push_back(members);
+  const bool priced = std::ranges::any_of(plan_.programs, [](const Program& p) {
+    return std::ranges::any_of(p.bodies, [](const Body& b) { return std::ranges::any_of(b.ops, &Op::is_priced); });
+  });
+  if (!priced) {
+    wiring_->slowdown = model.hardware().overlap_slowdown.value;
+    wiring_->launch_ns = 1e9 * model.hardware().launch.value;
+  }
   const std::int64_t ranks_per_device = options_.ranks_per_device;
+  wiring_->communicating.assign(hosts_.size() / static_cast<std::size_t>(ranks_per_device) + 1, 0);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::vector<std::vector<Rank>>& all = groups_alike[g];
     ClusterLinks::GroupLinks links = wiring_->cluster.links_of(all.front(), all);
@@ -38,6 +47,24 @@ void Engine::use_links(const CostModel& model, const ClusterSpec& cluster, std::
 void Engine::join_links(std::uint32_t job, std::int64_t price_ns) {
   wiring_->links.join(now_, job, price_ns, wiring_->demands);
   links_changed_ = true;
+}
+
+void Engine::enqueue_launches(Rank r, std::uint32_t run, std::int64_t ops) {
+  if (!wiring_ || num_streams_ >= max_streams) return;
+  const std::int64_t ns = std::llround(wiring_->launch_ns * static_cast<double>(ops));
+  if (ns > 0) enqueue(r, {num_streams_, mark_host, run, ns});  // on a stream of its own, behind the plan's
+}
+
+void Engine::communicates(Rank r, std::int32_t more) {
+  if (!wiring_ || wiring_->slowdown <= 0.0) return;
+  const auto device = static_cast<std::uint32_t>(r / options_.ranks_per_device);
+  std::int32_t& under_way = wiring_->communicating[device];
+  const bool before = under_way > 0;
+  under_way += more;
+  if (before == (under_way > 0)) return;
+  const std::uint32_t compute = device * resources_per_device;
+  resources_[compute].sharing.slow_down(now_, before ? 0.0 : wiring_->slowdown);
+  reschedule(compute);
 }
 
 /// A copy over its device's link, at the head of a stream.

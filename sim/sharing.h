@@ -17,6 +17,8 @@ class SharedResource {
 
   /// Times must not decrease from call to call.
   void join(std::int64_t now_ns, std::uint32_t job, std::int64_t work_ns);
+  /// From now on all jobs progress at 1 - by of that, to 1/1024.
+  void slow_down(std::int64_t now_ns, double by);
   /// Removes a job that is done at `now_ns`, the earliest first, ties in the order of joining.
   std::optional<std::uint32_t> take_done(std::int64_t now_ns);
   /// When the next job is done if nobody joins or leaves; nothing when idle.
@@ -33,6 +35,7 @@ class SharedResource {
   std::size_t earliest() const;
 
   std::int64_t slots_;
+  std::int64_t rate_ = units_per_ns;  // of service in a nanosecond
   std::int64_t now_ns_ = 0, service_ = 0;
   std::vector<Job> jobs_;  // a handful: one per stream and rank of the device
 };

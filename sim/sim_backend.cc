@@ -75,6 +75,13 @@ std::vector<Communication> communication_of(const Program& program, const Block&
   return out;
 }
 
+/// What a device launches, or is asked for, of a block.
+std::int64_t launches_of(const Program& program, const Block& block) {
+  std::int64_t out = 0;
+  each_op(program, block, [&](const BoundOp& op) { out += is_memory(op->kind) || is_event(op->kind) ? 0 : 1; });
+  return out;
+}
+
 /// A program, cut as finely as it is played.
 struct PlayedProgram {
   PlayedProgram(const Plan& plan, const Program& program, Granularity granularity) : index(plan, program, granularity) {
@@ -82,9 +89,11 @@ struct PlayedProgram {
       auto& of_phase = memory.emplace_back();
       auto& communicates = communication.emplace_back();
       auto& spans = num_spans.emplace_back();
+      auto& launched = launches.emplace_back();
       for (const Block& block : blocks) {
         of_phase.emplace_back(program, block);
         communicates.push_back(communication_of(program, block));
+        launched.push_back(launches_of(program, block));
         spans.push_back(index.num_ops(static_cast<std::int16_t>(std::ssize(memory) - 1),
                                       static_cast<std::int32_t>(std::ssize(of_phase) - 1)));
       }
@@ -92,6 +101,7 @@ struct PlayedProgram {
   }
   ProgramIndex index;
   std::vector<std::vector<std::int64_t>> num_spans;                    // [phase][block]: at most
+  std::vector<std::vector<std::int64_t>> launches;                     // [phase][block]
   std::vector<std::vector<BlockMemory>> memory;                        // [phase][block]
   std::vector<std::vector<std::vector<Communication>>> communication;  // [phase][block]
 };
@@ -203,6 +213,7 @@ class SimDevice final : public Device {
   Status play(const Program& program, const Block& block, const Args& args) override {
     const auto phase = static_cast<std::size_t>(phase_), number = static_cast<std::size_t>(args.block);
     begin_run(args, args.block, program_.num_spans[phase][number]);
+    world_->engine.enqueue_launches(rank_, run_, args.times * program_.launches[phase][number]);
     const BlockMemory& memory = program_.memory[phase][number];
     detail_ = world_->timeline.run(rank_, run_).detail;
     const bool changes = memory.whole.device.net != CategoryBytes{} || memory.whole.host.net != CategoryBytes{};

@@ -14,15 +14,29 @@ namespace hotbunk {
 
 Timeline::Timeline(const Plan& plan, const RankClasses& classes, const TimelineOptions& options)
     : plan_(plan), options_(options), line_of_rank_(classes.representatives().size(), -1) {
-  // A few phases of an iteration have many spans, the others hardly any.
+  constexpr std::int64_t least_share = 64;
+  // A few phases of an iteration have many spans, the others hardly any. Where there is no room for all ranks, the
+  // first ones take half of it, and those behind them one span for each stream of a stay, as far as the other half
+  // goes.
   const std::int64_t players = std::ssize(classes.players()),
-                     stays = 4 * players * std::max<std::int64_t>(1, options.last_step - options.first_step),
-                     shared = std::max<std::int64_t>(64, options.room / std::max<std::int64_t>(1, stays)),
+                     steps = std::max<std::int64_t>(1, options.last_step - options.first_step),
+                     wanted = 4 * least_share * steps, each_stay = 3 * std::ssize(plan.phases) * steps,
                      all = std::numeric_limits<std::int64_t>::max() / 4;
+  const bool fits = options.room == 0 || players * wanted <= options.room;
+  const std::int64_t share = options.room == 0 ? all
+                             : fits            ? options.room / (4 * players * steps)
+                                               : least_share,
+                     detailed = fits ? players : std::max<std::int64_t>(1, options.room / 2 / wanted),
+                     drawn = detailed + options.room / 2 / each_stay;
   for (const Rank r : classes.players()) {
     const bool in_full = std::ranges::find(options.in_full, r) != options.in_full.end();
-    line_of_rank_[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(lines_.size());
-    lines_.emplace_back(plan, r, KeptSteps{.head = options.last_step}, in_full || options.room == 0 ? all : shared);
+    const std::int64_t number = std::ssize(lines_);
+    line_of_rank_[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(number);
+    lines_.emplace_back(plan, r, KeptSteps{.head = options.last_step},
+                        in_full             ? all
+                        : number < detailed ? share
+                        : number < drawn    ? 0
+                                            : unrecorded);
   }
 }
 
@@ -53,7 +67,7 @@ std::uint32_t Timeline::begin_run(Rank r, const Args& args, std::int32_t block, 
   PhaseSpan& visit = mine.visits.items.back();
   visit.blocks += args.times;
   BlockRun run{args.sizes, args.times, args.pairs_per_time, visit.step, block, mine.visits.end() - 1};
-  if (recorded(visit.step)) {
+  if (recorded(mine, visit.step)) {
     const bool full = std::ssize(spans_) >= options_.max_spans;
     const bool one_by_one = !full && args.times == 1 && mine.num_spans + num_items <= mine.share;
     run.detail = one_by_one ? Detail::items : !full && mine.num_spans < 2 * mine.share ? Detail::run : Detail::stay;
@@ -94,7 +108,7 @@ Timeline::OpenEvents Timeline::open_memory(Rank r, const BoundBuffer& buffer, st
   RankLine& mine = line(r);
   HB_CHECK(!mine.visits.items.empty(), "rank {} allocates before it entered a phase", r);
   const PhaseSpan& visit = mine.visits.items.back();
-  if (!recorded(visit.step)) return {};
+  if (!recorded(mine, visit.step)) return {};
   mine.memory_events.push_back({r, buffer.space(), buffer.category(), visit.phase, visit.step,
                                 intern(buffer.prefix, buffer.buffer->name), 0, delta_bytes});
   return {std::ssize(mine.memory_events) - 1, 1};

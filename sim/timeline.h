@@ -32,7 +32,8 @@ struct TimelineOptions {
   std::int64_t max_spans = std::int64_t{1} << 20;
   /// About how many spans all ranks together have room for; 0: max_spans, and nobody has a share. A stay in a phase
   /// that has used up its share goes on with Detail::run and, after twice the share, with Detail::stay; several runs
-  /// that are played together are Detail::run from the start.
+  /// that are played together are Detail::run from the start. Of very many ranks the first ones have a share, some more
+  /// are Detail::stay, and of the rest there is no more than when they came and went.
   std::int64_t room = 0;
   std::vector<Rank> in_full{};  // ranks of which everything is kept one by one
 };
@@ -85,6 +86,11 @@ class Timeline {
   /// its earlier visits is done too: they are closed, and what they needed is let go.
   void finished(Rank, StreamId, const ProgramIndex&, const OpInfo&, std::uint32_t run, std::int64_t start_ns,
                 std::int64_t end_ns);
+  /// The rank's host has launched all of a run.
+  void launched(Rank r, std::uint32_t run, std::int64_t now_ns) {
+    PhaseSpan& visit = line(r).visits.at(line(r).runs.at(run).visit);
+    visit.end_ns = std::max(visit.end_ns, now_ns);
+  }
   /// The rank had nothing to do for so long but to wait for others, in the visit of this run.
   void waited(Rank, std::uint32_t run, std::int64_t duration_ns);
 
@@ -93,6 +99,7 @@ class Timeline {
   void write(Trace&);
 
  private:
+  static constexpr std::int64_t unrecorded = -1;  // RankLine::share
   /// Numbered from the first that ever was; those at the front may be gone.
   template <class T>
   struct Numbered {
@@ -128,7 +135,7 @@ class Timeline {
     std::array<Growing, max_streams> growing;
     std::vector<Figures> figures;  // by segment
     std::vector<bool> drawn;       // by block of the current visit: draws_memory
-    std::int64_t share;            // of the spans, of one stay
+    std::int64_t share;            // of the spans, of one stay; unrecorded: none, and no memory events
     std::int64_t num_spans = 0;    // of the current visit, as far as it has been enqueued
   };
   RankLine& line(Rank r) { return lines_[static_cast<std::size_t>(line_of_rank_[static_cast<std::size_t>(r)])]; }
@@ -144,7 +151,9 @@ class Timeline {
   /// The index of a name in two parts; the parts are the plan's, which outlives this.
   std::int32_t intern(std::string_view prefix, std::string_view name);
   std::int32_t intern(const std::string& name);
-  bool recorded(std::int32_t step) const { return step >= options_.first_step && step <= options_.last_step; }
+  bool recorded(const RankLine& mine, std::int32_t step) const {
+    return mine.share != unrecorded && step >= options_.first_step && step <= options_.last_step;
+  }
 
   const Plan& plan_;
   TimelineOptions options_;

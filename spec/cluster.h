@@ -1,5 +1,6 @@
 // ClusterSpec: GPUs, nodes, links and host memory, from the catalogue or spelled out. Rates in bytes/s and FLOP/s.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -49,6 +50,7 @@ struct ClusterSpec {
   std::int64_t device_memory_bytes = 0;  // capacity of one rank; default gpu.memory_bytes / ranks_per_device
   std::int64_t host_memory_bytes = 0;    // per node, 0: not known
   Sourced host_memory_bandwidth;         // bytes/s of a node's CPUs on their memory, datasheet
+  Sourced numa_domains;                  // parts of that, each near as many of the node's devices; not known: 1
   Sourced network_bandwidth;             // bytes/s one way, per GPU, between nodes
   Sourced network_latency;               // seconds, one step between nodes
   Sourced nvlink_latency;                // seconds, one step inside a node
@@ -59,6 +61,12 @@ struct ClusterSpec {
 
   std::int64_t ranks() const { return nodes * gpus_per_node * ranks_per_device; }
   std::int64_t ranks_per_node() const { return gpus_per_node * ranks_per_device; }
+  /// NUMA domains of a node with as many devices each: the most that divide them and are no more than there are.
+  std::int64_t even_numa_domains() const {
+    auto domains = std::clamp<std::int64_t>(static_cast<std::int64_t>(numa_domains.value), 1, gpus_per_node);
+    while (gpus_per_node % domains != 0) --domains;
+    return domains;
+  }
   bool operator==(const ClusterSpec&) const = default;
 };
 

@@ -70,6 +70,11 @@ void add_cluster_keys(std::vector<ScenarioKey>& keys) {
                        {"GiB", "host memory of one node", from_gpu}));
   keys.push_back(sourced("cluster.host_memory_gb_per_s", HB_FIELD(cluster.host_memory_bandwidth), 1e9, least_rate,
                          max_rate, {"GB/s", "bandwidth of one node's host memory, all its channels", from_gpu}));
+  keys.push_back(sourced("cluster.numa_domains", HB_FIELD(cluster.numa_domains), 1.0, 1, 4096,
+                         {"",
+                          "parts of a node's host memory, each with its share of the bandwidth and near as many of the "
+                          "node's devices, which copy to and from it",
+                          from_gpu}));
   keys.push_back(sourced("cluster.network_gb_per_s", HB_FIELD(cluster.network_bandwidth), 1e9, least_rate, max_rate,
                          {"GB/s", "bandwidth of one GPU between nodes, one way (400 Gb/s = 50 GB/s)", from_gpu}));
   keys.push_back(sourced("cluster.network_latency_us", HB_FIELD(cluster.network_latency), 1e-6, 0, 1e9,

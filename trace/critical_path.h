@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "trace/trace.h"
@@ -35,6 +36,11 @@ struct CriticalPath {
 /// streams the later one counts from where the other ends. A chain's length is the sum of its ops' own times, gaps left
 /// out. Empty when the step has no spans.
 CriticalPath critical_path(const Plan&, const Trace&, std::int32_t step);
+
+/// {"step", "elapsed_s", "busy_s", "phases": [{"phase", "elapsed_s", "busy_s", "waiting_s"}], "ops": [{"name", "kind",
+/// "times", "own_s"}], "waits": [{"name", "phase", "times", "idle_s"}]}: ops of one name but for its numbers together,
+/// what lies between by what comes next, of each the fourteen that take longest. null without spans.
+nlohmann::ordered_json critical_path_json(const Plan&, const Trace&, const CriticalPath&);
 
 /// The last iteration that has spans, the warmest one: what pictures show the path of. 0 when there is none.
 std::int32_t last_recorded_step(const Plan&, const Trace&);

@@ -74,6 +74,7 @@ GpuProcess process_of_phase(PlanPhase p) {
       return GpuProcess::engine;
     case PlanPhase::sync:
     case PlanPhase::samples:
+    case PlanPhase::framework:
       return GpuProcess::both;
     default:
       return GpuProcess::trainer;

@@ -1,12 +1,14 @@
 #include "trace/summary.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <tuple>
 
+#include "trace/critical_path.h"
 #include "trace/gpu_timeline.h"
 #include "trace/kept_steps.h"
 #include "trace/static_memory.h"
@@ -269,13 +271,45 @@ Json links_json(const Trace& trace) {
   return out;
 }
 
-/// From the first iteration's begin to the last one's end: where roles walk at their own pace, no rank sees all of it.
-double elapsed_seconds(const Plan& plan, const Trace& trace) {
-  std::int64_t begin = INT64_MAX, end = 0;
+/// Seconds of an iteration, and what the first one takes more: where roles walk side by side, the trainer waits for the
+/// first samples, and engines have nothing to roll out beside the last training.
+struct IterationPace {
+  double seconds = 0.0, filling = 0.0;
+};
+
+/// What the busiest rank does in an iteration while it waits for no other role.
+double busiest_seconds(const Plan& plan, const Trace& trace) {
+  std::map<Rank, std::int64_t> busy;
+  for (const PhaseSpan& p : trace.phases) {
+    const PhaseInfo& info = plan.phases[static_cast<std::size_t>(p.phase)];
+    if (info.when != When::iteration) continue;
+    const bool meets = info.players.size() > 1;
+    busy[p.rank] += p.end_ns - p.start_ns - (meets ? std::max<std::int64_t>(0, p.waiting_ns) : 0);
+  }
+  std::int64_t most = 0;
+  for (const auto& [rank, each] : busy) most = std::max(most, each);
+  return static_cast<double>(most) * ns;
+}
+
+/// Where roles walk at their own pace, no rank sees all of an iteration: one follows another as their last phases do.
+IterationPace pace_of_roles(const Plan& plan, const Scenario& scenario, const Trace& trace) {
+  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+  std::map<std::int32_t, std::int64_t> ends;
   for (const PhaseSpan& p : trace.phases)
     if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration)
-      begin = std::min(begin, p.start_ns), end = std::max(end, p.end_ns);
-  return end > begin ? static_cast<double>(end - begin) * ns : 0.0;
+      begin = std::min(begin, p.start_ns), ends[p.step] = std::max(ends[p.step], p.end_ns);
+  if (ends.empty()) return {};
+  const double first = static_cast<double>(ends.begin()->second - begin) * ns;
+  if (scenario.algorithm.max_staleness == 0)
+    return {static_cast<double>(ends.rbegin()->second - begin) * ns /
+                static_cast<double>(ends.rbegin()->first - ends.begin()->first + 1),
+            0.0};
+  const auto [first_step, first_end] = *ends.begin();
+  const auto [last_step, last_end] = *ends.rbegin();
+  const double steady = last_step > first_step ? static_cast<double>(last_end - first_end) * ns /
+                                                     static_cast<double>(last_step - first_step)
+                                               : busiest_seconds(plan, trace);
+  return {steady, std::max(0.0, first - steady)};
 }
 
 /// Names of the bodies that are not written op by op.
@@ -308,35 +342,41 @@ double mfu(const Plan& plan, const Scenario& scenario, const Trace& trace, doubl
 Json summarize(const Plan& plan, const Scenario& scenario, const Trace& trace) {
   auto totals = totals_of(trace);
   const Total iterations = totals[PhaseTotal::iteration];
-  const double all_s = plan.roles.size() == 1 ? iterations.seconds() : elapsed_seconds(plan, trace);
   const std::int64_t steps = iterations.most_times;
+  const IterationPace pace =
+      plan.roles.size() == 1 ? IterationPace{steps > 0 ? iterations.seconds() / static_cast<double>(steps) : 0.0, 0.0}
+                             : pace_of_roles(plan, scenario, trace);
+  const double all_s = pace.seconds * static_cast<double>(steps);
   const std::int32_t train = plan.phase_index("train");
   const double train_s = train < 0 ? 0.0 : totals[static_cast<std::int16_t>(train)].seconds();
   std::erase_if(totals, [](const auto& total) { return total.second.ranks == 0; });
   Json memory = memory_json(plan, trace);
   const auto peak_rank = memory.at("peak_rank").get<Rank>();
   Json live = live_json(plan, peak_rank, memory);
-  return {{"schema", "hotbunk.trace-summary/1"},
-          {"source", trace.source},
-          {"scenario", scenario.name},
-          {"plan_hash", plan_hash(plan)},
-          {"priced_blocks", priced_blocks(plan)},
-          {"fits", fits(plan, trace)},
-          {"steps", steps},
-          {"iteration_seconds", steps > 0 ? all_s / static_cast<double>(steps) : 0.0},
-          {"tokens_per_second", all_s > 0.0 ? static_cast<double>(trace.trained_tokens) / all_s : 0.0},
-          {"mfu", mfu(plan, scenario, trace, train_s)},
-          {"phases", phases_json(plan, trace)},
-          {"memory", std::move(memory)},
-          {"traffic", traffic_json(plan, trace.traffic, false)},
-          {"metrics", metrics_json(trace)},
-          {"iteration", total_json(iterations)},
-          {"phase_totals", totals_json(plan, totals)},
-          {"traffic_totals", traffic_json(plan, trace.traffic_totals, true)},
-          {"kept", kept_json(plan, trace, steps)},
-          {"timeline", timeline_json(plan, gpu_timeline(plan, trace, peak_rank))},
-          {"live_at_peak", std::move(live)},
-          {"links", links_json(trace)}};
+  return {
+      {"schema", "hotbunk.trace-summary/1"},
+      {"source", trace.source},
+      {"scenario", scenario.name},
+      {"plan_hash", plan_hash(plan)},
+      {"priced_blocks", priced_blocks(plan)},
+      {"fits", fits(plan, trace)},
+      {"steps", steps},
+      {"iteration_seconds", pace.seconds},
+      {"filling_seconds", pace.filling},
+      {"tokens_per_second", all_s > 0.0 ? static_cast<double>(trace.trained_tokens) / all_s : 0.0},
+      {"mfu", mfu(plan, scenario, trace, train_s)},
+      {"phases", phases_json(plan, trace)},
+      {"memory", std::move(memory)},
+      {"traffic", traffic_json(plan, trace.traffic, false)},
+      {"metrics", metrics_json(trace)},
+      {"iteration", total_json(iterations)},
+      {"phase_totals", totals_json(plan, totals)},
+      {"traffic_totals", traffic_json(plan, trace.traffic_totals, true)},
+      {"kept", kept_json(plan, trace, steps)},
+      {"timeline", timeline_json(plan, gpu_timeline(plan, trace, peak_rank))},
+      {"live_at_peak", std::move(live)},
+      {"critical_path", critical_path_json(plan, trace, critical_path(plan, trace, last_recorded_step(plan, trace)))},
+      {"links", links_json(trace)}};
 }
 
 }  // namespace hotbunk

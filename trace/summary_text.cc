@@ -42,10 +42,17 @@ std::string verdict(const Json& s, bool colour) {
 }
 
 std::string speed(const Json& s) {
-  return fmt::format("{} over {} step{}: {} per iteration, {:.4g} tokens/s, train MFU {:.1f} %\n",
+  std::string filling;
+  if (const double more = s.value("filling_seconds", 0.0); more > 0.01 * s.at("iteration_seconds").get<double>())
+    filling = fmt::format(
+        "The first iteration takes {} more: the trainer waits for the first samples, and nothing is rolled out beside "
+        "the "
+        "last training.\n",
+        format_seconds(more));
+  return fmt::format("{} over {} step{}: {} per iteration, {:.4g} tokens/s, train MFU {:.1f} %\n{}",
                      s.at("source").get<std::string>(), s.at("steps").get<int>(),
                      s.at("steps").get<int>() == 1 ? "" : "s", format_seconds(s.at("iteration_seconds").get<double>()),
-                     s.at("tokens_per_second").get<double>(), 100.0 * s.at("mfu").get<double>());
+                     s.at("tokens_per_second").get<double>(), 100.0 * s.at("mfu").get<double>(), filling);
 }
 
 /// Over all steps; beside it what was predicted, where there is a comparison.

@@ -108,12 +108,25 @@ void PricedPlanWriter::pass(const StageWork& w, const std::string& name, const P
     return per_token(micro_tokens(), std::max(0.0, seconds) / chunks, std::max(0.0, payload) / chunks);
   };
   work.push_back(w.sent), work.push_back(w.received);
-  compute(name, work, part(p.compute - beside * chunks));
-  if (p.recompute > 0.0) compute(name + ".recompute", work, part(p.recompute));
+  compute(name, work, part(p.compute - p.ring.attention - beside * chunks));
+  if (p.recompute > p.ring_again.attention)
+    compute(name + ".recompute", work, part(p.recompute - p.ring_again.attention));
   communicate(tensor_kind(), streams::tensor, "train_tp", name + ".tensor", work, part(p.tensor, p.payload.tensor));
   communicate(OpKind::all_to_all, streams::tensor, "train_experts", name + ".expert", work,
               part(p.expert, p.payload.expert));
-  communicate(context_kind(), streams::tensor, "train_cp", name + ".context", work, part(p.context, p.payload.context));
+  if (!passes_ring()) {
+    communicate(context_kind(), streams::tensor, "train_cp", name + ".context", work,
+                part(p.context, p.payload.context));
+    return;
+  }
+  // Of its payload what runs again is a third, of three times K and V.
+  const double again = p.ring_again.messages > 0.0 ? p.payload.context / 3.0 : 0.0;
+  const auto ring = [&](const std::string& what, const RingPrice& r, double payload) {
+    if (r.messages > 0.0)
+      pass_around(name + what, work, {r.messages / chunks, r.attention / chunks}, payload / chunks, micro_tokens());
+  };
+  ring(".ring_again", p.ring_again, again);
+  ring(".ring", p.ring, p.payload.context - again);
 }
 
 /// One forward pass over all micro-batches, stage by stage.
@@ -182,7 +195,9 @@ PricedPlanWriter::StageWork PricedPlanWriter::stage_work(std::string_view what, 
   for (std::int64_t k = 0; !all_at_once && k < w.own_warm_up(stage_); ++k)
     w.kept.push_back(bytes(w.named(fmt::format("kept.{}", k)), kept, Category::activations, sections::transient));
   w.activations = std::max(0.0, w.activations - static_cast<double>(passes) * kept);
-  const auto shortest = [&](const PassPrice& p) { return p.compute / static_cast<double>(schedule.chunks); };
+  const auto shortest = [&](const PassPrice& p) {
+    return std::max(0.0, p.compute - p.ring.attention) / static_cast<double>(schedule.chunks);
+  };
   if (model_.framework().overlap_pipeline)
     w.beside = std::min({w.hop.seconds, shortest(w.price.forward), shortest(w.price.backward)});
   return w;
@@ -298,7 +313,7 @@ void PricedPlanWriter::stage_steps(std::int32_t phase, std::string_view what, co
         weight_gradients(w, w.named("weights"));
         break;
       case PipelineBlock::step:
-        if (const double idle = whole.seconds[static_cast<std::size_t>(Term::host)] + w.price.slowed; idle > 0.0)
+        if (const double idle = w.price.host + w.price.slowed; idle > 0.0)
           compute(w.named("step.waits"), {w.grads}, always(idle));
         step_end(what, w.grads, w.price.held, w.price.data, w.price.optimizer);
         for (const BufferId id : {w.grads, w.sent, w.received}) b().free(id);

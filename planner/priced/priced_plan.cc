@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "graph/verify.h"
+#include "layout/shard.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
 #include "lowering/rollout.h"
@@ -114,6 +115,7 @@ void PricedPlanWriter::add_phases() {
         plan_.phases.push_back(JobPhase{of_critic}.info());
     plan_.phases.push_back(p.info());
   }
+  if (framework_seconds() > 0.0) plan_.phases.push_back(JobPhase{PlanPhase::framework}.info());
 }
 
 /// Trainer and engines meet in the samples and in the weights. On policy the engines wait for the weights of each
@@ -138,6 +140,7 @@ void PricedPlanWriter::add_phases_apart() {
   if (setting().old_logprobs) add(PlanPhase::old_logprobs, trainer);
   if (setting().critic) add(PlanPhase::values, trainer), add(PlanPhase::critic, trainer);
   add(PlanPhase::train, trainer);
+  if (framework_seconds() > 0.0) add(PlanPhase::framework, both);
 }
 
 Op& PricedPlanWriter::priced(OpKind kind, StreamId stream, std::string name, const std::vector<BufferId>& work,
@@ -228,6 +231,12 @@ void PricedPlanWriter::samples(std::int32_t phase) {
   b().emit(OpKind::barrier, streams::control, "samples", {}, {}).group = family("world");
 }
 
+/// What an iteration takes beside all passes: of the host's, no kernel runs.
+void PricedPlanWriter::framework(std::int32_t phase) {
+  b().begin_block(phase, "framework");
+  priced(OpKind::priced, streams::host, "framework", {}, always(framework_seconds()));
+}
+
 /// Training's persistent buffers on the device.
 std::vector<Tensor> PricedPlanWriter::state() {
   std::vector<Tensor> out;
@@ -263,6 +272,7 @@ Program PricedPlanWriter::program(Part part, std::int64_t stage) {
     else if (part.serves && apart() && name == PlanPhase::start_rollout) start(phase);
     else if (name == PlanPhase::samples) samples(phase);
     else if (name == PlanPhase::wake_work) b().begin_block(phase, "work");
+    else if (name == PlanPhase::framework) framework(phase);
     else if (name == PlanPhase::exchange) exchange(phase);
     else if (shift && is_transition(name)) lower_transition(b(), shifts_, *shift, phase);
     else if (part.trains) train_phase(name, phase);
@@ -298,6 +308,16 @@ PricedJob PricedPlanWriter::write() {
   return {std::move(scenario_), std::move(plan_)};
 }
 
+namespace {
+
+PricedJob verified(PricedJob job) {
+  const std::vector<std::string> faults = verify(job.plan);
+  HB_CHECK(faults.empty(), "a priced plan does not verify: {}", fmt::join(faults, "; "));
+  return job;
+}
+
+}  // namespace
+
 Result<PricedJob> priced_job(const ScenarioPricer& pricer) {
   const RlPoint point = pricer.point();
   if (auto why = pricer.why_unpriced(point)) return fail(std::move(*why));
@@ -311,10 +331,37 @@ Result<PricedJob> priced_job(const ScenarioPricer& pricer) {
                                 format_bytes(rollout.weight_bytes), format_bytes(rollout.lacking_bytes),
                                 pricer.scenario().rollout.memory_fraction)},
           .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
-  PricedJob job = PricedPlanWriter(pricer, point).write();
-  const std::vector<std::string> faults = verify(job.plan);
-  HB_CHECK(faults.empty(), "a priced plan does not verify: {}", fmt::join(faults, "; "));
-  return job;
+  return verified(PricedPlanWriter(pricer.scenario(), pricer.rl(), point).write());
+}
+
+PricedJob priced_training(const TrainModel& model, const TrainPoint& p, const ClusterSpec& cluster) {
+  const std::int64_t sequence = model.setting().sequence;
+  Scenario s;
+  s.name = "training";
+  s.model = model.model();
+  s.cluster = cluster;
+  s.train.engine = p.sharding == Sharding::replicated ? TrainEngine::ddp
+                   : p.gathers_units()                ? TrainEngine::fsdp2
+                                                      : TrainEngine::zero1;
+  TrainLayout& l = s.train.layout;
+  l.dp = p.dp, l.cp = p.cp, l.ulysses = p.ulysses, l.tp = p.tp, l.pp = p.pp, l.vpp = p.vpp;
+  l.ep = p.ep, l.etp = p.etp, l.fsdp = p.fsdp, l.sp = p.sp;
+  s.train.pipeline_schedule = p.vpp > 1 ? "interleaved" : std::string(name_of(p.schedule));
+  s.train.pipeline_split = model.setting().pipeline_split;
+  s.train.micro_batch_tokens = ceil_div(p.micro_batch * sequence, p.cp * p.ulysses);
+  s.train.micro_batch_sequences = p.micro_batch;
+  s.train.recompute = p.recompute;
+  s.algorithm.name = AlgorithmName::sft;
+  s.algorithm.prompts = p.sequences() * p.dp;
+  s.algorithm.samples_per_prompt = s.algorithm.mini_batches = 1;
+  const auto fixed_length = [](std::int64_t tokens) {
+    const auto n = static_cast<double>(tokens);
+    return LengthSpec{.mean = n, .max = n, .distribution = LengthDistribution::fixed};
+  };
+  s.workload.prompt_tokens = fixed_length(sequence - 1), s.workload.response_tokens = fixed_length(1);
+  s.steps = 1;
+  const RlModel rl(model, rl_setting_of(s));
+  return verified(PricedPlanWriter(s, rl, {.train = p, .rollout = {.engines = 0}}).write());
 }
 
 }  // namespace hotbunk

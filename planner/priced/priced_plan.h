@@ -15,4 +15,8 @@ struct PricedJob {
 /// trainer and engines. E263, E301: the scenario's layout has no price (ScenarioPricer::why_unpriced).
 Result<PricedJob> priced_job(const ScenarioPricer&);
 
+/// One optimizer step on sequences that are all as long as the model's setting says: the rows of published tables,
+/// which no scenario names. The point divides.
+PricedJob priced_training(const TrainModel&, const TrainPoint&, const ClusterSpec&);
+
 }  // namespace hotbunk

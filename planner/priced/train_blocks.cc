@@ -1,6 +1,7 @@
 // Training's micro-batches, optimizer steps and log-prob passes as priced blocks.
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "planner/priced/writer.h"
 
 namespace hotbunk {
@@ -22,11 +23,52 @@ void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const T
     priced(OpKind::priced, streams::h2d, named("upload"), work,
            per_token(tokens(), model_.cost().host_copy_seconds(swapped)));
   gathered_parameters(what, work[0], price, times * seconds.gathers);
-  compute(named("forward"), work, part(seconds.compute));
+  const double all = point_.train.full_micro_batches();
+  RingPrice ring = model_.scoring_pass(point_.train, layers, 0).ring;
+  ring = {times * all * ring.messages, times * all * ring.attention};
+  compute(named("forward"), work, per_token(tokens(), times * seconds.compute - ring.attention));
   communicate(tensor_kind(), streams::tensor, "train_tp", named("tensor"), work, part(seconds.tensor, sent.tensor));
   communicate(OpKind::all_to_all, streams::tensor, "train_experts", named("expert"), work,
               part(seconds.expert, sent.expert));
-  communicate(context_kind(), streams::tensor, "train_cp", named("context"), work, part(seconds.context, sent.context));
+  if (passes_ring()) pass_around(named("ring"), work, ring, times * sent.context, tokens());
+  else
+    communicate(context_kind(), streams::tensor, "train_cp", named("context"), work,
+                part(seconds.context, sent.context));
+}
+
+/// In each of cp - 1 steps a rank attends to the keys and values that it holds while it sends these on and receives the
+/// next ones, in turns into one of two places. Of a step the longer counts, as the closed form has it of all together.
+void PricedPlanWriter::pass_around(const std::string& name, const std::vector<BufferId>& work, const RingPrice& seconds,
+                                   double payload_bytes, double tokens) {
+  const std::int64_t steps = point_.train.cp - 1;
+  const auto parts = static_cast<double>(steps);
+  BufferId carrier = -1;
+  for (const BufferId id : work)
+    if (id >= 0 && b().buffer(id).category == Category::activations &&
+        (carrier < 0 || b().buffer(id).bytes() > b().buffer(carrier).bytes()))
+      carrier = id;
+  if (carrier < 0)  // GPipe's are all in one buffer, for the whole step
+    carrier = *std::ranges::max_element(work, {}, [&](BufferId id) {
+      return id < 0 || b().buffer(id).category == Category::grads ? -1 : b().buffer(id).bytes();
+    });
+  HB_CHECK(carrier >= 0 && b().buffer(carrier).bytes() >= 192, "{}: no activations to pass around", name);
+  // What a layer keeps of its keys and values is among the activations.
+  const std::int64_t size = b().buffer(carrier).bytes();
+  const double layer = std::max(layers_.dense.context_payload, layers_.moe.context_payload) / (3.0 * parts);
+  const std::int64_t each = std::clamp<std::int64_t>(whole_bytes(layer) / 64 * 64, 64, size / 192 * 64);
+  const auto place = [&](std::int64_t step) { return b().view(carrier, DType::u8, {fixed(each)}, step % 2 * each); };
+  const Tensor rest = b().view(carrier, DType::u8, {fixed(size - 2 * each)}, 2 * each);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    Op& sent = b().emit(OpKind::send_recv, streams::tensor, fmt::format("{}.{}", name, step), {place(step)},
+                        {place(step + 1)});
+    sent.group = family("train_cp");
+    sent.prices = per_token(tokens, seconds.messages / parts, payload_bytes / parts);
+    with(with(with(sent, Attr::peer, std::int64_t{1}), Attr::source, std::int64_t{-1}), Attr::relative,
+         std::int64_t{1});
+    Op& attends =
+        b().emit(OpKind::priced, streams::compute, fmt::format("{}.attention.{}", name, step), {place(step)}, {rest});
+    attends.prices = per_token(tokens, seconds.attention / parts);
+  }
 }
 
 /// What a log-prob pass works in; first of all, its weights: gathered units, and a reference that came up.
@@ -82,15 +124,29 @@ void PricedPlanWriter::optimizer_steps(std::int32_t phase, std::string_view what
     work.push_back(b().transient(fmt::format("{}.micro.{}", what, name_of(c)), DType::u8,
                                  whole_bytes(take(price.bytes[static_cast<std::size_t>(c)])), c));
   work.push_back(b().transient(named("micro.gathered"), DType::u8, whole_bytes(left), Category::params));
-  const auto micro = [&](Term t) { return per_token(step_tokens, term(t)); };
-  compute(named("micro.compute"), work, micro(Term::compute));
-  if (term(Term::recompute) > 0.0) compute(named("micro.recompute"), work, micro(Term::recompute));
+  const StagePrice stage = model_.stage_price(point_.train, layers, 0, price);
+  const double all = point_.train.full_micro_batches();
+  const auto of_step = [&](const RingPrice& r) { return RingPrice{all * r.messages, all * r.attention}; };
+  const RingPrice forward = of_step(stage.forward.ring), backward = of_step(stage.backward.ring),
+                  again = of_step(stage.backward.ring_again);
+  compute(named("micro.compute"), work,
+          per_token(step_tokens, term(Term::compute) - forward.attention - backward.attention));
+  if (term(Term::recompute) > again.attention)
+    compute(named("micro.recompute"), work, per_token(step_tokens, term(Term::recompute) - again.attention));
   communicate(tensor_kind(), streams::tensor, "train_tp", named("micro.tensor"), work,
               per_token(step_tokens, term(Term::tensor), price.tensor_payload));
   communicate(OpKind::all_to_all, streams::tensor, "train_experts", named("micro.expert"), work,
               per_token(step_tokens, term(Term::expert), price.expert_payload));
-  communicate(context_kind(), streams::tensor, "train_cp", named("micro.context"), work,
-              per_token(step_tokens, term(Term::context), price.context_payload));
+  if (passes_ring()) {
+    // Backward's messages are K and V and their gradients.
+    const double once = all * stage.forward.payload.context;
+    pass_around(named("micro.ring"), work, forward, once, step_tokens);
+    if (again.messages > 0.0) pass_around(named("micro.ring_again"), work, again, once, step_tokens);
+    pass_around(named("micro.ring_backward"), work, backward, 2.0 * once, step_tokens);
+  } else {
+    communicate(context_kind(), streams::tensor, "train_cp", named("micro.context"), work,
+                per_token(step_tokens, term(Term::context), price.context_payload));
+  }
   b().begin_block(phase, "step");
   b().begin_call(named("step"), named("step."));
   // What a step waits for beyond its passes: nothing of it is a kernel.

@@ -35,8 +35,8 @@ inline std::vector<PricePoint> always(double seconds, double payload_bytes = 0.0
 
 class PricedPlanWriter {
  public:
-  PricedPlanWriter(const ScenarioPricer& pricer, const RlPoint& point)
-      : scenario_(pricer.scenario()), rl_(pricer.rl()), model_(pricer.train()), point_(point) {
+  PricedPlanWriter(const Scenario& scenario, const RlModel& rl, const RlPoint& point)
+      : scenario_(scenario), rl_(rl), model_(rl.train()), point_(point) {
     if (point_.samples() && point_.placement == PlacementMode::colocated)
       scenario_.transition = to_text(point_.transition);
     scenario_.rollout.layout.order = point_.rollout.strided ? RankOrder::strided : RankOrder::contiguous;
@@ -73,6 +73,7 @@ class PricedPlanWriter {
     return static_cast<double>(point_.train.micro_batch) * static_cast<double>(model_.setting().sequence);
   }
   OpKind context_kind() const { return point_.train.ulysses > 1 ? OpKind::all_to_all : OpKind::all_gather; }
+  bool passes_ring() const { return layers_.dense.ring_forward + layers_.moe.ring_forward > 0.0; }
 
   void add_families();
   void add_engine_families();
@@ -94,6 +95,10 @@ class PricedPlanWriter {
   void compute(std::string name, const std::vector<BufferId>& work, std::vector<PricePoint> prices) {
     priced(OpKind::priced, streams::compute, std::move(name), work, std::move(prices));
   }
+  /// Ring attention's messages, each beside its part of the attention: `seconds` and payload of so many tokens, all
+  /// layers together.
+  void pass_around(const std::string& name, const std::vector<BufferId>& work, const RingPrice& seconds,
+                   double payload_bytes, double tokens);
   /// Left out where it takes no time and moves nothing.
   void communicate(OpKind kind, StreamId stream, std::string_view group, std::string name,
                    const std::vector<BufferId>& work, std::vector<PricePoint> prices);
@@ -108,6 +113,9 @@ class PricedPlanWriter {
   void load(std::int32_t phase);
   void start(std::int32_t phase);
   void samples(std::int32_t phase);
+  /// Beside the passes of an iteration: an algorithm without samples has none.
+  double framework_seconds() const { return point_.samples() ? model_.framework().iteration_seconds.value : 0.0; }
+  void framework(std::int32_t phase);
   void train_phase(PlanPhase, std::int32_t phase);
   void sync(std::int32_t phase, bool from_host, Part);
   std::vector<BufferId> sync_staging(bool from_host);

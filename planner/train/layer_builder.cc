@@ -198,8 +198,8 @@ void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, d
     const GroupShape pair = model_.groups(point_).context();
     const double block = e_ * tokens_ * kv_heads * (qk + v);
     const double seconds = steps * cost_.collective_seconds(OpKind::send, {2, pair.nodes > 1 ? 2 : 1, 1}, block);
-    out_.context_forward += seconds;
-    out_.context_backward += 2.0 * seconds;
+    out_.ring_forward += seconds;
+    out_.ring_backward += 2.0 * seconds;
     out_.context_payload += 3.0 * steps * block;
     launches(point_.cp, 2 * point_.cp);
   }
@@ -257,8 +257,9 @@ LayerCost LayerBuilder::finish(double extra_kernels) {
   out_.kept_full_bytes = fill_ * out_.input_bytes;
   out_.transient_bytes *= fill_;
   // The ring hides behind attention except for what is longer; Ulysses hides behind nothing.
-  out_.context_forward = std::max(0.0, out_.context_forward - out_.attention_forward) + exposed_context_forward_;
-  out_.context_backward = std::max(0.0, out_.context_backward - out_.attention_backward) + exposed_context_backward_;
+  out_.context_forward = std::max(0.0, out_.ring_forward - out_.attention_forward) + exposed_context_forward_;
+  out_.context_backward = std::max(0.0, out_.ring_backward - out_.attention_backward) + exposed_context_backward_;
+  out_.context_again = core_again_;
   if (core_again_) out_.recompute_context = out_.context_forward;
   return out_;
 }

@@ -314,8 +314,10 @@ void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_
            (stage == 0 ? l.embedding.tensor_payload : 0.0) + (stage == p.pp - 1 ? l.head.tensor_payload : 0.0));
   const bool routes_again = p.recompute == Recompute::selective && framework_.recomputes(Module::moe);
   out.expert_payload = m * l.moe.expert_payload * moe * (again || routes_again ? 1.5 : 1.0);
-  out.context_payload =
-      m * (l.dense.context_payload * dense + l.moe.context_payload * moe) * (again ? 1.0 + forward_context(p) : 1.0);
+  const bool exchanges_again =
+      again || (p.recompute == Recompute::selective && (dense > 0 ? l.dense : l.moe).context_again);
+  out.context_payload = m * (l.dense.context_payload * dense + l.moe.context_payload * moe) *
+                        (exchanges_again ? 1.0 + forward_context(p) : 1.0);
   data_traffic(p, held, out);
 }
 

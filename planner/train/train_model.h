@@ -115,14 +115,16 @@ struct LayerCost {
   double expert_forward = 0, expert_backward = 0;        // EP all-to-all
   double context_forward = 0, context_backward = 0;      // CP ring or Ulysses all-to-all, beside attention
   double attention_forward = 0, attention_backward = 0;  // part of forward, backward: hides the CP ring
-  double kernels_forward = 0, kernels_backward = 0;      // launched
-  double kept_bytes = 0;                                 // for backward without recomputation
-  double kept_selective_bytes = 0;                       // with selective recomputation
-  double kept_full_bytes = 0;                            // with full recomputation: the layer's input
-  double input_bytes = 0;                                // the layer's input in a micro-batch of mean sequences
-  double transient_bytes = 0;                            // highest extra while its backward runs
-  double parameters = 0;                                 // elements on the rank, all experts included
-  double expert_parameters = 0;                          // of which routed experts
+  double ring_forward = 0, ring_backward = 0;            // the CP ring's messages, were there nothing beside them
+  bool context_again = false;  // selective recomputation runs attention's core again, and what that exchanges with it
+  double kernels_forward = 0, kernels_backward = 0;  // launched
+  double kept_bytes = 0;                             // for backward without recomputation
+  double kept_selective_bytes = 0;                   // with selective recomputation
+  double kept_full_bytes = 0;                        // with full recomputation: the layer's input
+  double input_bytes = 0;                            // the layer's input in a micro-batch of mean sequences
+  double transient_bytes = 0;                        // highest extra while its backward runs
+  double parameters = 0;                             // elements on the rank, all experts included
+  double expert_parameters = 0;                      // of which routed experts
   double flops_forward = 0;
   double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
   double largest_weights = 0;    // distinct weight shapes, elements together (dummy gradients)
@@ -163,6 +165,8 @@ struct TrainPrice {
   double step_seconds = 0;
   std::array<double, num_terms> seconds{};     // exposed; sums to step_seconds
   double hidden_seconds = 0;                   // communication that ran beside compute
+  double passes_seconds = 0;                   // until the last stage is through with its passes, on the device
+  double launched_seconds = 0;                 // and on the host
   std::array<double, num_categories> bytes{};  // at the peak
   double peak_bytes = 0;                       // all categories but overhead
   double overhead_bytes = 0;
@@ -187,10 +191,19 @@ struct TrainPrice {
   double total_bytes() const { return peak_bytes + overhead_bytes; }
 };
 
+/// Ring attention in a pass: seconds of its cp - 1 messages one behind the other, and of the attention that they run
+/// beside. What is longer of the two counts; PassPrice has the attention in its compute, the rest of the messages in
+/// its context.
+struct RingPrice {
+  double messages = 0, attention = 0;
+  double exposed() const { return std::max(0.0, messages - attention); }
+};
+
 /// One full micro-batch through one stage in one direction: seconds by what they are spent on, one behind the other,
 /// and payload in bytes.
 struct PassPrice {
   double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0;
+  RingPrice ring, ring_again;  // in compute and context; again: in recompute and context
   ForwardTraffic payload;
   double total() const { return compute + recompute + tensor + expert + context; }
 };
@@ -212,10 +225,11 @@ struct ScoringBytes {
 /// One stage of a pipeline as the calls of its schedule see it.
 struct StagePrice {
   PassPrice forward, backward;
-  double weight_grad = 0;                      // of backward's compute, seconds: what no other stage waits for
-  double data = 0, optimizer = 0, slowed = 0;  // seconds behind a step's passes; slowed: compute beside collectives
-  double kept_bytes = 0;                       // of a pass until its backward: of one chunk, interleaved
-  TrainPrice held;                             // memory and data-parallel traffic of this stage
+  double weight_grad = 0;  // of backward's compute, seconds: what no other stage waits for
+  // Seconds behind a step's passes. Host: until it has launched them all; slowed: compute beside collectives.
+  double data = 0, optimizer = 0, host = 0, slowed = 0;
+  double kept_bytes = 0;  // of a pass until its backward: of one chunk, interleaved
+  TrainPrice held;        // memory and data-parallel traffic of this stage
 };
 
 /// The tensors, by what they are for, that make the fullest stage's peak.

@@ -12,6 +12,7 @@ namespace hotbunk {
 struct TrainModel::StageTime {
   double compute = 0, recompute = 0, tensor = 0, expert = 0, context = 0, hidden = 0;
   PassPrice first;                                   // forward's part of them
+  RingPrice ring, ring_again;                        // backward's, and of what it runs again
   double forward = 0, backward = 0;                  // of the device, all included
   double launches = 0;                               // what the host needs for them
   double weight_grad = 0, weight_grad_launches = 0;  // of backward and of launches: what no other stage waits for
@@ -101,6 +102,12 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
     t.forward += count * (c.forward + c.tensor_forward + exposed + c.context_forward);
     t.first.compute += count * c.forward, t.first.tensor += count * c.tensor_forward;
     t.first.expert += count * exposed, t.first.context += count * c.context_forward;
+    const auto add_ring = [&](RingPrice& ring, double messages, double attention) {
+      if (messages > 0.0) ring.messages += count * messages, ring.attention += count * attention;
+    };
+    add_ring(t.first.ring, c.ring_forward, c.attention_forward);
+    add_ring(t.ring, c.ring_backward, c.attention_backward);
+    if (full || (some && c.context_again)) add_ring(t.ring_again, c.ring_forward, c.attention_forward);
     // Those that hide a collective are not put off.
     t.weight_grad += count * std::max(0.0, c.weight_grad - hidden);
     t.weight_grad_launches += count * c.weight_grad_kernels;
@@ -249,10 +256,9 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
     ++kinds;
   });
   // How many weight gradients can wait, and for what, the schedule's own row says.
-  const std::vector<double> through =
-      defers ? stages_through({p.pp, p.vpp, p.schedule}, deferring, p.micro_batches,
-                              m - static_cast<double>(p.micro_batches - 1))
-             : std::vector<double>();
+  const std::vector<double> through = defers ? stages_through({p.pp, p.vpp, p.schedule}, deferring, p.micro_batches,
+                                                              m - static_cast<double>(p.micro_batches - 1))
+                                             : std::vector<double>();
   const auto last_through = [&](std::int64_t stage, std::int64_t count) {
     const auto first = through.begin() + stage;
     return *std::max_element(first, first + count);
@@ -260,6 +266,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   // The step is over when the last stage is: passes, what of its collectives nothing hides, its optimizer.
   const double launched = host.last(), slowdown = cost_.hardware().overlap_slowdown.value;
   const double hop = p.pp > 1 ? this->hop(p, l).total() : 0.0, sends = 2.0 * m * v * hop;
+  out.launched_seconds = launched;
   StepOver last;
   std::size_t kind = 0;
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
@@ -272,6 +279,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
                  .sends = sends};
     // Beside the passes of other micro-batches only as much as these take.
     if (framework_.overlap_pipeline) now.sends = std::max(0.0, sends - m * t.device());
+    out.passes_seconds = std::max(out.passes_seconds, now.passes);
     if (kind > 1 && last.behind(now, hiding_passes(p))) return;
     now.end = stage_end(p, l, now.held, t);
     // The host runs ahead of the device, also while that waits for data; when it cannot, it sets the pace.
@@ -317,6 +325,10 @@ PassPrice TrainModel::scoring_pass(const TrainPoint& p, const Layers& l, std::in
           .tensor = of(&LayerCost::tensor_forward),
           .expert = of(&LayerCost::expert_forward),
           .context = of(&LayerCost::context_forward),
+          .ring = of(&LayerCost::ring_forward) > 0.0
+                      ? RingPrice{of(&LayerCost::ring_forward), of(&LayerCost::attention_forward)}
+                      : RingPrice{},
+          .ring_again = {},
           .payload = pass_traffic(p, l, stage)};
 }
 
@@ -343,10 +355,13 @@ StagePrice TrainModel::stage_price(const TrainPoint& p, const Layers& l, std::in
                               .tensor = t.tensor - t.first.tensor,
                               .expert = t.expert - t.first.expert,
                               .context = t.context - t.first.context,
+                              .ring = t.ring,
+                              .ring_again = t.ring_again,
                               .payload = {}},
                  .weight_grad = t.weight_grad,
                  .data = end.exposed + tied_ends_seconds(p),
                  .optimizer = end.optimizer,
+                 .host = std::max(0.0, whole.launched_seconds - whole.passes_seconds - end.exposed),
                  .slowed = cost_.hardware().overlap_slowdown.value * end.hidden,
                  .held = whole};
   out.held.peak_bytes = stage_bytes(p, l, stage, &out.held);

@@ -84,6 +84,11 @@ ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads
 }
 
 Result<Validation> validate_published(const std::filesystem::path& data, const std::filesystem::path& catalogue) {
+  ValidationContext context(catalogue);
+  return validate_published(data, context);
+}
+
+Result<Validation> validate_published(const std::filesystem::path& data, ValidationContext& context) {
   using Check = std::function<TableResult(const CsvTable&, ValidationContext&)>;
   const auto vtrain = [](const char* name) {
     return [name](const CsvTable& t, ValidationContext& c) { return validate_vtrain(t, c, name); };
@@ -105,7 +110,6 @@ Result<Validation> validate_published(const std::filesystem::path& data, const s
       {"rl_iterations", validate_rl_iterations},
   };
   Validation out;
-  ValidationContext context(catalogue);
   for (const auto& [name, check] : checks) {
     const std::filesystem::path file = data / (name + ".csv");
     std::error_code ignored;

@@ -155,7 +155,7 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
     const TrainModel trained(*model, setting, *cost, *frame);
     // Interleaving of layers that do not divide: uneven chunks, priced without.
     if (cells.usable() && !trained.divides(p)) p.vpp = 1;
-    const TrainPrice price = price_of(cells, trained, p);
+    const TrainPrice price = price_of(cells, context, trained, p);
     put(out, label, cells, "tokens_per_s_per_gpu", price.tokens / price.step_seconds / static_cast<double>(p.ranks()));
   }
   return std::vector<ValidationTable>{out};

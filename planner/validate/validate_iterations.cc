@@ -130,6 +130,7 @@ TableResult validate_rl_iterations(const CsvTable& csv, ValidationContext& conte
         cells.refuse(pricer.error().front().message);
       else if (seconds = (*pricer)->price((*pricer)->point()).iteration_seconds; seconds <= 0.0)
         cells.refuse("the rollout does not hold its weights and one sequence");
+      else context.iterations.push_back({label, std::move(*scenario)});
     }
     put(out, label, cells, "step_seconds", seconds);
   }

@@ -104,7 +104,7 @@ TableResult validate_korthikanti(const CsvTable& csv, ValidationContext& context
     auto cost = context.cost(gpu, gpus);
     if (!cost) return fail(cost.error());
     const TrainModel model(gpt, mixed_precision(gpt.max_position), *cost, *frame);
-    const TrainPrice price = price_of(cells, model, p);
+    const TrainPrice price = price_of(cells, context, model, p);
     if (!cells.usable()) {
       table.skipped.push_back({label, cells.why()});
       continue;

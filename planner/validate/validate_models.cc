@@ -157,7 +157,7 @@ TableResult validate_simumax(const CsvTable& csv, ValidationContext& context) {
     if (cells.count("cross_entropy_fused", 0, 1) != 1)
       cells.refuse("the copies of the logits under an unfused cross-entropy are not known");
     const TrainModel trained(*model, half, *cost, *frame);
-    const TrainPrice price = price_of(cells, trained, p);
+    const TrainPrice price = price_of(cells, context, trained, p);
     put(time, label, cells, "measured_ms", 1e3 * price.step_seconds);
     put(memory, label, cells, "measured_alloc_gib_max", price.peak_bytes / gib);
     const double held = cells.usable() ? static_cast<double>(replay_step(trained, p).reserved) : 0.0;
@@ -213,7 +213,7 @@ TableResult validate_torchtitan(const CsvTable& csv, ValidationContext& context)
         *model, {.sequence = cells.count("seq"), .precision = float8 && rated ? "fp8" : "bf16", .state = {2, 4, 4, 8}},
         *cost, *frame);
     const TrainPoint p = torchtitan_point(cells, parallelism, schedule);
-    const TrainPrice price = price_of(cells, trained, p);
+    const TrainPrice price = price_of(cells, context, trained, p);
     // Every row is in either pair of tables; the other says which.
     CellReader calibrated = cells, uncalibrated = cells;
     if (float8) calibrated.refuse("float8: in torchtitan_float8");

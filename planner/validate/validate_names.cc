@@ -94,9 +94,11 @@ Degrees degrees(CellReader& cells, const std::string& text) {
   return out;
 }
 
-TrainPrice price_of(CellReader& cells, const TrainModel& model, const TrainPoint& p) {
+TrainPrice price_of(CellReader& cells, ValidationContext& context, const TrainModel& model, const TrainPoint& p) {
   if (cells.usable() && !model.divides(p)) cells.refuse(model.why_invalid(p));
-  return cells.usable() ? model.price(p) : TrainPrice{};
+  if (!cells.usable()) return {};
+  context.trained.push_back({model, p});
+  return model.price(p);
 }
 
 void put(ValidationTable& table, const std::string& label, const CellReader& cells, double measured, double predicted) {

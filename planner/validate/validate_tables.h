@@ -30,6 +30,18 @@ class ValidationContext {
   Result<FrameworkProfile> framework(const std::string& name) { return framework_named(name, catalogue_); }
   const std::filesystem::path& catalogue() const { return catalogue_; }
 
+  // What the rows so far have priced: what else knows their layouts (the simulator) is held to them by tests.
+  struct TrainedRow {
+    TrainModel model;
+    TrainPoint point;
+  };
+  std::vector<TrainedRow> trained;
+  struct IterationRow {
+    std::string label;
+    Scenario scenario;
+  };
+  std::vector<IterationRow> iterations;
+
  private:
   std::filesystem::path catalogue_;
   std::map<std::string, ClusterSpec> clusters_;
@@ -50,8 +62,9 @@ ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads
 using Degrees = std::map<std::string, std::vector<std::int64_t>>;
 Degrees degrees(CellReader&, const std::string& text);
 
-/// The row's layout priced; without a price, and the reader told why, where its sizes do not divide.
-TrainPrice price_of(CellReader&, const TrainModel&, const TrainPoint&);
+/// The row's layout priced, and noted in the context; without a price, and the reader told why, where its sizes do not
+/// divide.
+TrainPrice price_of(CellReader&, ValidationContext&, const TrainModel&, const TrainPoint&);
 
 /// A row's place in a table: its prediction, or the reason why it has none.
 void put(ValidationTable&, const std::string& label, const CellReader&, double measured, double predicted);
@@ -59,6 +72,8 @@ void put(ValidationTable&, const std::string& label, const CellReader&, double m
 void put(ValidationTable&, const std::string& label, CellReader, const std::string& column, double predicted);
 
 using TableResult = Result<std::vector<ValidationTable>>;
+/// The context knows the rows' layouts behind it.
+Result<Validation> validate_published(const std::filesystem::path& data, ValidationContext&);
 TableResult validate_korthikanti(const CsvTable&, ValidationContext&);
 TableResult validate_sc21_scaling(const CsvTable&, ValidationContext&);
 TableResult validate_sc21_zero3(const CsvTable&, ValidationContext&);

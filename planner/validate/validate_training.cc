@@ -38,10 +38,15 @@ FrameworkProfile sc21_frame(FrameworkProfile frame, const TrainPoint& p) {
   return frame;
 }
 
+/// Refuses a row for which there is nothing to choose; else notes what was.
+void choose(CellReader& cells, ValidationContext& context, const TrainModel& model, const Choice& best) {
+  if (best.price.step_seconds > 1e29) cells.refuse(best.why);
+  else if (cells.usable()) context.trained.push_back({model, best.point});
+}
+
 /// A row that gives TFLOP/s per GPU, counted as `flops` of a step; the label says what was chosen for it.
 void put_rate(ValidationTable& out, CellReader& cells, const std::string& label, const Choice& best, double flops,
               std::int64_t gpus) {
-  if (best.price.step_seconds > 1e29) cells.refuse(best.why);
   put(out, fmt::format("{} (mb {}, vpp {})", label, best.point.micro_batch, best.point.vpp), cells, "TFLOPs_per_GPU",
       flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
 }
@@ -82,6 +87,7 @@ TableResult validate_sc21_scaling(const CsvTable& csv, ValidationContext& contex
     if (run) p.micro_batch = run->micro_batch, p.vpp = run->chunks;
     Choice best = fastest(cells, model, p, replica, run ? 1e30 : 80e9, !run, !run);
     if (run && best.price.step_seconds > 1e29) best = fastest(cells, model, p, replica, 80e9, true, true);
+    choose(cells, context, model, best);
     put_rate(out, cells, label, best, megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 4.0),
              gpus);
   }
@@ -128,7 +134,7 @@ TableResult validate_sc21_zero3(const CsvTable& csv, ValidationContext& context)
     // Where the global batch does not divide, the published one is what ran: whole micro-batches, at least one.
     const std::int64_t replica = std::max<std::int64_t>(p.micro_batch, batch / p.dp / p.micro_batch * p.micro_batch);
     const Choice best = fastest(cells, model, p, replica, 1e30, false, false);
-    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
+    choose(cells, context, model, best);
     const double flops = megatron_flops(gpt, static_cast<double>(replica * p.dp), 2048, 4.0);
     put(out, label, cells, "TFLOPs_per_GPU", flops / best.price.step_seconds / static_cast<double>(gpus) / 1e12);
   }
@@ -168,6 +174,7 @@ TableResult validate_megatron_h100(const CsvTable& csv, ValidationContext& conte
       p.recompute = Recompute::selective;
       best = fastest(cells, model, p, replica, 1e30, true, true);
     }
+    choose(cells, context, model, best);
     put_rate(out, cells, label, best, megatron_flops(gpt, static_cast<double>(batch), static_cast<double>(seq), 3.0),
              gpus);
   }
@@ -204,7 +211,7 @@ TableResult validate_llama3_405b(const CsvTable& csv, ValidationContext& context
     // 126 layers and the ends divide by 16 stages only together: stages of equal chunks, embedding and head one each.
     const Choice best = fastest(cells, model, p, batch, 1e30, false, true);
     p.micro_batches = batch;
-    if (best.price.step_seconds > 1e29) cells.refuse(best.why);
+    choose(cells, context, model, best);
     const double tokens = static_cast<double>(batch) * static_cast<double>(p.dp) * static_cast<double>(seq);
     put(out,
         fmt::format("{} tp{} cp{} pp{} on {} (vpp {})", cells.text("model"), p.tp, p.cp, p.pp, gpus, best.point.vpp),
@@ -255,7 +262,7 @@ TableResult validate_megascale(const CsvTable& csv, ValidationContext& context) 
     p.dp = cells.share("GPUs", gpus, {p.tp, p.pp});
     p.micro_batches = cells.share("sequences", batch, {p.dp});
     if (p.micro_batches % p.pp != 0) p.vpp = 1;
-    const TrainPrice price = price_of(cells, model, p);
+    const TrainPrice price = price_of(cells, context, model, p);
     put(out, fmt::format("{} on {}, batch {} (vpp {})", named, gpus, batch, p.vpp), cells, "iter_s",
         price.step_seconds);
   }
@@ -301,7 +308,7 @@ TableResult validate_vtrain(const CsvTable& csv, ValidationContext& context, con
     const std::string label = fmt::format("{}x{} tp{} dp{} pp{} mb{} batch {} on {}", gpt.layers, gpt.hidden, p.tp,
                                           p.dp, p.pp, p.micro_batch, batch, gpus);
     p.micro_batches = cells.share("sequences", batch, {p.dp, p.micro_batch});
-    const TrainPrice price = price_of(cells, model, p);
+    const TrainPrice price = price_of(cells, context, model, p);
     put(out, label, cells, "iteration time (ms)", 1e3 * price.step_seconds);
   }
   return std::vector<ValidationTable>{out};

@@ -107,8 +107,49 @@ TEST_CASE("eight ranks of a node that sleep at once share its host memory") {
   for (const auto& [job, ns] : two_nodes.play()) CHECK(ns == 200'010'000);
 }
 
+TEST_CASE("ranks share the memory of their NUMA domain, not that of the whole node") {
+  // Two domains of 164 GB/s, near devices 0-3 and 4-7. Four of 10 GB in one: 40 / 164 s; two in each: 20 / 164 s are
+  // less than the 0.20001 s that each takes alone; all eight: as long as through one memory of 328.
+  ClusterSpec c = cluster_of(1);
+  c.numa_domains = {2, "test"};
+  World near(c), spread(c), all(c), folded(c), more(c);
+  for (Rank r : range(4, 8)) near.copy(r, CopyDirection::to_host, 10e9);
+  for (const auto& [job, ns] : near.play()) check_near(ns, 40e9 / 164e9);
+  for (Rank r : {0, 1, 6, 7}) spread.copy(r, CopyDirection::to_host, 10e9);
+  for (const auto& [job, ns] : spread.play()) CHECK(ns == 200'010'000);
+  for (Rank r : range(0, 8)) all.copy(r, CopyDirection::to_host, 10e9);
+  for (const auto& [job, ns] : all.play()) check_near(ns, 80e9 / 328e9);
+  const std::vector<Rank> alike = range(0, 8);
+  folded.copy(3, CopyDirection::to_host, 10e9, alike);
+  check_near(folded.play().at(0), 80e9 / 328e9);
+  // Up and down meet in the memory: five copies of 10 GB in the domain of ranks 0 to 3, one in the other.
+  for (Rank r : range(0, 4)) more.copy(r, CopyDirection::to_host, 10e9);
+  more.copy(0, CopyDirection::to_device, 10e9);
+  more.copy(7, CopyDirection::to_device, 10e9);
+  const auto done = more.play();
+  for (std::uint32_t job = 0; job < 5; ++job) check_near(done.at(job), 50e9 / 164e9);
+  CHECK(done.at(5) == 200'010'000);
+  const auto rows = all.cluster.traffic(alike);
+  const auto memory = std::ranges::find(rows, "host memory", &LinkTraffic::kind);
+  REQUIRE(memory != rows.end());
+  CHECK(memory->name == "node 0 numa 0 host memory");
+  CHECK(memory->links == 2);
+  CHECK(memory->bytes == Approx(40e9));
+  CHECK(memory->capacity_bytes_per_s == Approx(164e9));
+  // Six domains do not divide eight devices evenly, four do: two copies in one of 82 GB/s, one in another.
+  c.numa_domains = {6, "test"};
+  World quarters(c);
+  for (Rank r : {0, 1, 2}) quarters.copy(r, CopyDirection::to_host, 10e9);
+  const auto ends = quarters.play();
+  for (std::uint32_t job = 0; job < 2; ++job) check_near(ends.at(job), 20e9 / 82e9);
+  CHECK(ends.at(2) == 200'010'000);
+}
+
 TEST_CASE("a price that assumes that the node's other ranks copy is not slowed by them") {
-  World world(cluster_of(1));
+  const std::int64_t domains = GENERATE(1, 2, 8);
+  ClusterSpec c = cluster_of(1);
+  c.numa_domains = {static_cast<double>(domains), "test"};
+  World world(c);
   const std::int64_t ns = std::llround(1e9 * world.cost.node_copy_seconds(10e9));
   CHECK(ns > 240'000'000);
   std::vector<Demand> demands;

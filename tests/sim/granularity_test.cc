@@ -50,7 +50,8 @@ Simulated simulate_lengths(const Plan& plan, const Scenario& scenario, const OpC
   options.granularity = way.granularity;
   options.enforce_capacity = false;
   options.links = way.links;
-  const std::vector<std::int64_t> neighbours = {scenario.cluster.gpus_per_node};
+  const std::int64_t node = scenario.cluster.gpus_per_node;
+  const std::vector<std::int64_t> neighbours = {node / scenario.cluster.even_numa_domains(), node};
   if (way.folded) options.classes = RankClasses::fold(plan, cost, (*driver)->rank_classes(1, steps), neighbours);
   const std::vector<Rank> players = options.classes.value_or(RankClasses::unfolded(plan.num_ranks())).players();
   SimBackend backend(scenario.cluster, cost, options);

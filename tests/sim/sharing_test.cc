@@ -59,6 +59,23 @@ TEST_CASE("rates that do not divide are late by less than two nanoseconds") {
   CHECK(end <= 6000 + 10);
 }
 
+TEST_CASE("a resource that is slowed by a quarter does three quarters of the work until it is free again") {
+  // 100 ns of work: 40 at full rate, then 40 ns at 3/4 make 30, then 30 at full rate: done at 110.
+  SharedResource r(1);
+  r.join(0, 1, 100);
+  r.slow_down(40, 0.25);
+  CHECK(r.next_done_ns() == 40 + 80);
+  r.slow_down(80, 0.0);
+  CHECK(r.next_done_ns() == 110);
+  CHECK_FALSE(r.take_done(109));
+  CHECK(r.take_done(110) == 1);
+  // Two jobs share what is left: 3/8 each.
+  SharedResource both(1);
+  both.slow_down(0, 0.25);
+  for (std::uint32_t job : {1u, 2u}) both.join(0, job, 30);
+  CHECK(both.next_done_ns() == 80);
+}
+
 TEST_CASE("the count of service starts anew when idle, so that long runs do not overflow") {
   SharedResource r(1);
   std::int64_t now = 0;

@@ -61,6 +61,7 @@ TEST_CASE("the summary is DESIGN's document, key by key") {
                                          "fits",
                                          "steps",
                                          "iteration_seconds",
+                                         "filling_seconds",
                                          "tokens_per_second",
                                          "mfu",
                                          "phases",
@@ -73,6 +74,7 @@ TEST_CASE("the summary is DESIGN's document, key by key") {
                                          "kept",
                                          "timeline",
                                          "live_at_peak",
+                                         "critical_path",
                                          "links"});
   CHECK(s["schema"] == "hotbunk.trace-summary/1");
   CHECK(s["source"] == "simulated");
@@ -82,6 +84,12 @@ TEST_CASE("the summary is DESIGN's document, key by key") {
   CHECK(s["steps"] == 2);
   // An iteration takes either rank 18 ms: rank 1 enters its rollout 1 ms later and leaves its training 1 ms later.
   CHECK(s["iteration_seconds"].get<double>() == Approx(0.018));
+  CHECK(s["filling_seconds"] == 0.0);
+  const Json& path = s["critical_path"];
+  CHECK(path["elapsed_s"].get<double>() >= path["busy_s"].get<double>());
+  double phases = 0.0;
+  for (const Json& p : path["phases"]) phases += p["elapsed_s"].get<double>();
+  CHECK(phases == Approx(path["elapsed_s"].get<double>()));
   CHECK(s["tokens_per_second"].get<double>() == Approx(380 / 0.036));
   // Training takes a rank 8 ms per step: 7200 / (0.016 s * 1e6 FLOP/s * 2 devices).
   CHECK(s["mfu"].get<double>() == Approx(0.225));
