@@ -1,7 +1,10 @@
 // P3: what one rank computes agrees with Hugging Face transformers, and every way of computing it agrees as well.
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <random>
 
 #include "layout/shard.h"
+#include "layout/train_weights.h"
 #include "tests/numerics/training_run.h"
 
 using namespace hotbunk;
@@ -156,6 +159,46 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
       s.train.micro_batch_tokens = round_up(g.longest_sequence(), way.tp);
       check_training(g, train(g, s));
     }
+}
+
+// P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
+TEST_CASE("layouts drawn at random compute what transformers does") {
+  const auto number = [](const char* variable, std::uint64_t otherwise) {
+    const char* text = std::getenv(variable);
+    return text != nullptr ? std::stoull(text) : otherwise;
+  };
+  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  const std::vector<std::string> models = golden_models();
+  std::uint64_t drawn = 0, cut = 0;
+  for (std::uint64_t i = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * 1'000'003 + i);
+    const auto one_of = [&](std::initializer_list<std::int64_t> values) {
+      return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
+    };
+    const Golden g = Golden::load(models[random() % models.size()]);
+    Scenario s = golden_scenario(g, 1);
+    TrainLayout& l = s.train.layout;
+    l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4});
+    if (l.tp * l.dp > 8 || !why_not_train_tp(g.model, l.tp).empty()) continue;
+    ++drawn, cut += l.tp > 1 ? 1 : 0;
+    s.cluster.gpus_per_node = l.tp * l.dp;
+    l.sp = l.tp > 1 && one_of({0, 1}) == 1;
+    s.train.engine = static_cast<TrainEngine>(
+        one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
+                static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
+                static_cast<std::int64_t>(TrainEngine::zero2)}));
+    if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
+    s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
+    s.train.reshard_after_forward = one_of({0, 1}) == 1;
+    s.train.prefetch = one_of({0, 1});
+    s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
+    s.train.micro_batch_tokens = round_up(one_of({g.longest_sequence(), g.num_tokens()}), l.tp);
+    CAPTURE(i, g.model.name, l.dp, l.tp, l.sp, l.fsdp, static_cast<int>(s.train.engine),
+            static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch,
+            s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+    check_training(g, train(g, s));
+  }
+  CHECK(2 * cut > rounds / 2);
 }
 
 TEST_CASE("FSDP with everything else on computes what one rank does") {

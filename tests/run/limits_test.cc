@@ -83,6 +83,8 @@ TEST_CASE("a result that is lost is E605 with its reason, of every command") {
                                      "simulate " + s,
                                      "simulate --json " + s,
                                      "explain " + s,
+                                     "layout " + s,
+                                     "layout --json --rank 1 " + s,
                                      "sweep --vary seed=1,2 " + s,
                                      "generate " + ask,
                                      "generate --json " + ask,
