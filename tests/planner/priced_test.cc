@@ -268,10 +268,8 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     check({RlPhase::rollout}, 0.03);
     // Apart, a sync is also what one role waits for the other.
     if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.03);
-    // docs/simulate-and-compare.md: what few micro-batches do to schedules that are priced as a whole.
-    const double training = point.train.schedule == PipelineSchedule::zero_bubble ? 0.06
-                            : point.train.vpp > 1                                 ? 0.04
-                                                                                  : 0.03;
+    // docs/simulate-and-compare.md: with few micro-batches more of them wait than the closed form lets.
+    const double training = point.train.schedule == PipelineSchedule::zero_bubble ? 0.04 : 0.03;
     for (const RlPhase p : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train,
                             RlPhase::framework})
       check({p}, p == RlPhase::train || p == RlPhase::critic ? training : 0.03);
