@@ -192,6 +192,9 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   runs.decode = {blocks(decode, s.rollout.max_running_requests), decode, decode};
   runs.optimizer_steps = s.algorithm.mini_batches;
   runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
+  runs.trained_tokens =
+      tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)),
+             s.workload.prompt_tokens.mean + s.workload.response_tokens.mean);
   return runs;
 }
 

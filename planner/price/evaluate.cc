@@ -36,15 +36,16 @@ struct Linear {
 /// How often a block runs, and with which sizes.
 BlockRuns runs_of(const PlanRuns& runs, PlanPhase phase, std::string_view block) {
   const auto times = [](std::int64_t n) { return BlockRuns{n, 0, 0}; };
+  const auto pass = [&](std::int64_t n) { return BlockRuns{n, n > 0 ? runs.trained_tokens : 0, 0}; };
   switch (phase) {
     case PlanPhase::rollout:
       return block == "prefill" ? runs.prefill : runs.decode;
     case PlanPhase::reference:
-      return times(runs.reference);
+      return pass(runs.reference);
     case PlanPhase::old_logprobs:
-      return times(runs.old_logprobs);
+      return pass(runs.old_logprobs);
     case PlanPhase::train:
-      return times(block == "micro" ? runs.micro_batches : runs.optimizer_steps);
+      return block == "micro" ? pass(runs.micro_batches) : times(runs.optimizer_steps);
     case PlanPhase::checkpoint:
       return times(runs.checkpoints);
     case PlanPhase::export_:

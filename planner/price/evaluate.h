@@ -61,6 +61,7 @@ struct BlockRuns {
 struct PlanRuns {
   BlockRuns prefill, decode;
   std::int64_t reference = 0, old_logprobs = 0, micro_batches = 0;  // of one rank
+  std::int64_t trained_tokens = 0;  // of all its micro-batches, in each of the three passes over them
   std::int64_t optimizer_steps = 0, checkpoints = 0, exports = 0;
 };
 struct PlanTraffic {

@@ -121,6 +121,7 @@ Visits draw_visits(const Scenario& s) {
   for (std::int64_t PlanRuns::*n : {&PlanRuns::reference, &PlanRuns::old_logprobs, &PlanRuns::micro_batches,
                                     &PlanRuns::optimizer_steps, &PlanRuns::checkpoints, &PlanRuns::exports})
     v.runs.*n = in(0, 3);
+  v.runs.trained_tokens = in(0, s.train.micro_batch_tokens);
   return v;
 }
 
@@ -134,11 +135,16 @@ TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
     const auto times = [](std::int64_t n) { return std::vector<Sizes>(static_cast<std::size_t>(n)); };
     if (block == "prefill") return v.prefill;
     if (block == "decode") return v.decode;
-    if (phase == "reference") return times(v.runs.reference);
-    if (phase == "old_logprobs") return times(v.runs.old_logprobs);
+    const auto pass = [&](std::int64_t n) {  // its first micro-batch has all tokens
+      std::vector<Sizes> all = times(n);
+      if (n > 0) all[0].tokens = v.runs.trained_tokens;
+      return all;
+    };
+    if (phase == "reference") return pass(v.runs.reference);
+    if (phase == "old_logprobs") return pass(v.runs.old_logprobs);
     if (phase == "checkpoint") return times(v.runs.checkpoints);
     if (phase == "export") return times(v.runs.exports);
-    if (phase == "train") return times(block == "micro" ? v.runs.micro_batches : v.runs.optimizer_steps);
+    if (phase == "train") return block == "micro" ? pass(v.runs.micro_batches) : times(v.runs.optimizer_steps);
     return times(1);
   };
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
@@ -487,6 +493,38 @@ TEST_CASE(
     CHECK(moved[{Family::fsdp, OpKind::reduce_scatter}] == (shards > 1 ? 4 * backwards * all : 0));
     CHECK(moved[{Family::replicas, OpKind::all_reduce}] == (shards < 4 ? 4 * backwards * all / shards : 0));
     CHECK((shards == 1) == (padding == 0));
+  }
+}
+
+TEST_CASE("Traffic of tensor parallelism: what a pass of N tokens moves between the ranks that share a layer") {
+  // docs/layouts.md. H 24, 3 layers, bf16: one pass of a tensor [N,H] is 48 N bytes. Embedding's sum, a layer's two
+  // sums forward and two backward, the gradient of the head's input; 16 N from each rank for the log-probs.
+  const std::int64_t N = 60, hidden = 2 * 24 * N, layers = 3;
+  for (const bool sequence : {false, true}) {
+    CAPTURE(sequence);
+    const Scenario s = tiny(4, 2,
+                            {"train.layout.dp=2", "train.layout.tp=2", fmt::format("train.layout.sp={}", sequence),
+                             "train.precision.params=bf16"});
+    PlanRuns runs;
+    runs.micro_batches = runs.old_logprobs = 1, runs.optimizer_steps = 1, runs.trained_tokens = N;
+    std::map<std::pair<PlanPhase, OpKind>, std::int64_t> moved;
+    for (const PlanTraffic& t : traffic_of(lower(s).value(), 0, runs))
+      if (t.group == Family::train_tp) moved[{t.phase, t.op}] += t.payload_bytes;
+    const std::int64_t stats = 2 * 16 * N;
+    if (!sequence) {
+      CHECK(moved[{PlanPhase::old_logprobs, OpKind::all_reduce}] == (1 + 2 * layers) * hidden);
+      CHECK(moved[{PlanPhase::old_logprobs, OpKind::all_gather}] == stats);
+      // With the sums of squares, and the request to stop: 4 B each.
+      CHECK(moved[{PlanPhase::train, OpKind::all_reduce}] == (1 + 4 * layers + 1) * hidden + 8);
+      CHECK(moved[{PlanPhase::train, OpKind::all_gather}] == stats);
+    } else {
+      CHECK(moved[{PlanPhase::old_logprobs, OpKind::reduce_scatter}] == (1 + 2 * layers) * hidden);
+      CHECK(moved[{PlanPhase::old_logprobs, OpKind::all_gather}] == (2 * layers + 1) * hidden + stats);
+      // Backward: a layer sums two gradients, and gathers two, and two inputs again; around the layers the head's
+      // gradient is summed, the embedding's gathered.
+      CHECK(moved[{PlanPhase::train, OpKind::reduce_scatter}] == (1 + 2 * layers + 2 * layers + 1) * hidden);
+      CHECK(moved[{PlanPhase::train, OpKind::all_gather}] == (2 * layers + 1 + 4 * layers + 1) * hidden + stats);
+    }
   }
 }
 
