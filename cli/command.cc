@@ -16,6 +16,7 @@
 #include "exec/length_driver.h"
 #include "graph/plan_json.h"
 #include "lowering/lower.h"
+#include "planner/answers/remedies.h"
 #include "planner/priced/priced_plan.h"
 #include "reports/chrome_trace.h"
 #include "reports/html.h"
@@ -160,28 +161,6 @@ std::optional<Job> simulated_job(Scenario scenario, int& code) {
 
 std::optional<Job> lower_job(Scenario scenario, int& code) { return or_report(lowered(std::move(scenario)), code); }
 
-namespace {
-
-/// What would help most, from what is large at the peak.
-std::string remedy(const Job& job, const std::vector<LiveBuffer>& live, std::string_view phase) {
-  const Scenario& s = job.scenario;
-  const std::string top = live.empty() ? "" : live.front().name;
-  if (top.find("kv_cache") != std::string::npos)
-    return fmt::format("lower rollout.memory_fraction (now {}) or rollout.kv_cache_tokens", s.rollout.memory_fraction);
-  if (top.find("logits") != std::string::npos)
-    return fmt::format(
-        "set train.loss_chunk_tokens to {} (a logits chunk then takes {}), or lower train.micro_batch_tokens (now {})",
-        std::max<std::int64_t>(1, s.train.micro_batch_tokens / 8),
-        format_bytes(static_cast<double>(live.front().bytes) / 8), s.train.micro_batch_tokens);
-  if (phase == "train" && s.train.recompute != Recompute::full)
-    return "set train.recompute to full, or lower train.micro_batch_tokens";
-  if (phase == "sync") return "lower sync.bucket_mib, or set train.offload to sleep";
-  return "add ranks (train.layout.dp), lower train.micro_batch_tokens or rollout.memory_fraction, or use a larger "
-         "device";
-}
-
-}  // namespace
-
 std::optional<Diagnostic> fit_error(const Job& job) { return fit_error(job, check_fit(job.plan)); }
 
 std::optional<Diagnostic> fit_error(const Job& job, const FitReport& fit) {
@@ -203,8 +182,7 @@ std::optional<Diagnostic> fit_error(const Job& job, const FitReport& fit) {
   if (!largest.empty()) d.notes.push_back(largest);
   d.notes.push_back(fmt::format("short by {}", format_bytes(static_cast<double>(
                                                    fit.mapped_peak_bytes + fit.overhead_bytes - fit.capacity_bytes))));
-  d.help = fit.space == Space::host ? "raise cluster.host_memory_gib, or set train.offload to none"
-                                    : remedy(job, live, phase);
+  d.help = remedy_text(job.scenario, catalog_root());
   return d;
 }
 

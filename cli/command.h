@@ -34,6 +34,8 @@ void add_sweep(CommandLine&);
 void add_validate(CommandLine&);
 void add_import(CommandLine&);
 void add_export(CommandLine&);
+void add_lint(CommandLine&);
+void add_solve(CommandLine&);
 
 /// Options of every command that takes a scenario.
 struct ScenarioOptions {

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "planner/answers/answers.h"
+#include "planner/answers/stated_error.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 
@@ -70,9 +71,10 @@ std::string answer(const Explanation& e) {
   const std::string host = e.host_capacity_bytes > 0 ? fmt::format(", host {} of {}", format_bytes(e.price.host_bytes),
                                                                    format_bytes(e.host_capacity_bytes))
                                                      : "";
-  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration\n\n{}", name_of(e.verdict.verdict),
-                     format_bytes(e.price.peak_bytes()), format_bytes(e.capacity_bytes), host,
-                     format_seconds(e.price.iteration_seconds), render(e));
+  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration, {}\n\n{}",
+                     name_of(e.verdict.verdict), format_bytes(e.price.peak_bytes()), format_bytes(e.capacity_bytes),
+                     host, format_seconds(e.price.iteration_seconds), error_text(iteration_error(e.framework)),
+                     render(e));
 }
 
 Status write_scenario(const Options& o, const std::string& text) {

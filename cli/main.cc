@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
   add_validate(line);
   add_import(line);
   add_export(line);
+  add_lint(line);
+  add_solve(line);
   add_calibrate(line);
   add_doctor(line);
   add_logprobs(line);

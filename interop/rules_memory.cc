@@ -41,12 +41,12 @@ void read_offload(RuleInput& in) {
   for (const char* role : {"offload_params", "offload_grads", "offload_optimizer"})
     if (!in.said(role).empty()) said.push_back(in.said(role));
   const std::string comment = fmt::format("{}", fmt::join(said, ", "));
+  std::vector<std::string_view> steps;
+  for (const TransitionStep step : order_where("verl", params, optimizer, true)) steps.push_back(name_of(step));
   in.set("train.offload", params || optimizer ? "sleep" : "none", comment, in.where("offload_params"));
   // What sleeps alone is an order of its own: verl's, without the steps of what stays.
   if (params != optimizer && !apart && in.scenario_text("rollout.sleep") == "true")
-    in.set("transition",
-           params ? "[wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"
-                  : "[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]",
+    in.set("transition", fmt::format("[{}]", fmt::join(steps, ", ")),
            comment +
                (params ? ": the parameters sleep, the optimizer stays" : ": the optimizer sleeps, the parameters stay"),
            in.where("offload_params"));

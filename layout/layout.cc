@@ -47,14 +47,18 @@ Layout rollout_layout(const EngineAxes& engine, std::int64_t engines, EngineOrde
   return {mesh, mesh, engine.stages, 1};
 }
 
-Rectangle held_by(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {
-  if (!on_stage(layout, model, parameter, rank) || !has_expert(layout, model, parameter, rank)) return {};
+Rectangle slice_of(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {
   const Mesh& mesh = parameter.expert >= 0 ? layout.expert : layout.dense;
   TensorPlacement placement = tensor_parallel(parameter, model, layout.vocab_multiple);
   std::erase_if(placement, [&](const AxisPlacement& axis) { return !mesh.has(axis.axis); });
   if (mesh.has("fsdp")) placement.push_back({"fsdp", Placement::shard(0)});
   const Rectangle box = place(whole(parameter), placement, mesh, rank);
   return box.elements() > 0 ? box : Rectangle{};
+}
+
+Rectangle held_by(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {
+  if (!on_stage(layout, model, parameter, rank) || !has_expert(layout, model, parameter, rank)) return {};
+  return slice_of(layout, model, parameter, rank);
 }
 
 std::vector<std::vector<Rectangle>> holdings(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter) {

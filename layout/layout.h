@@ -40,6 +40,10 @@ inline Layout rollout_layout(std::int64_t tp, std::int64_t engines, EngineOrder 
   return rollout_layout({tp, 1, {}}, engines, order);
 }
 
+/// What the axes of tensor parallelism and sharding leave a rank of a parameter, whether or not the parameter is of the
+/// rank's stage and experts.
+Rectangle slice_of(const Layout&, const ModelSpec&, const ParamSpec&, std::int64_t rank);
+
 /// The rectangle of one parameter on one rank; empty where the rank has none of it.
 /// Throws InternalError where the layout does not fit the model (validation comes first).
 Rectangle held_by(const Layout&, const ModelSpec&, const ParamSpec&, std::int64_t rank);

@@ -19,7 +19,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 A100, H100, B200 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
 BLACKWELL = "profiles/blackwell-te.yaml"
-NEMO = "frameworks/nemo-megatron.yaml"
+NEMO, VLLM = "frameworks/nemo-megatron.yaml", "engines/vllm.yaml"
 VTRAIN, TE, ZERO, BRIDGE, TITAN, COMPILED = (
     f"frameworks/{name}.yaml" for name in
     ("megatron-vtrain", "megatron-te", "deepspeed-zero3", "megatron-bridge", "torchtitan", "torchtitan-compile"))
@@ -47,8 +47,8 @@ FITS = [
                                                            (BRIDGE, "elementwise_passes", 1, 5)],
      [("megatron_bridge", None)], "halves"),
     ("NeMo-RL: an iteration's own time, the engine's host and nodes", [(NEMO, "iteration_seconds", .5, 120),
-                                                                       (NEMO, "decode_sequence_seconds", 1e-6, 1e-3),
-                                                                       (NEMO, "decode_node_seconds", 1e-6, 3e-3)],
+                                                                       (VLLM, "decode_sequence_seconds", 1e-6, 1e-3),
+                                                                       (VLLM, "decode_node_seconds", 1e-6, 3e-3)],
      [("rl_iterations", None)], "models"),
 ]
 

@@ -485,6 +485,8 @@ class Loader {
              locate("cluster.device_memory_mib"), {}, "keep one of the two");
     if (!given("cluster.device_memory_gib") && !given("cluster.device_memory_mib"))
       cluster.device_memory_bytes = cluster.gpu.memory_bytes / cluster.ranks_per_device;
+    // Memory of peers is read on one host alone.
+    if (!given("sync.transport") && cluster.nodes > 1) scenario_.sync.transport = SyncTransport::collective;
     RolloutSpec& rollout = scenario_.rollout;
     if (!given("rollout.dtype") || !rollout.quantization.empty()) rollout.dtype = scenario_.train.precision.params;
     // Kernels of narrow products write 16 bits.

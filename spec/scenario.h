@@ -90,6 +90,7 @@ struct RolloutSpec {
   std::int64_t kv_cache_tokens = 0;  // pool of one engine in tokens; 0 = what memory_fraction leaves, capped by need
   double temperature = 1.0, top_p = 1.0;
   std::int64_t top_k = 0;  // 0 = off
+  bool eager = false;      // SGLang and vLLM without captured graphs: decode steps are launched kernel by kernel
   bool sleep = true;       // give weights and KV back while training runs
   std::int64_t sleep_level =
       2;  // 1: weights to the host, KV dropped; 2: both dropped (the next sync brings the weights)

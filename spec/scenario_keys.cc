@@ -153,6 +153,8 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(real("rollout.top_p", HB_FIELD(rollout.top_p), 0, 1, {"", "probability mass sampled from; 1 = all"}));
   keys.push_back(integer("rollout.top_k", HB_FIELD(rollout.top_k), 0, 1 << 28,
                          {"tokens", "most probable ones sampled from; 0 = all"}));
+  keys.push_back(boolean("rollout.eager", HB_FIELD(rollout.eager),
+                         {"", "decode steps are launched kernel by kernel, without captured graphs; ours always are"}));
   keys.push_back(
       boolean("rollout.sleep", HB_FIELD(rollout.sleep), {"", "give weights and KV cache back while training runs"}));
   keys.push_back(
@@ -163,7 +165,8 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(bytes("sync.bucket_mib", HB_FIELD(sync.bucket_bytes), mib, 1.0 / 1024, 1 << 20,
                        {"MiB", "of one bucket of gathered weights"}));
   keys.push_back(choice("sync.transport", HB_FIELD(sync.transport),
-                        {"", "ipc: peers read each other's shared memory, one host; collective: all-gather"}));
+                        {"", "ipc: peers read each other's shared memory, one host; collective: all-gather",
+                         "ipc, collective on several nodes"}));
   keys.push_back(
       boolean("sync.verify", HB_FIELD(sync.verify), {"", "hash every tensor on both sides after each sync"}));
   keys.push_back(integer("sync.every", HB_FIELD(sync.every), 1, 1e9,

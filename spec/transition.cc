@@ -32,9 +32,6 @@ const std::vector<Named>& named_orders() {
   return orders;
 }
 
-bool of_training(TransitionStep s) {
-  return s == sleep_optimizer || s == sleep_train || s == wake_params || s == wake_train;
-}
 bool of_rollout(TransitionStep s) { return s == wake_rollout || s == wake_kv || s == sleep_rollout; }
 
 /// Depth first over the states; each step at most once, a second sleep_train only after wake_params.
@@ -90,8 +87,10 @@ std::vector<TransitionOrder> legal_transitions(bool params, bool optimizer, bool
   TransitionOrder order;
   const OnDevice start{.weights = !sleeps, .kv = !sleeps};
   extend(order, start, start, steps, out);
-  // Shorter cycles leave a part awake: they belong to another call.
+  // Shorter cycles leave a part awake: they belong to another call. So do those in which parameters sleep and wake
+  // again before the rollout, and are awake in it: copied out and back for nothing.
   std::erase_if(out, [&](const TransitionOrder& o) {
+    if (o.has(wake_params) && std::ranges::count(o, sleep_train) < 2) return true;
     return o.has(sleep_optimizer) != optimizer || o.has(sleep_train) != params || o.has(wake_rollout) != sleeps;
   });
   return out;
@@ -130,13 +129,8 @@ tl::expected<TransitionOrder, TransitionFault> spelled_out(std::string_view text
 
 tl::expected<TransitionOrder, TransitionFault> transition_from(std::string_view text, bool train_sleeps,
                                                                bool rollout_sleeps) {
-  for (const Named& n : named_orders()) {
-    if (n.name != text) continue;
-    TransitionOrder out;
-    for (TransitionStep s : n.order)
-      if ((train_sleeps || !of_training(s)) && (rollout_sleeps || !of_rollout(s))) out.push(s);
-    return out;
-  }
+  if (std::ranges::find(transition_names(), text) != transition_names().end())
+    return order_where(text, train_sleeps, train_sleeps, rollout_sleeps);
   auto out = spelled_out(text);
   if (!out) return out;
   if (auto fault = why_illegal(*out)) return tl::unexpected(std::move(*fault));
@@ -149,6 +143,18 @@ tl::expected<TransitionOrder, TransitionFault> transition_from(std::string_view 
     return tl::unexpected(TransitionFault{fmt::format("the rollout {} in it, but rollout.sleep is {}",
                                                       rollout_sleeps ? "never sleeps" : "sleeps", rollout_sleeps),
                                           fmt::format("set rollout.sleep to {}", !rollout_sleeps), -1});
+  return out;
+}
+
+TransitionOrder order_where(std::string_view name, bool params, bool optimizer, bool rollout) {
+  TransitionOrder out;
+  for (const Named& n : named_orders())
+    for (TransitionStep s : n.name == name ? n.order : TransitionOrder())
+      if (s == sleep_optimizer                   ? optimizer
+          : s == sleep_train || s == wake_params ? params
+          : s == wake_train                      ? params || optimizer
+                                                 : rollout || !of_rollout(s))
+        out.push(s);
   return out;
 }
 

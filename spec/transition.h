@@ -108,5 +108,7 @@ std::string to_text(const TransitionOrder&);
 tl::expected<TransitionOrder, TransitionFault> transition_from(std::string_view text, bool train_sleeps,
                                                                bool rollout_sleeps);
 const std::vector<std::string_view>& transition_names();
+/// The order of that name where only these parts sleep. Of a name of transition_names().
+TransitionOrder order_where(std::string_view name, bool params, bool optimizer, bool rollout);
 
 }  // namespace hotbunk

@@ -290,6 +290,11 @@ class Validator {
       report("E206", "rollout.temperature",
              fmt::format("rollout.temperature is {}, expected 0 or at least {}", temperature, least_temperature),
              {"logits are divided by it, in fp32"}, "greedy is temperature 0");
+    if (uses_rollout() && s_.placement == PlacementMode::colocated && s_.rollout.engine == RolloutEngine::hotbunk &&
+        s_.sync.transport == SyncTransport::ipc && s_.cluster.nodes > 1)
+      report("E229", "sync.transport", "ipc reads the memory of peers on the same host",
+             {fmt::format("cluster.nodes {}: ranks of different nodes share none", s_.cluster.nodes)},
+             "set sync.transport to collective");
     if (uses_rollout() && s_.placement == PlacementMode::colocated)
       for (Diagnostic& d : check_transition(s_, locate_)) problems_.push_back(std::move(d));
     if (!s_.task.data.empty() && uses_rollout())

@@ -13,19 +13,15 @@
 #include "planner/answers/levers.h"
 #include "planner/answers/plan_answer.h"
 #include "planner/answers/plan_shifts.h"
+#include "planner/answers/remedies.h"
+#include "planner/answers/stated_error.h"
 #include "planner/answers/trees.h"
 #include "spec/names.h"
 
 namespace hotbunk {
 
 ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const FrameworkProfile& frame)
-    : scenario_(s), train_(s.model, train_setting_of(s), cost, frame), rl_(train_, rl_setting_of(s)) {
-  RlPoint p = rl_point_of(s);
-  for (bool strided : {false, true}) {
-    p.rollout.strided = strided;
-    rl_.learn_reshard(p.train, p.rollout);
-  }
-}
+    : scenario_(s), train_(s.model, train_setting_of(s), cost, frame), rl_(train_, rl_setting_of(s)) {}
 
 Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
                                                              const std::filesystem::path& catalogue) {
@@ -50,8 +46,15 @@ RlPoint ScenarioPricer::point() const {
     const bool sleeps = scenario_.train.offload == Offload::sleep;
     const std::size_t orders = choices.size();
     const bool rollout = scenario_.rollout.sleep;
-    for (const TransitionOrder& o :
-         undominated(legal_transitions(sleeps, sleeps, rollout, true), rollout && scenario_.rollout.sleep_level == 1))
+    // What sleeps is for the order to say, as long as something does.
+    std::vector<TransitionOrder> orders_of;
+    const std::vector<std::pair<bool, bool>> parts =
+        sleeps ? std::vector<std::pair<bool, bool>>{{true, true}, {false, true}, {true, false}}
+               : std::vector<std::pair<bool, bool>>{{false, false}};
+    for (const auto& [params, optimizer] : parts)
+      for (const TransitionOrder& o : transition_choices(scenario_, train_.framework().can, params, optimizer))
+        orders_of.push_back(o);
+    for (const TransitionOrder& o : undominated(std::move(orders_of), rollout && scenario_.rollout.sleep_level == 1))
       for (std::size_t i = 0; i < orders; ++i) {
         choices.push_back(choices[i]);
         choices.back().transition = o;
@@ -164,7 +167,11 @@ Explanation explain(const ScenarioPricer& s) {
   out.capacity_bytes = s.rl().setting().device_bytes;
   out.host_capacity_bytes = s.rl().setting().host_bytes;
   out.unpriced = s.why_unpriced(out.point);
-  if (out.unpriced) return out;
+  if (out.unpriced) {
+    if (out.unpriced->code == "E301" && out.unpriced->help.empty()) out.unpriced->help = remedy_text(s, out.point);
+    out.remedy = out.unpriced->help;
+    return out;
+  }
   if (out.framework != "hotbunk") out.torch = replay_step(s.train(), out.point.train);
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
@@ -180,7 +187,14 @@ Explanation explain(const ScenarioPricer& s) {
     out.micro_batch = micro_batch_streams(s.scenario(), out.point, *plan, s.train().cost());
   }
   out.verdict = verdict_of(s, out.point, out.price, out.torch, plan.has_value());
+  if (!plan) out.host = host_tree(s, out.point, out.price);
+  if (!out.price.fits) out.remedy = remedy_text(s, out.point);
   out.time = time_tree(s, out.point, out.price, train, shifts);
+  for (CostNode& phase : out.time.children)
+    for (std::size_t i = 0; i < num_rl_phases; ++i)
+      if (phase.name == name_of(static_cast<RlPhase>(i)))
+        phase.why += (phase.why.empty() ? "" : "; ") +
+                     error_text(phase_error(static_cast<RlPhase>(i), s.scenario().cluster.gpu.name, out.point.sync));
   const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
   out.links =
       plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point), s.train().cost())
@@ -208,6 +222,7 @@ std::string render(const Explanation& e) {
   if (e.unpriced) {
     out += fmt::format("This layout has no price: {}\n", e.unpriced->message);
     for (const std::string& note : e.unpriced->notes) out += fmt::format("  {}\n", note);
+    if (!e.remedy.empty()) out += fmt::format("  to fit: {}\n", e.remedy);
     return out;
   }
   out += "Where the bytes are\n";
@@ -215,11 +230,15 @@ std::string render(const Explanation& e) {
   out += fit_line("device", e.price.peak_bytes(), e.mapped_bytes, e.capacity_bytes);
   out += verdict_lines(e.verdict, e.capacity_bytes);
   if (e.price.host_bytes > 0) out += fit_line("host", e.price.host_bytes, e.host_mapped_bytes, e.host_capacity_bytes);
+  for (const CostNode& part : e.host.children) render_node(part, 2, true, e.host_capacity_bytes, out);
+  if (!e.remedy.empty()) out += fmt::format("  to fit: {}\n", e.remedy);
   if (e.torch.reserved > 0)
     out += fmt::format("  train, as PyTorch shows it: allocated {}, reserved {} ({:.1f} % of it in no tensor)\n",
                        format_bytes(static_cast<double>(e.torch.allocated)),
                        format_bytes(static_cast<double>(e.torch.reserved)), 100.0 * e.torch.unused());
-  out += "\nWhere the seconds go\n";
+  const auto error = iteration_error(e.framework);
+  out += fmt::format("\nWhere the seconds go ({}{}; of each phase behind it)\n", error_text(error),
+                     error ? ": " + error->source : ": no measured iteration of profile " + e.framework);
   render_node(e.time, 0, false, e.time.seconds, out);
   if (e.micro_batch) {
     const MicroBatchStreams& m = *e.micro_batch;
@@ -271,6 +290,8 @@ std::string to_json(const Explanation& e) {
   doc.update({{"iteration_seconds", e.price.iteration_seconds},
               {"peak_bytes", e.price.peak_bytes()},
               {"host_bytes", e.price.host_bytes},
+              {"host", node_json(e.host, true)},
+              {"remedy", e.remedy},
               {"memory", node_json(e.memory, true)},
               {"time", node_json(e.time, false)}});
   if (e.mapped_bytes > 0) doc.update({{"mapped_bytes", e.mapped_bytes}, {"host_mapped_bytes", e.host_mapped_bytes}});

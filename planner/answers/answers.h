@@ -32,7 +32,7 @@ class ScenarioPricer {
   /// Trained in an iteration, without padding.
   double tokens() const;
   /// Why the point has no price, with the arithmetic. E263: it does not divide; E301: the rollout does not hold the
-  /// weights and one sequence. nullopt: it has one.
+  /// weights and one sequence; what would help is remedy_text's to say (remedies.h). nullopt: it has one.
   std::optional<Diagnostic> why_unpriced(const RlPoint&) const;
 
  private:
@@ -85,10 +85,12 @@ struct Explanation {
   double mapped_bytes = 0, host_mapped_bytes = 0;      // of a lowered scenario, what must fit; 0: not lowered
   FitVerdict verdict;
   CostNode memory, time;
+  CostNode host;               // of a rank's share of a node; nothing where a plan counts it
   ReservedMemory torch;        // training under PyTorch's caching allocator; nothing under profile hotbunk
   std::vector<LinkUse> links;  // of one rank and iteration
   std::optional<MicroBatchStreams> micro_batch;  // of a lowered scenario's training
   std::vector<Lever> levers;                     // what can be changed by one step, best time first
+  std::string remedy;                            // where it does not fit: what does, tried, or that nothing near does
   std::vector<std::string> notes;                // what a user of other systems would stumble over
 };
 Explanation explain(const ScenarioPricer&);

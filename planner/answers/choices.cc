@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
+#include "planner/answers/stated_error.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 
@@ -30,30 +31,9 @@ TrainEngine engine_of(Sharding sharding, TrainEngine own) {
   }
 }
 
-SyncMode mode_of(SyncMechanism m) {
-  switch (m) {
-    case SyncMechanism::per_tensor_ipc:
-    case SyncMechanism::async_gather:
-      return SyncMode::stream;
-    case SyncMechanism::bucketed:
-    case SyncMechanism::flattened_buckets:
-      return SyncMode::bucketed;
-    case SyncMechanism::broadcast:
-      return SyncMode::broadcast;
-    default:
-      return SyncMode::direct;
-  }
-}
-
 /// Layers of every stage and chunk as TrainModel splits them where they do not divide: empty when they do.
 std::vector<std::int64_t> split_of(std::int64_t layers, std::int64_t pp, std::int64_t vpp) {
-  const std::int64_t chunks = pp * vpp, base = layers / chunks, extra = layers % chunks;
-  if (extra == 0) return {};
-  std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), base);
-  // The first and the last, which hold embedding and head, are short ones.
-  const std::int64_t first = (chunks - extra + 1) / 2;
-  for (std::int64_t i = first; i < first + extra; ++i) ++out[static_cast<std::size_t>(i)];
-  return out;
+  return layers % (pp * vpp) == 0 ? std::vector<std::int64_t>{} : even_chunks(layers, pp * vpp);
 }
 
 /// Tokens that make the point's micro-batch: the scenario's own where they do.
@@ -74,7 +54,10 @@ std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
   return static_cast<std::int64_t>(std::ceil(held / static_cast<double>(p.cp * p.ulysses)));
 }
 
-std::string transition_text(const RlPoint& p, bool rollout_sleeps) {
+/// The scenario's own name for it where that means it, another system's, or the steps.
+std::string transition_text(const RlPoint& p, const std::string& own, bool rollout_sleeps) {
+  // Only ours is legal beside layer-wise offload (E214).
+  if (!p.train.optimizer_on_host && transition_from(own, p.sleeps(), rollout_sleeps) == p.transition) return own;
   for (const std::string_view name : transition_names())
     if (transition_from(name, p.sleeps(), rollout_sleeps) == p.transition) return std::string(name);
   return to_text(p.transition);
@@ -201,7 +184,7 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   if (!p.samples()) return s;
   s.placement = p.placement;
   if (shared && !(own.placement == p.placement && own.transition == p.transition && s.transition != "auto"))
-    s.transition = transition_text(p, s.rollout.sleep);
+    s.transition = transition_text(p, s.transition, s.rollout.sleep);
   RolloutLayout& r = s.rollout.layout;
   RolloutPoint dimensions = p.rollout;
   dimensions.strided = own.rollout.strided, dimensions.memory_fraction = own.rollout.memory_fraction;
@@ -256,6 +239,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   const RlPoint own = s.point();
   Choices out;
   out.options = options;
+  out.framework = s.train().framework().name;
   out.lowered = why_not_lowered(s.scenario()).empty();
   search.headroom = options.headroom.value_or(out.lowered ? 0.0 : s.train().framework().memory_error.value);
   out.options.headroom = search.headroom;
@@ -323,6 +307,7 @@ std::string render(const Choices& c) {
       "Not varied, as the scenario says: train.engine, train.loss_chunk_tokens, the order of dimensions; "
       "docs/planner.md lists the values of the rest\n";
   if (!c.reason.empty()) out += c.reason + "\n";
+  out += fmt::format("Seconds of an iteration: {}\n", error_text(iteration_error(c.framework)));
   if (!c.rows.empty())
     out += fmt::format("  {:>5}  {:>11}  {:>12}  {:>10}  {:<8} {}\n", "", "iteration", "tokens/s/GPU", "fullest", "at",
                        "layout");

@@ -45,6 +45,7 @@ struct Choices {
   bool complete = true;
   double gap = 0;
   double limit_bytes = 0;
+  std::string framework;          // whose profile
   std::string reason;             // why no row fits
   bool lowered = false;           // the rows execute here, and their bytes are their plans', mapped
   std::vector<ChoiceRow> beyond;  // then: the best of all that is priced, if better than the rows; it does not execute

@@ -8,6 +8,7 @@
 #include "base/format.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
+#include "planner/search/lacking.h"
 #include "planner/train/layer_kinds.h"
 #include "spec/names.h"
 #include "spec/validate.h"
@@ -15,13 +16,21 @@
 namespace hotbunk {
 namespace {
 
-/// The models price it, and the loader takes the scenario that it is.
-bool legal(const ScenarioPricer& s, const RlPoint& p) {
-  if (s.why_unpriced(p)) return false;
-  return validate(with_point(s.scenario(), p), [](std::string_view) { return SourceLocation{}; }).empty();
+/// And the models price it.
+bool legal(const ScenarioPricer& s, const RlPoint& own, const RlPoint& p) {
+  return !s.why_unpriced(p) && is_launched(s, own, p);
 }
 
 }  // namespace
+
+bool is_launched(const ScenarioPricer& s, const RlPoint& own, const RlPoint& p) {
+  if (!lacks_no_more(s.scenario(), own, p, s.train().framework().can)) return false;
+  const Scenario there = with_point(s.scenario(), p);
+  // Tokens that hold the longest sequence may hold more of the mean ones than the point asks for.
+  const TrainPoint meant = train_point_of(there);
+  if (meant.micro_batch != p.train.micro_batch || meant.micro_batches != p.train.micro_batches) return false;
+  return validate(there, [](std::string_view) { return SourceLocation{}; }).empty();
+}
 
 std::optional<Lever> one_step_off(const ScenarioPricer& s, const RlPoint& p) {
   RlSetting ahead = s.rl().setting();
@@ -78,7 +87,7 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
   const auto add = [&](std::string name, const std::function<void(RlPoint&)>& change) {
     RlPoint q = p;
     change(q);
-    if (!(q == p) && legal(s, q)) out.emplace_back(std::move(name), q);
+    if (!(q == p) && legal(s, p, q)) out.emplace_back(std::move(name), q);
   };
   for (Recompute r : {Recompute::none, Recompute::selective, Recompute::full})
     add(fmt::format("train.recompute = {}", r == Recompute::none        ? "none"
@@ -150,7 +159,12 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
   }
   add("rollout.layout.order = strided", [](RlPoint& q) { q.rollout.strided = true; });
   add("sync.mode = direct", [](RlPoint& q) { q.sync = SyncMechanism::shard_to_shard; });
-  add("rollout.memory_fraction - 0.1", [](RlPoint& q) { q.rollout.memory_fraction -= 0.1; });
+  for (const double step : {-0.1, 0.1}) {
+    const double fraction = std::round(1000.0 * (p.rollout.memory_fraction + step)) / 1000.0;
+    if (fraction >= 0.01 && fraction < 1.0)
+      add(fmt::format("rollout.memory_fraction {} 0.1", step < 0 ? "-" : "+"),
+          [&](RlPoint& q) { q.rollout.memory_fraction = fraction; });
+  }
   return out;
 }
 

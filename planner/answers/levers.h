@@ -17,6 +17,9 @@ std::vector<std::string> without_effect(const Scenario&);
 /// "" or which tensor is larger than the sync's bucket, how it travels, and what a bucket of its own would cost.
 std::string oversized_tensor(const ScenarioPricer&, const RlPoint&);
 
+/// The framework has what `p` asks for beyond `own`, and the loader takes the scenario that it is, for the same layout.
+bool is_launched(const ScenarioPricer&, const RlPoint& own, const RlPoint& p);
+
 /// Layouts that differ by one step in one knob, each with what changes. The loader takes all of them.
 std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer&, const RlPoint&);
 

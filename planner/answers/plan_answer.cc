@@ -218,7 +218,21 @@ std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanAnswer& plan, 
                                      const CostModel& cost) {
   std::vector<LinkUse> out;
   const RankPlace place = cost.place_of(plan.plan, 0);
-  for (const PlanTraffic& t : traffic_of(plan.plan, 0, runs)) {
+  // What a rank lacks of its engine's slice differs: of the sync, those of the rank that reads most.
+  std::vector<PlanTraffic> traffic = traffic_of(plan.plan, 0, runs);
+  const auto synced = [](const std::vector<PlanTraffic>& of) {
+    std::int64_t bytes = 0;
+    for (const PlanTraffic& t : of) bytes += t.phase == PlanPhase::sync ? t.payload_bytes : 0;
+    return bytes;
+  };
+  constexpr Rank most_ranks = 64;  // that are looked at
+  for (Rank r = 1; r < std::min<Rank>(plan.plan.num_ranks(), most_ranks); ++r)
+    if (auto other = traffic_of(plan.plan, r, runs); synced(other) > synced(traffic)) {
+      std::erase_if(traffic, [](const PlanTraffic& t) { return t.phase == PlanPhase::sync; });
+      for (PlanTraffic& t : other)
+        if (t.phase == PlanPhase::sync) traffic.push_back(std::move(t));
+    }
+  for (const PlanTraffic& t : traffic) {
     const auto phase = rl_phase_of(t.phase);
     if (!phase || t.payload_bytes == 0) continue;
     const GroupShape& g = place.groups[static_cast<std::size_t>(t.group)];

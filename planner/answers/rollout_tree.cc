@@ -53,8 +53,22 @@ CostNode group_of(std::string name, std::string why, const StepParts& p, std::sp
   return out;
 }
 
+/// Why the device waits for the host.
+std::string host_note(const StepParts& p, const RlModel& rl, bool decodes) {
+  const double launched = p.of(StepPart::launches).calls / std::max(p.steps, 1e-300);
+  const EngineProfile own = rl.engine_profile();
+  if (decodes && launched <= 1.5 && own.decode_sequence_seconds.value > 0)
+    return "the engine's own time: its scheduler and sampler for every running sequence, its further nodes";
+  if (decodes && rl.setting().eager && own.eager_kernel_seconds.value > 0)
+    return fmt::format("launches {:.4g} kernels a step, {} each without captured graphs; the engine's own time",
+                       launched, format_seconds(own.eager_kernel_seconds.value));
+  return fmt::format("launches {:.4g} kernels a step one by one, {} each: what the device waits for them", launched,
+                     format_seconds(rl.train().cost().hardware().launch.value));
+}
+
 /// What the steps' seconds are spent on; per step and rank.
-std::vector<CostNode> parts_of(const StepParts& p, const CostModel& cost) {
+std::vector<CostNode> parts_of(const StepParts& p, const RlModel& rl, bool decodes) {
+  const CostModel& cost = rl.train().cost();
   const double steps = std::max(p.steps, 1e-300);
   const StepParts::Share &attention = p.of(StepPart::attention), &kernels = p.of(StepPart::kernels),
                          &quantize = p.of(StepPart::quantize);
@@ -70,9 +84,7 @@ std::vector<CostNode> parts_of(const StepParts& p, const CostModel& cost) {
           seconds_of("kernels' start and drain", kernels.seconds,
                      fmt::format("{:.4g} kernels a step, {} each", kernels.calls / steps,
                                  format_seconds(cost.hardware().kernel_overhead.value))),
-          seconds_of("host", seconds(StepPart::launches),
-                     fmt::format("launches {:.4g} kernels a step one by one, {} each: what the device waits for them",
-                                 p.of(StepPart::launches).calls / steps, format_seconds(cost.hardware().launch.value))),
+          seconds_of("host", seconds(StepPart::launches), host_note(p, rl, decodes)),
           seconds_of("ids up, tokens down", seconds(StepPart::feeds), "over the host link, in every step"),
           seconds_of("filling", seconds(StepPart::filling), "the first prompts' way through the other stages"),
           seconds_of("held", seconds(StepPart::held), "beside training no faster than alone")};
@@ -95,11 +107,11 @@ std::string pace_note(const RlModel& rl, const RolloutPoint& r, double sequences
 std::vector<CostNode> rollout_nodes(const RlModel& rl, const RlPoint& p, const RolloutPrice& r) {
   RolloutParts parts;
   rl.price_rollout(p, &parts);
-  const CostModel& cost = rl.train().cost();
   const std::string pace = pace_note(rl, p.rollout, r.slots),
                     context = fmt::format("{} tokens of context each", format_count(std::llround(rl.held_tokens())));
   const auto node = [&](std::string name, double seconds, std::string why, const StepParts& of) {
-    return node_of(std::move(name), std::move(why), 0, seconds, parts_of(of, cost));
+    const bool decodes = name != "prefill";
+    return node_of(std::move(name), std::move(why), 0, seconds, parts_of(of, rl, decodes));
   };
   return {node("prefill", r.prefill_seconds,
                fmt::format("{} of {} tokens", count_of(parts.prefill.steps, "step"), running(parts.prefill)),

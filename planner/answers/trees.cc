@@ -59,15 +59,17 @@ CostNode training_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice
   const double rest = price.train_bytes - train.total_bytes();
   if (rest <= 0.5) return out;
   const double reference = of.train.reference, beside = of.train.total_bytes - train.total_bytes() - reference;
-  out.children.push_back(node_of("beside it", "what else is on the device", rest, 0,
-                                 {bytes_of("reference model", reference), bytes_of("critic", beside),
-                                  bytes_of("log-prob passes, beyond training", of.train.fullest_bytes() - of.train.total_bytes),
-                                  bytes_of("rollout, awake", price.train_bytes - of.train.fullest_bytes())}));
+  out.children.push_back(
+      node_of("beside it", "what else is on the device", rest, 0,
+              {bytes_of("reference model", reference), bytes_of("critic", beside),
+               bytes_of("log-prob passes, beyond training", of.train.fullest_bytes() - of.train.total_bytes),
+               bytes_of("rollout, awake", price.train_bytes - of.train.fullest_bytes())}));
   return out;
 }
 
 /// What stays of a moment of the shifts, beside contexts and communicators.
 CostNode shift_moment(std::string name, std::string why, const ShiftMoment& m, double overhead, double bytes) {
+  why += fmt::format(", in {}", hotbunk::name_of(m.at));
   return node_of(std::move(name), std::move(why), bytes, 0,
                  {bytes_of("training's parameters", m.params, "the shards that the sync reads"),
                   bytes_of("training's other state", m.optimizer,
@@ -114,6 +116,14 @@ CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice&
   const double context =
       p.placement == PlacementMode::colocated ? of.train.overhead_bytes : s.train().framework().context_bytes.value;
   const RlSetting& set = s.rl().setting();
+  // Where the engine lacks room, what it lacks is no state of training's.
+  double awake = left - context - communicators, lacking = 0.0;
+  if (!r.fits) {
+    const double rest = p.placement == PlacementMode::colocated
+                            ? price_shift(p.transition, s.rl().shift_bytes(p, of.train, r, 0.0)).rollout_rest
+                            : 0.0;
+    lacking = std::max(0.0, awake - rest), awake = std::min(awake, rest);
+  }
   CostNode weights = bytes_of("weights", r.weight_bytes, slice_note(p.rollout));
   if (const double narrow = s.rl().narrow_bytes(p.rollout); narrow > 0.0)
     weights.children = {
@@ -129,8 +139,11 @@ CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice&
                 fmt::format("{} per token and rank{}", format_bytes(r.kv_bytes_per_token), cache_note(set, p.rollout))),
        bytes_of("activations", r.activation_bytes, "of one prefill step"),
        node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
-               {bytes_of("training's state", left - context - communicators, "awake"),
-                bytes_of("contexts and communicators", context + communicators)})});
+               {bytes_of("training's state", awake, "awake"),
+                bytes_of("contexts and communicators", context + communicators),
+                bytes_of("not there", lacking,
+                         r.start_lacking_bytes > 0 ? "what the engine asks for at its start beyond what is free"
+                                                   : "of what one sequence of the longest length needs")})});
 }
 
 /// The pipeline's schedule as it is priced, which with too few chunks is not the one that was asked for.
@@ -234,8 +247,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   const ShiftBytes held = rl.shift_bytes(p, of.train, of.rollout, rl.staging_bytes(p, of.sync));
   const ShiftShape shape(p.transition);
   const ShiftPrice shift = shape.price(held);
-  const ShiftsSeconds shifts =
-      plan ? *plan : rl.shifts_seconds(p.rollout, shape, shift, held, of.train, of.rollout);
+  const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(p.rollout, shape, shift, held, of.train, of.rollout);
   const double from_host =
       s.train().cost().node_copy_seconds(of.train.streamed_source) / rl.setting().sync_every + shifts.uploads;
   add(RlPhase::sync, "", sync_parts(rl.setting(), p.sync, of.sync, shifts.staging, from_host));
@@ -251,6 +263,34 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
     root.children.push_back(
         seconds_of("overlapped", -price.overlapped, "rollout and training side by side, one step off"));
   return root;
+}
+
+CostNode host_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price) {
+  CostNode out = node_of("host", "a rank's share of its node", price.host_bytes, 0, {});
+  if (!p.samples()) return out;
+  const RlModel& rl = s.rl();
+  const RlModel::Parts of = rl.parts(p);
+  const FrameworkProfile& frame = s.train().framework();
+  if (rl.loading_bytes() >= price.host_bytes) {
+    out.children = {bytes_of("whole models", rl.loading_bytes() - frame.host_process_bytes.value,
+                             "while a rank loads, before it keeps its part"),
+                    bytes_of("processes", frame.host_process_bytes.value, frame.host_process_bytes.source)};
+    return out;
+  }
+  double asleep = 0.0;
+  if (p.placement == PlacementMode::colocated)
+    asleep = price_shift(p.transition, rl.shift_bytes(p, of.train, of.rollout, 0.0)).asleep;
+  const double optimizer =
+      of.train.host_bytes - of.train.swapped_reference - of.train.host_copies - frame.host_process_bytes.value;
+  for (CostNode& part : std::vector<CostNode>{
+           bytes_of("asleep", asleep, "what waits while the other side has the device"),
+           bytes_of("gradients asleep", p.sleeps() ? of.train.slept_gradients : 0.0, "buffers sleep with the rest"),
+           bytes_of("optimizer on the CPUs", optimizer, "gradients, master copy and moments"),
+           bytes_of("reference model", of.train.swapped_reference),
+           bytes_of("pinned weights", of.train.host_copies, frame.host_weight_copies.source),
+           bytes_of("processes", frame.host_process_bytes.value, frame.host_process_bytes.source)})
+    if (part.bytes >= 1.0) out.children.push_back(std::move(part));
+  return out;
 }
 
 }  // namespace hotbunk

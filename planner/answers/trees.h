@@ -11,4 +11,7 @@ CostNode memory_tree(const ScenarioPricer&, const RlPoint&, const RlPrice& price
 CostNode time_tree(const ScenarioPricer&, const RlPoint&, const RlPrice& price, const TrainPrice&,
                    const std::optional<ShiftsSeconds>& plan = {});
 
+/// Host bytes of one rank, by what they are.
+CostNode host_tree(const ScenarioPricer&, const RlPoint&, const RlPrice& price);
+
 }  // namespace hotbunk

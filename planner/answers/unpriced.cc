@@ -41,27 +41,25 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
   const RolloutPrice r = s.rl().price_rollout(p.rollout);
   if (r.start_lacking_bytes > 0) {
     const double asked = std::ceil(p.rollout.memory_fraction * set.device_bytes), free = asked - r.start_lacking_bytes;
-    const double most = std::floor(100.0 * free / set.device_bytes) / 100.0;
     return lacks_room(
         fmt::format("{} does not start: it asks for more free memory than it finds", name_of(set.engine)),
         fmt::format("rollout.memory_fraction {} x {} = {}, free beside contexts and communicators are {}",
                     p.rollout.memory_fraction, format_bytes(set.device_bytes), format_bytes(asked), format_bytes(free)),
-        fmt::format("a smaller rollout.memory_fraction, {} at most", most));
+        "");
   }
   const std::string message = "the rollout does not hold its weights and one sequence of the longest length";
   const double longest = set.longest_sample;
   if (set.pool_tokens > 0 && set.pool_tokens < longest)
-    return lacks_room(message,
-                      fmt::format("the pool has {:.0f} tokens, the longest sequence {:.0f}", set.pool_tokens, longest),
-                      "a larger rollout.kv_cache_tokens");
+    return lacks_room(
+        message, fmt::format("the pool has {:.0f} tokens, the longest sequence {:.0f}", set.pool_tokens, longest),
+        fmt::format("a rollout.kv_cache_tokens of {:.0f}, or 0 for what memory_fraction leaves", longest));
   const double need = r.weight_bytes + longest * r.kv_bytes_per_token, left = need - r.lacking_bytes;
   return lacks_room(
       message,
       fmt::format("weights {} + {:.0f} tokens x {} = {} on a rank; rollout.memory_fraction {} of {} leaves {} for them",
                   format_bytes(r.weight_bytes), longest, format_bytes(r.kv_bytes_per_token), format_bytes(need),
                   p.rollout.memory_fraction, format_bytes(set.device_bytes), left > 0 ? format_bytes(left) : "nothing"),
-      need < set.device_bytes ? "more tensor parallelism, or a larger rollout.memory_fraction"
-                              : "more tensor parallelism: a whole device does not hold them either");
+      "");
 }
 
 }  // namespace

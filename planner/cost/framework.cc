@@ -9,6 +9,8 @@
 #include "base/file.h"
 #include "spec/yaml_tree.h"
 
+#include "planner/cost/capabilities.h"
+
 namespace hotbunk {
 namespace {
 
@@ -39,11 +41,8 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"flat_units", &f.flat_units},
           {"eager_activations", &f.eager_activations},
           {"selective_products", &f.selective_products},
-          {"has_gpipe", &f.has_gpipe},
-          {"has_zero_bubble", &f.has_zero_bubble},
-          {"has_ring", &f.has_ring},
-          {"has_ulysses", &f.has_ulysses},
-          {"dummy_weight_grads", &f.dummy_weight_grads}};
+          {"dummy_weight_grads", &f.dummy_weight_grads},
+          {"sleeps_gradients", &f.sleeps_gradients}};
 }
 
 std::vector<Number> numbers_of(FrameworkProfile& f) {
@@ -68,8 +67,10 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"host_step_passes", &f.host_step_passes},
           {"data_rate", &f.data_rate},
           {"iteration_seconds", &f.iteration_seconds},
-          {"decode_sequence_seconds", &f.decode_sequence_seconds},
-          {"decode_node_seconds", &f.decode_node_seconds},
+          {"host_weight_copies", &f.host_weight_copies},
+          {"host_process_bytes", &f.host_process_bytes},
+          {"load_copies", &f.load_copies},
+          {"broadcast_ports", &f.broadcast_ports},
           {"memory_error", &f.memory_error},
           {"step_seconds", &f.step_seconds}};
 }
@@ -122,6 +123,8 @@ void read_entry(const YamlEntry& entry, FrameworkProfile& f, Diagnostics& errors
   }
   if (entry.key == "recompute_modules") {
     read_modules(value, f, errors);
+  } else if (entry.key == "can") {
+    read_capabilities(value, f.can, errors);
   } else if (entry.key == "name") {
     f.name = value.text;
   } else if (entry.key == "source") {
@@ -168,7 +171,8 @@ Result<FrameworkProfile> framework_named(const std::string& name, const std::fil
   for (const auto& entry : std::filesystem::directory_iterator(folder, error))
     if (entry.path().extension() == ".yaml") known.push_back(entry.path().stem().string());
   std::sort(known.begin(), known.end());
-  if (std::find(known.begin(), known.end(), name) != known.end()) return read_framework(folder / (name + ".yaml"));
+  if (std::find(known.begin(), known.end(), name) != known.end())
+    return with_engines(read_framework(folder / (name + ".yaml")), catalogue);
   const std::string near = nearest_name(name, known);
   return fail(Diagnostic{.code = "E209",
                          .message = fmt::format("no framework profile '{}'", name),

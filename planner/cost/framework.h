@@ -1,6 +1,7 @@
 // Framework profiles: what one training framework does that another does not, as settings, each with a source.
 // scenarios/catalog/frameworks/NAME.yaml, schema hotbunk.framework/1; docs/planner.md lists the keys.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -25,9 +26,41 @@ enum class Module : std::uint8_t { core_attn, layernorm, mla_up_proj, mlp, mlp_a
 inline constexpr std::array<std::string_view, 8> module_names{
     "core_attn", "layernorm", "mla_up_proj", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"};
 
+/// What a launch of the framework can say, as data: the search proposes nothing else, levers turn nothing else, lint
+/// names what a scenario asks for beyond it (planner/answers/lacking.h). By default all that a scenario can.
+struct Capabilities {
+  std::string source;                                  // of the table
+  bool tensor = true, pipeline = true, expert = true;  // ways to cut the trained model
+  bool ring = true, ulysses = true;                    // ways to cut sequences
+  // Schedules besides 1F1B and its interleaved form, which every engine with pipelines has.
+  bool gpipe = false, zero_bubble = false;
+  bool shard_groups = true;       // a replica's shards over fewer than all data ranks
+  bool layerwise_offload = true;  // of FSDP
+  bool strided_engines = true;    // an engine's ranks need not be neighbours
+  bool rollout_pipeline = true, rollout_context = true, rollout_experts = true, attention_dp = true;
+  bool apart = true;         // training and rollout on GPUs of their own
+  bool awake = true;         // colocated, training may stay on the device
+  bool sleeps_apart = true;  // parameters may sleep without the optimizer, and the optimizer without them
+  bool reshard_choice = true, bucket_choice = true;  // train.reshard_after_forward, sync.bucket_mib are said
+  // Words of the scenario's keys; empty: all of them. A transition's name stands for it without what does not sleep.
+  std::vector<std::string> syncs, syncs_apart, transitions, optimizers, recomputes;
+  bool has(const std::vector<std::string>& words, std::string_view word) const {
+    return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
+  }
+};
+
+/// An engine's own time in a decode step (scenarios/catalog/engines/NAME.yaml, schema hotbunk.engine/1).
+struct EngineProfile {
+  Sourced decode_sequence_seconds{0.0, "none"};  // of its host, for each running sequence
+  Sourced decode_node_seconds{0.0, "none"};      // for each layer and node beyond the first
+  Sourced eager_kernel_seconds{0.0, "none"};     // of its host for a kernel that no graph holds (rollout.eager)
+};
+
 struct FrameworkProfile {
   std::string name = "hotbunk";
   std::string source;
+  Capabilities can;
+  EngineProfile vllm, sglang;  // the catalogue's, whatever the framework
 
   // What runs.
   bool fused_attention = true;        // one kernel, nothing of size s x s in memory; else scores are materialised
@@ -54,10 +87,7 @@ struct FrameworkProfile {
   bool selective_products = false;
   std::uint32_t recompute_modules = 1U << static_cast<unsigned>(Module::core_attn);  // a bit each
   bool recomputes(Module m) const { return ((recompute_modules >> static_cast<unsigned>(m)) & 1U) != 0; }
-  // Schedules besides 1F1B and its interleaved form, which every engine with pipelines has.
-  bool has_gpipe = false, has_zero_bubble = false;
-  bool has_ring = true, has_ulysses = true;  // ways to cut sequences
-  bool dummy_weight_grads = false;           // one low-precision buffer per distinct weight shape stays allocated
+  bool dummy_weight_grads = false;  // one low-precision buffer per distinct weight shape stays allocated
   Sourced loss_bytes{8.0, "bf16 logits, their gradient and one fp32 copy"};  // per logit at the loss, live at once
   Sourced loss_traffic{16.0, "one fused pass each way"};  // bytes moved per logit by softmax, loss and their gradient
   Sourced workspace_bytes{0.0, "none"};                   // libraries' buffers inside the allocator
@@ -82,9 +112,15 @@ struct FrameworkProfile {
   Sourced data_rate{1.0, "the link's"};         // share of the link's rate that data-parallel collectives reach
   Sourced step_seconds{0.0, "none"};            // host time per optimizer step
   // What an RL iteration takes beyond its passes, fitted by scripts/fit_profiles.py (docs/validation.md).
-  Sourced iteration_seconds{0.0, "none"};        // data, collation, metrics, hand-overs: of an iteration
-  Sourced decode_sequence_seconds{0.0, "none"};  // of the engine's host in a decode step, for each running sequence
-  Sourced decode_node_seconds{0.0, "none"};      // of a decode step, for each layer and node beyond an engine's first
+  Sourced iteration_seconds{0.0, "none"};  // data, collation, metrics, hand-overs: of an iteration
+  // Host memory of a rank beside what sleeps (docs/planner.md, "Host memory").
+  bool sleeps_gradients = false;            // gradients' buffers go to the host with the rest and come back
+  Sourced host_weight_copies{0.0, "none"};  // pinned copies of a rank's low-precision weights that stay
+  Sourced host_process_bytes{0.0, "none"};  // of the processes of a rank: interpreter, libraries, driver
+  // Whole models, in low precision, that a rank has in host memory while it loads its own; of a node in one process.
+  Sourced load_copies{0.0, "none"};
+  // GPUs whose network ports carry a weight update between two sets of GPUs.
+  Sourced broadcast_ports{1.0, "one source rank, whose group has the engines alone (BACKGROUND F3)"};
   // Share by which predicted device bytes may be too low.
   Sourced memory_error{0.04,
                        "simumax_b200_reserved (docs/validation.md): 3.8 % low in the mean of 16 rows that no "

@@ -12,6 +12,7 @@
 #include "lowering/lower.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
+#include "planner/answers/remedies.h"
 #include "planner/priced/writer.h"
 
 namespace hotbunk {
@@ -177,7 +178,8 @@ void PricedPlanWriter::add_train_buffers(const SleepParts& sleepers) {
        host(sleepers.reference, sections::host_reference));
   if (train_.swapped_reference > 0.0)
     host_reference_ = bytes("host.reference", train_.swapped_reference, Category::params, sections::host_resident);
-  if (const double rest = train_.host_bytes - train_.swapped_reference; rest >= 1.0)
+  const double gradients = sleepers.params || sleepers.moments ? train_.slept_gradients : 0.0;
+  if (const double rest = train_.host_bytes - train_.swapped_reference + gradients; rest >= 1.0)
     host_state_ = bytes("host.train", rest, Category::optimizer, sections::host_resident);
 }
 
@@ -300,7 +302,10 @@ PricedJob PricedPlanWriter::write() {
 
 Result<PricedJob> priced_job(const ScenarioPricer& pricer) {
   const RlPoint point = pricer.point();
-  if (auto why = pricer.why_unpriced(point)) return fail(std::move(*why));
+  if (auto why = pricer.why_unpriced(point)) {
+    if (why->help.empty()) why->help = remedy_text(pricer, point);
+    return fail(std::move(*why));
+  }
   if (point.samples())
     if (const RolloutPrice rollout = pricer.rl().parts(point).rollout; !rollout.fits)
       return fail(Diagnostic{

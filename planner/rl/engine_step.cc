@@ -251,12 +251,13 @@ void EngineStep::attend(const RolloutStage& s, double flops, double keys, double
            s.layers, s.layers * bytes);
 }
 
-/// A step whose kernels the host launches one by one is not over before it has. SGLang and vLLM do so in prefill alone:
-/// their decode steps replay captured graphs, in which a kernel costs the device's own start and drain.
+/// A step whose kernels the host launches one by one is not over before it has. SGLang and vLLM do so in prefill alone,
+/// unless they are told to do without captured graphs (rollout.eager): their decode steps replay them, in which a
+/// kernel costs the device's own start and drain.
 template <class Book>
-void EngineStep::launch(const RolloutStage& s, Book& book) const {
+void EngineStep::launch(const RolloutStage& s, double each, Book& book) const {
   const double launched = kernels(s);
-  book.add(StepPart::launches, std::max(0.0, launched * cost_.hardware().launch.value - book.total), launched);
+  book.add(StepPart::launches, std::max(0.0, launched * each - book.total), launched);
 }
 
 template <class Book>
@@ -273,7 +274,8 @@ Book EngineStep::decode(const RolloutStage& s, double sequences, double held) co
   attend(s, flops, held, cache, book);
   context(s, t, book);
   arrive(s, t, book);
-  if (set_.engine == RolloutEngine::hotbunk) launch(s, book);
+  if (set_.engine == RolloutEngine::hotbunk) launch(s, cost_.hardware().launch.value, book);
+  else if (set_.eager) launch(s, rl_.engine_profile().eager_kernel_seconds.value, book);
   return book;
 }
 
@@ -294,7 +296,7 @@ Book EngineStep::prefill(const RolloutStage& s, double tokens, double sequences)
   attend(s, flops, keys, tokens * (wide + gathered), book);
   context(s, t, book);
   arrive(s, t, book);
-  launch(s, book);
+  launch(s, cost_.hardware().launch.value, book);
   return book;
 }
 

@@ -47,7 +47,7 @@ class EngineStep {
   template <class Book>
   void arrive(const RolloutStage&, const Tokens&, Book&) const;
   template <class Book>
-  void launch(const RolloutStage&, Book&) const;
+  void launch(const RolloutStage&, double each, Book&) const;
   double dispatch_bytes(const RolloutStage&, double tokens) const;
   double attended_bytes() const;
   double lumped_seconds(double flops, double bytes) const;

@@ -5,6 +5,7 @@
 
 #include "lowering/sample_rows.h"
 #include "planner/rl/length_moments.h"
+#include "spec/names.h"
 
 namespace hotbunk {
 
@@ -19,7 +20,10 @@ RlModel::RlModel(const TrainModel& train, RlSetting setting)
       setting_(std::move(setting)),
       counts_(counts_of(train.model())),
       product_peak_(train.cost().peak_flops(setting_.weights.products)),
-      wide_peak_(train.cost().peak_flops(setting_.rollout_dtype)) {}
+      wide_peak_(train.cost().peak_flops(setting_.rollout_dtype)),
+      counts_shards_(setting_.own_engine || setting_.direct ||
+                     train.framework().can.has(train.framework().can.syncs, name_of(SyncMode::direct))),
+      reshard_(new_reshard_cache(train.model())) {}
 
 void RolloutPayload::raise_to(const RolloutPayload& o) {
   for (const auto part :
@@ -80,6 +84,10 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   out.total_bytes = t.total_bytes();
   if (setting_.critic) add_critic(p, l, critic, out);
   const double reference = t.source_bytes * (p.sharding == Sharding::fsdp ? b.params / std::max(b.master, 1e-9) : 1.0);
+  const FrameworkProfile& frame = train_.framework();
+  out.host_copies = frame.host_weight_copies.value * reference;
+  out.host_bytes += out.host_copies + frame.host_process_bytes.value;
+  if (frame.sleeps_gradients) out.slept_gradients = t.grad_bytes;
   if (setting_.reference && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
   else if (setting_.reference) out.swapped_reference = reference, out.host_bytes += reference;
   add_scoring(p, l, out);
@@ -145,14 +153,13 @@ ShiftsSeconds RlModel::shifts_seconds(const RolloutPoint& r, const ShiftShape& s
   WorkMoves work;
   if (shift.mapped > 0.0) {
     const double training = std::max(0.0, train.total_bytes - train.persistent());
-    work = setting_.own_engine
-               ? shape.moves({held.staging, rollout.activation_bytes, training, training, training})
-               : shape.moves({.sync = held.staging + (shift.sync_from_host ? held.host_staging : 0.0),
-                              .rollout = rollout.activation_bytes + communicators(r),
-                              .reference = train.reference_work,
-                              .old_logprobs = train.old_work,
-                              .train = std::max(training, train.values_work)},
-                             WorkPlan::priced);
+    work = setting_.own_engine ? shape.moves({held.staging, rollout.activation_bytes, training, training, training})
+                               : shape.moves({.sync = held.staging + (shift.sync_from_host ? held.host_staging : 0.0),
+                                              .rollout = rollout.activation_bytes + communicators(r),
+                                              .reference = train.reference_work,
+                                              .old_logprobs = train.old_work,
+                                              .train = std::max(training, train.values_work)},
+                                             WorkPlan::priced);
   }
   const auto more = [&](double moved, OpKind kind) { return moved > 0.0 ? cost.map_seconds(moved, kind) : 0.0; };
   ShiftsSeconds out{.sleep = shift_seconds(shift.down, shift.unmapped + work.sleep.unmapped, OpKind::unmap),
@@ -181,7 +188,18 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
                       overhead + communicators(p.rollout);
   out.sync_bytes = shift.sync_bytes + overhead;
   out.wake_bytes = shift.wake_bytes + overhead;
-  out.host_bytes = train.host_bytes + shift.asleep;
+  out.host_bytes = host_bytes(p, train, shift);
+}
+
+double RlModel::loading_bytes() const {
+  const FrameworkProfile& frame = train_.framework();
+  return frame.host_process_bytes.value + frame.load_copies.value * counts_.parameters * train_.setting().element_bytes;
+}
+
+/// What sleeps keeps its place on the host, so that the fullest moment has all of it; models are loaded before anything
+/// sleeps.
+double RlModel::host_bytes(const RlPoint& p, const TrainSide& train, const ShiftPrice& shift) const {
+  return std::max(train.host_bytes + shift.asleep + (p.sleeps() ? train.slept_gradients : 0.0), loading_bytes());
 }
 
 /// Two sets of GPUs: nothing sleeps, buckets cross the network, and both sides may run at the same time when sampling
@@ -191,9 +209,8 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
   const double rollout_side = apart_bytes(p.rollout, rollout);
   out.train_bytes = train.fullest_bytes();
   out.rollout_bytes = rollout_side;
-  out.sync_bytes =
-      std::max(train.persistent(), rollout_side) + staging;
-  out.host_bytes = train.host_bytes;
+  out.sync_bytes = std::max(train.persistent(), rollout_side) + staging;
+  out.host_bytes = std::max(train.host_bytes, loading_bytes());
   if (!setting_.overlaps) return;
   double training = 0.0;
   for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})
@@ -363,6 +380,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.critic = s.algorithm.name == AlgorithmName::ppo;
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
   out.engine = s.rollout.engine;
+  out.eager = s.rollout.eager;
   out.rollout_dtype = s.rollout.dtype;
   out.weights = weight_format_of(s.rollout);
   out.max_prefill_tokens = static_cast<double>(s.rollout.max_prefill_tokens);
@@ -382,6 +400,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.own_engine = ours;
   out.sync_gathers = s.sync.transport == SyncTransport::collective;
   out.sync_verifies = s.sync.verify;
+  out.direct = s.sync.mode == SyncMode::direct;
   out.keeps_weights = s.rollout.sleep && s.rollout.sleep_level == 1;
   out.reference_on_device = ours;
   out.price_per_gpu_hour = s.cluster.gpu.price_per_hour.value;

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 
 #include "planner/rl/engine_parts.h"
 #include "planner/rl/step_parts.h"
@@ -119,14 +119,14 @@ struct RlPrice {
 
 /// What a weight sync minds of the training layout: few of its layouts differ in it.
 struct SyncSource {
-  std::int64_t ranks = 1;         // that train
-  std::int64_t holders = 1;       // of one copy of the weights
-  std::int64_t parts = 1;         // that the weights are cut into
-  bool stages = false;            // some ranks hold nothing of some layers
-  bool shards_of_master = false;  // the sync reads fp32 shards
-  bool plain_shards = false;      // of every tensor one shard on every rank, `parts` in all
-  bool whole = false;             // every rank has all parameters
-  explicit SyncSource(const TrainPoint&);
+  std::int64_t ranks = 1;            // that train
+  std::int64_t holders = 1;          // of one copy of the weights
+  std::int64_t parts = 1;            // that the weights are cut into
+  bool stages = false;               // some ranks hold nothing of some layers
+  bool shards_of_master = false;     // the sync reads fp32 shards
+  bool whole = false;                // every rank has all parameters
+  std::optional<TrainPoint> layout;  // what decides who holds what, where that is counted
+  explicit SyncSource(const TrainPoint&, bool counted = false);
   friend auto operator<=>(const SyncSource&, const SyncSource&) = default;
 };
 
@@ -149,6 +149,8 @@ struct TrainSide {
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
   double critic = 0;                                // PPO: all that persists of the critic, which sleeps as moments do
   double swapped_reference = 0;                     // on the host, brought up for its pass
+  double slept_gradients = 0;                       // on the host where training sleeps
+  double host_copies = 0;                           // of the weights, pinned, beside what sleeps
   double streamed_source = 0;                       // what a sync reads, where it lives on the host for ever
 };
 
@@ -191,12 +193,14 @@ struct RlSetting {
   WeightFormat weights;              // of the layers' products
   double max_running = 256, max_prefill_tokens = 8192;
   double device_bytes = 80e9, host_bytes = 2e12;  // of one rank
+  bool eager = false;                             // decode steps are launched kernel by kernel
   bool pool_by_need = false;                      // hotbunk's engine maps what its slots can use, others all they may
   double pool_tokens = 0;                         // of one engine, given; 0: what the memory fraction leaves
   double staged_buckets = 2;                      // of the sync on every rank
   bool keeps_weights = false;                     // sleep level 1: the rollout's weights move to the host and back
   bool own_engine = false;                        // hotbunk's: in the trainer's process, one arena for both
   bool sync_gathers = false;                      // own engine: all-gathers buckets, else reads its peers' parts
+  bool direct = false;                            // the scenario's update is shard to shard
   bool sync_verifies = false;                     // own engine: hashes of every tensor on both sides
   bool stages_part = false;                       // and one rank's part of a bucket
   bool reference_on_device = false;               // beside the trained parameters; else on the host
@@ -227,12 +231,11 @@ class RlModel {
   double least_rollout_bytes(const RolloutPoint&, const RolloutPrice& alone, double rest, double overhead) const;
   /// Whether heads, columns and experts divide by the layout: what the loader asks of a scenario.
   bool divides(const RolloutPoint&) const;
-  /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: exact for
-  /// what learn_reshard has computed, else an estimate from the layouts' sizes.
+  /// Bytes that the worst rank receives when shards of training become slices of rollout, shard to shard: counted
+  /// rectangle by rectangle (reshard_volume.h) up to 64 ranks, else an estimate from the layouts' sizes.
   double reshard_bytes(const SyncSource&, const RolloutPoint&) const;
-  /// Counts the exact volume, rectangle by rectangle (layout/reshard.h), of FSDP shards of a dense model; no-op for
-  /// others and above 64 ranks, where the estimate serves.
-  void learn_reshard(const TrainPoint&, const RolloutPoint&);
+  /// What a sync minds of a training point; who holds what only where some mechanism of this model moves shards.
+  SyncSource sync_source(const TrainPoint& p) const { return SyncSource(p, counts_shards_); }
   /// From parts that the search prices once each; the rollout is the one beside this training. No allocation.
   TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&) const;
   /// The same with the bytes of one pipeline stage. `whole`: the price of the point.
@@ -249,6 +252,10 @@ class RlModel {
     SyncPrice sync;
   };
   Parts parts(const RlPoint&) const;
+  /// Host bytes of one rank while models are loaded: whole ones, before each rank keeps its part.
+  double loading_bytes() const;
+  /// Host bytes of one rank in an iteration.
+  double host_bytes(const RlPoint&, const TrainSide&, const ShiftPrice&) const;
   /// Device bytes of the sync's buckets on one rank.
   double staging_bytes(const RlPoint&, const SyncPrice&) const;
   /// What the point's shifts move; colocated.
@@ -268,12 +275,18 @@ class RlModel {
   }
   /// One token for each of so many sequences.
   DecodeRound decode_round(const RolloutPoint&, double sequences, double context) const;
+  /// Of the engine that samples; ours has none beside what its plan says.
+  EngineProfile engine_profile() const {
+    return setting_.engine == RolloutEngine::vllm     ? train_.framework().vllm
+           : setting_.engine == RolloutEngine::sglang ? train_.framework().sglang
+                                                      : EngineProfile{};
+  }
   /// Tokens that a running sequence holds on average.
   double held_tokens() const;
   /// What a weight update of the point has to move, and its price.
   SyncJob sync_job(const SyncSource&, const RolloutPoint&, PlacementMode, double bucket_bytes) const;
   SyncJob sync_job(const RlPoint& p) const {
-    return sync_job(SyncSource(p.train), p.rollout, p.placement, p.bucket_bytes);
+    return sync_job(sync_source(p.train), p.rollout, p.placement, p.bucket_bytes);
   }
   SyncPrice sync_price(const RlPoint& p) const { return price_sync(p.sync, sync_job(p), train_.cost()); }
 
@@ -333,9 +346,11 @@ class RlModel {
   RlSetting setting_;
   ModelCounts counts_;
   double product_peak_ = 0, wide_peak_ = 0;
-  // (ranks, shards, rollout tp, cp, pp, strided)
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool>, double>
-      exact_reshard_;
+  struct ReshardCache;
+  static std::shared_ptr<ReshardCache> new_reshard_cache(const ModelSpec&);
+  std::optional<double> counted_bytes(const SyncSource&, const RolloutPoint&) const;
+  bool counts_shards_ = false;
+  std::shared_ptr<ReshardCache> reshard_;  // what was counted, shared by copies of the model
 };
 
 /// What a scenario asks for, in the closed form's terms. Sequence: mean prompt + response, rounded up so that the

@@ -1,7 +1,10 @@
 // What a weight update has to move from a training layout to a rollout's.
 #include <algorithm>
 #include <cmath>
-#include <tuple>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,33 +14,71 @@
 
 namespace hotbunk {
 
-SyncSource::SyncSource(const TrainPoint& p)
+SyncSource::SyncSource(const TrainPoint& p, bool counted)
     : ranks(p.ranks()),
       holders(ranks / p.replicas()),
-      parts(std::max<std::int64_t>(p.shard_ranks() * p.tp * p.pp, 1)),
+      // ZeRO-1 and 2 divide moments and gradients; what a sync reads is whole in every tensor- and pipeline-parallel
+      // place.
+      parts(std::max<std::int64_t>((p.gathers_units() ? p.shard_ranks() : 1) * p.tp * p.pp, 1)),
       stages(p.pp > 1),
       shards_of_master(p.sharding == Sharding::fsdp),
-      plain_shards(p.gathers_units() && p.tp == 1 && p.pp == 1 && p.ep == 1),
-      whole((!p.gathers_units() || p.shard_ranks() == 1) && p.tp == 1 && p.pp == 1 && p.ep == 1) {}
+      whole((!p.gathers_units() || p.shard_ranks() == 1) && p.tp == 1 && p.pp == 1 && p.ep == 1) {
+  if (!counted) return;
+  layout = {.dp = p.dp,
+            .cp = p.cp,
+            .ulysses = p.ulysses,
+            .tp = p.tp,
+            .pp = p.pp,
+            .vpp = p.vpp,
+            .ep = p.ep,
+            .etp = p.etp,
+            .fsdp = p.fsdp,
+            .sharding = p.sharding};
+  if (p.tp == 1 && p.pp == 1 && p.ep == 1) {  // all ranks are data ranks, whatever they share
+    layout->dp = p.data_ranks(), layout->cp = layout->ulysses = 1, layout->etp = 1;
+    if (!p.gathers_units()) layout->sharding = Sharding::replicated, layout->fsdp = -1;
+  }
+}
 
-void RlModel::learn_reshard(const TrainPoint& p, const RolloutPoint& r) {
-  const ModelSpec& m = train_.model();
-  if (!SyncSource(p).plain_shards || p.ranks() > 64 || p.ranks() != r.ranks() || m.moe || m.mla) return;
-  if (m.heads % r.tp != 0 || (m.kv_heads % r.tp != 0 && r.tp % m.kv_heads != 0)) return;
-  const auto key = std::make_tuple(p.ranks(), p.shard_ranks(), r.tp, r.cp, r.pp, r.strided);
-  if (exact_reshard_.contains(key)) return;
-  std::vector<std::int64_t> layers;
-  for (std::int64_t i = 0; i < r.pp; ++i) layers.push_back(stage_layers(setting_.engine, m.layers, r.pp, i));
-  exact_reshard_[key] =
-      most_received_elements(m, {r.tp, r.cp, std::move(layers), r.engines, r.strided}, p.shard_ranks()) *
-      setting_.rollout_element_bytes;
+namespace {
+/// Above so many ranks a search would count longer than it prices: the estimate serves.
+constexpr std::int64_t most_counted = 64;
+}  // namespace
+
+struct RlModel::ReshardCache {
+  explicit ReshardCache(const ModelSpec& model) : counter(model) {}
+  const ReshardCounter counter;
+  std::mutex mutex;
+  std::map<std::pair<TrainPoint, RolloutPoint>, std::optional<double>> known;
+};
+
+std::shared_ptr<RlModel::ReshardCache> RlModel::new_reshard_cache(const ModelSpec& model) {
+  return std::make_shared<ReshardCache>(model);
+}
+
+std::optional<double> RlModel::counted_bytes(const SyncSource& from, const RolloutPoint& to) const {
+  if (!from.layout || from.ranks != to.ranks() || from.ranks > most_counted || !divides(to)) return std::nullopt;
+  RolloutPoint shape = to;
+  shape.memory_fraction = 0;  // a pool of any size
+  {
+    const std::lock_guard lock(reshard_->mutex);
+    if (const auto at = reshard_->known.find({*from.layout, shape}); at != reshard_->known.end()) return at->second;
+  }
+  const ModelSpec& model = train_.model();
+  const auto have = trainer_layout(*from.layout, train_.setting(), model);
+  const auto need = engine_layout(shape, setting_.engine, model.layers);
+  std::optional<double> out;
+  if (have && need) {
+    const std::vector<std::int64_t> elements = reshard_->counter.received(*have, *need);
+    out = static_cast<double>(*std::ranges::max_element(elements)) * setting_.rollout_element_bytes;
+  }
+  const std::lock_guard lock(reshard_->mutex);
+  reshard_->known.emplace(std::pair(*from.layout, shape), out);
+  return out;
 }
 
 double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const {
-  if (p.plain_shards)
-    if (const auto known = exact_reshard_.find({p.ranks, p.parts, r.tp, r.cp, r.pp, r.strided});
-        known != exact_reshard_.end())
-      return known->second;
+  if (const auto exact = counted_bytes(p, r)) return *exact;
   // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
   // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.
   // Training stages lie elsewhere than the engines': some rank then holds nothing of the layers that it needs.
@@ -77,8 +118,9 @@ SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, Placem
               .target_parts = to.pp > 1 ? model / slice : static_cast<double>(to.tp),
               .target_tensors = to.pp > 1 ? stage.tensors : counts_.tensors,
               .targets = colocated ? from.ranks : to.ranks(),
+              .ports = train_.framework().broadcast_ports.value,
               .apart = colocated ? 0 : from.ranks,
-              .received_bytes = colocated ? reshard_bytes(from, to) : 0.0,
+              .received_bytes = colocated ? reshard_bytes(from, to) : -1.0,
               .one_process = colocated && setting_.own_engine,
               .takes_own = from.whole && from.ranks > 1,
               .gathers = setting_.sync_gathers,

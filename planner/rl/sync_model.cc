@@ -1,7 +1,16 @@
 #include "planner/rl/sync_model.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <utility>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "spec/catalog.h"
+#include "spec/yaml_tree.h"
 
 namespace hotbunk {
 
@@ -11,24 +20,52 @@ std::string_view name_of(SyncMechanism m) {
   return names[static_cast<std::size_t>(m)];
 }
 
-const SyncConstants& sync_constants(SyncMechanism m) {
-  // The slime figures (61 GB, 18,867 tensors; 120, 90, 30 and 7 s) differ by mechanism alone; each step of their
-  // history removes one cost: gathers one by one (1.6 ms per tensor), a request per tensor (3.2 ms), a handle opened
-  // and closed per tensor (1.2 ms). What remains is bytes and buckets. No second source confirms the 45 ms of a bucket;
-  // later slime runs of GLM-4.5 bound it from above (docs/validation.md), and verl with vLLM takes longer.
-  static const char* const slime = "fitted on slime's history of Qwen3-30B-A3B (weight_sync.csv)";
-  static const char* const engine = "fitted on checkpoint-engine's broadcast rows (weight_sync.csv)";
-  static const char* const nemo = "fitted on NeMo-RL's reshard rows (weight_sync.csv)";
-  static const SyncConstants constants[] = {
-      {{0.2, slime}, {6.0e-3, slime}, {0.0, slime}, {0.0, "cost model"}},
-      {{0.2, slime}, {4.4e-3, slime}, {0.0, slime}, {0.0, "cost model"}},
-      {{0.2, slime}, {1.2e-3, slime}, {45e-3, slime}, {0.0, "cost model"}},
-      {{0.2, slime}, {50e-6, slime}, {45e-3, slime}, {0.0, "cost model"}},
-      {{1.2, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
-      {{1.7, engine}, {0.0, engine}, {0.4e-3, engine}, {90e9, engine}},
-      {{0.26, nemo}, {27e-6, nemo}, {0.0, nemo}, {0.0, "cost model"}},
+Result<SyncTable> read_sync_table(const std::filesystem::path& path) {
+  auto text = read_file(path, std::int64_t{1} << 20);
+  if (!text) return fail(text.error());
+  auto root = parse_yaml(*text, path.string());
+  if (!root) return fail(root.error());
+  constexpr const char* names[num_sync_mechanisms] = {
+      "per-tensor-ipc", "stream", "handles-per-tensor", "bucketed", "broadcast", "point-to-point", "direct"};
+  SyncTable out;
+  Diagnostics errors;
+  const auto wrong = [&](const YamlNode& at, std::string message) {
+    errors.push_back({.code = "E205", .message = std::move(message), .where = at.where, .notes = {}, .help = {}});
   };
-  return constants[static_cast<std::size_t>(m)];
+  for (std::size_t i = 0; i < num_sync_mechanisms; ++i) {
+    const YamlNode* const of = root->find(names[i]);
+    if (of == nullptr) {
+      wrong(*root, fmt::format("no mechanism {}", names[i]));
+      continue;
+    }
+    for (const auto& [key, at] : {std::pair{"start", &SyncConstants::start},
+                                  {"per_tensor", &SyncConstants::per_tensor},
+                                  {"per_bucket", &SyncConstants::per_bucket},
+                                  {"bandwidth", &SyncConstants::bandwidth}}) {
+      const YamlNode* const constant = of->find(key);
+      const YamlNode* const value = constant ? constant->find("value") : nullptr;
+      const YamlNode* const source = constant ? constant->find("source") : nullptr;
+      const YamlNode* const second = constant ? constant->find("second") : nullptr;
+      char* end = nullptr;
+      const double number = value ? std::strtod(value->text.c_str(), &end) : -1.0;
+      if (value == nullptr || end == value->text.c_str() || *end != 0 || !(number >= 0.0) || source == nullptr ||
+          source->text.empty() || second == nullptr || second->text.empty())
+        wrong(constant ? *constant : *of,
+              fmt::format("{}.{}: expected {{value: number >= 0, source: text, second: text}}", names[i], key));
+      else out[i].*at = {number, source->text + "; " + second->text};
+    }
+  }
+  if (!errors.empty()) return fail(std::move(errors));
+  return out;
+}
+
+const SyncConstants& sync_constants(SyncMechanism m) {
+  static const SyncTable table = [] {
+    auto read = read_sync_table(catalog_root() / "sync.yaml");
+    HB_CHECK(read.has_value(), "the catalogue's sync.yaml: {}", read.error().front().message);
+    return std::move(*read);
+  }();
+  return table[static_cast<std::size_t>(m)];
 }
 
 namespace {
@@ -77,7 +114,7 @@ void price_own(SyncMechanism m, const SyncJob& job, const CostModel& cost, SyncP
 /// sends takes longest.
 void price_shards(const SyncJob& job, const GroupShape& all, const CostModel& cost, SyncPrice& out) {
   const double slices = std::max(job.target_parts, 1.0);
-  out.bytes_received = job.received_bytes > 0 ? job.received_bytes : job.model_bytes / slices;
+  out.bytes_received = job.received_bytes >= 0 ? job.received_bytes : job.model_bytes / slices;
   out.bytes_sent =
       out.bytes_received * (job.apart > 0 ? static_cast<double>(job.targets) / static_cast<double>(job.apart) : 1.0);
   out.moving = cost.collective_seconds(OpKind::send, {2, all.nodes > 1 ? 2 : 1, 1},
@@ -102,6 +139,10 @@ void price_buckets(const SyncConstants& c, const SyncJob& job, const GroupShape&
   }
   if (from_host || job.apart > 0)
     out.moving = std::max(out.moving, cost.collective_seconds(OpKind::broadcast, all, handed));
+  // Every byte leaves through the ports of those who have it to send.
+  if (job.apart > 0 && all.nodes > 1)
+    out.moving =
+        std::max(out.moving, cost.collective_seconds(OpKind::send, {2, 2, 1}, handed / std::max(job.ports, 1.0)));
   const double slices = std::max(job.target_parts, 1.0);
   out.moving = std::max(out.moving, cost.memory_seconds(2.0 * handed / slices));
   // Each further level of a broadcast's tree delays every bucket's hand-over; engines that share the trainers' GPUs are
@@ -151,6 +192,21 @@ SyncMechanism mechanism_of(const SyncSpec& s, PlacementMode placement) {
       return placement == PlacementMode::colocated ? SyncMechanism::flattened_buckets : SyncMechanism::broadcast;
   }
   return SyncMechanism::flattened_buckets;
+}
+
+SyncMode mode_of(SyncMechanism m) {
+  switch (m) {
+    case SyncMechanism::per_tensor_ipc:
+    case SyncMechanism::async_gather:
+      return SyncMode::stream;
+    case SyncMechanism::bucketed:
+    case SyncMechanism::flattened_buckets:
+      return SyncMode::bucketed;
+    case SyncMechanism::broadcast:
+      return SyncMode::broadcast;
+    default:
+      return SyncMode::direct;
+  }
 }
 
 }  // namespace hotbunk

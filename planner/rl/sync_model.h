@@ -1,7 +1,9 @@
 // Seconds of one whole-model weight update from training to rollout, by mechanism:
 //   max over pipelined stages of bytes / bandwidth + per-tensor cost * tensors + per-bucket cost * buckets + start
 #pragma once
+#include <array>
 #include <cstdint>
+#include <filesystem>
 #include <string_view>
 
 #include "planner/cost/cost_model.h"
@@ -29,7 +31,11 @@ struct SyncConstants {
   Sourced per_bucket;  // s
   Sourced bandwidth;   // bytes/s of the slowest pipelined stage, 0: from the cost model
 };
-/// Constants with their sources; which rows they were fitted on stands in docs/validation.md.
+inline constexpr std::size_t num_sync_mechanisms = 7;
+using SyncTable = std::array<SyncConstants, num_sync_mechanisms>;
+/// scenarios/catalog/sync.yaml, each constant with two sources. E101, E201, E205.
+Result<SyncTable> read_sync_table(const std::filesystem::path&);
+/// Of the catalogue. Throws InternalError where its table cannot be read: it is part of the program.
 const SyncConstants& sync_constants(SyncMechanism);
 
 struct SyncJob {
@@ -40,12 +46,13 @@ struct SyncJob {
   double quantizing_bytes = 0, quantized_elements = 0, quantized_slice = 0, scale_tensors = 0;
   double tensors = 0;  // parameters by their Hugging Face names
   double bucket_bytes = 512.0 * 1024 * 1024;
-  std::int64_t sources = 1;   // ranks that hold the training shards
-  double target_parts = 1;    // of the model, one on a rank of an engine: its tp; with stages by the fullest one
-  double target_tensors = 0;  // that a rank of an engine takes part of; 0: all
-  std::int64_t targets = 1;   // rollout ranks
-  std::int64_t apart = 0;     // ranks of a trainer on GPUs of its own, from which all bytes must cross; 0: the same
-  double received_bytes = 0;  // per rank, shard to shard; 0: model_bytes / target_parts
+  std::int64_t sources = 1;    // ranks that hold the training shards
+  double target_parts = 1;     // of the model, one on a rank of an engine: its tp; with stages by the fullest one
+  double target_tensors = 0;   // that a rank of an engine takes part of; 0: all
+  std::int64_t targets = 1;    // rollout ranks
+  double ports = 1;            // of the network that carry what crosses from trainers to engines
+  std::int64_t apart = 0;      // ranks of a trainer on GPUs of its own, from which all bytes must cross; 0: the same
+  double received_bytes = -1;  // per rank, shard to shard; below 0: model_bytes / target_parts
   // Our engine lives in the trainer's process: an update is a list of ops (lowering/sync.cc), without requests.
   bool one_process = false;
   bool takes_own = false;  // of those, each rank takes its slices of what it has itself, nothing is packed
@@ -71,5 +78,7 @@ GroupShape everyone(const SyncJob&, std::int64_t ranks_per_node);
 
 /// The mechanism that a scenario's sync settings mean.
 SyncMechanism mechanism_of(const SyncSpec&, PlacementMode);
+/// The scenario's word that means the mechanism, or the nearest to it.
+SyncMode mode_of(SyncMechanism);
 
 }  // namespace hotbunk

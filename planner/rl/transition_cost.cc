@@ -98,7 +98,7 @@ ShiftMoment fullest_moment(const TransitionOrder& order, const ShiftBytes& z, bo
   ShiftMoment fullest;
   walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
     if (s == rollout || a.rolled_out != after_rollout) return;
-    if (const ShiftMoment m = moment_of(s, a, b, z); m.total() > fullest.total()) fullest = m;
+    if (const ShiftMoment m = moment_of(s, a, b, z); m.total() > fullest.total()) fullest = m, fullest.at = s;
   });
   return fullest;
 }
@@ -180,9 +180,9 @@ ShiftShape::Levels::Levels(const TransitionOrder& order, WorkPlan plan) {
       if (Level* const l = train()) (s == reference ? l->reference : l->old_logprobs) = true;
     } else {
       const bool sleeps = is_sleep(s);
-      each[count++] = {.of = s == sync  ? &WorkMoves::sync
-                             : sleeps ? &WorkMoves::sleep
-                                      : &WorkMoves::wake,
+      each[count++] = {.of = s == sync ? &WorkMoves::sync
+                             : sleeps  ? &WorkMoves::sleep
+                                       : &WorkMoves::wake,
                        .sync = s == sync};
       wakes |= rolled_out && (s == wake_train || s == wake_params || s == wake_moments || s == wake_reference);
     }

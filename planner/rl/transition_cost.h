@@ -23,6 +23,7 @@ struct ShiftBytes {
 /// What is on the device at one moment of the shifts, in bytes.
 struct ShiftMoment {
   double params = 0, optimizer = 0, weights = 0, kv = 0, staging = 0;
+  TransitionStep at = TransitionStep::sync;  // the step that is under way
   double total() const { return params + optimizer + weights + kv + staging; }
 };
 
@@ -96,7 +97,7 @@ class ShiftShape {
     Levels(const TransitionOrder&, WorkPlan);
   };
 
-  std::array<Levels, 2> levels_{};  // by WorkPlan
+  std::array<Levels, 2> levels_{};      // by WorkPlan
   Sets to_sync_, to_wake_, asleep_;     // moments
   Sets down_, up_, unmapped_, mapped_;  // moves, in order
   std::uint8_t rollout_rest_ = 0, train_rest_ = 0;

@@ -119,10 +119,14 @@ struct RlSpace {
   std::vector<double> memory_fraction{0.8};
   std::vector<TransitionOrder> transition;  // of colocated points
   std::vector<SyncMechanism> sync{SyncMechanism::flattened_buckets, SyncMechanism::shard_to_shard};
+  std::vector<SyncMechanism> sync_apart{SyncMechanism::broadcast, SyncMechanism::shard_to_shard};  // disaggregated
   std::vector<double> bucket_bytes{512.0 * 1024 * 1024, 2048.0 * 1024 * 1024};
 };
-/// Colocated on all ranks and disaggregated in eighths; the scenario's own values besides the usual ones. Schedules
-/// besides 1F1B are those that the framework has.
+/// Orders in which exactly these parts sleep that the framework has: all legal ones, or its own.
+std::vector<TransitionOrder> transition_choices(const Scenario&, const Capabilities&, bool params, bool optimizer);
+
+/// Colocated on all ranks and disaggregated in eighths; the scenario's own values besides the usual ones, which are of
+/// what the framework's launches can say (FrameworkProfile::can).
 RlSpace default_rl_space(const Scenario&, const FrameworkProfile& = {});
 
 struct RlCandidate {

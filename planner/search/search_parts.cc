@@ -93,7 +93,8 @@ void add_training(const RlModel& model, TrainSpace space, const SearchOptions& o
   for (Share& share : priced) {
     s.trained += share.trained, s.on_host += share.on_host, s.rejected += share.rejected;
     for (Trained& t : share.points) {
-      const auto [at, is_new] = known.try_emplace(SyncSource(t.point), static_cast<std::uint32_t>(s.sources.size()));
+      const auto [at, is_new] =
+          known.try_emplace(model.sync_source(t.point), static_cast<std::uint32_t>(s.sources.size()));
       if (is_new) s.sources.push_back(at->first);
       t.source = at->second;
       s.training.push_back(t);
@@ -189,19 +190,10 @@ Segment segment_of(RlModel& model, const RlSpace& space, const SearchOptions& op
     s.orders = space.transition;
     s.num_awake = static_cast<std::size_t>(
         std::distance(s.orders.begin(), std::stable_partition(s.orders.begin(), s.orders.end(), awake)));
-    for (const Rolled& r : s.rollouts)
-      for (const std::int64_t shards : space.train.shard)
-        if (shards <= 0 || choice.train_ranks % shards == 0)
-          model.learn_reshard({.dp = choice.train_ranks, .fsdp = shards, .sharding = Sharding::fsdp}, r.point);
   } else {
     s.orders.emplace_back();
     s.num_awake = 1;
-    // Buckets cross the network as a broadcast.
-    for (SyncMechanism m : space.sync) {
-      const bool direct = m == SyncMechanism::shard_to_shard || m == SyncMechanism::point_to_point;
-      const SyncMechanism used = direct ? m : SyncMechanism::broadcast;
-      if (std::find(s.sync.begin(), s.sync.end(), used) == s.sync.end()) s.sync.push_back(used);
-    }
+    s.sync = space.sync_apart;
   }
   for (const TransitionOrder& o : s.orders) s.shifts.emplace_back(o);
   s.sync_seconds.resize(s.sources.size());

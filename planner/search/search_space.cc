@@ -6,6 +6,7 @@
 #include "lowering/sample_rows.h"
 #include "planner/search/search.h"
 #include "planner/search/train_points.h"
+#include "spec/names.h"
 
 namespace hotbunk {
 
@@ -65,9 +66,10 @@ std::vector<std::int64_t> at_most(std::vector<std::int64_t> values, std::int64_t
   return values;
 }
 
-std::vector<PlacementChoice> placements(const Scenario& s) {
+std::vector<PlacementChoice> placements(const Scenario& s, bool apart) {
   const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
   std::vector<PlacementChoice> out = {{PlacementMode::colocated, ranks, ranks}};
+  if (!apart && s.placement == PlacementMode::colocated) return out;
   // Eighths of the cluster, in whole nodes where it has several.
   const std::int64_t unit = ranks > node ? node : 1;
   std::set<std::int64_t> parts;
@@ -79,15 +81,21 @@ std::vector<PlacementChoice> placements(const Scenario& s) {
   return out;
 }
 
-std::vector<TransitionOrder> transitions(const Scenario& s) {
+std::vector<TransitionOrder> transitions(const Scenario& s, const Capabilities& can) {
   std::vector<TransitionOrder> all;
   for (const bool params : {false, true})
     for (const bool optimizer : {false, true})
-      for (const TransitionOrder& o : legal_transitions(params, optimizer, s.rollout.sleep, true)) all.push_back(o);
-  all = undominated(std::move(all), s.rollout.sleep && s.rollout.sleep_level == 1);
+      for (const TransitionOrder& o : transition_choices(s, can, params, optimizer)) include(all, o);
+  if (can.transitions.empty()) all = undominated(std::move(all), s.rollout.sleep && s.rollout.sleep_level == 1);
   // Disaggregated, a scenario has no order of its own.
   if (const TransitionOrder own = rl_point_of(s).transition; own.size() > 0) include(all, own);
   return all;
+}
+
+/// Degrees that groups of neighbours on equal nodes can have: they share a node evenly, or cover whole ones.
+std::vector<std::int64_t> filling_nodes(std::vector<std::int64_t> degrees, std::int64_t per_node) {
+  std::erase_if(degrees, [&](std::int64_t d) { return per_node % d != 0 && d % per_node != 0; });
+  return degrees;
 }
 
 /// Above so many ranks the space takes coarser steps: every knob has more divisors there, and its points multiply. Best
@@ -99,7 +107,7 @@ bool is_node_group(std::int64_t ranks, std::int64_t per_node) { return ranks == 
 
 /// Pipeline stages of engines that have them, up to four nodes; on many ranks each stage is one node, or as large as
 /// the scenario's own. Context parallelism is the scenario's own.
-void add_stages(const Scenario& s, const RolloutPoint& own, RlSpace& out) {
+void add_stages(const Scenario& s, const RolloutPoint& own, const Capabilities& can, RlSpace& out) {
   const std::int64_t ranks = s.cluster.ranks(), node = s.cluster.ranks_per_node();
   out.most_engine_ranks = 4 * node;
   // An engine is cut into stages where tensor parallelism, on faster links, can go no further.
@@ -107,11 +115,25 @@ void add_stages(const Scenario& s, const RolloutPoint& own, RlSpace& out) {
   for (const std::int64_t tp : divisors(std::min(node, ranks)))
     if (s.model.heads % tp == 0) widest = tp;
   out.stage_ranks = own.pp > 1 ? own.tp * own.cp : widest;
-  if (s.rollout.engine != RolloutEngine::hotbunk)
+  if (s.rollout.engine != RolloutEngine::hotbunk && can.rollout_pipeline)
     out.rollout_pp = at_most(divisors(ranks), std::min<std::int64_t>(8, s.model.layers));
   include(out.rollout_pp, own.pp);
   include(out.rollout_cp, own.cp);
   out.most_engine_ranks = std::max(out.most_engine_ranks, own.tp * own.cp * own.pp);
+}
+
+/// What the framework's launches can say; a scenario may ask for more.
+void keep_to(const Capabilities& can, TrainSpace& s) {
+  if (!can.tensor) s.tp = {1};
+  if (!can.pipeline) s.pp = s.vpp = {1};
+  if (!can.expert) s.ep = s.etp = {1}, s.etp_as_tp = false;
+  if (!can.ring) s.cp = {1};
+  if (!can.ulysses) s.ulysses = {1};
+  if (!can.shard_groups) s.shard = {-1};
+  if (can.gpipe) include(s.schedule, PipelineSchedule::gpipe);
+  if (can.zero_bubble) include(s.schedule, PipelineSchedule::zero_bubble);
+  if (!can.reshard_choice) s.reshard = {true};
+  std::erase_if(s.recompute, [&](Recompute r) { return !can.has(can.recomputes, name_of(r)); });
 }
 
 /// The scenario's own layout is a point of its space.
@@ -122,14 +144,23 @@ void keep_own(TrainSpace& s, const TrainPoint& own) {
 }
 
 /// Cuts of one sequence: all up to 8, then powers of two while every rank has a thousand tokens of the longest one.
-std::vector<std::int64_t> sequence_cuts(std::int64_t ranks, double longest) {
-  std::vector<std::int64_t> out = at_most(divisors(ranks), 8);
+std::vector<std::int64_t> sequence_cuts(std::int64_t ranks, std::int64_t per_node, double longest) {
+  std::vector<std::int64_t> out = at_most(filling_nodes(divisors(ranks), per_node), 8);
   for (const std::int64_t cut : {16, 32, 64})
     if (ranks % cut == 0 && longest >= 1000.0 * static_cast<double>(cut)) out.push_back(cut);
   return out;
 }
 
 }  // namespace
+
+std::vector<TransitionOrder> transition_choices(const Scenario& s, const Capabilities& can, bool params,
+                                                bool optimizer) {
+  if (can.transitions.empty()) return legal_transitions(params, optimizer, s.rollout.sleep, true);
+  std::vector<TransitionOrder> out;
+  if ((!params && !optimizer && !can.awake) || (params != optimizer && !can.sleeps_apart)) return out;
+  for (const std::string& name : can.transitions) include(out, order_where(name, params, optimizer, s.rollout.sleep));
+  return out;
+}
 
 TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int64_t per_node, std::int64_t batch,
                                TrainEngine engine) {
@@ -140,7 +171,13 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
   const bool megatron = engine == TrainEngine::megatron;
   s.pp = megatron ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
   s.vpp = megatron ? std::vector<std::int64_t>{1, 2, 3, 4, 6, 8} : std::vector<std::int64_t>{1};
-  s.cp = s.ulysses = at_most(divisors(ranks), 8);
+  // Deep stages are interleaved layer by layer: chunks of equal size beyond those.
+  if (megatron)
+    for (const std::int64_t stages : s.pp)
+      if (stages > 1 && m.layers % stages == 0)
+        for (const std::int64_t chunks : divisors(m.layers / stages)) include(s.vpp, chunks);
+  std::ranges::sort(s.vpp);
+  s.cp = s.ulysses = at_most(filling_nodes(divisors(ranks), std::max<std::int64_t>(per_node, 1)), 8);
   const bool many = ranks > (megatron ? std::max<std::int64_t>(per_node, 1) : many_ranks);
   // Megatron's pipelines and tensor parallelism leave several nodes layouts enough: there ring attention stands for
   // both ways to split sequences.
@@ -187,37 +224,37 @@ RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
   out.train.micro_batch.clear();
   for (std::int64_t times : {1, 2, 4, 8, 16}) include(out.train.micro_batch, std::max<std::int64_t>(1, least) * times);
   if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);
-  out.train.cp = sequence_cuts(ranks, s.workload.longest());
+  out.train.cp = sequence_cuts(ranks, node, s.workload.longest());
   if (out.train.ulysses.size() > 1) out.train.ulysses = out.train.cp;
-  // What the framework has; a scenario may ask for others.
-  if (!frame.has_ring) out.train.cp = {1};
-  if (!frame.has_ulysses) out.train.ulysses = {1};
-  if (frame.has_gpipe) include(out.train.schedule, PipelineSchedule::gpipe);
-  if (frame.has_zero_bubble) include(out.train.schedule, PipelineSchedule::zero_bubble);
-  // verl's and slime's FSDP trainers have no tensor parallelism, torchtitan's has.
-  if (s.profile == "verl-fsdp" || s.profile == "slime-fsdp") out.train.tp = {1};
+  keep_to(frame.can, out.train);
   keep_own(out.train, own.train);
   // FSDP alone has it, and the CPU orthogonalizes no matrices (E214). PyTorch's FSDP1 adds no gradients up there: its
   // documentation calls what accumulates with CPU offload incorrect.
   const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
-  if (fsdp && s.optimizer.name != OptimizerName::muon) out.train.optimizer_on_host = {false, true};
+  if (fsdp && frame.can.layerwise_offload && s.optimizer.name != OptimizerName::muon)
+    out.train.optimizer_on_host = {false, true};
   out.train.accumulates_on_host = s.train.engine != TrainEngine::fsdp1 || own.train.optimizer_on_host;
-  out.placement = placements(s);
+  out.placement = placements(s, frame.can.apart);
   out.rollout_tp.clear();
   for (std::int64_t tp : divisors(ranks))
     if (tp <= 4 * node) out.rollout_tp.push_back(tp);
   if (s.model.moe && s.model.moe->experts > 0) {
-    out.attention_dp = {1, 2, 4, 8};
-    out.whole_experts = {false, true};
+    if (frame.can.attention_dp) out.attention_dp = {1, 2, 4, 8};
+    if (frame.can.rollout_experts) out.whole_experts = {false, true};
   }
   include(out.rollout_tp, own.rollout.tp);
-  add_stages(s, own.rollout, out);
+  add_stages(s, own.rollout, frame.can, out);
   include(out.attention_dp, own.rollout.attention_dp);
   out.memory_fraction = {0.5, 0.6, 0.7, 0.8, 0.9};
   if (ranks <= many_ranks) out.memory_fraction.insert(out.memory_fraction.begin(), {0.1, 0.2, 0.3, 0.4});
   include(out.memory_fraction, s.rollout.memory_fraction);
-  out.transition = transitions(s);
-  include(out.sync, own.sync);
+  out.transition = transitions(s, frame.can);
+  if (!frame.can.strided_engines) out.strided = {own.rollout.strided};
+  std::erase_if(out.sync, [&](SyncMechanism m) { return !frame.can.has(frame.can.syncs, name_of(mode_of(m))); });
+  std::erase_if(out.sync_apart,
+                [&](SyncMechanism m) { return !frame.can.has(frame.can.syncs_apart, name_of(mode_of(m))); });
+  include(own.placement == PlacementMode::colocated ? out.sync : out.sync_apart, own.sync);
+  if (!frame.can.bucket_choice) out.bucket_bytes.clear();
   include(out.bucket_bytes, own.bucket_bytes);
   return out;
 }

@@ -211,6 +211,13 @@ struct EvenCut {
 
 }  // namespace
 
+std::vector<std::int64_t> even_chunks(std::int64_t layers, std::int64_t chunks) {
+  const EvenCut cut(layers, chunks);
+  std::vector<std::int64_t> out;
+  for (std::int64_t i = 0; i < chunks; ++i) out.push_back(cut.begin(i + 1) - cut.begin(i));
+  return out;
+}
+
 /// Where what the stages hold can change, ascending: behind the first and before the last stage (the ends), at the
 /// longer chunks and behind them, at the chunk where dense layers become MoE ones and behind it. A chunk is of stage
 /// i mod pp, so its stage changes there, too.

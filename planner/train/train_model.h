@@ -276,6 +276,10 @@ struct TrainSetting {
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
 
+/// Layers of each of so many chunks of a pipeline, as even as they divide. The longer ones are in the middle: the first
+/// and last also hold the embedding and the head.
+std::vector<std::int64_t> even_chunks(std::int64_t layers, std::int64_t chunks);
+
 class TrainModel {
  public:
   TrainModel(const ModelSpec&, TrainSetting, const CostModel&, const FrameworkProfile&);

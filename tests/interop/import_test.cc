@@ -93,7 +93,7 @@ TEST_CASE("verl: parameters and optimizer sleep each for itself") {
   CHECK(optimizer.train.offload == Offload::sleep);
   CHECK(optimizer.transition == "sleep_optimizer-wake_rollout-sync-wake_kv-rollout-sleep_rollout-wake_train");
   CHECK(of(prefix + "param_offload=True").transition ==
-        "wake_rollout-sync-sleep_train-wake_kv-rollout-sleep_rollout-wake_train");
+        "sleep_train-wake_rollout-wake_params-sync-sleep_train-wake_kv-rollout-sleep_rollout-wake_train");
   CHECK(of("").train.offload == Offload::none);
 }
 

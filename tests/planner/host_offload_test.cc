@@ -116,7 +116,9 @@ TEST_CASE("layer-wise offload: the rollout is synced from the host, its log-prob
   CHECK(seconds(b, RlPhase::old_logprobs) > seconds(a, RlPhase::old_logprobs));
   // Nothing of training is beside the rollout but what a process always holds, and nothing moves between them.
   CHECK(a.rollout_bytes - b.rollout_bytes > 0);
-  CHECK(b.host_bytes - a.host_bytes == Approx(t.host_bytes));
+  // Awake, loading is the host's fullest moment: the first rank's whole model.
+  CHECK(b.host_bytes == Approx(t.host_bytes + host->train().framework().host_process_bytes.value));
+  CHECK(a.host_bytes == Approx(awake->rl().loading_bytes()));
   double links = 0;
   for (const LinkUse& u : link_bytes(host->rl(), host->point(), t, host->rl().price_rollout(host->point()), true))
     if (u.what == "parameters from the host") links += u.host_bytes;

@@ -100,15 +100,13 @@ struct Brute {
                          .memory_fraction = fraction,
                          .pp = pp};
             if (!s.has_engine(tp, 1, pp) || !model.divides(p.rollout)) continue;
-            if (shared) model.learn_reshard(p.train, p.rollout);
             add_variants(model, s, o, p, shared);
           }
   }
 
   void add_variants(const RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, bool shared) {
-    const std::vector<SyncMechanism> across = {SyncMechanism::broadcast, SyncMechanism::shard_to_shard};
     const std::vector<TransitionOrder> none = {TransitionOrder{}};
-    for (SyncMechanism sync : shared ? s.sync : across)
+    for (SyncMechanism sync : shared ? s.sync : s.sync_apart)
       for (double bucket : s.bucket_bytes)
         for (const TransitionOrder& order : shared ? s.transition : none) {
           p.sync = sync, p.bucket_bytes = bucket, p.transition = order;

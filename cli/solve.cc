@@ -1,0 +1,39 @@
+// hotbunk solve: how far one key of a scenario can go.
+#include "planner/answers/solve.h"
+
+#include <memory>
+
+#include "base/printable.h"
+#include "cli/command.h"
+#include "cli/streams.h"
+#include "spec/catalog.h"
+
+namespace hotbunk {
+namespace {
+
+struct SolveArguments {
+  std::string key;
+  ScenarioOptions scenario;
+};
+
+int run(const SolveArguments& o) {
+  const auto solved = solve(o.scenario.path, o.scenario.sets, o.key, catalog_root());
+  if (!solved) return report_errors(solved.error());
+  if (o.scenario.json) print_document(to_json(*solved));
+  else print_result(printable(render(*solved)));
+  flush_output();
+  say_next("explain", o.scenario);
+  return solved->value.empty() ? exit_no : exit_done;
+}
+
+}  // namespace
+
+void add_solve(CommandLine& line) {
+  auto o = std::make_shared<SolveArguments>();
+  const Command sub = line.add_command("solve", "the largest value of one key with which a scenario fits");
+  sub.option("key", o->key, "a number's key, such as workload.response_tokens.max").required();
+  add_scenario_options(sub, o->scenario);
+  sub.action([o] { return run(*o); });
+}
+
+}  // namespace hotbunk
