@@ -231,9 +231,11 @@ TEST_CASE("worked: 671B on 128, TP8 PP4 CP4 EP32, two engines of 64 GPUs with at
   CHECK(w.network(RlPhase::train, "dp gradients") == Approx(stage * 4 * 3 / 4).epsilon(0.002));
   CHECK(w.network(RlPhase::train, "expert dispatch and combine") >
         w.node(RlPhase::train, "expert dispatch and combine"));
-  // Gathering 671e9 x 2 B on every GPU is what the sync costs; shard to shard is the remedy that explain names first.
-  CHECK(w.answer.levers[0].change == "sync.mode = direct");
-  CHECK(w.seconds(RlPhase::sync) > 10 * (w.seconds(RlPhase::sync) + w.answer.levers[0].seconds));
+  // Gathering 671e9 x 2 B on every GPU is what the sync costs: 625 buckets of 2 GiB at 10 ms, 45,000
+  // tensors at 0.3 ms. Shard to shard is no lever: verl has none.
+  CHECK(w.seconds(RlPhase::sync) > 15);
+  CHECK(w.seconds(RlPhase::sync) < 55);
+  for (const Lever& lever : w.answer.levers) CHECK(lever.change != "sync.mode = direct");
   // 80 GB do not hold it: states alone are 18 B x 656e9 / 128 = 92 GB.
   const Worked small = worked("deepseek-v3-megatron.yaml", {"cluster.gpu=h800-sxm-80gb"});
   CHECK_FALSE(small.answer.price.fits);
