@@ -27,6 +27,13 @@ int shared_region(const Plan& plan, CpuWorld& world, const CpuOptions& options, 
   return world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan)) ? world.share(arena) : -1;
 }
 
+FindNonFinite find_nonfinite(kernels::KernelContext& context) {
+  return [&context](const OpCall& call, const Tensor& t) {
+    const auto found = kernels::find_nonfinite(context, {call.addresses.address(t), t.dtype}, t.elements(call.sizes));
+    return NonFinite{found.count, found.first};
+  };
+}
+
 }  // namespace
 
 struct CpuDevice::Stream {
@@ -174,8 +181,9 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
       sizes = sizes_now(op, addresses, sizes);
       bytes = work(call);
       if (options_.check_finite)
-        if (const std::string bad = bad_output(call); !bad.empty()) throw RuntimeFailure(bad);
-      if (place) watch_.look(*place, call);
+        if (const std::string bad = bad_output(call, find_nonfinite(s.context)); !bad.empty())
+          throw RuntimeFailure(bad);
+      if (place) watch_.look(*place, call, find_nonfinite(s.context));
     } catch (const InternalError& e) {
       throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
     } catch (const std::exception& e) {

@@ -6,15 +6,16 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/access_order.h"
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "backends/cpu_gloo/number_watch.h"
-#include "runtime/plan_communicators.h"
+#include "backends/cpu_gloo/op_kernels.h"
 #include "backends/cpu_gloo/poison_order.h"
+#include "runtime/access_order.h"
+#include "runtime/device_record.h"
+#include "runtime/number_watch.h"
+#include "runtime/plan_communicators.h"
 #include "runtime/program_memory.h"
 #include "runtime/stream_thread.h"
-#include "runtime/device_record.h"
 
 namespace hotbunk {
 

@@ -218,7 +218,8 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
   const Sizes before = sizes_before(op, args.sizes);
   if (auto s = check_order(op, before); !s) return s;
   Stream& s = stream(id);
-  s.queue->enqueue([this, &s, op, sizes = before, where = record_.where(), work = std::move(work)]() mutable {
+  s.queue->enqueue([this, &s, op, sizes = before, where = record_.where(), work = std::move(work),
+                    place = watch_.next(rank_, op)]() mutable {
     world_.watch().set_op(op.call->name, op->name);
     const BoundAddresses addresses(memory_, op);
     const CudaCall call{{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address()};
@@ -235,6 +236,7 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
         timed->bytes = bytes;
         s.timed.push_back(std::move(*timed));
       }
+      if (place) watch_.look(*place, call, [&](const OpCall& c, const Tensor& t) { return nonfinite_in(s, c, t); });
     } catch (const InternalError& e) {
       throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
     } catch (const std::exception& e) {
@@ -268,6 +270,19 @@ void CudaDevice::on_host(Stream& s, const CudaCall& call) {
   s.synchronize();
   std::memset(call.addresses.address(call.op.outputs[0]), 0,
               static_cast<std::size_t>(call.op.outputs[0].bytes(call.sizes)));
+}
+
+NonFinite CudaDevice::nonfinite_in(Stream& s, const OpCall& call, const Tensor& t) const {
+  const std::int64_t bytes = t.bytes(call.sizes);
+  const std::byte* at = call.addresses.address(t);
+  if (space_of(call.bound, t) == Space::device && bytes > 0) {
+    std::byte* here = s.staging.take(bytes);
+    HB_CUDA(s.launch.driver(),
+            cuMemcpyDtoHAsync(here, address_of(at), static_cast<std::size_t>(bytes), s.launch.stream()));
+    at = here;
+  }
+  s.synchronize();
+  return nonfinite_of(at, t.dtype, t.elements(call.sizes));
 }
 
 Status CudaDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
@@ -450,6 +465,10 @@ Status CudaDevice::sync() {
   record_.note_sync_ends();
   if (!s) s.error().front().notes.clear();  // the op that failed is named in the message itself
   return s;
+}
+
+std::optional<BadOutput> CudaDevice::first_bad_output() {
+  return watch_.first(world_, options_.scope + "first bad output");
 }
 
 Trace CudaDevice::take_trace() {

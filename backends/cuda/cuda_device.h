@@ -18,6 +18,7 @@
 #include "backends/cuda/staging.h"
 #include "runtime/access_order.h"
 #include "runtime/device_record.h"
+#include "runtime/number_watch.h"
 #include "runtime/plan_communicators.h"
 #include "runtime/program_memory.h"
 #include "runtime/stream_thread.h"
@@ -42,6 +43,8 @@ class CudaDevice final : public Device {
   Status record(StreamId, EventId) override;
   Status wait(StreamId, EventId) override;
   Status sync() override;
+  void watch_numbers(std::int64_t block) override { watch_.begin(block); }
+  std::optional<BadOutput> first_bad_output() override;
 
   const Program& program() const { return program_; }
   ProgramMemory& memory() { return memory_; }
@@ -68,6 +71,8 @@ class CudaDevice final : public Device {
   /// Bytes that came from other ranks.
   std::int64_t peer_copy(Stream&, const CudaCall&, std::int16_t phase);
   void on_host(Stream&, const CudaCall&);
+  /// Looks at a tensor's numbers on the host, behind what the stream has done.
+  NonFinite nonfinite_in(Stream&, const OpCall&, const Tensor&) const;
   Space space_of(const BoundOp& op, const Tensor& t) const { return op.buffer(t).space(); }
   Status drain();
   /// Spans of what ran since the last time, by the device's clock; nothing runs.
@@ -92,9 +97,10 @@ class CudaDevice final : public Device {
   std::optional<PlanCommunicators> communicators_;  // made on the streams
   std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
   std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record
-  std::optional<AccessOrder> order_;                // with check_order
-  PooledEvent base_;                                // of the device's clock since the last sync
-  std::int64_t base_ns_ = 0;                        // the same moment on the host's
+  NumberWatch watch_;
+  std::optional<AccessOrder> order_;                          // with check_order
+  PooledEvent base_;                                          // of the device's clock since the last sync
+  std::int64_t base_ns_ = 0;                                  // the same moment on the host's
   std::array<std::unique_ptr<Stream>, max_streams> streams_;  // last: their threads end before what they work on
 };
 

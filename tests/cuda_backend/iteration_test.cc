@@ -10,6 +10,7 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -333,6 +334,22 @@ TEST_CASE("bugs of the host side are found, and by which check is said") {
     const std::string first = it.findings.empty() ? it.text() : it.findings.front();
     CHECK(std::ranges::any_of(bug.says, [&](const char* s) { return first.find(s) != std::string::npos; }));
   }
+}
+
+TEST_CASE("a loss that is not finite ends the run with the op that made the first such number") {
+  const Job job = job_of();
+  nth = 0;
+  const Iteration it =
+      run_iteration(job.plan, job.scenario, {.tamper = [](cuda::Driver& d) {
+                      real = d;
+                      d.cuMemcpyHtoDAsync = [](CUdeviceptr to, const void* from, std::size_t n, CUstream s) {
+                        const auto call = ++nth;  // behind each rank's tables come parameters
+                        if (call > 2 && call < 7) std::memset(const_cast<void*>(from), 0xff, n);
+                        return real.cuMemcpyHtoDAsync(to, from, n, s);
+                      };
+                    }});
+  CHECK(it.findings.empty());
+  CHECK_THAT(it.text(), Catch::Contains("E630") && Catch::Contains("NaN or infinite elements, the first at index "));
 }
 
 TEST_CASE("the device gives no more than it has: a plan that fits its books is refused by the device, by name") {

@@ -1,11 +1,13 @@
-#include "backends/cpu_gloo/number_watch.h"
+#include "runtime/number_watch.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "backends/cpu_gloo/kernels/elementwise.h"
+#include "base/dtype.h"
 #include "graph/print.h"
 #include "runtime/gather.h"
 
@@ -17,32 +19,51 @@ bool makes_numbers(OpKind kind) {
          (is_compute(kind) && kind != OpKind::kv_write);  // which only moves
 }
 
-std::string bad_elements(const KernelCall& call, const Tensor& t) {
+std::string bad_elements(const OpCall& call, const Tensor& t, const FindNonFinite& find) {
   if (t.dtype != DType::f32 && t.dtype != DType::bf16) return "";
-  const auto found =
-      kernels::find_nonfinite(call.context, {call.addresses.address(t), t.dtype}, t.elements(call.sizes));
+  const NonFinite found = find(call, t);
   if (found.count == 0) return "";
   return fmt::format("{} NaN or infinite elements, the first at index {} of '{}'", found.count, found.first,
                      call.bound.buffer(t).name());
 }
 
 /// Inputs that were bad before the op ran, as what the driver fed: no op of a plan made those.
-std::string bad_inputs(const KernelCall& call) {
+std::string bad_inputs(const OpCall& call, const FindNonFinite& find) {
   std::string out;
   for (const Tensor& t : call.op.inputs) {
     const auto same = [&](const Tensor& o) { return o.buffer == t.buffer; };
     if (std::ranges::any_of(call.op.outputs, same)) continue;
-    if (const std::string bad = bad_elements(call, t); !bad.empty()) out += "; among its inputs " + bad;
+    if (const std::string bad = bad_elements(call, t, find); !bad.empty()) out += "; among its inputs " + bad;
   }
   return out;
 }
 
 }  // namespace
 
-std::string bad_output(const KernelCall& call) {
+NonFinite nonfinite_of(const std::byte* data, DType dtype, std::int64_t n) {
+  NonFinite found;
+  const auto look = [&](std::int64_t i, bool finite) {
+    if (finite) return;
+    if (found.count++ == 0) found.first = i;
+  };
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (dtype == DType::f32) {
+      float x = 0;
+      std::memcpy(&x, data + i * 4, sizeof x);
+      look(i, std::isfinite(x));
+    } else {
+      bf16 x;
+      std::memcpy(&x, data + i * 2, sizeof x);
+      look(i, std::isfinite(to_f32(x)));
+    }
+  }
+  return found;
+}
+
+std::string bad_output(const OpCall& call, const FindNonFinite& find) {
   if (!makes_numbers(call.op.kind)) return "";
   for (const Tensor& t : call.op.outputs)
-    if (std::string bad = bad_elements(call, t); !bad.empty()) return bad;
+    if (std::string bad = bad_elements(call, t, find); !bad.empty()) return bad;
   return "";
 }
 
@@ -53,14 +74,14 @@ std::optional<BadOutput> NumberWatch::next(Rank rank, const BoundOp& op) {
   return BadOutput{.block = block, .op = ops_++, .rank = rank, .kind = op->kind, .label = label_of(op), .what = {}};
 }
 
-void NumberWatch::look(BadOutput place, const KernelCall& call) {
+void NumberWatch::look(BadOutput place, const OpCall& call, const FindNonFinite& find) {
   {
     std::lock_guard lock(mutex_);
     if (first_ && *first_ < place) return;
   }
-  place.what = bad_output(call);
+  place.what = bad_output(call, find);
   if (place.what.empty()) return;
-  if (place.block != BadOutput::before_all) place.what += bad_inputs(call);
+  if (place.block != BadOutput::before_all) place.what += bad_inputs(call, find);
   std::lock_guard lock(mutex_);
   if (!first_ || place < *first_) first_ = std::move(place);
 }
