@@ -78,8 +78,8 @@ std::int64_t op_bytes(const Op&, const Sizes&, const Places&);
 /// Payload of a communication op, padding excluded; 0 for other kinds. W: ranks of the group.
 std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
 
-/// The ids that an embedding, or a part of the logits, answers for on a rank: [vocab_begin, vocab_end), `vocab_stride` further for each place in
-/// op.group where a group shares the table, and none beyond `vocab`.
+/// The ids that an embedding, or a part of the logits, answers for on a rank: [vocab_begin, vocab_end), `vocab_stride`
+/// further for each place in op.group where a group shares the vocabulary, and none beyond `vocab`.
 Range vocab_rows(const Op&, const Places&);
 
 /// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.

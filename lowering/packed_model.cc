@@ -23,12 +23,12 @@ class PackedModel::Emits : public BackwardEmitter {
   Tensor gradient(const Weight& w) override { return dw_->tensor(m_.b_, w.first, w.last); }
   Tensor ids() override { return m_.feeds_.ids; }
   Tensor positions() override { return m_.feeds_.positions; }
-  Tensor attend(const Sharding& s, const std::string& name, const Tensor& qkv, const Tensor& attended) override {
+  Tensor attend(const TensorSharding& s, const std::string& name, const Tensor& qkv, const Tensor& attended) override {
     const Tensor lse = make("lse", DType::f32, {s.tokens, fixed(s.heads())});
     with_heads(emit(OpKind::attention, streams::compute, name, {qkv, m_.feeds_.cu_seqlens}, {attended, lse}), s);
     return lse;
   }
-  void attend_backward(const Sharding& s, const std::string& name, const Tensor& d_attended, const Tensor& qkv,
+  void attend_backward(const TensorSharding& s, const std::string& name, const Tensor& d_attended, const Tensor& qkv,
                        const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) override {
     with_heads(emit(OpKind::attention_backward, streams::compute, name,
                     {d_attended, qkv, attended, lse, m_.feeds_.cu_seqlens}, {d_qkv}),

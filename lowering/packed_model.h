@@ -46,7 +46,7 @@ class PackedModel {
   void embedding_backward(const WholeUnit& root, const WholeUnit& gradients, const Tensor& gradient);
 
   Dim T() const { return sharding_.tokens; }
-  const Sharding& sharding() const { return sharding_; }
+  const TensorSharding& sharding() const { return sharding_; }
 
  private:
   class Emits;
@@ -57,7 +57,7 @@ class PackedModel {
   ProgramBuilder& b_;
   std::string prefix_;
   TokenFeeds feeds_;
-  Sharding sharding_;
+  TensorSharding sharding_;
   DecoderEmbedding embedding_;
   DecoderLayer first_, rest_;
   DecoderEnd end_;

@@ -159,7 +159,8 @@ class EngineStepLowering {
     }
     Tensor ids() override { return step_.ids_; }
     Tensor positions() override { return step_.positions_; }
-    Tensor attend(const Sharding& s, const std::string& name, const Tensor& qkv, const Tensor& attended) override {
+    Tensor attend(const TensorSharding& s, const std::string& name, const Tensor& qkv,
+                  const Tensor& attended) override {
       const std::int64_t block = step_.s_.rollout.block_tokens;
       with(with_heads(emit(OpKind::kv_write, streams::compute, "kv_write", {qkv, step_.kv_slots_}, {*pool_}), s),
            Attr::block_tokens, block);
@@ -175,7 +176,7 @@ class EngineStepLowering {
     const Tensor* pool_;
   };
 
-  Sharding sharding(Dim rows) const {
+  TensorSharding sharding(Dim rows) const {
     return {m_, s_.rollout.dtype, rows, {tp_, static_cast<GroupId>(Family::tp), streams::compute}};
   }
 

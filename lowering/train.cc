@@ -64,9 +64,9 @@ ParamRole head_role(const ModelSpec& m) { return m.tie_embeddings ? R::embedding
 struct TokenLogps {
   Tensor logits, lse;  // [T,V] of this rank's part; [T] over all of it
 };
-TokenLogps lower_token_logps(const Scenario& s, ProgramBuilder& b, const Sharding& sharding, const std::string& name,
-                             const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& logp,
-                             const Tensor& entropy) {
+TokenLogps lower_token_logps(const Scenario& s, ProgramBuilder& b, const TensorSharding& sharding,
+                             const std::string& name, const Tensor& x, const Tensor& head, const Tensor& targets,
+                             const Tensor& logp, const Tensor& entropy) {
   const Dim T = x.shape[0];
   const auto make = [&](const char* what, std::initializer_list<Dim> shape, Category category) {
     return b.transient(name + what, DType::f32, shape, category);

@@ -24,7 +24,7 @@ enum class Width : std::uint8_t {
   inner,
 };
 
-struct Value {
+struct ForwardValue {
   std::string name;
   Width width = Width::hidden;
   bool statistic = false;  // fp32, whatever is computed in
@@ -72,14 +72,14 @@ class Forward {
   ValueId attention(std::string op, ValueId x, std::string out);
   ValueId swiglu(std::string op, ValueId x, std::string out);
 
-  const std::vector<Value>& values() const { return values_; }
-  const Value& value(ValueId id) const { return values_[static_cast<std::size_t>(id)]; }
+  const std::vector<ForwardValue>& values() const { return values_; }
+  const ForwardValue& value(ValueId id) const { return values_[static_cast<std::size_t>(id)]; }
   const std::vector<ForwardOp>& ops() const { return ops_; }
 
  private:
   ValueId make(std::string name, Width, bool statistic = false);
 
-  std::vector<Value> values_;
+  std::vector<ForwardValue> values_;
   std::vector<ForwardOp> ops_;
 };
 

@@ -33,7 +33,7 @@ bool is_elementwise(OpKind k) { return k == OpKind::rms_norm || k == OpKind::swi
 
 class ForwardWriter {
  public:
-  ForwardWriter(const Forward& f, const Sharding& s, Emitter& to, Values& values)
+  ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)
       : f_(f), s_(s), to_(to), values_(values) {}
 
   void write(const ForwardOp& op) {
@@ -81,7 +81,7 @@ class ForwardWriter {
   }
 
   Tensor make(ValueId id) {
-    const Value& v = f_.value(id);
+    const ForwardValue& v = f_.value(id);
     const DType dtype = v.statistic ? DType::f32 : s_.compute;
     Tensor& t = values_[static_cast<std::size_t>(id)];
     const Dim rows = s_.rows_of(v.width);
@@ -115,15 +115,15 @@ class ForwardWriter {
   }
 
   const Forward& f_;
-  const Sharding& s_;
+  const TensorSharding& s_;
   Emitter& to_;
   Values& values_;
 };
 
 class BackwardWriter {
  public:
-  BackwardWriter(const Forward& f, const Sharding& s, BackwardEmitter& to, const Values& values, Values& gradients,
-                 bool accumulate)
+  BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
+                 Values& gradients, bool accumulate)
       : f_(f), s_(s), to_(to), values_(values), gradients_(gradients), accumulate_(accumulate ? 1 : 0) {
     gradients_.resize(f.values().size());
   }
@@ -187,7 +187,7 @@ class BackwardWriter {
     return gradients_[static_cast<std::size_t>(id)];
   }
   Tensor make(ValueId id) {
-    const Value& v = f_.value(id);
+    const ForwardValue& v = f_.value(id);
     return gradient_of(id) =
                to_.make("d_" + v.name, s_.compute, {s_.rows_of(v.width), {s_.width_of(v.width), fixed_extent, 0}});
   }
@@ -204,7 +204,7 @@ class BackwardWriter {
   }
 
   void linear(const ForwardOp& op) {
-    const Value &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
+    const ForwardValue &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
     const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
     const Tensor dy =
         leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
@@ -230,7 +230,7 @@ class BackwardWriter {
   }
 
   const Forward& f_;
-  const Sharding& s_;
+  const TensorSharding& s_;
   BackwardEmitter& to_;
   const Values& values_;
   Values& gradients_;
@@ -239,7 +239,8 @@ class BackwardWriter {
 
 }  // namespace
 
-void emit_forward(const Forward& f, const Sharding& s, Emitter& to, Values& values, const std::vector<ValueId>* only) {
+void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values& values,
+                  const std::vector<ValueId>* only) {
   values.resize(f.values().size());
   std::vector<bool> runs(f.ops().size(), only == nullptr);
   if (only) {
@@ -285,8 +286,8 @@ std::vector<ValueId> kept_values(const Forward& f, Recompute recompute, ValueId 
   return kept;
 }
 
-void emit_backward(const Forward& f, const Sharding& s, BackwardEmitter& to, const Values& values, Values& gradients,
-                   bool accumulate) {
+void emit_backward(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
+                   Values& gradients, bool accumulate) {
   BackwardWriter writer(f, s, to, values, gradients, accumulate);
   for (std::size_t i = f.ops().size(); i-- > 0;) writer.write(f.ops()[i]);
 }

@@ -17,7 +17,7 @@ inline bool is_there(const Values& values, ValueId id) { return values[static_ca
 
 /// Writes the ops of a forward that make what `values` lacks. With `only` those that make any of these, from what is
 /// there: what a backward needs and was not kept.
-void emit_forward(const Forward&, const Sharding&, Emitter&, Values& values,
+void emit_forward(const Forward&, const TensorSharding&, Emitter&, Values& values,
                   const std::vector<ValueId>* only = nullptr);
 
 /// What the backward reads of a forward, in the order of its ops.
@@ -33,7 +33,7 @@ std::vector<ValueId> kept_values(const Forward&, Recompute, ValueId entry);
 /// to the gradient of the residual stream in place where there is one, so that its tensors may be the same before and
 /// behind. Gradients of parameters are added to what is there with `accumulate`; an embedding's always are. What
 /// backward reads and `values` lacks is an internal fault.
-void emit_backward(const Forward&, const Sharding&, BackwardEmitter&, const Values& values, Values& gradients,
+void emit_backward(const Forward&, const TensorSharding&, BackwardEmitter&, const Values& values, Values& gradients,
                    bool accumulate);
 
 }  // namespace hotbunk

@@ -7,12 +7,14 @@
 
 namespace hotbunk {
 
-std::int64_t Sharding::heads() const { return model.heads / tp.ranks; }
-std::int64_t Sharding::kv_heads() const { return std::max<std::int64_t>(1, model.kv_heads / tp.ranks); }
+std::int64_t TensorSharding::heads() const { return model.heads / tp.ranks; }
+std::int64_t TensorSharding::kv_heads() const { return std::max<std::int64_t>(1, model.kv_heads / tp.ranks); }
 
-Dim Sharding::stream_tokens() const { return tp.cuts_tokens() ? Dim{tokens.size / tp.ranks, tp.tokens, 0} : tokens; }
+Dim TensorSharding::stream_tokens() const {
+  return tp.cuts_tokens() ? Dim{tokens.size / tp.ranks, tp.tokens, 0} : tokens;
+}
 
-std::int64_t Sharding::width_of(Width width) const {
+std::int64_t TensorSharding::width_of(Width width) const {
   switch (width) {
     case Width::one:
       return 1;
@@ -35,7 +37,7 @@ std::int64_t Sharding::width_of(Width width) const {
   return 0;
 }
 
-Op& with_heads(Op& op, const Sharding& s) {
+Op& with_heads(Op& op, const TensorSharding& s) {
   with(with(op, Attr::heads, s.heads()), Attr::kv_heads, s.kv_heads());
   return with(op, Attr::head_dim, s.model.head_dim);
 }
@@ -51,7 +53,7 @@ Op& with_rope(Op& op, const ModelSpec& model) {
   return op;
 }
 
-Op& with_vocabulary(Op& op, const Sharding& s) {
+Op& with_vocabulary(Op& op, const TensorSharding& s) {
   const std::int64_t rows = ceil_div(s.model.vocab, s.tp.ranks);
   with(with(op, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, rows);
   if (s.tp.ranks == 1) return op;
@@ -59,18 +61,18 @@ Op& with_vocabulary(Op& op, const Sharding& s) {
   return with(with(op, Attr::vocab_stride, rows), Attr::vocab, s.model.vocab);
 }
 
-Tensor all_tokens(Emitter& to, const Sharding& s, const std::string& name, const Tensor& x) {
+Tensor all_tokens(Emitter& to, const TensorSharding& s, const std::string& name, const Tensor& x) {
   if (!s.tp.cuts_tokens()) return x;
   const Tensor all = to.make(name + ".all", x.dtype, {s.tokens, x.shape[1]});
   to.emit(OpKind::all_gather, s.tp.stream, name + ".all_gather", {x}, {all}).group = s.tp.group;
   return all;
 }
 
-Tensor make_summands(Emitter& to, const Sharding& s, const std::string& name, const Tensor& stream) {
+Tensor make_summands(Emitter& to, const TensorSharding& s, const std::string& name, const Tensor& stream) {
   return s.tp.cuts_tokens() ? to.make(name + ".summands", stream.dtype, {s.tokens, stream.shape[1]}) : stream;
 }
 
-void sum_into_stream(Emitter& to, const Sharding& s, const std::string& op, const Tensor& summands,
+void sum_into_stream(Emitter& to, const TensorSharding& s, const std::string& op, const Tensor& summands,
                      const Tensor& stream) {
   if (s.tp.ranks == 1) return;
   if (s.tp.cuts_tokens())

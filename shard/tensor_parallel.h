@@ -29,7 +29,7 @@ struct TensorParallel {
 };
 
 /// How one rank computes a piece: which part, in which dtype, over how many tokens.
-struct Sharding {
+struct TensorSharding {
   const ModelSpec& model;
   DType compute = DType::f32;
   Dim tokens;
@@ -44,21 +44,22 @@ struct Sharding {
 };
 
 /// Adds heads, kv_heads and head_dim, as this rank has them, to an attention-like op.
-Op& with_heads(Op&, const Sharding&);
+Op& with_heads(Op&, const TensorSharding&);
 /// Adds the rotary table's parameters.
 Op& with_rope(Op&, const ModelSpec&);
 /// Adds the part of the vocabulary that an embedding's table, or logits, answer for on this rank (graph/catalogue.h:
 /// vocab_rows).
-Op& with_vocabulary(Op&, const Sharding&);
+Op& with_vocabulary(Op&, const TensorSharding&);
 
 /// All tokens of rows of the residual stream [T/n,H], for an op that takes them all: the tensor itself where every rank
 /// has them.
-Tensor all_tokens(Emitter&, const Sharding&, const std::string& name, const Tensor&);
+Tensor all_tokens(Emitter&, const TensorSharding&, const std::string& name, const Tensor&);
 
 /// Where an op leaves what `name` is on its way into the residual stream: in the stream's own tensor, or, with sequence
 /// parallelism, beside it: summands [T,H].
-Tensor make_summands(Emitter&, const Sharding&, const std::string& name, const Tensor& stream);
+Tensor make_summands(Emitter&, const TensorSharding&, const std::string& name, const Tensor& stream);
 /// They become the stream's tensor: summed, on every rank its rows. Nothing where there is one rank.
-void sum_into_stream(Emitter&, const Sharding&, const std::string& op, const Tensor& summands, const Tensor& stream);
+void sum_into_stream(Emitter&, const TensorSharding&, const std::string& op, const Tensor& summands,
+                     const Tensor& stream);
 
 }  // namespace hotbunk

@@ -235,7 +235,7 @@ TEST_CASE("A price is read off its points: between two of them, and on as betwee
   CHECK(check_op(op) == "has no group");
   op.kind = OpKind::map;
   CHECK(check_op(op) == "is of a kind that has no price");
-  op.kind = OpKind::send;  // its seconds have a price, its bytes are its tensor's
+  op.kind = OpKind::send;  // its price may say nothing of bytes: then they are its tensor's
   op.group = 0;
   CHECK(check_op(op) == "has 0 inputs, expected 1");
   op.inputs = {tensor(0, DType::f32, {fixed(4)})};
@@ -243,5 +243,7 @@ TEST_CASE("A price is read off its points: between two of them, and on as betwee
   CHECK(check_op(op) == "has no peer");
   op.attrs = {{Attr::peer, std::int64_t{1}}};
   CHECK(check_op(op).empty());
+  CHECK(payload_bytes(op, {}, {}) == 77);
+  op.prices[0].payload_bytes = 0.0;
   CHECK(payload_bytes(op, {}, {}) == 16);
 }
