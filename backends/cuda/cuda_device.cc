@@ -102,6 +102,7 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
       record_(plan, rank, {options.span_steps, false}, opened_ns(world, options.scope)),
       issued_(static_cast<std::size_t>(program_.num_events)),
       latest_(static_cast<std::size_t>(program_.num_events)) {
+  world_.device_begins();
   make_streams();
   set_base();
   communicators_.emplace(plan, rank, options.span_steps, options.scope,
@@ -111,7 +112,7 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
   if (options.check_order) order_.emplace(plan, program_);
 }
 
-CudaDevice::~CudaDevice() = default;
+CudaDevice::~CudaDevice() { world_.device_ends(); }
 
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};

@@ -30,7 +30,7 @@ std::unique_ptr<Communicator> CudaWorld::make(std::span<const int> ranks, std::s
   HB_CHECK(me != group.end(), "rank {} is not in group {} (ranks {})", rank(), name, fmt::join(group, ", "));
   return std::make_unique<LocalCommunicator>(std::string(name), group, static_cast<int>(me - group.begin()),
                                              local_->group(std::string(name), group, context_->driver()), watch(),
-                                             std::move(launch));
+                                             stopped_, std::move(launch));
 }
 
 }  // namespace hotbunk::cuda

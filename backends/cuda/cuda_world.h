@@ -1,5 +1,6 @@
 // The world of ranks on CUDA devices: who meets whom over what.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -26,11 +27,16 @@ class CudaWorld final : public World {
   /// Over device memory, on a stream of this rank.
   std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name, CUstream);
 
+  /// A device of this rank begins, or ends: then no stream of its waits for other ranks any longer.
+  void device_begins() { stopped_ = false; }
+  void device_ends() { stopped_ = true; }
+
  private:
   std::unique_ptr<Communicator> make(std::span<const int> ranks, std::string_view name, std::optional<Launcher>);
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<LocalRanks> local_;
+  std::atomic<bool> stopped_ = false;
 };
 
 }  // namespace hotbunk::cuda

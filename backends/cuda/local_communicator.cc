@@ -72,10 +72,12 @@ class LocalCommunicator::Group {
 };
 
 LocalCommunicator::LocalCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group> group,
-                                     const DeathWatch& watch, std::optional<Launcher> launch)
+                                     const DeathWatch& watch, const std::atomic<bool>& stopped,
+                                     std::optional<Launcher> launch)
     : Communicator(std::move(name), std::move(ranks), rank),
       group_(std::move(group)),
       watch_(watch),
+      stopped_(stopped),
       launch_(std::move(launch)) {
   if (size() > most_ranks)
     throw RuntimeFailure(
@@ -118,6 +120,8 @@ void LocalCommunicator::until(const Ready& ready, const std::function<std::strin
       std::unique_lock lock(group_->mutex);
       if (group_->changed.wait_for(lock, slice, ready)) return;
     }
+    // Ranks that fail at the same time say so when their devices have ended: who waits in one must not wait for that.
+    if (launch_ && stopped_.load()) throw RuntimeFailure(fmt::format("{}, when this rank had stopped", what()));
     if (watch_.any_dead()) watch_.check(fmt::format("{}, waiting for ranks {}", what(), fmt::join(missing(), ", ")));
     if (first) told.emplace(watch_.stalls(), what, missing);
   }

@@ -4,6 +4,7 @@
 // A call returns when all ranks of the group have enqueued their part; what it moves is done when the stream is. It
 // meets the others on the host (who is late is known by name), and on the device waits for what the others enqueued.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -26,8 +27,9 @@ class LocalCommunicator final : public Communicator {
   static constexpr int most_ranks = 32;  // kernels/elementwise.cu
 
   /// Over device memory on this stream; without a launcher over host memory, done on return, and nothing is reduced.
+  /// `stopped`: this rank's device ends, so that its streams wait for nobody any more.
   LocalCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group>, const DeathWatch&,
-                    std::optional<Launcher>);
+                    const std::atomic<bool>& stopped, std::optional<Launcher>);
   ~LocalCommunicator() override;
 
   Transport transport() const override { return size() == 1 ? Transport::solo : Transport::local; }
@@ -61,6 +63,7 @@ class LocalCommunicator final : public Communicator {
 
   std::shared_ptr<Group> group_;
   const DeathWatch& watch_;
+  const std::atomic<bool>& stopped_;
   std::optional<Launcher> launch_;
   std::uint64_t meetings_ = 0;
 };
