@@ -55,8 +55,8 @@ void add(Hasher& h, const Op& op) {
             std::int64_t{parts.repeat}, parts.rows, parts.cols, parts.pitch, parts.last_row})
         h.add(v);
       if (const Within& in = parts.within; in.family >= 0)
-        for (std::int64_t v : {std::int64_t{in.family}, std::int64_t{in.count}, std::int64_t{in.repeat}, in.rows,
-                               in.cols, in.last_row})
+        for (std::int64_t v :
+             {std::int64_t{in.family}, std::int64_t{in.count}, std::int64_t{in.repeat}, in.rows, in.cols, in.last_row})
           h.add(v);
     }
 }

@@ -1,3 +1,4 @@
+// The simulator as a Backend: long for its devices and their shared book of virtual time, which know one another.
 #include "sim/sim_backend.h"
 
 #include <algorithm>

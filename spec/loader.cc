@@ -1,3 +1,5 @@
+// One reader of a scenario's file, from YAML to the checked Scenario: long for the places of keys in the user's files,
+// which every error of it names and all its parts share.
 #include "spec/loader.h"
 
 #include <fmt/format.h>

@@ -12,8 +12,12 @@ inline Move move_of(const Box& b) {
   m.from = {b.input, {0, b.rows, 0, b.cols, b.src_offset, b.src_pitch}, {}};
   m.to = {b.output, {0, b.rows, 0, b.cols, b.dst_offset, b.dst_pitch}, {}};
   if (b.peer < 0) return m;
-  m.from.parts = {
-      .who = Holds::peers, .family = 0, .count = b.peer + 1, .rows = b.rows, .last_row = (b.peer + 1) * b.rows, .within = {}};
+  m.from.parts = {.who = Holds::peers,
+                  .family = 0,
+                  .count = b.peer + 1,
+                  .rows = b.rows,
+                  .last_row = (b.peer + 1) * b.rows,
+                  .within = {}};
   m.to.piece.row_begin = b.peer * b.rows, m.to.piece.row_end = (b.peer + 1) * b.rows;
   return m;
 }

@@ -38,7 +38,8 @@ PlanRuns expected_runs(const Scenario&, const RlPoint&);
 /// Rank 0, with sequences of the mean length.
 MicroBatchStreams micro_batch_streams(const Scenario&, const RlPoint&, const PlanAnswer&, const CostModel&);
 
-/// Bytes over each kind of link of rank 0, in the sync of the rank that reads most, in an iteration of `runs`, from the plan's calls and payloads.
+/// Bytes over each kind of link of rank 0, in the sync of the rank that reads most, in an iteration of `runs`, from the
+/// plan's calls and payloads.
 std::vector<LinkUse> plan_link_bytes(const Scenario&, const PlanAnswer&, const PlanRuns&, const CostModel&);
 
 }  // namespace hotbunk

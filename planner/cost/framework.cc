@@ -7,10 +7,9 @@
 #include <cmath>
 
 #include "base/file.h"
+#include "planner/cost/capabilities.h"
 #include "planner/cost/profile_mistake.h"
 #include "spec/yaml_tree.h"
-
-#include "planner/cost/capabilities.h"
 
 namespace hotbunk {
 namespace {

@@ -3,7 +3,8 @@
 //   LayerCost   one layer (or embedding, or head) for one micro-batch on one rank: what each stream does, what stays
 //   TrainModel  layer costs + pipeline schedule + data parallelism + optimizer -> TrainPrice
 //
-// Both call CostModel's primitives, so a FLOP costs the same here and in the simulator.
+// Both call CostModel's primitives, so a FLOP costs the same here and in the simulator. Long for the terms of
+// TrainPrice, each with its unit, which every answer names.
 #pragma once
 #include <algorithm>
 #include <array>

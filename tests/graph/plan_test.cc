@@ -19,7 +19,8 @@ Plan full_plan() {
   Op o = op(OpKind::copy_boxes, {tensor(0, DType::f32, {tokens(8, 4), fixed(2)}, 4)}, {whole(p, 1)});
   o.name = "copy";
   o.attrs = {{Attr::eps, 0.5}, {Attr::heads, std::int64_t{4}}};
-  o.moves = {{{0, {1, 2, 3, 4, 5, 6}, {Holds::mine, 0, 2, 1, 5, 6, 7, 8, {0, 2, 1, 3, 4, 9}}}, {0, {9, 10, 11, 12, 13, 14}, {}}}};
+  o.moves = {{{0, {1, 2, 3, 4, 5, 6}, {Holds::mine, 0, 2, 1, 5, 6, 7, 8, {0, 2, 1, 3, 4, 9}}},
+              {0, {9, 10, 11, 12, 13, 14}, {}}}};
   Plan plan = plan_of(p, {o}, 4096);
   plan.scenario = "name";
   plan.device_capacity_bytes = 1 << 20;

@@ -101,9 +101,11 @@ TEST_CASE("Parts make the whole, moves stay inside, a table has its rows") {
   CHECK_THAT(moved(two, every(8, 5)), Contains("reads what is outside of tensor 0"));
   CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::mine, .family = 7, .last_row = 2, .within = {}}; }),
              Contains("reads parts over family 7"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .family = 7, .last_row = 2, .within = {}}; }),
-             Contains("reads parts over family 7"));
-  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .count = 0, .within = {}}; }), Contains("reads no parts"));
+  CHECK_THAT(
+      moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .family = 7, .last_row = 2, .within = {}}; }),
+      Contains("reads parts over family 7"));
+  CHECK_THAT(moved(two, [](Move& m) { m.from.parts = {.who = Holds::every, .count = 0, .within = {}}; }),
+             Contains("reads no parts"));
 }
 
 TEST_CASE("Peers are read by the op that can, over its own group") {

@@ -312,8 +312,9 @@ TEST_CASE("What ranks write differently is proven for each kind of rank") {
     p.buffers = {scratch("a", 16, 0), scratch("b", 16, 64)};
     const Tensor a = whole(p, 0), b = whole(p, 1);
     Op copy = op(OpKind::copy_boxes, {a}, {b});
-    copy.moves = {{{0, {0, 16, 0, 1, 0, 1}, {}},
-                   {0, {0, part, 0, 1, 0, 1}, {.who = Holds::mine, .count = 2, .rows = part, .last_row = 16, .within = {}}}}};
+    copy.moves = {
+        {{0, {0, 16, 0, 1, 0, 1}, {}},
+         {0, {0, part, 0, 1, 0, 1}, {.who = Holds::mine, .count = 2, .rows = part, .last_row = 16, .within = {}}}}};
     copy.moves[0].to.parts.family = 0;
     Op fetch = op(OpKind::fetch, {tensor(1, DType::f32, {fixed(wanted)})}, {});
     fetch.attrs = {{Attr::slot, std::int64_t{0}}};

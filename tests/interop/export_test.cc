@@ -62,7 +62,8 @@ std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Sce
   if (key.path == "placement")
     return {{"placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4", "train.offload=none"}};
   if (key.path == "transition")
-    return {{"transition=[sleep_train, wake_rollout, wake_params, sync, sleep_train, wake_kv, rollout, sleep_rollout, wake_train]"},
+    return {{"transition=[sleep_train, wake_rollout, wake_params, sync, sleep_train, wake_kv, rollout, sleep_rollout, "
+             "wake_train]"},
             {"transition=[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]"}};
   if (key.path == "workload.max_tokens") return {{"workload.max_tokens=3500"}};
   if (key.path == "train.micro_batch_sequences")

@@ -1,5 +1,6 @@
 // What is read from plans over bodies and calls, or put together of parts of plans, against walks over all ops: random
-// scenarios of everything that lowers, memory, shifts and traffic equal to the byte.
+// scenarios of everything that lowers, memory, shifts and traffic equal to the byte. Long for the walks, the slow
+// obvious version of what evaluate answers, which its cases share.
 #include "planner/price/evaluate.h"
 
 #include <fmt/format.h>
