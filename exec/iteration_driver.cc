@@ -109,13 +109,17 @@ void IterationDriver::pipeline_of_plan(const Mesh& mesh) {
   const std::int32_t train = plan_.phase_index("train");
   if (train < 0 || scenario_.train.layout.pp == 1) return;
   for (const Program& program : plan_.programs) {
-    const auto& blocks = program.phases[static_cast<std::size_t>(train)];
-    if (std::ranges::find(blocks, "forward", &Block::name) == blocks.end()) continue;
-    pipeline_ = pipeline_of(scenario_);
-    fills_ = std::ranges::count_if(blocks, [](const Block& b) { return b.name.starts_with("fill."); });
-    for (std::int64_t r = 0; r < mesh.size(); ++r) stages_.push_back(mesh.coordinate(r, "pp"));
-    return;
+    auto& numbers = blocks_.emplace_back();
+    for (const Block& block : program.phases[static_cast<std::size_t>(train)])
+      numbers.emplace(block.name, static_cast<std::int32_t>(numbers.size()));
+    const auto fills =
+        std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("fill."); });
+    fills_ = std::max<std::int64_t>(fills_, fills);
+    priced_pipeline_ |= numbers.contains("forward");
+    if (numbers.contains("forward") || numbers.contains(block_name(StageStep::forward, 0)))
+      pipeline_ = pipeline_of(scenario_);
   }
+  for (std::int64_t r = 0; r < mesh.size(); ++r) stages_.push_back(mesh.coordinate(r, "pp"));
 }
 
 std::int64_t IterationDriver::engine_of(Rank r) const {
@@ -233,7 +237,7 @@ void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengt
 
 std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, PhaseRole role, std::int64_t index) {
   const auto& minis = batches(it.step);
-  const bool pipelined = pipeline_.stages > 1;
+  const bool pipelined = priced_pipeline_;
   if (pipelined && index-- == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = {}};
   for (std::size_t mini = 0; mini < minis.size(); index -= minis[mini++].micro_batches()) {
     if (index >= minis[mini].micro_batches()) continue;
@@ -251,7 +255,7 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
   if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
-  const std::int64_t ranks = scenario_.train.layout.tp;
+  const std::int64_t ranks = scenario_.train.layout.sp ? scenario_.train.layout.tp : 1;
   Sizes out = micro;
   out.tokens = round_up(micro.tokens, ranks);
   const std::int64_t filling = out.tokens - micro.tokens;
@@ -260,13 +264,31 @@ Sizes IterationDriver::packed(const Sizes& micro) const {
   return out;
 }
 
-/// The passes of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.
-const std::vector<PipelineStep>& IterationDriver::passes(Rank rank, std::int64_t micro_batches) {
+/// Those of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.
+const std::vector<IterationDriver::Pass>& IterationDriver::passes(Rank rank, std::int64_t micro_batches) {
   const std::int64_t stage = pipeline_.stages > 1 ? stages_[static_cast<std::size_t>(rank)] : 0;
   auto& out = passes_[{stage, micro_batches}];
-  if (out.empty() && pipeline_.stages > 1) out = pipeline_steps(pipeline_, stage, micro_batches, fills_);
-  else if (out.empty())
-    for (std::int64_t i = 0; i < micro_batches; ++i) out.push_back({.block = PipelineBlock::forward, .micro = i});
+  if (!out.empty()) return out;
+  if (pipeline_.stages > 1) return out = stage_passes(rank, micro_batches);
+  for (std::int64_t i = 0; i < micro_batches; ++i) out.push_back({.block = 1, .micro = i});
+  return out;
+}
+
+std::vector<IterationDriver::Pass> IterationDriver::stage_passes(Rank rank, std::int64_t micro_batches) const {
+  const std::int64_t stage = stages_[static_cast<std::size_t>(rank)];
+  std::vector<Pass> out;
+  if (priced_pipeline_) {
+    for (const PipelineStep& s : pipeline_steps(pipeline_, stage, micro_batches, fills_))
+      out.push_back({.block = pipeline_block_index(pipeline_, s, fills_), .micro = s.micro});
+    return out;
+  }
+  const auto& numbers = blocks_[static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)])];
+  const auto slots = std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("forward."); });
+  for (const StageTurn& t : stage_turns(pipeline_, stage, micro_batches)) {
+    const auto block = numbers.find(block_name(t.step, t.edge >= 0 ? t.edge : t.micro % slots));
+    HB_CHECK(block != numbers.end(), "a pipeline without a block for {}", static_cast<int>(t.step));
+    out.push_back({.block = block->second, .micro = t.micro, .returned = t.returned, .message = t.edge >= 0});
+  }
   return out;
 }
 
@@ -274,22 +296,22 @@ const std::vector<PipelineStep>& IterationDriver::passes(Rank rank, std::int64_t
 Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number, std::int64_t index) {
   const MiniBatch& mini = batches(it.step)[static_cast<std::size_t>(number)];
   const auto& order = passes(rank, mini.micro_batches());
-  const auto block_of = [&](const PipelineStep& s, std::int32_t otherwise) {
-    return pipeline_.stages > 1 ? pipeline_block_index(pipeline_, s, fills_) : otherwise;
-  };
   if (index == 0) return {.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
-  if (index == std::ssize(order) + 1)
-    return {.block = block_of({.block = PipelineBlock::step}, 2),
+  if (index == std::ssize(order) + 1) {
+    const auto& blocks = plan_.program(rank).phases[static_cast<std::size_t>(plan_.phase_index("train"))];
+    return {.block = static_cast<std::int32_t>(blocks.size()) - 1,
             .step = it.step,
             .sizes = {},
             .payload = step_payload(it, rank, number)};
-  const PipelineStep& pass = order[static_cast<std::size_t>(index - 1)];
-  const MicroBatch& micro = mini.ranks[share_of(rank)][static_cast<std::size_t>(pass.micro)];
-  const MicroId id{rank, PhaseRole::train, number, pass.micro};
-  return {.block = block_of(pass, 1),
-          .step = it.step,
-          .sizes = packed(micro.sizes),
-          .payload = micro_payload(it, id, micro)};
+  }
+  const Pass& pass = order[static_cast<std::size_t>(index - 1)];
+  const auto micro_batch = [&](std::int64_t i) -> const MicroBatch& {
+    return mini.ranks[share_of(rank)][static_cast<std::size_t>(i)];
+  };
+  Args args{.block = pass.block, .step = it.step, .sizes = packed(micro_batch(pass.micro).sizes), .payload = {}};
+  if (pass.returned >= 0) args.sizes[returned_extent] = packed(micro_batch(pass.returned).sizes)[sequence_extent];
+  if (!pass.message) args.payload = micro_payload(it, {rank, PhaseRole::train, number, pass.micro}, micro_batch(pass.micro));
+  return args;
 }
 
 std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, std::int64_t index) {

@@ -3,8 +3,9 @@
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
 // once. reference, old_logprobs, values: all micro-batches of the iteration. train, critic: per mini-batch "begin", its
-// "micro"s, "step" (blocks 0, 1, 2); of a plan that plays a pipeline the stage's own order of passes
-// (layout/pipeline_schedule.h), and a block before and behind the micro-batches of a log-prob pass. checkpoint: once in
+// "micro"s, "step" (blocks 0, 1, 2); of a pipeline's stage its own order of passes (layout/pipeline_schedule.h) and of
+// the messages between them. A plan of priced blocks has both in one block, and one before and behind the micro-batches
+// of a log-prob pass. checkpoint: once in
 // every checkpoint_every-th iteration and in one that ends the run early. All others: block 0.
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
@@ -147,7 +148,15 @@ class IterationDriver : public Driver {
   std::optional<Args> micro_decision(Iteration&, Rank, PhaseRole, std::int64_t index);
   std::optional<Args> train_decision(Iteration&, Rank, std::int64_t index);
   Args train_block(Iteration&, Rank, std::int64_t mini, std::int64_t index);
-  const std::vector<PipelineStep>& passes(Rank, std::int64_t micro_batches);
+  /// One block of a mini-batch between its begin and its step.
+  struct Pass {
+    std::int32_t block = 0;
+    std::int64_t micro = 0;      // whose sizes and data it has
+    std::int64_t returned = -1;  // a message: whose gradient goes back
+    bool message = false;        // it has sizes alone
+  };
+  const std::vector<Pass>& passes(Rank, std::int64_t micro_batches);
+  std::vector<Pass> stage_passes(Rank, std::int64_t micro_batches) const;
   void pipeline_of_plan(const Mesh& train);
   std::optional<Args> decide(Rank, std::int32_t step, std::int16_t phase, std::int64_t index);
   void start_rollout(Iteration&);
@@ -162,9 +171,11 @@ class IterationDriver : public Driver {
   std::vector<Cursor> cursors_;       // by rank
   std::vector<std::size_t> shares_;   // by rank that trains: of the layout's dp shares of the samples, its own
   Pipeline pipeline_;                 // that the plan plays; of one stage: none
-  std::int64_t fills_ = 0;            // of its blocks
+  bool priced_pipeline_ = false;      // by blocks that have their messages in them
+  std::int64_t fills_ = 0;            // of such blocks
   std::vector<std::int64_t> stages_;  // by rank that trains
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<PipelineStep>> passes_;  // by stage and micro-batches
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Pass>> passes_;  // by stage and micro-batches
+  std::vector<std::map<std::string, std::int32_t>> blocks_;                    // of the train phase, by program and name
   Rank first_engine_rank_ = 0;
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "base/check.h"
 #include "graph/written.h"
@@ -282,9 +283,38 @@ std::vector<Box> written_boxes(const Op& op, const Places& places) {
   return out;
 }
 
+namespace {
+
+/// One of each place that ranks of the program have in a family in which it broadcasts.
+std::vector<Places> broadcasters_of(const Plan& plan, const Program& program) {
+  std::set<std::size_t> families;
+  for (const Body& body : program.bodies)
+    for (const Op& op : body.ops)
+      if (op.kind == OpKind::broadcast && op.group >= 0) families.insert(static_cast<std::size_t>(op.group));
+  std::vector<Places> out = {Places(plan.groups.size(), 0)};
+  if (families.empty()) return out;
+  const std::vector<Places> all = all_places(plan);
+  std::set<std::vector<std::int32_t>> seen;
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    if (&plan.program(r) != &program) continue;
+    const Places& places = all[static_cast<std::size_t>(r)];
+    std::vector<std::int32_t> there;
+    for (const std::size_t f : families) there.push_back(places[f]);
+    seen.insert(there);
+  }
+  out.clear();
+  for (const std::vector<std::int32_t>& there : seen) {
+    Places& places = out.emplace_back(Places(plan.groups.size(), 0));
+    for (auto place = there.begin(); const std::size_t f : families) places[f] = *place++;
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<Places> writers_of(const Plan& plan, const Program& program) {
   const std::size_t families = plan.groups.size();
-  std::vector<Places> out = {Places(families, 0)};
+  std::vector<Places> out = broadcasters_of(plan, program);
   std::vector<std::vector<const Side*>> sides(families);  // that are written at the rank's place
   for (const Body& body : program.bodies)
     for (const Op& op : body.ops)

@@ -39,8 +39,8 @@ MovedElements moved_elements(const Move&, const Places&);
 /// parts that adjoin one another are one.
 std::vector<Box> written_boxes(const Op&, const Places&);
 
-/// The places of the ranks that differ in which bytes an op of the program writes: one of each kind. What they read
-/// lies inside what the first place of each group reads.
+/// The places of the ranks that differ in which bytes an op of the program writes, or in whether they are whom it
+/// broadcasts from: one of each kind. What they read lies inside what the first place of each group reads.
 std::vector<Places> writers_of(const Plan&, const Program&);
 
 /// "" or what is wrong with the op's moves: tensors that it has not, families that the plan (of `num_families`) has

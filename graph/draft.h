@@ -67,6 +67,7 @@ struct DraftBlock {
 struct Draft {
   std::vector<Buffer> buffers;
   std::vector<BufferId> transients;  // that live from their first to their last use in a block
+  std::vector<BufferId> kept;        // of these: through several blocks of a phase, which a Driver plays in any order
   std::vector<SlotLimit> slot_limits;
   std::vector<DraftBody> bodies;
   std::vector<std::vector<DraftBlock>> phases;

@@ -14,6 +14,7 @@ class LifetimePass {
  public:
   explicit LifetimePass(Draft& draft) : draft_(draft), uses_(draft.buffers.size()) {
     for (BufferId id : draft.transients) use(id).transient = true;
+    if (!draft.kept.empty()) find_kept();
   }
 
   void run(DraftBlock& block) {
@@ -22,8 +23,9 @@ class LifetimePass {
       Use& u = use(id);
       u.used = false;
       if (std::exchange(u.by_hand, false)) continue;
-      block.calls[u.first.call].memory.push_back({u.first.op, OpKind::alloc, u.first.slot});
-      block.calls[u.last.call].memory.push_back({u.last.op, OpKind::free, u.last.slot});
+      const auto here = [&](const DraftBlock* b) { return b == nullptr || b == &block; };
+      if (here(u.first_block)) block.calls[u.first.call].memory.push_back({u.first.op, OpKind::alloc, u.first.slot});
+      if (here(u.last_block)) block.calls[u.last.call].memory.push_back({u.last.op, OpKind::free, u.last.slot});
     }
     for (DraftCall& call : block.calls)
       std::ranges::sort(call.memory, {}, [&](const DraftMemory& m) {
@@ -41,8 +43,23 @@ class LifetimePass {
   struct Use {
     Place first, last;
     bool transient = false, used = false, by_hand = false;
+    const DraftBlock *first_block = nullptr, *last_block = nullptr;  // of what is kept
   };
   Use& use(BufferId id) { return uses_[static_cast<std::size_t>(id)]; }
+
+  void find_kept() {
+    std::vector<bool> kept(draft_.buffers.size(), false);
+    for (BufferId id : draft_.kept) kept[static_cast<std::size_t>(id)] = true;
+    for (const auto& blocks : draft_.phases)
+      for (const DraftBlock& block : blocks)
+        for (const DraftCall& call : block.calls)
+          for (std::size_t s = 0; s < call.slots.size(); ++s) {
+            const BufferId id = call.slots[s].buffer;
+            if (!kept[static_cast<std::size_t>(id)] || draft_.body_of(call).slots[s].first < 0) continue;
+            if (use(id).first_block == nullptr) use(id).first_block = &block;
+            use(id).last_block = &block;
+          }
+  }
 
   void note_uses(const DraftBlock& block) {
     used_.clear();

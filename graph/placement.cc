@@ -21,6 +21,33 @@ class Placement {
  public:
   explicit Placement(Draft& draft) : draft_(draft), recorded_(static_cast<std::size_t>(draft.num_events), before_all) {}
 
+  /// Gives what the phase's blocks keep for one another its place, so that no block of it uses that for anything else.
+  /// How much of the section that takes.
+  std::int64_t begin(const std::vector<DraftBlock>& blocks) {
+    std::int64_t high = 0;
+    if (draft_.kept.empty()) return high;
+    is_kept_.assign(draft_.buffers.size(), false);
+    for (const BufferId id : draft_.kept) is_kept_[static_cast<std::size_t>(id)] = true;
+    std::vector<bool> used(draft_.buffers.size(), false);
+    for (const DraftBlock& block : blocks)
+      for (const DraftCall& call : block.calls)
+        for (const Port& slot : call.slots) used[static_cast<std::size_t>(slot.buffer)] = true;
+    ranges_.settle();
+    for (const BufferId id : draft_.kept) {
+      Buffer& b = buffer(id);
+      if (!used[static_cast<std::size_t>(id)] || b.bytes() == 0) continue;
+      b.offset = ranges_.take(aligned(b.bytes(), alignment), Use{}.entry);
+      high = std::max(high, b.offset + b.bytes());
+      held_.push_back(id);
+    }
+    high_ = std::max(high_, aligned(high, alignment));
+    return high;
+  }
+  void end() {
+    for (const BufferId id : held_) ranges_.give(buffer(id).offset, aligned(buffer(id).bytes(), alignment), before_all);
+    held_.clear();
+  }
+
   /// How much of the section the block needs.
   std::int64_t run(const DraftBlock& block) {
     ranges_.settle();
@@ -99,6 +126,7 @@ class Placement {
   bool place(OpKind kind, BufferId id) {
     Buffer& b = buffer(id);
     if (b.section != transient_section || b.bytes() == 0) return false;
+    if (!is_kept_.empty() && is_kept_[static_cast<std::size_t>(id)]) return true;
     const std::int64_t bytes = aligned(b.bytes(), alignment);
     const std::int32_t at_use = use_of_[static_cast<std::size_t>(id)];
     const Use use = at_use < 0 ? Use{} : uses_[static_cast<std::size_t>(at_use)];
@@ -115,6 +143,8 @@ class Placement {
   std::vector<Use> uses_;             // of transients in the block at hand
   std::vector<std::int32_t> use_of_;  // [buffer] -> index into uses_; -1: the block does not touch it
   std::vector<Clock> recorded_;
+  std::vector<bool> is_kept_;   // [buffer]; empty: none is
+  std::vector<BufferId> held_;  // of the phase at hand
   OrderedRanges ranges_;
   std::int64_t high_ = 0;
 };
@@ -136,8 +166,9 @@ void place_transients(const Plan& plan, Draft& draft) {
   Placement placement(draft);
   draft.transient_bytes.clear();
   for (const auto& blocks : draft.phases) {
-    std::int64_t& most = draft.transient_bytes.emplace_back(0);
+    std::int64_t& most = draft.transient_bytes.emplace_back(placement.begin(blocks));
     for (const DraftBlock& block : blocks) most = std::max(most, placement.run(block));
+    placement.end();
   }
   draft.section(transient_section).bytes = aligned(placement.high_bytes(), plan.chunk_bytes);
 }

@@ -12,6 +12,8 @@ std::vector<const Tensor*> WrittenBytes::unwritten(const BoundOp& bound, const P
   const Op& op = *bound;
   std::vector<const Tensor*> out;
   if (op.kind == OpKind::barrier) return out;  // its tensors say what it orders
+  if (op.kind == OpKind::broadcast && places[static_cast<std::size_t>(op.group)] != op.integer(Attr::src_rank, 0))
+    return out;  // it is read at one place
   const auto unwritten = [&](const Tensor& t) { return !holds(all_of(bound, t)); };
   // Of a peer_copy's input, the peers read at the same time what this rank does not.
   if (!reads_boxes(op.kind)) {

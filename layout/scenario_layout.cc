@@ -8,13 +8,6 @@
 namespace hotbunk {
 namespace {
 
-Result<std::vector<StageChunk>> stages_of(const Scenario& s, std::int64_t stages, std::int64_t chunks,
-                                          const std::vector<std::int64_t>& custom) {
-  if (stages == 1) return std::vector<StageChunk>{{0, 0, {0, s.model.layers}}};
-  return split_pipeline(
-      {.layers = s.model.layers, .stages = stages, .chunks = chunks, .first = {}, .last = {}, .custom = custom});
-}
-
 /// FSDP keeps shards; the other engines shard gradients or the optimizer's state and keep parameters whole.
 bool keeps_shards(TrainEngine e) { return e == TrainEngine::fsdp1 || e == TrainEngine::fsdp2; }
 
@@ -22,7 +15,7 @@ bool keeps_shards(TrainEngine e) { return e == TrainEngine::fsdp1 || e == TrainE
 
 Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
-  auto stages = stages_of(s, l.pp, l.vpp, s.train.pipeline_split);
+  auto stages = train_stages(s);
   if (!stages) return tl::unexpected(stages.error());
   const Mesh dense = train_mesh(l);
   Mesh expert = dense;
@@ -71,7 +64,8 @@ std::int64_t TrainHoldings::elements(std::int64_t rank) const {
 
 Result<Layout> engine_layout(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  auto stages = stages_of(s, l.pp, 1, {});
+  auto stages = split_pipeline(
+      {.layers = s.model.layers, .stages = l.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
   if (!stages) return tl::unexpected(stages.error());
   const EngineOrder order = l.order == RankOrder::strided ? EngineOrder::strided : EngineOrder::contiguous;
   Layout out = rollout_layout({l.tp, l.cp, std::move(*stages)}, l.dp, order);

@@ -16,14 +16,35 @@ ShardMesh shard_mesh(const TrainSpec& train) {
                                                               : l.fsdp > 0                     ? l.fsdp
                                                                                                : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
-  return {shards, data / shards, l.tp};
+  return {shards, data / shards, l.tp, l.pp};
 }
 
-std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l) {
+std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {
   const Mesh mesh = train_mesh(l);
   std::vector<std::vector<std::int64_t>> out(static_cast<std::size_t>(l.tp));
   for (std::int64_t rank = 0; rank < mesh.size(); ++rank)
-    out[static_cast<std::size_t>(mesh.coordinate(rank, "tp"))].push_back(rank);
+    if (mesh.coordinate(rank, "pp") == stage)
+      out[static_cast<std::size_t>(mesh.coordinate(rank, "tp"))].push_back(rank);
+  return out;
+}
+
+Result<std::vector<StageChunk>> train_stages(const Scenario& s) {
+  const TrainLayout& l = s.train.layout;
+  if (l.pp == 1) return std::vector<StageChunk>{{0, 0, {0, s.model.layers}}};
+  return split_pipeline({.layers = s.model.layers,
+                         .stages = l.pp,
+                         .chunks = l.vpp,
+                         .first = {},
+                         .last = {},
+                         .custom = s.train.pipeline_split});
+}
+
+std::vector<StagePart> stage_parts(const Scenario& s) {
+  const auto chunks = train_stages(s);
+  HB_CHECK(chunks.has_value() && s.train.layout.vpp == 1, "stages that the loader let pass");
+  std::vector<StagePart> out;
+  for (const StageChunk& c : *chunks)
+    out.push_back({c.layers, c.stage == 0, c.stage + 1 == s.train.layout.pp});
   return out;
 }
 

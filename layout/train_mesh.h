@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "layout/mesh.h"
+#include "layout/pipeline.h"
+#include "layout/train_weights.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -17,15 +19,21 @@ Mesh train_mesh(const TrainLayout&);
 /// every layer.
 struct ShardMesh {
   std::int64_t shards = 1, replicas = 1, tensor = 1;
+  std::int64_t stages = 1;  // of a pipeline, each with a mesh of its own
   std::int64_t data() const { return shards * replicas; }
-  std::int64_t ranks() const { return data() * tensor; }
-  /// Ranks that hold one copy of all parameters' shards.
+  std::int64_t ranks() const { return data() * tensor * stages; }
+  /// Ranks that hold one copy of the shards of all parameters, of a stage.
   std::int64_t holders() const { return shards * tensor; }
 };
 /// Of a layout whose fsdp divides its data ranks.
 ShardMesh shard_mesh(const TrainSpec&);
 
-/// The ranks of a layout by tensor-parallel place, and there by place among the data ranks.
-std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout&);
+/// The ranks of a pipeline stage by tensor-parallel place, and there by place among the data ranks.
+std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout&, std::int64_t stage = 0);
+
+/// The stages' chunks of the model, in model order. Errors: E244 (layout/pipeline.h).
+Result<std::vector<StageChunk>> train_stages(const Scenario&);
+/// What each stage of a layout has, without virtual stages. Internal fault where train_stages() fails.
+std::vector<StagePart> stage_parts(const Scenario&);
 
 }  // namespace hotbunk

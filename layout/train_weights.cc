@@ -65,6 +65,12 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   return param;
 }
 
+bool has(const StagePart& stage, const ParamSpec& p, const ModelSpec& model) {
+  if (p.layer >= 0) return stage.layers.begin <= p.layer && p.layer < stage.layers.end;
+  if (p.role == R::embedding) return stage.first || (stage.last && model.tie_embeddings);
+  return p.role == R::position_embedding ? stage.first : stage.last;
+}
+
 void append(ShardedUnit& unit, UnitParam param) {
   param.shard_offset = unit.shard_elements;
   param.full_offset = unit.full_elements;
@@ -100,11 +106,17 @@ std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank) {
+  return train_units(model, {.layers = {0, model.layers}}, tp, world, rank);
+}
+
+std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,
+                                     std::int64_t world, std::int64_t rank) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
   const std::string why_not = why_not_train_tp(model, tp);
   HB_CHECK(why_not.empty(), "{}", why_not);
   const Mesh tensor({{"tp", tp}});
   std::vector<ParamSpec> parameters = parameters_of(model);
+  std::erase_if(parameters, [&](const ParamSpec& p) { return !has(stage, p, model); });
   std::stable_sort(parameters.begin(), parameters.end(), stands_before);
 
   std::vector<ShardedUnit> units;

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "layout/shard.h"
@@ -41,6 +42,18 @@ struct ShardedUnit {
   std::int64_t padding_elements = 0;  // world * shard_elements - full_elements
 };
 
+/// What one pipeline stage has of a model: these layers; in front of them the embedding, if it is the first; behind them
+/// the norm and the head, if it is the last. Tied, both have the table.
+struct StagePart {
+  Range layers;
+  bool first = true, last = true;
+  friend auto operator<=>(const StagePart& a, const StagePart& b) {
+    return std::tuple(a.layers.begin, a.layers.end, a.first, a.last) <=>
+           std::tuple(b.layers.begin, b.layers.end, b.first, b.last);
+  }
+  friend bool operator==(const StagePart&, const StagePart&) = default;
+};
+
 /// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.
 std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
 
@@ -49,5 +62,8 @@ std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
 /// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
 /// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
 std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank);
+/// Those of a stage, in the same order; a stage with neither end of the model has no root.
+std::vector<ShardedUnit> train_units(const ModelSpec&, const StagePart&, std::int64_t tp, std::int64_t world,
+                                     std::int64_t rank);
 
 }  // namespace hotbunk

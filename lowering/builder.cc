@@ -29,6 +29,13 @@ Tensor ProgramBuilder::transient(std::string name, DType dtype, std::initializer
   return view(transient(std::move(name), dtype, elements, category), dtype, shape);
 }
 
+void ProgramBuilder::keep(BufferId id) {
+  if (is_kept_.size() <= static_cast<std::size_t>(id)) is_kept_.resize(draft_.buffers.size(), false);
+  if (is_kept_[static_cast<std::size_t>(id)]) return;
+  is_kept_[static_cast<std::size_t>(id)] = true;
+  draft_.kept.push_back(id);
+}
+
 SlotLimitId ProgramBuilder::limit_slots(std::string name, std::int64_t slots) {
   draft_.slot_limits.push_back({std::move(name), static_cast<std::int32_t>(slots), {}});
   return draft_.slot_limits.size() - 1;

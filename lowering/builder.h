@@ -30,6 +30,9 @@ namespace hotbunk {
 /// and where these are more than the model has KV heads:
 ///   kv_sharers  those of train_tp that hold the same head
 ///   kv_parts    those of train_tp that hold one each
+/// and with a pipeline, where all of the above but tp and world are a stage's own:
+///   train_pp    the ranks of one place in all stages, stage by stage
+///   tied        of these the first and the last, which have the same table
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -39,7 +42,9 @@ enum class Family : GroupId {
   holders = 5,
   data = 6,
   kv_sharers = 7,
-  kv_parts = 8
+  kv_parts = 8,
+  train_pp = 9,
+  tied = 10
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -49,6 +54,9 @@ inline Dim seqs(std::int64_t capacity) { return {capacity, seqs_extent, 0}; }
 /// With sequence parallelism in training: the tokens of a micro-batch that one tensor-parallel rank has in the residual
 /// stream. A micro-batch is filled up to a multiple of their ranks.
 inline constexpr ExtentId sequence_extent{2};
+
+/// In a pipeline: the tokens of the gradient that goes back while the output of another micro-batch goes forward.
+inline constexpr ExtentId returned_extent{3};
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 
@@ -86,6 +94,9 @@ class ProgramBuilder {
   BufferId transient(std::string name, DType, std::int64_t elements, Category);
   /// The same, with the tensor that covers it.
   Tensor transient(std::string name, DType, std::initializer_list<Dim> shape, Category);
+
+  /// A transient that a later block of the phase reads again. It lives from the first of its blocks to the last.
+  void keep(BufferId);
 
   /// Declares that of the turns to come, `slots` at most are in use at once (graph/plan.h).
   SlotLimitId limit_slots(std::string name, std::int64_t slots);
@@ -186,6 +197,7 @@ class ProgramBuilder {
   const std::vector<PhaseInfo>& phases_;
   bool shares_;
   Draft draft_;
+  std::vector<bool> is_kept_;  // [buffer], of the first ones
   DraftBlock* block_ = nullptr;
   std::string open_body_, open_name_;  // the call that ops go to
   std::vector<Op> open_;

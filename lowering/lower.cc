@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 #include "base/format.h"
 #include "graph/verify.h"
+#include "layout/train_mesh.h"
 #include "lowering/phases.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
@@ -40,54 +42,75 @@ Scenario for_purpose(Scenario s, Purpose purpose) {
   return s;
 }
 
-std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
-  const std::vector<std::vector<std::int64_t>> data = data_ranks(s.train.layout);  // by tensor-parallel place
-  const auto at = [&](std::int64_t place, std::int64_t d) {
+template <class Member>
+std::vector<Rank> members(std::int64_t count, Member&& member) {
+  std::vector<Rank> out;
+  for (std::int64_t i = 0; i < count; ++i) out.push_back(member(i));
+  return out;
+}
+
+/// The families within a pipeline stage, by Family; without groups where the plan does without.
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::tied) + 1>;
+GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
+
+void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {
+  const std::vector<std::vector<std::int64_t>> data = data_ranks(s.train.layout, stage);  // by tensor-parallel place
+  const auto rank = [&](std::int64_t place, std::int64_t d) {
     return static_cast<Rank>(data[static_cast<std::size_t>(place)][static_cast<std::size_t>(d)]);
   };
-  const auto members = [](std::int64_t count, auto&& member) {
-    std::vector<Rank> out;
-    for (std::int64_t i = 0; i < count; ++i) out.push_back(member(i));
-    return out;
+  const auto add = [&](Family f, std::int64_t count, auto&& member) {
+    at(all, f).groups.push_back(members(count, member));
   };
-  GroupFamily fsdp{"fsdp", {}}, replicas{"replicas", {}};
   for (std::int64_t t = 0; t < mesh.tensor; ++t) {
     for (std::int64_t g = 0; g < mesh.replicas; ++g)
-      fsdp.groups.push_back(members(mesh.shards, [&](auto i) { return at(t, g * mesh.shards + i); }));
+      add(Family::fsdp, mesh.shards, [&](auto i) { return rank(t, g * mesh.shards + i); });
     for (std::int64_t i = 0; i < mesh.shards; ++i)
-      replicas.groups.push_back(members(mesh.replicas, [&](auto g) { return at(t, g * mesh.shards + i); }));
+      add(Family::replicas, mesh.replicas, [&](auto g) { return rank(t, g * mesh.shards + i); });
+    add(Family::data, mesh.data(), [&](auto d) { return rank(t, d); });
   }
-  GroupFamily tp{"tp", {}};
-  if (engines)
-    for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e)
-      tp.groups.push_back(members(s.rollout.layout.tp, [&](auto t) {
-        return static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t}));
-      }));
-  GroupFamily world{"world", {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })}};
-  std::vector<GroupFamily> out{std::move(fsdp), std::move(tp), std::move(world)};
-  if (mesh.replicas > 1 || mesh.tensor > 1) out.push_back(std::move(replicas));
-  if (mesh.tensor == 1) return out;
-  GroupFamily train_tp{"train_tp", {}}, holders{"holders", {}}, all_data{"data", {}};
   for (std::int64_t d = 0; d < mesh.data(); ++d)
-    train_tp.groups.push_back(members(mesh.tensor, [&](auto t) { return at(t, d); }));
+    add(Family::train_tp, mesh.tensor, [&](auto t) { return rank(t, d); });
   for (std::int64_t g = 0; g < mesh.replicas; ++g)
-    holders.groups.push_back(
-        members(mesh.holders(), [&](auto m) { return at(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); }));
-  for (std::int64_t t = 0; t < mesh.tensor; ++t)
-    all_data.groups.push_back(members(mesh.data(), [&](auto d) { return at(t, d); }));
-  for (GroupFamily* family : {&train_tp, &holders, &all_data}) out.push_back(std::move(*family));
+    add(Family::holders, mesh.holders(),
+        [&](auto m) { return rank(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); });
   const std::int64_t heads = s.model.kv_heads;
-  if (heads >= mesh.tensor) return out;
-  GroupFamily sharers{"kv_sharers", {}}, parts{"kv_parts", {}};
+  if (heads >= mesh.tensor) return;
   const std::int64_t repeat = mesh.tensor / heads;
   for (std::int64_t d = 0; d < mesh.data(); ++d) {
     for (std::int64_t h = 0; h < heads; ++h)
-      sharers.groups.push_back(members(repeat, [&](auto i) { return at(h * repeat + i, d); }));
+      add(Family::kv_sharers, repeat, [&](auto i) { return rank(h * repeat + i, d); });
     for (std::int64_t i = 0; i < repeat; ++i)
-      parts.groups.push_back(members(heads, [&](auto h) { return at(h * repeat + i, d); }));
+      add(Family::kv_parts, heads, [&](auto h) { return rank(h * repeat + i, d); });
   }
-  for (GroupFamily* family : {&sharers, &parts}) out.push_back(std::move(*family));
-  return out;
+}
+
+std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
+  Families all;
+  constexpr std::array names = {"fsdp", "tp",         "world",    "replicas", "train_tp", "holders",
+                                "data", "kv_sharers", "kv_parts", "train_pp", "tied"};
+  for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
+  for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
+  at(all, Family::world).groups = {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })};
+  if (engines)
+    for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e)
+      at(all, Family::tp).groups.push_back(members(s.rollout.layout.tp, [&](auto t) {
+        return static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t}));
+      }));
+  const Mesh train = train_mesh(s.train.layout);
+  for (std::int64_t r = 0; mesh.stages > 1 && r < train.size(); ++r) {
+    if (train.coordinate(r, "pp") != 0) continue;
+    const std::vector<std::int64_t> stages = train.group_of(r, {"pp"});
+    at(all, Family::train_pp).groups.emplace_back(stages.begin(), stages.end());
+    if (s.model.tie_embeddings)
+      at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
+  }
+  // A plan has all families up to the last that it may use.
+  const Family last = mesh.stages > 1                            ? Family::tied
+                      : mesh.tensor > s.model.kv_heads           ? Family::kv_parts
+                      : mesh.tensor > 1                          ? Family::data
+                      : mesh.replicas > 1                        ? Family::replicas
+                                                                 : Family::world;
+  return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(last) + 1};
 }
 
 /// Whether ranks serve rollout engines.
@@ -101,16 +124,16 @@ bool serves_in(std::string_view phase) {
   return at != PlanPhase::load && !is_training(at);
 }
 
-/// What every rank does, as it is written: the parts of its own follow from its places (graph/move.h).
+/// What every rank of a pipeline stage does, as it is written: the parts of its own follow from its places (graph/move.h).
 /// `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
-Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, bool serves, std::int64_t kv_blocks,
-               ModelShapes& shapes, bool shares) {
+Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t stage, bool serves,
+               std::int64_t kv_blocks, ModelShapes& shapes, bool shares) {
   ProgramBuilder b(plan.phases, shares);
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
   const ShardMesh mesh = shard_mesh(s.train);
-  const TrainState train(s, b, mesh, shapes, purpose == Purpose::job);
+  const TrainState train(s, b, mesh, shapes, stage, purpose == Purpose::job);
   on("load", [&](auto p) { lower_load(b, train, p); });
   on("train", [&](auto p) { lower_train(s, b, train, p); });
   on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
@@ -188,7 +211,7 @@ namespace {
 /// A plan whose programs are still to be made of what was written.
 struct Written {
   Plan plan;
-  Draft draft;
+  std::vector<Draft> drafts;  // of each pipeline stage
   bool keep_mapped = false;
 };
 
@@ -219,9 +242,10 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   const bool engines = rolls_out(s, purpose);
   const ShardMesh mesh = shard_mesh(s.train);
-  plan.streams = plan_streams(mesh.replicas > 1);
+  plan.streams = plan_streams(mesh.replicas > 1, mesh.stages > 1);
   plan.groups = group_families(s, mesh, engines);
-  if (s.train.layout.sp) plan.extents.push_back({"sequence"});
+  if (s.train.layout.sp || mesh.stages > 1) plan.extents.push_back({"sequence"});
+  if (mesh.stages > 1) plan.extents.push_back({"returned"});
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;
@@ -234,16 +258,22 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
     }
     kv_blocks = *blocks;
   }
-  plan.program_of_rank.assign(static_cast<std::size_t>(world), 0);
-  Draft draft = draft_of(s, plan, purpose, serves, kv_blocks, shapes, shares);
-  return Written{std::move(plan), std::move(draft), nothing_sleeps(s)};
+  const Mesh train = train_mesh(s.train.layout);
+  for (std::int64_t r = 0; r < world; ++r)
+    plan.program_of_rank.push_back(static_cast<std::int32_t>(train.coordinate(r, "pp")));
+  std::vector<Draft> drafts;
+  for (std::int64_t stage = 0; stage < mesh.stages; ++stage)
+    drafts.push_back(draft_of(s, plan, purpose, stage, serves, kv_blocks, shapes, shares));
+  return Written{std::move(plan), std::move(drafts), nothing_sleeps(s)};
 }
 
 Result<Plan> finished(Result<Written> written) {
   if (!written) return tl::unexpected(written.error());
   Plan& plan = written->plan;
-  run_passes(plan, written->draft);
-  plan.programs.push_back(finish(plan, std::move(written->draft), written->keep_mapped));
+  for (Draft& draft : written->drafts) {
+    run_passes(plan, draft);
+    plan.programs.push_back(finish(plan, std::move(draft), written->keep_mapped));
+  }
   return std::move(plan);
 }
 
@@ -265,10 +295,14 @@ Result<Plan> lower_call_by_call(const Scenario& scenario, Purpose purpose) {
 
 namespace {
 
-PhaseBytes by_phase(const Plan& plan, const std::vector<std::int64_t>& bytes) {
+/// The most of any stage.
+PhaseBytes transients_of(const Plan& plan, const std::vector<Draft>& drafts) {
   PhaseBytes out{};
-  for (std::size_t p = 0; p < plan.phases.size(); ++p)
-    out[static_cast<std::size_t>(phase_named(plan.phases[p].name))] = bytes[p];
+  for (const Draft& draft : drafts)
+    for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+      std::int64_t& most = out[static_cast<std::size_t>(phase_named(plan.phases[p].name))];
+      most = std::max(most, draft.transient_bytes[p]);
+    }
   return out;
 }
 
@@ -277,10 +311,11 @@ PhaseBytes by_phase(const Plan& plan, const std::vector<std::int64_t>& bytes) {
 Result<PartOfPlan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
-  run_passes(written->plan, written->draft);
+  for (Draft& draft : written->drafts) run_passes(written->plan, draft);
   PartOfPlan out;
-  out.transients = by_phase(written->plan, written->draft.transient_bytes);
-  written->plan.programs.push_back(finish(written->plan, std::move(written->draft), nothing_sleeps(scenario)));
+  out.transients = transients_of(written->plan, written->drafts);
+  for (Draft& draft : written->drafts)
+    written->plan.programs.push_back(finish(written->plan, std::move(draft), nothing_sleeps(scenario)));
   out.plan = std::move(written->plan);
   return out;
 }
@@ -288,8 +323,8 @@ Result<PartOfPlan> lower_phases(const Scenario& scenario, const PhaseFilter& wan
 Result<PhaseBytes> lower_transients(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
-  run_passes(written->plan, written->draft);
-  return by_phase(written->plan, written->draft.transient_bytes);
+  for (Draft& draft : written->drafts) run_passes(written->plan, draft);
+  return transients_of(written->plan, written->drafts);
 }
 
 }  // namespace hotbunk

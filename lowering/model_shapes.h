@@ -4,7 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "layout/rollout_weights.h"
@@ -18,15 +18,15 @@ class ModelShapes {
   explicit ModelShapes(const ModelSpec& model) : model_(model) {}
   using Units = std::shared_ptr<const std::vector<ShardedUnit>>;
   using Weights = std::shared_ptr<const std::vector<LocalWeight>>;
-  /// Of the first rank of `world`, and of `tp` tensor-parallel ones (layout/train_weights.h).
-  Units units(std::int64_t tp, std::int64_t world);
+  /// Of a pipeline stage, as the first rank of `world` and of `tp` tensor-parallel ones has them (layout/train_weights.h).
+  Units units(const StagePart&, std::int64_t tp, std::int64_t world);
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
   Weights weights(std::int64_t tp);
 
  private:
   const ModelSpec& model_;
   std::mutex mutex_;
-  std::map<std::pair<std::int64_t, std::int64_t>, Units> units_;
+  std::map<std::tuple<StagePart, std::int64_t, std::int64_t>, Units> units_;
   std::map<std::int64_t, Weights> weights_;
 };
 

@@ -41,11 +41,13 @@ class PackedModel::Emits : public BackwardEmitter {
   std::string prefix_, suffix_;
 };
 
-PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefix, TokenFeeds feeds)
+PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefix, TokenFeeds feeds,
+                         const StagePart& part)
     : scenario_(s),
       b_(b),
       prefix_(std::move(prefix)),
       feeds_(feeds),
+      first_layer_(static_cast<int>(part.layers.begin)),
       sharding_{s.model,
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),

@@ -15,9 +15,15 @@ struct TokenFeeds {
   Tensor ids, positions, cu_seqlens;
 };
 
+/// Whose matrix makes logits: the embedding's where the two are one.
+inline ParamRole head_role(const ModelSpec& m) {
+  return m.tie_embeddings ? ParamRole::embedding : ParamRole::lm_head;
+}
+
 class PackedModel {
  public:
-  PackedModel(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds);
+  /// Of a pipeline stage: what enters its first layer is h alone.
+  PackedModel(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds, const StagePart&);
 
   /// The residual stream between layers (model/decoder.h); z without a buffer: there is only h.
   struct Stream {
@@ -36,6 +42,8 @@ class PackedModel {
   /// The norm in front of the head, and its result [T,H].
   Values end(const WholeUnit& root, const Stream&);
   Tensor normed(const WholeUnit& root, const Values& end);
+  /// The matrix that makes logits.
+  Tensor head(const WholeUnit& root) const { return root.tensor(b_, head_role(scenario_.model)); }
   /// Where the head's backward leaves the gradient of normed() [T,H], on each rank of a tensor-parallel group what its
   /// part of the vocabulary adds.
   Tensor make_d_normed(const WholeUnit& root);
@@ -50,13 +58,14 @@ class PackedModel {
 
  private:
   class Emits;
-  const DecoderLayer& layer_at(int layer) const { return layer == 0 ? first_ : rest_; }
+  const DecoderLayer& layer_at(int layer) const { return layer == first_layer_ ? first_ : rest_; }
   std::string layer_name(int layer) const;
 
   const Scenario& scenario_;
   ProgramBuilder& b_;
   std::string prefix_;
   TokenFeeds feeds_;
+  int first_layer_ = 0;
   TensorSharding sharding_;
   DecoderEmbedding embedding_;
   DecoderLayer first_, rest_;

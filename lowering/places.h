@@ -17,15 +17,17 @@ inline constexpr StreamId h2d{5};       // from host memory
 inline constexpr StreamId d2h{6};       // to host memory
 inline constexpr StreamId host{7};      // feeds and fetches
 inline constexpr StreamId replicas{8};  // gradients between copies of the shards, where there are several
+inline constexpr StreamId pipeline{9};  // between stages
 }  // namespace streams
 
-/// `replicates`: with the stream between replicas.
-inline std::vector<Stream> plan_streams(bool replicates = false) {
+/// `replicates`: with the stream between replicas. `passes_on`: with both, and that between stages.
+inline std::vector<Stream> plan_streams(bool replicates = false, bool passes_on = false) {
   std::vector<Stream> out{{"compute", StreamKind::compute},       {"gather", StreamKind::communication},
                           {"reduce", StreamKind::communication},  {"tensor", StreamKind::communication},
                           {"control", StreamKind::communication}, {"h2d", StreamKind::to_device},
                           {"d2h", StreamKind::to_host},           {"host", StreamKind::host}};
-  if (replicates) out.push_back({"replicas", StreamKind::communication});
+  if (replicates || passes_on) out.push_back({"replicas", StreamKind::communication});
+  if (passes_on) out.push_back({"pipeline", StreamKind::communication});
   return out;
 }
 

@@ -40,6 +40,11 @@ inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
 /// With those that only fill it up (sequence parallelism).
 inline std::int64_t packed_seqs(const Scenario& s) { return max_micro_batch_seqs(s) + (s.train.layout.sp ? 1 : 0); }
 
+/// Micro-batches of one mini-batch on one rank at most. Samples go to the rank with the least tokens, and there into the
+/// first micro-batch with room (exec/batching.h): no rank has more than an even share and one sample, and of its
+/// micro-batches any two are more than one holds.
+std::int64_t most_micro_batches(const Scenario&);
+
 /// Blocks of one sequence's block table: its longest context.
 inline std::int64_t max_blocks_per_seq(const Scenario& s) {
   return ceil_div(max_sample_tokens(s), s.rollout.block_tokens);

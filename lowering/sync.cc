@@ -29,6 +29,7 @@ struct Entry {
 };
 
 struct Bucket {
+  std::int64_t stage = 0;  // of the pipeline, that has its parameters
   std::vector<Entry> entries;
   std::int64_t elements = 0;  // of one rank's part
   /// Elements of all parts that are padding: rows past the parameter's end.
@@ -44,17 +45,23 @@ struct Bucket {
   }
 };
 
-/// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is.
+/// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is. No bucket has
+/// parameters of several stages; of a table that two have, the first one's is sent.
 std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t holders, std::int64_t bucket_bytes,
                                  DType dtype) {
   std::vector<Bucket> buckets(1);
   const std::int64_t capacity = std::max<std::int64_t>(1, bucket_bytes / size_of(dtype) / holders);
-  for (const SyncedUnit& u : units)
-    for (const UnitParam& p : u.unit->params)
+  for (const SyncedUnit& u : units) {
+    if (u.stage != buckets.back().stage) {
+      if (!buckets.back().entries.empty()) buckets.emplace_back();
+      buckets.back().stage = u.stage;
+    }
+    for (const UnitParam& p : u.unit->params) {
+      if (p.role == ParamRole::embedding && u.stage > 0) continue;
       for (std::int64_t row = 0; row < p.padded_rows;) {
         std::int64_t rows = std::min(p.padded_rows - row, (capacity - buckets.back().elements) / p.cols);
         if (rows <= 0 && buckets.back().elements > 0) {
-          buckets.emplace_back();
+          buckets.emplace_back().stage = u.stage;
           continue;
         }
         rows = std::max<std::int64_t>(rows, 1);
@@ -63,6 +70,8 @@ std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int6
         b.elements += rows * p.cols;
         row += rows;
       }
+    }
+  }
   return buckets;
 }
 
@@ -146,7 +155,7 @@ class SyncLowering {
 
   /// Up from the host, a copy for what of a unit lies together; hashed there, for the shards themselves stay below.
   Sources upload(const Bucket& bucket, const std::string& name) {
-    const DType dtype = b_.buffer(units_[0].buffer).dtype;
+    const DType dtype = b_.buffer(bucket.entries[0].unit->buffer).dtype;
     b_.begin_call("sync.upload", name);
     const Tensor staged = b_.transient(name + "staged", dtype, {fixed(bucket.elements)}, Category::communication);
     for (std::size_t i = 0; i < bucket.entries.size();) {
@@ -175,6 +184,7 @@ class SyncLowering {
     BufferId staged = -1;
   };
   Packed pack(const Bucket& bucket, const std::string& name) {
+    if (bucket.stage != t_.stage()) return receive(bucket, name);
     Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
     b_.begin_call("sync.bucket", name);
     const Tensor part =
@@ -190,7 +200,21 @@ class SyncLowering {
     }
     b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
         std::move(moves);
+    pass_on(bucket, name, part);
     return {part, from.staged};
+  }
+  Packed receive(const Bucket& bucket, const std::string& name) {
+    b_.begin_call("sync.bucket", name);
+    const Tensor part =
+        b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
+    pass_on(bucket, name, part);
+    return {part};
+  }
+  /// A rank's part, to the ranks of its place in the other stages: then each stage's ranks have all parts among them.
+  void pass_on(const Bucket& bucket, const std::string& name, const Tensor& part) {
+    if (t_.mesh().stages == 1) return;
+    with(b_.communicate(OpKind::broadcast, streams::pipeline, Family::train_pp, name + "all_stages", {part}, {part}),
+         Attr::src_rank, bucket.stage);
   }
   void take_turn(const Packed& packed, BufferId whole) {
     if (packed.staged >= 0) b_.take_turn(staging_, {packed.staged, packed.part.buffer, whole});
@@ -272,10 +296,21 @@ class SyncLowering {
     barrier("done");
   }
 
-  /// Every rank has all parameters: it takes its slices of them, and nothing is staged but what comes up from the host.
+  /// A bucket of whole parameters that one stage has and all stages then have.
+  Sources passed_on(const Bucket& bucket, const std::string& name) {
+    const Packed packed = pack(bucket, name);
+    Sources out{{packed.part}, {}, -1};
+    for (const Entry& e : bucket.entries) out.of_entry.emplace_back(0, e.offset);
+    take_turn(packed, packed.part.buffer);
+    return out;
+  }
+
+  /// Every rank of a stage has all parameters: it takes its slices of them, and nothing is staged but what comes up from
+  /// the host or from another stage.
   void from_own(const Bucket& bucket, const std::string& name) {
-    Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
-    b_.begin_call("sync.bucket", name);
+    const bool passes_on = t_.mesh().stages > 1;
+    Sources from = passes_on ? passed_on(bucket, name) : from_host_ ? upload(bucket, name) : shards(bucket);
+    if (!passes_on) b_.begin_call("sync.bucket", name);
     std::vector<std::size_t> used;
     std::vector<Move> moves;
     for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
@@ -332,6 +367,7 @@ class SyncLowering {
       for (const UnitParam& p : u.unit->params) {
         const std::int64_t i = sum_of_.at(p.parameter);
         if (!from_host_) hash_trained(u, p, sum(i));
+        if (p.role == ParamRole::embedding && u.stage > 0) continue;  // the first stage's, tied
         hash_rollout(p, sum(num_sums() + i));
       }
     b_.begin_call("sync.hashes", "sync.");
@@ -363,6 +399,7 @@ class SyncLowering {
   }
 
   void hash_trained(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
+    if (u.buffer < 0) return;  // another stage's
     hash(p.parameter, {b_.whole(u.buffer)}, sum, {{held(u, p), logical(p)}});
   }
 

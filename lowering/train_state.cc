@@ -98,17 +98,21 @@ Tensor WholeUnit::tensor(const ProgramBuilder& b, ParamRole first, ParamRole las
   return b.view(buffer, dtype, {fixed(block->rows), fixed(block->cols)}, block->offset);
 }
 
-TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes, bool trains)
-    : scenario_(s), mesh_(mesh), cut_(shapes.units(mesh.tensor, mesh.shards)) {
+TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes,
+                       std::int64_t stage, bool trains)
+    : scenario_(s), mesh_(mesh), stage_(stage), parts_(stage_parts(s)) {
   const Precision& precision = s.train.precision;
   const TrainEngine engine = s.train.engine;
   const SleepParts sleepers = JobPhases(s).sleepers();
   whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
-  if (whole_params_) uncut_ = shapes.units(mesh.tensor, 1);
+  for (const StagePart& part : parts_) {
+    cut_.push_back(shapes.units(part, mesh.tensor, mesh.shards));
+    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1));
+  }
   // Parameters that the optimizer can step in place need no copy.
   const bool in_place = mesh.shards == 1 && precision.params == precision.master;
-  for (const ShardedUnit& unit : *cut_) {
+  for (const ShardedUnit& unit : units_of(stage)) {
     UnitState state{.unit = unit};
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
@@ -150,10 +154,14 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
 
 std::vector<SyncedUnit> TrainState::synced() const {
   std::vector<SyncedUnit> out;
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    const UnitState& state = units_[u];
-    if (whole_params_) out.push_back({&(*uncut_)[u], state.whole, state.host_whole});
-    else out.push_back({&state.unit, state.shard, state.host_shard});
+  for (std::size_t stage = 0; stage < parts_.size(); ++stage) {
+    const auto& units = whole_params_ ? *uncut_[stage] : *cut_[stage];
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      SyncedUnit& unit = out.emplace_back(SyncedUnit{&units[u], static_cast<std::int64_t>(stage)});
+      if (unit.stage != stage_) continue;
+      unit.buffer = whole_params_ ? units_[u].whole : units_[u].shard;
+      unit.host = whole_params_ ? units_[u].host_whole : units_[u].host_shard;
+    }
   }
   return out;
 }
@@ -314,51 +322,89 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
 
 namespace {
 
-/// Gathers one unit's shards and fetches its parameters out of them.
-void export_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard, Slot slot,
-                   SlotLimitId one, const std::string& name) {
+/// One of the three parts of a unit's state that a checkpoint has.
+struct SavedPart {
+  Slot slot;
+  DType dtype;
+  const char* suffix;
+};
+
+/// Its shards of all ranks that hold some, on each of these.
+Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard,
+                     const std::string& name) {
+  const std::int64_t holders = state.mesh().holders();
+  if (holders == 1) return b.whole(shard);
   const DType dtype = b.buffer(shard).dtype;
-  const std::int64_t holders = state.mesh().holders(), n = unit.shard_elements;
-  const Family family = holders_of(state.shards(), state.mesh());
-  Tensor gathered = b.whole(shard);
-  if (holders > 1) {
-    gathered = b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
-      const Tensor all = b.transient(name + ".gathered", dtype, {fixed(holders * n)}, Category::communication);
-      Op& op =
-          b.communicate(OpKind::all_gather, streams::gather, family, name + ".all_gather", {b.whole(shard)}, {all});
-      with(op, Attr::padding_bytes, state.mesh().tensor * padding_bytes(unit, dtype));
-      return all;
-    });
-    b.take_turn(one, {gathered.buffer});
-  }
-  const std::int64_t kind_and_slot =
-      static_cast<std::int64_t>(Slot::count) * unit.kind + static_cast<std::int64_t>(slot);
-  b.call("export.fetch", kind_and_slot, parameters_prefix(unit), {gathered}, [&] {
-    for (const UnitParam& p : unit.params) {
-      Op& op = b.fetch(gathered, slot);
-      op.name = p.parameter;
-      op.moves.push_back({shards_of(unit, p, state.shards(), state.mesh(), Holds::every), logical(p)});
-    }
+  return b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
+    const Tensor all =
+        b.transient(name + ".gathered", dtype, {fixed(holders * unit.shard_elements)}, Category::communication);
+    Op& op = b.communicate(OpKind::all_gather, streams::gather, holders_of(state.shards(), state.mesh()),
+                           name + ".all_gather", {b.whole(shard)}, {all});
+    with(op, Attr::padding_bytes, state.mesh().tensor * padding_bytes(unit, dtype));
+    return all;
   });
+}
+
+/// The parameters of a stage's unit, out of all its shards.
+void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t stage,
+                      Slot slot, const Tensor& gathered) {
+  const std::int64_t what = (stage * std::ssize(state.units_of(stage)) + unit.kind) * static_cast<std::int64_t>(Slot::count) +
+                            static_cast<std::int64_t>(slot);
+  b.call(stage == 0 ? "export.fetch" : fmt::format("export.fetch.{}", stage), what, parameters_prefix(unit), {gathered},
+         [&] {
+           for (const UnitParam& p : unit.params) {
+             if (stage > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
+             Op& op = b.fetch(gathered, slot);
+             op.name = p.parameter;
+             op.moves.push_back({shards_of(unit, p, state.shards(), state.mesh(), Holds::every), logical(p)});
+           }
+         });
+}
+
+/// Gathers one unit's part on its stage, and hands it out on the first.
+void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t stage,
+                 BufferId shard, const SavedPart& part, SlotLimitId one, const std::string& name) {
+  Tensor gathered;
+  if (stage == state.stage()) {
+    gathered = gather_shards(b, state, unit, shard, name);
+  } else if (state.stage() == 0) {
+    const std::int64_t elements = state.mesh().holders() * unit.shard_elements;
+    gathered = b.transient(name + ".received", part.dtype, {fixed(elements)}, Category::communication);
+  } else {
+    return;
+  }
+  if (stage != 0) {
+    const bool sends = stage == state.stage();
+    b.begin_call(fmt::format("export.{}.{}", sends ? "send" : "receive", stage), name + ".");
+    const auto tensors = [&](bool here) { return here ? std::vector<Tensor>{gathered} : std::vector<Tensor>{}; };
+    Op& op = b.communicate(sends ? OpKind::send : OpKind::recv, streams::pipeline, Family::train_pp, name + ".to_first",
+                           tensors(sends), tensors(!sends));
+    with(op, Attr::peer, sends ? 0 : stage);
+  }
+  if (gathered.buffer != shard) b.take_turn(one, {gathered.buffer});
+  if (state.stage() == 0) fetch_parameters(b, state, unit, stage, part.slot, gathered);
 }
 
 }  // namespace
 
 void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix) {
   b.begin_block(phase, "export");
-  struct Part {
-    BufferId shard;
-    Slot slot;
-    const char* suffix;
-  };
   // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
   // gathered part.
   const SlotLimitId one = b.limit_slots(prefix + "units", 1);
-  for (const UnitState& u : state.units())
-    for (const Part& part :
-         {Part{u.shard, Slot::exported, ""}, Part{u.exp_avg, Slot::exported_first_moment, ".exp_avg"},
-          Part{u.exp_avg_sq, Slot::exported_second_moment, ".exp_avg_sq"}})
-      export_shards(b, state, u.unit, part.shard, part.slot, one, prefix + u.unit.name + part.suffix);
+  const Precision& precision = state.precision();
+  const std::array parts = {SavedPart{Slot::exported, precision.master, ""},
+                            SavedPart{Slot::exported_first_moment, precision.moments, ".exp_avg"},
+                            SavedPart{Slot::exported_second_moment, precision.moments, ".exp_avg_sq"}};
+  for (std::int64_t stage = 0; stage < state.mesh().stages; ++stage) {
+    const std::vector<ShardedUnit>& units = state.units_of(stage);
+    for (std::size_t u = 0; u < units.size(); ++u)
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const UnitState* own = stage == state.stage() ? &state.units()[u] : nullptr;
+        const BufferId shard = !own ? -1 : std::array{own->shard, own->exp_avg, own->exp_avg_sq}[i];
+        export_part(b, state, units[u], stage, shard, parts[i], one, prefix + units[u].name + parts[i].suffix);
+      }
+  }
 }
 
 }  // namespace hotbunk

@@ -35,9 +35,11 @@ struct UnitState {
   bool publishes() const { return whole >= 0 && whole != shard; }
 };
 
-/// What a weight sync reads of one unit on every rank of a shard group: its flat shard, and where that sleeps.
+/// What a weight sync reads of one unit on every rank of a shard group: its flat shard, and where that sleeps; -1 on
+/// ranks of other pipeline stages.
 struct SyncedUnit {
   const ShardedUnit* unit = nullptr;
+  std::int64_t stage = 0;  // that has it
   BufferId buffer = -1, host = -1;
 };
 
@@ -59,16 +61,28 @@ enum class Weights : std::uint8_t { trained, reference };
 
 class TrainState {
  public:
-  /// Of a model with these shapes, which outlive it. `trains`: with gradients and optimizer state; else only the
-  /// parameters, sharded.
-  TrainState(const Scenario&, ProgramBuilder&, const ShardMesh&, ModelShapes&, bool trains);
+  /// Of a pipeline stage of a model with these shapes, which outlive it. `trains`: with gradients and optimizer state;
+  /// else only the parameters, sharded.
+  TrainState(const Scenario&, ProgramBuilder&, const ShardMesh&, ModelShapes&, std::int64_t stage, bool trains);
 
+  /// Of this stage: the root, if it has one, then its layers.
   const std::vector<UnitState>& units() const { return units_; }
+  std::int64_t stage() const { return stage_; }
+  const StagePart& part() const { return parts_[static_cast<std::size_t>(stage_)]; }
+  const std::vector<StagePart>& parts() const { return parts_; }
+  const std::vector<ShardedUnit>& units_of(std::int64_t stage) const { return *cut_[static_cast<std::size_t>(stage)]; }
+  const ModelSpec& model() const { return scenario_.model; }
+  const Precision& precision() const { return scenario_.train.precision; }
+  bool has_root() const { return part().first || part().last; }
+  std::size_t num_layers() const { return units_.size() - (has_root() ? 1 : 0); }
+  /// A layer counted from the stage's first: its number in the model, and its unit.
+  int layer(std::size_t i) const { return static_cast<int>(part().layers.begin) + static_cast<int>(i); }
+  std::size_t unit_of_layer(std::size_t layer) const { return layer + (has_root() ? 1 : 0); }
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }
 
-  /// What a weight sync reads, into how many shards it is cut, and which ranks together hold all of it: parameters that
-  /// every rank has whole come from nowhere else.
+  /// What a weight sync reads, of all stages, into how many shards it is cut, and which ranks of a stage together hold
+  /// all of it: parameters that every rank has whole come from nowhere else.
   std::vector<SyncedUnit> synced() const;
   std::int64_t synced_shards() const { return whole_params_ ? 1 : shards(); }
   std::int64_t synced_holders() const { return synced_shards() * mesh_.tensor; }
@@ -106,8 +120,11 @@ class TrainState {
 
   const Scenario& scenario_;
   ShardMesh mesh_;
+  std::int64_t stage_ = 0;
+  std::vector<StagePart> parts_;  // of all stages
   bool whole_params_ = false, whole_grads_ = false;
-  ModelShapes::Units cut_, uncut_;  // into as many shards as the mesh has; into one, where parameters are whole
+  // Of each stage: cut into as many shards as the mesh has; into one, where parameters are whole.
+  std::vector<ModelShapes::Units> cut_, uncut_;
   std::vector<UnitState> units_;
 };
 

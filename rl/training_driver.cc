@@ -311,9 +311,9 @@ std::map<std::int64_t, std::vector<float>> TrainingDriver::training_logps(std::i
   const std::vector<MiniBatch>& minis = batches(step);
   const Samples& all = samples(step);
   for (const auto& [key, logps] : logps_) {
-    if (key.rank != rank || key.role != PhaseRole::old_logprobs) continue;
+    if (key.rank != rank || key.role != PhaseRole::old_logprobs || logps.empty()) continue;  // the last stage has them
     const MicroBatch& micro = minis[static_cast<std::size_t>(key.mini)]
-                                  .ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(key.micro)];
+                                  .ranks[share_of(rank)][static_cast<std::size_t>(key.micro)];
     std::size_t row = 0;  // of the sequence's first token; row t predicts token t + 1
     for (const std::int64_t sample : micro.samples) {
       const TokenSequence& s = all.sequences[static_cast<std::size_t>(sample)];

@@ -464,7 +464,13 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
-  need(std::max({t.cp, t.ulysses, t.pp, t.vpp, t.ep, t.etp}) == 1, "training parallelism other than dp and tp");
+  need(std::max({t.cp, t.ulysses, t.ep, t.etp}) == 1, "training parallelism other than dp, tp and pp");
+  need(t.vpp == 1, "train.layout.vpp {}: a pipeline of one chunk a stage is executed", t.vpp);
+  need(t.pp == 1 || s.train.pipeline_schedule == "1f1b" || s.train.pipeline_schedule == "gpipe",
+       "train.pipeline_schedule {}: 1f1b and gpipe are executed", s.train.pipeline_schedule);
+  need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
+  need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
+       "train.reshard_after_forward: false in a pipeline");
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

@@ -21,7 +21,7 @@ T one_of(std::vector<T> values) {
 }
 
 /// A dense model: Llama, Qwen2 (biases) or Qwen3 (head norms), tied or not, shapes that divide nothing they need not.
-inline std::string draw_model(std::int64_t tp) {
+inline std::string draw_model(std::int64_t tp, std::int64_t layers) {
   const auto type = one_of<std::string>({"llama", "qwen2", "qwen3"});
   const std::int64_t heads = tp * in(1, 4);
   std::vector<std::int64_t> kv;
@@ -30,7 +30,7 @@ inline std::string draw_model(std::int64_t tp) {
   return fmt::format(
       "{{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, num_attention_heads: {}, "
       "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}}}",
-      type, in(3, 40), tp * in(1, 40), in(1, 8), heads, one_of(kv), 2 * in(1, 6), in(3, 150), yaml_bool(coin()));
+      type, in(3, 40), tp * in(1, 40), layers, heads, one_of(kv), 2 * in(1, 6), in(3, 150), yaml_bool(coin()));
 }
 
 inline std::string draw_scenario() {
@@ -63,18 +63,25 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> tensor{1, 1};
   for (std::int64_t t = 2; t <= tp; ++t)
     if (tp % t == 0) tensor.push_back(t);
-  const std::int64_t train_tp = one_of(tensor), data = world / train_tp;
+  const std::int64_t train_tp = one_of(tensor), layers = in(1, 8);
+  std::vector<std::int64_t> stages{1, 1, 1};
+  for (std::int64_t p = 2; p <= std::min(layers, world / train_tp); ++p)
+    if (world / train_tp % p == 0) stages.push_back(p);
+  const std::int64_t pp = one_of(stages), data = world / train_tp / pp;
+  std::vector<std::int64_t> split(static_cast<std::size_t>(pp), 1);
+  for (std::int64_t rest = layers - pp; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, pp - 1))];
   const bool sequence = train_tp > 1 && coin();
   std::vector<std::int64_t> shard_groups{-1, -1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0) shard_groups.push_back(g);
-  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp), cluster);
+  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp, layers), cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, tp: {}, sp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: {}, "
-      "reshard_after_forward: {}, prefetch: {}, "
+      "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, sp: {}, fsdp: {}}}, pipeline_schedule: {}, "
+      "pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, yaml_bool(sequence),
-      one_of(shard_groups), tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1),
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, pp, yaml_bool(sequence),
+      one_of(shard_groups), one_of<std::string>({"1f1b", "1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "",
+      tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(

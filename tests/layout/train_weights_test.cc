@@ -119,3 +119,25 @@ TEST_CASE("FSDP shards tile every parameter exactly, whatever the world size") {
     RC_ASSERT(listed == static_cast<std::int64_t>(rows.size()));
   }));
 }
+
+TEST_CASE("Stages have the model's units between them, and a tied table twice") {
+  for (const bool tied : {false, true}) {
+    ModelSpec model = test::tiny_llama();
+    model.tie_embeddings = tied;
+    std::map<std::string, std::int64_t> held;
+    const std::vector<ShardedUnit> first = train_units(model, {{0, 1}, true, false}, 1, 2, 0),
+                                   last = train_units(model, {{1, 2}, false, true}, 1, 2, 0);
+    for (const auto* units : {&first, &last})
+      for (const ShardedUnit& unit : *units)
+        for (const UnitParam& p : unit.params) ++held[p.parameter];
+    for (const ParamSpec& p : parameters_of(model)) {
+      CAPTURE(p.name, tied);
+      CHECK(held[p.name] == (tied && p.role == ParamRole::embedding ? 2 : 1));
+    }
+    CHECK(first[0].params.size() == 1);
+    CHECK(first[1].name == "layers.0");
+    CHECK(last[1].layer == 1);
+  }
+  // Between the ends there is no root.
+  CHECK(train_units(test::tiny_llama(), {{1, 2}, false, false}, 1, 2, 0)[0].layer == 1);
+}

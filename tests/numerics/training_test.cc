@@ -161,6 +161,41 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
     }
 }
 
+TEST_CASE("Pipelines compute what one rank does") {
+  // Tables that the first and the last stage both have, uneven stages, and every engine beside them.
+  struct Way {
+    const char* model;
+    std::vector<std::int64_t> split;
+    std::int64_t tp, dp;
+    TrainEngine engine = TrainEngine::fsdp2;
+    const char* schedule = "1f1b";
+    std::int64_t group = -1;
+  };
+  for (const Way& way : {Way{"llama-gqa", {1, 1}, 1, 1},
+                         {"llama-tied", {1, 1}, 1, 2},
+                         {"llama-tied", {1, 1}, 2, 2, TrainEngine::zero1},
+                         {"qwen2-bias", {2, 1}, 1, 2, TrainEngine::zero2, "gpipe"},
+                         {"qwen2-bias", {1, 1, 1}, 2, 1},
+                         {"mha-one-kv", {1, 2}, 4, 1, TrainEngine::ddp},
+                         {"mha-one-kv", {1, 1, 1}, 1, 2, TrainEngine::ddp, "gpipe"},
+                         {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::zero2},
+                         {"llama3-rope", {1, 1}, 1, 4, TrainEngine::fsdp2, "gpipe", 2}})
+    for (const bool several : {false, true}) {
+      CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), way.schedule, several);
+      const Golden g = Golden::load(way.model);
+      const auto stages = std::ssize(way.split);
+      Scenario s = golden_scenario(g, stages * way.tp * way.dp);
+      s.train.engine = way.engine, s.train.pipeline_schedule = way.schedule, s.train.pipeline_split = way.split;
+      TrainLayout& l = s.train.layout;
+      l.pp = stages, l.tp = way.tp, l.dp = way.dp, l.fsdp = way.group;
+      l.sp = several && way.tp > 1;
+      s.train.recompute = several ? Recompute::full : Recompute::selective;
+      s.train.loss_chunk_tokens = several ? 9 : 0;
+      s.train.micro_batch_tokens = round_up(several ? g.longest_sequence() : g.num_tokens(), way.tp);
+      check_training(g, train(g, s));
+    }
+}
+
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
   const auto number = [](const char* variable, std::uint64_t otherwise) {
@@ -169,7 +204,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   };
   const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
-  std::uint64_t drawn = 0, cut = 0;
+  std::uint64_t drawn = 0, cut = 0, staged = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 1'000'003 + i);
     const auto one_of = [&](std::initializer_list<std::int64_t> values) {
@@ -178,10 +213,16 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     const Golden g = Golden::load(models[random() % models.size()]);
     Scenario s = golden_scenario(g, 1);
     TrainLayout& l = s.train.layout;
-    l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4});
-    if (l.tp * l.dp > 8 || !why_not_train_tp(g.model, l.tp).empty()) continue;
-    ++drawn, cut += l.tp > 1 ? 1 : 0;
-    s.cluster.gpus_per_node = l.tp * l.dp;
+    l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
+    if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) continue;
+    ++drawn, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
+    s.cluster.gpus_per_node = l.ranks();
+    if (l.pp > 1) {
+      s.train.pipeline_split.assign(static_cast<std::size_t>(l.pp), 1);
+      s.train.pipeline_split[random() % static_cast<std::uint64_t>(l.pp)] += g.model.layers - l.pp;
+      if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
+      l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
+    }
     l.sp = l.tp > 1 && one_of({0, 1}) == 1;
     s.train.engine = static_cast<TrainEngine>(
         one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
@@ -189,16 +230,17 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
                 static_cast<std::int64_t>(TrainEngine::zero2)}));
     if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
     s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
-    s.train.reshard_after_forward = one_of({0, 1}) == 1;
+    s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
     s.train.prefetch = one_of({0, 1});
     s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
     s.train.micro_batch_tokens = round_up(one_of({g.longest_sequence(), g.num_tokens()}), l.tp);
-    CAPTURE(i, g.model.name, l.dp, l.tp, l.sp, l.fsdp, static_cast<int>(s.train.engine),
+    CAPTURE(i, g.model.name, l.dp, l.pp, s.train.pipeline_schedule, l.order, l.tp, l.sp, l.fsdp, static_cast<int>(s.train.engine),
             static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch,
             s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
     check_training(g, train(g, s));
   }
   CHECK(2 * cut > rounds / 2);
+  CHECK(3 * staged > rounds / 2);
 }
 
 TEST_CASE("FSDP with everything else on computes what one rank does") {

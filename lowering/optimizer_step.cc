@@ -1,0 +1,184 @@
+// The end of a mini-batch: gradients that ranks have found in part are added up, their norm is taken once over all that
+// is distinct, and every rank steps with its shards.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "layout/placement.h"
+#include "lowering/train_passes.h"
+
+namespace hotbunk {
+namespace {
+
+using R = ParamRole;
+
+/// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
+/// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms).
+/// Ranks that share a KV head have each what its own query heads add. No family: nothing is missing.
+std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
+  if (p.step.repeat == 1) return std::nullopt;
+  if (p.step.repeat < tensor) return Family::kv_sharers;
+  const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
+                        p.role == R::k_bias || p.role == R::v_bias;
+  return of_heads || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
+}
+
+/// Of a table that the first and the last stage of a pipeline both have, the last one's.
+bool is_tied_copy(const UnitParam& p, const TrainState& state) {
+  return p.role == R::embedding && !state.part().first;
+}
+
+/// Such a table's gradients, which each of the two stages has found in part.
+void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
+  if (state.part().first == state.part().last || !state.model().tie_embeddings) return;
+  b.begin_call("train.sum_tied", "train.");
+  for (const UnitParam& p : state.units()[0].unit.params) {
+    if (p.role != R::embedding) continue;
+    const Tensor part = b.view(grads[0], b.buffer(grads[0]).dtype, {fixed(p.padded_elements())}, p.shard_offset);
+    b.communicate(OpKind::all_reduce, streams::control, Family::tied, "train.sum_tied.all_reduce", {part}, {part});
+  }
+}
+
+void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
+  if (state.mesh().tensor == 1) return;
+  for (std::size_t u = 0; u < grads.size(); ++u) {
+    const ShardedUnit& unit = state.units()[u].unit;
+    b.call("train.sum_parts", unit.kind, "train.sum_parts." + unit.name + ".", {grads[u]}, [&] {
+      for (const UnitParam& p : unit.params) {
+        const std::optional<Family> among = found_in_parts(p, state.mesh().tensor, s.train.layout.sp);
+        if (!among) continue;
+        const Tensor part = b.view(grads[u], b.buffer(grads[u]).dtype, {fixed(p.padded_elements())}, p.shard_offset);
+        b.communicate(OpKind::all_reduce, streams::control, *among,
+                      fmt::format("train.sum_parts.{}.{}", unit.name, p.shard_offset), {part}, {part});
+      }
+    });
+  }
+}
+
+/// Adds up the squares of all gradients that this rank has, in one sum; of what tensor-parallel ranks have each a part
+/// of, the parts of all of them.
+void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads, const Tensor& sum) {
+  const std::int64_t tensor = state.mesh().tensor;
+  Tensor common = sum, shared = sum;  // of what all of them have, and of KV heads that several have
+  if (tensor > 1) {
+    b.begin_call("train.sum_squares.zero", "train.");
+    common = b.transient("train.grad_squares_in_common", DType::f32, {fixed(1)}, Category::workspace);
+    shared = b.transient("train.grad_squares_shared", DType::f32, {fixed(1)}, Category::workspace);
+    for (const Tensor& t : {sum, common, shared})
+      b.emit(OpKind::zero, streams::compute, b.buffer(t.buffer).name + ".zero", {}, {t});
+  }
+  // Where the squares of a parameter's gradients go; nowhere, of what is another stage's to count.
+  const auto sum_for = [&](const UnitParam& p) -> const Tensor* {
+    if (is_tied_copy(p, state)) return nullptr;
+    return p.step.repeat == 1 || tensor == 1 ? &sum : p.step.repeat == tensor ? &common : &shared;
+  };
+  bool shares = false;
+  for (std::size_t u = 0; u < grads.size(); ++u) {
+    const ShardedUnit& unit = state.units()[u].unit;
+    const std::string name = "train.sum_squares." + unit.name;
+    const BufferId grad = grads[u];
+    const auto add = [&](const std::string& op, const Tensor& of, const Tensor& to, bool accumulate) {
+      with(b.emit(OpKind::sum_squares, streams::compute, op, {of}, {to}), Attr::accumulate,
+           std::int64_t{accumulate ? 1 : 0});
+    };
+    if (tensor == 1 && std::ranges::none_of(unit.params, [&](const auto& p) { return is_tied_copy(p, state); })) {
+      b.call("train.sum_squares", u > 0 ? 1 : 0, name, {grad}, [&] { add(name, b.whole(grad), sum, u > 0); });
+      continue;
+    }
+    shares |= std::ranges::any_of(unit.params,
+                                  [&](const UnitParam& p) { return p.step.repeat > 1 && p.step.repeat < tensor; });
+    b.call("train.sum_squares", unit.kind, name + ".", {grad}, [&] {
+      for (std::size_t i = 0; i < unit.params.size();) {
+        const UnitParam& first = unit.params[i];
+        const Tensor* const to = sum_for(first);
+        std::int64_t elements = 0;
+        for (; i < unit.params.size() && sum_for(unit.params[i]) == to; ++i)
+          elements += unit.params[i].padded_elements();
+        if (to != nullptr)
+          add(name + "." + std::to_string(i), b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, first.shard_offset),
+              *to, tensor > 1 || u > 0);
+      }
+    });
+  }
+  if (tensor == 1) return;
+  b.begin_call("train.sum_squares.all", "train.");
+  const auto add_all = [&](const Tensor& t, std::optional<Family> among) {
+    const std::string& name = b.buffer(t.buffer).name;
+    if (among) b.communicate(OpKind::all_reduce, streams::control, *among, name + ".all_reduce", {t}, {t});
+    if (t.buffer != sum.buffer) b.emit(OpKind::add, streams::compute, name + ".add", {sum, t}, {sum});
+  };
+  add_all(sum, Family::train_tp);
+  if (shares) add_all(shared, Family::kv_parts);
+  add_all(common, std::nullopt);
+}
+
+/// The largest gaps are maxima, the other metrics are sums.
+void all_reduce_metrics(ProgramBuilder& b, Family among, const Tensor& metrics, const std::string& suffix) {
+  static_assert(static_cast<int>(Metric::max_rollout_gap) == static_cast<int>(Metric::max_logp_gap) + 1);
+  const std::string name = "train.max_gaps." + suffix;
+  const Tensor gaps =
+      b.transient(name.substr(0, name.size() - 1), DType::f32, {fixed(num_max_metrics)}, Category::workspace);
+  const Tensor gaps_in_metrics =
+      b.view(metrics.buffer, DType::f32, {fixed(num_max_metrics)}, static_cast<std::int64_t>(Metric::max_logp_gap));
+  b.emit(OpKind::copy, streams::compute, name + "take", {gaps_in_metrics}, {gaps});
+  with(b.communicate(OpKind::all_reduce, streams::control, among, name + "all_reduce", {gaps}, {gaps}),
+       Attr::reduce_max, std::int64_t{1});
+  b.communicate(OpKind::all_reduce, streams::control, among, "train.metrics." + suffix + "all_reduce", {metrics},
+                {metrics});
+  b.emit(OpKind::copy, streams::compute, name + "put", {gaps}, {gaps_in_metrics});
+}
+
+}  // namespace
+
+void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, const Tensor& metrics) {
+  const OptimizerSpec& o = s.optimizer;
+  const Tensor sum = b.transient("train.grad_squares", DType::f32, {fixed(1)}, Category::workspace);
+  const Tensor coefficient = b.transient("train.clip_coefficient", DType::f32, {fixed(1)}, Category::workspace);
+  const Tensor lr = b.transient("train.learning_rate", DType::f32, {fixed(2)}, Category::workspace);
+  b.feed(lr, Slot::learning_rate);
+  std::vector<BufferId> grads;
+  for (std::size_t u = 0; u < state.units().size(); ++u) grads.push_back(state.reduced(b, u, "train."));
+  sum_parts(s, b, state, grads);
+  sum_tied(b, state, grads);
+  sum_squares(b, state, grads, sum);
+  b.begin_call("train.norm", "train.");
+  // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
+  b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
+         Slot::stop_request);
+  // Every copy of the shards has all gradients.
+  const ShardMesh& mesh = state.mesh();
+  if (state.shards() > 1)
+    b.communicate(OpKind::all_reduce, streams::control, mesh.ranks() == mesh.shards ? Family::world : Family::fsdp,
+                  "train.grad_squares.all_reduce", {sum}, {sum});
+  if (mesh.stages > 1)
+    b.communicate(OpKind::all_reduce, streams::control, Family::train_pp, "train.grad_squares.all_stages", {sum}, {sum});
+  if (mesh.tensor > 1) {  // ranks of one tensor-parallel place add up their metrics; a request may come to any rank
+    const Tensor stop =
+        b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests));
+    b.communicate(OpKind::all_reduce, streams::control, Family::train_tp, "train.stop.all_reduce", {stop}, {stop});
+  }
+  const bool alone = mesh.tensor == 1 && mesh.stages == 1;
+  if (mesh.data() > 1) all_reduce_metrics(b, alone ? Family::world : Family::data, metrics, "");
+  // Losses are the last stage's; requests may come to any.
+  if (mesh.stages > 1) all_reduce_metrics(b, Family::train_pp, metrics, "all_stages.");
+  with(b.emit(OpKind::clip_coefficient, streams::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
+       o.max_grad_norm);
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const UnitState& u = state.units()[i];
+    const std::string name = "train.adamw." + u.unit.name;
+    b.call("train.adamw", 0, name, {grads[i], u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
+      Op& a = b.emit(OpKind::adamw, streams::compute, name, {b.whole(grads[i]), lr, coefficient},
+                     {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
+      with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
+           o.weight_decay);
+    });
+  }
+  state.publish(b, "train.");
+  b.begin_call("train.metrics", "train.");
+  b.fetch(metrics, Slot::metrics);
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    if (grads[i] == state.units()[i].grad) b.free(grads[i]);
+}
+
+}  // namespace hotbunk

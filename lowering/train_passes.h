@@ -1,0 +1,89 @@
+// What training's passes over a micro-batch are made of, for a whole model (train.cc) and for a stage of it
+// (pipeline.cc): what is fed, gathers ahead of use, the layers both ways, the loss.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lowering/packed_model.h"
+#include "lowering/train_state.h"
+
+namespace hotbunk {
+
+/// What the Driver fills for a micro-batch: its tokens and, for the loss, fp32 or int32 vectors [T].
+struct MicroFeeds {
+  TokenFeeds tokens;
+  Tensor targets, old_logps, ref_logps, advantages, loss_weights;
+};
+/// Token ids are only read where the embedding is.
+void feed_tokens(ProgramBuilder&, const TokenFeeds&, bool ids = true);
+void feed_loss(ProgramBuilder&, const MicroFeeds&);
+
+/// Tensors for them that live from their feed to their last use in a block.
+TokenFeeds transient_tokens(const Scenario&, ProgramBuilder&, const std::string& prefix);
+Tensor transient_vector(const Scenario&, ProgramBuilder&, const std::string& name, DType);
+
+/// FSDP2's limit: of the layers, the one that computes and those gathered ahead of it are whole.
+SlotLimitId limit_layers(const Scenario&, ProgramBuilder&, const std::string& prefix);
+
+/// Walks the units in an order and gathers each one `prefetch` units before it is used.
+class Gathers {
+ public:
+  Gathers(const Scenario&, ProgramBuilder&, const TrainState&, Weights, std::string prefix,
+          std::vector<std::size_t> order, std::optional<SlotLimitId> limit);
+  /// The i-th unit of the order, whole; gathers those up to `prefetch` further.
+  WholeUnit use(std::size_t i);
+
+ private:
+  ProgramBuilder& b_;
+  const TrainState& state_;
+  Weights which_;
+  std::string prefix_;
+  std::vector<std::size_t> order_;
+  std::optional<SlotLimitId> limit_;
+  std::size_t ahead_;
+  std::vector<WholeUnit> ready_;
+};
+
+/// The stage's layers as units, forward or backward.
+std::vector<std::size_t> layer_units(const TrainState&, bool backward);
+
+/// The log-probs of the next tokens, of what the norm in front of the head left, into `logps` [T], in chunks of tokens
+/// (train.loss_chunk_tokens).
+void lower_logps(const Scenario&, ProgramBuilder&, const PackedModel&, const std::string& prefix, const Tensor& normed,
+                 const Tensor& head, const Tensor& targets, const Tensor& logps);
+
+class TrainPasses {
+ public:
+  TrainPasses(const Scenario&, ProgramBuilder&, const TrainState&, const Tensor& metrics, const TokenFeeds&);
+
+  PackedModel& model() { return model_; }
+
+  /// What a forward pass leaves for its backward pass.
+  struct Kept {
+    std::vector<Values> values;    // of the layers
+    std::vector<WholeUnit> whole;  // that stay, where nothing is resharded after forward
+  };
+  PackedModel::Stream forward(PackedModel::Stream, Kept&);
+  /// The loss of what leaves the last layer, and its gradient there.
+  Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
+  /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.
+  void backward(Kept&, const Tensor& gradient);
+  /// Of what the embedding made. Its table's gradients are added to what is there, and reduced with the root's.
+  void embedding_backward(const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient);
+
+ private:
+  Tensor head(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const Tensor& normed);
+
+  const Scenario& s_;
+  ProgramBuilder& b_;
+  const TrainState& state_;
+  Tensor metrics_;
+  PackedModel model_;
+  SlotLimitId layers_, gradients_;
+};
+
+/// Norm over all shards of all ranks, clip, AdamW, metrics: what a step ends with.
+void lower_step(const Scenario&, ProgramBuilder&, const TrainState&, const Tensor& metrics);
+
+}  // namespace hotbunk
