@@ -46,6 +46,7 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
     : scenario_(s),
       b_(b),
       prefix_(std::move(prefix)),
+      name_(prefix_),
       feeds_(feeds),
       first_layer_(static_cast<int>(part.layers.begin)),
       sharding_{s.model,
@@ -58,7 +59,7 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
       rest_(decoder_layer(s.model, false)),
       end_(decoder_end()) {}
 
-std::string PackedModel::layer_name(int layer) const { return fmt::format("{}layers.{}.", prefix_, layer); }
+std::string PackedModel::layer_name(int layer) const { return fmt::format("{}layers.{}.", name_, layer); }
 
 namespace {
 
@@ -91,8 +92,8 @@ struct WentForward {
 }  // namespace
 
 PackedModel::Stream PackedModel::embed(const WholeUnit& root) {
-  b_.begin_call(prefix_ + "embed", prefix_);
-  Emits emits(*this, root, nullptr, prefix_);
+  b_.begin_call(prefix_ + "embed", name_);
+  Emits emits(*this, root, nullptr, name_);
   Values values;
   emit_forward(embedding_.forward, sharding_, emits, values);
   return {at(values, embedding_.embedded), {}};
@@ -141,28 +142,28 @@ void PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int la
 }
 
 Values PackedModel::end(const WholeUnit& root, const Stream& in) {
-  b_.begin_call(prefix_ + "final_norm", prefix_);
+  b_.begin_call(prefix_ + "final_norm", name_);
   Values values(end_.forward.values().size());
   at(values, end_.in.h) = in.h, at(values, end_.in.z) = in.z;
-  Emits emits(*this, root, nullptr, prefix_);
+  Emits emits(*this, root, nullptr, name_);
   emit_forward(end_.forward, sharding_, emits, values);
   return values;
 }
 
 Tensor PackedModel::normed(const WholeUnit& root, const Values& values) {
-  Emits emits(*this, root, nullptr, prefix_);
+  Emits emits(*this, root, nullptr, name_);
   return all_tokens(emits, sharding_, "final_normed", values[static_cast<std::size_t>(end_.normed)]);
 }
 
 Tensor PackedModel::make_d_normed(const WholeUnit& root) {
-  Emits emits(*this, root, nullptr, prefix_);
+  Emits emits(*this, root, nullptr, name_);
   return emits.make("d_final_normed.summands", sharding_.compute, {sharding_.tokens, fixed(scenario_.model.hidden)});
 }
 
 Tensor PackedModel::end_backward(const WholeUnit& root, const WholeUnit& dw, const Values& values,
                                  const Tensor& summands, bool accumulate) {
-  b_.begin_call(prefix_ + "final_norm.backward", prefix_);
-  Emits emits(*this, root, &dw, prefix_);
+  b_.begin_call(prefix_ + "final_norm.backward", name_);
+  Emits emits(*this, root, &dw, name_);
   Tensor d_normed = summands;
   if (sharding_.tp.cuts_tokens())
     d_normed =
@@ -177,7 +178,7 @@ Tensor PackedModel::end_backward(const WholeUnit& root, const WholeUnit& dw, con
 void PackedModel::embedding_backward(const WholeUnit& root, const WholeUnit& dw, const Tensor& gradient) {
   Values gradients(embedding_.forward.values().size());
   at(gradients, embedding_.embedded) = gradient;
-  Emits emits(*this, root, &dw, prefix_);
+  Emits emits(*this, root, &dw, name_);
   emit_backward(embedding_.forward, sharding_, emits, {}, gradients, true);
 }
 

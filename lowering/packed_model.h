@@ -2,6 +2,7 @@
 // (model/) by the rules of shard/, over the units that training has whole.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lowering/train_state.h"
@@ -53,6 +54,10 @@ class PackedModel {
   /// Adds to the gradient of the table what is there.
   void embedding_backward(const WholeUnit& root, const WholeUnit& gradients, const Tensor& gradient);
 
+  /// What is computed from now on is called so: calls of the same bodies go by the names of their slots.
+  void set_name(std::string name) { name_ = std::move(name); }
+  const std::string& name() const { return name_; }
+
   Dim T() const { return sharding_.tokens; }
   const TensorSharding& sharding() const { return sharding_; }
 
@@ -63,7 +68,7 @@ class PackedModel {
 
   const Scenario& scenario_;
   ProgramBuilder& b_;
-  std::string prefix_;
+  std::string prefix_, name_;  // of bodies, of calls
   TokenFeeds feeds_;
   int first_layer_ = 0;
   TensorSharding sharding_;

@@ -106,14 +106,16 @@ Tensor StageTraining::keep(const Tensor& t) {
 
 void StageTraining::forward(std::int64_t slot) {
   Slot& kept = slots_[static_cast<std::size_t>(slot)];
+  const std::string name = fmt::format("train.slot{}.", slot);
+  passes_.model().set_name(name);
   feed_tokens(b_, feeds_.tokens, state_.part().first);
   PackedModel::Stream stream;
   if (state_.part().first) {
     stream = passes_.model().embed(state_.gather(b_, 0, Weights::trained, "train."));
   } else {
-    b_.begin_call("train.enter", "train.");
-    stream.h = b_.transient("train.entered", input_.dtype, {input_.shape[0], input_.shape[1]}, Category::activations);
-    b_.emit(OpKind::copy, streams::compute, "train.enter", {input_}, {stream.h});
+    b_.begin_call("train.enter", name);
+    stream.h = b_.transient(name + "entered", input_.dtype, {input_.shape[0], input_.shape[1]}, Category::activations);
+    b_.emit(OpKind::copy, streams::compute, name + "enter", {input_}, {stream.h});
   }
   stream = passes_.forward(stream, kept.kept);
   for (const Values& layer : kept.kept.values)
@@ -122,13 +124,14 @@ void StageTraining::forward(std::int64_t slot) {
     kept.left = {keep(stream.h), keep(stream.z)};
     return;
   }
-  b_.begin_call("train.leave", "train.");
-  add_up(b_, "train.leave", stream, output_);
+  b_.begin_call("train.leave", name);
+  add_up(b_, name + "leave", stream, output_);
 }
 
 void StageTraining::backward(std::int64_t slot) {
   Slot& kept = slots_[static_cast<std::size_t>(slot)];
   const bool last = state_.part().last;
+  passes_.model().set_name(fmt::format("train.slot{}.", slot));
   feed_tokens(b_, feeds_.tokens, state_.part().first);
   if (last) feed_loss(b_, feeds_);
   WholeUnit root, d_root;

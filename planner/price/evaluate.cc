@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "layout/pipeline_schedule.h"
 #include "layout/shard.h"
 #include "lowering/lower.h"
 #include "trace/static_memory.h"
@@ -33,8 +34,47 @@ struct Linear {
   std::int64_t fixed = 0, per_token = 0, per_seq = 0;
   std::int64_t of(const BlockRuns& r) const { return fixed * r.runs + per_token * r.tokens + per_seq * r.seqs; }
 };
+/// How often each block of a pipeline's stage runs (exec/iteration_driver.h); empty: the plan has no pipeline.
+using StageRuns = std::map<std::string, std::int64_t>;
+StageRuns stage_runs(const Plan& plan, Rank rank, const PlanRuns& runs) {
+  StageRuns out;
+  const std::int32_t train = plan.phase_index(name_of(PlanPhase::train));
+  if (train < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::train_pp)) return out;
+  const std::vector<Rank>& stages = plan.group_of(static_cast<GroupId>(Family::train_pp), rank);
+  Pipeline pipeline{.stages = std::ssize(stages), .schedule = PipelineSchedule::gpipe};
+  std::int64_t slots = 0;
+  for (const Block& block : plan.program(rank).phases[static_cast<std::size_t>(train)]) {
+    slots += block.name.starts_with("forward.") ? 1 : 0;
+    if (block.name.starts_with("exchange.")) pipeline.schedule = PipelineSchedule::one_f_one_b;
+    if (block.name != "begin" && block.name != "step") out[block.name] = 0;
+  }
+  const std::int64_t stage = std::ranges::find(stages, rank) - stages.begin();
+  for (std::int64_t step = 0; step < runs.optimizer_steps; ++step) {
+    const auto before = [&](std::int64_t s) { return runs.micro_batches * s / runs.optimizer_steps; };
+    for (const StageTurn& t : stage_turns(pipeline, stage, before(step + 1) - before(step)))
+      ++out[block_name(t.step, t.edge >= 0 ? t.edge : t.micro % slots)];
+  }
+  return out;
+}
+
+/// Whether it has a rank's part of the residual stream.
+bool cuts_tokens(const Op& op) {
+  const auto cut = [](const Tensor& t) {
+    return std::ranges::any_of(t.shape, [](const Dim& d) { return d.extent == sequence_extent; });
+  };
+  return std::ranges::any_of(op.inputs, cut) || std::ranges::any_of(op.outputs, cut);
+}
+
+/// Of a micro-batch's tokens, one in so many is in that part.
+std::int64_t sequence_ranks(const Plan& plan, Rank rank) {
+  for (const Body& body : plan.program(rank).bodies)
+    if (std::ranges::any_of(body.ops, cuts_tokens))
+      return std::ssize(plan.group_of(static_cast<GroupId>(Family::train_tp), rank));
+  return 1;
+}
+
 /// How often a block runs, and with which sizes.
-BlockRuns runs_of(const PlanRuns& runs, PlanPhase phase, std::string_view block) {
+BlockRuns runs_of(const PlanRuns& runs, const StageRuns& stage, PlanPhase phase, const std::string& block) {
   const auto times = [](std::int64_t n) { return BlockRuns{n, 0, 0}; };
   const auto pass = [&](std::int64_t n) { return BlockRuns{n, n > 0 ? runs.trained_tokens : 0, 0}; };
   switch (phase) {
@@ -45,6 +85,8 @@ BlockRuns runs_of(const PlanRuns& runs, PlanPhase phase, std::string_view block)
     case PlanPhase::old_logprobs:
       return pass(runs.old_logprobs);
     case PlanPhase::train:
+      if (const auto at = stage.find(block); at != stage.end())
+        return {at->second, runs.micro_batches > 0 ? runs.trained_tokens * at->second / runs.micro_batches : 0, 0};
       return block == "micro" ? pass(runs.micro_batches) : times(runs.optimizer_steps);
     case PlanPhase::checkpoint:
       return times(runs.checkpoints);
@@ -57,17 +99,43 @@ BlockRuns runs_of(const PlanRuns& runs, PlanPhase phase, std::string_view block)
 
 }  // namespace
 
-PlanMemory memory_of(const Scenario& s, const Plan& plan) {
-  const RankMemory memory = static_memory(plan, 0);
+PlanMemory memory_of(const Scenario& s, const Plan& plan, Rank rank) {
+  const RankMemory memory = static_memory(plan, rank);
   PlanMemory out{.phases = JobPhases(s), .device = {}, .host = {}};
   out.device = space_of(plan, out.phases, memory.device);
   out.host = space_of(plan, out.phases, memory.host);
   return out;
 }
 
-std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan) {
+namespace {
+
+void raise(PlanPeak& to, const PlanPeak& other) {
+  const std::int64_t mapped = std::max(to.mapped_bytes, other.mapped_bytes);
+  if (other.bytes > to.bytes) to = other;
+  to.mapped_bytes = mapped;
+}
+void raise(PlanSpace& to, const PlanSpace& other) {
+  if (other.whole.bytes > to.whole.bytes) to.peak_phase = other.peak_phase;
+  raise(to.whole, other.whole);
+  for (std::size_t p = 0; p < num_plan_phases; ++p) raise(to.phases[p], other.phases[p]);
+}
+
+}  // namespace
+
+PlanMemory memory_of(const Scenario& s, const Plan& plan) {
+  PlanMemory out = memory_of(s, plan, 0);
+  for (std::int32_t program = 0; program < std::ssize(plan.programs); ++program) {
+    const auto rank = std::ranges::find(plan.program_of_rank, program) - plan.program_of_rank.begin();
+    if (program == plan.program_of_rank[0]) continue;
+    const PlanMemory other = memory_of(s, plan, static_cast<Rank>(rank));
+    raise(out.device, other.device), raise(out.host, other.host);
+  }
+  return out;
+}
+
+std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan, std::size_t of_program) {
   std::vector<ShiftOp> out;
-  const Program& program = plan.programs[0];
+  const Program& program = plan.programs[of_program];
   for (const JobPhase& phase : JobPhases(s)) {
     const std::int32_t index = plan.phase_index(name_of(phase.phase));
     if (index < 0) continue;
@@ -159,6 +227,13 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
     OpKind op;
     Linear calls, payload, padding;
   };
+  const std::int64_t parts = sequence_ranks(plan, rank);
+  const auto sizes_of = [](std::int64_t tokens, std::int64_t of_stream, std::int64_t seqs) {
+    Sizes sizes{.tokens = tokens, .seqs = seqs};
+    sizes[sequence_extent] = sizes[returned_extent] = of_stream;
+    return sizes;
+  };
+  const StageRuns stage = stage_runs(plan, rank, runs);
   std::vector<std::vector<Line>> of_body(program.bodies.size());
   for (std::size_t b = 0; b < program.bodies.size(); ++b)
     for (const Op& op : program.bodies[b].ops) {
@@ -166,9 +241,12 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
       const auto members = static_cast<std::int64_t>(plan.group_of(op.group, rank).size());
       if (members == 0) continue;  // others' work
       const auto count = [&](const Sizes& sizes) { return traffic_of(op, sizes, members, places); };
-      const std::array of = {count({}), count({.tokens = 1}), count({.seqs = 1})};
+      // One token, or where a rank has its part of them, one in each part.
+      const bool part = is_pairwise(op.kind) || cuts_tokens(op);
+      const std::int64_t tokens = part ? parts : 1;
+      const std::array of = {count(sizes_of(0, 0, 0)), count(sizes_of(tokens, part ? 1 : 0, 0)), count(sizes_of(0, 0, 1))};
       const auto linear = [&](std::int64_t TrafficCount::*what) {
-        return Linear{of[0].*what, of[1].*what - of[0].*what, of[2].*what - of[0].*what};
+        return Linear{of[0].*what, (of[1].*what - of[0].*what) / tokens, of[2].*what - of[0].*what};
       };
       of_body[b].push_back({op.group, op.kind, linear(&TrafficCount::calls), linear(&TrafficCount::payload_bytes),
                             linear(&TrafficCount::padding_bytes)});
@@ -178,7 +256,7 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
     const PlanPhase phase = phase_named(plan.phases[p].name);
     std::map<std::pair<GroupId, OpKind>, PlanTraffic> lines;
     for (const Block& block : program.phases[p]) {
-      const BlockRuns times = runs_of(runs, phase, block.name);
+      const BlockRuns times = runs_of(runs, stage, phase, block.name);
       for (const Call& call : block.calls)
         for (const Line& line : of_body[static_cast<std::size_t>(call.body)]) {
           PlanTraffic& t = lines[{line.group, line.op}];

@@ -23,7 +23,7 @@ struct PlanPeak {
   std::int64_t mapped_bytes = 0;  // of the arena's pages
 };
 
-/// Peaks of one rank (all ranks have the same) in one space.
+/// Peaks of one rank in one space, or the highest of several ranks.
 struct PlanSpace {
   PlanPeak whole;
   PlanPhase peak_phase = PlanPhase::load;
@@ -61,7 +61,9 @@ struct BlockRuns {
 struct PlanRuns {
   BlockRuns prefill, decode;
   std::int64_t reference = 0, old_logprobs = 0, micro_batches = 0;  // of one rank
-  std::int64_t trained_tokens = 0;  // of all its micro-batches, in each of the three passes over them
+  // Of all its micro-batches, in each of the three passes over them; in a pipeline as many of each, and as many
+  // micro-batches in each step, as nearly as they divide.
+  std::int64_t trained_tokens = 0;
   std::int64_t optimizer_steps = 0, checkpoints = 0, exports = 0;
 };
 struct PlanTraffic {
@@ -72,10 +74,11 @@ struct PlanTraffic {
   friend bool operator==(const PlanTraffic&, const PlanTraffic&) = default;
 };
 
-/// Of a job's plan.
+/// Of a job's plan: of whichever rank has the most, peak by peak.
 PlanMemory memory_of(const Scenario&, const Plan&);
-/// Maps and unmaps in their order, neighbouring copies of one size as one.
-std::vector<ShiftOp> shifts_of(const Scenario&, const Plan&);
+PlanMemory memory_of(const Scenario&, const Plan&, Rank);
+/// Maps and unmaps in their order, neighbouring copies of one size as one; of the ranks of one program (a stage).
+std::vector<ShiftOp> shifts_of(const Scenario&, const Plan&, std::size_t program = 0);
 /// Of one rank; the lines that have calls, in the order of the phases.
 std::vector<PlanTraffic> traffic_of(const Plan&, Rank, const PlanRuns&);
 

@@ -15,6 +15,7 @@
 
 #include "graph/access.h"
 #include "graph/section_states.h"
+#include "layout/pipeline_schedule.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
@@ -79,6 +80,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("mini-batches", s.algorithm.mini_batches > 1);
   if (sft) return;
   note("offload", s.train.offload == Offload::sleep), note("sleep", s.rollout.sleep ? s.rollout.sleep_level : 0);
+  note("pp", s.train.layout.pp > 1 ? s.train.pipeline_schedule : "none");
   note("tp", s.rollout.layout.tp), note("engines", s.rollout.layout.dp > 1);
   note("strided", s.rollout.layout.order == RankOrder::strided), note("rollout", name_of(s.rollout.dtype));
   note("pool", s.rollout.kv_cache_tokens > 0), note("ipc", s.sync.transport == SyncTransport::ipc);
@@ -122,29 +124,46 @@ Visits draw_visits(const Scenario& s) {
   for (std::int64_t PlanRuns::*n : {&PlanRuns::reference, &PlanRuns::old_logprobs, &PlanRuns::micro_batches,
                                     &PlanRuns::optimizer_steps, &PlanRuns::checkpoints, &PlanRuns::exports})
     v.runs.*n = in(0, 3);
-  v.runs.trained_tokens = in(0, s.train.micro_batch_tokens);
+  const std::int64_t parts = s.train.layout.sp ? s.train.layout.tp : 1, whole = s.train.micro_batch_tokens / parts;
+  v.runs.trained_tokens = in(0, whole) * parts * (s.train.layout.pp > 1 ? v.runs.micro_batches : 1);
   return v;
 }
 
 using TrafficTable = std::map<std::tuple<std::string, int, OpKind>, std::array<std::int64_t, 3>>;
 
 /// What a meter would count on one rank if the driver chose the blocks of `v` (sim/, backends/: traffic_of).
-TrafficTable traffic_of_plan(const Plan& plan, Rank rank, const Visits& v) {
+TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, const Visits& v) {
   TrafficTable out;
   const Places places = places_of(plan, rank);
+  const std::int64_t parts = s.train.layout.sp ? s.train.layout.tp : 1;
+  const auto packed = [&](std::int64_t tokens) {
+    Sizes sizes{.tokens = tokens};
+    sizes[sequence_extent] = sizes[returned_extent] = tokens / parts;
+    return sizes;
+  };
+  std::map<std::string, std::int64_t> turns;  // of a pipeline's stage
+  const std::int64_t stage = train_mesh(s.train.layout).coordinate(rank, "pp"), steps = v.runs.optimizer_steps;
+  const Pipeline pipeline = pipeline_of(s);
+  for (std::int64_t i = 0; pipeline.stages > 1 && i < steps; ++i)
+    for (const StageTurn& t : stage_turns(pipeline, stage,
+                                          v.runs.micro_batches * (i + 1) / steps - v.runs.micro_batches * i / steps))
+      ++turns[block_name(t.step, t.edge >= 0 ? t.edge : t.micro % pipeline.slots(stage, most_micro_batches(s)))];
   const auto visits = [&](const std::string& phase, const std::string& block) -> std::vector<Sizes> {
     const auto times = [](std::int64_t n) { return std::vector<Sizes>(static_cast<std::size_t>(n)); };
     if (block == "prefill") return v.prefill;
     if (block == "decode") return v.decode;
     const auto pass = [&](std::int64_t n) {  // its first micro-batch has all tokens
-      std::vector<Sizes> all = times(n);
-      if (n > 0) all[0].tokens = v.runs.trained_tokens;
+      std::vector<Sizes> all(static_cast<std::size_t>(n), packed(0));
+      if (n > 0) all[0] = packed(v.runs.trained_tokens);
       return all;
     };
     if (phase == "reference") return pass(v.runs.reference);
     if (phase == "old_logprobs") return pass(v.runs.old_logprobs);
     if (phase == "checkpoint") return times(v.runs.checkpoints);
     if (phase == "export") return times(v.runs.exports);
+    if (phase == "train" && pipeline.stages > 1 && block != "begin" && block != "step")
+      return std::vector<Sizes>(static_cast<std::size_t>(turns[block]),
+                                packed(v.runs.trained_tokens / std::max<std::int64_t>(1, v.runs.micro_batches)));
     if (phase == "train") return block == "micro" ? pass(v.runs.micro_batches) : times(v.runs.optimizer_steps);
     return times(1);
   };
@@ -274,6 +293,7 @@ std::string difference(const Plan& plan, const JobPhases& phases, const PlanSpac
 
 /// "" or where a plan put together of parts, as the search does it, differs from the whole one.
 std::string difference_of_parts(const Scenario& s, const Plan& plan) {
+  if (s.train.layout.pp > 1) return "";
   const auto pricer = ScenarioPricer::make(s, catalog_root());
   if (!pricer) return "no price: " + render(pricer.error());
   ModelShapes shapes(s.model);
@@ -307,14 +327,15 @@ std::string difference_of_parts(const Scenario& s, const Plan& plan) {
 }
 
 /// Bytes that the plan maps, unmaps and copies between device and host, in order, op by op.
-std::vector<ShiftOp> shifts_by_ops(const Plan& plan, const JobPhases& phases) {
+std::vector<ShiftOp> shifts_by_ops(const Plan& plan, std::size_t of_program, const JobPhases& phases) {
   std::vector<ShiftOp> out;
+  const Program& program = plan.programs[of_program];
   for (const JobPhase& phase : phases)
-    for (const Block& block : plan.programs[0].phases[static_cast<std::size_t>(plan.phase_index(name_of(phase.phase)))])
-      for (const Op& op : test::ops_of(plan.programs[0], block)) {
+    for (const Block& block : program.phases[static_cast<std::size_t>(plan.phase_index(name_of(phase.phase)))])
+      for (const Op& op : test::ops_of(program, block)) {
         ShiftOp shift{.phase = phase.phase, .kind = op.kind, .every = phase.every};
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-          shift.section = op.section, shift.space = plan.programs[0].section(op.section).space,
+          shift.section = op.section, shift.space = program.section(op.section).space,
           shift.bytes = op.map_end - op.map_begin;
         else if (op.kind == OpKind::copy && (op.stream == streams::h2d || op.stream == streams::d2h))
           shift.bytes = op.outputs[0].bytes({});
@@ -351,16 +372,26 @@ std::string difference(const Scenario& s, const Visits& visits) {
   if (!plan) return why.empty() ? "accepted, and not lowered: " + render(plan.error()) : "";
   if (!why.empty()) return "refused: " + why;
   const PlanMemory memory = memory_of(s, *plan);
-  const std::vector<ShiftOp> shifts = shifts_of(s, *plan);
-  const SlowMemory by_ops = memory_by_ops(*plan, 0);  // all ranks have one program
-  if (plan->programs.size() != 1) return "programs";
-  if (auto d = difference(*plan, memory.phases, memory.device, by_ops.device); !d.empty()) return "device " + d;
-  if (auto d = difference(*plan, memory.phases, memory.host, by_ops.host); !d.empty()) return "host " + d;
-  if (auto d = answer_difference(s, *plan, memory, by_ops); !d.empty()) return d;
+  if (std::ssize(plan->programs) != s.train.layout.pp) return "programs";
+  SlowMemory most;  // of any rank, all of a stage having one program
+  for (std::size_t stage = 0; stage < plan->programs.size(); ++stage) {
+    const auto rank = static_cast<Rank>(std::ranges::find(plan->program_of_rank, static_cast<std::int32_t>(stage)) -
+                                        plan->program_of_rank.begin());
+    const SlowMemory by_ops = memory_by_ops(*plan, rank);
+    const PlanMemory own = memory_of(s, *plan, rank);
+    if (auto d = difference(*plan, own.phases, own.device, by_ops.device); !d.empty()) return "device " + d;
+    if (auto d = difference(*plan, own.phases, own.host, by_ops.host); !d.empty()) return "host " + d;
+    for (auto [to, of] : {std::pair{&most.device, &by_ops.device}, {&most.host, &by_ops.host}}) {
+      to->whole.bytes = std::max(to->whole.bytes, of->whole.bytes);
+      to->whole.mapped = std::max(to->whole.mapped, of->whole.mapped);
+    }
+    if (one_by_one(shifts_of(s, *plan, stage)) != shifts_by_ops(*plan, stage, own.phases))
+      return "what the phases take, give back and copy";
+  }
+  if (auto d = answer_difference(s, *plan, memory, most); !d.empty()) return d;
   if (auto d = difference_of_parts(s, *plan); !d.empty()) return d;
-  if (one_by_one(shifts) != shifts_by_ops(*plan, memory.phases)) return "what the phases take, give back and copy";
   for (Rank r = 0; r < plan->num_ranks(); ++r) {
-    const TrafficTable expected = traffic_of_plan(*plan, r, visits),
+    const TrafficTable expected = traffic_of_plan(s, *plan, r, visits),
                        found = table_of(traffic_of(*plan, r, visits.runs));
     if (expected != found)
       return fmt::format("traffic of rank {}:\n{}op by op\n{}", r, text_of(found), text_of(expected));
@@ -412,7 +443,7 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
-          "pool=true prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 reference=false "
+          "pool=true pp=1f1b pp=gpipe pp=none prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 reference=false "
           "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
           "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 verify=false verify=true"));
 }
