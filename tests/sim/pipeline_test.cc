@@ -1,0 +1,90 @@
+// Pipelines in virtual time, where nothing takes any but each layer's attention: 1 us forward and 2 us backward.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "exec/length_driver.h"
+#include "lowering/lower.h"
+#include "sim/sim_backend.h"
+#include "spec/loader.h"
+#include "trace/trace.h"
+
+using namespace hotbunk;
+
+namespace {
+
+constexpr std::int64_t forward_ns = 1000, backward_ns = 2000;  // of a layer, of any micro-batch
+
+struct AttentionAlone final : OpCost {
+  std::int64_t nanoseconds(const Plan&, Rank, const Op& op, const Args&) const override {
+    if (op.kind == OpKind::attention) return forward_ns;
+    return op.kind == OpKind::attention_backward ? backward_ns : 0;
+  }
+};
+
+struct Trained {
+  Trace trace;
+  std::int16_t phase = 0;  // of training
+};
+
+/// Stages of `layers` layers each, and a mini-batch of so many micro-batches.
+Trained train(const char* schedule, std::int64_t stages, std::int64_t layers, std::int64_t micro_batches) {
+  const auto scenario = load_scenario_text(
+      fmt::format("name: stages\n"
+                  "model: {{model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: {}, "
+                  "num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64}}\n"
+                  "cluster: {{gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: {}}}\n"
+                  "train: {{engine: ddp, layout: {{dp: 1, pp: {}}}, pipeline_schedule: {}, micro_batch_tokens: 8}}\n"
+                  "rollout: {{engine: hotbunk, layout: {{tp: 1, dp: {}}}, kv_cache_tokens: 64}}\n"
+                  "algorithm: {{name: grpo, prompts: {}, samples_per_prompt: 1, old_logprobs: false}}\n"
+                  "workload: {{prompt_tokens: {{mean: 4, max: 4, distribution: fixed}}, "
+                  "response_tokens: {{mean: 4, max: 4, distribution: fixed}}}}\nsteps: 1\n",
+                  stages * layers, stages, stages, schedule, stages, micro_batches),
+      "stages.yaml");
+  if (!scenario) throw std::runtime_error(render(scenario.error()));
+  const auto plan = lower(*scenario);
+  if (!plan) throw std::runtime_error(render(plan.error()));
+  auto driver = LengthDriver::create(*plan, *scenario);
+  if (!driver) throw std::runtime_error(render(driver.error()));
+  const AttentionAlone cost;
+  SimBackend backend(scenario->cluster, cost);
+  std::vector<Rank> all(static_cast<std::size_t>(stages));
+  std::iota(all.begin(), all.end(), 0);
+  auto trace = execute(*plan, backend, **driver, {.steps = 1, .local_ranks = all});
+  if (!trace) throw std::runtime_error(render(trace.error()));
+  return {std::move(*trace), static_cast<std::int16_t>(plan->phase_index("train"))};
+}
+
+}  // namespace
+
+TEST_CASE("A mini-batch of a uniform pipeline takes (m + p - 1) passes both ways, the first p - 1 of them a bubble") {
+  for (const char* schedule : {"1f1b", "gpipe"})
+    for (const std::int64_t stages : {2, 3, 4})
+      for (const std::int64_t micros : {1, 2, 4, 9}) {
+        CAPTURE(schedule, stages, micros);
+        const auto [trace, phase] = train(schedule, stages, 2, micros);
+        const std::int64_t pass = 2 * (forward_ns + backward_ns);
+        // BACKGROUND B6: bubble / ideal = (p - 1) / m.
+        for (const PhaseSpan& span : trace.phases)
+          if (span.phase == phase) CHECK(span.end_ns - span.start_ns == (micros + stages - 1) * pass);
+      }
+}
+
+TEST_CASE("A stage keeps the activations of min(m, p - s) micro-batches in 1F1B, of all m in GPipe") {
+  // What a second one adds: the stage between two ends keeps nothing but its layers'.
+  const auto activations = [](const char* schedule, std::int64_t micros, Rank rank) {
+    const auto [trace, phase] = train(schedule, 4, 1, micros);
+    const auto& peak = trace.memory[static_cast<std::size_t>(rank)].device.phase_peaks.at(phase);
+    return peak.by_category[static_cast<std::size_t>(Category::activations)];
+  };
+  for (const Rank stage : {1, 2}) {
+    const std::int64_t one = activations("1f1b", 1, stage), each = activations("gpipe", 2, stage) - one;
+    CHECK(each > 0);
+    for (const std::int64_t micros : {1, 2, 3, 4, 6}) {
+      CAPTURE(stage, micros);
+      CHECK(activations("gpipe", micros, stage) - one == (micros - 1) * each);
+      CHECK(activations("1f1b", micros, stage) - one == (std::min<std::int64_t>(micros, 4 - stage) - 1) * each);
+    }
+  }
+}
