@@ -14,9 +14,11 @@
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "layout/devices.h"
+#include "layout/pipeline_diagram.h"
 #include "layout/rollout_weights.h"
 #include "layout/scenario_layout.h"
 #include "lowering/rollout.h"
+#include "lowering/sample_rows.h"
 #include "spec/loader.h"
 #include "trace/text_table.h"
 
@@ -187,6 +189,11 @@ std::string rectangles_text(const Json& rectangles) {
   return table.str();
 }
 
+/// Enough micro-batches to see a pipeline fill, run and drain.
+std::int64_t shown_micro_batches(const Scenario& s) {
+  return std::min(most_micro_batches(s), 2 * s.train.layout.pp);
+}
+
 int run(const Options& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
@@ -211,12 +218,26 @@ int run(const Options& o) {
     if (o.rank >= 0) one["rectangles"] = seats.rectangles(r);
     doc["ranks"].push_back(std::move(one));
   }
+  const Pipeline pipeline = pipeline_of(*scenario);
+  const std::int64_t shown = shown_micro_batches(*scenario);
+  if (pipeline.stages > 1)
+    doc["pipeline"] = {{"schedule", name_of(pipeline.schedule)},
+                       {"stages", pipeline.stages},
+                       {"chunks", pipeline.chunks},
+                       {"micro_batches", shown},
+                       {"bubble", play_pipeline(pipeline, shown).bubble}};
   if (o.scenario.json) {
     print_document(json_text(doc, 2));
     return exit_done;
   }
   std::string text = fmt::format("{}: {} ranks\n{}", scenario->name, seats.ranks(), table_of(doc["ranks"]));
   if (!all && o.rank < 0) text += fmt::format("  … {} more: --json, or --rank R\n", seats.ranks() - most_rows);
+  if (pipeline.stages > 1 && o.rank < 0)
+    text += fmt::format(
+        "\nPasses of {} micro-batches through equal stages ({}): 0 forward, 0' backward{}, . waits, {:.0f} % of the "
+        "time\n{}",
+        shown, name_of(pipeline.schedule), pipeline.defers_weights() ? ", 0\" gradients of weights" : "",
+        100.0 * doc["pipeline"]["bubble"].get<double>(), pipeline_diagram(pipeline, shown));
   if (o.rank >= 0) {
     const Json& one = doc["ranks"][0];
     if (one.contains("training"))

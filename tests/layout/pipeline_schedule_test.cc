@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "layout/pipeline.h"
+#include "layout/pipeline_diagram.h"
 
 using namespace hotbunk;
 using enum PipelineBlock;
@@ -174,4 +175,30 @@ TEST_CASE("Stages whose messages wait for one another come to an end, and each p
           if (schedule == PipelineSchedule::one_f_one_b) CHECK(stage.most == std::min(micros, stages - s));
         }
       }
+}
+
+TEST_CASE("The picture of a pipeline, and the share of its time that is a bubble") {
+  CHECK(pipeline_diagram({.stages = 2}, 2) ==
+        "  stage 0  0  1  .  .  0'    .  1'\n"
+        "  stage 1  .  0  0'    1  1'    .  .\n");
+  CHECK(pipeline_diagram({.stages = 2, .schedule = PipelineSchedule::gpipe}, 2) ==
+        "  stage 0  0  1  .  .  .  0'    1'\n"
+        "  stage 1  .  0  1  0'    1'    .  .\n");
+  for (std::int64_t stages = 2; stages <= 6; ++stages)
+    for (const std::int64_t rows : {1, 2, 5}) {
+      const std::int64_t m = rows * stages;
+      CAPTURE(stages, m);
+      // BACKGROUND B6: (p - 1) / m of the ideal time, and of virtual stages 1 / v of that.
+      const auto of_ideal = [&](const Pipeline& p) {
+        const double bubble = play_pipeline(p, m).bubble;
+        return bubble / (1.0 - bubble);
+      };
+      const auto theory = static_cast<double>(stages - 1) / static_cast<double>(m);
+      CHECK(of_ideal({.stages = stages}) == Approx(theory));
+      CHECK(of_ideal({.stages = stages, .schedule = PipelineSchedule::gpipe}) == Approx(theory));
+      CHECK(of_ideal({.stages = stages, .chunks = 2}) == Approx(theory / 2));
+      CHECK(of_ideal({.stages = stages, .chunks = 4}) == Approx(theory / 4));
+      // Qi et al.: forward, backward and weight gradients of one unit each, (p - 1)(F + B - W) = p - 1 units of m * 3.
+      CHECK(of_ideal({.stages = stages, .schedule = PipelineSchedule::zero_bubble}) == Approx(theory / 3));
+    }
 }

@@ -108,10 +108,11 @@ std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map
 
 /// One rank's whole run; rank 0 leaves metrics.json and checkpoints in the folder.
 std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, CpuWorld& world,
-                                                   const std::filesystem::path& folder) {
+                                                   const std::filesystem::path& folder,
+                                                   const std::optional<SavedCheckpoint>& from = {}) {
   nlohmann::json metrics;
   DriverOptions options;
-  options.checkpoints = folder;
+  options.checkpoints = folder, options.resume = from;
   options.on_step = [&](const StepMetrics& m) {
     metrics["losses"].push_back(m.values.at("loss"));
     metrics["grad_norms"].push_back(m.values.at("actor/grad_norm"));
@@ -122,7 +123,9 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
   cpu.poison = cpu.check_finite = true;
   CpuBackend backend(world, probing, cpu);
   value(execute(plan, backend, probing,
-                {.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {static_cast<Rank>(world.rank())}}));
+                {.steps = static_cast<std::int32_t>(s.steps),
+                 .local_ranks = {static_cast<Rank>(world.rank())},
+                 .first_step = from ? static_cast<std::int32_t>(from->state.step) + 1 : 1}));
   if (world.rank() == 0)
     if (auto written = write_file_atomic(folder / "metrics.json", json_text(metrics)); !written)
       throw std::runtime_error(render(written.error()));
@@ -161,13 +164,50 @@ Scenario golden_scenario(const Golden& g, std::int64_t ranks) {
   return s;
 }
 
+namespace {
+
+void write_data(const Golden& g, const std::string& path) {
+  std::string lines;
+  for (const TokenSequence& sequence : g.sequences) lines += json_text(nlohmann::json(sequence.tokens)) + "\n";
+  if (auto written = write_file_atomic(path, lines); !written) throw std::runtime_error(render(written.error()));
+}
+
+void run_ranks(const Plan& plan, const Scenario& s, const std::filesystem::path& folder,
+               const std::optional<SavedCheckpoint>& from = {}) {
+  const LaunchResult ended =
+      with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder, from); });
+  if (ended.exit_code != 0) throw std::runtime_error(ended.message);
+}
+
+void read_result(const Golden& g, const std::filesystem::path& folder, TrainingResult& result) {
+  const auto metrics = json_from<nlohmann::json>(value(read_file(folder / "metrics.json")));
+  result.losses = metrics["losses"].get<std::vector<double>>();
+  result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
+  const Checkpoint after = value(Checkpoint::open(folder / "step_5"));
+  for (const ParamSpec& p : parameters_of(g.model))
+    result.after5[p.name] = value(after.load_parameter(p.name, p.shape));
+}
+
+}  // namespace
+
+TrainingResult train_on(const Golden& g, const Scenario& first, const Scenario& then, std::int64_t steps) {
+  const TemporaryFolder folder;
+  Scenario before = first, after = then;
+  before.task.data = after.task.data = (folder.path() / "data.jsonl").string();
+  write_data(g, after.task.data);
+  before.steps = steps, before.checkpoint_every = 0;
+  run_ranks(value(lower(before)), before, folder.path());
+  run_ranks(value(lower(after)), after, folder.path(), value(read_checkpoint(folder.path() / "final")));
+  TrainingResult result;
+  read_result(g, folder.path(), result);
+  return result;
+}
+
 TrainingResult train(const Golden& g, const Scenario& given) {
   const TemporaryFolder folder;
   Scenario s = given;
   s.task.data = (folder.path() / "data.jsonl").string();
-  std::string lines;
-  for (const TokenSequence& sequence : g.sequences) lines += json_text(nlohmann::json(sequence.tokens)) + "\n";
-  if (auto written = write_file_atomic(s.task.data, lines); !written) throw std::runtime_error(render(written.error()));
+  write_data(g, s.task.data);
   Plan plan = value(lower(s));
   TrainingResult result;
   if (plan.num_ranks() == 1) {
@@ -175,16 +215,9 @@ TrainingResult train(const Golden& g, const Scenario& given) {
     CpuWorld world;
     result.probes = by_parameter(g, run_rank(plan, s, world, folder.path()));
   } else {
-    const LaunchResult ended =
-        with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder.path()); });
-    if (ended.exit_code != 0) throw std::runtime_error(ended.message);
+    run_ranks(plan, s, folder.path());
   }
-  const auto metrics = json_from<nlohmann::json>(value(read_file(folder.path() / "metrics.json")));
-  result.losses = metrics["losses"].get<std::vector<double>>();
-  result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
-  const Checkpoint after = value(Checkpoint::open(folder.path() / "step_5"));
-  for (const ParamSpec& p : parameters_of(g.model))
-    result.after5[p.name] = value(after.load_parameter(p.name, p.shape));
+  read_result(g, folder.path(), result);
   return result;
 }
 

@@ -39,4 +39,8 @@ struct TrainingResult {
 /// Throws std::runtime_error with what went wrong. More than one rank: forked children; probes stay empty.
 TrainingResult train(const Golden&, const Scenario&);
 
+/// The same after so many steps as `first` says, from the checkpoint that these left: losses and norms are those of the
+/// other steps.
+TrainingResult train_on(const Golden&, const Scenario& first, const Scenario& then, std::int64_t steps);
+
 }  // namespace hotbunk::test

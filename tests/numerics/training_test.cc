@@ -1,6 +1,10 @@
 // P3: what one rank computes agrees with Hugging Face transformers, and every way of computing it agrees as well.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <optional>
 #include <random>
 
 #include "layout/shard.h"
@@ -196,51 +200,99 @@ TEST_CASE("Pipelines compute what one rank does") {
     }
 }
 
+namespace {
+
+std::uint64_t number(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::stoull(text) : otherwise;
+}
+
+/// A layout of 1 to 8 ranks that this model can have, and how it is trained in it.
+std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
+  const auto one_of = [&](std::initializer_list<std::int64_t> values) {
+    return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
+  };
+  Scenario s = golden_scenario(g, 1);
+  TrainLayout& l = s.train.layout;
+  l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
+  if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) return std::nullopt;
+  s.cluster.gpus_per_node = l.ranks();
+  if (l.pp > 1) {
+    s.train.pipeline_split.assign(static_cast<std::size_t>(l.pp), 1);
+    s.train.pipeline_split[random() % static_cast<std::uint64_t>(l.pp)] += g.model.layers - l.pp;
+    if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
+    l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
+  }
+  l.sp = l.tp > 1 && one_of({0, 1}) == 1;
+  s.train.engine = static_cast<TrainEngine>(
+      one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
+              static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
+              static_cast<std::int64_t>(TrainEngine::zero2)}));
+  if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
+  s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
+  s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
+  s.train.prefetch = one_of({0, 1});
+  s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
+  s.train.micro_batch_tokens = round_up(one_of({g.longest_sequence(), g.num_tokens()}), l.tp);
+  return s;
+}
+
+std::string text_of(const Scenario& s) {
+  const TrainLayout& l = s.train.layout;
+  return fmt::format(
+      "{}: dp {} pp {} ({}: {}, order {}) tp {} sp {} fsdp {} engine {} recompute {} reshard {} prefetch {} chunks {} "
+      "tokens {}",
+      s.model.name, l.dp, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.sp,
+      l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute), s.train.reshard_after_forward,
+      s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+}
+
+}  // namespace
+
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
-  const auto number = [](const char* variable, std::uint64_t otherwise) {
-    const char* text = std::getenv(variable);
-    return text != nullptr ? std::stoull(text) : otherwise;
-  };
   const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
   std::uint64_t drawn = 0, cut = 0, staged = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 1'000'003 + i);
-    const auto one_of = [&](std::initializer_list<std::int64_t> values) {
-      return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
-    };
     const Golden g = Golden::load(models[random() % models.size()]);
-    Scenario s = golden_scenario(g, 1);
-    TrainLayout& l = s.train.layout;
-    l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
-    if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) continue;
-    ++drawn, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
-    s.cluster.gpus_per_node = l.ranks();
-    if (l.pp > 1) {
-      s.train.pipeline_split.assign(static_cast<std::size_t>(l.pp), 1);
-      s.train.pipeline_split[random() % static_cast<std::uint64_t>(l.pp)] += g.model.layers - l.pp;
-      if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
-      l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
-    }
-    l.sp = l.tp > 1 && one_of({0, 1}) == 1;
-    s.train.engine = static_cast<TrainEngine>(
-        one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
-                static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
-                static_cast<std::int64_t>(TrainEngine::zero2)}));
-    if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
-    s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
-    s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
-    s.train.prefetch = one_of({0, 1});
-    s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
-    s.train.micro_batch_tokens = round_up(one_of({g.longest_sequence(), g.num_tokens()}), l.tp);
-    CAPTURE(i, g.model.name, l.dp, l.pp, s.train.pipeline_schedule, l.order, l.tp, l.sp, l.fsdp, static_cast<int>(s.train.engine),
-            static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch,
-            s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
-    check_training(g, train(g, s));
+    const std::optional<Scenario> s = draw_layout(g, random);
+    if (!s) continue;
+    ++drawn, cut += s->train.layout.tp > 1 ? 1 : 0, staged += s->train.layout.pp > 1 ? 1 : 0;
+    CAPTURE(i, text_of(*s));
+    check_training(g, train(g, *s));
   }
   CHECK(2 * cut > rounds / 2);
   CHECK(3 * staged > rounds / 2);
+}
+
+// Shards, moments and steps go from any layout to any other: other worlds, stages, engines, orders of ranks.
+TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been") {
+  const std::uint64_t rounds = number("HOTBUNK_RESUME_ROUNDS", 12), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  const std::vector<std::string> models = golden_models();
+  std::uint64_t drawn = 0;
+  for (std::uint64_t i = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * 7'000'003 + i);
+    const Golden g = Golden::load(models[random() % models.size()]);
+    const std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
+    if (!first || !then) continue;
+    ++drawn;
+    const std::int64_t steps = 1 + static_cast<std::int64_t>(random() % 4);
+    CAPTURE(i, steps, text_of(*first), text_of(*then));
+    const TrainingResult r = train_on(g, *first, *then, steps);
+    REQUIRE(r.losses.size() + static_cast<std::size_t>(steps) == g.losses.size() + 1);
+    for (std::size_t step = static_cast<std::size_t>(steps); step < g.losses.size(); ++step) {
+      const std::size_t at = step - static_cast<std::size_t>(steps);
+      CHECK(r.losses[at] == Approx(g.losses[step]).epsilon(scalar_bound));
+      CHECK(r.grad_norms[at] == Approx(g.grad_norms[step]).epsilon(scalar_bound));
+    }
+    CHECK(r.losses.back() == Approx(g.final_loss).epsilon(scalar_bound));
+    for (const auto& [name, value] : r.after5) {
+      CAPTURE(name);
+      CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
+    }
+  }
 }
 
 TEST_CASE("FSDP with everything else on computes what one rank does") {
