@@ -285,11 +285,12 @@ Result<PartOfPlan> lower_phases(const Scenario& scenario, const PhaseFilter& wan
   return out;
 }
 
-Result<PhaseBytes> lower_transients(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
+Result<WrittenPart> write_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
   run_passes(written->plan, written->draft);
-  return by_phase(written->plan, written->draft.transient_bytes);
+  const PhaseBytes transients = by_phase(written->plan, written->draft.transient_bytes);
+  return WrittenPart{std::move(written->plan), std::move(written->draft), transients};
 }
 
 }  // namespace hotbunk

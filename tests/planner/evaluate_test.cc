@@ -280,9 +280,10 @@ std::string difference_of_parts(const Scenario& s, const Plan& plan) {
   const PhaseBytes whole = lower_phases(s, nullptr, shapes).value().transients;
   for (const PhaseInfo& phase : plan.phases) {
     const PlanPhase p = phase_named(phase.name);
-    const PhaseBytes alone = lower_transients(
+    const PhaseBytes alone = write_phases(
                                  s, [&](PlanPhase at) { return at == p; }, shapes)
-                                 .value();
+                                 .value()
+                                 .transients;
     PhaseBytes expected{};
     expected[static_cast<std::size_t>(p)] = whole[static_cast<std::size_t>(p)];
     if (alone != expected) return fmt::format("{} alone needs other transients", phase.name);
@@ -293,16 +294,18 @@ std::string difference_of_parts(const Scenario& s, const Plan& plan) {
   RlPrice parts, expected;
   const auto answer = plan_answer_of(there);
   const bool fits_a_sample = there.train.micro_batch_tokens >= max_sample_tokens(there);
-  if (plan_bytes(s, cost)(point, parts) != (answer && fits_a_sample)) return "parts: lowered, or not";
+  if (plan_prices(s, cost)(point, parts) != (answer && fits_a_sample)) return "parts: lowered, or not";
   if (!answer || !fits_a_sample) return "";
   use_mapped_bytes(mapped_bytes(answer->memory), expected);
-  use_plan_shifts(shifts_seconds(answer->shifts, cost), expected);
+  use_plan_seconds(ComputedSeconds::of(there, plan_seconds(there, point.train, answer->plan, cost)),
+                   shifts_seconds(answer->shifts, cost), expected);
   const auto bytes = [](const RlPrice& p) {
     return std::array{p.train_bytes, p.rollout_bytes, p.sync_bytes, p.wake_bytes, p.host_bytes};
   };
   if (bytes(parts) != bytes(expected))
     return fmt::format("parts map {}, the plan {}", fmt::join(bytes(parts), " "), fmt::join(bytes(expected), " "));
-  if (parts.seconds != expected.seconds) return "parts: seconds of the shifts";
+  if (parts.seconds != expected.seconds)
+    return fmt::format("parts take {}, the plan {}", fmt::join(parts.seconds, " "), fmt::join(expected.seconds, " "));
   return "";
 }
 
