@@ -176,7 +176,7 @@ void train_phase_7b_on_8(benchmark::State& state) {
   for (auto _ : state) {
     s.train.micro_batch_tokens = 16384 + layouts % 4096;
     s.train.recompute = static_cast<Recompute>(layouts % 3);
-    benchmark::DoNotOptimize(lower_transients(
+    benchmark::DoNotOptimize(write_phases(
         s, [](PlanPhase p) { return p == PlanPhase::train; }, shapes));
     ++layouts;
   }

@@ -58,7 +58,9 @@ int run(const ExplainArguments& o) {
   else fmt::print("{}", printable(text));
   flush_output();
   if (e.unpriced) return report_errors({*e.unpriced});
-  if (!o.scenario.json) fmt::print(stderr, "Seconds are the closed form's.\n");
+  if (!o.scenario.json)
+    fmt::print(stderr, "Seconds are {}.\n",
+               e.micro_batch ? "the plan's, replayed with mean lengths" : "the closed form's");
   say_next("simulate", o.scenario);
   return code;
 }

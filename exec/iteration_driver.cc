@@ -255,13 +255,7 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
   if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
-  const std::int64_t ranks = scenario_.train.layout.sp ? scenario_.train.layout.tp : 1;
-  Sizes out = micro;
-  out.tokens = round_up(micro.tokens, ranks);
-  const std::int64_t filling = out.tokens - micro.tokens;
-  if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
-  out[sequence_extent] = out.tokens / ranks;
-  return out;
+  return filled_up(micro, scenario_.train.layout.sp ? scenario_.train.layout.tp : 1);
 }
 
 /// Those of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.

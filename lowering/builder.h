@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/rounding.h"
 #include "graph/draft.h"
 #include "graph/slots.h"
 #include "lowering/phases.h"
@@ -54,6 +55,15 @@ inline Dim seqs(std::int64_t capacity) { return {capacity, seqs_extent, 0}; }
 /// With sequence parallelism in training: the tokens of a micro-batch that one tensor-parallel rank has in the residual
 /// stream. A micro-batch is filled up to a multiple of their ranks.
 inline constexpr ExtentId sequence_extent{2};
+/// A micro-batch of so much, filled up to a part for each of `ranks`.
+inline Sizes filled_up(const Sizes& micro, std::int64_t ranks) {
+  Sizes out = micro;
+  out.tokens = round_up(micro.tokens, ranks);
+  const std::int64_t filling = out.tokens - micro.tokens;
+  if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
+  out[sequence_extent] = out.tokens / ranks;
+  return out;
+}
 
 /// In a pipeline: the tokens of the gradient that goes back while the output of another micro-batch goes forward.
 inline constexpr ExtentId returned_extent{3};

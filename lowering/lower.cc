@@ -295,14 +295,10 @@ Result<Plan> lower_call_by_call(const Scenario& scenario, Purpose purpose) {
 
 namespace {
 
-/// The most of any stage.
-PhaseBytes transients_of(const Plan& plan, const std::vector<Draft>& drafts) {
+PhaseBytes transients_of(const Plan& plan, const Draft& draft) {
   PhaseBytes out{};
-  for (const Draft& draft : drafts)
-    for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-      std::int64_t& most = out[static_cast<std::size_t>(phase_named(plan.phases[p].name))];
-      most = std::max(most, draft.transient_bytes[p]);
-    }
+  for (std::size_t p = 0; p < plan.phases.size(); ++p)
+    out[static_cast<std::size_t>(phase_named(plan.phases[p].name))] = draft.transient_bytes[p];
   return out;
 }
 
@@ -311,20 +307,23 @@ PhaseBytes transients_of(const Plan& plan, const std::vector<Draft>& drafts) {
 Result<PartOfPlan> lower_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
-  for (Draft& draft : written->drafts) run_passes(written->plan, draft);
   PartOfPlan out;
-  out.transients = transients_of(written->plan, written->drafts);
-  for (Draft& draft : written->drafts)
+  for (Draft& draft : written->drafts) {
+    run_passes(written->plan, draft);
+    out.transients.push_back(transients_of(written->plan, draft));
     written->plan.programs.push_back(finish(written->plan, std::move(draft), nothing_sleeps(scenario)));
+  }
   out.plan = std::move(written->plan);
   return out;
 }
 
-Result<PhaseBytes> lower_transients(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
+Result<WrittenPart> write_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
   for (Draft& draft : written->drafts) run_passes(written->plan, draft);
-  return transients_of(written->plan, written->drafts);
+  WrittenPart out{std::move(written->plan), std::move(written->drafts), {}};
+  for (const Draft& draft : out.drafts) out.transients.push_back(transients_of(out.plan, draft));
+  return out;
 }
 
 }  // namespace hotbunk

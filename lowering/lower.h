@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/diagnostic.h"
+#include "graph/draft.h"
 #include "graph/plan.h"
 #include "lowering/model_shapes.h"
 #include "lowering/phases.h"
@@ -31,11 +32,16 @@ Result<Plan> lower(const Scenario&, Purpose = Purpose::job);
 using PhaseFilter = std::function<bool(PlanPhase)>;
 struct PartOfPlan {
   Plan plan;
-  PhaseBytes transients{};  // how much of the transient section each phase needs, before rounding to chunks
+  std::vector<PhaseBytes> transients;  // by program: how much of its transient section each phase needs, before rounding
 };
 Result<PartOfPlan> lower_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
-/// The transients alone: the plan is not made.
-Result<PhaseBytes> lower_transients(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
+/// The same as it is written, all but its places and events left as they are: no program is made of it.
+struct WrittenPart {
+  Plan plan;  // without programs
+  std::vector<Draft> drafts;
+  std::vector<PhaseBytes> transients;  // of each
+};
+Result<WrittenPart> write_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
 
 /// Neither side sleeps: what is mapped stays.
 bool nothing_sleeps(const Scenario&);

@@ -12,37 +12,6 @@
 namespace hotbunk {
 namespace {
 
-Occupies occupies_of(const Plan& plan, const Op& op) {
-  switch (op.kind) {
-    case OpKind::alloc:
-    case OpKind::free:
-    case OpKind::record:
-    case OpKind::wait:
-    case OpKind::peer_copy:  // the order against the owner is kept by barriers
-      return Occupies::stream;
-    case OpKind::map:
-    case OpKind::unmap:
-      return Occupies::host;
-    case OpKind::send:
-    case OpKind::recv:
-    case OpKind::send_recv:
-      return Occupies::transfer;
-    default:
-      break;
-  }
-  if (is_communication(op.kind)) return Occupies::meeting;
-  switch (plan.stream(op.stream).kind) {
-    case StreamKind::to_device:
-      return Occupies::link_h2d;
-    case StreamKind::to_host:
-      return Occupies::link_d2h;
-    case StreamKind::host:
-      return Occupies::stream;
-    default:
-      return Occupies::device;
-  }
-}
-
 DependsOn depends_on(const Op& op) {
   if (op.is_priced())
     return op.prices.size() > 1 || op.prices[0].seconds_per_pair > 0 ? DependsOn::pairs : DependsOn::nothing;

@@ -9,22 +9,12 @@
 #include <vector>
 
 #include "graph/bound.h"
+#include "planner/cost/occupies.h"
 
 namespace hotbunk {
 
 /// How finely a rank is played.
 enum class Granularity : std::uint8_t { ops, calls };
-
-/// What an op occupies while it runs.
-enum class Occupies : std::uint8_t {
-  stream,    // nothing but its stream
-  host,      // the rank's host thread, where streams are threads; else nothing but its stream
-  device,    // the device's compute, shared by all ranks and streams on it
-  link_h2d,  // the device's link, one direction
-  link_d2h,
-  meeting,   // all members of its group, together
-  transfer,  // who sends and who receives, together
-};
 
 /// Which actual sizes an op's cost, bytes and FLOPs can depend on.
 enum class DependsOn : std::uint8_t { nothing, shapes, pairs };

@@ -13,6 +13,7 @@
 #include "planner/answers/levers.h"
 #include "planner/answers/plan_answer.h"
 #include "planner/answers/plan_shifts.h"
+#include "planner/answers/plan_time_tree.h"
 #include "planner/answers/remedies.h"
 #include "planner/answers/stated_error.h"
 #include "planner/answers/trees.h"
@@ -176,11 +177,12 @@ Explanation explain(const ScenarioPricer& s) {
   const TrainPrice train = s.train().price(out.point.train);
   out.memory = memory_tree(s, out.point, out.price, train);
   const auto plan = plan_answer_of(s.scenario());
-  std::optional<ShiftsSeconds> shifts;
   if (plan) {
-    shifts = shifts_seconds(plan->shifts, s.train().cost());
+    const ShiftsSeconds shifts = shifts_seconds(plan->shifts, s.train().cost());
+    const PlanSeconds seconds = plan_seconds(s.scenario(), out.point.train, plan->plan, s.train().cost());
     use_plan_bytes(s.scenario(), plan->memory, out.price);
-    use_plan_shifts(*shifts, out.price);
+    use_plan_seconds(ComputedSeconds::of(s.scenario(), seconds), shifts, out.price);
+    out.time = plan_time_tree(s.scenario(), out.point.train, plan->plan, seconds, shifts, out.price);
     out.mapped_bytes = static_cast<double>(plan->memory.device.whole.mapped_bytes);
     out.host_mapped_bytes = static_cast<double>(plan->memory.host.whole.mapped_bytes);
     out.memory = plan_memory_tree(plan->memory);
@@ -189,7 +191,7 @@ Explanation explain(const ScenarioPricer& s) {
   out.verdict = verdict_of(s, out.point, out.price, out.torch, plan.has_value());
   if (!plan) out.host = host_tree(s, out.point, out.price);
   if (!out.price.fits) out.remedy = remedy_text(s, out.point);
-  out.time = time_tree(s, out.point, out.price, train, shifts);
+  if (!plan) out.time = time_tree(s, out.point, out.price, train);
   for (CostNode& phase : out.time.children)
     for (std::size_t i = 0; i < num_rl_phases; ++i)
       if (phase.name == name_of(static_cast<RlPhase>(i)))
@@ -244,9 +246,9 @@ std::string render(const Explanation& e) {
     const MicroBatchStreams& m = *e.micro_batch;
     out += fmt::format("\nA micro-batch of training on a rank's streams ({} sequences, {} tokens; from the plan)\n",
                        m.sequences, m.tokens);
-    for (const auto& [stream, seconds] : m.seconds.busy)
-      if (seconds > 0)
-        out += fmt::format("  {:<36} {:>10}  {:>5.1f} %\n", stream, format_seconds(seconds),
+    for (std::size_t i = 0; i < m.streams.size(); ++i)
+      if (const double seconds = m.seconds.busy[i]; seconds > 0)
+        out += fmt::format("  {:<36} {:>10}  {:>5.1f} %\n", m.streams[i].name, format_seconds(seconds),
                            100.0 * seconds / m.seconds.elapsed);
     out += fmt::format("  {:<36} {:>10}  of which the busiest stream waits {}\n", "from first to last",
                        format_seconds(m.seconds.elapsed), format_seconds(m.exposed()));
@@ -300,8 +302,8 @@ std::string to_json(const Explanation& e) {
   if (e.micro_batch) {
     const MicroBatchStreams& m = *e.micro_batch;
     doc["micro_batch"] = {{"sequences", m.sequences}, {"tokens", m.tokens}, {"seconds", m.seconds.elapsed}};
-    for (const auto& [stream, seconds] : m.seconds.busy)
-      if (seconds > 0) doc["micro_batch"]["streams"][stream] = seconds;
+    for (std::size_t i = 0; i < m.streams.size(); ++i)
+      if (m.seconds.busy[i] > 0) doc["micro_batch"]["streams"][m.streams[i].name] = m.seconds.busy[i];
   }
   doc["links"] = nlohmann::ordered_json::array();
   for (const LinkUse& u : e.links)

@@ -68,11 +68,10 @@ Standing standing_of(const ScenarioPricer&);
 /// A full micro-batch of training on a rank's streams, from its plan (stream_seconds.h).
 struct MicroBatchStreams {
   std::int64_t sequences = 0, tokens = 0;
+  std::vector<Stream> streams;  // of the plan
   StreamSeconds seconds;
   /// Of the stream that is busy longest, what the plan's order adds to it: exposed communication.
-  double exposed() const {
-    return seconds.elapsed - std::ranges::max(seconds.busy, {}, &StreamSeconds::Busy::seconds).seconds;
-  }
+  double exposed() const { return seconds.elapsed - std::ranges::max(seconds.busy); }
 };
 
 struct Explanation {

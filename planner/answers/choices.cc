@@ -85,7 +85,7 @@ ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& own, const RlPoint& poi
   r.bytes_over = std::max({0.0, price.peak_bytes() - o.limit_bytes(), price.host_bytes - o.host_bytes});
   r.moment = fullest_moment(price, o);
   // Beside the error: what its allocator reserves `explain` says.
-  const bool close = price.peak_bytes() * (1.0 + (o.plan_bytes ? 0.0 : s.train().framework().memory_error.value)) >
+  const bool close = price.peak_bytes() * (1.0 + (o.plan_prices ? 0.0 : s.train().framework().memory_error.value)) >
                      s.rl().setting().device_bytes;
   r.verdict = !price.fits ? Verdict::no : close ? Verdict::tight : Verdict::fits;
   return r;
@@ -219,7 +219,7 @@ namespace {
 
 /// The best of the whole space by estimate that nothing lowers: of what is lowered, the plan says whether it fits.
 std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
-                                     SearchOptions options, const PlanBytes& lowered) {
+                                     SearchOptions options, const PlanPrices& lowered) {
   options.keep = 4;
   options.nearest = options.front = false;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
@@ -245,9 +245,9 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.options.headroom = search.headroom;
   RlSpace space = default_rl_space(s.scenario(), s.train().framework());
   if (out.lowered) {
-    const PlanBytes lowered = plan_bytes(s.scenario(), s.train().cost());
+    const PlanPrices lowered = plan_prices(s.scenario(), s.train().cost());
     out.beyond = better_beyond(s, own, space, search, lowered);
-    search.plan_bytes = lowered;
+    search.plan_prices = lowered;
     keep_what_executes(space, s.scenario(), own.sync);
   }
   const RlSearch found = search_layouts(s, space, search);
@@ -269,7 +269,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.limit_bytes = found.limit_bytes;
   out.reason = found.reason;
   RlPrice price = s.price(own);
-  if (search.plan_bytes) search.plan_bytes(own, price);
+  if (search.plan_prices) search.plan_prices(own, price);
   if (price.iteration_seconds > 0 &&
       std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
     // The headroom of a default refuses no layout that the scenario asks for: it is tight.

@@ -79,13 +79,14 @@ struct PartKey {
   PartKind kind{};
   TrainPoint train;
   std::int64_t rollout_tp = 1;
+  bool strided = false;  // of a sync, and of engines that cross nodes
   double bucket_bytes = 0;
   bool from_host = false;        // of a sync
   TransitionOrder transition{};  // of moves
   friend auto operator<=>(const PartKey&, const PartKey&) = default;
 };
 
-PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases) {
+PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::int64_t node_ranks) {
   PartKey key{.kind = kind, .train = {}};
   if (kind == PartKind::training || kind == PartKind::passes) {
     key.train = p.train;
@@ -93,9 +94,12 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases) {
     if (kind == PartKind::passes) key.train.recompute = {}, key.train.reshard_after_forward = true;
     return key;
   }
-  key.train.dp = p.train.ranks(), key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
+  key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
+  key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
   if (kind == PartKind::saves) return key;
   key.rollout_tp = p.rollout.tp;
+  if (kind == PartKind::sync || (kind == PartKind::rollout && p.rollout.ranks() > node_ranks))
+    key.strided = p.rollout.strided;
   if (kind == PartKind::moves) key.transition = p.transition;
   if (kind == PartKind::sync)
     key.bucket_bytes = p.bucket_bytes, key.from_host = phases.find(PlanPhase::sync)->from_host;
@@ -106,21 +110,51 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases) {
 /// however many plans have it. Parts meet in nothing but the map of the transient section, so all answers are exact.
 class PlanAnswers {
  public:
-  PlanAnswers(const Scenario& s, const CostModel& cost) : scenario_(s), cost_(cost), shapes_(s.model) {}
+  PlanAnswers(const Scenario& s, const CostModel& cost)
+      : scenario_(s), cost_(cost), node_ranks_(cost.ranks_per_node()), own_(rl_point_of(s)), shapes_(s.model) {}
 
-  /// As PlanBytes has it, and so is prepare().
+  /// As PlanPrices has it, and so is prepare().
   bool use(const RlPoint& p, RlPrice& price) {
     const std::optional<Frame>& frame = frames_.value(FrameKey(p), [&] { return lowered_frame(p); });
     if (!frame) return false;
-    const std::optional<PhaseBytes>& training = trainings_.value(p.train, [&] { return lowered_training(p); });
+    const std::optional<Training>& training = trainings_.value(p.train, [&] { return lowered_training(p); });
     if (!training) return false;
-    PhaseBytes transients = frame->transients;
-    raise(transients, *training);
-    const JobMaps maps(frame->phases, frame->keep_mapped, frame->chunk_bytes, frame->shifts, frame->pool_bytes,
-                       transients);
-    use_mapped_bytes(maps.mapped(), price);
-    use_plan_shifts(shifts_seconds(maps.shifts(), cost_), price);
+    MappedBytes mapped{.phases = frame->phases};
+    std::vector<std::vector<ShiftOp>> shifts;
+    for (std::size_t stage = 0; stage < frame->shifts.size(); ++stage) {
+      PhaseBytes transients = frame->transients[stage];
+      raise(transients, training->transients[stage]);
+      const JobMaps maps(frame->phases, frame->keep_mapped, frame->chunk_bytes, frame->shifts[stage],
+                         frame->pool_bytes, transients);
+      raise(mapped, maps.mapped());
+      shifts.push_back(maps.shifts());
+    }
+    use_mapped_bytes(mapped, price);
+    ComputedSeconds computed = training->seconds;
+    computed.rollout = frame->rollout_seconds, computed.sync = frame->sync_seconds;
+    use_plan_seconds(computed, shifts_seconds(shifts[most_shifted(shifts)], cost_), price);
     return true;
+  }
+
+  /// As PlanPrices has them.
+  double training_seconds_of(const TrainPoint& t) {
+    RlPoint p = own_;
+    p.train = t;
+    if (!executes(with_point(scenario_, p))) return 0.0;
+    const std::optional<Training>& training = trainings_.value(t, [&] { return lowered_training(p); });
+    if (!training) return 0.0;
+    const ComputedSeconds& s = training->seconds;
+    return s.reference + s.old_logprobs + s.train;
+  }
+  double rollout_seconds_of(const RolloutPoint& r) {
+    RlPoint p = own_;
+    p.rollout = r;
+    const Scenario there = with_point(scenario_, p);
+    if (!executes(there)) return 0.0;
+    const JobPhases phases(there);
+    const Part& moves = part(key_of(PartKind::moves, p, phases, node_ranks_), there);
+    const auto blocks = kv_pool_blocks(there, moves.weight_bytes);
+    return blocks ? rollout_seconds(p, there, phases, *blocks) : 0.0;
   }
 
   void prepare(const std::vector<RlPoint>& points, Workers& workers) {
@@ -134,12 +168,21 @@ class PlanAnswers {
   }
 
  private:
-  /// What one part takes.
+  /// What one part takes, of each pipeline stage.
   struct Part {
-    PhaseBytes transients{};
-    std::vector<ShiftOp> shifts;  // of moves and syncs
+    std::vector<PhaseBytes> transients;
+    std::vector<std::vector<ShiftOp>> shifts;  // of moves and syncs
     // Of moves: the plan's chunks, and a rank's rollout weights.
     std::int64_t chunk_bytes = 0, weight_bytes = 0;
+    ComputedSeconds seconds;                     // of training, passes and syncs
+    std::shared_ptr<const WrittenPart> written;  // of rollouts, which have
+    std::shared_ptr<const EngineBlocks> engine;  // the steps of an engine
+  };
+
+  /// What training and its passes take.
+  struct Training {
+    std::vector<PhaseBytes> transients;  // by stage
+    ComputedSeconds seconds;
   };
 
   /// All of a job but what its training computes with.
@@ -147,12 +190,23 @@ class PlanAnswers {
     JobPhases phases;
     bool keep_mapped = false;
     std::int64_t chunk_bytes = 0, pool_bytes = 0;
-    std::vector<ShiftOp> shifts;
-    PhaseBytes transients{};  // of what is not training
+    // By pipeline stage.
+    std::vector<std::vector<ShiftOp>> shifts;
+    std::vector<PhaseBytes> transients;  // of what is not training
+    double rollout_seconds = 0, sync_seconds = 0;
   };
 
   static void raise(PhaseBytes& to, const PhaseBytes& more) {
     for (std::size_t i = 0; i < num_plan_phases; ++i) to[i] = std::max(to[i], more[i]);
+  }
+  static void raise(std::vector<PhaseBytes>& to, const std::vector<PhaseBytes>& more) {
+    to.resize(more.size());
+    for (std::size_t i = 0; i < more.size(); ++i) raise(to[i], more[i]);
+  }
+  static void raise(MappedBytes& to, const MappedBytes& more) {
+    raise(to.device, more.device), raise(to.host, more.host);
+    to.device_peak = std::max(to.device_peak, more.device_peak);
+    to.host_peak = std::max(to.host_peak, more.host_peak);
   }
 
   /// The knobs that decide a frame, those in which most differ first.
@@ -170,8 +224,7 @@ class PlanAnswers {
           sync(p.sync),
           placement(p.placement),
           train(p.train) {
-      rollout.strided = false;  // the order of an engine's ranks changes who sends to whom, and no buffer
-      const TrainPoint any;     // what training computes with
+      const TrainPoint any;  // what training computes with
       train.micro_batch = any.micro_batch, train.micro_batches = any.micro_batches;
       train.last_micro_batch = any.last_micro_batch;
       train.recompute = any.recompute, train.reshard_after_forward = any.reshard_after_forward;
@@ -192,33 +245,59 @@ class PlanAnswers {
   std::optional<Frame> lowered_frame(const RlPoint& p) {
     const Scenario there = with_point(scenario_, p);
     if (!executes(there)) return std::nullopt;
-    Frame out{.phases = JobPhases(there), .keep_mapped = nothing_sleeps(there), .shifts = {}};
-    const Part& moves = part(key_of(PartKind::moves, p, out.phases), there);
+    Frame out{.phases = JobPhases(there), .keep_mapped = nothing_sleeps(there), .shifts = {}, .transients = {}};
+    out.shifts.resize(static_cast<std::size_t>(there.train.layout.pp));
+    out.transients.resize(out.shifts.size());
+    const Part& moves = part(key_of(PartKind::moves, p, out.phases, node_ranks_), there);
     out.chunk_bytes = moves.chunk_bytes;
     if (samples()) {
       const auto blocks = kv_pool_blocks(there, moves.weight_bytes);
       if (!blocks) return std::nullopt;
       out.pool_bytes = *blocks * kv_block_bytes(there);
+      out.rollout_seconds = rollout_seconds(p, there, out.phases, *blocks);
+      out.sync_seconds = part(key_of(PartKind::sync, p, out.phases, node_ranks_), there).seconds.sync;
     }
     for (const JobPhase& phase : out.phases) {
       if (is_training(phase.phase)) continue;
-      const Part& of = part(key_of(part_of(phase.phase), p, out.phases), there);
+      const Part& of = part(key_of(part_of(phase.phase), p, out.phases, node_ranks_), there);
       raise(out.transients, of.transients);
-      std::ranges::copy_if(of.shifts, std::back_inserter(out.shifts),
-                           [&](const ShiftOp& op) { return op.phase == phase.phase; });
+      for (std::size_t stage = 0; stage < of.shifts.size(); ++stage)
+        std::ranges::copy_if(of.shifts[stage], std::back_inserter(out.shifts[stage]),
+                             [&](const ShiftOp& op) { return op.phase == phase.phase; });
     }
     return out;
   }
 
   /// What the phases of training take, of a point that something lowers; none where a micro-batch holds no sample.
-  std::optional<PhaseBytes> lowered_training(const RlPoint& p) {
+  std::optional<Training> lowered_training(const RlPoint& p) {
     const Scenario there = with_point(scenario_, p);
     if (!holds_a_sample(there)) return std::nullopt;
     const JobPhases phases(there);
-    PhaseBytes out{};
-    for (const JobPhase& phase : phases)
-      if (is_training(phase.phase)) raise(out, part(key_of(part_of(phase.phase), p, phases), there).transients);
+    Training out;
+    for (const JobPhase& phase : phases) {
+      if (!is_training(phase.phase)) continue;
+      const PartKind kind = part_of(phase.phase);
+      const Part& of = part(key_of(kind, p, phases, node_ranks_), there);
+      raise(out.transients, of.transients);
+      if (kind == PartKind::training) out.seconds.train = of.seconds.train;
+      if (kind == PartKind::passes)
+        out.seconds.reference = of.seconds.reference, out.seconds.old_logprobs = of.seconds.old_logprobs;
+    }
     return out;
+  }
+
+  /// What decides an engine's steps beside the scenario.
+  struct EngineKey {
+    PartKey part;
+    std::int64_t pool_tokens = 0, engines = 1;
+    friend auto operator<=>(const EngineKey&, const EngineKey&) = default;
+  };
+  double rollout_seconds(const RlPoint& p, const Scenario& there, const JobPhases& phases, std::int64_t pool_blocks) {
+    const PartKey key = key_of(PartKind::rollout, p, phases, node_ranks_);
+    const std::int64_t tokens = pool_blocks * there.rollout.block_tokens;
+    return engines_.value(EngineKey{key, tokens, p.rollout.engines}, [&] {
+      return part(key, there).engine->seconds(there, static_cast<double>(tokens), cost_).total();
+    });
   }
 
   /// Of the point's plan; none where nothing lowers it.
@@ -229,30 +308,46 @@ class PlanAnswers {
     const JobPhases phases(there);
     for (const JobPhase& phase : phases) {
       const PartKind kind = part_of(phase.phase);
-      if (std::ranges::find(out, kind, &PartKey::kind) == out.end()) out.push_back(key_of(kind, p, phases));
+      if (std::ranges::find(out, kind, &PartKey::kind) == out.end())
+        out.push_back(key_of(kind, p, phases, node_ranks_));
     }
     return out;
   }
 
   /// `there`: a scenario with the key's knobs, which executes.
   const Part& part(const PartKey& key, const Scenario& there) {
-    return parts_.value(key, [&] { return lower_part(key.kind, there); });
+    return parts_.value(key, [&] { return lower_part(key, there); });
   }
 
-  Part lower_part(PartKind kind, Scenario there) {
+  Part lower_part(const PartKey& key, Scenario there) {
+    const PartKind kind = key.kind;
     const PhaseFilter wanted = [kind](PlanPhase p) { return part_of(p) == kind; };
     Part out;
     if (kind != PartKind::moves && kind != PartKind::sync) {
       if (kind == PartKind::rollout) use_least_pool(there);
-      out.transients = lowered(lower_transients(there, wanted, shapes_));
+      auto written = std::make_shared<const WrittenPart>(lowered(write_phases(there, wanted, shapes_)));
+      out.transients = written->transients;
+      const PlanBlocks blocks(*written);
+      if (kind == PartKind::rollout) {
+        out.engine = std::make_shared<const EngineBlocks>(there, blocks, cost_);
+        out.written = std::move(written);
+      } else if (kind != PartKind::saves) {
+        const TrainingSeconds seconds = training_seconds(there, key.train, blocks, cost_);
+        out.seconds = ComputedSeconds::of(there, {.training = seconds, .rollout = {}, .sync = {}});
+      }
       return out;
     }
     use_least_pool(there);
     const PartOfPlan part = lowered(lower_phases(there, wanted, shapes_));
-    out.transients = part.transients, out.shifts = shifts_of(there, part.plan);
+    out.transients = part.transients;
+    for (std::size_t stage = 0; stage < part.plan.programs.size(); ++stage)
+      out.shifts.push_back(shifts_of(there, part.plan, stage));
     out.chunk_bytes = part.plan.chunk_bytes;
     for (const Buffer& b : part.plan.programs[0].buffers)
       if (b.section == sections::rollout_weights) out.weight_bytes += b.bytes();
+    if (kind == PartKind::sync)
+      out.seconds =
+          ComputedSeconds::of(there, {.training = {}, .rollout = {}, .sync = sync_seconds(there, part.plan, cost_)});
     return out;
   }
   /// Parts are the same beside any pool.
@@ -268,17 +363,22 @@ class PlanAnswers {
 
   const Scenario& scenario_;
   const CostModel& cost_;
+  const std::int64_t node_ranks_;
+  const RlPoint own_;
   ModelShapes shapes_;
   Known<PartKey, Part> parts_;
   Known<FrameKey, std::optional<Frame>> frames_;
-  Known<TrainPoint, std::optional<PhaseBytes>> trainings_;
+  Known<TrainPoint, std::optional<Training>> trainings_;
+  Known<EngineKey, double> engines_;
 };
 
 }  // namespace
 
-PlanBytes plan_bytes(const Scenario& s, const CostModel& cost) {
+PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
   const auto answers = std::make_shared<PlanAnswers>(s, cost);
   return {.use = [answers](const RlPoint& p, RlPrice& price) { return answers->use(p, price); },
+          .training = [answers](const TrainPoint& p) { return answers->training_seconds_of(p); },
+          .rollout = [answers](const RolloutPoint& p) { return answers->rollout_seconds_of(p); },
           .prepare = [answers](const std::vector<RlPoint>& points,
                                Workers& workers) { answers->prepare(points, workers); }};
 }

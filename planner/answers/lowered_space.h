@@ -1,13 +1,12 @@
-// The part of a search's space that executes, the bytes of its plans and the seconds of their shifts: where a scenario
-// is lowered, `plan` ranks layouts that `run` takes, by what their plans map.
+// The part of a search's space that executes, the bytes and the seconds of its plans: where a scenario is lowered,
+// `plan` ranks layouts that `run` takes, by what their plans map and how long they take.
 #pragma once
 #include "planner/search/search.h"
 
 namespace hotbunk {
 
-/// Bytes and shifts of the plans of a lowered scenario's points. The shifts add to the sync's own seconds
-/// and are never below 0, so the bounds of the search hold. Scenario and model outlive it.
-PlanBytes plan_bytes(const Scenario&, const CostModel&);
+/// Bytes and seconds of the plans of a lowered scenario's points. Scenario and model outlive it.
+PlanPrices plan_prices(const Scenario&, const CostModel&);
 
 /// Drops the knobs' values that unsupported_to_execute (spec/validate.h) refuses whatever the others are. `bucketed`:
 /// the mechanism that the scenario's bucketed sync is priced as.

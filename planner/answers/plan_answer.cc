@@ -97,8 +97,10 @@ std::optional<PlanAnswer> plan_answer_of(const Scenario& s) {
   Result<PartOfPlan> all = lower_phases(s, nullptr, shapes);
   if (!all) return std::nullopt;
   const PlanMemory memory = memory_of(s, all->plan);
-  std::vector<ShiftOp> shifts = shifts_of(s, all->plan);
-  return PlanAnswer{std::move(all->plan), memory, std::move(shifts)};
+  std::vector<std::vector<ShiftOp>> shifts;
+  for (std::size_t stage = 0; stage < all->plan.programs.size(); ++stage)
+    shifts.push_back(shifts_of(s, all->plan, stage));
+  return PlanAnswer{std::move(all->plan), memory, std::move(shifts[most_shifted(shifts)])};
 }
 
 namespace {
@@ -169,7 +171,8 @@ bool use_plan(const Scenario& s, const CostModel& cost, RlPrice& price) {
   const auto plan = plan_answer_of(s);
   if (!plan) return false;
   use_plan_bytes(s, plan->memory, price);
-  use_plan_shifts(shifts_seconds(plan->shifts, cost), price);
+  use_plan_seconds(ComputedSeconds::of(s, plan_seconds(s, train_point_of(s), plan->plan, cost)),
+                   shifts_seconds(plan->shifts, cost), price);
   return true;
 }
 
@@ -200,20 +203,15 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
 
 MicroBatchStreams micro_batch_streams(const Scenario& s, const RlPoint& p, const PlanAnswer& answer,
                                       const CostModel& cost) {
-  const double length = s.workload.prompt_tokens.mean + s.workload.response_tokens.mean;
-  MicroBatchStreams out;
-  out.sequences = p.train.micro_batch;
-  out.tokens =
-      std::min(s.train.micro_batch_tokens, static_cast<std::int64_t>(static_cast<double>(out.sequences) * length));
-  const double each = static_cast<double>(out.tokens) / static_cast<double>(out.sequences);
-  const Sizes sizes{.tokens = out.tokens,
-                    .seqs = out.sequences,
-                    .attention_pairs = static_cast<std::int64_t>(static_cast<double>(out.tokens) * (each + 1.0) / 2.0)};
-  const std::vector<Block>& blocks =
-      answer.plan.programs[0].phases[static_cast<std::size_t>(answer.plan.phase_index(name_of(PlanPhase::train)))];
-  const auto micro = std::ranges::find(blocks, "micro", &Block::name);
-  HB_CHECK(micro != blocks.end(), "training without a micro-batch");
-  out.seconds = stream_seconds(answer.plan, 0, *micro, sizes, cost);
+  const Sizes sizes = micro_batch_sizes(s, static_cast<double>(p.train.micro_batch));
+  const RankPlace place = cost.place_of(answer.plan, 0);
+  MicroBatchStreams out{
+      .sequences = p.train.micro_batch, .tokens = sizes.tokens, .streams = answer.plan.streams, .seconds = {}};
+  const PlanBlocks blocks(answer.plan);
+  const bool whole = s.train.layout.pp == 1;  // else the first stage's two passes
+  for (const char* block : whole ? std::vector{"micro"} : std::vector{"forward.0", "backward.0"})
+    out.seconds.add(blocks.block(PlanPhase::train, block).seconds(cost, device_sharing(cost, s.cluster), {&place, 1}, sizes),
+                    1.0);
   return out;
 }
 

@@ -1,5 +1,7 @@
 #include "planner/answers/plan_shifts.h"
 
+#include <algorithm>
+
 namespace hotbunk {
 
 ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost) {
@@ -20,14 +22,26 @@ ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost
   return out;
 }
 
-void use_plan_shifts(const ShiftsSeconds& plan, RlPrice& price) {
+ComputedSeconds ComputedSeconds::of(const Scenario& s, const PlanSeconds& p) {
+  return {.rollout = p.rollout.total(),
+          .sync = p.sync.seconds() / static_cast<double>(std::max<std::int64_t>(s.sync.every, 1)),
+          .reference = p.training.reference.seconds(),
+          .old_logprobs = p.training.old_logprobs.seconds(),
+          .train = p.training.train.seconds()};
+}
+
+void use_plan_seconds(const ComputedSeconds& computed, const ShiftsSeconds& shifts, RlPrice& price) {
   const auto at = [&](RlPhase p) -> double& { return price.seconds[static_cast<std::size_t>(p)]; };
-  at(RlPhase::sleep) = plan.sleep.total();
-  at(RlPhase::wake) = plan.wake.total();
-  at(RlPhase::sync) += plan.staging - price.staging_seconds + (plan.uploads - price.upload_seconds);
-  price.staging_seconds = plan.staging, price.upload_seconds = plan.uploads;
-  price.iteration_seconds = -price.overlapped;
-  for (double s : price.seconds) price.iteration_seconds += s;
+  price.seconds = {}, price.overlapped = 0.0;
+  at(RlPhase::rollout) = computed.rollout;
+  at(RlPhase::sync) = computed.sync + shifts.staging;  // its copies run on streams of their own, beside the buckets
+  at(RlPhase::sleep) = shifts.sleep.total();
+  at(RlPhase::wake) = shifts.wake.total();
+  at(RlPhase::reference) = computed.reference;
+  at(RlPhase::old_logprobs) = computed.old_logprobs;
+  at(RlPhase::train) = computed.train;
+  price.iteration_seconds = 0.0;
+  for (const double s : price.seconds) price.iteration_seconds += s;
 }
 
 }  // namespace hotbunk

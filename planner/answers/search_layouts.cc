@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/format.h"
 #include "base/json.h"
+#include "base/parallel.h"
 #include "planner/answers/answers.h"
+#include "planner/search/found.h"
 #include "planner/search/train_points.h"
 
 namespace hotbunk {
@@ -30,7 +32,6 @@ std::vector<RlCandidate> as_points(const ScenarioPricer& s, const std::vector<Tr
   for (const TrainCandidate& c : all) {
     p.train = c.point;
     RlPrice price = s.price(p);
-    if (o.plan_bytes && !o.plan_bytes(p, price)) continue;
     price.fits = price.peak_bytes() <= o.limit_bytes() && price.host_bytes <= o.host_bytes;
     out.push_back({p, price});
   }
@@ -42,8 +43,6 @@ RlSearch search_sft(const ScenarioPricer& s, const RlSpace& space, const SearchO
   SearchOptions wide = options;
   // A layout has fewer variants than this: micro-batches, recomputation, sequence parallelism, sharding.
   wide.keep = 128 * options.keep;
-  // Estimates decide nothing where plans do.
-  if (options.plan_bytes) wide.device_bytes = wide.host_bytes = std::numeric_limits<double>::max();
   const TrainSearch found = search_train(s.train(), space.train, wide);
   RlSearch out;
   out.points = out.priced = found.priced;
@@ -53,39 +52,60 @@ RlSearch search_sft(const ScenarioPricer& s, const RlSpace& space, const SearchO
   out.gap = found.complete ? 0.0 : 1.0;
   out.limit_bytes = options.limit_bytes();
   out.reason = found.reason;
-  std::vector<RlCandidate> best = as_points(s, found.best, options), lacking = as_points(s, found.infeasible, options);
+  out.best = distinct(as_points(s, found.best, options), options.keep);
+  out.infeasible = distinct(as_points(s, found.infeasible, options), 3);
   out.pareto = as_points(s, found.pareto, options);
-  if (options.plan_bytes) {
-    const auto fits = [](const RlCandidate& c) { return c.price.fits; };
-    const auto first_lacking = std::stable_partition(best.begin(), best.end(), fits);
-    lacking.assign(first_lacking, best.end());
-    best.erase(first_lacking, best.end());
-    out.priced = out.points = static_cast<std::int64_t>(best.size() + lacking.size());
-    out.feasible = static_cast<std::int64_t>(best.size());
-    std::erase_if(out.pareto, [&](const RlCandidate& c) { return !fits(c); });
-    std::stable_sort(lacking.begin(), lacking.end(), [](const RlCandidate& a, const RlCandidate& b) {
-      return a.price.peak_bytes() < b.price.peak_bytes();
+  return out;
+}
+
+/// The same of what is lowered: every layout has a plan, and every plan is asked.
+RlSearch search_sft_plans(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& options) {
+  RlSearch out;
+  std::vector<RlPoint> points;
+  for (const LayerKey& key : layer_keys(space.train))
+    out.rejected += visit_points(s.train(), space.train, key, [&](const TrainPoint& p, const TrainModel::Layers&) {
+      points.push_back(s.point()), points.back().train = p;
     });
-    if (best.empty())
-      out.reason = lacking.empty() ? "no layout executes"
-                                   : fmt::format("none of {} layouts fits: the smallest needs {}, a device has {}",
-                                                 lacking.size(), format_bytes(lacking.front().price.peak_bytes()),
-                                                 format_bytes(options.limit_bytes()));
-    else
-      std::erase_if(lacking, [&](const RlCandidate& c) {
-        return c.price.iteration_seconds >= best.front().price.iteration_seconds;
-      });
+  std::ranges::sort(points);
+  points.erase(std::unique(points.begin(), points.end()), points.end());
+  Workers workers(threads_of(options.threads));
+  std::vector<std::optional<RlPrice>> prices(points.size());
+  workers.each(points.size(), [&](std::size_t i, int) {
+    if (RlPrice price; options.plan_prices(points[i], price)) prices[i] = price;
+  });
+  Found found(options.keep);
+  double least = worst_value.first;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (!prices[i]) continue;
+    ++found.priced;
+    const Judged judged = judge(s.rl(), options, points[i], *prices[i]);
+    least = std::min(least, judged.bytes);
+    found.offer({points[i], *prices[i]}, judged);
   }
-  out.best = distinct(best, options.keep);
+  out.points = out.priced = found.priced;
+  out.feasible = found.feasible;
+  out.limit_bytes = options.limit_bytes();
+  out.best = found.best.take();
+  out.pareto = found.front.take();
+  const double best = found.best.empty() ? worst_value.first : found.best.best().first;
+  std::vector<RlCandidate> lacking = found.lacking.take();
+  std::erase_if(
+      lacking, [&](const RlCandidate& c) { return objective_of(options.objective, s.rl(), c.point, c.price) >= best; });
+  std::ranges::reverse(lacking);  // the nearest to fitting first
   out.infeasible = distinct(lacking, 3);
+  if (out.best.empty())
+    out.reason = found.priced == 0
+                     ? "no layout executes"
+                     : fmt::format("none of {} layouts fits: the smallest needs {}, a device has {}", found.priced,
+                                   format_bytes(least), format_bytes(options.limit_bytes()));
   return out;
 }
 
 }  // namespace
 
 RlSearch search_layouts(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& options) {
-  return s.scenario().algorithm.name == AlgorithmName::sft ? search_sft(s, space, options)
-                                                           : search_rl(s.rl(), space, options);
+  if (s.scenario().algorithm.name != AlgorithmName::sft) return search_rl(s.rl(), space, options);
+  return options.plan_prices ? search_sft_plans(s, space, options) : search_sft(s, space, options);
 }
 
 Status price_known(const Scenario& s, Objective o) {

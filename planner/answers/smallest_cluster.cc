@@ -105,7 +105,7 @@ class ResizedSearch {
     RlSpace space = default_rl_space(s, (*pricer)->train().framework());
     if (!always && hopeless(**pricer, space, o)) return std::optional<RlSearch>();
     if (executes_) {
-      o.plan_bytes = plan_bytes(s, (*pricer)->train().cost());
+      o.plan_prices = plan_prices(s, (*pricer)->train().cost());
       keep_what_executes(space, s, (*pricer)->point().sync);
     }
     return std::optional<RlSearch>(search_layouts(**pricer, space, o));

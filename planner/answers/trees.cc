@@ -223,8 +223,7 @@ CostNode memory_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& p
   return root;
 }
 
-CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train,
-                   const std::optional<ShiftsSeconds>& plan) {
+CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const TrainPrice& train) {
   CostNode root{"iteration", "", 0, price.iteration_seconds, {}};
   const RlModel& rl = s.rl();
   const double passes = rl.setting().mini_batches;
@@ -247,7 +246,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   const ShiftBytes held = rl.shift_bytes(p, of.train, of.rollout, rl.staging_bytes(p, of.sync));
   const ShiftShape shape(p.transition);
   const ShiftPrice shift = shape.price(held);
-  const ShiftsSeconds shifts = plan ? *plan : rl.shifts_seconds(p.rollout, shape, shift, held, of.train, of.rollout);
+  const ShiftsSeconds shifts = rl.shifts_seconds(p.rollout, shape, shift, held, of.train, of.rollout);
   const double from_host =
       s.train().cost().node_copy_seconds(of.train.streamed_source) / rl.setting().sync_every + shifts.uploads;
   add(RlPhase::sync, "", sync_parts(rl.setting(), p.sync, of.sync, shifts.staging, from_host));

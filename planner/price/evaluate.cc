@@ -157,6 +157,15 @@ std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan, std::size_t 
   return out;
 }
 
+std::size_t most_shifted(const std::vector<std::vector<ShiftOp>>& of_stages) {
+  const auto bytes = [](const std::vector<ShiftOp>& shifts) {
+    std::int64_t all = 0;
+    for (const ShiftOp& s : shifts) all += s.count * s.bytes;
+    return all;
+  };
+  return static_cast<std::size_t>(std::ranges::max_element(of_stages, {}, bytes) - of_stages.begin());
+}
+
 MappedBytes mapped_bytes(const PlanMemory& memory) {
   MappedBytes out{.phases = memory.phases,
                   .device_peak = memory.device.whole.mapped_bytes,

@@ -79,6 +79,8 @@ PlanMemory memory_of(const Scenario&, const Plan&);
 PlanMemory memory_of(const Scenario&, const Plan&, Rank);
 /// Maps and unmaps in their order, neighbouring copies of one size as one; of the ranks of one program (a stage).
 std::vector<ShiftOp> shifts_of(const Scenario&, const Plan&, std::size_t program = 0);
+/// Of lists of several stages, the one that shifts most bytes.
+std::size_t most_shifted(const std::vector<std::vector<ShiftOp>>&);
 /// Of one rank; the lines that have calls, in the order of the phases.
 std::vector<PlanTraffic> traffic_of(const Plan&, Rank, const PlanRuns&);
 

@@ -181,7 +181,6 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
   at(RlPhase::sleep) = seconds.sleep.total();
   at(RlPhase::wake) = seconds.wake.total();
   at(RlPhase::sync) += seconds.staging + seconds.uploads;
-  out.staging_seconds = seconds.staging, out.upload_seconds = seconds.uploads;
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.fullest_bytes() + shift.train_rest;
   out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes + shift.rollout_rest +

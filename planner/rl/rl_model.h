@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "planner/rl/engine_parts.h"
+#include "planner/rl/engine_schedule.h"
 #include "planner/rl/step_parts.h"
 #include "planner/rl/sync_model.h"
 #include "planner/rl/transition_cost.h"
@@ -107,9 +108,8 @@ struct RlPoint {
 
 struct RlPrice {
   double iteration_seconds = 0;
-  std::array<double, num_rl_phases> seconds{};     // of each phase; their sum less `overlapped` is the iteration
-  double overlapped = 0;                           // seconds that rollout and training run side by side (one step off)
-  double staging_seconds = 0, upload_seconds = 0;  // of the sync's: ShiftsSeconds
+  std::array<double, num_rl_phases> seconds{};  // of each phase; their sum less `overlapped` is the iteration
+  double overlapped = 0;                        // seconds that rollout and training run side by side (one step off)
   // Device bytes of one rank at each moment, overhead included; sync: from training to the rollout, wake: back.
   double train_bytes = 0, rollout_bytes = 0, sync_bytes = 0, wake_bytes = 0;
   double host_bytes = 0;  // of one rank
@@ -311,7 +311,7 @@ class RlModel {
   template <class Book>
   DecodeRound decode_rounds(const RolloutPoint&, double sequences, double context, double times, Book&) const;
   template <class Book>
-  void prefill(const RolloutPoint&, double sequences, double slots, double full, Book&) const;
+  void prefill(const RolloutPoint&, const EngineSchedule&, Book&) const;
   template <class Book>
   RolloutPrice price_steps(const RolloutPoint&, double leftovers, Book& prefill, Book& decode, Book& tail) const;
   double exchange_seconds(const RolloutPoint&) const;

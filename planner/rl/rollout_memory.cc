@@ -78,9 +78,8 @@ RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {
   return out;
 }
 
-/// Tokens of a running sequence: its prompt and the age of its response, E[L^2] / (2 E[L]) at a random moment.
 double RlModel::held_tokens() const {
-  return setting_.prompt_tokens + setting_.response_square / (2.0 * std::max(setting_.response_tokens, 1.0));
+  return hotbunk::held_tokens(setting_.prompt_tokens, setting_.response_tokens, setting_.response_square);
 }
 
 /// Each number is what the fullest rank adds to the numbers before it: of weights alone, of weights with the cache, of

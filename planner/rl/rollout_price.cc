@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/rl/engine_schedule.h"
 #include "planner/rl/engine_step.h"
-#include "planner/rl/length_moments.h"
 
 namespace hotbunk {
 
@@ -78,37 +78,23 @@ DecodeRound RlModel::decode_round(const RolloutPoint& r, double sequences, doubl
   return decode_rounds(r, sequences, context, 1.0, once);
 }
 
-/// Prompts fill the slots in steps of at most max_prefill_tokens. Then a sequence is admitted whenever one has ended:
-/// of n ends over w decode steps w (1 - e^(-n / w)) steps see at least one, and each of them is followed by a prefill.
-/// With pipeline stages the first steps follow each other from stage to stage, at least one for each micro-batch; later
-/// ones, w for each micro-batch, go between decode steps and cost the pipeline what its slowest stage takes.
+/// With pipeline stages the first steps follow each other from stage to stage; later ones go between decode steps and
+/// cost the pipeline what its slowest stage takes.
 template <class Book>
-void RlModel::prefill(const RolloutPoint& r, double sequences, double slots, double full, Book& book) const {
+void RlModel::prefill(const RolloutPoint& r, const EngineSchedule& schedule, Book& book) const {
   const EngineStep step(*this, r);
-  const double first = std::min(sequences, slots), later = sequences - first;
-  const double batches = std::clamp(slots, 1.0, static_cast<double>(r.pp));
-  // Samples of one prompt find it in the cache where prefixes are shared.
-  const double prompt = setting_.prefix_shared ? setting_.prompt_tokens *
-                                                     std::ceil(sequences / std::max(setting_.samples, 1.0)) / sequences
-                                               : setting_.prompt_tokens;
-  const auto pass = [&](double n, double least_steps, bool fills) {
-    if (n <= 0.0) return;
-    const double steps = std::max({1.0, least_steps, std::ceil(n * prompt / setting_.max_prefill_tokens)});
-    const double tokens = n * prompt / steps;
-    const Stages<Book> s =
-        stages_of<Book>(r, [&](const RolloutStage& stage) { return step.prefill<Book>(stage, tokens, n / steps); });
-    book.add(s.slowest, steps);
-    book.count(steps, n * prompt);
+  const auto pass = [&](const EngineSchedule::Prefill& of, bool fills) {
+    const Stages<Book> s = stages_of<Book>(
+        r, [&](const RolloutStage& stage) { return step.prefill<Book>(stage, of.tokens, of.sequences); });
+    book.add(s.slowest, of.steps);
+    book.count(of.steps, of.steps * of.tokens);
     if (!fills || r.pp == 1) return;
     book.add(StepPart::filling, s.all.total - s.slowest.total, static_cast<double>(r.pp - 1));
-    book.add(StepPart::hops, step.hops_seconds(tokens / static_cast<double>(r.cp), n / steps),
+    book.add(StepPart::hops, step.hops_seconds(of.tokens / static_cast<double>(r.cp), of.sequences),
              static_cast<double>(r.pp));
   };
-  const double mean = std::max(setting_.response_tokens, 1.0),
-               spread = std::sqrt(std::max(0.0, setting_.response_square / (mean * mean) - 1.0));
-  const double over = full * std::min(1.0, spread / 0.3) * batches;
-  pass(first, r.pp > 1 ? std::min(batches, first) : 0.0, true);
-  pass(later, over > 0.0 ? over * -std::expm1(-later / over) : 0.0, false);
+  for (const EngineSchedule::Prefill& p : schedule.first) pass(p, true);
+  for (const EngineSchedule::Prefill& p : schedule.later) pass(p, false);
 }
 
 /// Rows of finished samples, as long as the longest, and their log-probs: gathered by all ranks (lower_exchange).
@@ -146,29 +132,28 @@ RolloutPrice RlModel::price_steps(const RolloutPoint& r, double leftovers, Book&
   const double sequences =
       std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
   const double held = held_tokens();
-  // A prompt's pass samples the first token of its response.
-  LengthSpec decoded = setting_.responses;
-  decoded.mean = std::max(decoded.mean - 1.0, 0.0), decoded.max = std::max(decoded.max - 1.0, decoded.mean);
-  const DrainSteps steps = drain_steps(decoded, sequences, out.slots, static_cast<double>(r.engines));
-  const double tail = steps.all - steps.full;
-  const double last = std::max(0.0, sequences * decoded.mean - steps.full * out.slots) / std::max(tail, 1.0);
-  prefill(r, sequences, out.slots, steps.full, prompts);
+  // Samples of one prompt find it in the cache where prefixes are shared.
+  const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
+  const double prompt = setting_.prompt_tokens * distinct / sequences;
+  const EngineSchedule schedule =
+      engine_schedule({.sequences = sequences,
+                       .slots = out.slots,
+                       .engines = static_cast<double>(r.engines),
+                       .micro_batches = std::clamp(out.slots, 1.0, static_cast<double>(r.pp)),
+                       .prompt_tokens = prompt,
+                       .max_prefill_tokens = setting_.max_prefill_tokens,
+                       .responses = setting_.responses});
+  prefill(r, schedule, prompts);
   out.prefill_seconds = prompts.total;
-  out.steps = steps.all;
-  if (steps.full > 0.0) decode_rounds(r, out.slots, held, steps.full, decode);
+  out.steps = schedule.steps;
+  if (schedule.full.steps > 0.0) decode_rounds(r, out.slots, held, schedule.full.steps, decode);
   out.decode_seconds = decode.total;
-  double sum = 0.0;
-  for (double n : steps.running) sum += n;
-  // Quarter by quarter: few sequences take simpler protocols and smaller tiles.
-  for (double n : steps.running)
-    if (tail > 0.0 && sum > 0.0)
-      decode_rounds(r, std::clamp(4.0 * n / sum * last, 1.0, out.slots), held, tail / 4.0, ending);
+  for (const EngineSchedule::Decode& d : schedule.tail) decode_rounds(r, d.sequences, held, d.steps, ending);
   out.tail_seconds = ending.total;
   out.exchange_seconds = exchange_seconds(r);
-  const double distinct = setting_.prefix_shared ? std::ceil(sequences / std::max(setting_.samples, 1.0)) : sequences;
-  const double prompt = distinct * setting_.prompt_tokens;
-  out.sent = payload(r, prompt, prompt + steps.full * out.slots + tail * last,
-                     prompt / static_cast<double>(r.cp) + steps.full * out.slots + tail * last);
+  const double prefilled = distinct * setting_.prompt_tokens;
+  const double decoded = schedule.full.steps * out.slots + (schedule.steps - schedule.full.steps) * schedule.last;
+  out.sent = payload(r, prefilled, prefilled + decoded, prefilled / static_cast<double>(r.cp) + decoded);
   return out;
 }
 

@@ -38,10 +38,14 @@ TrainSpace default_train_space(const ModelSpec&, std::int64_t ranks, std::int64_
                                TrainEngine);
 
 /// What plans say of points; several threads ask at a time.
-struct PlanBytes {
-  /// Replaces the estimates of a point's bytes and of its shifts' seconds by what its plan has. False: nothing lowers
-  /// the point, which is then no part of the search. None: estimates are all that there is.
+struct PlanPrices {
+  /// Sets a point's bytes and seconds to what its plan has. False: nothing lowers the point, which is then no part of
+  /// the search. None: estimates are all that there is.
   std::function<bool(const RlPoint&, RlPrice&)> use;
+  /// Optional: the seconds of training and its log-prob passes, or of the rollout, that every lowered point with this
+  /// training, or this rollout, has in its price; 0 where that is not known.
+  std::function<double(const TrainPoint&)> training{};
+  std::function<double(const RolloutPoint&)> rollout{};
   /// Optional: lowers what the plans of these points share, so that no thread that asks waits for what another lowers.
   std::function<void(const std::vector<RlPoint>&, Workers&)> prepare{};
 
@@ -72,7 +76,7 @@ struct SearchOptions {
   bool nearest = true;           // also find what nearly fits; false: skip what cannot fit
   bool front = true;             // of a joint search also the Pareto front; false: the best alone
   std::int64_t most_points = 0;  // any-time: stop after about so many prices, 0: never
-  PlanBytes plan_bytes{};        // of a joint search over what is lowered; none: the estimates
+  PlanPrices plan_prices{};      // of a joint search over what is lowered; none: the estimates
   /// Fractions of a byte are rounding: a pool of 0.9 of the device leaves a tenth of it.
   double limit_bytes() const {
     return headroom > 0.0 ? std::ceil(device_bytes * (1.0 - headroom)) + 1.0 : device_bytes;

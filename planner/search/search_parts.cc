@@ -59,11 +59,13 @@ struct Share {
   std::int64_t trained = 0, on_host = 0, rejected = 0;
 };
 
-Share price_share(const RlModel& model, const TrainSpace& space, std::span<const LayerKey> keys, bool drop) {
+Share price_share(const RlModel& model, const TrainSpace& space, std::span<const LayerKey> keys, bool planned,
+                  bool drop) {
   const TrainModel& train = model.train();
   Share out;
   for (const LayerKey& key : keys)
     out.rejected += visit_points(train, space, key, [&](const TrainPoint& p, const auto& layers) {
+      if (planned) return out.points.push_back({p, {}});
       const TrainSide side = model.train_side(p, train.price(p, layers), layers);
       const double brought = side.swapped_reference > 0 ? train.cost().host_copy_seconds(side.swapped_reference) : 0.0;
       out.points.push_back({p, side, side.train_seconds + side.scoring_seconds() + brought});
@@ -86,10 +88,11 @@ void add_training(const RlModel& model, TrainSpace space, const SearchOptions& o
     shares.emplace_back(from, to);
     from = to;
   }
-  // Estimates say nothing about the bytes of plans.
-  const bool drop = options.prune && !options.plan_bytes;
+  // Estimates say nothing about plans.
+  const bool planned = static_cast<bool>(options.plan_prices), drop = options.prune && !planned;
   std::vector<Share> priced(shares.size());
-  workers.each(shares.size(), [&](std::size_t i, int) { priced[i] = price_share(model, space, shares[i], drop); });
+  workers.each(shares.size(),
+               [&](std::size_t i, int) { priced[i] = price_share(model, space, shares[i], planned, drop); });
   std::map<SyncSource, std::uint32_t> known;
   for (Share& share : priced) {
     s.trained += share.trained, s.on_host += share.on_host, s.rejected += share.rejected;
@@ -102,6 +105,10 @@ void add_training(const RlModel& model, TrainSpace space, const SearchOptions& o
     }
     share.points = {};
   }
+  if (options.plan_prices.training)
+    workers.each(s.training.size(), [&](std::size_t i, int) {
+      s.training[i].seconds = options.plan_prices.training(s.training[i].point);
+    });
 }
 
 /// Every engine of one shape that divides.
@@ -135,11 +142,14 @@ void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOption
   for (std::size_t i = 0; i < engines.size(); ++i)
     if (const RolloutPoint& p = engines[i]; prices[i].fits)
       s.rollouts.push_back(
-          {p, prices[i],
+          {p, prices[i], options.plan_prices ? 0.0 : prices[i].seconds(),
            apart ? model.apart_bytes(p, prices[i]) : model.least_rollout_bytes(p, prices[i], 0.0, overhead)});
+  if (options.plan_prices.rollout)
+    workers.each(s.rollouts.size(),
+                 [&](std::size_t i, int) { s.rollouts[i].seconds = options.plan_prices.rollout(s.rollouts[i].point); });
   const bool memory = options.objective == Objective::memory;
   sort_by_point(s.rollouts);
-  std::ranges::stable_sort(s.rollouts, {}, [&](const Rolled& r) { return memory ? r.least_bytes : r.price.seconds(); });
+  std::ranges::stable_sort(s.rollouts, {}, [&](const Rolled& r) { return memory ? r.least_bytes : r.seconds; });
   double least = std::numeric_limits<double>::infinity();
   for (auto r = s.rollouts.rbegin(); r != s.rollouts.rend(); ++r)
     r->least_later_bytes = least = std::min(least, r->least_bytes);
@@ -198,6 +208,7 @@ SearchSegment segment_of(RlModel& model, const RlSpace& space, const SearchOptio
   }
   for (const TransitionOrder& o : s.orders) s.shifts.emplace_back(o);
   s.sync_seconds.resize(s.sources.size());
+  if (options.plan_prices) return s;
   workers.each(s.sources.size(), [&](std::size_t i, int) {
     double& least = s.sync_seconds[i] = std::numeric_limits<double>::infinity();
     for (const Rolled& r : s.rollouts) least = std::min(least, sync_prices(model, s, s.sources[i], r).least_seconds);

@@ -13,12 +13,13 @@ namespace hotbunk {
 struct Trained {
   TrainPoint point;
   TrainSide side;
-  double seconds = 0;        // of training and its log-prob passes, a reference brought up included
+  double seconds = 0;        // of training and its log-prob passes, a reference brought up included; of plans at least
   std::uint32_t source = 0;  // of the segment's sync sources
 };
 struct Rolled {
   RolloutPoint point;
   RolloutPrice price;
+  double seconds = 0;  // of plans at least
   // Of a device in the rollout, whatever trains beside it: with this one, and with this or any later one of the list.
   double least_bytes = 0, least_later_bytes = 0;
 };

@@ -47,7 +47,7 @@ class JointSearch {
   RlSearch run() {
     // What a batch finds spares the next ones; with plans, of whose bytes nothing is known before, it spares none of a
     // front, and the largest batches keep all threads at work.
-    const bool spares = !options_.plan_bytes || !options_.front;
+    const bool spares = !options_.plan_prices || !options_.front;
     const std::size_t most = spares ? 256 : 1 << 16;
     std::size_t size = spares ? 64 : most;
     std::vector<Pair> batch;
@@ -63,7 +63,7 @@ class JointSearch {
   /// What no point of the pair is below.
   Value bound(const SearchSegment&, const Trained&, const Rolled&) const;
   double best_value() const { return found_.best.empty() ? worst_value.first : found_.best.best().first; }
-  double computing_bound(const SearchSegment&, const Trained&, const RolloutPrice&) const;
+  double computing_bound(const SearchSegment&, const Trained&, double rollout) const;
   double seconds_bound(const SearchSegment&, const Trained&, const Rolled&) const;
   double bytes_bound(const Trained&) const;
   double bytes_bound(const Trained&, const Rolled&) const;
@@ -81,6 +81,7 @@ class JointSearch {
   void prepare(const std::vector<Pair>& batch);
   void price(const std::vector<Pair>& batch);
   void price_pair(const Pair&, Found&) const;
+  void price_plans(RlPoint, const SearchSegment&, const Trained&, Found&) const;
   void consider(RlCandidate, Found&) const;
   RlSearch finish();
   std::string reason() const;
@@ -100,23 +101,22 @@ class JointSearch {
 };
 
 /// Without sync and shifts.
-double JointSearch::computing_bound(const SearchSegment& s, const Trained& t, const RolloutPrice& r) const {
+double JointSearch::computing_bound(const SearchSegment& s, const Trained& t, double rollout) const {
   const bool side_by_side = s.placement.mode == PlacementMode::disaggregated && model_.setting().overlaps;
-  const double rollout = r.seconds();
   return below * (side_by_side ? std::max(t.seconds, rollout) : t.seconds + rollout);
 }
 
 double JointSearch::seconds_bound(const SearchSegment& s, const Trained& t, const Rolled& r) const {
-  return computing_bound(s, t, r.price) + below * s.sync_seconds[t.source];
+  return computing_bound(s, t, r.seconds) + below * s.sync_seconds[t.source];
 }
 
 /// What every point of the training layout needs; estimates bound nothing where plans are asked.
 double JointSearch::bytes_bound(const Trained& t) const {
-  return options_.plan_bytes ? 0.0 : below * t.side.total_bytes;
+  return options_.plan_prices ? 0.0 : below * t.side.total_bytes;
 }
 
 double JointSearch::bytes_bound(const Trained& t, const Rolled& r) const {
-  if (options_.plan_bytes) return 0.0;
+  if (options_.plan_prices) return 0.0;
   return below * std::max(t.side.total_bytes, r.least_bytes);
 }
 
@@ -137,7 +137,7 @@ bool JointSearch::wanted(const Value& entry, double gpus, double seconds, double
 
 /// Of this pair and those of its training point that follow: none needs fewer.
 double JointSearch::later_bytes(const SearchSegment& s, const Trained& t, std::uint32_t r) const {
-  return std::max(bytes_bound(t), options_.plan_bytes ? 0.0 : below * s.rollouts[r].least_later_bytes);
+  return std::max(bytes_bound(t), options_.plan_prices ? 0.0 : below * s.rollouts[r].least_later_bytes);
 }
 
 bool JointSearch::pair_wanted(const SearchSegment& s, const Trained& t, const Rolled& r) const {
@@ -168,7 +168,7 @@ std::uint32_t JointSearch::next_wanted(const Pair& p) const {
 /// By what the order copies and by its moments without staging.
 JointSearch::LeastShift JointSearch::least_shift(const SearchSegment& s, const Trained& t, const Rolled& r,
                                                  const ShiftShape& shape) const {
-  if (s.placement.mode != PlacementMode::colocated || options_.plan_bytes) return {};
+  if (s.placement.mode != PlacementMode::colocated || options_.plan_prices) return {};
   const CostModel& cost = model_.train().cost();
   const auto copy = [&](double moved) { return moved > 0.0 ? cost.host_copy_seconds(moved) : 0.0; };
   const ShiftBytes held{.params = t.side.params,
@@ -222,7 +222,7 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
 /// Points with every training point and everything else of the batch, each once: plans are put together of what depends
 /// on one of the two.
 void JointSearch::prepare(const std::vector<Pair>& batch) {
-  if (!options_.plan_bytes.prepare) return;
+  if (!options_.plan_prices.prepare) return;
   std::vector<RlPoint> points;
   std::set<const Trained*> trained;
   std::set<const Rolled*> rolled;
@@ -239,7 +239,7 @@ void JointSearch::prepare(const std::vector<Pair>& batch) {
         points.push_back(p);
       }
   }
-  options_.plan_bytes.prepare(points, workers_);
+  options_.plan_prices.prepare(points, workers_);
 }
 
 /// Each thread prunes by what was found before the batch: what is priced does not depend on their number.
@@ -260,8 +260,9 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   const auto skipped = [&](double seconds, double bytes) {
     return options_.prune && !wanted(entry, s.gpus, seconds, bytes);
   };
+  if (options_.plan_prices) return price_plans(p, s, t, out);
   const SyncPrices& syncs = out.syncs.price(model_, s, t, r);
-  const double seconds = computing_bound(s, t, r.price), bytes = bytes_bound(t, r);
+  const double seconds = computing_bound(s, t, r.seconds), bytes = bytes_bound(t, r);
   if (skipped(seconds + below * syncs.least_seconds, bytes)) return;
   for (std::size_t order = 0; order < s.num_orders(t); ++order) {
     const ShiftShape& shape = s.shifts[order];
@@ -270,7 +271,7 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
     if (skipped(seconds + shift.seconds + below * syncs.least_seconds, least)) continue;
     p.transition = s.orders[order];
     const RolloutPrice& rollout = out.beside.price(model_, r, model_.leftovers(p, shape, t.side));
-    const double beside = computing_bound(s, t, rollout) + shift.seconds;
+    const double beside = computing_bound(s, t, rollout.seconds()) + shift.seconds;
     for (std::size_t i = 0; i < syncs.each.size(); ++i) {
       if (skipped(beside + below * syncs.each[i].seconds(), least)) continue;
       s.set_sync(i, p);
@@ -279,8 +280,18 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   }
 }
 
+/// All that the plan's point is paired with.
+void JointSearch::price_plans(RlPoint p, const SearchSegment& s, const Trained& t, Found& out) const {
+  for (std::size_t order = 0; order < s.num_orders(t); ++order) {
+    p.transition = s.orders[order];
+    for (std::size_t i = 0; i < s.num_syncs(); ++i) {
+      s.set_sync(i, p);
+      if (RlPrice price; options_.plan_prices(p, price)) consider({p, price}, out);
+    }
+  }
+}
+
 void JointSearch::consider(RlCandidate c, Found& out) const {
-  if (options_.plan_bytes && !options_.plan_bytes(c.point, c.price)) return;
   ++out.priced;
   out.offer(c, judge(model_, options_, c.point, c.price));
 }

@@ -291,7 +291,7 @@ TEST_CASE("SFT searches training alone, and its rows load") {
     sets.insert(sets.end(), r.flags.begin(), r.flags.end());
     const auto there = ScenarioPricer::make(scenario_of(sets), catalog_root());
     REQUIRE(there.has_value());
-    CHECK((*there)->price((*there)->point()).iteration_seconds == Approx(r.price.iteration_seconds));
+    CHECK(explain(**there).price.iteration_seconds == Approx(r.price.iteration_seconds));
     CHECK(r.price.seconds[static_cast<std::size_t>(RlPhase::rollout)] == 0);
     CHECK(r.tokens_per_gpu == Approx(64 * (2048 + 1536) / r.price.iteration_seconds / 8));
     // One sequence per prompt, whatever samples_per_prompt says: 64 over the data ranks.

@@ -113,7 +113,7 @@ struct Brute {
           if (p.train.optimizer_on_host && p.sleeps()) continue;
           RlPrice price = model.price(p);
           if (price.iteration_seconds <= 0) continue;
-          if (o.plan_bytes && !o.plan_bytes(p, price)) continue;
+          if (o.plan_prices && !o.plan_prices(p, price)) continue;
           const double bytes = price.peak_bytes(), seconds = price.iteration_seconds;
           const double over = std::max(0.0, bytes - o.limit_bytes()) + std::max(0.0, price.host_bytes - o.host_bytes);
           price.fits = over <= 0;
@@ -269,27 +269,31 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   keep_what_executes(space, s, pricer->point().sync);
   space.train.micro_batch = {3, 6};
   space.memory_fraction = {0.5, 0.8};
-  std::map<RlPoint, std::optional<std::pair<MappedBytes, ShiftsSeconds>>> plans;  // asked for by every objective
+  std::map<RlPoint, std::optional<std::pair<MappedBytes, RlPrice>>> plans;  // asked for by every objective
   std::mutex mutex;
-  const PlanBytes each{.use = [&](const RlPoint& p, RlPrice& price) {
+  const CostModel& cost = pricer->train().cost();
+  const PlanPrices each{.use = [&](const RlPoint& p, RlPrice& price) {
     const std::scoped_lock lock(mutex);
     const auto [at, added] = plans.try_emplace(p);
     if (added)
       if (const auto plan = plan_answer_of(with_point(s, p)))
-        at->second = {mapped_bytes(plan->memory), shifts_seconds(plan->shifts, pricer->train().cost())};
+        use_plan_seconds(
+            ComputedSeconds::of(with_point(s, p), plan_seconds(with_point(s, p), p.train, plan->plan, cost)),
+            shifts_seconds(plan->shifts, cost), at->second.emplace(mapped_bytes(plan->memory), RlPrice()).second);
     if (!at->second) return false;
     use_mapped_bytes(at->second->first, price);
-    use_plan_shifts(at->second->second, price);
+    price.seconds = at->second->second.seconds;
+    price.iteration_seconds = at->second->second.iteration_seconds;
     return true;
   }};
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 50e9}) {
       SearchOptions options{.keep = 4, .objective = static_cast<Objective>(o), .device_bytes = device};
-      options.plan_bytes = each;
+      options.plan_prices = each;
       const Brute brute(pricer->rl(), space, options);
       REQUIRE(brute.all.size() > 200);
       REQUIRE(brute.nearest(1e300) < 1e300);  // some do not fit
-      options.plan_bytes = plan_bytes(s, pricer->train().cost());
+      options.plan_prices = plan_prices(s, pricer->train().cost());
       check_search(pricer->rl(), space, options, brute);
     }
 }

@@ -92,7 +92,7 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
   // What steps work in is placed as place_transients knows.
   const PlanAnswer answer = *plan_answer_of(s);
   ModelShapes shapes(s.model);
-  const PhaseBytes need = lower_transients(s, nullptr, shapes).value();
+  const PhaseBytes need = write_phases(s, nullptr, shapes).value().transients.front();
   const auto work = [&](PlanPhase p) {
     return std::ceil(static_cast<double>(need[static_cast<std::size_t>(p)]) / chunk) * chunk;
   };
@@ -122,7 +122,9 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     const auto at = [](const RlPrice& p, RlPhase phase) { return p.seconds[static_cast<std::size_t>(phase)]; };
     CHECK(at(e.price, RlPhase::sleep) == plan.sleep.total());
     CHECK(at(e.price, RlPhase::wake) == plan.wake.total());
-    CHECK(at(e.price, RlPhase::sync) == Approx(pricer->rl().sync_price(e.point).seconds() + plan.staging));
+    const PlanSeconds seconds = plan_seconds(s, e.point.train, plan_answer_of(s)->plan, cost);
+    CHECK(at(e.price, RlPhase::sync) == Approx(seconds.sync.seconds() + plan.staging));
+    CHECK(at(e.price, RlPhase::rollout) == seconds.rollout.total());
     const auto choices = choose(*pricer, {.top = 3});
     REQUIRE(choices.has_value());
     const auto own = std::find_if(choices->rows.begin(), choices->rows.end(), [](const auto& r) { return r.own; });
@@ -131,7 +133,7 @@ TEST_CASE("a plan's shifts cost what its ops cost, and every answer says the sam
     RlPrice swept = pricer->price(e.point);
     REQUIRE(use_plan(s, cost, swept));
     CHECK(swept.iteration_seconds == e.price.iteration_seconds);
-    use_plan_shifts(plan, swept);  // twice is once
+    use_plan_seconds(ComputedSeconds::of(s, seconds), plan, swept);  // twice is once
     CHECK(swept.iteration_seconds == e.price.iteration_seconds);
     for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(why_not_lowered(with_point(s, r.point)).empty());
     // Rows that were found by searching are what `explain` says of them.

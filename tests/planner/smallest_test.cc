@@ -43,7 +43,7 @@ Fit brute(const Scenario& given, std::int64_t most, bool executes) {
     SearchOptions o{.keep = 1, .device_bytes = set.device_bytes, .host_bytes = set.host_bytes, .prune = false};
     RlSpace space = default_rl_space(s);
     if (executes) {
-      o.plan_bytes = plan_bytes(s, (*pricer)->train().cost());
+      o.plan_prices = plan_prices(s, (*pricer)->train().cost());
       keep_what_executes(space, s, (*pricer)->point().sync);
     }
     if (!search_layouts(**pricer, space, o).best.empty()) return {s.cluster.nodes, gpus};

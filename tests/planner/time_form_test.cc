@@ -1,4 +1,4 @@
-// The closed form's seconds against the graph executed in virtual time, phase by phase: same plan, same CostModel.
+// Seconds that answers read from a plan against that plan executed in virtual time, phase by phase.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,7 +27,7 @@ using namespace hotbunk;
 
 namespace {
 
-/// The phase of the closed form that a phase of the plan counts to; nullopt: what runs once, or not in every iteration.
+/// The phase of a price that a phase of the plan counts to; nullopt: what runs once, or not in every iteration.
 std::optional<RlPhase> phase_of(const std::string& name) {
   static const std::map<std::string, RlPhase> phases = {{"rollout", RlPhase::rollout},
                                                         {"exchange", RlPhase::rollout},
@@ -59,7 +59,13 @@ PhaseSeconds simulated(const Scenario& s, const CostModel& model) {
   auto driver = LengthDriver::create(*plan, s);
   if (!driver) throw std::runtime_error(render(driver.error()));
   const ModelCost cost(model);
-  SimBackend backend(s.cluster, cost, {.timeline = {.first_step = 0, .last_step = -1}, .enforce_capacity = false});
+  SimOptions options{.timeline = {.first_step = 0, .last_step = -1}, .enforce_capacity = false};
+  // As `simulate` plays it: devices of one rank share links, and their hosts launch.
+  if (s.cluster.ranks_per_device == 1 && cost.threads().cores == 0) {
+    options.granularity = Granularity::calls, options.links = &model;
+    (*driver)->take_steps_together();
+  }
+  SimBackend backend(s.cluster, cost, options);
   RunOptions run{.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {}};
   for (Rank r = 0; r < plan->num_ranks(); ++r) run.local_ranks.push_back(r);
   const auto trace = execute(*plan, backend, **driver, run);
@@ -73,9 +79,9 @@ PhaseSeconds simulated(const Scenario& s, const CostModel& model) {
 }
 
 struct Compared {
-  PhaseSeconds closed{}, graph{};
-  double error() const { return sum_of(closed) / sum_of(graph) - 1.0; }
-  double error(std::size_t phase) const { return graph[phase] > 0 ? closed[phase] / graph[phase] - 1.0 : 0.0; }
+  PhaseSeconds priced{}, graph{};
+  double error() const { return sum_of(priced) / sum_of(graph) - 1.0; }
+  double error(std::size_t phase) const { return graph[phase] > 0 ? priced[phase] / graph[phase] - 1.0 : 0.0; }
   /// The largest relative error of a phase that takes more than `share` of the iteration.
   double worst(double share) const {
     double out = 0.0;
@@ -102,7 +108,7 @@ Compared compare(const Scenario& s) {
 }
 
 /// A scenario that lowers, of sizes that a GPU or a CPU core is busy with for more than a moment, and that a simulation
-/// is done with in one. What the closed form takes as a mean is fixed: one iteration's longest response is what it is.
+/// is done with in one. What a price takes as a mean is fixed: one iteration's longest response is what it is.
 class LoweredDraws : private test::DrawnNumbers {
  public:
   using DrawnNumbers::DrawnNumbers;
@@ -231,8 +237,9 @@ TEST_CASE("seconds of streams: op by op, and what the simulator's streams take w
     REQUIRE(driver.runs.size() > 2);
     for (const auto& [block, sizes] : driver.runs) {
       const Block& played = plan->programs[0].phases[static_cast<std::size_t>(train)][static_cast<std::size_t>(block)];
-      const StreamSeconds t = stream_seconds(*plan, 0, played, sizes, model);
-      for (std::size_t i = 0; i < t.busy.size(); ++i) busy[i] += t.busy[i].seconds;
+      const RankPlace place = model.place_of(*plan, 0);
+      const StreamSeconds t = BlockStreams(*plan, plan->programs[0], played).seconds(model, {}, {&place, 1}, sizes);
+      for (std::size_t i = 0; i < t.busy.size(); ++i) busy[i] += t.busy[i];
       least += t.elapsed;
       each_op(plan->programs[0], played, [&, of = sizes](const BoundOp& op) {
         by_ops[static_cast<std::size_t>(op->stream)] +=
@@ -245,13 +252,12 @@ TEST_CASE("seconds of streams: op by op, and what the simulator's streams take w
       CHECK(busy[i] <= spans[i] * (1 + 1e-9));
       CHECK(spans[i] <= 1.2 * busy[i]);
     }
-    INFO(recompute << ": at least " << least << " s, simulated " << phase);
-    CHECK(least <= phase);
-    CHECK(least > 0.95 * phase);
+    INFO(recompute << ": replayed " << least << " s, simulated " << phase);
+    CHECK(least == Approx(phase).epsilon(2e-3));  // ranks of other lengths wait for one another
   }
 }
 
-TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by phase") {
+TEST_CASE("seconds: what a plan's price says of it is what a simulation takes, phase by phase") {
   struct Case {
     const char* file;
     std::vector<std::string> sets;
@@ -265,30 +271,31 @@ TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by p
     sets.emplace_back(set);
     return sets;
   };
+  constexpr double equal = 1e-4;
   const Case cases[] = {
-      {"demo.yaml", {"steps=1"}, 0.03, 0.15},
-      // Units are gathered beside compute, on the same cores: what that costs is one stated constant.
-      {"qwen2.5-0.5b-cpu.yaml", {}, 0.06, 0.15},
-      {"qwen2.5-7b-fsdp8.yaml", few, 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("rollout.sleep_level=1"), 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("rollout.sleep=false"), 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("train.offload=none"), 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("train.recompute=none"), 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("train.recompute=selective"), 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("sync.transport=collective"), 0.02, 0.08},
-      {"qwen2.5-7b-fsdp8.yaml", few_and("sync.verify=true"), 0.02, 0.08},
+      {"demo.yaml", {"steps=1"}, equal, equal},
+      {"demo.yaml", {"steps=1", "rollout.sleep_level=1"}, equal, equal},
+      {"qwen2.5-0.5b-cpu.yaml", {}, equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few, equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("rollout.sleep_level=1"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("rollout.sleep=false"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("train.offload=none"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("train.recompute=none"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("train.recompute=selective"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("train.layout={dp: 4, tp: 2, sp: true}"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("sync.transport=collective"), equal, equal},
+      {"qwen2.5-7b-fsdp8.yaml", few_and("sync.verify=true"), equal, equal},
       // Lengths as drawn: means of several iterations, for one iteration's longest response is what it is.
       {"qwen2.5-7b-fsdp8.yaml",
        {"model.num_hidden_layers=4", "steps=6", "algorithm.prompts=48", "rollout.max_running_requests=64",
         "workload.response_tokens={mean: 512, max: 2048}"},
-       0.05,
-       0.10},
+       0.04,
+       0.08},
       {"qwen2.5-7b-fsdp8.yaml",
        {"model.num_hidden_layers=4", "steps=6", "algorithm.prompts=24",
         "workload.response_tokens={mean: 512, max: 2048}"},
-       0.05,
-       0.10},
-      {"demo.yaml", {"steps=1", "rollout.sleep_level=1"}, 0.03, 0.15},
+       0.02,
+       0.04},
   };
   for (const auto& c : cases) {
     const Compared seconds = compare(named(c.file, c.sets));
@@ -298,24 +305,13 @@ TEST_CASE("seconds: closed form = graph for the scenarios that lower, phase by p
   }
 }
 
-TEST_CASE("seconds: closed form = graph for random scenarios that lower") {
-  // What computes: each phase that takes 5 % of the iteration, and all of them together; worst of 2,400 draws 27 % and
-  // 17 %, on CPU cores that ranks share, where waits are estimated.
-  constexpr double phase = 0.32, computing = 0.20, mean_computing = 0.05;
-  // What moves, however short: sleep and wake are the plan's ops at their prices, which a trace rounds to nanoseconds.
-  // The sync takes every bucket for the mean one, of the rank that reads most; worst of the same draws -6.3 % and
-  // +12.6 %, all shifts together -2.4 % and +10.5 %, 0.07 % on average.
-  constexpr double op_s = 0.5e-9, most_ops = 200, moving = 1e-5, sync = 0.16, shifting = 0.13, mean_shifting = 0.005;
-  const std::array computes = {RlPhase::rollout, RlPhase::reference, RlPhase::old_logprobs, RlPhase::train};
-  const std::array moves = {RlPhase::sleep, RlPhase::wake, RlPhase::sync};
-  const auto sum = [](const PhaseSeconds& s, const auto& phases) {
-    double out = 0.0;
-    for (const RlPhase p : phases) out += s[static_cast<std::size_t>(p)];
-    return out;
-  };
+TEST_CASE("seconds: and of random scenarios with fixed lengths") {
+  // Every phase, however short, and the iteration: worst of 600 draws 5.6 % (a sync: ranks that send unequal parts of a
+  // bucket) and 0.1 %.
+  constexpr double phase = 0.06, whole = 0.005, mean = 5e-4;
   LoweredDraws draws(static_cast<std::uint64_t>(test::number_asked("HOTBUNK_PROPERTY_SEED", 1)));
   const std::int64_t cases = test::number_asked("HOTBUNK_TIME_CASES", 80);
-  double errors = 0.0, shift_errors = 0.0, shifted = 0.0;
+  double errors = 0.0;
   for (std::int64_t i = 0; i < cases; ++i) {
     const std::string text = draws.scenario();
     const auto s = load_scenario_text(text, "drawn.yaml");
@@ -323,28 +319,9 @@ TEST_CASE("seconds: closed form = graph for random scenarios that lower") {
     REQUIRE(s.has_value());
     const Compared seconds = compare(*s);
     INFO(seconds.text());
-    for (const RlPhase p : computes) {
-      const auto at = static_cast<std::size_t>(p);
-      if (seconds.graph[at] > 0.05 * sum_of(seconds.graph)) CHECK(std::abs(seconds.error(at)) < phase);
-    }
-    const double error = sum(seconds.closed, computes) / sum(seconds.graph, computes) - 1.0;
-    CHECK(std::abs(error) < computing);
-    errors += std::abs(error) / static_cast<double>(cases);
-    for (const RlPhase p : {RlPhase::sleep, RlPhase::wake}) {
-      const auto at = static_cast<std::size_t>(p);
-      CHECK(std::abs(seconds.closed[at] - seconds.graph[at]) <= moving * seconds.graph[at] + most_ops * op_s);
-    }
-    const double moved = sum(seconds.graph, moves);
-    if (moved <= 0.0) {
-      CHECK(sum(seconds.closed, moves) == 0.0);
-      continue;
-    }
-    CHECK(std::abs(seconds.error(static_cast<std::size_t>(RlPhase::sync))) < sync);
-    const double shift_error = sum(seconds.closed, moves) / moved - 1.0;
-    CHECK(std::abs(shift_error) < shifting);
-    shift_errors += std::abs(shift_error), shifted += 1.0;
+    CHECK(seconds.worst(0.0) < phase);
+    CHECK(std::abs(seconds.error()) < whole);
+    errors += std::abs(seconds.error()) / static_cast<double>(cases);
   }
-  CHECK(errors < mean_computing);
-  REQUIRE(shifted > 0.3 * static_cast<double>(cases));
-  CHECK(shift_errors / shifted < mean_shifting);
+  CHECK(errors < mean);
 }
