@@ -36,10 +36,21 @@ constexpr std::size_t position_in_unit(ParamRole role) {
 // The enumeration ends with kv_b_proj: every role has its place in the order.
 static_assert(order_in_unit.size() == static_cast<std::size_t>(R::kv_b_proj) + 1);
 
-// Experts follow one another whole (gate, up, down of expert 0, then of expert 1, …).
+// Behind what no expert has: gate and up of expert 0, of expert 1, …, then all down projections. So what is multiplied
+// together is one stack of matrices.
 bool stands_before(const ParamSpec& a, const ParamSpec& b) {
-  return std::tuple(a.layer, a.expert, position_in_unit(a.role)) <
-         std::tuple(b.layer, b.expert, position_in_unit(b.role));
+  const auto place = [](const ParamSpec& p) {
+    return std::tuple(p.layer, p.role == R::expert_down, p.expert, position_in_unit(p.role));
+  };
+  return place(a) < place(b);
+}
+
+/// Experts are cut by the same ranks as all else: etp = tp (spec/validate.cc).
+TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {
+  TensorPlacement cut = tensor_parallel(spec, model);
+  for (AxisPlacement& axis : cut)
+    if (axis.axis == "etp") axis.axis = "tp";
+  return cut;
 }
 
 UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t world,
@@ -50,7 +61,7 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   const Rectangle all = whole(spec);
   param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
   const std::int64_t tp = tensor.size();
-  const TensorPlacement cut = tp > 1 ? tensor_parallel(spec, model) : TensorPlacement{};
+  const TensorPlacement cut = tp > 1 ? tensor_cut(spec, model) : TensorPlacement{};
   const Rectangle first = place(all, cut, tensor, 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
   if (tp > 1 && first == all) param.step.repeat = tp;

@@ -30,7 +30,8 @@ struct UnitParam {
 
 /// What one all-gather makes whole: the parameters of one decoder layer, or of everything outside the layers ("root").
 /// The unsharded buffer holds the parameters back to back without padding, so neighbours of equal width form one
-/// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block.
+/// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block; [gate; up] of all experts as one stack
+/// of such blocks, and their down projections as another.
 struct ShardedUnit {
   std::string name;  // "root", "layers.3"
   int layer = -1;    // -1: root

@@ -15,17 +15,17 @@ struct Span2 {
   std::int64_t offset = 0, rows = 0, cols = 0;
 };
 
-/// Parameters [first, last] in unit order as one block of rows.
+/// Parameters [first, last] in unit order as one block of rows; of all experts, one below the other.
 std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamRole last) {
   std::optional<Span2> out;
-  bool inside = false;
-  for (const UnitParam& p : unit.params) {
-    if (p.role == first) inside = true, out = Span2{p.full_offset, 0, p.cols};
-    if (inside) {
-      HB_CHECK(p.cols == out->cols, "{} is not as wide as its neighbours", p.parameter);
-      out->rows += p.rows;
-    }
-    if (p.role == last) break;
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    const UnitParam& p = unit.params[i];
+    if (!out && p.role != first) continue;
+    if (!out) out = Span2{p.full_offset, 0, p.cols};
+    HB_CHECK(p.cols == out->cols, "{} is not as wide as its neighbours", p.parameter);
+    out->rows += p.rows;
+    const bool again = i + 1 < unit.params.size() && unit.params[i + 1].role == first;  // the next expert's
+    if (p.role == last && !again) break;
   }
   return out;
 }

@@ -1,7 +1,9 @@
 #include "layout/train_weights.h"
 
+#include <fmt/format.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 
@@ -70,6 +72,29 @@ TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [
     CHECK(follows(ParamRole::q_bias, ParamRole::k_bias));
     CHECK(follows(ParamRole::k_bias, ParamRole::v_bias));
     CHECK(follows(ParamRole::gate_proj, ParamRole::up_proj));
+  }
+}
+
+TEST_CASE(
+    "A unit holds the gate and up matrices of all its experts as one stack, and the down projections as another") {
+  // H = 24, I = 10 over tp 2: 5 rows of gate and of up, 24 x 5 of down.
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0)[1];
+  std::vector<const UnitParam*> gate_up, down;
+  for (const UnitParam& p : layer.params) {
+    if (p.role == ParamRole::expert_gate || p.role == ParamRole::expert_up) gate_up.push_back(&p);
+    if (p.role == ParamRole::expert_down) down.push_back(&p);
+  }
+  REQUIRE((gate_up.size() == 8 && down.size() == 4));
+  const std::int64_t first = gate_up.front()->full_offset;
+  for (std::size_t i = 0; i < gate_up.size(); ++i) {
+    CHECK(gate_up[i]->parameter ==
+          fmt::format("model.layers.0.block_sparse_moe.experts.{}.{}.weight", i / 2, i % 2 == 0 ? "w1" : "w3"));
+    CHECK(gate_up[i]->full_offset == first + static_cast<std::int64_t>(i) * 5 * 24);
+    CHECK(gate_up[i]->step == TensorStep{.rows = 5});
+  }
+  for (std::size_t e = 0; e < down.size(); ++e) {
+    CHECK(down[e]->full_offset == first + 8 * 5 * 24 + static_cast<std::int64_t>(e) * 24 * 5);
+    CHECK(down[e]->step == TensorStep{.cols = 5});
   }
 }
 
