@@ -182,7 +182,7 @@ std::string check_routed(const Op& op) {
       break;
     case OpKind::expert_sort:
       fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
-             op.outputs[1].shape[0].size > 1;
+             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0);
       break;
     case OpKind::dispatch:
       fits = leading(op.inputs[1], op.outputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);
@@ -230,6 +230,12 @@ ExpertMatrices expert_matrices(const Op& op) {
   return {experts, w.shape[0].size / experts, w.shape[1].size};
 }
 
+Range own_experts(const Op& op, const Places& places) {
+  const std::int64_t own = op.outputs[1].shape[0].size - 1;
+  const std::int64_t place = op.has(Attr::tp) ? places.at(static_cast<std::size_t>(op.group)) : 0;
+  return {place * own, (place + 1) * own};
+}
+
 std::string check_prices(const Op& op) {
   std::int64_t before = -1;
   for (const PricePoint& p : op.prices) {
@@ -258,7 +264,9 @@ double op_flops(const Op& op, const Sizes& s) {
     case FlopRule::grouped_gemm: {
       // Every row meets one expert's matrix: [R,K] x [N,K], [R,N] x [N,K] or [R,N]^T x [R,K].
       const auto& [experts, n, k] = expert_matrices(op);
-      return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(n) * static_cast<double>(k);
+      // Where ranks share the experts, a rank has its share of the rows.
+      return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(n) * static_cast<double>(k) /
+             static_cast<double>(op.integer(Attr::tp, 1));
     }
     case FlopRule::attention:
     case FlopRule::attention_backward:

@@ -43,10 +43,12 @@
 //                                                of them, or over the chosen ones                renormalise
 //   route_backward     dweights[T,c], logits[T,E], experts[T,c] -> dlogits[T,E]                  renormalise
 //   expert_sort        experts[T,c] -> rows[T,c], offsets[E+1]   the row of each choice by expert, then token, then choice;
-//                                                where each expert's rows begin
-//   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]
+//                                                where each expert's rows begin   tp: ranks of the group share the
+//                                                experts, E each, by place; choices of others have row -1
+//   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
+//                                                and in what follows
 //   dispatch_backward  dy[T,c,H], rows[T,c] -> dx[T,H]   sums over j                            accumulate
-//   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1] -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w
+//   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1] -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
 //   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]
 //   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K]                        accumulate
 //   combine            y[T,c,H], rows[T,c], weights[T,c] -> z[T,H]   sum over j, in order, of weights[t,j] y[rows[t,j]]
@@ -99,6 +101,9 @@ struct ExpertMatrices {
   std::int64_t experts = 0, n = 0, k = 0;
 };
 ExpertMatrices expert_matrices(const Op&);
+
+/// The experts whose rows an expert_sort sorts on a rank: all, or those at its place in op.group, which shares them.
+Range own_experts(const Op&, const Places&);
 
 /// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.
 struct Partners {

@@ -45,7 +45,7 @@ bool stands_before(const ParamSpec& a, const ParamSpec& b) {
   return place(a) < place(b);
 }
 
-/// Experts are cut by the same ranks as all else: etp = tp (spec/validate.cc).
+/// Experts are cut by the same ranks as all else, where they are cut: etp = tp (spec/validate.cc).
 TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {
   TensorPlacement cut = tensor_parallel(spec, model);
   for (AxisPlacement& axis : cut)
@@ -53,18 +53,25 @@ TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {
   return cut;
 }
 
-UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t world,
-                   std::int64_t rank) {
+UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t ep,
+                   std::int64_t world, std::int64_t rank) {
   UnitParam param;
   param.parameter = spec.name;
   param.role = spec.role;
+  param.expert = spec.expert;
   const Rectangle all = whole(spec);
   param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
   const std::int64_t tp = tensor.size();
-  const TensorPlacement cut = tp > 1 ? tensor_cut(spec, model) : TensorPlacement{};
+  const bool spread = spec.expert >= 0 && ep > 1;
+  const TensorPlacement cut = tp > 1 && !spread ? tensor_cut(spec, model) : TensorPlacement{};
   const Rectangle first = place(all, cut, tensor, 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
-  if (tp > 1 && first == all) param.step.repeat = tp;
+  if (spread) {
+    param.spread = ep, param.step.rows = param.whole_rows;
+    param.base = spec.expert / (model.moe->experts / ep) * param.whole_rows;
+  } else if (tp > 1 && first == all) {
+    param.step.repeat = tp;
+  }
   for (std::int64_t t = 1; t < tp && first != all; ++t) {
     const Rectangle next = place(all, cut, tensor, t);
     if (next == first) continue;  // a KV head that neighbours share
@@ -76,7 +83,14 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   return param;
 }
 
-void append(ShardedUnit& unit, UnitParam param) {
+void append(ShardedUnit& unit, UnitParam param, std::int64_t experts) {
+  if (!param.has_place()) {  // that of an expert of the first rank
+    const auto at = std::ranges::find_if(
+        unit.params, [&](const UnitParam& p) { return p.role == param.role && p.expert == param.expert % experts; });
+    param.shard_offset = at->shard_offset, param.full_offset = at->full_offset;
+    unit.params.push_back(std::move(param));
+    return;
+  }
   param.shard_offset = unit.shard_elements;
   param.full_offset = unit.full_elements;
   unit.shard_elements += param.padded_elements();
@@ -88,7 +102,7 @@ void append(ShardedUnit& unit, UnitParam param) {
 bool alike(const UnitParam& a, const UnitParam& b) {
   const auto all_but_name = [](const UnitParam& p) {
     return std::tuple(p.whole_rows, p.whole_cols, p.rows, p.cols, p.step.rows, p.step.cols, p.step.repeat, p.shard,
-                      p.padded_rows, p.shard_offset, p.full_offset, p.role);
+                      p.padded_rows, p.shard_offset, p.full_offset, p.role, p.spread, p.base);
   };
   return all_but_name(a) == all_but_name(b);
 }
@@ -110,10 +124,12 @@ std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
   return why_not_rollout_tp(model, tp);
 }
 
-std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank) {
+std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
+                                     std::int64_t ep) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
   const std::string why_not = why_not_train_tp(model, tp);
   HB_CHECK(why_not.empty(), "{}", why_not);
+  HB_CHECK(ep == 1 || (ep == tp && model.moe && model.moe->experts % ep == 0), "experts over {} of {} ranks", ep, tp);
   const Mesh tensor({{"tp", tp}});
   std::vector<ParamSpec> parameters = parameters_of(model);
   std::stable_sort(parameters.begin(), parameters.end(), stands_before);
@@ -126,7 +142,7 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, st
       unit.layer = parameter.layer;
       units.push_back(std::move(unit));
     }
-    append(units.back(), shard_of(parameter, model, tensor, world, rank));
+    append(units.back(), shard_of(parameter, model, tensor, ep, world, rank), model.moe ? model.moe->experts / ep : 0);
   }
   for (ShardedUnit& unit : units) unit.padding_elements = world * unit.shard_elements - unit.full_elements;
   number_kinds(units);

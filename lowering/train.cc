@@ -293,7 +293,7 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
         const std::int64_t repeat = first.step.repeat;
         std::int64_t elements = 0;
         for (; i < unit.params.size() && unit.params[i].step.repeat == repeat; ++i)
-          elements += unit.params[i].padded_elements();
+          elements += unit.params[i].has_place() ? unit.params[i].padded_elements() : 0;
         add(name + "." + std::to_string(i), b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, first.shard_offset),
             repeat == 1        ? sum
             : repeat == tensor ? common

@@ -1,5 +1,5 @@
-// The rules of a mixture of experts. A rank of a tensor-parallel group has its columns of every expert, as of a dense
-// MLP, and the whole router; each rank sorts all tokens by expert, and all find the same.
+// The rules of a mixture of experts. A rank of a tensor-parallel group has the whole router, and its columns of every
+// expert, as of a dense MLP, or all of some experts. Each rank routes all tokens, and all find the same.
 #include "base/check.h"
 #include "shard/writers.h"
 
@@ -10,6 +10,11 @@ void with_renormalised(Op& op, const ModelSpec& model) {
   with(op, Attr::renormalise, std::int64_t{model.moe->norm_topk ? 1 : 0});
 }
 
+/// Says how many ranks share the experts, where they do.
+Op& with_experts(Op& op, const TensorSharding& s) {
+  return s.tp.expert_ranks > 1 ? with(op, Attr::tp, s.tp.expert_ranks) : op;
+}
+
 }  // namespace
 
 void ForwardWriter::route(const ForwardOp& op) {
@@ -17,7 +22,8 @@ void ForwardWriter::route(const ForwardOp& op) {
 }
 
 void ForwardWriter::expert_sort(const ForwardOp& op) {
-  emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0]), make(op.outputs[1])});
+  Op& sort = emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0]), make(op.outputs[1])});
+  if (s_.tp.expert_ranks > 1) with_experts(sort, s_).group = s_.tp.group;
 }
 
 void ForwardWriter::dispatch(const ForwardOp& op) {
@@ -26,7 +32,9 @@ void ForwardWriter::dispatch(const ForwardOp& op) {
 }
 
 void ForwardWriter::grouped_linear(const ForwardOp& op) {
-  emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {make(op.outputs[0])});
+  with_experts(
+      emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {make(op.outputs[0])}),
+      s_);
 }
 
 void ForwardWriter::combine(const ForwardOp& op) {
@@ -48,12 +56,15 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   const ValueId x = op.inputs[0], offsets = op.inputs[1];
   const Tensor dy = gradient(op.outputs[0]);
   const auto of_weights = [&] {
-    with(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
-              {to_.gradient(op.weights[0])}),
+    with(with_experts(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
+                           {to_.gradient(op.weights[0])}),
+                      s_),
          Attr::accumulate, accumulate_);
   };
   const auto of_input = [&] {
-    emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)}, {make(x)});
+    with_experts(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
+                      {make(x)}),
+                 s_);
   };
   // What was dispatched is free before its gradient, as large, is there.
   const bool weights_first = f_.value(x).width == Width::routed;

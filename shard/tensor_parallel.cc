@@ -39,11 +39,11 @@ std::int64_t TensorSharding::width_of(Width width) const {
     case Width::routed:
       return model.hidden;
     case Width::expert_gate_up:
-      return 2 * (model.moe->expert_intermediate / tp.ranks);
+      return 2 * (model.moe->expert_intermediate * tp.expert_ranks / tp.ranks);
     case Width::expert_inner:
-      return model.moe->expert_intermediate / tp.ranks;
+      return model.moe->expert_intermediate * tp.expert_ranks / tp.ranks;
     case Width::expert_offsets:
-      return model.moe->experts + 1;
+      return model.moe->experts / tp.expert_ranks + 1;
   }
   HB_CHECK(false, "width {}", static_cast<int>(width));
   return 0;

@@ -8,7 +8,8 @@
 //             or of each expert's
 //   summands  every rank a summand            what o_proj, down_proj, experts and a vocabulary's part leave
 //
-// Every rank routes all tokens, by all of the router, and has its columns of every expert. What goes back through the
+// Every rank routes all tokens, by all of the router, and has its columns of every expert, or all of some experts: then
+// it computes the rows of its own, and adds nothing for others. What goes back through the
 // router is a summand too, as are the router's own gradients: a choice's weight gets its gradient from what the experts
 // left, of which a rank has summands.
 //
@@ -30,6 +31,8 @@ struct TensorParallel {
   GroupId group = -1;
   StreamId stream = lead_stream;
   ExtentId tokens = fixed_extent;  // sequence parallelism: the extent that says how many tokens one rank has
+  std::int64_t expert_ranks =
+      1;  // over which whole experts are spread, all of them; 1: each has a part of every expert
   bool cuts_tokens() const { return tokens != fixed_extent; }
 };
 

@@ -470,9 +470,12 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
-  need(std::max({t.cp, t.ulysses, t.pp, t.vpp, t.ep}) == 1, "training parallelism other than dp and tp");
-  need(t.etp == (m.moe ? t.tp : 1), "train.layout.etp {} with tp {}: experts are cut as the rest, etp = tp", t.etp,
-       t.tp);
+  need(std::max({t.cp, t.ulysses, t.pp, t.vpp}) == 1, "training parallelism other than dp and tp");
+  need(!m.moe || (t.etp == t.tp && t.ep == 1) || (t.etp == 1 && t.ep == t.tp),
+       "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep = 1) or "
+       "have "
+       "whole ones (ep = tp, etp = 1)",
+       t.etp, t.ep, t.tp);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

@@ -22,7 +22,7 @@ T one_of(std::vector<T> values) {
 
 /// Llama, Qwen2 (biases), Qwen3 (head norms), and with experts Mixtral and Qwen3-MoE, tied or not, shapes that divide
 /// nothing they need not.
-inline std::string draw_model(std::int64_t tp, bool experts) {
+inline std::string draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks) {
   const auto type =
       experts ? one_of<std::string>({"mixtral", "qwen3_moe"}) : one_of<std::string>({"llama", "qwen2", "qwen3"});
   const std::int64_t heads = tp * in(1, 4);
@@ -31,7 +31,7 @@ inline std::string draw_model(std::int64_t tp, bool experts) {
     if (heads % k == 0 && (k % tp == 0 || tp % k == 0)) kv.push_back(k);
   std::string routed;
   if (experts) {
-    const std::int64_t each = in(1, 6);
+    const std::int64_t each = expert_ranks * in(1, expert_ranks > 1 ? 3 : 6);
     routed = fmt::format(", num_local_experts: {}, num_experts_per_tok: {}", each, in(1, each));
     if (type == "qwen3_moe")
       routed += fmt::format(", moe_intermediate_size: {}, norm_topk_prob: {}", tp * in(1, 20), yaml_bool(coin()));
@@ -79,15 +79,19 @@ inline std::string draw_scenario() {
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0) shard_groups.push_back(g);
   const bool experts = in(0, 3) == 0;
-  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp, experts), cluster);
+  const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
+  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n",
+                                 draw_model(tp, experts, whole_experts ? train_tp : 1), cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, tp: {}, etp: {}, sp: {}, fsdp: {}}}, micro_batch_tokens: {}, recompute: "
+      "train: {{engine: {}, layout: {{dp: {}, tp: {}, ep: {}, etp: {}, sp: {}, fsdp: {}}}, micro_batch_tokens: {}, "
+      "recompute: "
       "{}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, experts ? train_tp : 1,
-      yaml_bool(sequence), one_of(shard_groups), tokens, one_of<std::string>({"none", "selective", "full"}),
-      yaml_bool(coin()), in(0, 1), coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, whole_experts ? train_tp : 1,
+      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups), tokens,
+      one_of<std::string>({"none", "selective", "full"}), yaml_bool(coin()), in(0, 1), coin() ? 0 : in(1, tokens + 3),
+      offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "

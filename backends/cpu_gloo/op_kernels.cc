@@ -254,8 +254,10 @@ void run_route_backward(const KernelCall& c) {
                  data<const float>(c, in(c, 1)), data<const std::int32_t>(c, in(c, 2)), matrix(c, out(c, 0)));
 }
 void run_expert_sort(const KernelCall& c) {
+  const Range own = own_experts(c.op, c.places);
   expert_sort({data<const std::int32_t>(c, in(c, 0)), static_cast<std::size_t>(in(c, 0).elements(c.sizes))},
-              extent(c, out(c, 1), 0) - 1, data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
+              OwnExperts{own.begin, own.size(), own.size() * c.op.integer(Attr::tp, 1)},
+              data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
 void run_dispatch(const KernelCall& c) {
   const Tensor& choices = in(c, 1);
@@ -280,7 +282,10 @@ void run_combine_backward(const KernelCall& c) {
 }
 Experts experts(const KernelCall& c) {
   const ExpertMatrices m = expert_matrices(c.op);
-  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.experts) + 1}, m.n, m.k};
+  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.experts) + 1},
+          m.n,
+          m.k,
+          num_rows(c, in(c, 0))};
 }
 void run_grouped_linear(const KernelCall& c) {
   grouped_linear(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));

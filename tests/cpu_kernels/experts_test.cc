@@ -26,7 +26,7 @@ struct Drawn {
     chosen.resize(choices), rows.resize(choices), offsets.resize(static_cast<std::size_t>(r.experts) + 1);
     for (float& x : logits) x = static_cast<float>(2 * rng.normal());
     route(ctx, r, logits.data(), weights.data(), chosen.data());
-    expert_sort(chosen, r.experts, rows.data(), offsets.data());
+    expert_sort(chosen, {0, r.experts, r.experts}, rows.data(), offsets.data());
   }
   double logit(std::int64_t t, std::int64_t e) const { return logits[static_cast<std::size_t>(t * r.experts + e)]; }
   std::int64_t choice(std::int64_t t, std::int64_t j) const {
@@ -142,7 +142,7 @@ TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forwa
       const auto row = [&](std::int64_t t, std::int64_t j) {
         return static_cast<std::int64_t>(d.rows[static_cast<std::size_t>(t * c + j)]);
       };
-      const Experts experts{d.offsets, N, H};
+      const Experts experts{d.offsets, N, H, R};
       const Tensor x = Tensor::random(dtype, T, H, H, rng), w = Tensor::random(dtype, routing.experts * N, H, H, rng);
       Tensor routed(dtype, R, H), y(dtype, R, N), z(dtype, T, N);
       dispatch(ctx, x.matrix(), d.rows.data(), routed.matrix(), T, c, H);
@@ -225,17 +225,65 @@ TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forwa
     }
 }
 
+TEST_CASE("ranks that have some experts each make together what one makes that has all") {
+  KernelContext ctx(2);
+  Random rng(76);
+  constexpr std::int64_t H = 12, N = 7, T = 19, E = 6, c = 3, R = T * c;
+  const Drawn d(ctx, {T, E, c, true}, rng);
+  const Tensor x = Tensor::random(DType::f32, T, H, H, rng), w = Tensor::random(DType::f32, E * N, H, H, rng),
+               dz = Tensor::random(DType::f32, T, N, N, rng);
+  // Of experts [first, first + count): z and dx, both summands, and the gradients of weights and of matrices.
+  struct Made {
+    Tensor z, dx, d_weights, dw;
+    std::int32_t rows;
+  };
+  const auto make = [&](std::int64_t first, std::int64_t count) {
+    Index rows(static_cast<std::size_t>(R)), offsets(static_cast<std::size_t>(count) + 1);
+    expert_sort(d.chosen, {first, count, E}, rows.data(), offsets.data());
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      CHECK((rows[i] >= 0) == (d.chosen[i] >= first && d.chosen[i] < first + count));
+    const Experts experts{offsets, N, H, R};
+    ConstMatrix own = w.matrix();
+    own.data = static_cast<const float*>(own.data) + first * N * H;
+    Tensor routed(DType::f32, R, H), y(DType::f32, R, N), z(DType::f32, T, N), dy(DType::f32, R, N),
+        d_weights(DType::f32, T, c), d_routed(DType::f32, R, H), dx(DType::f32, T, H), dw(DType::f32, count * N, H);
+    dispatch(ctx, x.matrix(), rows.data(), routed.matrix(), T, c, H);
+    grouped_linear(ctx, experts, routed.matrix(), own, y.matrix());
+    combine(ctx, y.matrix(), rows.data(), d.weights.data(), z.matrix(), T, c, N);
+    combine_backward(ctx, dz.matrix(), y.matrix(), rows.data(), d.weights.data(), dy.matrix(), d_weights.f32(), T, c,
+                     N);
+    grouped_linear_dgrad(ctx, experts, dy.matrix(), own, d_routed.matrix());
+    grouped_linear_wgrad(ctx, experts, dy.matrix(), routed.matrix(), dw.matrix(), Write::overwrite);
+    dispatch_backward(ctx, d_routed.matrix(), rows.data(), dx.matrix(), T, c, H, Write::overwrite);
+    for (std::int64_t r = offsets.back(); r < R; ++r) {  // room that nobody took
+      CHECK((routed.at(r, 0) == 0.0 && y.at(r, N - 1) == 0.0 && dy.at(r, 0) == 0.0 && d_routed.at(r, H - 1) == 0.0));
+    }
+    return Made{z, dx, d_weights, dw, offsets.back()};
+  };
+  const Made all = make(0, E), low = make(0, 2), high = make(2, 4);
+  CHECK(all.rows == R);
+  CHECK(low.rows + high.rows == R);
+  check_close(
+      all.z, [&](auto t, auto n) { return low.z.at(t, n) + high.z.at(t, n); }, kF32Tolerance);
+  check_close(
+      all.dx, [&](auto t, auto h) { return low.dx.at(t, h) + high.dx.at(t, h); }, kF32Tolerance);
+  check_close(
+      all.d_weights, [&](auto t, auto j) { return low.d_weights.at(t, j) + high.d_weights.at(t, j); }, kF32Tolerance);
+  check_close(
+      all.dw, [&](auto n, auto h) { return n < 2 * N ? low.dw.at(n, h) : high.dw.at(n - 2 * N, h); }, kF32Tolerance);
+}
+
 TEST_CASE("an expert's rows have the same bits whatever other rows there are") {
   KernelContext one(1), two(2);
   Random rng(75);
   constexpr std::int64_t H = 40, N = 24, E = 3;
   const Tensor x = Tensor::random(DType::f32, 50, H, H, rng), w = Tensor::random(DType::f32, E * N, H, H, rng);
   Tensor all(DType::f32, 50, N), few(DType::f32, 50, N);
-  grouped_linear(two, {Index{0, 20, 21, 50}, N, H}, x.matrix(), w.matrix(), all.matrix());
+  grouped_linear(two, {Index{0, 20, 21, 50}, N, H, 50}, x.matrix(), w.matrix(), all.matrix());
   // Row 20, expert 1's, and rows 21 … 22, of expert 2.
   ConstMatrix from = x.matrix();
   from.data = static_cast<const float*>(from.data) + 20 * H;
-  grouped_linear(one, {Index{0, 0, 1, 3}, N, H}, from, w.matrix(), few.matrix());
+  grouped_linear(one, {Index{0, 0, 1, 3}, N, H, 3}, from, w.matrix(), few.matrix());
   for (std::int64_t r = 0; r < 3; ++r)
     for (std::int64_t n = 0; n < N; ++n) CHECK(few.at(r, n) == all.at(20 + r, n));
 }

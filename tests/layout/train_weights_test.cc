@@ -98,6 +98,24 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("Whole experts over two ranks: two share each place, and the parameter's rows follow from the rank's") {
+  // 4 experts over 2 ranks: 0 and 2, 1 and 3.
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, 2)[1];
+  std::int64_t elements = 0;
+  for (const UnitParam& p : layer.params) {
+    if (p.has_place()) elements += p.elements();
+    if (p.expert < 0) continue;
+    const UnitParam& first = *std::ranges::find_if(
+        layer.params, [&](const UnitParam& q) { return q.role == p.role && q.expert == p.expert % 2; });
+    CHECK((p.rows == p.whole_rows && p.cols == p.whole_cols));
+    CHECK(p.base == p.expert / 2 * p.whole_rows);
+    CHECK(p.rows_of_all() == 2 * p.whole_rows);
+    CHECK(p.step == TensorStep{.rows = p.whole_rows});
+    CHECK((p.full_offset == first.full_offset && p.shard_offset == first.shard_offset));
+  }
+  CHECK(layer.full_elements == elements);
+}
+
 TEST_CASE("Sizes of Qwen2.5-7B units") {
   // BACKGROUND I: 7,615,616,512 parameters; a layer unit is 0.47 GB and the root unit 2.2 GB in bf16.
   const std::vector<ShardedUnit> units = train_units(test::qwen2_5_7b(), 1, 8, 0);

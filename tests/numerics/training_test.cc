@@ -138,6 +138,7 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
     std::int64_t tp, dp;
     TrainEngine engine = TrainEngine::fsdp2;
     std::int64_t group = -1;
+    std::int64_t ep = 1;  // tp: whole experts on each rank
   };
   for (const Way way : {Way{"llama-gqa", 2, 1},
                         {"llama-tied", 4, 1},
@@ -152,15 +153,20 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"mixtral-tiny", 2, 1},
                         {"mixtral-tiny", 4, 1, TrainEngine::ddp},
                         {"qwen3-moe-tiny", 2, 2},
-                        {"qwen3-moe-tiny", 2, 2, TrainEngine::zero1}})
+                        {"qwen3-moe-tiny", 2, 2, TrainEngine::zero1},
+                        {"mixtral-tiny", 2, 1, TrainEngine::fsdp2, -1, 2},
+                        {"mixtral-tiny", 4, 1, TrainEngine::ddp, -1, 4},
+                        {"mixtral-tiny", 2, 2, TrainEngine::zero1, 1, 2},
+                        {"qwen3-moe-tiny", 2, 2, TrainEngine::fsdp2, -1, 2},
+                        {"qwen3-moe-tiny", 4, 2, TrainEngine::zero2, -1, 4}})
     for (const bool sequence : {false, true}) {
-      CAPTURE(way.model, way.tp, way.dp, static_cast<int>(way.engine), sequence);
+      CAPTURE(way.model, way.tp, way.dp, way.ep, static_cast<int>(way.engine), sequence);
       const Golden g = Golden::load(way.model);
       Scenario s = golden_scenario(g, way.tp * way.dp);
       s.train.engine = way.engine;
       s.train.layout.tp = way.tp, s.train.layout.dp = way.dp, s.train.layout.fsdp = way.group;
       s.train.layout.sp = sequence;
-      if (g.model.moe) s.train.layout.etp = way.tp;
+      if (g.model.moe) s.train.layout.ep = way.ep, s.train.layout.etp = way.tp / way.ep;
       s.train.recompute = sequence ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = sequence ? 9 : 0;
       s.train.micro_batch_tokens = round_up(g.longest_sequence(), way.tp);
@@ -190,7 +196,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     ++drawn, cut += l.tp > 1 ? 1 : 0;
     s.cluster.gpus_per_node = l.tp * l.dp;
     l.sp = l.tp > 1 && one_of({0, 1}) == 1;
-    if (g.model.moe) l.etp = l.tp;
+    if (g.model.moe) l.ep = one_of({1, l.tp}), l.etp = l.tp / l.ep;
     s.train.engine = static_cast<TrainEngine>(
         one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
                 static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),

@@ -132,6 +132,7 @@ TEST_CASE("and so with experts") {
     int group, dp, tp, rollout_tp;
     const char *recompute, *params;
     bool sequence = false;
+    int ep = 1;
   };
   std::vector<Case> cases;
   for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
@@ -140,16 +141,19 @@ TEST_CASE("and so with experts") {
                          {mixtral, "ddp", -1, 1, 4, 2, "selective", "fp32"},
                          {qwen3, "fsdp2", -1, 2, 2, 2, "full", "bf16"},
                          {qwen3, "zero2", -1, 4, 1, 4, "none", "bf16"},
-                         {qwen3, "fsdp2", -1, 2, 2, 1, "selective", "fp32", true}}) {
+                         {qwen3, "fsdp2", -1, 2, 2, 1, "selective", "fp32", true},
+                         {mixtral, "fsdp2", -1, 2, 2, 2, "none", "bf16", true, 2},
+                         {mixtral, "fsdp2", 1, 2, 2, 4, "full", "fp32", false, 2},
+                         {mixtral, "ddp", -1, 1, 4, 1, "selective", "bf16", true, 4}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(sets.end(),
                 {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
                  fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
-                 fmt::format("train.layout.etp={}", way.tp), fmt::format("train.layout.sp={}", way.sequence),
-                 fmt::format("train.recompute={}", way.recompute), fmt::format("train.precision.params={}", way.params),
-                 "sync.verify=true", "algorithm.reference=true"});
-    cases.push_back({fmt::format("{}: {}, dp {} tp {}, engines of {}", way.model.front(), way.engine, way.dp, way.tp,
-                                 way.rollout_tp),
+                 fmt::format("train.layout.ep={}", way.ep), fmt::format("train.layout.etp={}", way.tp / way.ep),
+                 fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
+                 fmt::format("train.precision.params={}", way.params), "sync.verify=true", "algorithm.reference=true"});
+    cases.push_back({fmt::format("{}: {}, dp {} tp {} ep {}, engines of {}", way.model.front(), way.engine, way.dp,
+                                 way.tp, way.ep, way.rollout_tp),
                      tiny_scenario(4, way.rollout_tp, sets)});
   }
   CHECK(run_cases(4, cases, same_plan) == "");

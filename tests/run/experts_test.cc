@@ -8,11 +8,16 @@ TEST_CASE("a mixture of experts trains, is what the plan says, goes on in anothe
   const fs::path run = work_folder() / "moe", on = work_folder() / "moe-on";
   must_run(fmt::format("run {} --set steps=2 --set checkpoint_every=1 --out {}", scenario, run.string()));
   must_run(fmt::format("compare {}", run.string()));
-  // Saved by 2 tensor-parallel ranks of 2 data ranks each, read by 4 data ranks and served by engines of 1.
+  // Saved by ranks that share experts, read by ranks that have whole ones.
+  const fs::path whole = work_folder() / "moe-whole";
+  must_run(fmt::format("run {} --set steps=3 --set train.layout.etp=1 --set train.layout.ep=2 --resume {} --out {}",
+                       scenario, (run / "checkpoints/step_2").string(), whole.string()));
+  must_run(fmt::format("compare {}", whole.string()));
+  // Read by 4 data ranks and served by engines of 1.
   must_run(
-      fmt::format("run {} --set steps=3 --set train.layout.dp=4 --set train.layout.tp=1 --set train.layout.etp=1 --set "
+      fmt::format("run {} --set steps=4 --set train.layout.dp=4 --set train.layout.tp=1 --set train.layout.etp=1 --set "
                   "train.layout.sp=false --set rollout.layout.tp=1 --set rollout.layout.dp=4 --resume {} --out {}",
-                  scenario, (run / "checkpoints/step_2").string(), on.string()));
+                  scenario, (whole / "checkpoints/final").string(), on.string()));
   must_run(fmt::format("compare {}", on.string()));
 
   const fs::path prompts = work_folder() / "moe-prompts.jsonl";
@@ -32,8 +37,10 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
     CHECK(r.code == 2);
     CHECK_THAT(r.err, Catch::Contains(why));
   };
-  refused("--set train.layout.etp=1", "experts are cut as the rest, etp = tp");
-  refused("--set train.layout.ep=2 --set train.layout.etp=2", "training parallelism other than dp and tp");
+  refused("--set train.layout.etp=1",
+          "the tensor-parallel ranks share each expert (etp = tp, ep = 1) or have whole ones");
+  refused("--set train.layout.ep=2 --set train.layout.etp=2", "train.layout.etp 2 and ep 2 with tp 2");
+  refused("--set train.layout.ep=4 --set train.layout.etp=1", "train.layout.etp 1 and ep 4 with tp 2");
   refused(
       "--set model.moe_intermediate_size=33 --set train.layout.etp=1 --set train.layout.tp=1 --set train.layout.dp=4 "
       "--set train.layout.sp=false",

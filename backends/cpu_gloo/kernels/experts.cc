@@ -1,5 +1,6 @@
 #include "backends/cpu_gloo/kernels/experts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -60,6 +61,19 @@ M from_row(M m, std::int64_t begin) {
   return m;
 }
 
+/// Rows [begin, end) become zeros.
+void zero_rows(KernelContext& ctx, Matrix m, std::int64_t begin, std::int64_t end, std::int64_t cols) {
+  parallel_for(ctx, end - begin, rows_grain(cols), [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t r = begin + from; r < begin + to; ++r)
+      std::memset(from_row(m, r).data, 0, static_cast<std::size_t>(cols * size_of(m.dtype)));
+  });
+}
+
+/// Choices that have a row here: rows are numbered from 0 without a gap.
+std::int64_t own_rows(const std::int32_t* rows, std::int64_t choices) {
+  return choices - std::count(rows, rows + choices, -1);
+}
+
 /// product(e, first row, rows) of each expert.
 template <class Product>
 void each_expert(const Experts& experts, Product&& product) {
@@ -96,16 +110,18 @@ void route_backward(KernelContext& ctx, const Routing& r, const float* d_weights
   });
 }
 
-void expert_sort(std::span<const std::int32_t> chosen, std::int64_t experts, std::int32_t* rows,
+void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts& own, std::int32_t* rows,
                  std::int32_t* offsets) {
-  std::vector<std::int32_t> next(static_cast<std::size_t>(experts) + 1);
+  std::vector<std::int32_t> next(static_cast<std::size_t>(own.count) + 1);
+  const auto is_own = [&](std::int64_t e) { return e >= own.first && e < own.first + own.count; };
+  const auto place = [&](std::int64_t e) { return static_cast<std::size_t>(e - own.first); };
   for (const std::int32_t e : chosen) {
-    HB_CHECK(e >= 0 && e < experts, "expert {} of {}", e, experts);
-    ++next[static_cast<std::size_t>(e) + 1];
+    HB_CHECK(e >= 0 && e < own.all, "expert {} of {}", e, own.all);
+    if (is_own(e)) ++next[place(e) + 1];
   }
-  for (std::size_t e = 0; e < static_cast<std::size_t>(experts); ++e) next[e + 1] += next[e];
+  for (std::size_t e = 0; e < static_cast<std::size_t>(own.count); ++e) next[e + 1] += next[e];
   std::copy(next.begin(), next.end(), offsets);
-  for (std::size_t i = 0; i < chosen.size(); ++i) rows[i] = next[static_cast<std::size_t>(chosen[i])]++;
+  for (std::size_t i = 0; i < chosen.size(); ++i) rows[i] = is_own(chosen[i]) ? next[place(chosen[i])]++ : -1;
 }
 
 void dispatch(KernelContext& ctx, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
@@ -114,8 +130,9 @@ void dispatch(KernelContext& ctx, ConstMatrix x, const std::int32_t* rows, Matri
   const auto bytes = static_cast<std::size_t>(h * size_of(x.dtype));
   parallel_for(ctx, T, rows_grain(c * h), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin * c; i < end * c; ++i)
-      std::memcpy(from_row(y, rows[i]).data, from_row(x, i / c).data, bytes);
+      if (rows[i] >= 0) std::memcpy(from_row(y, rows[i]).data, from_row(x, i / c).data, bytes);
   });
+  zero_rows(ctx, y, own_rows(rows, T * c), T * c, h);
 }
 
 void dispatch_backward(KernelContext& ctx, ConstMatrix dy, const std::int32_t* rows, Matrix dx, std::int64_t T,
@@ -128,7 +145,8 @@ void dispatch_backward(KernelContext& ctx, ConstMatrix dy, const std::int32_t* r
         E* out = row<E>(dx, t);
         for_vectors(h, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
           Vf sum = write == Write::accumulate ? ld(out + i) : Vf{};
-          for (std::int64_t j = 0; j < c; ++j) sum += ld(row<E>(dy, rows[t * c + j]) + i);
+          for (std::int64_t j = 0; j < c; ++j)
+            if (rows[t * c + j] >= 0) sum += ld(row<E>(dy, rows[t * c + j]) + i);
           st(out + i, sum);
         });
       }
@@ -146,7 +164,8 @@ void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const 
         E* out = row<E>(z, t);
         for_vectors(h, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
           Vf sum{};
-          for (std::int64_t j = 0; j < c; ++j) sum += splat(weights[t * c + j]) * ld(row<E>(y, rows[t * c + j]) + i);
+          for (std::int64_t j = 0; j < c; ++j)
+            if (rows[t * c + j] >= 0) sum += splat(weights[t * c + j]) * ld(row<E>(y, rows[t * c + j]) + i);
           st(out + i, sum);
         });
       }
@@ -161,6 +180,8 @@ void combine_backward(KernelContext& ctx, ConstMatrix dz, ConstMatrix y, const s
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(3 * c * h), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin * c; i < end * c; ++i) {
+        d_weights[i] = 0.0f;
+        if (rows[i] < 0) continue;
         const E* d = row<E>(dz, i / c);
         const E* in = row<E>(y, rows[i]);
         E* out = row<E>(dy, rows[i]);
@@ -175,6 +196,7 @@ void combine_backward(KernelContext& ctx, ConstMatrix dz, ConstMatrix y, const s
       }
     });
   });
+  zero_rows(ctx, dy, own_rows(rows, T * c), T * c, h);
 }
 
 void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, ConstMatrix w, Matrix y) {
@@ -182,6 +204,7 @@ void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, C
     linear_forward(ctx, from_row(x, begin), from_row(w, e * experts.N), {}, from_row(y, begin), rows, experts.N,
                    experts.K);
   });
+  zero_rows(ctx, y, experts.offsets.back(), experts.rows, experts.N);
 }
 
 void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix w, Matrix dx) {
@@ -189,6 +212,7 @@ void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatri
     linear_dgrad(ctx, from_row(dy, begin), from_row(w, e * experts.N), from_row(dx, begin), rows, experts.N, experts.K,
                  Write::overwrite);
   });
+  zero_rows(ctx, dx, experts.offsets.back(), experts.rows, experts.K);
 }
 
 void grouped_linear_wgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix x, Matrix dw,

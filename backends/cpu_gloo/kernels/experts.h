@@ -21,14 +21,19 @@ void route(KernelContext&, const Routing&, const float* logits, float* weights, 
 void route_backward(KernelContext&, const Routing&, const float* d_weights, const float* logits,
                     const std::int32_t* chosen, Matrix d_logits);
 
-/// rows[i] of choice i (of T·c, tokens in order): its place when all are sorted by expert, those of one expert in
-/// order. offsets[e]: where expert e's begin; offsets[E] = T·c. One thread: a pass over T·c integers.
-void expert_sort(std::span<const std::int32_t> chosen, std::int64_t experts, std::int32_t* rows, std::int32_t* offsets);
+/// Experts [first, first + count), those of this rank, of `all`.
+struct OwnExperts {
+  std::int64_t first = 0, count = 0, all = 0;
+};
+/// rows[i] of choice i (of T·c, tokens in order): its place when those of own experts are sorted by expert, of one
+/// expert in order; -1 for a choice of another. offsets[e]: where the e-th own expert's begin; offsets[count]: how many
+/// there are. One thread: a pass over T·c integers. Whoever writes rows below writes zeros behind them, up to T·c.
+void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts&, std::int32_t* rows, std::int32_t* offsets);
 
 /// y[rows[t·c + j]] = x[t]; x: [T,h].
 void dispatch(KernelContext&, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
               std::int64_t h);
-/// dx[t] (+)= Σ_j dy[rows[t·c + j]], summed in fp32.
+/// dx[t] (+)= Σ_j dy[rows[t·c + j]], summed in fp32; of choices that have a row, here and below.
 void dispatch_backward(KernelContext&, ConstMatrix dy, const std::int32_t* rows, Matrix dx, std::int64_t T,
                        std::int64_t c, std::int64_t h, Write);
 
@@ -43,6 +48,7 @@ void combine_backward(KernelContext&, ConstMatrix dz, ConstMatrix y, const std::
 struct Experts {
   std::span<const std::int32_t> offsets;  // E + 1
   std::int64_t N = 0, K = 0;
+  std::int64_t rows = 0;  // that there is room for: of y or dx, zeros behind the last expert's
 };
 void grouped_linear(KernelContext&, const Experts&, ConstMatrix x, ConstMatrix w, Matrix y);
 void grouped_linear_dgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix w, Matrix dx);
