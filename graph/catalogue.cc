@@ -10,7 +10,7 @@ namespace hotbunk {
 namespace {
 
 /// How an op's FLOPs follow from its tensors.
-enum class FlopRule : std::uint8_t { none, gemm, attention, attention_backward, per_element };
+enum class FlopRule : std::uint8_t { none, gemm, grouped_gemm, attention, attention_backward, per_element };
 
 struct Entry {
   OpKind kind;
@@ -73,6 +73,16 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::clip_coefficient, 1, 1, 2, 2, FlopRule::none, 0},
     {OpKind::adamw, 3, 3, 3, 3, FlopRule::per_element, 14},
     {OpKind::sample, 2, 2, 2, 2, FlopRule::none, 0},
+    {OpKind::route, 1, 1, 2, 2, FlopRule::none, 0},
+    {OpKind::route_backward, 3, 3, 1, 1, FlopRule::per_element, 5},
+    {OpKind::expert_sort, 1, 1, 2, 2, FlopRule::none, 0},
+    {OpKind::dispatch, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::dispatch_backward, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::grouped_linear, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
+    {OpKind::grouped_linear_dgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
+    {OpKind::grouped_linear_wgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
+    {OpKind::combine, 3, 3, 1, 1, FlopRule::none, 0},
+    {OpKind::combine_backward, 4, 4, 2, 2, FlopRule::per_element, 3},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -84,6 +94,13 @@ constexpr bool in_order() {
 static_assert(in_order(), "one entry per kind, in the order of OpKind");
 
 const Entry& entry(OpKind k) { return entries[static_cast<std::size_t>(k)]; }
+
+/// Rows of what is dispatched to experts: one for each choice of each token.
+std::int64_t routed_rows(const Tensor& t, const Sizes& s) {
+  std::int64_t rows = 1;
+  for (std::size_t d = 0; d + 1 < t.rank; ++d) rows *= t.shape[d].actual(s);
+  return rows;
+}
 
 std::int64_t head_width(const Op& op) { return op.integer(Attr::heads) * op.integer(Attr::head_dim); }
 
@@ -128,6 +145,66 @@ std::string check_gemm(const Op& op) {
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
 }
 
+/// The matrices of grouped products and their gradients, and rows and width of what is dispatched.
+std::string check_grouped(const Op& op) {
+  const Tensor& weights = op.kind == OpKind::grouped_linear_wgrad ? op.outputs[0] : op.inputs[1];
+  const Tensor& other = op.kind == OpKind::grouped_linear_wgrad ? op.inputs[1] : op.outputs[0];
+  const Tensor &rows = op.inputs[0], &offsets = op.inputs[2];
+  if (rows.rank < 2 || other.rank != rows.rank || weights.rank != 2 || offsets.rank != 1)
+    return "needs rows of experts, their matrices one below the other and their offsets";
+  const auto last = [](const Tensor& t) { return t.shape[static_cast<std::size_t>(t.rank) - 1].size; };
+  const std::int64_t experts = offsets.shape[0].size - 1;
+  const bool forward = op.kind == OpKind::grouped_linear;
+  const std::int64_t n = last(forward ? other : rows), k = last(forward ? rows : other);
+  const bool fits = experts > 0 && weights.shape[0].size == experts * n && weights.shape[1].size == k &&
+                    std::equal(rows.shape.begin(), rows.shape.begin() + rows.rank - 1, other.shape.begin());
+  return fits ? ""
+              : fmt::format("shapes do not multiply: {} experts of {}x{} in {}x{}", experts, n, k,
+                            weights.shape[0].size, weights.shape[1].size);
+}
+
+/// Choices of tokens, and where their rows lie.
+std::string check_routed(const Op& op) {
+  const auto same = [](const Tensor& a, const Tensor& b) { return a.rank == b.rank && a.shape == b.shape; };
+  const auto leading = [](const Tensor& choices, const Tensor& routed) {
+    return choices.rank == 2 && routed.rank == 3 && choices.shape[0] == routed.shape[0] &&
+           choices.shape[1] == routed.shape[1];
+  };
+  const auto row = [](const Tensor& t) { return t.shape[static_cast<std::size_t>(t.rank) - 1]; };
+  bool fits = true;
+  switch (op.kind) {
+    case OpKind::route:
+      fits = same(op.outputs[0], op.outputs[1]) && op.outputs[0].rank == 2 && op.inputs[0].rank == 2 &&
+             op.outputs[0].shape[1].size <= op.inputs[0].shape[1].size;
+      break;
+    case OpKind::route_backward:
+      fits = same(op.inputs[0], op.inputs[2]) && same(op.inputs[1], op.outputs[0]) && op.inputs[1].rank == 2;
+      break;
+    case OpKind::expert_sort:
+      fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
+             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0);
+      break;
+    case OpKind::dispatch:
+      fits = leading(op.inputs[1], op.outputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);
+      break;
+    case OpKind::dispatch_backward:
+      fits = leading(op.inputs[1], op.inputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);
+      break;
+    case OpKind::combine:
+      fits = leading(op.inputs[1], op.inputs[0]) && same(op.inputs[1], op.inputs[2]) &&
+             row(op.inputs[0]) == row(op.outputs[0]);
+      break;
+    case OpKind::combine_backward:
+      fits = leading(op.inputs[2], op.inputs[1]) && same(op.inputs[2], op.inputs[3]) &&
+             same(op.inputs[1], op.outputs[0]) && same(op.inputs[2], op.outputs[1]) &&
+             row(op.inputs[0]) == row(op.inputs[1]);
+      break;
+    default:
+      break;
+  }
+  return fits ? "" : "has tensors that do not fit one another";
+}
+
 /// An embedding's table (or its gradient) has a row for each id that it answers for.
 std::string check_table(const Op& op, const Tensor& table) {
   const std::int64_t ids = op.integer(Attr::vocab_end, 0) - op.integer(Attr::vocab_begin, 0);
@@ -146,6 +223,18 @@ std::string check_columns(const Op& op, const Tensor& logits) {
 }
 
 }  // namespace
+
+ExpertMatrices expert_matrices(const Op& op) {
+  const Tensor& w = op.kind == OpKind::grouped_linear_wgrad ? op.outputs[0] : op.inputs[1];
+  const std::int64_t experts = op.inputs[2].shape[0].size - 1;
+  return {experts, w.shape[0].size / experts, w.shape[1].size};
+}
+
+Range own_experts(const Op& op, const Places& places) {
+  const std::int64_t own = op.outputs[1].shape[0].size - 1;
+  const std::int64_t place = op.has(Attr::tp) ? places.at(static_cast<std::size_t>(op.group)) : 0;
+  return {place * own, (place + 1) * own};
+}
 
 std::string check_prices(const Op& op) {
   std::int64_t before = -1;
@@ -171,6 +260,13 @@ double op_flops(const Op& op, const Sizes& s) {
       // linear, dgrad: [T,K] x [N,K] or [T,N] x [N,K]; wgrad: [T,N]^T x [T,K]: every product of the three extents.
       const double third = static_cast<double>(op.kind == OpKind::linear ? b.shape[0].actual(s) : b.shape[1].actual(s));
       return 2.0 * static_cast<double>(a.elements(s)) * third;
+    }
+    case FlopRule::grouped_gemm: {
+      // Every row meets one expert's matrix: [R,K] x [N,K], [R,N] x [N,K] or [R,N]^T x [R,K].
+      const auto& [experts, n, k] = expert_matrices(op);
+      // Where ranks share the experts, a rank has its share of the rows.
+      return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(n) * static_cast<double>(k) /
+             static_cast<double>(op.integer(Attr::tp, 1));
     }
     case FlopRule::attention:
     case FlopRule::attention_backward:
@@ -224,6 +320,13 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
     }
     case OpKind::paged_attention:
       return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + paged_kv_bytes(op, s);
+    case OpKind::grouped_linear:
+    case OpKind::grouped_linear_dgrad: {
+      // Of few rows, at most one expert's weights for each.
+      const ExpertMatrices m = expert_matrices(op);
+      return op.inputs[0].bytes(s) + op.inputs[2].bytes(s) + op.outputs[0].bytes(s) +
+             std::min(m.experts, routed_rows(op.inputs[0], s)) * m.n * m.k * size_of(op.inputs[1].dtype);
+    }
     default:
       break;
   }
@@ -323,6 +426,8 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);
   if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
+  if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);
+  if (auto bad = check_routed(op); !bad.empty()) return bad;
   if (e.rule == FlopRule::attention || e.rule == FlopRule::attention_backward)
     for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})
       if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));

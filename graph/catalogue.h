@@ -2,7 +2,7 @@
 // against it; the cost model, the simulator and the reports read it.
 //
 // Shape legend: T packed tokens, S sequences or slots, H hidden, a query heads, k KV heads, d head dim, Q = (a + 2k) d,
-// I MLP intermediate, V vocabulary rows held here, W ranks of the group, n elements.
+// I MLP intermediate, E experts, c experts of a token, V vocabulary rows held here, W ranks of the group, n elements.
 //
 // clang-format off
 //   kind               inputs -> outputs                                                   attributes
@@ -39,6 +39,20 @@
 //   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad]
 //   swiglu             gate_up[T,2I] -> act[T,I]
 //   swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
+//   route              logits[T,E] -> weights[T,c], experts[T,c]   the c largest, equal ones by number; softmax over all
+//                                                of them, or over the chosen ones                renormalise
+//   route_backward     dweights[T,c], logits[T,E], experts[T,c] -> dlogits[T,E]                  renormalise
+//   expert_sort        experts[T,c] -> rows[T,c], offsets[E+1]   the row of each choice by expert, then token, then choice;
+//                                                where each expert's rows begin   tp: ranks of the group share the
+//                                                experts, E each, by place; choices of others have row -1
+//   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
+//                                                and in what follows
+//   dispatch_backward  dy[T,c,H], rows[T,c] -> dx[T,H]   sums over j                            accumulate
+//   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1] -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
+//   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]
+//   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K]                        accumulate
+//   combine            y[T,c,H], rows[T,c], weights[T,c] -> z[T,H]   sum over j, in order, of weights[t,j] y[rows[t,j]]
+//   combine_backward   dz[T,H], y[T,c,H], rows[T,c], weights[T,c] -> dy[T,c,H], dweights[T,c]
 //   add                x, y -> z                 z may be x
 //   gather_rows        x[T,H], rows[S] -> y[S,H]
 //   log_prob           logits[T,V], targets[T] -> logp[T], lse[T], entropy[T]             vocab, temperature
@@ -81,6 +95,15 @@ std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
 /// The ids that an embedding, or a part of the logits, answers for on a rank: [vocab_begin, vocab_end), `vocab_stride`
 /// further for each place in op.group where a group shares the vocabulary, and none beyond `vocab`.
 Range vocab_rows(const Op&, const Places&);
+
+/// A grouped product's matrices: one [n,k] for each expert.
+struct ExpertMatrices {
+  std::int64_t experts = 0, n = 0, k = 0;
+};
+ExpertMatrices expert_matrices(const Op&);
+
+/// The experts whose rows an expert_sort sorts on a rank: all, or those at its place in op.group, which shares them.
+Range own_experts(const Op&, const Places&);
 
 /// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.
 struct Partners {

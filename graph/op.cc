@@ -68,6 +68,16 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::clip_coefficient, "clip_coefficient", OpClass::compute},
     {OpKind::adamw, "adamw", OpClass::compute},
     {OpKind::sample, "sample", OpClass::compute},
+    {OpKind::route, "route", OpClass::compute},
+    {OpKind::route_backward, "route_backward", OpClass::compute},
+    {OpKind::expert_sort, "expert_sort", OpClass::compute},
+    {OpKind::dispatch, "dispatch", OpClass::compute},
+    {OpKind::dispatch_backward, "dispatch_backward", OpClass::compute},
+    {OpKind::grouped_linear, "grouped_linear", OpClass::compute},
+    {OpKind::grouped_linear_dgrad, "grouped_linear_dgrad", OpClass::compute},
+    {OpKind::grouped_linear_wgrad, "grouped_linear_wgrad", OpClass::compute},
+    {OpKind::combine, "combine", OpClass::compute},
+    {OpKind::combine_backward, "combine_backward", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
@@ -80,7 +90,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",     "kl_coef",      "lr_slot",
     "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
-    "reference",   "residual",      "as_dtype",     "source",      "relative",      "count"};
+    "reference",   "residual",      "as_dtype",     "source",      "relative",      "renormalise",  "count"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)
@@ -150,5 +160,8 @@ bool is_event(OpKind k) { return class_of(k) == OpClass::event; }
 bool is_communication(OpKind k) { return class_of(k) == OpClass::communication; }
 bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv || k == OpKind::send_recv; }
 bool is_compute(OpKind k) { return class_of(k) == OpClass::compute; }
+bool is_grouped(OpKind k) {
+  return k == OpKind::grouped_linear || k == OpKind::grouped_linear_dgrad || k == OpKind::grouped_linear_wgrad;
+}
 
 }  // namespace hotbunk

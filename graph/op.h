@@ -83,6 +83,16 @@ enum class OpKind : std::uint8_t {
   clip_coefficient,
   adamw,
   sample,
+  route,
+  route_backward,
+  expert_sort,
+  dispatch,
+  dispatch_backward,
+  grouped_linear,
+  grouped_linear_dgrad,
+  grouped_linear_wgrad,
+  combine,
+  combine_backward,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -130,6 +140,7 @@ enum class Attr : std::uint8_t {
   as_dtype,
   source,
   relative,
+  renormalise,
   count,  // of any kind: Op::num_operands
 };
 inline constexpr int num_attrs = static_cast<int>(Attr::count) + 1;
@@ -190,5 +201,7 @@ bool is_communication(OpKind);
 /// send, recv and send_recv: between two ranks of a group.
 bool is_pairwise(OpKind);
 bool is_compute(OpKind);
+/// A product for each expert, of its own rows and weights.
+bool is_grouped(OpKind);
 
 }  // namespace hotbunk

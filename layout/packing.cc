@@ -28,16 +28,17 @@ WeightBuilder& WeightBuilder::pad_to(std::int64_t rows) {
 }
 
 ParameterIndex::ParameterIndex(const ModelSpec& model) : parameters_(parameters_of(model)) {
-  for (const ParamSpec& parameter : parameters_) by_place_[{parameter.layer, parameter.role}] = &parameter;
+  for (const ParamSpec& parameter : parameters_)
+    by_place_[{parameter.layer, parameter.role, parameter.expert}] = &parameter;
 }
 
-const ParamSpec* ParameterIndex::find(int layer, ParamRole role) const {
-  const auto found = by_place_.find({layer, role});
+const ParamSpec* ParameterIndex::find(int layer, ParamRole role, int expert) const {
+  const auto found = by_place_.find({layer, role, expert});
   return found == by_place_.end() ? nullptr : found->second;
 }
 
-const ParamSpec& ParameterIndex::at(int layer, ParamRole role) const {
-  const ParamSpec* parameter = find(layer, role);
+const ParamSpec& ParameterIndex::at(int layer, ParamRole role, int expert) const {
+  const ParamSpec* parameter = find(layer, role, expert);
   HB_CHECK(parameter, "no parameter of role {} in layer {}", static_cast<int>(role), layer);
   return *parameter;
 }

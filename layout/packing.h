@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,19 +25,19 @@ class WeightBuilder {
   LocalWeight weight_;
 };
 
-/// The parameters of a dense model by layer (-1: outside the layers) and role.
+/// The parameters of a model by layer (-1: outside the layers), role and expert (-1: none's).
 class ParameterIndex {
  public:
   explicit ParameterIndex(const ModelSpec&);
   ParameterIndex(const ParameterIndex&) = delete;
   ParameterIndex& operator=(const ParameterIndex&) = delete;
 
-  const ParamSpec* find(int layer, ParamRole) const;  // nullptr: the model has none
-  const ParamSpec& at(int layer, ParamRole) const;    // InternalError: the model has none
+  const ParamSpec* find(int layer, ParamRole, int expert = -1) const;  // nullptr: the model has none
+  const ParamSpec& at(int layer, ParamRole, int expert = -1) const;    // InternalError: the model has none
 
  private:
   std::vector<ParamSpec> parameters_;
-  std::map<std::pair<int, ParamRole>, const ParamSpec*> by_place_;
+  std::map<std::tuple<int, ParamRole, int>, const ParamSpec*> by_place_;
 };
 
 }  // namespace hotbunk

@@ -40,12 +40,32 @@ class RolloutRank {
     }
     weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query)));
     replicate(prefix + "post_norm", layer, ParamRole::post_norm);
+    if (model_.moe) return add_experts(prefix, layer);
     const Range intermediate = even_range(model_.intermediate, tp_, rank_);
     weights_.push_back(WeightBuilder(prefix + "gate_up", layer, model_.hidden)
                            .add(parameters_.at(layer, ParamRole::gate_proj), intermediate, 0, down_by(intermediate))
                            .add(parameters_.at(layer, ParamRole::up_proj), intermediate, 0, down_by(intermediate))
                            .build());
     weights_.push_back(column_slice(prefix + "down", layer, ParamRole::down_proj, intermediate));
+  }
+
+  /// Every expert's columns of this rank, expert by expert.
+  void add_experts(const std::string& prefix, int layer) {
+    const auto experts = static_cast<int>(model_.moe->experts);
+    const Range inner = even_range(model_.moe->expert_intermediate, tp_, rank_);
+    weights_.push_back(WeightBuilder(prefix + "router", layer, model_.hidden)
+                           .add(parameters_.at(layer, ParamRole::router), {0, experts})
+                           .build());
+    WeightBuilder gate_up(prefix + "experts_gate_up", layer, model_.hidden),
+        down(prefix + "experts_down", layer, inner.size());
+    for (int e = 0; e < experts; ++e) {
+      gate_up.add(parameters_.at(layer, ParamRole::expert_gate, e), inner, 0, down_by(inner))
+          .add(parameters_.at(layer, ParamRole::expert_up, e), inner, 0, down_by(inner));
+      down.add(parameters_.at(layer, ParamRole::expert_down, e), {0, model_.hidden}, inner.begin,
+               {.cols = inner.size()});
+    }
+    weights_.push_back(gate_up.build());
+    weights_.push_back(down.build());
   }
 
   struct HeadRoles {
@@ -102,15 +122,19 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
 
 std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
-  if (model.moe || model.mla || !model.gated_mlp || model.learned_positions || model.layer_norm || model.o_bias ||
-      model.mlp_bias) {
-    return fmt::format("{} is not a dense Llama-like decoder", model.name);
+  if (model.mla || !model.gated_mlp || model.learned_positions || model.layer_norm || model.o_bias || model.mlp_bias) {
+    return fmt::format("{} is not a Llama-like decoder", model.name);
   }
   if (model.heads % tp) return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);
   if (model.kv_heads % tp && tp % model.kv_heads) {
     return fmt::format("{} key/value heads neither divide over tp {} nor divide it", model.kv_heads, tp);
   }
-  if (model.intermediate % tp)
+  if (model.moe && (model.moe->shared_experts > 0 || model.moe->first_dense_layers > 0 || model.moe->groups > 1 ||
+                    model.moe->sigmoid_scores || model.moe->router_bias))
+    return fmt::format("the experts of {} are not routed by a softmax alone", model.name);
+  if (model.moe && model.moe->expert_intermediate % tp)
+    return fmt::format("expert intermediate size {} does not divide over tp {}", model.moe->expert_intermediate, tp);
+  if (!model.moe && model.intermediate % tp)
     return fmt::format("intermediate size {} does not divide over tp {}", model.intermediate, tp);
   return "";
 }

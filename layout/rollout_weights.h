@@ -1,5 +1,6 @@
-// How one rollout tensor-parallel rank holds a dense decoder (Llama, Mistral, Qwen2, Qwen3): which buffers, and which
-// rectangles of which Hugging Face parameters fill them. Weight sync and the rollout graph both read this list.
+// How one rollout tensor-parallel rank holds a decoder (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE): which
+// buffers, and which rectangles of which Hugging Face parameters fill them. Weight sync and the rollout graph both read
+// this list.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,6 +21,10 @@ namespace hotbunk {
 ///   post_norm                 (hidden, 1)                replicated
 ///   gate_up                   (2 intermediate / tp, hidden)  [gate rows; up rows of this rank]
 ///   down                      (hidden, intermediate / tp)    column slice
+/// and with E experts, in the place of gate_up and down, an expert's inner width being I:
+///   router                    (E, hidden)                replicated
+///   experts_gate_up           (E 2 I / tp, hidden)       for each expert [gate rows; up rows of this rank]
+///   experts_down              (E hidden, I / tp)         for each expert its column slice
 struct LocalWeight {
   std::string name;
   std::int64_t rows = 0, cols = 0;
@@ -43,7 +48,7 @@ struct HeadRanges {
 HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
 
 /// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
-///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; dense, gated MLP.
+///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; gated MLP.
 std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.

@@ -50,7 +50,8 @@ Rectangle TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) con
   if (box.elements() == 0) return {};
   if (shards_ == 1) return box;
   // All tensor-parallel places shard as many rows: of a vocabulary that does not divide, the last has padding.
-  const std::int64_t first = layout_.dense.group_of(rank, {"tp"}).front();
+  // An expert's ranks are others than those of the first place.
+  const std::int64_t first = parameter.expert >= 0 ? rank : layout_.dense.group_of(rank, {"tp"}).front();
   const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(), shards_, shard_of(rank));
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
   return box.elements() > 0 ? box : Rectangle{};

@@ -16,7 +16,7 @@ ShardMesh shard_mesh(const TrainSpec& train) {
                                                               : l.fsdp > 0                     ? l.fsdp
                                                                                                : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
-  return {shards, data / shards, l.tp, l.pp};
+  return {shards, data / shards, l.tp, l.ep, l.pp};
 }
 
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {

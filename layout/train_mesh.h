@@ -16,9 +16,9 @@ Mesh train_mesh(const TrainLayout&);
 
 /// How the data ranks share what the engine shards: groups of neighbours hold one copy together, one shard each (HSDP
 /// where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that have a part of
-/// every layer.
+/// every layer: of experts either a part of each, or, spread over `experts` ranks, which are all of them, whole ones.
 struct ShardMesh {
-  std::int64_t shards = 1, replicas = 1, tensor = 1;
+  std::int64_t shards = 1, replicas = 1, tensor = 1, experts = 1;
   std::int64_t stages = 1;  // of a pipeline, each with a mesh of its own
   std::int64_t data() const { return shards * replicas; }
   std::int64_t ranks() const { return data() * tensor * stages; }

@@ -36,24 +36,42 @@ constexpr std::size_t position_in_unit(ParamRole role) {
 // The enumeration ends with kv_b_proj: every role has its place in the order.
 static_assert(order_in_unit.size() == static_cast<std::size_t>(R::kv_b_proj) + 1);
 
-// Experts follow one another whole (gate, up, down of expert 0, then of expert 1, …).
+// Behind what no expert has: gate and up of expert 0, of expert 1, …, then all down projections. So what is multiplied
+// together is one stack of matrices.
 bool stands_before(const ParamSpec& a, const ParamSpec& b) {
-  return std::tuple(a.layer, a.expert, position_in_unit(a.role)) <
-         std::tuple(b.layer, b.expert, position_in_unit(b.role));
+  const auto place = [](const ParamSpec& p) {
+    return std::tuple(p.layer, p.role == R::expert_down, p.expert, position_in_unit(p.role));
+  };
+  return place(a) < place(b);
 }
 
-UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t world,
-                   std::int64_t rank) {
+/// Experts are cut by the same ranks as all else, where they are cut: etp = tp (spec/validate.cc).
+TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {
+  TensorPlacement cut = tensor_parallel(spec, model);
+  for (AxisPlacement& axis : cut)
+    if (axis.axis == "etp") axis.axis = "tp";
+  return cut;
+}
+
+UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t ep,
+                   std::int64_t world, std::int64_t rank) {
   UnitParam param;
   param.parameter = spec.name;
   param.role = spec.role;
+  param.expert = spec.expert;
   const Rectangle all = whole(spec);
   param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
   const std::int64_t tp = tensor.size();
-  const TensorPlacement cut = tp > 1 ? tensor_parallel(spec, model) : TensorPlacement{};
+  const bool spread = spec.expert >= 0 && ep > 1;
+  const TensorPlacement cut = tp > 1 && !spread ? tensor_cut(spec, model) : TensorPlacement{};
   const Rectangle first = place(all, cut, tensor, 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
-  if (tp > 1 && first == all) param.step.repeat = tp;
+  if (spread) {
+    param.spread = ep, param.step.rows = param.whole_rows;
+    param.base = spec.expert / (model.moe->experts / ep) * param.whole_rows;
+  } else if (tp > 1 && first == all) {
+    param.step.repeat = tp;
+  }
   for (std::int64_t t = 1; t < tp && first != all; ++t) {
     const Rectangle next = place(all, cut, tensor, t);
     if (next == first) continue;  // a KV head that neighbours share
@@ -71,7 +89,14 @@ bool has(const StagePart& stage, const ParamSpec& p, const ModelSpec& model) {
   return p.role == R::position_embedding ? stage.first : stage.last;
 }
 
-void append(ShardedUnit& unit, UnitParam param) {
+void append(ShardedUnit& unit, UnitParam param, std::int64_t experts) {
+  if (!param.has_place()) {  // that of an expert of the first rank
+    const auto at = std::ranges::find_if(
+        unit.params, [&](const UnitParam& p) { return p.role == param.role && p.expert == param.expert % experts; });
+    param.shard_offset = at->shard_offset, param.full_offset = at->full_offset;
+    unit.params.push_back(std::move(param));
+    return;
+  }
   param.shard_offset = unit.shard_elements;
   param.full_offset = unit.full_elements;
   unit.shard_elements += param.padded_elements();
@@ -83,7 +108,7 @@ void append(ShardedUnit& unit, UnitParam param) {
 bool alike(const UnitParam& a, const UnitParam& b) {
   const auto all_but_name = [](const UnitParam& p) {
     return std::tuple(p.whole_rows, p.whole_cols, p.rows, p.cols, p.step.rows, p.step.cols, p.step.repeat, p.shard,
-                      p.padded_rows, p.shard_offset, p.full_offset, p.role);
+                      p.padded_rows, p.shard_offset, p.full_offset, p.role, p.spread, p.base);
   };
   return all_but_name(a) == all_but_name(b);
 }
@@ -105,15 +130,17 @@ std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
   return why_not_rollout_tp(model, tp);
 }
 
-std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank) {
-  return train_units(model, {.layers = {0, model.layers}}, tp, world, rank);
+std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
+                                     std::int64_t ep) {
+  return train_units(model, {.layers = {0, model.layers}}, tp, world, rank, ep);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,
-                                     std::int64_t world, std::int64_t rank) {
+                                     std::int64_t world, std::int64_t rank, std::int64_t ep) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
   const std::string why_not = why_not_train_tp(model, tp);
   HB_CHECK(why_not.empty(), "{}", why_not);
+  HB_CHECK(ep == 1 || (ep == tp && model.moe && model.moe->experts % ep == 0), "experts over {} of {} ranks", ep, tp);
   const Mesh tensor({{"tp", tp}});
   std::vector<ParamSpec> parameters = parameters_of(model);
   std::erase_if(parameters, [&](const ParamSpec& p) { return !has(stage, p, model); });
@@ -127,7 +154,7 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
       unit.layer = parameter.layer;
       units.push_back(std::move(unit));
     }
-    append(units.back(), shard_of(parameter, model, tensor, world, rank));
+    append(units.back(), shard_of(parameter, model, tensor, ep, world, rank), model.moe ? model.moe->experts / ep : 0);
   }
   for (ShardedUnit& unit : units) unit.padding_elements = world * unit.shard_elements - unit.full_elements;
   number_kinds(units);

@@ -23,7 +23,14 @@ struct UnitParam {
   std::int64_t shard_offset = 0;  // elements into this rank's flat unit shard
   std::int64_t full_offset = 0;   // elements into the unsharded unit buffer
   ParamRole role = ParamRole::embedding;
+  int expert = -1;
+  /// Where whole experts are spread over tensor-parallel ranks, expert e of the first rank shares its place in memory
+  /// with one of each other rank: the unit has the place once, and all these parameters. Together, one below the other,
+  /// they are the tensor of which each rank has a piece; `base` is this one's first row there.
+  std::int64_t spread = 1, base = 0;
 
+  bool has_place() const { return base == 0; }
+  std::int64_t rows_of_all() const { return spread * whole_rows; }
   std::int64_t elements() const { return rows * cols; }
   std::int64_t owned_elements() const { return shard.size() * cols; }
   std::int64_t padded_elements() const { return padded_rows * cols; }
@@ -31,7 +38,8 @@ struct UnitParam {
 
 /// What one all-gather makes whole: the parameters of one decoder layer, or of everything outside the layers ("root").
 /// The unsharded buffer holds the parameters back to back without padding, so neighbours of equal width form one
-/// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block.
+/// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block; [gate; up] of all experts as one stack
+/// of such blocks, and their down projections as another.
 struct ShardedUnit {
   std::string name;  // "root", "layers.3"
   int layer = -1;    // -1: root
@@ -61,9 +69,11 @@ std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
 /// beside the first tensor-parallel rank: root, layers.0, layers.1, …
 /// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
 /// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
-std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank);
+/// `ep`: the tensor-parallel ranks over which whole experts are spread, all of them; 1: all have a part of each.
+std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank,
+                                     std::int64_t ep = 1);
 /// Those of a stage, in the same order; a stage with neither end of the model has no root.
 std::vector<ShardedUnit> train_units(const ModelSpec&, const StagePart&, std::int64_t tp, std::int64_t world,
-                                     std::int64_t rank);
+                                     std::int64_t rank, std::int64_t ep = 1);
 
 }  // namespace hotbunk

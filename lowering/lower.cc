@@ -231,7 +231,7 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
            .help =
                job ? "change the setting named; `hotbunk plan`, `hotbunk explain` and `hotbunk simulate` answer for it "
                      "as it is, where that has a price"
-                   : "dense Llama, Qwen2 and Qwen3 are executed"});
+                   : "Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE are executed"});
     return fail(std::move(all));
   }
   const std::int64_t world = s.train.layout.ranks();

@@ -14,14 +14,15 @@ namespace {
 using R = ParamRole;
 
 /// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
-/// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms).
+/// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms). A
+/// router's come from what each rank's columns of the experts left.
 /// Ranks that share a KV head have each what its own query heads add. No family: nothing is missing.
 std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
   if (p.step.repeat == 1) return std::nullopt;
   if (p.step.repeat < tensor) return Family::kv_sharers;
   const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
                         p.role == R::k_bias || p.role == R::v_bias;
-  return of_heads || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
+  return of_heads || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
 }
 
 /// Of a table that the first and the last stage of a pipeline both have, the last one's.
@@ -94,7 +95,7 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
         const Tensor* const to = sum_for(first);
         std::int64_t elements = 0;
         for (; i < unit.params.size() && sum_for(unit.params[i]) == to; ++i)
-          elements += unit.params[i].padded_elements();
+          elements += unit.params[i].has_place() ? unit.params[i].padded_elements() : 0;
         if (to != nullptr)
           add(name + "." + std::to_string(i), b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, first.shard_offset),
               *to, tensor > 1 || u > 0);

@@ -53,7 +53,7 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
-                 s.train.layout.sp ? sequence_extent : fixed_extent}},
+                 s.train.layout.sp ? sequence_extent : fixed_extent, s.train.layout.ep}},
       embedding_(decoder_embedding()),
       first_(decoder_layer(s.model, true)),
       rest_(decoder_layer(s.model, false)),

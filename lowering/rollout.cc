@@ -100,6 +100,12 @@ std::string weight_of(const Weight& w) {
       return "gate_up";
     case ParamRole::down_proj:
       return "down";
+    case ParamRole::router:
+      return "router";
+    case ParamRole::expert_gate:
+      return "experts_gate_up";
+    case ParamRole::expert_down:
+      return "experts_down";
     default:
       HB_CHECK(false, "no engine holds role {}", static_cast<int>(w.first));
       return "";

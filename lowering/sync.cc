@@ -58,7 +58,7 @@ std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int6
     }
     for (const UnitParam& p : u.unit->params) {
       if (p.role == ParamRole::embedding && u.stage > 0) continue;
-      for (std::int64_t row = 0; row < p.padded_rows;) {
+      for (std::int64_t row = p.has_place() ? 0 : p.padded_rows; row < p.padded_rows;) {
         std::int64_t rows = std::min(p.padded_rows - row, (capacity - buckets.back().elements) / p.cols);
         if (rows <= 0 && buckets.back().elements > 0) {
           buckets.emplace_back().stage = u.stage;
@@ -173,8 +173,10 @@ class SyncLowering {
     for (const Entry& e : bucket.entries) out.of_entry.emplace_back(0, e.offset);
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
-        hash(e.param->parameter, {staged}, sum(sum_of_.at(e.param->parameter)),
-             {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
+        each_of_place(*e.unit->unit, *e.param, [&](const UnitParam& p) {
+          hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
+               {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(p)}});
+        });
     return out;
   }
 
@@ -237,17 +239,19 @@ class SyncLowering {
   }
 
   /// A rank's slice of a parameter in the rollout's weights.
-  Side slice_of(const LocalWeight::Source& source, std::int64_t rows, std::int32_t tensor) const {
+  Side slice_of(const LocalWeight::Source& source, const UnitParam& p, std::int32_t tensor) const {
     const auto repeat = static_cast<std::int32_t>(source.step.repeat);
+    Piece piece = source.piece;
+    piece.row_begin += p.base, piece.row_end += p.base;
     return {.tensor = tensor,
-            .piece = source.piece,
+            .piece = piece,
             .parts = {.who = Holds::mine,
                       .family = static_cast<GroupId>(Family::tp),
                       .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
                       .repeat = repeat,
                       .rows = source.step.rows,
                       .cols = source.step.cols,
-                      .last_row = rows,
+                      .last_row = p.base + p.whole_rows,
                       .within = {}}};
   }
 
@@ -260,16 +264,26 @@ class SyncLowering {
     return moves;
   }
 
+  /// visit(p) for the parameter and those that share its place.
+  template <class Visit>
+  static void each_of_place(const ShardedUnit& unit, const UnitParam& first, Visit visit) {
+    if (first.spread == 1) return visit(first);
+    for (const UnitParam& p : unit.params)
+      if (p.expert >= 0 && p.full_offset == first.full_offset) visit(p);
+  }
+
   /// visit(slice) for every slice of an entry's parameter among the rollout's weights, which are numbered as `used`.
   template <class Visit>
   void each_slice(const Entry& e, std::vector<std::size_t>& used, Visit visit) const {
-    const auto found = to_.find(e.param->parameter);
-    if (found == to_.end()) return;
-    for (const auto& [weight, source] : found->second) {
-      auto it = std::find(used.begin(), used.end(), weight);
-      if (it == used.end()) it = used.insert(used.end(), weight);
-      visit(slice_of(*source, e.param->whole_rows, static_cast<std::int32_t>(it - used.begin())));
-    }
+    each_of_place(*e.unit->unit, *e.param, [&](const UnitParam& p) {
+      const auto found = to_.find(p.parameter);
+      if (found == to_.end()) return;
+      for (const auto& [weight, source] : found->second) {
+        auto it = std::find(used.begin(), used.end(), weight);
+        if (it == used.end()) it = used.insert(used.end(), weight);
+        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())));
+      }
+    });
   }
 
   std::vector<Tensor> weights(const std::vector<std::size_t>& used) const {
@@ -409,7 +423,7 @@ class SyncLowering {
     std::vector<Tensor> inputs;
     std::vector<Move> moves;
     for (const auto& [weight, source] : found->second) {
-      moves.push_back({slice_of(*source, p.whole_rows, static_cast<std::int32_t>(inputs.size())), logical(p)});
+      moves.push_back({slice_of(*source, p, static_cast<std::int32_t>(inputs.size())), logical(p)});
       inputs.push_back(b_.whole(r_.buffer(weight)));
     }
     hash(p.parameter, std::move(inputs), sum, std::move(moves));

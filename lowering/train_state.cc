@@ -15,17 +15,17 @@ struct Span2 {
   std::int64_t offset = 0, rows = 0, cols = 0;
 };
 
-/// Parameters [first, last] in unit order as one block of rows.
+/// Parameters [first, last] in unit order as one block of rows; of all experts, one below the other.
 std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamRole last) {
   std::optional<Span2> out;
-  bool inside = false;
-  for (const UnitParam& p : unit.params) {
-    if (p.role == first) inside = true, out = Span2{p.full_offset, 0, p.cols};
-    if (inside) {
-      HB_CHECK(p.cols == out->cols, "{} is not as wide as its neighbours", p.parameter);
-      out->rows += p.rows;
-    }
-    if (p.role == last) break;
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    const UnitParam& p = unit.params[i];
+    if (!p.has_place() || (!out && p.role != first)) continue;
+    if (!out) out = Span2{p.full_offset, 0, p.cols};
+    HB_CHECK(p.cols == out->cols, "{} is not as wide as its neighbours", p.parameter);
+    out->rows += p.rows;
+    const bool again = i + 1 < unit.params.size() && unit.params[i + 1].role == first && unit.params[i + 1].has_place();
+    if (p.role == last && !again) break;
   }
   return out;
 }
@@ -34,6 +34,7 @@ std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamR
 std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t shards, bool to_whole) {
   std::vector<Move> moves;
   for (const UnitParam& p : unit.params) {
+    if (!p.has_place()) continue;
     const Side gathered = shards_of(unit, p, shards, {}, Holds::every);  // of a tensor-parallel rank's part
     Side whole = local(p);
     whole.piece.offset = p.full_offset;
@@ -56,7 +57,9 @@ Side local(const UnitParam& p) {
 }
 
 Side logical(const UnitParam& p) {
-  return {.piece = {.row_end = p.whole_rows, .col_end = p.whole_cols, .pitch = p.whole_cols}, .parts = {}};
+  return {
+      .piece = {.row_begin = p.base, .row_end = p.base + p.whole_rows, .col_end = p.whole_cols, .pitch = p.whole_cols},
+      .parts = {}};
 }
 
 Family holders_of(std::int64_t shards, const ShardMesh& mesh) {
@@ -80,7 +83,7 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
                   .repeat = repeat,
                   .rows = p.step.rows,
                   .cols = p.step.cols,
-                  .last_row = p.whole_rows};
+                  .last_row = p.rows_of_all()};
   return parts;
 }
 
@@ -107,8 +110,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
   for (const StagePart& part : parts_) {
-    cut_.push_back(shapes.units(part, mesh.tensor, mesh.shards));
-    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1));
+    cut_.push_back(shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
+    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.experts));
   }
   // Parameters that the optimizer can step in place need no copy.
   const bool in_place = mesh.shards == 1 && precision.params == precision.master;
@@ -297,6 +300,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
       const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
       Op& op = b.feed(b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
       op.name = p.parameter;
+      if (!p.has_place()) with(op, Attr::accumulate, std::int64_t{1});  // beside what shares its place
       Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
       if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
       if (whole && state.mesh().tensor == 1) mine.parts = {};

@@ -135,7 +135,7 @@ Parts parts_of(const UnitParam&, std::int64_t shards, const ShardMesh&, Holds, s
 Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, const ShardMesh&, Holds);
 /// What a tensor-parallel rank has of the parameter by itself, without a gap.
 Side local(const UnitParam&);
-/// The parameter by itself, without a gap.
+/// The parameter by itself, without a gap; of experts that share a place, among these.
 Side logical(const UnitParam&);
 
 /// What the names of a unit's parameters begin with: "model.layers.3.".

@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "model/experts.h"
+
 namespace hotbunk {
 namespace {
 
@@ -10,6 +12,11 @@ using R = ParamRole;
 ResidualStream stream_into(Forward& f) {
   const ValueId h = f.input("stream", Width::hidden);
   return {h, f.input("stream.added", Width::hidden)};
+}
+
+ValueId dense_mlp(Forward& f, ValueId x) {
+  const ValueId gate_up = f.linear("gate_up_proj", x, "gate_up", Width::gate_up, {R::gate_proj, R::up_proj});
+  return f.linear("down_proj", f.swiglu("swiglu", gate_up, "activated"), "mlp_out", Width::hidden, R::down_proj);
 }
 
 }  // namespace
@@ -29,10 +36,7 @@ DecoderLayer decoder_layer(const ModelSpec& model, bool first) {
   const ValueId y = f.linear("o_proj", attended, "attention_out", Width::hidden, R::o_proj);
 
   const auto behind = f.rms_norm("post_norm", entered.sum, y, R::post_norm, "normed2", "h");
-  const ValueId gate_up =
-      f.linear("gate_up_proj", behind.normed, "gate_up", Width::gate_up, {R::gate_proj, R::up_proj});
-  const ValueId activated = f.swiglu("swiglu", gate_up, "activated");
-  layer.out = {behind.sum, f.linear("down_proj", activated, "mlp_out", Width::hidden, R::down_proj)};
+  layer.out = {behind.sum, model.moe ? expert_mlp(f, behind.normed) : dense_mlp(f, behind.normed)};
   layer.x = entered.sum;
   return layer;
 }

@@ -1,4 +1,4 @@
-// The dense decoder: Llama, Mistral, Qwen2, Qwen3.
+// The decoder: Llama, Mistral, Qwen2, Qwen3; with experts (model/experts.h) Mixtral, Qwen3-MoE.
 #pragma once
 #include "model/forward.h"
 
@@ -16,7 +16,8 @@ struct DecoderLayer {
   ResidualStream in, out;
   ValueId x = 0;  // the sum that entered: all that follows can be computed from it
 };
-/// `first`: what enters is the embedding, h alone. All layers of a model have the same values, by the same ids.
+/// `first`: what enters is the embedding, h alone. All layers of a model have the same values, by the same ids; that is
+/// why dense layers among those with experts are refused (spec/validate.cc).
 DecoderLayer decoder_layer(const ModelSpec&, bool first);
 
 struct DecoderEmbedding {

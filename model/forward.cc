@@ -4,8 +4,8 @@
 
 namespace hotbunk {
 
-ValueId Forward::make(std::string name, Width width, bool statistic) {
-  values_.push_back({std::move(name), width, statistic});
+ValueId Forward::make(std::string name, Width width, Content content) {
+  values_.push_back({std::move(name), width, content});
   return static_cast<ValueId>(values_.size()) - 1;
 }
 
@@ -20,7 +20,7 @@ ValueId Forward::embedding(std::string op, std::string out, Weight table) {
 Forward::Normed Forward::rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight weight,
                                   std::string normed, std::string sum) {
   const Width width = value(x).width;
-  const ValueId rstd = make(normed + ".rstd", Width::one, true), y = make(std::move(normed), width),
+  const ValueId rstd = make(normed + ".rstd", Width::one, Content::statistic), y = make(std::move(normed), width),
                 added = make(std::move(sum), width);
   ForwardOp norm{OpKind::rms_norm, std::move(op), {x}, {weight}, {y, rstd, added}};
   if (residual) norm.inputs.push_back(*residual);
@@ -30,7 +30,8 @@ Forward::Normed Forward::rms_norm(std::string op, ValueId x, std::optional<Value
 
 ValueId Forward::linear(std::string op, ValueId x, std::string out, Width width, Weight matrix,
                         std::optional<Weight> bias) {
-  const ValueId y = make(std::move(out), width);
+  // Which expert is best is decided among numbers that lie close together.
+  const ValueId y = make(std::move(out), width, width == Width::experts ? Content::statistic : Content::computed);
   ForwardOp linear{OpKind::linear, std::move(op), {x}, {matrix}, {y}};
   if (bias) linear.weights.push_back(*bias);
   ops_.push_back(std::move(linear));
@@ -38,7 +39,8 @@ ValueId Forward::linear(std::string op, ValueId x, std::string out, Width width,
 }
 
 ValueId Forward::qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k) {
-  const ValueId rstd = make(out + ".rstd", Width::qk_heads, true), y = make(std::move(out), value(x).width);
+  const ValueId rstd = make(out + ".rstd", Width::qk_heads, Content::statistic),
+                y = make(std::move(out), value(x).width);
   ops_.push_back({OpKind::qk_norm, std::move(op), {x}, {q, k}, {y, rstd}});
   return y;
 }
@@ -49,15 +51,45 @@ ValueId Forward::rope(std::string op, ValueId x) {
 }
 
 ValueId Forward::attention(std::string op, ValueId x, std::string out) {
-  const ValueId lse = make(out + ".lse", Width::heads, true), y = make(std::move(out), Width::attended);
+  const ValueId lse = make(out + ".lse", Width::heads, Content::statistic), y = make(std::move(out), Width::attended);
   ops_.push_back({OpKind::attention, std::move(op), {x}, {}, {y, lse}});
   return y;
 }
 
 ValueId Forward::swiglu(std::string op, ValueId x, std::string out) {
-  const ValueId y = make(std::move(out), Width::inner);
+  const bool of_experts = value(x).width == Width::expert_gate_up;
+  const ValueId y = make(std::move(out), of_experts ? Width::expert_inner : Width::inner);
   ops_.push_back({OpKind::swiglu, std::move(op), {x}, {}, {y}});
   return y;
+}
+
+Forward::Routed Forward::route(std::string op, ValueId logits) {
+  const ValueId weights = make(op + ".weights", Width::choices, Content::statistic),
+                experts = make(op + ".experts", Width::choices, Content::index),
+                rows = make(op + ".rows", Width::choices, Content::index),
+                offsets = make(op + ".offsets", Width::expert_offsets, Content::index);
+  ops_.push_back({OpKind::route, op, {logits}, {}, {weights, experts}});
+  ops_.push_back({OpKind::expert_sort, std::move(op) + ".sort", {experts}, {}, {rows, offsets}});
+  return {weights, rows, offsets};
+}
+
+ValueId Forward::dispatch(std::string op, ValueId x, const Routed& routed, std::string out) {
+  const ValueId y = make(std::move(out), Width::routed);
+  ops_.push_back({OpKind::dispatch, std::move(op), {x, routed.rows}, {}, {y}});
+  return y;
+}
+
+ValueId Forward::grouped_linear(std::string op, ValueId x, const Routed& routed, std::string out, Width width,
+                                Weight matrices) {
+  const ValueId y = make(std::move(out), width);
+  ops_.push_back({OpKind::grouped_linear, std::move(op), {x, routed.offsets}, {matrices}, {y}});
+  return y;
+}
+
+ValueId Forward::combine(std::string op, ValueId y, const Routed& routed, std::string out) {
+  const ValueId z = make(std::move(out), Width::hidden);
+  ops_.push_back({OpKind::combine, std::move(op), {y, routed.rows, routed.weights}, {}, {z}});
+  return z;
 }
 
 }  // namespace hotbunk

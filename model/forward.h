@@ -12,7 +12,7 @@
 
 namespace hotbunk {
 
-/// What a row of a logical tensor counts. Every tensor of a forward has a row for each token.
+/// What a row of a logical tensor counts. Tensors of a forward have a row for each token.
 enum class Width : std::uint8_t {
   one,       // a number
   hidden,    // the residual stream
@@ -22,12 +22,26 @@ enum class Width : std::uint8_t {
   qk_heads,  // a number for each query head and each key head
   gate_up,   // twice the MLP's inner width
   inner,
+  // of a mixture of experts, of which each token chooses some
+  experts,         // a number for each expert
+  choices,         // a number for each expert chosen
+  routed,          // the residual stream, once for each of them
+  expert_gate_up,  // each: twice the inner width of an expert
+  expert_inner,
+  expert_offsets,  // no rows of tokens: for each expert, where its rows begin
+};
+
+/// What a value's elements are.
+enum class Content : std::uint8_t {
+  computed,   // in what is computed in
+  statistic,  // fp32
+  index,      // int32; has no gradient
 };
 
 struct ForwardValue {
   std::string name;
   Width width = Width::hidden;
-  bool statistic = false;  // fp32, whatever is computed in
+  Content content = Content::computed;
 };
 using ValueId = std::int32_t;  // index into Forward::values()
 
@@ -46,6 +60,11 @@ struct Weight {
 ///   rope        x -> x
 ///   attention   x -> y, lse
 ///   swiglu      x -> y
+///   route           logits -> weights, experts
+///   expert_sort     experts -> rows, offsets
+///   dispatch        x, rows -> y
+///   grouped_linear  x, offsets -> y
+///   combine         y, rows, weights -> z
 struct ForwardOp {
   OpKind kind{};
   std::string name;
@@ -72,12 +91,22 @@ class Forward {
   ValueId attention(std::string op, ValueId x, std::string out);
   ValueId swiglu(std::string op, ValueId x, std::string out);
 
+  /// Which experts each token takes.
+  struct Routed {
+    ValueId weights, rows, offsets;
+  };
+  Routed route(std::string op, ValueId logits);
+  ValueId dispatch(std::string op, ValueId x, const Routed&, std::string out);
+  /// Of each expert's rows by its matrix, which lie one below the other.
+  ValueId grouped_linear(std::string op, ValueId x, const Routed&, std::string out, Width, Weight matrices);
+  ValueId combine(std::string op, ValueId y, const Routed&, std::string out);
+
   const std::vector<ForwardValue>& values() const { return values_; }
   const ForwardValue& value(ValueId id) const { return values_[static_cast<std::size_t>(id)]; }
   const std::vector<ForwardOp>& ops() const { return ops_; }
 
  private:
-  ValueId make(std::string name, Width, bool statistic = false);
+  ValueId make(std::string name, Width, Content = Content::computed);
 
   std::vector<ForwardValue> values_;
   std::vector<ForwardOp> ops_;

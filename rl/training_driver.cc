@@ -74,6 +74,8 @@ void TrainingDriver::feed(Rank rank, const BoundOp& op, const Args& args, std::s
   const auto slot = static_cast<Slot>(op->integer(Attr::slot));
   const auto dtype = [&] { return op->outputs[0].dtype; };
   const auto own = [&] { return boxes_of(*op, places_of(plan(), rank)); };
+  // Of the experts that share a place each rank has one: for the others' sake nothing changes there.
+  if (op->integer(Attr::accumulate, 0) != 0 && own().empty()) return;
   if (slot == Slot::parameter) return sources_.parameters.read(op.name(), own(), dtype(), destination);
   if (slot == Slot::reference_parameter) return sources_.initial.read(op.name(), own(), dtype(), destination);
   if (slot == Slot::first_moment || slot == Slot::second_moment)

@@ -13,7 +13,7 @@ Two references stand side by side:
     between the two is the rounding floor below which no tolerance makes sense; it is recorded in golden.json.
 
 Shape suffixes: T tokens of all sequences packed, L tokens of one sequence, S sequences, V vocabulary, D hidden,
-H query heads, K key-value heads, E head_dim.
+H query heads, K key-value heads, E head_dim, X experts.
 """
 
 import argparse
@@ -30,7 +30,8 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -39,6 +40,7 @@ PROMPT_LENGTHS = (3, 7, 12)
 # A seed is drawn again unless rounding is far from deciding what the tests compare:
 MIN_MARGIN = 1e-3  # top-1 minus top-2 logit of every generated token, at least
 MAX_UPDATE_FLOOR = 5e-5  # relative distance of fp32's and fp64's update of any tensor; the tests allow 1e-3 (P3)
+MIN_ROUTING_MARGIN = 2e-4  # last expert's router logit that a token takes minus the next one's, in every forward pass
 OPTIMIZER = {"name": "adamw", "lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
              "max_grad_norm": 1.0}
 SHARDED = "llama-gqa-sharded"  # llama-gqa's weights once more, in several files
@@ -104,6 +106,20 @@ def cases():
             num_key_value_heads=1, rms_norm_eps=1e-6, max_position_embeddings=128,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
             lengths=(8, 18, 5, 23, 13)),
+        # Weights are a softmax over the two chosen of four.
+        Case("mixtral-tiny", MixtralConfig(**common(
+            vocab_size=67, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-5,
+            max_position_embeddings=128, sliding_window=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+            lengths=(9, 20, 5, 17, 12)),
+        # Weights are a softmax over all eight, of which three are chosen: they add up to less than 1.
+        Case("qwen3-moe-tiny", Qwen3MoeConfig(**common(
+            vocab_size=71, hidden_size=32, intermediate_size=36, moe_intermediate_size=12, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=3,
+            norm_topk_prob=False, rms_norm_eps=1e-6, max_position_embeddings=128,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+            lengths=(14, 6, 22, 19)),
     ]
 
 
@@ -111,7 +127,8 @@ def cases():
 
 def build(config, rng):
     """A transformers model whose every parameter is drawn from `rng` (numpy's: the same numbers on any CPU)."""
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager",
+                                             experts_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
@@ -125,10 +142,27 @@ def build(config, rng):
 
 
 def load(folder, dtype=torch.float32):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                                 experts_implementation="eager").eval()
     if model.model.rotary_emb.inv_freq.dtype != torch.float32:
         raise RuntimeError("transformers no longer keeps inv_freq in fp32; the bf16 goldens would mean something else")
     return model
+
+
+def as_in_files(tensors, config):
+    """By the names that files have: transformers stacks a layer's experts in memory, gate above up in one matrix."""
+    mixtral = config.model_type == "mixtral"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    out = {}
+    for name, tensor in tensors.items():
+        block, expert, what = name.partition(".mlp.experts.")
+        experts = block + (".block_sparse_moe.experts." if mixtral else ".mlp.experts.")
+        if not expert:
+            out[name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name] = tensor
+        for i, one in enumerate(tensor if expert else []):
+            parts = {gate: one.chunk(2)[0], up: one.chunk(2)[1]} if what == "gate_up_proj" else {down: one}
+            out |= {f"{experts}{i}.{part}.weight": t.clone() for part, t in parts.items()}
+    return out
 
 
 def draw_tokens(rng, vocab_size, lengths):
@@ -149,10 +183,11 @@ def hf_logits(model, sequences):
     return torch.cat([model(input_ids=ids[None].long(), use_cache=False).logits[0] for ids in sequences])
 
 
-def plain_logits(weights, config, inv_freq, sequences):
+def plain_logits(weights, config, inv_freq, sequences, margins):
     """(T, V): the same model in the dtype of `weights`, every operation of it, from the formulas.
 
-    `inv_freq` (E/2) is transformers' fp32 table, widened: the angle table belongs to the model's definition.
+    `inv_freq` (E/2) is transformers' fp32 table, widened: the angle table belongs to the model's definition. What decides
+    a token's experts is added to `margins`.
     """
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
 
@@ -167,6 +202,27 @@ def plain_logits(weights, config, inv_freq, sequences):
         first, second = x_LHE.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)  # halves, not even-odd pairs
         return x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None]
+
+    def mlp_of(h_LD, mlp):
+        gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
+        return linear(torch.nn.functional.silu(gate) * up, mlp + ".down_proj")
+
+    def experts_of(h_LD, mlp):
+        chosen = config.num_experts_per_tok
+        scores_LX = linear(h_LD, mlp + ".gate")
+        sorted_LX = scores_LX.detach().sort(descending=True).values
+        margins.append((sorted_LX[:, chosen - 1] - sorted_LX[:, chosen]).min().item())
+        share_LX = scores_LX.softmax(-1)
+        kept_LX = torch.zeros_like(share_LX).scatter(-1, scores_LX.topk(chosen).indices, 1.0)
+        share_LX = share_LX * kept_LX
+        if getattr(config, "norm_topk_prob", True):  # Mixtral has no such key
+            share_LX = share_LX / share_LX.sum(-1, keepdim=True)
+        gate_up, down = weights[mlp + ".experts.gate_up_proj"], weights[mlp + ".experts.down_proj"]
+        out_LD = torch.zeros_like(h_LD)
+        for x in range(len(down)):  # every token through every expert
+            gate, up = (h_LD @ gate_up[x].T).chunk(2, dim=-1)
+            out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
+        return out_LD
 
     def forward(ids_L):
         length = len(ids_L)
@@ -188,8 +244,7 @@ def plain_logits(weights, config, inv_freq, sequences):
             weights_HLL = scores_HLL.masked_fill(future_LL, -math.inf).softmax(-1)
             x_LD = x_LD + linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
-            gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
-            x_LD = x_LD + linear(torch.nn.functional.silu(gate) * up, mlp + ".down_proj")
+            x_LD = x_LD + (experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
         tied = "lm_head.weight" not in weights
         return norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
 
@@ -265,19 +320,22 @@ def compute(folder, tokens, cu_seqlens, prompts, with_precisions):
     grads, losses, norms, final = train(parameters, lambda s: hf_logits(model, s), tokens, cu_seqlens)
 
     wide = {name: p.double().requires_grad_() for name, p in start.items()}
-    plain = lambda s: plain_logits(wide, model.config, inv_freq.double(), s)
+    margins = []
+    plain = lambda s: plain_logits(wide, model.config, inv_freq.double(), s, margins)
     with torch.no_grad():
         logits_f64 = plain(sequences)
+        plain([torch.tensor(p + g) for p, g in zip(prompts, generated)])
     grads_f64, losses_f64, norms_f64, final_f64 = train(wide, plain, tokens, cu_seqlens)
 
     tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens, "inv_freq": inv_freq, "logits": logits,
                "logprobs": logprobs}
+    files = lambda named: as_in_files({name: t.detach() for name, t in named.items()}, model.config)
+    grads, grads_f64, after, after_f64, start = map(files, (grads, grads_f64, parameters, wide, start))
     tensors |= {f"grad.{name}": g for name, g in grads.items()}
-    tensors |= {f"after5.{name}": p.detach().clone() for name, p in parameters.items()}
+    tensors |= {f"after5.{name}": p.clone() for name, p in after.items()}
     floors = {"logits": gap(logits, logits_f64), "grads": max(gap(grads[n], grads_f64[n]) for n in grads)}
-    moved = {n: (wide[n].detach() - start[n].double()) for n in start}  # fp64 update of each tensor
-    floors["updates"] = {n: ((parameters[n].detach().double() - wide[n].detach()).norm() / moved[n].norm()).item()
-                         for n in start}
+    moved = {n: (after_f64[n] - start[n].double()) for n in start}  # fp64 update of each tensor
+    floors["updates"] = {n: ((after[n].double() - after_f64[n]).norm() / moved[n].norm()).item() for n in start}
     if with_precisions:
         with torch.no_grad():
             tensors["logits_bf16"] = hf_logits(load(folder, torch.bfloat16), sequences).float()
@@ -291,6 +349,8 @@ def compute(folder, tokens, cu_seqlens, prompts, with_precisions):
                        "min_margin": margin},
         "floors": floors,
     }
+    if margins:
+        values["routing"] = {"min_margin": min(margins)}
     return tensors, values
 
 
@@ -325,12 +385,14 @@ def write_case(case, out):
         prompts = [rng.integers(0, case.config.vocab_size, size=n).tolist() for n in PROMPT_LENGTHS]
         save_model(model, folder)
         tensors, values = compute(folder, tokens, cu_seqlens, prompts, case.precisions)
-        if (values["generation"]["min_margin"] >= MIN_MARGIN
-                and max(values["floors"]["updates"].values()) <= MAX_UPDATE_FLOOR):
+        taken = all(t.any() for name, t in tensors.items() if name.startswith("grad."))  # by each expert some token
+        if (taken and values["generation"]["min_margin"] >= MIN_MARGIN
+                and max(values["floors"]["updates"].values()) <= MAX_UPDATE_FLOOR
+                and values.get("routing", {"min_margin": math.inf})["min_margin"] >= MIN_ROUTING_MARGIN):
             break
     else:
         raise RuntimeError(f"{case.name}: no seed gives clear choices and clear updates")
-    parameters = {name: list(p.shape) for name, p in model.named_parameters()}
+    parameters = {name: list(p.shape) for name, p in as_in_files(dict(model.named_parameters()), case.config).items()}
     if set(load_file(folder / "model.safetensors")) != set(parameters):
         raise RuntimeError(f"{case.name}: model.safetensors does not hold each parameter exactly once")
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "golden.safetensors")
@@ -406,6 +468,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the goldens, tests/golden in the repository")
     parser.add_argument("--check", action="store_true", help="write nothing; recompute and compare")
+    parser.add_argument("--only", help="this model alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -413,6 +476,8 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     complaints = []
     for case in cases():
+        if arguments.only not in (None, case.name):
+            continue
         if not arguments.check:
             write_case(case, arguments.out)
         complaints += check_case(case, arguments.out)

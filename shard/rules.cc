@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "shard/writers.h"
 
 namespace hotbunk {
 namespace {
@@ -23,221 +24,217 @@ std::vector<ValueId> reads_of_backward(const ForwardOp& op) {
       return {op.inputs[0], op.outputs[1]};
     case OpKind::attention:
       return {op.inputs[0], op.outputs[0], op.outputs[1]};
+    case OpKind::route:
+      return {op.inputs[0], op.outputs[1]};
+    case OpKind::dispatch:
+      return {op.inputs[1]};
+    case OpKind::grouped_linear:
+    case OpKind::combine:
+      return op.inputs;
     default:
-      return {};  // embedding and rope read what is fed
+      return {};  // embedding and rope read what is fed; a sort has no backward
   }
 }
 
 /// Elementwise, or nearly so: cheap to compute again.
-bool is_elementwise(OpKind k) { return k == OpKind::rms_norm || k == OpKind::swiglu; }
-
-class ForwardWriter {
- public:
-  ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)
-      : f_(f), s_(s), to_(to), values_(values) {}
-
-  void write(const ForwardOp& op) {
-    switch (op.kind) {
-      case OpKind::embedding: {
-        const Tensor y = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, y);
-        with_vocabulary(to_.emit(op.kind, compute_stream, op.name, {to_.weight(op.weights[0]), to_.ids()}, {found}),
-                        s_);
-        return sum_into_stream(to_, s_, op.name, found, y);
-      }
-      case OpKind::rms_norm:
-        return norm(op);
-      case OpKind::linear:
-        return linear(op);
-      case OpKind::qk_norm: {
-        Op& n = to_.emit(op.kind, compute_stream, op.name,
-                         {at(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1])},
-                         {make(op.outputs[0]), make(op.outputs[1])});
-        with(with_heads(n, s_), Attr::eps, s_.model.norm_eps);
-        return;
-      }
-      case OpKind::rope: {
-        const Tensor& x = at(op.inputs[0]);
-        with_rope(with_heads(to_.emit(op.kind, compute_stream, op.name, {x, to_.positions()}, {x}), s_), s_.model);
-        return;
-      }
-      case OpKind::attention:
-        values_[static_cast<std::size_t>(op.outputs[1])] =
-            to_.attend(s_, op.name, at(op.inputs[0]), make(op.outputs[0]));
-        return;
-      case OpKind::swiglu:
-        to_.emit(op.kind, compute_stream, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
-        return;
-      default:
-        HB_CHECK(false, "a forward has no {}", name_of(op.kind));
-    }
-  }
-
- private:
-  static constexpr StreamId compute_stream = lead_stream;
-
-  const Tensor& at(ValueId id) const {
-    HB_CHECK(is_there(values_, id), "'{}' is not there", f_.value(id).name);
-    return values_[static_cast<std::size_t>(id)];
-  }
-
-  Tensor make(ValueId id) {
-    const ForwardValue& v = f_.value(id);
-    const DType dtype = v.statistic ? DType::f32 : s_.compute;
-    Tensor& t = values_[static_cast<std::size_t>(id)];
-    const Dim rows = s_.rows_of(v.width);
-    t = v.width == Width::one ? to_.make(v.name, dtype, {rows})
-                              : to_.make(v.name, dtype, {rows, {s_.width_of(v.width), fixed_extent, 0}});
-    return t;
-  }
-
-  void norm(const ForwardOp& op) {
-    const ValueId sum = sum_of(op);
-    const bool kept = is_there(values_, sum), adds = !kept && op.inputs.size() > 1;
-    if (!kept && !adds) values_[static_cast<std::size_t>(sum)] = at(op.inputs[0]);
-    std::vector<Tensor> inputs = {adds ? at(op.inputs[0]) : at(sum), to_.weight(op.weights[0])};
-    if (adds) inputs.push_back(at(op.inputs[1]));
-    std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
-    if (adds) outputs.push_back(make(sum));
-    with(to_.emit(op.kind, compute_stream, op.name, std::move(inputs), std::move(outputs)), Attr::eps,
-         s_.model.norm_eps);
-  }
-
-  void linear(const ForwardOp& op) {
-    const bool takes_stream = f_.value(op.inputs[0]).width == Width::hidden,
-               leaves_stream = f_.value(op.outputs[0]).width == Width::hidden;
-    const Tensor x = at(op.inputs[0]);
-    std::vector<Tensor> inputs = {takes_stream ? all_tokens(to_, s_, f_.value(op.inputs[0]).name, x) : x};
-    for (const Weight& w : op.weights) inputs.push_back(to_.weight(w));
-    const Tensor y = make(op.outputs[0]);
-    const Tensor found = leaves_stream ? make_summands(to_, s_, f_.value(op.outputs[0]).name, y) : y;
-    to_.emit(op.kind, compute_stream, op.name, std::move(inputs), {found});
-    if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
-  }
-
-  const Forward& f_;
-  const TensorSharding& s_;
-  Emitter& to_;
-  Values& values_;
-};
-
-class BackwardWriter {
- public:
-  BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
-                 Values& gradients, bool accumulate)
-      : f_(f), s_(s), to_(to), values_(values), gradients_(gradients), accumulate_(accumulate ? 1 : 0) {
-    gradients_.resize(f.values().size());
-  }
-
-  void write(const ForwardOp& op) {
-    switch (op.kind) {
-      case OpKind::embedding: {
-        const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
-        with(with_vocabulary(
-                 emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}),
-                 s_),
-             Attr::accumulate, std::int64_t{1});
-        return;
-      }
-      case OpKind::rms_norm:
-        return norm(op);
-      case OpKind::linear:
-        return linear(op);
-      case OpKind::qk_norm: {
-        const Tensor d = gradient(op.outputs[0]);  // in place
-        Op& n =
-            emit(OpKind::qk_norm_backward, op.name + ".backward",
-                 {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
-                 {d, to_.gradient(op.weights[0]), to_.gradient(op.weights[1])});
-        with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_);
-        gradient_of(op.inputs[0]) = d;
-        return;
-      }
-      case OpKind::rope: {
-        const Tensor d = gradient(op.outputs[0]);
-        with_rope(with_heads(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_),
-                  s_.model);
-        return;
-      }
-      case OpKind::attention: {
-        const Tensor d = make(op.inputs[0]);
-        return to_.attend_backward(s_, op.name + ".backward", gradient(op.outputs[0]), value(op.inputs[0]),
-                                   value(op.outputs[0]), value(op.outputs[1]), d);
-      }
-      case OpKind::swiglu: {
-        const Tensor d = make(op.inputs[0]);
-        emit(OpKind::swiglu_backward, op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
-        return;
-      }
-      default:
-        HB_CHECK(false, "a forward has no {}", name_of(op.kind));
-    }
-  }
-
- private:
-  Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
-    return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
-  }
-  const Tensor& value(ValueId id) const {
-    HB_CHECK(is_there(values_, id), "backward reads '{}', which is not there", f_.value(id).name);
-    return values_[static_cast<std::size_t>(id)];
-  }
-  Tensor& gradient_of(ValueId id) { return gradients_[static_cast<std::size_t>(id)]; }
-  Tensor gradient(ValueId id) const {
-    HB_CHECK(is_there(gradients_, id), "'{}' has no gradient", f_.value(id).name);
-    return gradients_[static_cast<std::size_t>(id)];
-  }
-  Tensor make(ValueId id) {
-    const ForwardValue& v = f_.value(id);
-    return gradient_of(id) =
-               to_.make("d_" + v.name, s_.compute, {s_.rows_of(v.width), {s_.width_of(v.width), fixed_extent, 0}});
-  }
-
-  void norm(const ForwardOp& op) {
-    const ValueId sum = sum_of(op);
-    const bool adds = is_there(gradients_, sum);
-    const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
-    const Tensor d_sum = adds ? gradient(sum) : make(sum);
-    Op& n = emit(OpKind::rms_norm_backward, op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
-                 {d_sum, to_.gradient(op.weights[0])});
-    with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_);
-    for (ValueId in : op.inputs) gradient_of(in) = d_sum;
-  }
-
-  void linear(const ForwardOp& op) {
-    const ForwardValue &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
-    const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
-    const Tensor dy =
-        leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
-    const auto of_weights = [&] {
-      const Tensor kept = value(op.inputs[0]);
-      const Tensor x = takes_stream ? all_tokens(to_, s_, in.name + ".again", kept) : kept;
-      std::vector<Tensor> outputs;
-      for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
-      with(emit(OpKind::linear_wgrad, op.name + ".wgrad", {dy, x}, std::move(outputs)), Attr::accumulate, accumulate_);
-    };
-    const auto of_input = [&] {
-      const Tensor dx = make(op.inputs[0]);
-      const Tensor found = takes_stream ? make_summands(to_, s_, "d_" + in.name, dx) : dx;
-      emit(OpKind::linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0])}, {found});
-      if (takes_stream) sum_into_stream(to_, s_, op.name + ".dgrad", found, dx);
-    };
-    // What a norm made is free before its gradient is there; but a sum over ranks is under way while the weights' turn
-    // is computed.
-    const bool weights_first = takes_stream && s_.tp.ranks == 1;
-    if (weights_first) of_weights();
-    of_input();
-    if (!weights_first) of_weights();
-  }
-
-  const Forward& f_;
-  const TensorSharding& s_;
-  BackwardEmitter& to_;
-  const Values& values_;
-  Values& gradients_;
-  std::int64_t accumulate_;
-};
+bool is_elementwise(OpKind k) { return k == OpKind::rms_norm || k == OpKind::swiglu || k == OpKind::dispatch; }
 
 }  // namespace
+
+void ForwardWriter::write(const ForwardOp& op) {
+  switch (op.kind) {
+    case OpKind::embedding: {
+      const Tensor y = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, y);
+      with_vocabulary(emit(op.kind, op.name, {to_.weight(op.weights[0]), to_.ids()}, {found}), s_);
+      return sum_into_stream(to_, s_, op.name, found, y);
+    }
+    case OpKind::rms_norm:
+      return norm(op);
+    case OpKind::linear:
+      return linear(op);
+    case OpKind::qk_norm: {
+      Op& n = emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1])},
+                   {make(op.outputs[0]), make(op.outputs[1])});
+      with(with_heads(n, s_), Attr::eps, s_.model.norm_eps);
+      return;
+    }
+    case OpKind::rope: {
+      const Tensor& x = at(op.inputs[0]);
+      with_rope(with_heads(emit(op.kind, op.name, {x, to_.positions()}, {x}), s_), s_.model);
+      return;
+    }
+    case OpKind::attention:
+      values_[static_cast<std::size_t>(op.outputs[1])] = to_.attend(s_, op.name, at(op.inputs[0]), make(op.outputs[0]));
+      return;
+    case OpKind::swiglu:
+      emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
+      return;
+    case OpKind::route:
+      return route(op);
+    case OpKind::expert_sort:
+      return expert_sort(op);
+    case OpKind::dispatch:
+      return dispatch(op);
+    case OpKind::grouped_linear:
+      return grouped_linear(op);
+    case OpKind::combine:
+      return combine(op);
+    default:
+      HB_CHECK(false, "a forward has no {}", name_of(op.kind));
+  }
+}
+
+Tensor ForwardWriter::make(ValueId id) {
+  const ForwardValue& v = f_.value(id);
+  const DType dtype = v.content == Content::computed    ? s_.compute
+                      : v.content == Content::statistic ? DType::f32
+                                                        : DType::i32;
+  return values_[static_cast<std::size_t>(id)] = make_value(to_, s_, v, v.name, dtype);
+}
+
+Tensor ForwardWriter::all_tokens_of(ValueId id) {
+  const auto known = gathered_.find(id);
+  if (known != gathered_.end()) return known->second;
+  return gathered_[id] = all_tokens(to_, s_, f_.value(id).name, at(id));
+}
+
+void ForwardWriter::norm(const ForwardOp& op) {
+  const ValueId sum = sum_of(op);
+  const bool kept = is_there(values_, sum), adds = !kept && op.inputs.size() > 1;
+  if (!kept && !adds) values_[static_cast<std::size_t>(sum)] = at(op.inputs[0]);
+  std::vector<Tensor> inputs = {adds ? at(op.inputs[0]) : at(sum), to_.weight(op.weights[0])};
+  if (adds) inputs.push_back(at(op.inputs[1]));
+  std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
+  if (adds) outputs.push_back(make(sum));
+  with(emit(op.kind, op.name, std::move(inputs), std::move(outputs)), Attr::eps, s_.model.norm_eps);
+}
+
+void ForwardWriter::linear(const ForwardOp& op) {
+  const bool takes_stream = f_.value(op.inputs[0]).width == Width::hidden,
+             leaves_stream = f_.value(op.outputs[0]).width == Width::hidden;
+  std::vector<Tensor> inputs = {takes_stream ? all_tokens_of(op.inputs[0]) : at(op.inputs[0])};
+  for (const Weight& w : op.weights) inputs.push_back(to_.weight(w));
+  const Tensor y = make(op.outputs[0]);
+  const Tensor found = leaves_stream ? make_summands(to_, s_, f_.value(op.outputs[0]).name, y) : y;
+  emit(op.kind, op.name, std::move(inputs), {found});
+  if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
+}
+
+BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
+                               Values& gradients, bool accumulate)
+    : f_(f), s_(s), to_(to), values_(values), gradients_(gradients), accumulate_(accumulate ? 1 : 0) {
+  gradients_.resize(f.values().size());
+  takers_.resize(f.values().size());
+  for (const ForwardOp& op : f.ops())
+    if (op.kind == OpKind::linear || op.kind == OpKind::dispatch) ++takers_[static_cast<std::size_t>(op.inputs[0])];
+}
+
+void BackwardWriter::write(const ForwardOp& op) {
+  switch (op.kind) {
+    case OpKind::embedding: {
+      const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
+      with(with_vocabulary(
+               emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}),
+               s_),
+           Attr::accumulate, std::int64_t{1});
+      return;
+    }
+    case OpKind::rms_norm:
+      return norm(op);
+    case OpKind::linear:
+      return linear(op);
+    case OpKind::qk_norm: {
+      const Tensor d = gradient(op.outputs[0]);  // in place
+      Op& n = emit(OpKind::qk_norm_backward, op.name + ".backward",
+                   {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
+                   {d, to_.gradient(op.weights[0]), to_.gradient(op.weights[1])});
+      with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_);
+      gradient_of(op.inputs[0]) = d;
+      return;
+    }
+    case OpKind::rope: {
+      const Tensor d = gradient(op.outputs[0]);
+      with_rope(with_heads(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_),
+                s_.model);
+      return;
+    }
+    case OpKind::attention: {
+      const Tensor d = make(op.inputs[0]);
+      return to_.attend_backward(s_, op.name + ".backward", gradient(op.outputs[0]), value(op.inputs[0]),
+                                 value(op.outputs[0]), value(op.outputs[1]), d);
+    }
+    case OpKind::swiglu: {
+      const Tensor d = make(op.inputs[0]);
+      emit(OpKind::swiglu_backward, op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
+      return;
+    }
+    case OpKind::route:
+      return route(op);
+    case OpKind::expert_sort:
+      return;
+    case OpKind::dispatch:
+      return dispatch(op);
+    case OpKind::grouped_linear:
+      return grouped_linear(op);
+    case OpKind::combine:
+      return combine(op);
+    default:
+      HB_CHECK(false, "a forward has no {}", name_of(op.kind));
+  }
+}
+
+Tensor BackwardWriter::make(ValueId id) {
+  const ForwardValue& v = f_.value(id);
+  return gradient_of(id) = make_value(to_, s_, v, "d_" + v.name, s_.compute);
+}
+
+BackwardWriter::Summands BackwardWriter::summands_of(ValueId id) {
+  const auto known = summands_.find(id);
+  if (known != summands_.end()) return {known->second, false};
+  const Tensor dx = make(id);
+  return {summands_[id] = make_summands(to_, s_, "d_" + f_.value(id).name, dx), true};
+}
+
+void BackwardWriter::added(ValueId id, const std::string& op) {
+  if (--takers_[static_cast<std::size_t>(id)] == 0) sum_into_stream(to_, s_, op, summands_.at(id), gradient(id));
+}
+
+void BackwardWriter::norm(const ForwardOp& op) {
+  const ValueId sum = sum_of(op);
+  const bool adds = is_there(gradients_, sum);
+  const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
+  const Tensor d_sum = adds ? gradient(sum) : make(sum);
+  Op& n = emit(OpKind::rms_norm_backward, op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
+               {d_sum, to_.gradient(op.weights[0])});
+  with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_);
+  for (ValueId in : op.inputs) gradient_of(in) = d_sum;
+}
+
+void BackwardWriter::linear(const ForwardOp& op) {
+  const ForwardValue &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
+  const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
+  const Tensor dy =
+      leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
+  const auto of_weights = [&] {
+    const Tensor kept = value(op.inputs[0]);
+    const Tensor x = takes_stream ? all_tokens(to_, s_, in.name + ".again", kept) : kept;
+    std::vector<Tensor> outputs;
+    for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
+    with(emit(OpKind::linear_wgrad, op.name + ".wgrad", {dy, x}, std::move(outputs)), Attr::accumulate, accumulate_);
+  };
+  const auto of_input = [&] {
+    const auto found = takes_stream ? summands_of(op.inputs[0]) : Summands{make(op.inputs[0])};
+    Op& d = emit(OpKind::linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0])}, {found.tensor});
+    if (!found.first) with(d, Attr::accumulate, std::int64_t{1});
+    if (takes_stream) added(op.inputs[0], op.name + ".dgrad");
+  };
+  // What a norm made is free before its gradient is there; but a sum over ranks is under way while the weights' turn
+  // is computed.
+  const bool weights_first = takes_stream && s_.tp.ranks == 1;
+  if (weights_first) of_weights();
+  of_input();
+  if (!weights_first) of_weights();
+}
 
 void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values& values,
                   const std::vector<ValueId>* only) {

@@ -32,9 +32,37 @@ std::int64_t TensorSharding::width_of(Width width) const {
       return 2 * (model.intermediate / tp.ranks);
     case Width::inner:
       return model.intermediate / tp.ranks;
+    case Width::experts:
+      return model.moe->experts;
+    case Width::choices:
+      return model.moe->experts_per_token;
+    case Width::routed:
+      return model.hidden;
+    case Width::expert_gate_up:
+      return 2 * (model.moe->expert_intermediate * tp.expert_ranks / tp.ranks);
+    case Width::expert_inner:
+      return model.moe->expert_intermediate * tp.expert_ranks / tp.ranks;
+    case Width::expert_offsets:
+      return model.moe->experts / tp.expert_ranks + 1;
   }
   HB_CHECK(false, "width {}", static_cast<int>(width));
   return 0;
+}
+
+Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, const std::string& name, DType dtype) {
+  const Dim rows = s.rows_of(v.width), width{s.width_of(v.width), fixed_extent, 0};
+  switch (v.width) {
+    case Width::one:
+      return to.make(name, dtype, {rows});
+    case Width::expert_offsets:
+      return to.make(name, dtype, {width});
+    case Width::routed:
+    case Width::expert_gate_up:
+    case Width::expert_inner:
+      return to.make(name, dtype, {rows, {s.width_of(Width::choices), fixed_extent, 0}, width});
+    default:
+      return to.make(name, dtype, {rows, width});
+  }
 }
 
 Op& with_heads(Op& op, const TensorSharding& s) {

@@ -4,8 +4,14 @@
 //   tokens    every rank its part of the      the residual stream with sequence parallelism
 //             tokens
 //   columns   every rank its heads, or its    qkv, attended, gate_up, activated
-//             part of the MLP's inner width
-//   summands  every rank a summand            what o_proj, down_proj and a vocabulary's part leave
+//             part of the MLP's inner width,
+//             or of each expert's
+//   summands  every rank a summand            what o_proj, down_proj, experts and a vocabulary's part leave
+//
+// Every rank routes all tokens, by all of the router, and has its columns of every expert, or all of some experts: then
+// it computes the rows of its own, and adds nothing for others. What goes back through the
+// router is a summand too, as are the router's own gradients: a choice's weight gets its gradient from what the experts
+// left, of which a rank has summands.
 //
 // A linear that is cut by rows takes all tokens, and its backward leaves summands; one that is cut by columns leaves
 // summands, and its backward takes the gradient of all tokens. Summands become the stream by an all-reduce, or with
@@ -25,6 +31,8 @@ struct TensorParallel {
   GroupId group = -1;
   StreamId stream = lead_stream;
   ExtentId tokens = fixed_extent;  // sequence parallelism: the extent that says how many tokens one rank has
+  std::int64_t expert_ranks =
+      1;  // over which whole experts are spread, all of them; 1: each has a part of every expert
   bool cuts_tokens() const { return tokens != fixed_extent; }
 };
 
@@ -42,6 +50,9 @@ struct TensorSharding {
   Dim stream_tokens() const;
   Dim rows_of(Width w) const { return w == Width::hidden || w == Width::one ? stream_tokens() : tokens; }
 };
+
+/// This rank's tensor of a value, or of its gradient.
+Tensor make_value(Emitter&, const TensorSharding&, const ForwardValue&, const std::string& name, DType);
 
 /// Adds heads, kv_heads and head_dim, as this rank has them, to an attention-like op.
 Op& with_heads(Op&, const TensorSharding&);

@@ -86,6 +86,8 @@ struct MoeSpec {
   std::int64_t groups = 1, topk_groups = 1;
   bool sigmoid_scores = false, norm_topk = true, router_bias = false;
   double routed_scaling = 1.0;
+  double balance_loss = 0.0;   // coefficient of the load-balancing loss that training adds
+  double router_jitter = 0.0;  // noise on what a router sees in training
   bool operator==(const MoeSpec&) const = default;
 };
 

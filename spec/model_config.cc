@@ -288,7 +288,15 @@ class ConfigReader {
     e.experts = integer("num_local_experts", 8, 1, max_experts);
     e.experts_per_token = integer("num_experts_per_tok", 2, 1, max_experts);
     e.expert_intermediate = m.intermediate;
+    e.router_jitter = real("router_jitter_noise", 0.0, 0.0, 1.0);
+    read_balance(e);
     m.moe = e;
+  }
+
+  /// transformers adds the loss where router logits are asked for.
+  void read_balance(MoeSpec& e) {
+    const double coefficient = real("router_aux_loss_coef", 0.001, 0.0, 1e6);
+    if (boolean("output_router_logits", false)) e.balance_loss = coefficient;
   }
 
   void read_qwen3_moe(ModelSpec& m) {
@@ -298,6 +306,7 @@ class ConfigReader {
     e.experts_per_token = integer("num_experts_per_tok", 8, 1, max_experts);
     e.expert_intermediate = integer("moe_intermediate_size", 768, 1, max_width);
     e.norm_topk = boolean("norm_topk_prob", false);
+    read_balance(e);
     if (integer("decoder_sparse_step", 1, 1, max_layers) != 1 ||
         (find("mlp_only_layers") != nullptr &&
          !(find("mlp_only_layers")->is_array() && find("mlp_only_layers")->empty())))
@@ -439,6 +448,9 @@ const std::vector<std::string>& config_keys() {
                                                 "num_experts_per_tok",
                                                 "moe_intermediate_size",
                                                 "norm_topk_prob",
+                                                "output_router_logits",
+                                                "router_aux_loss_coef",
+                                                "router_jitter_noise",
                                                 "decoder_sparse_step",
                                                 "mlp_only_layers",
                                                 "q_lora_rank",

@@ -32,8 +32,10 @@ json gpt2_config(const ModelSpec& m) {
 void add_moe(json& c, const ModelSpec& m) {
   const MoeSpec& e = *m.moe;
   c["num_experts_per_tok"] = e.experts_per_token;
+  if (e.balance_loss > 0.0) c["output_router_logits"] = true, c["router_aux_loss_coef"] = e.balance_loss;
   if (m.family == ModelFamily::mixtral) {
     c["num_local_experts"] = e.experts;
+    if (e.router_jitter > 0.0) c["router_jitter_noise"] = e.router_jitter;
     return;
   }
   c["moe_intermediate_size"] = e.expert_intermediate;

@@ -455,8 +455,14 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
-  need(m.family == ModelFamily::llama || m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3,
-       "model family {}: llama, qwen2 and qwen3 are executed", name_of(m.family));
+  const auto families = {ModelFamily::llama, ModelFamily::qwen2, ModelFamily::qwen3, ModelFamily::mixtral,
+                         ModelFamily::qwen3_moe};
+  need(std::ranges::count(families, m.family) > 0,
+       "model family {}: llama, qwen2, qwen3, mixtral and qwen3_moe are executed", name_of(m.family));
+  need(!m.moe || m.moe->balance_loss == 0.0,
+       "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
+       m.moe ? m.moe->balance_loss : 0.0);
+  need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
   need(!m.o_bias, "a bias on the attention output");
   need(m.sliding_window == 0 || m.sliding_window >= m.max_position, "sliding-window attention");
   need(!m.rope_scaling || m.rope_scaling->type == "llama3", "rotary scaling {}",
@@ -464,13 +470,17 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
-  need(std::max({t.cp, t.ulysses, t.ep, t.etp}) == 1, "training parallelism other than dp, tp and pp");
+  need(std::max(t.cp, t.ulysses) == 1, "training parallelism other than dp, tp and pp");
   need(t.vpp == 1, "train.layout.vpp {}: a pipeline of one chunk a stage is executed", t.vpp);
   need(t.pp == 1 || s.train.pipeline_schedule == "1f1b" || s.train.pipeline_schedule == "gpipe",
        "train.pipeline_schedule {}: 1f1b and gpipe are executed", s.train.pipeline_schedule);
   need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
   need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
        "train.reshard_after_forward: false in a pipeline");
+  need(!m.moe || (t.etp == t.tp && t.ep == 1) || (t.etp == 1 && t.ep == t.tp),
+       "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep = 1) or "
+       "have whole ones (ep = tp, etp = 1)",
+       t.etp, t.ep, t.tp);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);
@@ -486,6 +496,9 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
     need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",
          name_of(s.rollout.engine));
     need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
+    need(!m.moe || m.moe->expert_intermediate % r.tp == 0,
+         "rollout.layout.tp {}: the {} columns of an expert do not divide by it", r.tp,
+         m.moe ? m.moe->expert_intermediate : 0);
     need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
   }
   executable_precision(s, need);

@@ -20,17 +20,27 @@ T one_of(std::vector<T> values) {
   return *rc::gen::elementOf(values);
 }
 
-/// A dense model: Llama, Qwen2 (biases) or Qwen3 (head norms), tied or not, shapes that divide nothing they need not.
-inline std::string draw_model(std::int64_t tp, std::int64_t layers) {
-  const auto type = one_of<std::string>({"llama", "qwen2", "qwen3"});
+/// Llama, Qwen2 (biases), Qwen3 (head norms), and with experts Mixtral and Qwen3-MoE, tied or not, shapes that divide
+/// nothing they need not.
+inline std::string draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks, std::int64_t layers) {
+  const auto type =
+      experts ? one_of<std::string>({"mixtral", "qwen3_moe"}) : one_of<std::string>({"llama", "qwen2", "qwen3"});
   const std::int64_t heads = tp * in(1, 4);
   std::vector<std::int64_t> kv;
   for (std::int64_t k = 1; k <= heads; ++k)
     if (heads % k == 0 && (k % tp == 0 || tp % k == 0)) kv.push_back(k);
+  std::string routed;
+  if (experts) {
+    const std::int64_t each = expert_ranks * in(1, expert_ranks > 1 ? 3 : 6);
+    routed = fmt::format(", num_local_experts: {}, num_experts_per_tok: {}", each, in(1, each));
+    if (type == "qwen3_moe")
+      routed += fmt::format(", moe_intermediate_size: {}, norm_topk_prob: {}", tp * in(1, 20), yaml_bool(coin()));
+  }
   return fmt::format(
       "{{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, num_attention_heads: {}, "
-      "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}}}",
-      type, in(3, 40), tp * in(1, 40), layers, heads, one_of(kv), 2 * in(1, 6), in(3, 150), yaml_bool(coin()));
+      "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}{}}}",
+      type, in(3, 40), tp * in(1, 40), layers, heads, one_of(kv), 2 * in(1, 6), in(3, 150),
+      yaml_bool(coin()), routed);
 }
 
 inline std::string draw_scenario() {
@@ -74,14 +84,19 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> shard_groups{-1, -1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0) shard_groups.push_back(g);
-  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", draw_model(tp, layers), cluster);
+  const bool experts = in(0, 3) == 0;
+  const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
+  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n",
+                                 draw_model(tp, experts, whole_experts ? train_tp : 1, layers), cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, sp: {}, fsdp: {}}}, pipeline_schedule: {}, "
-      "pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, prefetch: {}, "
+      "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, ep: {}, etp: {}, sp: {}, fsdp: {}}}, "
+      "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
+      "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, pp, yaml_bool(sequence),
-      one_of(shard_groups), one_of<std::string>({"1f1b", "1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "",
-      tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, pp,
+      whole_experts ? train_tp : 1, experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
+      one_of<std::string>({"1f1b", "1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
+      one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(

@@ -12,6 +12,7 @@
 #include "backends/cpu_gloo/kernels/attention.h"
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/embedding.h"
+#include "backends/cpu_gloo/kernels/experts.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/loss.h"
 #include "backends/cpu_gloo/kernels/norm.h"
@@ -34,6 +35,14 @@ using CallBox = kernels::Box;
 
 std::int64_t extent(const KernelCall& c, const Tensor& t, int dim) {
   return t.shape[static_cast<std::size_t>(dim)].actual(c.sizes);
+}
+
+/// All dimensions but the last one count rows.
+std::int64_t row_width(const KernelCall& c, const Tensor& t) { return extent(c, t, t.rank - 1); }
+std::int64_t num_rows(const KernelCall& c, const Tensor& t) {
+  std::int64_t n = 1;
+  for (int d = 0; d + 1 < t.rank; ++d) n *= extent(c, t, d);
+  return n;
 }
 
 const Tensor& in(const KernelCall& c, std::size_t i) { return c.op.inputs[i]; }
@@ -196,12 +205,13 @@ void run_paged_attention(const KernelCall& c) {
 // --- elementwise, embedding -----------------------------------------------------------------------------------------
 
 void run_swiglu(const KernelCall& c) {
-  swiglu_forward(c.context, matrix(c, in(c, 0)), matrix(c, out(c, 0)), extent(c, out(c, 0), 0),
-                 extent(c, out(c, 0), 1));
+  const Tensor& act = out(c, 0);
+  swiglu_forward(c.context, matrix(c, in(c, 0)), matrix(c, act), num_rows(c, act), row_width(c, act));
 }
 void run_swiglu_backward(const KernelCall& c) {
-  kernels::swiglu_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
-                           extent(c, in(c, 0), 0), extent(c, in(c, 0), 1));
+  const Tensor& d_act = in(c, 0);
+  kernels::swiglu_backward(c.context, matrix(c, d_act), matrix(c, in(c, 1)), matrix(c, out(c, 0)), num_rows(c, d_act),
+                           row_width(c, d_act));
 }
 void run_add(const KernelCall& c) {
   const std::int64_t n = out(c, 0).elements(c.sizes);
@@ -228,6 +238,64 @@ void run_embedding(const KernelCall& c) {
 void run_embedding_backward(const KernelCall& c) {
   kernels::embedding_backward(c.context, data<const std::int32_t>(c, in(c, 0)), matrix(c, in(c, 1)), vocab(c),
                               data<float>(c, out(c, 0)), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+}
+
+// --- experts --------------------------------------------------------------------------------------------------------
+
+Routing routing(const KernelCall& c, const Tensor& logits, const Tensor& chosen) {
+  return {extent(c, logits, 0), extent(c, logits, 1), extent(c, chosen, 1), c.op.integer(Attr::renormalise, 0) != 0};
+}
+void run_route(const KernelCall& c) {
+  route(c.context, routing(c, in(c, 0), out(c, 1)), data<const float>(c, in(c, 0)), data<float>(c, out(c, 0)),
+        data<std::int32_t>(c, out(c, 1)));
+}
+void run_route_backward(const KernelCall& c) {
+  route_backward(c.context, routing(c, in(c, 1), in(c, 2)), data<const float>(c, in(c, 0)),
+                 data<const float>(c, in(c, 1)), data<const std::int32_t>(c, in(c, 2)), matrix(c, out(c, 0)));
+}
+void run_expert_sort(const KernelCall& c) {
+  const Range own = own_experts(c.op, c.places);
+  expert_sort({data<const std::int32_t>(c, in(c, 0)), static_cast<std::size_t>(in(c, 0).elements(c.sizes))},
+              OwnExperts{own.begin, own.size(), own.size() * c.op.integer(Attr::tp, 1)},
+              data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
+}
+void run_dispatch(const KernelCall& c) {
+  const Tensor& choices = in(c, 1);
+  dispatch(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), matrix(c, out(c, 0)),
+           extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
+}
+void run_dispatch_backward(const KernelCall& c) {
+  const Tensor& choices = in(c, 1);
+  dispatch_backward(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), matrix(c, out(c, 0)),
+                    extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)), write_mode(c));
+}
+void run_combine(const KernelCall& c) {
+  const Tensor& choices = in(c, 1);
+  combine(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), data<const float>(c, in(c, 2)),
+          matrix(c, out(c, 0)), extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
+}
+void run_combine_backward(const KernelCall& c) {
+  const Tensor& choices = in(c, 2);
+  combine_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), data<const std::int32_t>(c, choices),
+                   data<const float>(c, in(c, 3)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)),
+                   extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
+}
+Experts experts(const KernelCall& c) {
+  const ExpertMatrices m = expert_matrices(c.op);
+  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.experts) + 1},
+          m.n,
+          m.k,
+          num_rows(c, in(c, 0))};
+}
+void run_grouped_linear(const KernelCall& c) {
+  grouped_linear(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));
+}
+void run_grouped_linear_dgrad(const KernelCall& c) {
+  grouped_linear_dgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));
+}
+void run_grouped_linear_wgrad(const KernelCall& c) {
+  grouped_linear_wgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
+                       write_mode(c));
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
@@ -333,6 +401,16 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::paged_attention, run_paged_attention},
                                       Registration{OpKind::swiglu, run_swiglu},
                                       Registration{OpKind::swiglu_backward, run_swiglu_backward},
+                                      Registration{OpKind::route, run_route},
+                                      Registration{OpKind::route_backward, run_route_backward},
+                                      Registration{OpKind::expert_sort, run_expert_sort},
+                                      Registration{OpKind::dispatch, run_dispatch},
+                                      Registration{OpKind::dispatch_backward, run_dispatch_backward},
+                                      Registration{OpKind::grouped_linear, run_grouped_linear},
+                                      Registration{OpKind::grouped_linear_dgrad, run_grouped_linear_dgrad},
+                                      Registration{OpKind::grouped_linear_wgrad, run_grouped_linear_wgrad},
+                                      Registration{OpKind::combine, run_combine},
+                                      Registration{OpKind::combine_backward, run_combine_backward},
                                       Registration{OpKind::add, run_add},
                                       Registration{OpKind::gather_rows, run_gather_rows},
                                       Registration{OpKind::embedding, run_embedding},
@@ -357,7 +435,8 @@ OpKernel op_kernel(OpKind kind) {
 
 std::string why_unsupported(const Op& op) {
   const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
-                               op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+                               op.kind == OpKind::adamw || op.kind == OpKind::sum_squares ||
+                               op.kind == OpKind::grouped_linear_wgrad;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side) {
       if (t.dtype == DType::f16 || t.dtype == DType::f64)

@@ -156,6 +156,20 @@ double CostModel::gemm_seconds(double m, double n, double k, double peak, double
   return std::max(2.0 * m * n * k / rate * share_, memory_seconds(bytes));
 }
 
+/// Every expert with as many rows as the next: the balance that routers are trained for. Where there are fewer rows
+/// than experts, each row meets an expert of its own.
+double CostModel::grouped_seconds(const Op& op, double flops, double bytes) const {
+  const ExpertMatrices m = expert_matrices(op);
+  const auto n = static_cast<double>(m.n), k = static_cast<double>(m.k);
+  const double rows = flops / (2.0 * n * k), experts = std::min(static_cast<double>(m.experts), rows);
+  if (rows <= 0.0) return memory_seconds(bytes);
+  const double each = rows / experts, peak = peak_flops(op.inputs[1].dtype);
+  const double one = op.kind == OpKind::grouped_linear_wgrad ? gemm_seconds(n, k, each, peak, bytes / experts)
+                     : op.kind == OpKind::grouped_linear     ? gemm_seconds(each, n, k, peak, bytes / experts)
+                                                             : gemm_seconds(each, k, n, peak, bytes / experts);
+  return experts * one;
+}
+
 double CostModel::attention_seconds(double flops, double keys, double bytes, bool backward, double peak,
                                     AttentionKernel kernel) const {
   const bool flash2 = kernel == AttentionKernel::flash2 && hardware_.flash2.forward.value > 0.0;
@@ -189,6 +203,12 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
     return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
   }
   const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
+  if (is_grouped(op.kind)) {
+    // Measurements are by bytes: how many rows went to which expert is not among an op's coordinates.
+    const Correction& measured = corrections_[static_cast<std::size_t>(op.kind)][static_cast<std::size_t>(dtype)];
+    return measured.empty() ? grouped_seconds(op, flops, bytes)
+                            : memory_seconds(bytes) * measured.at({std::max(bytes, 1.0), 1.0, 1.0});
+  }
   if (is_attention(op.kind)) {
     const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
     const double keys = std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0);

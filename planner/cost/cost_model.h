@@ -77,6 +77,8 @@ class CostModel {
   double gemm_seconds(double m, double n, double k, DType dtype) const;
   /// The same with the peak (FLOP/s) of any precision and the bytes that operands and result take.
   double gemm_seconds(double m, double n, double k, double peak, double bytes) const;
+  /// A product of every expert's rows by its matrix, of `flops` and `bytes` in all.
+  double grouped_seconds(const Op&, double flops, double bytes) const;
   /// Fused attention of `flops` at `keys` visible keys per query on average.
   double attention_seconds(double flops, double keys, double bytes, bool backward, double peak,
                            AttentionKernel = AttentionKernel::library) const;

@@ -223,6 +223,123 @@ void add_activations(std::vector<OpCase>& out, DType x) {
                  {}});
 }
 
+// E experts, of which each token takes C: R rows.
+constexpr std::int64_t E = 3, C = 2, R = T * C;
+/// A permutation of the rows: where choice i's row lies.
+double row_of(std::int64_t i) { return static_cast<double>(i * 3 % R); }
+std::int64_t choice_at(std::int64_t row) { return row * 7 % R; }  // 3 · 7 = 1 (mod 10)
+/// Three rows of expert 0, none of expert 1, the others of expert 2.
+double bounds(std::int64_t i) { return i == 0 ? 0.0 : i == E ? static_cast<double>(R) : 3.0; }
+
+void add_routing(std::vector<OpCase>& out) {
+  constexpr DType f = DType::f32, n = DType::i32;
+  const Operand chosen{"experts", n, {T, C}, [](std::int64_t i) { return static_cast<double>((i + i / C) % E); }};
+  for (const std::int64_t renormalise : {0, 1}) {
+    out.push_back({OpKind::route,
+                   {{"logits", f, {T, E}, wave}, to_write("weights", f, {T, C}), to_write("experts", n, {T, C})},
+                   {0},
+                   {1, 2},
+                   {{Attr::renormalise, renormalise}},
+                   {}});
+    out.push_back({OpKind::route_backward,
+                   {{"dweights", f, {T, C}, wave}, {"logits", f, {T, E}, wave}, chosen, to_write("dlogits", f, {T, E})},
+                   {0, 1, 2},
+                   {3},
+                   {{Attr::renormalise, renormalise}},
+                   {}});
+  }
+  out.push_back({OpKind::expert_sort,
+                 {chosen, to_write("rows", n, {T, C}), to_write("offsets", n, {E + 1})},
+                 {0},
+                 {1, 2},
+                 {},
+                 [](const Values& v, std::int64_t i) {  // those of earlier experts, and earlier ones of the same
+                   double row = 0;
+                   for (std::size_t j = 0; j < v[0].size(); ++j)
+                     if (const double of = v[0][static_cast<std::size_t>(i)];
+                         v[0][j] < of || (v[0][j] == of && j < static_cast<std::size_t>(i)))
+                       ++row;
+                   return row;
+                 }});
+}
+
+void add_experts(std::vector<OpCase>& out, DType x) {
+  const Operand rows{"rows", DType::i32, {T, C}, row_of}, offsets_of{"offsets", DType::i32, {E + 1}, bounds};
+  const Operand weights{"weights", DType::f32, {T, C}, whole};
+  out.push_back({OpKind::dispatch,
+                 {{"x", x, {T, H}, whole}, rows, to_write("y", x, {T, C, H})},
+                 {0, 1},
+                 {2},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   return v[0][static_cast<std::size_t>(choice_at(i / H) / C * H + i % H)];
+                 }});
+  out.push_back({OpKind::dispatch_backward,
+                 {{"dy", x, {T, C, H}, whole}, rows, to_write("dx", x, {T, H})},
+                 {0, 1},
+                 {2},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   double sum = 0;
+                   for (std::int64_t j = 0; j < C; ++j)
+                     sum += v[0][static_cast<std::size_t>(row_of(i / H * C + j)) * H + static_cast<std::size_t>(i % H)];
+                   return sum;
+                 }});
+  out.push_back({OpKind::combine,
+                 {{"y", x, {T, C, H}, whole}, rows, weights, to_write("z", x, {T, H})},
+                 {0, 1, 2},
+                 {3},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   double sum = 0;
+                   for (std::int64_t j = i / H * C; j < (i / H + 1) * C; ++j)
+                     sum += v[2][static_cast<std::size_t>(j)] *
+                            v[0][static_cast<std::size_t>(row_of(j)) * H + static_cast<std::size_t>(i % H)];
+                   return sum;
+                 }});
+  out.push_back({OpKind::combine_backward,
+                 {{"dz", x, {T, H}, whole},
+                  {"y", x, {T, C, H}, wave},
+                  rows,
+                  weights,
+                  to_write("dy", x, {T, C, H}),
+                  to_write("dweights", DType::f32, {T, C})},
+                 {0, 1, 2, 3},
+                 {4, 5},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   const std::int64_t choice = choice_at(i / H);
+                   return v[3][static_cast<std::size_t>(choice)] *
+                          v[0][static_cast<std::size_t>(choice / C * H + i % H)];
+                 }});
+  out.push_back({OpKind::grouped_linear,
+                 {{"x", x, {T, C, H}, whole}, {"w", x, {E * I, H}, whole}, offsets_of, to_write("y", x, {T, C, I})},
+                 {0, 1, 2},
+                 {3},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   const std::int64_t row = i / I, expert = row < 3 ? 0 : 2;
+                   double sum = 0;
+                   for (std::int64_t h = 0; h < H; ++h)
+                     sum += v[0][static_cast<std::size_t>(row * H + h)] *
+                            v[1][static_cast<std::size_t>((expert * I + i % I) * H + h)];
+                   return sum;
+                 }});
+  out.push_back({OpKind::grouped_linear_dgrad,
+                 {{"dy", x, {T, C, I}, whole}, {"w", x, {E * I, H}, whole}, offsets_of, to_write("dx", x, {T, C, H})},
+                 {0, 1, 2},
+                 {3},
+                 {},
+                 {}});
+  out.push_back(
+      {OpKind::grouped_linear_wgrad,
+       {{"dy", x, {T, C, I}, whole}, {"x", x, {T, C, H}, whole}, offsets_of, to_write("dw", DType::f32, {E * I, H})},
+       {0, 1, 2},
+       {3},
+       {},
+       {}});
+}
+
 void add_loss_and_optimizer(std::vector<OpCase>& out) {
   constexpr DType f = DType::f32;
   const Operand logits{"logits", f, {T, V}, wave}, targets{"targets", DType::i32, {T}, ids};
@@ -323,6 +440,8 @@ std::vector<OpCase> op_cases(DType activations) {
   add_norms(out, activations);
   add_attention(out, activations);
   add_activations(out, activations);
+  add_routing(out);
+  add_experts(out, activations);
   add_loss_and_optimizer(out);
   return out;
 }

@@ -88,6 +88,7 @@ class CpuGloo final : public Subject {
 class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
+  bool lacks(OpKind kind) const override { return kind >= OpKind::route && kind <= OpKind::combine_backward; }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

@@ -33,4 +33,13 @@ inline ModelSpec tiny_qwen3() {
   return m;
 }
 
+/// 4 experts of inner width 10.
+inline ModelSpec tiny_mixtral() {
+  ModelSpec m = tiny_llama();
+  m.name = "tiny-mixtral";
+  m.family = ModelFamily::mixtral;
+  m.moe = MoeSpec{.experts = 4, .experts_per_token = 2, .expert_intermediate = 10};
+  return m;
+}
+
 }  // namespace hotbunk::test

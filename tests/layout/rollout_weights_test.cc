@@ -2,6 +2,7 @@
 
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 
@@ -33,6 +34,26 @@ bool follows(const Piece& piece, const LocalWeight& first, const std::string& pa
 }
 
 }  // namespace
+
+TEST_CASE("A rank of an engine has its columns of every expert, expert by expert") {
+  // H = 24, E = 4, I = 10: of rank 1 of 2 rows 5 … 9 of gate and up, columns 5 … 9 of down.
+  const std::vector<LocalWeight> all = rollout_weights(test::tiny_mixtral(), 2, 1);
+  const auto named = [&](const char* name) {
+    return *std::ranges::find(all, std::string("layers.1.") + name, &LocalWeight::name);
+  };
+  const LocalWeight router = named("router"), gate_up = named("experts_gate_up"), down = named("experts_down");
+  CHECK((router.rows == 4 && router.cols == 24));
+  CHECK((gate_up.rows == 4 * 2 * 5 && gate_up.cols == 24));
+  CHECK((down.rows == 4 * 24 && down.cols == 5));
+  REQUIRE((gate_up.sources.size() == 8 && down.sources.size() == 4));
+  CHECK(gate_up.sources[5].parameter == "model.layers.1.block_sparse_moe.experts.2.w3.weight");
+  CHECK(gate_up.sources[5].piece == Piece{5, 10, 0, 24, 5 * 5 * 24, 24});
+  CHECK(gate_up.sources[5].step == TensorStep{.rows = 5});
+  CHECK(down.sources[3].parameter == "model.layers.1.block_sparse_moe.experts.3.w2.weight");
+  CHECK(down.sources[3].piece == Piece{0, 24, 5, 10, 3 * 24 * 5, 5});
+  CHECK(down.sources[3].step == TensorStep{.cols = 5});
+  CHECK(why_not_rollout_tp(test::tiny_mixtral(), 4) == "expert intermediate size 10 does not divide over tp 4");
+}
 
 TEST_CASE("Rollout weights of a small Llama on rank 1 of 2, by hand") {
   // 8 query heads, 2 KV heads of 4 rows: rank 1 holds query heads 4..8 (rows 16..32) and KV head 1 (rows 4..8).

@@ -1,7 +1,9 @@
 #include "layout/train_weights.h"
 
+#include <fmt/format.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 
@@ -71,6 +73,47 @@ TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [
     CHECK(follows(ParamRole::k_bias, ParamRole::v_bias));
     CHECK(follows(ParamRole::gate_proj, ParamRole::up_proj));
   }
+}
+
+TEST_CASE(
+    "A unit holds the gate and up matrices of all its experts as one stack, and the down projections as another") {
+  // H = 24, I = 10 over tp 2: 5 rows of gate and of up, 24 x 5 of down.
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0)[1];
+  std::vector<const UnitParam*> gate_up, down;
+  for (const UnitParam& p : layer.params) {
+    if (p.role == ParamRole::expert_gate || p.role == ParamRole::expert_up) gate_up.push_back(&p);
+    if (p.role == ParamRole::expert_down) down.push_back(&p);
+  }
+  REQUIRE((gate_up.size() == 8 && down.size() == 4));
+  const std::int64_t first = gate_up.front()->full_offset;
+  for (std::size_t i = 0; i < gate_up.size(); ++i) {
+    CHECK(gate_up[i]->parameter ==
+          fmt::format("model.layers.0.block_sparse_moe.experts.{}.{}.weight", i / 2, i % 2 == 0 ? "w1" : "w3"));
+    CHECK(gate_up[i]->full_offset == first + static_cast<std::int64_t>(i) * 5 * 24);
+    CHECK(gate_up[i]->step == TensorStep{.rows = 5});
+  }
+  for (std::size_t e = 0; e < down.size(); ++e) {
+    CHECK(down[e]->full_offset == first + 8 * 5 * 24 + static_cast<std::int64_t>(e) * 24 * 5);
+    CHECK(down[e]->step == TensorStep{.cols = 5});
+  }
+}
+
+TEST_CASE("Whole experts over two ranks: two share each place, and the parameter's rows follow from the rank's") {
+  // 4 experts over 2 ranks: 0 and 2, 1 and 3.
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, 2)[1];
+  std::int64_t elements = 0;
+  for (const UnitParam& p : layer.params) {
+    if (p.has_place()) elements += p.elements();
+    if (p.expert < 0) continue;
+    const UnitParam& first = *std::ranges::find_if(
+        layer.params, [&](const UnitParam& q) { return q.role == p.role && q.expert == p.expert % 2; });
+    CHECK((p.rows == p.whole_rows && p.cols == p.whole_cols));
+    CHECK(p.base == p.expert / 2 * p.whole_rows);
+    CHECK(p.rows_of_all() == 2 * p.whole_rows);
+    CHECK(p.step == TensorStep{.rows = p.whole_rows});
+    CHECK((p.full_offset == first.full_offset && p.shard_offset == first.shard_offset));
+  }
+  CHECK(layer.full_elements == elements);
 }
 
 TEST_CASE("Sizes of Qwen2.5-7B units") {

@@ -87,7 +87,7 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 }
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
-  for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias"}) {
+  for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -106,31 +106,33 @@ TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
 }
 
 TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank does") {
-  const Golden g = Golden::load("qwen3-norm");
-  const TrainingResult one = train(g, golden_scenario(g, 1));
-  struct Way {
-    TrainEngine engine;
-    std::int64_t group;
-  };
-  for (const Way way : {Way{TrainEngine::ddp, -1},
-                        {TrainEngine::zero1, -1},
-                        {TrainEngine::zero1, 2},
-                        {TrainEngine::zero2, -1},
-                        {TrainEngine::zero2, 2},
-                        {TrainEngine::fsdp2, 2},
-                        {TrainEngine::fsdp2, 1}})
-    for (const bool several : {false, true}) {
-      CAPTURE(static_cast<int>(way.engine), way.group, several);
-      Scenario s = golden_scenario(g, 4);
-      s.train.engine = way.engine, s.train.layout.fsdp = way.group;
-      if (several) s.train.micro_batch_tokens = g.longest_sequence();
-      const TrainingResult r = train(g, s);
-      check_training(g, r);
-      for (const auto& [parameter, value] : r.after5) {
-        CAPTURE(parameter);
-        CHECK(update_error(value, one.after5.at(parameter), g.initial(parameter)) <= update_bound / 5);
+  for (const char* name : {"qwen3-norm", "qwen3-moe-tiny"}) {
+    const Golden g = Golden::load(name);
+    const TrainingResult one = train(g, golden_scenario(g, 1));
+    struct Way {
+      TrainEngine engine;
+      std::int64_t group;
+    };
+    for (const Way way : {Way{TrainEngine::ddp, -1},
+                          {TrainEngine::zero1, -1},
+                          {TrainEngine::zero1, 2},
+                          {TrainEngine::zero2, -1},
+                          {TrainEngine::zero2, 2},
+                          {TrainEngine::fsdp2, 2},
+                          {TrainEngine::fsdp2, 1}})
+      for (const bool several : {false, true}) {
+        CAPTURE(static_cast<int>(way.engine), way.group, several);
+        Scenario s = golden_scenario(g, 4);
+        s.train.engine = way.engine, s.train.layout.fsdp = way.group;
+        if (several) s.train.micro_batch_tokens = g.longest_sequence();
+        const TrainingResult r = train(g, s);
+        check_training(g, r);
+        for (const auto& [parameter, value] : r.after5) {
+          CAPTURE(parameter);
+          CHECK(update_error(value, one.after5.at(parameter), g.initial(parameter)) <= update_bound / 5);
+        }
       }
-    }
+  }
 }
 
 TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
@@ -140,6 +142,7 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
     std::int64_t tp, dp;
     TrainEngine engine = TrainEngine::fsdp2;
     std::int64_t group = -1;
+    std::int64_t ep = 1;  // tp: whole experts on each rank
   };
   for (const Way way : {Way{"llama-gqa", 2, 1},
                         {"llama-tied", 4, 1},
@@ -150,14 +153,24 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"mha-one-kv", 2, 2, TrainEngine::ddp},
                         {"qwen3-norm", 2, 2, TrainEngine::zero2},
                         {"qwen3-norm", 4, 1},
-                        {"llama3-rope", 2, 2, TrainEngine::fsdp2, 1}})
+                        {"llama3-rope", 2, 2, TrainEngine::fsdp2, 1},
+                        {"mixtral-tiny", 2, 1},
+                        {"mixtral-tiny", 4, 1, TrainEngine::ddp},
+                        {"qwen3-moe-tiny", 2, 2},
+                        {"qwen3-moe-tiny", 2, 2, TrainEngine::zero1},
+                        {"mixtral-tiny", 2, 1, TrainEngine::fsdp2, -1, 2},
+                        {"mixtral-tiny", 4, 1, TrainEngine::ddp, -1, 4},
+                        {"mixtral-tiny", 2, 2, TrainEngine::zero1, 1, 2},
+                        {"qwen3-moe-tiny", 2, 2, TrainEngine::fsdp2, -1, 2},
+                        {"qwen3-moe-tiny", 4, 2, TrainEngine::zero2, -1, 4}})
     for (const bool sequence : {false, true}) {
-      CAPTURE(way.model, way.tp, way.dp, static_cast<int>(way.engine), sequence);
+      CAPTURE(way.model, way.tp, way.dp, way.ep, static_cast<int>(way.engine), sequence);
       const Golden g = Golden::load(way.model);
       Scenario s = golden_scenario(g, way.tp * way.dp);
       s.train.engine = way.engine;
       s.train.layout.tp = way.tp, s.train.layout.dp = way.dp, s.train.layout.fsdp = way.group;
       s.train.layout.sp = sequence;
+      if (g.model.moe) s.train.layout.ep = way.ep, s.train.layout.etp = way.tp / way.ep;
       s.train.recompute = sequence ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = sequence ? 9 : 0;
       s.train.micro_batch_tokens = round_up(g.longest_sequence(), way.tp);
@@ -224,6 +237,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
   }
   l.sp = l.tp > 1 && one_of({0, 1}) == 1;
+  if (g.model.moe) l.ep = one_of({1, l.tp}), l.etp = l.tp / l.ep;
   s.train.engine = static_cast<TrainEngine>(
       one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
               static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
@@ -240,9 +254,9 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} pp {} ({}: {}, order {}) tp {} sp {} fsdp {} engine {} recompute {} reshard {} prefetch {} chunks {} "
+      "{}: dp {} pp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard {} prefetch {} chunks {} "
       "tokens {}",
-      s.model.name, l.dp, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.sp,
+      s.model.name, l.dp, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp,
       l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute), s.train.reshard_after_forward,
       s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
 }

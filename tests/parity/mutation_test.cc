@@ -158,11 +158,14 @@ bool equivalent(const Op& op, const std::vector<Op>& ops, std::size_t at, std::s
   if (op.kind == OpKind::wait && what == "dropped") return implied(ops, at);
   // kv_write finds its rows by slots: the extent of the window into the pool is nobody's operand.
   if (op.kind == OpKind::kv_write && what.ends_with("shorter")) return true;
-  // The last rows of a unit's parameters may be padding, which nothing is copied to.
-  if (op.kind == OpKind::copy_boxes && what == "its first output an element shorter") {
+  // The last rows of a unit's parameters may be padding, which nothing is copied to; and a bucket may hold the first
+  // experts of a stack alone.
+  if ((op.kind == OpKind::copy_boxes || op.kind == OpKind::peer_copy) &&
+      what == "its first output an element shorter") {
     std::int64_t end = 0;
-    for (const Box& b : boxes_of(op, Places(16, 0)))
-      end = std::max(end, b.dst_offset + (b.rows - 1) * b.dst_pitch + b.cols);
+    for (const int place : {0, 1})
+      for (const Box& b : boxes_of(op, Places(16, place)))
+        if (b.output == 0) end = std::max(end, b.dst_offset + (b.rows - 1) * b.dst_pitch + b.cols);
     return end < op.outputs[0].capacity_bytes() / size_of(op.outputs[0].dtype);
   }
   // Where all ranks are one engine's, or share each layer, all families are the same group.
@@ -249,6 +252,15 @@ TEST_CASE("and so where layers, and the tokens between them, are cut over ranks 
                                    {"steps=1", "train.layout.dp=1", "train.layout.tp=4", "train.layout.sp=true",
                                     "sync.verify=true", "train.precision.params=bf16", "model.num_hidden_layers=1"});
   CHECK(run_cases(4, {{"mutants", s}}, mutants_of_phases({"load", "sync", "train"}, 25, 200)) == "");
+}
+
+TEST_CASE("and so where tokens are routed to experts") {
+  const Scenario s =
+      tiny_scenario(2, 2,
+                    {"steps=1", "sync.verify=true", "train.precision.params=bf16", "model.num_hidden_layers=1",
+                     "model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
+                     "model.num_local_experts=3", "model.num_experts_per_tok=2"});
+  CHECK(run_cases(2, {{"mutants", s}}, mutants_of_phases({"load", "sync", "train", "rollout"}, 38, 300)) == "");
 }
 
 namespace {

@@ -156,6 +156,52 @@ TEST_CASE("and so with pipelines in training") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with experts") {
+  const std::vector<std::string> mixtral = {"model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
+                                            "model.num_local_experts=4", "model.num_experts_per_tok=2"},
+                                 qwen3 = {"model.model_type=qwen3_moe",
+                                          "model.architectures=[Qwen3MoeForCausalLM]",
+                                          "model.num_experts=5",
+                                          "model.num_experts_per_tok=3",
+                                          "model.moe_intermediate_size=12",
+                                          "model.norm_topk_prob=true"};
+  struct Way {
+    const std::vector<std::string>& model;
+    const char* engine;
+    int group, dp, tp, rollout_tp;
+    const char *recompute, *params;
+    bool sequence = false;
+    int ep = 1, pp = 1;
+  };
+  std::vector<Case> cases;
+  for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
+                         {mixtral, "fsdp2", 2, 4, 1, 2, "selective", "bf16"},
+                         {mixtral, "zero1", -1, 2, 2, 4, "full", "bf16", true},
+                         {mixtral, "ddp", -1, 1, 4, 2, "selective", "fp32"},
+                         {qwen3, "fsdp2", -1, 2, 2, 2, "full", "bf16"},
+                         {qwen3, "zero2", -1, 4, 1, 4, "none", "bf16"},
+                         {qwen3, "fsdp2", -1, 2, 2, 1, "selective", "fp32", true},
+                         {mixtral, "fsdp2", -1, 2, 2, 2, "none", "bf16", true, 2},
+                         {mixtral, "fsdp2", 1, 2, 2, 4, "full", "fp32", false, 2},
+                         {mixtral, "ddp", -1, 1, 4, 1, "selective", "bf16", true, 4},
+                         {qwen3, "fsdp2", -1, 2, 1, 2, "selective", "bf16", false, 1, 2},
+                         {mixtral, "zero1", -1, 1, 2, 1, "none", "fp32", true, 2, 2}}) {
+    std::vector<std::string> sets = way.model;
+    sets.insert(sets.end(),
+                {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
+                 fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
+                 fmt::format("train.layout.ep={}", way.ep), fmt::format("train.layout.etp={}", way.tp / way.ep),
+                 fmt::format("train.layout.pp={}", way.pp),
+                 way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
+                 fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
+                 fmt::format("train.precision.params={}", way.params), "sync.verify=true", "algorithm.reference=true"});
+    cases.push_back({fmt::format("{}: {}, dp {} tp {} ep {}, engines of {}", way.model.front(), way.engine, way.dp,
+                                 way.tp, way.ep, way.rollout_tp),
+                     tiny_scenario(4, way.rollout_tp, sets)});
+  }
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;

@@ -441,7 +441,7 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
       Catch::Equals(
           "algorithm=grpo algorithm=sft chunked=false chunked=true clipped=false clipped=true copies=false "
           "copies=true cpu=false cpu=true engine=ddp engine=fsdp2 engine=zero1 engine=zero2 engines=false engines=true "
-          "family=llama family=qwen2 family=qwen3 from host=false from host=true "
+          "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe from host=false from host=true "
           "grads=fp32 "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "

@@ -1,0 +1,226 @@
+#include "backends/cpu_gloo/kernels/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "backends/cpu_gloo/kernels/gemm.h"
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+/// The sum of e^(x - largest) over n logits, of all of them or of those chosen.
+template <class Logit>
+double exp_sum(std::int64_t n, double largest, Logit&& logit) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < n; ++i) sum += std::exp(logit(i) - largest);
+  return sum;
+}
+
+void route_token(const Routing& r, const float* logits, float* weights, std::int32_t* chosen,
+                 std::vector<char>& taken) {
+  taken.assign(static_cast<std::size_t>(r.experts), 0);
+  for (std::int64_t j = 0; j < r.choices; ++j) {
+    std::int64_t best = -1;
+    for (std::int64_t e = 0; e < r.experts; ++e)
+      if (!taken[static_cast<std::size_t>(e)] && (best < 0 || logits[e] > logits[best])) best = e;
+    taken[static_cast<std::size_t>(best)] = 1;
+    chosen[j] = static_cast<std::int32_t>(best);
+  }
+  const double largest = logits[chosen[0]];
+  const double sum = r.renormalise ? exp_sum(r.choices, largest, [&](std::int64_t j) { return logits[chosen[j]]; })
+                                   : exp_sum(r.experts, largest, [&](std::int64_t e) { return logits[e]; });
+  for (std::int64_t j = 0; j < r.choices; ++j)
+    weights[j] = static_cast<float>(std::exp(logits[chosen[j]] - largest) / sum);
+}
+
+/// dlogit_e = p_e (d_e - Σ_i p_i d_i) over those that the softmax is over, d being 0 where an expert was not chosen.
+void route_token_backward(const Routing& r, const float* d_weights, const float* logits, const std::int32_t* chosen,
+                          std::vector<double>& d) {
+  d.assign(static_cast<std::size_t>(r.experts), 0.0);
+  const double largest = logits[chosen[0]];
+  const double sum = r.renormalise ? exp_sum(r.choices, largest, [&](std::int64_t j) { return logits[chosen[j]]; })
+                                   : exp_sum(r.experts, largest, [&](std::int64_t e) { return logits[e]; });
+  const auto p = [&](std::int64_t e) { return std::exp(logits[e] - largest) / sum; };
+  double mean = 0.0;
+  for (std::int64_t j = 0; j < r.choices; ++j) mean += p(chosen[j]) * d_weights[j];
+  if (!r.renormalise)
+    for (std::int64_t e = 0; e < r.experts; ++e) d[static_cast<std::size_t>(e)] = -p(e) * mean;
+  for (std::int64_t j = 0; j < r.choices; ++j)
+    d[static_cast<std::size_t>(chosen[j])] = p(chosen[j]) * (d_weights[j] - mean);
+}
+
+/// Rows [begin, begin + …) of a matrix.
+template <class M>
+M from_row(M m, std::int64_t begin) {
+  const std::int64_t bytes = begin * m.ld * size_of(m.dtype);
+  if constexpr (std::is_same_v<M, Matrix>) m.data = static_cast<char*>(m.data) + bytes;
+  else m.data = static_cast<const char*>(m.data) + bytes;
+  return m;
+}
+
+/// Rows [begin, end) become zeros.
+void zero_rows(KernelContext& ctx, Matrix m, std::int64_t begin, std::int64_t end, std::int64_t cols) {
+  parallel_for(ctx, end - begin, rows_grain(cols), [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t r = begin + from; r < begin + to; ++r)
+      std::memset(from_row(m, r).data, 0, static_cast<std::size_t>(cols * size_of(m.dtype)));
+  });
+}
+
+/// Choices that have a row here: rows are numbered from 0 without a gap.
+std::int64_t own_rows(const std::int32_t* rows, std::int64_t choices) {
+  return choices - std::count(rows, rows + choices, -1);
+}
+
+/// product(e, first row, rows) of each expert.
+template <class Product>
+void each_expert(const Experts& experts, Product&& product) {
+  for (std::size_t e = 0; e + 1 < experts.offsets.size(); ++e) {
+    const std::int64_t begin = experts.offsets[e], rows = experts.offsets[e + 1] - begin;
+    HB_CHECK(begin >= 0 && rows >= 0, "expert {} has {} rows from row {}", e, rows, begin);
+    product(static_cast<std::int64_t>(e), begin, rows);
+  }
+}
+
+}  // namespace
+
+void route(KernelContext& ctx, const Routing& r, const float* logits, float* weights, std::int32_t* chosen) {
+  parallel_for(ctx, r.tokens, rows_grain(r.experts * r.choices), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<char> taken;
+    for (std::int64_t t = begin; t < end; ++t)
+      route_token(r, logits + t * r.experts, weights + t * r.choices, chosen + t * r.choices, taken);
+  });
+}
+
+void route_backward(KernelContext& ctx, const Routing& r, const float* d_weights, const float* logits,
+                    const std::int32_t* chosen, Matrix d_logits) {
+  with_float_type(d_logits.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, r.tokens, rows_grain(4 * r.experts), [&](std::int64_t begin, std::int64_t end) {
+      std::vector<double> d;
+      for (std::int64_t t = begin; t < end; ++t) {
+        route_token_backward(r, d_weights + t * r.choices, logits + t * r.experts, chosen + t * r.choices, d);
+        E* out = row<E>(d_logits, t);
+        for (std::int64_t e = 0; e < r.experts; ++e)
+          out[e] = from_f32<E>(static_cast<float>(d[static_cast<std::size_t>(e)]));
+      }
+    });
+  });
+}
+
+void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts& own, std::int32_t* rows,
+                 std::int32_t* offsets) {
+  std::vector<std::int32_t> next(static_cast<std::size_t>(own.count) + 1);
+  const auto is_own = [&](std::int64_t e) { return e >= own.first && e < own.first + own.count; };
+  const auto place = [&](std::int64_t e) { return static_cast<std::size_t>(e - own.first); };
+  for (const std::int32_t e : chosen) {
+    HB_CHECK(e >= 0 && e < own.all, "expert {} of {}", e, own.all);
+    if (is_own(e)) ++next[place(e) + 1];
+  }
+  for (std::size_t e = 0; e < static_cast<std::size_t>(own.count); ++e) next[e + 1] += next[e];
+  std::copy(next.begin(), next.end(), offsets);
+  for (std::size_t i = 0; i < chosen.size(); ++i) rows[i] = is_own(chosen[i]) ? next[place(chosen[i])]++ : -1;
+}
+
+void dispatch(KernelContext& ctx, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
+              std::int64_t h) {
+  HB_CHECK(x.dtype == y.dtype, "dispatch: {} to {}", name_of(x.dtype), name_of(y.dtype));
+  const auto bytes = static_cast<std::size_t>(h * size_of(x.dtype));
+  parallel_for(ctx, T, rows_grain(c * h), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin * c; i < end * c; ++i)
+      if (rows[i] >= 0) std::memcpy(from_row(y, rows[i]).data, from_row(x, i / c).data, bytes);
+  });
+  zero_rows(ctx, y, own_rows(rows, T * c), T * c, h);
+}
+
+void dispatch_backward(KernelContext& ctx, ConstMatrix dy, const std::int32_t* rows, Matrix dx, std::int64_t T,
+                       std::int64_t c, std::int64_t h, Write write) {
+  HB_CHECK(dy.dtype == dx.dtype, "dispatch_backward: {} to {}", name_of(dy.dtype), name_of(dx.dtype));
+  with_float_type(dy.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(c * h), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        E* out = row<E>(dx, t);
+        for_vectors(h, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
+          Vf sum = write == Write::accumulate ? ld(out + i) : Vf{};
+          for (std::int64_t j = 0; j < c; ++j)
+            if (rows[t * c + j] >= 0) sum += ld(row<E>(dy, rows[t * c + j]) + i);
+          st(out + i, sum);
+        });
+      }
+    });
+  });
+}
+
+void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const float* weights, Matrix z,
+             std::int64_t T, std::int64_t c, std::int64_t h) {
+  HB_CHECK(y.dtype == z.dtype, "combine: {} to {}", name_of(y.dtype), name_of(z.dtype));
+  with_float_type(y.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(c * h), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        E* out = row<E>(z, t);
+        for_vectors(h, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
+          Vf sum{};
+          for (std::int64_t j = 0; j < c; ++j)
+            if (rows[t * c + j] >= 0) sum += splat(weights[t * c + j]) * ld(row<E>(y, rows[t * c + j]) + i);
+          st(out + i, sum);
+        });
+      }
+    });
+  });
+}
+
+void combine_backward(KernelContext& ctx, ConstMatrix dz, ConstMatrix y, const std::int32_t* rows, const float* weights,
+                      Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h) {
+  HB_CHECK(dz.dtype == y.dtype && y.dtype == dy.dtype, "combine_backward: mixed dtypes");
+  with_float_type(y.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(3 * c * h), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin * c; i < end * c; ++i) {
+        d_weights[i] = 0.0f;
+        if (rows[i] < 0) continue;
+        const E* d = row<E>(dz, i / c);
+        const E* in = row<E>(y, rows[i]);
+        E* out = row<E>(dy, rows[i]);
+        const Vf weight = splat(weights[i]);
+        Vf sum{};
+        for_vectors(h, [&](std::int64_t k, auto ld, auto st) HB_FORCE_INLINE {
+          const Vf dk = ld(d + k);
+          sum += dk * ld(in + k);
+          st(out + k, weight * dk);
+        });
+        d_weights[i] = sum_lanes(sum);
+      }
+    });
+  });
+  zero_rows(ctx, dy, own_rows(rows, T * c), T * c, h);
+}
+
+void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, ConstMatrix w, Matrix y) {
+  each_expert(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows) {
+    linear_forward(ctx, from_row(x, begin), from_row(w, e * experts.N), {}, from_row(y, begin), rows, experts.N,
+                   experts.K);
+  });
+  zero_rows(ctx, y, experts.offsets.back(), experts.rows, experts.N);
+}
+
+void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix w, Matrix dx) {
+  each_expert(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows) {
+    linear_dgrad(ctx, from_row(dy, begin), from_row(w, e * experts.N), from_row(dx, begin), rows, experts.N, experts.K,
+                 Write::overwrite);
+  });
+  zero_rows(ctx, dx, experts.offsets.back(), experts.rows, experts.K);
+}
+
+void grouped_linear_wgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix x, Matrix dw,
+                          Write write) {
+  each_expert(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows) {
+    linear_wgrad(ctx, from_row(dy, begin), from_row(x, begin), from_row(dw, e * experts.N), rows, experts.N, experts.K,
+                 write);
+  });
+}
+
+}  // namespace hotbunk::kernels

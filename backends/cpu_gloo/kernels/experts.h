@@ -1,0 +1,58 @@
+// A mixture of experts: who goes where, there and back, and the experts' products. T tokens, E experts, c of them for
+// each token, so T·c rows (choices), which lie sorted by expert: what each expert computes is one block of rows.
+//
+// Deterministic, and row-invariant where training and rollout must agree to the bit: a token's routing, its rows'
+// products (gemm.h) and their sum depend on nothing but that token.
+#pragma once
+#include <span>
+
+#include "backends/cpu_gloo/kernels/context.h"
+
+namespace hotbunk::kernels {
+
+/// Which of E experts a token takes, and with which weight.
+struct Routing {
+  std::int64_t tokens = 0, experts = 0, choices = 0;
+  bool renormalise = false;  // weights: softmax over the chosen ones, or over all
+};
+/// logits[T,E] -> weights[T,c], chosen[T,c], the largest first; of equal ones the lower number. NaNs are never larger.
+void route(KernelContext&, const Routing&, const float* logits, float* weights, std::int32_t* chosen);
+/// ∂/∂logits [T,E], in fp32 or bf16.
+void route_backward(KernelContext&, const Routing&, const float* d_weights, const float* logits,
+                    const std::int32_t* chosen, Matrix d_logits);
+
+/// Experts [first, first + count), those of this rank, of `all`.
+struct OwnExperts {
+  std::int64_t first = 0, count = 0, all = 0;
+};
+/// rows[i] of choice i (of T·c, tokens in order): its place when those of own experts are sorted by expert, of one
+/// expert in order; -1 for a choice of another. offsets[e]: where the e-th own expert's begin; offsets[count]: how many
+/// there are. One thread: a pass over T·c integers. Whoever writes rows below writes zeros behind them, up to T·c.
+void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts&, std::int32_t* rows, std::int32_t* offsets);
+
+/// y[rows[t·c + j]] = x[t]; x: [T,h].
+void dispatch(KernelContext&, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
+              std::int64_t h);
+/// dx[t] (+)= Σ_j dy[rows[t·c + j]], summed in fp32; of choices that have a row, here and below.
+void dispatch_backward(KernelContext&, ConstMatrix dy, const std::int32_t* rows, Matrix dx, std::int64_t T,
+                       std::int64_t c, std::int64_t h, Write);
+
+/// z[t] = Σ_j weights[t·c + j] · y[rows[t·c + j]], in the order of j, summed in fp32.
+void combine(KernelContext&, ConstMatrix y, const std::int32_t* rows, const float* weights, Matrix z, std::int64_t T,
+             std::int64_t c, std::int64_t h);
+/// dy[rows[i]] = weights[i] · dz[t], d_weights[i] = dz[t] · y[rows[i]], of the choices i = t·c + j.
+void combine_backward(KernelContext&, ConstMatrix dz, ConstMatrix y, const std::int32_t* rows, const float* weights,
+                      Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h);
+
+/// Expert e multiplies rows [offsets[e], offsets[e+1]) by its matrix [N,K], e·N rows into w (gemm.h's products).
+struct Experts {
+  std::span<const std::int32_t> offsets;  // E + 1
+  std::int64_t N = 0, K = 0;
+  std::int64_t rows = 0;  // that there is room for: of y or dx, zeros behind the last expert's
+};
+void grouped_linear(KernelContext&, const Experts&, ConstMatrix x, ConstMatrix w, Matrix y);
+void grouped_linear_dgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix w, Matrix dx);
+/// An expert without rows has a gradient of zeros.
+void grouped_linear_wgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix x, Matrix dw, Write);
+
+}  // namespace hotbunk::kernels

@@ -1,0 +1,91 @@
+// The rules of a mixture of experts. A rank of a tensor-parallel group has the whole router, and its columns of every
+// expert, as of a dense MLP, or all of some experts. Each rank routes all tokens, and all find the same.
+#include "base/check.h"
+#include "shard/writers.h"
+
+namespace hotbunk {
+namespace {
+
+void with_renormalised(Op& op, const ModelSpec& model) {
+  with(op, Attr::renormalise, std::int64_t{model.moe->norm_topk ? 1 : 0});
+}
+
+/// Says how many ranks share the experts, where they do.
+Op& with_experts(Op& op, const TensorSharding& s) {
+  return s.tp.expert_ranks > 1 ? with(op, Attr::tp, s.tp.expert_ranks) : op;
+}
+
+}  // namespace
+
+void ForwardWriter::route(const ForwardOp& op) {
+  with_renormalised(emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0]), make(op.outputs[1])}), s_.model);
+}
+
+void ForwardWriter::expert_sort(const ForwardOp& op) {
+  Op& sort = emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0]), make(op.outputs[1])});
+  if (s_.tp.expert_ranks > 1) with_experts(sort, s_).group = s_.tp.group;
+}
+
+void ForwardWriter::dispatch(const ForwardOp& op) {
+  const Tensor x = all_tokens_of(op.inputs[0]);
+  emit(op.kind, op.name, {x, at(op.inputs[1])}, {make(op.outputs[0])});
+}
+
+void ForwardWriter::grouped_linear(const ForwardOp& op) {
+  with_experts(
+      emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {make(op.outputs[0])}),
+      s_);
+}
+
+void ForwardWriter::combine(const ForwardOp& op) {
+  const Tensor z = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, z);
+  emit(op.kind, op.name, {at(op.inputs[0]), at(op.inputs[1]), at(op.inputs[2])}, {found});
+  sum_into_stream(to_, s_, op.name, found, z);
+}
+
+void BackwardWriter::combine(const ForwardOp& op) {
+  const ValueId y = op.inputs[0], rows = op.inputs[1], weights = op.inputs[2];
+  const Tensor dz = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
+  const ForwardValue& w = f_.value(weights);
+  const Tensor d_weights = gradient_of(weights) = make_value(to_, s_, w, "d_" + w.name, DType::f32);
+  emit(OpKind::combine_backward, op.name + ".backward", {dz, value(y), value(rows), value(weights)},
+       {make(y), d_weights});
+}
+
+void BackwardWriter::grouped_linear(const ForwardOp& op) {
+  const ValueId x = op.inputs[0], offsets = op.inputs[1];
+  const Tensor dy = gradient(op.outputs[0]);
+  const auto of_weights = [&] {
+    with(with_experts(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
+                           {to_.gradient(op.weights[0])}),
+                      s_),
+         Attr::accumulate, accumulate_);
+  };
+  const auto of_input = [&] {
+    with_experts(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
+                      {make(x)}),
+                 s_);
+  };
+  // What was dispatched is free before its gradient, as large, is there.
+  const bool weights_first = f_.value(x).width == Width::routed;
+  if (weights_first) of_weights();
+  of_input();
+  if (!weights_first) of_weights();
+}
+
+void BackwardWriter::dispatch(const ForwardOp& op) {
+  const auto found = summands_of(op.inputs[0]);
+  with(emit(OpKind::dispatch_backward, op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[1])},
+            {found.tensor}),
+       Attr::accumulate, std::int64_t{found.first ? 0 : 1});
+  added(op.inputs[0], op.name + ".backward");
+}
+
+void BackwardWriter::route(const ForwardOp& op) {
+  const ValueId logits = op.inputs[0], weights = op.outputs[0], experts = op.outputs[1];
+  with_renormalised(emit(OpKind::route_backward, op.name + ".backward",
+                         {gradient(weights), value(logits), value(experts)}, {make(logits)}),
+                    s_.model);
+}
+
+}  // namespace hotbunk

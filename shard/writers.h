@@ -1,0 +1,96 @@
+// Who writes a forward's ops, and their backward, on one rank (rules.h). The rules of a mixture of experts are in
+// experts.cc, all others in rules.cc.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "shard/rules.h"
+
+namespace hotbunk {
+
+class ForwardWriter {
+ public:
+  ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)
+      : f_(f), s_(s), to_(to), values_(values) {}
+
+  void write(const ForwardOp&);
+
+ private:
+  void norm(const ForwardOp&);
+  void linear(const ForwardOp&);
+  void route(const ForwardOp&);
+  void expert_sort(const ForwardOp&);
+  void dispatch(const ForwardOp&);
+  void grouped_linear(const ForwardOp&);
+  void combine(const ForwardOp&);
+
+  Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
+    return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
+  }
+  const Tensor& at(ValueId id) const {
+    HB_CHECK(is_there(values_, id), "'{}' is not there", f_.value(id).name);
+    return values_[static_cast<std::size_t>(id)];
+  }
+  Tensor make(ValueId);
+  /// All tokens of a value of the residual stream; gathered once, however many ops take them.
+  Tensor all_tokens_of(ValueId);
+
+  const Forward& f_;
+  const TensorSharding& s_;
+  Emitter& to_;
+  Values& values_;
+  std::map<ValueId, Tensor> gathered_;
+};
+
+class BackwardWriter {
+ public:
+  BackwardWriter(const Forward&, const TensorSharding&, BackwardEmitter&, const Values&, Values& gradients,
+                 bool accumulate);
+
+  void write(const ForwardOp&);
+
+ private:
+  void norm(const ForwardOp&);
+  void linear(const ForwardOp&);
+  void route(const ForwardOp&);
+  void dispatch(const ForwardOp&);
+  void grouped_linear(const ForwardOp&);
+  void combine(const ForwardOp&);
+
+  Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
+    return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
+  }
+  const Tensor& value(ValueId id) const {
+    HB_CHECK(is_there(values_, id), "backward reads '{}', which is not there", f_.value(id).name);
+    return values_[static_cast<std::size_t>(id)];
+  }
+  Tensor& gradient_of(ValueId id) { return gradients_[static_cast<std::size_t>(id)]; }
+  Tensor gradient(ValueId id) const {
+    HB_CHECK(is_there(gradients_, id), "'{}' has no gradient", f_.value(id).name);
+    return gradients_[static_cast<std::size_t>(id)];
+  }
+  Tensor make(ValueId);
+
+  /// Where an op adds what it finds of the gradient of a value of the residual stream: summands, to which each op that
+  /// takes the value adds its own. `first`: nothing is there yet.
+  struct Summands {
+    Tensor tensor;
+    bool first = true;
+  };
+  Summands summands_of(ValueId);
+  /// `op` has added its own: when it was the last one, summands become the gradient.
+  void added(ValueId, const std::string& op);
+
+  const Forward& f_;
+  const TensorSharding& s_;
+  BackwardEmitter& to_;
+  const Values& values_;
+  Values& gradients_;
+  std::int64_t accumulate_;
+  std::map<ValueId, Tensor> summands_;
+  std::vector<int> takers_;  // by ValueId: ops that take it as the stream and have added nothing yet
+};
+
+}  // namespace hotbunk

@@ -1,0 +1,289 @@
+// A mixture of experts against sums over all experts in double.
+#include "backends/cpu_gloo/kernels/experts.h"
+
+#include <numeric>
+#include <set>
+
+#include "tests/cpu_kernels/oracle.h"
+
+using namespace hotbunk;
+using namespace hotbunk::kernels;
+using namespace hotbunk::kernels::test;
+
+namespace {
+
+using Index = std::vector<std::int32_t>;
+
+/// Router logits and what follows from them.
+struct Drawn {
+  Routing r;
+  std::vector<float> logits, weights;
+  Index chosen, rows, offsets;
+
+  Drawn(KernelContext& ctx, Routing routing, Random& rng) : r(routing) {
+    const auto choices = static_cast<std::size_t>(r.tokens * r.choices);
+    logits.resize(static_cast<std::size_t>(r.tokens * r.experts)), weights.resize(choices);
+    chosen.resize(choices), rows.resize(choices), offsets.resize(static_cast<std::size_t>(r.experts) + 1);
+    for (float& x : logits) x = static_cast<float>(2 * rng.normal());
+    route(ctx, r, logits.data(), weights.data(), chosen.data());
+    expert_sort(chosen, {0, r.experts, r.experts}, rows.data(), offsets.data());
+  }
+  double logit(std::int64_t t, std::int64_t e) const { return logits[static_cast<std::size_t>(t * r.experts + e)]; }
+  std::int64_t choice(std::int64_t t, std::int64_t j) const {
+    return chosen[static_cast<std::size_t>(t * r.choices + j)];
+  }
+};
+
+/// The weight of choice j, from other logits than those that chose.
+double weight_of(const Drawn& d, std::int64_t t, std::int64_t j, const std::vector<double>& logits) {
+  double sum = 0;
+  for (std::int64_t e = 0; e < d.r.experts; ++e) {
+    bool counts = !d.r.renormalise;
+    for (std::int64_t i = 0; i < d.r.choices; ++i) counts |= d.choice(t, i) == e;
+    if (counts) sum += std::exp(logits[static_cast<std::size_t>(e)]);
+  }
+  return std::exp(logits[static_cast<std::size_t>(d.choice(t, j))]) / sum;
+}
+
+const std::vector<Routing>& routings() {
+  static const std::vector<Routing> all = {{1, 1, 1, false}, {7, 4, 2, true}, {33, 8, 3, false}, {33, 5, 5, true}};
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("route takes the largest logits, of equal ones the lower number, and weighs by a softmax") {
+  KernelContext ctx(2);
+  Random rng(71);
+  for (const Routing& routing : routings()) {
+    CAPTURE(routing.tokens, routing.experts, routing.choices, routing.renormalise);
+    const Drawn d(ctx, routing, rng);
+    for (std::int64_t t = 0; t < routing.tokens; ++t) {
+      std::vector<double> logits;
+      for (std::int64_t e = 0; e < routing.experts; ++e) logits.push_back(d.logit(t, e));
+      std::vector<std::int64_t> best(logits.size());
+      std::iota(best.begin(), best.end(), 0);
+      std::ranges::stable_sort(best, std::greater{},
+                               [&](std::int64_t e) { return logits[static_cast<std::size_t>(e)]; });
+      double sum = 0;
+      for (std::int64_t j = 0; j < routing.choices; ++j) {
+        CHECK(d.choice(t, j) == best[static_cast<std::size_t>(j)]);
+        const double weight = d.weights[static_cast<std::size_t>(t * routing.choices + j)];
+        CHECK(weight == Approx(weight_of(d, t, j, logits)).epsilon(1e-6));
+        sum += weight;
+      }
+      if (routing.renormalise) CHECK(sum == Approx(1.0).epsilon(1e-6));
+    }
+  }
+  const std::vector<float> equal = {1.0f, 3.0f, 3.0f, 3.0f, std::nanf("")};
+  std::vector<float> weights(3);
+  Index chosen(3);
+  route(ctx, {1, 5, 3, true}, equal.data(), weights.data(), chosen.data());
+  CHECK(chosen == Index{1, 2, 3});
+}
+
+TEST_CASE("route's backward is the derivative of its weights") {
+  KernelContext ctx(2);
+  Random rng(72);
+  for (const Routing& routing : routings()) {
+    CAPTURE(routing.tokens, routing.experts, routing.choices, routing.renormalise);
+    const Drawn d(ctx, routing, rng);
+    std::vector<float> d_weights(d.weights.size());
+    for (float& x : d_weights) x = static_cast<float>(rng.normal());
+    Tensor d_logits(DType::f32, routing.tokens, routing.experts);
+    route_backward(ctx, routing, d_weights.data(), d.logits.data(), d.chosen.data(), d_logits.matrix());
+    check_close(
+        d_logits,
+        [&](auto t, auto e) {
+          const double h = 1e-5;
+          double sum = 0;
+          for (std::int64_t j = 0; j < routing.choices; ++j) {
+            const auto at = [&](double shift) {
+              std::vector<double> logits;
+              for (std::int64_t i = 0; i < routing.experts; ++i) logits.push_back(d.logit(t, i) + (i == e ? shift : 0));
+              return weight_of(d, t, j, logits);
+            };
+            sum += d_weights[static_cast<std::size_t>(t * routing.choices + j)] * (at(h) - at(-h)) / (2 * h);
+          }
+          return sum;
+        },
+        kF32Tolerance);
+  }
+}
+
+TEST_CASE("a sort by expert is a permutation: experts in order, and of each its tokens in order") {
+  KernelContext ctx(1);
+  Random rng(73);
+  for (const Routing& routing : routings()) {
+    const Drawn d(ctx, routing, rng);
+    CHECK(d.offsets.front() == 0);
+    CHECK(d.offsets.back() == static_cast<std::int32_t>(d.rows.size()));
+    std::vector<std::int32_t> choice_at(d.rows.size(), -1);
+    for (std::size_t i = 0; i < d.rows.size(); ++i) {
+      const auto row = static_cast<std::size_t>(d.rows[i]), e = static_cast<std::size_t>(d.chosen[i]);
+      REQUIRE(choice_at.at(row) == -1);
+      choice_at[row] = static_cast<std::int32_t>(i);
+      CHECK((d.rows[i] >= d.offsets[e] && d.rows[i] < d.offsets[e + 1]));
+    }
+    for (std::size_t e = 0; e + 1 < d.offsets.size(); ++e)
+      CHECK(std::is_sorted(choice_at.begin() + d.offsets[e], choice_at.begin() + d.offsets[e + 1]));
+  }
+}
+
+TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forward and backward") {
+  KernelContext ctx(2);
+  Random rng(74);
+  constexpr std::int64_t H = 19, N = 13;
+  for (const DType dtype : kFloatTypes)
+    for (const Routing& routing : routings()) {
+      const std::int64_t T = routing.tokens, c = routing.choices, R = T * c;
+      CAPTURE(name_of(dtype), T, routing.experts, c);
+      const Drawn d(ctx, routing, rng);
+      const auto row = [&](std::int64_t t, std::int64_t j) {
+        return static_cast<std::int64_t>(d.rows[static_cast<std::size_t>(t * c + j)]);
+      };
+      const Experts experts{d.offsets, N, H, R};
+      const Tensor x = Tensor::random(dtype, T, H, H, rng), w = Tensor::random(dtype, routing.experts * N, H, H, rng);
+      Tensor routed(dtype, R, H), y(dtype, R, N), z(dtype, T, N);
+      dispatch(ctx, x.matrix(), d.rows.data(), routed.matrix(), T, c, H);
+      for (std::int64_t t = 0; t < T; ++t)
+        for (std::int64_t j = 0; j < c; ++j)
+          for (std::int64_t h = 0; h < H; ++h) CHECK(routed.at(row(t, j), h) == x.at(t, h));
+
+      grouped_linear(ctx, experts, routed.matrix(), w.matrix(), y.matrix());
+      const auto expert_of = [&](std::int64_t r) {
+        return std::upper_bound(d.offsets.begin(), d.offsets.end(), r) - d.offsets.begin() - 1;
+      };
+      check_close(
+          y,
+          [&](auto r, auto n) {
+            double sum = 0;
+            for (std::int64_t h = 0; h < H; ++h) sum += routed.at(r, h) * w.at(expert_of(r) * N + n, h);
+            return sum;
+          },
+          kF32Tolerance);
+      combine(ctx, y.matrix(), d.rows.data(), d.weights.data(), z.matrix(), T, c, N);
+      const auto weight = [&](std::int64_t t, std::int64_t j) {
+        return static_cast<double>(d.weights[static_cast<std::size_t>(t * c + j)]);
+      };
+      check_close(
+          z,
+          [&](auto t, auto n) {
+            double sum = 0;
+            for (std::int64_t j = 0; j < c; ++j) sum += weight(t, j) * y.at(row(t, j), n);
+            return sum;
+          },
+          kF32Tolerance);
+
+      const Tensor dz = Tensor::random(dtype, T, N, N, rng);
+      Tensor dy(dtype, R, N), d_weights(DType::f32, T, c), d_routed(dtype, R, H), dx(dtype, T, H),
+          dw(DType::f32, routing.experts * N, H);
+      combine_backward(ctx, dz.matrix(), y.matrix(), d.rows.data(), d.weights.data(), dy.matrix(), d_weights.f32(), T,
+                       c, N);
+      for (std::int64_t t = 0; t < T; ++t)
+        for (std::int64_t j = 0; j < c; ++j) {
+          double sum = 0, size = 1e-3;
+          for (std::int64_t n = 0; n < N; ++n) {
+            sum += dz.at(t, n) * y.at(row(t, j), n), size += std::abs(dz.at(t, n) * y.at(row(t, j), n));
+            CHECK(dy.at(row(t, j), n) == Approx(weight(t, j) * dz.at(t, n)).epsilon(1e-2));
+          }
+          CHECK(std::abs(d_weights.at(t, j) - sum) <= kF32Tolerance * size);
+        }
+      grouped_linear_dgrad(ctx, experts, dy.matrix(), w.matrix(), d_routed.matrix());
+      check_close(
+          d_routed,
+          [&](auto r, auto h) {
+            double sum = 0;
+            for (std::int64_t n = 0; n < N; ++n) sum += dy.at(r, n) * w.at(expert_of(r) * N + n, h);
+            return sum;
+          },
+          kF32Tolerance);
+      grouped_linear_wgrad(ctx, experts, dy.matrix(), routed.matrix(), dw.matrix(), Write::overwrite);
+      const auto gradient = [&](auto n, auto h) {  // zeros where no token came
+        double sum = 0;
+        for (std::int64_t r = 0; r < R; ++r)
+          if (expert_of(r) == n / N) sum += dy.at(r, n % N) * routed.at(r, h);
+        return sum;
+      };
+      check_close(dw, gradient, kF32Tolerance);
+      grouped_linear_wgrad(ctx, experts, dy.matrix(), routed.matrix(), dw.matrix(), Write::accumulate);
+      check_close(
+          dw, [&](auto n, auto h) { return 2 * gradient(n, h); }, kF32Tolerance);
+      for (const Write write : {Write::overwrite, Write::accumulate}) {
+        const bool adds = write == Write::accumulate;
+        const Tensor before = dx;
+        dispatch_backward(ctx, d_routed.matrix(), d.rows.data(), dx.matrix(), T, c, H, write);
+        check_close(
+            dx,
+            [&](auto t, auto h) {
+              double sum = adds ? before.at(t, h) : 0.0;
+              for (std::int64_t j = 0; j < c; ++j) sum += d_routed.at(row(t, j), h);
+              return sum;
+            },
+            kF32Tolerance);
+      }
+    }
+}
+
+TEST_CASE("ranks that have some experts each make together what one makes that has all") {
+  KernelContext ctx(2);
+  Random rng(76);
+  constexpr std::int64_t H = 12, N = 7, T = 19, E = 6, c = 3, R = T * c;
+  const Drawn d(ctx, {T, E, c, true}, rng);
+  const Tensor x = Tensor::random(DType::f32, T, H, H, rng), w = Tensor::random(DType::f32, E * N, H, H, rng),
+               dz = Tensor::random(DType::f32, T, N, N, rng);
+  // Of experts [first, first + count): z and dx, both summands, and the gradients of weights and of matrices.
+  struct Made {
+    Tensor z, dx, d_weights, dw;
+    std::int32_t rows;
+  };
+  const auto make = [&](std::int64_t first, std::int64_t count) {
+    Index rows(static_cast<std::size_t>(R)), offsets(static_cast<std::size_t>(count) + 1);
+    expert_sort(d.chosen, {first, count, E}, rows.data(), offsets.data());
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      CHECK((rows[i] >= 0) == (d.chosen[i] >= first && d.chosen[i] < first + count));
+    const Experts experts{offsets, N, H, R};
+    ConstMatrix own = w.matrix();
+    own.data = static_cast<const float*>(own.data) + first * N * H;
+    Tensor routed(DType::f32, R, H), y(DType::f32, R, N), z(DType::f32, T, N), dy(DType::f32, R, N),
+        d_weights(DType::f32, T, c), d_routed(DType::f32, R, H), dx(DType::f32, T, H), dw(DType::f32, count * N, H);
+    dispatch(ctx, x.matrix(), rows.data(), routed.matrix(), T, c, H);
+    grouped_linear(ctx, experts, routed.matrix(), own, y.matrix());
+    combine(ctx, y.matrix(), rows.data(), d.weights.data(), z.matrix(), T, c, N);
+    combine_backward(ctx, dz.matrix(), y.matrix(), rows.data(), d.weights.data(), dy.matrix(), d_weights.f32(), T, c,
+                     N);
+    grouped_linear_dgrad(ctx, experts, dy.matrix(), own, d_routed.matrix());
+    grouped_linear_wgrad(ctx, experts, dy.matrix(), routed.matrix(), dw.matrix(), Write::overwrite);
+    dispatch_backward(ctx, d_routed.matrix(), rows.data(), dx.matrix(), T, c, H, Write::overwrite);
+    for (std::int64_t r = offsets.back(); r < R; ++r) {  // room that nobody took
+      CHECK((routed.at(r, 0) == 0.0 && y.at(r, N - 1) == 0.0 && dy.at(r, 0) == 0.0 && d_routed.at(r, H - 1) == 0.0));
+    }
+    return Made{z, dx, d_weights, dw, offsets.back()};
+  };
+  const Made all = make(0, E), low = make(0, 2), high = make(2, 4);
+  CHECK(all.rows == R);
+  CHECK(low.rows + high.rows == R);
+  check_close(
+      all.z, [&](auto t, auto n) { return low.z.at(t, n) + high.z.at(t, n); }, kF32Tolerance);
+  check_close(
+      all.dx, [&](auto t, auto h) { return low.dx.at(t, h) + high.dx.at(t, h); }, kF32Tolerance);
+  check_close(
+      all.d_weights, [&](auto t, auto j) { return low.d_weights.at(t, j) + high.d_weights.at(t, j); }, kF32Tolerance);
+  check_close(
+      all.dw, [&](auto n, auto h) { return n < 2 * N ? low.dw.at(n, h) : high.dw.at(n - 2 * N, h); }, kF32Tolerance);
+}
+
+TEST_CASE("an expert's rows have the same bits whatever other rows there are") {
+  KernelContext one(1), two(2);
+  Random rng(75);
+  constexpr std::int64_t H = 40, N = 24, E = 3;
+  const Tensor x = Tensor::random(DType::f32, 50, H, H, rng), w = Tensor::random(DType::f32, E * N, H, H, rng);
+  Tensor all(DType::f32, 50, N), few(DType::f32, 50, N);
+  grouped_linear(two, {Index{0, 20, 21, 50}, N, H, 50}, x.matrix(), w.matrix(), all.matrix());
+  // Row 20, expert 1's, and rows 21 … 22, of expert 2.
+  ConstMatrix from = x.matrix();
+  from.data = static_cast<const float*>(from.data) + 20 * H;
+  grouped_linear(one, {Index{0, 0, 1, 3}, N, H, 3}, from, w.matrix(), few.matrix());
+  for (std::int64_t r = 0; r < 3; ++r)
+    for (std::int64_t n = 0; n < N; ++n) CHECK(few.at(r, n) == all.at(20 + r, n));
+}

@@ -1,0 +1,50 @@
+// scenarios/moe-cpu.yaml as a user runs it.
+#include "tests/run/program.h"
+
+using namespace hotbunk;
+
+TEST_CASE("a mixture of experts trains, is what the plan says, goes on in another layout and generates") {
+  const std::string scenario = (fs::path(source_folder) / "scenarios/moe-cpu.yaml").string();
+  const fs::path run = work_folder() / "moe", on = work_folder() / "moe-on";
+  must_run(fmt::format("run {} --set steps=2 --set checkpoint_every=1 --out {}", scenario, run.string()));
+  must_run(fmt::format("compare {}", run.string()));
+  // Saved by ranks that share experts, read by ranks that have whole ones.
+  const fs::path whole = work_folder() / "moe-whole";
+  must_run(fmt::format("run {} --set steps=3 --set train.layout.etp=1 --set train.layout.ep=2 --resume {} --out {}",
+                       scenario, (run / "checkpoints/step_2").string(), whole.string()));
+  must_run(fmt::format("compare {}", whole.string()));
+  // Read by 4 data ranks and served by engines of 1.
+  must_run(
+      fmt::format("run {} --set steps=4 --set train.layout.dp=4 --set train.layout.tp=1 --set train.layout.etp=1 --set "
+                  "train.layout.sp=false --set rollout.layout.tp=1 --set rollout.layout.dp=4 --resume {} --out {}",
+                  scenario, (whole / "checkpoints/final").string(), on.string()));
+  must_run(fmt::format("compare {}", on.string()));
+
+  const fs::path prompts = work_folder() / "moe-prompts.jsonl";
+  std::ofstream(prompts) << "[1, 6, 7, 8, 3]\n";
+  const Result2 said = hotbunk_command(fmt::format("generate --model {} --tokens {} --temperature 0 --max-new-tokens 3",
+                                                   (on / "checkpoints/final").string(), prompts.string()));
+  INFO(said.err);
+  CHECK(said.code == 0);
+  CHECK(said.out.starts_with("["));
+}
+
+TEST_CASE("what a layout with experts cannot do is refused with the setting to change") {
+  const std::string scenario = (fs::path(source_folder) / "scenarios/moe-cpu.yaml").string();
+  const auto refused = [&](const std::string& sets, const std::string& why) {
+    const Result2 r = hotbunk_command(fmt::format("run {} {}", scenario, sets));
+    INFO(r.err);
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, Catch::Contains(why));
+  };
+  refused("--set train.layout.etp=1",
+          "the tensor-parallel ranks share each expert (etp = tp, ep = 1) or have whole ones");
+  refused("--set train.layout.ep=2 --set train.layout.etp=2", "train.layout.etp 2 and ep 2 with tp 2");
+  refused("--set train.layout.ep=4 --set train.layout.etp=1", "train.layout.etp 1 and ep 4 with tp 2");
+  refused(
+      "--set model.moe_intermediate_size=33 --set train.layout.etp=1 --set train.layout.tp=1 --set train.layout.dp=4 "
+      "--set train.layout.sp=false",
+      "the 33 columns of an expert do not divide by it");
+  refused("--set model.output_router_logits=true",
+          "a load-balancing loss of experts (router_aux_loss_coef 0.001 and output_router_logits)");
+}
