@@ -65,9 +65,9 @@ std::vector<Question> questions() {
   }
   ask_each<TrainEngine>(out, "train.engine");
   ask("train.layout.fsdp", "8", {"train.layout.fsdp=8"});
-  ask("train.layout.tp", "2", megatron({"train.layout.tp=2", "train.layout.dp=8"}));
-  ask("train.layout.sp", "true", megatron({"train.layout.tp=2", "train.layout.dp=8", "train.layout.sp=true"}));
-  ask("train.layout.pp", "2", megatron({"train.layout.pp=2", "train.layout.dp=8"}));
+  ask("train.layout.tp", "2", {"train.layout.tp=2", "train.layout.dp=8"});
+  ask("train.layout.sp", "true", {"train.layout.tp=2", "train.layout.dp=8", "train.layout.sp=true"});
+  ask("train.layout.pp", "2", {"train.layout.pp=2", "train.layout.dp=8"});
   ask("train.layout.vpp", "2", megatron({"train.layout.pp=2", "train.layout.dp=8", "train.layout.vpp=2"}));
   ask("train.layout.cp", "2", {"train.layout.cp=2", "train.layout.dp=8"});
   ask("train.layout.ulysses", "2", {"train.layout.ulysses=2", "train.layout.dp=8"});
