@@ -25,20 +25,20 @@
 namespace hotbunk {
 namespace {
 
-struct Finding {
+struct Checked {
   std::string what, found;
   bool good = true;
   std::string help;
 };
 
-Finding check_catalog() {
+Checked check_catalog() {
   const auto models = catalog_names("models"), gpus = catalog_names("gpus");
   return {"catalogue", fmt::format("{} models, {} GPUs in {}", models.size(), gpus.size(), catalog_root().string()),
           !models.empty() && !gpus.empty(), "set HOTBUNK_CATALOG to the folder scenarios/catalog"};
 }
 
 /// Maps, touches and returns memory as a sleeping rank does.
-Finding check_arena(bool shared) {
+Checked check_arena(bool shared) {
   const std::string what = shared ? "shared arena (memfd)" : "private arena";
   try {
     const std::int64_t bytes = std::int64_t{8} << 20;
@@ -56,7 +56,7 @@ Finding check_arena(bool shared) {
   }
 }
 
-Finding check_launch() {
+Checked check_launch() {
   auto env = launch_env(process_env);
   if (!env) return {"launch variables", render(env.error()), false, "fix or unset them"};
   if (!*env) return {"launch variables", "none: `hotbunk run` starts local ranks itself", true, ""};
@@ -67,7 +67,7 @@ Finding check_launch() {
 }
 
 /// Two ranks that meet and exchange a number.
-Finding check_two_ranks() {
+Checked check_two_ranks() {
   const LaunchResult result = fork_ranks(2, [](const LaunchEnv& env) {
     CpuWorld world(env);
     const std::vector<int> both = {0, 1};
@@ -83,7 +83,7 @@ Finding check_two_ranks() {
 }
 
 /// What `run --backend cuda` would find, and whether anything of it ever ran.
-Finding check_cuda() {
+Checked check_cuda() {
 #ifdef HOTBUNK_CUDA
   const auto driver = cuda::open_driver();
   const std::string evidence = "the backend " + cuda::evidence_text();
@@ -98,7 +98,7 @@ Finding check_cuda() {
 
 int run(bool json) {
   const LocalMachine machine = local_machine();
-  std::vector<Finding> findings;
+  std::vector<Checked> findings;
   findings.push_back(check_two_ranks());  // first: it forks
   findings.push_back({"cores", fmt::format("{}", machine.cores), machine.cores >= 1, ""});
   findings.push_back({"memory", format_bytes(static_cast<double>(machine.memory_bytes)), machine.memory_bytes > 0, ""});
@@ -110,7 +110,7 @@ int run(bool json) {
   findings.push_back(check_cuda());
   bool good = true;
   nlohmann::ordered_json document = {{"schema", "hotbunk.doctor/1"}, {"checks", nlohmann::ordered_json::array()}};
-  for (const Finding& f : findings) {
+  for (const Checked& f : findings) {
     good = good && f.good;
     document["checks"].push_back(
         {{"what", f.what}, {"found", f.found}, {"good", f.good}, {"help", f.good ? "" : f.help}});

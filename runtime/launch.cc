@@ -26,7 +26,7 @@
 namespace hotbunk {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 struct Listener {
   int fd = -1;
@@ -197,16 +197,17 @@ class Children {
 };
 
 LaunchResult wait_for(Children& children, const sigset_t& watched, const LaunchOptions& options) {
-  std::optional<Clock::time_point> kill_at;
+  std::optional<SteadyClock::time_point> kill_at;
   int stopped_by = 0;
   bool interrupted = false;
-  const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
-  Clock::time_point looked = Clock::now();
+  const auto grace =
+      std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(options.grace_seconds));
+  SteadyClock::time_point looked = SteadyClock::now();
   while (!children.reap()) {
-    if (children.failed() && !kill_at) kill_at = Clock::now() + grace;
-    if (kill_at && Clock::now() >= *kill_at) children.end_all();
+    if (children.failed() && !kill_at) kill_at = SteadyClock::now() + grace;
+    if (kill_at && SteadyClock::now() >= *kill_at) children.end_all();
     // A second at most: what was longer we were stopped ourselves, with the whole job.
-    const Clock::time_point now = Clock::now(), before = std::exchange(looked, now);
+    const SteadyClock::time_point now = SteadyClock::now(), before = std::exchange(looked, now);
     const double elapsed = std::min(1.0, std::chrono::duration<double>(now - before).count());
     for (const std::string& line : children.stopped_ones(elapsed, options.say_after_seconds))
       if (options.say) options.say(line);

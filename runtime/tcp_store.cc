@@ -51,9 +51,9 @@ std::int64_t TcpStore::add(std::string_view key, std::int64_t delta) {
 }
 
 std::string TcpStore::wait_value(std::string_view key, double seconds) {
-  using Clock = std::chrono::steady_clock;
+  using SteadyClock = std::chrono::steady_clock;
   const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+      SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
   for (Frame frame;;) {
     // An answer to an earlier get that was given up may come first: keys tell them apart.
     while (take_frame(input_, frame)) {
@@ -64,7 +64,7 @@ std::string TcpStore::wait_value(std::string_view key, double seconds) {
     const int ready = poll(&p, 1, 100);
     if (interrupt_) interrupt_(false);
     if (ready <= 0) {
-      if (Clock::now() >= deadline)
+      if (SteadyClock::now() >= deadline)
         throw RuntimeFailure(
             fmt::format("waited {:.0f} s for \"{}\", which another rank should have set", seconds, key));
       continue;

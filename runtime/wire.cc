@@ -21,20 +21,20 @@
 namespace hotbunk {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::size_t header_bytes = 9;  // type, key bytes, value bytes
 constexpr int idle_s = 10, interval_s = 2, probes = 5;
 constexpr unsigned unanswered_ms = 20'000;
 
-Clock::time_point deadline_after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+SteadyClock::time_point deadline_after(double seconds) {
+  return SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
 }
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 /// Null with `error` set when the name is not known.
-Addresses resolve(const std::string& host, int port, int flags, std::string& error) {
+AddressList resolve(const std::string& host, int port, int flags, std::string& error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags;
@@ -53,7 +53,7 @@ bool may_pass(int error) {
 }
 
 int try_connect(const std::string& host, int port, std::string& error) {
-  const Addresses found = resolve(host, port, 0, error);
+  const AddressList found = resolve(host, port, 0, error);
   for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
     const int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
     if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
@@ -171,7 +171,7 @@ int connect_to(const std::string& host, int port, double seconds) {
       watch_host(fd);
       return fd;
     }
-    if (Clock::now() >= deadline)
+    if (SteadyClock::now() >= deadline)
       throw RuntimeFailure(
           fmt::format("no connection to rank 0 at {}:{} within {:.0f} s: {}", host, port, seconds, error));
     std::this_thread::sleep_for(pause);
@@ -181,7 +181,7 @@ int connect_to(const std::string& host, int port, double seconds) {
 int join(const Meeting& at, double seconds) {
   const auto deadline = deadline_after(seconds);
   for (;;) {
-    const std::chrono::duration<double> left = deadline - Clock::now();
+    const std::chrono::duration<double> left = deadline - SteadyClock::now();
     const int fd = connect_to(at.host, at.port, std::max(left.count(), 0.0));
     send_frame(fd, Message::token, "hotbunk", at.token);
     std::string input;
@@ -200,7 +200,7 @@ int join(const Meeting& at, double seconds) {
       }
       pollfd p{fd, POLLIN, 0};
       poll(&p, 1, 100);
-      if (Clock::now() >= deadline) {
+      if (SteadyClock::now() >= deadline) {
         close(fd);
         throw RuntimeFailure(fmt::format("no answer of rank 0 at {}:{} within {:.0f} s", at.host, at.port, seconds));
       }
@@ -212,7 +212,7 @@ int join(const Meeting& at, double seconds) {
       input.append(buffer, static_cast<std::size_t>(n));
     }
     close(fd);
-    if (Clock::now() >= deadline)
+    if (SteadyClock::now() >= deadline)
       throw RuntimeFailure(fmt::format("rank 0 at {}:{} hangs up on this rank", at.host, at.port));
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
@@ -220,8 +220,8 @@ int join(const Meeting& at, double seconds) {
 
 int listen_on(const std::string& host, int port) {
   std::string error;
-  const Addresses numeric = resolve(host, port, AI_NUMERICHOST, error);
-  const Addresses found = resolve(host, port, 0, error);
+  const AddressList numeric = resolve(host, port, AI_NUMERICHOST, error);
+  const AddressList found = resolve(host, port, 0, error);
   if (!found) throw RuntimeFailure(fmt::format("rank 0 cannot listen on {} (MASTER_ADDR): {}", host, error));
   const bool local_name = numeric || host == "localhost";
   int fd = -1, why = EADDRNOTAVAIL;

@@ -174,7 +174,7 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
   }
 }
 
-std::string yaml_text(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   std::string out = "\"";
   for (char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -213,7 +213,7 @@ std::vector<HardwareNumber> numbers_of(Hardware& h) {
 std::string to_yaml(const Hardware& hardware) {
   Hardware h = hardware;
   std::string out =
-      fmt::format("schema: hotbunk.hardware/1\nname: {}\nsource: {}\n", yaml_text(h.name), yaml_text(h.source));
+      fmt::format("schema: hotbunk.hardware/1\nname: {}\nsource: {}\n", in_quotes(h.name), in_quotes(h.source));
   std::string group;
   for (const Field& field : fields_of(h)) {
     if (field.at->value < field.least) continue;  // a rate that is not known
@@ -224,7 +224,7 @@ std::string to_yaml(const Hardware& hardware) {
     group = prefix;
     out += fmt::format("{}{}: {{value: {}, source: {}}}\n", prefix.empty() ? "" : "  ",
                        dot == std::string::npos ? key : key.substr(dot + 1), field.at->value,
-                       yaml_text(field.at->source.empty() ? "stated" : field.at->source));
+                       in_quotes(field.at->source.empty() ? "stated" : field.at->source));
   }
   out += fmt::format("shared_transport: {}\nmeasured_ranks_per_device: {}\n", h.shared_transport,
                      h.measured_ranks_per_device);

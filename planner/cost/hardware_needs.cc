@@ -39,17 +39,17 @@ Diagnostics missing(const Scenario& s, const Hardware& h) {
   const ClusterSpec& c = s.cluster;
   const bool rolls = s.algorithm.name != AlgorithmName::sft, params = s.train.precision.gemm == "params";
   Diagnostics out;
-  const auto products = [&](const std::string& precision, const char* key) {
+  const auto check_products = [&](const std::string& precision, const char* key) {
     const std::string trained(name_of(s.train.precision.params));
     if (h.peak_flops(precision) <= 0.0) out.push_back(no_products(h, c.gpu.name, precision, key, trained));
   };
   const std::string trained(name_of(s.train.precision.params)), sampled(name_of(s.rollout.dtype));
-  products(trained, "train.precision.params");
-  if (!params) products(s.train.precision.gemm, "train.precision.gemm");
+  check_products(trained, "train.precision.params");
+  if (!params) check_products(s.train.precision.gemm, "train.precision.gemm");
   // Attention and the head keep 16 bits where the layers' products have fewer (TrainModel).
-  if (!params && s.train.precision.gemm != "tf32" && trained != "bf16") products("bf16", "train.precision.gemm");
-  if (rolls && sampled != trained) products(sampled, "rollout.dtype");
-  if (rolls && !s.rollout.quantization.empty()) products(s.rollout.quantization, "rollout.dtype");
+  if (!params && s.train.precision.gemm != "tf32" && trained != "bf16") check_products("bf16", "train.precision.gemm");
+  if (rolls && sampled != trained) check_products(sampled, "rollout.dtype");
+  if (rolls && !s.rollout.quantization.empty()) check_products(s.rollout.quantization, "rollout.dtype");
   if (h.memory_bandwidth <= 0.0)
     out.push_back(
         unknown_figure(fmt::format("memory bandwidth of GPU '{}'", c.gpu.name), "cluster.gpu.memory_gb_per_s"));

@@ -13,7 +13,7 @@ namespace hotbunk {
 namespace {
 
 /// One node of 8 round-numbered GPUs: 1e15 FLOP/s, 4e12 bytes/s, 4e11 bytes/s of NVLink; 5e10 bytes/s of network each.
-ClusterSpec cluster_of(std::int64_t nodes) {
+ClusterSpec cluster_of_nodes(std::int64_t nodes) {
   ClusterSpec c;
   c.gpu.name = "test-gpu";
   c.gpu.memory_bandwidth = {4e12, "test"};
@@ -41,7 +41,7 @@ TEST_CASE("a group's shape follows its stride") {
 }
 
 TEST_CASE("large operations run at the stated rates") {
-  const ClusterSpec c = cluster_of(4);
+  const ClusterSpec c = cluster_of_nodes(4);
   const CostModel cost = model_of(c);
   // 2 * 16384^3 FLOPs at 80 % of 1e15 and K fill 16384 / (16384 + 128).
   const double flops = 2.0 * std::pow(16384.0, 3);
@@ -63,7 +63,7 @@ TEST_CASE("wire bytes follow DESIGN") {
 }
 
 TEST_CASE("a send_recv takes the larger of its two directions, which pass each other") {
-  const ClusterSpec c = cluster_of(4);
+  const ClusterSpec c = cluster_of_nodes(4);
   const CostModel cost = model_of(c);
   // 8 GB out of a GPU at 80 % of 4e11, whatever comes in meanwhile.
   for (const OpKind kind : {OpKind::send, OpKind::recv, OpKind::send_recv})
@@ -89,7 +89,7 @@ TEST_CASE("a send_recv takes the larger of its two directions, which pass each o
 }
 
 TEST_CASE("a measurement is reproduced where it was taken and fades into its neighbours") {
-  const ClusterSpec c = cluster_of(1);
+  const ClusterSpec c = cluster_of_nodes(1);
   Hardware h = hardware_from_datasheet(c);
   h.kernel_overhead.value = 0.0;
   h.measurements = {{"linear", DType::bf16, {1024, 4096, 4096}, 1e-3},
@@ -109,7 +109,7 @@ TEST_CASE("a measurement is reproduced where it was taken and fades into its nei
 }
 
 TEST_CASE("a profile survives writing and reading") {
-  const ClusterSpec c = cluster_of(1);
+  const ClusterSpec c = cluster_of_nodes(1);
   Hardware h = hardware_from_datasheet(c);
   h.source = "calibrated \"here\"";
   h.gemm.efficiency = {0.71, "measured: 16384^3"};
@@ -126,7 +126,7 @@ TEST_CASE("a profile survives writing and reading") {
 
 TEST_CASE("a profile's mistakes name the key and the line") {
   const auto wrong = [](const std::string& body) {
-    const auto h = parse_hardware("schema: hotbunk.hardware/1\n" + body, "p.yaml", cluster_of(1));
+    const auto h = parse_hardware("schema: hotbunk.hardware/1\n" + body, "p.yaml", cluster_of_nodes(1));
     REQUIRE(!h.has_value());
     CHECK(h.error()[0].code == "E205");
     CHECK(h.error()[0].where.line >= 2);
@@ -173,7 +173,7 @@ TEST_CASE("more bandwidth is never slower, more bytes never faster") {
     const auto nodes = *rc::gen::inRange<std::int64_t>(1, 9), per_node = *rc::gen::inRange<std::int64_t>(1, 9);
     const double bytes = *rc::gen::inRange<std::int64_t>(1, 1'000'000'000);
     const GroupShape shape{nodes * per_node, nodes, per_node};
-    ClusterSpec slow = cluster_of(nodes), fast = slow;
+    ClusterSpec slow = cluster_of_nodes(nodes), fast = slow;
     fast.network_bandwidth.value *= 2;
     fast.gpu.nvlink_bandwidth.value *= 2;
     const double before = model_of(slow).collective_seconds(kind, shape, bytes);

@@ -34,7 +34,7 @@ double step_seconds(const TrainPrice& t) { return t.seconds[static_cast<std::siz
 // two norms of 4096 each, one at the end; embedding and head 128256x4096.
 constexpr double layer_matrices = 2.0 * 4096 * 4096 + 2.0 * 1024 * 4096 + 3.0 * 14336 * 4096;
 constexpr double matrices = 32 * layer_matrices, tables = 2.0 * 128256 * 4096, vectors = 65.0 * 4096;
-constexpr double all = matrices + tables + vectors;
+constexpr double all_elements = matrices + tables + vectors;
 
 // Adafactor's sides of these in fp32: rows 4096 + 2 x 1024 + 4096 + 2 x 14336 + 4096 of a layer, columns 6 x 4096 +
 // 14336. A rank of 16 has its rows and all columns; vectors keep themselves.
@@ -50,15 +50,15 @@ TEST_CASE("state of every optimizer, by hand") {
     std::vector<std::string> sets;
     double bytes;
   } cases[] = {
-      {{}, (4 + 8) * all},
-      {{"train.precision.moments=bf16"}, (4 + 4) * all},
-      {{"train.precision.moments=bf16", "train.precision.master=bf16"}, (2 + 4) * all},
-      {{"optimizer.name=adamw-8bit"}, (4 + 2 + 2 * 4.0 / 256) * all},
-      {{"optimizer.name=adamw-4bit"}, (4 + 1 + 2 * 4.0 / 128) * all},
-      {{"optimizer.name=sgd"}, 4 * all},
-      {{"optimizer.name=sgd", "optimizer.momentum=0.9"}, (4 + 4) * all},
-      {{"optimizer.name=sgd", "optimizer.momentum=0.9", "train.precision.moments=bf16"}, (4 + 2) * all},
-      {{"optimizer.name=muon"}, 4 * all + 4 * matrices + 8 * (tables + vectors)},
+      {{}, (4 + 8) * all_elements},
+      {{"train.precision.moments=bf16"}, (4 + 4) * all_elements},
+      {{"train.precision.moments=bf16", "train.precision.master=bf16"}, (2 + 4) * all_elements},
+      {{"optimizer.name=adamw-8bit"}, (4 + 2 + 2 * 4.0 / 256) * all_elements},
+      {{"optimizer.name=adamw-4bit"}, (4 + 1 + 2 * 4.0 / 128) * all_elements},
+      {{"optimizer.name=sgd"}, 4 * all_elements},
+      {{"optimizer.name=sgd", "optimizer.momentum=0.9"}, (4 + 4) * all_elements},
+      {{"optimizer.name=sgd", "optimizer.momentum=0.9", "train.precision.moments=bf16"}, (4 + 2) * all_elements},
+      {{"optimizer.name=muon"}, 4 * all_elements + 4 * matrices + 8 * (tables + vectors)},
   };
   for (const auto& c : cases) {
     INFO((c.sets.empty() ? "adamw" : c.sets.back()));
@@ -73,9 +73,10 @@ TEST_CASE("state of every optimizer, by hand") {
 }
 
 TEST_CASE("Adafactor keeps a row and a column per matrix") {
-  CHECK(optimizer_bytes(*optimizer_pricer({"optimizer.name=adafactor"})) == Approx(4 * all / 16 + sides).epsilon(1e-4));
+  CHECK(optimizer_bytes(*optimizer_pricer({"optimizer.name=adafactor"})) ==
+        Approx(4 * all_elements / 16 + sides).epsilon(1e-4));
   CHECK(optimizer_bytes(*optimizer_pricer({"optimizer.name=adafactor", "optimizer.momentum=0.9"})) ==
-        Approx(8 * all / 16 + sides).epsilon(1e-4));
+        Approx(8 * all_elements / 16 + sides).epsilon(1e-4));
 }
 
 TEST_CASE("a step's time follows the bytes that its optimizer moves") {
@@ -85,13 +86,14 @@ TEST_CASE("a step's time follows the bytes that its optimizer moves") {
   const auto p = optimizer_pricer({});
   const CostModel& cost = p->train().cost();
   // AdamW: gradient 4, master and moments 12 in and out, parameter 2; the norm reads gradients and zeroing writes them.
-  CHECK(seconds({}) == Approx(cost.memory_seconds(all / 16 * (4 + 2 * 12 + 2 + 8))));
-  CHECK(seconds({"optimizer.name=adamw-8bit"}) == Approx(cost.memory_seconds(all / 16 * (4 + 2 * 6.03125 + 2 + 8))));
-  CHECK(seconds({"optimizer.name=sgd"}) == Approx(cost.memory_seconds(all / 16 * (4 + 2 * 4 + 2 + 8))));
+  CHECK(seconds({}) == Approx(cost.memory_seconds(all_elements / 16 * (4 + 2 * 12 + 2 + 8))));
+  CHECK(seconds({"optimizer.name=adamw-8bit"}) ==
+        Approx(cost.memory_seconds(all_elements / 16 * (4 + 2 * 6.03125 + 2 + 8))));
+  CHECK(seconds({"optimizer.name=sgd"}) == Approx(cost.memory_seconds(all_elements / 16 * (4 + 2 * 4 + 2 + 8))));
   CHECK(seconds({"optimizer.name=sgd"}) < seconds({"optimizer.name=adamw-4bit"}));
   // Adafactor: what SGD moves, its sides in and out; the gradient once more for them, and the fp32 update out and in.
   CHECK(seconds({"optimizer.name=adafactor"}) ==
-        Approx(cost.memory_seconds(all / 16 * (4 + 2 * 4 + 2 + 8 + 4 + 8) + 2 * sides)).epsilon(1e-4));
+        Approx(cost.memory_seconds(all_elements / 16 * (4 + 2 * 4 + 2 + 8 + 4 + 8) + 2 * sides)).epsilon(1e-4));
   CHECK(seconds({"optimizer.name=muon"}) > seconds({}));
 }
 
@@ -131,7 +133,7 @@ TEST_CASE("Muon: products of five Newton-Schulz steps, and every matrix to its o
   wide.dp = 1 << 14;
   const auto ranks = static_cast<double>(wide.dp);
   const double moments = (4 * matrices + 8 * (tables + vectors)) / ranks, sent = 2 * matrices / ranks;
-  const double streamed = cost.memory_seconds(all / ranks * (4 + 2 * 4 + 2 + 8) + 2 * moments);
+  const double streamed = cost.memory_seconds(all_elements / ranks * (4 + 2 * 4 + 2 + 8) + 2 * moments);
   const double dealt = cost.memory_seconds(4 * sent) +
                        2 * cost.collective_seconds(OpKind::all_to_all, GroupShape::strided(wide.dp, 1, 8), sent);
   CHECK(step_seconds(muon->train().price(wide)) == Approx(streamed + longest + dealt));
@@ -159,7 +161,7 @@ TEST_CASE("explain offers 8-bit states, and its flags select them") {
   CHECK(lever->flags == std::vector<std::string>{"optimizer.name=adamw-8bit"});
   // 8 bytes become 2.03 of every element's sixteenth, at the moment when training is fullest.
   CHECK(lever->bytes < 0);
-  CHECK(lever->bytes >= -(8 - 2.03125) * all / 16 * 1.0001);
+  CHECK(lever->bytes >= -(8 - 2.03125) * all_elements / 16 * 1.0001);
   CHECK(lever->seconds < 0);
   CHECK_THAT(describe(optimizer_pricer({"optimizer.name=muon"})->point()), Catch::Contains(", muon"));
   // Searches keep the scenario's optimizer.
