@@ -68,6 +68,8 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::clip_coefficient, "clip_coefficient", OpClass::compute},
     {OpKind::adamw, "adamw", OpClass::compute},
     {OpKind::sample, "sample", OpClass::compute},
+    {OpKind::split_heads, "split_heads", OpClass::compute},
+    {OpKind::merge_heads, "merge_heads", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");

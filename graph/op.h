@@ -83,6 +83,8 @@ enum class OpKind : std::uint8_t {
   clip_coefficient,
   adamw,
   sample,
+  split_heads,
+  merge_heads,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;

@@ -33,6 +33,8 @@ namespace hotbunk {
 /// and with a pipeline, where all of the above but tp and world are a stage's own:
 ///   train_pp    the ranks of one place in all stages, stage by stage
 ///   tied        of these the first and the last, which have the same table
+/// and with Ulysses:
+///   ulysses     the ranks of a stage that have each a part of the same sequences' tokens, in the order of the parts
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -44,7 +46,8 @@ enum class Family : GroupId {
   kv_sharers = 7,
   kv_parts = 8,
   train_pp = 9,
-  tied = 10
+  tied = 10,
+  ulysses = 11
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -57,6 +60,10 @@ inline constexpr ExtentId sequence_extent{2};
 
 /// In a pipeline: the tokens of the gradient that goes back while the output of another micro-batch goes forward.
 inline constexpr ExtentId returned_extent{3};
+
+/// With Ulysses: the tokens of a micro-batch on all the ranks that share its sequences. It is filled up to a multiple
+/// of them.
+inline constexpr ExtentId gathered_extent{4};
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "lowering/builder.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
@@ -86,6 +87,7 @@ constexpr std::string_view what_of(const PlanTraffic& t) {
   if (t.group == Family::tp) return "tp";
   if (t.group == Family::world) return t.phase == PlanPhase::sync ? "hashes" : "step";
   if (t.group == Family::replicas) return "gradients";
+  if (t.group == Family::ulysses) return "ulysses";
   return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
 }
 
@@ -160,7 +162,7 @@ CostNode plan_memory_tree(const PlanMemory& m) {
 
 std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& p) {
   Scenario out = with_point(s, p);
-  if (out.train.micro_batch_tokens < max_sample_tokens(out)) return std::nullopt;  // E217
+  if (micro_batch_capacity(out) < max_sample_tokens(out)) return std::nullopt;  // E217
   if (!unsupported_to_execute(out).empty()) return std::nullopt;
   return out;
 }
@@ -193,7 +195,8 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   runs.optimizer_steps = s.algorithm.mini_batches;
   runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
   runs.trained_tokens =
-      tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)),
+      tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)) /
+                 static_cast<double>(p.train.ulysses),
              s.workload.prompt_tokens.mean + s.workload.response_tokens.mean);
   return runs;
 }
@@ -203,12 +206,15 @@ MicroBatchStreams micro_batch_streams(const Scenario& s, const RlPoint& p, const
   const double length = s.workload.prompt_tokens.mean + s.workload.response_tokens.mean;
   MicroBatchStreams out;
   out.sequences = p.train.micro_batch;
-  out.tokens =
-      std::min(s.train.micro_batch_tokens, static_cast<std::int64_t>(static_cast<double>(out.sequences) * length));
-  const double each = static_cast<double>(out.tokens) / static_cast<double>(out.sequences);
-  const Sizes sizes{.tokens = out.tokens,
-                    .seqs = out.sequences,
-                    .attention_pairs = static_cast<std::int64_t>(static_cast<double>(out.tokens) * (each + 1.0) / 2.0)};
+  const std::int64_t sharers = p.train.ulysses,
+                     all = std::min(s.train.micro_batch_tokens * sharers,
+                                    static_cast<std::int64_t>(static_cast<double>(out.sequences) * length));
+  out.tokens = ceil_div(all, sharers);
+  const double each = static_cast<double>(all) / static_cast<double>(out.sequences);
+  Sizes sizes{.tokens = out.tokens,
+              .seqs = out.sequences,
+              .attention_pairs = static_cast<std::int64_t>(static_cast<double>(all) * (each + 1.0) / 2.0)};
+  sizes[gathered_extent] = out.tokens * sharers;
   const std::vector<Block>& blocks =
       answer.plan.programs[0].phases[static_cast<std::size_t>(answer.plan.phase_index(name_of(PlanPhase::train)))];
   const auto micro = std::ranges::find(blocks, "micro", &Block::name);
