@@ -23,11 +23,6 @@ T checked(Result<T> result) {
   return std::move(*result);
 }
 
-/// Tokens of a micro-batch on all the ranks that share its sequences.
-std::int64_t micro_batch_capacity(const Scenario& s) {
-  return s.train.micro_batch_tokens * s.train.layout.cp * s.train.layout.ulysses;
-}
-
 SchedulerConfig scheduler_config(const Scenario& s, std::int64_t num_kv_blocks) {
   return {s.rollout.max_running_requests, prefill_budget(s), s.rollout.block_tokens, num_kv_blocks};
 }
@@ -98,7 +93,10 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
       cursors_(static_cast<std::size_t>(plan.num_ranks())) {
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
   const Mesh mesh = train_mesh(scenario.train.layout);
-  for (std::int64_t r = 0; r < mesh.size(); ++r) shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
+    parts_.push_back(mesh.coordinate(r, "cp"));
+  }
   pipeline_of_plan(mesh);
   // Engines on ranks of their own come behind the trainer's.
   if (scenario.placement == PlacementMode::disaggregated) first_engine_rank_ = static_cast<Rank>(mesh.size());
@@ -112,8 +110,7 @@ void IterationDriver::pipeline_of_plan(const Mesh& mesh) {
     auto& numbers = blocks_.emplace_back();
     for (const Block& block : program.phases[static_cast<std::size_t>(train)])
       numbers.emplace(block.name, static_cast<std::int32_t>(numbers.size()));
-    const auto fills =
-        std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("fill."); });
+    const auto fills = std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("fill."); });
     fills_ = std::max<std::int64_t>(fills_, fills);
     priced_pipeline_ |= numbers.contains("forward");
     if (numbers.contains("forward") || numbers.contains(block_name(StageStep::forward, 0)))
@@ -255,7 +252,8 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
   if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
-  return filled_up(micro, scenario_.train.layout.sp ? scenario_.train.layout.tp : 1);
+  const TrainLayout& l = scenario_.train.layout;
+  return filled_up(micro, l.sp ? l.tp : 1, l.ulysses);
 }
 
 /// Those of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.
@@ -304,7 +302,8 @@ Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number,
   };
   Args args{.block = pass.block, .step = it.step, .sizes = packed(micro_batch(pass.micro).sizes), .payload = {}};
   if (pass.returned >= 0) args.sizes[returned_extent] = packed(micro_batch(pass.returned).sizes)[sequence_extent];
-  if (!pass.message) args.payload = micro_payload(it, {rank, PhaseRole::train, number, pass.micro}, micro_batch(pass.micro));
+  if (!pass.message)
+    args.payload = micro_payload(it, {rank, PhaseRole::train, number, pass.micro}, micro_batch(pass.micro));
   return args;
 }
 

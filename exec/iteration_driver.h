@@ -10,7 +10,8 @@
 //
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
 // micro-batch has 0 of both); all other blocks 0. With sequence parallelism a micro-batch is filled up to a multiple of
-// the tensor-parallel ranks, each of which has its part of the tokens.
+// the tensor-parallel ranks, each of which has its part of the tokens; with Ulysses to a multiple of its ranks (times
+// those): a rank's tokens are its own, samples and pairs those of all.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -98,6 +99,8 @@ class IterationDriver : public Driver {
 
   const Plan& plan() const { return plan_; }
   std::size_t share_of(Rank r) const { return shares_[static_cast<std::size_t>(r)]; }
+  /// With Ulysses: of the micro-batch's tokens, which of as many equal parts as ranks share it.
+  std::int64_t part_of(Rank r) const { return parts_[static_cast<std::size_t>(r)]; }
   const Scenario& scenario() const { return scenario_; }
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
@@ -170,12 +173,13 @@ class IterationDriver : public Driver {
   std::vector<PhaseRole> roles_;      // by phase
   std::vector<Cursor> cursors_;       // by rank
   std::vector<std::size_t> shares_;   // by rank that trains: of the layout's dp shares of the samples, its own
+  std::vector<std::int64_t> parts_;   // by rank that trains
   Pipeline pipeline_;                 // that the plan plays; of one stage: none
   bool priced_pipeline_ = false;      // by blocks that have their messages in them
   std::int64_t fills_ = 0;            // of such blocks
   std::vector<std::int64_t> stages_;  // by rank that trains
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Pass>> passes_;  // by stage and micro-batches
-  std::vector<std::map<std::string, std::int32_t>> blocks_;                    // of the train phase, by program and name
+  std::vector<std::map<std::string, std::int32_t>> blocks_;  // of the train phase, by program and name
   Rank first_engine_rank_ = 0;
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;

@@ -83,6 +83,8 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::grouped_linear_wgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
     {OpKind::combine, 3, 3, 1, 1, FlopRule::none, 0},
     {OpKind::combine_backward, 4, 4, 2, 2, FlopRule::per_element, 3},
+    {OpKind::split_heads, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::merge_heads, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -220,6 +222,25 @@ std::string check_columns(const Op& op, const Tensor& logits) {
   return logits.rank == 2 && logits.shape[1].size >= ids
              ? ""
              : fmt::format("has {} columns for {} ids", logits.rank == 2 ? logits.shape[1].size : 0, ids);
+}
+
+/// Rows with all heads, and the same heads cut into parts.
+std::string check_head_parts(const Op& op, const Tensor& whole, const Tensor& parts) {
+  for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})
+    if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
+  if (whole.rank != 2 || parts.rank != 3 || parts.shape[0].extent != fixed_extent || parts.shape[0].size < 1)
+    return "needs rows of heads and parts of them";
+  const std::int64_t a = op.integer(Attr::heads), k = op.integer(Attr::kv_heads), d = op.integer(Attr::head_dim),
+                     count = parts.shape[0].size;
+  if (a < 1 || k < 0 || d < 1) return fmt::format("has {} heads and {} KV heads of {}", a, k, d);
+  if (a % count != 0) return fmt::format("cuts {} heads into {} parts", a, count);
+  if (k > 0 && k % count != 0 && count % k != 0) return fmt::format("cuts {} KV heads into {} parts", k, count);
+  const std::int64_t of_part = (a / count + (k > 0 ? 2 * std::max<std::int64_t>(1, k / count) : 0)) * d;
+  const bool fits = whole.shape[1] == Dim{(a + 2 * k) * d, fixed_extent, 0} &&
+                    parts.shape[2] == Dim{of_part, fixed_extent, 0} && whole.shape[0] == parts.shape[1];
+  return fits ? ""
+              : fmt::format("has rows of {} and {} parts of {} for heads that take {} and {}", whole.shape[1].size,
+                            count, parts.shape[2].size, (a + 2 * k) * d, of_part);
 }
 
 }  // namespace
@@ -425,6 +446,8 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::log_prob_backward && op.has(Attr::vocab_stride)) return check_columns(op, op.inputs[0]);
   if (op.kind == OpKind::embedding) return check_table(op, op.inputs[0]);
   if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
+  if (op.kind == OpKind::split_heads) return check_head_parts(op, op.inputs[0], op.outputs[0]);
+  if (op.kind == OpKind::merge_heads) return check_head_parts(op, op.outputs[0], op.inputs[0]);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);
   if (auto bad = check_routed(op); !bad.empty()) return bad;

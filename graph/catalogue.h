@@ -17,6 +17,7 @@
 //   reduce_scatter     x[W n] -> y[n]            sum in rank order, fp32                   padding_bytes
 //   all_reduce         x -> x                    in place, sum in rank order               reduce_max, padding_bytes
 //   broadcast          x -> x                                                              src_rank (index in group)
+//   all_to_all         x[W n] -> y[W n]          part r of y is rank r's part for this one  padding_bytes
 //   send               x[n] ->                   to the rank at place `peer` of the group   peer, relative, padding_bytes
 //   recv               -> y[n]                   from the rank at place `peer`              peer, relative
 //   send_recv          x[n] -> y[m]              x to `peer` and y from `source` at the same time   peer, source, relative, padding_bytes
@@ -65,6 +66,9 @@
 //   clip_coefficient   s[1] -> c[1], metrics[16]   c is NaN where s or the loss is        max_norm
 //   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place; nothing if c is NaN  beta1, beta2, eps, weight_decay
 //   sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                   vocab, tp, temperature, top_k, top_p
+//   split_heads        x[T,Q] -> y[W,T,Q']       Q' = (a/W + 2 max(1, k/W)) d: part r has the r-th of a and k; where
+//                                                k < W, W/k neighbours have the same KV head   heads, kv_heads (0: none), head_dim
+//   merge_heads        y[W,T,Q'] -> x[T,Q]       split_heads backwards; KV heads that several parts have are summed, fp32
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.

@@ -78,6 +78,8 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::grouped_linear_wgrad, "grouped_linear_wgrad", OpClass::compute},
     {OpKind::combine, "combine", OpClass::compute},
     {OpKind::combine_backward, "combine_backward", OpClass::compute},
+    {OpKind::split_heads, "split_heads", OpClass::compute},
+    {OpKind::merge_heads, "merge_heads", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");

@@ -93,6 +93,8 @@ enum class OpKind : std::uint8_t {
   grouped_linear_wgrad,
   combine,
   combine_backward,
+  split_heads,
+  merge_heads,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;

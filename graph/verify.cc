@@ -31,6 +31,7 @@ std::string check_parts(const Plan& plan, const Op& op) {
   const bool good = op.kind == OpKind::all_gather                                   ? out == ranks * in
                     : op.kind == OpKind::reduce_scatter                             ? in == ranks * out
                     : op.kind == OpKind::all_reduce || op.kind == OpKind::broadcast ? in == out
+                    : op.kind == OpKind::all_to_all && !op.is_priced()              ? in == out && in % ranks == 0
                                                                                     : true;
   return good ? "" : fmt::format("makes {} elements of {} over {} ranks", out, in, ranks);
 }

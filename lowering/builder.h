@@ -34,6 +34,8 @@ namespace hotbunk {
 /// and with a pipeline, where all of the above but tp and world are a stage's own:
 ///   train_pp    the ranks of one place in all stages, stage by stage
 ///   tied        of these the first and the last, which have the same table
+/// and with Ulysses:
+///   ulysses     the ranks of a stage that have each a part of the same sequences' tokens, in the order of the parts
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -45,7 +47,8 @@ enum class Family : GroupId {
   kv_sharers = 7,
   kv_parts = 8,
   train_pp = 9,
-  tied = 10
+  tied = 10,
+  ulysses = 11
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -55,18 +58,24 @@ inline Dim seqs(std::int64_t capacity) { return {capacity, seqs_extent, 0}; }
 /// With sequence parallelism in training: the tokens of a micro-batch that one tensor-parallel rank has in the residual
 /// stream. A micro-batch is filled up to a multiple of their ranks.
 inline constexpr ExtentId sequence_extent{2};
-/// A micro-batch of so much, filled up to a part for each of `ranks`.
-inline Sizes filled_up(const Sizes& micro, std::int64_t ranks) {
-  Sizes out = micro;
-  out.tokens = round_up(micro.tokens, ranks);
-  const std::int64_t filling = out.tokens - micro.tokens;
-  if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
-  out[sequence_extent] = out.tokens / ranks;
-  return out;
-}
-
 /// In a pipeline: the tokens of the gradient that goes back while the output of another micro-batch goes forward.
 inline constexpr ExtentId returned_extent{3};
+
+/// With Ulysses: the tokens of a micro-batch on all the ranks that share its sequences. It is filled up to a multiple
+/// of them.
+inline constexpr ExtentId gathered_extent{4};
+
+/// A rank's part of a micro-batch that `sharers` ranks share and that is filled up so that its tokens divide by them, and
+/// each part by `of_stream`; samples and pairs are those of all.
+inline Sizes filled_up(const Sizes& micro, std::int64_t of_stream, std::int64_t sharers = 1) {
+  Sizes out = micro;
+  const std::int64_t all = round_up(micro.tokens, sharers * of_stream), filling = all - micro.tokens;
+  out.tokens = all / sharers;
+  if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
+  out[sequence_extent] = out.tokens / of_stream;
+  if (sharers > 1) out[gathered_extent] = all;
+  return out;
+}
 
 using SlotLimitId = std::size_t;  // index into Draft::slot_limits
 

@@ -50,7 +50,7 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::tied) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::ulysses) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
 void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {
@@ -68,8 +68,7 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
       add(Family::replicas, mesh.replicas, [&](auto g) { return rank(t, g * mesh.shards + i); });
     add(Family::data, mesh.data(), [&](auto d) { return rank(t, d); });
   }
-  for (std::int64_t d = 0; d < mesh.data(); ++d)
-    add(Family::train_tp, mesh.tensor, [&](auto t) { return rank(t, d); });
+  for (std::int64_t d = 0; d < mesh.data(); ++d) add(Family::train_tp, mesh.tensor, [&](auto t) { return rank(t, d); });
   for (std::int64_t g = 0; g < mesh.replicas; ++g)
     add(Family::holders, mesh.holders(),
         [&](auto m) { return rank(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); });
@@ -87,7 +86,7 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
 std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
   Families all;
   constexpr std::array names = {"fsdp", "tp",         "world",    "replicas", "train_tp", "holders",
-                                "data", "kv_sharers", "kv_parts", "train_pp", "tied"};
+                                "data", "kv_sharers", "kv_parts", "train_pp", "tied",     "ulysses"};
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
   at(all, Family::world).groups = {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })};
@@ -97,6 +96,11 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
         return static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t}));
       }));
   const Mesh train = train_mesh(s.train.layout);
+  for (std::int64_t r = 0; s.train.layout.ulysses > 1 && r < train.size(); ++r)
+    if (train.coordinate(r, "cp") == 0) {
+      const std::vector<std::int64_t> sharers = train.group_of(r, {"cp"});
+      at(all, Family::ulysses).groups.emplace_back(sharers.begin(), sharers.end());
+    }
   for (std::int64_t r = 0; mesh.stages > 1 && r < train.size(); ++r) {
     if (train.coordinate(r, "pp") != 0) continue;
     const std::vector<std::int64_t> stages = train.group_of(r, {"pp"});
@@ -105,11 +109,12 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = mesh.stages > 1                            ? Family::tied
-                      : mesh.tensor > s.model.kv_heads           ? Family::kv_parts
-                      : mesh.tensor > 1                          ? Family::data
-                      : mesh.replicas > 1                        ? Family::replicas
-                                                                 : Family::world;
+  const Family last = s.train.layout.ulysses > 1       ? Family::ulysses
+                      : mesh.stages > 1                ? Family::tied
+                      : mesh.tensor > s.model.kv_heads ? Family::kv_parts
+                      : mesh.tensor > 1                ? Family::data
+                      : mesh.replicas > 1              ? Family::replicas
+                                                       : Family::world;
   return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(last) + 1};
 }
 
@@ -124,8 +129,8 @@ bool serves_in(std::string_view phase) {
   return at != PlanPhase::load && !is_training(at);
 }
 
-/// What every rank of a pipeline stage does, as it is written: the parts of its own follow from its places (graph/move.h).
-/// `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
+/// What every rank of a pipeline stage does, as it is written: the parts of its own follow from its places
+/// (graph/move.h). `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
 Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t stage, bool serves,
                std::int64_t kv_blocks, ModelShapes& shapes, bool shares) {
   ProgramBuilder b(plan.phases, shares);
@@ -244,8 +249,11 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   const ShardMesh mesh = shard_mesh(s.train);
   plan.streams = plan_streams(mesh.replicas > 1, mesh.stages > 1);
   plan.groups = group_families(s, mesh, engines);
-  if (s.train.layout.sp || mesh.stages > 1) plan.extents.push_back({"sequence"});
-  if (mesh.stages > 1) plan.extents.push_back({"returned"});
+  // All up to the last that the plan may use.
+  const bool ulysses = s.train.layout.ulysses > 1;
+  if (s.train.layout.sp || mesh.stages > 1 || ulysses) plan.extents.push_back({"sequence"});
+  if (mesh.stages > 1 || ulysses) plan.extents.push_back({"returned"});
+  if (ulysses) plan.extents.push_back({"gathered"});
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;

@@ -53,7 +53,8 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
-                 s.train.layout.sp ? sequence_extent : fixed_extent, s.train.layout.ep}},
+                 s.train.layout.sp ? sequence_extent : fixed_extent, s.train.layout.ep},
+                {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent}},
       embedding_(decoder_embedding()),
       first_(decoder_layer(s.model, true)),
       rest_(decoder_layer(s.model, false)),
@@ -109,7 +110,7 @@ PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, co
     Emits emits(*this, w, nullptr, layer_name(layer));
     emit_forward(l.forward, sharding_, emits, values);
     return WentForward{{at(values, l.out.h), at(values, l.out.z)},
-                       only(values, kept_values(l.forward, scenario_.train.recompute, l.x))};
+                       only(values, kept_values(l.forward, sharding_, scenario_.train.recompute, l.x))};
   });
   kept = std::move(went.kept);
   return went.out;
@@ -119,9 +120,9 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
   const Recompute which = scenario_.train.recompute;
   if (which == Recompute::none) return;
   const DecoderLayer& l = layer_at(layer);
-  const std::vector<ValueId> reads = read_by_backward(l.forward);
+  const std::vector<ValueId> reads = read_by_backward(l.forward, sharding_);
   kept = b_.call(prefix_ + "layer.recompute", w.unit->kind, layer_name(layer),
-                 inputs_of({w.buffer}, kept, kept_values(l.forward, which, l.x)), [&] {
+                 inputs_of({w.buffer}, kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
                    Values values = kept;
                    Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
                    emit_forward(l.forward, sharding_, emits, values, &reads);
@@ -133,7 +134,7 @@ void PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int la
                                  const Tensor& gradient, bool accumulate) {
   const DecoderLayer& l = layer_at(layer);
   b_.call(prefix_ + "layer.backward", w.unit->kind, layer_name(layer),
-          inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward)), [&] {
+          inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward, sharding_)), [&] {
             Values gradients(l.forward.values().size());
             at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
             Emits emits(*this, w, &dw, layer_name(layer));

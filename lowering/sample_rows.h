@@ -17,6 +17,11 @@ inline std::int64_t max_response_tokens(const Scenario& s) {
 }
 inline std::int64_t max_sample_tokens(const Scenario& s) { return static_cast<std::int64_t>(s.workload.longest()); }
 
+/// Tokens of a training micro-batch on all the ranks that share its sequences.
+inline std::int64_t micro_batch_capacity(const Scenario& s) {
+  return s.train.micro_batch_tokens * s.train.layout.cp * s.train.layout.ulysses;
+}
+
 /// Samples of one iteration. SFT has one per prompt.
 inline std::int64_t num_samples(const Scenario& s) {
   return s.algorithm.prompts * (s.algorithm.name == AlgorithmName::sft ? 1 : s.algorithm.samples_per_prompt);
@@ -37,11 +42,13 @@ inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
   return s.train.micro_batch_sequences > 0 ? std::min(most, s.train.micro_batch_sequences) : most;
 }
 
-/// With those that only fill it up (sequence parallelism).
-inline std::int64_t packed_seqs(const Scenario& s) { return max_micro_batch_seqs(s) + (s.train.layout.sp ? 1 : 0); }
+/// With those that only fill it up (sequence parallelism, Ulysses).
+inline std::int64_t packed_seqs(const Scenario& s) {
+  return max_micro_batch_seqs(s) + (s.train.layout.sp || s.train.layout.ulysses > 1 ? 1 : 0);
+}
 
-/// Micro-batches of one mini-batch on one rank at most. Samples go to the rank with the least tokens, and there into the
-/// first micro-batch with room (exec/batching.h): no rank has more than an even share and one sample, and of its
+/// Micro-batches of one mini-batch on one rank at most. Samples go to the rank with the least tokens, and there into
+/// the first micro-batch with room (exec/batching.h): no rank has more than an even share and one sample, and of its
 /// micro-batches any two are more than one holds.
 std::int64_t most_micro_batches(const Scenario&);
 

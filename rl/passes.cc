@@ -87,6 +87,15 @@ void MicroPayload::append(const TokenSequence& sequence, float weight, float adv
   cu_seqlens.push_back(static_cast<std::int32_t>(token_ids.size()));
 }
 
+void MicroPayload::cut(std::int64_t begin, std::int64_t end) {
+  const auto rows = [&](auto& values) {
+    HB_CHECK(begin >= 0 && begin <= end && end <= std::ssize(values), "rows {} to {} of {}", begin, end, values.size());
+    values.erase(values.begin() + end, values.end());
+    values.erase(values.begin(), values.begin() + begin);
+  };
+  rows(token_ids), rows(positions), rows(targets), rows(loss_weights), rows(advantages), rows(old_logps);
+}
+
 bool MicroPayload::feed(Slot slot, std::span<std::byte> d) const {
   switch (slot) {
     case Slot::token_ids:

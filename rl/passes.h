@@ -56,6 +56,8 @@ struct MicroPayload final : SlotPayload {
   std::vector<float> logps;                                           // [tokens], fetched
   /// Appends a sequence; each predicting row gets the weight and the advantage, others 0.
   void append(const TokenSequence&, float weight, float advantage);
+  /// Keeps rows [begin, end) of what there is for each token: a rank's own part of sequences that ranks share.
+  void cut(std::int64_t begin, std::int64_t end);
   bool feed(Slot, std::span<std::byte> destination) const override;
   bool fetch(Slot, std::span<const std::byte> source) override;
 };

@@ -105,7 +105,7 @@ Result<std::vector<TokenSequence>> read_lines(const std::string& text, const std
 }  // namespace
 
 Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path& path, std::int64_t vocab,
-                                                 std::int64_t max_tokens) {
+                                                 std::int64_t max_tokens, std::string_view limit) {
   if (path.empty())
     return fail({.code = "E208",
                  .message = "algorithm.name is sft, but task.data names no file to learn from",
@@ -117,7 +117,7 @@ Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path& pa
     text.error().front().notes.emplace_back("task.data names it");
     return fail(std::move(text.error()));
   }
-  return read_lines(*text, path.string(), {vocab, max_tokens, "train.micro_batch_tokens"}, false);
+  return read_lines(*text, path.string(), {vocab, max_tokens, std::string(limit)}, false);
 }
 
 Result<std::vector<TokenSequence>> read_token_lines(const std::filesystem::path& path, const TokenLines& rules) {

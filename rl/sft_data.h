@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/diagnostic.h"
@@ -14,9 +15,10 @@ namespace hotbunk {
 /// {"tokens": [1, 5, 9, 2], "prompt_length": 2}, of which the tokens after the prompt are. Blank lines are skipped.
 /// Errors, all of them collected (at most 20): E208 no path, E101 unreadable, E122 not of that form, E123 a token
 /// outside the vocabulary, E124 fewer than 2 tokens, more than max_tokens, or a prompt length outside [1, tokens - 1];
-/// E125 no line.
+/// E125 no line. `limit`: where max_tokens comes from, for messages.
 Result<std::vector<TokenSequence>> read_sft_data(const std::filesystem::path&, std::int64_t vocab,
-                                                 std::int64_t max_tokens);
+                                                 std::int64_t max_tokens,
+                                                 std::string_view limit = "train.micro_batch_tokens");
 
 /// What the lines of a token file must be.
 struct TokenLines {

@@ -1,12 +1,16 @@
 #include "rl/sft_driver.h"
 
+#include "lowering/sample_rows.h"
 #include "rl/rl_driver.h"
 #include "rl/sft_data.h"
 
 namespace hotbunk {
 
 Result<std::unique_ptr<SftDriver>> SftDriver::create(const Plan& plan, const Scenario& s, DriverOptions options) {
-  auto data = read_sft_data(s.task.data, s.model.vocab, s.train.micro_batch_tokens);
+  const std::int64_t most = micro_batch_capacity(s);
+  auto data = read_sft_data(s.task.data, s.model.vocab, most,
+                            most > s.train.micro_batch_tokens ? "train.micro_batch_tokens x the ranks that share them"
+                                                              : "train.micro_batch_tokens");
   if (!data) return fail(std::move(data.error()));
   auto sources = LoadSources::open(s, options.resume);
   if (!sources) return fail(std::move(sources.error()));

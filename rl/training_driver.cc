@@ -122,9 +122,11 @@ std::shared_ptr<Payload> TrainingDriver::micro_payload(Iteration& it, const Micr
     payload->append(all.sequences[sample], 1.0f / static_cast<float>(predicted), all.advantages[sample]);
   }
   // A sequence of its own, that nobody is trained on, fills a micro-batch up (exec/iteration_driver.h).
-  const std::int64_t filling = packed(micro.sizes).tokens - micro.sizes.tokens;
+  const std::int64_t own = packed(micro.sizes).tokens, all_tokens = own * scenario().train.layout.ulysses,
+                     filling = all_tokens - micro.sizes.tokens;
   if (filling > 0)
     payload->append({std::vector<std::int32_t>(static_cast<std::size_t>(filling), 0), filling, {}}, 0.0f, 0.0f);
+  payload->cut(part_of(id.rank) * own, (part_of(id.rank) + 1) * own);
   payload->ref_logps.assign(payload->token_ids.size(), 0.0f);
   if (id.role == PhaseRole::train && logps_step_ == it.step) {
     const auto replace = [&](PhaseRole role, std::vector<float>& logps) {
@@ -314,14 +316,16 @@ std::map<std::int64_t, std::vector<float>> TrainingDriver::training_logps(std::i
   const Samples& all = samples(step);
   for (const auto& [key, logps] : logps_) {
     if (key.rank != rank || key.role != PhaseRole::old_logprobs || logps.empty()) continue;  // the last stage has them
-    const MicroBatch& micro = minis[static_cast<std::size_t>(key.mini)]
-                                  .ranks[share_of(rank)][static_cast<std::size_t>(key.micro)];
-    std::size_t row = 0;  // of the sequence's first token; row t predicts token t + 1
+    const MicroBatch& micro =
+        minis[static_cast<std::size_t>(key.mini)].ranks[share_of(rank)][static_cast<std::size_t>(key.micro)];
+    // Of the sequence's first token, counted from the rank's first; row t predicts token t + 1.
+    std::ptrdiff_t row = -part_of(rank) * std::ssize(logps);
     for (const std::int64_t sample : micro.samples) {
       const TokenSequence& s = all.sequences[static_cast<std::size_t>(sample)];
-      const auto first = static_cast<std::ptrdiff_t>(row) + s.prompt_tokens - 1;
-      out[sample].assign(logps.begin() + first, logps.begin() + first + s.response_tokens());
-      row += s.tokens.size();
+      const std::ptrdiff_t first = row + s.prompt_tokens - 1, end = first + s.response_tokens();
+      row += std::ssize(s.tokens);
+      if (first < 0 || end > std::ssize(logps)) continue;  // with Ulysses, other ranks have some of them
+      out[sample].assign(logps.begin() + first, logps.begin() + end);
     }
   }
   return out;

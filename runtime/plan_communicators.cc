@@ -4,9 +4,9 @@
 
 #include <set>
 
-#include "runtime/program_memory.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
+#include "runtime/program_memory.h"
 
 namespace hotbunk {
 namespace {
@@ -112,6 +112,12 @@ void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
     case OpKind::broadcast:
       return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
                          static_cast<int>(op.integer(Attr::src_rank, 0)));
+    case OpKind::all_to_all: {
+      const std::int64_t bytes = op.inputs[0].bytes(sizes);
+      HB_CHECK(bytes == op.outputs[0].bytes(sizes) && bytes % c.size() == 0, "all_to_all '{}' of {} B to {} B over {}",
+               bound.name(), bytes, op.outputs[0].bytes(sizes), c.size());
+      return c.all_to_all(memory.address(op.inputs[0]), memory.address(op.outputs[0]), bytes / c.size());
+    }
     case OpKind::send:
     case OpKind::recv:
     case OpKind::send_recv:

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "shard/ulysses.h"
 #include "shard/writers.h"
 
 namespace hotbunk {
@@ -12,8 +13,21 @@ namespace {
 /// The sum that a norm is of.
 ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
 
+/// The same value as attention computes on it.
+ValueId in_attention(const Forward& f, const TensorSharding& s, ValueId id) {
+  return s.ulysses.ranks > 1 ? static_cast<ValueId>(std::ssize(f.values())) + id : id;
+}
+
+/// What an op leaves.
+std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
+  std::vector<ValueId> out = op.outputs;
+  if (op.kind == OpKind::attention && s.ulysses.ranks > 1)
+    out.insert(out.end(), {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0])});
+  return out;
+}
+
 /// What an op's backward reads of its inputs and results.
-std::vector<ValueId> reads_of_backward(const ForwardOp& op) {
+std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::rms_norm:
       return {sum_of(op), op.outputs[1]};
@@ -23,7 +37,7 @@ std::vector<ValueId> reads_of_backward(const ForwardOp& op) {
     case OpKind::qk_norm:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::attention:
-      return {op.inputs[0], op.outputs[0], op.outputs[1]};
+      return {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0]), op.outputs[1]};
     case OpKind::route:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::dispatch:
@@ -64,8 +78,7 @@ void ForwardWriter::write(const ForwardOp& op) {
       return;
     }
     case OpKind::attention:
-      values_[static_cast<std::size_t>(op.outputs[1])] = to_.attend(s_, op.name, at(op.inputs[0]), make(op.outputs[0]));
-      return;
+      return attention(op);
     case OpKind::swiglu:
       emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
       return;
@@ -107,6 +120,17 @@ void ForwardWriter::norm(const ForwardOp& op) {
   std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
   if (adds) outputs.push_back(make(sum));
   with(emit(op.kind, op.name, std::move(inputs), std::move(outputs)), Attr::eps, s_.model.norm_eps);
+}
+
+/// It takes all tokens of its heads, and finds and leaves all heads of its tokens.
+void ForwardWriter::attention(const ForwardOp& op) {
+  const std::string &in = f_.value(op.inputs[0]).name, &out = f_.value(op.outputs[0]).name;
+  const Tensor qkv = by_heads(to_, s_, HeadsOf::qkv, in, at(op.inputs[0]));
+  const Tensor y = make(op.outputs[0]), attended = make_by_heads(to_, s_, HeadsOf::attended, out, y);
+  const auto set = [&](ValueId id, const Tensor& t) { values_[static_cast<std::size_t>(id)] = t; };
+  set(op.outputs[1], to_.attend(in_attention(s_), op.name, qkv, attended));
+  by_tokens(to_, s_, HeadsOf::attended, out, attended, y);
+  set(in_attention(f_, s_, op.inputs[0]), qkv), set(in_attention(f_, s_, op.outputs[0]), attended);
 }
 
 void ForwardWriter::linear(const ForwardOp& op) {
@@ -159,9 +183,12 @@ void BackwardWriter::write(const ForwardOp& op) {
       return;
     }
     case OpKind::attention: {
-      const Tensor d = make(op.inputs[0]);
-      return to_.attend_backward(s_, op.name + ".backward", gradient(op.outputs[0]), value(op.inputs[0]),
-                                 value(op.outputs[0]), value(op.outputs[1]), d);
+      const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
+      const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
+      const Tensor d = make(op.inputs[0]), d_qkv = make_by_heads(to_, s_, HeadsOf::qkv, in, d);
+      to_.attend_backward(in_attention(s_), op.name + ".backward", d_attended, value(in_attention(f_, s_, op.inputs[0])),
+                          value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_qkv);
+      return by_tokens(to_, s_, HeadsOf::qkv, in, d_qkv, d);
     }
     case OpKind::swiglu: {
       const Tensor d = make(op.inputs[0]);
@@ -238,7 +265,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
 
 void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values& values,
                   const std::vector<ValueId>* only) {
-  values.resize(f.values().size());
+  values.resize(2 * f.values().size());
   std::vector<bool> runs(f.ops().size(), only == nullptr);
   if (only) {
     std::set<ValueId> missing;
@@ -250,9 +277,10 @@ void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values
         runs[i] = missing.contains(op.outputs[0]);
         continue;
       }
-      runs[i] = std::ranges::any_of(op.outputs, [&](ValueId id) { return missing.contains(id); });
+      const std::vector<ValueId> results = results_of(f, s, op);
+      runs[i] = std::ranges::any_of(results, [&](ValueId id) { return missing.contains(id); });
       if (!runs[i]) continue;
-      for (ValueId id : op.outputs) missing.erase(id);
+      for (ValueId id : results) missing.erase(id);
       if (op.kind == OpKind::rms_norm && is_there(values, sum_of(op))) continue;  // from the sum
       for (ValueId id : op.inputs)
         if (!is_there(values, id)) missing.insert(id);
@@ -263,17 +291,17 @@ void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values
     if (runs[i]) writer.write(f.ops()[i]);
 }
 
-std::vector<ValueId> read_by_backward(const Forward& f) {
+std::vector<ValueId> read_by_backward(const Forward& f, const TensorSharding& s) {
   std::vector<ValueId> out;
   for (const ForwardOp& op : f.ops())
-    for (ValueId id : reads_of_backward(op))
+    for (ValueId id : reads_of_backward(f, s, op))
       if (!std::ranges::count(out, id)) out.push_back(id);
   return out;
 }
 
-std::vector<ValueId> kept_values(const Forward& f, Recompute recompute, ValueId entry) {
+std::vector<ValueId> kept_values(const Forward& f, const TensorSharding& s, Recompute recompute, ValueId entry) {
   if (recompute == Recompute::full) return {entry};
-  std::vector<ValueId> kept = read_by_backward(f);
+  std::vector<ValueId> kept = read_by_backward(f, s);
   if (recompute == Recompute::selective)
     for (const ForwardOp& op : f.ops())
       if (is_elementwise(op.kind))

@@ -11,7 +11,8 @@
 
 namespace hotbunk {
 
-/// This rank's tensors of a forward, by ValueId; without a buffer: not there.
+/// This rank's tensors of a forward, by ValueId; without a buffer: not there. Behind them, in the same order, what
+/// attention computes on where that is another tensor (ulysses.h).
 using Values = std::vector<Tensor>;
 inline bool is_there(const Values& values, ValueId id) { return values[static_cast<std::size_t>(id)].buffer >= 0; }
 
@@ -21,13 +22,13 @@ void emit_forward(const Forward&, const TensorSharding&, Emitter&, Values& value
                   const std::vector<ValueId>* only = nullptr);
 
 /// What the backward reads of a forward, in the order of its ops.
-std::vector<ValueId> read_by_backward(const Forward&);
+std::vector<ValueId> read_by_backward(const Forward&, const TensorSharding&);
 
 /// What of it is kept between the two, given what is recomputed:
 ///   none       all that backward reads
 ///   selective  not what a norm or an activation function makes: elementwise
 ///   full       `entry`, from which all else can be computed
-std::vector<ValueId> kept_values(const Forward&, Recompute, ValueId entry);
+std::vector<ValueId> kept_values(const Forward&, const TensorSharding&, Recompute, ValueId entry);
 
 /// Writes the backward. `gradients` by ValueId: of the results when it begins, of the inputs when it ends. A norm adds
 /// to the gradient of the residual stream in place where there is one, so that its tensors may be the same before and

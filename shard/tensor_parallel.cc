@@ -7,8 +7,10 @@
 
 namespace hotbunk {
 
-std::int64_t TensorSharding::heads() const { return model.heads / tp.ranks; }
-std::int64_t TensorSharding::kv_heads() const { return std::max<std::int64_t>(1, model.kv_heads / tp.ranks); }
+std::int64_t TensorSharding::heads() const { return model.heads / tp.ranks / head_parts; }
+std::int64_t TensorSharding::kv_heads() const {
+  return std::max<std::int64_t>(1, std::max<std::int64_t>(1, model.kv_heads / tp.ranks) / head_parts);
+}
 
 Dim TensorSharding::stream_tokens() const {
   return tp.cuts_tokens() ? Dim{tokens.size / tp.ranks, tp.tokens, 0} : tokens;

@@ -36,12 +36,23 @@ struct TensorParallel {
   bool cuts_tokens() const { return tokens != fixed_extent; }
 };
 
+/// A group whose ranks have their own tokens of sequences that they share, and how many there are of all of them
+/// (ulysses.h).
+struct TokenParallel {
+  std::int64_t ranks = 1;
+  GroupId group = -1;
+  StreamId stream = lead_stream;
+  ExtentId all_tokens = fixed_extent;
+};
+
 /// How one rank computes a piece: which part, in which dtype, over how many tokens.
 struct TensorSharding {
   const ModelSpec& model;
   DType compute = DType::f32;
   Dim tokens;
   TensorParallel tp;
+  TokenParallel ulysses = {};
+  std::int64_t head_parts = 1;  // of a tensor-parallel rank's heads
   std::int64_t heads() const;
   std::int64_t kv_heads() const;  // k < ranks: neighbours hold the same one
   /// Columns of a value on one rank.

@@ -19,6 +19,7 @@ class ForwardWriter {
 
  private:
   void norm(const ForwardOp&);
+  void attention(const ForwardOp&);
   void linear(const ForwardOp&);
   void route(const ForwardOp&);
   void expert_sort(const ForwardOp&);
@@ -63,7 +64,8 @@ class BackwardWriter {
     return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
   }
   const Tensor& value(ValueId id) const {
-    HB_CHECK(is_there(values_, id), "backward reads '{}', which is not there", f_.value(id).name);
+    HB_CHECK(is_there(values_, id), "backward reads '{}', which is not there",
+             f_.value(id % static_cast<ValueId>(std::ssize(f_.values()))).name);
     return values_[static_cast<std::size_t>(id)];
   }
   Tensor& gradient_of(ValueId id) { return gradients_[static_cast<std::size_t>(id)]; }

@@ -174,9 +174,12 @@ class Validator {
     const int64_t local = std::max<int64_t>(1, m.heads / tp);
     divides(key, "attention heads of one tp rank", local, "ulysses", ulysses,
             fmt::format("set {} to a divisor of {}", key, local));
-    if (!m.mla && m.kv_heads % ulysses != 0 && ulysses % m.kv_heads != 0)
+    const int64_t kv = std::max<int64_t>(1, m.kv_heads / tp);
+    if (!m.mla && kv % ulysses != 0 && ulysses % kv != 0)
       report("E211", key, "KV heads neither divide by ulysses nor ulysses by them",
-             {fmt::format("{} KV heads, ulysses {}", m.kv_heads, ulysses)});
+             {fmt::format("{} KV heads{}, ulysses {}", kv,
+                          tp > 1 ? fmt::format(" of one tp rank ({} / tp {})", m.kv_heads, tp) : "", ulysses)},
+             fmt::format("set {} to a divisor or a multiple of {}", key, kv));
   }
 
   void pipeline() {
@@ -470,7 +473,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
-  need(std::max(t.cp, t.ulysses) == 1, "training parallelism other than dp, tp and pp");
+  need(t.cp == 1, "training parallelism other than dp, ulysses, tp, pp and ep = tp");
   need(t.vpp == 1, "train.layout.vpp {}: a pipeline of one chunk a stage is executed", t.vpp);
   need(t.pp == 1 || s.train.pipeline_schedule == "1f1b" || s.train.pipeline_schedule == "gpipe",
        "train.pipeline_schedule {}: 1f1b and gpipe are executed", s.train.pipeline_schedule);

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "layout/sequence.h"
 #include "tests/drawn_transition.h"
 
 namespace hotbunk::testing {
@@ -22,13 +25,18 @@ T one_of(std::vector<T> values) {
 
 /// Llama, Qwen2 (biases), Qwen3 (head norms), and with experts Mixtral and Qwen3-MoE, tied or not, shapes that divide
 /// nothing they need not.
-inline std::string draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks, std::int64_t layers) {
+struct DrawnModel {
+  std::string text;
+  std::int64_t heads = 0, kv_heads = 0;
+};
+inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks, std::int64_t layers) {
   const auto type =
       experts ? one_of<std::string>({"mixtral", "qwen3_moe"}) : one_of<std::string>({"llama", "qwen2", "qwen3"});
   const std::int64_t heads = tp * in(1, 4);
   std::vector<std::int64_t> kv;
   for (std::int64_t k = 1; k <= heads; ++k)
     if (heads % k == 0 && (k % tp == 0 || tp % k == 0)) kv.push_back(k);
+  const std::int64_t kv_heads = one_of(kv);
   std::string routed;
   if (experts) {
     const std::int64_t each = expert_ranks * in(1, expert_ranks > 1 ? 3 : 6);
@@ -36,11 +44,11 @@ inline std::string draw_model(std::int64_t tp, bool experts, std::int64_t expert
     if (type == "qwen3_moe")
       routed += fmt::format(", moe_intermediate_size: {}, norm_topk_prob: {}", tp * in(1, 20), yaml_bool(coin()));
   }
-  return fmt::format(
+  std::string text = fmt::format(
       "{{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, num_attention_heads: {}, "
       "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}{}}}",
-      type, in(3, 40), tp * in(1, 40), layers, heads, one_of(kv), 2 * in(1, 6), in(3, 150),
-      yaml_bool(coin()), routed);
+      type, in(3, 40), tp * in(1, 40), layers, heads, kv_heads, 2 * in(1, 6), in(3, 150), yaml_bool(coin()), routed);
+  return {std::move(text), heads, kv_heads};
 }
 
 inline std::string draw_scenario() {
@@ -78,22 +86,28 @@ inline std::string draw_scenario() {
   for (std::int64_t p = 2; p <= std::min(layers, world / train_tp); ++p)
     if (world / train_tp % p == 0) stages.push_back(p);
   const std::int64_t pp = one_of(stages), data = world / train_tp / pp;
+  const bool experts = in(0, 3) == 0;
+  const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
+  const DrawnModel model = draw_model(tp, experts, whole_experts ? train_tp : 1, layers);
+  std::vector<std::int64_t> sharers{1, 1};
+  for (std::int64_t u = 2; u <= data; ++u)
+    if (data % u == 0 &&
+        why_not_ulysses(model.heads / train_tp, std::max<std::int64_t>(1, model.kv_heads / train_tp), u).empty())
+      sharers.push_back(u);
+  const std::int64_t ulysses = one_of(sharers);
   std::vector<std::int64_t> split(static_cast<std::size_t>(pp), 1);
   for (std::int64_t rest = layers - pp; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, pp - 1))];
   const bool sequence = train_tp > 1 && coin();
   std::vector<std::int64_t> shard_groups{-1, -1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0) shard_groups.push_back(g);
-  const bool experts = in(0, 3) == 0;
-  const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
-  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n",
-                                 draw_model(tp, experts, whole_experts ? train_tp : 1, layers), cluster);
+  std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, tp: {}, pp: {}, ep: {}, etp: {}, sp: {}, fsdp: {}}}, "
+      "train: {{engine: {}, layout: {{dp: {}, ulysses: {}, tp: {}, pp: {}, ep: {}, etp: {}, sp: {}, fsdp: {}}}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data, train_tp, pp,
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data / ulysses, ulysses, train_tp, pp,
       whole_experts ? train_tp : 1, experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
       one_of<std::string>({"1f1b", "1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),

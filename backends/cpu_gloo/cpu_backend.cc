@@ -27,10 +27,7 @@ CpuBackend::~CpuBackend() = default;
 
 Capability CpuBackend::supports(const Op& op) const {
   if (op.is_priced()) return {false, "it is a priced block: what another framework does there is not written op by op"};
-  if (is_communication(op.kind)) {
-    const bool later = op.kind == OpKind::all_to_all;
-    return later ? Capability{false, "no lowering uses it yet, so its kernel is not registered"} : Capability{};
-  }
+  if (is_communication(op.kind)) return {};
   const bool built_in = is_memory(op.kind) || is_event(op.kind) || op.kind == OpKind::feed ||
                         op.kind == OpKind::fetch || op.kind == OpKind::copy;
   if (!built_in && !op_kernel(op.kind)) return {false, "no CPU kernel is registered for it"};

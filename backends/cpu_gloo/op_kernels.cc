@@ -378,6 +378,15 @@ void run_sample(const KernelCall& c) {
                 data<float>(c, out(c, 1)), extent(c, in(c, 0), 1));
 }
 
+void run_split_heads(const KernelCall& c) {
+  split_heads(c.context, matrix(c, in(c, 0)), heads(c), extent(c, out(c, 0), 0), matrix(c, out(c, 0)),
+              extent(c, in(c, 0), 0));
+}
+void run_merge_heads(const KernelCall& c) {
+  merge_heads(c.context, matrix(c, in(c, 0)), heads(c), extent(c, in(c, 0), 0), matrix(c, out(c, 0)),
+              extent(c, out(c, 0), 0));
+}
+
 struct Registration {
   OpKind kind;
   OpKernel kernel;
@@ -423,7 +432,9 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::sum_squares, run_sum_squares},
                                       Registration{OpKind::clip_coefficient, run_clip},
                                       Registration{OpKind::adamw, run_adamw},
-                                      Registration{OpKind::sample, run_sample}};
+                                      Registration{OpKind::sample, run_sample},
+                                      Registration{OpKind::split_heads, run_split_heads},
+                                      Registration{OpKind::merge_heads, run_merge_heads}};
 
 }  // namespace
 

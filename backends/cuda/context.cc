@@ -30,6 +30,8 @@ constexpr std::array kernel_files = {
     KernelFile{"elementwise", "sum_ranks_"},
     KernelFile{"elementwise", "max_ranks_"},
     KernelFile{"embedding", "embedding_"},
+    KernelFile{"heads", "split_heads_"},
+    KernelFile{"heads", "merge_heads_"},
     KernelFile{"loss", "log_prob"},
     KernelFile{"loss", "token_loss"},
     KernelFile{"loss", "vocab_"},

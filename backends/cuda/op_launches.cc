@@ -194,6 +194,15 @@ void run_paged_attention(const CudaCall& c) {
            narrow(c.op.integer(Attr::block_tokens)), extent(c, in(c, 3), 1), attention_scale(h));
 }
 
+/// `parts`: the tensor [W,T,Q'].
+void run_heads(const CudaCall& c, const char* kernel, const Tensor& parts) {
+  const Heads h = heads(c);
+  c.launch(named(kernel, in(c, 0).dtype), {walking_blocks_of(out(c, 0).elements(c.sizes), walk_threads)}, walk_threads,
+           at(c, in(c, 0)), at(c, out(c, 0)), extent(c, parts, 1), h.a, h.k, h.d, extent(c, parts, 0));
+}
+void run_split_heads(const CudaCall& c) { run_heads(c, "split_heads", out(c, 0)); }
+void run_merge_heads(const CudaCall& c) { run_heads(c, "merge_heads", in(c, 0)); }
+
 // --- elementwise, embedding -----------------------------------------------------------------------------------------
 
 void run_swiglu(const CudaCall& c) {
@@ -317,7 +326,9 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::sum_squares, run_sum_squares},
                                       Registration{OpKind::clip_coefficient, run_clip},
                                       Registration{OpKind::adamw, run_adamw},
-                                      Registration{OpKind::sample, run_sample}};
+                                      Registration{OpKind::sample, run_sample},
+                                      Registration{OpKind::split_heads, run_split_heads},
+                                      Registration{OpKind::merge_heads, run_merge_heads}};
 
 /// Which of an op's tensors share the dtype of its activations, as its kernels are written.
 struct Alike {
@@ -340,7 +351,9 @@ const std::vector<Alike>& alike() {
                                           {OpKind::swiglu_backward, {0, 1}, {0}},
                                           {OpKind::add, {0}, {0}},
                                           {OpKind::gather_rows, {0}, {0}},
-                                          {OpKind::embedding, {0}, {0}}};
+                                          {OpKind::embedding, {0}, {0}},
+                                          {OpKind::split_heads, {0}, {0}},
+                                          {OpKind::merge_heads, {0}, {0}}};
   return rows;
 }
 

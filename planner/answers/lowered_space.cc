@@ -237,7 +237,7 @@ class PlanAnswers {
            (!samples() || why_not_rollout_tp(there.model, there.rollout.layout.tp).empty());
   }
   static bool holds_a_sample(const Scenario& there) {  // E217
-    return there.train.micro_batch_tokens >= max_sample_tokens(there);
+    return micro_batch_capacity(there) >= max_sample_tokens(there);
   }
   bool samples() const { return scenario_.algorithm.name != AlgorithmName::sft; }
 

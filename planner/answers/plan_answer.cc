@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "lowering/builder.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
@@ -86,6 +87,7 @@ constexpr std::string_view what_of(const PlanTraffic& t) {
   if (t.group == Family::tp) return "tp";
   if (t.group == Family::world) return t.phase == PlanPhase::sync ? "hashes" : "step";
   if (t.group == Family::replicas) return "gradients";
+  if (t.group == Family::ulysses) return "ulysses";
   return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
 }
 
@@ -162,7 +164,7 @@ CostNode plan_memory_tree(const PlanMemory& m) {
 
 std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& p) {
   Scenario out = with_point(s, p);
-  if (out.train.micro_batch_tokens < max_sample_tokens(out)) return std::nullopt;  // E217
+  if (micro_batch_capacity(out) < max_sample_tokens(out)) return std::nullopt;  // E217
   if (!unsupported_to_execute(out).empty()) return std::nullopt;
   return out;
 }
@@ -196,7 +198,8 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   runs.optimizer_steps = s.algorithm.mini_batches;
   runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
   runs.trained_tokens =
-      tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)),
+      tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)) /
+                 static_cast<double>(p.train.ulysses),
              s.workload.prompt_tokens.mean + s.workload.response_tokens.mean);
   return runs;
 }

@@ -73,6 +73,13 @@ std::int64_t sequence_ranks(const Plan& plan, Rank rank) {
   return 1;
 }
 
+/// How many ranks have as many tokens of the same sequences (Ulysses).
+std::int64_t token_sharers(const Plan& plan, Rank rank) {
+  return plan.groups.size() <= static_cast<std::size_t>(Family::ulysses)
+             ? 1
+             : std::ssize(plan.group_of(static_cast<GroupId>(Family::ulysses), rank));
+}
+
 /// How often a block runs, and with which sizes.
 BlockRuns runs_of(const PlanRuns& runs, const StageRuns& stage, PlanPhase phase, const std::string& block) {
   const auto times = [](std::int64_t n) { return BlockRuns{n, 0, 0}; };
@@ -236,10 +243,11 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
     OpKind op;
     Linear calls, payload, padding;
   };
-  const std::int64_t parts = sequence_ranks(plan, rank);
-  const auto sizes_of = [](std::int64_t tokens, std::int64_t of_stream, std::int64_t seqs) {
+  const std::int64_t parts = sequence_ranks(plan, rank), sharers = token_sharers(plan, rank);
+  const auto sizes_of = [&](std::int64_t tokens, std::int64_t of_stream, std::int64_t seqs) {
     Sizes sizes{.tokens = tokens, .seqs = seqs};
     sizes[sequence_extent] = sizes[returned_extent] = of_stream;
+    sizes[gathered_extent] = tokens * sharers;
     return sizes;
   };
   const StageRuns stage = stage_runs(plan, rank, runs);
@@ -253,7 +261,8 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
       // One token, or where a rank has its part of them, one in each part.
       const bool part = is_pairwise(op.kind) || cuts_tokens(op);
       const std::int64_t tokens = part ? parts : 1;
-      const std::array of = {count(sizes_of(0, 0, 0)), count(sizes_of(tokens, part ? 1 : 0, 0)), count(sizes_of(0, 0, 1))};
+      const std::array of = {count(sizes_of(0, 0, 0)), count(sizes_of(tokens, part ? 1 : 0, 0)),
+                             count(sizes_of(0, 0, 1))};
       const auto linear = [&](std::int64_t TrafficCount::*what) {
         return Linear{of[0].*what, (of[1].*what - of[0].*what) / tokens, of[2].*what - of[0].*what};
       };

@@ -60,12 +60,13 @@ Sizes micro_batch_sizes(const Scenario& s, double sequences) {
   // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
   const double square = mean_square(prompt) + 2.0 * prompt.mean * response.mean + mean_square(response);
   const double pairs = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
-  const double tokens = std::min(sequences * mean, static_cast<double>(s.train.micro_batch_tokens));
+  const double tokens = std::min(sequences * mean, static_cast<double>(micro_batch_capacity(s)));
   const Sizes sizes{.tokens = std::llround(tokens),
                     .seqs = std::max<std::int64_t>(1, std::llround(sequences)),
                     .attention_pairs = std::llround(tokens * pairs)};
-  if (!s.train.layout.sp && s.train.layout.pp == 1) return sizes;
-  Sizes out = filled_up(sizes, s.train.layout.sp ? s.train.layout.tp : 1);
+  const TrainLayout& l = s.train.layout;
+  if (!l.sp && l.pp == 1 && l.ulysses == 1) return sizes;
+  Sizes out = filled_up(sizes, l.sp ? l.tp : 1, l.ulysses);
   out[returned_extent] = out[sequence_extent];
   return out;
 }

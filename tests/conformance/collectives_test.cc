@@ -93,6 +93,11 @@ TEST_CASE("all_reduce: sum and maximum, everywhere the same") {
         {{10, 2, 30}, {10, 2, 30}}, {{1, 12, 0, 12}, {1, 12, 0, 12}});
 }
 
+TEST_CASE("all_to_all: part r of each rank goes to rank r; half of it is the rank's own") {
+  check(OpKind::all_to_all, {}, 4, 4, {{1, 2, 3, 4}, {10, 20, 30, 40}}, {{1, 2, 10, 20}, {3, 4, 30, 40}},
+        {{1, 16, 0, 8}, {1, 16, 0, 8}});
+}
+
 TEST_CASE("broadcast: the root's values; the last of the chain sends nothing") {
   check(OpKind::broadcast, {{Attr::src_rank, std::int64_t{1}}}, 2, 2, {{1, 2}, {3, 4}}, {{3, 4}, {3, 4}},
         {{1, 8, 0, 0}, {1, 8, 0, 8}});

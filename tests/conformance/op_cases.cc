@@ -100,6 +100,47 @@ void add_linear(std::vector<OpCase>& out, DType x) {
                  {}});
 }
 
+/// Heads of 1 element, so that a column is a head: 4 query heads, then KV heads, in parts.
+void add_head_parts(std::vector<OpCase>& out, DType x) {
+  struct Way {
+    std::int64_t kv, parts;
+    std::vector<std::vector<std::int64_t>> columns;  // of each part
+  };
+  for (const Way& way : {Way{2, 2, {{0, 1, 4, 6}, {2, 3, 5, 7}}},
+                         {2, 4, {{0, 4, 6}, {1, 4, 6}, {2, 5, 7}, {3, 5, 7}}},
+                         {4, 2, {{0, 1, 4, 5, 8, 9}, {2, 3, 6, 7, 10, 11}}},
+                         {0, 2, {{0, 1}, {2, 3}}}}) {
+    const std::int64_t width = a + 2 * way.kv, of_part = std::ssize(way.columns.front());
+    const std::vector<std::pair<Attr, AttrValue>> attrs = {
+        {Attr::heads, a}, {Attr::kv_heads, way.kv}, {Attr::head_dim, std::int64_t{1}}};
+    const auto column = [way, of_part](std::int64_t part, std::int64_t c) {
+      return way.columns[static_cast<std::size_t>(part)][static_cast<std::size_t>(c)];
+    };
+    out.push_back({OpKind::split_heads,
+                   {{"x", x, {T, width}, whole}, to_write("y", x, {way.parts, T, of_part})},
+                   {0},
+                   {1},
+                   attrs,
+                   [=](const Values& v, std::int64_t i) {
+                     const std::int64_t c = column(i / of_part / T, i % of_part);
+                     return v[0][static_cast<std::size_t>(i / of_part % T * width + c)];
+                   }});
+    out.push_back({OpKind::merge_heads,
+                   {{"y", x, {way.parts, T, of_part}, whole}, to_write("x", x, {T, width})},
+                   {0},
+                   {1},
+                   attrs,
+                   [=](const Values& v, std::int64_t i) {
+                     double sum = 0;
+                     for (std::int64_t part = 0; part < way.parts; ++part)
+                       for (std::int64_t c = 0; c < of_part; ++c)
+                         if (column(part, c) == i % width)
+                           sum += v[0][static_cast<std::size_t>((part * T + i / width) * of_part + c)];
+                     return sum;
+                   }});
+  }
+}
+
 void add_norms(std::vector<OpCase>& out, DType x) {
   out.push_back(
       {OpKind::rms_norm,
@@ -437,6 +478,7 @@ std::vector<OpCase> op_cases(DType activations) {
   std::vector<OpCase> out;
   add_data(out, activations);
   add_linear(out, activations);
+  add_head_parts(out, activations);
   add_norms(out, activations);
   add_attention(out, activations);
   add_activations(out, activations);

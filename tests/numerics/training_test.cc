@@ -7,6 +7,7 @@
 #include <optional>
 #include <random>
 
+#include "layout/sequence.h"
 #include "layout/shard.h"
 #include "layout/train_weights.h"
 #include "tests/numerics/training_run.h"
@@ -213,6 +214,45 @@ TEST_CASE("Pipelines compute what one rank does") {
     }
 }
 
+TEST_CASE("Ulysses computes what one rank does") {
+  // Fewer KV heads than ranks, head norms, biases, tied tables; beside every engine, tensor and sequence parallelism
+  // and pipelines; tokens that do not divide.
+  struct Way {
+    const char* model;
+    std::int64_t ulysses, tp, dp, pp = 1;
+    TrainEngine engine = TrainEngine::fsdp2;
+    std::int64_t group = -1;
+    const char* order = "tp-cp-ep-dp-pp";
+  };
+  for (const Way& way : {Way{"llama-gqa", 2, 1, 1},
+                         {"llama-gqa", 4, 1, 1},
+                         {"llama-tied", 8, 1, 1},
+                         {"llama-tied", 2, 2, 2, 1, TrainEngine::zero1},
+                         {"qwen2-bias", 4, 2, 1},
+                         {"qwen2-bias", 2, 1, 3, 1, TrainEngine::zero2},
+                         {"mha-one-kv", 4, 1, 1, 1, TrainEngine::ddp},
+                         {"mha-one-kv", 2, 2, 1, 2, TrainEngine::fsdp2, -1, "pp-cp-tp-ep-dp"},
+                         {"qwen3-norm", 2, 2, 2},
+                         {"qwen3-norm", 2, 1, 2, 2, TrainEngine::fsdp2, 2},
+                         {"llama3-rope", 2, 1, 2, 1, TrainEngine::fsdp2, 2, "tp-dp-cp-ep-pp"},
+                         {"llama3-rope", 6, 1, 1}})
+    for (const bool several : {false, true}) {
+      CAPTURE(way.model, way.ulysses, way.tp, way.dp, way.pp, static_cast<int>(way.engine), way.order, several);
+      const Golden g = Golden::load(way.model);
+      Scenario s = golden_scenario(g, way.ulysses * way.tp * way.dp * way.pp);
+      s.train.engine = way.engine;
+      TrainLayout& l = s.train.layout;
+      l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group, l.order = way.order;
+      l.sp = several && way.tp > 1;
+      if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
+      s.train.recompute = several ? Recompute::full : Recompute::selective;
+      s.train.loss_chunk_tokens = several ? 5 : 0;
+      s.train.micro_batch_tokens =
+          round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
+      check_training(g, train(g, s));
+    }
+}
+
 namespace {
 
 std::uint64_t number(const char* variable, std::uint64_t otherwise) {
@@ -228,7 +268,10 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   Scenario s = golden_scenario(g, 1);
   TrainLayout& l = s.train.layout;
   l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
+  l.ulysses = one_of({1, 1, 2, 2, 3, 4});
   if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) return std::nullopt;
+  if (!why_not_ulysses(g.model.heads / l.tp, std::max<std::int64_t>(1, g.model.kv_heads / l.tp), l.ulysses).empty())
+    return std::nullopt;
   s.cluster.gpus_per_node = l.ranks();
   if (l.pp > 1) {
     s.train.pipeline_split.assign(static_cast<std::size_t>(l.pp), 1);
@@ -247,16 +290,16 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
-  s.train.micro_batch_tokens = round_up(one_of({g.longest_sequence(), g.num_tokens()}), l.tp);
+  s.train.micro_batch_tokens = round_up(ceil_div(one_of({g.longest_sequence(), g.num_tokens()}), l.ulysses), l.tp);
   return s;
 }
 
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} pp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard {} prefetch {} chunks {} "
+      "{}: dp {} ulysses {} pp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard {} prefetch {} chunks {} "
       "tokens {}",
-      s.model.name, l.dp, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp,
+      s.model.name, l.dp, l.ulysses, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp,
       l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute), s.train.reshard_after_forward,
       s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
 }
@@ -267,18 +310,20 @@ std::string text_of(const Scenario& s) {
 TEST_CASE("layouts drawn at random compute what transformers does") {
   const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
-  std::uint64_t drawn = 0, cut = 0, staged = 0;
+  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 1'000'003 + i);
     const Golden g = Golden::load(models[random() % models.size()]);
     const std::optional<Scenario> s = draw_layout(g, random);
     if (!s) continue;
     ++drawn, cut += s->train.layout.tp > 1 ? 1 : 0, staged += s->train.layout.pp > 1 ? 1 : 0;
+    shared += s->train.layout.ulysses > 1 ? 1 : 0;
     CAPTURE(i, text_of(*s));
     check_training(g, train(g, *s));
   }
   CHECK(2 * cut > rounds / 2);
   CHECK(3 * staged > rounds / 2);
+  CHECK(4 * shared > rounds / 2);
 }
 
 // Shards, moments and steps go from any layout to any other: other worlds, stages, engines, orders of ranks.

@@ -117,6 +117,42 @@ TEST_CASE("and so with tensor and sequence parallelism in training") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with Ulysses in training") {
+  struct Way {
+    const char* engine;
+    const char* layout;
+    int rollout_tp;
+    const char* transport;
+    const char* recompute = "selective";
+  };
+  std::vector<Case> cases;
+  for (const Way way : {Way{"fsdp2", "dp: 2, ulysses: 2", 2, "ipc"},
+                        {"fsdp2", "dp: 1, ulysses: 4", 2, "collective", "full"},
+                        {"fsdp2", "dp: 2, ulysses: 2, fsdp: 2", 4, "ipc", "none"},
+                        {"zero1", "dp: 2, ulysses: 2", 1, "collective"},
+                        {"zero2", "ulysses: 2, tp: 2", 2, "ipc", "full"},
+                        {"ddp", "ulysses: 4", 4, "ipc"},
+                        {"fsdp2", "ulysses: 2, tp: 2, sp: true", 2, "collective"},
+                        {"fsdp2", "ulysses: 2, pp: 2", 2, "ipc", "full"}})
+    for (const int tokens : {6, 64}) {
+      const bool staged = std::string_view(way.layout).ends_with("pp: 2");
+      cases.push_back(
+          {fmt::format("{} {}, engines of {}, {}, recompute {}, {} tokens", way.engine, way.layout, way.rollout_tp,
+                       way.transport, way.recompute, tokens),
+           tiny_scenario(
+               4, way.rollout_tp,
+               {fmt::format("train.layout={{{}}}", way.layout), fmt::format("train.engine={}", way.engine),
+                fmt::format("train.pipeline_split={}", staged ? "[2, 1]" : "[]"),
+                fmt::format("sync.transport={}", way.transport), "sync.verify=true",
+                fmt::format("train.micro_batch_tokens={}", tokens), fmt::format("train.recompute={}", way.recompute),
+                "train.loss_chunk_tokens=10", "train.precision.params=bf16", "algorithm.reference=true",
+                "algorithm.mini_batches=2", "checkpoint_every=1"}),
+           {},
+           {}});
+    }
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("and so with pipelines in training") {
   struct Way {
     const char* engine;
@@ -205,7 +241,12 @@ TEST_CASE("and so with experts") {
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;
-  CHECK(run_cases(2, {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}}}, same_plan, options) == "");
+  CHECK(
+      run_cases(
+          2,
+          {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}},
+           {"gloo, ulysses", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={ulysses: 2}"}), {}, {}}},
+          same_plan, options) == "");
 }
 
 namespace {

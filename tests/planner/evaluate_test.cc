@@ -80,6 +80,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("mini-batches", s.algorithm.mini_batches > 1);
   if (sft) return;
   note("offload", s.train.offload == Offload::sleep), note("sleep", s.rollout.sleep ? s.rollout.sleep_level : 0);
+  note("ulysses", s.train.layout.ulysses > 1);
   note("pp", s.train.layout.pp > 1 ? s.train.pipeline_schedule : "none");
   note("tp", s.rollout.layout.tp), note("engines", s.rollout.layout.dp > 1);
   note("strided", s.rollout.layout.order == RankOrder::strided), note("rollout", name_of(s.rollout.dtype));
@@ -139,14 +140,15 @@ TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, con
   const auto packed = [&](std::int64_t tokens) {
     Sizes sizes{.tokens = tokens};
     sizes[sequence_extent] = sizes[returned_extent] = tokens / parts;
+    sizes[gathered_extent] = tokens * s.train.layout.ulysses;
     return sizes;
   };
   std::map<std::string, std::int64_t> turns;  // of a pipeline's stage
   const std::int64_t stage = train_mesh(s.train.layout).coordinate(rank, "pp"), steps = v.runs.optimizer_steps;
   const Pipeline pipeline = pipeline_of(s);
   for (std::int64_t i = 0; pipeline.stages > 1 && i < steps; ++i)
-    for (const StageTurn& t : stage_turns(pipeline, stage,
-                                          v.runs.micro_batches * (i + 1) / steps - v.runs.micro_batches * i / steps))
+    for (const StageTurn& t :
+         stage_turns(pipeline, stage, v.runs.micro_batches * (i + 1) / steps - v.runs.micro_batches * i / steps))
       ++turns[block_name(t.step, t.edge >= 0 ? t.edge : t.micro % pipeline.slots(stage, most_micro_batches(s)))];
   const auto visits = [&](const std::string& phase, const std::string& block) -> std::vector<Sizes> {
     const auto times = [](std::int64_t n) { return std::vector<Sizes>(static_cast<std::size_t>(n)); };
@@ -313,7 +315,7 @@ std::string difference_of_parts(const Scenario& s, const Plan& plan) {
   const Scenario there = with_point(s, point);
   RlPrice parts, expected;
   const auto answer = plan_answer_of(there);
-  const bool fits_a_sample = there.train.micro_batch_tokens >= max_sample_tokens(there);
+  const bool fits_a_sample = micro_batch_capacity(there) >= max_sample_tokens(there);
   if (plan_prices(s, cost)(point, parts) != (answer && fits_a_sample)) return "parts: lowered, or not";
   if (!answer || !fits_a_sample) return "";
   use_mapped_bytes(mapped_bytes(answer->memory), expected);
@@ -446,9 +448,11 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
-          "pool=true pp=1f1b pp=gpipe pp=none prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 reference=false "
+          "pool=true pp=1f1b pp=gpipe pp=none prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 "
+          "reference=false "
           "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
-          "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 verify=false verify=true"));
+          "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 ulysses=false ulysses=true "
+          "verify=false verify=true"));
 }
 
 TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by name") {
@@ -561,6 +565,44 @@ TEST_CASE("Traffic of tensor parallelism: what a pass of N tokens moves between 
       CHECK(moved[{PlanPhase::train, OpKind::all_gather}] == (2 * layers + 1 + 4 * layers + 1) * hidden + stats);
     }
   }
+}
+
+TEST_CASE("Traffic of Ulysses: four all-to-alls a layer, of all heads of a rank's own tokens") {
+  // BACKGROUND C1. 4 heads and 2 KV heads of 6 elements, 3 layers, bf16. A rank that has T tokens of its own sends, of
+  // each, query, key and value heads, then what they attended; backward both again. Over 4 ranks each KV head goes to
+  // two of them.
+  const std::int64_t T = 20, layers = 3, head = 6 * 2;
+  for (const std::int64_t ranks : {2, 4})
+    for (const char* recompute : {"none", "selective", "full"}) {
+      CAPTURE(ranks, recompute);
+      const Scenario s = tiny(4, 2,
+                              {fmt::format("train.layout={{dp: {}, ulysses: {}}}", 4 / ranks, ranks),
+                               "train.precision.params=bf16", fmt::format("train.recompute={}", recompute)});
+      const std::int64_t kv = std::max<std::int64_t>(2, ranks), forward = layers * (4 + 2 * kv + 4) * head * T,
+                         again = std::string_view(recompute) == "full" ? forward : 0;
+      const Plan plan = lower(s).value();
+      PlanRuns runs;
+      runs.micro_batches = runs.old_logprobs = 1, runs.optimizer_steps = 1, runs.trained_tokens = T;
+      std::map<PlanPhase, PlanTraffic> moved;
+      for (const PlanTraffic& t : traffic_of(plan, 0, runs)) {
+        CHECK((t.op == OpKind::all_to_all) == (t.group == Family::ulysses));
+        if (t.group == Family::ulysses) moved[t.phase] = t;
+      }
+      CHECK(moved.size() == 2);
+      CHECK(moved[PlanPhase::old_logprobs].payload_bytes == forward);
+      CHECK(moved[PlanPhase::old_logprobs].calls == 2 * layers);
+      CHECK(moved[PlanPhase::train].payload_bytes == 2 * forward + again);
+      CHECK(moved[PlanPhase::train].calls == (again > 0 ? 6 : 4) * layers);
+      // (N - 1) / N of it leaves the rank.
+      for (const Body& body : plan.program(0).bodies)
+        for (const Op& op : body.ops)
+          if (op.kind == OpKind::all_to_all) {
+            Sizes sizes{.tokens = T};
+            sizes[gathered_extent] = ranks * T;
+            const TrafficCount c = traffic_of(op, sizes, ranks, places_of(plan, 0));
+            CHECK(c.wire_bytes * ranks == c.payload_bytes * (ranks - 1));
+          }
+    }
 }
 
 TEST_CASE("The demo's peak is the one derived in docs/memory.md") {

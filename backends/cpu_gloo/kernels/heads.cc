@@ -1,0 +1,72 @@
+#include "backends/cpu_gloo/kernels/heads.h"
+
+#include <cstring>
+
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/simd.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+std::int64_t grain_of(HeadShape shape) { return rows_grain(shape.width()); }
+
+template <class E>
+void copy_heads(const E* from, E* to, std::int64_t heads, std::int64_t head_dim) {
+  std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(heads * head_dim) * sizeof(E));
+}
+
+/// to = the sum over `count` rows `pitch` elements apart.
+template <class E>
+void sum_rows(const E* from, std::int64_t pitch, std::int64_t count, E* to, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, auto ld, auto st) {
+    auto sum = ld(from + i);
+    for (std::int64_t r = 1; r < count; ++r) sum += ld(from + r * pitch + i);
+    st(to + i, sum);
+  });
+}
+
+}  // namespace
+
+void split_heads(KernelContext& ctx, ConstMatrix x, HeadShape shape, std::int64_t parts, Matrix y, std::int64_t T) {
+  HB_CHECK(x.dtype == y.dtype, "split_heads: {} to {}", name_of(x.dtype), name_of(y.dtype));
+  const HeadShape part = shape.part(parts);
+  const std::int64_t d = shape.head_dim;
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, parts * T, grain_of(part), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t r = i / T, kv = r * shape.num_kv_heads / parts;  // the part's first KV head
+        const E* from = row<E>(x, i % T);
+        E* to = row<E>(y, i);
+        copy_heads(from + r * part.num_heads * d, to, part.num_heads, d);
+        copy_heads(from + shape.k_offset() + kv * d, to + part.k_offset(), part.num_kv_heads, d);
+        copy_heads(from + shape.v_offset() + kv * d, to + part.v_offset(), part.num_kv_heads, d);
+      }
+    });
+  });
+}
+
+void merge_heads(KernelContext& ctx, ConstMatrix y, HeadShape shape, std::int64_t parts, Matrix x, std::int64_t T) {
+  HB_CHECK(x.dtype == y.dtype, "merge_heads: {} to {}", name_of(y.dtype), name_of(x.dtype));
+  const HeadShape part = shape.part(parts);
+  const std::int64_t d = shape.head_dim, k = shape.num_kv_heads;
+  const std::int64_t sharers = k > 0 && k < parts ? parts / k : 1;  // parts that have the same KV heads
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, grain_of(shape), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        E* to = row<E>(x, t);
+        for (std::int64_t r = 0; r < parts; ++r)
+          copy_heads(row<E>(y, r * T + t), to + r * part.num_heads * d, part.num_heads, d);
+        for (std::int64_t r = 0; k > 0 && r < parts; r += sharers) {
+          const E* from = row<E>(y, r * T + t);
+          const std::int64_t kv = r * k / parts, n = part.num_kv_heads * d;
+          sum_rows(from + part.k_offset(), T * y.ld, sharers, to + shape.k_offset() + kv * d, n);
+          sum_rows(from + part.v_offset(), T * y.ld, sharers, to + shape.v_offset() + kv * d, n);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace hotbunk::kernels
