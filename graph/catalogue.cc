@@ -1,3 +1,4 @@
+// The rules of catalogue.h, one table of kinds and what each asks of its tensors: long because it has all of them.
 #include "graph/catalogue.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// From an op to its kernel, one function each: long because it has all of them.
 #include "backends/cpu_gloo/op_kernels.h"
 
 #include <fmt/format.h>

@@ -18,6 +18,7 @@ struct Shape {
   const char* architecture = "LlamaForCausalLM";
   int hidden = 24, intermediate = 40, heads = 4, kv_heads = 2, head_dim = 6, vocab = 33;
   bool tied = false;
+  const char* experts = "";  // further keys
 };
 
 std::string model(const Shape& s) {
@@ -25,8 +26,8 @@ std::string model(const Shape& s) {
       "model={{model_type: {}, architectures: [{}], hidden_size: {}, intermediate_size: {}, num_hidden_layers: 2, "
       "num_attention_heads: {}, num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 256, "
       "rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: {}, initializer_range: 0.2, bos_token_id: 1, "
-      "eos_token_id: 2}}",
-      s.type, s.architecture, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab, s.tied);
+      "eos_token_id: 2{}}}",
+      s.type, s.architecture, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab, s.tied, s.experts);
 }
 
 /// "" when every step compared tokens and found no difference at all.
@@ -75,6 +76,16 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
   add("Qwen2: biases, no groups", with(roomy, {model(qwen2)}));
   add("Qwen3: norms of queries and keys", with(roomy, {model(qwen3), "train.recompute=full"}));
   add("tied embeddings, odd widths", {model(tied), "train.recompute=selective"});
+  add("experts, of which a token takes 2 of 5",
+      with(roomy, {model({.type = "mixtral",
+                          .architecture = "MixtralForCausalLM",
+                          .experts = ", num_local_experts: 5, num_experts_per_tok: 2"}),
+                   "train.recompute=full"}));
+  add("experts, weights not renormalised",
+      with(roomy, {model({.type = "qwen3_moe",
+                          .architecture = "Qwen3MoeForCausalLM",
+                          .experts = ", num_experts: 8, num_experts_per_tok: 3, moe_intermediate_size: 20"}),
+                   "train.micro_batch_tokens=64"}));
   add("long responses, several key blocks",
       with(roomy, {model(qwen3), long_prompts, "rollout.max_running_requests=5"}));
   add("one prompt per prefill", with(roomy, {"rollout.max_prefill_tokens=5", "rollout.block_tokens=2"}));

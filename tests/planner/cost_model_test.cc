@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "graph/catalogue.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "tests/toy_plan.h"
@@ -106,6 +107,45 @@ TEST_CASE("a measurement is reproduced where it was taken and fades into its nei
   ClusterSpec shared = c;
   shared.ranks_per_device = 2;
   CHECK(CostModel(h, shared).gemm_seconds(1024, 4096, 4096, DType::bf16) == Approx(2e-3));
+}
+
+TEST_CASE("experts' products are priced as balanced ones, and read the weights of as many experts as there are rows") {
+  constexpr std::int64_t E = 8, c = 2, N = 2048, K = 4096;
+  const CostModel cost = model_of(cluster_of(1));
+  const auto dims = [](std::initializer_list<std::int64_t> sizes, DType dtype) {
+    Tensor t;
+    t.dtype = dtype;
+    for (const std::int64_t size : sizes) t.shape[t.rank++].size = size;
+    return t;
+  };
+  const auto op_of = [&](OpKind kind, std::int64_t T, std::int64_t ranks) {
+    Op op;
+    op.kind = kind;
+    const Tensor x = dims({T, c, K}, DType::bf16), w = dims({E * N, K}, DType::bf16), y = dims({T, c, N}, DType::bf16),
+                 offsets = dims({E + 1}, DType::i32);
+    if (kind == OpKind::grouped_linear) op.inputs = {x, w, offsets}, op.outputs = {y};
+    else op.inputs = {y, x, offsets}, op.outputs = {w};
+    if (ranks > 1) with(op, Attr::tp, ranks);
+    CHECK(check_op(op).empty());
+    return op;
+  };
+  // 8192 tokens: 16384 rows, 2048 for each of 8 experts; forward 2 · 16384 · 2048 · 4096 FLOPs, as many for the
+  // weights.
+  for (const OpKind kind : {OpKind::grouped_linear, OpKind::grouped_linear_wgrad}) {
+    const Op op = op_of(kind, 8192, 1);
+    const double flops = op_flops(op, {}), bytes = static_cast<double>(op_bytes(op, {}, {}));
+    CHECK(flops == 2.0 * 16384 * N * K);
+    const double one = kind == OpKind::grouped_linear ? cost.gemm_seconds(2048, N, K, DType::bf16)
+                                                      : cost.gemm_seconds(N, K, 2048, DType::bf16);
+    CHECK(cost.grouped_seconds(op, flops, bytes) == Approx(8 * one));
+  }
+  // One token's two rows read two matrices: 2 · 2 B · 2048 · 4096 at 78 % of 4e12.
+  const Op one = op_of(OpKind::grouped_linear, 1, 1);
+  const double bytes = static_cast<double>(op_bytes(one, {}, {}));
+  CHECK(bytes == 2.0 * 2 * N * K + 2 * 2 * (K + N) + 4 * (E + 1));
+  CHECK(cost.grouped_seconds(one, op_flops(one, {}), bytes) == Approx(bytes / (0.78 * 4e12)).epsilon(1e-3));
+  // Two ranks with 8 experts each share the rows.
+  CHECK(op_flops(op_of(OpKind::grouped_linear, 8192, 2), {}) == 16384.0 * N * K);
 }
 
 TEST_CASE("a profile survives writing and reading") {
