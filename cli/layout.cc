@@ -190,9 +190,7 @@ std::string rectangles_text(const Json& rectangles) {
 }
 
 /// Enough micro-batches to see a pipeline fill, run and drain.
-std::int64_t shown_micro_batches(const Scenario& s) {
-  return std::min(most_micro_batches(s), 2 * s.train.layout.pp);
-}
+std::int64_t shown_micro_batches(const Scenario& s) { return std::min(most_micro_batches(s), 2 * s.train.layout.pp); }
 
 int run(const Options& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);

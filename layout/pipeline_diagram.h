@@ -1,5 +1,5 @@
-// The usual picture of a pipeline: what each stage does when, if a forward pass takes one unit of time on all of them, a
-// backward pass two, and messages none.
+// The usual picture of a pipeline: what each stage does when, if a forward pass takes one unit of time on all of them,
+// a backward pass two, and messages none.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -124,10 +124,18 @@ std::vector<StageTurn> stage_turns(const Pipeline& p, std::int64_t stage, std::i
   std::vector<StageTurn> out;
   const auto forward_pass = [&](std::int64_t i) { out.push_back({forward, i}); };
   const auto backward_pass = [&](std::int64_t i) { out.push_back({backward, i}); };
-  const auto receive = [&](std::int64_t i) { if (!first) out.push_back({output, i, -1, stage - 1}); };
-  const auto send = [&](std::int64_t i) { if (!last) out.push_back({output, i, -1, stage}); };
-  const auto receive_gradient = [&](std::int64_t i) { if (!last) out.push_back({gradient, i, i, stage}); };
-  const auto send_gradient = [&](std::int64_t i) { if (!first) out.push_back({gradient, i, i, stage - 1}); };
+  const auto receive = [&](std::int64_t i) {
+    if (!first) out.push_back({output, i, -1, stage - 1});
+  };
+  const auto send = [&](std::int64_t i) {
+    if (!last) out.push_back({output, i, -1, stage});
+  };
+  const auto receive_gradient = [&](std::int64_t i) {
+    if (!last) out.push_back({gradient, i, i, stage});
+  };
+  const auto send_gradient = [&](std::int64_t i) {
+    if (!first) out.push_back({gradient, i, i, stage - 1});
+  };
   const bool gpipe = p.schedule == PipelineSchedule::gpipe;
   const std::int64_t ahead = gpipe ? micro_batches : std::min(p.warm_up(stage), micro_batches);
   const std::int64_t steady = micro_batches - ahead;

@@ -65,8 +65,8 @@ std::int64_t TrainHoldings::elements(std::int64_t rank) const {
 
 Result<Layout> engine_layout(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  auto stages = split_pipeline(
-      {.layers = s.model.layers, .stages = l.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
+  auto stages =
+      split_pipeline({.layers = s.model.layers, .stages = l.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
   if (!stages) return tl::unexpected(stages.error());
   const EngineOrder order = l.order == RankOrder::strided ? EngineOrder::strided : EngineOrder::contiguous;
   Layout out = rollout_layout({l.tp, l.cp, std::move(*stages)}, l.dp, order);

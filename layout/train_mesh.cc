@@ -43,8 +43,7 @@ std::vector<StagePart> stage_parts(const Scenario& s) {
   const auto chunks = train_stages(s);
   HB_CHECK(chunks.has_value() && s.train.layout.vpp == 1, "stages that the loader let pass");
   std::vector<StagePart> out;
-  for (const StageChunk& c : *chunks)
-    out.push_back({c.layers, c.stage == 0, c.stage + 1 == s.train.layout.pp});
+  for (const StageChunk& c : *chunks) out.push_back({c.layers, c.stage == 0, c.stage + 1 == s.train.layout.pp});
   return out;
 }
 

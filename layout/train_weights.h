@@ -50,8 +50,8 @@ struct ShardedUnit {
   std::int64_t padding_elements = 0;  // world * shard_elements - full_elements
 };
 
-/// What one pipeline stage has of a model: these layers; in front of them the embedding, if it is the first; behind them
-/// the norm and the head, if it is the last. Tied, both have the table.
+/// What one pipeline stage has of a model: these layers; in front of them the embedding, if it is the first; behind
+/// them the norm and the head, if it is the last. Tied, both have the table.
 struct StagePart {
   Range layers;
   bool first = true, last = true;

@@ -65,8 +65,8 @@ inline constexpr ExtentId returned_extent{3};
 /// of them.
 inline constexpr ExtentId gathered_extent{4};
 
-/// A rank's part of a micro-batch that `sharers` ranks share and that is filled up so that its tokens divide by them, and
-/// each part by `of_stream`; samples and pairs are those of all.
+/// A rank's part of a micro-batch that `sharers` ranks share and that is filled up so that its tokens divide by them,
+/// and each part by `of_stream`; samples and pairs are those of all.
 inline Sizes filled_up(const Sizes& micro, std::int64_t of_stream, std::int64_t sharers = 1) {
   Sizes out = micro;
   const std::int64_t all = round_up(micro.tokens, sharers * of_stream), filling = all - micro.tokens;

@@ -32,7 +32,8 @@ Result<Plan> lower(const Scenario&, Purpose = Purpose::job);
 using PhaseFilter = std::function<bool(PlanPhase)>;
 struct PartOfPlan {
   Plan plan;
-  std::vector<PhaseBytes> transients;  // by program: how much of its transient section each phase needs, before rounding
+  std::vector<PhaseBytes>
+      transients;  // by program: how much of its transient section each phase needs, before rounding
 };
 Result<PartOfPlan> lower_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
 /// The same as it is written, all but its places and events left as they are: no program is made of it.

@@ -26,9 +26,7 @@ std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bo
 }
 
 /// Of a table that the first and the last stage of a pipeline both have, the last one's.
-bool is_tied_copy(const UnitParam& p, const TrainState& state) {
-  return p.role == R::embedding && !state.part().first;
-}
+bool is_tied_copy(const UnitParam& p, const TrainState& state) { return p.role == R::embedding && !state.part().first; }
 
 /// Such a table's gradients, which each of the two stages has found in part.
 void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
@@ -153,7 +151,8 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
     b.communicate(OpKind::all_reduce, streams::control, mesh.ranks() == mesh.shards ? Family::world : Family::fsdp,
                   "train.grad_squares.all_reduce", {sum}, {sum});
   if (mesh.stages > 1)
-    b.communicate(OpKind::all_reduce, streams::control, Family::train_pp, "train.grad_squares.all_stages", {sum}, {sum});
+    b.communicate(OpKind::all_reduce, streams::control, Family::train_pp, "train.grad_squares.all_stages", {sum},
+                  {sum});
   if (mesh.tensor > 1) {  // ranks of one tensor-parallel place add up their metrics; a request may come to any rank
     const Tensor stop =
         b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests));

@@ -17,9 +17,7 @@ struct TokenFeeds {
 };
 
 /// Whose matrix makes logits: the embedding's where the two are one.
-inline ParamRole head_role(const ModelSpec& m) {
-  return m.tie_embeddings ? ParamRole::embedding : ParamRole::lm_head;
-}
+inline ParamRole head_role(const ModelSpec& m) { return m.tie_embeddings ? ParamRole::embedding : ParamRole::lm_head; }
 
 class PackedModel {
  public:

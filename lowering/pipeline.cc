@@ -29,8 +29,8 @@ StageTraining::StageTraining(const Scenario& s, ProgramBuilder& b, const TrainSt
         // The same for all slots, each of which is fed anew: calls that read them share their bodies.
         const Dim T = tokens(s.train.micro_batch_tokens);
         const auto make = [&](const char* name, DType dtype, const Dim& shape) {
-          const BufferId id = b.managed(std::string("train.") + name, dtype, shape.size, Category::workspace,
-                                        sections::transient);
+          const BufferId id =
+              b.managed(std::string("train.") + name, dtype, shape.size, Category::workspace, sections::transient);
           b.alloc(id, streams::h2d);
           allocated_.push_back(id);
           return b.view(id, dtype, {shape});

@@ -319,8 +319,8 @@ class SyncLowering {
     return out;
   }
 
-  /// Every rank of a stage has all parameters: it takes its slices of them, and nothing is staged but what comes up from
-  /// the host or from another stage.
+  /// Every rank of a stage has all parameters: it takes its slices of them, and nothing is staged but what comes up
+  /// from the host or from another stage.
   void from_own(const Bucket& bucket, const std::string& name) {
     const bool passes_on = t_.mesh().stages > 1;
     Sources from = passes_on ? passed_on(bucket, name) : from_host_ ? upload(bucket, name) : shards(bucket);

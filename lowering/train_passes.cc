@@ -180,7 +180,8 @@ void TrainPasses::backward(Kept& kept, const Tensor& gradient) {
 
 /// Logits, log-probs, loss and their backward, in chunks of tokens; returns d(normed) [T,H], on each rank of a
 /// tensor-parallel group what its part of the vocabulary adds.
-Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const WholeUnit& d_root, const Tensor& normed) {
+Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const WholeUnit& d_root,
+                         const Tensor& normed) {
   const ModelSpec& m = s_.model;
   const DType compute = s_.train.precision.params;
   const Tensor w = model_.head(root), dw = d_root.tensor(b_, head_role(m));
@@ -199,8 +200,10 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
                  d_logp = make("d_logp", {T}, DType::f32);
     const auto [logits, lse] =
         lower_token_logps(s_, b_, model_.sharding(), name, x, w, part(feeds.targets), logp, entropy);
-    Op& l = b_.emit(OpKind::token_loss, streams::compute, name + "loss",
-                    {logp, part(feeds.old_logps), part(feeds.ref_logps), part(feeds.advantages), part(feeds.loss_weights), entropy}, {d_logp, metrics_});
+    Op& l = b_.emit(
+        OpKind::token_loss, streams::compute, name + "loss",
+        {logp, part(feeds.old_logps), part(feeds.ref_logps), part(feeds.advantages), part(feeds.loss_weights), entropy},
+        {d_logp, metrics_});
     with(with(with(l, Attr::clip_low, s_.algorithm.clip_low), Attr::clip_high, s_.algorithm.clip_high), Attr::kl_coef,
          s_.algorithm.reference ? s_.algorithm.kl_coef : 0.0);
     with(l, Attr::sft, std::int64_t{s_.algorithm.name == AlgorithmName::sft ? 1 : 0});
@@ -211,8 +214,8 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
     with(model_.sharding().tp.ranks > 1 ? with_vocabulary(d, model_.sharding()) : with(d, Attr::vocab, m.vocab),
          Attr::temperature, logit_temperature(s_));
     b_.emit(OpKind::linear_dgrad, streams::compute, name + "lm_head.dgrad", {d_logits, w}, {part(d_normed)});
-    with(b_.emit(OpKind::linear_wgrad, streams::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}),
-         Attr::accumulate, std::int64_t{state_.accumulates() || c > 0 ? 1 : 0});
+    with(b_.emit(OpKind::linear_wgrad, streams::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}), Attr::accumulate,
+         std::int64_t{state_.accumulates() || c > 0 ? 1 : 0});
   }
   return d_normed;
 }

@@ -352,8 +352,9 @@ Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUn
 /// The parameters of a stage's unit, out of all its shards.
 void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t stage,
                       Slot slot, const Tensor& gathered) {
-  const std::int64_t what = (stage * std::ssize(state.units_of(stage)) + unit.kind) * static_cast<std::int64_t>(Slot::count) +
-                            static_cast<std::int64_t>(slot);
+  const std::int64_t what =
+      (stage * std::ssize(state.units_of(stage)) + unit.kind) * static_cast<std::int64_t>(Slot::count) +
+      static_cast<std::int64_t>(slot);
   b.call(stage == 0 ? "export.fetch" : fmt::format("export.fetch.{}", stage), what, parameters_prefix(unit), {gathered},
          [&] {
            for (const UnitParam& p : unit.params) {

@@ -186,8 +186,9 @@ void BackwardWriter::write(const ForwardOp& op) {
       const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
       const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
       const Tensor d = make(op.inputs[0]), d_qkv = make_by_heads(to_, s_, HeadsOf::qkv, in, d);
-      to_.attend_backward(in_attention(s_), op.name + ".backward", d_attended, value(in_attention(f_, s_, op.inputs[0])),
-                          value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_qkv);
+      to_.attend_backward(in_attention(s_), op.name + ".backward", d_attended,
+                          value(in_attention(f_, s_, op.inputs[0])), value(in_attention(f_, s_, op.outputs[0])),
+                          value(op.outputs[1]), d_qkv);
       return by_tokens(to_, s_, HeadsOf::qkv, in, d_qkv, d);
     }
     case OpKind::swiglu: {

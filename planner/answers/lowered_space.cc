@@ -124,8 +124,8 @@ class PlanAnswers {
     for (std::size_t stage = 0; stage < frame->shifts.size(); ++stage) {
       PhaseBytes transients = frame->transients[stage];
       raise(transients, training->transients[stage]);
-      const JobMaps maps(frame->phases, frame->keep_mapped, frame->chunk_bytes, frame->shifts[stage],
-                         frame->pool_bytes, transients);
+      const JobMaps maps(frame->phases, frame->keep_mapped, frame->chunk_bytes, frame->shifts[stage], frame->pool_bytes,
+                         transients);
       raise(mapped, maps.mapped());
       shifts.push_back(maps.shifts());
     }

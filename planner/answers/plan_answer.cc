@@ -213,8 +213,8 @@ MicroBatchStreams micro_batch_streams(const Scenario& s, const RlPoint& p, const
   const PlanBlocks blocks(answer.plan);
   const bool whole = s.train.layout.pp == 1;  // else the first stage's two passes
   for (const char* block : whole ? std::vector{"micro"} : std::vector{"forward.0", "backward.0"})
-    out.seconds.add(blocks.block(PlanPhase::train, block).seconds(cost, device_sharing(cost, s.cluster), {&place, 1}, sizes),
-                    1.0);
+    out.seconds.add(
+        blocks.block(PlanPhase::train, block).seconds(cost, device_sharing(cost, s.cluster), {&place, 1}, sizes), 1.0);
   return out;
 }
 

@@ -47,7 +47,8 @@ std::vector<BlockStreams> PlanBlocks::blocks(PlanPhase phase) const {
   std::vector<BlockStreams> out;
   const auto index = static_cast<std::size_t>(plan_->phase_index(name_of(phase)));
   if (part_ != nullptr)
-    for (const DraftBlock& b : part_->drafts[stage_].phases.at(index)) out.emplace_back(*plan_, part_->drafts[stage_], b);
+    for (const DraftBlock& b : part_->drafts[stage_].phases.at(index))
+      out.emplace_back(*plan_, part_->drafts[stage_], b);
   else
     for (const Block& b : plan_->programs[stage_].phases.at(index))
       out.emplace_back(*plan_, plan_->programs[stage_], b);

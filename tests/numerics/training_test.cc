@@ -297,11 +297,12 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} ulysses {} pp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard {} prefetch {} chunks {} "
+      "{}: dp {} ulysses {} pp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard {} "
+      "prefetch {} chunks {} "
       "tokens {}",
-      s.model.name, l.dp, l.ulysses, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp,
-      l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute), s.train.reshard_after_forward,
-      s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+      s.model.name, l.dp, l.ulysses, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order,
+      l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute),
+      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
 }
 
 }  // namespace

@@ -173,21 +173,21 @@ TEST_CASE("and so with pipelines in training") {
                         {"ddp", "dp: 1, pp: 4", 2, "collective", "1f1b", true}})
     for (const int tokens : {12, 64}) {
       const bool four = std::string_view(way.layout).ends_with("4");
-      cases.push_back({fmt::format("{} {}, engines of {}, {}, {}, {} tokens", way.engine, way.layout, way.rollout_tp,
-                                   way.transport, way.schedule, tokens),
-                       tiny_scenario(4, way.rollout_tp,
-                                     {fmt::format("train.layout={{{}}}", way.layout),
-                                      fmt::format("train.engine={}", way.engine),
-                                      fmt::format("train.pipeline_schedule={}", way.schedule),
-                                      fmt::format("train.pipeline_split={}", four ? "[1, 1, 1, 1]" : "[2, 1]"),
-                                      fmt::format("model.num_hidden_layers={}", four ? 4 : 3),
-                                      fmt::format("model.tie_word_embeddings={}", way.tied),
-                                      fmt::format("sync.transport={}", way.transport), "sync.verify=true",
-                                      fmt::format("train.micro_batch_tokens={}", tokens), "train.recompute=selective",
-                                      "train.precision.params=bf16", "algorithm.reference=true",
-                                      "algorithm.mini_batches=2", "checkpoint_every=1"}),
-                       {},
-                       {}});
+      cases.push_back(
+          {fmt::format("{} {}, engines of {}, {}, {}, {} tokens", way.engine, way.layout, way.rollout_tp, way.transport,
+                       way.schedule, tokens),
+           tiny_scenario(
+               4, way.rollout_tp,
+               {fmt::format("train.layout={{{}}}", way.layout), fmt::format("train.engine={}", way.engine),
+                fmt::format("train.pipeline_schedule={}", way.schedule),
+                fmt::format("train.pipeline_split={}", four ? "[1, 1, 1, 1]" : "[2, 1]"),
+                fmt::format("model.num_hidden_layers={}", four ? 4 : 3),
+                fmt::format("model.tie_word_embeddings={}", way.tied), fmt::format("sync.transport={}", way.transport),
+                "sync.verify=true", fmt::format("train.micro_batch_tokens={}", tokens), "train.recompute=selective",
+                "train.precision.params=bf16", "algorithm.reference=true", "algorithm.mini_batches=2",
+                "checkpoint_every=1"}),
+           {},
+           {}});
     }
   CHECK(run_cases(4, cases, same_plan) == "");
 }

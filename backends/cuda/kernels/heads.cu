@@ -1,6 +1,6 @@
-// split_heads: x[T,Q] -> y[W,T,Q'], for each part its query heads and the KV heads that they attend to. merge_heads goes
-// back; a KV head that several parts have is their sum in the parts' order. a, k, d: all heads; parts divides a, and k
-// or is a multiple of it; k = 0: query heads alone.
+// split_heads: x[T,Q] -> y[W,T,Q'], for each part its query heads and the KV heads that they attend to. merge_heads
+// goes back; a KV head that several parts have is their sum in the parts' order. a, k, d: all heads; parts divides a,
+// and k or is a multiple of it; k = 0: query heads alone.
 #include "common.cuh"
 
 namespace {
@@ -53,12 +53,12 @@ HB_DEVICE void merge_heads(const E* y, E* x, int T, int a, int k, int d, int par
 
 }  // namespace
 
-#define HB_HEADS(E, name)                                                                                          \
-  extern "C" __global__ void split_heads_##name(const E* x, E* y, int T, int a, int k, int d, int parts) {         \
-    split_heads(x, y, T, a, k, d, parts);                                                                          \
-  }                                                                                                                \
-  extern "C" __global__ void merge_heads_##name(const E* y, E* x, int T, int a, int k, int d, int parts) {         \
-    merge_heads(y, x, T, a, k, d, parts);                                                                          \
+#define HB_HEADS(E, name)                                                                                  \
+  extern "C" __global__ void split_heads_##name(const E* x, E* y, int T, int a, int k, int d, int parts) { \
+    split_heads(x, y, T, a, k, d, parts);                                                                  \
+  }                                                                                                        \
+  extern "C" __global__ void merge_heads_##name(const E* y, E* x, int T, int a, int k, int d, int parts) { \
+    merge_heads(y, x, T, a, k, d, parts);                                                                  \
   }
 HB_HEADS(float, f32)
 HB_HEADS(bf16, bf16)
