@@ -41,6 +41,7 @@ StageRuns stage_runs(const Plan& plan, Rank rank, const PlanRuns& runs) {
   const std::int32_t train = plan.phase_index(name_of(PlanPhase::train));
   if (train < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::train_pp)) return out;
   const std::vector<Rank>& stages = plan.group_of(static_cast<GroupId>(Family::train_pp), rank);
+  if (stages.empty()) return out;
   Pipeline pipeline{.stages = std::ssize(stages), .schedule = PipelineSchedule::gpipe};
   std::int64_t slots = 0;
   for (const Block& block : plan.program(rank).phases[static_cast<std::size_t>(train)]) {

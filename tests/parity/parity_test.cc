@@ -290,4 +290,13 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
     return "";
   };
   CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2), {}, {}}}, check) == "");
+  const auto exchanged = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    for (const OpKind kind : {OpKind::all_to_all, OpKind::split_heads, OpKind::merge_heads})
+      for (const char* phase : {"train", "old_logprobs"})
+        if (complaint(o, without(o.plan, kind, phase, 1)).empty())
+          return fmt::format("dropping {} of {} went unnoticed", name_of(kind), phase);
+    return "";
+  };
+  CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2, {"train.layout={ulysses: 2}"}), {}, {}}}, exchanged) == "");
 }
