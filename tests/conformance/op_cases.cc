@@ -110,23 +110,23 @@ void add_head_parts(std::vector<OpCase>& out, DType x) {
                          {2, 4, {{0, 4, 6}, {1, 4, 6}, {2, 5, 7}, {3, 5, 7}}},
                          {4, 2, {{0, 1, 4, 5, 8, 9}, {2, 3, 6, 7, 10, 11}}},
                          {0, 2, {{0, 1}, {2, 3}}}}) {
-    const std::int64_t width = a + 2 * way.kv, of_part = std::ssize(way.columns.front());
+    const std::int64_t columns_of_all = a + 2 * way.kv, of_part = std::ssize(way.columns.front());
     const std::vector<std::pair<Attr, AttrValue>> attrs = {
         {Attr::heads, a}, {Attr::kv_heads, way.kv}, {Attr::head_dim, std::int64_t{1}}};
     const auto column = [way, of_part](std::int64_t part, std::int64_t c) {
       return way.columns[static_cast<std::size_t>(part)][static_cast<std::size_t>(c)];
     };
     out.push_back({OpKind::split_heads,
-                   {{"x", x, {T, width}, whole}, to_write("y", x, {way.parts, T, of_part})},
+                   {{"x", x, {T, columns_of_all}, whole}, to_write("y", x, {way.parts, T, of_part})},
                    {0},
                    {1},
                    attrs,
                    [=](const Values& v, std::int64_t i) {
                      const std::int64_t c = column(i / of_part / T, i % of_part);
-                     return v[0][static_cast<std::size_t>(i / of_part % T * width + c)];
+                     return v[0][static_cast<std::size_t>(i / of_part % T * columns_of_all + c)];
                    }});
     out.push_back({OpKind::merge_heads,
-                   {{"y", x, {way.parts, T, of_part}, whole}, to_write("x", x, {T, width})},
+                   {{"y", x, {way.parts, T, of_part}, whole}, to_write("x", x, {T, columns_of_all})},
                    {0},
                    {1},
                    attrs,
@@ -134,8 +134,8 @@ void add_head_parts(std::vector<OpCase>& out, DType x) {
                      double sum = 0;
                      for (std::int64_t part = 0; part < way.parts; ++part)
                        for (std::int64_t c = 0; c < of_part; ++c)
-                         if (column(part, c) == i % width)
-                           sum += v[0][static_cast<std::size_t>((part * T + i / width) * of_part + c)];
+                         if (column(part, c) == i % columns_of_all)
+                           sum += v[0][static_cast<std::size_t>((part * T + i / columns_of_all) * of_part + c)];
                      return sum;
                    }});
   }
