@@ -111,7 +111,7 @@ TEST_CASE("a measurement is reproduced where it was taken and fades into its nei
 
 TEST_CASE("experts' products are priced as balanced ones, and read the weights of as many experts as there are rows") {
   constexpr std::int64_t E = 8, c = 2, N = 2048, K = 4096;
-  const CostModel cost = model_of(cluster_of(1));
+  const CostModel cost = model_of(cluster_of_nodes(1));
   const auto dims = [](std::initializer_list<std::int64_t> sizes, DType dtype) {
     Tensor t;
     t.dtype = dtype;
