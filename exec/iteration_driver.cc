@@ -290,8 +290,10 @@ Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number,
   const auto& order = passes(rank, mini.micro_batches());
   if (index == 0) return {.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
   if (index == std::ssize(order) + 1) {
-    const auto& blocks = plan_.program(rank).phases[static_cast<std::size_t>(plan_.phase_index("train"))];
-    return {.block = static_cast<std::int32_t>(blocks.size()) - 1,
+    // The last one.
+    const auto train = static_cast<std::size_t>(plan_.phase_index("train"));
+    const auto blocks = std::ssize(plan_.program(rank).phases[train]);
+    return {.block = pipeline_.stages > 1 ? static_cast<std::int32_t>(blocks) - 1 : 2,
             .step = it.step,
             .sizes = {},
             .payload = step_payload(it, rank, number)};

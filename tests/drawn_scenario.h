@@ -82,7 +82,7 @@ inline std::string draw_scenario() {
   for (std::int64_t t = 2; t <= tp; ++t)
     if (tp % t == 0) tensor.push_back(t);
   const std::int64_t train_tp = one_of(tensor), layers = in(1, 8);
-  std::vector<std::int64_t> stages{1, 1, 1};
+  std::vector<std::int64_t> stages{1, 1};
   for (std::int64_t p = 2; p <= std::min(layers, world / train_tp); ++p)
     if (world / train_tp % p == 0) stages.push_back(p);
   const std::int64_t pp = one_of(stages), data = world / train_tp / pp;
@@ -109,7 +109,7 @@ inline std::string draw_scenario() {
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
       one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data / ulysses, ulysses, train_tp, pp,
       whole_experts ? train_tp : 1, experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
-      one_of<std::string>({"1f1b", "1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
+      one_of<std::string>({"1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
