@@ -1,5 +1,5 @@
-// What a scenario that was read must hold to, and what of it is executed: long for its rules, of which each says its own
-// arithmetic and remedy.
+// What a scenario that was read must hold to, and what of it is executed: long for its rules, of which each says its
+// own arithmetic and remedy.
 #include "spec/validate.h"
 
 #include <fmt/format.h>

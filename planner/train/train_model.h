@@ -5,7 +5,6 @@
 //
 // Both call CostModel's primitives, so a FLOP costs the same here and in the simulator. Long for the terms of
 // TrainPrice, each with its unit, which every answer names.
-// Long for what a point and its price name: each figure with its unit.
 #pragma once
 #include <algorithm>
 #include <array>
