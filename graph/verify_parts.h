@@ -41,7 +41,8 @@ void check_deadlock(const Plan&, Faults&);
 void check_memory_and_order(const Plan&, std::size_t program, Faults&);
 
 /// Of each block: a turn of a slot limit waits for the one whose slot it takes, and no stream waits for an op with
-/// which the waiting one shares no buffer and no slot (verify_order.cc).
+/// which the waiting one shares no buffer and no slot; blocks that come in any order join all streams at their borders
+/// (verify_order.cc).
 void check_waits(const Plan&, std::size_t program, Faults&);
 
 /// That an op reads only bytes that were written, on every rank of the program.

@@ -163,12 +163,24 @@ TEST_CASE("Sleeping and waking twice is harmless where the block says so, and wh
   CHECK_THAT(verify(talks)[0], Contains("communicates (barrier '') in a block that a rank may skip"));
 }
 
-TEST_CASE("A driven block that loops leaves nothing behind") {
+TEST_CASE("Driven blocks come in any order: each begins and ends joined, and leaves nothing behind") {
   Plan plan = base();
   plan.phases[1].driven = true;  // visited twice per iteration now
+  // gather knows what is behind it from the wait at its end: of the block that was walked, not of any.
+  CHECK_THAT(faults_of(plan), Contains("op 1 (zero ''): its stream does not wait for what came before the block"));
+  for (Op mark : {event(OpKind::wait, streams::gather, 1), event(OpKind::record, streams::compute, 1)}) {
+    work(plan).pop_back();
+    work(plan).add(0, mark);
+  }
   CHECK(verify(plan) == std::vector<std::string>{});
-  work(plan).pop_back();  // the last wait: only the block's next run needs it
-  CHECK_FALSE(verify(plan).empty());
+  Plan open_end = plan;
+  open_end.groups = {{"world", {{0}}}};
+  Op barrier = op(OpKind::barrier, {}, {}, streams::gather);
+  barrier.group = 0;
+  work(open_end).push_back(barrier);
+  CHECK_THAT(faults_of(open_end), Contains("the block ends without waiting for it"));
+  open_end.phases[1].driven = false;
+  CHECK(verify(open_end) == std::vector<std::string>{});
 }
 
 TEST_CASE("Order: missing events, events nobody recorded") {
