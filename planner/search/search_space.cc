@@ -169,7 +169,9 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
   s.batch = std::max<std::int64_t>(batch, 1);
   s.tp = at_most(divisors(ranks), std::min<std::int64_t>(std::max<std::int64_t>(per_node, 1), m.heads));
   const bool megatron = engine == TrainEngine::megatron;
-  s.pp = megatron ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
+  // What gathers parameters in every pass makes no pipelines (visit_shardings).
+  const bool has_stages = megatron || engine == TrainEngine::zero1 || engine == TrainEngine::ddp;
+  s.pp = has_stages ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
   s.vpp = megatron ? std::vector<std::int64_t>{1, 2, 3, 4, 6, 8} : std::vector<std::int64_t>{1};
   // Deep stages are interleaved layer by layer: chunks of equal size beyond those.
   if (megatron)
@@ -178,10 +180,11 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
         for (const std::int64_t chunks : divisors(m.layers / stages)) include(s.vpp, chunks);
   std::ranges::sort(s.vpp);
   s.cp = s.ulysses = at_most(filling_nodes(divisors(ranks), std::max<std::int64_t>(per_node, 1)), 8);
-  const bool many = ranks > (megatron ? std::max<std::int64_t>(per_node, 1) : many_ranks);
-  // Megatron's pipelines and tensor parallelism leave several nodes layouts enough: there ring attention stands for
+  const bool several_nodes = ranks > std::max<std::int64_t>(per_node, 1);
+  const bool many = megatron ? several_nodes : ranks > many_ranks;
+  // Pipelines and tensor parallelism leave several nodes layouts enough: there Megatron's ring attention stands for
   // both ways to split sequences.
-  if (megatron && many) s.ulysses = {1};
+  if (has_stages && several_nodes) s.ulysses = {1};
   for (const std::int64_t group : divisors(ranks))
     if (group > 1 && group < ranks && (!many || is_node_group(group, per_node))) s.shard.push_back(group);
   s.micro_batch = at_most(divisors(s.batch), 16);
