@@ -121,7 +121,8 @@ PlanReport report_on(const Job& job, bool json) {
 Result<Choices> best_layouts(const PlanArguments& o, const ScenarioPricer& pricer) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
-  return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget});
+  return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget,
+                         o.scenario.json});
 }
 Result<Choices> best_layouts(const PlanArguments& o, const Scenario& scenario) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "base/format.h"
 #include "base/json.h"
@@ -14,6 +15,7 @@
 #include "planner/answers/stated_error.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
+#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
@@ -227,6 +229,27 @@ std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own
   return {};
 }
 
+/// Ways to cut training of which plans are lowered: the scenario's, data parallelism alone and, of those that execute,
+/// the best by estimate. All where no estimate fits.
+std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
+                                     SearchOptions options) {
+  constexpr std::size_t most = 3;
+  options.keep = 8 * most;
+  options.nearest = options.front = false;
+  const RlSearch estimated = search_layouts(s, space, options);
+  if (estimated.best.empty()) return {};
+  std::vector<TrainCut> out = {TrainCut::of(own.train)};
+  const auto add = [&](const TrainCut& cut) {
+    if (std::ranges::find(out, cut) == out.end()) out.push_back(cut);
+  };
+  add({});
+  const std::size_t enough = out.size() + most;
+  for (const RlCandidate& c : estimated.best)
+    if (out.size() < enough && unsupported_to_execute(with_point(s.scenario(), c.point)).empty())
+      add(TrainCut::of(c.point.train));
+  return out;
+}
+
 }  // namespace
 
 Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
@@ -235,6 +258,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
                        .objective = options.objective,
                        .device_bytes = s.rl().setting().device_bytes,
                        .host_bytes = s.rl().setting().host_bytes,
+                       .front = options.front,
                        .most_points = options.budget};
   const RlPoint own = s.point();
   Choices out;
@@ -247,8 +271,9 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   if (out.lowered) {
     const PlanPrices lowered = plan_prices(s.scenario(), s.train().cost());
     out.beyond = better_beyond(s, own, space, search, lowered);
-    search.plan_prices = lowered;
     keep_what_executes(space, s.scenario(), own.sync);
+    if (options.budget > 0) out.cuts = space.train.cuts = promising_cuts(s, own, space, search);
+    search.plan_prices = lowered;
   }
   const RlSearch found = search_layouts(s, space, search);
   for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, own, c.point, c.price, search));
@@ -306,6 +331,9 @@ std::string render(const Choices& c) {
   out +=
       "Not varied, as the scenario says: train.engine, train.loss_chunk_tokens, the order of dimensions; "
       "docs/planner.md lists the values of the rest\n";
+  if (!c.cuts.empty())
+    out += fmt::format("Training cut by: {}; yours, and the best by estimate (--budget 0: all)\n",
+                       fmt::join(c.cuts | std::views::transform([](const TrainCut& t) { return describe(t); }), ", "));
   if (!c.reason.empty()) out += c.reason + "\n";
   out += fmt::format("Seconds of an iteration: {}\n", error_text(iteration_error(c.framework)));
   if (!c.rows.empty())
@@ -343,6 +371,8 @@ std::string render(const Choices& c) {
 }
 
 std::string to_json(const Choices& c) {
+  auto cuts = nlohmann::ordered_json::array();
+  for (const TrainCut& cut : c.cuts) cuts.push_back(describe(cut));
   nlohmann::ordered_json doc = {{"objective", name_of(c.options.objective)},
                                 {"headroom", c.options.headroom.value_or(0.0)},
                                 {"limit_bytes", c.limit_bytes},
@@ -350,6 +380,7 @@ std::string to_json(const Choices& c) {
                                 {"priced", c.priced},
                                 {"feasible", c.feasible},
                                 {"lowered", c.lowered},
+                                {"cuts", cuts},
                                 {"complete", c.complete},
                                 {"gap", c.gap}};
   if (!c.reason.empty()) doc["reason"] = c.reason;

@@ -21,7 +21,8 @@ struct ChoiceOptions {
   // Fraction of device memory left free; unset: the error of predicted bytes (memory_error), 0 where plans count them.
   std::optional<double> headroom{};
   std::size_t top = 5;      // rows
-  std::int64_t budget = 0;  // prices, 0: all
+  std::int64_t budget = 0;  // prices, 0: all; with one, of a lowered scenario the promising cuts alone
+  bool front = true;        // Choices::pareto, too
 };
 
 struct ChoiceRow {
@@ -48,6 +49,7 @@ struct Choices {
   std::string framework;          // whose profile
   std::string reason;             // why no row fits
   bool lowered = false;           // the rows execute here, and their bytes are their plans', mapped
+  std::vector<TrainCut> cuts;     // then: of training, that were searched; empty: all
   std::vector<ChoiceRow> beyond;  // then: the best of all that is priced, if better than the rows; it does not execute
 };
 /// E262 when money is asked for and no price is known.

@@ -1,6 +1,7 @@
 // Search over layouts. Every point of the space is priced in full, or provably no better than what is kept; a budget
 // makes it any-time: then the gap that is left is proven too.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -15,13 +16,27 @@ namespace hotbunk {
 
 class Workers;  // base/parallel.h
 
+/// How training cuts layers and sequences; ranks beyond that share the data.
+struct TrainCut {
+  std::int64_t tp = 1, pp = 1, cp = 1, ulysses = 1, ep = 1, etp = 1;
+  bool sp = false;
+  static TrainCut of(const TrainPoint& p) { return {p.tp, p.pp, p.cp, p.ulysses, p.ep, p.etp, p.sp}; }
+  friend auto operator<=>(const TrainCut&, const TrainCut&) = default;
+};
+/// "tp 2 sp pp 4"; "data" without any.
+std::string describe(const TrainCut&);
+
 /// The values that each knob may take; the space is their product, less what does not divide.
 struct TrainSpace {
   std::int64_t ranks = 1;
   std::int64_t batch = 1;  // sequences per optimizer step, over all ranks
   bool ragged = false;     // the last micro-batch may be short; else dp x micro-batch divides the batch
   std::vector<std::int64_t> tp{1}, pp{1}, vpp{1}, cp{1}, ulysses{1}, ep{1}, etp{1}, micro_batch{1};
-  bool etp_as_tp = false;  // beside the values of etp, which go with every tp
+  bool etp_as_tp = false;      // beside the values of etp, which go with every tp
+  std::vector<TrainCut> cuts;  // of all that these make only those; empty: all
+  bool takes(const TrainPoint& p) const {
+    return cuts.empty() || std::ranges::find(cuts, TrainCut::of(p)) != cuts.end();
+  }
   std::vector<bool> sp{false, true};
   std::vector<PipelineSchedule> schedule{PipelineSchedule::one_f_one_b};  // others where vpp is 1
   std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};

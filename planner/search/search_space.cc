@@ -1,7 +1,10 @@
 // Which values the knobs of a search take by default.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "lowering/sample_rows.h"
 #include "planner/search/search.h"
@@ -14,6 +17,15 @@ std::string_view name_of(Objective o) {
   constexpr std::string_view names[num_objectives] = {"seconds", "tokens-per-gpu", "gpu-hours",
                                                       "money",   "memory",         "gpus"};
   return names[static_cast<std::size_t>(o)];
+}
+
+std::string describe(const TrainCut& c) {
+  std::string out;
+  const std::pair<const char*, std::int64_t> degrees[] = {{"tp", c.tp},           {"pp", c.pp}, {"cp", c.cp},
+                                                          {"ulysses", c.ulysses}, {"ep", c.ep}, {"etp", c.etp}};
+  for (const auto& [name, n] : degrees)
+    if (n > 1) out += fmt::format("{}{} {}", out.empty() ? "" : " ", name, n);
+  return out.empty() ? "data" : out + (c.sp ? " sp" : "");
 }
 
 std::vector<std::int64_t> divisors(std::int64_t n) {

@@ -4,6 +4,7 @@ Drawn as nested dicts; JSON is YAML, so a scenario file is its dump.
 """
 import copy
 import json
+import math
 
 NUM_TASK_TOKENS = 15  # rl/tasks.h
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -20,8 +21,8 @@ def whole_under(kv_heads, tp):
 def tensor_parallel_sizes(scenario, world):
     """Sizes of one engine that a model allows and that divide a world."""
     m = scenario["model"]
-    return [d for d in divisors(world) if m["num_attention_heads"] % d == 0 and m["intermediate_size"] % d == 0
-            and whole_under(m["num_key_value_heads"], d)]
+    cut = [m["num_attention_heads"], m["intermediate_size"], m.get("moe_intermediate_size", m["intermediate_size"])]
+    return [d for d in divisors(world) if all(n % d == 0 for n in cut) and whole_under(m["num_key_value_heads"], d)]
 
 
 def draw_task(r):
@@ -33,14 +34,39 @@ def draw_task(r):
     return {"name": name, "digits": digits}, prompt, answer
 
 
-def draw_model(r, tp, longest):
-    """Llama, Qwen2 (biases) or Qwen3 (head norms), MHA to MQA, tied or not; sizes that divide nothing they need not."""
+def draw_cuts(r, world):
+    """How training cuts layers and sequences: none of it in half the draws."""
+    cuts = {"tp": 1, "ulysses": 1, "pp": 1}
+    for name in r.sample(sorted(cuts), 3 if r.random() < 0.5 else 0):
+        cuts[name] = r.choice(divisors(world // math.prod(cuts.values())))
+    return cuts
+
+
+def draw_experts(r, sizes):
+    """Of Mixtral or Qwen3-MoE; `sizes`: what cuts an expert's columns, or the experts."""
+    unit = math.lcm(*sizes)
+    experts = unit * r.randint(1, 3) if unit > 1 else r.randint(2, 6)
+    taken = r.randint(1, experts)
+    if r.random() < 0.5:
+        return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": experts,
+                "num_experts_per_tok": taken, "intermediate_size": unit * r.randint(1, 12)}
+    return {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": experts,
+            "num_experts_per_tok": taken, "moe_intermediate_size": unit * r.randint(1, 12),
+            "intermediate_size": unit * r.randint(1, 12), "norm_topk_prob": r.random() < 0.5, "decoder_sparse_step": 1}
+
+
+def draw_model(r, tp, cuts, longest):
+    """Llama, Qwen2 (biases) or Qwen3 (head norms), MHA to MQA, tied or not, or with experts; sizes that divide nothing
+    they need not. `tp`: of an engine."""
     kind = r.choice(["llama", "qwen2", "qwen3"])
-    heads = tp * r.randint(1, 4)
-    kv = r.choice([k for k in divisors(heads) if whole_under(k, tp)])
+    sizes = [tp, cuts["tp"] * cuts["ulysses"], cuts["tp"]]
+    unit = math.lcm(*sizes)
+    heads = unit * r.randint(1, 4 if unit < 4 else 2)
+    kv = r.choice([k for k in divisors(heads) if all(whole_under(k, n) for n in sizes)])
     model = {
         "model_type": kind, "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind] + "ForCausalLM"],
-        "hidden_size": r.randint(3, 48), "intermediate_size": tp * r.randint(1, 24), "num_hidden_layers": r.randint(1, 5),
+        "hidden_size": r.randint(3, 48), "intermediate_size": unit * r.randint(1, 24 if unit < 4 else 4),
+        "num_hidden_layers": r.randint(cuts["pp"], cuts["pp"] + 4),
         "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 2 * r.randint(1, 6),
         "vocab_size": r.choice([15, 16, 17, 33, 64, 150]), "max_position_embeddings": r.choice([longest, longest + 3, 128]),
         "rms_norm_eps": 1e-6, "rope_theta": r.choice([1e4, 1e6]), "tie_word_embeddings": r.random() < 0.5,
@@ -48,6 +74,8 @@ def draw_model(r, tp, longest):
     if r.random() < 0.25:
         model["rope_scaling"] = {"rope_type": "llama3", "factor": r.choice([2.0, 8.0]), "low_freq_factor": 1.0,
                                  "high_freq_factor": 4.0, "original_max_position_embeddings": r.choice([8, 32])}
+    if r.random() < 0.2:
+        model.update(draw_experts(r, sizes))
     return model
 
 
@@ -59,15 +87,31 @@ def draw_lengths(r, longest):
     return lengths
 
 
-def draw_train(r, world, longest):
-    micro = longest + r.randint(0, 120)
-    groups = [group for group in range(1, world + 1) if world % group == 0]
-    return {"engine": r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"]),
-            "layout": {"dp": r.choice([world, "auto"]), "fsdp": r.choice([-1, world] + groups)},
-            "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
-            "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
-            "reshard_after_forward": r.random() < 0.5, "prefetch": r.randint(0, 1),
-            "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
+def draw_split(r, layers, stages):
+    """Layers of each stage, at least one."""
+    ends = sorted(r.sample(range(1, layers), stages - 1)) + [layers]
+    return [end - begin for begin, end in zip([0] + ends, ends)]
+
+
+def draw_train(r, world, cuts, model, longest):
+    data_ranks = world // cuts["tp"] // cuts["pp"]
+    sp = cuts["tp"] > 1 and r.random() < 0.5
+    micro = math.lcm(cuts["tp"], cuts["ulysses"]) * (longest + r.randint(0, 120))
+    layout = {"dp": data_ranks // cuts["ulysses"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,
+              "sp": sp}
+    if model["model_type"] in ("mixtral", "qwen3_moe"):
+        layout.update(r.choice([{"etp": cuts["tp"], "ep": 1}, {"etp": 1, "ep": cuts["tp"]}]))
+    train = {"engine": r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"]), "layout": layout,
+             "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
+             "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
+             "reshard_after_forward": cuts["pp"] > 1 or r.random() < 0.5, "prefetch": r.randint(0, 1),
+             "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
+    if cuts["pp"] > 1:
+        train["pipeline_split"] = draw_split(r, model["num_hidden_layers"], cuts["pp"])
+        train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe"])
+    elif layout["dp"] == world and r.random() < 0.5:
+        layout["dp"] = "auto"
+    return train
 
 
 def draw_rollout(r, world, tp, prompt, longest, vocab):
@@ -160,14 +204,13 @@ def num_ranks(scenario):
 def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
     """A scenario; with sft its task.data is "data.jsonl", which the caller writes beside it (sft_data)."""
     world = r.choice(worlds)
-    tp = r.choice(divisors(world))
+    tp, cuts = r.choice(divisors(world)), draw_cuts(r, world)
     task, task_prompt, answer = draw_task(r)
     prompt, response = task_prompt + r.choice([0, 0, 3]), answer + r.choice([0, 0, 1, 6])
     longest = prompt + response
-    sft = r.random() < sft_share
+    sft, model = r.random() < sft_share, draw_model(r, tp, cuts, longest)
     s = {"name": "drawn", "seed": r.randrange(1 << 40), "steps": steps, "checkpoint_every": r.choice([0, 0, 1, 2]),
-         "model": draw_model(r, tp, longest),
-         "train": draw_train(r, world, longest),
+         "model": model, "train": draw_train(r, world, cuts, model, longest),
          "optimizer": {"lr": r.choice([0, 1e-4, 1e-3, 1e-2]), "beta1": r.choice([0.9, 0.5]),
                        "beta2": r.choice([0.99, 0.999]), "eps": r.choice([1e-8, 1e-5]),
                        "weight_decay": r.choice([0, 0.01]), "max_grad_norm": r.choice([0, 0.5, 1]),
@@ -194,6 +237,7 @@ def with_world(r, scenario, world):
     s = copy.deepcopy(scenario)
     s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=world)
     s["train"]["layout"] = {"dp": world}
+    s["train"]["pipeline_split"] = []
     if "rollout" in s:
         tp = r.choice(tensor_parallel_sizes(s, world))
         s["rollout"]["layout"].update(tp=tp, dp=world // tp)

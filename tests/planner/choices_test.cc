@@ -1,6 +1,7 @@
 #include "planner/answers/choices.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
@@ -370,6 +371,33 @@ TEST_CASE("where the scenario is lowered, every row executes and takes what its 
       CHECK(fit.mapped_peak_bytes == static_cast<std::int64_t>(row.price.peak_bytes()));
     }
   for (const ChoiceRow& row : c.beyond) CHECK_FALSE(unsupported_to_execute(scenario_in(text, row.flags)).empty());
+}
+
+TEST_CASE("with a budget the cuts that estimates promise are lowered, and the best of all cuts is among them") {
+  const std::string text =
+      "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+      "train: {layout: {dp: 8}, micro_batch_tokens: 16384, recompute: full, offload: sleep}\n"
+      "rollout: {engine: hotbunk, layout: {tp: 4, dp: 2}, memory_fraction: 0.8}\n"
+      "algorithm: {prompts: 128, samples_per_prompt: 8}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n";
+  const std::vector<std::vector<std::string>> all_sets = {
+      {},
+      {"train.engine=zero1"},
+      {"workload.response_tokens={mean: 8192, max: 32768}", "train.micro_batch_tokens=33792"},
+      {"train.engine=zero2"}};
+  for (const auto& sets : all_sets) {
+    const Scenario s = scenario_in(text, sets);
+    const Choices some = choices_of(s, {.budget = 2'000'000, .front = false}), all = choices_of(s, {.front = false});
+    INFO(fmt::format("{}: {} beside {}", fmt::join(sets, ", "), describe(some.rows.at(0).point),
+                     describe(all.rows.at(0).point)));
+    REQUIRE(some.lowered);
+    CHECK(all.cuts.empty());
+    CHECK(some.cuts.size() <= 5);
+    CHECK(some.cuts[0] == TrainCut::of(rl_point_of(s).train));
+    CHECK(some.points < all.points);
+    for (const ChoiceRow& row : some.rows) CHECK(std::ranges::count(some.cuts, TrainCut::of(row.point.train)) == 1);
+    CHECK(some.rows[0].price.iteration_seconds == all.rows[0].price.iteration_seconds);
+  }
 }
 
 }  // namespace hotbunk
