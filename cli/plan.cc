@@ -2,7 +2,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -31,7 +35,7 @@ struct PlanArguments {
   ScenarioOptions scenario;
   bool resolved = false, print = false;
   std::string phase, out;
-  std::string objective = "seconds", gpus;
+  std::string objective = "seconds", gpus, within;
   double headroom = unset;
   std::size_t top = 5;
   std::int64_t budget = 2'000'000;
@@ -161,18 +165,45 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
   return e.price.fits ? exit_done : exit_no;
 }
 
-/// --gpus ?: the smallest cluster of the scenario's kind on which some layout fits.
+/// "600s", "10m", "1.5h"; E265 for anything else.
+Result<double> seconds_of(const std::string& text) {
+  constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}};
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  const auto unit = std::ranges::find(units, *end, &std::pair<char, double>::first);
+  if (end != text.c_str() && unit != std::end(units) && end[1] == 0 && std::isfinite(number) && number > 0)
+    return number * unit->second;
+  return fail(Diagnostic{.code = "E265",
+                         .message = fmt::format("--within {}: no duration", text),
+                         .where = {},
+                         .notes = {},
+                         .help = "a number above 0 and its unit: 600s, 10m, 1.5h"});
+}
+
+/// --gpus ? and --within: the smallest cluster of the scenario's kind on which some layout fits, and is as fast.
 int smallest(const PlanArguments& o, const Scenario& scenario) {
   const auto objective = objective_named(o.objective);
   if (!objective) return report_errors(objective.error());
+  double within = std::numeric_limits<double>::infinity();
+  if (!o.within.empty()) {
+    const auto seconds = seconds_of(o.within);
+    if (!seconds) return report_errors(seconds.error());
+    within = *seconds;
+    if (*objective != Objective::seconds)
+      return report_errors({{.code = "E265",
+                             .message = "--within looks for seconds, and --objective for something else",
+                             .where = {},
+                             .notes = {fmt::format("--objective {}", o.objective)},
+                             .help = "leave --objective out"}});
+  }
   double headroom = o.headroom;
   if (headroom == unset) {
     const auto frame = framework_named(scenario.profile, catalog_root());
     headroom = frame && !unsupported_to_execute(scenario).empty() ? frame->memory_error.value : 0.0;
   }
-  const auto small =
-      smallest_cluster(scenario, catalog_root(),
-                       {.keep = o.top, .objective = *objective, .headroom = headroom, .most_points = o.budget});
+  const auto small = smallest_cluster(
+      scenario, catalog_root(), {.keep = o.top, .objective = *objective, .headroom = headroom, .most_points = o.budget},
+      1024, within);
   if (!small) return report_errors(small.error());
   if (o.scenario.json) {
     Json doc = {{"schema", "hotbunk.smallest/1"},
@@ -223,7 +254,7 @@ int run(const PlanArguments& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
   note_undisturbed(*scenario, "the plan");
-  if (o.gpus == "?") return smallest(o, *scenario);
+  if (o.gpus == "?" || !o.within.empty()) return smallest(o, *scenario);
   if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
     return price(o, *scenario, reasons);
   std::optional<Job> job;
@@ -290,8 +321,13 @@ void add_plan(CommandLine& line) {
                           .check(one_of({"?"}))
                           .excludes(print)
                           .excludes(resolved);
+  const Option within = sub.option("--within", o->within,
+                                   "600s, 10m, 2h: the fewest GPUs on which an iteration takes no longer, and stop")
+                            .excludes(print)
+                            .excludes(resolved);
   sub.option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
       .excludes(gpus)
+      .excludes(within)
       .excludes(resolved);
   sub.action([o] { return run(*o); });
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -120,15 +121,19 @@ Status price_known(const Scenario&, Objective);
 struct SmallestCluster {
   std::int64_t nodes = 0, gpus = 0;  // 0: none up to most_nodes
   std::int64_t most_nodes = 0;
-  bool exact = true;             // false: options.most_points ended the search of a smaller count
-  bool executes = false;         // the scenario is lowered: `search` has layouts that execute, by their plans' bytes
-  RlSearch search;               // on those GPUs, or on the most when none hold it
-  std::int64_t priced_gpus = 0;  // fewer, where layouts that are only priced fit by estimate; 0: none
+  double within = std::numeric_limits<double>::infinity();  // seconds that an iteration there takes at most
+  bool exact = true;              // false: options.most_points ended the search of a smaller count
+  bool executes = false;          // the scenario is lowered: `search` has layouts that execute, by their plans' bytes
+  RlSearch search;                // on those GPUs, on the fastest, or on the most when none hold it
+  std::int64_t fastest_gpus = 0;  // where some fit and none is as fast as asked
+  std::int64_t priced_gpus = 0;   // fewer, where layouts that are only priced fit by estimate; 0: none
   RlSearch priced;
 };
-/// The memories in `options` are the cluster's. E262 as price_known.
+/// The memories in `options` are the cluster's. `within`: of those that fit only clusters on which an iteration takes
+/// so many seconds at most, by the objective `seconds`. E262 as price_known.
 Result<SmallestCluster> smallest_cluster(const Scenario&, const std::filesystem::path& catalogue,
-                                         const SearchOptions& options = {.keep = 3}, std::int64_t most = 1024);
+                                         const SearchOptions& options = {.keep = 3}, std::int64_t most = 1024,
+                                         double within = std::numeric_limits<double>::infinity());
 std::string render(const SmallestCluster&);
 std::string to_json(const SmallestCluster&);
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -160,34 +161,52 @@ class ResizedSearch {
   bool executes_;
 };
 
-/// The first size that fits, if any; `complete` becomes false where a budget ended the search of a smaller one.
-Result<std::optional<std::pair<Size, RlSearch>>> first_fit(const ResizedSearch& resized, const std::vector<Size>& all,
-                                                           bool& complete) {
+/// The first size that fits and is as fast as asked, if any.
+struct FirstFit {
+  std::optional<std::pair<Size, RlSearch>> found, fastest;  // fastest: else, of those that fit
+  bool complete = true;                                     // false: a budget ended the search of a smaller one
+};
+Result<FirstFit> first_fit(const ResizedSearch& resized, const std::vector<Size>& all, double within) {
+  FirstFit out;
+  const auto seconds = [](const RlSearch& s) { return s.best[0].price.iteration_seconds; };
   for (const Size& size : all) {
     auto found = resized.search(size, false);
     if (!found) return fail(found.error());
     if (!*found) continue;
-    if (!(*found)->best.empty()) return std::optional(std::pair(size, std::move(**found)));
-    complete = complete && (*found)->complete;
+    if (!(*found)->best.empty()) {
+      if (seconds(**found) <= within) {
+        out.found = std::pair(size, std::move(**found));
+        return out;
+      }
+      if (!out.fastest || seconds(**found) < seconds(out.fastest->second))
+        out.fastest = std::pair(size, std::move(**found));
+      continue;
+    }
+    out.complete = out.complete && (*found)->complete;
   }
-  return std::optional<std::pair<Size, RlSearch>>();
+  return out;
 }
 
 }  // namespace
 
 Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::filesystem::path& catalogue,
-                                         const SearchOptions& options, std::int64_t most) {
+                                         const SearchOptions& options, std::int64_t most, double within) {
   if (const Status known = price_known(scenario, options.objective); !known) return fail(known.error());
   SmallestCluster out;
   out.most_nodes = most;
+  out.within = within;
   out.executes = why_not_lowered(scenario).empty();
   const ResizedSearch resized(scenario, catalogue, options, out.executes);
   std::vector<Size> all = sizes_up_to(scenario.cluster.gpus_per_node, most);
-  auto fits = first_fit(resized, all, out.exact);
+  auto fits = first_fit(resized, all, within);
   if (!fits) return fail(fits.error());
-  if (*fits) {
-    out.nodes = (*fits)->first.nodes, out.gpus = (*fits)->first.gpus();
-    out.search = std::move((*fits)->second);
+  out.exact = fits->complete;
+  if (fits->found) {
+    out.nodes = fits->found->first.nodes, out.gpus = fits->found->first.gpus();
+    out.search = std::move(fits->found->second);
+  } else if (fits->fastest) {
+    out.fastest_gpus = fits->fastest->first.gpus();
+    out.search = std::move(fits->fastest->second);
   } else {
     auto largest = resized.search(all.back(), true);  // for the reason
     if (!largest) return fail(largest.error());
@@ -196,10 +215,9 @@ Result<SmallestCluster> smallest_cluster(const Scenario& scenario, const std::fi
   if (!out.executes) return out;
   // Layouts that are only priced may do with fewer.
   std::erase_if(all, [&](const Size& s) { return out.gpus > 0 && s.gpus() >= out.gpus; });
-  bool complete = true;
-  auto priced = first_fit(ResizedSearch(scenario, catalogue, options, false), all, complete);
+  auto priced = first_fit(ResizedSearch(scenario, catalogue, options, false), all, within);
   if (!priced) return fail(priced.error());
-  if (*priced) out.priced_gpus = (*priced)->first.gpus(), out.priced = std::move((*priced)->second);
+  if (priced->found) out.priced_gpus = priced->found->first.gpus(), out.priced = std::move(priced->found->second);
   return out;
 }
 
@@ -208,17 +226,23 @@ std::string render(const SmallestCluster& s) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
   };
   std::string out;
-  if (s.gpus == 0)
+  const std::string limit =
+      std::isinf(s.within) ? "" : fmt::format(" with iterations of at most {}", format_seconds(s.within));
+  if (s.gpus == 0 && s.fastest_gpus > 0)
+    out = fmt::format("No layout that was searched{} on up to {}{}; the fastest, on {}:\n{}",
+                      s.executes ? " executes and fits" : " fits", count(s.most_nodes, "such node"), limit,
+                      count(s.fastest_gpus, "GPU"), render(s.search));
+  else if (s.gpus == 0)
     out = fmt::format(
         "No layout that was searched {} on up to {}: {}\nSearched: every training layout of docs/planner.md's space, "
         "engines of at most four nodes; a scenario with a larger rollout.layout.tp has engines of that size too\n",
         s.executes ? "executes and fits" : "fits", count(s.most_nodes, "such node"), s.search.reason);
   else
-    out = fmt::format("{}{}: {} on {}\n{}", s.exact ? "Smallest cluster" : "Smallest cluster found",
+    out = fmt::format("{}{}{}: {} on {}\n{}", s.exact ? "Smallest cluster" : "Smallest cluster found",
                       s.executes ? " that executes it"
                       : s.exact  ? ""
                                  : " (the budget ended searches of smaller ones)",
-                      count(s.gpus, "GPU"), count(s.nodes, "node"), render(s.search));
+                      limit, count(s.gpus, "GPU"), count(s.nodes, "node"), render(s.search));
   if (s.priced_gpus > 0 && !s.priced.best.empty())
     out += fmt::format("Layouts that are only priced fit on {} by estimate: {} in {}\n", count(s.priced_gpus, "GPU"),
                        format_seconds(s.priced.best[0].price.iteration_seconds), describe(s.priced.best[0].point));
@@ -230,6 +254,8 @@ std::string to_json(const SmallestCluster& s) {
       {"nodes", s.nodes},           {"gpus", s.gpus},
       {"exact", s.exact},           {"executes", s.executes},
       {"most_nodes", s.most_nodes}, {"search", json_from<nlohmann::ordered_json>(to_json(s.search))}};
+  if (!std::isinf(s.within)) doc["within_seconds"] = s.within;
+  if (s.fastest_gpus > 0) doc["fastest_gpus"] = s.fastest_gpus;
   if (s.priced_gpus > 0) doc["only_priced_gpus"] = s.priced_gpus;
   return json_text(doc, 2);
 }

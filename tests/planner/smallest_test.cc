@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
+#include <limits>
 #include <set>
 
 #include "lowering/lower.h"
@@ -30,8 +31,10 @@ struct Fit {
   bool operator==(const Fit&) const = default;
 };
 
+constexpr double any_time = std::numeric_limits<double>::infinity();
+
 /// Nothing skipped, nothing bounded.
-Fit brute(const Scenario& given, std::int64_t most, bool executes) {
+Fit brute(const Scenario& given, std::int64_t most, bool executes, double within = any_time) {
   const std::int64_t per_node = given.cluster.gpus_per_node;
   for (std::int64_t gpus = 1; gpus <= most * per_node; gpus += gpus < per_node ? 1 : per_node) {
     Scenario s = given;
@@ -41,12 +44,13 @@ Fit brute(const Scenario& given, std::int64_t most, bool executes) {
     REQUIRE(pricer.has_value());
     const RlSetting& set = (*pricer)->rl().setting();
     SearchOptions o{.keep = 1, .device_bytes = set.device_bytes, .host_bytes = set.host_bytes, .prune = false};
-    RlSpace space = default_rl_space(s);
+    RlSpace space = default_rl_space(s, (*pricer)->train().framework());
     if (executes) {
       o.plan_prices = plan_prices(s, (*pricer)->train().cost());
       keep_what_executes(space, s, (*pricer)->point().sync);
     }
-    if (!search_layouts(**pricer, space, o).best.empty()) return {s.cluster.nodes, gpus};
+    const RlSearch found = search_layouts(**pricer, space, o);
+    if (!found.best.empty() && found.best[0].price.iteration_seconds <= within) return {s.cluster.nodes, gpus};
   }
   return {};
 }
@@ -73,6 +77,7 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
        7.0, 5},
   };
   std::set<std::int64_t> answers;
+  int faster = 0;
   for (const auto& c : cases) {
     INFO(c.model << " " << c.train << " " << c.memory_gib);
     const Scenario s =
@@ -85,12 +90,24 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
     const Fit expected = brute(s, c.most, found->executes);
     CHECK(Fit{found->nodes, found->gpus} == expected);
     answers.insert(expected.gpus);
+    if (expected.gpus > 0) {  // faster than there, and faster than anywhere
+      const double there = found->search.best.at(0).price.iteration_seconds;
+      for (const double within : {there, 0.6 * there, 1e-9}) {
+        const auto fast = smallest_cluster(s, catalog_root(), {.keep = 1}, c.most, within);
+        REQUIRE(fast.has_value());
+        CHECK(Fit{fast->nodes, fast->gpus} == brute(s, c.most, fast->executes, within));
+        CHECK((fast->gpus == 0) == (fast->fastest_gpus > 0));
+        CHECK((within < there || fast->gpus == found->gpus));
+        faster += fast->gpus > found->gpus;
+      }
+    }
     if (expected.gpus == 0) CHECK_FALSE(found->search.reason.empty());
     if (found->executes && found->priced_gpus > 0) {
       CHECK(Fit{(found->priced_gpus + 1) / 2, found->priced_gpus} == brute(s, c.most, false));
       CHECK((found->gpus == 0 || found->priced_gpus < found->gpus));
     }
   }
+  CHECK(faster >= 2);
   // No power of two, and none at all: what doubling the nodes would have missed.
   CHECK((answers.contains(6) && answers.contains(10) && answers.contains(0)));
 }
