@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "planner/answers/answers.h"
+#include "planner/answers/lint.h"
 #include "planner/answers/stated_error.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -100,6 +101,7 @@ int run(const ImportArguments& o) {
   const auto pricer = ScenarioPricer::make(imported->scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);
+  const std::vector<Finding> findings = lint_beside(**pricer, e);
   if (o.json) {
     Json doc = {{"schema", "hotbunk.import/1"},
                 {"system", imported->system},
@@ -109,7 +111,8 @@ int run(const ImportArguments& o) {
                 {"keys", keys_document(*imported)},
                 {"undefined", imported->undefined},
                 {"notes", imported->notes},
-                {"explanation", json_from<Json>(to_json(e))}};
+                {"explanation", json_from<Json>(to_json(e))},
+                {"findings", json_from<Json>(to_json(imported->scenario.name, findings))["findings"]}};
     print_document(json_text(doc, 2));
   } else if (o.out.empty()) {
     print_result(imported->text);  // the scenario alone, to be written to a file
@@ -123,6 +126,7 @@ int run(const ImportArguments& o) {
     if (!o.json)
       fmt::print(stderr, "{} is not set in the script: --var {}=VALUE says it\n", printable_line(name),
                  printable_line(name.starts_with('$') ? name.substr(1) : "NAME"));
+  if (!o.json) fmt::print(stderr, "{}", printable(render_beside(findings)));
   if (e.unpriced) return report_errors({*e.unpriced});
   if (!o.out.empty() && !o.json) say_next("plan " + shell_quoted(o.out));
   return e.price.fits ? exit_done : exit_no;

@@ -21,6 +21,7 @@
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "planner/answers/choices.h"
+#include "planner/answers/lint.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
@@ -141,6 +142,7 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
   const auto choices = best_layouts(o, **pricer);
   if (!choices) return report_errors(choices.error());
   const Explanation e = explain(**pricer);
+  const std::vector<Finding> findings = lint_beside(**pricer, e);
   if (o.scenario.json) {
     Json doc = {{"schema", "hotbunk.plan/1"},
                 {"scenario", scenario.name},
@@ -151,7 +153,8 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
                 {"ranks", scenario.cluster.ranks()},
                 {"capacity_bytes", e.capacity_bytes},
                 {"peak_bytes", e.price.peak_bytes()},
-                {"explanation", json_from<Json>(to_json(e))}};
+                {"explanation", json_from<Json>(to_json(e))},
+                {"findings", json_from<Json>(to_json(scenario.name, findings))["findings"]}};
     doc["search"] = json_from<Json>(to_json(*choices));
     print_document(json_text(doc, 1));
   } else {
@@ -160,6 +163,7 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
   flush_output();
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
+  if (!o.scenario.json) fmt::print(stderr, "{}", printable(render_beside(findings)));
   if (e.unpriced) return report_errors({*e.unpriced});
   say_next("explain", o.scenario, "--sensitivity");
   return e.price.fits ? exit_done : exit_no;

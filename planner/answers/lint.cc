@@ -151,9 +151,10 @@ class Linter {
   void load() {
     if (!e_.verdict.random) return;
     const MicroBatchLoad& load = e_.verdict.load;
-    if (load.overflows > 1.05)
+    // Where no micro-batch fits, L13 says what lacks.
+    if (load.overflows > 1.05 && load.fitting > 0)
       add("L05", load.overflows > 50 ? LintLevel::error : LintLevel::warning,
-          fmt::format("{:.3g} of 1,000 iterations have a micro-batch of more than {:.0f} tokens, what fits",
+          fmt::format("{:.0f} of 1,000 iterations have a micro-batch of more than {:.0f} tokens, what fits",
                       load.overflows, load.fitting),
           e_.remedy);
     const double capacity = static_cast<double>(scenario_.train.micro_batch_tokens) *
@@ -228,6 +229,19 @@ std::span<const LintRule> lint_rules() { return all_lint_rules; }
 
 std::vector<Finding> lint(const ScenarioPricer& s, const Explanation& e) { return Linter(s, e).run(); }
 std::vector<Finding> lint(const ScenarioPricer& s) { return lint(s, explain(s)); }
+
+std::vector<Finding> lint_beside(const ScenarioPricer& s, const Explanation& e) {
+  std::vector<Finding> out = lint(s, e);
+  std::erase_if(out, [](const Finding& f) { return f.level == LintLevel::note || f.code == "L13"; });
+  return out;
+}
+
+std::string render_beside(const std::vector<Finding>& findings) {
+  std::string out;
+  for (const Finding& f : findings)
+    out += fmt::format("note: {} {}: {}{}{}\n", f.code, name_of(f.level), f.what, f.help.empty() ? "" : "; ", f.help);
+  return out;
+}
 
 std::string render(const std::vector<Finding>& findings) {
   std::string out;

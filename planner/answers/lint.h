@@ -32,7 +32,12 @@ std::vector<Finding> lint(const ScenarioPricer&);
 /// Of a scenario that was explained already.
 std::vector<Finding> lint(const ScenarioPricer&, const Explanation&);
 
+/// What stands beside another answer: no notes, and not whether it fits, which that answer says itself.
+std::vector<Finding> lint_beside(const ScenarioPricer&, const Explanation&);
+
 std::string render(const std::vector<Finding>&);
+/// A line each: "note: L07 warning: …; help".
+std::string render_beside(const std::vector<Finding>&);
 std::string to_json(const std::string& scenario, const std::vector<Finding>&);
 
 }  // namespace hotbunk

@@ -89,3 +89,25 @@ TEST_CASE("money without a price names the key and how to give it, in one line")
       fmt::format("plan {} --objective money --set cluster.gpu.price_per_hour=2.5", scenario("priced", 2, 2).string()));
   CHECK(given.code == 0);
 }
+
+TEST_CASE("plan of what is priced and lint agree: warnings and errors stand beside the answer, but for the fit") {
+  const fs::path file = work_folder() / "priced.yaml";
+  std::ofstream(file)
+      << "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}\n"
+         "train: {engine: fsdp2, layout: {dp: 16}, micro_batch_tokens: 20480, recompute: full}\n"
+         "rollout: {engine: vllm, layout: {tp: 2, dp: 8}, memory_fraction: 0.6}\n"
+         "algorithm: {prompts: 255, samples_per_prompt: 1}\n"
+         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n";
+  const Json found = json_from<Json>(hotbunk_command(fmt::format("lint {} --json", file.string())).out)["findings"];
+  const Result2 text = hotbunk_command(fmt::format("plan {}", file.string()));
+  const Json plan = json_from<Json>(hotbunk_command(fmt::format("plan {} --json", file.string())).out);
+  Json expected = Json::array();
+  for (const Json& f : found) {
+    const bool beside = f["level"] != "note" && f["code"] != "L13";
+    if (beside) expected.push_back(f);
+    const std::string line = fmt::format("note: {} {}: ", f["code"].get<std::string>(), f["level"].get<std::string>());
+    CHECK((text.err.find(line) != std::string::npos) == beside);
+  }
+  CHECK_FALSE(expected.empty());
+  CHECK(plan["findings"] == expected);
+}
