@@ -24,6 +24,7 @@
 #include "sim/disturbed_cost.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
+#include "spec/auto_ranks.h"
 #include "spec/catalog.h"
 #include "spec/json_read.h"
 #include "spec/loader.h"
@@ -48,6 +49,11 @@ std::string again(const ScenarioOptions& o) {
 void say_next(const char* command, const ScenarioOptions& o, std::string_view flags) {
   if (o.json || o.path == "-") return;
   say_next(fmt::format("{} {}{}{}", command, again(o), flags.empty() ? "" : " ", flags));
+}
+
+void note_auto(const Scenario& s) {
+  if (const std::string chosen = auto_choices(s); !chosen.empty())
+    fmt::print(stderr, "note: auto: {}, the least that is legal; `plan` ranks what is faster\n", chosen);
 }
 
 void note_undisturbed(const Scenario& s, const char* what) {

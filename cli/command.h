@@ -53,6 +53,8 @@ void say_next(const char* command, const ScenarioOptions&, std::string_view flag
 
 /// On stderr, where the scenario has disturbances: `what` is without them, as only `simulate` plays them.
 void note_undisturbed(const Scenario&, const char* what);
+/// Says which numbers the scenario leaves open and what they are here; nothing where there are none.
+void note_auto(const Scenario&);
 
 /// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
 /// begins with how to.

@@ -26,6 +26,7 @@ int run(const ExplainArguments& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
   note_undisturbed(*scenario, "the price");
+  note_auto(*scenario);
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);

@@ -258,6 +258,7 @@ int run(const PlanArguments& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
   note_undisturbed(*scenario, "the plan");
+  note_auto(*scenario);
   if (o.gpus == "?" || !o.within.empty()) return smallest(o, *scenario);
   if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
     return price(o, *scenario, reasons);

@@ -377,6 +377,7 @@ int run(const RunArguments& o) {
   const auto job = load(o, spawned, speaks, start, code);
   if (!job) return code;
   if (speaks && !spawned) note_undisturbed(job->scenario, "this run");
+  if (speaks && !spawned) note_auto(job->scenario);
   if (auto s = on_this_machine(job->scenario, o.on_cpu || !on_cpu, "--on-cpu runs its plan here all the same; "); !s)
     return report_errors(s.error());
   if (auto s = weights_are_here(job->scenario); !s) return report_errors(s.error());

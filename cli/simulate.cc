@@ -124,6 +124,7 @@ int run(const SimulateArguments& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
   if (!job) return code;
+  note_auto(job->scenario);
   const RunFolder folder{o.out};
   std::optional<ClaimedFolder> claimed;
   if (!o.out.empty()) {

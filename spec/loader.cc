@@ -88,7 +88,7 @@ class Loader {
              "add `model: ` with a catalogue name, a config.json or a model folder");
     fill_derived();
     const auto locator = [this](std::string_view path) { return locate(path); };
-    if (problems_.empty()) problems_ = fill_auto_ranks(scenario_, auto_ranks_, locator);
+    if (problems_.empty()) problems_ = fill_auto(scenario_, locator);
     if (problems_.empty()) problems_ = validate(scenario_, locator);
     if (!problems_.empty()) return fail(std::move(problems_));
     return std::move(scenario_);
@@ -373,7 +373,7 @@ class Loader {
   KeyValue integer(const ScenarioKey& key, const YamlNode& node) {
     double number = 0;
     if (key.may_be_auto && node.kind == YamlNode::Kind::scalar && node.text == "auto") {
-      (key.path.starts_with("train.") ? auto_ranks_.train : auto_ranks_.rollout) = true;
+      scenario_.open.keys.push_back(key.path);
       return {};
     }
     if (!parse_number(node, number)) return wrong_type(key, node);
@@ -507,7 +507,6 @@ class Loader {
   fs::path folder_;
   Scenario scenario_;
   Diagnostics problems_;
-  AutoRanks auto_ranks_;
   double local_devices_ = 1;  // cluster.gpus_per_node, where the GPU is the local machine
   std::map<std::string, SourceLocation, std::less<>> where_;
 };

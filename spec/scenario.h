@@ -175,6 +175,12 @@ struct DisturbanceSpec {
   bool operator==(const DisturbanceSpec&) const = default;
 };
 
+/// Keys whose numbers were left open with `auto` (spec/auto_ranks.h): how they came to be is no part of what they are.
+struct OpenKeys {
+  std::vector<std::string> keys;
+  bool operator==(const OpenKeys&) const { return true; }
+};
+
 struct Scenario {
   std::string name = "scenario";
   ModelSpec model;
@@ -194,6 +200,7 @@ struct Scenario {
   std::int64_t seed = 0;
   std::int64_t steps = 1;             // RL iterations of `simulate` and `run`
   std::int64_t checkpoint_every = 0;  // iterations; 0 = only at the end of a run
+  OpenKeys open;
   bool operator==(const Scenario&) const = default;
 };
 

@@ -26,14 +26,17 @@ void add_train(std::vector<ScenarioKey>& keys) {
                                  {"ranks", "data parallel; " + rank_rule + "; auto: what the others leave"}));
   keys.push_back(integer("train.layout.fsdp", HB_FIELD(train.layout.fsdp), -1, max_ranks,
                          {"ranks", "shard group inside dp x cp x ulysses; -1 = all of it, smaller = HSDP"}));
-  keys.push_back(integer("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
-                         {"ranks", "context parallel (ring attention)"}));
-  keys.push_back(integer("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,
-                         {"ranks", "sequence parallel by all-to-all; divides the attention heads"}));
-  keys.push_back(integer("train.layout.tp", HB_FIELD(train.layout.tp), 1, max_ranks, {"ranks", "tensor parallel"}));
+  keys.push_back(integer_or_auto("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
+                                 {"ranks", "context parallel (ring attention)"}));
+  keys.push_back(integer_or_auto("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,
+                                 {"ranks", "sequence parallel by all-to-all; divides the attention heads"}));
+  keys.push_back(
+      integer_or_auto("train.layout.tp", HB_FIELD(train.layout.tp), 1, max_ranks,
+                      {"ranks", "tensor parallel; auto, here and below: docs/scenario.md, Rules between keys"}));
   keys.push_back(
       boolean("train.layout.sp", HB_FIELD(train.layout.sp), {"", "Megatron sequence parallel over the tp group"}));
-  keys.push_back(integer("train.layout.pp", HB_FIELD(train.layout.pp), 1, max_ranks, {"ranks", "pipeline stages"}));
+  keys.push_back(
+      integer_or_auto("train.layout.pp", HB_FIELD(train.layout.pp), 1, max_ranks, {"ranks", "pipeline stages"}));
   keys.push_back(
       integer("train.layout.vpp", HB_FIELD(train.layout.vpp), 1, 1024, {"", "model chunks per pipeline stage"}));
   keys.push_back(integer("train.layout.ep", HB_FIELD(train.layout.ep), 1, max_ranks, {"ranks", "expert parallel"}));
@@ -41,8 +44,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
                          {"ranks", "tensor parallel inside an expert"}));
   keys.push_back(string("train.layout.order", HB_FIELD(train.layout.order),
                         {"", "order of the dimensions over ranks, fastest first (Megatron's default)"}));
-  keys.push_back(integer("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
-                         {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
+  keys.push_back(
+      integer_or_auto("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
+                      {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
   keys.push_back(integer("train.micro_batch_sequences", HB_FIELD(train.micro_batch_sequences), 0, max_tokens,
                          {"sequences", "of one micro-batch at most, beside its tokens; 0 = as many as these hold"}));
   keys.push_back(
@@ -119,18 +123,18 @@ ScenarioKey rollout_dtype() {
 
 void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("rollout.engine", HB_FIELD(rollout.engine), {"", "whose memory rules the engine follows"}));
-  keys.push_back(integer("rollout.layout.tp", HB_FIELD(rollout.layout.tp), 1, max_ranks,
-                         {"ranks", "tensor parallel of one engine; rollout ranks = tp x pp x cp x dp"}));
+  keys.push_back(integer_or_auto("rollout.layout.tp", HB_FIELD(rollout.layout.tp), 1, max_ranks,
+                                 {"ranks", "tensor parallel of one engine; rollout ranks = tp x pp x cp x dp"}));
   keys.push_back(integer_or_auto("rollout.layout.dp", HB_FIELD(rollout.layout.dp), 1, max_ranks,
                                  {"engines", "number of engines; auto: what the others leave"}));
   keys.push_back(integer("rollout.layout.ep", HB_FIELD(rollout.layout.ep), 1, max_ranks,
                          {"ranks", "expert parallel inside an engine; divides tp x cp"}));
-  keys.push_back(integer(
+  keys.push_back(integer_or_auto(
       "rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks,
       {"ranks",
        "context parallel of one engine: ranks that prompts, under vllm a sequence's cache too, are spread over"}));
-  keys.push_back(integer("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks,
-                         {"ranks", "pipeline stages of one engine"}));
+  keys.push_back(integer_or_auto("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks,
+                                 {"ranks", "pipeline stages of one engine"}));
   keys.push_back(integer("rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
                          {"", "attention data parallel inside an engine; divides tp"}));
   keys.push_back(

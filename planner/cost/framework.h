@@ -113,7 +113,7 @@ struct FrameworkProfile {
   Sourced step_seconds{0.0, "none"};            // host time per optimizer step
   // What an RL iteration takes beyond its passes, fitted by scripts/fit_profiles.py (docs/validation.md).
   Sourced iteration_seconds{0.0, "none"};  // data, collation, metrics, hand-overs: of an iteration
-  // Host memory of a rank beside what sleeps (docs/planner.md, "Host memory").
+  // Host memory of a rank beside what sleeps (docs/planner-prices.md, "Host memory").
   bool sleeps_gradients = false;            // gradients' buffers go to the host with the rest and come back
   Sourced host_weight_copies{0.0, "none"};  // pinned copies of a rank's low-precision weights that stay
   Sourced host_process_bytes{0.0, "none"};  // of the processes of a rank: interpreter, libraries, driver

@@ -65,7 +65,7 @@ void each_stage(const ModelSpec& m, RolloutEngine engine, std::int64_t pp, Visit
 
 /// Ranks that a sequence's cache is divided among, on average over an engine's tokens. Attention groups hold tokens of
 /// their own. vLLM's decode context parallelism spans the ranks of prefill context parallelism; SGLang's prefill
-/// context parallelism gathers every rank a whole cache. (docs/planner.md, "Stages and context parallelism of an
+/// context parallelism gathers every rank a whole cache. (docs/planner-prices.md, "Stages and context parallelism of an
 /// engine")
 double cache_shares(RolloutEngine, const RolloutPoint&);
 /// Bytes of K and V that a token costs one rank in `layers` layers, undivided among `shares`. MLA caches its latent,

@@ -8,7 +8,7 @@
 namespace hotbunk {
 
 /// Norms, biases, router, embedding and head stay in the engine's element type, so do the cache and what ranks
-/// exchange. docs/planner.md, "Narrow rollout weights", has the sources.
+/// exchange. docs/planner-prices.md, "Narrow rollout weights", has the sources.
 struct WeightFormat {
   std::string products = "bf16";  // whose peak the layers' products have
   double stored_bytes = 2;        // of a weight, with its part of the scales

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "base/file.h"
+#include "spec/auto_ranks.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/names.h"
@@ -125,6 +126,42 @@ TEST_CASE("dp auto is what the other dimensions leave of the ranks") {
   CHECK(loaded({apart, "rollout.layout.dp=2"}).train.layout.dp == 6);
   CHECK(loaded({apart, "train.layout.dp=2"}).rollout.layout.dp == 6);  // (32 - 8) / 4
   CHECK(loaded({"algorithm.name=sft", "rollout.layout.tp=5"}).train.layout.dp == 8);
+}
+
+TEST_CASE("auto: dp, else the first open one, takes what the others leave; the rest is the least that is legal") {
+  const auto of = [](const std::vector<std::string>& sets) {
+    const auto s = load_scenario_text(
+        "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 2}\nprofile: verl-fsdp\n"
+        "train: {engine: fsdp2, layout: {dp: auto}}\nrollout: {engine: vllm, layout: {dp: auto}}\n"
+        "algorithm: {prompts: 128, samples_per_prompt: 8}\n"
+        "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n",
+        "test.yaml", sets);
+    if (!s) FAIL(render(s.error()));
+    return *s;
+  };
+  const std::string tokens = "train.micro_batch_tokens=auto";
+  const Scenario least = of({tokens, "train.layout.tp=auto", "train.layout.cp=auto", "rollout.layout.tp=auto"});
+  CHECK(least.train.layout.dp == 16);
+  CHECK(least.train.layout.tp * least.train.layout.cp == 1);
+  CHECK(least.train.micro_batch_tokens == 9216);
+  // 7.6 B x 2 B = 15.2 GB in half of 0.8 x 80 GB; of a 32B's 65 GB four ranks hold as much.
+  CHECK(least.rollout.layout.tp == 1);
+  CHECK(of({tokens, "model=qwen2.5-32b", "rollout.layout.tp=auto"}).rollout.layout.tp == 4);
+  CHECK(auto_choices(least) ==
+        "train.layout.cp 1, train.layout.tp 1, train.micro_batch_tokens 9216, rollout.layout.tp 1");
+  CHECK(auto_choices(of({"train.micro_batch_tokens=9216"})) == "");
+  CHECK(of({tokens, "train.layout.cp=2"}).train.micro_batch_tokens == 4608);
+  const Scenario taken =
+      of({tokens, "train.layout.dp=2", "train.layout.tp=auto", "train.layout.pp=auto", "train.engine=megatron",
+          "model=qwen2.5-32b", "profile=verl-megatron", "rollout.layout.tp=auto", "rollout.layout.dp=4"});
+  CHECK(taken.train.layout.tp == 8);
+  CHECK(taken.train.layout.pp == 1);
+  CHECK(taken.rollout.layout.tp == 4);
+  // What is resolved is the same scenario, with numbers.
+  const auto again = load_scenario_text(resolved_yaml(least), "again.yaml");
+  REQUIRE(again);
+  CHECK(*again == least);
+  CHECK(auto_choices(*again) == "");
 }
 
 TEST_CASE("--set changes one key of a catalogue entry, makes missing maps, and the last one wins") {
