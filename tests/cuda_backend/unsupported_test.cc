@@ -1,5 +1,8 @@
 // What the kernels do not compute is refused op by op, before anything runs.
 #include <catch2/catch.hpp>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "backends/cuda/op_launches.h"
 #include "lowering/lower.h"
